@@ -35,7 +35,7 @@ check: # where .venv exists, its Python is checked
 	@launch/python.sh $(or $(wildcard $(RUN)),$(PYTHON)) > /dev/null
 
 .venv/ready: requirements.txt | check
-.venv/ready-test: requirements-test.txt requirements.txt requirements-docs.txt | check
+.venv/ready-test: requirements-test.txt requirements.txt requirements-docs.txt requirements-bucket.txt | check
 .venv/ready-docs: requirements-docs.txt | check
 .venv/ready .venv/ready-test .venv/ready-docs:
 	@test -x .venv/bin/pip || { echo '== new environment in .venv'; "$$(launch/python.sh $(PYTHON) 2> /dev/null)" -m venv .venv; }

@@ -117,7 +117,7 @@ def changes(
 ) -> list[tuple[str, Result]]:
     """Returns what other settings would bring, each with everything else as it is.
 
-    The rows of pages have the default settings of that engine: its chunks, token budget and tool threads.
+    The rows of pages have the default settings of that engine: its token budget and tool threads.
     """
     results = []
 
@@ -132,16 +132,12 @@ def changes(
         add('prefill programs of 1, 2, 4, 8 and 16 rows', 'slots', rows, ahead)
         more = dataclasses.replace(settings, slots=2 * settings.slots)
         add('twice the slots (twice their memory)', 'slots', more, ahead)
-        separate = dataclasses.replace(pages, token_budget=0)
-        add('pages in the memory of the slots', 'pages', separate, ahead)
-        add('pages, prefill and decode in one step', 'pages', pages, ahead)
+        add('pages in the memory of the slots', 'pages', pages, ahead)
     else:
         more = dataclasses.replace(settings, pages=2 * settings.pages)
         add('twice the pages (twice their memory)', 'pages', more, ahead)
         budget = dataclasses.replace(settings, token_budget=2 * settings.token_budget)
         add('twice the token budget', 'pages', budget, ahead)
-        separate = dataclasses.replace(settings, token_budget=0)
-        add('prefill before decode', 'pages', separate, ahead)
         waiting = dataclasses.replace(settings, overlap=False, burst=Settings.burst)
         add('the device waits for the host', 'pages', waiting, ahead)
     threads = dataclasses.replace(settings, tool_threads=4 * settings.tool_threads)
@@ -149,7 +145,7 @@ def changes(
     if not ahead:
         add('ahead=1', engine, settings, 1)
         if engine == 'slots':
-            add('pages, one step, ahead=1', 'pages', pages, 1)
+            add('pages, ahead=1', 'pages', pages, 1)
     return results
 
 

@@ -173,7 +173,7 @@ class CallCosts:
         """Products over the program's tokens, attention over used places in blocks, logits."""
         machine = self.machine
         # Writing into pages is part of a compiled step.
-        seconds = machine.pages.get(tokens, 0.0) if rows else 0.0
+        seconds = machine.pages.get(tokens, 0.0)
         if not seconds:
             seconds = max(tokens * machine.token, machine.step)
             seconds += machine.head * rows / machine.slots + PAGE_WRITE_SECONDS
@@ -181,14 +181,13 @@ class CallCosts:
         is_single = fed == 1
         # A call for rows of one token, and a call for chunks whose blocks of queries read all places before their last
         # one. The tokens before the chunks are a row of one place.
-        if rows:
-            singles = int(is_single.sum())
-            read = int(blocks[is_single].sum())
-            grid = -(-min(rows, tokens) // tpu_kernels.QUERIES['decode'])
-            seconds += machine.kernel.seconds(grid, singles, read, 'decode')
+        singles = int(is_single.sum())
+        read = int(blocks[is_single].sum())
+        grid = -(-min(rows, tokens) // tpu_kernels.QUERIES['decode'])
+        seconds += machine.kernel.seconds(grid, singles, read, 'decode')
         if has_chunks:
             queries = -(-fed[~is_single] // KERNEL_QUERIES)
-            before = -(-int(is_single.sum()) // KERNEL_QUERIES)
+            before = -(-singles // KERNEL_QUERIES)
             read = int((blocks[~is_single] * queries).sum()) + before
             grid = -(-tokens // KERNEL_QUERIES)
             chunk_rows = int(queries.sum()) + before

@@ -64,14 +64,14 @@ class Settings:
     Attributes:
       slots: rollouts in progress on a host.
       context: tokens of a slot.
-      chunk: tokens of a row in a prefill call.
-      fill_rows: rows of a prefill call.
+      chunk: tokens of a row in a prefill call, without pages.
+      fill_rows: rows of a prefill call, without pages.
       burst: steps of a decode call.
       turn_tokens: most written tokens of a turn.
       tool_threads: tool calls in progress at the same time.
       fill_buckets: numbers of rows for which a prefill program is compiled; () for `fill_rows` alone.
       page, pages: places of a page and pages of a host.
-      token_budget: tokens of a step that prefills and decodes; 0 for separate calls.
+      token_budget: tokens of a step over pages that prefills and decodes.
       decode_buckets: ascending tokens of smaller steps, which only decode.
       overlap: whether the host reads a decode call while the next one runs.
     """
@@ -107,7 +107,7 @@ class Costs(Protocol):
 
         Args:
           tokens: tokens that the program computes, padding included.
-          rows: rows for which it computes logits; 0 in a prefill call.
+          rows: rows for which it computes logits.
           last: places of every row with tokens in this step.
           fed: tokens of each of these rows.
           has_chunks: whether the program can prefill.

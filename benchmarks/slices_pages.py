@@ -2,10 +2,10 @@
 
 A rollout starts a turn when all pages that the turn may need are reserved, so it never waits for another one within a
 turn. Between turns it keeps its pages until an older rollout needs them; then it is evicted, and its tokens are
-prefilled again with its next turn. Samples of a request share the pages that their prompt fills. With a token budget
-every step of a decode call takes one token of each decoding row, and prefills with the rest of the budget. A step
-without prefill takes the smallest program that holds its tokens (`sampler.decode_buckets`). With `sampler.overlap` the
-host reads a decode call while the next one runs.
+prefilled again with its next turn. Samples of a request share the pages that their prompt fills. Every step of a decode
+call takes one token of each decoding row, and prefills with the rest of the token budget. A step without prefill takes
+the smallest program that holds its tokens (`sampler.decode_buckets`). With `rollout.overlap` the host reads a decode
+call while the next one runs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class _Row(Rollout):
       age: number in the order of admission.
       cached: tokens with keys and values.
       start: position from which the tokens of the next turn are new.
-      calls_left: prefill calls, where prefill is a call of its own.
       is_running: whether it is within a turn.
     """
 
@@ -59,14 +58,12 @@ class _Row(Rollout):
         self.slot = 0
         self.cached = 0
         self.start = 0
-        self.calls_left = 0
         self.is_running = False
         self.is_evicted = False
 
-    def put(self, chunk: int) -> None:
+    def put(self) -> None:
         """Sets what has to be prefilled: the token before `start` again, and all new ones but the last."""
         self.cached = max(self.start - 1, 0)
-        self.calls_left = -(-(self.length - 1 - self.cached) // chunk)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,14 +119,11 @@ class PagedEngine(Engine):
                 self._finish(row)
         self._begin_turns()
         self._admit()
-        seconds = 0.0
-        if not self.settings.token_budget:
-            seconds += self._prefill()
         self._clone()
         running = [row for row in self._in_slots() if row.is_running]
         if running or self._unread:
-            seconds += self._decode_and_read(now + seconds, running)
-        return seconds
+            return self._decode_and_read(now, running)
+        return 0.0
 
     def _decode_and_read(self, now: float, running: list[_Row]) -> float:
         """Starts decode calls at `now` and reads them, or with `overlap` those of the last round; returns seconds."""
@@ -201,7 +195,7 @@ class PagedEngine(Engine):
         if not self._enter(request, row, take_pages):
             return
         allocator.grow(row.pages, group.prompt)
-        row.put(self.settings.chunk)
+        row.put()
         request.held = allocator.hold(row.pages, group.prompt)
         request.holder = row
         request.is_prefilled = False
@@ -281,7 +275,7 @@ class PagedEngine(Engine):
             row.start = 0
             row.is_evicted = False
         row.is_running = True
-        row.put(self.settings.chunk)
+        row.put()
         return True
 
     def _reserve(self, row: _Row) -> bool:
@@ -314,33 +308,6 @@ class PagedEngine(Engine):
 
     # ---- calls of the device -----------------------------------------------------------------------
 
-    def _prefill(self) -> float:
-        """All that waits, in calls of `fill_rows` rows in the order of the slots."""
-        settings = self.settings
-        seconds = 0.0
-        while True:
-            pending = [row for row in self._in_slots() if row.calls_left]
-            if not pending:
-                break
-            # A call has one version of the weights.
-            step = pending[0].group.step
-            batch = [row for row in pending if row.group.step == step][: settings.fill_rows]
-            pieces = []
-            for row in batch:
-                count = min(row.length - 1 - row.cached, settings.chunk)
-                row.cached += count
-                row.calls_left -= 1
-                pieces.append((count, row.cached))
-            fed, ends = np.array(pieces).T
-            tokens = settings.fill_rows * settings.chunk
-            seconds += self._spend('prefill', self.costs.mixed(tokens, 0, ends, fed, True))
-            self._count(tokens, int(fed.sum()), int(fed.sum()))
-            if self.trace is not None:
-                self.trace.append(('extend', [row.slot for row in batch]))
-        for request in self._open:
-            request.is_prefilled = request.held is not None
-        return seconds
-
     def _count(self, computed: int, wanted: int, prefilled: int) -> None:
         self.computed += computed
         self.wanted += wanted
@@ -355,7 +322,7 @@ class PagedEngine(Engine):
         for row in running:
             most = row.length + calls_in_progress * settings.burst
             self.allocator.grow(row.pages, min(most, row.limit))
-        # With a budget the oldest rollouts are served first (`token_steps.tokens_of_budget`).
+        # The oldest rollouts are served first (`token_steps.tokens_of_budget`).
         running = sorted(running, key=lambda row: row.age)
         # `row.length` is the host's; on the device a row writes on until the call ends.
         first_length, cached = self._on_device(running)
@@ -369,12 +336,11 @@ class PagedEngine(Engine):
                 break
             decoding = pending == 1
             fed = decoding.astype(int)
-            if budget:
-                prefill = np.where(decoding, 0, pending)
-                reserved = min(prefill.sum(), budget // 4)
-                fed *= np.cumsum(fed) <= budget - reserved
-                earlier = np.cumsum(prefill) - prefill
-                fed += np.clip(budget - fed.sum() - earlier, 0, prefill)
+            prefill = np.where(decoding, 0, pending)
+            reserved = min(prefill.sum(), budget // 4)
+            fed *= np.cumsum(fed) <= budget - reserved
+            earlier = np.cumsum(prefill) - prefill
+            fed += np.clip(budget - fed.sum() - earlier, 0, prefill)
             samples = (fed > 0) & (fed == pending)
             seconds += self._step(fed, samples, (fed[pending != 1] > 0).any(), cached)
             cached = cached + fed
@@ -402,9 +368,8 @@ class PagedEngine(Engine):
     ) -> float:
         """A step that feeds these tokens; returns its seconds."""
         settings = self.settings
-        budget = settings.token_budget
-        tokens = budget or settings.slots
-        if not (budget and prefills):
+        tokens = settings.token_budget
+        if not prefills:
             # The first bucket that holds all tokens.
             fitting = [size for size in settings.decode_buckets if size >= fed.sum()]
             tokens = min(fitting, default=tokens)
@@ -414,7 +379,7 @@ class PagedEngine(Engine):
             (cached + fed)[fed > 0],
             fed[fed > 0],
             # The step of the budget has the calls for chunks also when there are none.
-            bool(budget) and tokens == budget,
+            tokens == settings.token_budget,
         )
         prefilled = int((fed - samples).sum())
         share = prefilled / int(fed.sum())

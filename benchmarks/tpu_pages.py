@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 import sys
@@ -26,7 +27,8 @@ import numpy as np
 from benchmarks import tpu_aot, tpu_estimates, tpu_kernels, tpu_programs, tpu_shapes
 from benchmarks.hlo_estimate import Cycles, Program
 from zeroplay_jax.policy import sharding
-from zeroplay_jax.rollout import slot_programs
+from zeroplay_jax.policy.transformer import ModelConfig
+from zeroplay_jax.rollout import slot_programs, token_steps
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.types import UserError
 
@@ -99,11 +101,11 @@ def lower(
         eos=(0, 1),
         page=size.page,
         pages=size.pages,
-        token_budget=tokens if has_chunks else 0,
+        token_budget=tokens,
         attention='ragged',
     )
     if not has_chunks:
-        # Without a budget a step has a token per slot: as many rows, fewer of which can have a token.
+        # Fewer slots can have a token.
         config = dataclasses.replace(config, slots=tokens)
     programs = slot_programs.programs(model, config, mesh)
     state = jax.eval_shape(programs['empty'])
@@ -117,7 +119,35 @@ def lower(
         (config.slots, config.pages_per_slot), np.int32, sharding=sharding.slots(mesh)
     )
     arguments = tpu_programs.bytes_per_chip((params, state, table))
-    return programs['decode'].lower(params, state, table), arguments
+    decode = programs['decode'] if has_chunks else _decode_only(model, config, mesh, layout)
+    return decode.lower(params, state, table), arguments
+
+
+def _decode_only(
+    model: ModelConfig,
+    config: slot_programs.SamplerConfig,
+    mesh: jax.sharding.Mesh,
+    layout: slot_programs.SlotState,
+):
+    """Returns the program 'decode' of a bucket alone, without the whole step beside it; `layout` is of the state."""
+    local = config.of_shard(sharding.data_shards(mesh))
+
+    def decode(params, state, table):
+        step = functools.partial(
+            token_steps.next_tokens,
+            model,
+            local,
+            mesh,
+            params,
+            table,
+            None,
+            local.token_budget,
+            False,
+        )
+        return token_steps.run_steps(local, (step,), state, table)
+
+    whole_decode = sharding.per_data_shard(decode, mesh, True)
+    return jax.jit(whole_decode, donate_argnums=1, out_shardings=(layout, sharding.slots(mesh)))
 
 
 def compile_step(name: str, topology: str, size: Sizes, tokens: int) -> dict[str, Any]:

@@ -77,12 +77,12 @@ train() {
   program+=("$@")
 }
 
-# Checks the workdir of a run on several machines: every machine must see it under the same path.
+# Checks the workdir of a run on several machines: every machine must see it under the same path, or it is in a bucket.
 shared_workdir() {
   local folder
   folder=$(flag --workdir "${program[@]}")
-  [[ -z $folder || $folder == /* ]] ||
-    fail "$script: --workdir=$folder must begin with /: a folder that is mounted at the same path on every machine"
+  [[ -z $folder || $folder == /* || $folder == gs://?*/?* ]] ||
+    fail "$script: --workdir=$folder must begin with / or gs://bucket/: a folder that is mounted at the same path on every machine"
 }
 
 # Prints the arguments as one line that a shell parses into the same arguments.

@@ -36,5 +36,8 @@ if [[ ! -x $python ]]; then
   fi
 fi
 # One call, so that the extra uses the version of JAX in the file.
-"$python" -m pip install --quiet --disable-pip-version-check -r requirements.txt ${1:+"jax[$1]"}
+packages=(-r requirements.txt ${1:+"jax[$1]"})
+# TPUs are machines of Google Cloud, where workdirs may be in a bucket.
+[[ ${1:-} != tpu ]] || packages+=(-r requirements-bucket.txt)
+"$python" -m pip install --quiet --disable-pip-version-check "${packages[@]}"
 touch .venv/ready

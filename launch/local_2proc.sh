@@ -12,7 +12,7 @@ Runs two processes of one run on this machine's CPU: the code for several hosts,
 
   --devices N     CPU devices of each process (default: 1); the mesh is replica=2, fsdp=N unless the flags set it
   --port N        port of process 0 (default: a free one)
-  --logs FOLDER   folder of process-0.log and process-1.log (default: WORKDIR/.logs, without a workdir runs/local_2proc)
+  --logs FOLDER   folder of process-0.log and process-1.log (default: WORKDIR/.logs, without a local workdir runs/local_2proc)
   --dry-run       print the two commands and do nothing
 
 Example: launch/local_2proc.sh -- --config=configs/drzero.py:mini --workdir=runs/two
@@ -39,6 +39,7 @@ needs devices '[1-9][0-9]?' 'a number of devices from 1 to 99'
 [[ -n ${option[port]} ]] || option[port]=$(free_port)
 needs port '[1-9][0-9]{0,4}' 'a port'
 workdir=$(flag --workdir "${program[@]}")
+[[ $workdir != gs://* ]] || workdir=''
 logs=${option[logs]:-${workdir:+$workdir/.logs}}
 logs=${logs:-runs/local_2proc}
 devices=${option[devices]}

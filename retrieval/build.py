@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from . import folder, hub, shards
+from . import folder, hub, object_cache, shards
 from .command import Parser, one_line, passage_words
 from .lexical import LexicalEncoder
 from .types import Encoder, RetrievalError
@@ -56,8 +56,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    corpus_help = '.jsonl or .tsv, also .gz and .zst, or a folder of texts'
-    add('--corpus', type=pathlib.Path, required=True, help=corpus_help)
+    corpus_help = '.jsonl or .tsv, also .gz and .zst, or a folder of texts; also gs://bucket/path'
+    add('--corpus', required=True, help=corpus_help)
     add('--out', type=pathlib.Path, required=True, help='folder of the index; must not exist')
     kind_help = 'kind of index; bm25 takes no encoder (scann)'
     add('--kind', choices=folder.KINDS, default='scann', help=kind_help)
@@ -120,7 +120,7 @@ def _run(args: argparse.Namespace) -> None:
     if args.kind == 'scann':
         parameters = {name: getattr(args, name) for name in _SCANN_PARAMETERS}
     folder.build(
-        args.corpus,
+        pathlib.Path(object_cache.fetch(args.corpus)),
         args.out,
         args.kind,
         encoder,

@@ -85,7 +85,7 @@ def _fetch(name: str, repository: str, kind: str, patterns: Sequence[str]) -> pa
             return _cached(huggingface_hub, repository, options, error)
         missing = [file for file in files if file.will_download]
         if missing:
-            size = _size(sum(file.file_size or 0 for file in missing))
+            size = size_text(sum(file.file_size or 0 for file in missing))
             line = (
                 f'downloads {size} in {len(missing)} files from the Hugging Face Hub: {repository}'
             )
@@ -111,7 +111,7 @@ def _cached(
         raise error from None
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
     """Returns a number of bytes as text, such as '5.8 GiB'."""
     for unit, name in _UNITS:
         if count >= unit:

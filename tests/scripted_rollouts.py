@@ -38,7 +38,7 @@ class ScriptedSampler(Sampler):
                 turns = self.turns_of[rollout.identity]
                 turn = turns[min(len(rollout.turns), len(turns) - 1)]
                 PLAN[slot] = (rollout.turn_start, turn)
-        age = self.age if self.config.token_budget else None
+        age = self.age if self.config.is_paged else None
         state, chunk = self.programs['decode'](params, self.state, self.table, age)
         self.state = state
         jax.block_until_ready(chunk)  # the plan is read until the chunk is ready

@@ -28,6 +28,7 @@ FLOORS = (
 )
 # Heavy or changeable libraries stay behind one door each: where they may be imported.
 DOORS = {
+    'google': ('retrieval/objects.py',),
     'flax': ('zeroplay_jax/policy/', 'benchmarks/peers/'),
     'clu': ('zeroplay_jax/runtime/scalar_writers.py',),
     'jsonschema': ('zeroplay_jax/tools/base.py',),

@@ -182,7 +182,7 @@ def test_a_dry_run_makes_nothing(tmp_path):
         ('tpu_vm', ['--on-demand=maybe'], RUN, '--on-demand takes no value'),
         ('tpu_vm', [], ['--workdir=/w'], '--config=FILE is missing'),
         ('xpk', ['--name='], RUN, '--name is missing: a name of at most 40'),
-        ('xpk', [], ['--config=c.py', '--workdir=gs://bucket/run'], 'must begin with /'),
+        ('xpk', [], ['--config=c.py', '--workdir=s3://bucket/run'], 'must begin with /'),
         ('xpk', ['--frob', '1'], RUN, 'no option --frob; see launch/xpk.sh --help'),
         ('slurm', ['--gpus=all'], RUN, '--gpus=all must be the number of GPUs of a node'),
         ('slurm', ['--time=soon'], RUN, '--time=soon must be a time limit'),

@@ -29,6 +29,7 @@ PAGES = (
     'launch/README.md',
     'docs/configuration.md',
     'docs/corpus.md',
+    'docs/grading.md',
     'docs/recipes.md',
     'docs/results.md',
     'docs/tools.md',

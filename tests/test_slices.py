@@ -18,8 +18,7 @@ SMALL = Workload(groups=8, samples=3)
 PAGED = dict(page=16, pages=256, slots=9)
 SETTINGS = {
     'slots': Settings(slots=7, context=4096),
-    'pages, mixed': Settings(context=4096, token_budget=64, **PAGED),
-    'pages, prefill before decode': Settings(context=4096, token_budget=0, **PAGED),
+    'pages': Settings(context=4096, token_budget=64, **PAGED),
 }
 
 
@@ -91,14 +90,14 @@ def test_each_step_in_progress_has_calls_of_its_own(name, monkeypatch):
 
 
 def test_pages_come_back_and_some_rollouts_are_evicted():
-    engines, _, result = played('pages, mixed')
+    engines, _, result = played('pages')
     (engine,) = engines
     assert len(engine.allocator.free) == PAGED['pages'] and engine.allocator.promised == 0
     assert result.evictions > 0 and engine.active == 0
 
 
 def test_a_cache_that_no_rollout_fits_is_refused():
-    settings = dataclasses.replace(SETTINGS['pages, mixed'], pages=3)
+    settings = dataclasses.replace(SETTINGS['pages'], pages=3)
     with pytest.raises(RuntimeError, match='too small'):
         slices_play.play(machine(), 'pages', settings, [SMALL.draw(0)], SMALL.latencies)
 

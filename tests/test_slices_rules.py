@@ -30,8 +30,7 @@ SHAPES = [
 PAGED_SHAPE = (10, 160, 8, 2, 4, 2, 2)
 # Pages of 16 tokens: a rollout fills ten of them.
 PAGED = {
-    'separate calls': dict(page=16),
-    'budget': dict(page=16, token_budget=24),
+    'pages': dict(page=16, token_budget=24),
     'few pages': dict(page=16, token_budget=24, pages=24),
 }
 TURN_TOKENS = 40
@@ -274,8 +273,7 @@ def test_same_lengths_give_the_decode_calls_of_the_real_pages(policy, layout, ov
     options = PAGED[layout]
     trace, results, stats = play_for_real(policy, PAGED_SHAPE, 3, overlap, **options)
     groups = lengths_of(results, policy[0])
-    pages = dict(token_budget=0) | options
-    pages.setdefault('pages', slots * context // options['page'])
+    pages = dict(pages=slots * context // options['page']) | options
     engine = simulated(groups, PAGED_SHAPE, 3, PagedEngine, overlap=overlap, **pages)
     calls, played = without_empty_calls(trace), without_empty_calls(engine.trace)
     for number, (real, simulated_call) in enumerate(zip(calls, played)):

@@ -78,13 +78,23 @@ def test_a_field_that_an_earlier_version_lacked_has_its_default(tmp_path):
 def test_an_address_is_no_folder(address):
     with pytest.raises(WorkdirError, match='give a folder'):
         run_workdir.check_is_folder(address)
-    run_workdir.check_is_folder(address.replace(':', ''))
+    run_workdir.check_is_folder(address.replace(':', ''), allows_bucket=True)
+
+
+@pytest.mark.parametrize(
+    'address', ['s3://bucket/run', 'gs:/b', 'gs://bucket', 'gs://b u/run', 'gs://bucket/a//b']
+)
+def test_only_a_path_in_a_bucket_is_a_workdir(address):
+    with pytest.raises(WorkdirError, match='gs://bucket/path') as error:
+        run_workdir.check_is_folder(address, allows_bucket=True)
+    assert '\n' not in str(error.value)
+    run_workdir.check_is_folder('gs://bucket/runs/a', allows_bucket=True)
 
 
 REFUSED = {
     'another seed': (['--config.seed=1'], 'seed (there 0, now 1); choose another workdir'),
     'another rate': (['--config.solver.learning_rate=0.5'], 'solver.learning_rate (there '),
-    'a bucket': (['--workdir=gs://bucket/run'], 'a bucket or another address; give a folder'),
+    'another service': (['--workdir=s3://bucket/run'], 'give a folder, or gs://bucket/path'),
     'wrong columns': (
         [
             '--config.retrieval.kind=http',

@@ -132,6 +132,20 @@ FAMILIES = {
             ),
         ),
     ),
+    # Wider heads than hidden_size / heads, and another scale of the scores than theirs.
+    'gemma3': (
+        'Gemma3TextConfig',
+        dict(
+            head_dim=16,
+            query_pre_attn_scalar=24,
+            sliding_window=16,
+            layer_types=['sliding_attention', 'full_attention'],
+            rope_parameters=dict(
+                full_attention=dict(rope_type='linear', rope_theta=10000.0, factor=8.0),
+                sliding_attention=dict(rope_type='default', rope_theta=100.0),
+            ),
+        ),
+    ),
 }
 
 

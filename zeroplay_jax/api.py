@@ -26,7 +26,7 @@ from zeroplay_jax.learner.weights_view import publisher
 from zeroplay_jax.objectives import rewards as reward_functions
 from zeroplay_jax.policy import hf
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.retrieval import hub
+from zeroplay_jax.retrieval import hub, object_cache, objects
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
@@ -107,8 +107,8 @@ def load_policy(path: str | pathlib.Path = '', settings: ConfigDict | None = Non
         policy = zp.load_policy('checkpoints/Qwen2.5-3B-Instruct', zp.config('drzero', changes={'sampler.slots': 16}))
 
     Args:
-      path: Hugging Face folder, or hf://owner/model; '' is `settings.policy.path`, and where that is empty, the
-        built-in tiny checkpoint.
+      path: Hugging Face folder, hf://owner/model or gs://bucket/path; '' is `settings.policy.path`, and where that is
+        empty, the built-in tiny checkpoint.
       settings: how the policy is prompted and sampled. None: as zeroplay_jax.ask does it, with the config of its run if
         `path` lies in one, else as its tokenizer says; for an instruction-tuned model, zp.config('drzero').
 
@@ -154,7 +154,7 @@ def open_index(source: str | pathlib.Path = '', settings: ConfigDict | None = No
     if str(source).startswith(('http://', 'https://')):
         settings.retrieval.update(kind='http', url=str(source))
     else:
-        settings.retrieval.update(kind='folder', path=str(source))
+        settings.retrieval.update(kind='folder', path=_fetched('open_index', str(source)))
     try:
         corpus, about = library_builder.open_real_corpus(settings)
     except RetrievalError as error:
@@ -346,7 +346,7 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
 
     Args:
       settings: all settings of the run.
-      workdir: folder of the run: checkpoints, metrics, report.
+      workdir: folder of the run (checkpoints, metrics, report), or gs://bucket/path.
 
     Raises:
       UserError: a config that cannot run, or a workdir of another config.
@@ -354,13 +354,15 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
         written. Or an update made weights that are not finite.
     """
     arguments.check_settings('train', settings)
-    check_is_folder(workdir)
+    check_is_folder(workdir, allows_bucket=True)
     folder = pathlib.Path(workdir)
+    is_in_bucket = objects.is_address(workdir)
     # The parents are checked as well: a file among them would make mkdir fail, and only after the policy was loaded.
-    if any(path.is_file() for path in (folder, *folder.parents)):
+    if not is_in_bucket and any(path.is_file() for path in (folder, *folder.parents)):
         raise UserError(f'train: workdir {workdir}: there is a file in this place; name a folder')
-    rules.check(settings)
+    # Copied before: addresses in a bucket are replaced by the paths of their copies.
     settings = _copy('train', settings)
+    rules.check(settings)
     download(settings)
     resumption.check(workdir, settings)
     # The processes of a run on several hosts have to be connected before JAX looks for devices.
@@ -374,9 +376,9 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
 
 
 def _fetched(function: str, path: str) -> str:
-    """Returns a path; that of a model of the Hub, which is downloaded, for its name; UserError if it cannot be."""
+    """Returns a path; that of a local copy for a name on the Hub or in a bucket; UserError if it cannot be fetched."""
     try:
-        return hub.fetch_model(path)
+        return hub.fetch_model(object_cache.fetch(path))
     except RetrievalError as error:
         raise UserError(f'{function}: {error}') from None
 

@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import entry, overrides
+from zeroplay_jax.configuration.bucket_rules import fetch_addresses
 from zeroplay_jax.configuration.command_line import index_fields
 from zeroplay_jax.evaluation.question_form import question_form
 from zeroplay_jax.evaluation.terminal import Printer
-from zeroplay_jax.retrieval import hub, progress
+from zeroplay_jax.retrieval import hub, object_cache, progress
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.retrieval.types import RetrievalError
@@ -124,7 +125,7 @@ def _parser() -> Parser:
     parser.add_argument(
         '--policy',
         metavar='PATH',
-        help='Hugging Face folder, such as runs/quickstart/policy/solver, or hf://owner/model',
+        help='Hugging Face folder, such as runs/quickstart/policy/solver, hf://owner/model, or gs://bucket/path',
     )
     parser.add_argument(
         '--index',
@@ -216,7 +217,11 @@ def _policy_folder(path: str | None) -> pathlib.Path:
     Raises:
       UserError: the folder is not a checkpoint; the error lists checkpoints inside it.
     """
-    folder = BUILT_IN_CHECKPOINT if path is None else pathlib.Path(hub.fetch_model(path))
+    folder = (
+        BUILT_IN_CHECKPOINT
+        if path is None
+        else pathlib.Path(hub.fetch_model(object_cache.fetch(path)))
+    )
     fix = 'name a Hugging Face folder (config.json, tokenizer.json, *.safetensors)'
     # A likely mistake: the folder of a run, or of `make quickstart CORPUS=…`, instead of a policy in it.
     tokenizers_inside: list[pathlib.Path] = []
@@ -251,6 +256,7 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
     if args.index is not None:
         overrides.set_fields(config, index_fields(args.index))
     overrides.set_fields(config, args.fields)
+    fetch_addresses(config)
     manifest = pathlib.Path(config.retrieval.path) / 'manifest.json'
     if config.retrieval.kind == 'folder' and not manifest.is_file():
         problem = f'--index {args.index}: not an index folder'

@@ -21,6 +21,7 @@ import pathlib
 import sys
 
 from zeroplay_jax.evaluation import question_sets, seed_intervals
+from zeroplay_jax.retrieval import object_cache
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.types import UserError
@@ -55,17 +56,13 @@ def _parser() -> Parser:
     parser.add_argument(
         'files',
         nargs='*',
-        type=pathlib.Path,
         metavar='FILE',
-        help='two results: the one to compare with, and the one whose gain is printed',
+        help='two results, also gs://bucket/path: the one to compare with, and the one whose gain is printed',
     )
-    parser.add_argument(
-        '--base', nargs='+', type=pathlib.Path, metavar='FILE', help='results to compare with'
-    )
+    parser.add_argument('--base', nargs='+', metavar='FILE', help='results to compare with')
     parser.add_argument(
         '--other',
         nargs='+',
-        type=pathlib.Path,
         metavar='FILE',
         help='results whose gain is printed',
     )
@@ -77,7 +74,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _sides(args: argparse.Namespace) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
+def _sides(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     """Returns the files of both sides; raises UserError for a command line that does not name them."""
     if args.files and (args.base or args.other):
         raise UserError('give two files, or --base and --other with any number of them, not both')
@@ -146,7 +143,9 @@ def main(argv: list[str] | None = None) -> int:
     """Prints the comparison and returns the exit status, 2 after an error of the user."""
     try:
         args = _parser().parse_args(argv)
-        base_paths, other_paths = _sides(args)
+        base_files, other_files = _sides(args)
+        base_paths = [pathlib.Path(object_cache.fetch(file)) for file in base_files]
+        other_paths = [pathlib.Path(object_cache.fetch(file)) for file in other_files]
         baselines = [_read_result(path) for path in base_paths]
         candidates = [_read_result(path) for path in other_paths]
         differences, covered = _differences(baselines, candidates, args.paired)

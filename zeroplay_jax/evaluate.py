@@ -4,15 +4,18 @@
     python -m zeroplay_jax.evaluate --config=configs/quickstart.py --policy=zeroplay_jax/mini/clean
     python -m zeroplay_jax.evaluate --config=configs/dspo.py --sets=nq,my_questions.jsonl --metric=em --out=result.json
     python -m zeroplay_jax.evaluate --config=configs/scope.py --sets=my_tasks.jsonl --metric=rubrics
+    python -m zeroplay_jax.evaluate --config=configs/scope.py --sets=tasks.jsonl --metric=rubrics --workdir=runs/graded
 
 --policy=FOLDER and --index=FOLDER or http://… are short for --config.policy.path and --config.retrieval, as in all
 commands; a policy may be a model of the Hugging Face Hub (--policy=hf://owner/model). Without --sets: exact match of
 greedy answers by hop count with 95 % intervals. With --sets (files of JSON lines, hf://owner/dataset/path/file.jsonl,
 or public names that are downloaded): mean score, searches and repeated queries per set. --out keeps every question and
 answer, and `python -m zeroplay_jax.compare` compares such files. Open-ended tasks (lines with "task" and "rubrics") are
-graded by the judge of the config, rubric by rubric. --metric=package.module:function scores answers with a function of
-your own, with the signature of `reward.answer` (zeroplay_jax/objectives/rewards.py). The last line is always a JSON
-object.
+graded by the judge of the config, rubric by rubric. With --workdir every answer and every grade is written into that
+folder as soon as it is there, and the same command continues where it was stopped; it prints a cost estimate before it
+begins (--estimate: nothing else), asks a second judge (config.second_judge) and measures how far both agree
+(docs/grading.md). --metric=package.module:function scores answers with a function of your own, with the signature of
+`reward.answer` (zeroplay_jax/objectives/rewards.py). The last line is always a JSON object.
 """
 
 from __future__ import annotations
@@ -28,12 +31,14 @@ from absl import flags
 from ml_collections import config_flags
 
 from zeroplay_jax.configuration import command_line, entry
+from zeroplay_jax.configuration.bucket_rules import fetch_file
 from zeroplay_jax.configuration.checkpoint_rules import download, fetch_model
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.registry import resolve
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import interrupts
 from zeroplay_jax.runtime.atomic import write_text
+from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.types import Question, UserError
@@ -59,6 +64,12 @@ _ANSWERER = flags.DEFINE_string(
     'answerer', '', 'Policy folder that writes the answers after the searches of the policy.'
 )
 _OUT = flags.DEFINE_string('out', '', 'File for every answer, as JSON.')
+_WORKDIR = flags.DEFINE_string(
+    'workdir', '', 'With --metric=rubrics: folder for answers, grades and results; resumable.'
+)
+_ESTIMATE = flags.DEFINE_bool(
+    'estimate', False, 'With --workdir: print the cost estimate only; --noestimate: evaluate.'
+)
 
 # Metrics that ask the judge of the config.
 _JUDGED_METRICS = ('judge', 'rubrics')
@@ -76,10 +87,15 @@ def main(argv: list[str]) -> None:
         # Only the questions of --sets are asked, so the question files of the config need not exist.
         config.eval.file = ''
         config.eval.tasks = ''
-    # An evaluation has no workdir; '.' passes its check.
-    command_line.check_command(argv, config, '.', has_evaluation=not _SETS.value)
+    # Most evaluations have no workdir; '.' passes its check.
+    workdir = _WORKDIR.value or '.'
+    command_line.check_command(argv, config, workdir, has_evaluation=not _SETS.value)
+    flags.FLAGS.sets = [fetch_file(path) for path in _SETS.value]
     _check_flags(config)
     download(config)
+    if _WORKDIR.value:
+        _evaluate_in_workdir(config)
+        return
     with progress.clock('loading', config.progress):
         entry.load_libraries()
         # This import loads JAX, so it follows the checks of the command.
@@ -111,11 +127,37 @@ def _check_flags(config) -> None:
             f'--metric={_METRIC.value}: the rule (config.judge.kind) works in the miniature worlds only; '
             'set it to policy or endpoint'
         )
+    _check_workdir(config)
     names = {pathlib.Path(path).stem for path in _SETS.value}
     if len(names) < len(_SETS.value):
         raise UserError(f'--sets={",".join(_SETS.value)}: two sets have one name; rename a file')
     for path in _SETS.value:
         files.check_set(path, allow_public=_METRIC.value != 'rubrics')
+
+
+def _check_workdir(config) -> None:
+    """Raises UserError for flags that --workdir needs or does not allow."""
+    if not _WORKDIR.value:
+        for flag, is_set in (
+            ('--estimate', _ESTIMATE.value),
+            ('config.second_judge.kind', config.second_judge.kind != 'none'),
+        ):
+            if is_set:
+                raise UserError(f'{flag}: needs a folder for the grades; add --workdir=FOLDER')
+        return
+    check_is_folder(_WORKDIR.value)
+    if _METRIC.value != 'rubrics' or len(_SETS.value) != 1:
+        raise UserError(
+            f'--workdir={_WORKDIR.value}: is for one file of open tasks; add --metric=rubrics --sets=FILE, or leave it '
+            'out'
+        )
+    for flag, value in (('--answerer', _ANSWERER.value), ('--out', _OUT.value)):
+        if value:
+            raise UserError(f'{flag}={value}: has no effect with --workdir; leave it out')
+    if config.second_judge.kind == 'rule' and config.retrieval.kind != 'world':
+        raise UserError(
+            'config.second_judge.kind=rule: the rule works in the miniature worlds only; set it to endpoint'
+        )
 
 
 def _check_metric(name: str) -> None:
@@ -166,6 +208,27 @@ def _evaluate_held_out(config, run: RunContext) -> None:
         print(f'{name:7} {mean:.3f} [{low:.3f}, {high:.3f}]')
         rounded[name] = [round(value, 4) for value in interval]
     print(json.dumps(rounded))
+
+
+def _evaluate_in_workdir(config) -> None:
+    """Plays and grades the open tasks of --sets into --workdir; prints the figures and a JSON object."""
+    with progress.clock('loading', config.progress):
+        entry.load_libraries()
+        # This import loads JAX, so it follows the checks of the command.
+        from zeroplay_jax.training import graded_evaluation
+    plan = graded_evaluation.Plan(
+        source=_SETS.value[0],
+        folder=pathlib.Path(_WORKDIR.value),
+        samples=_SAMPLES.value,
+        limit=_LIMIT.value,
+        only_estimate=_ESTIMATE.value,
+    )
+    result = graded_evaluation.evaluate(config, plan)
+    if not _ESTIMATE.value:
+        print(graded_evaluation.summary_text(result, plan.folder))
+        # What there is per task is in results.json.
+        result = {name: result[name] for name in ('judges', 'agreement', 'answers')}
+    print(json.dumps(result))
 
 
 def _load_sets(seed: int) -> dict[str, list[Question]]:
@@ -245,27 +308,21 @@ def _answer_set(
 
 def _result_settings(config, run: RunContext) -> Mapping[str, Any]:
     """Returns the settings of a result file; `zeroplay_jax.compare` requires most of them to be equal."""
+    from zeroplay_jax.evaluation import question_sets
+
     judge = ''
     if _METRIC.value in _JUDGED_METRICS:
         judge = f'{config.judge.kind} {config.judge.model}'
-    # With search alone only the syntax is written, so that results of versions without other tools stay comparable.
-    tools = config.tools.syntax
-    if tuple(config.tools.names) != ('search',):
-        tools = ' '.join([config.tools.syntax, *config.tools.names])
-    rollout = config.rollout
-    return {
-        'policy': str(run.folder),
-        'answerer': _ANSWERER.value,
-        'retrieval': run.library.about,
-        'top_k': config.tools.top_k,
-        'prompts': config.prompts,
-        'metric': _METRIC.value,
-        'samples': _SAMPLES.value,
-        'limit': _LIMIT.value,
-        'judge': judge,
-        'tools': tools,
-        'tokens': [rollout.max_turns, rollout.turn_tokens, rollout.observation_tokens],
-    }
+    settings = question_sets.result_settings(
+        config,
+        policy=str(run.folder),
+        retrieval=run.library.about,
+        metric=_METRIC.value,
+        samples=_SAMPLES.value,
+        limit=_LIMIT.value,
+        judge=judge,
+    )
+    return settings | {'answerer': _ANSWERER.value}
 
 
 if __name__ == '__main__':

@@ -18,6 +18,7 @@ import sys
 from zeroplay_jax.configuration.stored import read_stored_config
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.runtime.remote_workdir import local_run
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.types import UserError
 
@@ -33,7 +34,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         # Parsed inside the `try`: `Parser` raises RetrievalError for mistakes on the command line.
         arguments = parser.parse_args(argv)
-        for path in export(arguments.workdir, arguments.out, arguments.best):
+        checkpoints = 'best' if arguments.best else 'checkpoints'
+        workdir = local_run(arguments.workdir, checkpoints)
+        for path in export(workdir, arguments.out, arguments.best):
             print(path)
     except (UserError, RetrievalError) as error:
         print(f'zeroplay_jax.export: {error}', file=sys.stderr)
@@ -52,7 +55,9 @@ def _parser() -> Parser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('workdir', type=pathlib.Path, metavar='WORKDIR', help='workdir of the run')
+    parser.add_argument(
+        'workdir', metavar='WORKDIR', help='workdir of the run, or gs://bucket/path'
+    )
     parser.add_argument(
         '--out',
         type=pathlib.Path,

@@ -9,6 +9,7 @@
 --policy=FOLDER and --index=FOLDER or http://… are short for --config.policy.path and --config.retrieval. A policy may
 be a model of the Hugging Face Hub (--policy=hf://owner/model), a question file hf://owner/dataset/path/file.jsonl.
 --workdir gets checkpoints, metrics and the report; the same command with the same workdir resumes the run.
+It may be gs://bucket/path (docs/buckets.md), as may the paths of policies, indexes and question files.
 --from=WORKDIR begins a new run with the weights, moments and teachers of another one, finished or not.
 """
 
@@ -19,11 +20,14 @@ from zeroplay_jax.configuration import command_line, entry, resumption
 from zeroplay_jax.configuration.checkpoint_rules import download
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import interrupts
+from zeroplay_jax.runtime.remote_workdir import local_source
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'The run: a Python file.', lock_config=True
 )
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; created if it is missing.')
+_WORKDIR = flags.DEFINE_string(
+    'workdir', None, 'Folder of the run, created if it is missing, or gs://bucket/path.'
+)
 _FROM = flags.DEFINE_string('from', None, 'Workdir of another run, with whose weights this begins.')
 
 
@@ -38,6 +42,7 @@ def main(argv: list[str]) -> None:
     # A config.json names the files that were downloaded.
     download(config)
     resumption.check(workdir, config)
+    source = local_source(_FROM.value)
     entry.connect(config)
     entry.check_devices(config)
     with progress.clock('loading', config.progress):
@@ -45,7 +50,7 @@ def main(argv: list[str]) -> None:
         # This import loads TensorFlow, so it follows all checks.
         from zeroplay_jax.training import loop
 
-    loop.run(config, workdir, _FROM.value)
+    loop.run(config, workdir, source)
 
 
 if __name__ == '__main__':

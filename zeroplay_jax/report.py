@@ -7,6 +7,7 @@ import sys
 from zeroplay_jax.evaluation import curve_plot, report_builder
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.runtime.remote_workdir import local_run
 from zeroplay_jax.types import UserError
 
 EXAMPLES = """examples:
@@ -44,7 +45,7 @@ def _parser() -> Parser:
         'workdirs',
         nargs='+',
         metavar='WORKDIR',
-        help='workdir of a run; further runs are compared with the first',
+        help='workdir of a run, or gs://bucket/path; further runs are compared with the first',
     )
     parser.add_argument(
         '--out', metavar='FILE', help='HTML file (default: report.html in the first WORKDIR)'
@@ -59,10 +60,11 @@ def _write(arguments: argparse.Namespace) -> pathlib.Path:
     """Writes the report or the plot; returns the path of the file."""
     # A plot is an SVG file for a README; an HTML report would need a browser.
     if not arguments.picture:
-        return report_builder.write_report(*arguments.workdirs, out=arguments.out)
+        workdirs = [local_run(workdir) for workdir in arguments.workdirs]
+        return report_builder.write_report(*workdirs, out=arguments.out)
     if len(arguments.workdirs) > 1 or arguments.out:
         raise UserError('--picture plots one run into one file; pass one WORKDIR and no --out')
-    run = report_builder.read_run(pathlib.Path(arguments.workdirs[0]))
+    run = report_builder.read_run(local_run(arguments.workdirs[0]))
     return curve_plot.write_curve_plot(run, arguments.picture)
 
 

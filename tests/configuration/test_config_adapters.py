@@ -81,11 +81,15 @@ def test_roles_of_the_same_weights_start_from_the_same_adapter(adapter):
         ('alpha', 0.0, 'give more than 0'),
         ('linears', ('q', 'embedding'), 'give some of q, k, v'),
         ('teacher', 'weights', 'give one of products, factors'),
+        ('quantize', 'int4', 'give one of none, int8'),
     ],
 )
 def test_values_out_of_bounds_are_refused(field, value, text):
     assert text in message(make_config(**{'rank': 4, field: value}))
 
 
-def test_merged_exports_need_adapters():
+def test_merged_exports_and_quantised_bases_need_adapters():
     assert 'policy.adapters.merge' in message(make_config(rank=0, merge=True))
+    text = message(make_config(rank=0, quantize='int8'))
+    assert 'policy.adapters.quantize' in text and 'no frozen base' in text
+    rules.check(make_config(quantize='int8'))

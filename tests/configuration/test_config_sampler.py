@@ -23,10 +23,10 @@ def test_devices_of_a_cpu_are_used(sound):
 def test_pages_hold_one_rollout_and_divide_over_the_devices(sound):
     sound.cpu_devices = sound.mesh.replica = 1
     sound.sampler.update(attention='xla', page=100, pages=5)
+    assert message(sound).startswith('config.sampler.token_budget=0: sampler.page=100 needs steps')
+    sound.sampler.token_budget = 32
     assert 'fills 6 pages of 100; give 6 or more' in message(sound)
     sound.sampler.pages = 6
-    assert 'set sampler.token_budget, or rollout.deterministic=False' in message(sound)
-    sound.rollout.deterministic = False
     rules.check(sound)
     sound.mesh.fsdp = 2
     assert 'give 12 or more' in message(sound)
@@ -47,16 +47,26 @@ def test_rollouts_of_older_weights_are_corrected(sound):
     sound.offload = True
     assert message(sound).startswith('config.offload=True: rollouts are in progress during')
     sound.offload = False
+    sound.rollout.switch = 'keep'
+    rules.check(sound)
+    sound.cpu_devices = sound.mesh.replica = 1
+    sound.sampler.update(attention='xla', page=64, pages=40, token_budget=32)
+    assert message(sound).startswith('config.rollout.switch=keep: sampler.pages=40 can evict')
+    sound.rollout.switch = 'recompute'
+    rules.check(sound)
     sound.solver.update(filter_groups=True, surplus='carry')
     assert 'set solver.surplus to drop' in message(sound)
+    sound.solver.filter_groups = False
+    sound.rollout.ahead = 0
+    assert message(sound).startswith('config.rollout.switch=recompute: only rollouts of steps')
     sound.rollout.ahead = 2
     assert message(sound).startswith('config.rollout.ahead=2')
 
 
 def test_smaller_decode_steps_ascend_and_divide_over_the_devices(sound):
     sound.cpu_devices = sound.mesh.replica = 1
-    sound.sampler.update(attention='xla', page=100, decode_buckets=(8, sound.sampler.slots))
-    assert f'give numbers below {sound.sampler.slots}' in message(sound)
+    sound.sampler.update(attention='xla', page=100, token_budget=96, decode_buckets=(8, 96))
+    assert 'give numbers below 96' in message(sound)
     sound.sampler.decode_buckets = (8, 4)
     assert 'smallest first' in message(sound)
     sound.sampler.decode_buckets = (3, 8)

@@ -68,6 +68,8 @@ def test_every_field_has_bounds_or_a_check_elsewhere():
         'judge.model',
         'judge.rubric_model',
         'judge.grade_model',
+        'second_judge.model',
+        'second_judge.url',
         'distributed.coordinator',
         'eval.file',
         'eval.tasks',
@@ -348,10 +350,10 @@ def test_a_server_of_tools_has_a_web_address(sound):
     rules.check(sound)
 
 
-@pytest.mark.parametrize('field', ['judge.url', 'tools.mcp_url'])
+@pytest.mark.parametrize('field', ['judge.url', 'second_judge.url', 'tools.mcp_url'])
 @pytest.mark.parametrize('address', ['https://me:secret@host:80/v1', 'http://secret@host'])
 def test_a_password_in_an_address_is_refused_and_not_repeated(sound, field, address):
-    sound.judge.kind = 'endpoint'
+    sound.judge.kind = sound.second_judge.kind = 'endpoint'
     sound.tools.names = ('search', 'mcp')
     section, name = field.split('.')
     sound[section][name] = address

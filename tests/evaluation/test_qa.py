@@ -213,6 +213,11 @@ OWN_CORPUS = ['--config.retrieval.kind=folder', '--config.retrieval.path=INDEX']
             "metric 'eem' is not built in; choose one of em, subem, f1, judge, rubrics, or give",
         ),
         (['--metric=zp_outside.rewards:first_word'], "has no 'first_word'"),
+        (
+            ['--workdir=graded', '--metric=em'],
+            '--workdir=graded: is for one file of open tasks; add',
+        ),
+        (['--config.second_judge.kind=endpoint'], 'needs a folder for the grades; add --workdir'),
     ],
 )
 def test_what_an_evaluation_cannot_honour_is_refused(tmp_path, wrong, said):

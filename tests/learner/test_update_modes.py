@@ -45,7 +45,7 @@ def accumulated(policy, batches, mesh=(1, 1, 1), weights='masters', **fields):
     learner = Learner(model, place, {'r': config}, params, batches[0].tokens.shape, weights=weights)
     programs = learner._role_updates['r']
     gradients, stats = programs.zero_gradients()
-    readable = learner._readable_weights()
+    readable = learner.readable_weights()
     for batch in batches:
         batch = sharding.put_rows(batch, sharding.rows(place))
         gradients, stats = programs.accumulate(

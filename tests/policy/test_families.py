@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+import transformers
 
 from zeroplay_jax.policy import families, hf, rope, sharding, transformer
 from zeroplay_jax.rollout.sampler import PutRow, Sampler
@@ -97,8 +98,8 @@ LEFT_OUT = {
         dataclasses.replace(config, scale_sliding=True),
         params,
     ),
-    'post_norm': lambda config, params: (
-        dataclasses.replace(config, post_norm=False),
+    'norms_after': lambda config, params: (
+        dataclasses.replace(config, norms='before'),
         params
         | {
             k: v | {'input_norm': v['post_mlp_norm']}
@@ -106,6 +107,19 @@ LEFT_OUT = {
             if k.startswith('layer')
         },
     ),
+}
+LEFT_OUT |= {
+    name: lambda config, params, name=name, value=value: (
+        dataclasses.replace(config, **{name: value}),
+        params,
+    )
+    for name, value in [
+        ('norm_offset', 0.0),
+        ('activation', 'silu'),
+        ('scale_embedding', False),
+        ('query_scale', 1.0),
+        ('sliding_theta', None),
+    ]
 }
 FEATURES = {
     'qwen2': ('bias',),
@@ -119,7 +133,17 @@ FEATURES = {
         'rope_scaling',
         'attention_factor',
         'plain_sliding_layers',
-        'post_norm',
+        'norms_after',
+    ),
+    # The others are those of OLMo-3.
+    'gemma3': (
+        'rope_scaling',
+        'norms_after',
+        'norm_offset',
+        'activation',
+        'scale_embedding',
+        'query_scale',
+        'sliding_theta',
     ),
 }
 
@@ -150,11 +174,13 @@ def fill_and_decode(sampler, params, goal):
             return tokens, logp
 
 
-# The two left to the long tests combine features that the others have apart.
+# Those left to the long tests have features that the others have, apart or together.
 @pytest.mark.parametrize(
     'case',
     [
-        pytest.param(f, marks=pytest.mark.long if f in ('qwen2_tied_sliding', 'qwen3') else ())
+        pytest.param(
+            f, marks=pytest.mark.long if f in ('qwen2_tied_sliding', 'qwen3', 'olmo3') else ()
+        )
         for f in tiny.FAMILIES
     ],
     indirect=True,
@@ -219,6 +245,8 @@ def older(raw):
     parameters = raw.pop('rope_parameters')
     full = dict(parameters.get('full_attention', parameters))
     raw['rope_theta'] = full.pop('rope_theta')
+    if raw['model_type'] == 'gemma3_text':
+        raw['rope_local_base_freq'] = parameters['sliding_attention']['rope_theta']
     raw['rope_scaling'] = None if full['rope_type'] == 'default' else full
     return raw
 
@@ -264,6 +292,32 @@ def test_published_fields_are_read_as_meant(tmp_path):
     assert config.rope_scaling.attention_factor == pytest.approx(
         1.2079441541679836
     )  # what the published folder says
+
+    # Gemma-3-4B leaves out what has the default of transformers; its decoder is one part of the model.
+    text = dict(
+        model_type='gemma3_text',
+        hidden_size=2560,
+        intermediate_size=10240,
+        num_hidden_layers=34,
+        rope_scaling=dict(factor=8.0, rope_type='linear'),
+        sliding_window=1024,
+    )
+    gemma = dict(architectures=['Gemma3ForConditionalGeneration'], text_config=text)
+    folder = write(tmp_path / 'gemma', gemma | dict(vision_config=dict(hidden_size=1152)))
+    config = hf.read_config(folder)
+    assert (config.heads, config.kv_heads, config.head_dim, config.vocab_size) == (
+        8,
+        4,
+        256,
+        262208,
+    )
+    assert config.windows == ((1024,) * 5 + (0,)) * 5 + (1024,) * 4 and config.tied
+    assert (config.rope_theta, config.sliding_theta) == (1e6, 1e4) and config.query_scale == 1
+    assert config.rope_scaling == rope.Linear(8.0) and not config.scale_sliding
+    # The 27B model scales its scores by its width per head, which is not the size of a head.
+    text |= dict(query_pre_attn_scalar=168, head_dim=128, num_attention_heads=32)
+    write(folder, gemma)
+    assert hf.read_config(folder).query_scale == pytest.approx((128 / 168) ** 0.5)
 
     qwen = older(newer('qwen2')) | dict(
         layer_types=None, use_sliding_window=True, max_window_layers=1
@@ -338,6 +392,14 @@ def test_published_fields_are_read_as_meant(tmp_path):
         ('qwen3', dict(tie_word_embeddings='yes'), "tie_word_embeddings='yes' must be true or"),
         ('qwen3', dict(tie_word_embeddings=1), 'tie_word_embeddings=1 must be true or false'),
         ('qwen2', dict(architectures=5), 'architectures=5 is not supported'),
+        ('gemma3', dict(final_logit_softcapping=30.0), 'final_logit_softcapping=30.0'),
+        ('gemma3', dict(use_bidirectional_attention=True), 'use_bidirectional_attention=True'),
+        ('gemma3', dict(hidden_activation='gelu'), "only 'gelu_pytorch_tanh'"),
+        (
+            'qwen3',
+            dict(architectures=['Qwen3_5ForCausalLM']),
+            r'not supported: its gated delta-net layers \(linear attention\)',
+        ),
         ('olmo3', dict(layer_types=5), 'layer_types must be a list of texts'),
         ('olmo3', dict(layer_types=[[], 1]), 'layer_types must be a list of texts'),
     ],
@@ -353,6 +415,29 @@ def test_what_cannot_be_honoured_is_refused_by_field_with_the_families_that_work
         'supported: Qwen2ForCausalLM, Qwen3ForCausalLM, LlamaForCausalLM, Olmo3ForCausalLM' in line
     )
     assert 'config.json' in line and '\n' not in line
+
+
+def test_the_decoder_of_a_model_with_other_parts_is_read_and_written_alone(tmp_path):
+    """Gemma 3 from 4B on: the folder has an encoder of images beside the decoder."""
+    text = tiny.make_torch_model('gemma3')
+    image = dict(image_size=8, patch_size=4, num_hidden_layers=1, num_attention_heads=1)
+    config = transformers.Gemma3Config(
+        text_config=text.config.to_dict(),
+        vision_config=dict(image, hidden_size=8, intermediate_size=8),
+        mm_tokens_per_image=1,
+    )
+    whole = transformers.Gemma3ForConditionalGeneration(config).eval()
+    whole.model.language_model.load_state_dict(text.model.state_dict())
+    whole.save_pretrained(str(tmp_path / 'whole'))
+    row = sequences(hf.read_config(tmp_path / 'whole'))[0]
+    theirs = their_logits(text, row)
+    model, params = hf.read_config(tmp_path / 'whole'), hf.load(tmp_path / 'whole')
+    assert np.abs(alone(model, params, row) - theirs).max() <= TOLERANCE
+    hf.save(tmp_path / 'written', model, params, like=tmp_path / 'whole')
+    again = transformers.AutoModelForCausalLM.from_pretrained(str(tmp_path / 'written')).eval()
+    assert type(again).__name__ == 'Gemma3ForCausalLM'
+    assert np.abs(their_logits(again, row) - theirs).max() <= TOLERANCE
+    assert hf.read_config(tmp_path / 'written') == model
 
 
 @pytest.mark.parametrize('text', ['', '{', '[1]', '[' * 100_000])

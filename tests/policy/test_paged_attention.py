@@ -52,8 +52,8 @@ class Case:
     def queries(self, count):
         return jnp.asarray(self.rng.normal(size=(count, *self.shape)), self.dtype)
 
-    def attend(self, q, row, position, window, block=1):
-        function = functools.partial(paged_attention.attend_pages, window=window, block=block)
+    def attend(self, q, row, position, window):
+        function = functools.partial(paged_attention.attend_pages, window=window)
         row, position = (np.asarray(x, np.int32) for x in (row, position))
         return np.asarray(jax.jit(function)(q, self.cache, self.table, row, position), np.float32)
 
@@ -83,19 +83,6 @@ def test_attention_over_pages_is_attention_of_each_row(page, heads, kv_heads, wi
         expected = reference(q[index], case.keys[r], case.values[r], position[index], window)
         np.testing.assert_allclose(out[index], expected, atol=tolerance)
     np.testing.assert_array_equal(out[-1], 0)
-
-
-@pytest.mark.parametrize('window', [0, 6])
-def test_a_chunk_in_a_block_equals_its_tokens_one_by_one(window):
-    case = Case(8, 4, 2, 'float32')
-    start = int(case.lengths[1]) - 8
-    few = min(5, int(case.lengths[4]))
-    # The second block has idle tokens at its end.
-    row = np.repeat([1, 4], 8)
-    position = np.array([*range(start, start + 8), *range(few), *[-1] * (8 - few)])
-    q = case.queries(16)
-    blocks = case.attend(q, row, position, window, block=8)
-    np.testing.assert_allclose(blocks, case.attend(q, row, position, window), atol=2e-6)
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])

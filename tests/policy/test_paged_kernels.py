@@ -142,8 +142,14 @@ def test_kernels_equal_the_plain_path(on, step, window):
     Case(rows, 16, 4, 2, 128, 'float32', tokens).same(shape, 'float32', window)
 
 
-# (query heads, key/value heads, size of a head): Qwen2.5 0.5B, 3B and 7B, and as many key/value heads as heads.
-HEADS = {'0.5B': (14, 2, 64), '3B': (16, 2, 128), '7B': (28, 4, 128), 'mha': (8, 8, 128)}
+# (query heads, key/value heads, size of a head): Qwen2.5 0.5B, 3B and 7B, as many key/value heads as heads, Gemma 3 1B.
+HEADS = {
+    '0.5B': (14, 2, 64),
+    '3B': (16, 2, 128),
+    '7B': (28, 4, 128),
+    'mha': (8, 8, 128),
+    'gemma': (4, 1, 256),
+}
 
 
 @BOTH
@@ -152,6 +158,7 @@ HEADS = {'0.5B': (14, 2, 64), '3B': (16, 2, 128), '7B': (28, 4, 128), 'mha': (8,
     [
         ('0.5B', 16, 'bfloat16'),
         ('7B', 128, 'bfloat16'),
+        ('gemma', 16, 'bfloat16'),
         pytest.param('3B', 32, 'bfloat16', marks=LONG),
         pytest.param('mha', 32, 'float32', marks=LONG),
         pytest.param('0.5B', 32, 'float32', marks=LONG),

@@ -30,7 +30,7 @@ CONFIG = transformer.ModelConfig(
     tied=False,
     qkv_bias=True,
     qk_norm='projection',
-    post_norm=True,
+    norms='after',
     logit_chunk=16,
 )
 

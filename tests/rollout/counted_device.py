@@ -67,7 +67,7 @@ class CountedDevice:
             if not live.any():
                 break
             pending = np.where(live, self.length - self.cached, 0)
-            fed = self._fed() if config.token_budget else pending
+            fed = self._fed() if config.is_paged else pending
             self.computed += config.token_budget or config.slots
             self.used += fed.sum()
             self.cached += fed
@@ -82,7 +82,7 @@ class CountedDevice:
                 self._check_page(rollout, self.length[slot] - 1)
         self.longest_wait = max(self.longest_wait, self.waits.max())
         logp = np.zeros(tokens.shape, np.float32)
-        cached = self.cached.copy() if config.token_budget else None
+        cached = self.cached.copy() if config.is_paged else None
         return DecodeChunk(tokens, logp, count, cached)
 
     def _fed(self):

@@ -18,8 +18,7 @@ from zeroplay_jax.rollout.slots import SlotPool
 LONG = pytest.mark.long
 LAYOUTS = {
     'slots': (CONFIG, 1),
-    'budget': (dataclasses.replace(CONFIG, page=8, pages=30, token_budget=8), 1),
-    'pages': (dataclasses.replace(CONFIG, page=8), 1),
+    'pages': (dataclasses.replace(CONFIG, page=8, pages=30, token_budget=8), 1),
     'shards': (CONFIG, 2),
 }
 # Name of weights and version → seed of its adapter; 'initial' is the base.
@@ -63,9 +62,7 @@ def play(policy, reqs_of, config, mesh):
     return {key: [t for group in groups for t in group] for key, groups in results.items()}
 
 
-@pytest.mark.parametrize(
-    'layout', ['slots', 'budget', *(pytest.param(name, marks=LONG) for name in ('pages', 'shards'))]
-)
+@pytest.mark.parametrize('layout', ['slots', 'pages', pytest.param('shards', marks=LONG)])
 def test_rollouts_are_those_they_are_alone_and_those_of_merged_weights(policy, layout):
     config, shards = LAYOUTS[layout]
     mesh = sharding.make_mesh(replica=shards)

@@ -15,10 +15,9 @@ from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slot_programs import DecodeChunk
 from zeroplay_jax.types import POLICY
 
-PAGES = dataclasses.replace(CONFIG, page=16)
 # So few pages that rollouts are evicted.
-BUDGET = dataclasses.replace(CONFIG, page=8, pages=14, token_budget=8)
-LAYOUTS = {'slots': CONFIG, 'pages': PAGES, 'budget': BUDGET}
+PAGES = dataclasses.replace(CONFIG, page=8, pages=14, token_budget=8)
+LAYOUTS = {'slots': CONFIG, 'pages': PAGES}
 
 
 def overlapped(policy, config):
@@ -61,7 +60,7 @@ def test_rollouts_are_the_same_bit_for_bit(policy, layout):
     assert sampled <= scheduler.stats['generated_tokens'] <= sampled + calls * config.burst
     for shard in pool.placement.shards:
         assert shard.is_idle and shard.allocator.available == shard.allocator.count
-    if layout == 'budget':
+    if layout == 'pages':
         assert scheduler.stats['evictions']
 
 

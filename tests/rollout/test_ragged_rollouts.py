@@ -12,8 +12,7 @@ from zeroplay_jax.types import UserError
 
 # Nats per token between two ways to add up.
 TOLERANCE = 1e-5
-PAGED = dataclasses.replace(CONFIG, page=16)
-MIXED = dataclasses.replace(PAGED, token_budget=12)
+PAGED = dataclasses.replace(CONFIG, page=16, token_budget=12)
 LONG = pytest.mark.long
 
 
@@ -27,18 +26,16 @@ def expected(policy):
     return play(policy, PAGED)
 
 
-@pytest.mark.parametrize('config', [PAGED, MIXED], ids=['paged', 'mixed'])
-def test_the_gpu_kernel_samples_the_same_tokens(policy, expected, config):
-    same(expected, play(policy, dataclasses.replace(config, attention='ragged')), TOLERANCE)
+def test_the_gpu_kernel_samples_the_same_tokens(policy, expected):
+    same(expected, play(policy, dataclasses.replace(PAGED, attention='ragged')), TOLERANCE)
 
 
-@pytest.mark.parametrize('config', [MIXED, pytest.param(PAGED, marks=LONG)], ids=['mixed', 'paged'])
-def test_the_tpu_kernel_samples_the_same_tokens(policy, expected, config, monkeypatch):
+def test_the_tpu_kernel_samples_the_same_tokens(policy, expected, monkeypatch):
     kernel = interpretable_kernel.load().ragged_paged_attention
     monkeypatch.setattr(ragged_attention, 'platform_of', lambda mesh: 'tpu')
     monkeypatch.setattr(ragged_tpu, '_kernel', lambda: kernel)
     # Another shape than those of other tests, whose programs are kept.
-    config = dataclasses.replace(config, attention='ragged', put_tokens=7)
+    config = dataclasses.replace(PAGED, attention='ragged', put_tokens=7)
     same(expected, play(policy, config), TOLERANCE)
 
 
@@ -49,17 +46,12 @@ def test_kernels_run_on_data_shards_and_heads(policy, expected, fsdp, model):
     mesh = sharding.make_mesh(1, fsdp, model)
     codec, model_config, params = policy
     params = jax.device_put(params, sharding.parameter_shardings(params, mesh))
-    config = dataclasses.replace(MIXED, attention='ragged')
+    config = dataclasses.replace(PAGED, attention='ragged')
     same(expected, play((codec, model_config, params), config, mesh), TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    'config,buckets',
-    [(MIXED, (1, 3)), pytest.param(PAGED, (2,), marks=LONG)],
-    ids=['mixed', 'paged'],
-)
-def test_smaller_steps_sample_the_same_tokens(policy, expected, config, buckets):
-    config = dataclasses.replace(config, decode_buckets=buckets)
+def test_smaller_steps_sample_the_same_tokens(policy, expected):
+    config = dataclasses.replace(PAGED, decode_buckets=(1, 3))
     same(expected, play(policy, config), TOLERANCE)
 
 
@@ -68,9 +60,13 @@ def test_smaller_steps_sample_the_same_tokens(policy, expected, config, buckets)
     [
         (dict(attention='ragged'), 'sampler.attention=ragged needs pages'),
         (dict(decode_buckets=(2,)), r'sampler.decode_buckets=\(2,\) needs pages'),
-        (dict(page=16, decode_buckets=(4,)), 'must be ascending .* below 4 tokens'),
-        (dict(page=16, decode_buckets=(3, 2)), 'must be ascending'),
-        (dict(page=24, attention='ragged'), 'sampler.page=24'),
+        (dict(page=16), 'sampler.page=16 needs steps that prefill .* set sampler.token_budget'),
+        (
+            dict(page=16, token_budget=9, decode_buckets=(9,)),
+            'must be ascending .* below sampler.token_budget=9',
+        ),
+        (dict(page=16, token_budget=9, decode_buckets=(3, 2)), 'must be ascending'),
+        (dict(page=24, token_budget=9, attention='ragged'), 'sampler.page=24'),
     ],
 )
 def test_settings_that_cannot_work_are_refused(policy, changes, message):

@@ -14,12 +14,10 @@ from zeroplay_jax.rollout.episode_batch import EpisodeBatch
 from zeroplay_jax.rollout.scheduler import Scheduler
 
 MANY = dataclasses.replace(CONFIG, slots=24)
-BUDGET = dataclasses.replace(CONFIG, page=8, pages=30, token_budget=8)
 # Layout → shape of the slots, data shards.
 LAYOUTS = {
     'slots': (CONFIG, 1),
-    'pages': (dataclasses.replace(CONFIG, page=8), 1),
-    'budget': (BUDGET, 1),
+    'pages': (dataclasses.replace(CONFIG, page=8, pages=30, token_budget=8), 1),
     'shards': (CONFIG, 2),
 }
 
@@ -49,9 +47,7 @@ def of_step(reqs, step):
 LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize(
-    'layout', ['slots', 'budget', *(pytest.param(name, marks=LONG) for name in ('pages', 'shards'))]
-)
+@pytest.mark.parametrize('layout', ['slots', 'pages', pytest.param('shards', marks=LONG)])
 def test_two_versions_in_one_round_have_the_tokens_they_have_alone(policy, layout):
     codec, model, params = policy
     config, shards = LAYOUTS[layout]

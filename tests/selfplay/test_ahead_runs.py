@@ -1,5 +1,6 @@
 """Steps of the miniature that begin early: equal for every speed of the tools, and played by the weights they name."""
 
+import collections
 import itertools
 import json
 import time
@@ -10,9 +11,13 @@ import numpy as np
 import pytest
 from ahead_runs import play
 
-LAYOUTS = {
+PAGES = dict(sampler__page=32, sampler__pages=128, sampler__token_budget=16)
+SETTINGS = {
     'slots': {},
-    'budget': dict(sampler__page=32, sampler__pages=128, sampler__token_budget=16),
+    'pages': PAGES,
+    'keep': dict(rollout__switch='keep'),
+    'recompute': dict(rollout__switch='recompute'),
+    'pages, recompute': PAGES | dict(rollout__switch='recompute'),
 }
 STEPS = 3
 
@@ -20,8 +25,9 @@ STEPS = 3
 class Played:
     """An engine, its state at the start, and what its steps left."""
 
-    def __init__(self, layout):
-        self.engine = ahead_runs.make_engine(ahead_runs.make_config(**LAYOUTS[layout]))
+    def __init__(self, name):
+        self.changes = 'rollout__switch' in SETTINGS[name]
+        self.engine = ahead_runs.make_engine(ahead_runs.make_config(**SETTINGS[name]))
         self.initial = jax.tree.map(np.array, self.engine.device_state())
         self.host_state = json.dumps(self.engine.host_state())
         # Steps with tokens that were sampled before the step before them had ended.
@@ -36,23 +42,44 @@ class Played:
             self.early.add(identity[0])
 
     def again(self):
-        self.engine.versions.clear()
-        self.engine.restore(self.initial, json.loads(self.host_state))
+        self.restore(self.initial, self.host_state)
         return play(self.engine, last=STEPS), ahead_runs.weights(self.engine)
 
+    def restore(self, device_state, host_state):
+        self.engine.versions.clear()
+        self.engine.restore(device_state, json.loads(host_state))
 
-@pytest.fixture(scope='module', params=['slots', pytest.param('budget', marks=pytest.mark.long)])
+
+# What holds without a change of weights is also tested with episodes that sample nothing (test_ahead.py).
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in SETTINGS if name != 'recompute']
+
+
+@pytest.fixture(scope='module', params=['recompute', *LONG])
 def played(request):
     return Played(request.param)
 
 
-def versions(records):
-    return [{version for _, version, *_ in record['rollouts']} for record in records]
+def shares_of_versions(rollouts):
+    """{version: mean share of a rollout's sampled tokens}."""
+    shares = collections.defaultdict(float)
+    for _, versions, *_ in rollouts:
+        counts = collections.Counter([versions] if isinstance(versions, int) else versions)
+        del counts[-1]
+        for version, count in counts.items():
+            shares[version] += count / sum(counts.values()) / len(rollouts)
+    return shares
 
 
 def test_rollouts_of_two_steps_are_in_progress_together(played):
-    assert versions(played.records) == [{0}, {0}, {1}]
-    assert [record['metrics']['staleness'] for record in played.records] == [0, 1, 1]
+    first, *others = played.records
+    assert set(shares_of_versions(first['rollouts'])) == {0} and first['metrics']['staleness'] == 0
+    for older, record in enumerate(others):
+        shares = shares_of_versions(record['rollouts'])
+        newest = older + played.changes
+        assert set(shares) == {older, newest}
+        # The weights that the step updates are one version newer than the older ones.
+        assert record['metrics']['staleness'] == pytest.approx(shares[older])
+        assert (shares[older] < 0.9) == played.changes
     learnt = [record for record in played.records if 'importance' in record['metrics']]
     assert learnt and all(record['metrics']['importance_capped'] < 1 for record in learnt)
     assert {1, 2} <= played.early
@@ -73,6 +100,16 @@ def test_slow_tools_change_nothing(played, monkeypatch):
     ahead_runs.same_weights(weights, played.weights)
 
 
+def test_a_resumed_run_plays_the_same(played):
+    played.restore(played.initial, played.host_state)
+    play(played.engine, last=2)
+    kept = jax.tree.map(np.array, played.engine.device_state())
+    host_state = json.dumps(played.engine.host_state())
+    played.restore(kept, host_state)
+    assert play(played.engine, first=2, last=STEPS - 2) == played.records[2:]
+    ahead_runs.same_weights(ahead_runs.weights(played.engine), played.weights)
+
+
 def test_an_interrupt_leaves_no_slot_in_use(played, monkeypatch):
     def interrupt(identity, ids):
         if identity[0] == 1:
@@ -82,7 +119,7 @@ def test_an_interrupt_leaves_no_slot_in_use(played, monkeypatch):
     monkeypatch.setattr(played.pool, 'on_tokens', interrupt)
     with pytest.raises(KeyboardInterrupt):
         play(played.engine, last=STEPS)
-    assert not played.pool.groups() and not played.pool.waiting_for_pages
+    assert not played.pool.groups()
     assert all(shard.is_idle for shard in played.pool.placement.shards)
     assert played.engine.scheduler._runner is None
     monkeypatch.undo()

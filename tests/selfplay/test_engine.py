@@ -114,10 +114,10 @@ MIXED = lambda item: (1, 0) if item % 2 else (0, 0)  # every second item has som
 
 def trained(engine, monkeypatch):
     """Items that reach the packing, per update."""
-    seen, pack = [], engine._pack
+    seen, pack = [], engine.updates.pack
     monkeypatch.setattr(
-        engine,
-        '_pack',
+        engine.updates,
+        'pack',
         lambda role, rows, d: (
             seen.append([r.info.details['item'] for r in rows]) or pack(role, rows, d)
         ),
@@ -307,7 +307,7 @@ def test_a_batch_without_a_finite_gradient_is_skipped_and_named(policy, monkeypa
     engine, _ = make(policy, lambda item: (1, 0), batch=2)
     learner = engine.learners['solver']
     before = jax.tree.map(np.asarray, learner.params)
-    pack = engine._pack
+    pack = engine.updates.pack
 
     def poisoned(role, rows, distill):
         batches = pack(role, rows, distill)
@@ -316,7 +316,7 @@ def test_a_batch_without_a_finite_gradient_is_skipped_and_named(policy, monkeypa
             for b in batches
         ]
 
-    monkeypatch.setattr(engine, '_pack', poisoned)
+    monkeypatch.setattr(engine.updates, 'pack', poisoned)
     values, rows = play(engine, 0)
     assert values['skipped_updates'] == 1
     (record,) = engine.task_log

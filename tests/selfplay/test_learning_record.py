@@ -48,7 +48,7 @@ def test_an_entropy_bonus_trains_without_reward_variance(policy):  # noqa: F811
 
 def test_a_gradient_that_is_not_finite_trains_nothing(policy, monkeypatch):  # noqa: F811
     engine, _ = make(policy, lambda item: (1, 0))
-    pack = engine._pack
+    pack = engine.updates.pack
 
     def poisoned(role, rows, distill):
         batches = []
@@ -57,7 +57,7 @@ def test_a_gradient_that_is_not_finite_trains_nothing(policy, monkeypatch):  # n
             batches.append(dataclasses.replace(batch, advantage=advantage))
         return batches
 
-    monkeypatch.setattr(engine, '_pack', poisoned)
+    monkeypatch.setattr(engine.updates, 'pack', poisoned)
     play(engine, 0)
     play(engine, 1)
     assert engine.learning.last_reasons == {'solver': {'nonfinite_gradient': 2}}

@@ -144,7 +144,7 @@ def spoil_rewards(one, player, monkeypatch):
 
 
 def spoil_gradient(one, player, monkeypatch):
-    pack = one._pack
+    pack = one.updates.pack
 
     def poisoned(role, rows, distill):
         batches = []
@@ -153,7 +153,7 @@ def spoil_gradient(one, player, monkeypatch):
             batches.append(dataclasses.replace(batch, advantage=advantage))
         return batches
 
-    monkeypatch.setattr(one, '_pack', poisoned)
+    monkeypatch.setattr(one.updates, 'pack', poisoned)
 
 
 def spoil_weights(one, player, monkeypatch):

@@ -109,7 +109,8 @@ def make_config():
 
 
 @pytest.mark.parametrize(
-    ('field', 'value'), [('rank', 8), ('rank', 0), ('alpha', 8.0), ('linears', ('q', 'v'))]
+    ('field', 'value'),
+    [('rank', 8), ('rank', 0), ('alpha', 8.0), ('linears', ('q', 'v')), ('quantize', 'int8')],
 )
 @pytest.mark.parametrize('folder', ['checkpoints', 'best'])
 def test_adapters_that_mean_something_else_are_refused(tmp_path, field, value, folder):

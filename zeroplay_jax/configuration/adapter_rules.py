@@ -22,6 +22,10 @@ def check_adapters(config: ConfigDict, recipe: type[Recipe]) -> None:
         if settings.merge:
             problem = 'full fine-tuning has no adapters'
             fail('policy.adapters.merge', True, problem, 'set it to false')
+        if settings.quantize != 'none':
+            problem = 'full fine-tuning has no frozen base'
+            fix = "set it to 'none', or policy.adapters.rank to a rank"
+            fail('policy.adapters.quantize', settings.quantize, problem, fix)
         return
     if config.weights == 'shared' and len({config[role].adapter for role in trained}) > 1:
         role = next(iter(folders))

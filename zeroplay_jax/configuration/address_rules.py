@@ -15,6 +15,10 @@ def check_addresses(config: ConfigDict, recipe: type[Recipe]) -> None:
     if config.judge.kind == 'endpoint':
         fix = 'give one such as http://127.0.0.1:8001/v1'
         _check_address('judge.url', config.judge.url, fix, 'set OPENAI_API_KEY instead')
+    if config.second_judge.kind == 'endpoint':
+        fix = 'give one such as http://127.0.0.1:8002/v1'
+        url = config.second_judge.url
+        _check_address('second_judge.url', url, fix, 'set SECOND_JUDGE_API_KEY instead')
     if config.retrieval.kind == 'http':
         fix = 'give one such as http://127.0.0.1:8000'
         _check_address('retrieval.url', config.retrieval.url, fix, _TUNNEL)

@@ -7,7 +7,7 @@ import pathlib
 from ml_collections import ConfigDict
 
 from zeroplay_jax.policy.adapter_config import base_folder
-from zeroplay_jax.retrieval import hub
+from zeroplay_jax.retrieval import hub, object_cache
 from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.selfplay.recipe import Recipe
@@ -85,16 +85,16 @@ def download(config: ConfigDict) -> None:
 
 
 def fetch_model(flag: str, path: str) -> str:
-    """Returns the folder of a model of the Hub, downloaded if need be; a path is returned as it is.
+    """Returns the local folder of a model of the Hub or in a bucket, downloaded if need be; a path as it is.
 
     Args:
       flag: the flag or field, for the error.
-      path: a name of the Hub or a path.
+      path: a name of the Hub, gs://bucket/path, or a path.
 
     Raises:
       ConfigError: one line; it could not be fetched.
     """
     try:
-        return hub.fetch_model(path)
+        return hub.fetch_model(object_cache.fetch(path))
     except RetrievalError as error:
         raise ConfigError(f'{flag}: {error}') from None

@@ -18,6 +18,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields, rules
+from zeroplay_jax.retrieval import objects
 from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.settings.errors import ConfigError, fail
@@ -264,7 +265,7 @@ def check_command(
     Args:
       argv: positional arguments left over by the flags, the program's name first.
       config: the value of --config; sections that its recipe needs are added.
-      workdir: the value of --workdir, a path.
+      workdir: the value of --workdir, a path or gs://bucket/path.
       has_evaluation: see `rules.check`.
 
     Raises:
@@ -278,10 +279,11 @@ def check_command(
         raise ConfigError(
             'no folder for the run; give --workdir=FOLDER, such as --workdir=runs/first'
         )
-    check_is_folder(workdir)
+    check_is_folder(workdir, allows_bucket=True)
     # Parents are checked too, because mkdir would fail only after the policy was loaded.
     folder = pathlib.Path(workdir)
-    if any(path.is_file() for path in (folder, *folder.parents)):
+    is_in_bucket = objects.is_address(workdir)
+    if not is_in_bucket and any(path.is_file() for path in (folder, *folder.parents)):
         raise ConfigError(f'--workdir={workdir}: there is a file in this place; name a folder')
     rules.check(config, has_evaluation)
 

@@ -36,6 +36,10 @@ def check_pages(config: ConfigDict, recipe: type[Recipe]) -> None:
         problem = f'sampler.page={sampler.page} is shorter than a slot'
         fix = 'set xla, which reads used pages only, or sampler.page=0'
         fail('sampler.attention', 'used', problem, fix)
+    if not sampler.token_budget:
+        problem = f'sampler.page={sampler.page} needs steps that prefill and decode'
+        fix = f'give the tokens of a step, such as {2 * sampler.slots}, or set sampler.page=0'
+        fail('sampler.token_budget', 0, problem, fix)
     # An axis of -1 is resolved later; the sampler checks it then.
     shards = max(math.prod(config.mesh[axis] for axis in sampler_axes(config)), 1)
     _check_buckets(config, shards)
@@ -44,22 +48,15 @@ def check_pages(config: ConfigDict, recipe: type[Recipe]) -> None:
     if 0 < sampler.pages < needed:
         problem = f'a rollout of {context} tokens (sampler.context) fills {pages_per_rollout} pages of {sampler.page}'
         fail('sampler.pages', sampler.pages, problem, f'give {needed} or more')
-    # Which rollout is evicted depends on when tools answer, and without a budget another program prefills it again,
-    # which rounds differently.
-    can_evict = 0 < sampler.pages < sampler.slots * pages_per_rollout
-    if can_evict and not sampler.token_budget and config.rollout.deterministic:
-        problem = 'rollouts that are evicted depend on the time of tools'
-        fix = 'set sampler.token_budget, or rollout.deterministic=False'
-        fail('sampler.pages', sampler.pages, problem, fix)
 
 
 def _check_buckets(config: ConfigDict, shards: int) -> None:
     """Refuses sizes of decode steps that do not ascend, or that no step is smaller than."""
     sampler = config.sampler
     buckets = tuple(sampler.decode_buckets)
-    whole_step = sampler.token_budget or sampler.slots
+    whole_step = sampler.token_budget
     if any(bucket >= whole_step for bucket in buckets):
-        problem = f'a whole step has {whole_step} tokens'
+        problem = f'a whole step has {whole_step} tokens (sampler.token_budget)'
         fail('sampler.decode_buckets', buckets, problem, f'give numbers below {whole_step}')
     if list(buckets) != sorted(set(buckets)):
         fail('sampler.decode_buckets', buckets, 'not ascending', 'give each once, smallest first')

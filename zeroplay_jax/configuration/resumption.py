@@ -10,6 +10,8 @@ import pathlib
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
+from zeroplay_jax.retrieval import objects
+from zeroplay_jax.runtime import remote_workdir
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.types import Json
 
@@ -24,6 +26,8 @@ CHANGEABLE_FIELDS = (
     'checkpoint.every',
     'checkpoint.keep',
     'checkpoint.best',
+    'bucket.spool',
+    'bucket.seconds',
     'compilation.cache',
     'compilation.gigabytes',
     'offload',
@@ -52,9 +56,11 @@ def check(workdir: str | pathlib.Path, config: ConfigDict) -> None:
     Raises:
       WorkdirError: one line.
     """
-    run_workdir.check(
-        pathlib.Path(workdir), config.to_dict(), changeable_fields(config), defaults(config)
-    )
+    arguments = (config.to_dict(), changeable_fields(config), defaults(config))
+    if objects.is_address(workdir):
+        remote_workdir.check(str(workdir), config.bucket.spool, *arguments)
+    else:
+        run_workdir.check(pathlib.Path(workdir), *arguments)
 
 
 def defaults(config: ConfigDict) -> Json:

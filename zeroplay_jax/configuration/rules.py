@@ -16,6 +16,7 @@ from zeroplay_jax.configuration import fields
 from zeroplay_jax.configuration.adapter_rules import check_adapters
 from zeroplay_jax.configuration.address_rules import check_addresses
 from zeroplay_jax.configuration.ahead_rules import check_ahead
+from zeroplay_jax.configuration.bucket_rules import fetch_addresses
 from zeroplay_jax.configuration.checkpoint_rules import check_checkpoint
 from zeroplay_jax.configuration.file_rules import check_files, check_retrieval
 from zeroplay_jax.configuration.held_out_rules import check_held_out
@@ -372,10 +373,11 @@ RULES: tuple[Rule, ...] = (
     _check_processes,
     _check_updates,
     check_ahead,
-    check_adapters,
     check_writers,
     _check_distillation,
     check_judge,
+    fetch_addresses,
+    check_adapters,
     check_retrieval,
     check_held_out,
     check_addresses,

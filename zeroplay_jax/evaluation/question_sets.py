@@ -48,13 +48,13 @@ class Answered:
     """Result of one question.
 
     Attributes:
-      score: best score of its samples.
+      score: best score of its samples; in a graded evaluation their mean, and None without any verdict.
       searches: number of search queries of the first sample.
       redundancy: repetition among these queries, see the function `redundancy`.
       given: the answer with the best score; None if that sample has no answer.
     """
 
-    score: float
+    score: float | None
     searches: int
     redundancy: float
     given: str | None
@@ -169,7 +169,7 @@ def answer_all(
             # An answer without a verdict of the judge scores 0.
             scores.append(value or 0.0)
         # Only the queries of the first sample count, so that their number does not grow with `samples`.
-        queries = _queries(trajectories[0])
+        queries = search_queries(trajectories[0])
         # On ties the first sample is taken.
         best = int(np.argmax(scores))
         return Answered(
@@ -183,7 +183,7 @@ def answer_all(
     return context.scheduler.run(pending, on_answer)
 
 
-def _queries(trajectory: Trajectory) -> list[str]:
+def search_queries(trajectory: Trajectory) -> list[str]:
     """Returns the search queries of a rollout in order."""
     queries: list[str] = []
     for call in trajectory.calls_of('search'):
@@ -252,11 +252,42 @@ def _jaccard(first: set[str], second: set[str]) -> float:
 
 
 def means(answered: Sequence[Answered]) -> dict[str, float]:
-    """Returns the means over questions of score, searches and redundancy."""
+    """Returns the means over questions of score (over those that have one), searches and redundancy."""
     values: dict[str, float] = {}
     for name in ('score', 'searches', 'redundancy'):
-        values[name] = float(np.mean([getattr(result, name) for result in answered]))
+        of_questions = [getattr(result, name) for result in answered]
+        values[name] = float(np.mean([value for value in of_questions if value is not None]))
     return values
+
+
+def result_settings(
+    config, policy: str, retrieval: str, metric: str, samples: int, limit: int, judge: str
+) -> dict[str, Any]:
+    """Returns the settings of a result; `compare` requires those of `SETTINGS` to be equal.
+
+    Args:
+      policy: the checkpoint folder.
+      retrieval: description of the searched corpus (`Library.about`).
+      judge: name of the judge; '' for a metric without one.
+    """
+    # With search alone only the syntax is written, so that results of versions without other tools stay comparable.
+    tools = config.tools.syntax
+    if tuple(config.tools.names) != ('search',):
+        tools = ' '.join([config.tools.syntax, *config.tools.names])
+    rollout = config.rollout
+    return {
+        'policy': policy,
+        'answerer': '',
+        'retrieval': retrieval,
+        'top_k': config.tools.top_k,
+        'prompts': config.prompts,
+        'metric': metric,
+        'samples': samples,
+        'limit': limit,
+        'judge': judge,
+        'tools': tools,
+        'tokens': [rollout.max_turns, rollout.turn_tokens, rollout.observation_tokens],
+    }
 
 
 def results(
@@ -322,7 +353,16 @@ def compare(one: Json, other: Json, draws: int = 10_000) -> dict[str, tuple[floa
     for name in shared:
         pairs = zip(one['sets'][name]['answered'], other['sets'][name]['answered'], strict=True)
         # Paired by question: questions differ in difficulty far more than policies do, and this variance cancels.
-        differences = np.array([second['score'] - first['score'] for first, second in pairs])
+        paired_differences = []
+        for first, second in pairs:
+            # A question that one side has no score of has no difference.
+            if first['score'] is not None and second['score'] is not None:
+                paired_differences.append(second['score'] - first['score'])
+        if not paired_differences:
+            raise UserError(
+                f'no question of {name} has a score in both results; repeat the evaluation whose judge gave no verdicts'
+            )
+        differences = np.array(paired_differences)
         # A generator per set, so that an interval does not depend on which other sets there are.
         rng = np.random.default_rng(0)
         resampled_means = []

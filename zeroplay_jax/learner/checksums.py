@@ -64,6 +64,25 @@ def exist(folder: pathlib.Path) -> bool:
     return (folder / FILE_NAME).is_file()
 
 
+def read(folder: pathlib.Path) -> dict[str, str] | None:
+    """Returns path → SHA-256 of all files in a folder, as its checksums say; None if these are damaged.
+
+    Raises:
+      OSError, UnicodeDecodeError: the file cannot be read.
+    """
+    text = (folder / FILE_NAME).read_text(encoding='utf-8')
+    if not text.endswith('\n'):
+        return None
+    digests = {}
+    # Lines end in a line feed only; `splitlines` would accept other characters.
+    for line in text[:-1].split('\n'):
+        match = _LINE.fullmatch(line)
+        if match is None:
+            return None
+        digests[match[2]] = match[1]
+    return digests
+
+
 def find_damage(folder: pathlib.Path, part: int = 0, parts: int = 1) -> str:
     """Returns the first difference between a folder and its checksums in words; '' if there is none.
 
@@ -73,16 +92,9 @@ def find_damage(folder: pathlib.Path, part: int = 0, parts: int = 1) -> str:
         share the work. The names of all files are compared in any case.
     """
     try:
-        text = (folder / FILE_NAME).read_text(encoding='utf-8')
-        digests = {}
-        if not text.endswith('\n'):
+        digests = read(folder)
+        if digests is None:
             return f'{FILE_NAME} is damaged'
-        # Lines end in a line feed only; `splitlines` would accept other characters.
-        for line in text[:-1].split('\n'):
-            match = _LINE.fullmatch(line)
-            if match is None:
-                return f'{FILE_NAME} is damaged'
-            digests[match[2]] = match[1]
         names = _names(folder)
         missing = sorted(digests.keys() - set(names))
         if missing:

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from zeroplay_jax.learner import optimizer
 from zeroplay_jax.learner.batch import Batch
@@ -39,7 +40,7 @@ class Learner:
       shardings: tree of shardings with the structure of `state`.
       reference: the initial weights where a role has a KL term and there is no base, else None.
       initial_teacher: function from weights to those of a teacher that begins with them.
-      has_base: whether the trained weights are adapters.
+      base: the frozen weights of which the trained ones are adapters, or None.
     """
 
     def __init__(
@@ -89,16 +90,16 @@ class Learner:
         self._keeps_views = keeps_views
         # (weights, their view) where updates read the view and it is on the devices anyway, for a sampler.
         self._published: tuple[Params, Params] | None = None
-        self._base = base
-        self.has_base = base is not None
+        self.base = base
         self._base_params = None if base is None else base.params
         self.initial_teacher = initial_teacher(base)
 
         loss_configs = {name: _loss_config(name, role) for name, role in roles.items()}
         has_teacher = any(config.distills for config in loss_configs.values())
         has_reference = any(config.kl_coef for config in loss_configs.values())
-        optimizer_names = _optimizer_names(roles, shared_optimizer)
-        transforms = _transforms(roles, optimizer_names, base)
+        optimizer_names = optimizer.names_of_roles(roles, shared_optimizer)
+        weight_decay = None if base is None else base.weight_decay
+        transforms = optimizer.make_all(roles, optimizer_names, weight_decay)
 
         # Parameters, moments, gradients and teacher are split over replicas too (ZeRO); samplers get whole weights.
         self.shardings = self._state_shardings(params, transforms, has_teacher)
@@ -127,7 +128,7 @@ class Learner:
         """Returns the tree of shardings of the state."""
         shardings = {
             'params': sharding.parameter_shardings(params, self.mesh, training_layout=True),
-            'opt': _optimizer_shardings(transforms, params, self.mesh),
+            'opt': optimizer.state_shardings(transforms, params, self.mesh),
         }
         if has_teacher:
             teacher = jax.eval_shape(self.initial_teacher, params)
@@ -179,7 +180,7 @@ class Learner:
             weight_shapes,
             weight_shardings,
             teacher_shapes,
-            self._base,
+            self.base,
             self._blank_batch(config),
         )
 
@@ -207,6 +208,20 @@ class Learner:
         """Current weights, on the devices; without `offload` the next update invalidates them."""
         return self._to_device(self.state['params'])
 
+    @property
+    def has_base(self) -> bool:
+        """Whether the trained weights are adapters."""
+        return self.base is not None
+
+    @property
+    def weight_shardings(self) -> Any:
+        """Tree of the shardings of `readable_weights`."""
+        return self._readable_layout(self.state['params'])[1]
+
+    def role_update(self, role: str) -> RoleUpdate:
+        """Returns the programs of a role's update."""
+        return self._role_updates[role]
+
     def _readable_layout(self, params: Params) -> tuple[Any, Any]:
         """Returns shapes and shardings of what `_readable` returns; of `params` only the shapes are used."""
         if self._reads_view:
@@ -217,7 +232,7 @@ class Learner:
         """Returns weights on the devices as the programs of an update read them."""
         return self._view.make(params) if self._reads_view else params
 
-    def _readable_weights(self) -> Params:
+    def readable_weights(self) -> Params:
         """Returns the current weights as the programs of an update read them."""
         if self._published is not None:
             params, view = self._published
@@ -254,7 +269,7 @@ class Learner:
     def sampler_weights(self, view: Params) -> Params:
         """Returns the weights of a `view` for a sampler, whole on every data shard, within the base if there is one."""
         weights = sharding.sampler_view(view, self.mesh)
-        return weights if self._base is None else adapters.join(self._base.sampler_params, weights)
+        return weights if self.base is None else adapters.join(self.base.sampler_params, weights)
 
     def published(self) -> Params:
         """Returns current weights for a sampler, whole on every data shard; the next update may invalidate them."""
@@ -294,7 +309,7 @@ class Learner:
     def recompute_old_logp(self, role: str, batches: Sequence[Batch]) -> list[Batch]:
         """Returns the batches with this learner's log-probs as `old_logp`; the sampler's move to `sampler_logp`."""
         score = self._role_updates[role].score
-        weights = self._readable_weights()
+        weights = self.readable_weights()
         rescored = []
         for batch in batches:
             rows = sharding.put_rows(batch, self._row_sharding)
@@ -330,14 +345,14 @@ class Learner:
         ref_logps = [batch.old_logp for batch in batches]
         if role_update.config.kl_coef:
             reference = {}
-            if self._base is None:
+            if self.base is None:
                 reference = self._readable(self._to_device(self.reference))
             score = role_update.score_reference
             ref_logps = [score(reference, batch, self._base_params) for batch in batches]
             del reference
 
         gradients, device_stats = role_update.zero_gradients()
-        weights = self._readable_weights()
+        weights = self.readable_weights()
         teacher = None
         if role_update.config.distills:
             teacher = self._readable(self._to_device(self.state['teacher']))
@@ -356,18 +371,33 @@ class Learner:
             )
         # Teacher and view are freed before the optimiser's moments are allocated.
         del teacher
-        params = weights
-        if self._reads_view:
-            del weights
-            self._published = None
-            params = self.params
+        params = None if self._reads_view else weights
+        del weights
+        gradient_norm = self.apply_gradients(role, gradients, params)
+        return host_statistics(device_stats, gradient_norm)
 
+    def apply_gradients(
+        self, role: str, gradients: Params, params: Params | None = None
+    ) -> Float[Array, '']:
+        """Takes one optimiser step with these gradients and returns their norm; replaces `state`.
+
+        Values of `state` are unchanged if the norm is not finite.
+
+        Args:
+          role: role whose optimiser is used.
+          gradients: tree of the trained weights.
+          params: the current weights, if they are on the devices; they are donated.
+        """
+        self._published = None
+        role_update = self._role_updates[role]
+        if params is None:
+            params = self.params
         opt_state = self._to_device(self.state['opt'][role_update.optimizer])
         params, opt_state, gradient_norm = role_update.apply(params, opt_state, gradients)
         # New dicts: a caller that holds the previous `state` does not see it change.
         opt_states = self.state['opt'] | {role_update.optimizer: self._to_host(opt_state)}
         self.state = self.state | {'params': self._to_host(params), 'opt': opt_states}
-        return host_statistics(device_stats, gradient_norm)
+        return gradient_norm
 
     def update_ema_teacher(self) -> None:
         """Moves the teacher towards the student (π-Play eq. 10); call it once per rollout batch.
@@ -387,36 +417,6 @@ def _check_micro_rows(micro_rows: int, mesh: jax.sharding.Mesh) -> None:
         raise UserError(
             f'micro.rows={micro_rows} must be divisible by mesh axes replica × fsdp = {num_shards}'
         )
-
-
-def _optimizer_names(roles: Mapping[str, Any], shared: bool) -> dict[str, str]:
-    """Returns role → name of its optimiser, which is the name of the role whose config it is built from."""
-    if not shared:
-        return {name: name for name in roles}
-    first_role = next(iter(roles))
-    return dict.fromkeys(roles, first_role)
-
-
-def _transforms(
-    roles: Mapping[str, Any], optimizer_names: Mapping[str, str], base: FrozenBase | None
-) -> dict[str, Any]:
-    """Returns name → optimiser: roles that share one use the config of the first role."""
-    transforms = {}
-    for name in sorted(set(optimizer_names.values())):
-        weight_decay = None if base is None else base.weight_decay
-        transforms[name] = optimizer.make(roles[name], weight_decay)
-    return transforms
-
-
-def _optimizer_shardings(
-    transforms: Mapping[str, Any], params: Params, mesh: jax.sharding.Mesh
-) -> dict[str, Any]:
-    """Returns name → tree of shardings of that optimiser's state."""
-    shardings = {}
-    for name, transform in transforms.items():
-        shapes = jax.eval_shape(transform.init, params)
-        shardings[name] = sharding.state_shardings(shapes, params, mesh)
-    return shardings
 
 
 def _ema_rate(roles: Mapping[str, Any]) -> float:

@@ -116,7 +116,7 @@ def loss(
             wanted_tokens(model, batch),
         )
 
-    per_token, policy_stats = _policy_terms(config, batch, logp, entropy, ref_logp)
+    per_token, policy_stats = policy_terms(config, batch, logp, entropy, ref_logp)
     stats |= policy_stats
 
     # All policy terms share one weighted sum, hence one denominator. Distillation has its own: it averages over the
@@ -134,8 +134,25 @@ def wanted_tokens(model: ModelConfig, batch: Batch) -> Bool[AnyArray, 'batch len
     return batch.mask if model.logits == 'trained' else None
 
 
-def _policy_terms(config, batch, logp, entropy, ref_logp):
-    """Returns the per-token sum [B, L] of policy loss, KL penalty and entropy bonus, and their statistics."""
+def policy_terms(
+    config: LossConfig,
+    batch: Batch,
+    logp: Float[Array, 'batch length'],
+    entropy: Float[Array, 'batch length'],
+    ref_logp: Float[AnyArray, 'batch length'],
+) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+    """Returns the per-token sum of policy loss, KL penalty and entropy bonus, and their statistics.
+
+    Args:
+      config: static part of the loss.
+      batch: arrays [B, L]; tokens outside of its mask are not read.
+      logp: log-probs of the weights being trained, with a gradient.
+      entropy: in nats, of the distributions that predict the tokens; with a gradient if the loss has an entropy bonus.
+      ref_logp: log-probs of the reference; not used without a KL term.
+
+    Raises:
+      UserError: a loss of the user returns something else than losses and statistics.
+    """
     try:
         per_token, stats = config.policy_loss(
             logp,

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from zeroplay_jax.learner.batch import Batch, TeacherBatch
+from zeroplay_jax.learner.batch import Batch, JointBatch, TeacherBatch
 from zeroplay_jax.objectives import aggregation
+from zeroplay_jax.policy.adapters import NO_ADAPTER
 from zeroplay_jax.types import POLICY, Row, Trajectory, UserError
 
 # Orders in which trajectories are packed.
@@ -35,6 +36,20 @@ class BatchPart:
 
     rows: Sequence[int]
     fetch: Callable[[Sequence[Row], Sequence[int]], Sequence[Row | None]]
+
+
+class RoleRows(NamedTuple):
+    """The rollouts of one role in a batch of several roles.
+
+    Attributes:
+      rows: trajectories with their advantages.
+      mode: aggregation of the role's loss.
+      total: denominator of its weights, as of `pack`.
+    """
+
+    rows: Sequence[Row]
+    mode: str
+    total: float | int
 
 
 class _Slot(NamedTuple):
@@ -116,11 +131,91 @@ def pack(
     Raises:
       UserError: a trajectory is longer than L, or longer than M behind the teacher's prompt.
     """
+    rows = _in_order(rows, order)
+    slots = _first_fit(rows, tokens, teacher_tokens)
+    whole, sequence, micro_rows = _written(rows, slots, micro_rows, tokens, teacher_tokens, part)
+    # Weights are computed before the cut into micro-batches, because the denominator is that of the whole batch.
+    whole.weight[:] = aggregation.token_weights(whole.mask, sequence, mode, total)
+    if whole.teacher is not None:
+        # Index 0 of the teacher's row is never that of a policy token, because a prompt comes before it.
+        has_teacher = whole.teacher.teacher_index > 0
+        is_distilled = whole.mask & has_teacher
+        whole.teacher.weight[:] = aggregation.token_weights(
+            is_distilled, sequence, 'token', teacher_total
+        )
+
+    return _micro_batches(whole, micro_rows)
+
+
+def pack_roles(
+    roles: Sequence[RoleRows],
+    *,
+    micro_rows: int,
+    tokens: int,
+    order: str = 'arrival',
+    part: BatchPart | None = None,
+) -> list[JointBatch]:
+    """Packs the trajectories of several roles together, so that a row may hold trajectories of each.
+
+    Args:
+      roles: trajectories by role; the index of a role is that of its adapter.
+      micro_rows, tokens, order, part: as of `pack`.
+
+    Returns:
+      Micro-batches as of `pack`; the weights of every role have its own mode and denominator.
+
+    Raises:
+      UserError: a trajectory is longer than L.
+    """
+    rows: list[Row] = []
+    role_of_row: dict[int, int] = {}
+    for index, role in enumerate(roles):
+        rows += role.rows
+        role_of_row |= {id(row): index for row in role.rows}
+    rows = _in_order(rows, order)
+    slots = _first_fit(rows, tokens, 0)
+    # Collected before the slots are reduced to those of this process: all processes need the same answer.
+    roles_of_micro_batch: dict[int, set[int]] = {}
+    for row, slot in zip(rows, slots, strict=True):
+        micro_batch = slot.row // micro_rows
+        roles_of_micro_batch.setdefault(micro_batch, set()).add(role_of_row[id(row)])
+
+    whole, sequence, local_rows = _written(rows, slots, micro_rows, tokens, 0, part)
+    # The last entry is that of empty positions, whose sequence is -1.
+    role_of_sequence = np.array([role_of_row[id(row)] for row in rows] + [NO_ADAPTER], np.int32)
+    whole = dataclasses.replace(whole, adapter=role_of_sequence[sequence])
+    for index, role in enumerate(roles):
+        is_trained = whole.mask & (whole.adapter == index)
+        whole.weight[:] += aggregation.token_weights(is_trained, sequence, role.mode, role.total)
+    return [
+        JointBatch(batch, frozenset(roles_of_micro_batch[number]))
+        for number, batch in enumerate(_micro_batches(whole, local_rows))
+    ]
+
+
+def _in_order(rows: Sequence[Row], order: str) -> list[Row]:
+    """Returns the trajectories in the order in which they are packed."""
     if order not in ORDERS:
         raise ValueError(f'pack: order is {order!r}; choose one of {ORDERS}')
     if order == 'longest_first':
-        rows = sorted(rows, key=_length, reverse=True)
-    slots = _first_fit(rows, tokens, teacher_tokens)
+        return sorted(rows, key=_length, reverse=True)
+    return list(rows)
+
+
+def _written(
+    rows: Sequence[Row],
+    slots: Sequence[_Slot],
+    micro_rows: int,
+    tokens: int,
+    teacher_tokens: int,
+    part: BatchPart | None,
+) -> tuple[Batch, np.ndarray, int]:
+    """Writes trajectories into their slots, those of this process.
+
+    Returns:
+      The rows of all micro-batches as one batch, with weights of 0; the index in `rows` of the trajectory of every
+      position, -1 where empty; and the number of rows per micro-batch that this process holds.
+    """
     last_row = max((slot.row for slot in slots), default=-1)
     # The number is rounded up: micro-batches have one shape, so that one compiled program serves all of them.
     num_micro_batches = math.ceil((last_row + 1) / micro_rows)
@@ -130,8 +225,7 @@ def pack(
         packed_rows = part.fetch(rows, rows_in_micro_batch)
         slots = _local_slots(slots, micro_rows, part.rows)
         micro_rows = len(part.rows)
-    num_rows = num_micro_batches * micro_rows
-    shape = (num_rows, tokens)
+    shape = (num_micro_batches * micro_rows, tokens)
     whole = Batch.blank(shape, teacher_tokens)
 
     # Segments are labelled per row; the weights need labels that are unique in the whole batch.
@@ -143,21 +237,15 @@ def pack(
         _write(whole, row, slot)
         end = slot.start + _length(row)
         sequence[slot.row, slot.start : end] = index
+    return whole, sequence, micro_rows
 
-    # Weights are computed before the cut into micro-batches, because the denominator is that of the whole batch.
-    whole.weight[:] = aggregation.token_weights(whole.mask, sequence, mode, total)
-    if whole.teacher is not None:
-        # Index 0 of the teacher's row is never that of a policy token, because a prompt comes before it.
-        has_teacher = whole.teacher.teacher_index > 0
-        is_distilled = whole.mask & has_teacher
-        whole.teacher.weight[:] = aggregation.token_weights(
-            is_distilled, sequence, 'token', teacher_total
-        )
 
+def _micro_batches(whole: Batch, micro_rows: int) -> list[Batch]:
+    """Returns the rows of a batch in groups of `micro_rows`."""
+    num_rows = len(whole.tokens)
     micro_batches = []
     for start in range(0, num_rows, micro_rows):
-        micro_batch = _take_rows(whole, start, start + micro_rows)
-        micro_batches.append(micro_batch)
+        micro_batches.append(_take_rows(whole, start, start + micro_rows))
     return micro_batches
 
 

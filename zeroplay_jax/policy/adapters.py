@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from zeroplay_jax.policy import quantization
 from zeroplay_jax.types import identity_rng
 
 # Nested dict of arrays, as in policy/decoder.py.
@@ -110,11 +111,20 @@ def stack(adapters: Sequence[Params]) -> Params:
     return jax.tree_util.tree_map_with_path(concatenate, *adapters)
 
 
+def join_several(base: Params, adapters: Sequence[Params]) -> Params:
+    """Returns the base with adapters of equal shapes and scale side by side, in the order of `stack`."""
+    scale = jnp.broadcast_to(base[SCALE], (len(adapters),))
+    return join(base | {SCALE: scale}, stack(adapters))
+
+
 def merged(params: Params) -> Params:
-    """Returns whole float32 weights that compute what a base with one adapter does, up to rounding."""
+    """Returns whole float32 weights that compute what a base with one adapter does, up to rounding.
+
+    A quantised base is dequantised.
+    """
     base, adapters = split(params)
     (scale,) = base.pop(SCALE)
-    whole = jax.tree.map(lambda x: x.astype(jnp.float32), base)
+    whole = jax.tree.map(lambda x: x.astype(jnp.float32), quantization.dequantized(base))
     for layer, linears in adapters.items():
         for linear, adapter in linears.items():
             # Default precision would round the factors to bfloat16 on TPUs.
@@ -133,8 +143,8 @@ def row_scale(
 
     Args:
       scale: alpha / rank of every adapter.
-      adapter: adapter of every row, NO_ADAPTER for none. None: all rows have the only adapter.
-      batch: number of rows.
+      adapter: adapter of every row, NO_ADAPTER for none. None: all rows have the only adapter. The rows may be tokens.
+      batch: number of rows; not used if `adapter` is given.
     """
     count = scale.shape[0]
     if adapter is None:

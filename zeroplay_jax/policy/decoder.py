@@ -7,7 +7,6 @@ the caller passes the function that does, for packed rows or for the key/value c
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from zeroplay_jax.policy import adapters, rope, sharding
 from zeroplay_jax.policy.attention import AnyArray
+from zeroplay_jax.policy.layers import Linear, RMSNorm, look_up
 
 Params = dict[str, Any]
 # attend(q, k, v, cache, window) -> (attention, new cache); `cache` holds the entries of one layer.
@@ -26,6 +26,10 @@ Attend = Callable[..., tuple[Array, Any]]
 
 # What a rematerialised layer saves for the backward pass: nothing, or the results of its projections.
 REMAT_POLICIES = ('nothing_saveable', 'dots_with_no_batch_dims_saveable')
+# Name of the norm before the feed-forward, by placement of the norms.
+_MLP_NORMS = {'before': 'post_norm', 'after': '', 'both': 'pre_mlp_norm'}
+# Flax computes the tanh approximation of GELU by default.
+_ACTIVATIONS = {'silu': nn.silu, 'gelu_tanh': nn.gelu}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +39,17 @@ class ModelConfig:
     Attributes:
       rope_theta: base of the rotary frequencies.
       rope_scaling: extension of the rotary embedding to longer contexts.
-      scale_sliding: whether `rope_scaling` applies to the layers with a sliding window (OLMo-3: no).
+      scale_sliding: whether `rope_scaling` applies to the layers with a sliding window (OLMo-3 and Gemma 3: no).
+      sliding_theta: base of the rotary frequencies of the layers with a sliding window; None: `rope_theta`.
       windows: sliding window of every layer, the query included; 0: full attention. (): full attention everywhere.
       tied: whether the output head is the transposed embedding.
       qk_norm: norm of queries and keys before the rotation: 'none', 'head' (each head separately) or 'projection' (all
         heads as one vector).
-      post_norm: norms after attention and feed-forward instead of before them (OLMo-3).
+      query_scale: factor of the queries besides 1 / sqrt(head_dim).
+      norms: norms 'before' attention and feed-forward, 'after' them (OLMo-3) or 'both' (Gemma 3).
+      norm_offset: added to the scale of every norm: with 1, a scale of 0 leaves the normalised input (Gemma 3).
+      activation: of the feed-forward, 'silu' or 'gelu_tanh' (its tanh approximation).
+      scale_embedding: whether embeddings are multiplied with sqrt(hidden_size) (Gemma 3).
       dtype: dtype of the activations; parameters keep their own.
       attention: attention of packed rows: 'dense', 'blocked' (policy/blocked_attention.py) or 'splash'
         (policy/kernels.py; TPUs).
@@ -62,14 +71,19 @@ class ModelConfig:
     kv_heads: int
     head_dim: int
     rope_theta: float = 10000.0
-    rope_scaling: rope.Llama3 | rope.Yarn | None = None
+    rope_scaling: rope.Scaling | None = None
     scale_sliding: bool = True
+    sliding_theta: float | None = None
     windows: tuple[int, ...] = ()
     norm_eps: float = 1e-6
     tied: bool = True
     qkv_bias: bool = False
     qk_norm: str = 'head'
-    post_norm: bool = False
+    query_scale: float = 1.0
+    norms: str = 'before'
+    norm_offset: float = 0.0
+    activation: str = 'silu'
+    scale_embedding: bool = False
     dtype: str = 'float32'
     attention: str = 'dense'
     scan: bool = False
@@ -81,101 +95,20 @@ class ModelConfig:
 
 
 def cast_matrices(params, dtype):
-    """Returns a tree of weights with the matrices in `dtype` and the vectors unchanged.
+    """Returns a tree of weights with the matrices in `dtype`; vectors and quantised kernels are unchanged.
 
     Every use of a matrix casts it to the dtype of the activations; norms and biases are computed from their own dtype.
     """
 
     def cast(leaf):
-        return leaf.astype(dtype) if leaf.ndim > 1 else leaf
+        is_matrix = leaf.ndim > 1 and jnp.issubdtype(leaf.dtype, jnp.floating)
+        return leaf.astype(dtype) if is_matrix else leaf
 
     return jax.tree.map(cast, params)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _look_up(table_shape: jax.ShapeDtypeStruct, dtype: str, table, tokens):
-    """Returns the rows of an embedding table at `tokens`, in `dtype`; its gradient adds up in the dtype of the table.
-
-    Args:
-      table_shape: shape and dtype of the table.
-      dtype: of the result.
-      table: [vocab, hidden_size].
-      tokens: token ids.
-    """
-    # The table is cast before the lookup: an update may widen a bfloat16 table (learner/role_update.py), and XLA
-    # removes both casts only where they are neighbours. The gradient is not that of this order, which would add up the
-    # occurrences of a token in bfloat16.
-    return table.astype(dtype)[tokens]
-
-
-def _look_up_forward(table_shape, dtype, table, tokens):
-    return _look_up(table_shape, dtype, table, tokens), tokens
-
-
-def _look_up_backward(table_shape, dtype, tokens, gradient):
-    def look_up(table):
-        return table[tokens].astype(dtype)
-
-    (table_gradient,) = jax.linear_transpose(look_up, table_shape)(gradient)
-    return table_gradient, None
-
-
-_look_up.defvjp(_look_up_forward, _look_up_backward)
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm (Zhang and Sennrich 2019, arXiv:1910.07467), computed in float32."""
-
-    eps: float
-
-    @nn.compact
-    def __call__(self, x: Float[Array, '*batch features']) -> Float[Array, '*batch features']:
-        features = x.shape[-1]
-        scale = self.param('scale', nn.initializers.ones, (features,))
-        # In bfloat16 the mean of the squares would lose most of its digits.
-        y = x.astype(jnp.float32)
-        mean_square = jnp.mean(y * y, -1, keepdims=True)
-        inverse_rms = jax.lax.rsqrt(mean_square + self.eps)
-        y = y * inverse_rms
-        y = y * scale.astype(jnp.float32)
-        return y.astype(x.dtype)
-
-
-class Linear(nn.Module):
-    """Product with a kernel [in, out] and its adapters, if it has any, in the dtype of the activations."""
-
-    features: int
-    bias: bool = False
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, '*batch in_features'],
-        row_scale: Float[Array, 'rows adapters'] | None = None,
-    ) -> Float[Array, '*batch out_features']:
-        """Returns the product; `row_scale` is that of policy/adapters.py, None without adapters."""
-        in_features = x.shape[-1]
-        kernel_shape = (in_features, self.features)
-        kernel = self.param('kernel', nn.initializers.lecun_normal(), kernel_shape)
-        # Flattened to two dimensions: with two batch dimensions XLA's CPU backend takes three times as long for the
-        # gradient of the kernel.
-        flat = x.reshape(-1, in_features)
-        y = flat @ kernel.astype(x.dtype)
-        if row_scale is not None and self.has_variable('params', adapters.A):
-            a = self.get_variable('params', adapters.A)
-            b = self.get_variable('params', adapters.B)
-            y = y + adapters.product(flat, row_scale, a, b)
-        batch_shape = x.shape[:-1]
-        y = y.reshape(*batch_shape, self.features)
-        if self.bias:
-            bias_shape = (self.features,)
-            bias = self.param('bias', nn.initializers.zeros, bias_shape)
-            y = y + bias.astype(x.dtype)
-        return y
-
-
 class Block(nn.Module):
-    """One layer: attention and a gated feed-forward network (SwiGLU; Shazeer 2020, arXiv:2002.05202)."""
+    """One layer: attention and a gated feed-forward network (Shazeer 2020, arXiv:2002.05202)."""
 
     config: ModelConfig
     window: int = 0
@@ -187,7 +120,7 @@ class Block(nn.Module):
         angles: rope.Angles,
         attend: Attend,
         cache: Any,
-        row_scale: Float[Array, 'batch adapters'] | None = None,
+        row_scale: Float[Array, 'rows adapters'] | None = None,
     ) -> tuple[Float[Array, 'batch length hidden_size'], Any]:
         """Returns the output of the layer and its new cache.
 
@@ -206,9 +139,9 @@ class Block(nn.Module):
         kv_features = config.kv_heads * config.head_dim
 
         def norm(name, x):
-            return RMSNorm(config.norm_eps, name=name)(x)
+            return RMSNorm(config.norm_eps, config.norm_offset, name=name)(x)
 
-        attention_input = x if config.post_norm else norm('input_norm', x)
+        attention_input = x if config.norms == 'after' else norm('input_norm', x)
         # Only queries, keys and values can have biases (Qwen2).
         q = Linear(query_features, config.qkv_bias, name='q')(attention_input, row_scale)
         k = Linear(kv_features, config.qkv_bias, name='k')(attention_input, row_scale)
@@ -226,19 +159,24 @@ class Block(nn.Module):
             k = norm('k_norm', k)
         q = rope.rotate(q, angles)
         k = rope.rotate(k, angles)
+        if config.query_scale != 1:
+            # In float32: a factor that is rounded to bfloat16 would change all scores by the same error.
+            q = (q.astype(jnp.float32) * config.query_scale).astype(q.dtype)
         out, cache = attend(q, k, v, cache, self.window)
         out = Linear(config.hidden_size, name='o')(out, row_scale)
         # The name 'post_norm' means two things, as `post_attention_layernorm` does in the checkpoints: the norm of
-        # the attention's output with `config.post_norm`, else the norm of the feed-forward's input.
-        if config.post_norm:
+        # the attention's output where there are norms after, else the norm of the feed-forward's input.
+        norms_after = config.norms != 'before'
+        if norms_after:
             out = norm('post_norm', out)
         x = x + out
-        mlp_input = x if config.post_norm else norm('post_norm', x)
+        mlp_norm = _MLP_NORMS[config.norms]
+        mlp_input = norm(mlp_norm, x) if mlp_norm else x
         gate = Linear(config.intermediate_size, name='gate')(mlp_input, row_scale)
-        gate = nn.silu(gate)
+        gate = _ACTIVATIONS[config.activation](gate)
         up = Linear(config.intermediate_size, name='up')(mlp_input, row_scale)
         out = Linear(config.hidden_size, name='down')(gate * up, row_scale)
-        if config.post_norm:
+        if norms_after:
             out = norm('post_mlp_norm', out)
         return x + out, cache
 
@@ -259,7 +197,7 @@ class Decoder(nn.Module):
         positions: Int[AnyArray, 'batch length'],
         attend: Attend,
         cache: tuple | None = None,
-        adapter: Int[Array, ' batch'] | None = None,
+        adapter: Int[Array, ' rows'] | None = None,
     ) -> tuple[Float[Array, 'batch length hidden_size'], tuple]:
         """Returns hidden states and the new cache entries of every layer.
 
@@ -268,7 +206,7 @@ class Decoder(nn.Module):
           positions: position of every token within its sequence.
           attend: attention function of all layers.
           cache: cache entries of every layer; None in training.
-          adapter: adapter of every row (policy/adapters.py); None: the only one, if the weights have adapters.
+          adapter: adapter of every row or of every token (policy/adapters.py); None: the only one, if there is any.
         """
         config = self.config
         embedding_shape = (config.vocab_size, config.hidden_size)
@@ -287,10 +225,7 @@ class Decoder(nn.Module):
                 return x
             return sharding.constrain_rows(x, config.mesh)
 
-        x = _look_up(
-            jax.ShapeDtypeStruct(embedding.shape, embedding.dtype), config.dtype, embedding, tokens
-        )
-        x = keep_rows(x)
+        x = keep_rows(_embed(config, embedding, tokens))
         windows = config.windows or (0,) * config.layers
         angles = _rotary_angles(config, positions, windows)
         # The layers are not scanned with a cache, whose entries the loop would copy, nor in `init`, which must create
@@ -331,7 +266,7 @@ class Decoder(nn.Module):
                 x, layer_cache = layer(x, layer_angles, attend, layer_cache, row_scale)
                 x = keep_rows(x)
                 new_cache.append(layer_cache)
-        x = RMSNorm(config.norm_eps, name='final_norm')(x)
+        x = RMSNorm(config.norm_eps, config.norm_offset, name='final_norm')(x)
         return x, tuple(new_cache)
 
     def _row_scale(self, adapter, batch: int):
@@ -342,14 +277,27 @@ class Decoder(nn.Module):
         return adapters.row_scale(scale, adapter, batch)
 
 
+def _embed(config: ModelConfig, embedding: AnyArray, tokens: AnyArray) -> Array:
+    """Returns the hidden states [batch, length, hidden_size] of tokens before the first layer."""
+    table_shape = jax.ShapeDtypeStruct(embedding.shape, embedding.dtype)
+    x = look_up(table_shape, config.dtype, embedding, tokens)
+    if config.scale_embedding:
+        # The factor is rounded, too: the published weights were trained so.
+        x = x * jnp.asarray(config.hidden_size**0.5, x.dtype)
+    return x
+
+
 def _rotary_angles(config: ModelConfig, positions, windows: tuple[int, ...]) -> dict[bool, tuple]:
     """Returns {whether layers have a sliding window: (cos, sin)}, for the kinds of layers that the model has."""
     angles = {}
     for sliding in sorted({window > 0 for window in windows}):
         scaling = config.rope_scaling
+        theta = config.rope_theta
         if sliding and not config.scale_sliding:
             scaling = None
-        angles[sliding] = rope.cos_sin(positions, config.head_dim, config.rope_theta, scaling)
+        if sliding and config.sliding_theta is not None:
+            theta = config.sliding_theta
+        angles[sliding] = rope.cos_sin(positions, config.head_dim, theta, scaling)
     return angles
 
 

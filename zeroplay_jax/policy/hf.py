@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from zeroplay_jax.policy import adapter_folders, sharding
+from zeroplay_jax.policy import adapter_folders, quantization, sharding
 from zeroplay_jax.policy.adapter_config import base_folder
+from zeroplay_jax.policy.config_fields import decoder_config, is_wrapped
 from zeroplay_jax.policy.decoder import ModelConfig, Params
-from zeroplay_jax.policy.families import SUPPORTED, CheckpointError, read_config
+from zeroplay_jax.policy.families import CheckpointError, read_config
+from zeroplay_jax.policy.stored_tensors import (
+    StoredTensor,
+    check_tensors,
+    decoder_tensors,
+    open_file,
+    read_headers,
+)
 from zeroplay_jax.policy.tensor_names import Tensor, tensors
 from zeroplay_jax.retrieval.progress import bar as progress_bar
 
 __all__ = ['CheckpointError', 'load', 'read_config', 'save', 'to_tensors']
 
-_DTYPES = ('F32', 'BF16', 'F16', 'F64')
 # Bytes of float32 that are read from a file at a time.
 _READ_BYTES = 16 << 20
 # Bits of the exponent of a bfloat16, all of which are set in infinities and NaN.
@@ -39,111 +44,8 @@ _FILE_BYTES = 5 << 30
 _COPIED_SUFFIXES = ('.json', '.jinja', '.txt', '.model')
 
 
-class _StoredTensor(NamedTuple):
-    """A tensor as the header of a safetensors file describes it."""
-
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str
-
-
-# Tensor name → header.
-_StoredTensors: TypeAlias = dict[str, _StoredTensor]
-
-
-@contextlib.contextmanager
-def _open_file(path: Path) -> Iterator[Any]:
-    """Opens a safetensors file and turns the library's errors into CheckpointError."""
-    try:
-        with safe_open(path, 'np') as file:
-            yield file
-    # The library compares the header with the size of the file, so a truncated file fails already when it is opened.
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f'{path}: is not a whole safetensors file ({error}); copy it again'
-        ) from None
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """Returns the safetensors files of a folder: a single one, or those of the index."""
-    single = folder / 'model.safetensors'
-    index = folder / 'model.safetensors.index.json'
-    if not index.exists():
-        if not single.exists():
-            raise CheckpointError(
-                f'{folder}: holds neither model.safetensors nor model.safetensors.index.json'
-            )
-        return [single]
-    try:
-        weight_map = json.loads(index.read_text())['weight_map']
-        names = sorted(set(weight_map.values()))
-        files = [folder / name for name in names]
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(
-            f'{index}: cannot be read as an index of tensors ({error!r})'
-        ) from None
-    # If both exist, it is unclear which weights are meant.
-    if single.exists() and single not in files:
-        raise CheckpointError(
-            f'{folder}: holds model.safetensors and an index of other files; remove one of them'
-        )
-    return files
-
-
-def _read_headers(folder: Path) -> _StoredTensors:
-    """Returns every tensor of a folder by name. Reads the headers only."""
-    stored: _StoredTensors = {}
-    for path in _weight_files(folder):
-        with _open_file(path) as file:
-            for name in file.keys():
-                if name in stored:
-                    first_file = stored[name].file.name
-                    raise CheckpointError(
-                        f'{folder}: tensor {name} is in both {first_file} and {path.name}'
-                    )
-                # Opens the tensor without reading its values.
-                header = file.get_slice(name)
-                shape = tuple(header.get_shape())
-                stored[name] = _StoredTensor(path, shape, header.get_dtype())
-    return stored
-
-
-def _check_tensors(folder: Path, config: ModelConfig, stored: _StoredTensors) -> None:
-    """Raises CheckpointError unless the tensors of a folder are those that its config.json requires."""
-    expected = tensors(config).values()
-    for tensor in expected:
-        if tensor.name not in stored:
-            raise CheckpointError(f'{folder}: tensor {tensor.name} is missing')
-        _check_tensor(folder, tensor, stored[tensor.name])
-    unexpected = set(stored) - {tensor.name for tensor in expected}
-    # Redundant tensors: the head of a tied model, and the rotary frequencies that old folders hold.
-    unexpected.discard('lm_head.weight')
-    for name in sorted(unexpected):
-        if not name.endswith('rotary_emb.inv_freq'):
-            model = f'{config.family} model of {config.layers} layers'
-            raise CheckpointError(f'{folder}: tensor {name} has no place in a {model}; {SUPPORTED}')
-
-
-def _check_tensor(folder: Path, tensor: Tensor, stored: _StoredTensor) -> None:
-    """Raises CheckpointError unless a stored tensor has the expected shape and a supported dtype."""
-    shape = tensor.shape
-    dims = tensor.dims
-    if tensor.transposed:
-        shape = shape[::-1]
-        dims = dims[::-1]
-    if stored.shape != shape:
-        raise CheckpointError(
-            f'{folder}: tensor {tensor.name} has shape {stored.shape}, config.json asks for {shape} '
-            f'({", ".join(dims)}); {SUPPORTED}'
-        )
-    if stored.dtype not in _DTYPES:
-        raise CheckpointError(
-            f'{folder}: tensor {tensor.name} has dtype {stored.dtype}; supported: {", ".join(_DTYPES)}'
-        )
-
-
 def _read_slice(
-    stored: _StoredTensor, tensor: Tensor, index: tuple[slice, ...], dtype
+    stored: StoredTensor, tensor: Tensor, index: tuple[slice, ...], dtype
 ) -> np.ndarray:
     """Returns one slice of a tensor, in the axis order of our parameter.
 
@@ -177,8 +79,8 @@ def _read_slice(
         rows = slice(piece.start, piece.stop)
         # The file is opened for every piece: it is memory-mapped, and only closing it returns the memory of the bytes
         # read so far. Otherwise the whole tensor would remain resident beside its copy.
-        with _open_file(stored.file) as file:
-            stored_tensor = file.get_slice(tensor.name)
+        with open_file(stored.file) as file:
+            stored_tensor = file.get_slice(stored.name)
             target[first : first + step] = stored_tensor[(rows, *columns)]
         # One such number makes every loss NaN, and every update would be skipped until the end of the run.
         if not _is_finite(target[first : first + step]):
@@ -198,7 +100,7 @@ def _is_finite(array: np.ndarray) -> bool:
     return bool((exponents != _BFLOAT16_EXPONENT).all())
 
 
-def _load_tensor(stored: _StoredTensor, tensor: Tensor, target: Sharding, dtype) -> jax.Array:
+def _load_tensor(stored: StoredTensor, tensor: Tensor, target: Sharding, dtype) -> jax.Array:
     """Returns a tensor as an array with the sharding `target`. Reads each slice of this process once."""
     # Devices by slice: several devices may hold the same one. Slices cannot be hashed before Python 3.12.
     slices: dict[str, tuple[slice, ...]] = {}
@@ -226,6 +128,7 @@ def load(
     training_layout: bool = False,
     progress: bool = True,
     matrix_dtype=None,
+    quantized: bool = False,
 ) -> Params:
     """Returns the parameters of a checkpoint folder as a nested dict of arrays.
 
@@ -241,6 +144,7 @@ def load(
       training_layout: whether the arrays are laid out as the training state is, see `sharding.parameter_sharding`.
       progress: whether a progress bar is drawn on a terminal.
       matrix_dtype: dtype of matrices, if it is not that of the other parameters.
+      quantized: whether the kernels of linear layers become int8 (policy/quantization.py). Not for adapters.
 
     Raises:
       CheckpointError: a file is truncated, or a tensor is missing, repeated, not finite, or of a wrong shape or dtype.
@@ -250,20 +154,39 @@ def load(
     folder = base_folder(given_folder)
     config = config or read_config(folder)
     tensor_of_path = tensors(config)
-    stored = _read_headers(folder)
-    _check_tensors(folder, config, stored)
+    stored = read_headers(folder)
+    if is_wrapped(folder):
+        stored = decoder_tensors(stored)
+    check_tensors(folder, config, stored)
     # Computed before the first tensor is read, so that a mesh that does not divide the shapes raises early.
     shardings = _tensor_shardings(config, tensor_of_path, mesh, training_layout)
     params: Params = {}
     with progress_bar(len(tensor_of_path), 'tensors', 'load', shown=progress) as bar:
         for path, tensor in tensor_of_path.items():
+            is_quantized = quantized and quantization.is_quantized(path)
             leaf_dtype = matrix_dtype if matrix_dtype and len(tensor.shape) > 1 else dtype
+            if is_quantized:
+                # Scales and integers are those of the numbers in the file.
+                leaf_dtype = np.float32
             array = _load_tensor(stored[tensor.name], tensor, shardings[path], leaf_dtype)
+            if is_quantized:
+                # One kernel at a time, so that the whole model never exists in another dtype.
+                array, scale = _quantize(path, array, mesh)
+                _set_path(params, quantization.scale_path(path), scale)
             _set_path(params, path, array)
             bar.update()
     if folder != given_folder:
         return adapter_folders.add_to(params, given_folder, config)
     return params
+
+
+def _quantize(path: str, kernel: jax.Array, mesh: Mesh | None) -> tuple[jax.Array, jax.Array]:
+    """Returns the integers and scales of the kernel at a path, laid out as it is."""
+    scale_sharding = kernel.sharding
+    if mesh is not None:
+        scale_path = quantization.scale_path(path)
+        scale_sharding = sharding.parameter_sharding(scale_path, kernel.shape[1:], mesh)
+    return quantization.quantize_program(kernel.sharding, scale_sharding)(kernel)
 
 
 def _tensor_shardings(
@@ -368,16 +291,21 @@ def _write_weights(folder: Path, config: ModelConfig, params: Params, writes: bo
         index_path.write_text(json.dumps(index, indent=2) + '\n')
 
 
-def _write_dtype(path: Path, dtype: str) -> None:
-    """Sets the dtype in config.json to that of the tensors: some loaders convert to the dtype named there."""
-    fields = json.loads(path.read_text(encoding='utf-8'))
-    changed = False
+def _write_config(path: Path, like: Path, dtype: str) -> None:
+    """Writes the config.json of a folder for the decoder alone.
+
+    Args:
+      path: copy of `like`, which is changed where necessary.
+      like: config.json of the folder that the model was loaded from.
+      dtype: of the tensors: some loaders convert to the dtype named in the file.
+    """
+    original = json.loads(like.read_text(encoding='utf-8'))
+    fields = decoder_config(like)
     # `torch_dtype` is the older spelling; only a field that is present is changed.
     for key in ('dtype', 'torch_dtype'):
-        if fields.get(key) not in (None, dtype):
+        if fields.get(key) is not None:
             fields[key] = dtype
-            changed = True
-    if changed:
+    if fields != original:
         path.write_text(json.dumps(fields, indent=2) + '\n', encoding='utf-8')
 
 
@@ -415,7 +343,8 @@ def save(
             if file.suffix in _COPIED_SUFFIXES and 'index' not in file.name:
                 shutil.copy(file, staged / file.name)
         first_leaf = jax.tree.leaves(params)[0]
-        _write_dtype(staged / 'config.json', str(first_leaf.dtype))
+        like_config = base_folder(like) / 'config.json'
+        _write_config(staged / 'config.json', like_config, str(first_leaf.dtype))
         for name, text in (texts or {}).items():
             (staged / name).write_text(text, encoding='utf-8')
         os.rename(staged, folder)

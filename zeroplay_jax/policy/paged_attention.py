@@ -116,12 +116,11 @@ def make_attend(
     table: Int[Array, 'rows pages_per_row'],
     row: Int[Array, ' tokens'],
     position: Int[Array, ' tokens'],
-    block: int = 1,
 ) -> AttendTokens:
     """Returns `attend_pages` for the tokens of a step."""
 
     def attend(q, cache: LayerPages, window: int = 0):
-        return attend_pages(q, cache, table, row, position, window, block)
+        return attend_pages(q, cache, table, row, position, window)
 
     return attend
 
@@ -133,7 +132,6 @@ def attend_pages(
     row: Int[Array, ' tokens'],
     position: Int[Array, ' tokens'],
     window: int = 0,
-    block: int = 1,
 ) -> Float[Array, 'tokens heads*head_dim']:
     """Returns the attention of tokens to the positions of their rows up to their own, in plain XLA.
 
@@ -148,47 +146,42 @@ def attend_pages(
       position: position of every token within its row, ascending within the row; -1 marks an idle token, whose
         result is 0.
       window: number of positions that a token attends to, its own included; 0: no limit.
-      block: the tokens come in blocks of this many of one row; keys and values are read once per block.
     """
     tokens, heads, head_dim = q.shape
     page_tokens = cache.shape[1]
     kv_heads = cache.shape[2] // 2
     groups = heads // kv_heads
-    blocks = tokens // block
-    block_q = q.reshape(blocks, block, heads, head_dim)
-    block_q = fold_groups(block_q, kv_heads)
-    block_position = position.reshape(blocks, block)
-    last_position = jnp.max(block_position, 1)
-    block_row = row[::block]
-    block_table = table.at[block_row].get(mode='clip')
+    # Every token is a batch of one query.
+    folded_q = fold_groups(q[:, None], kv_heads)
+    token_table = table.at[row].get(mode='clip')
     index = jnp.arange(page_tokens)
 
     def attend_page(number, sums: Sums) -> Sums:
-        page_ids = block_table[:, number]
+        page_ids = token_table[:, number]
         pairs = cache[page_ids]
-        pairs = pairs.reshape(blocks, page_tokens, kv_heads, 2, head_dim)
+        pairs = pairs.reshape(tokens, page_tokens, kv_heads, 2, head_dim)
         keys = pairs[:, :, :, 0]
         values = pairs[:, :, :, 1]
         key_position = number * page_tokens + index
         # Masked before the product and not by a zero probability, because 0 · NaN is NaN.
-        is_written = key_position[None] <= last_position[:, None]
+        is_written = key_position[None] <= position[:, None]
         values = jnp.where(is_written[:, :, None, None], values, 0)
-        seen = _seen(key_position, block_position, window)
+        seen = _seen(key_position, position[:, None], window)
         # The query heads of a group are folded into the query axis, hence the tiling.
         seen = jnp.tile(seen, (1, groups, 1))
-        return _add_page(sums, block_q, keys, values, seen[:, None])
+        return _add_page(sums, folded_q, keys, values, seen[:, None])
 
     first_page = _first_page(position, window, page_tokens)
     last_page = jnp.max(position) // page_tokens
-    sums = Sums.of_no_page(block_q.shape)
+    sums = Sums.of_no_page(folded_q.shape)
     sums = jax.lax.fori_loop(first_page, last_page + 1, attend_page, sums)
     out = sums.attention().astype(q.dtype)
-    out = unfold_groups(out, block)
+    out = unfold_groups(out, 1)
     return out.reshape(tokens, heads * head_dim)
 
 
 def _seen(key_position, query_position, window: int):
-    """Returns whether queries at [blocks, queries] attend to keys at [page], bool [blocks, queries, page]."""
+    """Returns whether queries at [tokens, 1] attend to keys at [page], bool [tokens, 1, page]."""
     key_position = key_position[None, None]
     query_position = query_position[:, :, None]
     seen = key_position <= query_position
@@ -215,9 +208,9 @@ def _add_page(sums: Sums, q, keys, values, seen) -> Sums:
 
     Args:
       sums: those of the pages before it.
-      q: queries [blocks, kv_heads, queries, head_dim].
-      keys, values: of the page [blocks, page, kv_heads, head_dim].
-      seen: whether a query attends to an entry [blocks, 1, queries, page].
+      q: queries [tokens, kv_heads, queries, head_dim].
+      keys, values: of the page [tokens, page, kv_heads, head_dim].
+      seen: whether a query attends to an entry [tokens, 1, queries, page].
     """
     scores = product('bkqd,bpkd->bkqp', q, keys)
     scores = jnp.where(seen, scores, MASKED_SCORE)

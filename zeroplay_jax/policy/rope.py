@@ -1,8 +1,9 @@
 """Rotary position embedding and its extensions to longer contexts.
 
 Rotary position embedding (Su et al. 2021, arXiv:2104.09864) rotates pairs of channels by the angle
-position · frequency. Both extensions divide a frequency by `factor` if it completes few turns within the original
-context length, keep it if it completes many, and interpolate linearly in between.
+position · frequency. Linear interpolation divides all frequencies by `factor`. Llama 3.1 and YaRN divide those that
+complete few turns within the original context length, keep those that complete many, and interpolate linearly in
+between.
 """
 
 from __future__ import annotations
@@ -21,6 +22,20 @@ Angles: TypeAlias = tuple[
     Float[Array, 'batch length 1 pairs'],
     Float[Array, 'batch length 1 pairs'],
 ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """Linear interpolation (Chen et al. 2023, arXiv:2306.15595): divides every frequency by `factor`."""
+
+    factor: float
+    attention_factor: ClassVar[float] = 1.0
+
+    def unscaled_share(
+        self, frequency: Float[Array, ' pairs'], theta: float
+    ) -> Float[Array, ' pairs']:
+        """Returns the unscaled share of every frequency: 0."""
+        return jnp.zeros_like(frequency)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +105,14 @@ class Yarn:
         return 1 - jnp.clip(scaled_share, 0, 1)
 
 
+Scaling: TypeAlias = Linear | Llama3 | Yarn
+
+
 def cos_sin(
     positions: Int[AnyArray, 'batch length'],
     head_dim: int,
     theta: float,
-    scaling: Llama3 | Yarn | None = None,
+    scaling: Scaling | None = None,
 ) -> Angles:
     """Returns cos and sin of the rotation angles, float32, for all head_dim / 2 channel pairs.
 

@@ -45,11 +45,36 @@ _LAYER_TENSORS = {
     'k_norm/scale': ('self_attn.k_norm.weight', ('head_dim',)),
     'o/kernel': ('self_attn.o_proj.weight', (_QUERY_SIZE, 'hidden_size')),
     'post_norm/scale': ('post_attention_layernorm.weight', ('hidden_size',)),
+    'pre_mlp_norm/scale': ('pre_feedforward_layernorm.weight', ('hidden_size',)),
     'gate/kernel': ('mlp.gate_proj.weight', ('hidden_size', 'intermediate_size')),
     'up/kernel': ('mlp.up_proj.weight', ('hidden_size', 'intermediate_size')),
     'down/kernel': ('mlp.down_proj.weight', ('intermediate_size', 'hidden_size')),
     'post_mlp_norm/scale': ('post_feedforward_layernorm.weight', ('hidden_size',)),
 }
+# Placement of the norms -> those that a layer does not have.
+_ABSENT_NORMS = {
+    'before': ('pre_mlp_norm', 'post_mlp_norm'),
+    'after': ('input_norm', 'pre_mlp_norm'),
+    'both': (),
+}
+# In models with other parts beside the decoder: prefixes of its tensors, and of those of the other parts. Old and new
+# versions of transformers order the names differently.
+_DECODER_PREFIXES = {
+    'language_model.model.': 'model.',
+    'model.language_model.': 'model.',
+    'language_model.lm_head.': 'lm_head.',
+}
+_OTHER_PARTS = ('vision_tower.', 'multi_modal_projector.')
+
+
+def decoder_name(name: str) -> str | None:
+    """Returns the name that a tensor of a model with other parts has in the decoder alone; None for other parts."""
+    for prefix, replacement in _DECODER_PREFIXES.items():
+        if name.startswith(prefix):
+            return replacement + name.removeprefix(prefix)
+    if name.removeprefix('model.').startswith(_OTHER_PARTS):
+        return None
+    return name
 
 
 def tensors(config: ModelConfig) -> dict[str, Tensor]:
@@ -97,11 +122,8 @@ def _layer_tensors(config: ModelConfig) -> dict[str, tuple[str, tuple[str, ...]]
             name, _ = _LAYER_TENSORS[f'{projection}_norm/scale']
             _, dims = _LAYER_TENSORS[f'{projection}/bias']
             layer_tensors[f'{projection}_norm/scale'] = (name, dims)
-    # Every layer has two norms besides those of queries and keys: `post_norm/scale` and one of these.
-    if config.post_norm:
-        del layer_tensors['input_norm/scale']
-    else:
-        del layer_tensors['post_mlp_norm/scale']
+    for name in _ABSENT_NORMS[config.norms]:
+        del layer_tensors[f'{name}/scale']
     return layer_tensors
 
 

@@ -94,6 +94,7 @@ def hidden(
     tokens: PackedInts,
     positions: PackedInts,
     segment: PackedInts,
+    adapter: PackedInts | None = None,
 ) -> Float[Array, 'batch length hidden_size']:
     """Returns the final hidden states of packed rows, in `config.dtype`.
 
@@ -103,10 +104,14 @@ def hidden(
       tokens: token ids.
       positions: position of every token within its segment.
       segment: segment number of every token, 0 for padding.
+      adapter: adapter of every token (policy/adapters.py); None: the only one, if the weights have adapters.
     """
     attend = _packed_attend(config, segment)
     variables = {'params': params}
-    hidden_states, _ = Decoder(config).apply(variables, tokens, positions, attend)
+    adapter_of_token = None if adapter is None else jnp.ravel(adapter)
+    hidden_states, _ = Decoder(config).apply(
+        variables, tokens, positions, attend, adapter=adapter_of_token
+    )
     return hidden_states
 
 
@@ -254,6 +259,7 @@ def score(
     temperature: float = 1.0,
     train_entropy: bool = False,
     wanted: Bool[AnyArray, 'batch length'] | None = None,
+    adapter: PackedInts | None = None,
 ) -> tuple[PerToken, PerToken]:
     """Returns the log-probability of every token and the entropy of the distribution that predicts it.
 
@@ -266,13 +272,14 @@ def score(
       temperature: divides the logits, as in the sampler.
       train_entropy: whether the entropy has a gradient.
       wanted: True at tokens whose values are needed. The others are 0, and no logits are computed for them. None: all.
+      adapter: as of `hidden`.
 
     Returns:
       (log-probabilities, entropy in nats), float32 [batch, length]; index t belongs to token t, predicted from token
       t − 1. The first token of a segment has no prediction: its values are 0 at the start of a row and otherwise
       computed from the previous segment; the caller must mask them.
     """
-    hidden_states = hidden(config, params, tokens, positions, segment)
+    hidden_states = hidden(config, params, tokens, positions, segment, adapter)
 
     def score_chunk(head, chunk_hidden, shared, per_token):
         (chunk_tokens,) = per_token

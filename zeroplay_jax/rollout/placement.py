@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from zeroplay_jax.rollout.pages import PageAllocator, RowPages
-from zeroplay_jax.rollout.requests import ActiveRollout, RequestGroup
+from zeroplay_jax.rollout.requests import NO_SLOT, ActiveRollout, RequestGroup
 from zeroplay_jax.rollout.slot_state import SamplerConfig
 
 
@@ -94,7 +94,7 @@ class Placement:
         rows_of_version: dict[int, np.ndarray] = {}
         for rollout in self.active():
             if rollout.is_running:
-                version = rollout.group.version
+                version = rollout.version
                 if version not in rows_of_version:
                     rows_of_version[version] = np.zeros(self.config.slots, bool)
                 rows_of_version[version][rollout.slot] = True
@@ -122,6 +122,8 @@ class Placement:
         The other samples get slots as these become free. Slots would be idle until there is one for each of them.
         """
         admitted = [other for other in self.open_groups if other.shard == shard.number]
+        if group.holds_slots and not self._fits_early(group, shard, admitted):
+            return False
         # What the waiting samples of admitted requests will take.
         waiting_slots = sum(len(other.waiting) for other in admitted)
         waiting_pages = sum(len(other.waiting) * self._unshared_pages(other) for other in admitted)
@@ -129,6 +131,15 @@ class Placement:
         needed_pages = prompt_pages + self._unshared_pages(group)
         has_slot = len(shard.free_slots) > waiting_slots
         return has_slot and shard.allocator.available - waiting_pages >= needed_pages
+
+    def _fits_early(self, group: RequestGroup, shard: Shard, admitted: list[RequestGroup]) -> bool:
+        """Returns whether all samples of a group of `RequestGroup.holds_slots` fit into half of the shard's slots.
+
+        They wait in their slots for the end of the step in progress, which needs slots itself.
+        """
+        holding = [rollout for rollout in self._rollouts_of(shard) if rollout.group.holds_slots]
+        expected = sum(len(other.waiting) for other in admitted if other.holds_slots)
+        return len(holding) + expected + len(group.waiting) <= len(shard.slots) // 2
 
     def _unshared_pages(self, group: RequestGroup) -> int:
         """Returns the pages that a sample needs for its first turn beyond those it shares."""
@@ -184,14 +195,17 @@ class Placement:
             pages = take_pages()
         if pages is None:
             return None
-        slot = shard.take_slot(pages)
-        rollout = ActiveRollout(group, group.waiting.popleft(), slot, pages)
+        rollout = ActiveRollout(group, group.waiting.popleft(), shard.take_slot(pages), pages)
+        self._occupy_slot(rollout)
+        return rollout
+
+    def _occupy_slot(self, rollout: ActiveRollout) -> None:
+        """Records the beginning of a turn in a slot that was free."""
         rollout.is_running = True
-        self.rollouts[slot] = rollout
-        self.age[slot] = self._admitted
+        self.rollouts[rollout.slot] = rollout
+        self.age[rollout.slot] = self._admitted
         self._admitted += 1
         self._write_table(rollout)
-        return rollout
 
     def end_page(self, group: RequestGroup) -> int:
         """Returns the page with the end of a group's prompt, which siblings copy."""
@@ -199,24 +213,21 @@ class Placement:
         return group.held.pages[-1]
 
     def take_chunks(
-        self, rows_per_shard: int, share_calls: Callable[[RequestGroup, RequestGroup], bool]
+        self, rows_per_shard: int, share_calls: Callable[[ActiveRollout, ActiveRollout], bool]
     ) -> list[ActiveRollout]:
         """Returns the rollouts of the next prefill call, an entry per chunk, and takes the chunks from `chunks_left`.
 
         Args:
           rows_per_shard: most entries of a data shard.
-          share_calls: whether rollouts of two groups can be in one call.
+          share_calls: whether two rollouts can be in one call.
         """
         batch: list[ActiveRollout] = []
         rows_of_shard = [0] * len(self.shards)
         for rollout in self.active():
-            if batch and not share_calls(rollout.group, batch[0].group):
+            if batch and not share_calls(rollout, batch[0]):
                 continue
             shard = rollout.group.shard
             chunks = min(rollout.chunks_left, rows_per_shard - rows_of_shard[shard])
-            # Over short pages all tokens that a call feeds of a row are one chunk.
-            if self.config.is_paged:
-                chunks = min(chunks, 1)
             rows_of_shard[shard] += chunks
             rollout.chunks_left -= chunks
             batch += [rollout] * chunks
@@ -225,18 +236,35 @@ class Placement:
     # ---- turns -----------------------------------------------------------------------------------
 
     def begin_turn(self, rollout: ActiveRollout) -> bool:
-        """Reserves the pages of a rollout's next turn, by eviction if necessary; returns False if it has to wait."""
+        """Reserves the pages of a rollout's next turn, by eviction if necessary; returns False if it has to wait.
+
+        After `leave_slot` it also needs a slot.
+        """
+        shard = self._shard_of(rollout)
+        has_slot = rollout.slot != NO_SLOT
+        if not has_slot and not shard.free_slots:
+            return False
         if not self._reserve_turn(rollout):
             return False
-        self._shard_of(rollout).allocator.grow(rollout.pages, len(rollout.tokens))
+        shard.allocator.grow(rollout.pages, len(rollout.tokens))
         if rollout.is_evicted:
             # The device has nothing of it any more.
             self.stats['refilled_tokens'] += rollout.put_start
             rollout.put_start = 0
             rollout.is_evicted = False
-        rollout.is_running = True
-        self._write_table(rollout)
+        if has_slot:
+            rollout.is_running = True
+            self._write_table(rollout)
+        else:
+            rollout.slot = shard.take_slot(rollout.pages)
+            self._occupy_slot(rollout)
         return True
+
+    def leave_slot(self, rollout: ActiveRollout) -> None:
+        """Frees slot and pages of a rollout between two turns; `begin_turn` gives it others, with all its tokens."""
+        self.close(rollout)
+        rollout.slot = NO_SLOT
+        rollout.is_evicted = True
 
     def _reserve_turn(self, rollout: ActiveRollout) -> bool:
         """Reserves the pages of a rollout's turn; evicts younger rollouts of its shard if that gives enough pages."""
@@ -270,10 +298,13 @@ class Placement:
 
     def _evictable(self, shard: Shard, rollout: ActiveRollout) -> list[ActiveRollout]:
         """Returns the younger rollouts of the shard that have pages and are not within a turn, youngest first."""
-        younger = []
+        younger: list[ActiveRollout] = []
+        # A page as long as a slot belongs to the slot.
+        if not self.config.is_paged:
+            return younger
         for other in self._rollouts_of(shard):
             is_parked = not other.is_running and bool(other.pages.pages)
-            if is_parked and other.identity > rollout.identity:
+            if is_parked and not other.group.keeps_keys and other.identity > rollout.identity:
                 younger.append(other)
         return sorted(younger, key=_identity, reverse=True)
 

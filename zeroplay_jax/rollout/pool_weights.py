@@ -55,7 +55,7 @@ class PoolWeights:
         """Sets the newest weights; arguments as of `Scheduler.publish_weights`, and all groups in progress."""
         views = {old: view for old, view in self.views.items() if old in keep and old != version}
         # Their prompts are in the cache, too: keys and values of old weights must not be reused.
-        _refuse_lost(name, [group for group in groups if group.version not in views])
+        _refuse_lost(name, groups, views)
         self.views = views | {version: params}
         self.version = version
 
@@ -67,13 +67,13 @@ class PoolWeights:
         """Drops the other versions of the weights of this name."""
         self.views = {version: self.views[version]}
 
-    def share_calls(self, group: RequestGroup, other: RequestGroup) -> bool:
-        """Returns whether rollouts of two groups can be in one prefill call."""
-        return group.version == other.version
+    def share_calls(self, rollout: ActiveRollout, other: ActiveRollout) -> bool:
+        """Returns whether two rollouts can be in one prefill call."""
+        return rollout.version == other.version
 
     def extend(self, sampler: Sampler, rollouts: Sequence[ActiveRollout]) -> None:
         """Prefills a chunk of rollouts that share calls; at least one."""
-        view = self.views[rollouts[0].group.version]
+        view = self.views[rollouts[0].version]
         sampler.extend(view, [rollout.slot for rollout in rollouts])
 
     def decode(self, sampler: Sampler, placement: Placement) -> list[DecodeChunk]:
@@ -143,7 +143,7 @@ class AdapterPoolWeights(PoolWeights):
         """Sets the newest adapter of a name; arguments as of `PoolWeights.publish`, `params` with the base."""
         kept = set(keep) - {version}
         own_groups = [group for group in groups if group.request.weights == name]
-        _refuse_lost(name, [group for group in own_groups if group.version not in kept])
+        _refuse_lost(name, own_groups, kept)
         self._base, adapter = adapters.split(params)
         if name in self._versions:
             self._adapters[self._place(name, version)] = adapter
@@ -157,7 +157,7 @@ class AdapterPoolWeights(PoolWeights):
     def keep_only(self, name: str, version: int) -> None:
         """Does nothing: an old adapter takes little memory, and a newer one will take its place."""
 
-    def share_calls(self, group: RequestGroup, other: RequestGroup) -> bool:
+    def share_calls(self, rollout: ActiveRollout, other: ActiveRollout) -> bool:
         """Returns True: rows of one call use different adapters."""
         return True
 
@@ -188,7 +188,7 @@ class AdapterPoolWeights(PoolWeights):
         for rollout in rollouts:
             name = rollout.group.request.weights
             if name in self._versions:
-                adapter[rollout.slot] = self._place(name, rollout.group.version)
+                adapter[rollout.slot] = self._place(name, rollout.version)
         return adapter
 
     def _join(self) -> Params:
@@ -204,6 +204,11 @@ class AdapterPoolWeights(PoolWeights):
         return adapters.join(self._base | {adapters.SCALE: scale}, stacked)
 
 
-def _refuse_lost(name: str, groups: Sequence[RequestGroup]) -> None:
-    if groups:
-        raise RuntimeError(f'weights {name!r} published while {len(groups)} rollouts run')
+def _refuse_lost(name: str, groups: Iterable[RequestGroup], versions: Collection[int]) -> None:
+    """Raises RuntimeError if groups in progress are played by other versions than these."""
+    lost = 0
+    for group in groups:
+        later = group.later_version
+        lost += group.version not in versions or (later is not None and later not in versions)
+    if lost:
+        raise RuntimeError(f'weights {name!r} published while {lost} rollouts run')

@@ -117,8 +117,8 @@ class Sampler:
       shards: number of data shards.
       table: int32 [slots, pages per slot], pages of every slot, numbered within its shard; None where a page is as long
         as a slot. The owner of the sampler sets and changes it.
-      age: int32 [slots], number of every slot's rollout in the order of admission; the owner sets it too. With
-        `token_budget` older rollouts are served first.
+      age: int32 [slots], number of every slot's rollout in the order of admission; the owner sets it too. Over pages
+        shorter than a slot older rollouts are served first.
     """
 
     def __init__(self, model: ModelConfig, config: SamplerConfig, mesh: Mesh):
@@ -220,14 +220,12 @@ class Sampler:
     ) -> None:
         """Prefills one chunk per entry of `slots`: ascending, at most `shard_config.fill_rows` entries of a shard.
 
-        Over pages as long as a slot, a slot may have several entries.
+        A slot may have several entries. Over pages shorter than a slot `decode` prefills instead.
 
         `params` and `adapter` are as in `decode`.
         """
         padded_slots, _ = self._arrange(slots, self.shard_config.fill_rows)
-        self.state = self.programs['extend'](
-            params, self.state, padded_slots, self._page_table(), adapter
-        )
+        self.state = self.programs['extend'](params, self.state, padded_slots, adapter)
 
     def decode(
         self,
@@ -242,7 +240,7 @@ class Sampler:
           rows: slots that these weights play; None: all. The others are left as they are.
           adapter: adapter of every slot (policy/adapters.py); None: the only one, if the weights have adapters.
         """
-        age = self.age.copy() if self.config.token_budget else None
+        age = self.age.copy() if self.config.is_paged else None
         self.state, chunk = self.programs['decode'](
             params, self.state, self._page_table(), age, rows, adapter
         )

@@ -122,7 +122,7 @@ class Scheduler:
           keep: versions with rollouts in progress, or that rollouts will need.
 
         Raises:
-          RuntimeError: rollouts of a version that is dropped are in progress; no trajectory mixes two versions.
+          RuntimeError: rollouts of a version that is dropped are in progress.
         """
         pool = self.pools[weights]
         pool.weights.publish(weights, params, version, keep, pool.groups())
@@ -259,7 +259,7 @@ class Scheduler:
         assert self._new_request is not None
         # The event is cleared before the queues are read: a later request sets it again.
         self._new_request.clear()
-        can_admit = any(pool.queue and not pool.active for pool in self._distinct_pools())
+        can_admit = any(pool.can_admit for pool in self._distinct_pools())
         if can_admit or is_ended():
             return
         new_request = asyncio.ensure_future(self._new_request.wait())

@@ -1,8 +1,8 @@
 """The device programs of rollouts: slots with their own position, limit and random stream.
 
   put     host tokens → the end of a row (a prompt, or an observation after a rewind)
-  extend  keys and values of a few chunks of `chunk` tokens
-  decode  up to `burst` new tokens of every decoding row
+  extend  keys and values of a few chunks of `chunk` tokens; not over pages
+  decode  up to `burst` new tokens of every decoding row; over pages also keys and values of prompts and observations
   rewind  a row back to a length; nothing is erased, attention masks by position
   clone   a prefilled prompt → other rows (samples of a request share one prefill)
 
@@ -10,8 +10,8 @@ Every program has static shapes and compiles once. Weights are an argument, so o
 serves every set of weights. The result of a row depends on that row alone: its tokens, its key and
 its position. Shapes never depend on the clock, hence neither do the samples.
 
-This module has the programs of pages as long as a slot; rollout/token_steps.py has `extend` and `decode` of shorter
-pages. With several data shards every shard runs the programs on its own slots and pages.
+This module has the programs of pages as long as a slot; rollout/token_steps.py has `decode` of shorter pages. With
+several data shards every shard runs the programs on its own slots and pages.
 """
 
 from __future__ import annotations
@@ -110,7 +110,6 @@ def _extend(
     params: Params,
     state: SlotState,
     slots: Int[Array, ' rows'],
-    table: None = None,  # not used: page s belongs to slot s
     adapter: Int[Array, ' slots'] | None = None,
 ) -> SlotState:
     """Prefills one chunk per entry of `slots`; a number beyond the last slot marks an idle entry.
@@ -301,6 +300,8 @@ def _layout(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> SlotState:
 def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
     """Returns the jitted programs of one shape by name ('empty' and those of the module), shared by all weights.
 
+    Over pages shorter than a slot there is no 'extend'.
+
     All arrays but the weights have their first axis over the data shards. Numbers of slots and pages count within a
     shard.
 
@@ -326,15 +327,13 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
     # functools.partial makes a new object per shape, so that each keeps its own compilations.
     bind = functools.partial
     if config.is_paged:
-        extend = bind(token_steps.extend, model, local, mesh)
         decode = bind(token_steps.decode, model, local, mesh)
     else:
-        extend = bind(_extend, model, local)
         decode = bind(_decode, model, local)
     # The host reads chunks. A single shard gives them to all devices of the 'model' axis; several keep their own parts,
     # because to gather them would be a collective.
     chunk_layout = sharding.replicated(mesh) if shards == 1 else sharding.slots(mesh)
-    cached_layout = chunk_layout if config.token_budget else None
+    cached_layout = chunk_layout if config.is_paged else None
     chunk = DecodeChunk(chunk_layout, chunk_layout, chunk_layout, cached_layout)
 
     def state_update(function, has_params=False, out_shardings=layout):
@@ -345,11 +344,13 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
             out_shardings=out_shardings,
         )
 
-    return dict(
+    compiled = dict(
         empty=jax.jit(bind(empty_state, model, config, head_dim), out_shardings=layout),
         put=state_update(bind(_put, local)),
-        extend=state_update(extend, has_params=True),
         decode=state_update(decode, has_params=True, out_shardings=(layout, chunk)),
         rewind=state_update(bind(_rewind)),
         clone=state_update(bind(_clone)),
     )
+    if not config.is_paged:
+        compiled['extend'] = state_update(bind(_extend, model, local), has_params=True)
+    return compiled

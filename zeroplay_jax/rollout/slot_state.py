@@ -33,15 +33,15 @@ class SamplerConfig:
     Attributes:
       slots: rollouts in progress at the same time.
       context: tokens that a slot can hold.
-      chunk: tokens of a row that are prefilled together.
-      fill_rows: chunks of a prefill call; over pages as long as a slot several can be of one row.
+      chunk: tokens of a row that are prefilled together; not read over pages shorter than a slot.
+      fill_rows: chunks of a prefill call, of which several can be of one row; not read over such pages either.
       burst: steps of a decode call.
       put_rows: rows of a put or clone call per data shard.
       put_tokens: tokens per row of a put call.
       eos: ids of the tokens that end a turn.
       page: tokens of a page; 0: a page is as long as a slot.
       pages: pages of the cache; 0: as many as the slots can fill.
-      token_budget: tokens of a step that prefills and decodes at once; 0: prefill and decode are separate calls.
+      token_budget: tokens of a step over pages shorter than a slot, which prefills and decodes at once.
       decode_buckets: ascending numbers of tokens for which a smaller step without prefill is compiled.
       attention: 'xla'; over pages shorter than a slot also 'ragged', a kernel; over pages as long as
         a slot also 'used', which reads used places only, one row after another.
@@ -105,12 +105,13 @@ class SamplerConfig:
             raise UserError(
                 f'sampler.pages={self.pages}: a page is as long as a slot; set sampler.page, or sampler.pages=0'
             )
-        if self.token_budget and not self.is_paged:
+        if self.is_paged and not self.token_budget:
             raise UserError(
-                f'sampler.token_budget={self.token_budget} needs pages; set sampler.page below '
-                f'sampler.context={self.context}'
+                f'sampler.page={self.page} needs steps that prefill and decode; set sampler.token_budget, such as '
+                f'{2 * self.slots}'
             )
         for name, is_set in (
+            ('token_budget', bool(self.token_budget)),
             ('decode_buckets', bool(self.decode_buckets)),
             ('attention', self.attention == 'ragged'),
         ):
@@ -143,13 +144,12 @@ class SamplerConfig:
 
     def _check_buckets(self, shards: int) -> None:
         """Raises UserError unless the buckets ascend, can be split evenly and are smaller than a whole step."""
-        whole_step = self.token_budget or self.slots
         previous = 0
         for bucket in self.decode_buckets:
-            if not previous < bucket < whole_step or bucket % shards:
+            if not previous < bucket < self.token_budget or bucket % shards:
                 raise UserError(
                     f'sampler.decode_buckets={self.decode_buckets} must be ascending multiples of {shards} data shards '
-                    f'below {whole_step} tokens of a whole step'
+                    f'below sampler.token_budget={self.token_budget}'
                 )
             previous = bucket
 
@@ -189,7 +189,7 @@ class DecodeChunk:
       tokens: int32, ids; 0 beyond `count`.
       logp: float32, log-probs under the distribution that was sampled from; 0 beyond `count`.
       count: int32, sampled tokens of the row.
-      cached: int32, positions whose keys and values are valid; None where prefill is a call of its own.
+      cached: int32, positions whose keys and values are valid; None over pages as long as a slot.
     """
 
     tokens: Int[Array, 'slots burst']

@@ -21,7 +21,7 @@ from zeroplay_jax.rollout.placement import Placement
 from zeroplay_jax.rollout.pool_weights import PoolWeights
 from zeroplay_jax.rollout.requests import ActiveRollout, Request, RequestGroup
 from zeroplay_jax.rollout.sampler import CloneRow, PutRow, Sampler
-from zeroplay_jax.types import ENV, POLICY, ToolCall, Trajectory, Turn, identity_key
+from zeroplay_jax.types import ENV, POLICY, ToolCall, Turn, identity_key
 
 
 class SlotPool:
@@ -42,6 +42,8 @@ class SlotPool:
         self.queue: list[tuple[tuple[int, ...], int, RequestGroup]] = []
         # Rollouts with an observation, whose next turn `admit` begins once it has pages.
         self.waiting_for_pages: list[ActiveRollout] = []
+        # The same, whose next turn is played by weights that do not exist yet (`rollout.switch`).
+        self.waiting_for_weights: list[ActiveRollout] = []
         # `read_chunk` calls it with a rollout's identity and its new policy ids, for live display.
         self.on_tokens: Callable[[tuple[int, ...], list[int]], None] | None = None
 
@@ -82,7 +84,15 @@ class SlotPool:
 
     def groups(self) -> list[RequestGroup]:
         """Returns the groups of all rollouts and requests; one with several rollouts more than once."""
-        return self.placement.groups() + [entry[2] for entry in self.queue]
+        # Some of them have left their slots.
+        between_turns = self.waiting_for_weights + self.waiting_for_pages
+        groups = self.placement.groups() + [rollout.group for rollout in between_turns]
+        return groups + [entry[2] for entry in self.queue]
+
+    @property
+    def can_admit(self) -> bool:
+        """Whether requests wait although no rollout is in a slot."""
+        return bool(self.queue) and not self.active and not self.queue[0][2].holds_slots
 
     # ---- admission and prefill -----------------------------------------------------------------
 
@@ -92,6 +102,7 @@ class SlotPool:
         All tokens of observations and new prompts are put into their slots by one `put`, because every put is a device
         call; `prefill` computes their keys and values.
         """
+        self._switch_versions()
         rows = self._begin_turns()
         self.clone_siblings()
         blocked_shards = self._blocked_shards()
@@ -178,8 +189,8 @@ class SlotPool:
 
     def prefill(self) -> None:
         """Computes the keys and values of all tokens that were put into slots."""
-        # With a budget, prompts pass through the decode calls instead.
-        if self.sampler.config.token_budget:
+        # Over pages, prompts and observations pass through the decode calls instead.
+        if self.sampler.config.is_paged:
             return
         rows_per_shard = math.ceil(self.sampler.config.fill_rows / self.sampler.shards)
         # All rows are prefilled before any row decodes: a decode chunk takes as long for one row as for
@@ -228,12 +239,36 @@ class SlotPool:
                 self.finish(rollout, 'context')
                 continue
             if start < len(rollout.tokens):
-                ended = self._trajectory(rollout, 'continued', ())
+                ended = rollout.trajectory('continued', ())
                 rollout.end_context(start, retained, ended)
             rollout.append(ids.tolist(), ENV, [0.0] * len(ids))
             rollout.begin_turn()
             rollout.put_start = start
+            self._queue_turn(rollout)
+
+    def _queue_turn(self, rollout: ActiveRollout) -> None:
+        """Queues the next turn of a rollout; the second one may be played by newer weights than the first."""
+        switch = rollout.group.switch
+        if switch is None or len(rollout.turns) > 1:
             self.waiting_for_pages.append(rollout)
+            return
+        if switch.recomputes:
+            # Its pages may be those of its siblings' prompt, which the older weights still read. Without a slot it can
+            # wait for as long as the step in progress takes.
+            self.placement.leave_slot(rollout)
+        self.waiting_for_weights.append(rollout)
+
+    def _switch_versions(self) -> None:
+        """Gives rollouts whose step has begun the version of the weights that plays their later turns."""
+        still_waiting: list[ActiveRollout] = []
+        for rollout in self.waiting_for_weights:
+            version = rollout.group.later_version
+            if version is None:
+                still_waiting.append(rollout)
+            else:
+                rollout.version = version
+                self.waiting_for_pages.append(rollout)
+        self.waiting_for_weights = still_waiting
 
     def _begin_turns(self) -> list[PutRow]:
         """Begins the next turns that get pages, oldest rollouts first; returns their rows, to be put."""
@@ -267,7 +302,7 @@ class SlotPool:
           tokens: ids; the first `count` of a row are sampled.
           logp: their log-probs.
           count: sampled tokens per row.
-          cached: positions with valid keys and values per row; None where prefill is a call of its own.
+          cached: positions with valid keys and values per row; None over pages as long as a slot.
         """
         if cached is not None:
             self._record_prefill(cached)
@@ -376,7 +411,7 @@ class SlotPool:
           reason: `Trajectory.finish`.
         """
         group = rollout.group
-        trajectory = self._trajectory(rollout, reason, tuple(rollout.turns))
+        trajectory = rollout.trajectory(reason, tuple(rollout.turns))
         trajectory = dataclasses.replace(trajectory, earlier=tuple(rollout.earlier))
         group.results[rollout.sample] = trajectory
         self.placement.close(rollout)
@@ -384,20 +419,6 @@ class SlotPool:
         # The future is done already if its episode was cancelled.
         if is_complete and not group.future.done():
             group.future.set_result(group.results)
-
-    def _trajectory(
-        self, rollout: ActiveRollout, reason: str, turns: tuple[Turn, ...]
-    ) -> Trajectory:
-        return Trajectory(
-            tokens=np.asarray(rollout.tokens, np.int32),
-            source=np.asarray(rollout.source, np.int8),
-            logp=np.asarray(rollout.logp, np.float32),
-            turns=turns,
-            finish=reason,
-            weights=rollout.group.request.weights,
-            version=rollout.group.version,
-            identity=rollout.identity,
-        )
 
     def abandon(self, batch: EpisodeBatch | None = None) -> None:
         """Drops all rollouts and requests of a batch of episodes, or with None all; called when the batch ends."""
@@ -410,6 +431,7 @@ class SlotPool:
             group.future.cancel()
         rollouts = self.placement.abandon(is_dropped)
         self.waiting_for_pages = [x for x in self.waiting_for_pages if not is_dropped(x.group)]
+        self.waiting_for_weights = [x for x in self.waiting_for_weights if not is_dropped(x.group)]
         self.queue = [entry for entry in self.queue if not is_dropped(entry[2])]
         heapq.heapify(self.queue)
         # Rows that are left after an error would decode in the next run.

@@ -1,16 +1,16 @@
-"""`extend` and `decode` over pages shorter than a slot: steps of tokens of any rows.
+"""`decode` over pages shorter than a slot: steps of tokens of any rows, which prefill and decode.
 
-Every step computes a fixed number of tokens, each with its row and position, and writes their keys and values to the
-pages at once. `extend` is one step with a chunk per row. `decode` is a loop of steps: with one token per slot, or with
-`token_budget` tokens, which go to decoding rows first and then to rows that still have tokens to prefill. In the second
-case `extend` is not used: a prompt passes through the same steps as the tokens that other rows sample meanwhile, and
-since all tokens pass through one program, it does not matter for a single bit where a prompt was cut.
+Every step computes `token_budget` tokens, each with its row and position, and writes their keys and values to the pages
+at once. The tokens go to decoding rows first and then to rows that still have tokens to prefill. A prompt passes
+through the same steps as the tokens that other rows sample meanwhile. Since all tokens pass through one program, it
+does not matter for a single bit where a prompt was cut.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,6 @@ from zeroplay_jax.policy.ragged_rows import StepShape
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import sampling
 from zeroplay_jax.rollout.slot_state import (
-    DECODE,
-    FILL,
     NO_TOKEN,
     REST,
     DecodeChunk,
@@ -66,24 +64,11 @@ class _Tokens:
     last: Int[Array, ' slots']
 
 
-def _has_tokens(
-    config: SamplerConfig, state: SlotState, rows: Bool[Array, ' slots'] | None
-) -> Bool[Array, ' slots']:
-    """Returns which slots have tokens for a decode step; only some of `rows`, if it is given."""
-    if config.token_budget:
-        is_active = state.status != REST
-    else:
-        is_active = state.status == DECODE
+def _has_tokens(state: SlotState, rows: Bool[Array, ' slots'] | None) -> Bool[Array, ' slots']:
+    """Returns which slots have tokens for a step; only some of `rows`, if it is given."""
+    is_active = state.status != REST
     has_tokens = is_active & (state.length < state.limit)
     return has_tokens if rows is None else has_tokens & rows
-
-
-def _token_per_slot(
-    config: SamplerConfig, state: SlotState, rows: Bool[Array, ' slots'] | None
-) -> _Fed:
-    """Returns the step that feeds the last token of every decoding slot; arguments as of `_has_tokens`."""
-    live = _has_tokens(config, state, rows)
-    return _Fed(single=live, chunk=jnp.zeros_like(state.length), samples=live)
 
 
 def tokens_of_budget(
@@ -103,7 +88,7 @@ def tokens_of_budget(
       rows: slots that may be fed; None: all.
     """
     budget = config.token_budget
-    live = _has_tokens(config, state, rows)
+    live = _has_tokens(state, rows)
     pending = jnp.where(live, state.length - state.cached, 0)
     is_decoding = pending == 1
     prefill_pending = jnp.where(is_decoding, 0, pending)
@@ -183,48 +168,7 @@ def _feed(
     )
 
 
-def extend(
-    model: ModelConfig,
-    config: SamplerConfig,
-    mesh: Mesh,
-    params: Params,
-    state: SlotState,
-    slots: Int[Array, ' rows'],
-    table: Int[Array, 'slots pages_per_slot'],
-    adapter: Int[Array, ' slots'] | None = None,
-) -> SlotState:
-    """Prefills one chunk of every row in `slots` (ascending; a number beyond the last slot marks an idle row)."""
-    start = state.cached.at[slots].get(mode='clip')
-    # The last token stays uncached: decode feeds it to predict the next one.
-    goal = state.length.at[slots].get(mode='clip') - 1
-    cached = jnp.minimum(start + config.chunk, goal)
-    if config.attention == 'ragged':
-        fed = jnp.where(slots < config.slots, jnp.maximum(cached - start, 0), 0)
-        none = jnp.zeros(slots.shape, bool)
-        laid_out = _lay_out(none, fed, start, slots.shape[0] * config.chunk)
-        row = slots.at[laid_out.row].get(mode='fill', fill_value=config.slots)
-        position = laid_out.position
-        shape = StepShape(most_singles=0, has_chunks=True)
-        attend = ragged_attention.make_attend(mesh, table, row, position, shape)
-    else:
-        # Every row has a block of its own, so that its pages are read once for the whole chunk.
-        position = start[:, None] + jnp.arange(config.chunk)[None]
-        is_used = (position < goal[:, None]) & (slots < config.slots)[:, None]
-        position = jnp.where(is_used, position, -1).reshape(-1)
-        row = jnp.repeat(slots, config.chunk)
-        attend = paged_attention.make_attend(table, row, position, config.chunk)
-    # The hidden states are unused, and XLA removes what only they need.
-    _, cache = _feed(model, config, params, state, table, row, position, attend, adapter)
-    status = jnp.where(cached >= goal, DECODE, FILL)
-    return dataclasses.replace(
-        state,
-        cache=cache,
-        cached=state.cached.at[slots].set(cached, mode='drop'),
-        status=state.status.at[slots].set(status, mode='drop'),
-    )
-
-
-def _next_tokens(
+def next_tokens(
     model: ModelConfig,
     config: SamplerConfig,
     mesh: Mesh,
@@ -288,27 +232,40 @@ def decode(
       rows: slots that these weights play; None: all. The others are left as they are.
       adapter: adapter of every slot (policy/adapters.py); None: the only one, if the weights have adapters.
     """
-    slots = jnp.arange(config.slots, dtype=jnp.int32)
-    eos = jnp.asarray(config.eos or (NO_TOKEN,), jnp.int32)
-    compute = functools.partial(_next_tokens, model, config, mesh, params, table, adapter)
-    whole_step = functools.partial(
-        compute, config.token_budget or config.slots, bool(config.token_budget)
-    )
+    compute = functools.partial(next_tokens, model, config, mesh, params, table, adapter)
     # Steps of fewer tokens that cannot prefill, and the whole step.
     buckets = [functools.partial(compute, tokens, False) for tokens in config.decode_buckets]
-    branches = (*buckets, whole_step)
+    whole_step = functools.partial(compute, config.token_budget, True)
+    return run_steps(config, (*buckets, whole_step), state, table, age, rows)
+
+
+def run_steps(
+    config: SamplerConfig,
+    branches: Sequence[Callable],
+    state: SlotState,
+    table: Int[Array, 'slots pages_per_slot'],
+    age: Int[Array, ' slots'] | None = None,
+    rows: Bool[Array, ' slots'] | None = None,
+) -> tuple[SlotState, DecodeChunk]:
+    """Runs the steps of `decode`.
+
+    Args:
+      config: static shape.
+      branches: `next_tokens` of every size of a step, as functions of state and `_Fed`: those of
+        `config.decode_buckets`, then the whole step.
+      state, table, age, rows: as of `decode`.
+    """
+    slots = jnp.arange(config.slots, dtype=jnp.int32)
+    eos = jnp.asarray(config.eos or (NO_TOKEN,), jnp.int32)
     sizes = jnp.asarray(config.decode_buckets, jnp.int32)
 
     def has_work(carry):
         number, state, _ = carry
-        return (number < config.burst) & jnp.any(_has_tokens(config, state, rows))
+        return (number < config.burst) & jnp.any(_has_tokens(state, rows))
 
     def run_step(carry):
         number, state, chunk = carry
-        if config.token_budget:
-            fed = tokens_of_budget(config, state, age, rows)
-        else:
-            fed = _token_per_slot(config, state, rows)
+        fed = tokens_of_budget(config, state, age, rows)
         # The first bucket that is large enough; with chunks the whole step.
         is_too_small = (sizes < jnp.sum(fed.single)) | jnp.any(fed.chunk > 0)
         branch = jnp.sum(is_too_small, dtype=jnp.int32)
@@ -336,7 +293,5 @@ def decode(
 
     carry = (jnp.int32(0), state, empty_chunk(config))
     _, state, chunk = jax.lax.while_loop(has_work, run_step, carry)
-    if config.token_budget:
-        # The host cannot count the prefill of a slot, because it depends on when other slots end their turns.
-        chunk = dataclasses.replace(chunk, cached=state.cached)
-    return state, chunk
+    # The host cannot count the prefill of a slot, because it depends on when other slots end their turns.
+    return state, dataclasses.replace(chunk, cached=state.cached)

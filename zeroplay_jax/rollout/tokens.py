@@ -11,7 +11,7 @@ import itertools
 import json
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import transformers
 from jaxtyping import Int
 
 from zeroplay_jax.policy.adapter_config import base_folder
+from zeroplay_jax.policy.config_fields import vocabulary_size
 from zeroplay_jax.rollout.messages import Message, Untrusted
 from zeroplay_jax.types import PROMPT, Trajectory, UserError
 
@@ -39,6 +40,9 @@ END_OF_TURN_FIELD = 'end_of_turn_token_id'
 _MARK_START = '\ue000'
 _MARK_END = '\ue001'
 _TURN_MARK = '\ue002'
+# How SentencePiece vocabularies write a space, and the normaliser of tokenizer.json that does so and nothing else.
+_SPACE_MARK = '\u2581'
+_SPACES_MARKED = {'type': 'Replace', 'pattern': {'String': ' '}, 'content': _SPACE_MARK}
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -56,8 +60,53 @@ def _byte_alphabet() -> dict[str, int]:
     return alphabet
 
 
+_BYTE_ALPHABET = _byte_alphabet()
+_BYTE_TOKENS = {f'<0x{byte:02X}>': bytes([byte]) for byte in range(256)}
+
+
+def _is_white_space(text: str) -> bool:
+    """Returns whether a token is white space only; SentencePiece writes spaces as U+2581."""
+    return text.replace(_SPACE_MARK, ' ').isspace()
+
+
+def _marks_spaces(specification: dict[str, Any]) -> bool:
+    """Returns whether tokens are text with U+2581 for a space, and other bytes have tokens such as <0x0A> (Gemma).
+
+    Args:
+      specification: content of tokenizer.json.
+    """
+    model = specification['model']
+    has_bytes = model.get('byte_fallback') and _BYTE_TOKENS.keys() <= model['vocab'].keys()
+    # Other normalisers, such as one that puts a space before every text, would change pieces of a prompt.
+    return bool(has_bytes) and specification.get('normalizer') == _SPACES_MARKED
+
+
+def _marked_bytes(token: str) -> bytes:
+    """Returns the bytes of a token of such a vocabulary."""
+    text = token.replace(_SPACE_MARK, ' ')
+    return _BYTE_TOKENS.get(token, text.encode())
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    """Returns the bytes of a token of a byte-level vocabulary; raises KeyError if it is not one."""
+    return bytes(_BYTE_ALPHABET[character] for character in token)
+
+
+def _merges_within(merges: list, vocabulary: Mapping[str, int]) -> list:
+    """Returns the merges of a BPE model whose parts and result are in its vocabulary."""
+    kept = []
+    for merge in merges:
+        # Older files write the two parts as one text.
+        first, second = merge.split(' ') if isinstance(merge, str) else merge
+        if first in vocabulary and second in vocabulary and first + second in vocabulary:
+            kept.append(merge)
+    return kept
+
+
 class Codec:
     """Tokenizer and chat template of one checkpoint folder.
+
+    The tokens are byte-level BPE, or BPE over characters with a token for every single byte (SentencePiece, Gemma).
 
     Attributes:
       token_bytes: per id the bytes it encodes (b'' for ids without a token).
@@ -65,7 +114,7 @@ class Codec:
       eos_ids: ids that end an assistant turn.
 
     Raises:
-      ValueError: the tokenizer is not byte-level.
+      ValueError: the tokenizer is of another kind.
     """
 
     def __init__(self, folder):
@@ -75,9 +124,6 @@ class Codec:
         self._tokenizer = tokenizer_class.from_pretrained(str(self.folder))
         specification_text = self._tokenizer.backend_tokenizer.to_str()
         specification = json.loads(specification_text)
-        self._added_ids: dict[str, int] = {}
-        for token in specification['added_tokens']:
-            self._added_ids[token['content']] = token['id']
         model = specification['model']
         vocabulary = model['vocab']
         # Unigram vocabularies are lists of (token, score). They are never byte-level.
@@ -86,6 +132,14 @@ class Codec:
             raise ValueError(
                 f'{self.folder}: a {model_type} tokenizer is not byte-level; choose a checkpoint with byte-level BPE'
             )
+        self._marks_spaces = _marks_spaces(specification)
+        self._added_ids: dict[str, int] = {}
+        for token in specification['added_tokens']:
+            text = token['content']
+            # Runs of white space (Gemma) control nothing: foreign text has them as any other text does.
+            is_plain = self._marks_spaces and _is_white_space(text) and text in vocabulary
+            if not is_plain:
+                self._added_ids[text] = token['id']
         self._plain = self._without_added_tokens(specification)
         # Sorted longest first, so that a token that contains another one is found as a whole.
         longest_first = sorted(self._added_ids, key=len, reverse=True)
@@ -97,7 +151,7 @@ class Codec:
         self.eos_ids = self._end_of_turn_ids()
 
     def _without_added_tokens(self, specification: dict[str, Any]) -> tokenizers.Tokenizer:
-        """Returns the tokenizer for foreign text, which has no added vocabulary.
+        """Returns the tokenizer for foreign text, which has no added vocabulary but white space.
 
         Args:
           specification: content of tokenizer.json.
@@ -106,11 +160,21 @@ class Codec:
         vocabulary = dict(model['vocab'])
         # Some models map a whole pre-token that is in their own vocabulary directly to its id, so the
         # strings of the added vocabulary are removed there as well.
-        for token in self._added_ids:
-            vocabulary.pop(token, None)
+        removed = vocabulary.keys() & self._added_ids.keys()
+        for token in removed:
+            del vocabulary[token]
         model['vocab'] = vocabulary
+        if removed and 'merges' in model:
+            model['merges'] = _merges_within(model['merges'], vocabulary)
+        if model.get('unk_token') in removed:
+            # Characters without a token are written as bytes, never as this token.
+            model['unk_token'] = None
         plain = dict(specification, model=model)
-        plain['added_tokens'] = []
+        plain['added_tokens'] = [
+            token
+            for token in specification['added_tokens']
+            if token['content'] not in self._added_ids
+        ]
         # Pieces of a prompt are encoded one by one: none of them may get a BOS token or be cut.
         for setting in ('post_processor', 'truncation', 'padding'):
             plain[setting] = None
@@ -118,12 +182,10 @@ class Codec:
 
     def _bytes_of_ids(self, vocabulary: dict[str, int]) -> list[bytes]:
         """Returns `token_bytes`; raises ValueError for a token that is not byte-level."""
-        alphabet = _byte_alphabet()
-        config_text = (self.folder / 'config.json').read_text()
-        config = json.loads(config_text)
+        bytes_of_token = _marked_bytes if self._marks_spaces else _byte_level_bytes
         # A model may have more ids than its tokenizer has tokens; those decode to nothing.
         last_id = max(
-            config['vocab_size'] - 1,
+            vocabulary_size(self.folder) - 1,
             *vocabulary.values(),
             *self._added_ids.values(),
         )
@@ -133,7 +195,7 @@ class Codec:
                 continue
             # Bytes are stored and not decoded text, because a token may hold half a character.
             try:
-                token_bytes[token_id] = bytes(alphabet[character] for character in token)
+                token_bytes[token_id] = bytes_of_token(token)
             except KeyError:
                 raise ValueError(
                     f'{self.folder}: token {token!r} is not byte-level; this tokenizer is not '

@@ -14,6 +14,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
+from zeroplay_jax.retrieval import objects
+from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.types import Json, UserError
 
 # A message names this many differing fields at most.
@@ -26,18 +28,31 @@ class WorkdirError(UserError):
     """The workdir cannot be used for this run; the message says why."""
 
 
-def check_is_folder(workdir: str | pathlib.Path) -> None:
-    """Refuses an address, such as gs://bucket/run, of which pathlib would make a local folder.
+def check_is_folder(workdir: str | pathlib.Path, allows_bucket: bool = False) -> None:
+    """Refuses an address of which pathlib would make a local folder.
+
+    Args:
+      workdir: folder or address.
+      allows_bucket: whether gs://bucket/path is accepted.
 
     Raises:
       WorkdirError: one line.
     """
     # pathlib shortens the two slashes to one. A single letter may be a drive.
-    if re.match(r'[A-Za-z][A-Za-z0-9+.-]+:/', str(workdir)):
+    if not re.match(r'[A-Za-z][A-Za-z0-9+.-]+:/', str(workdir)):
+        return
+    if not allows_bucket:
         raise WorkdirError(
-            f'--workdir={workdir}: a run cannot be written to a bucket or another address; give a folder, with '
-            'several hosts one of a file system that all of them mount'
+            f'--workdir={workdir}: this cannot be written to a bucket or another address; give a folder'
         )
+    if not objects.is_address(workdir):
+        raise WorkdirError(f'--workdir={workdir}: give a folder, or gs://bucket/path')
+    try:
+        _, path = objects.split(str(workdir))
+    except RetrievalError as error:
+        raise WorkdirError(f'--workdir={error}') from None
+    if not path:
+        raise WorkdirError(f'--workdir={workdir}: names a bucket; give gs://bucket/path')
 
 
 def check(

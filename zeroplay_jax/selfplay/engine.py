@@ -6,36 +6,26 @@ tasks → episodes over the slots → rows → groups with reward variance → a
 from __future__ import annotations
 
 import collections
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from zeroplay_jax.learner.batch import Batch
-from zeroplay_jax.learner.fingerprint import weights_are_finite
 from zeroplay_jax.learner.learner import Learner
-from zeroplay_jax.objectives import schedules
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.runtime.hosts import sums
 from zeroplay_jax.selfplay import step_metrics
 from zeroplay_jax.selfplay.batch_filter import GroupFilter
 from zeroplay_jax.selfplay.collection import Collector, clears_pool, judge_counts
-from zeroplay_jax.selfplay.learning_record import LearningRecord, empty_step_reasons, teaches
+from zeroplay_jax.selfplay.learning_record import LearningRecord, empty_step_reasons
 from zeroplay_jax.selfplay.proposal_record import ProposalRecord
 from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec
+from zeroplay_jax.selfplay.role_updates import RoleUpdates
 from zeroplay_jax.selfplay.roles import RolloutContext
-from zeroplay_jax.selfplay.row_exchange import batch_part
-from zeroplay_jax.selfplay.row_metrics import Stats, added, ratios, rollout_stats
+from zeroplay_jax.selfplay.row_metrics import Stats, ratios, rollout_stats
 from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.selfplay.task_log import filtered_groups_log, skipped_update_log, task_log
+from zeroplay_jax.selfplay.task_log import filtered_groups_log, task_log
 from zeroplay_jax.selfplay.task_pool import TaskPool
-from zeroplay_jax.selfplay.update_batch import (
-    pack_rows,
-    set_advantages,
-    split_minibatches,
-    trained_rows,
-)
-from zeroplay_jax.types import Json, Outcome, Row, UserError, identity_rng
+from zeroplay_jax.types import Json, Outcome, Row
 
 # Omitted in steps that train no role: rewards are not used there, and Dr. Zero's generation leaves them 0.
 _REWARD_METRICS = ('reward_mean', 'informative_share')
@@ -78,14 +68,22 @@ class Engine:
         self.specs = specs
         self.check_and_reset_failures = check_and_reset_failures
         self.pool = TaskPool()
-        # Name of weights → how often `_update_role` published them; minus `trajectory.version`: a rollout's age.
+        # Name of weights → how often `RoleUpdates` published them; minus `trajectory.version`: a rollout's age.
         self.versions: collections.Counter[str] = collections.Counter()
-        # Operations of the updates of the current step (`step_metrics.operations`).
-        self._operations = 0.0
         # Records for tasks.jsonl of the last `run_step`.
         self.task_log: list[Json] = []
         self.filter = GroupFilter(config, context.hosts)
         self.collector = Collector(config, recipe, context, self.pool, self.filter)
+        self.updates = RoleUpdates(
+            config,
+            context,
+            learners,
+            weights_of,
+            specs,
+            self.filter,
+            self.versions,
+            self.publish_weights,
+        )
         self.learning = LearningRecord()
         self.proposals = ProposalRecord()
         # With `rollout.ahead`: name of weights → version → weights that samplers read, for a checkpoint.
@@ -167,7 +165,7 @@ class Engine:
         # failed searches, failed tools or missing verdicts.
         failure_metrics = dict(sums(hosts.run_on_all_and_gather(self.check_and_reset_failures)))
         judge_stats = self.context.gather_judge_stats(judge_counts(collected.batch))
-        # Computed over all sampled rows; the filter selects the trained ones in `_update_role`.
+        # Computed over all sampled rows; the filter selects the trained ones in `RoleUpdates`.
         stats = rollout_stats(rows, outcomes, step.phase.trains)
         stats |= step_metrics.health(rows, judge_stats, self.context)
         if self.config.rollout.ahead and step.phase.trains:
@@ -199,7 +197,7 @@ class Engine:
         clock.end_part('update')
         metrics |= clock.metrics()
         if step.phase.trains:
-            metrics |= step_metrics.utilisation(self._operations, clock.seconds['update'])
+            metrics |= step_metrics.utilisation(self.updates.operations, clock.seconds['update'])
         return metrics, rows
 
     def _prepare_step(self, step: Step) -> list[Row]:
@@ -240,15 +238,13 @@ class Engine:
     def _update_roles(self, step: Step, rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
         """Updates all roles that the step trains and records what they learnt; returns statistics."""
         stats: Stats = {}
-        self._operations = 0.0
         has_learnt: dict[str, bool] = {}
         # Names of weights with an update that was skipped because its gradient was not finite.
         nonfinite: set[str] = set()
-        # The order matters with shared weights (SSP): the second role is updated from weights that
-        # the first one has just changed.
+        plans = self.updates.run(step, rows)
+        self.task_log += self.updates.task_log
         for role in step.phase.trains:
-            role_rows = [row for row in rows if row.role == role]
-            role_stats, learnt = self._update_role(step, role, role_rows)
+            role_stats, learnt = plans[role].stats, plans[role].learnt
             weights = self.weights_of[role]
             has_learnt[weights] = has_learnt.get(weights, False) or learnt
             # The learner reports a norm of count 0 after a gradient that is not finite, and none
@@ -267,105 +263,6 @@ class Engine:
             reasons[policy] = empty_step_reasons(outcomes, roles, policy in nonfinite)
         self.learning.add_training_step(step, has_learnt, reasons)
         return stats
-
-    # ---- updates -----------------------------------------------------------------------------------
-
-    def _update_role(self, step: Step, role: str, rows: list[Row]) -> tuple[Stats, bool]:
-        """Computes advantages, packs the rows and makes `minibatches` updates of a role; publishes its weights.
-
-        With `filter_groups` the filter selects the rows; groups that it excludes are added to `task_log`.
-
-        Args:
-          rows: all rows of the role in this step; their advantages are set in place.
-
-        Returns:
-          Statistics; whether an update had a gradient that teaches (`learning_record.teaches`).
-        """
-        settings = self.config[role]
-        learnt = False
-        weights = self.weights_of[role]
-        learner = self.learners[weights]
-        stats: Stats = {}
-        if settings.filter_groups:
-            rows, stats, excluded = self.filter.select(role, rows, self.versions[weights])
-            self.task_log += excluded
-        # Groups that span prompts have no fixed size.
-        group_size = None if self.specs[role].groups_span_prompts else settings.samples
-        try:
-            stats |= set_advantages(rows, settings, group_size)
-        except ValueError as error:
-            raise UserError(
-                f'recipe {self.config.recipe}, role {role}: {error}; a group must have '
-                f'config.{role}.samples={settings.samples} rows'
-            ) from error
-        distill_coef = 0.0
-        if settings.distill_top_k:
-            # One coefficient per iteration: π-Play lowers it as the student approaches its teacher.
-            distill_coef = schedules.alpha_at(settings.distill_coef, step.phase.iteration)
-        # Advantages were set over the whole batch above, because HRPO's groups extend over all minibatches.
-        rng = identity_rng(self.config.seed, -1, step.number, *role.encode())
-        spans_prompts = self.specs[role].groups_span_prompts
-        minibatch_rows = split_minibatches(rows, settings.minibatches, rng, spans_prompts)
-        minibatches = []
-        for part in minibatch_rows:
-            minibatches.append(self._pack(role, part, distill_coef))
-            packed_rows = trained_rows(part, settings, distill_coef)
-            self._operations += step_metrics.operations(
-                learner.model, packed_rows, learner.has_base
-            )
-        with self._offloaded_sampler(weights):
-            if settings.old_logp == 'trainer':
-                # Computed before the first update, so that all minibatches share the same old policy.
-                minibatches = [learner.recompute_old_logp(role, packed) for packed in minibatches]
-                stats |= step_metrics.sampler_gap(minibatches[0], self.context.hosts)
-            for part, packed in zip(minibatch_rows, minibatches, strict=True):
-                update_stats = learner.update(role, packed, distill_coef)
-                # Before the first update the ratio compares trainer and sampler; with recomputed log-probs it does not.
-                is_first = settings.old_logp == 'sampler' and 'sampler_gap' not in stats
-                if is_first and 'prob_gap' in update_stats:
-                    stats['sampler_gap'] = update_stats['prob_gap']
-                # The learner counts finite gradients only. An empty batch reports no norm at all.
-                norm, finite_updates = update_stats.get('gradient_norm', (0.0, 1.0))
-                if not finite_updates:
-                    self.task_log.append(skipped_update_log(role, part))
-                update_stats['nonfinite_updates'] = (float(not finite_updates), 1.0)
-                stats = added(stats, update_stats)
-                learnt = learnt or (norm > 0 and teaches(part, settings, distill_coef))
-            # Updated once per step and not per minibatch (π-Play eq. 10): the rate 0.05 is then a half-life
-            # of about 13.5 steps for any `minibatches`.
-            learner.update_ema_teacher()
-        self.versions[weights] += 1
-        self.publish_weights(weights)
-        # The sampler's weights are checked: with `offload` the learner's are not on the devices.
-        pool_weights = self.scheduler.pools[weights].weights
-        sampler_weights = pool_weights.trained(weights, self.versions[weights])
-        stats['nonfinite_weights'] = (float(not weights_are_finite(sampler_weights)), 1.0)
-        return stats, learnt
-
-    @contextlib.contextmanager
-    def _offloaded_sampler(self, weights: str) -> Iterator[None]:
-        """With `config.offload`, keeps sampler weights and KV caches off the devices inside the context.
-
-        The slot pool of `weights`, whose learner is updated, loses its weights: they must be published afterwards.
-        """
-        slot_pools = self.scheduler.pools
-        if self.config.offload:
-            for name, slots in slot_pools.items():
-                slots.sampler.free_cache()
-                slots.weights.leave_devices(is_updated=name == weights)
-        yield
-        if self.config.offload:
-            for slots in slot_pools.values():
-                slots.weights.return_to_devices()
-
-    def _pack(self, role: str, rows: Sequence[Row], distill_coef: float) -> list[Batch]:
-        """Returns the micro-batches of one optimiser step on these rows, which have advantages (`pack_rows`)."""
-        settings, micro = self.config[role], self.config.micro
-        teacher_tokens = self.config.privileged.tokens if settings.distill_top_k else 0
-        shape = (micro.rows, micro.tokens)
-        learner = self.learners[self.weights_of[role]]
-        part = batch_part(self.context.hosts, learner.mesh, micro.rows)
-        return pack_rows(rows, settings, shape, distill_coef, teacher_tokens, micro.order, part)
 
     # ---- checkpoints -------------------------------------------------------------------------------
 

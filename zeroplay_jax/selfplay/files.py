@@ -178,12 +178,16 @@ def questions(path: str) -> list[Question]:
 
 
 def open_tasks(path: str) -> list[Question]:
-    """Returns the open tasks of a file, as SCOPE's solver takes them.
+    """Returns the open tasks of a file, as SCOPE's solver takes them; errors are those of `numbered_open_tasks`."""
+    return [question for _, question, _ in numbered_open_tasks(path)]
+
+
+def numbered_open_tasks(path: str) -> Iterator[tuple[int, Question, Json]]:
+    """Yields (line number from 1, open task, object of the line) of a file of open tasks.
 
     Raises:
       UserError: a line has no task, or its "rubrics" are not a list of texts; the message has its number.
     """
-    loaded = []
     for number, record in numbered_lines(path, 'task', answered=False):
         texts = record.get('rubrics')
         if not isinstance(texts, list) or not texts or not all(map(_is_text, texts)):
@@ -192,8 +196,7 @@ def open_tasks(path: str) -> list[Question]:
             )
         # All rubrics get the middle priority: SCOPE's weights are 1 for any priority.
         rubrics = [{'text': text, 'priority': 'important'} for text in texts]
-        loaded.append(Question(record['task'], rubrics=tuple(rubrics)))
-    return loaded
+        yield number, Question(record['task'], rubrics=tuple(rubrics)), record
 
 
 def check_set(name: str, allow_public: bool = True) -> None:

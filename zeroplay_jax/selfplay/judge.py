@@ -45,12 +45,14 @@ class Judge(abc.ABC):
       stats: counts of this process since the start: 'asked' (all), 'unread' (reply could not be parsed), 'failed' (no
         reply).
       last_failure: why this process got no verdict the last time; '' if it always got one.
+      last_lost: the count of `stats` for that judgement, 'failed' or 'unread'; '' if there was none.
     """
 
     def __init__(self, max_failure_rate: float = 1.0) -> None:
         self.stats: collections.Counter[str] = collections.Counter()
         self._max_failure_rate = max_failure_rate
         self.last_failure = ''
+        self.last_lost = ''
         self._failure_log = FailureLog('judge')
 
     def _add_failure(self, count: str, reason: str) -> None:
@@ -58,6 +60,7 @@ class Judge(abc.ABC):
         self._count(count)
         # One line, also of a reply that is an HTML page.
         self.last_failure = ' '.join(reason.split())[:_QUOTED_CHARACTERS]
+        self.last_lost = count
         self._failure_log.add(self.last_failure)
 
     def _count(self, name: str, number: int = 1) -> None:
@@ -285,14 +288,17 @@ def policy_writer(context: Any, temperature: float, grader: str = 'judge') -> Wr
     return write
 
 
-def endpoint_writer(config, templates: Mapping[str, str]) -> Writer:
+def endpoint_writer(
+    config, templates: Mapping[str, str], key_variable: str = 'OPENAI_API_KEY'
+) -> Writer:
     """Returns a writer whose replies come from an OpenAI-compatible server.
 
-    The key is read from OPENAI_API_KEY, never from the config, which every run writes to its workdir.
+    The key is read from the environment, never from the config, which every run writes to its workdir.
 
     Args:
-      config: `config.judge`.
+      config: `config.judge`, or settings with the same fields.
       templates: prompts by name.
+      key_variable: name of the environment variable with the key.
     """
     # Not imported at the top of this file: the import takes most of a second, and other judges do not need it.
     import openai
@@ -310,7 +316,7 @@ def endpoint_writer(config, templates: Mapping[str, str]) -> Writer:
             clients.clear()
             clients[loop] = openai.AsyncOpenAI(
                 base_url=config.url,
-                api_key=os.environ.get('OPENAI_API_KEY', 'none'),
+                api_key=os.environ.get(key_variable, 'none'),
                 timeout=config.timeout,
                 max_retries=config.retries,
             )

@@ -36,6 +36,7 @@ def role_environment(
     role_tools = _tools_of_role(specification, tools)
     _check_tags(specification, role_tools, syntax)
     if role_tools:
+        _check_template(config.tools.syntax, syntax, codec, settings.observation_tokens)
         limits = Limits(settings.max_turns, settings.turn_tokens, settings.observation_tokens)
         prompt_tokens = settings.prompt_tokens
         if specification.is_trained:
@@ -81,3 +82,21 @@ def _check_tags(specification: RoleSpec, tools: Mapping[str, Tool], syntax: Call
                 f'config.tools.names: a tool cannot be called {name!r}, which is a tag of the text '
                 f'format of role {specification.name}; rename the tool'
             )
+
+
+def _check_template(name: str, syntax: CallSyntax, codec: Codec, limit: int) -> None:
+    """Raises UserError if the chat template cannot write the result of a call in this syntax.
+
+    Args:
+      name: of the syntax.
+      limit: tokens that a result may have.
+    """
+    try:
+        syntax.wrap(codec, 'x', limit)
+    except Exception as error:
+        # Templates raise exceptions of their own, for example if they know no messages of tools (Gemma).
+        lines = str(error).strip().splitlines() or ['no reason']
+        raise UserError(
+            f'config.tools.syntax={name!r}: the chat template of {codec.folder} cannot write the result of a call '
+            f'({lines[0]}); give search_r1, which needs no message for it'
+        ) from None

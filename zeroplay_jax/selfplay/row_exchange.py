@@ -83,6 +83,7 @@ def _row_summary(row: Row, question: int | None) -> dict[str, Any]:
             trajectory.identity,
             trajectory.lengths,
             trajectory.counts,
+            trajectory.mean_version,
             row.teacher_tokens,
         ],
     }
@@ -114,7 +115,16 @@ def _summarised_row(record: Json, questions: Sequence[Question], process: int) -
     info = dict(record['info'])
     if 'question' in info:
         info['question'] = questions[info['question']]
-    finish, weights, version, identity, lengths, counts, teacher_tokens = record['rollout']
+    (
+        finish,
+        weights,
+        version,
+        identity,
+        lengths,
+        counts,
+        mean_version,
+        teacher_tokens,
+    ) = record['rollout']
     trajectory = TrajectorySummary(
         finish=finish,
         weights=weights,
@@ -122,6 +132,7 @@ def _summarised_row(record: Json, questions: Sequence[Question], process: int) -
         identity=tuple(identity),
         lengths=tuple(ContextLengths(*context) for context in lengths),
         counts=TurnCounts(*counts),
+        mean_version=mean_version,
         teacher_tokens=teacher_tokens,
     )
     return Row(

@@ -89,6 +89,8 @@ def staleness(
 ) -> tuple[float, float]:
     """Returns sum and count of the training steps between the weights that sampled a row and those it updates.
 
+    A row whose turns were sampled by several versions counts with the mean over its sampled tokens.
+
     Args:
       step: the step, which trains roles.
       rows: its rows.
@@ -103,7 +105,7 @@ def staleness(
         updates = [weights_of[other] for other in step.phase.trains].count(weights)
         for row in rows:
             if row.role == role:
-                total += (versions[weights] - row.trajectory.version) / updates
+                total += (versions[weights] - row.trajectory.mean_version) / updates
                 count += 1
     return total, count
 

@@ -35,5 +35,8 @@ class Adapters(Section):
     teacher: Literal['products', 'factors'] = 'products'
     """What the EMA teacher averages: the products of the adapters, kept with twice the rank; or their factors
     A and B, which is cheaper and another average."""
+    quantize: Literal['none', 'int8'] = 'none'
+    """Linear layers of the base: in policy.dtype, or int8 with a scale per output channel, which takes half the
+    memory and changes the base a little."""
     merge: bool = False
     """Also export every trained policy as a whole folder, policy/<weights>-merged."""

@@ -101,6 +101,13 @@ RubricCount = Annotated[
     tuple[int, ...],
     requires(lambda x: len(x) == 2 and 1 <= x[0] <= x[1], 'give (fewest, most), such as (3, 5)'),
 ]
+Prices = Annotated[
+    tuple[float, ...],
+    requires(
+        lambda x: len(x) == 2 and all(math.isfinite(price) and price >= 0 for price in x),
+        'give two prices, 0 or more, such as (0.5, 1.5)',
+    ),
+]
 DistillCoefficients = Annotated[
     tuple[float, ...],
     requires(lambda x: x and min(x) >= 0, 'give a list of weights, 0 or more, such as (0.1, 0.03)'),

@@ -22,9 +22,9 @@ class Sampler(Section):
     context: PositiveInt = 512
     """Tokens that a slot can hold: prompt, all turns and observations."""
     chunk: PositiveInt = 32
-    """Prefill: tokens of a chunk."""
+    """Prefill: tokens of a chunk; not read with page."""
     fill_rows: PositiveInt = 16
-    """Prefill: chunks per call; a row can have several."""
+    """Prefill: chunks per call; a row can have several. Not read with page."""
     burst: PositiveInt = 8
     """Decode steps per call; stop strings are searched between two calls."""
     put_rows: PositiveInt = 16
@@ -34,14 +34,13 @@ class Sampler(Section):
     page: NonNegativeInt = 0
     """Tokens of a page of the cache; 0 or the context: a page is as long as a slot (the fastest on CPUs). Shorter pages
     (16 to 128) hold more rollouts in the same memory, siblings share their prompt, and attention reads used pages
-    only."""
+    only; they need token_budget."""
     pages: NonNegativeInt = 0
     """Pages of the cache, over all data shards of a process; 0: as many as the slots can fill. With fewer, rollouts are
-    admitted by free pages, and one that waits for a tool may be evicted and prefilled again (`evictions`), which
-    needs token_budget or rollout.deterministic=False."""
+    admitted by free pages, and one that waits for a tool may be evicted and prefilled again (`evictions`)."""
     token_budget: NonNegativeInt = 0
-    """Tokens of a step in which prompts are prefilled while other rollouts decode, over all data shards of a process;
-    needs page. 0: prefill and decode are separate calls."""
+    """With page: tokens of a step, in which prompts are prefilled while other rollouts decode, over all data shards of
+    a process."""
     decode_buckets: Sizes = ()
     """Ascending numbers of tokens for which a smaller decode step is compiled; needs page. Steps without prefill take
     the smallest that suffices, which saves time when few rollouts are left. Log-probs then depend in the last digits on
@@ -79,3 +78,7 @@ class Rollout(Section):
     """Training steps whose rollouts may begin before the current one has ended: with 1 the next step's use the slots
     that the longest rollouts leave free, and are played by weights one step older (metric `staleness`). Needs
     old_logp='trainer' and tis_cap above 0 in every trained role."""
+    switch: Literal['never', 'keep', 'recompute'] = 'never'
+    """With ahead=1, whether rollouts of a step that begins early change to newer weights: the older ones play the first
+    turn, and all later turns wait until the step begins and are played by the newest. keep: these read keys and values
+    of the older weights. recompute: they compute the whole context again."""

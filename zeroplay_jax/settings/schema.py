@@ -28,14 +28,15 @@ from zeroplay_jax.settings.bounds import (
     OpenFraction,
     PositiveFloat,
     PositiveInt,
-    RubricCount,
     Section,
     Window,
     WorldSeeds,
     one_of_or_function,
     requires,
 )
+from zeroplay_jax.settings.bucket import Bucket
 from zeroplay_jax.settings.devices import Distributed, Mesh
+from zeroplay_jax.settings.judges import Judge, SecondJudge
 from zeroplay_jax.settings.rollouts import Rollout, Sampler
 from zeroplay_jax.settings.watching import Log, Profile
 
@@ -208,36 +209,6 @@ class Privileged(Section):
     """Longest teacher prompt; found passages are cut to their titles until it fits."""
     tokens: PositiveInt = 768
     """Length of a packed teacher row."""
-
-
-class Judge(Section):
-    """Verdicts where no string comparison decides."""
-
-    kind: Literal['rule', 'policy', 'endpoint'] = 'rule'
-    """rule (miniature worlds), policy (the initial weights), or endpoint (a server)."""
-    url: str = 'http://127.0.0.1:8001/v1'
-    """endpoint: an OpenAI-compatible server; its key is read from OPENAI_API_KEY."""
-    model: str = 'judge'
-    """endpoint: name of the model."""
-    rubric_model: str = ''
-    """endpoint: another model that writes rubrics; '' is `model`."""
-    grade_model: str = ''
-    """endpoint: another model that grades by rubrics; '' is `model`."""
-    temperature: NonNegativeFloat = 0.0
-    """Sampling temperature."""
-    tokens: PositiveInt = 512
-    """Longest reply."""
-    grade_tokens: NonNegativeInt = 0
-    """Longest reply that grades an answer by a rubric; 0: `tokens`. A policy's also ends where its slot is full."""
-    timeout: PositiveFloat = 60.0
-    """endpoint: seconds per attempt."""
-    retries: NonNegativeInt = 3
-    """endpoint: further attempts."""
-    # Higher than for searches: small judges often write replies that cannot be parsed.
-    max_failure_rate: Fraction = 0.5
-    """Share of judgements without a verdict in a step above which the run stops."""
-    rubrics: RubricCount = (3, 5)
-    """Fewest and most items of a rubric list."""
 
 
 class MicroBatch(Section):
@@ -434,9 +405,11 @@ class Run(Section):
     pool: Pool = Pool()
     privileged: Privileged = Privileged()
     judge: Judge = Judge()
+    second_judge: SecondJudge = SecondJudge()
     micro: MicroBatch = MicroBatch()
     eval: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
+    bucket: Bucket = Bucket()
     compilation: Compilation = Compilation()
     log: Log = Log()
     profile: Profile = Profile()

@@ -33,8 +33,8 @@ from zeroplay_jax.types import Json, UserError
 FILE_NAME = 'from.json'
 # Parts of a learner's state; the last two are taken where both runs have them.
 _PARTS = ('params', 'opt', 'teacher')
-# Fields of policy.adapters that decide what the arrays of an adapter mean.
-_ADAPTER_FIELDS = ('rank', 'alpha', 'linears')
+# Fields of policy.adapters that decide what the arrays of an adapter, and their base, mean.
+_ADAPTER_FIELDS = ('rank', 'alpha', 'linears', 'quantize')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,8 +196,8 @@ def _check_adapters(source: Source, config, inputs: dict[str, Any]) -> None:
     stored = read_object(run / 'config.json').get('policy')
     if stored is None:
         return
-    # A run of an earlier version had no adapters.
-    there = {'rank': 0} | stored.get('adapters', {})
+    # A run of an earlier version had no adapters, or no quantised base.
+    there = {'rank': 0, 'quantize': 'none'} | stored.get('adapters', {})
     here = config.policy.adapters.to_dict()
     if not there['rank'] and not here['rank']:
         return

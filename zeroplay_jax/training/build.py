@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import pathlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 
@@ -151,7 +151,12 @@ def open_policy(config) -> PolicyFolder:
     return PolicyFolder(folder, model, mesh, open_codec(folder))
 
 
-def build(config, extra_weights: str = '', for_training: bool = False) -> RunContext:
+def build(
+    config,
+    extra_weights: str = '',
+    for_training: bool = False,
+    before_weights: Callable[[RolloutContext], None] | None = None,
+) -> RunContext:
     """Returns the objects of a run: weights, documents, search index, tools, and the roles of `config.recipe`.
 
     The slots (device memory of the rollouts) cannot sample yet: they get weights from `RunContext.publish_weights` or
@@ -162,6 +167,7 @@ def build(config, extra_weights: str = '', for_training: bool = False) -> RunCon
         their own; '' for none.
       for_training: whether to construct the recipe, which reads its input files, and to measure its prompts. The first
         process prints a warning if more than 10 % of a role's prompts exceed their limit.
+      before_weights: called with the evaluation's roles before the weights are read, for checks that need them.
 
     Raises:
       UserError: files that cannot be used, objects that do not fit together, or (with `for_training`) most prompts of a
@@ -188,6 +194,8 @@ def build(config, extra_weights: str = '', for_training: bool = False) -> RunCon
         if is_first_process:
             for warning in warnings:
                 print(f'warning: {warning}', file=sys.stderr)
+    if before_weights is not None:
+        before_weights(evaluation)
     shows_progress = config.progress and is_first_process
     params, base = load_weights(
         config, opened.folder, opened.model, opened.mesh, uses_adapters, shows_progress

@@ -90,7 +90,7 @@ def check(hosts: Hosts, workdir: pathlib.Path, config, is_resumed: bool) -> dict
         entries.update(fingerprints(config))
         path = workdir / FILE_NAME
         if is_resumed and path.is_file():
-            saved = _read(path)
+            saved = read(path)
             # The search server was not asked yet.
             saved.pop(SERVER, None)
             _check_equal(path, saved, entries)
@@ -125,7 +125,7 @@ def write(
         current = dict(entries)
         if config.retrieval.kind == 'http':
             server = {SERVER: {index: {}}}
-            saved = _read(path) if is_resumed and path.is_file() else {}
+            saved = read(path) if is_resumed and path.is_file() else {}
             if SERVER in saved:
                 _check_equal(path, {SERVER: saved[SERVER]}, server)
             current |= server
@@ -134,7 +134,7 @@ def write(
     hosts.run_on_all_and_gather(write_locally)
 
 
-def _read(path: pathlib.Path) -> dict[str, Entry]:
+def read(path: pathlib.Path) -> dict[str, Entry]:
     """Returns the record at `path`; raises UserError if it cannot be read."""
     try:
         saved = json.loads(path.read_text(encoding='utf-8'))

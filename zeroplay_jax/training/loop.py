@@ -27,6 +27,7 @@ from zeroplay_jax.training import (
     continuation,
     ending,
     input_record,
+    remote_run,
     run_folder,
     tool_record,
 )
@@ -44,7 +45,7 @@ from zeroplay_jax.training.progress_bar import ProgressBar
 from zeroplay_jax.training.rollout_text import evaluation_text, rollout_text
 from zeroplay_jax.training.saving import Saver
 from zeroplay_jax.training.trajectory_log import rendering_check, trajectory_records
-from zeroplay_jax.types import Preempted, Row
+from zeroplay_jax.types import Preempted, Row, UserError
 
 
 def run(config, workdir, source: str | None = None) -> dict:
@@ -54,7 +55,7 @@ def run(config, workdir, source: str | None = None) -> dict:
 
     Args:
       config: all settings.
-      workdir: folder of the run; created if it is missing.
+      workdir: folder of the run; created if it is missing. Or gs://bucket/path (`remote_run`).
       source: workdir of another run, with whose weights a new run begins (`branch`); None: config.policy.path.
 
     Raises:
@@ -65,8 +66,18 @@ def run(config, workdir, source: str | None = None) -> dict:
         step is logged, but not saved.
       Preempted: SIGTERM asked the run to end while it trained. A checkpoint is written before.
     """
-    workdir = pathlib.Path(workdir)
     hosts = Hosts()
+    with remote_run.opened(hosts, workdir, config) as place:
+        summary = _run_at(place, config, source)
+    # Raised after the workdir is released, and on every process, so that all exit with the same status.
+    raise_if_stopped_or_untrained(config, summary)
+    return summary
+
+
+def _run_at(place: remote_run.Place, config, source: str | None) -> dict:
+    """Runs `config` in a local folder; arguments and errors are those of `run`."""
+    hosts = place.hosts
+    workdir = place.workdir
     shows_progress = config.progress and hosts.is_first
     with run_folder.claimed(hosts, workdir, config) as write_config:
         # ---- check ---------------------------------------------------------------------------------
@@ -76,7 +87,10 @@ def run(config, workdir, source: str | None = None) -> dict:
         if origin is not None:
             branch.check_adapters(hosts, origin, config, inputs)
             branch.check_policies(origin, list(build.weights_of_roles(config).values()))
-        damage_lines = set_damaged_aside(hosts, workdir)
+        damage_lines = place.damage_lines
+        # A damaged checkpoint of a run in a bucket was replaced when the folder was opened.
+        if not place.is_remote:
+            damage_lines = set_damaged_aside(hosts, workdir)
         if hosts.is_first:
             for line in damage_lines:
                 print(f'warning: {line}', file=sys.stderr)
@@ -113,15 +127,15 @@ def run(config, workdir, source: str | None = None) -> dict:
             is_report_due = not run_folder.is_reported(hosts, workdir, state['cursor'])
         if state['cursor'] < len(steps) and not is_report_due:
             run_folder.remove_exports(hosts, workdir)
+            place.delete_policies()
             with preemption.watched():
-                _train(config, workdir, context, engine, checkpoints, cache, steps, state)
+                _train(config, place, context, engine, checkpoints, cache, steps, state)
                 checkpoints.close()
                 # The signal may have come during the last update.
                 hosts.run_on_all_and_gather(preemption.raise_if_requested)
         checkpoints.close()
         summary = ending.finish(config, workdir, context, engine, steps, state, first_weights)
-    # Raised after the workdir is released, and on every process, so that all exit with the same status.
-    raise_if_stopped_or_untrained(config, summary)
+        place.upload_results()
     return summary
 
 
@@ -161,7 +175,7 @@ def _first_state(
 
 def _train(
     config,
-    workdir: pathlib.Path,
+    place: remote_run.Place,
     context: build.RunContext,
     engine: Engine,
     checkpoints: Checkpointer,
@@ -181,6 +195,7 @@ def _train(
       'best': the best evaluation so far (`Saver.save_if_best`); absent without one.
     """
     hosts = context.rollouts.hosts
+    workdir = place.workdir
     first_step = state['cursor']
     writer = _open_log(hosts, config, workdir, first_step)
     watch = Alarms(config.alarms)
@@ -207,8 +222,8 @@ def _train(
             except Preempted:
                 # Only the rollouts of this step are lost: the state is that before it.
                 saver.save_now(step.number)
-                place = f'before step {step.number} of {len(steps)}'
-                raise Preempted(f'stopped by SIGTERM, everything is saved {place}') from None
+                moment = f'before step {step.number} of {len(steps)}'
+                raise Preempted(f'stopped by SIGTERM, everything is saved {moment}') from None
             metrics |= cache.take_metrics()
             metrics['seconds/save'] = save_seconds
             alarms: list[Alarm] = []
@@ -235,8 +250,18 @@ def _train(
                 # Logs are written before the checkpoint, so no saved step lacks its records.
                 saver.save(next_number)
             save_seconds = time.perf_counter() - save_started
+            _check_uploads(place, saver, next_number)
             if state['stopped']:
                 break
+
+
+def _check_uploads(place: remote_run.Place, saver: Saver, next_number: int) -> None:
+    """Raises UserError if nothing can be uploaded any more; saves the state before step `next_number` then."""
+    try:
+        place.raise_if_failed()
+    except UserError:
+        saver.save_now(next_number)
+        raise
 
 
 def _open_log(hosts: Hosts, config, workdir: pathlib.Path, first_step: int) -> MetricsWriter | None:

@@ -44,9 +44,16 @@ def load_weights(
     """Returns (whole weights in the learner's layout, None) or, with adapters, ({}, the base)."""
     if not uses_adapters:
         return hf.load(folder, model, mesh, training_layout=True, progress=shows_progress), None
-    # Updates and samplers read the same arrays, so there is no float32 copy.
-    params = hf.load(folder, model, mesh, progress=shows_progress, matrix_dtype=model.dtype)
     settings = config.policy.adapters
+    # Updates and samplers read the same arrays, so there is no float32 copy.
+    params = hf.load(
+        folder,
+        model,
+        mesh,
+        progress=shows_progress,
+        matrix_dtype=model.dtype,
+        quantized=settings.quantize == 'int8',
+    )
     base = FrozenBase.of(
         params,
         mesh,

@@ -1,0 +1,212 @@
+"""Does self-play learn as well with adapters? Quickstart, DSPO and π-Play with rank 4, rank 16 and whole weights.
+
+    python -m benchmarks.adapters                          # everything; stored runs are not executed again
+    python -m benchmarks.adapters --only quickstart --ranks 16 --seeds 1
+    python -m benchmarks.adapters --factor 3               # other learning rates of the adapters
+
+DSPO and π-Play are arms of benchmarks/claims.toml: they gain most of all, and their seeds differ least. DSPO has
+a KL term, whose reference is the base, and π-Play has a teacher. With adapters the learning rates of all roles are
+`--factor` times those of the arm (docs/adapters.md explains the default); nothing else differs.
+
+Every run has a process of its own, which compiles all programs itself. Its result is stored in
+benchmarks/results/adapters, named by arm, rank, factor and seed. The table of all stored runs of a call is written to
+benchmarks/results/adapters.json and adapters.md, and printed. Its columns are means over seeds:
+
+- final: exact match on held-out questions after the last step, the mean over numbers of hops, and its range over seeds
+- area: area under the curve of exact match over solver steps, divided by their number
+- CPU s: user and system time of a run
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from benchmarks import claims_arms
+from benchmarks.claims_runs import code_hash
+from zeroplay_jax.configs import quickstart
+from zeroplay_jax.configuration import rules
+from zeroplay_jax.runtime.atomic import write_text
+
+RESULTS = pathlib.Path(__file__).parent / 'results'
+QUICKSTART = 'quickstart'
+ARMS = (QUICKSTART, 'dspo', 'piplay')
+# 0: whole weights.
+RANKS = (0, 4, 16)
+SEEDS = 3
+# Learning rates of adapters, as multiples of those of whole weights.
+FACTOR = 10.0
+# Phases whose steps train the solver.
+SOLVER_PHASES = ('solver', 'selfplay')
+
+
+def config_of(arm: str, rank: int, factor: float, seed: int) -> Any:
+    """Returns the config of a run.
+
+    Args:
+      arm: one of ARMS.
+      rank: of the adapters; 0 for whole weights, whose learning rates stay as they are.
+      factor: multiple of the learning rates with adapters.
+      seed: of the run.
+    """
+    if arm == QUICKSTART:
+        config = quickstart.get_config()
+        config.seed = seed
+        config.progress = False
+    else:
+        config = claims_arms.config_of(arm, seed)
+    # A run is never stopped, because one that trains nothing is a result, too.
+    config.stop_after_empty_steps = 0
+    for levels in config.alarms.values():
+        levels.stop = 0.0
+    if rank:
+        config.policy.adapters.rank = rank
+        for role in (config.proposer, config.solver):
+            role.learning_rate *= factor
+    return config
+
+
+def run_here(arm: str, rank: int, factor: float, seed: int, path: pathlib.Path) -> None:
+    """Executes a run in this process and writes its result."""
+    from zeroplay_jax.training import loop
+
+    config = config_of(arm, rank, factor, seed)
+    rules.check(config)
+    workdir = pathlib.Path(tempfile.mkdtemp(prefix='adapters.'))
+    try:
+        loop.run(config, workdir / 'run')
+        lines = (workdir / 'run' / 'metrics.jsonl').read_text().strip().split('\n')
+    finally:
+        shutil.rmtree(workdir, ignore_errors=True)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    result = dict(arm=arm, rank=rank, factor=factor if rank else 1.0, seed=seed)
+    result['curve'] = curve(lines)
+    result['code'] = code_hash()
+    result['cpu_seconds'] = round(usage.ru_utime + usage.ru_stime, 1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(result))
+
+
+def curve(lines: list[str]) -> list[list[float]]:
+    """Returns [solver steps, exact match] for every evaluation.
+
+    Args:
+      lines: lines of metrics.jsonl, in order.
+    """
+    steps = 0
+    points: list[list[float]] = []
+    for line in lines:
+        record = json.loads(line)
+        if record['phase'] == 'evaluation':
+            points.append([steps, record['em/mean']])
+        steps += record['phase'] in SOLVER_PHASES
+    return points
+
+
+def stored_run(
+    arm: str, rank: int, factor: float, seed: int, folder: pathlib.Path
+) -> dict[str, Any]:
+    """Returns the result of a run; it is executed in a new process unless it is in the folder."""
+    rates = f'-{factor:g}' if rank else ''
+    path = folder / f'{arm}-{rank}{rates}-{seed}.json'
+    if not path.exists():
+        values = [arm, str(rank), str(factor), str(seed), str(path)]
+        command = [sys.executable, '-m', 'benchmarks.adapters', '--here', *values]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+    return json.loads(path.read_text())
+
+
+def table_row(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the means over the runs of one arm and rank, which differ in their seeds."""
+    finals = []
+    areas = []
+    for run in runs:
+        steps, values = np.array(run['curve']).T
+        finals.append(values[-1])
+        areas.append(np.trapezoid(values, steps) / (steps[-1] - steps[0]))
+    first = runs[0]
+    return dict(
+        arm=first['arm'],
+        rank=first['rank'],
+        factor=first['factor'],
+        seeds=len(runs),
+        before=round(float(runs[0]['curve'][0][1]), 3),
+        final=round(float(np.mean(finals)), 3),
+        final_range=[round(float(min(finals)), 3), round(float(max(finals)), 3)],
+        area=round(float(np.mean(areas)), 3),
+        cpu_seconds=round(float(np.mean([run['cpu_seconds'] for run in runs]))),
+    )
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """Returns the table as markdown."""
+    lines = [
+        '| run | weights | learning rate | seeds | before | final (range) | area | CPU s |',
+        '|---|---|---|---|---|---|---|---|',
+    ]
+    for row in rows:
+        weights = f'rank {row["rank"]}' if row['rank'] else 'whole'
+        low, high = row['final_range']
+        final = f'{row["final"]:.3f} ({low:.3f} to {high:.3f})'
+        cells = [row['arm'], weights, f'× {row["factor"]:g}', row['seeds'], f'{row["before"]:.3f}']
+        cells += [final, f'{row["area"]:.3f}', row['cpu_seconds']]
+        lines.append('| ' + ' | '.join(map(str, cells)) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Returns the parsed command line."""
+    parser = argparse.ArgumentParser(
+        prog='python -m benchmarks.adapters',
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument('--only', choices=ARMS, help='one arm')
+    parser.add_argument('--ranks', type=int, nargs='+', default=RANKS, help='0: whole weights')
+    parser.add_argument('--seeds', type=int, default=SEEDS, help=f'seeds per row ({SEEDS})')
+    parser.add_argument('--factor', type=float, default=FACTOR, help=f'of the rates ({FACTOR:g})')
+    parser.add_argument('--out', type=pathlib.Path, default=RESULTS, help='folder of the results')
+    # The command of a single run, which `stored_run` starts.
+    parser.add_argument('--here', nargs=5, help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Executes the runs that are not stored, and prints the table."""
+    args = parse_arguments(argv)
+    os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+    if args.here:
+        from zeroplay_jax.configuration import entry
+
+        arm, rank, factor, seed, path = args.here
+        entry.load_libraries()
+        run_here(arm, int(rank), float(factor), int(seed), pathlib.Path(path))
+        return
+    runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    # Seeds are the outer loop, so that an interrupted benchmark has runs of every row.
+    for seed in range(args.seeds):
+        for arm in [args.only] if args.only else ARMS:
+            for rank in args.ranks:
+                run = stored_run(arm, rank, args.factor, seed, args.out / 'adapters')
+                runs.setdefault((arm, rank), []).append(run)
+                last = run['curve'][-1][1]
+                print(f'{arm}, rank {rank}, seed {seed}: {last:.3f}', file=sys.stderr, flush=True)
+    rows = [table_row(of_row) for of_row in runs.values()]
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_text(args.out / 'adapters.json', json.dumps({'rows': rows}, indent=1))
+    write_text(args.out / 'adapters.md', markdown(rows))
+    print(markdown(rows), end='')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,162 @@
+"""Local copies of files and folders in a bucket (gs://bucket/path), kept in the user's cache.
+
+A copy lies at <cache>/gs/<bucket>/<path>, so files lie towards each other as they do in the bucket. The checksum of
+every object is kept beside it. A later call asks the bucket for its list of objects and downloads those that are new or
+have changed.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import fcntl
+import os
+import pathlib
+import sys
+from collections.abc import Iterator, Sequence
+
+from . import objects, progress
+from .hub import size_text
+from .objects import Bucket, StoredObject
+from .types import RetrievalError
+
+# Transfers at the same time: one of them seldom fills a network.
+THREADS = 8
+# Copies of at least this size are announced.
+_ANNOUNCED_BYTES = 1 << 20
+
+
+def cache_folder() -> pathlib.Path:
+    """Returns the folder of all local copies: $XDG_CACHE_HOME/zeroplay_jax, by default ~/.cache/zeroplay_jax."""
+    root = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
+    return pathlib.Path(root).expanduser() / 'zeroplay_jax'
+
+
+def fetch(address: str) -> str:
+    """Returns the path of the local copy of a file or folder in a bucket, brought up to date; a path as it is.
+
+    Args:
+      address: gs://bucket/path, or a path.
+
+    Raises:
+      RetrievalError: one line; no such file or folder, no connection, no credentials, or no space.
+    """
+    if not objects.is_address(address):
+        return address
+    bucket_name, path = objects.split(address)
+    if not path:
+        raise RetrievalError(f'{address}: names a bucket; give gs://bucket/path')
+    bucket = objects.open_bucket(bucket_name)
+    stored = _inside(bucket.list(path), path)
+    if any(entry.name == f'{path}/run.json' for entry in stored):
+        raise RetrievalError(
+            f'{address}: is the workdir of a run; name a policy in it, such as {address}/policy/solver'
+        )
+    if not stored:
+        raise RetrievalError(f'{address}: no such file or folder in the bucket; check the address')
+    run, _, last = path.rpartition('/policy/')
+    if run and '/' not in last:
+        # Prompts and tools of an exported policy are read from the config of its run.
+        stored += [entry for entry in bucket.list(f'{run}/config.json') if entry.size]
+    root = cache_folder() / 'gs' / bucket_name
+    with _disk_errors(address), _locked(root):
+        update(bucket, stored, root)
+        _remove_others(root / path, root, {entry.name for entry in stored})
+    return str(root / path)
+
+
+def update(bucket: Bucket, stored: Sequence[StoredObject], root: pathlib.Path) -> None:
+    """Downloads the objects whose copies are missing or outdated, each to root/<its name>; checks their checksums.
+
+    Raises:
+      objects.Removed: an object is not there any more.
+      RetrievalError: one line; an object could not be downloaded.
+      OSError: a file could not be written.
+    """
+    outdated = [entry for entry in stored if not _is_current(root, entry)]
+    size = sum(entry.size for entry in outdated)
+    if size >= _ANNOUNCED_BYTES:
+        print(
+            f'downloads {size_text(size)} in {len(outdated)} files from gs://{bucket.name}',
+            file=sys.stderr,
+        )
+
+    def download(entry: StoredObject) -> None:
+        target = root / entry.name
+        record = _record(root, entry.name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f'.{target.name}.{os.getpid()}')
+        try:
+            bucket.download(entry.name, draft)
+            # A run that reads the file keeps the one that it has opened.
+            os.replace(draft, target)
+        except FileNotFoundError:
+            raise objects.Removed(
+                f'gs://{bucket.name}/{entry.name}: was removed meanwhile; run the command again'
+            ) from None
+        finally:
+            draft.unlink(missing_ok=True)
+        record.write_text(_mark(entry), encoding='utf-8')
+
+    with progress.clock('download', size >= _ANNOUNCED_BYTES):
+        with concurrent.futures.ThreadPoolExecutor(THREADS) as threads:
+            list(threads.map(download, outdated))
+
+
+def _inside(stored: Sequence[StoredObject], path: str) -> list[StoredObject]:
+    """Returns the objects that are the file `path` or lie in the folder `path`."""
+    inside = []
+    for entry in stored:
+        # Some programs write an empty object for a folder.
+        is_inside = entry.name == path or entry.name.startswith(f'{path}/')
+        if is_inside and not entry.name.endswith('/'):
+            if '..' in entry.name.split('/'):
+                raise RetrievalError(f'{entry.name}: an object with this name has no local copy')
+            inside.append(entry)
+    return inside
+
+
+def _record(root: pathlib.Path, name: str) -> pathlib.Path:
+    """Returns the file with the checksum of a copy: in another folder, because folders of policies are hashed."""
+    return root.with_name(f'{root.name}.checksums') / f'{name}.checksum'
+
+
+def _mark(entry: StoredObject) -> str:
+    return f'{entry.checksum} {entry.size}\n'
+
+
+def _is_current(root: pathlib.Path, entry: StoredObject) -> bool:
+    """Returns whether the copy of an object has its size and was downloaded with its checksum."""
+    try:
+        is_recorded = _record(root, entry.name).read_text(encoding='utf-8') == _mark(entry)
+        return is_recorded and (root / entry.name).stat().st_size == entry.size
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _remove_others(folder: pathlib.Path, root: pathlib.Path, names: set[str]) -> None:
+    """Removes the files of a folder that the bucket does not have any more."""
+    for path in sorted(folder.rglob('*')):
+        if path.is_file() and path.relative_to(root).as_posix() not in names:
+            path.unlink()
+
+
+@contextlib.contextmanager
+def _locked(root: pathlib.Path) -> Iterator[None]:
+    """Returns a context in which no other process of this machine changes copies of the same bucket."""
+    root.mkdir(parents=True, exist_ok=True)
+    with root.with_name(f'{root.name}.lock').open('w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _disk_errors(address: str) -> Iterator[None]:
+    """Turns errors of the local disk into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise RetrievalError(
+            f'{address}: its copy cannot be written ({error}); free space, or set XDG_CACHE_HOME to another folder'
+        ) from None

@@ -1,0 +1,273 @@
+"""Objects in a bucket of Google Cloud Storage: gs://bucket/path.
+
+`Bucket` is all that the rest of the project knows of the service; tests have one in memory. The client library is
+imported when a bucket is opened (pip install google-cloud-storage). It finds its credentials by itself, and
+STORAGE_EMULATOR_HOST points it to an emulator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from .types import RetrievalError
+
+PREFIX = 'gs://'
+# Name of a bucket, then the path; an address needs no path.
+_ADDRESS = re.compile(r'gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])(?:/(.*))?')
+# Seconds that the library spends on a request, further attempts included. Callers that must not fail try again.
+_REQUEST_SECONDS = 60.0
+
+
+class Unavailable(RetrievalError):
+    """The service did not answer, or not with what was asked for; a later attempt may succeed."""
+
+
+class Removed(RetrievalError):
+    """An object that was listed is gone."""
+
+
+class Conflict(RuntimeError):
+    """An object was not written or deleted, because another writer changed it before."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredObject:
+    """An object as a bucket lists it.
+
+    Attributes:
+      name: its path in the bucket.
+      size: bytes.
+      checksum: CRC-32C of its content, as the service writes it.
+    """
+
+    name: str
+    size: int
+    checksum: str
+
+
+class Bucket(Protocol):
+    """Reads and writes the objects of a bucket, which appear whole or not at all. Safe to call from several threads.
+
+    All methods raise `Unavailable` for errors that may pass, and RetrievalError for those that will not.
+    """
+
+    name: str
+
+    def list(self, prefix: str, limit: int | None = None) -> list[StoredObject]:
+        """Returns the objects whose names begin with a text, in alphabetical order."""
+        ...
+
+    def read(self, name: str) -> tuple[bytes, int] | None:
+        """Returns content and generation of an object, a number that every write changes; None if there is none."""
+        ...
+
+    def write(self, name: str, content: bytes, generation: int | None = None) -> int:
+        """Writes an object and returns its generation.
+
+        Args:
+          name: of the object.
+          content: its bytes.
+          generation: the object is written only if it has this generation still; 0: only if it does not exist. None: in
+            any case.
+
+        Raises:
+          Conflict: the object has another generation.
+        """
+        ...
+
+    def upload(self, name: str, path: pathlib.Path) -> None:
+        """Writes an object with the content of a file."""
+        ...
+
+    def download(self, name: str, path: pathlib.Path) -> None:
+        """Writes the content of an object to a file, and compares its checksum.
+
+        Raises:
+          FileNotFoundError: there is no such object.
+        """
+        ...
+
+    def delete(self, name: str, generation: int | None = None) -> None:
+        """Removes an object, if it exists.
+
+        Args:
+          name: of the object.
+          generation: as in `write`.
+
+        Raises:
+          Conflict: the object has another generation.
+        """
+        ...
+
+
+def is_address(text: object) -> bool:
+    """Returns whether a text is an address in a bucket, and not a path."""
+    return str(text).startswith(PREFIX)
+
+
+def split(address: str) -> tuple[str, str]:
+    """Returns (bucket, path) of an address; the path has no slash at its ends.
+
+    Raises:
+      RetrievalError: one line; the address has another form.
+    """
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        raise RetrievalError(f'{address}: not an address in a bucket; give gs://bucket/path')
+    path = (match[2] or '').strip('/')
+    parts = path.split('/')
+    # They would leave the folder that a local copy lies in.
+    if path and any(part in ('', '.', '..') for part in parts):
+        raise RetrievalError(f'{address}: has an empty part; give gs://bucket/path')
+    return match[1], path
+
+
+def open_bucket(name: str) -> Bucket:
+    """Returns a bucket; nothing is asked over the network.
+
+    Raises:
+      RetrievalError: one line; the library is missing, or there are no credentials.
+    """
+    try:
+        from google.cloud import storage
+    except ImportError:
+        raise RetrievalError(
+            f'gs://{name}: buckets need a library; install it with pip install google-cloud-storage'
+        ) from None
+    with _translated(f'gs://{name}'):
+        return _GoogleBucket(storage.Client(), name)
+
+
+class _GoogleBucket:
+    """A bucket behind the client library of Google."""
+
+    def __init__(self, client: Any, name: str):
+        self.name = name
+        self._client = client
+        self._bucket = client.bucket(name)
+
+    @functools.cached_property
+    def _options(self) -> dict[str, Any]:
+        from google.cloud.storage.retry import DEFAULT_RETRY
+
+        # All requests of this module may be repeated: writes are whole, or have a precondition.
+        return {'timeout': _REQUEST_SECONDS, 'retry': DEFAULT_RETRY.with_timeout(_REQUEST_SECONDS)}
+
+    def list(self, prefix: str, limit: int | None = None) -> list[StoredObject]:
+        with self._translated(prefix):
+            blobs = self._client.list_blobs(
+                self._bucket, prefix=prefix, max_results=limit, **self._options
+            )
+            return [StoredObject(blob.name, blob.size or 0, blob.crc32c or '') for blob in blobs]
+
+    def read(self, name: str) -> tuple[bytes, int] | None:
+        with self._translated(name):
+            # Asked for before the content: if the object is replaced in between, a write with this generation fails.
+            blob = self._bucket.get_blob(name, **self._options)
+            if blob is None:
+                return None
+            generation = blob.generation
+            try:
+                content = blob.download_as_bytes(checksum='crc32c', **self._options)
+            except Exception as error:
+                if _is_missing_object(error):
+                    return None
+                raise
+            return content, generation
+
+    def write(self, name: str, content: bytes, generation: int | None = None) -> int:
+        with self._translated(name):
+            blob = self._bucket.blob(name)
+            blob.upload_from_string(
+                content,
+                'application/octet-stream',
+                if_generation_match=generation,
+                checksum='crc32c',
+                **self._options,
+            )
+            return blob.generation or 0
+
+    def upload(self, name: str, path: pathlib.Path) -> None:
+        with self._translated(name):
+            blob = self._bucket.blob(name)
+            blob.upload_from_filename(str(path), checksum='crc32c', **self._options)
+
+    def download(self, name: str, path: pathlib.Path) -> None:
+        with self._translated(name):
+            blob = self._bucket.blob(name)
+            try:
+                blob.download_to_filename(str(path), checksum='crc32c', **self._options)
+            except Exception as error:
+                if _is_missing_object(error):
+                    raise FileNotFoundError(f'gs://{self.name}/{name}') from None
+                raise
+
+    def delete(self, name: str, generation: int | None = None) -> None:
+        with self._translated(name):
+            blob = self._bucket.blob(name)
+            try:
+                blob.delete(if_generation_match=generation, **self._options)
+            except Exception as error:
+                if not _is_missing_object(error):
+                    raise
+
+    def _translated(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return _translated(f'gs://{self.name}/{name}')
+
+
+def _is_missing_object(error: Exception) -> bool:
+    """Returns whether an error says that there is no such object; a missing bucket is another error."""
+    from google.api_core import exceptions
+
+    return isinstance(error, exceptions.NotFound) and 'bucket' not in str(error).lower().split()
+
+
+@contextlib.contextmanager
+def _translated(place: str) -> Iterator[None]:
+    """Turns the exceptions of the library into those of this module.
+
+    Args:
+      place: address, for the message.
+    """
+    from google.api_core import exceptions
+    from google.auth import exceptions as auth
+
+    try:
+        yield
+    except (RetrievalError, FileNotFoundError):
+        raise
+    except exceptions.PreconditionFailed as error:
+        raise Conflict(f'{place}: {_first_line(error)}') from None
+    except (auth.GoogleAuthError, exceptions.Unauthorized) as error:
+        # A failed renewal of a token may pass.
+        if getattr(error, 'retryable', False):
+            raise Unavailable(f'{place}: {_first_line(error)}') from None
+        raise RetrievalError(
+            f'{place}: no valid credentials ({_first_line(error)}); run gcloud auth application-default login, or give '
+            'the machine a service account'
+        ) from None
+    except exceptions.Forbidden as error:
+        raise RetrievalError(
+            f'{place}: not allowed ({_first_line(error)}); grant the account the role Storage Object Admin on the '
+            'bucket'
+        ) from None
+    except (exceptions.NotFound, exceptions.BadRequest) as error:
+        raise RetrievalError(
+            f'{place}: {_first_line(error)}; create the bucket, or give another address'
+        ) from None
+    # Connections, time limits, checksums and answers that cannot be read have many types. A full disk is none of them.
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+            raise
+        raise Unavailable(f'{place}: {_first_line(error)}') from None
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__

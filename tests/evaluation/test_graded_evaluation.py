@@ -1,0 +1,141 @@
+"""A graded evaluation from end to end: the built-in policy, the rule, and a judge at a server."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from judge_server import JudgeServer
+
+from zeroplay_jax.configs import scope
+from zeroplay_jax.mini.world import World, evaluation_tasks
+from zeroplay_jax.training import graded_evaluation
+from zeroplay_jax.types import UserError
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def write_tasks(path, count=3):
+    items = evaluation_tasks([World(i, 'evaluation', 0.25) for i in range(2)], count, (1, 2))
+    lines = []
+    for item in items:
+        texts = [rubric['text'] for rubric in item['rubrics']]
+        lines.append(json.dumps({'task': item['question'], 'rubrics': texts}))
+    path.write_text('\n'.join(lines))
+    return sum(len(item['rubrics']) for item in items)
+
+
+def make_config(url):
+    config = scope.get_config('mini')
+    config.world.update(train=(0, 4), evaluation=(0, 2))
+    config.eval.update(file='', tasks='', questions=2)
+    config.policy.path = str(ROOT / 'zeroplay_jax' / 'mini' / 'clean')
+    config.sampler.slots = 8
+    config.second_judge.update(kind='endpoint', url=url, model='some', prices=(1.0, 2.0))
+    return config
+
+
+def test_an_evaluation_that_is_continued_asks_only_what_is_missing(tmp_path, capsys):
+    path, folder = tmp_path / 'tasks.jsonl', tmp_path / 'run'
+    rubrics = write_tasks(path)
+    plan = graded_evaluation.Plan(str(path), folder, limit=3)
+    with JudgeServer() as server:
+        config = make_config(server.url)
+        estimate = graded_evaluation.evaluate(
+            config, graded_evaluation.Plan(str(path), folder, only_estimate=True)
+        )
+        assert estimate['judges']['second_judge']['judgements'] == rubrics
+        assert estimate['judges']['judge']['prompt_tokens'] == 0 and not folder.exists()
+        assert not server.prompts and 'at most' in capsys.readouterr().out
+        part = graded_evaluation.evaluate(config, plan)
+        asked = len(server.prompts)
+        assert 0 < asked < rubrics and part['tasks'] == 3
+    with JudgeServer() as server:
+        # The server has another address now, and the judge is allowed fewer requests at once.
+        config = make_config(server.url)
+        config.judge.at_once = 2
+        result = graded_evaluation.evaluate(config, graded_evaluation.Plan(str(path), folder))
+        assert len(server.prompts) == rubrics - asked
+    scores = {entry['task']: entry for entry in result['task_scores']}
+    assert list(scores) == ['1', '2', '3', '4', '5', '6']
+    assert all(entry == scores[entry['task']] for entry in part['task_scores'])
+    assert result == json.loads((folder / 'results.json').read_text())
+    assert result['agreement']['items'] > 0 and result['judges']['judge']['rubrics_met'][0] > 0
+    assert 'Cohen' in (folder / 'results.md').read_text()
+
+    # Nothing is loaded for these.
+    with pytest.raises(UserError, match=r'same judge as config.judge \(rule\)'):
+        config.second_judge.kind = 'rule'
+        graded_evaluation.evaluate(config, plan)
+    config = make_config('http://127.0.0.1:9/v1')
+    two_samples = graded_evaluation.Plan(str(path), folder, samples=2)
+    with pytest.raises(UserError, match=r'evaluation.samples \(there 1, now 2\)'):
+        graded_evaluation.evaluate(config, two_samples)
+    config.policy.path = str(ROOT / 'zeroplay_jax' / 'mini' / 'base')
+    with pytest.raises(UserError, match='belongs to another config: policy.path'):
+        graded_evaluation.evaluate(config, plan)
+    config = make_config('http://127.0.0.1:9/v1')
+    path.write_text(path.read_text().replace('Describe', 'Please describe', 1))
+    with pytest.raises(UserError, match='another content of --sets: the file of tasks has other'):
+        graded_evaluation.evaluate(config, plan)
+
+
+def command(tasks, folder, url):
+    return [
+        *(sys.executable, '-m', 'zeroplay_jax.evaluate', '--config=configs/scope.py:mini'),
+        *('--config.world.train=(0,4)', '--config.world.evaluation=(0,2)'),
+        *('--policy=zeroplay_jax/mini/clean', '--metric=rubrics', f'--sets={tasks}'),
+        *('--config.second_judge.kind=endpoint', f'--config.second_judge.url={url}'),
+        *('--config.judge.at_once=2', f'--workdir={folder}'),
+    ]
+
+
+@pytest.mark.long
+def test_a_killed_command_ends_as_if_it_had_not_been_killed(tmp_path):
+    path = tmp_path / 'tasks.jsonl'
+    rubrics = write_tasks(path)
+    options = dict(cwd=ROOT, env=os.environ | {'XLA_FLAGS': ''}, capture_output=True, text=True)
+    with JudgeServer() as server:
+        whole = subprocess.run(command(path, tmp_path / 'whole', server.url), **options)
+        assert whole.returncode == 0, whole.stderr[-2000:]
+        assert len(server.prompts) == rubrics
+    half, killed = threading.Event(), threading.Event()
+
+    def pause(number):
+        # The reply to this request never arrives.
+        if number == rubrics // 2:
+            half.set()
+            killed.wait()
+
+    with JudgeServer(pause) as server:
+        running = subprocess.Popen(
+            command(path, tmp_path / 'killed', server.url),
+            cwd=ROOT,
+            env=options['env'],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        assert half.wait(timeout=120)
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+        server.pause = lambda number: None
+        killed.set()
+        before = (tmp_path / 'killed' / 'grades.jsonl').read_text().splitlines()
+        assert 0 < len(before) < 2 * rubrics and not (tmp_path / 'killed' / 'results.json').exists()
+        resumed = subprocess.run(command(path, tmp_path / 'killed', server.url), **options)
+        assert resumed.returncode == 0, resumed.stderr[-2000:]
+        # Two requests were in progress at most, and only these were asked again.
+        assert len(server.prompts) <= rubrics + 2
+    assert resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
+    for name in ('results.json', 'results.md'):
+        texts = [(tmp_path / run / name).read_text() for run in ('whole', 'killed')]
+        assert texts[0] == texts[1]
+    for name in ('answers.jsonl', 'grades.jsonl'):
+        lines = [
+            sorted((tmp_path / run / name).read_text().splitlines()) for run in ('whole', 'killed')
+        ]
+        assert lines[0] == lines[1]

@@ -1,0 +1,222 @@
+"""Checkpoints in a bucket: what makes a step complete, what is brought down, and what happens to damage and errors."""
+
+import json
+import threading
+import time
+
+import jax.numpy as jnp
+import pytest
+from memory_bucket import MemoryBucket, outage
+
+from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps
+from zeroplay_jax.learner.mirror import Mirror
+from zeroplay_jax.learner.mirror_restore import bring_down
+from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.runtime.lease import Lease
+from zeroplay_jax.runtime.remote_workdir import RemoteWorkdir
+from zeroplay_jax.types import UserError
+
+
+@pytest.fixture
+def remote():
+    return RemoteWorkdir(MemoryBucket(), 'runs/a')
+
+
+@pytest.fixture(scope='module')
+def steps(tmp_path_factory):
+    """A local folder with the checkpoints 2, 4 and 6, which tests link into their own."""
+    folder = tmp_path_factory.mktemp('steps')
+    checkpoints = Checkpointer(folder, keep=3)
+    for step in (2, 4, 6):
+        checkpoints.save(step, {'w': jnp.full(5, step)}, {'cursor': step})
+    checkpoints.close()
+    return folder
+
+
+def save(steps, folder, step):
+    """What a run leaves in its local folder when it has saved a step."""
+    source = steps / 'checkpoints' / str(step)
+    for path in source.rglob('*'):
+        if path.is_file():
+            target = folder / 'checkpoints' / f'{step}.part' / path.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    (folder / 'config.json').write_text('{}')
+    with (folder / 'metrics.jsonl').open('w') as file:
+        file.writelines(f'{{"step": {number}}}\n' for number in range(step))
+    (folder / 'checkpoints' / f'{step}.part').rename(folder / 'checkpoints' / str(step))
+
+
+def upload(remote, folder, keep=2, seconds=30.0):
+    """Uploads the newest step as a run does at its end."""
+    lease = Lease(remote.bucket, remote.name('lease.json'))
+    mirror = Mirror(remote, folder, lease, remote.manifests(), keep, seconds)
+    try:
+        mirror.wait()
+    finally:
+        mirror.close()
+        lease.release()
+
+
+def names(remote, prefix=''):
+    return [entry.name for entry in remote.bucket.list(remote.name(prefix))]
+
+
+def test_a_step_is_complete_last_and_another_machine_gets_it_with_its_logs(remote, steps, tmp_path):
+    here, there = tmp_path / 'here', tmp_path / 'there'
+    save(steps, here, 2)
+    upload(remote, here)
+    writes = [name for action, name in remote.bucket.log if action == 'write']
+    uploads = [name for name in writes if not name.endswith('lease.json')]
+    assert uploads[-1] == 'runs/a/steps/00000002.json'
+    first_file = next(i for i, name in enumerate(uploads) if '/checkpoints/' in name)
+    assert uploads.index('runs/a/logs/2/metrics.jsonl') < first_file
+    assert uploads.index('runs/a/config.json') < first_file
+    assert bring_down(remote, there, remote.manifests()) == []
+    for path in here.rglob('*'):
+        if path.is_file():
+            assert (there / path.relative_to(here)).read_bytes() == path.read_bytes()
+
+
+def test_a_step_without_its_last_object_does_not_exist(remote, steps, tmp_path):
+    here, there = tmp_path / 'here', tmp_path / 'there'
+    for step in (2, 4):
+        save(steps, here, step)
+        upload(remote, here)
+    remote.delete_manifest(4)
+    assert bring_down(remote, there, remote.manifests()) == []
+    assert saved_steps(there / 'checkpoints') == [2]
+    assert len((there / 'metrics.jsonl').read_text().splitlines()) == 2
+    # The machine that has step 4 goes on with it, and uploads it again, without what the first attempt left behind.
+    remote.bucket.contents['runs/a/checkpoints/4/odd'] = (b'x', 1)
+    assert bring_down(remote, here, remote.manifests()) == []
+    upload(remote, here)
+    assert list(remote.manifests()) == [2, 4] and 'runs/a/checkpoints/4/odd' not in names(remote)
+
+
+def test_old_steps_are_removed_with_all_their_objects(remote, steps, tmp_path):
+    for step in (2, 4, 6):
+        save(steps, tmp_path, step)
+        upload(remote, tmp_path)
+    assert list(remote.manifests()) == [4, 6]
+    assert not names(remote, 'checkpoints/2/') and not names(remote, 'logs/2/')
+    removed = [name for action, name in remote.bucket.log if action == 'delete']
+    removed = [name for name in removed if not name.endswith('lease.json')]
+    assert removed[0] == 'runs/a/steps/00000002.json'
+    assert 'runs/a/config.json' in names(remote)
+
+
+@pytest.mark.parametrize('kind', ['checkpoint', 'log', 'missing'])
+def test_a_damaged_step_gives_the_one_before_with_a_line(remote, steps, tmp_path, kind):
+    here = tmp_path / 'here'
+    for step in (2, 4):
+        save(steps, here, step)
+        upload(remote, here)
+    file = 'logs/4/metrics.jsonl' if kind == 'log' else 'checkpoints/4/loop/metadata'
+    if kind == 'missing':
+        remote.bucket.delete(remote.name(file))
+    else:
+        remote.bucket.damage(remote.name(file))
+    manifests = remote.manifests()
+    (line,) = bring_down(remote, tmp_path / 'there', manifests)
+    assert 'checkpoint 4 of gs://bucket/runs/a is damaged' in line and 'resumes from 2' in line
+    assert saved_steps(tmp_path / 'there' / 'checkpoints') == [2]
+    # It does not take the place of a good one among those that are kept.
+    assert list(manifests) == list(remote.manifests()) == [2]
+    # The machine that has the step whole still goes on with it.
+    assert bring_down(remote, here, remote.manifests()) == []
+    remote.bucket.damage(remote.name('checkpoints/2/loop/metadata'))
+    with pytest.raises(UserError, match='all checkpoints are damaged'):
+        bring_down(remote, tmp_path / 'third', remote.manifests())
+
+
+def test_damage_in_the_local_folder_is_made_good_from_the_bucket(remote, steps, tmp_path):
+    save(steps, tmp_path, 2)
+    upload(remote, tmp_path)
+    path = tmp_path / 'checkpoints' / '2' / 'loop' / 'metadata'
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b' ')
+    (line,) = bring_down(remote, tmp_path, remote.manifests())
+    assert line.startswith('checkpoint 2 is damaged: loop/metadata differs')
+    assert path.read_bytes() == content
+    assert (tmp_path / 'damaged' / '2' / 'loop' / 'metadata').exists()
+
+
+def test_a_step_that_another_machine_ran_anew_replaces_the_local_one(remote, steps, tmp_path):
+    here, there = tmp_path / 'here', tmp_path / 'there'
+    save(steps, here, 2)
+    upload(remote, here)
+    bring_down(remote, there, remote.manifests())
+    seal = there / 'checkpoints' / '2' / 'checksums.sha256'
+    seal.write_text(seal.read_text().replace('a', 'b'))
+    bring_down(remote, there, remote.manifests())
+    assert seal.read_bytes() == (here / 'checkpoints' / '2' / 'checksums.sha256').read_bytes()
+
+
+def test_errors_that_pass_are_tried_again_and_others_end_the_run(
+    remote, steps, tmp_path, monkeypatch
+):
+    monkeypatch.setattr('zeroplay_jax.learner.mirror._FIRST_PAUSE', 0.01)
+    save(steps, tmp_path, 2)
+    lease = Lease(remote.bucket, remote.name('lease.json'))
+    mirror = Mirror(remote, tmp_path, lease, {}, 2, 30.0)
+    remote.bucket.errors += outage(3)
+    mirror.wait()
+    assert mirror.newest == 2
+    for error, text in (
+        (outage(1000), 'tried for 0 s, config.bucket.seconds'),
+        ([RetrievalError('gs://bucket/x: not allowed')] * 9, 'not allowed'),
+    ):
+        failing = Mirror(remote, tmp_path, lease, {}, 2, 0.05)
+        remote.bucket.errors += error
+        with pytest.raises(UserError, match=text) as caught:
+            while True:
+                failing.wait()
+                time.sleep(0.01)
+        assert f'everything is saved in {tmp_path}' in str(caught.value)
+        assert '\n' not in str(caught.value)
+        remote.bucket.errors.clear()
+        failing.close()
+    mirror.close()
+    lease.release()
+
+
+def test_a_run_that_lost_its_lease_completes_no_step(remote, steps, tmp_path):
+    lease = Lease(remote.bucket, remote.name('lease.json'))
+    mirror = Mirror(remote, tmp_path, lease, {}, 2, 30.0)
+    remote.bucket.write(remote.name('lease.json'), json.dumps({'host': 'b', 'process': 7}).encode())
+    save(steps, tmp_path, 2)
+    with pytest.raises(UserError, match='the lease of this run was taken by process 7 on b'):
+        mirror.wait()
+    mirror.close()
+    lease.release()
+    assert not remote.manifests()
+    assert remote.bucket.read(remote.name('lease.json')) is not None  # that of the other one
+
+
+def test_a_step_that_the_run_removes_meanwhile_is_uploaded_whole(remote, steps, tmp_path):
+    """The upload of a large checkpoint may take longer than two further steps."""
+    save(steps, tmp_path, 2)
+    release = threading.Event()
+    upload_object = remote.bucket.upload
+
+    def slow_upload(name, path):
+        release.wait(20)
+        upload_object(name, path)
+
+    remote.bucket.upload = slow_upload
+    lease = Lease(remote.bucket, remote.name('lease.json'))
+    mirror = Mirror(remote, tmp_path, lease, {}, 2, 30.0)
+    while not (tmp_path / '.upload' / 'metrics.jsonl').exists():
+        time.sleep(0.01)
+    time.sleep(0.1)
+    save(steps, tmp_path, 4)
+    for path in sorted((tmp_path / 'checkpoints' / '2').rglob('*'), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    release.set()
+    mirror.wait()
+    mirror.close()
+    lease.release()
+    assert list(remote.manifests()) == [2, 4]
+    bring_down(remote, tmp_path / 'there', {2: remote.manifests()[2]})
+    assert saved_steps(tmp_path / 'there' / 'checkpoints') == [2]

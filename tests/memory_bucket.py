@@ -1,0 +1,72 @@
+"""A bucket in memory with the preconditions of the service, which emulators ignore, and with errors on demand."""
+
+import threading
+import zlib
+
+from zeroplay_jax.retrieval.objects import Conflict, StoredObject, Unavailable
+
+
+class MemoryBucket:
+    """Like `objects.Bucket`; `log` has (method, name) of all writes in their order, `errors` the next ones to raise."""
+
+    def __init__(self, name='bucket'):
+        self.name = name
+        self.contents = {}
+        self.log = []
+        self.errors = []
+        self._lock = threading.Lock()
+        self._generation = 0
+
+    def list(self, prefix, limit=None):
+        with self._lock:
+            names = sorted(name for name in self.contents if name.startswith(prefix))
+            return [self._stored(name) for name in names[:limit]]
+
+    def _stored(self, name):
+        content = self.contents[name][0]
+        return StoredObject(name, len(content), str(zlib.crc32(content)))
+
+    def read(self, name):
+        with self._lock:
+            return self.contents.get(name)
+
+    def write(self, name, content, generation=None):
+        with self._lock:
+            if self.errors:
+                raise self.errors.pop(0)
+            if generation is not None and self._generation_of(name) != generation:
+                raise Conflict(name)
+            self._generation += 1
+            self.contents[name] = (content, self._generation)
+            self.log.append(('write', name))
+            return self._generation
+
+    def _generation_of(self, name):
+        return self.contents[name][1] if name in self.contents else 0
+
+    def upload(self, name, path):
+        self.write(name, path.read_bytes())
+
+    def download(self, name, path):
+        found = self.read(name)
+        if found is None:
+            raise FileNotFoundError(name)
+        path.write_bytes(found[0])
+
+    def delete(self, name, generation=None):
+        with self._lock:
+            if generation is not None and self._generation_of(name) != generation:
+                raise Conflict(name)
+            self.contents.pop(name, None)
+            self.log.append(('delete', name))
+
+    def damage(self, name):
+        """Flips a bit in the middle of an object."""
+        content = bytearray(self.contents[name][0])
+        content[len(content) // 2] ^= 1
+        self.contents[name] = (bytes(content), self.contents[name][1])
+
+
+def outage(count):
+    """Errors that pass."""
+    return [Unavailable('gs://bucket/x: 503')] * count

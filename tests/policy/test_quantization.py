@@ -1,0 +1,170 @@
+"""int8 kernels: the error of an entry, values and gradients of the dequantised base, and what it does to a policy."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from jax.sharding import PartitionSpec as P
+from test_families import fill_and_decode
+
+from zeroplay_jax.policy import adapters, hf, quantization, sharding, transformer
+from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.sampler import PutRow, Sampler
+from zeroplay_jax.rollout.slot_programs import SamplerConfig
+from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+
+# The built-in policy before it was degraded.
+TRAINED = BUILT_IN_CHECKPOINT.parent / 'clean'
+# The plain one computes what the test of merged weights does.
+MODES = [pytest.param({}, marks=pytest.mark.long), {'scan': True, 'remat': True}]
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    return tiny.make_folder(tmp_path_factory.mktemp('int8') / 'policy', letters=tiny.LETTERS)
+
+
+@pytest.fixture(scope='module')
+def policy(folder):
+    model = dataclasses.replace(hf.read_config(folder), logit_chunk=16)
+    return model, with_scale(hf.load(folder, model, quantized=True))
+
+
+def with_scale(params):
+    return params | {adapters.SCALE: jnp.full(1, 2.0)}
+
+
+def adapter_of(base):
+    rng = np.random.default_rng(0)
+    adapter = adapters.init(base, adapters.LINEARS, 3, 0, 'role')
+    return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), adapter)
+
+
+def packed(model, rows=2, length=24):
+    tokens = np.random.default_rng(1).integers(0, model.vocab_size, (rows, length)).astype(np.int32)
+    return tokens, np.tile(np.arange(length), (rows, 1)).astype(np.int32), np.ones_like(tokens)
+
+
+def same(ours, theirs):
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@pytest.mark.parametrize('magnitude', [1e-30, 1.0, 1e30])
+def test_no_entry_is_off_by_more_than_half_a_step_of_its_channel(magnitude):
+    rng = np.random.default_rng(0)
+    kernel = rng.normal(size=(64, 48)) * np.exp(rng.normal(size=48))
+    kernel[:, 5] = 0
+    kernel = (magnitude * kernel).astype(np.float32)
+    values, scale = jax.jit(quantization.quantize)(kernel)
+    values, scale = np.asarray(values), np.asarray(scale)
+    largest = np.abs(kernel).max(0)
+    np.testing.assert_allclose(scale[largest > 0], largest[largest > 0] / 127, rtol=1e-6)
+    error = np.abs(kernel - values.astype(np.float64) * scale)
+    assert (error <= 0.5 * scale * (1 + 1e-4)).all()
+    assert (np.abs(values).max(0)[largest > 0] == 127).all() and not values[:, 5].any()
+
+
+def test_every_linear_layer_and_nothing_else_is_quantised_the_same_on_every_mesh(folder, policy):
+    model, base = policy
+    whole = hf.load(folder, model)
+    split = hf.load(folder, model, sharding.make_mesh(2, 2, 2), quantized=True)
+    same(split, {name: x for name, x in base.items() if name != adapters.SCALE})
+    sharding.parameter_shardings(split, sharding.make_mesh(1, 2, 2))
+    for layer, modules in whole.items():
+        if not layer.startswith('layer_'):
+            same(modules, base[layer])
+            continue
+        for name, arrays in modules.items():
+            if name not in adapters.LINEARS:
+                same(arrays, base[layer][name])
+                continue
+            assert base[layer][name]['kernel'].dtype == jnp.int8
+            error = arrays['kernel'] - quantization.dequantized(base[layer][name])['kernel']
+            assert (np.abs(error) <= 0.501 * base[layer][name]['kernel_scale']).all()
+    assert split['layer_0']['q']['kernel_scale'].sharding.spec == P('model')
+    assert split['layer_0']['down']['kernel_scale'].sharding.spec == P('fsdp')
+
+
+@pytest.mark.parametrize('mode', MODES)
+def test_values_and_gradients_of_adapters_are_those_over_the_dequantised_base(policy, mode):
+    model, base = policy
+    model, rows = dataclasses.replace(model, **mode), packed(model)
+    weight = np.linspace(0, 1, rows[0].size).reshape(rows[0].shape)
+
+    def loss(adapter, base):
+        params = adapters.join(base, adapter)
+        logp, entropy = transformer.score(model, params, *rows, train_entropy=True)
+        return jnp.sum(logp * weight + 0.1 * entropy), logp
+
+    gradient = tiny.jit(jax.grad(loss, has_aux=True))
+    ours, our_logp = gradient(adapter_of(base), base)
+    theirs, their_logp = gradient(adapter_of(base), quantization.dequantized(base))
+    np.testing.assert_allclose(our_logp, their_logp, atol=2e-5)
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert np.linalg.norm(y) > 0 and np.linalg.norm(x - y) <= 1e-4 * np.linalg.norm(y)
+
+
+def test_merged_weights_are_those_of_the_quantised_policy(policy):
+    model, base = policy
+    joined, rows = adapters.join(base, adapter_of(base)), packed(model)
+    whole = adapters.merged(joined)
+    assert {str(x.dtype) for x in jax.tree.leaves(whole)} == {'float32'}
+    score = tiny.jit(functools.partial(transformer.score, model))
+    np.testing.assert_allclose(score(joined, *rows)[0], score(whole, *rows)[0], atol=1e-4)
+
+
+QUESTIONS = ('What is the teacher of the founder of Mimi?', 'What is the birthplace of Babin?')
+
+
+def test_a_trained_policy_hardly_changes_and_sampler_and_trainer_agree():
+    """The figures of docs/adapters.md: the built-in policy, bfloat16 activations, its own continuations of prompts."""
+    model = dataclasses.replace(hf.read_config(TRAINED), dtype='bfloat16', logit_chunk=64)
+    half = hf.load(TRAINED, model, matrix_dtype='bfloat16')
+    int8 = hf.load(TRAINED, model, quantized=True)
+    codec, template = Codec(TRAINED), prompts.select('mini')['solver']
+    starts = [codec.render(prompts.fill(template, question=text)) for text in QUESTIONS]
+    length = max(map(len, starts)) + 40
+    shape = dict(slots=2, context=length + 16, chunk=32, fill_rows=2, burst=8)
+    sampler = Sampler(
+        model, SamplerConfig(**shape, put_rows=2, put_tokens=length), sharding.make_mesh()
+    )
+    key = np.array([1, 2], np.uint32)
+    goals = [len(start) + 40 for start in starts]
+    rows = zip(starts, goals)
+    sampler.put([PutRow(i, start, 0, goal, 1.0, key) for i, (start, goal) in enumerate(rows)])
+    sampled, sampled_logp = fill_and_decode(sampler, int8, np.array(goals))
+
+    tokens, segment = np.zeros((2, 2, length), np.int32)
+    for row, (start, ids) in enumerate(zip(starts, sampled)):
+        tokens[row, : goals[row]] = [*start, *ids]
+        segment[row, : goals[row]] = 1
+    packed_rows = tokens, np.tile(np.arange(length, dtype=np.int32), (2, 1)), segment
+
+    @tiny.jit
+    def log_probs(params):
+        states = transformer.hidden(model, params, *packed_rows)
+        logits = transformer.logits(model, params, states.reshape(-1, states.shape[-1]))
+        return jax.nn.log_softmax(logits).reshape(*tokens.shape, -1)
+
+    written = np.zeros(tokens.shape, bool)
+    difference = []
+    ours, theirs = log_probs(int8), log_probs(half)
+    for row, (start, ids) in enumerate(zip(starts, sampled)):
+        places = np.arange(len(start), goals[row]) - 1
+        written[row, places] = True
+        difference += list(np.asarray(ours)[row, places, ids] - sampled_logp[row])
+    p, q = np.asarray(theirs)[written], np.asarray(ours)[written]
+    divergence = float(np.mean(np.sum(np.exp(p) * (p - q), -1)))
+    figures = dict(
+        kl=divergence,
+        largest_logp=float(np.abs(p - q)[p > -10].max()),
+        sampler=float(np.abs(difference).mean()),
+        largest=float(np.abs(difference).max()),
+    )
+    assert len(difference) == 80 and 0 <= divergence < 0.01, figures
+    assert figures['sampler'] < 0.02, figures

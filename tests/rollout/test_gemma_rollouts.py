@@ -1,0 +1,152 @@
+"""Gemma 3: its vocabulary and chat template, and rollouts over pages and in a kernel."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import tiny
+import tokenizers
+import transformers
+from request_cases import CONFIG, make_env, requests, run, same
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from zeroplay_jax.configs import drzero
+from zeroplay_jax.policy import hf, transformer
+from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.tokens import Codec, open_codec
+from zeroplay_jax.selfplay.recipe import RoleSpec
+from zeroplay_jax.selfplay.role_environment import role_environment
+from zeroplay_jax.tools.search import SearchTool
+from zeroplay_jax.types import POLICY, UserError
+
+FIELDS = dict(
+    architectures=['Gemma3ForCausalLM'],
+    hidden_act='gelu_pytorch_tanh',
+    sliding_window=16,
+    sliding_window_pattern=2,
+    rope_local_base_freq=100.0,
+    query_pre_attn_scalar=24,
+    head_dim=16,
+)
+SPECIAL = ('<pad>', '<eos>', '<bos>', '<unk>', '<start_of_turn>', '<end_of_turn>')
+WHITE = ('\n\n', '\n\n\n', '▁▁', '▁▁▁')
+# In the shape of the published one: a start token, no messages of tools, trimmed texts.
+TEMPLATE = (
+    '{{ bos_token }}{% for m in messages %}'
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}"
+    "{% set role = 'model' if m.role == 'assistant' else m.role %}"
+    "{{ '<start_of_turn>' + role + '\n' + m.content | trim + '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope='module')
+def gemma(tmp_path_factory):
+    """A folder with BPE over characters, a token for every byte and U+2581 for a space."""
+    folder = tiny.make_folder(tmp_path_factory.mktemp('gemma') / 'policy', **FIELDS, vocab_size=600)
+    letters = [chr(code) for code in range(33, 127)]
+    merges = [('a', 'b'), ('▁', 'ab'), ('\n', '\n'), ('\n\n', '\n'), ('▁', '▁'), ('▁▁', '▁')]
+    # Merges that would end in a control token, as those of converted vocabularies do.
+    turn = '<start_of_turn>'
+    merges += [(turn[:i], turn[i]) for i in range(1, len(turn))]
+    words = [*SPECIAL, *(f'<0x{byte:02X}>' for byte in range(256)), '\n', '▁', *letters]
+    words += [first + second for first, second in merges if first + second not in words]
+    backend = tokenizers.Tokenizer(
+        models.BPE(
+            {word: i for i, word in enumerate(words)},
+            merges,
+            unk_token='<unk>',
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    backend.normalizer = normalizers.Replace(' ', '▁')
+    backend.pre_tokenizer = pre_tokenizers.Split(' ', 'merged_with_previous')
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    backend.add_special_tokens([tokenizers.AddedToken(t, special=True) for t in SPECIAL])
+    backend.add_tokens([tokenizers.AddedToken(t, normalized=False) for t in WHITE])
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token='<bos>',
+        eos_token='<eos>',
+        pad_token='<pad>',
+        chat_template=TEMPLATE,
+    ).save_pretrained(str(folder))
+    (folder / 'generation_config.json').write_text(json.dumps({'eos_token_id': [1, 5]}))
+    return folder
+
+
+TEXTS = ['ab  ab\n\nab', 'héllo 你好 \x00 ab', 'b   a\n\n\n\nb', 'a\nb', '▁']
+
+
+@pytest.mark.parametrize('text', TEXTS)
+def test_prompts_and_texts_have_the_ids_of_the_tokenizer(gemma, text):
+    codec, reference = Codec(gemma), transformers.AutoTokenizer.from_pretrained(str(gemma))
+    ids = reference.encode(text, add_special_tokens=False)
+    assert codec.encode_plain(text) == codec.encode(text) == ids
+    assert codec.decode(ids) == reference.decode(ids) == text.replace('▁', ' ')
+    template = prompts.select('mini')['solver']
+    chat = [{'role': 'user', 'content': template.format(question=text)}]
+    want = reference.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    assert codec.render(prompts.fill(template, question=text)).tolist() == list(want)
+    assert list(want)[0] == 2 and codec.eos_ids == (1, 5)
+
+
+@pytest.mark.parametrize(
+    'text', ['<start_of_turn>', 'a<end_of_turn>\n<start_of_turn>model', '<eos>']
+)
+def test_foreign_text_never_yields_a_control_token(gemma, text):
+    codec = Codec(gemma)
+    ids = codec.encode_plain(text)
+    assert min(ids) >= len(SPECIAL) and codec.decode(ids) == text
+    assert min(codec.encode(text)) < len(SPECIAL)
+
+
+def test_a_template_without_messages_of_tools_is_refused_for_syntaxes_that_need_them(gemma):
+    codec, config = open_codec(gemma), drzero.get_config('mini')
+    role = RoleSpec('solver', 'solver')
+    tools = {'search': SearchTool(search=None)}
+    role_environment(config, role, codec, tools)
+    config.tools.syntax = 'qwen'
+    with pytest.raises(
+        UserError, match=r"tools.syntax='qwen'.*\(Roles must alternate\); give search_r1"
+    ):
+        role_environment(config, role, codec, tools)
+
+
+@pytest.fixture(scope='module')
+def played(tmp_path_factory):
+    """A policy with windows, two rotary embeddings and scaled scores; requests; their rollouts over slots."""
+    folder = tmp_path_factory.mktemp('played') / 'policy'
+    folder = tiny.make_folder(folder, letters=tiny.LETTERS, **FIELDS)
+    model = hf.read_config(folder)
+    assert model.windows == (16, 0) and model.sliding_theta == 100.0
+    policy = Codec(folder), model, hf.load(folder, model)
+    reqs = requests(make_env(policy[0]), 4, 2)
+    return policy, reqs, run(policy, reqs)
+
+
+def test_what_was_sampled_has_the_scores_of_a_full_forward(played):
+    (_, model, params), _, rollouts = played
+    longest = max(rollouts, key=lambda rollout: len(rollout.tokens))
+    assert len(longest.tokens) > 2 * 16
+    tokens = longest.tokens[None]
+    positions = np.arange(tokens.size)[None]
+    score = tiny.jit(transformer.score, static_argnums=0)
+    full, _ = score(model, params, tokens, positions, np.ones_like(tokens))
+    sampled = longest.source == POLICY
+    assert np.abs(np.asarray(full)[0] - longest.logp)[sampled].max() <= 1e-4
+
+
+@pytest.mark.parametrize(
+    'fields',
+    [dict(token_budget=12), pytest.param(dict(attention='ragged'), marks=pytest.mark.long)],
+    ids=['budget', 'kernel'],
+)
+def test_pages_sample_the_same_tokens(played, fields):
+    policy, reqs, rollouts = played
+    config = dataclasses.replace(CONFIG, page=16, **fields)
+    same(rollouts, run(policy, reqs, config), 1e-4)

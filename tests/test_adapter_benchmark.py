@@ -1,0 +1,47 @@
+"""The comparison of adapters with whole weights: its configs, its table, and stored runs."""
+
+import json
+
+import pytest
+
+from benchmarks import adapters
+from zeroplay_jax.configuration import fields, rules
+
+
+@pytest.mark.parametrize('arm', adapters.ARMS)
+def test_runs_differ_in_rank_and_learning_rates_only(arm):
+    whole = dict(fields.leaves(adapters.config_of(arm, 0, 10.0, 1)))
+    config = adapters.config_of(arm, 16, 10.0, 1)
+    rules.check(config)
+    different = {name for name, value in fields.leaves(config) if value != whole[name]}
+    rates = {'proposer.learning_rate', 'solver.learning_rate'}
+    assert different == rates | {'policy.adapters.rank'}
+    for name in rates:
+        assert dict(fields.leaves(config))[name] == pytest.approx(10 * whole[name])
+
+
+def test_the_curve_counts_steps_of_the_solver():
+    phases = ['evaluation', 'proposer', 'generate', 'solver', 'solver', 'evaluation', 'selfplay']
+    lines = [json.dumps({'phase': phase, 'em/mean': 0.5}) for phase in phases]
+    assert adapters.curve(lines) == [[0, 0.5], [2, 0.5]]
+
+
+def test_stored_runs_are_tabulated_and_not_executed_again(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(adapters.subprocess, 'run', None)
+    folder = tmp_path / 'adapters'
+    folder.mkdir()
+    for rank, name in ((0, 'dspo-0'), (4, 'dspo-4-10')):
+        for seed, final in enumerate((0.6, 1.0)):
+            curve = [[0, 0.2], [8, 0.2], [24, final]]
+            run = dict(arm='dspo', rank=rank, factor=10.0 if rank else 1.0, seed=seed, curve=curve)
+            text = json.dumps(run | {'cpu_seconds': 100 + 10 * seed})
+            (folder / f'{name}-{seed}.json').write_text(text)
+    adapters.main(['--only', 'dspo', '--ranks', '0', '4', '--seeds', '2', '--out', str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert printed == (tmp_path / 'adapters.md').read_text()
+    # Area of a run: (8 · 0.2 + 16 · (0.2 + final) / 2) / 24.
+    cells = '| 2 | 0.200 | 0.800 (0.600 to 1.000) | 0.400 | 105 |'
+    assert f'| dspo | whole | × 1 {cells}' in printed
+    assert f'| dspo | rank 4 | × 10 {cells}' in printed
+    rows = json.loads((tmp_path / 'adapters.json').read_text())['rows']
+    assert [row['rank'] for row in rows] == [0, 4] and rows[1]['area'] == 0.4

@@ -1,0 +1,272 @@
+"""Runs and files in a bucket: what is refused in one line, what is copied, and a killed run on another machine."""
+
+import importlib.util
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+from host_processes import free_port
+from memory_bucket import MemoryBucket
+
+from zeroplay_jax import compare, report
+from zeroplay_jax.configs import quickstart
+from zeroplay_jax.configuration import resumption, rules
+from zeroplay_jax.retrieval import object_cache, objects
+from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.runtime import remote_workdir
+from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.runtime.remote_workdir import RemoteFile, RemoteWorkdir
+from zeroplay_jax.runtime.workdir import WorkdirError
+from zeroplay_jax.settings.errors import ConfigError
+from zeroplay_jax.training import remote_run, run_folder
+from zeroplay_jax.types import Preempted, UserError
+
+ROOT = pathlib.Path(__file__).parents[1]
+ADDRESS = 'gs://bucket/runs/a'
+
+
+def is_missing(name):
+    try:
+        return importlib.util.find_spec(name) is None
+    except ModuleNotFoundError:
+        return True
+
+
+MISSING = list(filter(is_missing, ('google.cloud.storage', 'gcp_storage_emulator')))
+needs_emulator = pytest.mark.skipif(
+    bool(MISSING), reason=f'not installed: {", ".join(MISSING)} (requirements-test.txt)'
+)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    return tmp_path / 'cache' / 'zeroplay_jax'
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    memory = MemoryBucket()
+    monkeypatch.setattr(objects, 'open_bucket', lambda name: memory)
+    return memory
+
+
+# ---- files and folders -------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_copied_once_and_again_where_it_changed(bucket, cache):
+    for name, content in (('p/a.json', b'1'), ('p/b/c.bin', b'22'), ('p/', b''), ('pq/d', b'3')):
+        bucket.write(name, content)
+    downloads = []
+    download = bucket.download
+    bucket.download = lambda name, path: (downloads.append(name), download(name, path))
+    folder = pathlib.Path(object_cache.fetch('gs://bucket/p/'))
+    assert folder == cache / 'gs' / 'bucket' / 'p' and (folder / 'a.json').read_bytes() == b'1'
+    assert sorted(downloads) == ['p/a.json', 'p/b/c.bin']
+    downloads.clear()
+    bucket.write('p/a.json', b'4')
+    bucket.delete('p/b/c.bin')
+    object_cache.fetch('gs://bucket/p')
+    assert downloads == ['p/a.json']
+    assert [path.name for path in folder.rglob('*') if path.is_file()] == ['a.json']
+    # A copy that somebody shortened is replaced.
+    (folder / 'a.json').write_bytes(b'')
+    assert pathlib.Path(object_cache.fetch('gs://bucket/p/a.json')).read_bytes() == b'4'
+    assert object_cache.fetch('a/path') == 'a/path'
+
+
+def test_a_policy_of_a_run_brings_the_config_of_the_run(bucket):
+    bucket.write('runs/a/policy/solver/config.json', b'{}')
+    bucket.write('runs/a/config.json', b'{"recipe": 1}')
+    folder = pathlib.Path(object_cache.fetch(f'{ADDRESS}/policy/solver'))
+    assert (folder.parent.parent / 'config.json').read_bytes() == b'{"recipe": 1}'
+    bucket.write('runs/a/run.json', b'{}')
+    with pytest.raises(
+        RetrievalError, match='name a policy in it, such as gs://bucket/runs/a/policy'
+    ):
+        object_cache.fetch(ADDRESS)
+
+
+@pytest.mark.parametrize(
+    ('address', 'line'),
+    [
+        ('gs://bucket/none', 'no such file or folder in the bucket'),
+        ('gs://bucket', 'names a bucket'),
+        ('gs://B/x', 'not an address in a bucket'),
+        ('gs://bucket/../x', 'has an empty part'),
+    ],
+)
+def test_what_cannot_be_fetched_is_one_line(bucket, address, line):
+    with pytest.raises(RetrievalError, match=line) as error:
+        object_cache.fetch(address)
+    assert '\n' not in str(error.value)
+
+
+def test_fields_of_a_config_are_fetched_before_the_rules_about_files(bucket):
+    config = quickstart.get_config()
+    config.retrieval.update(kind='http', path='gs://bucket/index')
+    config.eval.file = 'gs://bucket/q.jsonl'
+    with pytest.raises(ConfigError, match='config.*gs://bucket/.*: no such file or folder'):
+        rules.check(config)
+    bucket.write('index/manifest.json', b'{}')
+    bucket.write('q.jsonl', b'{"question": "who?", "reply": "x"}\n')
+    with pytest.raises(ConfigError, match='config.eval.file: .*q.jsonl, line 1'):
+        rules.check(config)
+    assert pathlib.Path(config.retrieval.path, 'manifest.json').is_file()
+
+
+def test_without_the_library_one_line_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'google.cloud', None)
+    with pytest.raises(RetrievalError, match='pip install google-cloud-storage'):
+        objects.open_bucket('bucket')
+
+
+# ---- runs --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config():
+    config = quickstart.get_config()
+    config.progress = False
+    return config
+
+
+def begin(config, action=None):
+    """Opens the run as training does, writes its config, and calls `action` with its place."""
+    with remote_run.opened(Hosts(), ADDRESS, config) as place:
+        with run_folder.claimed(Hosts(), place.workdir, config) as write_config:
+            write_config()
+            return action(place) if action else place
+
+
+def test_a_run_that_does_not_begin_leaves_nothing(bucket, config, cache):
+    with pytest.raises(UserError), remote_run.opened(Hosts(), ADDRESS, config) as place:
+        with run_folder.claimed(Hosts(), place.workdir, config):
+            raise UserError('the mesh does not fit')
+    assert not bucket.contents and not cache.exists()
+
+
+def test_another_config_is_refused_by_its_address_before_the_run(bucket, config, cache):
+    begin(config, lambda place: place.upload_results())
+    shutil.rmtree(cache)
+    resumption.check(ADDRESS, config)
+    config.seed = 7
+    with pytest.raises(WorkdirError, match=f'workdir {ADDRESS} belongs to another config: seed'):
+        resumption.check(ADDRESS, config)
+
+
+def test_a_folder_of_other_objects_is_refused(bucket, config):
+    bucket.write('runs/a/thesis.tex', b'x')
+    for start in (begin, lambda config: resumption.check(ADDRESS, config)):
+        with pytest.raises(UserError, match="holds 'runs/a/thesis.tex' but no run.json"):
+            start(config)
+    bucket.contents.clear()
+    bucket.write('runs/a/run.json', b'{"id": "../x"}')
+    with pytest.raises(UserError, match='run.json: cannot be read'):
+        begin(config)
+
+
+def test_a_run_that_is_begun_anew_at_an_address_does_not_see_the_old_local_folder(bucket, config):
+    first = begin(config).workdir
+    assert begin(config).workdir == first
+    bucket.contents.clear()
+    assert begin(config).workdir != first and first.name == 'a'
+
+
+def test_sigterm_keeps_its_status_if_the_upload_fails(bucket, config, monkeypatch):
+    def fail(self):
+        raise UserError('gs://bucket/x: 503')
+
+    monkeypatch.setattr(remote_run.Mirror, 'wait', fail)
+
+    def preempt(place):
+        raise Preempted('stopped by SIGTERM, everything is saved before step 2 of 9')
+
+    with pytest.raises(Preempted, match='before step 2 of 9. gs://bucket/x: 503'):
+        begin(config, preempt)
+    assert 'runs/a/lease.json' not in bucket.contents
+
+
+def test_reports_and_comparisons_read_a_bucket(bucket, config, tmp_path, capsys):
+    remote = RemoteWorkdir(bucket, 'runs/a')
+    line = b'{"step": 0, "phase": "evaluation", "em/mean": 0.5}\n'
+    manifest = {}
+    for step in (2, 4):
+        name = f'logs/{step}/metrics.jsonl'
+        bucket.write(remote.name(name), line * (step // 2))
+        manifest[step] = {'metrics.jsonl': RemoteFile(name, len(line) * step // 2, 'x')}
+        remote.write_manifest(step, manifest[step])
+    bucket.write(remote.name('config.json'), json.dumps(config.to_dict()).encode())
+    assert report.main([ADDRESS, '--out', str(tmp_path / 'a.html')]) == 0
+    local = remote_workdir.local_run(ADDRESS)
+    assert (local / 'metrics.jsonl').read_bytes() == 2 * line
+    # While it is read, the run goes back by a step, of which the newest was damaged.
+    download = bucket.download
+
+    def remove_and_download(name, path):
+        if name.endswith('logs/4/metrics.jsonl'):
+            remote.delete_manifest(4)
+            raise FileNotFoundError(name)
+        download(name, path)
+
+    bucket.download = remove_and_download
+    assert (remote_workdir.local_run(ADDRESS) / 'metrics.jsonl').read_bytes() == line
+    assert report.main(['gs://bucket/none']) == 2
+    assert compare.main([f'{ADDRESS}/config.json', f'{ADDRESS}/none']) == 2
+    assert 'no such file or folder in the bucket' in capsys.readouterr().err
+
+
+# ---- with the library of the service and an emulator -----------------------------------------------------
+
+
+@pytest.fixture
+def emulator(monkeypatch):
+    from gcp_storage_emulator.server import create_server
+
+    port = free_port()
+    server = create_server('localhost', port, in_memory=True, default_bucket='bucket')
+    server.start()
+    monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'http://localhost:{port}')
+    yield objects.open_bucket('bucket')
+    server.stop()
+
+
+@needs_emulator
+def test_the_library_does_what_the_interface_says(emulator, tmp_path, monkeypatch):
+    assert emulator.read('a/x') is None
+    generation = emulator.write('a/x', b'one')
+    assert emulator.read('a/x') == (b'one', generation)
+    (tmp_path / 'file').write_bytes(b'two' * 100_000)
+    emulator.upload('a/y', tmp_path / 'file')
+    assert [(o.name, o.size) for o in emulator.list('a/')] == [('a/x', 3), ('a/y', 300_000)]
+    assert len(emulator.list('a/', limit=1)) == 1 and all(o.checksum for o in emulator.list('a/'))
+    emulator.download('a/y', tmp_path / 'back')
+    assert (tmp_path / 'back').read_bytes() == (tmp_path / 'file').read_bytes()
+    emulator.delete('a/x')
+    emulator.delete('a/x')
+    with pytest.raises(FileNotFoundError):
+        emulator.download('a/x', tmp_path / 'back')
+    folder = pathlib.Path(object_cache.fetch('gs://bucket/a'))
+    assert (folder / 'y').stat().st_size == 300_000
+    with pytest.raises(RetrievalError, match='gs://no-such-bucket') as error:
+        object_cache.fetch('gs://no-such-bucket/a')
+    assert '\n' not in str(error.value)
+    monkeypatch.setattr(objects, '_REQUEST_SECONDS', 0.2)
+    monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'http://localhost:{free_port()}')
+    with pytest.raises(objects.Unavailable, match='gs://bucket/a/x'):
+        objects.open_bucket('bucket').read('a/x')
+
+
+@needs_emulator
+@pytest.mark.long
+def test_a_killed_run_is_resumed_by_another_machine_bit_for_bit(emulator, tmp_path):
+    """kill -9 and SIGTERM, each followed by a start without the local folder."""
+    command = [sys.executable, '-m', 'benchmarks.kills_bucket', '--bucket', 'gs://bucket/kills']
+    command += ['--kills', '1', '--sigterms', '1', '--folder', str(tmp_path / 'kills')]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    assert result['differences'] == [] and result['arrays'] > 10

@@ -1,0 +1,44 @@
+"""Files and folders that a config names in a bucket (gs://bucket/path) are copied to the user's cache."""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from zeroplay_jax.configuration import fields
+from zeroplay_jax.retrieval import object_cache, objects
+from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.selfplay.recipe import Recipe
+from zeroplay_jax.settings.errors import ConfigError
+
+
+def fetch_addresses(config: ConfigDict, recipe: type[Recipe] | None = None) -> None:
+    """Replaces addresses in a bucket by the paths of their local copies, in place; downloads what is outdated.
+
+    A rule like the others, so that the rules after it read local files; `recipe` is not used.
+
+    Raises:
+      ConfigError: one line; what could not be fetched.
+    """
+    for name, value in fields.leaves(config):
+        if not isinstance(value, str) or not objects.is_address(value):
+            continue
+        *sections, field = name.split('.')
+        section = config
+        for section_name in sections:
+            section = section[section_name]
+        try:
+            section[field] = object_cache.fetch(value)
+        except RetrievalError as error:
+            raise ConfigError(f'config.{name}: {error}') from None
+
+
+def fetch_file(path: str) -> str:
+    """Returns the path of the local copy of a question set in a bucket; any other text as it is.
+
+    Raises:
+      ConfigError: one line; it could not be fetched.
+    """
+    try:
+        return object_cache.fetch(path)
+    except RetrievalError as error:
+        raise ConfigError(f'--sets: {error}') from None

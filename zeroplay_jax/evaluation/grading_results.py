@@ -1,0 +1,253 @@
+"""Results of a graded evaluation: rubrics met by each judge, agreement of both, as JSON and as Markdown."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from zeroplay_jax.evaluation import agreement, question_sets, statistics
+from zeroplay_jax.evaluation.grading_record import GradingRecord
+from zeroplay_jax.evaluation.rubric_grading import judgements
+from zeroplay_jax.evaluation.rubric_tasks import RubricTask
+from zeroplay_jax.types import Json
+
+# Digits of figures in files.
+_DIGITS = 6
+
+
+def results(
+    settings: Json,
+    set_name: str,
+    tasks: Sequence[RubricTask],
+    judges: Mapping[str, str],
+    record: GradingRecord,
+    samples: int,
+) -> dict[str, Any]:
+    """Returns the content of results.json; it depends on the tasks and the record only, not on their order in files.
+
+    Args:
+      settings: what the evaluation measured (`question_sets.result_settings`), copied into the result.
+      set_name: name of the set of tasks.
+      judges: name of each judge ('judge', 'second_judge') → its key in the record.
+      samples: answers per task.
+
+    Returns:
+      {'settings', 'sets': as in `question_sets.results`, with the scores by the first judge, so that
+      `zeroplay_jax.compare` reads the file,
+      'tasks', 'rubrics', 'samples': int,
+      'answers': {'given', 'missing': int, 'finish': {reason: int}},
+      'judges': {name: {'judge': key, 'rubrics_met': [mean, low, high] or null, 'scored_tasks',
+      'judgements': {'met', 'not_met', 'unread', 'failed'}}},
+      'agreement': fields of `agreement.Agreement` or null, 'task_scores': [{'task': id, name of a judge: score or
+      null}]}. A task's score is the share of the verdicts on its answers that are 'met', meaned over its answers; a
+      missing answer has the score 0, and an answer without any verdict none.
+    """
+    scores_of_judge: dict[str, list[float | None]] = {}
+    result_of_judge: dict[str, dict[str, Any]] = {}
+    for name, key in judges.items():
+        scores = [_task_score(task, key, record, samples) for task in tasks]
+        scores_of_judge[name] = scores
+        result_of_judge[name] = {'judge': key, **_summary(scores)}
+        result_of_judge[name]['judgements'] = _count_grades(tasks, key, record, samples)
+    task_scores = []
+    for number, task in enumerate(tasks):
+        entry: dict[str, Any] = {'task': task.id}
+        for name, scores in scores_of_judge.items():
+            entry[name] = _rounded(scores[number])
+        task_scores.append(entry)
+    sets: dict[str, tuple[Sequence[question_sets.Question], Sequence[question_sets.Answered]]] = {}
+    first_scores = next(iter(scores_of_judge.values()))
+    # Without any score there is no mean, and nothing to compare.
+    if any(score is not None for score in first_scores):
+        questions = [task.question for task in tasks]
+        sets[set_name] = (questions, _answered(tasks, record, first_scores))
+    return question_sets.results(settings, sets) | {
+        'tasks': len(tasks),
+        'rubrics': sum(len(task.rubrics) for task in tasks),
+        'samples': samples,
+        'answers': _count_answers(tasks, record),
+        'judges': result_of_judge,
+        'agreement': _agreement(tasks, list(judges.values()), record, samples),
+        'task_scores': task_scores,
+    }
+
+
+def _answered(
+    tasks: Sequence[RubricTask], record: GradingRecord, scores: Sequence[float | None]
+) -> list[question_sets.Answered]:
+    """Returns the result of each task; answer and searches are those of its first sample."""
+    answered = []
+    for task, score in zip(tasks, scores, strict=True):
+        first = record.answers[task.id][0]
+        answered.append(
+            question_sets.Answered(_rounded(score), first.searches, first.redundancy, first.text)
+        )
+    return answered
+
+
+def _rounded(value: Any) -> Any:
+    """Returns a number, or a list of numbers, with `_DIGITS` digits; None stays None."""
+    if value is None:
+        return None
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return round(float(value), _DIGITS)
+
+
+def _task_score(task: RubricTask, key: str, record: GradingRecord, samples: int) -> float | None:
+    """Returns the mean share of rubrics met over the answers to a task; None if no answer has a verdict."""
+    verdicts_of_sample: list[list[bool]] = [[] for _ in range(samples)]
+    for judgement in judgements([task], key, samples):
+        grade = record.grades.get(judgement)
+        # A verdict that was not given is neither met nor not met.
+        if grade is not None and grade.met is not None:
+            verdicts_of_sample[judgement.sample].append(grade.met)
+    shares = []
+    for answer, verdicts in zip(record.answers[task.id], verdicts_of_sample, strict=True):
+        if not answer.text:
+            shares.append(0.0)
+        elif verdicts:
+            shares.append(float(np.mean(verdicts)))
+    if not shares:
+        return None
+    return float(np.mean(shares))
+
+
+def _summary(scores: Sequence[float | None]) -> dict[str, Any]:
+    """Returns the mean score with its 95 % interval over tasks, and the number of tasks with a score."""
+    known_scores = [score for score in scores if score is not None]
+    interval = None
+    if known_scores:
+        interval = _rounded(statistics.mean_score(known_scores))
+    return {'rubrics_met': interval, 'scored_tasks': len(known_scores)}
+
+
+def _count_grades(
+    tasks: Sequence[RubricTask], key: str, record: GradingRecord, samples: int
+) -> dict[str, int]:
+    """Returns the number of judgements per result."""
+    counts = dict.fromkeys(('met', 'not_met', 'unread', 'failed'), 0)
+    for judgement in judgements(tasks, key, samples):
+        grade = record.grades.get(judgement)
+        # Judgements of missing answers are not asked.
+        if grade is None:
+            continue
+        counts[grade.lost or ('met' if grade.met else 'not_met')] += 1
+    return counts
+
+
+def _count_answers(tasks: Sequence[RubricTask], record: GradingRecord) -> dict[str, Any]:
+    """Returns how many answers there are, how many are missing, and how their rollouts ended."""
+    finishes: collections.Counter[str] = collections.Counter()
+    given = 0
+    for task in tasks:
+        for answer in record.answers[task.id]:
+            finishes[answer.finish] += 1
+            given += bool(answer.text)
+    return {
+        'given': given,
+        'missing': finishes.total() - given,
+        'finish': dict(sorted(finishes.items())),
+    }
+
+
+def _agreement(
+    tasks: Sequence[RubricTask], keys: Sequence[str], record: GradingRecord, samples: int
+) -> dict[str, Any] | None:
+    """Returns the agreement of two judges over all rubrics with a verdict of both; None with one judge."""
+    if len(keys) < 2:
+        return None
+    first_key, second_key = keys
+    pairs_of_tasks = []
+    for task in tasks:
+        pairs = []
+        for judgement in judgements([task], first_key, samples):
+            first = record.grades.get(judgement)
+            second = record.grades.get(judgement._replace(judge=second_key))
+            # Missing answers are left out: both judges would agree on them without having read anything.
+            if first is None or second is None:
+                continue
+            if first.met is not None and second.met is not None:
+                pairs.append((first.met, second.met))
+        pairs_of_tasks.append(pairs)
+    measured = agreement.agreement(agreement.count_pairs(pairs_of_tasks))
+    if measured is None:
+        return None
+    fields = dataclasses.asdict(measured)
+    for name in ('raw', 'kappa', 'kappa_interval'):
+        fields[name] = _rounded(fields[name])
+    return fields
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """Returns the content of results.md: the result of `results` as tables and sentences."""
+    answers = result['answers']
+    lines = [
+        '# Graded answers to open tasks',
+        '',
+        f'{result["tasks"]:,} tasks with {result["rubrics"]:,} rubrics, answers per task: {result["samples"]}. '
+        f'{answers["given"]:,} answers, {answers["missing"]:,} rollouts without an answer, which meet no rubric.',
+        '',
+        '| judge | rubrics met [95 %] | tasks scored | met | not met | not read | no reply |',
+        '|---|---|---|---|---|---|---|',
+    ]
+    for name, judge in result['judges'].items():
+        counts = judge['judgements']
+        cells = [
+            f'`{name}`: {judge["judge"]}',
+            interval_text(judge['rubrics_met']),
+            f'{judge["scored_tasks"]:,}',
+        ]
+        cells += [f'{counts[kind]:,}' for kind in ('met', 'not_met', 'unread', 'failed')]
+        lines.append(f'| {" | ".join(cells)} |')
+    lines += [
+        '',
+        'Rubrics met: mean over tasks of the share of verdicts that are "met"; the interval is over tasks. Verdicts '
+        'not read and requests without a reply count neither as met nor as not met.',
+    ]
+    if len(result['judges']) > 1:
+        lines += ['', '## Agreement of the judges', '', *_agreement_lines(result['agreement'])]
+    if result['settings']:
+        lines += ['', '## Settings', '']
+        for name, value in result['settings'].items():
+            lines.append(f'- {name}: `{value}`')
+    return '\n'.join(lines) + '\n'
+
+
+def _agreement_lines(measured: Mapping[str, Any] | None) -> list[str]:
+    """Returns the lines about the agreement of two judges."""
+    if measured is None:
+        return ['No rubric has a verdict of both judges.']
+    table = measured['table']
+    return [
+        f'{measured["items"]:,} rubrics of {measured["tasks"]:,} tasks have a verdict of both.',
+        '',
+        '| | second judge: met | second judge: not met |',
+        '|---|---|---|',
+        f'| first judge: met | {table["both_met"]:,} | {table["first_only"]:,} |',
+        f'| first judge: not met | {table["second_only"]:,} | {table["neither"]:,} |',
+        '',
+        f"Equal verdicts: {interval_text(measured['raw'])}. Cohen's κ: {kappa_text(measured)}. Both intervals are "
+        'bootstraps over tasks.',
+    ]
+
+
+def interval_text(interval: Sequence[float] | None) -> str:
+    """Returns 'mean [low, high]'; 'none' without an interval."""
+    if interval is None:
+        return 'none'
+    mean, low, high = interval
+    return f'{mean:.3f} [{low:.3f}, {high:.3f}]'
+
+
+def kappa_text(measured: Mapping[str, Any]) -> str:
+    """Returns Cohen's kappa with its interval; in words if it is undefined or has none."""
+    if measured['kappa'] is None:
+        return 'undefined, both judges give one and the same verdict everywhere'
+    if measured['kappa_interval'] is None:
+        return f'{measured["kappa"]:.3f}, too few tasks differ for an interval'
+    return interval_text([measured['kappa'], *measured['kappa_interval']])

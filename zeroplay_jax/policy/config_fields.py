@@ -1,0 +1,163 @@
+"""The config.json of a checkpoint folder as checked fields, and the family that it belongs to.
+
+Imports no JAX, because texts are encoded where none is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zeroplay_jax.policy.adapter_config import base_folder
+from zeroplay_jax.policy.family_table import FAMILIES, REFUSED, SUPPORTED
+from zeroplay_jax.types import UserError
+
+
+class CheckpointError(UserError):
+    """A checkpoint folder that cannot be used; the message names the file or field."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    """A JSON object of config.json.
+
+    Attributes:
+      path: path of config.json, for error messages.
+      values: the object.
+      prefix: its location in the file, such as 'rope_parameters.', for error messages.
+    """
+
+    path: Path
+    values: dict[str, Any]
+    prefix: str = ''
+
+    def error(self, message: str) -> CheckpointError:
+        return CheckpointError(f'{self.path}: {message}; {SUPPORTED}')
+
+    def get(self, name: str) -> Any:
+        return self.values.get(name)
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
+        """Returns the object with values for the fields that are absent or null."""
+        given = {name: value for name, value in self.values.items() if value is not None}
+        return Fields(self.path, {**defaults, **given}, self.prefix)
+
+    def section(self, name: str) -> Fields:
+        """Returns a nested object; null and absent count as empty."""
+        values = self.get(name) or {}
+        if not isinstance(values, dict):
+            raise self.error(f'{self.prefix}{name}={values!r} must be an object')
+        return Fields(self.path, values, f'{self.prefix}{name}.')
+
+    def positive_int(self, name: str, default: int | None = None) -> int:
+        return self._positive(name, default, int)
+
+    def positive_float(self, name: str, default: float | None = None) -> float:
+        return self._positive(name, default, float)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """Returns true or false; null and absent count as the default."""
+        value = self.get(name)
+        if value is None:
+            return default
+        # A text such as "no" would count as true.
+        if not isinstance(value, bool):
+            raise self.error(f'{self.prefix}{name}={value!r} must be true or false')
+        return value
+
+    def _positive(self, name: str, default, kind: type):
+        """Returns a positive number; null and absent count as the default, if there is one."""
+        value = self.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.error(f'{self.prefix}{name} is missing')
+        # JSON may write a float without a fraction, hence int for both; bool is a subclass of int.
+        is_number = isinstance(value, (int, kind)) and not isinstance(value, bool)
+        # Python reads NaN and Infinity in JSON; comparisons with NaN are false.
+        if not is_number or not 0 < value <= sys.float_info.max:
+            raise self.error(f'{self.prefix}{name}={value!r} must be a positive {kind.__name__}')
+        return kind(value)
+
+
+def read_fields(path: Path) -> Fields:
+    """Returns the JSON object in config.json; CheckpointError if it cannot be read."""
+    fix = 'name a Hugging Face checkpoint folder'
+    try:
+        values = json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, 'strerror', None) or error
+        raise CheckpointError(
+            f'{path}: cannot be read as a model config ({reason}); {fix}'
+        ) from None
+    if not isinstance(values, dict):
+        raise CheckpointError(
+            f'{path}: cannot be read as a model config (not a JSON object); {fix}'
+        )
+    return Fields(path, values)
+
+
+def vocabulary_size(folder) -> int:
+    """Returns the number of token ids of the model in a folder; CheckpointError if config.json does not say it."""
+    _, fields = family_fields(base_folder(folder))
+    return fields.positive_int('vocab_size')
+
+
+def is_wrapped(folder) -> bool:
+    """Returns whether a folder's model has other parts beside the decoder, such as an encoder of images."""
+    fields = read_fields(base_folder(folder) / 'config.json')
+    family = FAMILIES[_family_name(fields)]
+    return bool(family.wrapper) and family.wrapper in fields.get('architectures')
+
+
+def decoder_config(path: Path) -> dict[str, Any]:
+    """Returns the content of a config.json that describes the decoder alone."""
+    values = json.loads(path.read_text(encoding='utf-8'))
+    if 'text_config' not in values:
+        return values
+    family = FAMILIES[_family_name(read_fields(path))]
+    text = dict(values['text_config'])
+    # Written in one of the two sections, depending on the version that wrote the folder.
+    for name in ('dtype', 'torch_dtype', 'bos_token_id', 'eos_token_id', 'pad_token_id'):
+        if name not in text and name in values:
+            text[name] = values[name]
+    return text | {'architectures': [family.architecture], 'model_type': family.text_type}
+
+
+def family_fields(folder: Path) -> tuple[str, Fields]:
+    """Returns the key in FAMILIES of a folder's model, and the fields of its decoder with the family's defaults."""
+    fields = read_fields(folder / 'config.json')
+    name = _family_name(fields)
+    family = FAMILIES[name]
+    if family.wrapper and family.wrapper in fields.get('architectures'):
+        # These fields may be written for the whole model only.
+        shared = {}
+        for field in ('tie_word_embeddings', 'quantization_config'):
+            shared[field] = fields.get(field)
+        fields = fields.section('text_config').with_defaults(shared)
+    return name, fields.with_defaults(family.defaults)
+
+
+def _family_name(fields: Fields) -> str:
+    """Returns the key in FAMILIES of the architecture that config.json names."""
+    architectures = fields.get('architectures')
+    reason = ''
+    if isinstance(architectures, list):
+        for name, family in FAMILIES.items():
+            if family.architecture in architectures or family.wrapper in architectures:
+                return name
+        reason = _refusal_reason(architectures)
+    raise fields.error(f'architectures={architectures} is not supported{reason}')
+
+
+def _refusal_reason(architectures: list) -> str:
+    """Returns ': ' and why an architecture is not supported; '' if the table has no reason."""
+    for name in architectures:
+        for beginning, reason in REFUSED.items():
+            if str(name).startswith(beginning):
+                return f': {reason}'
+    return ''

@@ -1,0 +1,295 @@
+"""The workdir of a run in a bucket (gs://bucket/path): its objects, and the local folder in which the run works.
+
+    run.json            id of the run; it names the local folder
+    lease.json          the process that runs it (`lease`)
+    config.json, …      records of the start, under their own names
+    checkpoints/8/…     a checkpoint, file by file, as Orbax wrote it; best/… alike
+    logs/8/…            the logs when checkpoint 8 was uploaded; objects cannot be appended to
+    steps/00000008.json written last: all files of checkpoint 8 with sizes and SHA-256. Without it there is no step 8
+    policy/…, summary.json, report.html    results, when the run has ended
+
+Needs no JAX, so that a workdir of another run is refused before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import uuid
+
+from zeroplay_jax.retrieval import object_cache, objects
+from zeroplay_jax.retrieval.objects import Bucket, Conflict, StoredObject
+from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.runtime import workdir as run_workdir
+from zeroplay_jax.runtime.workdir import WorkdirError
+from zeroplay_jax.types import Json, UserError
+
+RUN_FILE = 'run.json'
+LEASE_FILE = 'lease.json'
+_STEPS = 'steps/'
+# Attempts to read a run that removes its oldest checkpoint meanwhile.
+_READS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteFile:
+    """A file of a step.
+
+    Attributes:
+      object: name of its object in the workdir.
+      size: bytes.
+      sha256: of its content, in hexadecimal digits.
+    """
+
+    object: str
+    size: int
+    sha256: str
+
+
+# Path of a file in a local workdir → its object.
+Manifest = dict[str, RemoteFile]
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteWorkdir:
+    """A folder in a bucket.
+
+    Attributes:
+      bucket: the bucket.
+      path: of the folder, without slashes at its ends.
+    """
+
+    bucket: Bucket
+    path: str
+
+    @classmethod
+    def open(cls, address: str) -> RemoteWorkdir:
+        """Returns the folder at gs://bucket/path.
+
+        Raises:
+          RetrievalError: one line; the address has another form, or the bucket cannot be opened.
+        """
+        bucket, path = objects.split(address)
+        if not path:
+            raise RetrievalError(f'--workdir={address}: names a bucket; give gs://bucket/path')
+        return cls(objects.open_bucket(bucket), path)
+
+    @property
+    def address(self) -> str:
+        """The address."""
+        return f'gs://{self.bucket.name}/{self.path}'
+
+    def name(self, file: str) -> str:
+        """Returns the name of an object of this folder."""
+        return f'{self.path}/{file}'
+
+    def run_id(self) -> str | None:
+        """Returns the id of the run; None if there is no run.
+
+        Raises:
+          WorkdirError: the folder holds other objects.
+        """
+        found = self.bucket.read(self.name(RUN_FILE))
+        if found is None:
+            others = self.bucket.list(self.name(''), limit=1)
+            if others:
+                raise WorkdirError(
+                    f'workdir {self.address} holds {others[0].name!r} but no {RUN_FILE}; choose an empty one'
+                )
+            return None
+        try:
+            run_id = json.loads(found[0])['id']
+            if not isinstance(run_id, str) or not run_id.replace('-', '').isalnum():
+                raise ValueError('it has no id')
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise WorkdirError(
+                f'{self.address}/{RUN_FILE}: cannot be read ({error}); choose another workdir'
+            ) from None
+        return run_id
+
+    def create_run(self) -> str:
+        """Writes the id of a new run and returns it; if another process was faster, returns its id."""
+        content = json.dumps({'id': uuid.uuid4().hex}).encode()
+        try:
+            self.bucket.write(self.name(RUN_FILE), content, generation=0)
+        # Or an earlier attempt of this very request had arrived.
+        except Conflict:
+            pass
+        run_id = self.run_id()
+        assert run_id is not None
+        return run_id
+
+    def write_manifest(self, step: int, manifest: Manifest) -> None:
+        """Writes the object that makes a step complete."""
+        files = {path: dataclasses.astuple(file) for path, file in sorted(manifest.items())}
+        content = json.dumps({'step': step, 'files': files}, indent=1).encode()
+        self.bucket.write(self.name(_manifest_name(step)), content)
+
+    def delete_manifest(self, step: int) -> None:
+        """Removes the object that makes a step complete."""
+        self.bucket.delete(self.name(_manifest_name(step)))
+
+    def manifests(self) -> dict[int, Manifest]:
+        """Returns step → files of all complete steps, in ascending order. One that cannot be read does not count."""
+        manifests: dict[int, Manifest] = {}
+        for entry in self.bucket.list(self.name(_STEPS)):
+            found = self.bucket.read(entry.name)
+            if found is None:
+                continue
+            try:
+                content = json.loads(found[0])
+                files = {path: RemoteFile(*fields) for path, fields in content['files'].items()}
+                manifests[int(content['step'])] = files
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                continue
+        return dict(sorted(manifests.items()))
+
+
+def _manifest_name(step: int) -> str:
+    return f'{_STEPS}{step:08d}.json'
+
+
+def spool(root: str, run_id: str, path: str) -> pathlib.Path:
+    """Returns the local folder of a run.
+
+    Args:
+      root: folder of all such folders; '': in the user's cache.
+      run_id: id of the run. A run that was begun anew at an address has another one, and another folder.
+      path: of the run in its bucket; its last part, the name of the run, is that of the folder as well.
+    """
+    parent = pathlib.Path(root) if root else object_cache.cache_folder() / 'spool'
+    return parent.expanduser().absolute() / run_id / path.rpartition('/')[2]
+
+
+def check(
+    address: str, root: str, config: Json, free: tuple[str, ...], defaults: Json | None
+) -> None:
+    """Compares the config of the run at an address, if there is one, with `config`; writes nothing to the bucket.
+
+    Args:
+      address: gs://bucket/path.
+      root: as in `spool`.
+      config, free, defaults: as in `workdir.check`.
+
+    Raises:
+      WorkdirError, UserError: one line; as `workdir.check`, or the bucket cannot be used.
+    """
+    try:
+        remote = RemoteWorkdir.open(address)
+        run_id = remote.run_id()
+        if run_id is None:
+            return
+        folder = spool(root, run_id, remote.path)
+        stored = remote.bucket.read(remote.name('config.json'))
+    except RetrievalError as error:
+        raise UserError(str(error)) from None
+    if stored is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / 'config.json').write_bytes(stored[0])
+    try:
+        run_workdir.check(folder, config, free, defaults)
+    except WorkdirError as error:
+        # The user knows the address only.
+        raise WorkdirError(str(error).replace(str(folder), address)) from None
+
+
+def local_run(workdir: str | pathlib.Path, checkpoints: str = '') -> pathlib.Path:
+    """Returns the local copy of a run in a bucket, brought up to date, to be read only; a path as it is.
+
+    The copy has logs, records and results, but policies only if the run has ended.
+
+    Args:
+      workdir: gs://bucket/path, or a path.
+      checkpoints: 'checkpoints' brings the newest checkpoint as well, 'best' that of the best evaluation.
+
+    Raises:
+      UserError: one line; there is no run, or it cannot be read.
+    """
+    if not objects.is_address(workdir):
+        return pathlib.Path(workdir)
+    try:
+        remote = RemoteWorkdir.open(str(workdir))
+        for _ in range(_READS):
+            stored = _present(remote)
+            manifests = remote.manifests()
+            newest = max(manifests, default=None)
+            if newest is None and remote.name('config.json') not in stored:
+                raise UserError(f'{workdir}: holds no run that has saved a step; check the address')
+            manifest = manifests[newest] if newest is not None else {}
+            try:
+                return _copy(remote, manifest, stored, checkpoints)
+            # The run has uploaded a newer step and removed this one.
+            except (objects.Removed, KeyError):
+                continue
+    except RetrievalError as error:
+        raise UserError(str(error)) from None
+    raise UserError(f'{workdir}: changes faster than it is read; run the command again')
+
+
+def local_source(workdir: str | None) -> str | None:
+    """Returns the value of --from with a run in a bucket replaced by its local copy.
+
+    Args:
+      workdir: workdir of a run, or its folder 'best'; None: no run.
+
+    Raises:
+      UserError: as `local_run`.
+    """
+    if workdir is None or not objects.is_address(workdir):
+        return workdir
+    run, _, folder = workdir.rstrip('/').rpartition('/')
+    if folder == 'best':
+        return str(local_run(run, folder) / folder)
+    return str(local_run(workdir, 'checkpoints'))
+
+
+def _present(remote: RemoteWorkdir) -> dict[str, StoredObject]:
+    return {entry.name: entry for entry in remote.bucket.list(remote.name(''))}
+
+
+def _copy(
+    remote: RemoteWorkdir,
+    manifest: Manifest,
+    stored: dict[str, StoredObject],
+    checkpoints: str,
+) -> pathlib.Path:
+    """Brings the files of a run down; returns their folder.
+
+    Raises:
+      objects.Removed, KeyError: an object was removed meanwhile.
+    """
+    root = object_cache.cache_folder() / 'gs' / remote.bucket.name
+    folder = root / remote.path
+    entries = []
+    logs = {}
+    for path, file in manifest.items():
+        is_checkpoint = path.startswith(('checkpoints/', 'best/'))
+        if is_checkpoint and not (checkpoints and path.startswith(f'{checkpoints}/')):
+            continue
+        entries.append(stored[remote.name(file.object)])
+        if file.object != path:
+            logs[path] = root / remote.name(file.object)
+    for name, entry in stored.items():
+        # Results and records have no folder; neither have the two objects of the run itself, which no command reads.
+        is_result = '/' not in name.removeprefix(remote.name(''))
+        if is_result and entry not in entries:
+            entries.append(entry)
+    # Steps of an earlier copy.
+    shutil.rmtree(folder / 'logs', ignore_errors=True)
+    if checkpoints:
+        _remove_other_steps(folder / checkpoints, manifest)
+    object_cache.update(remote.bucket, entries, root)
+    for path, source in logs.items():
+        (folder / path).write_bytes(source.read_bytes())
+    return folder
+
+
+def _remove_other_steps(folder: pathlib.Path, manifest: Manifest) -> None:
+    """Removes the steps in a local folder of checkpoints that are not in a manifest."""
+    if not folder.is_dir():
+        return
+    for step in folder.iterdir():
+        if not any(path.startswith(f'{folder.name}/{step.name}/') for path in manifest):
+            shutil.rmtree(step)

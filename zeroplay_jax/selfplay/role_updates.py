@@ -1,0 +1,286 @@
+"""The updates of the trained roles of a step: advantages, minibatches, micro-batches, optimiser steps, publication."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from zeroplay_jax.learner.batch import Batch, JointBatch
+from zeroplay_jax.learner.fingerprint import weights_are_finite
+from zeroplay_jax.learner.joint_update import JointUpdate, joint_groups
+from zeroplay_jax.learner.learner import Learner
+from zeroplay_jax.learner.packing import pack_roles
+from zeroplay_jax.objectives import schedules
+from zeroplay_jax.objectives.types import Stats
+from zeroplay_jax.selfplay import step_metrics
+from zeroplay_jax.selfplay.batch_filter import GroupFilter
+from zeroplay_jax.selfplay.learning_record import teaches
+from zeroplay_jax.selfplay.recipe import RoleSpec
+from zeroplay_jax.selfplay.roles import RolloutContext
+from zeroplay_jax.selfplay.row_exchange import batch_part
+from zeroplay_jax.selfplay.row_metrics import added
+from zeroplay_jax.selfplay.schedule import Step
+from zeroplay_jax.selfplay.task_log import skipped_update_log
+from zeroplay_jax.selfplay.update_batch import (
+    pack_rows,
+    role_rows,
+    set_advantages,
+    split_minibatches,
+    trained_rows,
+)
+from zeroplay_jax.types import Json, Row, UserError, identity_rng
+
+
+@dataclasses.dataclass
+class RolePlan:
+    """The updates of one role in one step.
+
+    Attributes:
+      role: the role.
+      settings: `config.<role>`.
+      minibatches: rows of every update, with advantages.
+      distill_coef: weight of the distillation term.
+      stats: statistics of the rows and, after `add`, of the updates.
+      learnt: whether an update had a gradient that teaches (`learning_record.teaches`).
+      skipped: records for tasks.jsonl of the updates that were skipped.
+    """
+
+    role: str
+    settings: Any
+    minibatches: list[list[Row]]
+    distill_coef: float
+    stats: Stats
+    learnt: bool = False
+    skipped: list[Json] = dataclasses.field(default_factory=list)
+
+    def add(self, number: int, update_stats: Stats) -> None:
+        """Adds the statistics of the update on the minibatch of this number."""
+        rows = self.minibatches[number]
+        # Before the first update the ratio compares trainer and sampler; with recomputed log-probs it does not.
+        is_first = self.settings.old_logp == 'sampler' and 'sampler_gap' not in self.stats
+        if is_first and 'prob_gap' in update_stats:
+            self.stats['sampler_gap'] = update_stats['prob_gap']
+        # The learner counts finite gradients only. An empty batch reports no norm at all.
+        norm, finite_updates = update_stats.get('gradient_norm', (0.0, 1.0))
+        if not finite_updates:
+            self.skipped.append(skipped_update_log(self.role, rows))
+        skipped = (float(not finite_updates), 1.0)
+        self.stats = added(self.stats, update_stats | {'nonfinite_updates': skipped})
+        self.learnt = self.learnt or (norm > 0 and teaches(rows, self.settings, self.distill_coef))
+
+
+class RoleUpdates:
+    """Makes the updates of all roles that a step trains.
+
+    Attributes:
+      operations: of the updates of the last step (`step_metrics.operations`).
+      task_log: records for tasks.jsonl of the last step.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        context: RolloutContext,
+        learners: Mapping[str, Learner],
+        weights_of: Mapping[str, str],
+        specs: Mapping[str, RoleSpec],
+        group_filter: GroupFilter,
+        versions: collections.Counter[str],
+        publish_weights: Callable[[str], None],
+    ):
+        """Holds the objects of an engine.
+
+        Args:
+          config, context, learners, weights_of, specs: as of `engine.Engine`.
+          group_filter: the dynamic filter.
+          versions: name of weights → how often they were published; counted up here.
+          publish_weights: gives the samplers the current weights of a name.
+        """
+        self._config = config
+        self._context = context
+        self._learners = learners
+        self._weights_of = weights_of
+        self._specs = specs
+        self._filter = group_filter
+        self._versions = versions
+        self._publish = publish_weights
+        self._joint_updates: dict[tuple[str, ...], JointUpdate] = {}
+        self.operations = 0.0
+        self.task_log: list[Json] = []
+
+    def run(self, step: Step, rows: Sequence[Row]) -> dict[str, RolePlan]:
+        """Updates the roles of a step, publishes their weights, and returns by role what was done.
+
+        Args:
+          step: the step.
+          rows: all rows of the step.
+        """
+        self.operations = 0.0
+        self.task_log = []
+        plans: dict[str, RolePlan] = {}
+        # The order matters with shared weights (SSP): the second role is updated from weights that
+        # the first one has just changed.
+        learners = {role: self._learners[self._weights_of[role]] for role in step.phase.trains}
+        for group in joint_groups(learners, self._config):
+            if len(group) > 1:
+                for plan in self._update_jointly(step, group, rows):
+                    plans[plan.role] = plan
+            else:
+                (role,) = group
+                plans[role] = self._update_role(step, role, _rows_of_role(rows, role))
+        return plans
+
+    def _plan(self, step: Step, role: str, rows: list[Row]) -> RolePlan:
+        """Computes advantages and divides the rows into `minibatches` updates.
+
+        With `filter_groups` the filter selects the rows; groups that it excludes are added to `task_log`.
+
+        Args:
+          rows: all rows of the role in this step; their advantages are set in place.
+        """
+        settings = self._config[role]
+        weights = self._weights_of[role]
+        learner = self._learners[weights]
+        stats: Stats = {}
+        if settings.filter_groups:
+            rows, stats, excluded = self._filter.select(role, rows, self._versions[weights])
+            self.task_log += excluded
+        # Groups that span prompts have no fixed size.
+        spans_prompts = self._specs[role].groups_span_prompts
+        group_size = None if spans_prompts else settings.samples
+        try:
+            stats |= set_advantages(rows, settings, group_size)
+        except ValueError as error:
+            raise UserError(
+                f'recipe {self._config.recipe}, role {role}: {error}; a group must have '
+                f'config.{role}.samples={settings.samples} rows'
+            ) from error
+        distill_coef = 0.0
+        if settings.distill_top_k:
+            # One coefficient per iteration: π-Play lowers it as the student approaches its teacher.
+            distill_coef = schedules.alpha_at(settings.distill_coef, step.phase.iteration)
+        # Advantages were set over the whole batch above, because HRPO's groups extend over all minibatches.
+        rng = identity_rng(self._config.seed, -1, step.number, *role.encode())
+        minibatches = split_minibatches(rows, settings.minibatches, rng, spans_prompts)
+        for part in minibatches:
+            packed_rows = trained_rows(part, settings, distill_coef)
+            self.operations += step_metrics.operations(learner.model, packed_rows, learner.has_base)
+        return RolePlan(role, settings, minibatches, distill_coef, stats)
+
+    def _update_role(self, step: Step, role: str, rows: list[Row]) -> RolePlan:
+        """Makes the updates of a role and publishes its weights; `rows` as of `_plan`."""
+        plan = self._plan(step, role, rows)
+        settings = plan.settings
+        weights = self._weights_of[role]
+        learner = self._learners[weights]
+        minibatches = [self.pack(role, part, plan.distill_coef) for part in plan.minibatches]
+        with self._offloaded_sampler([weights]):
+            if settings.old_logp == 'trainer':
+                # Computed before the first update, so that all minibatches share the same old policy.
+                minibatches = [learner.recompute_old_logp(role, packed) for packed in minibatches]
+                plan.stats |= step_metrics.sampler_gap(minibatches[0], self._context.hosts)
+            for number, packed in enumerate(minibatches):
+                plan.add(number, learner.update(role, packed, plan.distill_coef))
+            # Updated once per step and not per minibatch (π-Play eq. 10): the rate 0.05 is then a half-life
+            # of about 13.5 steps for any `minibatches`.
+            learner.update_ema_teacher()
+        self._publish_update(plan)
+        return plan
+
+    def _update_jointly(
+        self, step: Step, roles: Sequence[str], rows: Sequence[Row]
+    ) -> list[RolePlan]:
+        """Makes the updates of several roles in one pass (learner/joint_update.py) and publishes their weights.
+
+        The first minibatches of all roles are one update of each, then the second ones. A role that has more of them is
+        then updated alone, by the same program.
+
+        Args:
+          rows: all rows of the step.
+        """
+        plans = []
+        for role in roles:
+            plans.append(self._plan(step, role, _rows_of_role(rows, role)))
+        updates = []
+        for number in range(max(len(plan.minibatches) for plan in plans)):
+            updates.append(self._pack_jointly(plans, number))
+        joint = self._joint_update(tuple(roles))
+        with self._offloaded_sampler([self._weights_of[role] for role in roles]):
+            # All roles of a group have the same setting.
+            if plans[0].settings.old_logp == 'trainer':
+                updates = [joint.recompute_old_logp(packed) for packed in updates]
+                for index, plan in enumerate(plans):
+                    own = [x.of_role(index) for x in updates[0]]
+                    plan.stats |= step_metrics.sampler_gap(own, self._context.hosts)
+            for number, packed in enumerate(updates):
+                updated = [plan for plan in plans if number < len(plan.minibatches)]
+                stats = joint.update(packed, [plan.role for plan in updated])
+                for plan in updated:
+                    plan.add(number, stats[plan.role])
+        for plan in plans:
+            self._publish_update(plan)
+        return plans
+
+    def _joint_update(self, roles: tuple[str, ...]) -> JointUpdate:
+        """Returns the programs of a group of roles, built at the first call."""
+        if roles not in self._joint_updates:
+            learners = {role: self._learners[self._weights_of[role]] for role in roles}
+            self._joint_updates[roles] = JointUpdate(learners)
+        return self._joint_updates[roles]
+
+    def _publish_update(self, plan: RolePlan) -> None:
+        """Publishes the weights of a role after its updates; adds to statistics and `task_log`."""
+        self.task_log += plan.skipped
+        weights = self._weights_of[plan.role]
+        self._versions[weights] += 1
+        self._publish(weights)
+        # The sampler's weights are checked: with `offload` the learner's are not on the devices.
+        pool_weights = self._context.scheduler.pools[weights].weights
+        sampler_weights = pool_weights.trained(weights, self._versions[weights])
+        is_finite = weights_are_finite(sampler_weights)
+        plan.stats['nonfinite_weights'] = (float(not is_finite), 1.0)
+
+    @contextlib.contextmanager
+    def _offloaded_sampler(self, updated: Collection[str]) -> Iterator[None]:
+        """With `config.offload`, keeps sampler weights and KV caches off the devices inside the context.
+
+        The slot pools of `updated`, names of weights, lose their weights: they must be published afterwards.
+        """
+        slot_pools = self._context.scheduler.pools
+        if self._config.offload:
+            for name, slots in slot_pools.items():
+                slots.sampler.free_cache()
+                slots.weights.leave_devices(is_updated=name in updated)
+        yield
+        if self._config.offload:
+            for slots in slot_pools.values():
+                slots.weights.return_to_devices()
+
+    def pack(self, role: str, rows: Sequence[Row], distill_coef: float) -> list[Batch]:
+        """Returns the micro-batches of one optimiser step on these rows, which have advantages (`pack_rows`)."""
+        settings, micro = self._config[role], self._config.micro
+        teacher_tokens = self._config.privileged.tokens if settings.distill_top_k else 0
+        shape = (micro.rows, micro.tokens)
+        learner = self._learners[self._weights_of[role]]
+        part = batch_part(self._context.hosts, learner.mesh, micro.rows)
+        return pack_rows(rows, settings, shape, distill_coef, teacher_tokens, micro.order, part)
+
+    def _pack_jointly(self, plans: Sequence[RolePlan], number: int) -> list[JointBatch]:
+        """Returns the micro-batches of the minibatches of this number of several roles (`packing.pack_roles`)."""
+        micro = self._config.micro
+        roles = []
+        for plan in plans:
+            rows = plan.minibatches[number] if number < len(plan.minibatches) else []
+            roles.append(role_rows(rows, plan.settings))
+        mesh = self._learners[self._weights_of[plans[0].role]].mesh
+        part = batch_part(self._context.hosts, mesh, micro.rows)
+        return pack_roles(
+            roles, micro_rows=micro.rows, tokens=micro.tokens, order=micro.order, part=part
+        )
+
+
+def _rows_of_role(rows: Sequence[Row], role: str) -> list[Row]:
+    return [row for row in rows if row.role == role]

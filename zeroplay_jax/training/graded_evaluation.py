@@ -1,0 +1,345 @@
+"""Graded evaluation of a file of open tasks, in a folder that belongs to one policy and file and can be resumed.
+
+The folder holds `config.json` and `inputs.json`, to which its answers are bound, `answers.jsonl` and `grades.jsonl`
+(`evaluation.grading_record`), and at the end `results.json` and `results.md`. Judges are not bound: their settings are
+part of the name under which grades are recorded, so that another judge grades the same answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zeroplay_jax.configuration import fields, resumption
+from zeroplay_jax.evaluation import grading_results, question_sets, rubric_grading, rubric_tasks
+from zeroplay_jax.evaluation.grading_estimate import (
+    JudgeCost,
+    JudgeEstimate,
+    estimate_judge,
+    estimate_text,
+)
+from zeroplay_jax.evaluation.grading_record import GradingRecord
+from zeroplay_jax.evaluation.rubric_grading import NamedJudge
+from zeroplay_jax.evaluation.rubric_tasks import RubricTask
+from zeroplay_jax.retrieval import progress
+from zeroplay_jax.rollout import prompts
+from zeroplay_jax.runtime import atomic, interrupts, workdir
+from zeroplay_jax.runtime.digests import file_digests
+from zeroplay_jax.selfplay import files
+from zeroplay_jax.selfplay.judge import Judge, RuleJudge, TextJudge, endpoint_writer
+from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.selfplay.roles import RolloutContext
+from zeroplay_jax.training import build, input_record
+from zeroplay_jax.types import Json, UserError
+
+_INPUTS = 'inputs.json'
+RESULTS = 'results.json'
+PAGE = 'results.md'
+# Environment variable with the key of the second judge's server. It gets no other key: the two servers may belong to
+# different owners.
+_SECOND_KEY = 'SECOND_JUDGE_API_KEY'
+_KEY_DIGITS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What to evaluate.
+
+    Attributes:
+      source: file of open tasks (`rubric_tasks.load`), or its name on the Hub.
+      folder: folder of the evaluation.
+      samples: answers per task; 1: greedy.
+      limit: number of tasks drawn from the file; 0: all. A later start may have another limit.
+      only_estimate: whether to print the estimate and stop.
+    """
+
+    source: str
+    folder: pathlib.Path
+    samples: int = 1
+    limit: int = 0
+    only_estimate: bool = False
+
+
+class _OnlyEstimate(Exception):
+    """Ends an evaluation of which only the estimate was wanted."""
+
+
+def evaluate(config, plan: Plan) -> dict[str, Any]:
+    """Plays and grades the tasks that are not recorded yet; writes the results and returns them.
+
+    Prints the estimate before the weights are loaded. With `plan.only_estimate` nothing else happens, and the numbers
+    of the estimate are returned.
+
+    Raises:
+      UserError: an unusable file, a folder of another evaluation, or too many failed tool calls or judgements.
+    """
+    path = question_sets.path_of(plan.source)
+    all_tasks = rubric_tasks.load(path)
+    # Tasks keep their positions in the file, so that an answer does not depend on the limit.
+    tasks = files.sample(all_tasks, plan.limit or len(all_tasks), config.seed)
+    costs = _judge_costs(config)
+    settings = {**config.to_dict(), 'evaluation': {'samples': plan.samples}}
+    free = _free_fields(config)
+    with workdir.claim(plan.folder, settings, free, resumption.defaults(config)) as write_config:
+        inputs = _inputs(config, path)
+        _check_inputs(plan.folder, inputs)
+        with GradingRecord(plan.folder) as record:
+            estimates: list[JudgeEstimate] = []
+
+            def before_weights(context: RolloutContext) -> None:
+                """Refuses prompts that are too long and prints the estimate."""
+                role = recipe_class(config.recipe).evaluated_role
+                rubric_grading.check_prompts(context, role, tasks, path)
+                estimates.extend(_estimate(config, plan, tasks, costs, record, context))
+                if plan.only_estimate:
+                    raise _OnlyEstimate
+
+            try:
+                run = build.build(config, before_weights=before_weights)
+            except _OnlyEstimate:
+                return _estimate_json(tasks, estimates)
+            inputs['retrieval'] = {run.library.about: {}}
+            _check_inputs(plan.folder, inputs)
+            write_config()
+            text = json.dumps(inputs, indent=1) + '\n'
+            atomic.write_text(plan.folder / _INPUTS, text)
+            _grade(config, plan, tasks, costs, record, run)
+            result = grading_results.results(
+                _result_settings(config, plan, run, costs[0].key),
+                pathlib.Path(path).stem,
+                tasks,
+                {cost.name: cost.key for cost in costs},
+                record,
+                plan.samples,
+            )
+    text = json.dumps(result, ensure_ascii=False, indent=1)
+    atomic.write_text(plan.folder / RESULTS, text + '\n')
+    atomic.write_text(plan.folder / PAGE, grading_results.markdown(result))
+    return result
+
+
+def summary_text(result: Mapping[str, Any], folder: pathlib.Path) -> str:
+    """Returns the figures of a result (`grading_results.results`) as lines for the terminal."""
+    lines = []
+    for name, judge in result['judges'].items():
+        counts = judge['judgements']
+        lines.append(
+            f'{name:14}rubrics met {grading_results.interval_text(judge["rubrics_met"])}, '
+            f'{counts["unread"]:,} replies not read, {counts["failed"]:,} requests without a reply'
+        )
+    measured = result['agreement']
+    if measured is not None:
+        lines.append(
+            f'{"agreement":14}{grading_results.interval_text(measured["raw"])}, '
+            f"Cohen's kappa {grading_results.kappa_text(measured)}"
+        )
+    lines.append(f'{"written":14}{folder / PAGE}')
+    return '\n'.join(lines)
+
+
+def _free_fields(config) -> tuple[str, ...]:
+    """Returns the fields that another start may change: answers do not depend on them, and grades are named by them."""
+    free = list(resumption.changeable_fields(config))
+    for name, _ in fields.leaves(config):
+        if name.startswith(('judge.', 'second_judge.')):
+            free.append(name)
+    return tuple(free)
+
+
+def _inputs(config, path: str) -> dict[str, input_record.Entry]:
+    """Returns the fingerprints of all files that answers depend on, by config field; those of the tasks as '--sets'."""
+    file = pathlib.Path(path)
+    (digest,) = file_digests([file])
+    entry = {'bytes': file.stat().st_size, 'sha256': digest}
+    # Without the name of the file, which may be moved.
+    return {**input_record.fingerprints(config), '--sets': {'the file of tasks': entry}}
+
+
+def _check_inputs(folder: pathlib.Path, inputs: Mapping[str, input_record.Entry]) -> None:
+    """Raises UserError if the answers in the folder were made from files with other content.
+
+    Args:
+      inputs: the current fingerprints; those of the record that are not among them are not compared.
+    """
+    path = folder / _INPUTS
+    if not path.is_file():
+        return
+    saved = input_record.read(path)
+    compared = {name: saved.get(name, {}) for name in inputs}
+    difference = input_record.find_difference(compared, dict(inputs))
+    if difference:
+        raise UserError(
+            f'--workdir={folder}: its answers were made with another content of {difference}; bring that back, or '
+            'choose another folder'
+        )
+
+
+# ---- judges ------------------------------------------------------------------------------------------
+
+
+def _judge_costs(config) -> list[JudgeCost]:
+    """Returns name, key, reply limit and prices of the judge and, if there is one, of the second judge.
+
+    Raises:
+      UserError: both are the same judge.
+    """
+    costs = [_judge_cost(config, 'judge', _grading_settings(config.judge))]
+    if config.second_judge.kind != 'none':
+        costs.append(_judge_cost(config, 'second_judge', _second_settings(config)))
+        if costs[0].key == costs[1].key:
+            raise UserError(
+                f'config.second_judge.kind={config.second_judge.kind}: is the same judge as config.judge '
+                f'({costs[0].key}); give another model, temperature or kind'
+            )
+    return costs
+
+
+def _grading_settings(judge):
+    """Returns the settings of `config.judge` with those for grading as the common ones."""
+    settings = judge.copy_and_resolve_references()
+    settings.model = judge.grade_model or judge.model
+    settings.tokens = judge.grade_tokens or judge.tokens
+    settings.update(grade_model='', grade_tokens=0)
+    return settings
+
+
+def _second_settings(config):
+    """Returns the settings of the second judge with all fields of `config.judge`."""
+    settings = _grading_settings(config.judge)
+    settings.update(config.second_judge)
+    return settings
+
+
+def _judge_cost(config, name: str, settings) -> JudgeCost:
+    """Returns name, key, reply limit and prices of one judge; `settings`: of `_grading_settings`."""
+    if settings.kind == 'rule':
+        return JudgeCost(name, 'rule', 0)
+    description = settings.kind
+    prices = (0.0, 0.0)
+    if settings.kind == 'endpoint':
+        description += f' {settings.model}'
+        prices = tuple(settings.prices)
+    template = _templates(config)['judge_grade']
+    identity = [description, settings.temperature, settings.tokens, template]
+    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:_KEY_DIGITS]
+    return JudgeCost(name, f'{description} {digest}', settings.tokens, prices)
+
+
+def _templates(config) -> dict[str, str]:
+    return prompts.select(config.prompts, recipe_class(config.recipe).prompts)
+
+
+def _second_judge(config) -> Judge:
+    """Returns the second judge of a config that has one."""
+    settings = _second_settings(config)
+    if settings.kind == 'rule':
+        # Titles matter for gates only, which are not asked here.
+        return RuleJudge(list, settings.rubrics)
+    writer = endpoint_writer(settings, _templates(config), _SECOND_KEY)
+    return TextJudge(writer, settings.rubrics)
+
+
+# ---- estimate and grading ----------------------------------------------------------------------------
+
+
+def _estimate(
+    config,
+    plan: Plan,
+    tasks: Sequence[RubricTask],
+    costs: Sequence[JudgeCost],
+    record: GradingRecord,
+    context: RolloutContext,
+) -> list[JudgeEstimate]:
+    """Prints the estimate and returns its part of each judge."""
+    role = context.roles[recipe_class(config.recipe).evaluated_role]
+    answer_tokens = role.env.limits.turn_tokens
+    estimates = []
+    for cost in costs:
+        estimates.append(
+            estimate_judge(
+                cost, tasks, record, plan.samples, role.env.codec, context.prompts, answer_tokens
+            )
+        )
+    print(estimate_text(tasks, record, plan.samples, answer_tokens, estimates), flush=True)
+    return estimates
+
+
+def _estimate_json(
+    tasks: Sequence[RubricTask], estimates: Sequence[JudgeEstimate]
+) -> dict[str, Any]:
+    """Returns the numbers of an estimate."""
+    judges = {}
+    for estimate in estimates:
+        judges[estimate.cost.name] = {
+            'judgements': estimate.judgements,
+            'prompt_tokens': estimate.prompt_tokens,
+            'reply_tokens': estimate.reply_tokens,
+            'price': round(estimate.price, 6),
+        }
+    return {'tasks': len(tasks), 'judges': judges}
+
+
+def _grade(
+    config,
+    plan: Plan,
+    tasks: Sequence[RubricTask],
+    costs: Sequence[JudgeCost],
+    record: GradingRecord,
+    run: build.RunContext,
+) -> None:
+    """Plays and grades what is not recorded, with a progress bar."""
+    context = run.evaluation
+    assert context.judge is not None
+    of_name: dict[str, Judge] = {'judge': context.judge}
+    if len(costs) > 1:
+        of_name['second_judge'] = _second_judge(config)
+    judges = []
+    total = 0
+    pending = 0
+    for cost in costs:
+        judges.append(
+            NamedJudge(
+                name=cost.name,
+                key=cost.key,
+                judge=of_name[cost.name],
+                at_once=config.judge.at_once,
+                max_lost=config.judge.max_failure_rate,
+            )
+        )
+        named = rubric_grading.judgements(tasks, cost.key, plan.samples)
+        total += len(named)
+        pending += sum(not record.is_graded(judgement) for judgement in named)
+    run.publish_weights(run.rollouts.scheduler.pools)
+    # Until here Ctrl-C ended the process at once.
+    interrupts.raise_again()
+    # The slot pools have copies, so the loaded weights are dropped to free their memory.
+    run = dataclasses.replace(run, params={})
+    with progress.bar(total, 'judgements', initial=total - pending, shown=config.progress) as bar:
+        rubric_grading.grade_tasks(
+            context,
+            recipe_class(config.recipe).evaluated_role,
+            tasks,
+            judges,
+            record,
+            samples=plan.samples,
+            check_tools=run.check_and_reset_failures,
+            on_grades=bar.update,
+        )
+
+
+def _result_settings(config, plan: Plan, run: build.RunContext, judge: str) -> Json:
+    """Returns what an evaluation measured; `judge`: key of the first judge, whose scores `compare` reads."""
+    return question_sets.result_settings(
+        config,
+        policy=str(run.folder),
+        retrieval=run.library.about,
+        # Not 'rubrics', which counts a verdict that was not given as not met.
+        metric='rubrics of given verdicts',
+        samples=plan.samples,
+        limit=plan.limit,
+        judge=judge,
+    )
