@@ -58,7 +58,7 @@ def is_longer(
             run_workdir.check(source.workdir, like_stored, changeable, resumption.defaults(config))
         except run_workdir.WorkdirError:
             return False
-        recorded: dict[str, Any] = dict(branch.read_object(source.workdir / input_record.FILE_NAME))
+        recorded = dict(branch.read_object(source.workdir / input_record.FILE_NAME))
         recorded.pop(input_record.SERVER, None)
         return not input_record.find_difference(recorded, inputs)
 
