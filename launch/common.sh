@@ -82,7 +82,7 @@ shared_workdir() {
   local folder
   folder=$(flag --workdir "${program[@]}")
   [[ -z $folder || $folder == /* || $folder == gs://?*/?* ]] ||
-    fail "$script: --workdir=$folder must begin with / or gs://bucket/: a folder that is mounted at the same path on every machine"
+    fail "$script: --workdir=$folder must begin with / (a folder that all machines mount at this path) or be gs://bucket/path"
 }
 
 # Prints the arguments as one line that a shell parses into the same arguments.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import pathlib
 import re
 from collections.abc import Iterator
@@ -164,7 +165,9 @@ class _GoogleBucket:
             blobs = self._client.list_blobs(
                 self._bucket, prefix=prefix, max_results=limit, **self._options
             )
-            return [StoredObject(blob.name, blob.size or 0, blob.crc32c or '') for blob in blobs]
+            # An emulator may return more than were asked for.
+            found = itertools.islice(blobs, limit)
+            return [StoredObject(blob.name, blob.size or 0, blob.crc32c or '') for blob in found]
 
     def read(self, name: str) -> tuple[bytes, int] | None:
         with self._translated(name):

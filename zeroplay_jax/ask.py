@@ -217,11 +217,9 @@ def _policy_folder(path: str | None) -> pathlib.Path:
     Raises:
       UserError: the folder is not a checkpoint; the error lists checkpoints inside it.
     """
-    folder = (
-        BUILT_IN_CHECKPOINT
-        if path is None
-        else pathlib.Path(hub.fetch_model(object_cache.fetch(path)))
-    )
+    folder = BUILT_IN_CHECKPOINT
+    if path is not None:
+        folder = pathlib.Path(hub.fetch_model(object_cache.fetch(path)))
     fix = 'name a Hugging Face folder (config.json, tokenizer.json, *.safetensors)'
     # A likely mistake: the folder of a run, or of `make quickstart CORPUS=…`, instead of a policy in it.
     tokenizers_inside: list[pathlib.Path] = []

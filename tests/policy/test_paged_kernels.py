@@ -158,7 +158,7 @@ HEADS = {
     [
         ('0.5B', 16, 'bfloat16'),
         ('7B', 128, 'bfloat16'),
-        ('gemma', 16, 'bfloat16'),
+        pytest.param('gemma', 16, 'bfloat16', marks=LONG),
         pytest.param('3B', 32, 'bfloat16', marks=LONG),
         pytest.param('mha', 32, 'float32', marks=LONG),
         pytest.param('0.5B', 32, 'float32', marks=LONG),

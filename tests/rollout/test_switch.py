@@ -190,17 +190,19 @@ def test_evicted_rollouts_compute_the_same(policy):
 
 def test_the_adapter_changes_with_the_version(policy):
     codec, model, params = policy
+    mesh = sharding.make_mesh()
     base = params | {adapters.SCALE: jnp.full(1, 2.0)}
-    config = dataclasses.replace(SLOTS, eos=codec.eos_ids)
+    # Shapes of test_adapter_rollouts.py, whose programs are kept.
+    config = dataclasses.replace(CONFIG, eos=codec.eos_ids)
     views = []
     for seed in (1, 2):
         adapter = adapters.init(base, adapters.LINEARS, 3, seed, 'role')
-        adapter = jax.tree.map(jnp.asarray, changed(adapter, seed))
-        views.append(adapters.join(base, adapter))
+        view = adapters.join(base, changed(adapter, seed))
+        views.append(jax.device_put(view, sharding.replicated(mesh)))
 
     def play_adapters(early):
-        weights = AdapterPoolWeights({'policy': 2})
-        pool = SlotPool(Sampler(model, config, sharding.make_mesh()), 5, weights)
+        weights = AdapterPoolWeights({'policy': 2, 'other': 1})
+        pool = SlotPool(Sampler(model, config, mesh), 5, weights)
         scheduler = Scheduler({'policy': pool})
         scheduler.publish_weights('policy', views[0], 1)
         reqs = of_step(requests(make_env(codec)), 4)

@@ -56,7 +56,9 @@ LONG = [pytest.param(name, marks=pytest.mark.long) for name in SETTINGS if name 
 
 @pytest.fixture(scope='module', params=['recompute', *LONG])
 def played(request):
-    return Played(request.param)
+    steps = Played(request.param)
+    yield steps
+    steps.engine.close()
 
 
 def shares_of_versions(rollouts):
