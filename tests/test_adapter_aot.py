@@ -206,4 +206,6 @@ def test_the_programs_of_a_small_model_compile_for_a_slice():
     rows = json.loads(result.stdout.splitlines()[-1])
     assert [row['program'] for row in rows] == ['extend', 'decode', 'update', 'teacher']
     assert all(row['fits'] and not row['off_chip'] for row in rows)
-    assert all(row['base_bytes'] < row['arguments'] < row['hbm_bytes'] for row in rows)
+    assert all(row['arguments'] < row['hbm_bytes'] for row in rows)
+    # A prefill does not read the output head.
+    assert all(row['base_bytes'] < row['arguments'] for row in rows[1:])
