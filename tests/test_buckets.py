@@ -213,6 +213,7 @@ def test_reports_and_comparisons_read_a_bucket(bucket, config, tmp_path, capsys)
         download(name, path)
 
     bucket.download = remove_and_download
+    (local / 'metrics.jsonl').unlink()
     assert (remote_workdir.local_run(ADDRESS) / 'metrics.jsonl').read_bytes() == line
     assert report.main(['gs://bucket/none']) == 2
     assert compare.main([f'{ADDRESS}/config.json', f'{ADDRESS}/none']) == 2

@@ -62,6 +62,10 @@ def names(remote, prefix=''):
     return [entry.name for entry in remote.bucket.list(remote.name(prefix))]
 
 
+def object_of(remote, step, path):
+    return remote.name(remote.manifests()[step][path].object)
+
+
 def test_a_step_is_complete_last_and_another_machine_gets_it_with_its_logs(remote, steps, tmp_path):
     here, there = tmp_path / 'here', tmp_path / 'there'
     save(steps, here, 2)
@@ -70,7 +74,7 @@ def test_a_step_is_complete_last_and_another_machine_gets_it_with_its_logs(remot
     uploads = [name for name in writes if not name.endswith('lease.json')]
     assert uploads[-1] == 'runs/a/steps/00000002.json'
     first_file = next(i for i, name in enumerate(uploads) if '/checkpoints/' in name)
-    assert uploads.index('runs/a/logs/2/metrics.jsonl') < first_file
+    assert uploads.index(object_of(remote, 2, 'metrics.jsonl')) < first_file
     assert uploads.index('runs/a/config.json') < first_file
     assert bring_down(remote, there, remote.manifests()) == []
     for path in here.rglob('*'):
@@ -99,7 +103,8 @@ def test_old_steps_are_removed_with_all_their_objects(remote, steps, tmp_path):
         save(steps, tmp_path, step)
         upload(remote, tmp_path)
     assert list(remote.manifests()) == [4, 6]
-    assert not names(remote, 'checkpoints/2/') and not names(remote, 'logs/2/')
+    assert names(remote, 'checkpoints/6-') and names(remote, 'logs/6-')
+    assert not names(remote, 'checkpoints/2-') and not names(remote, 'logs/2-')
     removed = [name for action, name in remote.bucket.log if action == 'delete']
     removed = [name for name in removed if not name.endswith('lease.json')]
     assert removed[0] == 'runs/a/steps/00000002.json'
@@ -112,11 +117,11 @@ def test_a_damaged_step_gives_the_one_before_with_a_line(remote, steps, tmp_path
     for step in (2, 4):
         save(steps, here, step)
         upload(remote, here)
-    file = 'logs/4/metrics.jsonl' if kind == 'log' else 'checkpoints/4/loop/metadata'
+    file = 'metrics.jsonl' if kind == 'log' else 'checkpoints/4/loop/metadata'
     if kind == 'missing':
-        remote.bucket.delete(remote.name(file))
+        remote.bucket.delete(object_of(remote, 4, file))
     else:
-        remote.bucket.damage(remote.name(file))
+        remote.bucket.damage(object_of(remote, 4, file))
     manifests = remote.manifests()
     (line,) = bring_down(remote, tmp_path / 'there', manifests)
     assert 'checkpoint 4 of gs://bucket/runs/a is damaged' in line and 'resumes from 2' in line
@@ -125,7 +130,7 @@ def test_a_damaged_step_gives_the_one_before_with_a_line(remote, steps, tmp_path
     assert list(manifests) == list(remote.manifests()) == [2]
     # The machine that has the step whole still goes on with it.
     assert bring_down(remote, here, remote.manifests()) == []
-    remote.bucket.damage(remote.name('checkpoints/2/loop/metadata'))
+    remote.bucket.damage(object_of(remote, 2, 'checkpoints/2/loop/metadata'))
     with pytest.raises(UserError, match='all checkpoints are damaged'):
         bring_down(remote, tmp_path / 'third', remote.manifests())
 
@@ -192,6 +197,47 @@ def test_a_run_that_lost_its_lease_completes_no_step(remote, steps, tmp_path):
     lease.release()
     assert not remote.manifests()
     assert remote.bucket.read(remote.name('lease.json')) is not None  # that of the other one
+
+
+@pytest.mark.parametrize('knows', [True, False])
+def test_a_process_that_lost_its_lease_leaves_the_files_of_the_next_one_alone(
+    remote, steps, tmp_path, knows
+):
+    """It was cut off while it uploaded; the next process completes the same step."""
+    first, second = tmp_path / 'first', tmp_path / 'second'
+    save(steps, first, 2)
+    save(steps, second, 2)
+    (first / 'metrics.jsonl').write_text('another time\n')
+    is_back, is_cut_off = threading.Event(), threading.Event()
+    uploads = []
+    upload_object = remote.bucket.upload
+
+    def cut_off(name, path):
+        uploads.append(name)
+        if first in path.parents:
+            is_cut_off.set()
+            is_back.wait(20)
+        upload_object(name, path)
+
+    remote.bucket.upload = cut_off
+    lease = Lease(remote.bucket, remote.name('lease.json'))
+    mirror = Mirror(remote, first, lease, {}, 2, 30.0)
+    is_cut_off.wait(20)
+    remote.bucket.delete(remote.name('lease.json'))  # it expired
+    upload(remote, second)
+    count = len(uploads)
+    remote.bucket.write(remote.name('lease.json'), b'{}')
+    if knows:
+        lease.renew()
+    is_back.set()
+    with pytest.raises(UserError, match='was taken by'):
+        mirror.wait()
+    mirror.close()
+    lease.release()
+    if knows:
+        assert len(uploads) == count
+    assert bring_down(remote, tmp_path / 'third', remote.manifests()) == []
+    assert (tmp_path / 'third' / 'metrics.jsonl').read_text().startswith('{"step": 0}')
 
 
 def test_a_step_that_the_run_removes_meanwhile_is_uploaded_whole(remote, steps, tmp_path):

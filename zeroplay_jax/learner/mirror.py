@@ -36,6 +36,8 @@ _LOGS = ('*.jsonl', 'events.out.tfevents.*')
 RECORDS = ('config.json', 'inputs.json', 'tools.json', 'from.json', '.run_id', '.reported')
 # Parts of the local folder that are no results.
 _NOT_RESULTS = (FOLDER, _BEST, 'damaged', _STAGING, '.lock')
+# Digits of the id of the lease in the names of objects.
+_SUFFIX_DIGITS = 8
 _POLL_SECONDS = 0.1
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
@@ -125,7 +127,7 @@ class Mirror:
         Raises:
           UserError: as `raise_if_failed`.
         """
-        self._try(lambda: self._delete_objects('policy/', keep=()))
+        self._try(lambda: self._delete_objects(['policy/'], keep=()))
         self.raise_if_failed()
 
     def close(self) -> None:
@@ -203,15 +205,17 @@ class Mirror:
         for best in saved_steps(self._folder / _BEST):
             if best <= step:
                 folders.append(f'{_BEST}/{best}')
+        # A process whose lease was taken may upload for a while: it must not replace a file of the next one.
+        suffix = f'-{self._lease.id[:_SUFFIX_DIGITS]}'
         for name in folders:
-            manifest |= _link_folder(self._folder, staging, name)
+            manifest |= _link_folder(self._folder, staging, name, name + suffix)
         copies = {}
         for name in RECORDS:
             if (self._folder / name).is_file():
                 copies[name] = name
         for pattern in _LOGS:
             for path in self._folder.glob(pattern):
-                copies[path.name] = f'logs/{step}/{path.name}'
+                copies[path.name] = f'logs/{step}{suffix}/{path.name}'
         for name in copies:
             shutil.copyfile(self._folder / name, staging / name)
         digests = file_digests([staging / name for name in copies])
@@ -227,7 +231,9 @@ class Mirror:
 
         def send(path: str) -> None:
             file = manifest[path]
-            if self._sent.get(file.object) == file.sha256 or self._is_closed.is_set():
+            if self._sent.get(file.object) == file.sha256:
+                return
+            if self._is_closed.is_set() or self._lease.lost:
                 return
             self._remote.bucket.upload(self._remote.name(file.object), folder / path)
             self._sent[file.object] = file.sha256
@@ -246,9 +252,15 @@ class Mirror:
         self._send_all(self._folder, manifest, lambda path: not path.endswith('config.json'))
         self._send_all(self._folder, manifest, lambda path: path.endswith('config.json'))
 
-    def _delete_objects(self, prefix: str, keep: Iterable[str]) -> None:
-        """Removes the objects whose names begin with a text, but those to keep."""
-        for entry in self._remote.bucket.list(self._remote.name(prefix)):
+    def _delete_objects(self, prefixes: Sequence[str], keep: Iterable[str]) -> None:
+        """Removes the objects whose names begin with one of several texts, but those to keep."""
+        entries = []
+        for prefix in prefixes:
+            entries += self._remote.bucket.list(self._remote.name(prefix))
+        # The lease was held when they were listed, so none of them is of a process that took it since.
+        if not self._lease.renew():
+            return
+        for entry in entries:
             name = entry.name.removeprefix(self._remote.name(''))
             if name not in keep:
                 self._sent.pop(name, None)
@@ -264,8 +276,7 @@ class Mirror:
         for manifest in self._manifests.values():
             used.update(file.object for file in manifest.values())
         # Also what a process that died has left, of a step that it uploaded or removed.
-        for prefix in (f'{FOLDER}/', f'{_BEST}/', 'logs/'):
-            self._delete_objects(prefix, keep=used)
+        self._delete_objects((f'{FOLDER}/', f'{_BEST}/', 'logs/'), keep=used)
 
     def _saved_text(self) -> str:
         return (
@@ -274,13 +285,16 @@ class Mirror:
         )
 
 
-def _link_folder(folder: pathlib.Path, staging: pathlib.Path, name: str) -> Manifest:
+def _link_folder(
+    folder: pathlib.Path, staging: pathlib.Path, name: str, object_folder: str
+) -> Manifest:
     """Links the files of a checkpoint into a folder, where they stay when the run removes it; returns them.
 
     Args:
       folder: local folder of the run.
       staging: gets the files under the same paths.
       name: of the checkpoint, such as 'checkpoints/8'.
+      object_folder: of its objects in the bucket.
 
     Raises:
       FileNotFoundError: the run has removed the checkpoint meanwhile.
@@ -296,5 +310,7 @@ def _link_folder(folder: pathlib.Path, staging: pathlib.Path, name: str) -> Mani
         (staging / path).parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.link(folder / path, staging / path)
-        manifest[path] = RemoteFile(path, (staging / path).stat().st_size, digest)
+        manifest[path] = RemoteFile(
+            f'{object_folder}/{file}', (staging / path).stat().st_size, digest
+        )
     return manifest

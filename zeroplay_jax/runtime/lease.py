@@ -29,6 +29,7 @@ class Lease:
     """The lease of this process on a folder of a bucket, renewed by a thread until it is released.
 
     Attributes:
+      id: hexadecimal digits that no other lease has.
       lost: a line about the process that took the lease; '' while this process has it.
     """
 
@@ -44,6 +45,7 @@ class Lease:
           WorkdirError: another process renews the lease.
           RetrievalError: the bucket cannot be used.
         """
+        self.id = uuid.uuid4().hex
         self.lost = ''
         self._bucket = bucket
         self._name = name
@@ -54,7 +56,7 @@ class Lease:
             'machine': _machine(),
             'process': os.getpid(),
             # Distinguishes two leases of one process.
-            'id': uuid.uuid4().hex,
+            'id': self.id,
         }
         self._content = json.dumps(holder).encode()
         self._generation = self._take()
