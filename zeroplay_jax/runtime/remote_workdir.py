@@ -93,11 +93,12 @@ class RemoteWorkdir:
         """
         found = self.bucket.read(self.name(RUN_FILE))
         if found is None:
-            others = self.bucket.list(self.name(''), limit=1)
-            if others:
-                raise WorkdirError(
-                    f'workdir {self.address} holds {others[0].name!r} but no {RUN_FILE}; choose an empty one'
-                )
+            for entry in self.bucket.list(self.name(''), limit=2):
+                # A process that takes the lease of an empty folder writes the id next.
+                if entry.name != self.name(LEASE_FILE):
+                    raise WorkdirError(
+                        f'workdir {self.address} holds {entry.name!r} but no {RUN_FILE}; choose an empty one'
+                    )
             return None
         try:
             run_id = json.loads(found[0])['id']
