@@ -59,10 +59,19 @@ def fetch(address: str) -> str:
         # Prompts and tools of an exported policy are read from the config of its run.
         stored += [entry for entry in bucket.list(f'{run}/config.json') if entry.size]
     root = cache_folder() / 'gs' / bucket_name
-    with _disk_errors(address), _locked(root):
+    with disk_errors(address), locked(root):
         update(bucket, {entry.name: entry for entry in stored}, root)
         _remove_others(root / path, root, {entry.name for entry in stored})
     return str(root / path)
+
+
+def address_of(path: str) -> str:
+    """Returns the address of which a path is the local copy; any other text as it is."""
+    root = cache_folder() / 'gs'
+    for folder in (root, root.resolve()):
+        if path.startswith(f'{folder}/'):
+            return objects.PREFIX + path.removeprefix(f'{folder}/')
+    return path
 
 
 def update(bucket: Bucket, copies: Mapping[str, StoredObject], root: pathlib.Path) -> None:
@@ -149,7 +158,7 @@ def _remove_others(folder: pathlib.Path, root: pathlib.Path, names: set[str]) ->
 
 
 @contextlib.contextmanager
-def _locked(root: pathlib.Path) -> Iterator[None]:
+def locked(root: pathlib.Path) -> Iterator[None]:
     """Returns a context in which no other process of this machine changes copies of the same bucket."""
     root.mkdir(parents=True, exist_ok=True)
     with root.with_name(f'{root.name}.lock').open('w') as lock:
@@ -158,7 +167,7 @@ def _locked(root: pathlib.Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _disk_errors(address: str) -> Iterator[None]:
+def disk_errors(address: str) -> Iterator[None]:
     """Turns errors of the local disk into one line."""
     try:
         yield

@@ -1,5 +1,7 @@
 """Runs and files in a bucket: what is refused in one line, what is copied, and a killed run on another machine."""
 
+import concurrent.futures
+import functools
 import importlib.util
 import json
 import pathlib
@@ -14,6 +16,8 @@ from memory_bucket import MemoryBucket
 from zeroplay_jax import compare, report
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import resumption, rules
+from zeroplay_jax.configuration.bucket_rules import fetch_addresses
+from zeroplay_jax.configuration.stored import read_stored_config
 from zeroplay_jax.retrieval import object_cache, objects
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import remote_workdir
@@ -21,7 +25,7 @@ from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.remote_workdir import RemoteFile, RemoteWorkdir
 from zeroplay_jax.runtime.workdir import WorkdirError
 from zeroplay_jax.settings.errors import ConfigError
-from zeroplay_jax.training import remote_run, run_folder
+from zeroplay_jax.training import branch, remote_run, run_folder
 from zeroplay_jax.types import Preempted, UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -118,6 +122,15 @@ def test_fields_of_a_config_are_fetched_before_the_rules_about_files(bucket):
     assert pathlib.Path(config.retrieval.path, 'manifest.json').is_file()
 
 
+def test_every_input_of_a_run_may_be_an_address(bucket):
+    bucket.write('d.jsonl', (ROOT / 'README.md').read_bytes())
+    config = quickstart.get_config()
+    config.inputs.documents = 'gs://bucket/d.jsonl'
+    # It was fetched, and is read.
+    with pytest.raises(ConfigError, match='cache/zeroplay_jax/gs/bucket/d.jsonl, line 1'):
+        rules.check(config)
+
+
 def test_without_the_library_one_line_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, 'google.cloud', None)
     with pytest.raises(RetrievalError, match='pip install google-cloud-storage'):
@@ -186,6 +199,58 @@ def test_another_config_is_refused_by_its_address_before_the_run(bucket, config,
     config.seed = 7
     with pytest.raises(WorkdirError, match=f'workdir {ADDRESS} belongs to another config: seed'):
         resumption.check(ADDRESS, config)
+
+
+def test_the_same_command_resumes_where_the_cache_lies_elsewhere(bucket, tmp_path, monkeypatch):
+    bucket.write('index/manifest.json', b'{}')
+
+    def config_of(cache):
+        monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / cache))
+        config = quickstart.get_config()
+        config.retrieval.update(kind='folder', path='gs://bucket/index')
+        config.eval.hops = (2, 3)
+        fetch_addresses(config)
+        assert config.retrieval.path.startswith(str(tmp_path / cache))
+        return config
+
+    with run_folder.claimed(Hosts(), tmp_path / 'run', config_of('one')) as write_config:
+        write_config()
+    resumption.check(tmp_path / 'run', config_of('two'))
+    # Commands that read the run fetch the index for themselves.
+    stored = read_stored_config(tmp_path / 'run' / 'config.json')
+    assert stored.retrieval.path == 'gs://bucket/index' and stored.eval.hops == (2, 3)
+    stored.policy.path = 'gs://bucket/none'
+    fetch_addresses(stored, section_name='retrieval')
+    assert stored.retrieval.path == f'{tmp_path}/two/zeroplay_jax/gs/bucket/index'
+
+
+def test_a_resumed_run_reads_the_one_that_it_began_from_no_more(bucket, tmp_path, monkeypatch):
+    source = remote_workdir.object_cache.cache_folder() / 'gs' / 'bucket' / 'runs' / 'old'
+    (tmp_path / 'new').mkdir()
+    branch.write_record(tmp_path / 'new', branch.Source(source, 2, source), {})
+    assert branch.read_record(tmp_path / 'new')['workdir'] == 'gs://bucket/runs/old'
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'another'))
+    begins = functools.partial(branch.find, Hosts(), tmp_path / 'new')
+    # The bucket does not have it.
+    assert begins('gs://bucket/runs/old/', is_resumed=True) is None
+    with pytest.raises(UserError, match='the run began with --from=gs://bucket/runs/old; give'):
+        begins('gs://bucket/runs/other', is_resumed=True)
+    with pytest.raises(UserError, match='gs://bucket/runs/old: holds no run'):
+        begins('gs://bucket/runs/old', is_resumed=False)
+
+
+def test_two_commands_do_not_copy_a_run_at_the_same_time(bucket, config):
+    begin(config, lambda place: place.upload_results())
+    bucket.write('runs/a/config.json', b'{}')
+    root = remote_workdir.local_run(ADDRESS).parents[1]
+    bucket.write('runs/a/config.json', b'{"x": 1}')
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        with object_cache.locked(root):
+            copied = thread.submit(remote_workdir.local_run, ADDRESS)
+            with pytest.raises(concurrent.futures.TimeoutError):
+                copied.result(0.2)
+            assert (root / 'runs' / 'a' / 'config.json').read_bytes() == b'{}'
+        assert (copied.result() / 'config.json').read_bytes() == b'{"x": 1}'
 
 
 def test_a_folder_of_other_objects_is_refused(bucket, config):

@@ -229,16 +229,16 @@ def local_run(workdir: str | pathlib.Path, checkpoints: str = '') -> pathlib.Pat
     raise UserError(f'{workdir}: changes faster than it is read; run the command again')
 
 
-def local_source(workdir: str | None) -> str | None:
+def local_source(workdir: str) -> str:
     """Returns the value of --from with a run in a bucket replaced by its local copy.
 
     Args:
-      workdir: workdir of a run, or its folder 'best'; None: no run.
+      workdir: workdir of a run, or its folder 'best'.
 
     Raises:
       UserError: as `local_run`.
     """
-    if workdir is None or not objects.is_address(workdir):
+    if not objects.is_address(workdir):
         return workdir
     run, _, folder = workdir.rstrip('/').rpartition('/')
     if folder == 'best':
@@ -274,9 +274,11 @@ def _copy(
         is_result = '/' not in name.removeprefix(remote.name(''))
         if is_result:
             copies[name] = entry
-    if checkpoints:
-        _remove_other_steps(folder / checkpoints, manifest)
-    object_cache.update(remote.bucket, copies, root)
+    # Another process may read a newer step of the same run.
+    with object_cache.disk_errors(remote.address), object_cache.locked(root):
+        if checkpoints:
+            _remove_other_steps(folder / checkpoints, manifest)
+        object_cache.update(remote.bucket, copies, root)
     return folder
 
 
