@@ -11,6 +11,7 @@ from memory_bucket import MemoryBucket, outage
 from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps
 from zeroplay_jax.learner.mirror import Mirror
 from zeroplay_jax.learner.mirror_restore import bring_down
+from zeroplay_jax.retrieval.objects import Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.lease import Lease
 from zeroplay_jax.runtime.remote_workdir import RemoteWorkdir
@@ -135,6 +136,48 @@ def test_a_damaged_step_gives_the_one_before_with_a_line(remote, steps, tmp_path
         bring_down(remote, tmp_path / 'third', remote.manifests())
 
 
+@pytest.mark.parametrize('kind', ['damage', 'outage'])
+def test_nothing_is_left_of_a_failed_download(remote, steps, tmp_path, kind):
+    here, there = tmp_path / 'here', tmp_path / 'there'
+    for step in (2, 4):
+        save(steps, here, step)
+        upload(remote, here)
+    if kind == 'damage':
+        remote.bucket.damage(object_of(remote, 4, 'metrics.jsonl'))
+        remote.bucket.damage(object_of(remote, 2, 'metrics.jsonl'))
+        with pytest.raises(UserError, match='all checkpoints are damaged'):
+            bring_down(remote, there, remote.manifests())
+    else:
+        remote.bucket.failures['download'] = outage(1)
+        with pytest.raises(Unavailable):
+            bring_down(remote, there, remote.manifests())
+    assert not list(there.iterdir())
+    # Nor does a machine that was switched off meanwhile upload it.
+    (here / '.download').mkdir()
+    (here / '.download' / 'config.json').write_text('{}')
+    (here / 'summary.json').write_text('{}')
+    lease = Lease(remote.bucket, remote.name('lease.json'))
+    mirror = Mirror(remote, here, lease, remote.manifests(), 2, 30.0)
+    mirror.upload_results()
+    mirror.close()
+    lease.release()
+    assert names(remote, 'summary.json') and not names(remote, '.download')
+
+
+def test_another_machine_knows_that_the_report_was_written(remote, steps, tmp_path):
+    here, there = tmp_path / 'here', tmp_path / 'there'
+    save(steps, here, 2)
+    lease = Lease(remote.bucket, remote.name('lease.json'))
+    mirror = Mirror(remote, here, lease, {}, 2, 30.0)
+    mirror.wait()
+    (here / '.reported').write_text('2')
+    mirror.upload_results()
+    mirror.close()
+    lease.release()
+    assert bring_down(remote, there, remote.manifests()) == []
+    assert (there / '.reported').read_text() == '2'
+
+
 def test_damage_in_the_local_folder_is_made_good_from_the_bucket(remote, steps, tmp_path):
     save(steps, tmp_path, 2)
     upload(remote, tmp_path)
@@ -184,6 +227,60 @@ def test_errors_that_pass_are_tried_again_and_others_end_the_run(
         failing.close()
     mirror.close()
     lease.release()
+
+
+def test_the_time_for_further_attempts_begins_when_nothing_arrives_any_more(
+    remote, steps, tmp_path, monkeypatch
+):
+    monkeypatch.setattr('zeroplay_jax.learner.mirror._FIRST_PAUSE', 0.01)
+    monkeypatch.setattr('zeroplay_jax.learner.mirror.THREADS', 1)
+    save(steps, tmp_path, 2)
+    upload_object = remote.bucket.upload
+    names_tried = []
+
+    def slow_upload(name, path):
+        time.sleep(0.03)
+        # Each object fails once.
+        if name not in names_tried:
+            names_tried.append(name)
+            raise Unavailable('gs://bucket/x: 503')
+        upload_object(name, path)
+
+    remote.bucket.upload = slow_upload
+    upload(remote, tmp_path, seconds=0.1)
+    assert len(names_tried) > 5 and list(remote.manifests()) == [2]
+
+
+def test_a_newest_step_without_one_of_its_files_ends_the_run(remote, steps, tmp_path):
+    save(steps, tmp_path, 2)
+    (tmp_path / 'checkpoints' / '2' / 'loop' / 'metadata').unlink()
+    lease = Lease(remote.bucket, remote.name('lease.json'))
+    mirror = Mirror(remote, tmp_path, lease, {}, 2, 30.0)
+    deadline = time.monotonic() + 5
+    with pytest.raises(UserError, match='checkpoints/2 is damaged: .*loop/metadata is missing'):
+        while time.monotonic() < deadline:
+            mirror.raise_if_failed()
+            time.sleep(0.01)
+    mirror.close()
+    lease.release()
+
+
+def test_lists_and_deletions_are_tried_again(remote, steps, tmp_path, monkeypatch):
+    monkeypatch.setattr('zeroplay_jax.learner.mirror._FIRST_PAUSE', 0.01)
+    save(steps, tmp_path, 2)
+    upload(remote, tmp_path)
+    save(steps, tmp_path, 4)
+    manifests = remote.manifests()
+    lease = Lease(remote.bucket, remote.name('lease.json'))
+    remote.bucket.failures = {'list': outage(2), 'delete': outage(2)}
+    mirror = Mirror(remote, tmp_path, lease, manifests, 1, 30.0)
+    deadline = time.monotonic() + 5
+    while 'checkpoints/2-' in str(list(remote.bucket.contents)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    mirror.close()
+    lease.release()
+    assert list(remote.manifests()) == [4] and not names(remote, 'checkpoints/2-')
+    assert not any(remote.bucket.failures.values())
 
 
 def test_a_run_that_lost_its_lease_completes_no_step(remote, steps, tmp_path):

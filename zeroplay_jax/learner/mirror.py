@@ -30,12 +30,14 @@ from zeroplay_jax.types import UserError
 # Folder of the checkpoint of the best evaluation.
 _BEST = 'best'
 _STAGING = '.upload'
+# Gets what is brought down until it is found whole.
+DOWNLOADS = '.download'
 # Files that a run appends to.
 _LOGS = ('*.jsonl', 'events.out.tfevents.*')
 # Written when a run starts, or after its report; a resumed run needs them.
 RECORDS = ('config.json', 'inputs.json', 'tools.json', 'from.json', '.run_id', '.reported')
 # Parts of the local folder that are no results.
-_NOT_RESULTS = (FOLDER, _BEST, 'damaged', _STAGING, '.lock')
+_NOT_RESULTS = (FOLDER, _BEST, 'damaged', _STAGING, DOWNLOADS, '.lock')
 # Digits of the id of the lease in the names of objects.
 _SUFFIX_DIGITS = 8
 _POLL_SECONDS = 0.1
@@ -52,7 +54,7 @@ class Mirror:
       lease: of this process on `remote`.
       manifests: complete steps in the bucket.
       keep: number of checkpoints to keep in the bucket.
-      seconds: for which an upload is tried again.
+      seconds: for which uploads are tried again while none succeeds.
     """
 
     def __init__(
@@ -155,13 +157,19 @@ class Mirror:
 
     def _try(self, call: Callable[[], None]) -> None:
         """Calls a function, again after errors that may pass; sets `_error` if it fails in the end."""
-        deadline = time.monotonic() + self._seconds
+        deadline = 0.0
+        num_sent = -1
         pause = _FIRST_PAUSE
         while True:
             try:
                 call()
                 return
             except Unavailable as error:
+                # A large checkpoint may take longer than the outages during its upload last.
+                if len(self._sent) != num_sent:
+                    num_sent = len(self._sent)
+                    deadline = time.monotonic() + self._seconds
+                    pause = _FIRST_PAUSE
                 if time.monotonic() + pause > deadline:
                     self._error = RetrievalError(
                         f'{error} (tried for {self._seconds:.0f} s, config.bucket.seconds)'
@@ -180,8 +188,15 @@ class Mirror:
         shutil.rmtree(staging, ignore_errors=True)
         try:
             manifest = self._staged(step, staging)
-        except FileNotFoundError:
-            # The run has saved newer steps since and removed this one.
+        except FileNotFoundError as error:
+            own_folder = self._folder / FOLDER / str(step)
+            is_own = str(error.filename).startswith(f'{own_folder}/')
+            # The run removes old steps only.
+            if is_own and self._next_step() == step:
+                raise RetrievalError(
+                    f'{own_folder} is damaged: {error.filename} is missing'
+                ) from None
+            # The run has saved newer steps since and removed this one, or an evaluation was better than the best.
             return
         # What a step refers to comes first, so that a process that dies leaves no step without its logs.
         is_own = f'{FOLDER}/'
