@@ -1,6 +1,7 @@
 """Runs and files in a bucket: what is refused in one line, what is copied, and a killed run on another machine."""
 
 import concurrent.futures
+import errno
 import functools
 import importlib.util
 import json
@@ -328,6 +329,28 @@ def emulator(monkeypatch):
     monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'http://localhost:{port}')
     yield objects.open_bucket('bucket')
     server.stop()
+
+
+def test_a_full_disk_is_no_error_of_the_network():
+    pytest.importorskip('google.api_core')
+    with pytest.raises(OSError) as error, objects._translated('gs://b/x'):
+        with open('/dev/full', 'wb', buffering=0) as file:
+            file.write(b'x')
+    assert error.value.errno == errno.ENOSPC
+
+
+def test_credentials_of_a_user_need_no_project(tmp_path, monkeypatch):
+    pytest.importorskip('google.cloud.storage')
+    credentials = {'client_id': 'x', 'client_secret': 'y', 'refresh_token': 'z'}
+    path = tmp_path / 'credentials.json'
+    path.write_text(json.dumps({'type': 'authorized_user'} | credentials))
+    monkeypatch.setenv('GOOGLE_APPLICATION_CREDENTIALS', str(path))
+    monkeypatch.setenv('NO_GCE_CHECK', 'true')
+    # The command line of the service may name a project.
+    monkeypatch.setenv('PATH', str(tmp_path))
+    for name in ('GOOGLE_CLOUD_PROJECT', 'GCLOUD_PROJECT', 'STORAGE_EMULATOR_HOST'):
+        monkeypatch.delenv(name, raising=False)
+    assert objects.open_bucket('bucket').name == 'bucket'
 
 
 @needs_emulator
