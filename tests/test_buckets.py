@@ -1,5 +1,6 @@
 """Runs and files in a bucket: what is refused in one line, what is copied, and a killed run on another machine."""
 
+import argparse
 import concurrent.futures
 import errno
 import functools
@@ -9,11 +10,13 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
 from host_processes import free_port
 from memory_bucket import MemoryBucket
 
+from benchmarks import kills_bucket
 from zeroplay_jax import compare, report
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import resumption, rules
@@ -377,6 +380,26 @@ def test_the_library_does_what_the_interface_says(emulator, tmp_path, monkeypatc
     monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'http://localhost:{free_port()}')
     with pytest.raises(objects.Unavailable, match='gs://bucket/a/x'):
         objects.open_bucket('bucket').read('a/x')
+
+
+def test_a_signal_after_the_end_of_a_run_does_not_count(tmp_path, monkeypatch):
+    statuses = [0, -9]
+    run = types.SimpleNamespace(workdir=tmp_path, state=lambda: ([1], {}), records=lambda name: [])
+    process = types.SimpleNamespace(wait=lambda seconds: 0)
+
+    def end_once(*arguments):
+        (tmp_path / 'spool').mkdir(exist_ok=True)
+        return statuses.pop(), ''
+
+    monkeypatch.setattr(kills_bucket, 'end_once', end_once)
+    monkeypatch.setattr(kills_bucket, 'start', lambda *arguments: process)
+    monkeypatch.setattr(kills_bucket, 'local_run', lambda *arguments: tmp_path)
+    monkeypatch.setattr(kills_bucket, 'Run', lambda *arguments: run)
+    arguments = argparse.Namespace(seed=0, bucket='gs://b/x', kills=2, sigterms=0, delay=0)
+    result = kills_bucket.campaign('ssp', tmp_path, arguments)
+    assert result == {'recipe': 'ssp', 'events': 1, 'arrays': 1, 'differences': []}
+    run.records = lambda name: [object()]
+    assert 'alarms.jsonl' in kills_bucket.differences(run, run)
 
 
 @needs_emulator
