@@ -254,8 +254,9 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
     if args.index is not None:
         overrides.set_fields(config, index_fields(args.index))
     overrides.set_fields(config, args.fields)
-    # The other files of the policy's run are not read.
-    fetch_addresses(config, section_name='retrieval')
+    # No other file of the policy's run is read.
+    if config.retrieval.kind == 'folder':
+        fetch_addresses(config, section_name='retrieval')
     manifest = pathlib.Path(config.retrieval.path) / 'manifest.json'
     if config.retrieval.kind == 'folder' and not manifest.is_file():
         problem = f'--index {args.index}: not an index folder'

@@ -288,6 +288,10 @@ def test_a_run_that_lost_its_lease_completes_no_step(remote, steps, tmp_path):
     mirror = Mirror(remote, tmp_path, lease, {}, 2, 30.0)
     remote.bucket.write(remote.name('lease.json'), json.dumps({'host': 'b', 'process': 7}).encode())
     save(steps, tmp_path, 2)
+    (tmp_path / 'summary.json').write_text('{}')
+    with pytest.raises(UserError, match='the lease of this run was taken by process 7 on b'):
+        mirror.upload_results()
+    assert not names(remote, 'summary.json')
     with pytest.raises(UserError, match='the lease of this run was taken by process 7 on b'):
         mirror.wait()
     mirror.close()

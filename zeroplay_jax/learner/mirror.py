@@ -190,9 +190,9 @@ class Mirror:
             manifest = self._staged(step, staging)
         except FileNotFoundError as error:
             own_folder = self._folder / FOLDER / str(step)
-            is_own = str(error.filename).startswith(f'{own_folder}/')
+            is_of_step = str(error.filename).startswith(f'{own_folder}/')
             # The run removes old steps only.
-            if is_own and self._next_step() == step:
+            if is_of_step and self._next_step() == step:
                 raise RetrievalError(
                     f'{own_folder} is damaged: {error.filename} is missing'
                 ) from None
@@ -257,7 +257,9 @@ class Mirror:
             list(threads.map(send, filter(is_included, manifest)))
 
     def _upload_results(self, paths: Sequence[str]) -> None:
-        """Uploads files under their own names."""
+        """Uploads files under their own names, which the process that took the lease would use, too."""
+        if not self._lease.renew():
+            return
         digests = file_digests([self._folder / path for path in paths])
         manifest = {
             path: RemoteFile(path, (self._folder / path).stat().st_size, digest)
