@@ -1,6 +1,7 @@
 """Checkpoints in a bucket: what makes a step complete, what is brought down, and what happens to damage and errors."""
 
 import json
+import os
 import threading
 import time
 
@@ -162,6 +163,29 @@ def test_nothing_is_left_of_a_failed_download(remote, steps, tmp_path, kind):
     mirror.close()
     lease.release()
     assert names(remote, 'summary.json') and not names(remote, '.download')
+
+
+def test_results_are_collected_while_the_thread_removes_what_it_has_uploaded(
+    remote, tmp_path, monkeypatch
+):
+    (tmp_path / '.upload' / 'checkpoints').mkdir(parents=True)
+    (tmp_path / 'policy' / 'solver').mkdir(parents=True)
+    (tmp_path / 'policy' / 'solver' / 'config.json').write_text('{}')
+    scandir = os.scandir
+
+    def removed(path):
+        if '.upload' in str(path):
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    lease = Lease(remote.bucket, remote.name('lease.json'))
+    mirror = Mirror(remote, tmp_path, lease, {}, 2, 30.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, 'scandir', removed)
+        mirror.upload_results()
+    mirror.close()
+    lease.release()
+    assert names(remote) == ['runs/a/policy/solver/config.json']
 
 
 def test_another_machine_knows_that_the_report_was_written(remote, steps, tmp_path):

@@ -114,12 +114,16 @@ class Mirror:
           UserError: as `raise_if_failed`.
         """
         paths = []
-        for path in sorted(self._folder.rglob('*')):
-            part = path.relative_to(self._folder)
-            if not path.is_file() or path.is_symlink() or part.parts[0] in _NOT_RESULTS:
+        for entry in sorted(self._folder.iterdir()):
+            # They are not entered: the thread may remove what it has uploaded.
+            if entry.name in _NOT_RESULTS:
                 continue
-            if not any(part.match(pattern) for pattern in _LOGS):
-                paths.append(part.as_posix())
+            for path in sorted(entry.rglob('*')) if entry.is_dir() else [entry]:
+                part = path.relative_to(self._folder)
+                if not path.is_file() or path.is_symlink():
+                    continue
+                if not any(part.match(pattern) for pattern in _LOGS):
+                    paths.append(part.as_posix())
         self._try(lambda: self._upload_results(paths))
         self.raise_if_failed()
 
