@@ -40,7 +40,7 @@ EXAMPLES = """examples:
   python -m benchmarks.kills --recipes drzero,ssp --kills 3 --sigterms 2 --flips 1
 """
 RECIPES = ('drzero', 'piplay', 'ssp', 'dspo', 'scope')
-_FLAGS = (
+FLAGS = (
     '--config.progress=False',
     '--config.world.train=(0,3)',
     '--config.world.evaluation=(0,1)',
@@ -55,8 +55,8 @@ _ONE_PHASE = ('ssp', 'dspo')
 # Metrics and states that depend on the clock, or on what the cache of compiled programs holds.
 _CLOCKS = ('seconds', 'tokens_per_second', 'mfu', 'memory', 'programs')
 _LOGS = ('metrics.jsonl', 'trajectories.jsonl', 'tasks.jsonl', 'alarms.jsonl')
-_PREEMPTED_STATUS = 75
-_TIMEOUT_SECONDS = 600
+PREEMPTED_STATUS = 75
+TIMEOUT_SECONDS = 600
 _JOIN_SECONDS = 30
 # Share of the events that come at any moment of the first seconds of a process, in which libraries load, a checkpoint
 # is read and programs are compiled. All others follow a step.
@@ -85,7 +85,7 @@ class Run:
             port = probe.getsockname()[1]
         environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
         command = [sys.executable, '-m', 'zeroplay_jax.main']
-        command += [f'--config=configs/{self.recipe}.py:mini', f'--workdir={self.workdir}', *_FLAGS]
+        command += [f'--config=configs/{self.recipe}.py:mini', f'--workdir={self.workdir}', *FLAGS]
         # Most of a start would be compilations, which all runs of a recipe share.
         command += [f'--config.compilation.cache={self.workdir.parent / "cache"}']
         command += [f'--config.schedule.iterations={3 if self.recipe in _ONE_PHASE else 1}']
@@ -142,7 +142,7 @@ class Run:
         return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)], loop
 
 
-def _wait(started: list[subprocess.Popen], seconds: float = _TIMEOUT_SECONDS) -> list[int]:
+def _wait(started: list[subprocess.Popen], seconds: float = TIMEOUT_SECONDS) -> list[int]:
     """Waits for all processes; returns their exit statuses.
 
     Raises:
@@ -180,7 +180,7 @@ def _end(run: Run, kind: str, is_early: bool, delay: float, rng: random.Random) 
     while not is_early and run.logged_steps() <= before:
         if any(process.poll() is not None for process in started):
             break
-        if time.monotonic() > started_at + _TIMEOUT_SECONDS:
+        if time.monotonic() > started_at + TIMEOUT_SECONDS:
             raise TimeoutError(f'{run.workdir}: no step')
         time.sleep(0.02)
     time.sleep(delay)
@@ -190,7 +190,7 @@ def _end(run: Run, kind: str, is_early: bool, delay: float, rng: random.Random) 
     problem = ''
     # While a run loads, SIGTERM ends its process at once, and what an earlier kill has left behind stays as it is.
     if kind == 'sigterm' and not is_early and any(statuses):
-        if set(statuses) != {_PREEMPTED_STATUS}:
+        if set(statuses) != {PREEMPTED_STATUS}:
             problem = f'exit statuses {statuses} after SIGTERM'
         elif run.checkpoint() != run.logged_steps():
             problem = f'SIGTERM lost steps {run.checkpoint()} to {run.logged_steps() - 1}'
@@ -204,16 +204,16 @@ def _end(run: Run, kind: str, is_early: bool, delay: float, rng: random.Random) 
     }
 
 
-def _differences(whole: Run, ended: Run) -> list[str]:
+def differences(whole: Run, ended: Run) -> list[str]:
     """Returns the names of all parts in which two finished runs differ."""
-    differences = [name for name in _LOGS if whole.records(name) != ended.records(name)]
+    differing = [name for name in _LOGS if whole.records(name) != ended.records(name)]
     arrays, loop = whole.state()
     other_arrays, other_loop = ended.state()
     if loop != other_loop:
-        differences.append('state of the loop')
+        differing.append('state of the loop')
     if len(arrays) != len(other_arrays) or not all(map(np.array_equal, arrays, other_arrays)):
-        differences.append('weights or moments')
-    return differences
+        differing.append('weights or moments')
+    return differing
 
 
 class Campaign:
@@ -295,11 +295,11 @@ class Campaign:
         if any(statuses):
             self._problems.append(f'the last start ended with {statuses}')
             return
-        differences = _differences(self._whole, self._ended)
-        self._problems += differences
+        differing = differences(self._whole, self._ended)
+        self._problems += differing
         self._compared += 1
         # Kept for a closer look if it differs.
-        if not differences:
+        if not differing:
             shutil.rmtree(self._ended.workdir)
 
 

@@ -13,7 +13,7 @@ import fcntl
 import os
 import pathlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from . import objects, progress
 from .hub import size_text
@@ -59,31 +59,46 @@ def fetch(address: str) -> str:
         # Prompts and tools of an exported policy are read from the config of its run.
         stored += [entry for entry in bucket.list(f'{run}/config.json') if entry.size]
     root = cache_folder() / 'gs' / bucket_name
-    with _disk_errors(address), _locked(root):
-        update(bucket, stored, root)
+    with disk_errors(address), locked(root):
+        update(bucket, {entry.name: entry for entry in stored}, root)
         _remove_others(root / path, root, {entry.name for entry in stored})
     return str(root / path)
 
 
-def update(bucket: Bucket, stored: Sequence[StoredObject], root: pathlib.Path) -> None:
-    """Downloads the objects whose copies are missing or outdated, each to root/<its name>; checks their checksums.
+def address_of(path: str) -> str:
+    """Returns the address of which a path is the local copy; any other text as it is."""
+    root = cache_folder() / 'gs'
+    for folder in (root, root.resolve()):
+        if path.startswith(f'{folder}/'):
+            return objects.PREFIX + path.removeprefix(f'{folder}/')
+    return path
+
+
+def update(bucket: Bucket, copies: Mapping[str, StoredObject], root: pathlib.Path) -> None:
+    """Downloads the objects whose copies are missing or outdated; checks their checksums.
+
+    Args:
+      bucket: the bucket.
+      copies: path below `root` → the object that is copied there.
+      root: folder of the copies.
 
     Raises:
       objects.Removed: an object is not there any more.
       RetrievalError: one line; an object could not be downloaded.
       OSError: a file could not be written.
     """
-    outdated = [entry for entry in stored if not _is_current(root, entry)]
-    size = sum(entry.size for entry in outdated)
+    outdated = {path: entry for path, entry in copies.items() if not _is_current(root, path, entry)}
+    size = sum(entry.size for entry in outdated.values())
     if size >= _ANNOUNCED_BYTES:
         print(
             f'downloads {size_text(size)} in {len(outdated)} files from gs://{bucket.name}',
             file=sys.stderr,
         )
 
-    def download(entry: StoredObject) -> None:
-        target = root / entry.name
-        record = _record(root, entry.name)
+    def download(path: str) -> None:
+        entry = outdated[path]
+        target = root / path
+        record = _record(root, path)
         target.parent.mkdir(parents=True, exist_ok=True)
         record.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_name(f'.{target.name}.{os.getpid()}')
@@ -126,11 +141,11 @@ def _mark(entry: StoredObject) -> str:
     return f'{entry.checksum} {entry.size}\n'
 
 
-def _is_current(root: pathlib.Path, entry: StoredObject) -> bool:
-    """Returns whether the copy of an object has its size and was downloaded with its checksum."""
+def _is_current(root: pathlib.Path, path: str, entry: StoredObject) -> bool:
+    """Returns whether root/path, the copy of an object, has its size and was downloaded with its checksum."""
     try:
-        is_recorded = _record(root, entry.name).read_text(encoding='utf-8') == _mark(entry)
-        return is_recorded and (root / entry.name).stat().st_size == entry.size
+        is_recorded = _record(root, path).read_text(encoding='utf-8') == _mark(entry)
+        return is_recorded and (root / path).stat().st_size == entry.size
     except (OSError, UnicodeDecodeError):
         return False
 
@@ -143,7 +158,7 @@ def _remove_others(folder: pathlib.Path, root: pathlib.Path, names: set[str]) ->
 
 
 @contextlib.contextmanager
-def _locked(root: pathlib.Path) -> Iterator[None]:
+def locked(root: pathlib.Path) -> Iterator[None]:
     """Returns a context in which no other process of this machine changes copies of the same bucket."""
     root.mkdir(parents=True, exist_ok=True)
     with root.with_name(f'{root.name}.lock').open('w') as lock:
@@ -152,7 +167,7 @@ def _locked(root: pathlib.Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _disk_errors(address: str) -> Iterator[None]:
+def disk_errors(address: str) -> Iterator[None]:
     """Turns errors of the local disk into one line."""
     try:
         yield

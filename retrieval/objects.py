@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import itertools
 import pathlib
@@ -23,6 +24,8 @@ PREFIX = 'gs://'
 _ADDRESS = re.compile(r'gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])(?:/(.*))?')
 # Seconds that the library spends on a request, further attempts included. Callers that must not fail try again.
 _REQUEST_SECONDS = 60.0
+# Of the local disk.
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class Unavailable(RetrievalError):
@@ -142,7 +145,8 @@ def open_bucket(name: str) -> Bucket:
             f'gs://{name}: buckets need a library; install it with pip install google-cloud-storage'
         ) from None
     with _translated(f'gs://{name}'):
-        return _GoogleBucket(storage.Client(), name)
+        # Objects need no project, and credentials of a user may name none.
+        return _GoogleBucket(storage.Client(project=None), name)
 
 
 class _GoogleBucket:
@@ -266,7 +270,9 @@ def _translated(place: str) -> Iterator[None]:
         ) from None
     # Connections, time limits, checksums and answers that cannot be read have many types. A full disk is none of them.
     except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+        if isinstance(error, OSError) and (
+            error.filename is not None or error.errno in _DISK_ERRORS
+        ):
             raise
         raise Unavailable(f'{place}: {_first_line(error)}') from None
 

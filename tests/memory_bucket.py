@@ -7,17 +7,29 @@ from zeroplay_jax.retrieval.objects import Conflict, StoredObject, Unavailable
 
 
 class MemoryBucket:
-    """Like `objects.Bucket`; `log` has (method, name) of all writes in their order, `errors` the next ones to raise."""
+    """Like `objects.Bucket`.
+
+    Attributes:
+      log: (method, name) of all writes in their order.
+      errors: the next ones that writes raise.
+      failures: method → the next errors that it raises, of 'list', 'read', 'download' and 'delete'.
+    """
 
     def __init__(self, name='bucket'):
         self.name = name
         self.contents = {}
         self.log = []
         self.errors = []
+        self.failures = {}
         self._lock = threading.Lock()
         self._generation = 0
 
+    def _fail(self, method):
+        if self.failures.get(method):
+            raise self.failures[method].pop(0)
+
     def list(self, prefix, limit=None):
+        self._fail('list')
         with self._lock:
             names = sorted(name for name in self.contents if name.startswith(prefix))
             return [self._stored(name) for name in names[:limit]]
@@ -27,6 +39,7 @@ class MemoryBucket:
         return StoredObject(name, len(content), str(zlib.crc32(content)))
 
     def read(self, name):
+        self._fail('read')
         with self._lock:
             return self.contents.get(name)
 
@@ -48,12 +61,14 @@ class MemoryBucket:
         self.write(name, path.read_bytes())
 
     def download(self, name, path):
-        found = self.read(name)
+        self._fail('download')
+        found = self.contents.get(name)
         if found is None:
             raise FileNotFoundError(name)
         path.write_bytes(found[0])
 
     def delete(self, name, generation=None):
+        self._fail('delete')
         with self._lock:
             if generation is not None and self._generation_of(name) != generation:
                 raise Conflict(name)

@@ -1,19 +1,27 @@
 """Runs and files in a bucket: what is refused in one line, what is copied, and a killed run on another machine."""
 
+import argparse
+import concurrent.futures
+import errno
+import functools
 import importlib.util
 import json
 import pathlib
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
 from host_processes import free_port
 from memory_bucket import MemoryBucket
 
+from benchmarks import kills_bucket
 from zeroplay_jax import compare, report
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import resumption, rules
+from zeroplay_jax.configuration.bucket_rules import fetch_addresses
+from zeroplay_jax.configuration.stored import read_stored_config
 from zeroplay_jax.retrieval import object_cache, objects
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import remote_workdir
@@ -21,7 +29,7 @@ from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.remote_workdir import RemoteFile, RemoteWorkdir
 from zeroplay_jax.runtime.workdir import WorkdirError
 from zeroplay_jax.settings.errors import ConfigError
-from zeroplay_jax.training import remote_run, run_folder
+from zeroplay_jax.training import branch, remote_run, run_folder
 from zeroplay_jax.types import Preempted, UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -118,6 +126,15 @@ def test_fields_of_a_config_are_fetched_before_the_rules_about_files(bucket):
     assert pathlib.Path(config.retrieval.path, 'manifest.json').is_file()
 
 
+def test_every_input_of_a_run_may_be_an_address(bucket):
+    bucket.write('d.jsonl', (ROOT / 'README.md').read_bytes())
+    config = quickstart.get_config()
+    config.inputs.documents = 'gs://bucket/d.jsonl'
+    # It was fetched, and is read.
+    with pytest.raises(ConfigError, match='cache/zeroplay_jax/gs/bucket/d.jsonl, line 1'):
+        rules.check(config)
+
+
 def test_without_the_library_one_line_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, 'google.cloud', None)
     with pytest.raises(RetrievalError, match='pip install google-cloud-storage'):
@@ -149,6 +166,36 @@ def test_a_run_that_does_not_begin_leaves_nothing(bucket, config, cache):
     assert not bucket.contents and not cache.exists()
 
 
+def test_a_process_that_waits_for_one_that_does_not_begin_has_an_id_of_its_own(
+    bucket, config, monkeypatch
+):
+    contents_at_release = []
+    release = remote_run.Lease.release
+
+    def release_and_look(lease):
+        contents_at_release.append(set(bucket.contents))
+        release(lease)
+
+    monkeypatch.setattr(remote_run.Lease, 'release', release_and_look)
+    bucket.write('runs/a/run.json', b'{"id": "1"}')
+    bucket.write('runs/a/lease.json', b'{}')
+    take = remote_run.Lease._wait_until_free
+
+    def wait_until_free(lease):
+        # The holder ends before it has begun the run.
+        bucket.delete('runs/a/run.json')
+        bucket.delete('runs/a/lease.json')
+        return take(lease)
+
+    monkeypatch.setattr(remote_run.Lease, '_wait_until_free', wait_until_free)
+    begin(config)
+    assert RemoteWorkdir(bucket, 'runs/a').run_id() not in (None, '1')
+    bucket.contents.clear()
+    with pytest.raises(UserError), remote_run.opened(Hosts(), ADDRESS, config):
+        raise UserError('the mesh does not fit')
+    assert contents_at_release[-1] == {'runs/a/lease.json'}
+
+
 def test_another_config_is_refused_by_its_address_before_the_run(bucket, config, cache):
     begin(config, lambda place: place.upload_results())
     shutil.rmtree(cache)
@@ -156,6 +203,58 @@ def test_another_config_is_refused_by_its_address_before_the_run(bucket, config,
     config.seed = 7
     with pytest.raises(WorkdirError, match=f'workdir {ADDRESS} belongs to another config: seed'):
         resumption.check(ADDRESS, config)
+
+
+def test_the_same_command_resumes_where_the_cache_lies_elsewhere(bucket, tmp_path, monkeypatch):
+    bucket.write('index/manifest.json', b'{}')
+
+    def config_of(cache):
+        monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / cache))
+        config = quickstart.get_config()
+        config.retrieval.update(kind='folder', path='gs://bucket/index')
+        config.eval.hops = (2, 3)
+        fetch_addresses(config)
+        assert config.retrieval.path.startswith(str(tmp_path / cache))
+        return config
+
+    with run_folder.claimed(Hosts(), tmp_path / 'run', config_of('one')) as write_config:
+        write_config()
+    resumption.check(tmp_path / 'run', config_of('two'))
+    # Commands that read the run fetch the index for themselves.
+    stored = read_stored_config(tmp_path / 'run' / 'config.json')
+    assert stored.retrieval.path == 'gs://bucket/index' and stored.eval.hops == (2, 3)
+    stored.policy.path = 'gs://bucket/none'
+    fetch_addresses(stored, section_name='retrieval')
+    assert stored.retrieval.path == f'{tmp_path}/two/zeroplay_jax/gs/bucket/index'
+
+
+def test_a_resumed_run_reads_the_one_that_it_began_from_no_more(bucket, tmp_path, monkeypatch):
+    source = remote_workdir.object_cache.cache_folder() / 'gs' / 'bucket' / 'runs' / 'old'
+    (tmp_path / 'new').mkdir()
+    branch.write_record(tmp_path / 'new', branch.Source(source, 2, source), {})
+    assert branch.read_record(tmp_path / 'new')['workdir'] == 'gs://bucket/runs/old'
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'another'))
+    begins = functools.partial(branch.find, Hosts(), tmp_path / 'new')
+    # The bucket does not have it.
+    assert begins('gs://bucket/runs/old/', is_resumed=True) is None
+    with pytest.raises(UserError, match='the run began with --from=gs://bucket/runs/old; give'):
+        begins('gs://bucket/runs/other', is_resumed=True)
+    with pytest.raises(UserError, match='gs://bucket/runs/old: holds no run'):
+        begins('gs://bucket/runs/old', is_resumed=False)
+
+
+def test_two_commands_do_not_copy_a_run_at_the_same_time(bucket, config):
+    begin(config, lambda place: place.upload_results())
+    bucket.write('runs/a/config.json', b'{}')
+    root = remote_workdir.local_run(ADDRESS).parents[1]
+    bucket.write('runs/a/config.json', b'{"x": 1}')
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        with object_cache.locked(root):
+            copied = thread.submit(remote_workdir.local_run, ADDRESS)
+            with pytest.raises(concurrent.futures.TimeoutError):
+                copied.result(0.2)
+            assert (root / 'runs' / 'a' / 'config.json').read_bytes() == b'{}'
+        assert (copied.result() / 'config.json').read_bytes() == b'{"x": 1}'
 
 
 def test_a_folder_of_other_objects_is_refused(bucket, config):
@@ -213,6 +312,7 @@ def test_reports_and_comparisons_read_a_bucket(bucket, config, tmp_path, capsys)
         download(name, path)
 
     bucket.download = remove_and_download
+    (local / 'metrics.jsonl').unlink()
     assert (remote_workdir.local_run(ADDRESS) / 'metrics.jsonl').read_bytes() == line
     assert report.main(['gs://bucket/none']) == 2
     assert compare.main([f'{ADDRESS}/config.json', f'{ADDRESS}/none']) == 2
@@ -232,6 +332,28 @@ def emulator(monkeypatch):
     monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'http://localhost:{port}')
     yield objects.open_bucket('bucket')
     server.stop()
+
+
+def test_a_full_disk_is_no_error_of_the_network():
+    pytest.importorskip('google.api_core')
+    with pytest.raises(OSError) as error, objects._translated('gs://b/x'):
+        with open('/dev/full', 'wb', buffering=0) as file:
+            file.write(b'x')
+    assert error.value.errno == errno.ENOSPC
+
+
+def test_credentials_of_a_user_need_no_project(tmp_path, monkeypatch):
+    pytest.importorskip('google.cloud.storage')
+    credentials = {'client_id': 'x', 'client_secret': 'y', 'refresh_token': 'z'}
+    path = tmp_path / 'credentials.json'
+    path.write_text(json.dumps({'type': 'authorized_user'} | credentials))
+    monkeypatch.setenv('GOOGLE_APPLICATION_CREDENTIALS', str(path))
+    monkeypatch.setenv('NO_GCE_CHECK', 'true')
+    # The command line of the service may name a project.
+    monkeypatch.setenv('PATH', str(tmp_path))
+    for name in ('GOOGLE_CLOUD_PROJECT', 'GCLOUD_PROJECT', 'STORAGE_EMULATOR_HOST'):
+        monkeypatch.delenv(name, raising=False)
+    assert objects.open_bucket('bucket').name == 'bucket'
 
 
 @needs_emulator
@@ -258,6 +380,26 @@ def test_the_library_does_what_the_interface_says(emulator, tmp_path, monkeypatc
     monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'http://localhost:{free_port()}')
     with pytest.raises(objects.Unavailable, match='gs://bucket/a/x'):
         objects.open_bucket('bucket').read('a/x')
+
+
+def test_a_signal_after_the_end_of_a_run_does_not_count(tmp_path, monkeypatch):
+    statuses = [0, -9]
+    run = types.SimpleNamespace(workdir=tmp_path, state=lambda: ([1], {}), records=lambda name: [])
+    process = types.SimpleNamespace(wait=lambda seconds: 0)
+
+    def end_once(*arguments):
+        (tmp_path / 'spool').mkdir(exist_ok=True)
+        return statuses.pop(), ''
+
+    monkeypatch.setattr(kills_bucket, 'end_once', end_once)
+    monkeypatch.setattr(kills_bucket, 'start', lambda *arguments: process)
+    monkeypatch.setattr(kills_bucket, 'local_run', lambda *arguments: tmp_path)
+    monkeypatch.setattr(kills_bucket, 'Run', lambda *arguments: run)
+    arguments = argparse.Namespace(seed=0, bucket='gs://b/x', kills=2, sigterms=0, delay=0)
+    result = kills_bucket.campaign('ssp', tmp_path, arguments)
+    assert result == {'recipe': 'ssp', 'events': 1, 'arrays': 1, 'differences': []}
+    run.records = lambda name: [object()]
+    assert 'alarms.jsonl' in kills_bucket.differences(run, run)
 
 
 @needs_emulator

@@ -9,6 +9,7 @@ import time
 import pytest
 from memory_bucket import MemoryBucket, outage
 
+from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import lease as leases
 from zeroplay_jax.runtime.lease import Lease
 from zeroplay_jax.runtime.workdir import WorkdirError
@@ -79,6 +80,32 @@ def test_a_renewal_whose_answer_was_lost_is_no_conflict():
     with pytest.raises(leases.Unavailable):
         lease.renew()
     assert lease.renew()
+    lease.release()
+
+
+def test_rights_that_are_taken_away_end_the_run_with_a_line():
+    bucket = MemoryBucket()
+    lease = Lease(bucket, NAME, seconds=0.1)
+    bucket.failures['delete'] = [RetrievalError('gs://bucket/x: not allowed')]
+    bucket.errors.append(RetrievalError('gs://bucket/run/lease.json: not allowed'))
+    deadline = time.monotonic() + 10
+    while not lease.lost and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert lease.lost == 'gs://bucket/run/lease.json: not allowed' and not lease.renew()
+    lease.release()
+    other = Lease(MemoryBucket(), NAME)
+    other._bucket.failures['delete'] = [RetrievalError('gs://bucket/x: not allowed')]
+    other.release()
+
+
+def test_a_process_of_another_container_may_be_alive_though_it_is_not_seen_here(monkeypatch):
+    """With the network of the machine, containers have its name."""
+    bucket = MemoryBucket()
+    readlink = os.readlink
+    monkeypatch.setattr(leases.os, 'readlink', lambda path: f'another {readlink(path)}')
+    lease = Lease(bucket, NAME)
+    monkeypatch.undo()
+    assert not leases._has_ended_here(bucket.read(NAME)[0])
     lease.release()
 
 

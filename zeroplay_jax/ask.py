@@ -254,7 +254,9 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
     if args.index is not None:
         overrides.set_fields(config, index_fields(args.index))
     overrides.set_fields(config, args.fields)
-    fetch_addresses(config)
+    # No other file of the policy's run is read.
+    if config.retrieval.kind == 'folder':
+        fetch_addresses(config, section_name='retrieval')
     manifest = pathlib.Path(config.retrieval.path) / 'manifest.json'
     if config.retrieval.kind == 'folder' and not manifest.is_file():
         problem = f'--index {args.index}: not an index folder'

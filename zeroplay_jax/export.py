@@ -15,6 +15,7 @@ import pathlib
 import shutil
 import sys
 
+from zeroplay_jax.configuration.checkpoint_rules import fetch_model
 from zeroplay_jax.configuration.stored import read_stored_config
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError
@@ -93,7 +94,9 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     from zeroplay_jax.training import branch
     from zeroplay_jax.training.export import write_adapter
 
-    start = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
+    start = pathlib.Path(
+        fetch_model('config.policy.path', config.policy.path) or BUILT_IN_CHECKPOINT
+    )
     model = hf.read_config(start)
     folders: list[pathlib.Path] = []
 

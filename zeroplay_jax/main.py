@@ -20,7 +20,6 @@ from zeroplay_jax.configuration import command_line, entry, resumption
 from zeroplay_jax.configuration.checkpoint_rules import download
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import interrupts
-from zeroplay_jax.runtime.remote_workdir import local_source
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'The run: a Python file.', lock_config=True
@@ -42,7 +41,6 @@ def main(argv: list[str]) -> None:
     # A config.json names the files that were downloaded.
     download(config)
     resumption.check(workdir, config)
-    source = local_source(_FROM.value)
     entry.connect(config)
     entry.check_devices(config)
     with progress.clock('loading', config.progress):
@@ -50,7 +48,7 @@ def main(argv: list[str]) -> None:
         # This import loads TensorFlow, so it follows all checks.
         from zeroplay_jax.training import loop
 
-    loop.run(config, workdir, source)
+    loop.run(config, workdir, _FROM.value)
 
 
 if __name__ == '__main__':

@@ -1,6 +1,7 @@
 """Checkpoints in a bucket: what makes a step complete, what is brought down, and what happens to damage and errors."""
 
 import json
+import os
 import threading
 import time
 
@@ -11,6 +12,7 @@ from memory_bucket import MemoryBucket, outage
 from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps
 from zeroplay_jax.learner.mirror import Mirror
 from zeroplay_jax.learner.mirror_restore import bring_down
+from zeroplay_jax.retrieval.objects import Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.lease import Lease
 from zeroplay_jax.runtime.remote_workdir import RemoteWorkdir
@@ -62,6 +64,10 @@ def names(remote, prefix=''):
     return [entry.name for entry in remote.bucket.list(remote.name(prefix))]
 
 
+def object_of(remote, step, path):
+    return remote.name(remote.manifests()[step][path].object)
+
+
 def test_a_step_is_complete_last_and_another_machine_gets_it_with_its_logs(remote, steps, tmp_path):
     here, there = tmp_path / 'here', tmp_path / 'there'
     save(steps, here, 2)
@@ -70,7 +76,7 @@ def test_a_step_is_complete_last_and_another_machine_gets_it_with_its_logs(remot
     uploads = [name for name in writes if not name.endswith('lease.json')]
     assert uploads[-1] == 'runs/a/steps/00000002.json'
     first_file = next(i for i, name in enumerate(uploads) if '/checkpoints/' in name)
-    assert uploads.index('runs/a/logs/2/metrics.jsonl') < first_file
+    assert uploads.index(object_of(remote, 2, 'metrics.jsonl')) < first_file
     assert uploads.index('runs/a/config.json') < first_file
     assert bring_down(remote, there, remote.manifests()) == []
     for path in here.rglob('*'):
@@ -99,7 +105,8 @@ def test_old_steps_are_removed_with_all_their_objects(remote, steps, tmp_path):
         save(steps, tmp_path, step)
         upload(remote, tmp_path)
     assert list(remote.manifests()) == [4, 6]
-    assert not names(remote, 'checkpoints/2/') and not names(remote, 'logs/2/')
+    assert names(remote, 'checkpoints/6-') and names(remote, 'logs/6-')
+    assert not names(remote, 'checkpoints/2-') and not names(remote, 'logs/2-')
     removed = [name for action, name in remote.bucket.log if action == 'delete']
     removed = [name for name in removed if not name.endswith('lease.json')]
     assert removed[0] == 'runs/a/steps/00000002.json'
@@ -112,11 +119,11 @@ def test_a_damaged_step_gives_the_one_before_with_a_line(remote, steps, tmp_path
     for step in (2, 4):
         save(steps, here, step)
         upload(remote, here)
-    file = 'logs/4/metrics.jsonl' if kind == 'log' else 'checkpoints/4/loop/metadata'
+    file = 'metrics.jsonl' if kind == 'log' else 'checkpoints/4/loop/metadata'
     if kind == 'missing':
-        remote.bucket.delete(remote.name(file))
+        remote.bucket.delete(object_of(remote, 4, file))
     else:
-        remote.bucket.damage(remote.name(file))
+        remote.bucket.damage(object_of(remote, 4, file))
     manifests = remote.manifests()
     (line,) = bring_down(remote, tmp_path / 'there', manifests)
     assert 'checkpoint 4 of gs://bucket/runs/a is damaged' in line and 'resumes from 2' in line
@@ -125,9 +132,74 @@ def test_a_damaged_step_gives_the_one_before_with_a_line(remote, steps, tmp_path
     assert list(manifests) == list(remote.manifests()) == [2]
     # The machine that has the step whole still goes on with it.
     assert bring_down(remote, here, remote.manifests()) == []
-    remote.bucket.damage(remote.name('checkpoints/2/loop/metadata'))
+    remote.bucket.damage(object_of(remote, 2, 'checkpoints/2/loop/metadata'))
     with pytest.raises(UserError, match='all checkpoints are damaged'):
         bring_down(remote, tmp_path / 'third', remote.manifests())
+
+
+@pytest.mark.parametrize('kind', ['damage', 'outage'])
+def test_nothing_is_left_of_a_failed_download(remote, steps, tmp_path, kind):
+    here, there = tmp_path / 'here', tmp_path / 'there'
+    for step in (2, 4):
+        save(steps, here, step)
+        upload(remote, here)
+    if kind == 'damage':
+        remote.bucket.damage(object_of(remote, 4, 'metrics.jsonl'))
+        remote.bucket.damage(object_of(remote, 2, 'metrics.jsonl'))
+        with pytest.raises(UserError, match='all checkpoints are damaged'):
+            bring_down(remote, there, remote.manifests())
+    else:
+        remote.bucket.failures['download'] = outage(1)
+        with pytest.raises(Unavailable):
+            bring_down(remote, there, remote.manifests())
+    assert not list(there.iterdir())
+    # Nor does a machine that was switched off meanwhile upload it.
+    (here / '.download').mkdir()
+    (here / '.download' / 'config.json').write_text('{}')
+    (here / 'summary.json').write_text('{}')
+    lease = Lease(remote.bucket, remote.name('lease.json'))
+    mirror = Mirror(remote, here, lease, remote.manifests(), 2, 30.0)
+    mirror.upload_results()
+    mirror.close()
+    lease.release()
+    assert names(remote, 'summary.json') and not names(remote, '.download')
+
+
+def test_results_are_collected_while_the_thread_removes_what_it_has_uploaded(
+    remote, tmp_path, monkeypatch
+):
+    (tmp_path / '.upload' / 'checkpoints').mkdir(parents=True)
+    (tmp_path / 'policy' / 'solver').mkdir(parents=True)
+    (tmp_path / 'policy' / 'solver' / 'config.json').write_text('{}')
+    scandir = os.scandir
+
+    def removed(path):
+        if '.upload' in str(path):
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    lease = Lease(remote.bucket, remote.name('lease.json'))
+    mirror = Mirror(remote, tmp_path, lease, {}, 2, 30.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, 'scandir', removed)
+        mirror.upload_results()
+    mirror.close()
+    lease.release()
+    assert names(remote) == ['runs/a/policy/solver/config.json']
+
+
+def test_another_machine_knows_that_the_report_was_written(remote, steps, tmp_path):
+    here, there = tmp_path / 'here', tmp_path / 'there'
+    save(steps, here, 2)
+    lease = Lease(remote.bucket, remote.name('lease.json'))
+    mirror = Mirror(remote, here, lease, {}, 2, 30.0)
+    mirror.wait()
+    (here / '.reported').write_text('2')
+    mirror.upload_results()
+    mirror.close()
+    lease.release()
+    assert bring_down(remote, there, remote.manifests()) == []
+    assert (there / '.reported').read_text() == '2'
 
 
 def test_damage_in_the_local_folder_is_made_good_from_the_bucket(remote, steps, tmp_path):
@@ -181,17 +253,116 @@ def test_errors_that_pass_are_tried_again_and_others_end_the_run(
     lease.release()
 
 
+def test_the_time_for_further_attempts_begins_when_nothing_arrives_any_more(
+    remote, steps, tmp_path, monkeypatch
+):
+    monkeypatch.setattr('zeroplay_jax.learner.mirror._FIRST_PAUSE', 0.01)
+    monkeypatch.setattr('zeroplay_jax.learner.mirror.THREADS', 1)
+    save(steps, tmp_path, 2)
+    upload_object = remote.bucket.upload
+    names_tried = []
+
+    def slow_upload(name, path):
+        time.sleep(0.03)
+        # Each object fails once.
+        if name not in names_tried:
+            names_tried.append(name)
+            raise Unavailable('gs://bucket/x: 503')
+        upload_object(name, path)
+
+    remote.bucket.upload = slow_upload
+    upload(remote, tmp_path, seconds=0.1)
+    assert len(names_tried) > 5 and list(remote.manifests()) == [2]
+
+
+def test_a_newest_step_without_one_of_its_files_ends_the_run(remote, steps, tmp_path):
+    save(steps, tmp_path, 2)
+    (tmp_path / 'checkpoints' / '2' / 'loop' / 'metadata').unlink()
+    lease = Lease(remote.bucket, remote.name('lease.json'))
+    mirror = Mirror(remote, tmp_path, lease, {}, 2, 30.0)
+    deadline = time.monotonic() + 5
+    with pytest.raises(UserError, match='checkpoints/2 is damaged: .*loop/metadata is missing'):
+        while time.monotonic() < deadline:
+            mirror.raise_if_failed()
+            time.sleep(0.01)
+    mirror.close()
+    lease.release()
+
+
+def test_lists_and_deletions_are_tried_again(remote, steps, tmp_path, monkeypatch):
+    monkeypatch.setattr('zeroplay_jax.learner.mirror._FIRST_PAUSE', 0.01)
+    save(steps, tmp_path, 2)
+    upload(remote, tmp_path)
+    save(steps, tmp_path, 4)
+    manifests = remote.manifests()
+    lease = Lease(remote.bucket, remote.name('lease.json'))
+    remote.bucket.failures = {'list': outage(2), 'delete': outage(2)}
+    mirror = Mirror(remote, tmp_path, lease, manifests, 1, 30.0)
+    deadline = time.monotonic() + 5
+    while 'checkpoints/2-' in str(list(remote.bucket.contents)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    mirror.close()
+    lease.release()
+    assert list(remote.manifests()) == [4] and not names(remote, 'checkpoints/2-')
+    assert not any(remote.bucket.failures.values())
+
+
 def test_a_run_that_lost_its_lease_completes_no_step(remote, steps, tmp_path):
     lease = Lease(remote.bucket, remote.name('lease.json'))
     mirror = Mirror(remote, tmp_path, lease, {}, 2, 30.0)
     remote.bucket.write(remote.name('lease.json'), json.dumps({'host': 'b', 'process': 7}).encode())
     save(steps, tmp_path, 2)
+    (tmp_path / 'summary.json').write_text('{}')
+    with pytest.raises(UserError, match='the lease of this run was taken by process 7 on b'):
+        mirror.upload_results()
+    assert not names(remote, 'summary.json')
     with pytest.raises(UserError, match='the lease of this run was taken by process 7 on b'):
         mirror.wait()
     mirror.close()
     lease.release()
     assert not remote.manifests()
     assert remote.bucket.read(remote.name('lease.json')) is not None  # that of the other one
+
+
+@pytest.mark.parametrize('knows', [True, False])
+def test_a_process_that_lost_its_lease_leaves_the_files_of_the_next_one_alone(
+    remote, steps, tmp_path, knows
+):
+    """It was cut off while it uploaded; the next process completes the same step."""
+    first, second = tmp_path / 'first', tmp_path / 'second'
+    save(steps, first, 2)
+    save(steps, second, 2)
+    (first / 'metrics.jsonl').write_text('another time\n')
+    is_back, is_cut_off = threading.Event(), threading.Event()
+    uploads = []
+    upload_object = remote.bucket.upload
+
+    def cut_off(name, path):
+        uploads.append(name)
+        if first in path.parents:
+            is_cut_off.set()
+            is_back.wait(20)
+        upload_object(name, path)
+
+    remote.bucket.upload = cut_off
+    lease = Lease(remote.bucket, remote.name('lease.json'))
+    mirror = Mirror(remote, first, lease, {}, 2, 30.0)
+    is_cut_off.wait(20)
+    remote.bucket.delete(remote.name('lease.json'))  # it expired
+    upload(remote, second)
+    count = len(uploads)
+    remote.bucket.write(remote.name('lease.json'), b'{}')
+    if knows:
+        lease.renew()
+    is_back.set()
+    with pytest.raises(UserError, match='was taken by'):
+        mirror.wait()
+    mirror.close()
+    lease.release()
+    if knows:
+        assert len(uploads) == count
+    assert bring_down(remote, tmp_path / 'third', remote.manifests()) == []
+    assert (tmp_path / 'third' / 'metrics.jsonl').read_text().startswith('{"step": 0}')
 
 
 def test_a_step_that_the_run_removes_meanwhile_is_uploaded_whole(remote, steps, tmp_path):

@@ -11,10 +11,17 @@ from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.settings.errors import ConfigError
 
 
-def fetch_addresses(config: ConfigDict, recipe: type[Recipe] | None = None) -> None:
+def fetch_addresses(
+    config: ConfigDict, recipe: type[Recipe] | None = None, section_name: str = ''
+) -> None:
     """Replaces addresses in a bucket by the paths of their local copies, in place; downloads what is outdated.
 
     A rule like the others, so that the rules after it read local files; `recipe` is not used.
+
+    Args:
+      config: is changed.
+      recipe: not used.
+      section_name: only its fields; '': all.
 
     Raises:
       ConfigError: one line; what could not be fetched.
@@ -23,9 +30,11 @@ def fetch_addresses(config: ConfigDict, recipe: type[Recipe] | None = None) -> N
         if not isinstance(value, str) or not objects.is_address(value):
             continue
         *sections, field = name.split('.')
+        if section_name and sections[:1] != [section_name]:
+            continue
         section = config
-        for section_name in sections:
-            section = section[section_name]
+        for part in sections:
+            section = section[part]
         try:
             section[field] = object_cache.fetch(value)
         except RetrievalError as error:

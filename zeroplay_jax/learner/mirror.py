@@ -30,12 +30,16 @@ from zeroplay_jax.types import UserError
 # Folder of the checkpoint of the best evaluation.
 _BEST = 'best'
 _STAGING = '.upload'
+# Gets what is brought down until it is found whole.
+DOWNLOADS = '.download'
 # Files that a run appends to.
 _LOGS = ('*.jsonl', 'events.out.tfevents.*')
 # Written when a run starts, or after its report; a resumed run needs them.
 RECORDS = ('config.json', 'inputs.json', 'tools.json', 'from.json', '.run_id', '.reported')
 # Parts of the local folder that are no results.
-_NOT_RESULTS = (FOLDER, _BEST, 'damaged', _STAGING, '.lock')
+_NOT_RESULTS = (FOLDER, _BEST, 'damaged', _STAGING, DOWNLOADS, '.lock')
+# Digits of the id of the lease in the names of objects.
+_SUFFIX_DIGITS = 8
 _POLL_SECONDS = 0.1
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
@@ -50,7 +54,7 @@ class Mirror:
       lease: of this process on `remote`.
       manifests: complete steps in the bucket.
       keep: number of checkpoints to keep in the bucket.
-      seconds: for which an upload is tried again.
+      seconds: for which uploads are tried again while none succeeds.
     """
 
     def __init__(
@@ -110,12 +114,16 @@ class Mirror:
           UserError: as `raise_if_failed`.
         """
         paths = []
-        for path in sorted(self._folder.rglob('*')):
-            part = path.relative_to(self._folder)
-            if not path.is_file() or path.is_symlink() or part.parts[0] in _NOT_RESULTS:
+        for entry in sorted(self._folder.iterdir()):
+            # They are not entered: the thread may remove what it has uploaded.
+            if entry.name in _NOT_RESULTS:
                 continue
-            if not any(part.match(pattern) for pattern in _LOGS):
-                paths.append(part.as_posix())
+            for path in sorted(entry.rglob('*')) if entry.is_dir() else [entry]:
+                part = path.relative_to(self._folder)
+                if not path.is_file() or path.is_symlink():
+                    continue
+                if not any(part.match(pattern) for pattern in _LOGS):
+                    paths.append(part.as_posix())
         self._try(lambda: self._upload_results(paths))
         self.raise_if_failed()
 
@@ -125,7 +133,7 @@ class Mirror:
         Raises:
           UserError: as `raise_if_failed`.
         """
-        self._try(lambda: self._delete_objects('policy/', keep=()))
+        self._try(lambda: self._delete_objects(['policy/'], keep=()))
         self.raise_if_failed()
 
     def close(self) -> None:
@@ -153,13 +161,19 @@ class Mirror:
 
     def _try(self, call: Callable[[], None]) -> None:
         """Calls a function, again after errors that may pass; sets `_error` if it fails in the end."""
-        deadline = time.monotonic() + self._seconds
+        deadline = 0.0
+        num_sent = -1
         pause = _FIRST_PAUSE
         while True:
             try:
                 call()
                 return
             except Unavailable as error:
+                # A large checkpoint may take longer than the outages during its upload last.
+                if len(self._sent) != num_sent:
+                    num_sent = len(self._sent)
+                    deadline = time.monotonic() + self._seconds
+                    pause = _FIRST_PAUSE
                 if time.monotonic() + pause > deadline:
                     self._error = RetrievalError(
                         f'{error} (tried for {self._seconds:.0f} s, config.bucket.seconds)'
@@ -178,8 +192,15 @@ class Mirror:
         shutil.rmtree(staging, ignore_errors=True)
         try:
             manifest = self._staged(step, staging)
-        except FileNotFoundError:
-            # The run has saved newer steps since and removed this one.
+        except FileNotFoundError as error:
+            own_folder = self._folder / FOLDER / str(step)
+            is_of_step = str(error.filename).startswith(f'{own_folder}/')
+            # The run removes old steps only.
+            if is_of_step and self._next_step() == step:
+                raise RetrievalError(
+                    f'{own_folder} is damaged: {error.filename} is missing'
+                ) from None
+            # The run has saved newer steps since and removed this one, or an evaluation was better than the best.
             return
         # What a step refers to comes first, so that a process that dies leaves no step without its logs.
         is_own = f'{FOLDER}/'
@@ -203,15 +224,17 @@ class Mirror:
         for best in saved_steps(self._folder / _BEST):
             if best <= step:
                 folders.append(f'{_BEST}/{best}')
+        # A process whose lease was taken may upload for a while: it must not replace a file of the next one.
+        suffix = f'-{self._lease.id[:_SUFFIX_DIGITS]}'
         for name in folders:
-            manifest |= _link_folder(self._folder, staging, name)
+            manifest |= _link_folder(self._folder, staging, name, name + suffix)
         copies = {}
         for name in RECORDS:
             if (self._folder / name).is_file():
                 copies[name] = name
         for pattern in _LOGS:
             for path in self._folder.glob(pattern):
-                copies[path.name] = f'logs/{step}/{path.name}'
+                copies[path.name] = f'logs/{step}{suffix}/{path.name}'
         for name in copies:
             shutil.copyfile(self._folder / name, staging / name)
         digests = file_digests([staging / name for name in copies])
@@ -227,7 +250,9 @@ class Mirror:
 
         def send(path: str) -> None:
             file = manifest[path]
-            if self._sent.get(file.object) == file.sha256 or self._is_closed.is_set():
+            if self._sent.get(file.object) == file.sha256:
+                return
+            if self._is_closed.is_set() or self._lease.lost:
                 return
             self._remote.bucket.upload(self._remote.name(file.object), folder / path)
             self._sent[file.object] = file.sha256
@@ -236,7 +261,9 @@ class Mirror:
             list(threads.map(send, filter(is_included, manifest)))
 
     def _upload_results(self, paths: Sequence[str]) -> None:
-        """Uploads files under their own names."""
+        """Uploads files under their own names, which the process that took the lease would use, too."""
+        if not self._lease.renew():
+            return
         digests = file_digests([self._folder / path for path in paths])
         manifest = {
             path: RemoteFile(path, (self._folder / path).stat().st_size, digest)
@@ -246,9 +273,15 @@ class Mirror:
         self._send_all(self._folder, manifest, lambda path: not path.endswith('config.json'))
         self._send_all(self._folder, manifest, lambda path: path.endswith('config.json'))
 
-    def _delete_objects(self, prefix: str, keep: Iterable[str]) -> None:
-        """Removes the objects whose names begin with a text, but those to keep."""
-        for entry in self._remote.bucket.list(self._remote.name(prefix)):
+    def _delete_objects(self, prefixes: Sequence[str], keep: Iterable[str]) -> None:
+        """Removes the objects whose names begin with one of several texts, but those to keep."""
+        entries = []
+        for prefix in prefixes:
+            entries += self._remote.bucket.list(self._remote.name(prefix))
+        # The lease was held when they were listed, so none of them is of a process that took it since.
+        if not self._lease.renew():
+            return
+        for entry in entries:
             name = entry.name.removeprefix(self._remote.name(''))
             if name not in keep:
                 self._sent.pop(name, None)
@@ -264,8 +297,7 @@ class Mirror:
         for manifest in self._manifests.values():
             used.update(file.object for file in manifest.values())
         # Also what a process that died has left, of a step that it uploaded or removed.
-        for prefix in (f'{FOLDER}/', f'{_BEST}/', 'logs/'):
-            self._delete_objects(prefix, keep=used)
+        self._delete_objects((f'{FOLDER}/', f'{_BEST}/', 'logs/'), keep=used)
 
     def _saved_text(self) -> str:
         return (
@@ -274,13 +306,16 @@ class Mirror:
         )
 
 
-def _link_folder(folder: pathlib.Path, staging: pathlib.Path, name: str) -> Manifest:
+def _link_folder(
+    folder: pathlib.Path, staging: pathlib.Path, name: str, object_folder: str
+) -> Manifest:
     """Links the files of a checkpoint into a folder, where they stay when the run removes it; returns them.
 
     Args:
       folder: local folder of the run.
       staging: gets the files under the same paths.
       name: of the checkpoint, such as 'checkpoints/8'.
+      object_folder: of its objects in the bucket.
 
     Raises:
       FileNotFoundError: the run has removed the checkpoint meanwhile.
@@ -296,5 +331,7 @@ def _link_folder(folder: pathlib.Path, staging: pathlib.Path, name: str) -> Mani
         (staging / path).parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.link(folder / path, staging / path)
-        manifest[path] = RemoteFile(path, (staging / path).stat().st_size, digest)
+        manifest[path] = RemoteFile(
+            f'{object_folder}/{file}', (staging / path).stat().st_size, digest
+        )
     return manifest

@@ -9,7 +9,7 @@ import shutil
 
 from zeroplay_jax.learner import checksums
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
-from zeroplay_jax.learner.mirror import RECORDS
+from zeroplay_jax.learner.mirror import DOWNLOADS, RECORDS
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.object_cache import THREADS
 from zeroplay_jax.runtime.digests import file_digests
@@ -17,7 +17,6 @@ from zeroplay_jax.runtime.remote_workdir import Manifest, RemoteWorkdir
 from zeroplay_jax.types import UserError
 
 _DAMAGED = 'damaged'
-_STAGING = '.download'
 
 
 def bring_down(
@@ -90,22 +89,37 @@ def _is_local(folder: pathlib.Path, step: int, manifest: Manifest | None) -> boo
 
 def _download(remote: RemoteWorkdir, folder: pathlib.Path, step: int, manifest: Manifest) -> str:
     """Downloads a step into the local folder, if it is whole; returns its damage in words, or ''."""
-    staging = folder / _STAGING
+    staging = folder / DOWNLOADS
     shutil.rmtree(staging, ignore_errors=True)
+    try:
+        with progress.clock(f'download step {step}'):
+            damage = _download_whole(remote, staging, manifest)
+        if not damage:
+            _install(folder, staging)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return damage
+
+
+def _download_whole(remote: RemoteWorkdir, staging: pathlib.Path, manifest: Manifest) -> str:
+    """Downloads the files of a step, and the records as they are now; returns the damage in words, or ''."""
     paths = list(manifest)
+    names = {path: file.object for path, file in manifest.items()}
+    for name in RECORDS:
+        names.setdefault(name, name)
 
     def download(path: str) -> str:
         target = staging / path
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            remote.bucket.download(remote.name(manifest[path].object), target)
+            remote.bucket.download(remote.name(names[path]), target)
         except FileNotFoundError:
-            return f'{path} is missing'
+            # Records may be younger than the step, such as that of the report, or not written by this run.
+            return f'{path} is missing' if path in manifest else ''
         return ''
 
-    with progress.clock(f'download step {step}'):
-        with concurrent.futures.ThreadPoolExecutor(THREADS) as threads:
-            missing = list(filter(None, threads.map(download, paths)))
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as threads:
+        missing = list(filter(None, threads.map(download, names)))
     if missing:
         return missing[0]
     digests = file_digests([staging / path for path in paths])
@@ -113,7 +127,6 @@ def _download(remote: RemoteWorkdir, folder: pathlib.Path, step: int, manifest: 
         # A run that is started writes its records anew, so those of an older step may have changed.
         if digest != manifest[path].sha256 and path not in RECORDS:
             return f'{path} differs from its checksum'
-    _install(folder, staging)
     return ''
 
 
@@ -132,7 +145,6 @@ def _install(folder: pathlib.Path, staging: pathlib.Path) -> None:
         (folder / name).mkdir(exist_ok=True)
         for step in (staging / name).iterdir():
             _move(step, folder / name / step.name)
-    shutil.rmtree(staging)
 
 
 def _move(source: pathlib.Path, target: pathlib.Path) -> None:

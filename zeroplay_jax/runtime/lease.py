@@ -16,6 +16,7 @@ import time
 import uuid
 
 from zeroplay_jax.retrieval.objects import Bucket, Conflict, Unavailable
+from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.workdir import WorkdirError
 from zeroplay_jax.types import Json
 
@@ -29,7 +30,8 @@ class Lease:
     """The lease of this process on a folder of a bucket, renewed by a thread until it is released.
 
     Attributes:
-      lost: a line about the process that took the lease; '' while this process has it.
+      id: hexadecimal digits that no other lease has.
+      lost: a line about the process that took the lease, or why it cannot be renewed; '' while this process has it.
     """
 
     def __init__(self, bucket: Bucket, name: str, seconds: float = SECONDS):
@@ -44,6 +46,7 @@ class Lease:
           WorkdirError: another process renews the lease.
           RetrievalError: the bucket cannot be used.
         """
+        self.id = uuid.uuid4().hex
         self.lost = ''
         self._bucket = bucket
         self._name = name
@@ -54,7 +57,7 @@ class Lease:
             'machine': _machine(),
             'process': os.getpid(),
             # Distinguishes two leases of one process.
-            'id': uuid.uuid4().hex,
+            'id': self.id,
         }
         self._content = json.dumps(holder).encode()
         self._generation = self._take()
@@ -88,7 +91,7 @@ class Lease:
             try:
                 self._bucket.delete(self._name, self._generation)
             # The lease expires by itself.
-            except (Conflict, Unavailable):
+            except (Conflict, RetrievalError):
                 pass
 
     def _check_holder(self) -> None:
@@ -109,6 +112,10 @@ class Lease:
             # An outage shorter than the lease does no harm; after a longer one the next renewal says who has it.
             except Unavailable:
                 continue
+            # Rights or credentials that were taken away do not come back by themselves.
+            except RetrievalError as error:
+                self.lost = str(error)
+                return
 
     def _take(self) -> int:
         """Returns the generation of the object that this process wrote."""
@@ -147,9 +154,11 @@ class Lease:
 
 
 def _machine() -> str:
-    """Returns an id of this machine since it was started; '' if it has none."""
+    """Returns an id of this machine since it was started, and of the processes seen here; '' if it has none."""
     try:
-        return pathlib.Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()
+        boot = pathlib.Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()
+        # Containers have the boot id of their machine, and may have its name, but count their own processes.
+        return f'{boot} {os.readlink("/proc/self/ns/pid")}'
     except OSError:
         return ''
 
@@ -173,9 +182,8 @@ def _has_ended_here(content: bytes) -> bool:
     """Returns whether the process in a lease ran on this machine and is gone; False if that is unknown."""
     fields = _read(content)
     process = fields.get('process')
-    # Containers of one machine have its boot id, but other names and processes.
     is_same_machine = fields.get('host') == socket.gethostname() and fields.get('machine')
     if not is_same_machine or fields['machine'] != _machine() or not isinstance(process, int):
         return False
-    # Under its own number, this process finds a lease that an earlier run or an earlier container has left.
+    # Under its own number, this process finds a lease that an earlier one has left.
     return process == os.getpid() or not pathlib.Path(f'/proc/{process}').exists()

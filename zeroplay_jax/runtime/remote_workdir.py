@@ -3,8 +3,8 @@
     run.json            id of the run; it names the local folder
     lease.json          the process that runs it (`lease`)
     config.json, …      records of the start, under their own names
-    checkpoints/8/…     a checkpoint, file by file, as Orbax wrote it; best/… alike
-    logs/8/…            the logs when checkpoint 8 was uploaded; objects cannot be appended to
+    checkpoints/8-1f…/  a checkpoint, file by file, as Orbax wrote it; best/… alike; 1f…: id of the lease
+    logs/8-1f…/         the logs when checkpoint 8 was uploaded; objects cannot be appended to
     steps/00000008.json written last: all files of checkpoint 8 with sizes and SHA-256. Without it there is no step 8
     policy/…, summary.json, report.html    results, when the run has ended
 
@@ -93,11 +93,12 @@ class RemoteWorkdir:
         """
         found = self.bucket.read(self.name(RUN_FILE))
         if found is None:
-            others = self.bucket.list(self.name(''), limit=1)
-            if others:
-                raise WorkdirError(
-                    f'workdir {self.address} holds {others[0].name!r} but no {RUN_FILE}; choose an empty one'
-                )
+            for entry in self.bucket.list(self.name(''), limit=2):
+                # A process that takes the lease of an empty folder writes the id next.
+                if entry.name != self.name(LEASE_FILE):
+                    raise WorkdirError(
+                        f'workdir {self.address} holds {entry.name!r} but no {RUN_FILE}; choose an empty one'
+                    )
             return None
         try:
             run_id = json.loads(found[0])['id']
@@ -228,16 +229,16 @@ def local_run(workdir: str | pathlib.Path, checkpoints: str = '') -> pathlib.Pat
     raise UserError(f'{workdir}: changes faster than it is read; run the command again')
 
 
-def local_source(workdir: str | None) -> str | None:
+def local_source(workdir: str) -> str:
     """Returns the value of --from with a run in a bucket replaced by its local copy.
 
     Args:
-      workdir: workdir of a run, or its folder 'best'; None: no run.
+      workdir: workdir of a run, or its folder 'best'.
 
     Raises:
       UserError: as `local_run`.
     """
-    if workdir is None or not objects.is_address(workdir):
+    if not objects.is_address(workdir):
         return workdir
     run, _, folder = workdir.rstrip('/').rpartition('/')
     if folder == 'best':
@@ -262,27 +263,22 @@ def _copy(
     """
     root = object_cache.cache_folder() / 'gs' / remote.bucket.name
     folder = root / remote.path
-    entries = []
-    logs = {}
+    copies = {}
     for path, file in manifest.items():
         is_checkpoint = path.startswith(('checkpoints/', 'best/'))
         if is_checkpoint and not (checkpoints and path.startswith(f'{checkpoints}/')):
             continue
-        entries.append(stored[remote.name(file.object)])
-        if file.object != path:
-            logs[path] = root / remote.name(file.object)
+        copies[remote.name(path)] = stored[remote.name(file.object)]
     for name, entry in stored.items():
         # Results and records have no folder; neither have the two objects of the run itself, which no command reads.
         is_result = '/' not in name.removeprefix(remote.name(''))
-        if is_result and entry not in entries:
-            entries.append(entry)
-    # Steps of an earlier copy.
-    shutil.rmtree(folder / 'logs', ignore_errors=True)
-    if checkpoints:
-        _remove_other_steps(folder / checkpoints, manifest)
-    object_cache.update(remote.bucket, entries, root)
-    for path, source in logs.items():
-        (folder / path).write_bytes(source.read_bytes())
+        if is_result:
+            copies[name] = entry
+    # Another process may read a newer step of the same run.
+    with object_cache.disk_errors(remote.address), object_cache.locked(root):
+        if checkpoints:
+            _remove_other_steps(folder / checkpoints, manifest)
+        object_cache.update(remote.bucket, copies, root)
     return folder
 
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
-from zeroplay_jax.retrieval import objects
+from zeroplay_jax.retrieval import object_cache, objects
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.types import Json, UserError
 
@@ -75,7 +75,7 @@ def check(
     """
     path = workdir / 'config.json'
     if path.exists():
-        saved = _flatten(_plain(defaults or {})) | _flatten(_read_config(path))
+        saved = _flatten(_plain(defaults or {})) | _flatten(_plain(_read_config(path)))
         current = _flatten(_plain(config))
         _check_equal(workdir, saved, current, free)
     elif workdir.exists():
@@ -126,8 +126,19 @@ def claim(
 
 
 def _plain(config: Json) -> Json:
-    """Returns a config as its file gives it back, with lists in place of tuples."""
-    return json.loads(json.dumps(config))
+    """Returns a config as its file has it: lists in place of tuples, addresses in place of local copies.
+
+    Another machine has its copies elsewhere, and fetches them itself.
+    """
+    return _with_addresses(json.loads(json.dumps(config)))
+
+
+def _with_addresses(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_addresses(field) for name, field in value.items()}
+    if isinstance(value, list):
+        return list(map(_with_addresses, value))
+    return object_cache.address_of(value) if isinstance(value, str) else value
 
 
 def _read_config(path: pathlib.Path) -> Json:

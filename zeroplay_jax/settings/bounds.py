@@ -11,6 +11,7 @@ import pydantic
 from pydantic import AfterValidator, Field
 
 from zeroplay_jax.objectives.registry import did_you_mean
+from zeroplay_jax.retrieval.objects import is_address
 from zeroplay_jax.retrieval.suggestions import similar_path
 
 
@@ -121,7 +122,8 @@ InputPath = Annotated[str, Field(json_schema_extra={IS_INPUT: True})]
 
 def _check_documents_file(path: str) -> str:
     """Raises ValueError with the fix for a path that is neither '' nor a file."""
-    if path and not pathlib.Path(path).is_file():
+    # A file in a bucket is looked up when it is fetched.
+    if path and not is_address(path) and not pathlib.Path(path).is_file():
         fix = 'name an existing file; python -m zeroplay_jax.inputs documents writes one'
         raise ValueError(fix + similar_path(path))
     return path

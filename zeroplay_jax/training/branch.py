@@ -23,8 +23,10 @@ from zeroplay_jax.learner.fingerprint import weights_fingerprint
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import Params
+from zeroplay_jax.retrieval import object_cache, objects
 from zeroplay_jax.runtime import atomic
 from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.runtime.remote_workdir import local_source
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.training import input_record
@@ -122,10 +124,10 @@ def find(
       UserError: one line; --from differs from that at the start of the run, or names no run.
     """
 
-    def find_locally() -> str | None:
+    def begins_locally() -> bool:
         recorded = read_record(workdir)
-        began_from = recorded['workdir'] if recorded else None
-        wanted = str(pathlib.Path(source).resolve()) if source else None
+        began_from = object_cache.address_of(recorded['workdir']) if recorded else None
+        wanted = _full_name(source) if source else None
         # A resumed run needs the flag no more.
         if began_from != wanted and not (is_resumed and wanted is None):
             if began_from:
@@ -135,15 +137,24 @@ def find(
                     f'{workdir}: the run has begun without --from={source}; choose another workdir'
                 )
         if wanted is None or is_resumed:
-            return None
-        if pathlib.Path(wanted) == workdir.resolve():
+            return False
+        if wanted == str(workdir.resolve()):
             raise UserError(f'--from={source}: is the workdir itself; choose another --workdir')
-        return wanted
+        return True
 
-    result = hosts.run_on_all_and_gather(lambda: find_locally() if hosts.is_first else None)[0]
-    if result is None:
+    begins = hosts.run_on_all_and_gather(lambda: begins_locally() if hosts.is_first else False)[0]
+    if source is None or not begins:
         return None
-    return newest_on_all(hosts, pathlib.Path(result))
+    # Not before: a resumed run needs the other one no more, which may be gone.
+    folder = hosts.run_on_all_and_gather(lambda: local_source(source))[0]
+    return newest_on_all(hosts, pathlib.Path(folder).resolve())
+
+
+def _full_name(source: str) -> str:
+    """Returns the address or the absolute path in --from."""
+    if objects.is_address(source):
+        return source.rstrip('/')
+    return object_cache.address_of(str(pathlib.Path(source).resolve()))
 
 
 def newest_on_all(hosts: Hosts, workdir: pathlib.Path) -> Source:
@@ -363,7 +374,8 @@ def record(hosts: Hosts, workdir: pathlib.Path, source: Source, engine: Engine) 
 
 def write_record(workdir: pathlib.Path, source: Source, fingerprints: dict[str, list[int]]) -> None:
     """Writes from.json; `fingerprints`: name → fingerprint of the weights with which training began."""
-    content = {'workdir': str(source.workdir), 'step': source.step, 'weights': fingerprints}
+    address = object_cache.address_of(str(source.workdir))
+    content = {'workdir': address, 'step': source.step, 'weights': fingerprints}
     atomic.write_text(workdir / FILE_NAME, json.dumps(content, indent=1) + '\n')
 
 

@@ -111,14 +111,16 @@ def _opened(hosts: Hosts, address: str, config) -> Iterator[Place]:
     with contextlib.ExitStack() as stack:
         try:
             remote = RemoteWorkdir.open(address)
-            is_new = remote.run_id() is None
-            run_id = remote.create_run() if is_new else remote.run_id()
-            assert run_id is not None
-            folder = spool(config.bucket.spool, run_id, remote.path)
-            stack.callback(_remove_unless_begun, remote, folder, is_new)
+            # A folder of other objects is refused before a lease is written to it.
+            remote.run_id()
             lease = Lease(remote.bucket, remote.name(LEASE_FILE))
             stack.callback(lease.release)
-            # Read after the lease was taken, because its last holder wrote them.
+            # Read after the lease was taken, because its last holder wrote them, or removed the id of its run.
+            stored_id = remote.run_id()
+            run_id = stored_id or remote.create_run()
+            folder = spool(config.bucket.spool, run_id, remote.path)
+            if stored_id is None:
+                stack.callback(_remove_unless_begun, remote, folder, lease)
             manifests = remote.manifests()
             lines = bring_down(remote, folder, manifests)
         except RetrievalError as error:
@@ -130,10 +132,12 @@ def _opened(hosts: Hosts, address: str, config) -> Iterator[Place]:
         yield Place(hosts, folder, True, lines, mirror)
 
 
-def _remove_unless_begun(remote: RemoteWorkdir, folder: pathlib.Path, is_new: bool) -> None:
+def _remove_unless_begun(remote: RemoteWorkdir, folder: pathlib.Path, lease: Lease) -> None:
     """Removes the id of a run that did not begin, so that the address is empty again."""
-    if is_new and not (folder / 'config.json').exists():
-        with contextlib.suppress(RetrievalError):
+    if (folder / 'config.json').exists():
+        return
+    with contextlib.suppress(RetrievalError):
+        if lease.renew():
             remote.bucket.delete(remote.name(RUN_FILE))
 
 
