@@ -27,6 +27,7 @@ PAGES = (
     'benchmarks/peers/README.md',
     'notebooks/README.md',
     'launch/README.md',
+    'docs/buckets.md',
     'docs/configuration.md',
     'docs/corpus.md',
     'docs/grading.md',
@@ -89,7 +90,11 @@ ELSEWHERE = {
     '.venv/bin/jupyter lab': 'tests/test_notebooks.py plays every notebook',
     'gcloud compute tpus queued-resources delete': 'deletes a machine of the cloud',
     'taskset': 'an hour; tests/retrieval runs its parts',
+    '.venv/bin/pip install -r requirements-bucket.txt': '`make test` installs it',
+    'gcloud auth': 'logs a person in',
 }
+# Commands with an address in a bucket, wherever it stands: tests/test_buckets.py plays them at an emulator.
+ADDRESS = 'gs://'
 # Commands that differ from others by a flag or a path, or compile for a minute: `make test-long` runs them.
 LONG = (
     'benchmarks.tpu_kernels',
@@ -154,7 +159,8 @@ def commands(page):
 
 
 def runnable(page):
-    return [c for c in commands(page) if not any(c.startswith(known) for known in ELSEWHERE)]
+    local = [c for c in commands(page) if ADDRESS not in c]
+    return [c for c in local if not any(c.startswith(known) for known in ELSEWHERE)]
 
 
 @pytest.fixture(scope='module')
