@@ -124,9 +124,10 @@ class AdapterCase:
         # The slots that are possible with everything on the chip, and failing that with all that can leave it.
         headroom = HEADROOM
         rows: list[Row] = []
-        for slots in self._possible_slots():
+        possible_slots = self._possible_slots()
+        for slots in possible_slots:
             slot_bytes = self.slot_bytes(slots)
-            if slot_bytes + headroom > free and slots != SLOTS[-1]:
+            if slot_bytes + headroom > free and slots != possible_slots[-1]:
                 continue
             rows = self._sampler_rows(slots, slot_bytes, sizes)
             if all(row['fits'] and not row['off_chip'] for row in rows):

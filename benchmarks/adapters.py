@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import claims_arms
-from benchmarks.claims_runs import code_hash
+from benchmarks.claims_runs import CODE, code_hash
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import rules
 from zeroplay_jax.runtime.atomic import write_text
@@ -118,7 +118,8 @@ def stored_run(
 ) -> dict[str, Any]:
     """Returns the result of a run; it is executed in a new process unless it is in the folder."""
     rates = f'-{factor:g}' if rank else ''
-    path = folder / f'{arm}-{rank}{rates}-{seed}.json'
+    # CODE is raised when runs give other results than before, so that those of two codes are never averaged.
+    path = folder / f'{arm}-{rank}{rates}-{seed}-code{CODE}.json'
     if not path.exists():
         values = [arm, str(rank), str(factor), str(seed), str(path)]
         command = [sys.executable, '-m', 'benchmarks.adapters', '--here', *values]
@@ -128,10 +129,12 @@ def stored_run(
 
 def table_row(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns the means over the runs of one arm and rank, which differ in their seeds."""
+    starts = []
     finals = []
     areas = []
     for run in runs:
         steps, values = np.array(run['curve']).T
+        starts.append(values[0])
         finals.append(values[-1])
         areas.append(np.trapezoid(values, steps) / (steps[-1] - steps[0]))
     first = runs[0]
@@ -140,7 +143,7 @@ def table_row(runs: list[dict[str, Any]]) -> dict[str, Any]:
         rank=first['rank'],
         factor=first['factor'],
         seeds=len(runs),
-        before=round(float(runs[0]['curve'][0][1]), 3),
+        before=round(float(np.mean(starts)), 3),
         final=round(float(np.mean(finals)), 3),
         final_range=[round(float(min(finals)), 3), round(float(max(finals)), 3)],
         area=round(float(np.mean(areas)), 3),

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks import adapters
+from benchmarks.claims_runs import CODE
 from zeroplay_jax.configuration import fields, rules
 
 
@@ -35,7 +36,7 @@ def test_stored_runs_are_tabulated_and_not_executed_again(tmp_path, capsys, monk
             curve = [[0, 0.2], [8, 0.2], [24, final]]
             run = dict(arm='dspo', rank=rank, factor=10.0 if rank else 1.0, seed=seed, curve=curve)
             text = json.dumps(run | {'cpu_seconds': 100 + 10 * seed})
-            (folder / f'{name}-{seed}.json').write_text(text)
+            (folder / f'{name}-{seed}-code{CODE}.json').write_text(text)
     adapters.main(['--only', 'dspo', '--ranks', '0', '4', '--seeds', '2', '--out', str(tmp_path)])
     printed = capsys.readouterr().out
     assert printed == (tmp_path / 'adapters.md').read_text()

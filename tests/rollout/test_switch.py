@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import threading
 import time
 
 import jax
@@ -226,3 +227,45 @@ def test_the_adapter_changes_with_the_version(policy):
         logp = scored(policy, adapters.merged(view), changed_rollouts)
         for index, t in enumerate(changed_rollouts):
             same_logp(t, t.token_versions == version, logp[index], tolerance=1e-3)
+
+
+def test_rollouts_without_a_slot_do_not_hold_up_those_in_slots(policy):
+    """Rollouts of frozen weights fill all slots while older ones, which have left theirs, wait for their step."""
+    pool = make_pool(policy, dataclasses.replace(CONFIG, slots=4))
+    pool.weights.has_versions = True
+    scheduler = Scheduler({'policy': pool, 'frozen': pool}, deterministic=False, tool_timeout=20.0)
+    scheduler.publish_weights('policy', policy[2], 1)
+    may_answer = threading.Event()
+
+    def search(queries):
+        may_answer.wait(20)
+        return echo(queries)
+
+    reqs = []
+    for number, request in enumerate(requests(make_env(policy[0]), count=8, samples=1) * 3):
+        if number >= 8:
+            env = make_env(policy[0], search)
+            request = dataclasses.replace(request, weights='frozen', env=env)
+        reqs.append(dataclasses.replace(request, identity=(4, number)))
+
+    async def until_all_slots_are_frozen():
+        while True:
+            names = [r.group.request.weights for r in pool.placement.active() if not r.is_running]
+            if names == 4 * ['frozen'] and pool.waiting_for_weights:
+                return
+            await asyncio.sleep(0)
+
+    batch = EpisodeBatch({}, VersionSwitch(NAMES, recomputes=True))
+    step_in_progress = EpisodeBatch({})
+    scheduler.start(step_in_progress, [until_all_slots_are_frozen()])
+    scheduler.start(batch, [scheduler.rollout(request) for request in reqs])
+    scheduler.wait(step_in_progress)
+    scheduler.publish_weights('policy', policy[2], 2, keep=(1,))
+    batch.begin({'policy': 2, 'frozen': 2})
+    may_answer.set()
+    # In a thread, because a slot that nothing frees would be waited for without end.
+    results = []
+    waiting = threading.Thread(target=lambda: results.extend(scheduler.wait(batch)), daemon=True)
+    waiting.start()
+    waiting.join(20)
+    assert len(results) == len(reqs)

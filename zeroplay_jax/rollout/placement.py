@@ -3,7 +3,8 @@
 A rollout starts a turn only when all pages of the turn are reserved. It then never waits for another rollout before
 the turn has ended, so rollouts cannot block each other. Between two turns (its tool runs, or its next turn waits for
 pages) a rollout keeps its pages until an older one needs them; then it is evicted, and its tokens are prefilled again
-later. The oldest rollout of a shard can evict all others, so it always proceeds.
+later. The oldest rollout in a slot of a shard can evict all others, so it always proceeds, and frees its slot at its
+end for one that has left its own (`Placement.leave_slot`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Placement:
     Attributes:
       rollouts: the rollout in every slot.
       open_groups: admitted requests with samples that still wait for a slot.
-      stats: 'evictions' and 'refilled_tokens' (prefilled once more because of them).
+      stats: 'evictions' and 'refilled_tokens' (prefilled once more because of them or of `rollout.switch`).
     """
 
     def __init__(
@@ -238,12 +239,10 @@ class Placement:
     def begin_turn(self, rollout: ActiveRollout) -> bool:
         """Reserves the pages of a rollout's next turn, by eviction if necessary; returns False if it has to wait.
 
-        After `leave_slot` it also needs a slot.
+        After `leave_slot` it also takes a slot; call it only if `has_slot_for` the rollout.
         """
         shard = self._shard_of(rollout)
         has_slot = rollout.slot != NO_SLOT
-        if not has_slot and not shard.free_slots:
-            return False
         if not self._reserve_turn(rollout):
             return False
         shard.allocator.grow(rollout.pages, len(rollout.tokens))
@@ -259,6 +258,10 @@ class Placement:
             rollout.slot = shard.take_slot(rollout.pages)
             self._occupy_slot(rollout)
         return True
+
+    def has_slot_for(self, rollout: ActiveRollout) -> bool:
+        """Returns whether a rollout between two turns has a slot, or could get one."""
+        return rollout.slot != NO_SLOT or bool(self._shard_of(rollout).free_slots)
 
     def leave_slot(self, rollout: ActiveRollout) -> None:
         """Frees slot and pages of a rollout between two turns; `begin_turn` gives it others, with all its tokens."""

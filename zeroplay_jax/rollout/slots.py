@@ -277,6 +277,10 @@ class SlotPool:
         blocked_shards = set()
         for rollout in sorted(self.waiting_for_pages, key=_identity):
             shard = rollout.group.shard
+            if not self.placement.has_slot_for(rollout):
+                # Those that have slots go on: the end of one of them gives this one a slot.
+                waiting.append(rollout)
+                continue
             # No rollout overtakes an older one of its shard.
             if shard not in blocked_shards and self.placement.begin_turn(rollout):
                 rows.append(self._put_row(rollout, rollout.put_start))

@@ -91,10 +91,10 @@ const FAMILIES = [
     help: 'Of the fullest device of the first process: in use at the end of the step, and the peak since the start.',
   },
   {
-    title: 'Evicted rollouts',
+    title: 'Evicted rollouts and recomputed tokens',
     group: SPEED,
     names: /^(evictions|refilled_tokens)$/,
-    help: 'Rollouts that lost their pages while they waited for a tool, and the tokens that were computed again.',
+    help: 'Rollouts that lost their pages while they waited for a tool, and the tokens that were computed again, for them or because the weights changed (rollout.switch=recompute).',
   },
   {
     title: 'Numbers that are not finite',
