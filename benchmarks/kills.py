@@ -271,6 +271,9 @@ class Campaign:
         # After a flip the start is to come as far as the comparison with the checksums.
         is_early = damaged is None and self._rng.random() < _EARLY_SHARE
         delay = self._rng.uniform(0, _EARLY_SECONDS if is_early else self._arguments.delay)
+        log = self._ended.log_path(0)
+        # The log has the lines of all earlier starts, too.
+        earlier_bytes = log.stat().st_size if log.exists() else 0
         event = _end(self._ended, kind, is_early, delay, self._rng)
         print(
             json.dumps({'event': kind, 'early': is_early, 'flipped': damaged} | event), flush=True
@@ -279,7 +282,7 @@ class Campaign:
             self._problems.append(event['problem'])
         if damaged is not None:
             line = f'checkpoint {damaged[0]} is damaged: '
-            if line not in self._ended.log_path(0).read_text():
+            if line not in log.read_bytes()[earlier_bytes:].decode(errors='replace'):
                 self._problems.append(f'a flip in {damaged[1]} was not found')
             self._happened['flip'] += 1
         if not any(event['statuses']):

@@ -12,11 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TextIO
 
 import tqdm
 
 _COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
+_STDERR = 2
 # Where no terminal is attached: seconds between two lines, and between two looks at the clock.
 _LINE_SECONDS = 30.0
 _LOOK_SECONDS = 1.0
@@ -169,21 +170,36 @@ _open_bars: dict[int, _Bar] = {}
 @functools.cache
 def _start_lines() -> None:
     """Starts the thread that prints lines."""
-    threading.Thread(target=_print_lines, daemon=True).start()
+    # A copy of the file descriptor, because `quiet` may redirect the original for minutes.
+    log = os.fdopen(os.dup(_STDERR), 'w')
+    threading.Thread(target=_print_lines, args=(log,), daemon=True).start()
 
 
-def _print_lines() -> None:
+def _print_lines(log: TextIO) -> None:
     """Prints the newest of the bars that are not drawn, every 30 seconds.
 
     The time is that since the last line of any bar, so that a sequence of shorter works is no long silence.
+
+    Args:
+      log: a copy of the process's stderr; not used where `sys.stderr` is something else, as in a notebook.
     """
     printed_at = time.monotonic()
     while True:
         time.sleep(_LOOK_SECONDS)
         newest = list(_open_bars.values())[-1:]
         if newest and time.monotonic() - printed_at >= _LINE_SECONDS:
-            print(newest[0].text(), file=sys.stderr, flush=True)
+            file = log if _is_standard(sys.stderr) else sys.stderr
+            print(newest[0].text(), file=file, flush=True)
             printed_at = time.monotonic()
+
+
+def _is_standard(stream: TextIO) -> bool:
+    """Returns whether a stream writes to the file descriptor that `quiet` redirects."""
+    try:
+        return stream.fileno() == _STDERR
+    # UnsupportedOperation, a ValueError as well: a stream in memory, or closed.
+    except (OSError, ValueError):
+        return False
 
 
 # One entry per program that XLA compiles at the moment.

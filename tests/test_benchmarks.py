@@ -1,7 +1,9 @@
 """The benchmarks run: small sizes here, because a benchmark that broke is found when it is needed."""
 
+import argparse
 import ast
 import dataclasses
+import functools
 import pathlib
 import sys
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
+from benchmarks import kills
 from benchmarks import rollout as bench
 from benchmarks.peers import timing, workload
 from zeroplay_jax.policy import transformer
@@ -181,6 +184,26 @@ def test_ratios_of_a_round_are_ours_over_theirs(fake_peers, monkeypatch, capsys)
 def test_scripts_of_the_other_engines_are_found_by_default():
     folder = bench.parse_arguments([]).peers
     assert {f'peer_{name}.py' for name in bench.PEERS} <= {path.name for path in folder.iterdir()}
+
+
+def test_a_flip_has_to_be_found_by_the_start_after_it(tmp_path, monkeypatch):
+    """The log has the lines of all starts: an earlier one may have found damage in a step of the same number."""
+    arguments = argparse.Namespace(processes=1, seed=0, delay=0.0)
+    campaign = kills.Campaign('drzero', tmp_path, arguments)
+    log = tmp_path / 'drzero1-ended.0.log'
+    line = 'warning: checkpoint 4 is damaged: states/x differs from its checksum\n'
+    log.write_text(line)
+
+    def end(finds_damage, *_):
+        if finds_damage:
+            log.write_text(log.read_text() + line)
+        return {'statuses': [-9], 'logged': 5, 'saved': 4, 'problem': ''}
+
+    monkeypatch.setattr(kills, '_flip', lambda *_: (4, 'states/x'))
+    monkeypatch.setattr(kills, '_end', functools.partial(end, True))
+    assert campaign._happens('flip') and not campaign._problems
+    monkeypatch.setattr(kills, '_end', functools.partial(end, False))
+    assert campaign._happens('flip') and campaign._problems == ['a flip in states/x was not found']
 
 
 @pytest.mark.long

@@ -15,11 +15,12 @@ from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.policy import hf, sharding, token_chunks
 from zeroplay_jax.types import POLICY
 
-# Norm of the difference of two bfloat16 gradients of the same micro-batches, relative to the norm, per parameter: on
-# several devices and on one. A bfloat16 number has a relative error of up to 2⁻⁹ = 0.002; products of the devices
-# are summed in another order, and each result is rounded. Measured here: 0.009; bfloat16 against
-# float32 on one device: 0.044.
-BFLOAT16_DEVICES = 0.02
+# Least and largest error of bfloat16 gradients on several devices, as a multiple of that on one device. An error is the
+# norm of the difference to float32 gradients, relative to the norm, of the worst parameter. The roundings themselves
+# depend on XLA: products of the devices are summed in another order, and other operations are fused.
+# Measured: 0.0436 on one device; with a model axis of two 0.0438 (JAX 0.10) and 0.0348 (JAX 0.12), where they
+# differ from the gradients on one device by 0.0089 and 0.0442.
+BFLOAT16_DEVICES = (0.5, 1.2)
 
 
 @pytest.fixture(scope='module')
@@ -92,23 +93,17 @@ def on_one_device(policy, batches):
 
 @pytest.mark.parametrize('mesh', [(1, 4, 1), (2, 2, 2), (4, 1, 2)], ids=str)
 @pytest.mark.parametrize('weights', ['masters', 'published'])
-def test_bfloat16_on_several_devices_is_bfloat16_on_one(
+def test_bfloat16_on_several_devices_is_as_exact_as_on_one(
     policy, batches, on_one_device, mesh, weights
 ):
     fields = dict(dtype='bfloat16', scan=True, remat=True)
     ours, our_stats = accumulated(policy, batches, mesh, weights=weights, **fields)
     theirs, their_stats, exact = on_one_device
-    print(
-        mesh,
-        weights,
-        'several devices against one',
-        gap(ours, theirs),
-        'bfloat16',
-        gap(theirs, exact),
-    )
-    assert gap(ours, theirs) <= BFLOAT16_DEVICES
-    # The rounding is really there: bfloat16 gradients differ from float32 ones by more than they do among themselves.
-    assert gap(theirs, exact) > 1e-3
+    own_error = gap(theirs, exact)
+    # The rounding is really there.
+    assert own_error > 1e-3
+    least, most = (factor * own_error for factor in BFLOAT16_DEVICES)
+    assert least <= gap(ours, exact) <= most
     for name in ('loss', 'entropy'):
         assert our_stats[name][0] == pytest.approx(their_stats[name][0], rel=0.01, abs=1e-3)
 

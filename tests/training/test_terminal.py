@@ -3,6 +3,7 @@
 import io
 import logging
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -228,3 +229,19 @@ def test_without_a_terminal_a_line_is_printed_from_time_to_time(monkeypatch):
     with progress.bar(5, 'files', 'read', shown=False), progress.clock('silent', shown=False):
         time.sleep(0.05)
     assert log.getvalue() == before
+
+
+_HIDDEN_WORK = """
+import time
+from zeroplay_jax.retrieval import progress
+from zeroplay_jax.retrieval.quiet import quiet
+progress._LINE_SECONDS = progress._LOOK_SECONDS = 0.01
+with progress.clock('build'), quiet():
+    time.sleep(0.5)
+"""
+
+
+def test_lines_are_printed_while_messages_of_libraries_are_hidden():
+    command = [sys.executable, '-c', _HIDDEN_WORK]
+    result = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True)
+    assert result.stderr.startswith('build: 00:00\n')

@@ -20,7 +20,7 @@ from zeroplay_jax.learner.checkpoint import FOLDER
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.training import branch, input_record
+from zeroplay_jax.training import branch, input_record, tool_record
 from zeroplay_jax.training.run_folder import REPORTED_FILE
 
 # Files of a workdir that a continued run takes along; steps behind its checkpoint are removed when they are opened.
@@ -30,19 +30,21 @@ _RESULTS = ('evaluations', 'rubrics', 'scores')
 _STAGED = '.continued'
 
 
-def is_longer(
-    hosts: Hosts, source: branch.Source, config, inputs: dict[str, input_record.Entry]
-) -> bool:
+def is_longer(hosts: Hosts, workdir: pathlib.Path, source: branch.Source, config) -> bool:
     """Returns whether a new run continues the schedule of another one instead of beginning a new one.
 
     It does if it has more iterations, and equal values of all other fields that must not change when a run is resumed,
-    and if both read the same files. All processes must call it.
+    and if both read the same files, search the same index and have the same tools. All processes must call it, after
+    the inputs and the tools of the new run were recorded.
 
     Args:
+      workdir: of the new run.
       source: the newest checkpoint of the other run; one of its folder `best` is never continued.
       config: of the new run.
-      inputs: as `input_record.check` returned them; those of the first process are used.
     """
+
+    def read_both(name: str) -> list[dict[str, Any]]:
+        return [dict(branch.read_object(folder / name)) for folder in (source.workdir, workdir)]
 
     def compare_locally() -> bool:
         if not hosts.is_first or not (source.workdir / FOLDER).is_dir():
@@ -58,9 +60,13 @@ def is_longer(
             run_workdir.check(source.workdir, like_stored, changeable, resumption.defaults(config))
         except run_workdir.WorkdirError:
             return False
-        recorded = dict(branch.read_object(source.workdir / input_record.FILE_NAME))
-        recorded.pop(input_record.SERVER, None)
-        return not input_record.find_difference(recorded, inputs)
+        try:
+            difference = input_record.find_difference(*read_both(input_record.FILE_NAME))
+            difference += tool_record.find_role_difference(*read_both(tool_record.FILE_NAME))
+        # A record that another program has changed.
+        except (AttributeError, TypeError):
+            return False
+        return not difference
 
     return hosts.run_on_all_and_gather(compare_locally)[0]
 
@@ -108,10 +114,12 @@ def _copy_checkpoint(folder: pathlib.Path, workdir: pathlib.Path, steps: Sequenc
     Raises:
       OSError: the other run removes the checkpoint meanwhile.
     """
+    # No step of an earlier version has checksums. If others have them, this one lost them while it was removed.
+    are_sealed = any(checksums.exist(step) for step in folder.parent.iterdir())
     staged = workdir / _STAGED
     shutil.rmtree(staged, ignore_errors=True)
     shutil.copytree(folder, staged)
-    damage = checksums.find_damage(staged)
+    damage = checksums.find_damage(staged) if are_sealed else ''
     if damage:
         raise OSError(f'{folder}: {damage}')
     path = staged / 'loop' / 'metadata'

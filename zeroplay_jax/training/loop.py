@@ -109,7 +109,7 @@ def _run_at(place: remote_run.Place, config, source: str | None) -> dict:
         # ---- restore -------------------------------------------------------------------------------
         input_record.write(hosts, workdir, config, inputs, context.library.about, is_resumed)
         tool_record.check_or_write(hosts, workdir, context.rollouts.roles, is_resumed)
-        if origin is not None and continuation.is_longer(hosts, origin, config, inputs):
+        if origin is not None and continuation.is_longer(hosts, workdir, origin, config):
             origin = continuation.copy(hosts, workdir, origin, steps, first_weights)
         checkpoints = Checkpointer(workdir, config.checkpoint.keep)
         with progress.clock('restore', shows_progress and (is_resumed or origin is not None)):

@@ -88,15 +88,15 @@ def _check_equal(path: pathlib.Path, current: dict[str, Listing]) -> None:
     fix = f'bring the earlier tools back, or remove {path} to continue with these'
     try:
         saved: Json = json.loads(path.read_text(encoding='utf-8'))
-        difference = _role_difference(saved, current)
+        difference = find_role_difference(saved, current)
     except (ValueError, AttributeError):
         raise UserError(f'{path}: is not a record of tools; remove it to continue') from None
     if difference:
         raise UserError(f'{path.parent}: the run started with other tools: {difference}; {fix}')
 
 
-def _role_difference(saved: Json, current: dict[str, Listing]) -> str:
-    """Returns the first difference between the listings of a role in words; '' if there is none."""
+def find_role_difference(saved: Json, current: dict[str, Listing]) -> str:
+    """Returns the first difference between the listings of all roles in words; '' if there is none."""
     # A record of an earlier version has one listing for all roles.
     if any(isinstance(value.get('description'), str) for value in saved.values()):
         merged: Listing = {}

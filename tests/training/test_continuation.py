@@ -1,0 +1,84 @@
+"""A run with more iterations than the other: which ones continue its schedule, and what they take along."""
+
+import json
+
+import jax.numpy as jnp
+import pytest
+
+from zeroplay_jax.configs import drzero
+from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps
+from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.selfplay.schedule import Phase, Step
+from zeroplay_jax.training import branch, continuation, input_record, tool_record
+
+PHASE = Phase('solver', 8, ('solver',), iteration=1)
+STEPS = [Step(PHASE, number, number) for number in range(8)]
+FILES = {'policy.path': {'model.safetensors': {'bytes': 1, 'sha256': 'a'}}}
+TOOLS = {'solver': {'search': {'description': 'Searches.', 'note': ''}}}
+
+
+def save(workdir, *steps):
+    checkpoints = Checkpointer(workdir, keep=2)
+    for step in steps:
+        state = {'cursor': step, 'evaluations': {}}
+        checkpoints.save(step, {'solver': {'params': {'x': jnp.ones(4)}}}, state)
+    checkpoints.close()
+
+
+def copy(source, workdir):
+    workdir.mkdir()
+    return continuation.copy(Hosts(), workdir, branch.newest_checkpoint(source), STEPS, {})
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_checksums_and_is_copied(tmp_path):
+    save(tmp_path / 'old', 2, 4)
+    for path in tmp_path.glob('old/checkpoints/*/checksums.sha256'):
+        path.unlink()
+    assert copy(tmp_path / 'old', tmp_path / 'new').step == 4
+    assert saved_steps(tmp_path / 'new' / 'checkpoints') == [4]
+
+
+def test_a_checkpoint_that_loses_its_checksums_meanwhile_is_not_copied(tmp_path, monkeypatch):
+    """Its run removes it, and what is left of it may be incomplete."""
+    save(tmp_path / 'old', 2, 4)
+    copytree = continuation.shutil.copytree
+
+    def copy_late(*args):
+        (tmp_path / 'old' / 'checkpoints' / '4' / 'checksums.sha256').unlink(missing_ok=True)
+        return copytree(*args)
+
+    monkeypatch.setattr(continuation.shutil, 'copytree', copy_late)
+    assert copy(tmp_path / 'old', tmp_path / 'new').step == 2
+    assert saved_steps(tmp_path / 'new' / 'checkpoints') == [2]
+
+
+def write(workdir, inputs, tools):
+    (workdir / 'checkpoints').mkdir(parents=True, exist_ok=True)
+    (workdir / input_record.FILE_NAME).write_text(json.dumps(inputs))
+    (workdir / tool_record.FILE_NAME).write_text(json.dumps(tools))
+
+
+@pytest.mark.parametrize(
+    ('inputs', 'tools', 'is_longer'),
+    [
+        (FILES | {input_record.SERVER: {'wiki-1': {}}}, TOOLS, True),
+        (FILES | {input_record.SERVER: {'wiki-2': {}}}, TOOLS, False),
+        (FILES, TOOLS, False),
+        (FILES | {input_record.SERVER: {'wiki-1': {}}}, {'solver': {}}, False),
+        (
+            FILES | {input_record.SERVER: {'wiki-1': {}}},
+            {'solver': {'search': {'description': 'Finds.', 'note': ''}}},
+            False,
+        ),
+        (FILES | {input_record.SERVER: 1}, TOOLS, False),
+    ],
+)
+def test_another_search_index_or_tool_is_another_schedule(tmp_path, inputs, tools, is_longer):
+    config = drzero.get_config('mini')
+    old, new = tmp_path / 'old', tmp_path / 'new'
+    write(old, FILES | {input_record.SERVER: {'wiki-1': {}}}, TOOLS)
+    write(new, inputs, tools)
+    (old / 'config.json').write_text(json.dumps(config.to_dict()))
+    config.schedule.iterations += 1
+    source = branch.Source(old, 4, old / 'checkpoints' / '4')
+    assert continuation.is_longer(Hosts(), new, source, config) == is_longer
