@@ -24,7 +24,7 @@ from zeroplay_jax.evaluation.sampled_rollout import (
 )
 from zeroplay_jax.learner.weights_view import publisher
 from zeroplay_jax.objectives import rewards as reward_functions
-from zeroplay_jax.policy import hf
+from zeroplay_jax.policy import adapter_config, hf
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.retrieval import hub, object_cache, objects
 from zeroplay_jax.retrieval.types import RetrievalError
@@ -386,7 +386,8 @@ def _fetched(function: str, path: str) -> str:
 def _settings_of(folder: pathlib.Path) -> ConfigDict | None:
     """Returns the settings of a policy for this machine, or None for a folder that is no checkpoint."""
     # `open_policy` names the file that is missing.
-    if not all((folder / name).is_file() for name in ('config.json', 'tokenizer.json')):
+    base = adapter_config.base_folder(folder)
+    if not all((base / name).is_file() for name in ('config.json', 'tokenizer.json')):
         return None
     settings = policy_settings.settings(folder)
     # The devices of its run are not those of this machine.

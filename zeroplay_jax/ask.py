@@ -32,6 +32,7 @@ from zeroplay_jax.configuration.bucket_rules import fetch_addresses
 from zeroplay_jax.configuration.command_line import index_fields
 from zeroplay_jax.evaluation.question_form import question_form
 from zeroplay_jax.evaluation.terminal import Printer
+from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.retrieval import hub, object_cache, progress
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.suggestions import similar_path
@@ -222,19 +223,26 @@ def _policy_folder(path: str | None) -> pathlib.Path:
         folder = pathlib.Path(hub.fetch_model(object_cache.fetch(path)))
     fix = 'name a Hugging Face folder (config.json, tokenizer.json, *.safetensors)'
     # A likely mistake: the folder of a run, or of `make quickstart CORPUS=…`, instead of a policy in it.
-    tokenizers_inside: list[pathlib.Path] = []
+    files_inside: list[pathlib.Path] = []
     for pattern in ('*', 'policy/*', 'run/policy/*'):
-        tokenizers_inside += sorted(folder.glob(f'{pattern}/tokenizer.json'))
-    if tokenizers_inside:
-        policies = ', '.join(str(file.parent) for file in tokenizers_inside)
+        for name in ('tokenizer.json', adapter_config.CONFIG_FILE):
+            files_inside += sorted(folder.glob(f'{pattern}/{name}'))
+    if files_inside:
+        policies = ', '.join(sorted(str(file.parent) for file in files_inside))
         fix = f'name a policy in it: {policies}'
     elif (folder / 'checkpoints').is_dir():
         fix = f'write its weights first: python -m zeroplay_jax.export {folder} --out exported'
     if not folder.is_dir():
         raise UserError(f'--policy {path}: no such folder; {fix}{similar_path(folder)}')
-    for pattern in ('config.json', 'tokenizer.json', '*.safetensors'):
-        if not any(folder.glob(pattern)):
-            raise UserError(f'--policy {folder}: the folder has no {pattern}; {fix}')
+    # An adapter takes architecture and tokenizer from its base.
+    base = adapter_config.base_folder(folder)
+    for place, pattern in (
+        (base, 'config.json'),
+        (base, 'tokenizer.json'),
+        (folder, '*.safetensors'),
+    ):
+        if not any(place.glob(pattern)):
+            raise UserError(f'--policy {place}: the folder has no {pattern}; {fix}')
     return folder
 
 

@@ -10,8 +10,11 @@ import pytest
 import tiny
 from safetensors.numpy import load_file, save_file
 
+from zeroplay_jax import api, ask
+from zeroplay_jax.configs import common
 from zeroplay_jax.policy import adapter_config, adapter_folders, adapters, hf, transformer
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig
+from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.types import UserError
 
 CONFIG = dict(rank=3, alpha=6.0, linears=('down', 'q', 'v'))
@@ -135,3 +138,21 @@ def test_bfloat16_bases_keep_float32_norms(base):
     want = transformer.published(dataclasses.replace(model, dtype='bfloat16'), params)
     jax.tree.map(np.testing.assert_array_equal, narrow, want)
     assert narrow['final_norm']['scale'].dtype == np.float32
+
+
+def test_an_adapter_of_a_run_is_asked_and_loaded_with_the_settings_of_the_run(tmp_path):
+    config = AdapterConfig(**CONFIG, base=BUILT_IN_CHECKPOINT)
+    model = hf.read_config(BUILT_IN_CHECKPOINT)
+    trained = adapters.init(hf.load(BUILT_IN_CHECKPOINT), CONFIG['linears'], 3, 0, 'role')
+    folder = tmp_path / 'run' / 'policy' / 'solver'
+    folder.parent.mkdir(parents=True)
+    adapter_folders.save(folder, model, config, trained)
+    assert ask._policy_folder(str(folder)) == folder
+    with pytest.raises(UserError, match=f'name a policy in it: {folder}'):
+        ask._policy_folder(str(tmp_path / 'run'))
+    # A folder without a run has the settings of the base's tokenizer.
+    assert api._settings_of(folder).sampler.context == common.get_config().sampler.context
+    run = common.get_config()
+    run.sampler.context = 320
+    (tmp_path / 'run' / 'config.json').write_text(run.to_json())
+    assert api._settings_of(folder).sampler.context == 320

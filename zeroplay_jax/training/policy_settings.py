@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from zeroplay_jax.configs import common, drzero, english
 from zeroplay_jax.configuration.stored import read_stored_config
+from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT
 
 
@@ -26,6 +27,8 @@ def settings(folder: pathlib.Path) -> ConfigDict:
     run_config = read_stored_config(folder.absolute().parent.parent / 'config.json')
     if run_config is not None:
         return run_config
+    # Tokenizer and architecture of an adapter are in the folder of its base.
+    folder = base_folder(folder)
     # Policies that were trained from a checkpoint of this project keep its tokenizer.
     tokenizer = (folder / 'tokenizer.json').read_bytes()
     if tokenizer == (BUILT_IN_CHECKPOINT / 'tokenizer.json').read_bytes():
