@@ -16,6 +16,10 @@ _INTERRUPTED = 130
 # Shorter passages would be pieces of sentences.
 _MIN_PASSAGE_WORDS = 20
 
+LOCAL_RESULTS = (
+    'results are written to this machine; name a local path, and copy it with gcloud storage cp'
+)
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises RetrievalError instead of printing its usage and exiting."""
@@ -23,6 +27,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         # argparse prints its usage over many lines, which hides the error.
         raise RetrievalError(f'{message}; {self.prog} --help shows how to call it')
+
+    def parse_known_args(self, args=None, namespace=None):
+        """Parses as argparse does, and refuses an address in a bucket as the place of results."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        # pathlib.Path makes 'gs:/bucket' of 'gs://bucket', which would become a folder here.
+        out = str(getattr(parsed, 'out', None) or '')
+        if out.startswith('gs:/'):
+            self.error(f'--out {out}: {LOCAL_RESULTS}')
+        return parsed, unknown
 
 
 def passage_words(text: str) -> int:

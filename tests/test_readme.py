@@ -49,9 +49,20 @@ FEW = (
 )
 WORLDS = "--config.world.train='(0,4)' --config.world.evaluation='(0,2)'"
 MINI = f'--config.sampler.slots=16 --config.micro.rows=2 --config.eval.questions=2 {WORLDS}'
+
+
+def with_arguments(command, flags):
+    """A command of make with further flags in its ARGS."""
+    if command.endswith('"'):
+        return f'{command[:-1]} {flags}"'
+    return f'{command} ARGS="{flags}"'
+
+
 # How a command that begins so is made small: what is put behind it; a function rewrites it.
 SMALL = {
-    'make quickstart CORPUS': lambda c: f'{c} ARGS="{FEW} --config.stop_after_empty_steps=0"',
+    'make quickstart CORPUS': lambda c: with_arguments(
+        c, f'{FEW} --config.stop_after_empty_steps=0'
+    ),
     'make quickstart': lambda c: f'{c} ARGS="{FEW} {WORLDS}"',
     'make test': lambda c: c.replace('make', 'make -n'),  # this very run
     'make lint': lambda c: c.replace('make', 'make -n'),  # .ci/run does it

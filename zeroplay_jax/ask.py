@@ -62,6 +62,7 @@ exit status: 0; 2 after a mistake in the command, which is named in one line; 13
 """
 
 # Read from the config schema, because rollout/call_syntax.py would load transformers before the command is checked.
+_POLICY_FIELD = '--config.policy.path='
 SYNTAXES: tuple[str, ...] = typing.get_args(schema.Tools.model_fields['syntax'].annotation)
 # Follows the name of the policy above a prompt without --policy.
 BUILT_IN_REMARK = ' (as it ships; --policy zeroplay_jax/mini/clean is seldom wrong)'
@@ -192,6 +193,10 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     """
     args, unknown = _parser().parse_known_args(argv)
     args.fields = [word for word in unknown if word.startswith(overrides.PREFIX)]
+    for field in args.fields:
+        # Other commands have the field; here the folder decides about the config, so the flag comes first.
+        if field.startswith(_POLICY_FIELD) and args.policy is None:
+            args.policy = field.removeprefix(_POLICY_FIELD)
     unknown = [word for word in unknown if not word.startswith(overrides.PREFIX)]
     if unknown:
         fix = '--help shows the flags'

@@ -36,6 +36,7 @@ from zeroplay_jax.configuration.checkpoint_rules import download, fetch_model
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.registry import resolve
 from zeroplay_jax.retrieval import progress
+from zeroplay_jax.retrieval.command import LOCAL_RESULTS
 from zeroplay_jax.runtime import interrupts
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.runtime.workdir import check_is_folder
@@ -116,6 +117,12 @@ def main(argv: list[str]) -> None:
 
 def _check_flags(config) -> None:
     """Raises UserError for missing files and for settings that an evaluation does not support."""
+    if _OUT.value.startswith('gs:/'):
+        raise UserError(f'--out={_OUT.value}: {LOCAL_RESULTS}')
+    if _OUT.value and not _SETS.value:
+        raise UserError(
+            f'--out={_OUT.value}: is for the answers to --sets; add it, or leave it out'
+        )
     if _OUT.value and not pathlib.Path(_OUT.value).absolute().parent.is_dir():
         raise UserError(f'--out={_OUT.value}: its folder does not exist; create it first')
     if config.distributed.mode != 'off':

@@ -6,7 +6,7 @@ import types
 import pytest
 from config_checks import message
 
-from zeroplay_jax import ask
+from zeroplay_jax import ask, export
 from zeroplay_jax.configs import common
 from zeroplay_jax.configuration import checkpoint_rules, watching_rules
 from zeroplay_jax.configuration.command_line import with_short_flags
@@ -47,6 +47,14 @@ def test_ask_takes_the_fields_of_the_other_commands(tmp_path):
     config = ask._with_flags(common.get_config(), ask._arguments(words))
     assert (config.retrieval.kind, config.retrieval.path) == ('folder', str(tmp_path))
     assert config.rollout.max_turns == 2 and config.eval.hops == (1,)
+    # The field of other commands for the policy is the flag of this one, which comes first.
+    assert ask._arguments(['--config.policy.path=p', 'who?']).policy == 'p'
+    assert ask._arguments(['--policy=q', '--config.policy.path=p', 'who?']).policy == 'q'
+
+
+def test_results_are_written_to_this_machine(tmp_path):
+    with pytest.raises(RetrievalError, match='--out gs:/b/x: results are written to this machine'):
+        export._parser().parse_args([str(tmp_path), '--out', 'gs://b/x'])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The sampler's promises: what a rollout contains depends on its request and on nothing else."""
 
 import dataclasses
+import gc
 import signal
 import threading
 import time
@@ -364,3 +365,15 @@ def test_an_episode_that_raises_stops_the_run_and_frees_the_slots(policy):
     assert pool.active == 0
     again = scheduler.run([scheduler.rollout(r) for r in reqs])
     same([t for g in again for t in g], run(policy, reqs))
+
+
+def test_of_several_episodes_that_raise_one_error_is_reported(policy, caplog):
+    scheduler = Scheduler({'policy': make_pool(policy)})
+
+    async def bad(number):
+        raise KeyError(number)
+
+    with pytest.raises(KeyError):
+        scheduler.run([bad(number) for number in range(3)])
+    gc.collect()
+    assert 'never retrieved' not in caplog.text

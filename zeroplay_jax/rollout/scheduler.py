@@ -208,6 +208,10 @@ class Scheduler:
         for batch in self._batches:
             for coroutine in batch.coroutines:
                 coroutine.close()
+            for task in batch.tasks:
+                # Only the first error is raised; asyncio would print those of the other episodes as tracebacks.
+                if task.done() and not task.cancelled():
+                    task.exception()
         self._batches = []
         self._unread = []
         runner, self._runner = self._runner, None

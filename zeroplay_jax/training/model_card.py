@@ -13,6 +13,8 @@ from zeroplay_jax.rollout.tokens import END_OF_TURN_FIELD, Codec
 from zeroplay_jax.selfplay.roles import Role
 from zeroplay_jax.types import Json
 
+# The package's folder, which has the built-in checkpoints.
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 _GENERATION_FILE = 'generation_config.json'
 
 
@@ -64,6 +66,14 @@ def stop_strings(environments: Sequence[Environment]) -> list[str]:
     return list(stops)
 
 
+def _base_name(folder: pathlib.Path) -> str:
+    """Returns how a card calls a checkpoint: the path of one of this package, else the name of its folder."""
+    resolved = folder.resolve()
+    if resolved.is_relative_to(_PACKAGE):
+        return str(resolved.relative_to(_PACKAGE.parent))
+    return resolved.name
+
+
 def model_card(
     config,
     folder: pathlib.Path,
@@ -78,7 +88,7 @@ def model_card(
       config, folder, roles, templates, weights: as of `export_texts`.
       is_adapter: whether the folder has an adapter (PEFT) and not whole weights.
     """
-    base = folder.resolve().name
+    base = _base_name(folder)
     environments = [role.env for role in roles]
     stops = stop_strings(environments)
     role_names = ', '.join(role.name for role in roles)
