@@ -86,7 +86,9 @@ def test_this_package_reads_the_end_tokens_that_a_turn_had_before(export):
 def test_the_card_names_base_recipe_roles_prompt_and_stop_strings(export):
     folder, role, templates = export
     header, text = (folder / 'README.md').read_text().split('---\n')[1:]
-    assert 'base_model: "zeroplay_jax/mini/clean"' in header and 'library_name: transformers' in header
+    assert (
+        'base_model: "zeroplay_jax/mini/clean"' in header and 'library_name: transformers' in header
+    )
     for part in ('`drzero`, seed 0', 'solver', '`search_r1`', 'Question: {question}'):
         assert part in text
     assert '["</search>", "</answer>"]' in text and '<information>' in text
