@@ -58,8 +58,10 @@ class Judge(abc.ABC):
     def _add_failure(self, count: str, reason: str) -> None:
         """Counts a judgement without a verdict ('failed' or 'unread'), logs its reason and remembers it."""
         self._count(count)
+        # Logs and error lines are UTF-8, which has no half of a surrogate pair.
+        readable = reason.encode(errors='backslashreplace').decode()
         # One line, also of a reply that is an HTML page.
-        self.last_failure = ' '.join(reason.split())[:_QUOTED_CHARACTERS]
+        self.last_failure = ' '.join(readable.split())[:_QUOTED_CHARACTERS]
         self.last_lost = count
         self._failure_log.add(self.last_failure)
 
