@@ -12,7 +12,7 @@ import optax
 import pytest
 import tiny
 
-from zeroplay_jax.policy import adapters, rope, sharding, transformer
+from zeroplay_jax.policy import adapters, quantization, rope, sharding, transformer
 
 # Every switch on at once, so that every rule has a parameter.
 CONFIG = transformer.ModelConfig(
@@ -167,6 +167,7 @@ def test_every_rule_is_used(setting):
     adapter = adapters.init(setting[0], adapters.LINEARS, rank=2, seed=0, name='solver')
     for path, _ in jax.tree_util.tree_leaves_with_path(adapter):
         names.append(sharding.path_name(path))
+    names += [quantization.scale_path(name) for name in names if quantization.is_quantized(name)]
     by_rule = {sharding.parameter_spec(name) for name in names}
     assert by_rule == {spec for _, spec in sharding.RULES}
 
