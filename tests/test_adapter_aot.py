@@ -1,16 +1,14 @@
 """Compile rows of runs with adapters: what is counted, which slots are chosen, and the pages that show them."""
 
 import dataclasses
-import json
-import os
 import pathlib
 import re
-import subprocess
 import sys
 
 import jax
 import numpy as np
 import pytest
+import slice_compiler
 
 from benchmarks import adapter_cases, adapter_tables, adapter_work, gpu_aot, tpu_aot
 from benchmarks.adapter_cases import SLOTS, AdapterCase, Machine
@@ -192,18 +190,7 @@ print(json.dumps(case.rows_of_all()))
 @pytest.mark.long
 @pytest.mark.skipif(tpu_aot.compiler_folder() is None, reason='libtpu is not installed')
 def test_the_programs_of_a_small_model_compile_for_a_slice():
-    environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
-    environment.pop('XLA_FLAGS', None)
-    result = subprocess.run(
-        [sys.executable, '-c', SMALL],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    rows = json.loads(result.stdout.splitlines()[-1])
+    rows = slice_compiler.last_line(SMALL, timeout=600)
     assert [row['program'] for row in rows] == ['extend', 'decode', 'update', 'teacher']
     assert all(row['fits'] and not row['off_chip'] for row in rows)
     assert all(row['arguments'] < row['hbm_bytes'] for row in rows)

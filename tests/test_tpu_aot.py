@@ -3,13 +3,12 @@
 import dataclasses
 import importlib.util
 import json
-import os
 import pathlib
-import subprocess
 import sys
 
 import jax
 import pytest
+import slice_compiler
 
 from benchmarks import roofline, tpu_aot, tpu_cases, tpu_programs, tpu_shapes
 from zeroplay_jax.policy import sharding
@@ -123,18 +122,7 @@ except tpu_programs.OutOfMemory as error:
 
 @pytest.mark.skipif(tpu_aot.compiler_folder() is None, reason='libtpu is not installed')
 def test_the_programs_of_a_small_model_compile_for_a_slice():
-    environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
-    environment.pop('XLA_FLAGS', None)
-    result = subprocess.run(
-        [sys.executable, '-c', SMALL],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    found, kernels, error = json.loads(result.stdout.splitlines()[-1])
+    found, kernels, error = slice_compiler.last_line(SMALL, timeout=600)
     assert set(found) == {'accumulate', 'apply', 'extend', 'decode'}
     assert all(flops > 0 and 0 < arguments < 2**34 for arguments, _, flops in found.values())
     assert kernels >= 3  # splash attention forward, again forward, and backward

@@ -2,13 +2,11 @@
 
 import dataclasses
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+import slice_compiler
 
 from benchmarks import slices_costs, slices_play, tpu_aot, tpu_pages, tpu_shapes
 from benchmarks.slices import play_workload
@@ -139,17 +137,6 @@ print(json.dumps(out))
 @pytest.mark.long
 @pytest.mark.skipif(tpu_aot.compiler_folder() is None, reason='libtpu is not installed')
 def test_steps_compile_for_a_slice_and_copy_no_page():
-    environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
-    environment.pop('XLA_FLAGS', None)
-    result = subprocess.run(
-        [sys.executable, '-c', SMALL],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    found = json.loads(result.stdout.splitlines()[-1])
+    found = slice_compiler.last_line(SMALL, timeout=900)
     # One call for rows of one token; another for chunks where there may be some.
     assert found == {'8': [1, True, 0], '64': [2, True, 0]}
