@@ -69,6 +69,8 @@ MODEL = transformer.ModelConfig(
     rope_theta=workload.QWEN3['rope_theta'],
     norm_eps=workload.QWEN3['rms_norm_eps'],
     tied=workload.QWEN3['tie_word_embeddings'],
+    # Of the update: blocks of 64 tokens leave out the pairs of the future.
+    attention='blocked',
     logit_chunk=2048,
 )
 

@@ -23,8 +23,11 @@ from jaxtyping import Array, Float, Int
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.attention import MASKED_SCORE, AnyArray, product
 
-# Tokens of a block. The scores of a pair of blocks are float32 [batch, kv_heads, folded, block].
-BLOCK = 512
+# Tokens of a block of long rows. The scores of a pair of blocks are float32 [batch, kv_heads, folded, block].
+MAX_BLOCK = 512
+# Shorter rows have blocks of a quarter of their length, because a single block would visit all pairs of tokens, but
+# no smaller ones than this: their products would be too small for the hardware.
+MIN_BLOCK = 64
 
 
 def attend_packed(
@@ -34,7 +37,7 @@ def attend_packed(
     segment: Int[AnyArray, 'batch length'],
     window: int = 0,
     mesh: Mesh | None = None,
-    block: int = BLOCK,
+    block: int = 0,
 ) -> Float[Array, 'batch length heads*head_dim']:
     """Returns the attention of packed rows, as `attention.attend_packed` does with `attention.packed_mask`.
 
@@ -47,10 +50,12 @@ def attend_packed(
       segment: segment number of every token, 0 for padding. The tokens of a segment are neighbours.
       window: number of tokens that a query attends to, itself included; 0: no limit.
       mesh: mesh of the arrays; every device computes its own rows and heads. None: a single device.
-      block: tokens of a block.
+      block: tokens of a block; 0: chosen by the length of the rows.
     """
     batch, length, heads, head_dim = q.shape
-    # Short rows have one block, without padding.
+    if not block:
+        block = min(max(length // 4, MIN_BLOCK), MAX_BLOCK)
+    # The shortest rows have one block, without padding.
     block = min(block, length)
 
     def attend(q, k, v, segment):
