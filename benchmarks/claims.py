@@ -11,8 +11,9 @@ arms, paired by seed and evaluation question. Their configs differ in nothing bu
 reported beside the measure.
 
 The setting is harder than the quickstart's and the same for all arms: evaluation with up to four hops, more near-miss
-documents, smaller learning rates, several updates per batch. Exact match is measured on held-out questions; for SCOPE,
-which trains on open tasks, also the share of rubrics that answers to held-out tasks meet.
+documents, several updates per batch. It is short, 12 solver steps at larger learning rates. Exact match is measured on
+held-out questions; for SCOPE, which trains on open tasks, also the share of rubrics that answers to held-out tasks
+meet.
 
 Every finished run is stored in benchmarks/results/runs, named by its config and by CODE, with the hash of the code that
 it ran. The table is written to benchmarks/results/claims.json, the picture to claims.svg; the last line printed is one
