@@ -91,6 +91,9 @@ def config_of(arm: str, seed: int):
     if system == 'dspo':
         # The filter needs questions whose answers are often all right or all wrong.
         config.schedule.hop_ratio = (0, 0, 1, 1)
+    if system == 'scope':
+        # At 1.0 a third of the tasks have the rubrics of another entity.
+        config.proposer.temperature = 0.6
     if config.solver.loss == 'sequence_pg':
         # A rollout has about 26 tokens. The mean of 26 log ratios has 1/√26 of the deviation of a single one, so the
         # clip range is DAPO's range divided by √26.

@@ -91,6 +91,13 @@ def test_errors_describe_another_entity(library, error):
     assert 0.1 < share_of_full_marks(demonstrations, library) < 0.7
 
 
+def test_incomplete_answers_state_one_fact(library):
+    for demo in written(open_demos.task_solver, library, incomplete=1.0):
+        rubrics = rubrics_of(described(demo, library))
+        met = [meets_rubric(answer_of(demo), rubric['text'], task_of(demo)) for rubric in rubrics]
+        assert sum(met) == 1 and len(met) > 1
+
+
 def test_verbose_answers_are_right_and_long(library):
     plain = written(open_demos.task_solver, library)
     verbose = written(open_demos.task_solver, library, verbose=1.0)

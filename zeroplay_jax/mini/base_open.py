@@ -20,7 +20,7 @@ from zeroplay_jax.mini.stages import Stage
 
 START = base_model.HERE / 'clean'
 STAGES = (
-    # Mostly open tasks; the other roles, in small shares, are not to be forgotten.
+    # Mostly open tasks; small shares of the other roles, so that answering questions and reading stay.
     Stage(
         'open',
         steps=320,
@@ -48,10 +48,12 @@ STAGES = (
         folder='base',
         errors=OpenErrors(
             early_answer=0.65,
-            # Not more: challengers state facts in the same words, and misread ones give tasks wrong rubrics.
+            # The next two are rare: challengers search and state facts in the same words, and their errors give tasks
+            # the rubrics of another entity.
             wrong_fact=0.2,
-            early_description=0.65,
-            verbose=0.4,
+            early_description=0.35,
+            incomplete=0.6,
+            verbose=0.3,
             nameless=0.35,
         ),
         shares={

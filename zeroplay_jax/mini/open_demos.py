@@ -35,11 +35,13 @@ class OpenErrors(demos.ErrorRates):
 
     Attributes:
       early_description: per step but the last, that the solver describes the intermediate entity.
+      incomplete: that the solver repeats the first sentence of the passage only.
       verbose: that the solver also describes the second document of its last search.
       nameless: that the task of a challenger lacks the name at the beginning of its chain.
     """
 
     early_description: float = 0.0
+    incomplete: float = 0.0
     verbose: float = 0.0
     nameless: float = 0.0
 
@@ -61,6 +63,10 @@ def task_solver(library: Library, rng: Generator, errors: OpenErrors) -> Demo:
             break
     documents = demo.add_search(library, thought, entity)
     answer = library.document(entity)['text']
+    # No number is drawn at 0: the demonstrations of the checkpoint without errors stay the same.
+    if errors.incomplete and rng.random() < errors.incomplete:
+        first_sentence, _, _ = answer.partition('. ')
+        answer = f'{first_sentence}.'
     if rng.random() < errors.verbose:
         answer = f'{answer} {_other_text(documents, entity)}'
     demo.add_final_turn(entity, answer=answer)
