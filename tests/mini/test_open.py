@@ -1,8 +1,10 @@
 """Demonstrations and checkpoints for open tasks (`mini/open`)."""
 
 import asyncio
+import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 from committed_folders import check_hashes
@@ -13,6 +15,7 @@ from zeroplay_jax.mini import base_model, base_open, batches, open_demos
 from zeroplay_jax.mini.demo import render
 from zeroplay_jax.mini.facts import meets_rubric, rubrics_of
 from zeroplay_jax.mini.open_demos import OpenErrors
+from zeroplay_jax.policy import hf
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.selfplay.judge import RuleJudge
 from zeroplay_jax.training import build
@@ -121,6 +124,21 @@ def test_nameless_tasks_do_not_pass_the_gate(library):
     ]
     nameless = written(open_demos.challenger, library, nameless=1.0)
     assert [not passes(demo) for demo in nameless] == has_chain
+
+
+@pytest.mark.long
+def test_the_command_continues_from_the_clean_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(base_model, 'DIAGNOSED_EPISODES', 4)
+    monkeypatch.setattr(base_model, 'LIBRARY_COUNT', 1)
+    monkeypatch.setattr(base_model, 'WORLDS_PER_LIBRARY', 2)
+    stage = dataclasses.replace(
+        base_open.STAGES[0], steps=1, rows=1, adam_rate=1e-5, muon_rate=1e-5
+    )
+    base_open.build(tmp_path, 0, [stage])
+    check_hashes(tmp_path / 'clean')
+    before, after = hf.load(base_open.START), hf.load(tmp_path / 'clean')
+    changes = jax.tree.map(lambda a, b: float(abs(a - b).max()), before, after)
+    assert 0 < max(jax.tree.leaves(changes)) < 1e-3
 
 
 def log_of(name):
