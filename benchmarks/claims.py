@@ -11,8 +11,9 @@ arms, paired by seed and evaluation question. Their configs differ in nothing bu
 reported beside the measure.
 
 The setting is harder than the quickstart's and the same for all arms: evaluation with up to four hops, more near-miss
-documents, smaller learning rates, several updates per batch. Exact match is measured on held-out questions; for SCOPE,
-which trains on open tasks, also the share of rubrics that answers to held-out tasks meet.
+documents, several updates per batch. It is short, 12 solver steps at larger learning rates. Exact match is measured on
+held-out questions; for SCOPE, which trains on open tasks, also the share of rubrics that answers to held-out tasks
+meet.
 
 Every finished run is stored in benchmarks/results/runs, named by its config and by CODE, with the hash of the code that
 it ran. The table is written to benchmarks/results/claims.json, the picture to claims.svg; the last line printed is one
@@ -22,7 +23,8 @@ Seeds are added in looks, which claims.toml fixes: after each look, claims that 
 closed, and the arms of the others get the seeds of the next one. A claim holds if p < .05 and the difference is above
 0, does not hold if it is below 0, and is undecided otherwise; p is valid although several looks are taken
 (`claims_statistics.sequential_p`). Because many claims are tested at once, the table has a second verdict beside this
-one, with p-values corrected by Holm's method; it closes claims.
+one, with p-values corrected by Holm's method; it closes claims. Corrected is for all claims that have results: with
+`--only`, also for those of the other systems whose runs are stored. The table has them all.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     systems = sorted({claim.system for claim in CLAIMS})
     cores = len(os.sched_getaffinity(0))
-    parser.add_argument('--only', choices=systems, help='claims of one system')
+    parser.add_argument('--only', choices=systems, help='execute the runs of one system')
     parser.add_argument('--looks', type=int, default=len(LOOKS), help='of claims.toml, at most')
     parser.add_argument(
         '--minutes', type=float, default=float('inf'), help='after which no run is begun'
@@ -81,21 +83,38 @@ def runs_of(claims: Sequence[Claim], seeds: int) -> list[Run]:
     return [(arm, seed) for seed in range(seeds) for arm in arms]
 
 
-def play(claims: Sequence[Claim], runner: Runner, looks: Sequence[Look]) -> list[dict[str, Any]]:
+def play(
+    claims: Sequence[Claim],
+    runner: Runner,
+    looks: Sequence[Look],
+    stored_claims: Sequence[Claim] = (),
+) -> list[dict[str, Any]]:
     """Returns a row of the table per claim, after all looks or until the runner's deadline.
 
     The runs of a look that the deadline interrupts are stored, and the look counts as not taken.
 
-    A row has the fields of the claim, of `statistics.judge` at its last look, and of `statistics.correct_verdicts`.
+    Args:
+      claims: the claims whose runs are executed.
+      runner: executes runs.
+      looks: the looks to take.
+      stored_claims: further claims, of which stored runs are used and none is executed; one without a first look has
+        no row.
+
+    Returns:
+      Rows in the order of the registration, with the fields of the claim, of `statistics.judge` at its last look, and
+      of `statistics.correct_verdicts`, which corrects for all rows.
     """
     results: dict[Run, dict] = {}
-    p_values: dict[Claim, list[float]] = {claim: [] for claim in claims}
+    all_claims = [claim for claim in CLAIMS if claim in claims or claim in stored_claims]
+    p_values: dict[Claim, list[float]] = {claim: [] for claim in all_claims}
     rows: dict[Claim, dict[str, Any]] = {}
-    is_open = dict.fromkeys(claims, True)
+    is_open = dict.fromkeys(all_claims, True)
     for number, look in enumerate(looks):
-        tested = [claim for claim in claims if is_open[claim]]
-        print(f'look {number + 1}: {len(tested)} claims, {look.seeds} seeds', file=sys.stderr)
-        results |= runner.run(runs_of(tested, look.seeds))
+        tested = [claim for claim in all_claims if is_open[claim]]
+        executed = [claim for claim in tested if claim in claims]
+        print(f'look {number + 1}: {len(executed)} claims, {look.seeds} seeds', file=sys.stderr)
+        results |= runner.stored(runs_of(tested, look.seeds))
+        results |= runner.run(runs_of(executed, look.seeds))
         for claim in tested:
             if not set(runs_of([claim], look.seeds)) <= set(results):
                 continue
@@ -104,11 +123,10 @@ def play(claims: Sequence[Claim], runner: Runner, looks: Sequence[Look]) -> list
             row['p'] = statistics.sequential_p(p_values[claim], [look.share for look in LOOKS])
             row['verdict'] = statistics.verdict(row['difference'], row['p'])
             rows[claim] = row
-        table = list(rows.values())
-        statistics.correct_verdicts(table)
+        statistics.correct_verdicts(list(rows.values()))
         for claim, row in rows.items():
             is_open[claim] = row['verdict_holm'] == 'undecided' and not row['narrow']
-    return list(rows.values())
+    return [rows[claim] for claim in all_claims if claim in rows]
 
 
 def _judge(claim: Claim, results: Mapping[Run, dict], look: Look) -> dict[str, Any]:
@@ -182,13 +200,11 @@ def main(argv: list[str] | None = None) -> None:
         return
     started = time.monotonic()
     with Runner(args.out / 'runs', args.processes, started + 60 * args.minutes) as runner:
-        table = play(claims, runner, LOOKS[: args.looks])
+        table = play(claims, runner, LOOKS[: args.looks], stored_claims=CLAIMS)
     print(f'{time.monotonic() - started:.0f} s', file=sys.stderr)
-    if len(table) < len(claims):
-        missing = len(claims) - len(table)
-        print(
-            f'{missing} of {len(claims)} claims have too few runs for a first look; run the same command again'
-        )
+    if len(table) < len(CLAIMS):
+        missing = len(CLAIMS) - len(table)
+        print(f'{missing} of {len(CLAIMS)} claims have too few runs for a first look')
     if not table:
         return
     _print_table(table)

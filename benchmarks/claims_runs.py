@@ -23,6 +23,9 @@ from zeroplay_jax.runtime.atomic import write_text
 # Raised when a change of the code changes the result of a run, so that no stored run of the earlier code is reused.
 # 2: the rule judge grades facts; minibatches are drawn by prompt.
 CODE = 2
+# Compiled programs, for all processes and for later calls.
+CACHE = pathlib.Path(__file__).parents[1] / '.cache' / 'claims_programs'
+CACHE_GIGABYTES = 2.0
 _PACKAGE = pathlib.Path(__file__).parents[1] / 'zeroplay_jax'
 
 # An arm and a seed.
@@ -47,6 +50,10 @@ def stored_path(arm: str, seed: int, folder: pathlib.Path) -> pathlib.Path:
     changes = {k: v for k, v in fields.leaves(config_of(arm, seed)) if v != defaults[k]}
     # This field is not a property of an arm, and results of versions without it keep their names.
     changes.pop('stop_after_empty_steps', None)
+    # Checkpoints of the package have the same name wherever it is installed.
+    policy = pathlib.Path(changes.get('policy.path', ''))
+    if policy.is_relative_to(_PACKAGE):
+        changes['policy.path'] = str(policy.relative_to(_PACKAGE))
     text = json.dumps([CODE, changes], sort_keys=True)
     return folder / f'{hashlib.sha256(text.encode()).hexdigest()[:16]}.json'
 
@@ -128,12 +135,11 @@ class Runner:
         self.folder = folder
         self.processes = processes
         self.deadline = deadline
-        self._cache = tempfile.mkdtemp(prefix='claims_programs.')
         self._seconds: list[float] = []
         # A new interpreter for every process: JAX does not survive a fork.
         context = multiprocessing.get_context('spawn')
         self._pool = concurrent.futures.ProcessPoolExecutor(
-            processes, context, _start_process, (context.Value('i', 0), processes, self._cache)
+            processes, context, _start_process, (context.Value('i', 0), processes)
         )
 
     def __enter__(self) -> Runner:
@@ -141,17 +147,20 @@ class Runner:
 
     def __exit__(self, *_) -> None:
         self._pool.shutdown(cancel_futures=True)
-        shutil.rmtree(self._cache, ignore_errors=True)
+
+    def stored(self, runs: Sequence[Run]) -> dict[Run, dict]:
+        """Returns the results of those runs that are stored."""
+        results: dict[Run, dict] = {}
+        for arm, seed in runs:
+            path = stored_path(arm, seed, self.folder)
+            if path.exists():
+                results[arm, seed] = json.loads(path.read_text())
+        return results
 
     def run(self, runs: Sequence[Run]) -> dict[Run, dict]:
         """Returns the results of the runs, without those that the deadline left out; prints a line for each."""
-        results: dict[Run, dict] = {}
-        missing: list[Run] = []
-        for arm, seed in runs:
-            if stored_path(arm, seed, self.folder).exists():
-                results[arm, seed] = run_arm(arm, seed, self.folder)
-            else:
-                missing.append((arm, seed))
+        results = self.stored(runs)
+        missing = [run for run in runs if run not in results]
         waiting = iter(missing)
         futures: dict[concurrent.futures.Future, Run] = {}
         done = 0
@@ -179,7 +188,7 @@ class Runner:
         print(f'{arm}, seed {seed}: {seconds:.0f} s; {left}', file=sys.stderr, flush=True)
 
 
-def _start_process(counter, processes: int, cache: str) -> None:
+def _start_process(counter, processes: int) -> None:
     """Gives a process of the pool its share of the cores, before JAX counts them."""
     with counter.get_lock():
         number = counter.value
@@ -189,10 +198,9 @@ def _start_process(counter, processes: int, cache: str) -> None:
     # More processes than cores: all of them may use any.
     os.sched_setaffinity(0, share or cores)
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-    import jax
-
     from zeroplay_jax.configuration import entry
+    from zeroplay_jax.runtime.compilation import CompilationCache
 
     entry.load_libraries()
-    # All arms have programs in common, so compiled programs are cached for the length of the benchmark.
-    jax.config.update('jax_compilation_cache_dir', cache)
+    # All arms have programs in common, and all seeds of an arm have the same.
+    CompilationCache(str(CACHE), CACHE_GIGABYTES)

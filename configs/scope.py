@@ -33,6 +33,7 @@ Every value with its source: docs/hyperparameters.md.
 """
 
 from zeroplay_jax.configs import common
+from zeroplay_jax.settings.paths import OPEN_CHECKPOINT
 
 
 def get_config(variant=''):
@@ -90,6 +91,7 @@ def get_config(variant=''):
 
 def _mini(config):
     """Shrinks the run to three steps of each role."""
+    config.policy.path = str(OPEN_CHECKPOINT)
     config.schedule.update(iterations=1, hop_ratio=(0, 1, 1))  # the built-in form of prompts
     for role in (config.proposer, config.solver):
         role.update(

@@ -175,8 +175,11 @@ def test_a_p_value_of_several_looks_is_one():
 class FakeRunner:
     """Results by arm: the filter helps always, the sequence ratio from the second look on."""
 
-    def __init__(self, budget=10**9):
-        self.runs, self.budget = [], budget
+    def __init__(self, budget=10**9, stored=()):
+        self.runs, self.budget, self.stored_runs = [], budget, stored
+
+    def stored(self, runs):
+        return {run: self.result(*run) for run in runs if run in self.stored_runs}
 
     def run(self, runs):
         self.runs.append(runs)
@@ -216,6 +219,26 @@ def test_an_interrupted_look_does_not_count():
     (row,) = claims.play([claim], FakeRunner(budget=16), claims_arms.LOOKS)
     assert row['seeds'] == 8 and row['codes'] == ['c'] and row['rollouts'] == [400, 400]
     assert set(row['beside']) == {'final', 'area_of_rollouts'}
+
+
+def test_claims_of_other_systems_are_corrected_for_and_stay_in_the_table():
+    chosen = [c for c in claims.CLAIMS if c.text == 'the filter helps']
+    # The claims of Dr. Zero by area have all their runs of the first look, those of SSP lack one.
+    stored = claims.runs_of([c for c in claims.CLAIMS if c.system == 'drzero'], seeds=8)
+    stored += claims.runs_of([c for c in claims.CLAIMS if c.system == 'ssp'], seeds=8)[:-1]
+    runner = FakeRunner(stored=stored)
+    table = claims.play(chosen, runner, claims_arms.LOOKS, stored_claims=claims.CLAIMS)
+    assert {arm for runs in runner.runs for arm, _ in runs} == {'dspo', 'dspo no filter'}
+    registered = [(c.system, c.text) for c in claims.CLAIMS]
+    rows = [(row['system'], row['claim']) for row in table]
+    assert rows == sorted(rows, key=registered.index)
+    assert [system for system, _ in rows].count('drzero') == 5
+    assert ('ssp', 'periodic reset beats dummy padding') not in rows
+    corrected = statistics.holm([row['p'] for row in table])
+    assert [row['p_holm'] for row in table] == pytest.approx(corrected, rel=0.01)
+    alone = claims.play(chosen, FakeRunner(), claims_arms.LOOKS)
+    (row,) = [row for row in table if row['claim'] == 'the filter helps']
+    assert row['p'] == alone[0]['p'] < row['p_holm']
 
 
 def test_the_forest_plot_shows_every_claim(tmp_path):

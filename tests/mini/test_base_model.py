@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from committed_folders import check_hashes
 
-from zeroplay_jax.mini import base_model, batches, demo, demos, library, supervised
+from zeroplay_jax.mini import base_model, base_open, batches, demo, demos, library, supervised
 from zeroplay_jax.mini.stages import STAGES, Stage
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout import prompts
@@ -15,6 +15,7 @@ from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import POLICY
 
 FOLDERS = ('base', 'clean')
+ALL_FOLDERS = (*FOLDERS, 'open/base', 'open/clean')
 TINY = Stage('tiny', steps=12, rows=4, tokens=128, shares={'passage': 1.0})
 
 
@@ -109,7 +110,7 @@ def test_build_writes_folders_with_log_and_hashes(tmp_path, monkeypatch):
     assert set(demos.ROLES) <= set(log[-1]['teacher_forced'])
 
 
-@pytest.mark.parametrize('name', FOLDERS)
+@pytest.mark.parametrize('name', ALL_FOLDERS)
 def test_committed_folder_is_whole_and_small(name, blank):
     folder = base_model.HERE / name
     check_hashes(folder)
@@ -118,7 +119,7 @@ def test_committed_folder_is_whole_and_small(name, blank):
         assert (folder / file).read_text() == (blank / file).read_text()
 
 
-@pytest.mark.parametrize('name', FOLDERS)
+@pytest.mark.parametrize('name', ALL_FOLDERS)
 def test_committed_folder_has_the_same_logits_in_transformers(name):
     torch = pytest.importorskip('torch')
     from transformers import AutoModelForCausalLM
@@ -140,7 +141,7 @@ def test_committed_folder_has_the_same_logits_in_transformers(name):
     np.testing.assert_allclose(ours, theirs, atol=2e-4)
 
 
-@pytest.mark.parametrize('name', FOLDERS)
+@pytest.mark.parametrize('name', ALL_FOLDERS)
 def test_committed_prompt_ids_are_those_of_transformers(name):
     codec = Codec(base_model.HERE / name)
     chat = prompts.fill(prompts.BUILT_IN_FORMS['solver'], question='What is the job of Gumu?')
@@ -172,5 +173,6 @@ def test_committed_folder_was_trained_by_these_stages(name):
 
 
 def test_stage_names_give_different_streams():
-    keys = [zlib.crc32(stage.name.encode()) for stage in STAGES]
+    stages = (*STAGES, *base_open.STAGES)
+    keys = [zlib.crc32(stage.name.encode()) for stage in stages]
     assert len(set(keys)) == len(keys)

@@ -15,12 +15,12 @@ import argparse
 import json
 import pathlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from zeroplay_jax.mini import batches, demos, supervised, tokenizer
-from zeroplay_jax.mini.demo import Demo
+from zeroplay_jax.mini.demo import Demo, Role
 from zeroplay_jax.mini.stages import STAGES, Stage
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.rollout import prompts
@@ -54,15 +54,29 @@ LIBRARY_COUNT = 8
 WORLDS_PER_LIBRARY = 20
 DIAGNOSED_EPISODES = 64  # per role
 DIAGNOSED_TOKENS = 640  # longest episode of the diagnosis
+NO_ERRORS = demos.ErrorRates()
 
 
 # ---- diagnosis ---------------------------------------------------------------------------------------------
 
 
 def diagnose(
-    config: transformer.ModelConfig, params: transformer.Params, codec: Codec, seed: int
+    config: transformer.ModelConfig,
+    params: transformer.Params,
+    codec: Codec,
+    seed: int,
+    roles: Mapping[str, Role] = demos.ROLES,
+    no_errors: demos.ErrorRates = NO_ERRORS,
 ) -> dict[str, dict[str, float]]:
     """Returns the teacher-forced accuracy per role on error-free episodes with held-out names.
+
+    Args:
+      config: the model.
+      params: its parameters.
+      codec: its tokenizer.
+      seed: seed of the episodes.
+      roles: the roles by name.
+      no_errors: error rates of 0, in the type that the roles take.
 
     Returns:
       Role → the dict of `supervised.Predicted.figures`; for the solver also 'solver, N hops' → {'episodes': share}. The
@@ -70,9 +84,9 @@ def diagnose(
     """
     (heldout_library,) = batches.libraries(seed, 'evaluation', 1, WORLDS_PER_LIBRARY)
     figures = {}
-    for name, role in demos.ROLES.items():
+    for name, role in roles.items():
         demonstrations = supervised.fixed_demos(
-            name, role, heldout_library, demos.ErrorRates(), seed, DIAGNOSED_EPISODES
+            name, role, heldout_library, no_errors, seed, DIAGNOSED_EPISODES
         )
         predicted = supervised.teacher_forced(
             config, params, codec, demonstrations, DIAGNOSED_TOKENS

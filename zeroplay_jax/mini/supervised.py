@@ -208,8 +208,9 @@ def train_checkpoints(
     out: pathlib.Path,
     dtype: Any = jnp.float32,
     work: pathlib.Path | None = None,
+    start: pathlib.Path | None = None,
 ) -> None:
-    """Trains stages one after the other from random weights; writes a folder in `out` for each saved one.
+    """Trains stages one after the other; writes a folder in `out` for each saved one.
 
     The stage after a saved one starts from the weights as they were written, so it can be repeated from the folder.
 
@@ -223,12 +224,16 @@ def train_checkpoints(
       out: folder of the checkpoint folders; existing ones are replaced.
       dtype: data type of the weights in the folders.
       work: folder of the training's own checkpoints, which a restart continues from; None writes none.
+      start: folder of the weights that training starts from; None: random weights.
     """
     codec = Codec(template)
     config = hf.read_config(template)
-    key = jax.random.key(seed)
-    initial_params = transformer.init(config, key)
-    params = zero_output_projections(initial_params)
+    if start:
+        params = hf.load(start, config)
+    else:
+        key = jax.random.key(seed)
+        initial_params = transformer.init(config, key)
+        params = zero_output_projections(initial_params)
     leaves = jax.tree.leaves(params)
     parameter_count = sum(leaf.size for leaf in leaves)
     log: list[dict[str, Any]] = [{'seed': seed, 'parameters': parameter_count}]
