@@ -7,14 +7,14 @@ import pathlib
 import string
 from collections.abc import Sequence
 
+from zeroplay_jax.retrieval import hub
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Environment
 from zeroplay_jax.rollout.tokens import END_OF_TURN_FIELD, Codec
 from zeroplay_jax.selfplay.roles import Role
+from zeroplay_jax.settings.paths import built_in_name
 from zeroplay_jax.types import Json
 
-# The package's folder, which has the built-in checkpoints.
-_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 _GENERATION_FILE = 'generation_config.json'
 
 
@@ -67,11 +67,13 @@ def stop_strings(environments: Sequence[Environment]) -> list[str]:
 
 
 def _base_name(folder: pathlib.Path) -> str:
-    """Returns how a card calls a checkpoint: the path of one of this package, else the name of its folder."""
-    resolved = folder.resolve()
-    if resolved.is_relative_to(_PACKAGE):
-        return str(resolved.relative_to(_PACKAGE.parent))
-    return resolved.name
+    """Returns how a card calls a checkpoint: its name on the Hub or in this package, else the name of its folder."""
+    hub_name = hub.name_of(str(folder))
+    if hub.is_name(hub_name):
+        return hub_name.removeprefix(hub.PREFIX)
+    resolved = str(folder.resolve())
+    name = built_in_name(resolved)
+    return name if name != resolved else folder.resolve().name
 
 
 def model_card(
