@@ -79,11 +79,12 @@ class PackedPlaces:
         def pack_and_count(*args: Any, **settings: Any) -> Sequence[Batch | JointBatch]:
             packed = pack(*args, **settings)
             for micro_batch in packed:
-                joint = isinstance(micro_batch, JointBatch)
-                segment = micro_batch.batch.segment if joint else micro_batch.segment
+                batch = micro_batch
+                if isinstance(batch, JointBatch):
+                    batch = batch.batch
                 self.micro_batches += 1
-                self.places += segment.size
-                self.used += int((segment > 0).sum())
+                self.places += batch.segment.size
+                self.used += int((batch.segment > 0).sum())
             return packed
 
         return pack_and_count

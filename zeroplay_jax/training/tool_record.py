@@ -86,7 +86,7 @@ def check_or_write(
 def read(workdir: pathlib.Path) -> dict[str, Listing] | None:
     """Returns the tools of each role as a run has recorded them; None without a record, or with one of another form."""
     try:
-        saved: Json = json.loads((workdir / FILE_NAME).read_text(encoding='utf-8'))
+        saved: dict[str, Listing] = json.loads((workdir / FILE_NAME).read_text(encoding='utf-8'))
         for listing in saved.values():
             for attributes in listing.values():
                 # An earlier version wrote one listing for all roles.
