@@ -3,6 +3,7 @@
     python -m benchmarks.adapters                          # everything; stored runs are not executed again
     python -m benchmarks.adapters --only quickstart --ranks 16 --seeds 1
     python -m benchmarks.adapters --factor 3               # other learning rates of the adapters
+    python -m benchmarks.adapters --cost                   # only the time of updates (adapter_cost.py): two minutes
 
 DSPO and π-Play are arms of benchmarks/claims.toml: they gain most of all, and their seeds differ least. DSPO has
 a KL term, whose reference is the base, and π-Play has a teacher. With adapters the learning rates of all roles are
@@ -179,6 +180,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--seeds', type=int, default=SEEDS, help=f'seeds per row ({SEEDS})')
     parser.add_argument('--factor', type=float, default=FACTOR, help=f'of the rates ({FACTOR:g})')
     parser.add_argument('--out', type=pathlib.Path, default=RESULTS, help='folder of the results')
+    cost_help = 'print what the updates of a step cost, and do nothing else'
+    parser.add_argument('--cost', action='store_true', help=cost_help)
     # The command of a single run, which `stored_run` starts.
     parser.add_argument('--here', nargs=5, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
@@ -194,6 +197,13 @@ def main(argv: list[str] | None = None) -> None:
         arm, rank, factor, seed, path = args.here
         entry.load_libraries()
         run_here(arm, int(rank), float(factor), int(seed), pathlib.Path(path))
+        return
+    if args.cost:
+        from benchmarks import adapter_cost
+        from zeroplay_jax.configuration import entry
+
+        entry.load_libraries()
+        print(adapter_cost.markdown(*adapter_cost.measure()), end='')
         return
     runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
     # Seeds are the outer loop, so that an interrupted benchmark has runs of every row.

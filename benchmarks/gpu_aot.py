@@ -21,8 +21,9 @@ from typing import NamedTuple
 import jax
 from jax.experimental import topologies
 
-from benchmarks import adapter_cases, adapter_tables, adapter_work, tpu_shapes
+from benchmarks import adapter_cases, adapter_tables, adapter_work
 from benchmarks.adapter_cases import GIB, Machine
+from benchmarks.aot_arguments import SEVERAL, shared_parser
 from benchmarks.tpu_programs import Compiled
 from zeroplay_jax.types import UserError
 
@@ -133,25 +134,9 @@ def compile_program(lowered: jax.stages.Lowered) -> Compiled:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Returns the parsed command line."""
-    parser = argparse.ArgumentParser(
-        prog='python -m benchmarks.gpu_aot',
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    several = 'may be given several times (default: all)'
-    models = (*tpu_shapes.MODELS, *tpu_shapes.FURTHER_MODELS)
-    parser.add_argument('--adapters', type=int, required=True, metavar='RANK', help='their rank')
-    parser.add_argument('--model', choices=models, action='append', default=[], help=several)
-    parser.add_argument(
-        '--config', choices=adapter_work.CONFIGS, action='append', default=[], help=several
-    )
-    parser.add_argument('--gpu', choices=GPUS, action='append', help=several)
-    parser.add_argument('--again', action='store_true', help='compile stored results again')
-    parser.add_argument('--out', type=pathlib.Path, default=adapter_cases.RESULTS, help='results')
-    args = parser.parse_args(argv)
-    if args.adapters < 1:
-        parser.error('--adapters: give a rank of 1 or more')
-    return args
+    parser = shared_parser('benchmarks.gpu_aot', __doc__, least_rank=1)
+    parser.add_argument('--gpu', choices=GPUS, action='append', help=SEVERAL)
+    return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -165,8 +150,9 @@ def main(argv: list[str] | None = None) -> None:
     machines = [gpu_machine(name) for name in args.gpu or GPUS]
     names = args.config + args.model or CASES
     cases = [(name, machine) for name in names for machine in machines]
-    rows = adapter_cases.measure(cases, args.adapters, args.out, args.again)
-    print(adapter_tables.report(rows, adapter_cases.stored_rows(args.out)))
+    path = args.out or adapter_cases.RESULTS
+    rows = adapter_cases.measure(cases, args.adapters, path, args.again)
+    print(adapter_tables.report(rows, adapter_cases.stored_rows(path)))
     print(adapter_tables.last_line(rows))
 
 

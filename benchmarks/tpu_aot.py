@@ -36,6 +36,7 @@ from benchmarks import (
     tpu_programs,
     tpu_shapes,
 )
+from benchmarks.aot_arguments import SEVERAL, shared_parser
 from benchmarks.tpu_cases import GIB, Case
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.types import UserError
@@ -219,36 +220,19 @@ def _compiler_columns(row: dict) -> dict:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Returns the parsed command line."""
-    parser = argparse.ArgumentParser(
-        prog='python -m benchmarks.tpu_aot',
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    several = 'may be given several times (default: all)'
-    models = (*tpu_shapes.MODELS, *tpu_shapes.FURTHER_MODELS)
-    parser.add_argument('--model', choices=models, action='append', help=several)
+    parser = shared_parser('benchmarks.tpu_aot', __doc__, least_rank=0)
     topologies = sorted({*tpu_shapes.TOPOLOGIES, *tpu_shapes.ADAPTER_TOPOLOGIES})
-    parser.add_argument('--topology', choices=topologies, action='append', help=several)
-    adapters_help = 'rank of adapters; 0: full fine-tuning'
-    parser.add_argument('--adapters', type=int, default=0, metavar='RANK', help=adapters_help)
-    config_help = "with --adapters: a paper's config, with its lengths; may be given several times"
-    parser.add_argument(
-        '--config', choices=adapter_work.CONFIGS, action='append', default=[], help=config_help
-    )
+    parser.add_argument('--topology', choices=topologies, action='append', help=SEVERAL)
     effort_help = "compiler effort; 0 is XLA's default, five times slower"
     parser.add_argument('--effort', type=float, default=tpu_programs.EFFORT, help=effort_help)
-    parser.add_argument('--again', action='store_true', help='compile stored results again')
     estimate_help = 'compile the programs of missing time estimates, at effort 0'
     parser.add_argument('--estimate', action='store_true', help=estimate_help)
-    parser.add_argument('--out', type=pathlib.Path, help='file of the results')
     args = parser.parse_args(argv)
-    if args.adapters < 0:
-        parser.error('--adapters: give a rank of 1 or more')
     slices = tpu_shapes.ADAPTER_TOPOLOGIES if args.adapters else tpu_shapes.TOPOLOGIES
     for topology in args.topology or ():
         if topology not in slices:
             parser.error(f'--topology {topology}: here the slices are {", ".join(slices)}')
-    for model in args.model or ():
+    for model in args.model:
         if not args.adapters and model not in tpu_shapes.MODELS:
             parser.error(f'--model {model}: give --adapters, too')
     if args.config and not args.adapters:
@@ -258,7 +242,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def adapter_cases_of(args: argparse.Namespace) -> list[tuple[str, adapter_cases.Machine]]:
     """Returns the runs and slices that the arguments name; all of `adapter_work.CASES` if they name none."""
-    names = [*args.config, *(args.model or ())]
+    names = [*args.config, *args.model]
     pairs = []
     for name, topologies in adapter_work.CASES.items():
         if not names or name in names:

@@ -20,7 +20,8 @@ same command, and the run resumes from the last checkpoint.
   --slices N          number of slices (default: 1)
   --base IMAGE        base image with Python 3.11 to 3.13 (default: python:3.12); the project is added to it, and its
                       requirements are installed at the start
-  --image IMAGE       used instead of --base: an image with project and requirements in its working folder
+  --image IMAGE       used instead of --base: an image with project and requirements in its working folder, those of
+                      requirements-bucket.txt included if workdir or files are in a bucket
   --setup COMMAND     command that runs in every container before the run
   --restarts N        number of times that GKE restarts the pods (default: 20)
   --again             delete an ended workload of that name first
@@ -60,7 +61,8 @@ else
   archive "$scratch/project.tgz"
   run tar -xzf "$scratch/project.tgz" -C "$scratch/project"
   image=(--base-docker-image "${option[base]}" --script-dir "$scratch/project")
-  command="pip install --quiet -r requirements.txt 'jax[tpu]' && $command"
+  # The same packages as launch/install.sh tpu.
+  command="pip install --quiet -r requirements.txt 'jax[tpu]' -r requirements-bucket.txt && $command"
 fi
 # XPK restarts a process that a signal ended. A process that lost its peer may exit with status 1, and one that saved
 # after SIGTERM with 75, hence the option.

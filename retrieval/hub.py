@@ -20,6 +20,8 @@ PREFIX = 'hf://'
 MODEL_FILES = ('*.json', '*.jinja', '*.txt', '*.model', '*.safetensors')
 _MODEL = re.compile(r'hf://[\w.-]+/[\w.-]+')
 _FILE = re.compile(r'hf://[\w.-]+/[\w.-]+/.+')
+# Path of what this process has fetched → its name.
+_names: dict[str, str] = {}
 _UNITS = ((1 << 30, 'GiB'), (1 << 20, 'MiB'), (1 << 10, 'KiB'))
 
 
@@ -51,7 +53,9 @@ def fetch_model(name: str) -> str:
     if not is_name(name):
         return name
     check_name(name)
-    return str(_fetch(name, name.removeprefix(PREFIX), 'model', MODEL_FILES))
+    folder = str(_fetch(name, name.removeprefix(PREFIX), 'model', MODEL_FILES))
+    _names[folder] = name
+    return folder
 
 
 def fetch_file(name: str) -> str:
@@ -67,7 +71,13 @@ def fetch_file(name: str) -> str:
     local = _fetch(name, f'{owner}/{dataset}', 'dataset', (path,)) / path
     if not local.is_file():
         raise RetrievalError(f'{name}: the dataset has no such file; look at its list of files')
+    _names[str(local)] = name
     return str(local)
+
+
+def name_of(path: str) -> str:
+    """Returns the name by which this process fetched a file or folder; any other text as it is."""
+    return _names.get(path, path)
 
 
 def _fetch(name: str, repository: str, kind: str, patterns: Sequence[str]) -> pathlib.Path:

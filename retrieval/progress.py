@@ -45,7 +45,7 @@ def bar(
       shown: False draws and prints nothing.
       leave: whether the line remains when the work is done.
       time_left: returns the text shown instead of elapsed and remaining time, for units that take different times;
-        called whenever the bar is drawn.
+        called whenever the bar is drawn. `what` is not shown then.
     """
     options: dict[str, Any] = {
         'disable': not _is_drawn(shown),
@@ -62,7 +62,7 @@ def bar(
         )
     if time_left is not None:
         # A shorter format, because the numbers of a run need the space.
-        options['bar_format'] = '{desc} {n_fmt}/{total_fmt} |{bar}| {time_left}{postfix}'
+        options['bar_format'] = '{n_fmt}/{total_fmt} |{bar}| {time_left}{postfix}'
         options['time_left'] = time_left
     return _Bar(total=total, initial=initial, unit=f' {unit}', desc=what, **options)
 
@@ -137,6 +137,8 @@ class _Bar(tqdm.tqdm):
             total = '' if self.total is None else f'/{self.total}'
             parts.append(f'{self.n}{total}{self.unit}')
         parts.append(self.format_interval(round(time.monotonic() - self._begin)))
+        if self._time_left is not None:
+            parts.append(self._time_left())
         if self.postfix:
             parts.append(self.postfix)
         name = f'{self.desc}: ' if self.desc else ''

@@ -126,6 +126,27 @@ def test_wrong_arguments_are_refused(arguments, text, capsys):
     assert text in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('module', [tpu_aot, gpu_aot])
+def test_both_commands_take_the_same_cases(module, tmp_path, capsys):
+    out = tmp_path / 'rows.json'
+    flags = ['--adapters', '32', '--config', 'ssp', '--config', 'dspo', '--model', 'qwen3-4b']
+    args = module.parse_arguments([*flags, '--again', '--out', str(out)])
+    assert (args.adapters, args.config, args.model) == (32, ['ssp', 'dspo'], ['qwen3-4b'])
+    assert args.again and args.out == out
+    assert module.parse_arguments(['--adapters', '4']).out is None
+    for wrong in ('-1', 'x', '1.5'):
+        with pytest.raises(SystemExit, match='2'):
+            module.parse_arguments(['--adapters', wrong])
+        assert 'argument --adapters: ' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('arguments', [[], ['--adapters', '0']])
+def test_a_gpu_needs_adapters(arguments, capsys):
+    with pytest.raises(SystemExit, match='2'):
+        gpu_aot.parse_arguments(arguments)
+    assert '--adapters' in capsys.readouterr().err
+
+
 def test_a_missing_gpu_compiler_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(sys, 'prefix', '/nowhere')
     with pytest.raises(SystemExit, match='2'):

@@ -317,6 +317,21 @@ def test_reports_and_comparisons_read_a_bucket(bucket, config, tmp_path, capsys)
     assert report.main(['gs://bucket/none']) == 2
     assert compare.main([f'{ADDRESS}/config.json', f'{ADDRESS}/none']) == 2
     assert 'no such file or folder in the bucket' in capsys.readouterr().err
+    # A result has the form of any file of `evaluate --out`; messages name the address and not the copy.
+    assert compare.main([f'{ADDRESS}/config.json'] * 2) == 2
+    line = f'zeroplay_jax.compare: {ADDRESS}/config.json: not a result ('
+    assert capsys.readouterr().err.startswith(line)
+
+
+@pytest.mark.parametrize('folder', ['', '/policy', '/policy/solver'])
+def test_a_folder_in_a_bucket_is_no_result_and_is_not_downloaded(bucket, capsys, folder):
+    bucket.write('runs/a/run.json', b'{}')
+    bucket.write('runs/a/policy/solver/config.json', b'{}')
+    bucket.download = lambda name, path: pytest.fail(f'downloads {name}')
+    assert compare.main([f'{ADDRESS}{folder}', 'x.json']) == 2
+    advice = 'is a folder; name a file of zeroplay_jax.evaluate --out'
+    line = f'zeroplay_jax.compare: {ADDRESS}{folder}: {advice}\n'
+    assert capsys.readouterr().err == line
 
 
 # ---- with the library of the service and an emulator -----------------------------------------------------

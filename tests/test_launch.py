@@ -118,6 +118,8 @@ def test_xpk_packs_the_project_and_creates_a_workload():
         '-r',
         'requirements.txt',
         'jax[tpu]',
+        '-r',
+        'requirements-bucket.txt',
     ]
     assert shlex.split(run) == [
         'python',

@@ -291,6 +291,9 @@ def test_a_run_begins_with_the_weights_of_another(uninterrupted, tmp_path):
     for role in ('proposer', 'solver'):
         name = pathlib.Path(role, 'model.safetensors')
         assert (exported / name).read_bytes() == (workdir / 'policy' / name).read_bytes()
+        name = pathlib.Path(role, 'generation_config.json')
+        assert (exported / name).read_text() == (workdir / 'policy' / name).read_text()
+        assert '# ' + role in (exported / role / 'README.md').read_text()
     other = start(workdir, f'--from={tmp_path}', *short)
     _, err = other.communicate(timeout=120)
     assert other.returncode == 2 and f'the run began with --from={whole}' in err

@@ -9,12 +9,15 @@ import sys
 
 import pytest
 
-from zeroplay_jax.configs import quickstart
-from zeroplay_jax.configuration import entry, resumption
+from zeroplay_jax.configs import english, quickstart
+from zeroplay_jax.configuration import checkpoint_rules, entry, resumption
+from zeroplay_jax.configuration.stored import read_stored_config
+from zeroplay_jax.retrieval import hub
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.metrics import MetricsWriter
 from zeroplay_jax.runtime.workdir import WorkdirError, claim
+from zeroplay_jax.settings import paths
 from zeroplay_jax.training import input_record, run_folder
 from zeroplay_jax.types import UserError
 
@@ -72,6 +75,64 @@ def test_a_field_that_an_earlier_version_lacked_has_its_default(tmp_path):
     newer['compilation'] = {'cache': 'programs'}
     with pytest.raises(WorkdirError, match='compilation.cache'):
         run_workdir.check(tmp_path, newer, defaults=defaults)
+
+
+# Names in place of paths
+
+
+def make_clone(folder):
+    """A clone of the project as far as a built-in checkpoint is concerned; returns its package."""
+    package = folder / 'zeroplay_jax'
+    (package / 'mini' / 'english').mkdir(parents=True)
+    (package / 'mini' / 'english' / 'base').symlink_to(paths.ENGLISH_CHECKPOINT)
+    return package
+
+
+def test_another_clone_resumes_a_run_from_a_built_in_checkpoint(tmp_path, monkeypatch):
+    name = 'zeroplay_jax/mini/english/base'
+    workdir = tmp_path / 'run'
+    begin(workdir, english.get_config().to_dict())
+    stored = json.loads((workdir / 'config.json').read_text())
+    assert stored['policy']['path'] == name
+    package = make_clone(tmp_path / 'clone')
+    monkeypatch.setattr(paths, 'PACKAGE', package)
+    config = english.get_config()
+    config.policy.path = str(package.parent / name)
+    resumption.check(workdir, config)
+    assert read_stored_config(workdir / 'config.json').policy.path == config.policy.path
+    # As an earlier version stored it, in a clone that was moved since.
+    stored['policy']['path'] = f'/gone/{name}'
+    (workdir / 'config.json').write_text(json.dumps(stored))
+    resumption.check(workdir, config)
+    assert read_stored_config(workdir / 'config.json').policy.path == config.policy.path
+    # Another checkpoint is another run still, and so is a clone with files of its own.
+    for path in (package.parent / 'zeroplay_jax' / 'mini' / 'base', tmp_path / 'other' / name):
+        path.mkdir(parents=True)
+        config.policy.path = str(path)
+        with pytest.raises(WorkdirError, match=r'policy\.path \(there'):
+            resumption.check(workdir, config)
+
+
+def test_a_model_of_the_hub_is_stored_by_its_name(tmp_path, monkeypatch):
+    snapshot = str(tmp_path / 'snapshots' / '0a1b')
+    monkeypatch.setattr(hub, '_fetch', lambda *_: pathlib.Path(snapshot))
+    monkeypatch.setattr(hub, '_names', {})
+    config = quickstart.get_config()
+    config.policy.path = 'hf://owner/model'
+    checkpoint_rules.download(config)
+    assert config.policy.path == snapshot
+    begin(tmp_path / 'run', config.to_dict())
+    stored = json.loads((tmp_path / 'run' / 'config.json').read_text())
+    assert stored['policy']['path'] == 'hf://owner/model'
+    # The cache of another machine is elsewhere.
+    monkeypatch.setattr(hub, '_fetch', lambda *_: tmp_path / 'elsewhere')
+    config.policy.path = 'hf://owner/model'
+    checkpoint_rules.download(config)
+    resumption.check(tmp_path / 'run', config)
+    # A path that the user gave is no name.
+    config.policy.path = str(tmp_path / 'snapshots' / '2c3d')
+    with pytest.raises(WorkdirError, match='policy.path .there hf://owner/model, now /'):
+        resumption.check(tmp_path / 'run', config)
 
 
 @pytest.mark.parametrize('address', ['gs://bucket/run', 's3://bucket/run', 'file:///run', 'gs:/b'])

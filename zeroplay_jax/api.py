@@ -155,6 +155,8 @@ def open_index(source: str | pathlib.Path = '', settings: ConfigDict | None = No
         settings.retrieval.update(kind='http', url=str(source))
     else:
         settings.retrieval.update(kind='folder', path=_fetched('open_index', str(source)))
+        # That of a stored config may be a name on the Hub or an address.
+        settings.retrieval.encoder = _fetched('open_index', settings.retrieval.encoder)
     try:
         corpus, about = library_builder.open_real_corpus(settings)
     except RetrievalError as error:

@@ -29,6 +29,7 @@ from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import entry, overrides
 from zeroplay_jax.configuration.bucket_rules import fetch_addresses
+from zeroplay_jax.configuration.checkpoint_rules import fetch_model
 from zeroplay_jax.configuration.command_line import index_fields
 from zeroplay_jax.evaluation.question_form import question_form
 from zeroplay_jax.evaluation.terminal import Printer
@@ -270,6 +271,8 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
     # No other file of the policy's run is read.
     if config.retrieval.kind == 'folder':
         fetch_addresses(config, section_name='retrieval')
+        encoder = config.retrieval.encoder
+        config.retrieval.encoder = fetch_model('config.retrieval.encoder', encoder)
     manifest = pathlib.Path(config.retrieval.path) / 'manifest.json'
     if config.retrieval.kind == 'folder' and not manifest.is_file():
         problem = f'--index {args.index}: not an index folder'

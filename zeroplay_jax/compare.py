@@ -26,23 +26,25 @@ from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.types import UserError
 
+_ADVICE = 'name a file of zeroplay_jax.evaluate --out'
+
 
 def _read_result(path: pathlib.Path) -> dict:
     """Returns the result in a file of `zeroplay_jax.evaluate --out`; UserError for another file."""
+    # The user knows the address of a file in a bucket, not the path of its copy.
+    address = object_cache.address_of(str(path))
+    if path.is_dir():
+        raise UserError(f'{address}: is a folder; {_ADVICE}')
     try:
         result = json.loads(path.read_text(encoding='utf-8'))
         # Any JSON file parses; these two fields tell a result from another file.
         if not isinstance(result, dict) or not {'settings', 'sets'} <= result.keys():
             raise ValueError('it has no "settings" and "sets"')
     except OSError as error:
-        raise UserError(
-            f'{path}: cannot be read ({error.strerror}); name a file of zeroplay_jax.evaluate --out'
-        ) from None
+        raise UserError(f'{address}: cannot be read ({error.strerror}); {_ADVICE}') from None
     # Both json.loads and a wrong encoding raise a ValueError.
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f'{path}: not a result ({error}); name a file of zeroplay_jax.evaluate --out'
-        ) from None
+        raise UserError(f'{address}: not a result ({error}); {_ADVICE}') from None
     return result
 
 
@@ -144,8 +146,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         args = _parser().parse_args(argv)
         base_files, other_files = _sides(args)
-        base_paths = [pathlib.Path(object_cache.fetch(file)) for file in base_files]
-        other_paths = [pathlib.Path(object_cache.fetch(file)) for file in other_files]
+        base_paths = [pathlib.Path(object_cache.fetch(file, _ADVICE)) for file in base_files]
+        other_paths = [pathlib.Path(object_cache.fetch(file, _ADVICE)) for file in other_files]
         baselines = [_read_result(path) for path in base_paths]
         candidates = [_read_result(path) for path in other_paths]
         differences, covered = _differences(baselines, candidates, args.paired)

@@ -4,6 +4,7 @@
     python -m zeroplay_jax.export runs/mini --best --out exported
 
 Takes the newest checkpoint, or with --best that of the best evaluation (config.checkpoint.best). Needs no accelerator.
+Every folder has a model card: base, recipe, prompts, stop strings and how to run it.
 The folders can be asked (python -m zeroplay_jax.ask --policy exported/solver --index …), evaluated and trained on.
 """
 
@@ -15,11 +16,14 @@ import pathlib
 import shutil
 import sys
 
+from ml_collections import ConfigDict
+
 from zeroplay_jax.configuration.checkpoint_rules import fetch_model
 from zeroplay_jax.configuration.stored import read_stored_config
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.remote_workdir import local_run
+from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.types import UserError
 
@@ -102,6 +106,7 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
 
     def write_folders(source: branch.Source) -> None:
         names = branch.policy_names(source)
+        cards = _cards(config, workdir, start, source.step)
         folders[:] = [out / name for name in names]
         for folder in folders:
             if folder.exists():
@@ -110,9 +115,9 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
             for name, folder in zip(names, folders, strict=True):
                 params = branch.read_params(source, name)
                 if config.policy.adapters.rank:
-                    write_adapter(config, start, model, params, folder)
+                    write_adapter(config, start, model, params, folder, cards.get(name))
                 else:
-                    hf.save(folder, model, params, like=start)
+                    hf.save(folder, model, params, like=start, texts=cards.get(name))
         except BaseException:
             # The run may have removed the checkpoint: all folders are written again, from its next one.
             for folder in folders:
@@ -123,6 +128,36 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     source = branch.read_newest(lambda: branch.newest_checkpoint(checkpoint_folder), write_folders)
     print(f'checkpoint {source.step} of {source.workdir}', file=sys.stderr)
     return folders
+
+
+def _cards(
+    config: ConfigDict, workdir: pathlib.Path, start: pathlib.Path, step: int
+) -> dict[str, dict[str, str]]:
+    """Returns name of weights → the files that describe them, as at the end of a run; {} without a record of its tools.
+
+    Args:
+      start: folder of the checkpoint that the run started from.
+      step: number of the checkpoint that is exported.
+    """
+    from zeroplay_jax.rollout import prompts
+    from zeroplay_jax.rollout.tokens import open_codec
+    from zeroplay_jax.training import model_card, recorded_roles, tool_record
+
+    listings = tool_record.read(workdir)
+    if listings is None:
+        path = workdir / tool_record.FILE_NAME
+        print(f'warning: {path}: no record of this version; writes no model card', file=sys.stderr)
+        return {}
+    templates = prompts.select(config.prompts, recipe_class(config.recipe).prompts)
+    cards = {}
+    for name, roles in recorded_roles.trained_roles(config, listings, open_codec(start)).items():
+        arguments = (config, start, roles, templates, name)
+        if config.policy.adapters.rank:
+            card = model_card.model_card(*arguments, is_adapter=True, step=step)
+            cards[name] = {'README.md': card}
+        else:
+            cards[name] = model_card.export_texts(*arguments, step=step)
+    return cards
 
 
 if __name__ == '__main__':

@@ -26,7 +26,7 @@ from zeroplay_jax import main as training
 from zeroplay_jax.configuration import command_line, entry, fields, rules
 from zeroplay_jax.configuration.packaged import config as packaged_config
 from zeroplay_jax.mini.cloze import BLANK
-from zeroplay_jax.retrieval import cleaning, object_cache, progress
+from zeroplay_jax.retrieval import cleaning, hub, object_cache, progress
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.sources import files_of, read, text_name
 from zeroplay_jax.retrieval.suggestions import similar_path
@@ -343,7 +343,8 @@ def _training_command(args: argparse.Namespace, run_flags: Sequence[str]) -> lis
 def _advice(args: argparse.Namespace) -> str:
     """Returns the command that asks the trained policy the first question of the evaluation, or why there is none."""
     config = json.loads((args.workdir / _RUN / 'config.json').read_text(encoding='utf-8'))
-    question = files.questions(object_cache.fetch(config['eval']['file']))[0].text
+    question_file = hub.fetch_file(object_cache.fetch(config['eval']['file']))
+    question = files.questions(question_file)[0].text
     role = recipe_class(config['recipe']).evaluated_role
     python = pathlib.Path(sys.executable)
     # A relative path is easier to read if the environment lies in the current folder.

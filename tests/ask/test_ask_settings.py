@@ -12,9 +12,11 @@ import tiny
 from ask_cases import BASE, CLEAN, NO_CORPUS, ROOT, refused
 
 from zeroplay_jax import ask
+from zeroplay_jax.configuration import fields
 from zeroplay_jax.evaluation import agent, session
 from zeroplay_jax.evaluation.open_corpus import OpenCorpus
 from zeroplay_jax.evaluation.tag_stream import TagStream
+from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
 from zeroplay_jax.retrieval.client import Client
 from zeroplay_jax.retrieval.types import SearchFailed
 from zeroplay_jax.rollout import prompts
@@ -32,6 +34,25 @@ def test_a_policy_in_its_run_is_asked_as_it_was_trained(exported):
     assert (
         role.env.codec.decode(role.prompt_ids('Describe Lomi.')).count('Task: Describe Lomi.') == 1
     )
+
+
+def test_the_adapters_in_the_settings_are_those_of_the_folder(exported):
+    run = exported.parents[1] / 'config.json'
+    stored = json.loads(run.read_text())
+    stored['policy']['adapters'] = {'rank': 8, 'quantize': 'int8', 'merge': True}
+    stored['solver']['adapter'] = '/some/adapter'
+    run.write_text(json.dumps(stored))
+    # Whole weights in such a run are a merged policy.
+    merged = ask.settings(exported)
+    assert merged.policy.adapters == fields.default_config().policy.adapters
+    assert merged.solver.adapter == ''
+    adapter = exported.parent / 'solver-adapter'
+    adapter.mkdir()
+    config = AdapterConfig(4, 2.0, ('k', 'q'), exported)
+    (adapter / CONFIG_FILE).write_text(json.dumps(config.fields()))
+    settings = ask.settings(adapter).policy.adapters
+    assert (settings.rank, settings.alpha, settings.linears) == (4, 2.0, ('k', 'q'))
+    assert settings.quantize == 'none'
 
 
 def test_a_run_of_an_older_version_is_refused_with_the_new_name(exported):

@@ -124,6 +124,11 @@ FAULTS = [
 ]
 
 
+def test_the_built_in_base_is_found_where_the_clone_of_the_training_is_gone(folder):
+    change_config(base_model_name_or_path='/gone/clone/zeroplay_jax/mini/base')(folder)
+    assert adapter_config.base_folder(folder) == BUILT_IN_CHECKPOINT
+
+
 @pytest.mark.parametrize('spoil,text', FAULTS, ids=[text for _, text in FAULTS])
 def test_a_folder_that_does_not_fit_is_one_line(folder, spoil, text):
     spoil(folder)

@@ -69,7 +69,7 @@ def test_the_bar_shows_speed_drops_and_time_left_in_80_columns(monkeypatch):
         line = drawn_lines(terminal)[-1]
     assert columns_of(line) <= 80
     assert re.search(
-        r'^proposer 12.2 2/134 \|.+\| \d\d:\d\d left, 812 tok/s, drop 75%, reward 0.53', line
+        r'^2/134 \|.+\| \d\d:\d\d left, proposer 12.2, 812 tok/s, drop 75%, reward 0.53', line
     )
     assert all(columns_of(line) <= 80 for line in drawn_lines(terminal))
 
@@ -90,6 +90,37 @@ def test_a_step_of_several_roles_shows_the_reward_of_each_in_80_columns(monkeypa
     assert texts[0] == 'reward proposer 0.05 solver 0.31'
     similar = {'challenger/reward_mean': 0.5, 'critic/reward_mean': 1.0, 'reward_mean': 0.7}
     assert _reward_texts(similar)[2:] == ('ch 0.50 cr 1.00', 'reward 0.70')
+
+
+def test_a_phase_shows_no_values_of_another_one(monkeypatch):
+    terminal = use_terminal(monkeypatch)
+    names = ('evaluation', 'proposer', 'generate', 'proposer', 'evaluation')
+    trains = {'proposer': ('proposer',)}
+    phases = [Phase(name, 1, trains.get(name, ())) for name in names]
+    steps = [Step(phase, 0, number) for number, phase in enumerate(phases)]
+    metrics = ({'em/mean': 0.24}, METRICS, {'tokens_per_second': 99.0}, METRICS, {'em/mean': 0.5})
+    begun, ended = [], []
+    with ProgressBar(True, steps, 0, lambda phase: 8) as bar:
+        for step, values in zip(steps, metrics, strict=True):
+            bar.begin_step(step)
+            begun.append(drawn_lines(terminal)[-1].partition('left, ')[2].rstrip())
+            bar.end_step(step, values)
+            ended.append(drawn_lines(terminal)[-1].partition('left, ')[2].rstrip())
+    proposer = '812 tok/s, drop 75%, reward 0.53, EM 0.24'
+    assert begun == [
+        'evaluation',
+        'proposer 1.1, EM 0.24',
+        'generate 1.1, EM 0.24',
+        f'proposer 1.1, {proposer}',
+        'evaluation',
+    ]
+    assert ended == [
+        'evaluation, EM 0.24',
+        f'proposer 1.1, {proposer}',
+        'generate 1.1, 99 tok/s, EM 0.24',
+        f'proposer 1.1, {proposer}',
+        'evaluation, EM 0.50',
+    ]
 
 
 def test_notices_are_printed_with_and_without_a_terminal(monkeypatch):
@@ -222,8 +253,9 @@ def test_without_a_terminal_a_line_is_printed_from_time_to_time(monkeypatch):
         with ProgressBar(True, steps, 1, lambda phase: 8) as bar:
             bar.begin_step(steps[1])
             bar.end_step(steps[1], METRICS)
-            wait_for('proposer 12.2: 2/4 steps, 00:0')
-            assert ', 812 tok/s, drop 75%, reward 0.53\n' in log.getvalue()
+            wait_for('2/4 steps, 00:0')
+            text = ' left, proposer 12.2, 812 tok/s, drop 75%, reward 0.53\n'
+            assert text in log.getvalue()
     time.sleep(0.05)
     before = log.getvalue()
     with progress.bar(5, 'files', 'read', shown=False), progress.clock('silent', shown=False):

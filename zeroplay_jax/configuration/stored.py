@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.settings.errors import ConfigError
+from zeroplay_jax.settings.paths import built_in_path
 
 # Sections that distinguish a run's config.json from other files of that name.
 _REQUIRED = {'recipe', 'rollout', 'tools', 'retrieval'}
@@ -19,7 +20,8 @@ _REQUIRED = {'recipe', 'rollout', 'tools', 'retrieval'}
 def read_stored_config(path: pathlib.Path) -> ConfigDict | None:
     """Returns the config in the config.json of a run; None if there is no such file or it is not that of a run.
 
-    Fields that are missing in the file get their defaults.
+    Fields that are missing in the file get their defaults. Built-in checkpoints have their paths in this clone; names
+    on the Hub and addresses in a bucket stay as they are.
 
     Raises:
       ConfigError: one line; a field that this version does not have, with its new name if it was
@@ -61,6 +63,9 @@ def _set(config: ConfigDict, name: str, value: Any) -> None:
     section = config
     for section_name in sections:
         section = section[section_name]
+    # Built-in checkpoints are stored by name.
+    if isinstance(value, str):
+        value = built_in_path(value)
     # Lists of a config are tuples, which JSON does not have.
     if isinstance(value, list):
         value = tuple(value)

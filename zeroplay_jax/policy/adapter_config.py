@@ -7,6 +7,7 @@ import json
 import pathlib
 from typing import Any
 
+from zeroplay_jax.settings.paths import built_in_path
 from zeroplay_jax.types import UserError
 
 CONFIG_FILE = 'adapter_config.json'
@@ -101,7 +102,8 @@ def read(folder) -> AdapterConfig:
     try:
         fields = json.loads(path.read_text(encoding='utf-8'))
         rank, alpha = int(fields['r']), float(fields['lora_alpha'])
-        base = pathlib.Path(fields['base_model_name_or_path'])
+        # PEFT needs a path in the file; that of a built-in checkpoint may be in a clone that is gone.
+        base = pathlib.Path(built_in_path(fields['base_model_name_or_path']))
         modules = fields['target_modules']
     except OSError:
         raise UserError(f'{path.parent}: no adapter; name a folder with {CONFIG_FILE}') from None

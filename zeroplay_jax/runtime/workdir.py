@@ -14,8 +14,9 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
-from zeroplay_jax.retrieval import object_cache, objects
+from zeroplay_jax.retrieval import hub, object_cache, objects
 from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.settings.paths import built_in_name
 from zeroplay_jax.types import Json, UserError
 
 # A message names this many differing fields at most.
@@ -126,19 +127,25 @@ def claim(
 
 
 def _plain(config: Json) -> Json:
-    """Returns a config as its file has it: lists in place of tuples, addresses in place of local copies.
-
-    Another machine has its copies elsewhere, and fetches them itself.
-    """
-    return _with_addresses(json.loads(json.dumps(config)))
+    """Returns a config as its file has it: lists in place of tuples, `portable` names in place of paths."""
+    return _with_names(json.loads(json.dumps(config)))
 
 
-def _with_addresses(value: Any) -> Any:
+def _with_names(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _with_addresses(field) for name, field in value.items()}
+        return {name: _with_names(field) for name, field in value.items()}
     if isinstance(value, list):
-        return list(map(_with_addresses, value))
-    return object_cache.address_of(value) if isinstance(value, str) else value
+        return list(map(_with_names, value))
+    return portable(value) if isinstance(value, str) else value
+
+
+def portable(path: str) -> str:
+    """Returns the name by which other machines and other clones find a file or folder; any other text as it is.
+
+    Names are addresses in a bucket and names on the Hub, of which `path` is the local copy, and those of built-in
+    checkpoints.
+    """
+    return built_in_name(hub.name_of(object_cache.address_of(path)))
 
 
 def _read_config(path: pathlib.Path) -> Json:

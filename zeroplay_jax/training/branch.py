@@ -25,10 +25,11 @@ from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.retrieval import object_cache, objects
 from zeroplay_jax.runtime import atomic
+from zeroplay_jax.runtime import workdir as workdir_files
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.remote_workdir import local_source
 from zeroplay_jax.selfplay.engine import Engine
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT, built_in_path
 from zeroplay_jax.training import input_record
 from zeroplay_jax.types import Json, UserError
 
@@ -226,11 +227,11 @@ def _check_adapters(source: Source, config, inputs: dict[str, Any]) -> None:
     if recorded is not None:
         difference = input_record.find_difference({field: recorded}, {field: inputs[field]})
     else:
-        paths = [
-            text or str(BUILT_IN_CHECKPOINT) for text in (stored.get('path'), config.policy.path)
-        ]
-        is_same = pathlib.Path(paths[0]).resolve() == pathlib.Path(paths[1]).resolve()
-        difference = '' if is_same else f'{field}: {paths[0]} is another folder'
+        paths = []
+        for text in (stored.get('path'), config.policy.path):
+            name = workdir_files.portable(text or str(BUILT_IN_CHECKPOINT))
+            paths.append(pathlib.Path(built_in_path(name)).resolve())
+        difference = '' if paths[0] == paths[1] else f'{field}: {paths[0]} is another folder'
     if difference:
         raise UserError(
             f'--from={source.workdir}: its adapters have another base ({difference}); give the one of that run'

@@ -7,19 +7,24 @@ import pathlib
 import string
 from collections.abc import Sequence
 
+from zeroplay_jax.retrieval import hub
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Environment
 from zeroplay_jax.rollout.tokens import END_OF_TURN_FIELD, Codec
 from zeroplay_jax.selfplay.roles import Role
+from zeroplay_jax.settings.paths import built_in_name
 from zeroplay_jax.types import Json
 
-# The package's folder, which has the built-in checkpoints.
-_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 _GENERATION_FILE = 'generation_config.json'
 
 
 def export_texts(
-    config, folder: pathlib.Path, roles: Sequence[Role], templates: Json, weights: str
+    config,
+    folder: pathlib.Path,
+    roles: Sequence[Role],
+    templates: Json,
+    weights: str,
+    step: int | None = None,
 ) -> dict[str, str]:
     """Returns the texts of README.md and generation_config.json for an exported policy.
 
@@ -29,9 +34,10 @@ def export_texts(
       roles: roles that the policy plays, at least one; the evaluated one first.
       templates: prompts by name.
       weights: name of the policy.
+      step: number of the checkpoint, if the folder is not that of the end of the run in its workdir.
     """
     return {
-        'README.md': model_card(config, folder, roles, templates, weights),
+        'README.md': model_card(config, folder, roles, templates, weights, step=step),
         _GENERATION_FILE: generation_config(folder, [role.env for role in roles]),
     }
 
@@ -67,11 +73,13 @@ def stop_strings(environments: Sequence[Environment]) -> list[str]:
 
 
 def _base_name(folder: pathlib.Path) -> str:
-    """Returns how a card calls a checkpoint: the path of one of this package, else the name of its folder."""
-    resolved = folder.resolve()
-    if resolved.is_relative_to(_PACKAGE):
-        return str(resolved.relative_to(_PACKAGE.parent))
-    return resolved.name
+    """Returns how a card calls a checkpoint: its name on the Hub or in this package, else the name of its folder."""
+    hub_name = hub.name_of(str(folder))
+    if hub.is_name(hub_name):
+        return hub_name.removeprefix(hub.PREFIX)
+    resolved = str(folder.resolve())
+    name = built_in_name(resolved)
+    return name if name != resolved else folder.resolve().name
 
 
 def model_card(
@@ -81,11 +89,12 @@ def model_card(
     templates: Json,
     weights: str,
     is_adapter: bool = False,
+    step: int | None = None,
 ) -> str:
     """Returns the model card in Markdown with a YAML header.
 
     Args:
-      config, folder, roles, templates, weights: as of `export_texts`.
+      config, folder, roles, templates, weights, step: as of `export_texts`.
       is_adapter: whether the folder has an adapter (PEFT) and not whole weights.
     """
     base = _base_name(folder)
@@ -120,8 +129,7 @@ def model_card(
         f'| limits | {config.rollout.max_turns} turns of {config.rollout.turn_tokens} tokens, results of '
         f'{config.rollout.observation_tokens} |',
         '',
-        'It was trained with zeroplay_jax; the figures of its run are in `summary.json` and `report.html` of the',
-        'workdir, two folders above this one. The licence is that of the base.',
+        *_origin(step),
         '',
         '## Prompts',
         '',
@@ -150,6 +158,19 @@ def prompt_text(role: Role, templates: Json) -> str:
             fields[name] = '{' + name + '}'
     (message,) = prompts.fill(template, explanation, **fields)
     return ''.join(message['content'])
+
+
+def _origin(step: int | None) -> list[str]:
+    """Returns the lines about the run; `step` as of `export_texts`."""
+    if step is not None:
+        return [
+            f'It was trained with zeroplay_jax; the weights are those of checkpoint {step} of its run. The figures of',
+            'the run are in `metrics.jsonl` of its workdir. The licence is that of the base.',
+        ]
+    return [
+        'It was trained with zeroplay_jax; the figures of its run are in `summary.json` and `report.html` of the',
+        'workdir, two folders above this one. The licence is that of the base.',
+    ]
 
 
 def _adapter_rows(config, is_adapter: bool) -> list[str]:

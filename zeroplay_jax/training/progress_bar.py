@@ -59,8 +59,12 @@ class ProgressBar:
         self._compile_clock = compile_clock()
         self._total = len(steps)
         self._current = self._begin(cursor)
-        # Name of a value (`_ORDER`) → texts for it, the longest first, such as 'reward 0.31'.
-        self._values: dict[str, tuple[str, ...]] = {}
+        # Name and iteration of a phase → name of a value (`_ORDER`) → texts for it, the longest first, such as
+        # 'reward 0.31'.
+        self._values: dict[tuple[str, int], dict[str, tuple[str, ...]]] = {}
+        self._phase = ('', 0)
+        # Texts of the newest exact match.
+        self._exact_match: tuple[str, ...] = ()
         self._episodes = 0
         self._description = ''
         # While the bar is open, `sys.stderr` prints above it (`__enter__`).
@@ -81,10 +85,11 @@ class ProgressBar:
         if step.phase.name != 'evaluation':
             position = f' {step.phase.iteration + 1}.{step.index + 1}'
         self._description = step.phase.name + position
+        self._phase = (step.phase.name, step.phase.iteration)
+        if step.phase.name == 'evaluation':
+            self._exact_match = ()
         self._current = self._begin(step.number)
         self._episodes = 0
-        # Not drawn here, because `_show` draws the whole line.
-        self._bar.set_description_str(self._description, refresh=False)
         self._show()
 
     def end_episode(self) -> None:
@@ -98,7 +103,9 @@ class ProgressBar:
         self._time_left.add(step, self._step_seconds(self._current))
         self._current = self._begin(step.number + 1)
         self._bar.update()
-        self._values |= _shown_metrics(metrics)
+        values = _shown_metrics(metrics)
+        self._exact_match = values.pop('em', self._exact_match)
+        self._values.setdefault(self._phase, {}).update(values)
         self._show()
 
     def write(self, text: str) -> None:
@@ -133,15 +140,17 @@ class ProgressBar:
 
     def _show(self) -> None:
         """Draws the line, with as many values as fit (`_ORDER`)."""
-        # Values of earlier steps remain, so that the result of an evaluation is shown until the next one.
-        values = dict(self._values)
+        # Values of earlier steps of the same phase: those of another phase would be read as if they were its own.
+        values = dict(self._values.get(self._phase, {}))
+        # The result of an evaluation is shown until the next one begins.
+        values['em'] = self._exact_match
         if self._episodes:
             values['episodes'] = (f'{self._episodes} episodes',)
-        # The counts are measured at their final width, so that no value disappears as the numbers grow.
-        counts = f' {self._total}/{self._total}'
-        fixed_columns = len(self._description) + len(counts) + _BAR_COLUMNS + _TIME_COLUMNS
-        free_columns = COLUMNS - fixed_columns
-        shown = []
+        # Counts and time are those of the whole run, so the phase stands behind them, before its own values. The counts
+        # are measured at their final width, so that no value disappears as the numbers grow.
+        counts = f'{self._total}/{self._total}, {self._description}'
+        free_columns = COLUMNS - len(counts) - _BAR_COLUMNS - _TIME_COLUMNS
+        shown = [self._description]
         for name in _ORDER:
             # A comma and a blank precede the value.
             fitting = [text for text in values.get(name, ()) if len(text) + 2 <= free_columns]

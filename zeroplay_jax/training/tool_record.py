@@ -83,6 +83,20 @@ def check_or_write(
     hosts.run_on_all_and_gather(check_locally)
 
 
+def read(workdir: pathlib.Path) -> dict[str, Listing] | None:
+    """Returns the tools of each role as a run has recorded them; None without a record, or with one of another form."""
+    try:
+        saved: dict[str, Listing] = json.loads((workdir / FILE_NAME).read_text(encoding='utf-8'))
+        for listing in saved.values():
+            for attributes in listing.values():
+                # An earlier version wrote one listing for all roles.
+                if not attributes.keys() >= {'description', 'parameters'}:
+                    return None
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    return saved
+
+
 def _check_equal(path: pathlib.Path, current: dict[str, Listing]) -> None:
     """Raises UserError if the record at `path` cannot be read or differs from `current`."""
     fix = f'bring the earlier tools back, or remove {path} to continue with these'
