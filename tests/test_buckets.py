@@ -279,7 +279,7 @@ def test_sigterm_keeps_its_status_if_the_upload_fails(bucket, config, monkeypatc
     def fail(self):
         raise UserError('gs://bucket/x: 503')
 
-    monkeypatch.setattr(remote_run.Mirror, 'wait', fail)
+    monkeypatch.setattr(remote_run.Mirror, 'is_pending', fail)
 
     def preempt(place):
         raise Preempted('stopped by SIGTERM, everything is saved before step 2 of 9')

@@ -54,10 +54,15 @@ def upload(remote, folder, keep=2, seconds=30.0):
     lease = Lease(remote.bucket, remote.name('lease.json'))
     mirror = Mirror(remote, folder, lease, remote.manifests(), keep, seconds)
     try:
-        mirror.wait()
+        wait(mirror)
     finally:
         mirror.close()
         lease.release()
+
+
+def wait(mirror):
+    while mirror.is_pending():
+        time.sleep(0.02)
 
 
 def names(remote, prefix=''):
@@ -193,7 +198,7 @@ def test_another_machine_knows_that_the_report_was_written(remote, steps, tmp_pa
     save(steps, here, 2)
     lease = Lease(remote.bucket, remote.name('lease.json'))
     mirror = Mirror(remote, here, lease, {}, 2, 30.0)
-    mirror.wait()
+    wait(mirror)
     (here / '.reported').write_text('2')
     mirror.upload_results()
     mirror.close()
@@ -228,12 +233,12 @@ def test_a_step_that_another_machine_ran_anew_replaces_the_local_one(remote, ste
 def test_errors_that_pass_are_tried_again_and_others_end_the_run(
     remote, steps, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr('zeroplay_jax.learner.mirror._FIRST_PAUSE', 0.01)
+    monkeypatch.setattr('zeroplay_jax.learner.uploads._FIRST_PAUSE', 0.01)
     save(steps, tmp_path, 2)
     lease = Lease(remote.bucket, remote.name('lease.json'))
     mirror = Mirror(remote, tmp_path, lease, {}, 2, 30.0)
     remote.bucket.errors += outage(3)
-    mirror.wait()
+    wait(mirror)
     assert mirror.newest == 2
     for error, text in (
         (outage(1000), 'tried for 0 s, config.bucket.seconds'),
@@ -243,7 +248,7 @@ def test_errors_that_pass_are_tried_again_and_others_end_the_run(
         remote.bucket.errors += error
         with pytest.raises(UserError, match=text) as caught:
             while True:
-                failing.wait()
+                wait(failing)
                 time.sleep(0.01)
         assert f'everything is saved in {tmp_path}' in str(caught.value)
         assert '\n' not in str(caught.value)
@@ -256,8 +261,8 @@ def test_errors_that_pass_are_tried_again_and_others_end_the_run(
 def test_the_time_for_further_attempts_begins_when_nothing_arrives_any_more(
     remote, steps, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr('zeroplay_jax.learner.mirror._FIRST_PAUSE', 0.01)
-    monkeypatch.setattr('zeroplay_jax.learner.mirror.THREADS', 1)
+    monkeypatch.setattr('zeroplay_jax.learner.uploads._FIRST_PAUSE', 0.01)
+    monkeypatch.setattr('zeroplay_jax.learner.uploads.THREADS', 1)
     save(steps, tmp_path, 2)
     upload_object = remote.bucket.upload
     names_tried = []
@@ -290,7 +295,7 @@ def test_a_newest_step_without_one_of_its_files_ends_the_run(remote, steps, tmp_
 
 
 def test_lists_and_deletions_are_tried_again(remote, steps, tmp_path, monkeypatch):
-    monkeypatch.setattr('zeroplay_jax.learner.mirror._FIRST_PAUSE', 0.01)
+    monkeypatch.setattr('zeroplay_jax.learner.uploads._FIRST_PAUSE', 0.01)
     save(steps, tmp_path, 2)
     upload(remote, tmp_path)
     save(steps, tmp_path, 4)
@@ -317,7 +322,7 @@ def test_a_run_that_lost_its_lease_completes_no_step(remote, steps, tmp_path):
         mirror.upload_results()
     assert not names(remote, 'summary.json')
     with pytest.raises(UserError, match='the lease of this run was taken by process 7 on b'):
-        mirror.wait()
+        wait(mirror)
     mirror.close()
     lease.release()
     assert not remote.manifests()
@@ -356,7 +361,7 @@ def test_a_process_that_lost_its_lease_leaves_the_files_of_the_next_one_alone(
         lease.renew()
     is_back.set()
     with pytest.raises(UserError, match='was taken by'):
-        mirror.wait()
+        wait(mirror)
     mirror.close()
     lease.release()
     if knows:
@@ -385,7 +390,7 @@ def test_a_step_that_the_run_removes_meanwhile_is_uploaded_whole(remote, steps, 
     for path in sorted((tmp_path / 'checkpoints' / '2').rglob('*'), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
     release.set()
-    mirror.wait()
+    wait(mirror)
     mirror.close()
     lease.release()
     assert list(remote.manifests()) == [2, 4]
