@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import pathlib
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from absl import logging as absl_logging
 
 from zeroplay_jax.learner import checksums
 from zeroplay_jax.runtime.hosts import Hosts
@@ -26,6 +28,11 @@ FOLDER = 'checkpoints'
 _DAMAGED = 'damaged'
 # Orbax compresses; random bits of weights do not shrink below this share.
 _COMPRESSED_SHARE = 0.8
+# Parts of warnings about folders per process, which are on purpose.
+_EXPECTED_WARNINGS = (
+    'Global object size logging disabled',
+    'Skipping merge of OCDBT checkpoints',
+)
 
 
 def saved_steps(folder: pathlib.Path) -> list[int]:
@@ -129,6 +136,11 @@ def _damage_text(step: int, damage: str) -> str:
     return f'checkpoint {step} is damaged: {damage}'
 
 
+def _is_unexpected(record: logging.LogRecord) -> bool:
+    """Returns whether a line of the log is none of those that Orbax writes at every save in a folder per process."""
+    return not any(text in str(record.msg) for text in _EXPECTED_WARNINGS)
+
+
 def _own_bytes(array: jax.Array) -> int:
     """Returns at least the bytes of an array that this process saves: shards of which it has the first copy."""
     own_shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
@@ -169,6 +181,7 @@ class Checkpointer:
         )
         handlers = None
         if not is_shared:
+            absl_logging.get_absl_logger().addFilter(_is_unexpected)
             handlers = {
                 # A database (OCDBT) has a root that lists the shards of all processes. Without it each shard is a file,
                 # and the files of all processes together are a checkpoint.

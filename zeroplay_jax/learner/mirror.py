@@ -268,6 +268,8 @@ class Mirror(Uploads):
         self._delete_objects((f'{FOLDER}/', f'{_BEST}/', 'logs/', PARTS), keep=used)
 
     def _saved_text(self) -> str:
+        if self._parts is not None:
+            return f'the bucket has step {self.newest}, with which the same command goes on'
         return (
             f'everything is saved in {self._folder}, the bucket has step {self.newest}: on this machine the same '
             'command uploads the rest and goes on'

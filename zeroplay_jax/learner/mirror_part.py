@@ -26,6 +26,7 @@ class PartMirror(Uploads):
       folder: local folder of this process.
       parts: of all processes.
       process: index of this process, which is not the first.
+      newest: the newest step in the bucket; -1 if there is none.
       seconds: for which uploads are tried again while none succeeds.
     """
 
@@ -35,13 +36,13 @@ class PartMirror(Uploads):
         folder: pathlib.Path,
         parts: Parts,
         process: int,
+        newest: int,
         seconds: float,
     ):
         super().__init__(remote, folder, seconds)
         self._parts = parts
         self._process = process
-        # A step that was brought down is in the bucket.
-        self._newest_sent = max(saved_steps(folder / FOLDER), default=-1)
+        self._newest_sent = newest
         self._thread.start()
 
     def is_pending(self) -> bool:
@@ -104,4 +105,4 @@ class PartMirror(Uploads):
         return manifest
 
     def _saved_text(self) -> str:
-        return f'the last steps are saved in {self._folder} and the folders of the other processes'
+        return 'the same command goes on with the newest complete step in the bucket'

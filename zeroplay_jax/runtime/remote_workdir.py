@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
 import uuid
@@ -235,7 +236,10 @@ def check(
         raise UserError(str(error)) from None
     if stored is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / 'config.json').write_bytes(stored[0])
+        # Another process of the run on this machine may read the file.
+        draft = folder / f'.config.json.{os.getpid()}'
+        draft.write_bytes(stored[0])
+        os.replace(draft, folder / 'config.json')
     try:
         run_workdir.check(folder, config, free, defaults)
     except WorkdirError as error:

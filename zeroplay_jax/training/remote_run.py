@@ -238,7 +238,9 @@ def _place_of_several(
     parts = Parts(remote, lease, hosts.count)
     keep, seconds = config.checkpoint.keep, config.bucket.seconds
     if run is None:
-        return Place(hosts, folder, mirror=PartMirror(remote, folder, parts, hosts.index, seconds))
+        newest = max(manifests, default=-1)
+        part_mirror = PartMirror(remote, folder, parts, hosts.index, newest, seconds)
+        return Place(hosts, folder, mirror=part_mirror)
     mirror = Mirror(remote, folder, run.lease, manifests, keep, seconds, parts)
     return Place(hosts, folder, lines, mirror)
 
