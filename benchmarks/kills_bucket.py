@@ -46,7 +46,8 @@ class Campaign:
         self._spool = folder / f'{name}-spool'
         self._copies = folder / f'{name}-copies'
         self._whole = Run(recipe, folder / f'{name}-whole', processes)
-        flags = (f'--config.bucket.spool={self._spool}',)
+        # A checkpoint after each step, so that more events meet an upload. The last flag takes effect.
+        flags = (f'--config.bucket.spool={self._spool}', '--config.checkpoint.every=1')
         address = f'{arguments.bucket}/{name}-{time.time_ns()}'
         self._ended = Run(recipe, folder / f'{name}-ended', processes, address, flags)
         self._num_runs = 0
@@ -174,7 +175,7 @@ def main() -> None:
     parser.add_argument('--kills', type=int, default=10, help='kill -9, per recipe')
     parser.add_argument('--sigterms', type=int, default=4, help='SIGTERMs, per recipe')
     parser.add_argument('--processes', type=int, choices=(1, 2), default=1, help='of each run')
-    parser.add_argument('--delay', type=float, default=1.0, help='most seconds after a step')
+    parser.add_argument('--delay', type=float, default=8.0, help='most seconds after a step')
     parser.add_argument('--seed', type=int, default=0, help='of the moments')
     parser.add_argument('--folder', help='of the local files; a temporary one by default')
     arguments = parser.parse_args()

@@ -300,7 +300,7 @@ checkpoints.save(4, states, {'cursor': 4})
 checkpoints.close()
 assert set_damaged_aside(h, workdir) == []
 """
-# A run in a bucket: each process has a folder of its own and saves its own shards.
+# A run in a bucket: each process has a folder of its own and saves its own shards; other machines get those of both.
 FOLDERS = """
 import pathlib
 sys.path.insert(0, 'tests')
@@ -357,7 +357,7 @@ for name in ('one', 'two'):
     check(restored, 4)
     # The folder has the files of both processes, with their checksums.
     assert checksums.find_damage(place.workdir / 'checkpoints' / '4') == ''
-assert (place.workdir.name == 'a') == h.is_first
+assert place.workdir.name == 'a' and place.workdir.parent.name.endswith(f'.process_{h.index}')
 # A missing shard of one process: both go back to the step before.
 h.gather(None)
 (shard,) = [entry.name for entry in bucket.list('runs/a/checkpoints/4-') if '/split/1' in entry.name]
@@ -393,6 +393,12 @@ def test_exchanges_between_two_processes(tmp_path):
     out = finish(processes(['-c', SCRIPT + ROWS + DAMAGED + FOLDERS], 2, joined))
     assert all(text.strip().endswith('fine') for text in out), out
     assert (tmp_path / 'damaged' / '4').is_dir()
+    # One process resumes what two have saved in folders of their own.
+    (folder,) = (tmp_path / 'two').glob('*.process_0/a')
+    like = {'split': jnp.zeros((2, 3)), 'equal': jnp.zeros((4, 4), int), 'count': jnp.int32(0)}
+    states, loop = Checkpointer(folder, keep=2).restore(like)
+    np.testing.assert_array_equal(states['split'], np.arange(6).reshape(2, 3) + 4)
+    assert loop == {'cursor': 4} and states['count'] == 4 and (states['equal'] == 4).all()
 
 
 def test_what_goes_wrong_in_one_process_ends_both_with_its_line(tmp_path):

@@ -196,20 +196,19 @@ def _manifest_name(step: int) -> str:
     return f'{_STEPS}{step:08d}.json'
 
 
-def spool(root: str, run_id: str, path: str, process: int = 0) -> pathlib.Path:
+def spool(root: str, run_id: str, path: str, process: int | None = None) -> pathlib.Path:
     """Returns the local folder of a process of a run.
 
     Args:
       root: folder of all such folders; '': in the user's cache.
       run_id: id of the run. A run that was begun anew at an address has another one, and another folder.
       path: of the run in its bucket; its last part, the name of the run, is that of the folder as well.
-      process: index of the process. Each has a folder of its own, also where they share a file system.
+      process: index of this process of several; None: there is one. Each has a folder of its own, also where they share
+        a file system. That of process 0 is not that of a run of one process, which would take shards for a checkpoint.
     """
     parent = pathlib.Path(root) if root else object_cache.cache_folder() / 'spool'
-    name = path.rpartition('/')[2]
-    if process:
-        name += f'.process_{process}'
-    return parent.expanduser().absolute() / run_id / name
+    folder = run_id if process is None else f'{run_id}.process_{process}'
+    return parent.expanduser().absolute() / folder / path.rpartition('/')[2]
 
 
 def check(

@@ -94,6 +94,7 @@ def copy(
     def copy_locally(newest: branch.Source) -> None:
         if is_shared and not hosts.is_first:
             return
+        workdir.mkdir(parents=True, exist_ok=True)
         recorded = branch.read_record(source.workdir)
         weights = recorded['weights'] if recorded else first_weights
         branch.write_record(workdir, newest, weights)

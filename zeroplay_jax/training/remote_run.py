@@ -115,7 +115,7 @@ def opened(hosts: Hosts, workdir: str | pathlib.Path, config) -> Iterator[Place]
         def open_in_first() -> _Shared | None:
             if not hosts.is_first:
                 return None
-            run = stack.enter_context(_opened(str(workdir), config))
+            run = stack.enter_context(_opened(hosts, str(workdir), config))
             opened_runs.append(run)
             return run.shared()
 
@@ -166,7 +166,7 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _opened(address: str, config) -> Iterator[_Run]:
+def _opened(hosts: Hosts, address: str, config) -> Iterator[_Run]:
     """Takes the lease of a run in a bucket, in the first process; returns a context with the run.
 
     Raises:
@@ -183,7 +183,7 @@ def _opened(address: str, config) -> Iterator[_Run]:
             stored_id = remote.run_id()
             run_id = stored_id or remote.create_run()
             if stored_id is None:
-                folder = spool(config.bucket.spool, run_id, remote.path)
+                folder = _folder(hosts, config, run_id, remote)
                 stack.callback(_remove_unless_begun, remote, folder, lease)
             manifests = remote.manifests()
         except RetrievalError as error:
@@ -191,10 +191,16 @@ def _opened(address: str, config) -> Iterator[_Run]:
         yield _Run(remote, run_id, lease, manifests)
 
 
+def _folder(hosts: Hosts, config, run_id: str, remote: RemoteWorkdir) -> pathlib.Path:
+    """Returns the local folder of this process."""
+    process = hosts.index if hosts.count > 1 else None
+    return spool(config.bucket.spool, run_id, remote.path, process)
+
+
 def _place_of_one(hosts: Hosts, run: _Run, config) -> Place:
     """Returns the place of a run of one process, with its newest checkpoint."""
     remote, manifests = run.remote, run.manifests
-    folder = spool(config.bucket.spool, run.run_id, remote.path)
+    folder = _folder(hosts, config, run.run_id, remote)
     try:
         lines = bring_down(remote, folder, manifests)
     except RetrievalError as error:
@@ -233,7 +239,7 @@ def _place_of_several(
     # A host without credentials is an error in all processes.
     hosts.run_on_all_and_gather(lambda: remotes.append(open_on_each()))
     (remote,) = remotes
-    folder = spool(config.bucket.spool, run_id, remote.path, hosts.index)
+    folder = _folder(hosts, config, run_id, remote)
     lines = bring_down_on_all(hosts, remote, folder, manifests)
     parts = Parts(remote, lease, hosts.count)
     keep, seconds = config.checkpoint.keep, config.bucket.seconds
