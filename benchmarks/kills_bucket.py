@@ -99,7 +99,8 @@ class Campaign:
 
     def _happens(self, kind: str) -> bool:
         """Starts the run and lets an event happen; returns False if the run ended before it."""
-        before = self._logged_steps()
+        # Another machine begins with the log up to the newest step in the bucket.
+        before = max(self._logged_steps(), self._uploaded_steps())
         started_at = time.monotonic()
         started = self._ended.start()
         while self._logged_steps() <= before and self._are_running(started):
@@ -117,7 +118,7 @@ class Campaign:
         if not any(statuses):
             return False
         logged = self._logged_steps()
-        uploaded = max(RemoteWorkdir.open(self._ended.address).manifests(), default=0)
+        uploaded = self._uploaded_steps()
         if kind == 'sigterm' and set(statuses) != {PREEMPTED_STATUS}:
             self._record['problems'].append(f'exit statuses {statuses} after SIGTERM')
         elif kind == 'sigterm' and uploaded != logged:
@@ -155,6 +156,10 @@ class Campaign:
 
     def _are_running(self, started: list[subprocess.Popen]) -> bool:
         return all(process.poll() is None for process in started)
+
+    def _uploaded_steps(self) -> int:
+        """Returns the number of the newest step in the bucket; 0 without one."""
+        return max(RemoteWorkdir.open(self._ended.address).manifests(), default=0)
 
     def _logged_steps(self) -> int:
         """Returns the number of steps in the log of the only run in the folder of local folders."""
