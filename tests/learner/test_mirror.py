@@ -518,6 +518,15 @@ def test_outages_of_one_process_delay_the_step_and_errors_end_that_process(
     assert two.first.is_pending() and list(remote.manifests()) == [2]
 
 
+def test_a_newest_step_of_another_process_without_one_of_its_files_ends_the_run(remote, steps, two):
+    second = two.second()
+    save(steps, two.folders[0], 2)
+    save(steps, two.folders[1], 2, lambda saved: (saved / 'loop' / 'metadata').unlink())
+    with pytest.raises(UserError, match='checkpoints/2 is damaged: .*loop/metadata is missing'):
+        wait_for(second.is_pending)
+    assert not remote.manifests()
+
+
 def test_different_contents_of_one_shard_are_no_checkpoint():
     same = RemoteFile('checkpoints/2-1/w', 1, 'a')
     assert merge([{'w': same}, {'w': same, 'v': same}]) == {'w': same, 'v': same}

@@ -172,11 +172,16 @@ class Checkpointer:
         self.is_shared = is_shared
         # Process 0 creates folders and completes steps for all; with None each process does it for itself.
         processes = ocp.options.MultiprocessingOptions(primary_host=0 if is_shared else None)
+        async_options = None
+        if not is_shared:
+            # Created beside the training, folders count as created in all processes when process 0 has its own.
+            async_options = ocp.options.AsyncOptions(create_directories_asynchronously=False)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,
             enable_async_checkpointing=True,
             create=True,
             temporary_path_class=checksums.SealedTemporaryPath,
+            async_options=async_options,
             multiprocessing_options=processes,
         )
         handlers = None

@@ -11,6 +11,7 @@ import shutil
 
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
 from zeroplay_jax.learner.uploads import STAGING, Uploads, link_folder
+from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.remote_parts import Parts
 from zeroplay_jax.runtime.remote_workdir import Manifest, RemoteWorkdir, checkpoint_folders
 
@@ -78,10 +79,8 @@ class PartMirror(Uploads):
         shutil.rmtree(staging, ignore_errors=True)
         try:
             manifest = self._staged(staging, files_of_first)
-        except FileNotFoundError:
-            # Process 0 may have completed its files a moment before this process.
-            if max(saved_steps(self._folder / FOLDER)) > step:
-                self._parts.write(step, self._process, None)
+        except FileNotFoundError as error:
+            self._report_missing(step, str(error.filename))
             return
         self._send_all(staging, manifest, lambda path: True)
         if self._is_closed.is_set():
@@ -89,6 +88,21 @@ class PartMirror(Uploads):
         self._parts.write(step, self._process, manifest)
         self._newest_sent = step
         shutil.rmtree(staging, ignore_errors=True)
+
+    def _report_missing(self, step: int, file: str) -> None:
+        """Tells process 0 that this process does not have a file of the step that is due, unless it comes later.
+
+        Raises:
+          RetrievalError: the newest step of this process is damaged.
+        """
+        newest = max(saved_steps(self._folder / FOLDER))
+        folder = self._folder / FOLDER / str(step)
+        # The run removes old steps only, and a best step when a later evaluation was better.
+        if newest == step and file.startswith(f'{folder}/'):
+            raise RetrievalError(f'{folder} is damaged: {file} is missing')
+        # Process 0 may have completed its files a moment before this process.
+        if newest >= step:
+            self._parts.write(step, self._process, None)
 
     def _staged(self, staging: pathlib.Path, files_of_first: Manifest) -> Manifest:
         """Links the files of this process into a folder; returns those that process 0 does not upload.
