@@ -72,11 +72,15 @@ class Run:
       recipe: name of its config.
       workdir: folder of the run.
       processes: their number.
+      address: of its workdir in a bucket; '' for a folder.
+      flags: further ones of the command line.
     """
 
     recipe: str
     workdir: pathlib.Path
     processes: int
+    address: str = ''
+    flags: tuple[str, ...] = ()
 
     def start(self) -> list[subprocess.Popen]:
         """Starts all processes; the output of each goes to WORKDIR.PROCESS.log."""
@@ -85,7 +89,8 @@ class Run:
             port = probe.getsockname()[1]
         environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
         command = [sys.executable, '-m', 'zeroplay_jax.main']
-        command += [f'--config=configs/{self.recipe}.py:mini', f'--workdir={self.workdir}', *FLAGS]
+        command += [f'--config=configs/{self.recipe}.py:mini', *FLAGS, *self.flags]
+        command += [f'--workdir={self.address or self.workdir}']
         # Most of a start would be compilations, which all runs of a recipe share.
         command += [f'--config.compilation.cache={self.workdir.parent / "cache"}']
         command += [f'--config.schedule.iterations={3 if self.recipe in _ONE_PHASE else 1}']
@@ -142,7 +147,7 @@ class Run:
         return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)], loop
 
 
-def _wait(started: list[subprocess.Popen], seconds: float = TIMEOUT_SECONDS) -> list[int]:
+def wait(started: list[subprocess.Popen], seconds: float = TIMEOUT_SECONDS) -> list[int]:
     """Waits for all processes; returns their exit statuses.
 
     Raises:
@@ -154,12 +159,12 @@ def _wait(started: list[subprocess.Popen], seconds: float = TIMEOUT_SECONDS) -> 
 def _wait_or_kill(started: list[subprocess.Popen]) -> list[int]:
     """Waits for processes of which one was ended; ends the others after a while, as launch scripts do."""
     try:
-        return _wait(started, _JOIN_SECONDS)
+        return wait(started, _JOIN_SECONDS)
     except subprocess.TimeoutExpired:
         # A process waits minutes for one that ended before they joined.
         for process in started:
             process.kill()
-        return _wait(started)
+        return wait(started)
 
 
 def _end(run: Run, kind: str, is_early: bool, delay: float, rng: random.Random) -> dict[str, Any]:
@@ -186,7 +191,7 @@ def _end(run: Run, kind: str, is_early: bool, delay: float, rng: random.Random) 
     time.sleep(delay)
     rng.choice(started).send_signal(signal.SIGTERM if kind == 'sigterm' else signal.SIGKILL)
     event_at = time.monotonic()
-    statuses = _wait_or_kill(started) if is_early else _wait(started)
+    statuses = _wait_or_kill(started) if is_early else wait(started)
     problem = ''
     # While a run loads, SIGTERM ends its process at once, and what an earlier kill has left behind stays as it is.
     if kind == 'sigterm' and not is_early and any(statuses):
@@ -241,7 +246,7 @@ class Campaign:
         arguments = self._arguments
         # A whole run of an earlier call is used again.
         if not (self._whole.workdir / 'summary.json').is_file():
-            assert not any(_wait(self._whole.start())), f'{self._whole.workdir}: failed'
+            assert not any(wait(self._whole.start())), f'{self._whole.workdir}: failed'
         shutil.rmtree(self._ended.workdir, ignore_errors=True)
         kinds = ['kill'] * (arguments.kills - arguments.flips) + ['flip'] * arguments.flips
         kinds += ['sigterm'] * arguments.sigterms
@@ -294,7 +299,7 @@ class Campaign:
 
     def _finish(self) -> None:
         """Lets the run end, compares it with the whole one, and removes it."""
-        statuses = _wait(self._ended.start())
+        statuses = wait(self._ended.start())
         if any(statuses):
             self._problems.append(f'the last start ended with {statuses}')
             return

@@ -2,17 +2,18 @@
 
     STORAGE_EMULATOR_HOST=http://localhost:9023 python -m benchmarks.kills_bucket --bucket gs://bucket/kills
 
-Like `benchmarks.kills`, but after every other event the local folder of the run is removed, as if another machine
-resumed it: that run begins with what the bucket has. In the end weights, moments, state of the loop and logs are
-brought down from the bucket and must be those of the run in a folder, bit for bit. The bucket may be an emulated one.
-Prints one line per event and one JSON object per recipe; exit status 1 if anything differs.
+Like `benchmarks.kills`, but after every other event the local folders of the run are removed, as if other machines
+resumed it: that run begins with what the bucket has. kill -9 ends all processes of a run, SIGTERM is sent to one of
+them. In the end weights, moments, state of the loop and logs are brought down from the bucket and must be those of the
+run in a folder, bit for bit; a run that ends before all events have happened is compared and begun anew. The bucket may
+be an emulated one. Prints one JSON object per event and one per recipe; exit status 1 if anything differs. The same
+call with the same --folder continues after the last comparison.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
 import random
 import shutil
@@ -24,92 +25,147 @@ import time
 from typing import Any
 from unittest import mock
 
-from benchmarks.kills import FLAGS, PREEMPTED_STATUS, TIMEOUT_SECONDS, Run, differences
+from benchmarks.kills import PREEMPTED_STATUS, TIMEOUT_SECONDS, Run, differences, wait
 from zeroplay_jax.runtime.remote_workdir import RemoteWorkdir, local_run
 
 
-def start(recipe: str, workdir: str, folder: pathlib.Path) -> subprocess.Popen:
-    """Starts a run of the variant `mini`.
+class Campaign:
+    """One recipe with events at random moments.
 
     Args:
-      recipe: name of its config.
-      workdir: folder or address.
-      folder: gets the output, the caches and the local folders of runs in a bucket.
+      recipe: its name.
+      folder: of the local files.
+      arguments: of the command line.
     """
-    environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
-    command = [sys.executable, '-m', 'zeroplay_jax.main', f'--config=configs/{recipe}.py:mini']
-    command += [f'--workdir={workdir}', f'--config.bucket.spool={folder / "spool"}', *FLAGS]
-    command.append(f'--config.compilation.cache={folder / "programs"}')
-    with (folder / f'{recipe}.log').open('a') as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
+    def __init__(self, recipe: str, folder: pathlib.Path, arguments: argparse.Namespace):
+        processes = arguments.processes
+        name = f'{recipe}{processes}'
+        self._arguments = arguments
+        self._rng = random.Random(f'{name} {arguments.seed}')
+        self._spool = folder / f'{name}-spool'
+        self._copies = folder / f'{name}-copies'
+        self._whole = Run(recipe, folder / f'{name}-whole', processes)
+        # A checkpoint after each step, so that more events meet an upload. The last flag takes effect.
+        flags = (f'--config.bucket.spool={self._spool}', '--config.checkpoint.every=1')
+        address = f'{arguments.bucket}/{name}-{time.time_ns()}'
+        self._ended = Run(recipe, folder / f'{name}-ended', processes, address, flags)
+        self._num_runs = 0
+        # Events of the run in progress, and what was compared, which an interrupted campaign takes up again.
+        self._events: list[dict[str, Any]] = []
+        self._record_path = folder / f'{name}.json'
+        self._record: dict[str, Any] = {'events': [], 'compared': 0, 'problems': []}
+        if self._record_path.is_file():
+            self._record = json.loads(self._record_path.read_text(encoding='utf-8'))
 
-def _logged_steps(spool: pathlib.Path) -> int:
-    """Returns the number of steps in the log of the only run in a folder of local folders."""
-    for path in spool.glob('*/*/metrics.jsonl'):
-        return len(path.read_text(encoding='utf-8').splitlines())
-    return 0
+    def run(self) -> dict[str, Any]:
+        """Runs everything; returns the counts and 'problems'."""
+        # A whole run of an earlier call is used again.
+        if not (self._whole.workdir / 'summary.json').is_file():
+            assert not any(wait(self._whole.start())), f'{self._whole.workdir}: failed'
+        self._begin()
+        kinds = ['kill'] * self._arguments.kills + ['sigterm'] * self._arguments.sigterms
+        self._rng.shuffle(kinds)
+        for event in self._record['events']:
+            if event['event'] in kinds:
+                kinds.remove(event['event'])
+        while kinds:
+            # The run may have ended by itself before the event.
+            if self._happens(kinds[0]):
+                kinds.pop(0)
+            else:
+                self._finish()
+        if self._events:
+            self._finish()
+        events = [event['event'] for event in self._record['events']]
+        arrays, _ = self._whole.state()
+        return {
+            'recipe': self._whole.recipe,
+            'processes': self._arguments.processes,
+            'kill': events.count('kill'),
+            'sigterm': events.count('sigterm'),
+            'compared': self._record['compared'],
+            'arrays': len(arrays),
+            'problems': self._record['problems'],
+        }
 
+    def _begin(self) -> None:
+        """Gives the run a new address."""
+        shutil.rmtree(self._spool, ignore_errors=True)
+        self._events = []
+        self._num_runs += 1
+        base = self._ended.address.partition('.run')[0]
+        self._ended.address = f'{base}.run{self._num_runs}'
 
-def end_once(
-    recipe: str, address: str, folder: pathlib.Path, kind: int, rng: random.Random, delay: float
-) -> tuple[int, str]:
-    """Starts the run and sends it a signal after a random time; returns its exit status and a line about it.
+    def _happens(self, kind: str) -> bool:
+        """Starts the run and lets an event happen; returns False if the run ended before it."""
+        # Another machine begins with the log up to the newest step in the bucket.
+        before = max(self._logged_steps(), self._uploaded_steps())
+        started_at = time.monotonic()
+        started = self._ended.start()
+        while self._logged_steps() <= before and self._are_running(started):
+            assert time.monotonic() < started_at + TIMEOUT_SECONDS, 'no step'
+            time.sleep(0.02)
+        time.sleep(self._rng.uniform(0, self._arguments.delay))
+        event_at = time.monotonic()
+        if kind == 'sigterm':
+            self._rng.choice(started).send_signal(signal.SIGTERM)
+        else:
+            for process in started:
+                process.kill()
+        statuses = wait(started)
+        end_seconds = time.monotonic() - event_at
+        if not any(statuses):
+            return False
+        logged = self._logged_steps()
+        uploaded = self._uploaded_steps()
+        if kind == 'sigterm' and set(statuses) != {PREEMPTED_STATUS}:
+            self._record['problems'].append(f'exit statuses {statuses} after SIGTERM')
+        elif kind == 'sigterm' and uploaded != logged:
+            self._record['problems'].append(f'{logged} steps, {uploaded} in the bucket')
+        is_elsewhere = len(self._events) % 2 == 0
+        event = {
+            'event': kind,
+            'statuses': statuses,
+            'logged': logged,
+            'uploaded': uploaded,
+            'end_seconds': round(end_seconds, 1),
+            'resumed_elsewhere': is_elsewhere,
+        }
+        print(json.dumps(event), flush=True)
+        self._events.append(event)
+        if is_elsewhere:
+            shutil.rmtree(self._spool, ignore_errors=True)
+        return True
 
-    Args:
-      kind: SIGKILL or SIGTERM.
-      delay: most seconds between a new step and the signal.
+    def _finish(self) -> None:
+        """Lets the run end, compares it with the whole one, and begins another one."""
+        statuses = wait(self._ended.start())
+        if any(statuses):
+            problems = [f'the last start ended with {statuses}']
+        else:
+            with mock.patch.dict('os.environ', XDG_CACHE_HOME=str(self._copies)):
+                folder = local_run(self._ended.address, 'checkpoints')
+            problems = differences(self._whole, Run(self._whole.recipe, folder, 1))
+        self._record['problems'] += problems
+        self._record['events'] += self._events
+        self._record['compared'] += 1
+        text = json.dumps(self._record, indent=1)
+        self._record_path.write_text(text, encoding='utf-8')
+        self._begin()
 
-    Raises:
-      AssertionError: SIGTERM lost a step, or the exit status is another one.
-    """
-    process = start(recipe, address, folder)
-    before = _logged_steps(folder / 'spool')
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while process.poll() is None and _logged_steps(folder / 'spool') <= before:
-        assert time.monotonic() < deadline, 'no step'
-        time.sleep(0.02)
-    time.sleep(rng.uniform(0, delay))
-    process.send_signal(kind)
-    status = process.wait(TIMEOUT_SECONDS)
-    uploaded = max(RemoteWorkdir.open(address).manifests(), default=0)
-    logged = _logged_steps(folder / 'spool')
-    if kind == signal.SIGTERM and status:
-        assert status == PREEMPTED_STATUS, status
-        assert uploaded == logged, f'{logged} steps, {uploaded} in the bucket'
-    name = signal.Signals(kind).name
-    return status, f'{name}: status {status}, {logged} steps logged, {uploaded} in the bucket'
+    def _are_running(self, started: list[subprocess.Popen]) -> bool:
+        return all(process.poll() is None for process in started)
 
+    def _uploaded_steps(self) -> int:
+        """Returns the number of the newest step in the bucket; 0 without one."""
+        return max(RemoteWorkdir.open(self._ended.address).manifests(), default=0)
 
-def campaign(recipe: str, folder: pathlib.Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Runs a recipe whole in a folder, and with events in the bucket; returns what was done and what differs."""
-    rng = random.Random(f'{recipe} {arguments.seed}')
-    whole = Run(recipe, folder / f'{recipe}-whole', 1)
-    address = f'{arguments.bucket}/{recipe}-{time.time_ns()}'
-    assert start(recipe, str(whole.workdir), folder).wait(TIMEOUT_SECONDS) == 0, 'the whole run'
-    events = [signal.SIGKILL] * arguments.kills + [signal.SIGTERM] * arguments.sigterms
-    rng.shuffle(events)
-    num_ended = 0
-    for number, event in enumerate(events):
-        status, line = end_once(recipe, address, folder, event, rng, arguments.delay)
-        # The signal may have come when the run had ended by itself.
-        num_ended += status != 0
-        if number % 2 == 0:
-            shutil.rmtree(folder / 'spool')
-            line += '; resumed by another machine'
-        print(f'{recipe}: {line}', flush=True)
-    status = start(recipe, address, folder).wait(TIMEOUT_SECONDS)
-    with mock.patch.dict(os.environ, XDG_CACHE_HOME=str(folder / 'copies')):
-        ended = Run(recipe, local_run(address, 'checkpoints'), 1)
-    shutil.rmtree(folder / 'spool')
-    problems = [f'the last start ended with {status}'] if status else []
-    arrays, _ = whole.state()
-    return {
-        'recipe': recipe,
-        'events': num_ended,
-        'arrays': len(arrays),
-        'differences': problems + differences(whole, ended),
-    }
+    def _logged_steps(self) -> int:
+        """Returns the number of steps in the log of the only run in the folder of local folders."""
+        for path in self._spool.glob('*/*/metrics.jsonl'):
+            return len(path.read_text(encoding='utf-8').splitlines())
+        return 0
 
 
 def main() -> None:
@@ -121,20 +177,21 @@ def main() -> None:
     )
     parser.add_argument('--bucket', required=True, help='address under which the runs are')
     parser.add_argument('--recipes', default='ssp', help='names with commas between')
-    parser.add_argument('--kills', type=int, default=3, help='kill -9, per recipe')
-    parser.add_argument('--sigterms', type=int, default=2, help='SIGTERMs, per recipe')
-    parser.add_argument('--delay', type=float, default=1.0, help='most seconds after a step')
+    parser.add_argument('--kills', type=int, default=10, help='kill -9, per recipe')
+    parser.add_argument('--sigterms', type=int, default=4, help='SIGTERMs, per recipe')
+    parser.add_argument('--processes', type=int, choices=(1, 2), default=1, help='of each run')
+    parser.add_argument('--delay', type=float, default=8.0, help='most seconds after a step')
     parser.add_argument('--seed', type=int, default=0, help='of the moments')
     parser.add_argument('--folder', help='of the local files; a temporary one by default')
     arguments = parser.parse_args()
-    folder = pathlib.Path(arguments.folder or tempfile.mkdtemp(prefix='kills.'))
+    folder = pathlib.Path(arguments.folder or tempfile.mkdtemp(prefix='kills.')).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     print(f'local files: {folder}', flush=True)
     results = []
     for recipe in arguments.recipes.split(','):
-        results.append(campaign(recipe, folder, arguments))
+        results.append(Campaign(recipe, folder, arguments).run())
         print(json.dumps(results[-1]), flush=True)
-    sys.exit(any(result['differences'] for result in results))
+    sys.exit(any(result['problems'] for result in results))
 
 
 if __name__ == '__main__':

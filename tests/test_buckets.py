@@ -279,7 +279,7 @@ def test_sigterm_keeps_its_status_if_the_upload_fails(bucket, config, monkeypatc
     def fail(self):
         raise UserError('gs://bucket/x: 503')
 
-    monkeypatch.setattr(remote_run.Mirror, 'wait', fail)
+    monkeypatch.setattr(remote_run.Mirror, 'is_pending', fail)
 
     def preempt(place):
         raise Preempted('stopped by SIGTERM, everything is saved before step 2 of 9')
@@ -398,32 +398,47 @@ def test_the_library_does_what_the_interface_says(emulator, tmp_path, monkeypatc
 
 
 def test_a_signal_after_the_end_of_a_run_does_not_count(tmp_path, monkeypatch):
-    statuses = [0, -9]
-    run = types.SimpleNamespace(workdir=tmp_path, state=lambda: ([1], {}), records=lambda name: [])
-    process = types.SimpleNamespace(wait=lambda seconds: 0)
+    # The run ends before the event, is compared, and begins anew.
+    statuses = [0, 0, -9, 0]
 
-    def end_once(*arguments):
-        (tmp_path / 'spool').mkdir(exist_ok=True)
-        return statuses.pop(), ''
+    class FakeRun:
+        state = staticmethod(lambda: ([1], {}))
+        records = staticmethod(lambda name: [])
 
-    monkeypatch.setattr(kills_bucket, 'end_once', end_once)
-    monkeypatch.setattr(kills_bucket, 'start', lambda *arguments: process)
+        def __init__(self, recipe, workdir, processes, address='', flags=()):
+            self.recipe, self.workdir, self.address = recipe, tmp_path, address
+
+        def start(self):
+            status = statuses.pop(0)
+            calls = dict(poll=lambda: status, wait=lambda timeout: status, kill=lambda: None)
+            return [types.SimpleNamespace(**calls)]
+
+    (tmp_path / 'summary.json').write_text('{}')
+    monkeypatch.setattr(kills_bucket, 'Run', FakeRun)
     monkeypatch.setattr(kills_bucket, 'local_run', lambda *arguments: tmp_path)
-    monkeypatch.setattr(kills_bucket, 'Run', lambda *arguments: run)
-    arguments = argparse.Namespace(seed=0, bucket='gs://b/x', kills=2, sigterms=0, delay=0)
-    result = kills_bucket.campaign('ssp', tmp_path, arguments)
-    assert result == {'recipe': 'ssp', 'events': 1, 'arrays': 1, 'differences': []}
+    monkeypatch.setattr(kills_bucket.RemoteWorkdir, 'manifests', lambda self: {4: {}})
+    monkeypatch.setattr(objects, 'open_bucket', MemoryBucket)
+    arguments = argparse.Namespace(seed=0, bucket='gs://bucket/x', kills=1, sigterms=0, delay=0)
+    arguments.processes = 1
+    result = kills_bucket.Campaign('ssp', tmp_path, arguments).run()
+    counts = {'recipe': 'ssp', 'processes': 1, 'kill': 1, 'sigterm': 0, 'compared': 2}
+    assert result == counts | {'arrays': 1, 'problems': []} and not statuses
+    # The same call again has nothing left to do.
+    assert kills_bucket.Campaign('ssp', tmp_path, arguments).run() == result
+    run = FakeRun('ssp', tmp_path, 1)
     run.records = lambda name: [object()]
     assert 'alarms.jsonl' in kills_bucket.differences(run, run)
 
 
 @needs_emulator
 @pytest.mark.long
-def test_a_killed_run_is_resumed_by_another_machine_bit_for_bit(emulator, tmp_path):
-    """kill -9 and SIGTERM, each followed by a start without the local folder."""
+@pytest.mark.parametrize('processes', [1, 2])
+def test_killed_runs_are_resumed_by_other_machines_bit_for_bit(emulator, tmp_path, processes):
+    """kill -9 and, with one process, SIGTERM, each followed by a start without the local folders."""
     command = [sys.executable, '-m', 'benchmarks.kills_bucket', '--bucket', 'gs://bucket/kills']
-    command += ['--kills', '1', '--sigterms', '1', '--folder', str(tmp_path / 'kills')]
+    command += ['--kills', '1', '--sigterms', str(2 - processes), '--processes', str(processes)]
+    command += ['--folder', str(tmp_path / 'kills')]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     result = json.loads(done.stdout.strip().splitlines()[-1])
-    assert result['differences'] == [] and result['arrays'] > 10
+    assert result['problems'] == [] and result['arrays'] > 10 and result['kill'] == 1

@@ -27,7 +27,7 @@ def save(workdir, *steps):
 
 def copy(source, workdir):
     workdir.mkdir()
-    return continuation.copy(Hosts(), workdir, branch.newest_checkpoint(source), STEPS, {})
+    return continuation.copy(Hosts(), workdir, branch.newest_checkpoint(source), STEPS, {}, True)
 
 
 def test_a_checkpoint_of_an_earlier_version_has_no_checksums_and_is_copied(tmp_path):

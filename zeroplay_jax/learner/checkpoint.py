@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import pathlib
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from absl import logging as absl_logging
 
 from zeroplay_jax.learner import checksums
 from zeroplay_jax.runtime.hosts import Hosts
@@ -26,6 +28,11 @@ FOLDER = 'checkpoints'
 _DAMAGED = 'damaged'
 # Orbax compresses; random bits of weights do not shrink below this share.
 _COMPRESSED_SHARE = 0.8
+# Parts of warnings about folders per process, which are on purpose.
+_EXPECTED_WARNINGS = (
+    'Global object size logging disabled',
+    'Skipping merge of OCDBT checkpoints',
+)
 
 
 def saved_steps(folder: pathlib.Path) -> list[int]:
@@ -79,14 +86,22 @@ def set_damaged_aside(hosts: Hosts, workdir: pathlib.Path) -> list[str]:
     return lines
 
 
-def remove_after(hosts: Hosts, folder: pathlib.Path, last: int) -> list[int]:
+def remove_after(
+    hosts: Hosts, folder: pathlib.Path, last: int, is_shared: bool = True
+) -> list[int]:
     """Removes the steps after step `last` from a folder of checkpoints; returns those that are left.
 
     All processes must call it before they open a `Checkpointer`.
+
+    Args:
+      hosts: processes of the run.
+      folder: folder of checkpoints.
+      last: the last step to keep.
+      is_shared: whether all processes have the same folder.
     """
 
     def remove() -> list[int]:
-        if not hosts.is_first:
+        if is_shared and not hosts.is_first:
             return []
         kept = []
         for step in saved_steps(folder):
@@ -121,30 +136,68 @@ def _damage_text(step: int, damage: str) -> str:
     return f'checkpoint {step} is damaged: {damage}'
 
 
+def _is_unexpected(record: logging.LogRecord) -> bool:
+    """Returns whether a line of the log is none of those that Orbax writes at every save in a folder per process."""
+    return not any(text in str(record.msg) for text in _EXPECTED_WARNINGS)
+
+
+def _own_bytes(array: jax.Array) -> int:
+    """Returns at least the bytes of an array that this process saves: shards of which it has the first copy."""
+    own_shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+    return sum(shard.data.nbytes for shard in own_shards)
+
+
 class Checkpointer:
     """Saves pairs (arrays `states`, JSON `loop`) by step under `workdir/checkpoints`, asynchronously and atomically.
 
     The files of a step are written to a temporary folder, which is renamed when complete. A process that is killed at
     any moment leaves the last complete step behind.
+
+    Attributes:
+      is_shared: whether all processes have the same folder.
     """
 
-    def __init__(self, workdir: pathlib.Path, keep: int, folder: str = FOLDER):
+    def __init__(
+        self, workdir: pathlib.Path, keep: int, folder: str = FOLDER, is_shared: bool = True
+    ):
         """Opens the folder.
 
         Args:
           workdir: folder of the run.
           keep: number of steps to keep; older ones are deleted.
           folder: name of the folder in the workdir.
+          is_shared: whether all processes have the same workdir. If not, each saves the shards that it owns, and a step
+            can be restored when the folder of each process has the files of all.
         """
+        self.is_shared = is_shared
+        # Process 0 creates folders and completes steps for all; with None each process does it for itself.
+        processes = ocp.options.MultiprocessingOptions(primary_host=0 if is_shared else None)
+        async_options = None
+        if not is_shared:
+            # Created beside the training, folders count as created in all processes when process 0 has its own.
+            async_options = ocp.options.AsyncOptions(create_directories_asynchronously=False)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,
             enable_async_checkpointing=True,
             create=True,
             temporary_path_class=checksums.SealedTemporaryPath,
+            async_options=async_options,
+            multiprocessing_options=processes,
         )
+        handlers = None
+        if not is_shared:
+            absl_logging.get_absl_logger().addFilter(_is_unexpected)
+            handlers = {
+                # A database (OCDBT) has a root that lists the shards of all processes. Without it each shard is a file,
+                # and the files of all processes together are a checkpoint.
+                'states': ocp.StandardCheckpointHandler(
+                    use_ocdbt=False, multiprocessing_options=processes
+                ),
+                'loop': ocp.JsonCheckpointHandler(multiprocessing_options=processes),
+            }
         # Orbax refuses relative paths.
         self._folder = (workdir / folder).resolve()
-        self._manager = ocp.CheckpointManager(self._folder, options=options)
+        self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
 
     def latest(self) -> int | None:
         """Returns the last complete step, or None."""
@@ -162,7 +215,7 @@ class Checkpointer:
           OSError: the disk is too full.
           RuntimeError: the folder has this step or a later one.
         """
-        if jax.process_index() == 0:
+        if jax.process_index() == 0 or not self.is_shared:
             self._check_space(states)
         # Orbax copies arrays at once, but serialises JSON later in its own thread.
         loop_copy = json.loads(json.dumps(dict(loop)))
@@ -177,7 +230,11 @@ class Checkpointer:
     def _check_space(self, states: dict[str, Any]) -> None:
         """Raises OSError if the disk has no room for `states`."""
         # Orbax notices it as well, by many tracebacks of its threads.
-        size = sum(array.nbytes for array in jax.tree.leaves(states))
+        arrays = jax.tree.leaves(states)
+        if self.is_shared:
+            size = sum(array.nbytes for array in arrays)
+        else:
+            size = sum(_own_bytes(array) for array in arrays)
         if shutil.disk_usage(self._folder).free < _COMPRESSED_SHARE * size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._folder))
 

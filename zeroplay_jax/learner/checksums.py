@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import shutil
+from collections.abc import Mapping
 
 from orbax.checkpoint.path import atomicity
 
@@ -48,10 +49,13 @@ class SealedTemporaryPath(atomicity.AtomicRenameTemporaryPath):
 def write(folder: pathlib.Path) -> None:
     """Writes the checksums of all files in a folder; reads every byte."""
     names = _names(folder)
-    lines = []
     digests = file_digests([folder / name for name in names])
-    for name, digest in zip(names, digests, strict=True):
-        lines.append(f'{digest}  {name}\n')
+    write_digests(folder, dict(zip(names, digests, strict=True)))
+
+
+def write_digests(folder: pathlib.Path, digests: Mapping[str, str]) -> None:
+    """Writes the file of checksums; `digests`: path in the folder → SHA-256."""
+    lines = [f'{digest}  {name}\n' for name, digest in sorted(digests.items())]
     with (folder / FILE_NAME).open('w', encoding='utf-8', newline='\n') as file:
         file.writelines(lines)
         # The rename that follows must not reach the disk before the content.

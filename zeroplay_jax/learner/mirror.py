@@ -7,29 +7,22 @@ that is saved meanwhile waits; of several that wait only the newest is uploaded.
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
 import functools
-import os
 import pathlib
 import shutil
-import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from zeroplay_jax.learner import checksums
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
-from zeroplay_jax.retrieval.object_cache import THREADS
-from zeroplay_jax.retrieval.objects import Unavailable
+from zeroplay_jax.learner.uploads import STAGING, Uploads, link_folder
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.digests import file_digests
 from zeroplay_jax.runtime.lease import Lease
+from zeroplay_jax.runtime.remote_parts import PARTS, Parts, Skipped
 from zeroplay_jax.runtime.remote_workdir import Manifest, RemoteFile, RemoteWorkdir
-from zeroplay_jax.types import UserError
 
 # Folder of the checkpoint of the best evaluation.
 _BEST = 'best'
-_STAGING = '.upload'
 # Gets what is brought down until it is found whole.
 DOWNLOADS = '.download'
 # Files that a run appends to.
@@ -37,16 +30,16 @@ _LOGS = ('*.jsonl', 'events.out.tfevents.*')
 # Written when a run starts, or after its report; a resumed run needs them.
 RECORDS = ('config.json', 'inputs.json', 'tools.json', 'from.json', '.run_id', '.reported')
 # Parts of the local folder that are no results.
-_NOT_RESULTS = (FOLDER, _BEST, 'damaged', _STAGING, DOWNLOADS, '.lock')
+_NOT_RESULTS = (FOLDER, _BEST, 'damaged', STAGING, DOWNLOADS, '.lock')
 # Digits of the id of the lease in the names of objects.
-_SUFFIX_DIGITS = 8
+SUFFIX_DIGITS = 8
 _POLL_SECONDS = 0.1
-_FIRST_PAUSE = 1.0
-_LONGEST_PAUSE = 30.0
+# Between two looks for the parts of other processes.
+_PARTS_SECONDS = 0.5
 
 
-class Mirror:
-    """Uploads the checkpoints of a run from a thread, until it is closed.
+class Mirror(Uploads):
+    """Uploads the checkpoints of a run from a thread of process 0, until it is closed.
 
     Args:
       remote: workdir of the run in a bucket.
@@ -55,6 +48,7 @@ class Mirror:
       manifests: complete steps in the bucket.
       keep: number of checkpoints to keep in the bucket.
       seconds: for which uploads are tried again while none succeeds.
+      parts: of the other processes, which have folders of their own (`mirror_part`); None for a run of one process.
     """
 
     def __init__(
@@ -65,47 +59,35 @@ class Mirror:
         manifests: dict[int, Manifest],
         keep: int,
         seconds: float,
+        parts: Parts | None = None,
     ):
-        self._remote = remote
-        self._folder = folder
+        super().__init__(remote, folder, seconds)
         self._lease = lease
         self._manifests = dict(manifests)
         self._keep = keep
-        self._seconds = seconds
-        # Object → SHA-256 of what this process has uploaded, so that another attempt skips it.
-        self._sent: dict[str, str] = {}
-        self._error: Exception | None = None
-        self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name='upload', daemon=True)
+        self._parts = parts
         self._thread.start()
+
+    @property
+    def lost(self) -> str:
+        """A line about the process that took the lease; '' while this process has it."""
+        return self._lease.lost
 
     @property
     def newest(self) -> int:
         """Number of the newest checkpoint in the bucket; 0 without one."""
         return max(self._manifests, default=0)
 
-    def raise_if_failed(self) -> None:
-        """Raises what ended the uploads.
-
-        Raises:
-          UserError: one line; the bucket cannot be written, or another process took the lease.
-        """
-        if self._lease.lost:
-            raise UserError(f'{self._lease.lost}; {self._saved_text()}')
-        if isinstance(self._error, RetrievalError):
-            raise UserError(f'{self._error}; {self._saved_text()}') from None
-        if self._error is not None:
-            raise self._error
-
-    def wait(self) -> None:
-        """Waits until the newest checkpoint of the local folder is in the bucket.
+    def is_pending(self) -> bool:
+        """Returns whether the newest checkpoint of the local folder is not in the bucket yet.
 
         Raises:
           UserError: as `raise_if_failed`.
         """
-        while self._next_step() is not None:
-            self.raise_if_failed()
-            time.sleep(_POLL_SECONDS)
+        if self._next_step() is None:
+            return False
+        self.raise_if_failed()
+        return True
 
     def upload_results(self) -> None:
         """Uploads exported policies, summary and report; call it when they are written.
@@ -136,12 +118,6 @@ class Mirror:
         self._try(lambda: self._delete_objects(['policy/'], keep=()))
         self.raise_if_failed()
 
-    def close(self) -> None:
-        """Ends the thread; the file that it uploads is completed before."""
-        self._is_closed.set()
-        self._thread.join()
-        shutil.rmtree(self._folder / _STAGING, ignore_errors=True)
-
     # ---- in the thread -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -149,7 +125,7 @@ class Mirror:
             step = self._next_step()
             if step is not None:
                 self._try(functools.partial(self._upload, step))
-            if self._error is not None or self._lease.lost:
+            if self._error is not None or self.lost:
                 return
 
     def _next_step(self) -> int | None:
@@ -159,36 +135,9 @@ class Mirror:
             return None
         return steps[-1]
 
-    def _try(self, call: Callable[[], None]) -> None:
-        """Calls a function, again after errors that may pass; sets `_error` if it fails in the end."""
-        deadline = 0.0
-        num_sent = -1
-        pause = _FIRST_PAUSE
-        while True:
-            try:
-                call()
-                return
-            except Unavailable as error:
-                # A large checkpoint may take longer than the outages during its upload last.
-                if len(self._sent) != num_sent:
-                    num_sent = len(self._sent)
-                    deadline = time.monotonic() + self._seconds
-                    pause = _FIRST_PAUSE
-                if time.monotonic() + pause > deadline:
-                    self._error = RetrievalError(
-                        f'{error} (tried for {self._seconds:.0f} s, config.bucket.seconds)'
-                    )
-                    return
-            except Exception as error:
-                self._error = error
-                return
-            if self._is_closed.wait(pause):
-                return
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
     def _upload(self, step: int) -> None:
         """Uploads a checkpoint with everything that it refers to, and removes older ones."""
-        staging = self._folder / _STAGING
+        staging = self._folder / STAGING
         shutil.rmtree(staging, ignore_errors=True)
         try:
             manifest = self._staged(step, staging)
@@ -204,14 +153,50 @@ class Mirror:
             return
         # What a step refers to comes first, so that a process that dies leaves no step without its logs.
         is_own = f'{FOLDER}/'
+        if self._parts is not None:
+            # The other processes upload at the same time.
+            self._parts.write(step, 0, manifest)
         self._send_all(staging, manifest, lambda path: not path.startswith(is_own))
         self._send_all(staging, manifest, lambda path: path.startswith(is_own))
+        if self._parts is not None:
+            manifest_of_all = self._with_parts(self._parts, step, staging, manifest)
+            if manifest_of_all is None:
+                return
+            manifest = manifest_of_all
         if self._is_closed.is_set() or not self._lease.renew():
             return
         self._remote.write_manifest(step, manifest)
         self._manifests[step] = manifest
         shutil.rmtree(staging, ignore_errors=True)
         self._remove_old()
+
+    def _with_parts(
+        self, parts: Parts, step: int, staging: pathlib.Path, manifest: Manifest
+    ) -> Manifest | None:
+        """Waits until all processes have uploaded their files of a step; returns the files of all.
+
+        Returns None if the step is skipped, because another process has removed it or this one ends.
+
+        Args:
+          manifest: files of this process.
+        """
+        while True:
+            try:
+                merged = parts.collect(step, manifest)
+            except Skipped:
+                return None
+            if merged is not None:
+                break
+            if self.lost or self._is_closed.wait(_PARTS_SECONDS):
+                return None
+        # The checksums of each process list its own files only.
+        seals = []
+        for path in manifest:
+            if path.rpartition('/')[2] == checksums.FILE_NAME:
+                merged[path] = _seal(staging, path, merged)
+                seals.append(path)
+        self._send_all(staging, merged, lambda path: path in seals)
+        return merged
 
     def _staged(self, step: int, staging: pathlib.Path) -> Manifest:
         """Collects the files of a step in a folder; returns them. Later changes of the run do not reach them.
@@ -225,9 +210,9 @@ class Mirror:
             if best <= step:
                 folders.append(f'{_BEST}/{best}')
         # A process whose lease was taken may upload for a while: it must not replace a file of the next one.
-        suffix = f'-{self._lease.id[:_SUFFIX_DIGITS]}'
+        suffix = f'-{self._lease.id[:SUFFIX_DIGITS]}'
         for name in folders:
-            manifest |= _link_folder(self._folder, staging, name, name + suffix)
+            manifest |= link_folder(self._folder, staging, name, name + suffix)
         copies = {}
         for name in RECORDS:
             if (self._folder / name).is_file():
@@ -242,23 +227,6 @@ class Mirror:
             size = (staging / name).stat().st_size
             manifest[name] = RemoteFile(object_name, size, digest)
         return manifest
-
-    def _send_all(
-        self, folder: pathlib.Path, manifest: Manifest, is_included: Callable[[str], bool]
-    ) -> None:
-        """Uploads the files of a manifest that this process has not uploaded before."""
-
-        def send(path: str) -> None:
-            file = manifest[path]
-            if self._sent.get(file.object) == file.sha256:
-                return
-            if self._is_closed.is_set() or self._lease.lost:
-                return
-            self._remote.bucket.upload(self._remote.name(file.object), folder / path)
-            self._sent[file.object] = file.sha256
-
-        with concurrent.futures.ThreadPoolExecutor(THREADS) as threads:
-            list(threads.map(send, filter(is_included, manifest)))
 
     def _upload_results(self, paths: Sequence[str]) -> None:
         """Uploads files under their own names, which the process that took the lease would use, too."""
@@ -297,41 +265,32 @@ class Mirror:
         for manifest in self._manifests.values():
             used.update(file.object for file in manifest.values())
         # Also what a process that died has left, of a step that it uploaded or removed.
-        self._delete_objects((f'{FOLDER}/', f'{_BEST}/', 'logs/'), keep=used)
+        self._delete_objects((f'{FOLDER}/', f'{_BEST}/', 'logs/', PARTS), keep=used)
 
     def _saved_text(self) -> str:
+        if self._parts is not None:
+            return f'the bucket has step {self.newest}, with which the same command goes on'
         return (
             f'everything is saved in {self._folder}, the bucket has step {self.newest}: on this machine the same '
             'command uploads the rest and goes on'
         )
 
 
-def _link_folder(
-    folder: pathlib.Path, staging: pathlib.Path, name: str, object_folder: str
-) -> Manifest:
-    """Links the files of a checkpoint into a folder, where they stay when the run removes it; returns them.
+def _seal(staging: pathlib.Path, path: str, manifest: Manifest) -> RemoteFile:
+    """Writes the checksums of a checkpoint of several processes; returns the new entry of that file.
 
     Args:
-      folder: local folder of the run.
-      staging: gets the files under the same paths.
-      name: of the checkpoint, such as 'checkpoints/8'.
-      object_folder: of its objects in the bucket.
-
-    Raises:
-      FileNotFoundError: the run has removed the checkpoint meanwhile.
+      staging: folder with links to the files that are uploaded.
+      path: of the file in it.
+      manifest: files of all processes.
     """
-    digests = checksums.read(folder / name)
-    if digests is None:
-        raise RetrievalError(f'{folder / name}: {checksums.FILE_NAME} is damaged')
-    (seal,) = file_digests([folder / name / checksums.FILE_NAME])
-    digests[checksums.FILE_NAME] = seal
-    manifest = {}
-    for file, digest in digests.items():
-        path = f'{name}/{file}'
-        (staging / path).parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            os.link(folder / path, staging / path)
-        manifest[path] = RemoteFile(
-            f'{object_folder}/{file}', (staging / path).stat().st_size, digest
-        )
-    return manifest
+    folder = path.removesuffix(checksums.FILE_NAME)
+    digests = {}
+    for name, file in manifest.items():
+        if name.startswith(folder) and name != path:
+            digests[name.removeprefix(folder)] = file.sha256
+    # The link must not lead to the file of the run.
+    (staging / path).unlink()
+    checksums.write_digests(staging / folder, digests)
+    (digest,) = file_digests([staging / path])
+    return RemoteFile(manifest[path].object, (staging / path).stat().st_size, digest)

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import functools
 import os
 import pathlib
 import shutil
+from collections.abc import Iterator
 
 from zeroplay_jax.learner import checksums
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
 from zeroplay_jax.learner.mirror import DOWNLOADS, RECORDS
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.object_cache import THREADS
+from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.digests import file_digests
-from zeroplay_jax.runtime.remote_workdir import Manifest, RemoteWorkdir
+from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.runtime.remote_workdir import (
+    CHECKPOINT_FOLDERS,
+    Manifest,
+    RemoteFile,
+    RemoteWorkdir,
+    checkpoint_files,
+)
 from zeroplay_jax.types import UserError
 
 _DAMAGED = 'damaged'
@@ -61,10 +72,95 @@ def bring_down(
             del manifests[step]
             lines.append(f'checkpoint {step} of {remote.address} is damaged: {damage}')
     if candidates:
-        raise UserError(
-            f'{remote.address}: all checkpoints are damaged ({lines[0]}); choose another workdir'
-        )
+        raise _all_damaged(remote, lines)
     return []
+
+
+def bring_down_on_all(
+    hosts: Hosts, remote: RemoteWorkdir, folder: pathlib.Path, manifests: dict[int, Manifest]
+) -> list[str]:
+    """Makes the newest whole step in the bucket the only checkpoint of the folder of each process.
+
+    For runs of several processes, each of which has saved its own shards in a folder of its own and needs those of all.
+    What is in the folder already is not downloaded. Steps in the folders that are not in the bucket are removed: the
+    processes may have died before all of them saved it. All processes must call it.
+
+    Args:
+      hosts: processes of the run.
+      remote: as in `bring_down`.
+      folder: local folder of this process.
+      manifests: complete steps in the bucket, equal in all processes; damaged ones are removed.
+
+    Returns:
+      A line about each damaged step, equal in all processes.
+
+    Raises:
+      UserError: one line; there are steps, and all of them are damaged, or the bucket cannot be read.
+    """
+    lines: list[str] = []
+    candidates = sorted(manifests, reverse=True)
+    for step in candidates:
+        # Only process 0 writes logs and records.
+        files = manifests[step] if hosts.is_first else checkpoint_files(manifests[step])
+        with _staged_on_all(hosts, remote, folder, step, files) as damage:
+            if not damage:
+                _remove_checkpoints(folder)
+                _install(folder, folder / DOWNLOADS)
+        if not damage:
+            _conclude(lines, step, candidates[0])
+            return lines
+        hosts.run_on_all_and_gather(functools.partial(_delete_manifest, hosts, remote, step))
+        del manifests[step]
+        lines.append(f'checkpoint {step} of {remote.address} is damaged: {damage}')
+    if candidates:
+        raise _all_damaged(remote, lines)
+    _remove_checkpoints(folder)
+    return []
+
+
+@contextlib.contextmanager
+def _staged_on_all(
+    hosts: Hosts, remote: RemoteWorkdir, folder: pathlib.Path, step: int, files: Manifest
+) -> Iterator[str]:
+    """Downloads files into a folder that exists in this context only; returns their damage in any process, or ''."""
+    staging = folder / DOWNLOADS
+
+    def download() -> str:
+        # Of a process that was killed.
+        shutil.rmtree(staging, ignore_errors=True)
+        try:
+            return _download_whole(remote, staging, files, folder, hosts.is_first)
+        except RetrievalError as error:
+            raise UserError(str(error)) from None
+
+    try:
+        with progress.clock(f'download step {step}', hosts.is_first):
+            damages = hosts.run_on_all_and_gather(download)
+        yield next(filter(None, damages), '')
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _delete_manifest(hosts: Hosts, remote: RemoteWorkdir, step: int) -> None:
+    """Removes the object that makes a damaged step complete, in process 0."""
+    if not hosts.is_first:
+        return
+    try:
+        remote.delete_manifest(step)
+    except RetrievalError as error:
+        raise UserError(str(error)) from None
+
+
+def _all_damaged(remote: RemoteWorkdir, lines: list[str]) -> UserError:
+    return UserError(
+        f'{remote.address}: all checkpoints are damaged ({lines[0]}); choose another workdir'
+    )
+
+
+def _remove_checkpoints(folder: pathlib.Path) -> None:
+    """Removes all steps from a local folder."""
+    for name in CHECKPOINT_FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _conclude(lines: list[str], step: int, newest: int) -> None:
@@ -101,16 +197,33 @@ def _download(remote: RemoteWorkdir, folder: pathlib.Path, step: int, manifest: 
     return damage
 
 
-def _download_whole(remote: RemoteWorkdir, staging: pathlib.Path, manifest: Manifest) -> str:
-    """Downloads the files of a step, and the records as they are now; returns the damage in words, or ''."""
+def _download_whole(
+    remote: RemoteWorkdir,
+    staging: pathlib.Path,
+    manifest: Manifest,
+    present: pathlib.Path | None = None,
+    has_records: bool = True,
+) -> str:
+    """Downloads the files of a step, and the records as they are now; returns the damage in words, or ''.
+
+    Args:
+      remote: workdir of the run in a bucket.
+      staging: gets the files.
+      manifest: the files.
+      present: a folder whose files are linked instead, where they are equal.
+      has_records: whether records are downloaded, too.
+    """
     paths = list(manifest)
     names = {path: file.object for path, file in manifest.items()}
-    for name in RECORDS:
+    for name in RECORDS if has_records else ():
         names.setdefault(name, name)
 
     def download(path: str) -> str:
         target = staging / path
         target.parent.mkdir(parents=True, exist_ok=True)
+        if present is not None and path in manifest and _is_equal(present / path, manifest[path]):
+            os.link(present / path, target)
+            return ''
         try:
             remote.bucket.download(remote.name(names[path]), target)
         except FileNotFoundError:
@@ -130,6 +243,14 @@ def _download_whole(remote: RemoteWorkdir, staging: pathlib.Path, manifest: Mani
     return ''
 
 
+def _is_equal(path: pathlib.Path, file: RemoteFile) -> bool:
+    """Returns whether a local file has the content of a file of a step."""
+    if not path.is_file() or path.stat().st_size != file.size:
+        return False
+    (digest,) = file_digests([path])
+    return digest == file.sha256
+
+
 def _install(folder: pathlib.Path, staging: pathlib.Path) -> None:
     """Moves downloaded files into the local folder, the checkpoint last."""
     # Curves of later steps, and logs of another machine, would be mixed with them.
@@ -139,7 +260,8 @@ def _install(folder: pathlib.Path, staging: pathlib.Path) -> None:
     for path in sorted(staging.iterdir()):
         if path.is_file():
             os.replace(path, folder / path.name)
-    for name in ('best', FOLDER):
+    # The run's own step comes last: with it the run counts as begun.
+    for name in reversed(CHECKPOINT_FOLDERS):
         if not (staging / name).is_dir():
             continue
         (folder / name).mkdir(exist_ok=True)

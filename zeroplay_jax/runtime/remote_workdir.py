@@ -5,6 +5,7 @@
     config.json, …      records of the start, under their own names
     checkpoints/8-1f…/  a checkpoint, file by file, as Orbax wrote it; best/… alike; 1f…: id of the lease
     logs/8-1f…/         the logs when checkpoint 8 was uploaded; objects cannot be appended to
+    parts/00000008-1f…/ files of each process of a run of several (`remote_parts`), until the step is complete
     steps/00000008.json written last: all files of checkpoint 8 with sizes and SHA-256. Without it there is no step 8
     policy/…, summary.json, report.html    results, when the run has ended
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
 import uuid
@@ -28,6 +30,8 @@ from zeroplay_jax.types import Json, UserError
 
 RUN_FILE = 'run.json'
 LEASE_FILE = 'lease.json'
+# Folders of a workdir: the last steps, and that of the best evaluation.
+CHECKPOINT_FOLDERS = ('checkpoints', 'best')
 _STEPS = 'steps/'
 # Attempts to read a run that removes its oldest checkpoint meanwhile.
 _READS = 5
@@ -124,9 +128,7 @@ class RemoteWorkdir:
 
     def write_manifest(self, step: int, manifest: Manifest) -> None:
         """Writes the object that makes a step complete."""
-        files = {path: dataclasses.astuple(file) for path, file in sorted(manifest.items())}
-        content = json.dumps({'step': step, 'files': files}, indent=1).encode()
-        self.bucket.write(self.name(_manifest_name(step)), content)
+        self.bucket.write(self.name(_manifest_name(step)), manifest_text(step, manifest))
 
     def delete_manifest(self, step: int) -> None:
         """Removes the object that makes a step complete."""
@@ -140,28 +142,73 @@ class RemoteWorkdir:
             if found is None:
                 continue
             try:
-                content = json.loads(found[0])
-                files = {path: RemoteFile(*fields) for path, fields in content['files'].items()}
-                manifests[int(content['step'])] = files
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                step, manifest = manifest_of(found[0])
+            except ValueError:
                 continue
+            if manifest is not None:
+                manifests[step] = manifest
         return dict(sorted(manifests.items()))
+
+
+def manifest_text(step: int, manifest: Manifest | None) -> bytes:
+    """Returns the content of an object that lists the files of a step; None: a step that is not there."""
+    files = None
+    if manifest is not None:
+        files = {path: dataclasses.astuple(file) for path, file in sorted(manifest.items())}
+    return json.dumps({'step': step, 'files': files}, indent=1).encode()
+
+
+def manifest_of(content: bytes) -> tuple[int, Manifest | None]:
+    """Returns step and files in the content of an object that `manifest_text` wrote.
+
+    Raises:
+      ValueError: it cannot be read.
+    """
+    try:
+        fields = json.loads(content)
+        step = int(fields['step'])
+        if fields['files'] is None:
+            return step, None
+        return step, {path: RemoteFile(*file) for path, file in fields['files'].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def checkpoint_files(manifest: Manifest) -> Manifest:
+    """Returns the files of a manifest that belong to checkpoints."""
+    files = {}
+    for path, file in manifest.items():
+        if path.partition('/')[0] in CHECKPOINT_FOLDERS:
+            files[path] = file
+    return files
+
+
+def checkpoint_folders(manifest: Manifest) -> dict[str, str]:
+    """Returns the folders of checkpoints in a manifest, such as checkpoints/8, and those of their objects."""
+    folders = {}
+    for path, file in checkpoint_files(manifest).items():
+        local_folder = '/'.join(path.split('/')[:2])
+        folders[local_folder] = '/'.join(file.object.split('/')[:2])
+    return folders
 
 
 def _manifest_name(step: int) -> str:
     return f'{_STEPS}{step:08d}.json'
 
 
-def spool(root: str, run_id: str, path: str) -> pathlib.Path:
-    """Returns the local folder of a run.
+def spool(root: str, run_id: str, path: str, process: int | None = None) -> pathlib.Path:
+    """Returns the local folder of a process of a run.
 
     Args:
       root: folder of all such folders; '': in the user's cache.
       run_id: id of the run. A run that was begun anew at an address has another one, and another folder.
       path: of the run in its bucket; its last part, the name of the run, is that of the folder as well.
+      process: index of this process of several; None: there is one. Each has a folder of its own, also where they share
+        a file system. That of process 0 is not that of a run of one process, which would take shards for a checkpoint.
     """
     parent = pathlib.Path(root) if root else object_cache.cache_folder() / 'spool'
-    return parent.expanduser().absolute() / run_id / path.rpartition('/')[2]
+    folder = run_id if process is None else f'{run_id}.process_{process}'
+    return parent.expanduser().absolute() / folder / path.rpartition('/')[2]
 
 
 def check(
@@ -188,7 +235,10 @@ def check(
         raise UserError(str(error)) from None
     if stored is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / 'config.json').write_bytes(stored[0])
+        # Another process of the run on this machine may read the file.
+        draft = folder / f'.config.json.{os.getpid()}'
+        draft.write_bytes(stored[0])
+        os.replace(draft, folder / 'config.json')
     try:
         run_workdir.check(folder, config, free, defaults)
     except WorkdirError as error:
@@ -265,7 +315,7 @@ def _copy(
     folder = root / remote.path
     copies = {}
     for path, file in manifest.items():
-        is_checkpoint = path.startswith(('checkpoints/', 'best/'))
+        is_checkpoint = path.partition('/')[0] in CHECKPOINT_FOLDERS
         if is_checkpoint and not (checkpoints and path.startswith(f'{checkpoints}/')):
             continue
         copies[remote.name(path)] = stored[remote.name(file.object)]

@@ -12,6 +12,6 @@ class Bucket(Section):
 
     spool: Annotated[str, requires(lambda x: '://' not in x, 'name a local folder')] = ''
     """Local folder in which such runs work before their files are uploaded; '' is in the user's cache
-    ($XDG_CACHE_HOME, ~/.cache). It needs room for checkpoint.keep + 2 checkpoints."""
+    ($XDG_CACHE_HOME, ~/.cache). It needs room for checkpoint.keep + 2 checkpoints. Several hosts need not share it."""
     seconds: PositiveFloat = 600.0
     """How long an upload is tried again before the run ends; what it saved stays in the local folder."""

@@ -77,6 +77,7 @@ def copy(
     source: branch.Source,
     steps: Sequence[Step],
     first_weights: dict[str, list[int]],
+    is_shared: bool,
 ) -> branch.Source:
     """Copies logs and newest checkpoint of another run, as if the new run had made them; returns the checkpoint.
 
@@ -87,11 +88,13 @@ def copy(
       source: a checkpoint of the other run; its newest one is taken.
       steps: all steps of the new run.
       first_weights: fingerprints of the weights with which the other run has begun.
+      is_shared: whether all processes have the same workdir.
     """
 
     def copy_locally(newest: branch.Source) -> None:
-        if not hosts.is_first:
+        if is_shared and not hosts.is_first:
             return
+        workdir.mkdir(parents=True, exist_ok=True)
         recorded = branch.read_record(source.workdir)
         weights = recorded['weights'] if recorded else first_weights
         branch.write_record(workdir, newest, weights)

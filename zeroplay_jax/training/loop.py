@@ -110,8 +110,10 @@ def _run_at(place: remote_run.Place, config, source: str | None) -> dict:
         input_record.write(hosts, workdir, config, inputs, context.library.about, is_resumed)
         tool_record.check_or_write(hosts, workdir, context.rollouts.roles, is_resumed)
         if origin is not None and continuation.is_longer(hosts, workdir, origin, config):
-            origin = continuation.copy(hosts, workdir, origin, steps, first_weights)
-        checkpoints = Checkpointer(workdir, config.checkpoint.keep)
+            origin = continuation.copy(
+                hosts, workdir, origin, steps, first_weights, place.is_shared
+            )
+        checkpoints = Checkpointer(workdir, config.checkpoint.keep, is_shared=place.is_shared)
         with progress.clock('restore', shows_progress and (is_resumed or origin is not None)):
             state = _first_state(hosts, workdir, engine, checkpoints, origin)
         if is_resumed and hosts.is_first:

@@ -1,20 +1,37 @@
-"""A run whose workdir is in a bucket: it works in a local folder, which is mirrored while the run goes on."""
+"""A run whose workdir is in a bucket: it works in a local folder, which is mirrored while the run goes on.
+
+Of a run of several processes each has a local folder of its own, and uploads the shards that it owns.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import pathlib
+import time
 from collections.abc import Callable, Iterator
 
-from zeroplay_jax.learner.mirror import Mirror
-from zeroplay_jax.learner.mirror_restore import bring_down
+from zeroplay_jax.learner.mirror import SUFFIX_DIGITS, Mirror
+from zeroplay_jax.learner.mirror_part import PartMirror
+from zeroplay_jax.learner.mirror_restore import bring_down, bring_down_on_all
 from zeroplay_jax.retrieval import objects
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.lease import Lease
-from zeroplay_jax.runtime.remote_workdir import LEASE_FILE, RUN_FILE, RemoteWorkdir, spool
+from zeroplay_jax.runtime.remote_parts import Parts
+from zeroplay_jax.runtime.remote_workdir import (
+    LEASE_FILE,
+    RUN_FILE,
+    Manifest,
+    RemoteWorkdir,
+    manifest_of,
+    manifest_text,
+    spool,
+)
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
+
+# Between two looks whether everything is uploaded.
+_WAIT_SECONDS = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,76 +41,93 @@ class Place:
     Attributes:
       hosts: processes of the run.
       workdir: local folder.
-      is_remote: whether the folder belongs to a workdir in a bucket.
-      damage_lines: lines about damaged checkpoints of such a run; [] on all processes but the first.
-      mirror: in the first process of such a run, uploads the folder; else None.
+      damage_lines: lines about damaged checkpoints of a run in a bucket; [] on all processes but the first.
+      mirror: uploads the folder of a run in a bucket: all of it in the first process, and checkpoints only in the
+        others; None for a workdir that is a folder.
     """
 
     hosts: Hosts
     workdir: pathlib.Path
-    is_remote: bool = False
     damage_lines: list[str] = dataclasses.field(default_factory=list)
-    mirror: Mirror | None = None
+    mirror: Mirror | PartMirror | None = None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the folder belongs to a workdir in a bucket."""
+        return self.mirror is not None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all processes have the same folder."""
+        return self.mirror is None or self.hosts.count == 1
 
     def raise_if_failed(self) -> None:
         """Raises UserError (one line) if uploads have failed for `config.bucket.seconds`."""
-        self._call(Mirror.raise_if_failed)
+        if self.mirror is not None:
+            self.hosts.run_on_all_and_gather(self.mirror.raise_if_failed)
 
     def wait(self) -> None:
         """Waits until the newest checkpoint is in the bucket; raises as `raise_if_failed`."""
-        self._call(Mirror.wait)
+        if self.mirror is None:
+            return
+        # Process 0 must not wait for one whose uploads have failed.
+        while any(self.hosts.run_on_all_and_gather(self.mirror.is_pending)):
+            time.sleep(_WAIT_SECONDS)
 
     def upload_results(self) -> None:
         """Uploads everything that the run has written; raises as `raise_if_failed`."""
-        self._call(_finish)
+        self.wait()
+        self._call_in_first(Mirror.upload_results)
 
     def delete_policies(self) -> None:
         """Removes exported policies from the bucket; raises as `raise_if_failed`."""
-        self._call(Mirror.delete_policies)
+        self._call_in_first(Mirror.delete_policies)
 
-    def _call(self, method: Callable[[Mirror], None]) -> None:
-        if not self.is_remote:
+    def _call_in_first(self, method: Callable[[Mirror], None]) -> None:
+        if self.mirror is None:
             return
 
-        def call_in_first() -> None:
-            if self.mirror is not None:
+        def call() -> None:
+            if isinstance(self.mirror, Mirror):
                 method(self.mirror)
 
-        self.hosts.run_on_all_and_gather(call_in_first)
-
-
-def _finish(mirror: Mirror) -> None:
-    mirror.wait()
-    mirror.upload_results()
+        self.hosts.run_on_all_and_gather(call)
 
 
 @contextlib.contextmanager
 def opened(hosts: Hosts, workdir: str | pathlib.Path, config) -> Iterator[Place]:
     """Returns a context with the local folder of a run; a folder as it is.
 
-    For a workdir in a bucket, the first process takes the lease, brings the newest checkpoint down and uploads until
-    the context ends. If the run ends early by itself or by SIGTERM, the last checkpoint is uploaded before. All
-    processes must call it, and see the local folder.
+    For a workdir in a bucket, the first process takes the lease, and all bring the newest checkpoint down and upload
+    until the context ends. If the run ends early by itself or by SIGTERM, the last checkpoint is uploaded before. All
+    processes must call it.
 
     Raises:
-      UserError: one line; the bucket or the run in it cannot be used, or not all processes see the local folder.
+      UserError: one line; the bucket or the run in it cannot be used.
       WorkdirError: another process has the lease.
     """
     if not objects.is_address(workdir):
         yield Place(hosts, pathlib.Path(workdir))
         return
     with contextlib.ExitStack() as stack:
-        opened_place: list[Place] = []
+        opened_runs: list[_Run] = []
 
-        def open_in_first() -> str:
-            if hosts.is_first:
-                opened_place.append(stack.enter_context(_opened(hosts, str(workdir), config)))
-                return str(opened_place[0].workdir)
-            return ''
+        def open_in_first() -> _Shared | None:
+            if not hosts.is_first:
+                return None
+            run = stack.enter_context(_opened(hosts, str(workdir), config))
+            opened_runs.append(run)
+            return run.shared()
 
-        folder = hosts.run_on_all_and_gather(open_in_first)[0]
-        place = opened_place[0] if opened_place else Place(hosts, pathlib.Path(folder), True)
-        _check_shared(hosts, place.workdir)
+        shared = hosts.run_on_all_and_gather(open_in_first)[0]
+        run = opened_runs[0] if opened_runs else None
+        if hosts.count == 1:
+            assert run is not None
+            place = _place_of_one(hosts, run, config)
+        else:
+            place = _place_of_several(hosts, str(workdir), shared, run, config)
+        if place.mirror is not None:
+            stack.callback(place.mirror.close)
         try:
             yield place
         except (Preempted, TrainingStopped) as error:
@@ -105,9 +139,39 @@ def opened(hosts: Hosts, workdir: str | pathlib.Path, config) -> Iterator[Place]
             raise
 
 
+# Id of the run, digits of the id of the lease, and the complete steps in the bucket as text.
+_Shared = tuple[str, str, list[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """A run in a bucket that the first process has opened.
+
+    Attributes:
+      remote: its workdir.
+      run_id: its id.
+      lease: of this process on the workdir.
+      manifests: complete steps in the bucket.
+    """
+
+    remote: RemoteWorkdir
+    run_id: str
+    lease: Lease
+    manifests: dict[int, Manifest]
+
+    def shared(self) -> _Shared:
+        """Returns what the other processes need."""
+        texts = [manifest_text(step, files).decode() for step, files in self.manifests.items()]
+        return self.run_id, self.lease.id[:SUFFIX_DIGITS], texts
+
+
 @contextlib.contextmanager
-def _opened(hosts: Hosts, address: str, config) -> Iterator[Place]:
-    """Does the work of `opened` in the first process."""
+def _opened(hosts: Hosts, address: str, config) -> Iterator[_Run]:
+    """Takes the lease of a run in a bucket, in the first process; returns a context with the run.
+
+    Raises:
+      UserError, WorkdirError: as `opened`.
+    """
     with contextlib.ExitStack() as stack:
         try:
             remote = RemoteWorkdir.open(address)
@@ -118,18 +182,73 @@ def _opened(hosts: Hosts, address: str, config) -> Iterator[Place]:
             # Read after the lease was taken, because its last holder wrote them, or removed the id of its run.
             stored_id = remote.run_id()
             run_id = stored_id or remote.create_run()
-            folder = spool(config.bucket.spool, run_id, remote.path)
             if stored_id is None:
+                folder = _folder(hosts, config, run_id, remote)
                 stack.callback(_remove_unless_begun, remote, folder, lease)
             manifests = remote.manifests()
-            lines = bring_down(remote, folder, manifests)
         except RetrievalError as error:
             raise UserError(str(error)) from None
-        mirror = Mirror(
-            remote, folder, lease, manifests, config.checkpoint.keep, config.bucket.seconds
-        )
-        stack.callback(mirror.close)
-        yield Place(hosts, folder, True, lines, mirror)
+        yield _Run(remote, run_id, lease, manifests)
+
+
+def _folder(hosts: Hosts, config, run_id: str, remote: RemoteWorkdir) -> pathlib.Path:
+    """Returns the local folder of this process."""
+    process = hosts.index if hosts.count > 1 else None
+    return spool(config.bucket.spool, run_id, remote.path, process)
+
+
+def _place_of_one(hosts: Hosts, run: _Run, config) -> Place:
+    """Returns the place of a run of one process, with its newest checkpoint."""
+    remote, manifests = run.remote, run.manifests
+    folder = _folder(hosts, config, run.run_id, remote)
+    try:
+        lines = bring_down(remote, folder, manifests)
+    except RetrievalError as error:
+        raise UserError(str(error)) from None
+    keep, seconds = config.checkpoint.keep, config.bucket.seconds
+    mirror = Mirror(remote, folder, run.lease, manifests, keep, seconds)
+    return Place(hosts, folder, lines, mirror)
+
+
+def _place_of_several(
+    hosts: Hosts, address: str, shared: _Shared, run: _Run | None, config
+) -> Place:
+    """Returns the place of this process of several, with the newest checkpoint.
+
+    Args:
+      hosts: processes of the run.
+      address: of its workdir.
+      shared: what the first process has found.
+      run: the run, in the first process.
+      config: of the run.
+    """
+    run_id, lease, texts = shared
+    manifests: dict[int, Manifest] = {}
+    for text in texts:
+        step, files = manifest_of(text.encode())
+        assert files is not None
+        manifests[step] = files
+
+    def open_on_each() -> RemoteWorkdir:
+        try:
+            return RemoteWorkdir.open(address)
+        except RetrievalError as error:
+            raise UserError(str(error)) from None
+
+    remotes: list[RemoteWorkdir] = []
+    # A host without credentials is an error in all processes.
+    hosts.run_on_all_and_gather(lambda: remotes.append(open_on_each()))
+    (remote,) = remotes
+    folder = _folder(hosts, config, run_id, remote)
+    lines = bring_down_on_all(hosts, remote, folder, manifests)
+    parts = Parts(remote, lease, hosts.count)
+    keep, seconds = config.checkpoint.keep, config.bucket.seconds
+    if run is None:
+        newest = max(manifests, default=-1)
+        part_mirror = PartMirror(remote, folder, parts, hosts.index, newest, seconds)
+        return Place(hosts, folder, mirror=part_mirror)
+    mirror = Mirror(remote, folder, run.lease, manifests, keep, seconds, parts)
+    return Place(hosts, folder, lines, mirror)
 
 
 def _remove_unless_begun(remote: RemoteWorkdir, folder: pathlib.Path, lease: Lease) -> None:
@@ -139,29 +258,3 @@ def _remove_unless_begun(remote: RemoteWorkdir, folder: pathlib.Path, lease: Lea
     with contextlib.suppress(RetrievalError):
         if lease.renew():
             remote.bucket.delete(remote.name(RUN_FILE))
-
-
-def _check_shared(hosts: Hosts, folder: pathlib.Path) -> None:
-    """Raises UserError unless all processes see the local folder."""
-    if hosts.count == 1:
-        return
-    mark = folder.parent / f'.seen_by_{hosts.count}'
-
-    def write_mark() -> None:
-        if hosts.is_first:
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.touch()
-
-    def look() -> None:
-        if not mark.exists():
-            raise UserError(
-                f'{folder}: is not seen by all hosts, and checkpoints of several hosts need one folder; give one of a '
-                'file system that all of them mount with --config.bucket.spool=FOLDER'
-            )
-
-    hosts.run_on_all_and_gather(write_mark)
-    try:
-        hosts.run_on_all_and_gather(look)
-    finally:
-        if hosts.is_first:
-            mark.unlink(missing_ok=True)

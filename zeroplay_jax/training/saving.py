@@ -48,11 +48,12 @@ class Saver:
         self._best_metric = best_metric
         self._best: Checkpointer | None = None
         if best_metric:
-            kept = remove_after(hosts, workdir / BEST_FOLDER, state['cursor'])
+            is_shared = checkpoints.is_shared
+            kept = remove_after(hosts, workdir / BEST_FOLDER, state['cursor'], is_shared)
             # A later one had replaced the best one of the steps before.
             if state.get('best') and state['best']['checkpoint'] not in kept:
                 del state['best']
-            self._best = Checkpointer(workdir, keep=1, folder=BEST_FOLDER)
+            self._best = Checkpointer(workdir, 1, BEST_FOLDER, is_shared)
 
     def save(self, next_number: int) -> None:
         """Starts to save the state before step `next_number`. All processes must call it, as the methods below."""
