@@ -33,11 +33,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks import claims_arms
-from benchmarks.claims_runs import CACHE, CACHE_GIGABYTES, CODE, code_hash
+from benchmarks.claims_runs import CODE, code_hash, keep_programs
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import rules
 from zeroplay_jax.runtime.atomic import write_text
-from zeroplay_jax.runtime.compilation import CompilationCache
 
 RESULTS = pathlib.Path(__file__).parent / 'results'
 QUICKSTART = 'quickstart'
@@ -95,7 +94,7 @@ def run_here(arm: str, rank: int, factor: float, seed: int, path: pathlib.Path) 
     from zeroplay_jax.training import loop
 
     # All seeds of an arm have the same programs.
-    CompilationCache(str(CACHE), CACHE_GIGABYTES)
+    keep_programs()
     config = config_of(arm, rank, factor, seed)
     rules.check(config)
     workdir = pathlib.Path(tempfile.mkdtemp(prefix='adapters.'))

@@ -23,8 +23,8 @@ Seeds are added in looks, which claims.toml fixes: after each look, claims that 
 closed, and the arms of the others get the seeds of the next one. A claim holds if p < .05 and the difference is above
 0, does not hold if it is below 0, and is undecided otherwise; p is valid although several looks are taken
 (`claims_statistics.sequential_p`). Because many claims are tested at once, the table has a second verdict beside this
-one, with p-values corrected by Holm's method; it closes claims. Corrected is for all claims that have results: with
-`--only`, also for those of the other systems whose runs are stored. The table has them all.
+one, with p-values corrected by Holm's method for all registered claims; it closes claims. With `--only` the table
+also has the claims of the other systems whose runs are stored.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def play(
 
     Returns:
       Rows in the order of the registration, with the fields of the claim, of `statistics.judge` at its last look, and
-      of `statistics.correct_verdicts`, which corrects for all rows.
+      of `statistics.correct_verdicts`, which corrects for all registered claims.
     """
     results: dict[Run, dict] = {}
     all_claims = [claim for claim in CLAIMS if claim in claims or claim in stored_claims]
@@ -123,7 +123,7 @@ def play(
             row['p'] = statistics.sequential_p(p_values[claim], [look.share for look in LOOKS])
             row['verdict'] = statistics.verdict(row['difference'], row['p'])
             rows[claim] = row
-        statistics.correct_verdicts(list(rows.values()))
+        statistics.correct_verdicts(list(rows.values()), family=len(CLAIMS))
         for claim, row in rows.items():
             is_open[claim] = row['verdict_holm'] == 'undecided' and not row['narrow']
     return [rows[claim] for claim in all_claims if claim in rows]
@@ -152,6 +152,7 @@ def _judge(claim: Claim, results: Mapping[Run, dict], look: Look) -> dict[str, A
         claim=claim.text,
         measure=claim.measure,
         of=claim.of,
+        selected=claim.selected,
         seeds=look.seeds,
         narrow=high - low <= 2 * statistics.NARROW,
         beside=beside,
@@ -171,6 +172,8 @@ def _print_table(table: Sequence[Mapping[str, Any]]) -> None:
         line = f'{row["system"]:8} {row["verdict"]:14} (Holm: {row["verdict_holm"]}) '
         line += f'{row["difference"]:+.3f} [{low:+.3f}, {high:+.3f}]  {row["claim"]}, by {row["measure"]}, '
         line += f'{row["seeds"]} seeds'
+        if row['selected']:
+            line += '; its setting was selected for this effect'
         if row['seeds_needed'] > row['seeds']:
             line += f'; ± {statistics.NARROW} would need {row["seeds_needed"]}'
         print(line)

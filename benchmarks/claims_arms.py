@@ -25,6 +25,8 @@ class Claim(NamedTuple):
       reason: why that measure.
       differs: config fields in which the arms differ, and no others.
       of: 'exact_match' or 'rubrics'.
+      selected: whether the setting was chosen in trials that showed this effect. The result then says that the effect
+        can be repeated, not how common it is.
     """
 
     system: str
@@ -35,6 +37,7 @@ class Claim(NamedTuple):
     differs: tuple[str, ...]
     worse: str = ''
     of: statistics.Measured = 'exact_match'
+    selected: bool = False
 
 
 class Look(NamedTuple):

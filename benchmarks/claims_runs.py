@@ -23,9 +23,7 @@ from zeroplay_jax.runtime.atomic import write_text
 # Raised when a change of the code changes the result of a run, so that no stored run of the earlier code is reused.
 # 2: the rule judge grades facts; minibatches are drawn by prompt.
 CODE = 2
-# Compiled programs, for all processes and for later calls.
-CACHE = pathlib.Path(__file__).parents[1] / '.cache' / 'claims_programs'
-CACHE_GIGABYTES = 2.0
+_CACHE_GIGABYTES = 2.0
 _PACKAGE = pathlib.Path(__file__).parents[1] / 'zeroplay_jax'
 
 # An arm and a seed.
@@ -43,6 +41,16 @@ def code_hash() -> str:
     return digest.hexdigest()[:12]
 
 
+def keep_programs() -> None:
+    """Makes this process read and store compiled programs, for all processes and later calls."""
+    from zeroplay_jax.runtime.compilation import CompilationCache
+
+    # A program for a CPU may depend on the number of cores.
+    cores = len(os.sched_getaffinity(0))
+    folder = pathlib.Path(__file__).parents[1] / '.cache' / f'programs_of_{cores}_cores'
+    CompilationCache(str(folder), _CACHE_GIGABYTES)
+
+
 def stored_path(arm: str, seed: int, folder: pathlib.Path) -> pathlib.Path:
     """Returns the file of a finished run in `folder`, named by its config and by CODE."""
     # The name depends on the changed fields only, so stored results stay valid if configs/common.py gets a new field.
@@ -54,6 +62,8 @@ def stored_path(arm: str, seed: int, folder: pathlib.Path) -> pathlib.Path:
     policy = pathlib.Path(changes.get('policy.path', ''))
     if policy.is_relative_to(_PACKAGE):
         changes['policy.path'] = str(policy.relative_to(_PACKAGE))
+        # A checkpoint that was trained again keeps its name.
+        changes['policy.files'] = (policy / 'SHA256SUMS').read_text()
     text = json.dumps([CODE, changes], sort_keys=True)
     return folder / f'{hashlib.sha256(text.encode()).hexdigest()[:16]}.json'
 
@@ -199,8 +209,7 @@ def _start_process(counter, processes: int) -> None:
     os.sched_setaffinity(0, share or cores)
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')
     from zeroplay_jax.configuration import entry
-    from zeroplay_jax.runtime.compilation import CompilationCache
 
     entry.load_libraries()
     # All arms have programs in common, and all seeds of an arm have the same.
-    CompilationCache(str(CACHE), CACHE_GIGABYTES)
+    keep_programs()

@@ -161,9 +161,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def correct_verdicts(rows: Sequence[dict[str, Any]]) -> None:
-    """Adds 'p_holm' and 'verdict_holm' to the rows of a table, each of which has 'p' and 'difference'."""
-    for row, p in zip(rows, holm([row['p'] for row in rows]), strict=True):
+def correct_verdicts(rows: Sequence[dict[str, Any]], family: int) -> None:
+    """Adds 'p_holm' and 'verdict_holm' to the rows of a table, each of which has 'p' and 'difference'.
+
+    Args:
+      rows: one per claim that has results.
+      family: number of all registered claims. Those without results count with p = 1, so that a verdict does not
+        depend on which claims are executed first.
+    """
+    p_values = [row['p'] for row in rows] + [1.0] * (family - len(rows))
+    for row, p in zip(rows, holm(p_values), strict=False):
         row['p_holm'] = float(f'{p:.3g}')
         row['verdict_holm'] = verdict(row['difference'], p)
 

@@ -141,13 +141,19 @@ def test_holms_correction():
     assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert statistics.holm([0.6, 0.7]) == [1, 1] and statistics.holm([]) == []
     rows = [dict(p=p, difference=-0.1) for p in (0.01, 0.04, 0.03, 0.005)]
-    statistics.correct_verdicts(rows)
+    statistics.correct_verdicts(rows, family=4)
     assert [row['verdict_holm'] for row in rows] == [
         'does not hold',
         'undecided',
         'undecided',
         'does not hold',
     ]
+
+
+def test_claims_without_results_count_in_the_correction():
+    rows = [dict(p=0.02, difference=0.1)]
+    statistics.correct_verdicts(rows, family=3)
+    assert rows[0]['p_holm'] == 0.06 and rows[0]['verdict_holm'] == 'undecided'
 
 
 def test_twenty_true_hypotheses_seldom_give_one_verdict():
@@ -234,11 +240,14 @@ def test_claims_of_other_systems_are_corrected_for_and_stay_in_the_table():
     assert rows == sorted(rows, key=registered.index)
     assert [system for system, _ in rows].count('drzero') == 5
     assert ('ssp', 'periodic reset beats dummy padding') not in rows
-    corrected = statistics.holm([row['p'] for row in table])
-    assert [row['p_holm'] for row in table] == pytest.approx(corrected, rel=0.01)
+    without_results = [1.0] * (len(claims.CLAIMS) - len(table))
+    corrected = statistics.holm([row['p'] for row in table] + without_results)
+    assert [row['p_holm'] for row in table] == pytest.approx(corrected[: len(table)], rel=0.01)
     alone = claims.play(chosen, FakeRunner(), claims_arms.LOOKS)
     (row,) = [row for row in table if row['claim'] == 'the filter helps']
+    # The verdict of a claim does not depend on which others were executed first.
     assert row['p'] == alone[0]['p'] < row['p_holm']
+    assert alone[0]['p_holm'] == pytest.approx(len(claims.CLAIMS) * row['p'], rel=0.01)
 
 
 def test_the_forest_plot_shows_every_claim(tmp_path):
