@@ -135,6 +135,56 @@ def test_a_model_of_the_hub_is_stored_by_its_name(tmp_path, monkeypatch):
         resumption.check(tmp_path / 'run', config)
 
 
+def make_snapshot(cache, revision):
+    """A revision of owner/model in a cache of the Hub's library; returns its folder."""
+    snapshot = cache / 'models--owner--model' / 'snapshots' / revision
+    snapshot.mkdir(parents=True)
+    for name in ('config.json', 'model.safetensors'):
+        (snapshot / name).write_text(revision)
+    return snapshot
+
+
+def test_a_run_from_the_hub_is_resumed_with_its_revision(tmp_path, monkeypatch):
+    workdir = tmp_path / 'run'
+    old = make_snapshot(tmp_path / 'cache', '0a1b')
+    monkeypatch.setattr(hub, '_fetch', lambda *_: old)
+    monkeypatch.setattr(hub, '_names', {})
+    config = quickstart.get_config()
+    config.policy.path = 'hf://owner/model'
+    checkpoint_rules.download(config)
+    begin(workdir, config.to_dict())
+    record(config, workdir, is_resumed=False)
+    # The Hub has a newer revision, which only the content tells from the old one.
+    new = make_snapshot(tmp_path / 'cache', '2c3d')
+    monkeypatch.setattr(hub, '_fetch', lambda *_: new)
+    monkeypatch.setattr(hub, '_names', {})
+    config.policy.path = 'hf://owner/model'
+    checkpoint_rules.download(config)
+    resumption.check(workdir, config)
+    with pytest.raises(UserError, match='another content of config.policy.path'):
+        record(config, workdir)
+    config.policy.path = str(old)
+    resumption.check(workdir, config)
+    record(config, workdir)
+    # As earlier versions stored it: the path in a cache, perhaps of another machine.
+    stored = json.loads((workdir / 'config.json').read_text())
+    stored['policy']['path'] = '/elsewhere/models--owner--model/snapshots/0a1b'
+    (workdir / 'config.json').write_text(json.dumps(stored))
+    config.policy.path = 'hf://owner/model'
+    checkpoint_rules.download(config)
+    resumption.check(workdir, config)
+    config.policy.path = str(old).replace('--model', '--other')
+    with pytest.raises(WorkdirError, match='there hf://owner/model, now hf://owner/other'):
+        resumption.check(workdir, config)
+
+
+def test_the_name_of_a_cached_file_is_read_from_its_path():
+    path = '/c/datasets--a--b.c-d/snapshots/0a1b/data/x.jsonl'
+    assert hub.name_in_path(path) == 'hf://a/b.c-d/data/x.jsonl'
+    for path in ('models--a--b/snapshots/1', '/c/models--a--b/blobs/1', '/c/models--a/snapshots/1'):
+        assert hub.name_in_path(path) == path
+
+
 @pytest.mark.parametrize('address', ['gs://bucket/run', 's3://bucket/run', 'file:///run', 'gs:/b'])
 def test_an_address_is_no_folder(address):
     with pytest.raises(WorkdirError, match='give a folder'):
