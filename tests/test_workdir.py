@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -105,12 +106,36 @@ def test_another_clone_resumes_a_run_from_a_built_in_checkpoint(tmp_path, monkey
     (workdir / 'config.json').write_text(json.dumps(stored))
     resumption.check(workdir, config)
     assert read_stored_config(workdir / 'config.json').policy.path == config.policy.path
+    # In a clone that is still there, with the same bytes; a README may change.
+    other = tmp_path / 'other' / name
+    shutil.copytree(paths.ENGLISH_CHECKPOINT, other)
+    (other / 'README.md').write_text('changed')
+    stored['policy']['path'] = f'{other.parent}/../english/base/'
+    (workdir / 'config.json').write_text(json.dumps(stored))
+    resumption.check(workdir, config)
+    assert read_stored_config(workdir / 'config.json').policy.path == config.policy.path
     # Another checkpoint is another run still, and so is a clone with files of its own.
-    for path in (package.parent / 'zeroplay_jax' / 'mini' / 'base', tmp_path / 'other' / name):
-        path.mkdir(parents=True)
+    different = package.parent / 'zeroplay_jax' / 'mini' / 'base'
+    different.mkdir()
+    (other / 'generation_config.json').write_text('{}')
+    stored['policy']['path'] = name
+    (workdir / 'config.json').write_text(json.dumps(stored))
+    for path in (different, other):
         config.policy.path = str(path)
         with pytest.raises(WorkdirError, match=r'policy\.path \(there'):
             resumption.check(workdir, config)
+
+
+def test_a_name_leads_nowhere_out_of_the_built_in_files():
+    for text in (
+        '/x/zeroplay_jax/mini/../types.py',
+        '/x/zeroplay_jax/mini/base/../../../y',
+        '/x/y',
+    ):
+        assert paths.built_in_name(text) == text and paths.built_in_path(text) == text
+    assert paths.built_in_path('zeroplay_jax/mini/../types.py') == 'zeroplay_jax/mini/../types.py'
+    path = str(paths.BUILT_IN_CHECKPOINT)
+    assert paths.built_in_name(f'{path}/../clean/') == 'zeroplay_jax/mini/clean'
 
 
 def test_a_model_of_the_hub_is_stored_by_its_name(tmp_path, monkeypatch):
