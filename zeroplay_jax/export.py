@@ -16,6 +16,7 @@ import pathlib
 import shutil
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -26,7 +27,7 @@ from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.remote_workdir import local_run
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
-from zeroplay_jax.types import Json, UserError
+from zeroplay_jax.types import UserError
 
 EXAMPLES = """examples:
   python -m zeroplay_jax.export runs/mini --out exported
@@ -161,7 +162,10 @@ def _cards(
 
 
 def _cards_from_record(
-    config: ConfigDict, listings: Mapping[str, Json], start: pathlib.Path, step: int
+    config: ConfigDict,
+    listings: Mapping[str, dict[str, dict[str, Any]]],
+    start: pathlib.Path,
+    step: int,
 ) -> dict[str, dict[str, str]]:
     """Does the work of `_cards`.
 
