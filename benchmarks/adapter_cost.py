@@ -113,13 +113,11 @@ def update(engine: Engine, step: Step, rows: list[Row], in_one_pass: bool) -> di
 def measure(repeats: int = REPEATS) -> tuple[int, dict[str, dict[str, float]]]:
     """Returns the number of rows, and kind of update → medians of its figures."""
     engines: dict[int, Engine] = {}
-    step, rows = None, []
     for rank, _ in KINDS.values():
         if rank not in engines:
             engines[rank] = make_engine(rank)
             # A fresh adapter is its base, so that both engines play the same rollouts.
             step, rows = first_rows(engines[rank])
-    assert step is not None
     figures: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     # The first one compiles.
     for number in range(repeats + 1):

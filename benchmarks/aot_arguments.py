@@ -36,7 +36,9 @@ def shared_parser(module: str, description: str | None, least_rank: int) -> argp
         '--adapters', type=rank, default=0, required=least_rank > 0, metavar='RANK', help=rank_help
     )
     parser.add_argument('--model', choices=models, action='append', default=[], help=SEVERAL)
-    config_help = "with --adapters: a paper's config, with its lengths; may be given several times"
+    config_help = "a paper's config, with its lengths; may be given several times"
+    if not least_rank:
+        config_help = f'with --adapters: {config_help}'
     parser.add_argument(
         '--config', choices=adapter_work.CONFIGS, action='append', default=[], help=config_help
     )

@@ -20,6 +20,8 @@ PREFIX = 'hf://'
 MODEL_FILES = ('*.json', '*.jinja', '*.txt', '*.model', '*.safetensors')
 _MODEL = re.compile(r'hf://[\w.-]+/[\w.-]+')
 _FILE = re.compile(r'hf://[\w.-]+/[\w.-]+/.+')
+# Path of a snapshot in the library's cache, or of a file in it; the folder's name has the revision.
+_CACHED = re.compile(r'/(?:.*/)?(?:models|datasets)--([\w.-]+?)--([\w.-]+)/snapshots/[^/]+(/.+)?')
 # Path of what this process has fetched → its name.
 _names: dict[str, str] = {}
 _UNITS = ((1 << 30, 'GiB'), (1 << 20, 'MiB'), (1 << 10, 'KiB'))
@@ -78,6 +80,15 @@ def fetch_file(name: str) -> str:
 def name_of(path: str) -> str:
     """Returns the name by which this process fetched a file or folder; any other text as it is."""
     return _names.get(path, path)
+
+
+def name_in_path(path: str) -> str:
+    """Returns the name of what a path in any cache of the library holds, whatever its revision; other text as it is."""
+    match = _CACHED.fullmatch(path.rstrip('/'))
+    if match is None:
+        return path
+    owner, repository, file = match.groups(default='')
+    return f'{PREFIX}{owner}/{repository}{file}'
 
 
 def _fetch(name: str, repository: str, kind: str, patterns: Sequence[str]) -> pathlib.Path:

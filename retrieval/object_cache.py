@@ -32,12 +32,12 @@ def cache_folder() -> pathlib.Path:
     return pathlib.Path(root).expanduser() / 'zeroplay_jax'
 
 
-def fetch(address: str, file_advice: str = '') -> str:
+def fetch(address: str, is_file: bool = False) -> str:
     """Returns the path of the local copy of a file or folder in a bucket, brought up to date; a path as it is.
 
     Args:
       address: gs://bucket/path, or a path.
-      file_advice: which file to name; a folder is then refused with it, before anything is downloaded.
+      is_file: whether a folder is refused, before anything is downloaded.
 
     Raises:
       RetrievalError: one line; no such file or folder, no connection, no credentials, or no space.
@@ -49,9 +49,8 @@ def fetch(address: str, file_advice: str = '') -> str:
         raise RetrievalError(f'{address}: names a bucket; give gs://bucket/path')
     bucket = objects.open_bucket(bucket_name)
     stored = _inside(bucket.list(path), path)
-    is_file = any(entry.name == path for entry in stored)
-    if file_advice and stored and not is_file:
-        raise RetrievalError(f'{address}: is a folder; {file_advice}')
+    if is_file and stored and not any(entry.name == path for entry in stored):
+        raise RetrievalError(f'{address}: is a folder; name a file')
     if any(entry.name == f'{path}/run.json' for entry in stored):
         raise RetrievalError(
             f'{address}: is the workdir of a run; name a policy in it, such as {address}/policy/solver'

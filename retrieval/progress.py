@@ -45,7 +45,7 @@ def bar(
       shown: False draws and prints nothing.
       leave: whether the line remains when the work is done.
       time_left: returns the text shown instead of elapsed and remaining time, for units that take different times;
-        called whenever the bar is drawn. `what` is not shown then.
+        called whenever the bar is drawn.
     """
     options: dict[str, Any] = {
         'disable': not _is_drawn(shown),

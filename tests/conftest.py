@@ -1,9 +1,12 @@
 """Tests run on eight virtual CPU devices; smaller meshes are subsets. What is compiled is kept for the session."""
 
 import atexit
+import math
 import os
 import shutil
 import tempfile
+
+import pytest
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -42,3 +45,11 @@ def pytest_collection_modifyitems(items):
 
     # A stable sort keeps the order within a file, which fixtures of modules rely on.
     items.sort(key=place)
+
+
+@pytest.fixture(scope='session', autouse=True)
+def no_lines_about_progress():
+    """Tests count the lines of an error; a line about progress may come between, 30 seconds after the last one."""
+    from zeroplay_jax.retrieval import progress
+
+    progress._LINE_SECONDS = math.inf

@@ -329,8 +329,7 @@ def test_a_folder_in_a_bucket_is_no_result_and_is_not_downloaded(bucket, capsys,
     bucket.write('runs/a/policy/solver/config.json', b'{}')
     bucket.download = lambda name, path: pytest.fail(f'downloads {name}')
     assert compare.main([f'{ADDRESS}{folder}', 'x.json']) == 2
-    advice = 'is a folder; name a file of zeroplay_jax.evaluate --out'
-    line = f'zeroplay_jax.compare: {ADDRESS}{folder}: {advice}\n'
+    line = f'zeroplay_jax.compare: {ADDRESS}{folder}: is a folder; name a file\n'
     assert capsys.readouterr().err == line
 
 

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -105,12 +106,36 @@ def test_another_clone_resumes_a_run_from_a_built_in_checkpoint(tmp_path, monkey
     (workdir / 'config.json').write_text(json.dumps(stored))
     resumption.check(workdir, config)
     assert read_stored_config(workdir / 'config.json').policy.path == config.policy.path
+    # In a clone that is still there, with the same bytes; a README may change.
+    other = tmp_path / 'other' / name
+    shutil.copytree(paths.ENGLISH_CHECKPOINT, other)
+    (other / 'README.md').write_text('changed')
+    stored['policy']['path'] = f'{other.parent}/../english/base/'
+    (workdir / 'config.json').write_text(json.dumps(stored))
+    resumption.check(workdir, config)
+    assert read_stored_config(workdir / 'config.json').policy.path == config.policy.path
     # Another checkpoint is another run still, and so is a clone with files of its own.
-    for path in (package.parent / 'zeroplay_jax' / 'mini' / 'base', tmp_path / 'other' / name):
-        path.mkdir(parents=True)
+    different = package.parent / 'zeroplay_jax' / 'mini' / 'base'
+    different.mkdir()
+    (other / 'generation_config.json').write_text('{}')
+    stored['policy']['path'] = name
+    (workdir / 'config.json').write_text(json.dumps(stored))
+    for path in (different, other):
         config.policy.path = str(path)
         with pytest.raises(WorkdirError, match=r'policy\.path \(there'):
             resumption.check(workdir, config)
+
+
+def test_a_name_leads_nowhere_out_of_the_built_in_files():
+    for text in (
+        '/x/zeroplay_jax/mini/../types.py',
+        '/x/zeroplay_jax/mini/base/../../../y',
+        '/x/y',
+    ):
+        assert paths.built_in_name(text) == text and paths.built_in_path(text) == text
+    assert paths.built_in_path('zeroplay_jax/mini/../types.py') == 'zeroplay_jax/mini/../types.py'
+    path = str(paths.BUILT_IN_CHECKPOINT)
+    assert paths.built_in_name(f'{path}/../clean/') == 'zeroplay_jax/mini/clean'
 
 
 def test_a_model_of_the_hub_is_stored_by_its_name(tmp_path, monkeypatch):
@@ -133,6 +158,56 @@ def test_a_model_of_the_hub_is_stored_by_its_name(tmp_path, monkeypatch):
     config.policy.path = str(tmp_path / 'snapshots' / '2c3d')
     with pytest.raises(WorkdirError, match='policy.path .there hf://owner/model, now /'):
         resumption.check(tmp_path / 'run', config)
+
+
+def make_snapshot(cache, revision):
+    """A revision of owner/model in a cache of the Hub's library; returns its folder."""
+    snapshot = cache / 'models--owner--model' / 'snapshots' / revision
+    snapshot.mkdir(parents=True)
+    for name in ('config.json', 'model.safetensors'):
+        (snapshot / name).write_text(revision)
+    return snapshot
+
+
+def test_a_run_from_the_hub_is_resumed_with_its_revision(tmp_path, monkeypatch):
+    workdir = tmp_path / 'run'
+    old = make_snapshot(tmp_path / 'cache', '0a1b')
+    monkeypatch.setattr(hub, '_fetch', lambda *_: old)
+    monkeypatch.setattr(hub, '_names', {})
+    config = quickstart.get_config()
+    config.policy.path = 'hf://owner/model'
+    checkpoint_rules.download(config)
+    begin(workdir, config.to_dict())
+    record(config, workdir, is_resumed=False)
+    # The Hub has a newer revision, which only the content tells from the old one.
+    new = make_snapshot(tmp_path / 'cache', '2c3d')
+    monkeypatch.setattr(hub, '_fetch', lambda *_: new)
+    monkeypatch.setattr(hub, '_names', {})
+    config.policy.path = 'hf://owner/model'
+    checkpoint_rules.download(config)
+    resumption.check(workdir, config)
+    with pytest.raises(UserError, match='another content of config.policy.path'):
+        record(config, workdir)
+    config.policy.path = str(old)
+    resumption.check(workdir, config)
+    record(config, workdir)
+    # As earlier versions stored it: the path in a cache, perhaps of another machine.
+    stored = json.loads((workdir / 'config.json').read_text())
+    stored['policy']['path'] = '/elsewhere/models--owner--model/snapshots/0a1b'
+    (workdir / 'config.json').write_text(json.dumps(stored))
+    config.policy.path = 'hf://owner/model'
+    checkpoint_rules.download(config)
+    resumption.check(workdir, config)
+    config.policy.path = str(old).replace('--model', '--other')
+    with pytest.raises(WorkdirError, match='there hf://owner/model, now hf://owner/other'):
+        resumption.check(workdir, config)
+
+
+def test_the_name_of_a_cached_file_is_read_from_its_path():
+    path = '/c/datasets--a--b.c-d/snapshots/0a1b/data/x.jsonl'
+    assert hub.name_in_path(path) == 'hf://a/b.c-d/data/x.jsonl'
+    for path in ('models--a--b/snapshots/1', '/c/models--a--b/blobs/1', '/c/models--a/snapshots/1'):
+        assert hub.name_in_path(path) == path
 
 
 @pytest.mark.parametrize('address', ['gs://bucket/run', 's3://bucket/run', 'file:///run', 'gs:/b'])

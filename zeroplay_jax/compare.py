@@ -33,8 +33,6 @@ def _read_result(path: pathlib.Path) -> dict:
     """Returns the result in a file of `zeroplay_jax.evaluate --out`; UserError for another file."""
     # The user knows the address of a file in a bucket, not the path of its copy.
     address = object_cache.address_of(str(path))
-    if path.is_dir():
-        raise UserError(f'{address}: is a folder; {_ADVICE}')
     try:
         result = json.loads(path.read_text(encoding='utf-8'))
         # Any JSON file parses; these two fields tell a result from another file.
@@ -146,8 +144,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         args = _parser().parse_args(argv)
         base_files, other_files = _sides(args)
-        base_paths = [pathlib.Path(object_cache.fetch(file, _ADVICE)) for file in base_files]
-        other_paths = [pathlib.Path(object_cache.fetch(file, _ADVICE)) for file in other_files]
+        base_paths = [pathlib.Path(object_cache.fetch(file, is_file=True)) for file in base_files]
+        other_paths = [pathlib.Path(object_cache.fetch(file, is_file=True)) for file in other_files]
         baselines = [_read_result(path) for path in base_paths]
         candidates = [_read_result(path) for path in other_paths]
         differences, covered = _differences(baselines, candidates, args.paired)

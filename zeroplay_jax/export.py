@@ -15,6 +15,8 @@ import os
 import pathlib
 import shutil
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -82,7 +84,8 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     The run is only read, and may be in progress.
 
     Raises:
-      UserError: the folder is no workdir, has no whole checkpoint, or one of the folders exists.
+      UserError: the folder is no workdir, has no whole checkpoint, or one of the folders exists; or the checkpoint
+        that the run began from has other bytes now.
     """
     config = read_stored_config(workdir / 'config.json')
     if config is None:
@@ -95,22 +98,24 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     # The devices of the run may be in use by it. Read when JAX is imported.
     os.environ['JAX_PLATFORMS'] = 'cpu'
     from zeroplay_jax.policy import hf
-    from zeroplay_jax.training import branch
+    from zeroplay_jax.training import branch, input_record
     from zeroplay_jax.training.export import write_adapter
 
     start = pathlib.Path(
         fetch_model('config.policy.path', config.policy.path) or BUILT_IN_CHECKPOINT
     )
     model = hf.read_config(start)
+    # The Hub or this clone may have another checkpoint of the same name since.
+    input_record.check_start(workdir, start)
     folders: list[pathlib.Path] = []
 
     def write_folders(source: branch.Source) -> None:
         names = branch.policy_names(source)
-        cards = _cards(config, workdir, start, source.step)
         folders[:] = [out / name for name in names]
         for folder in folders:
             if folder.exists():
                 raise UserError(f'{folder}: exists already; choose another --out or remove it')
+        cards = _cards(config, workdir, start, source.step)
         try:
             for name, folder in zip(names, folders, strict=True):
                 params = branch.read_params(source, name)
@@ -133,24 +138,47 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
 def _cards(
     config: ConfigDict, workdir: pathlib.Path, start: pathlib.Path, step: int
 ) -> dict[str, dict[str, str]]:
-    """Returns name of weights → the files that describe them, as at the end of a run; {} without a record of its tools.
+    """Returns name of weights → the files that describe them, as at the end of a run.
+
+    Without a record of the run's tools that this version can use, it prints a warning and returns {}.
 
     Args:
       start: folder of the checkpoint that the run started from.
       step: number of the checkpoint that is exported.
     """
-    from zeroplay_jax.rollout import prompts
-    from zeroplay_jax.rollout.tokens import open_codec
-    from zeroplay_jax.training import model_card, recorded_roles, tool_record
+    from zeroplay_jax.training import tool_record
 
     listings = tool_record.read(workdir)
-    if listings is None:
-        path = workdir / tool_record.FILE_NAME
-        print(f'warning: {path}: no record of this version; writes no model card', file=sys.stderr)
-        return {}
+    problem = 'no record of this version'
+    if listings is not None:
+        try:
+            return _cards_from_record(config, listings, start, step)
+        # A run of another version may have a prompt, a recipe or an entry that this version cannot explain.
+        except (UserError, KeyError, ValueError) as error:
+            problem = f'cannot be described ({error})'
+    path = workdir / tool_record.FILE_NAME
+    print(f'warning: {path}: {problem}; writes no model card', file=sys.stderr)
+    return {}
+
+
+def _cards_from_record(
+    config: ConfigDict,
+    listings: Mapping[str, dict[str, dict[str, Any]]],
+    start: pathlib.Path,
+    step: int,
+) -> dict[str, dict[str, str]]:
+    """Does the work of `_cards`.
+
+    Args:
+      listings: tools of each role, as `tool_record.read` returned them.
+    """
+    from zeroplay_jax.rollout import prompts
+    from zeroplay_jax.rollout.tokens import open_codec
+    from zeroplay_jax.training import model_card, recorded_roles
+
     templates = prompts.select(config.prompts, recipe_class(config.recipe).prompts)
     cards = {}
-    for name, roles in recorded_roles.trained_roles(config, listings, open_codec(start)).items():
+    for name, roles in recorded_roles.roles_of_weights(config, listings, open_codec(start)).items():
         arguments = (config, start, roles, templates, name)
         if config.policy.adapters.rank:
             card = model_card.model_card(*arguments, is_adapter=True, step=step)

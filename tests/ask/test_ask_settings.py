@@ -12,7 +12,7 @@ import tiny
 from ask_cases import BASE, CLEAN, NO_CORPUS, ROOT, refused
 
 from zeroplay_jax import ask
-from zeroplay_jax.configuration import fields
+from zeroplay_jax.configuration import adapter_rules, checkpoint_rules, fields
 from zeroplay_jax.evaluation import agent, session
 from zeroplay_jax.evaluation.open_corpus import OpenCorpus
 from zeroplay_jax.evaluation.tag_stream import TagStream
@@ -23,6 +23,7 @@ from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.library import SearchableCorpus
+from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.types import Question, UserError
 
 
@@ -36,23 +37,26 @@ def test_a_policy_in_its_run_is_asked_as_it_was_trained(exported):
     )
 
 
-def test_the_adapters_in_the_settings_are_those_of_the_folder(exported):
+def test_the_settings_of_a_policy_are_those_of_whole_weights(exported, tmp_path):
     run = exported.parents[1] / 'config.json'
     stored = json.loads(run.read_text())
-    stored['policy']['adapters'] = {'rank': 8, 'quantize': 'int8', 'merge': True}
+    stored['policy']['adapters'] = {'rank': 8, 'alpha': 4.0, 'quantize': 'int8', 'merge': True}
     stored['solver']['adapter'] = '/some/adapter'
     run.write_text(json.dumps(stored))
-    # Whole weights in such a run are a merged policy.
-    merged = ask.settings(exported)
-    assert merged.policy.adapters == fields.default_config().policy.adapters
-    assert merged.solver.adapter == ''
-    adapter = exported.parent / 'solver-adapter'
-    adapter.mkdir()
-    config = AdapterConfig(4, 2.0, ('k', 'q'), exported)
-    (adapter / CONFIG_FILE).write_text(json.dumps(config.fields()))
-    settings = ask.settings(adapter).policy.adapters
-    assert (settings.rank, settings.alpha, settings.linears) == (4, 2.0, ('k', 'q'))
-    assert settings.quantize == 'none'
+    # A merged policy, an adapter of the run, and an adapter from elsewhere.
+    folders = [exported, exported.parent / 'solver-adapter', tmp_path / 'elsewhere' / 'adapter']
+    for folder in folders[1:]:
+        folder.mkdir(parents=True)
+        config = AdapterConfig(4, 2.0, ('k', 'q'), exported)
+        (folder / CONFIG_FILE).write_text(json.dumps(config.fields()))
+    for folder in folders:
+        config = ask.settings(folder)
+        assert config.policy.adapters == fields.default_config().policy.adapters
+        assert config.solver.adapter == ''
+        # As load_policy gives it back, to train on.
+        config.policy.path = str(folder)
+        adapter_rules.check_adapters(config, recipe_class(config.recipe))
+        checkpoint_rules.check_checkpoint(config, recipe_class(config.recipe))
 
 
 def test_a_run_of_an_older_version_is_refused_with_the_new_name(exported):

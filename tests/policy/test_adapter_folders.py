@@ -124,9 +124,16 @@ FAULTS = [
 ]
 
 
-def test_the_built_in_base_is_found_where_the_clone_of_the_training_is_gone(folder):
+def test_the_built_in_base_is_found_where_the_clone_of_the_training_is_gone(folder, capsys):
     change_config(base_model_name_or_path='/gone/clone/zeroplay_jax/mini/base')(folder)
-    assert adapter_config.base_folder(folder) == BUILT_IN_CHECKPOINT
+    for _ in range(2):
+        assert adapter_config.base_folder(folder) == BUILT_IN_CHECKPOINT
+    warning = capsys.readouterr().err
+    assert (
+        warning.startswith(f'warning: {folder}/adapter_config.json: ') and warning.count('\n') == 1
+    )
+    assert "'/gone/clone/zeroplay_jax/mini/base' is not there" in warning
+    assert warning.endswith(f' to {BUILT_IN_CHECKPOINT}\n')
 
 
 @pytest.mark.parametrize('spoil,text', FAULTS, ids=[text for _, text in FAULTS])

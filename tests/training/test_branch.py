@@ -16,6 +16,7 @@ from zeroplay_jax.policy import adapters
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.settings import paths
 from zeroplay_jax.settings.bounds import InputPath, Section
 from zeroplay_jax.training import branch, input_record
 from zeroplay_jax.training.saving import Saver
@@ -139,6 +140,22 @@ def test_adapters_of_another_base_are_refused_whatever_it_is_called(tmp_path):
     branch.check_adapters(Hosts(), origin, config, ours)
     with pytest.raises(UserError, match='another base .*model.safetensors has other bytes'):
         branch.check_adapters(Hosts(), origin, config, other)
+
+
+@pytest.mark.parametrize('stored', ['hf://owner/model', 'gs://bucket/model', '/gone/model', ''])
+def test_a_base_without_a_record_is_compared_by_its_name(tmp_path, stored):
+    config = make_config()
+    (tmp_path / 'checkpoints').mkdir()
+    config.policy.path = stored
+    (tmp_path / 'config.json').write_text(json.dumps(config.to_dict()))
+    origin = branch.Source(tmp_path, 1, tmp_path)
+    branch.check_adapters(Hosts(), origin, config, {})
+    config.policy.path = stored or str(paths.BUILT_IN_CHECKPOINT)
+    branch.check_adapters(Hosts(), origin, config, {})
+    config.policy.path = str(tmp_path)
+    line = f'policy.path: {stored or paths.BUILT_IN_CHECKPOINT} is another folder'
+    with pytest.raises(UserError, match=line):
+        branch.check_adapters(Hosts(), origin, config, {})
 
 
 def test_after_a_step_back_the_best_evaluation_is_saved_again(tmp_path):

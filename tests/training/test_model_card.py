@@ -113,7 +113,7 @@ def test_a_card_from_the_records_of_a_run_is_that_of_the_run(recipe, syntax, tmp
         name, weights = specification.name, weights_of_roles(config).get(specification.name, 'x')
         roles[name] = Role(name, weights, specification.prompt, env, prompt_tokens=limit)
     tool_record.check_or_write(Hosts(), tmp_path, roles, is_resumed=False)
-    recorded = recorded_roles.trained_roles(config, tool_record.read(tmp_path), codec)
+    recorded = recorded_roles.roles_of_weights(config, tool_record.read(tmp_path), codec)
     assert list(recorded) == (['policy'] if recipe == 'ssp' else ['proposer', 'solver'])
     templates = prompts.select('mini', recipe_class(recipe).prompts)
     for weights, ours in recorded.items():

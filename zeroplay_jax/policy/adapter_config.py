@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import os
 import pathlib
+import sys
 from typing import Any
 
 from zeroplay_jax.settings.paths import built_in_path
@@ -103,7 +106,8 @@ def read(folder) -> AdapterConfig:
         fields = json.loads(path.read_text(encoding='utf-8'))
         rank, alpha = int(fields['r']), float(fields['lora_alpha'])
         # PEFT needs a path in the file; that of a built-in checkpoint may be in a clone that is gone.
-        base = pathlib.Path(built_in_path(fields['base_model_name_or_path']))
+        stored_base = str(fields['base_model_name_or_path'])
+        base = pathlib.Path(built_in_path(stored_base))
         modules = fields['target_modules']
     except OSError:
         raise UserError(f'{path.parent}: no adapter; name a folder with {CONFIG_FILE}') from None
@@ -118,6 +122,18 @@ def read(folder) -> AdapterConfig:
         raise UserError(
             f'{path}: target_modules={modules!r} is not supported; list the names of the modules'
         )
+    if base.is_dir() and not os.path.exists(stored_base):
+        _warn_of_base(path, stored_base, base)
     # A module may be named with its parents, such as self_attn.q_proj.
     names = {str(module).rpartition('.')[2].removesuffix(_MODULE_SUFFIX) for module in modules}
     return AdapterConfig(rank, alpha, tuple(sorted(names)), base)
+
+
+# Cached: a command reads the file several times.
+@functools.cache
+def _warn_of_base(path: pathlib.Path, stored_base: str, base: pathlib.Path) -> None:
+    """Prints that a built-in checkpoint takes the place of a base that is gone."""
+    print(
+        f'warning: {path}: base_model_name_or_path={stored_base!r} is not there; adds the adapter to {base}',
+        file=sys.stderr,
+    )

@@ -78,6 +78,10 @@ def check(
     if path.exists():
         saved = _flatten(_plain(defaults or {})) | _flatten(_plain(_read_config(path)))
         current = _flatten(_plain(config))
+        # A run from hf://owner/model is resumed with any path of the model in a cache, because the Hub may have a newer
+        # revision since. inputs.json compares the content.
+        saved = _map_texts(saved, hub.name_in_path)
+        current = _map_texts(current, hub.name_in_path)
         _check_equal(workdir, saved, current, free)
     elif workdir.exists():
         _check_empty(workdir)
@@ -128,15 +132,16 @@ def claim(
 
 def _plain(config: Json) -> Json:
     """Returns a config as its file has it: lists in place of tuples, `portable` names in place of paths."""
-    return _with_names(json.loads(json.dumps(config)))
+    return _map_texts(json.loads(json.dumps(config)), portable)
 
 
-def _with_names(value: Any) -> Any:
+def _map_texts(value: Any, function: Callable[[str], str]) -> Any:
+    """Returns a JSON value with `function` applied to all texts in it."""
     if isinstance(value, dict):
-        return {name: _with_names(field) for name, field in value.items()}
+        return {name: _map_texts(field, function) for name, field in value.items()}
     if isinstance(value, list):
-        return list(map(_with_names, value))
-    return portable(value) if isinstance(value, str) else value
+        return [_map_texts(item, function) for item in value]
+    return function(value) if isinstance(value, str) else value
 
 
 def portable(path: str) -> str:

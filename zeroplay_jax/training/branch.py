@@ -23,7 +23,7 @@ from zeroplay_jax.learner.fingerprint import weights_fingerprint
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import Params
-from zeroplay_jax.retrieval import object_cache, objects
+from zeroplay_jax.retrieval import hub, object_cache, objects
 from zeroplay_jax.runtime import atomic
 from zeroplay_jax.runtime import workdir as workdir_files
 from zeroplay_jax.runtime.hosts import Hosts
@@ -227,15 +227,25 @@ def _check_adapters(source: Source, config, inputs: dict[str, Any]) -> None:
     if recorded is not None:
         difference = input_record.find_difference({field: recorded}, {field: inputs[field]})
     else:
-        paths = []
-        for text in (stored.get('path'), config.policy.path):
-            name = workdir_files.portable(text or str(BUILT_IN_CHECKPOINT))
-            paths.append(pathlib.Path(built_in_path(name)).resolve())
-        difference = '' if paths[0] == paths[1] else f'{field}: {paths[0]} is another folder'
+        stored_path = stored.get('path') or str(BUILT_IN_CHECKPOINT)
+        is_same = _is_same_folder(stored_path, config.policy.path or str(BUILT_IN_CHECKPOINT))
+        difference = '' if is_same else f'{field}: {stored_path} is another folder'
     if difference:
         raise UserError(
             f'--from={source.workdir}: its adapters have another base ({difference}); give the one of that run'
         )
+
+
+def _is_same_folder(stored_path: str, path: str) -> bool:
+    """Returns whether two values of `policy.path` name the same folder."""
+    names = [workdir_files.portable(stored_path), workdir_files.portable(path)]
+    if names[0] == names[1]:
+        return True
+    # What is on the Hub or in a bucket has no path.
+    if any(hub.is_name(name) or objects.is_address(name) for name in names):
+        return False
+    stored_folder, folder = (pathlib.Path(built_in_path(name)).resolve() for name in names)
+    return stored_folder == folder
 
 
 def read_object(path: pathlib.Path) -> Json:

@@ -15,14 +15,14 @@ from zeroplay_jax.policy.adapter_config import base_folder, is_adapter
 from zeroplay_jax.runtime import atomic
 from zeroplay_jax.runtime.digests import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT, POLICY_SUFFIXES
 from zeroplay_jax.types import UserError
 
 FILE_NAME = 'inputs.json'
 # Field of the name of the index that a search server has.
 SERVER = 'retrieval.url'
-# Files of a policy folder that a run reads; a README may change.
-_POLICY_SUFFIXES = ('.json', '.safetensors', '.jinja', '.txt')
+# Field of the checkpoint that a run begins from.
+POLICY = 'policy.path'
 # Name of a file → {'bytes', 'sha256'}; of a search server name of its index → {}.
 Entry = dict[str, dict[str, Any]]
 
@@ -37,23 +37,23 @@ def fingerprints(config) -> dict[str, Entry]:
     Raises:
       OSError: a file cannot be read.
     """
-    entries: dict[str, Entry] = {}
-    for field, paths in _paths(config).items():
-        files: Entry = {}
-        for path, digest in zip(paths, file_digests(paths), strict=True):
-            # An adapter and its base have files of the same names.
-            name = path.name if path.name not in files else f'{path.parent.name}/{path.name}'
-            files[name] = {'bytes': path.stat().st_size, 'sha256': digest}
-        entries[field] = files
-    return entries
+    return {field: _entry(paths) for field, paths in _paths(config).items()}
+
+
+def _entry(paths: list[pathlib.Path]) -> Entry:
+    """Returns the fingerprints of files by name."""
+    files: Entry = {}
+    for path, digest in zip(paths, file_digests(paths), strict=True):
+        # An adapter and its base have files of the same names.
+        name = path.name if path.name not in files else f'{path.parent.name}/{path.name}'
+        files[name] = {'bytes': path.stat().st_size, 'sha256': digest}
+    return files
 
 
 def _paths(config) -> dict[str, list[pathlib.Path]]:
     """Returns config field → files."""
     policy = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
-    paths = {'policy.path': _policy_files(policy)}
-    if is_adapter(policy):
-        paths['policy.path'] += _policy_files(base_folder(policy))
+    paths = {POLICY: _start_files(policy)}
     if config.retrieval.kind != 'world':
         paths['retrieval.path'] = [pathlib.Path(config.retrieval.path) / 'manifest.json']
     # Recipes may have such fields of their own.
@@ -67,8 +67,16 @@ def _paths(config) -> dict[str, list[pathlib.Path]]:
     return paths
 
 
+def _start_files(policy: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files of the checkpoint that a run begins from: of an adapter, with those of its base."""
+    files = _policy_files(policy)
+    if is_adapter(policy):
+        files += _policy_files(base_folder(policy))
+    return files
+
+
 def _policy_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    return [path for path in sorted(folder.iterdir()) if path.suffix in _POLICY_SUFFIXES]
+    return [path for path in sorted(folder.iterdir()) if path.suffix in POLICY_SUFFIXES]
 
 
 def check(hosts: Hosts, workdir: pathlib.Path, config, is_resumed: bool) -> dict[str, Entry]:
@@ -155,6 +163,28 @@ def _check_equal(path: pathlib.Path, saved: dict[str, Entry], current: dict[str,
         raise UserError(
             f'{path.parent}: the run began with another content of config.{difference}; bring that back, begin another '
             f'run with --from={path.parent}, or remove {path} to continue with this one'
+        )
+
+
+def check_start(workdir: pathlib.Path, folder: pathlib.Path) -> None:
+    """Compares the checkpoint that a run began from with inputs.json in its workdir, if that has it; reads every byte.
+
+    Args:
+      folder: what `policy.path` of the run names now.
+
+    Raises:
+      UserError: one line; a file differs from that at the run's start, or the record cannot be read.
+      OSError: a file cannot be read.
+    """
+    path = workdir / FILE_NAME
+    saved = read(path).get(POLICY) if path.is_file() else None
+    if saved is None:
+        return
+    difference = find_difference({POLICY: saved}, {POLICY: _entry(_start_files(folder))})
+    if difference:
+        raise UserError(
+            f'{workdir}: the run began with another content of config.{difference} in {folder}; write the folder of '
+            f'that content into policy.path of {workdir / "config.json"}'
         )
 
 

@@ -8,8 +8,9 @@ import pathlib
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configs import common, drzero, english
+from zeroplay_jax.configuration.fields import default_config
 from zeroplay_jax.configuration.stored import read_stored_config
-from zeroplay_jax.policy.adapter_config import base_folder, is_adapter, read
+from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.selfplay.recipe import trained_roles
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT
 
@@ -21,29 +22,18 @@ def settings(folder: pathlib.Path) -> ConfigDict:
     defaults (as in configs/quickstart.py) or configs/english.py for this project's tokenizers, configs/drzero.py for
     any other.
 
-    `policy.adapters` is that of the folder: with `rank=0` if it has whole weights, as a merged one does. The base under
-    an adapter is read as it is on disk, so `quantize` is 'none'.
+    `policy.adapters` has its defaults, and no role starts from an adapter: a policy is loaded as whole weights, an
+    adapter added to its base. Training on with this config is full fine-tuning of these weights.
 
     Raises:
       UserError: the folder lies in a run of another version, or has an adapter that is not supported.
     """
     config = _settings_of_origin(folder)
-    _set_adapters(config, folder)
-    return config
-
-
-def _set_adapters(config: ConfigDict, folder: pathlib.Path) -> None:
-    """Sets `policy.adapters` to what a folder has, in place."""
-    settings = config.policy.adapters
-    settings.update(quantize='none', merge=False)
-    if is_adapter(folder):
-        adapter = read(folder)
-        settings.update(rank=adapter.rank, alpha=adapter.alpha, linears=adapter.linears)
-        return
-    settings.rank = 0
+    config.policy.adapters.update(default_config().policy.adapters)
     # A config without a rank that names adapters to start from would be refused.
     for role in trained_roles(config):
         config[role].adapter = ''
+    return config
 
 
 def _settings_of_origin(folder: pathlib.Path) -> ConfigDict:

@@ -59,10 +59,10 @@ class ProgressBar:
         self._compile_clock = compile_clock()
         self._total = len(steps)
         self._current = self._begin(cursor)
-        # Name and iteration of a phase → name of a value (`_ORDER`) → texts for it, the longest first, such as
-        # 'reward 0.31'.
-        self._values: dict[tuple[str, int], dict[str, tuple[str, ...]]] = {}
-        self._phase = ('', 0)
+        # Phase of this iteration → name of a value (`_ORDER`) → texts for it, the longest first, such as 'reward 0.31'.
+        self._values: dict[str, dict[str, tuple[str, ...]]] = {}
+        self._phase = ''
+        self._iteration = 0
         # Texts of the newest exact match.
         self._exact_match: tuple[str, ...] = ()
         self._episodes = 0
@@ -85,7 +85,10 @@ class ProgressBar:
         if step.phase.name != 'evaluation':
             position = f' {step.phase.iteration + 1}.{step.index + 1}'
         self._description = step.phase.name + position
-        self._phase = (step.phase.name, step.phase.iteration)
+        self._phase = step.phase.name
+        if step.phase.iteration != self._iteration:
+            self._iteration = step.phase.iteration
+            self._values.clear()
         if step.phase.name == 'evaluation':
             self._exact_match = ()
         self._current = self._begin(step.number)

@@ -11,7 +11,7 @@ from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.selfplay.roles import Role
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
 from zeroplay_jax.training.run_weights import weights_of_roles
-from zeroplay_jax.training.tool_record import Listing
+from zeroplay_jax.training.tool_record import ATTRIBUTES, Listing
 
 
 class RecordedTool(Tool):
@@ -24,15 +24,17 @@ class RecordedTool(Tool):
 
     def __init__(self, name: str, attributes: Mapping[str, Any]):
         self.name = name
-        for attribute, value in attributes.items():
-            setattr(self, attribute, value)
+        # Those of another version are left out: they could replace a method.
+        for attribute in ATTRIBUTES:
+            if attribute in attributes:
+                setattr(self, attribute, attributes[attribute])
 
     def run(self, calls: Sequence[Invocation]) -> Sequence[ToolResult]:
         """Raises TypeError."""
         raise TypeError(f'{self.name} is the record of a tool')
 
 
-def trained_roles(
+def roles_of_weights(
     config: Any, listings: Mapping[str, Listing], codec: Codec
 ) -> dict[str, list[Role]]:
     """Returns name of weights → the roles that they play in training, the evaluated one first.
@@ -47,7 +49,7 @@ def trained_roles(
     """
     recipe = recipe_class(config.recipe)
     weights_of = weights_of_roles(config)
-    roles_of_weights: dict[str, list[Role]] = {}
+    roles_by_weights: dict[str, list[Role]] = {}
     for specification in recipe.roles(config):
         if not specification.is_trained:
             continue
@@ -63,7 +65,7 @@ def trained_roles(
             env=env,
             prompt_tokens=prompt_tokens,
         )
-        roles = roles_of_weights.setdefault(weights, [])
+        roles = roles_by_weights.setdefault(weights, [])
         position = 0 if role.name == recipe.evaluated_role else len(roles)
         roles.insert(position, role)
-    return roles_of_weights
+    return roles_by_weights

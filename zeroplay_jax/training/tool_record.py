@@ -19,7 +19,7 @@ from zeroplay_jax.types import Json, UserError
 
 FILE_NAME = 'tools.json'
 # Attributes of a tool that reach the policy: through the prompt, or as observations.
-_ATTRIBUTES = (
+ATTRIBUTES = (
     'description',
     'parameters',
     'purpose',
@@ -47,9 +47,7 @@ def listings(roles: Mapping[str, Role]) -> dict[str, Listing]:
 def _listing(tools: Mapping[str, Tool]) -> Listing:
     attributes_of_tool: Listing = {}
     for name, tool in tools.items():
-        attributes_of_tool[name] = {
-            attribute: getattr(tool, attribute) for attribute in _ATTRIBUTES
-        }
+        attributes_of_tool[name] = {attribute: getattr(tool, attribute) for attribute in ATTRIBUTES}
     # Converted to JSON and back, so that tuples compare equal to the lists that are read from the file.
     return json.loads(json.dumps(attributes_of_tool, default=dict))
 

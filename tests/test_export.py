@@ -1,0 +1,80 @@
+"""The export of a run whose checkpoint, prompts or records are not those of its start."""
+
+import json
+import shutil
+
+import pytest
+
+from zeroplay_jax.configs import quickstart
+from zeroplay_jax.configuration import checkpoint_rules
+from zeroplay_jax.export import export
+from zeroplay_jax.learner.checkpoint import Checkpointer
+from zeroplay_jax.policy import hf
+from zeroplay_jax.retrieval import hub
+from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.runtime.workdir import claim
+from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.training import input_record
+from zeroplay_jax.types import UserError
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run from hf://owner/model with a checkpoint; returns its workdir and the folder of the model's revision."""
+    snapshot = tmp_path / 'models--owner--model' / 'snapshots' / '0a1b'
+    shutil.copytree(BUILT_IN_CHECKPOINT, snapshot)
+    monkeypatch.setattr(hub, '_fetch', lambda *_: snapshot)
+    monkeypatch.setattr(hub, '_names', {})
+    config = quickstart.get_config()
+    config.policy.path = 'hf://owner/model'
+    checkpoint_rules.download(config)
+    workdir = tmp_path / 'run'
+    with claim(workdir, config.to_dict()) as write_config:
+        write_config()
+    entries = input_record.check(Hosts(), workdir, config, is_resumed=False)
+    input_record.write(Hosts(), workdir, config, entries, 'index', is_resumed=False)
+    checkpoints = Checkpointer(workdir, 1)
+    checkpoints.save(1, {'solver': {'params': hf.load(snapshot)}}, {'cursor': 1})
+    checkpoints.close()
+    return workdir, snapshot
+
+
+def set_field(workdir, section, name, value):
+    stored = json.loads((workdir / 'config.json').read_text())
+    fields = stored[section] if section else stored
+    fields[name] = value
+    (workdir / 'config.json').write_text(json.dumps(stored))
+
+
+def test_a_newer_revision_of_the_model_is_refused(run, tmp_path, monkeypatch):
+    workdir, old = run
+    new = old.with_name('2c3d')
+    shutil.copytree(old, new)
+    (new / 'tokenizer_config.json').write_text('{}')
+    monkeypatch.setattr(hub, '_fetch', lambda *_: new)
+    out = tmp_path / 'out'
+    line = (
+        'another content of config.policy.path: tokenizer_config.json has other bytes in .*/2c3d; '
+    )
+    with pytest.raises(UserError, match=line) as error:
+        export(workdir, out)
+    assert '\n' not in str(error.value) and not out.exists()
+    # As the message says.
+    set_field(workdir, 'policy', 'path', str(old))
+    (folder,) = export(workdir, out)
+    settings = 'tokenizer_config.json'
+    assert (folder / settings).read_text() == (old / settings).read_text()
+
+
+def test_weights_are_exported_without_a_card_that_cannot_be_written(run, tmp_path, capsys):
+    workdir, _ = run
+    (workdir / 'tools.json').write_text('{"solver": {}}')
+    set_field(workdir, '', 'prompts', 'of_another_version')
+    (folder,) = export(workdir, tmp_path / 'out')
+    warning = f"warning: {workdir}/tools.json: cannot be described ('of_another_version'); "
+    assert f'{warning}writes no model card\n' in capsys.readouterr().err
+    assert (folder / 'model.safetensors').is_file() and not (folder / 'README.md').exists()
+    # What is refused is refused without the warning.
+    with pytest.raises(UserError, match='exists already'):
+        export(workdir, tmp_path / 'out')
+    assert 'warning' not in capsys.readouterr().err
