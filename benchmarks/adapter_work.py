@@ -48,7 +48,7 @@ CASES = {
     'piplay': ('v5e:2x2',),
     'ssp': ('v5e:2x2',),
     'dspo': ('v5e:2x2',),
-    'scope': ('v5e:2x2',),
+    'scope': ('v5e:2x2', 'v5e:2x4', 'v5p:2x2x1'),
     'qwen2.5-3b': ('v5e:2x4', 'v5e:4x4', 'v6e:2x4', 'v5p:2x2x1'),
     'qwen3-8b': ('v5e:2x4', 'v5e:4x4', 'v6e:2x4', 'v5p:2x2x1'),
     'llama-3.1-8b': ('v5e:2x4', 'v5e:4x4', 'v6e:2x4', 'v5p:2x2x1'),
