@@ -12,6 +12,7 @@ from zeroplay_jax.learner import checksums
 from zeroplay_jax.learner.mirror import Mirror
 from zeroplay_jax.learner.mirror_part import PartMirror
 from zeroplay_jax.learner.mirror_restore import bring_down
+from zeroplay_jax.learner.uploads import link_folder
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.lease import Lease
 from zeroplay_jax.runtime.remote_parts import Parts, merge
@@ -48,15 +49,16 @@ def two(remote, tmp_path, monkeypatch):
     monkeypatch.setattr('zeroplay_jax.learner.mirror._PARTS_SECONDS', 0.02)
     monkeypatch.setattr('zeroplay_jax.learner.mirror_part._POLL_SECONDS', 0.02)
     lease = Lease(remote.bucket, remote.name('lease.json'))
-    parts = Parts(remote, lease.id[:8], 2)
+    shared_parts = Parts(remote, lease.id[:8], 2)
 
     class Two:
         folders = tmp_path / 'a', tmp_path / 'a.process_1'
-        first = Mirror(remote, folders[0], lease, {}, 2, 30.0, parts)
+        first = Mirror(remote, folders[0], lease, {}, 2, 30.0, shared_parts)
+        parts = shared_parts
         others = []
 
         def second(self):
-            self.others.append(PartMirror(remote, self.folders[1], parts, 1, -1, 30.0))
+            self.others.append(PartMirror(remote, self.folders[1], self.parts, 1, -1, 30.0))
             return self.others[0]
 
     started = Two()
@@ -193,6 +195,76 @@ def test_an_outage_while_old_steps_are_removed_leaves_the_complete_one_alone(
     assert writes[-1] == 'runs/a/steps/00000002.json'
     # Checksums are written once, when those of all processes are known.
     assert len(writes) == len(set(writes))
+
+
+def test_a_part_for_other_files_of_the_first_process_does_not_count(remote, steps, two, tmp_path):
+    """The first process tries again after an outage, and has the step of a better evaluation by then."""
+    save_part(steps, two.folders[1], 2)
+    second = two.second()
+    staging = tmp_path / 'staging'
+    own_files = link_folder(steps, staging, 'checkpoints/2', 'checkpoints/2-0')
+    two.parts.write_first(2, own_files)
+    wait_for(lambda: two.parts.collect(2, own_files))
+    save_best(two.folders[1], two.folders[1], 2)
+    save_best(steps, tmp_path / 'first', 2)
+    files = own_files | link_folder(tmp_path / 'first', staging, 'best/2', 'best/2-0')
+    assert two.parts.collect(2, files) is None
+    two.parts.write_first(2, files)
+    wait_for(lambda: two.parts.collect(2, files))
+    shards = {'checkpoints/2/states/w/1', 'best/2/states/w/1'}
+    assert two.parts.collect(2, files).keys() == files.keys() | shards
+    # The attempt before has no part of the best step, and the same log would not make a part outdated.
+    assert two.parts.collect(2, own_files).keys() == own_files.keys() | {'checkpoints/2/states/w/1'}
+    log = {'metrics.jsonl': RemoteFile('logs/2-0/metrics.jsonl', 1, 'a')}
+    assert two.parts.collect(2, files | log) is not None
+    second.raise_if_failed()
+
+
+def test_a_part_that_is_removed_after_it_was_listed_ends_no_run(remote, steps, two):
+    read = remote.bucket.read
+    removed = []
+
+    def read_removed(name):
+        if name.endswith('/0.json') and not removed:
+            removed.append(name)
+            return None
+        return read(name)
+
+    remote.bucket.read = read_removed
+    save_part(steps, two.folders[1], 2)
+    save(steps, two.folders[0], 2)
+    two.second()
+    wait(two.first)
+    assert removed and list(remote.manifests()) == [2]
+
+
+def test_a_step_that_is_saved_while_its_files_are_looked_for_is_not_damaged(
+    remote, steps, two, monkeypatch
+):
+    missed = []
+
+    def link_late(folder, staging, name, object_folder):
+        try:
+            return link_folder(folder, staging, name, object_folder)
+        except FileNotFoundError as error:
+            missed.append(error)
+            save_part(steps, two.folders[1], 4)
+            raise
+
+    monkeypatch.setattr('zeroplay_jax.learner.mirror_part.link_folder', link_late)
+    save_part(steps, two.folders[1], 2)
+    save(steps, two.folders[0], 4)
+    two.second()
+    wait(two.first)
+    assert missed and list(remote.manifests()) == [4]
+    wait_for(lambda: not names(remote, 'parts/'))
+    # No process was asked to skip the step.
+    deleted = [name for action, name in remote.bucket.log if action == 'delete']
+    assert deleted.count(next(filter(is_second_part, deleted))) == 1
+
+
+def is_second_part(name):
+    return '/parts/' in name and '/1-' in name
 
 
 def test_different_contents_of_one_shard_are_no_checkpoint():

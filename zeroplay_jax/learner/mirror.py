@@ -158,7 +158,7 @@ class Mirror(Uploads):
         files = manifest
         if self._parts is not None:
             # The other processes upload at the same time.
-            self._parts.write(step, 0, manifest)
+            self._parts.write_first(step, manifest)
             # In the bucket a best step may have the checksums of all processes, which complete steps refer to.
             files = {path: file for path, file in manifest.items() if not _is_seal(path)}
         # What a step refers to comes first, so that a process that dies leaves no step without its logs.
