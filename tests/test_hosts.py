@@ -306,7 +306,7 @@ import pathlib
 sys.path.insert(0, 'tests')
 from folder_bucket import FolderBucket
 from zeroplay_jax.configs import quickstart
-from zeroplay_jax.learner import checksums
+from zeroplay_jax.learner import checksums, mirror_restore
 from zeroplay_jax.retrieval import objects
 from zeroplay_jax.training import remote_run
 import orbax.checkpoint as ocp
@@ -365,6 +365,19 @@ for name in ('one', 'two'):
     # The folder has the files of both processes, with their checksums.
     assert checksums.find_damage(place.workdir / 'checkpoints' / '4') == ''
 assert place.workdir.name == 'a' and place.workdir.parent.name.endswith(f'.process_{h.index}')
+# A full disk of one process ends both with its line.
+install = mirror_restore._install
+def install_in_full_folder(*paths):
+    raise OSError(28, 'No space left on device')
+if not h.is_first:
+    mirror_restore._install = install_in_full_folder
+try:
+    play('full', [])
+    raise AssertionError('no error')
+except UserError as error:
+    assert 'No space left on device' in str(error), error
+    assert str(error).startswith('process 1: ') == h.is_first, error
+mirror_restore._install = install
 # A missing shard of one process: both go back to the step before.
 h.gather(None)
 (shard,) = [entry.name for entry in bucket.list('runs/a/checkpoints/4-') if '/split/1' in entry.name]

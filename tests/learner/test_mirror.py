@@ -5,20 +5,17 @@ import os
 import threading
 import time
 
-import jax.numpy as jnp
 import pytest
 from memory_bucket import MemoryBucket, outage
+from saved_runs import names, save, save_checkpoints, wait
 
-from zeroplay_jax.learner import checksums
-from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps
+from zeroplay_jax.learner.checkpoint import saved_steps
 from zeroplay_jax.learner.mirror import Mirror
-from zeroplay_jax.learner.mirror_part import PartMirror
 from zeroplay_jax.learner.mirror_restore import bring_down
 from zeroplay_jax.retrieval.objects import Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.lease import Lease
-from zeroplay_jax.runtime.remote_parts import Parts, merge
-from zeroplay_jax.runtime.remote_workdir import RemoteFile, RemoteWorkdir
+from zeroplay_jax.runtime.remote_workdir import RemoteWorkdir
 from zeroplay_jax.types import UserError
 
 
@@ -30,28 +27,7 @@ def remote():
 @pytest.fixture(scope='module')
 def steps(tmp_path_factory):
     """A local folder with the checkpoints 2, 4 and 6, which tests link into their own."""
-    folder = tmp_path_factory.mktemp('steps')
-    checkpoints = Checkpointer(folder, keep=3)
-    for step in (2, 4, 6):
-        checkpoints.save(step, {'w': jnp.full(5, step)}, {'cursor': step})
-    checkpoints.close()
-    return folder
-
-
-def save(steps, folder, step, change=None):
-    """What a run leaves in its local folder when it has saved a step, whose files `change` may change."""
-    source = steps / 'checkpoints' / str(step)
-    for path in source.rglob('*'):
-        if path.is_file():
-            target = folder / 'checkpoints' / f'{step}.part' / path.relative_to(source)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(path.read_bytes())
-    if change is not None:
-        change(folder / 'checkpoints' / f'{step}.part')
-    (folder / 'config.json').write_text('{}')
-    with (folder / 'metrics.jsonl').open('w') as file:
-        file.writelines(f'{{"step": {number}}}\n' for number in range(step))
-    (folder / 'checkpoints' / f'{step}.part').rename(folder / 'checkpoints' / str(step))
+    return save_checkpoints(tmp_path_factory.mktemp('steps'))
 
 
 def upload(remote, folder, keep=2, seconds=30.0):
@@ -63,21 +39,6 @@ def upload(remote, folder, keep=2, seconds=30.0):
     finally:
         mirror.close()
         lease.release()
-
-
-def wait(mirror):
-    wait_for(lambda: not mirror.is_pending())
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def names(remote, prefix=''):
-    return [entry.name for entry in remote.bucket.list(remote.name(prefix))]
 
 
 def object_of(remote, step, path):
@@ -407,128 +368,3 @@ def test_a_step_that_the_run_removes_meanwhile_is_uploaded_whole(remote, steps, 
     assert list(remote.manifests()) == [2, 4]
     bring_down(remote, tmp_path / 'there', {2: remote.manifests()[2]})
     assert saved_steps(tmp_path / 'there' / 'checkpoints') == [2]
-
-
-# ---- several processes, each with a folder of its own ----------------------------------------------------
-
-
-def save_part(steps, folder, step):
-    """What the second process leaves in its folder: the files of the first one, with other contents, and a shard."""
-
-    def change(saved):
-        (saved / 'states' / 'w').mkdir()
-        (saved / 'states' / 'w' / '1').write_text(f'shard of step {step}')
-        (saved / 'loop' / 'metadata').write_text('{"seconds": 1}')
-        checksums.write(saved)
-
-    save(steps, folder, step, change)
-
-
-@pytest.fixture
-def two(remote, tmp_path, monkeypatch):
-    """Starts the uploads of two processes: `two.first`, and `two.second` when it is called."""
-    monkeypatch.setattr('zeroplay_jax.learner.mirror._PARTS_SECONDS', 0.02)
-    monkeypatch.setattr('zeroplay_jax.learner.mirror_part._POLL_SECONDS', 0.02)
-    lease = Lease(remote.bucket, remote.name('lease.json'))
-    parts = Parts(remote, lease.id[:8], 2)
-
-    class Two:
-        folders = tmp_path / 'a', tmp_path / 'a.process_1'
-        first = Mirror(remote, folders[0], lease, {}, 2, 30.0, parts)
-        others = []
-
-        def second(self):
-            self.others.append(PartMirror(remote, self.folders[1], parts, 1, -1, 30.0))
-            return self.others[0]
-
-    started = Two()
-    yield started
-    for mirror in [*started.others, started.first]:
-        mirror.close()
-    lease.release()
-
-
-def test_a_step_is_complete_when_all_processes_have_uploaded_their_files(
-    remote, steps, two, tmp_path
-):
-    save(steps, two.folders[0], 2)
-    second = two.second()
-    wait_for(lambda: object_names(remote, 'checkpoints/2-', 'checksums.sha256'))
-    time.sleep(0.1)
-    # All that the first process has is there, but the other one has not saved the step yet.
-    assert two.first.is_pending() and not remote.manifests()
-    save_part(steps, two.folders[1], 2)
-    wait(two.first)
-    assert not second.is_pending()
-    manifest = remote.manifests()[2]
-    shard = manifest['checkpoints/2/states/w/1'].object
-    assert shard.startswith('checkpoints/2-') and shard.endswith('/states/w/1')
-    wait_for(lambda: not names(remote, 'parts/'))
-    # A copy of the folder is whole, and the state of the loop is that of the first process.
-    assert bring_down(remote, tmp_path / 'there', remote.manifests()) == []
-    there = tmp_path / 'there' / 'checkpoints' / '2'
-    assert checksums.find_damage(there) == ''
-    assert (there / 'states' / 'w' / '1').read_text() == 'shard of step 2'
-    assert json.loads((there / 'loop' / 'metadata').read_text()) == {'cursor': 2}
-    # The files of the run are as they were.
-    assert checksums.find_damage(two.folders[0] / 'checkpoints' / '2') == ''
-
-
-def object_names(remote, prefix, end):
-    return [name for name in names(remote, prefix) if name.endswith(end)]
-
-
-def test_a_step_that_another_process_has_removed_is_skipped(remote, steps, two):
-    save(steps, two.folders[0], 2)
-    wait_for(lambda: names(remote, 'parts/00000002-'))
-    # The second process was slow, and has removed step 2 for step 4 meanwhile.
-    save_part(steps, two.folders[1], 4)
-    two.second()
-    time.sleep(0.2)
-    assert not remote.manifests()
-    save(steps, two.folders[0], 4)
-    wait(two.first)
-    assert list(remote.manifests()) == [4]
-    assert 'checkpoints/4/states/w/1' in remote.manifests()[4]
-    wait_for(lambda: not names(remote, 'checkpoints/2-') and not names(remote, 'parts/'))
-
-
-def test_outages_of_one_process_delay_the_step_and_errors_end_that_process(
-    remote, steps, two, monkeypatch
-):
-    monkeypatch.setattr('zeroplay_jax.learner.uploads._FIRST_PAUSE', 0.01)
-    save_part(steps, two.folders[1], 2)
-    save(steps, two.folders[0], 2)
-    remote.bucket.failures = {'list': outage(3), 'read': outage(3)}
-    second = two.second()
-    wait(two.first)
-    assert list(remote.manifests()) == [2] and not any(remote.bucket.failures.values())
-    upload_object = remote.bucket.upload
-
-    def refuse(name, path):
-        if name.endswith('states/w/1'):
-            raise RetrievalError('gs://bucket/x: not allowed')
-        upload_object(name, path)
-
-    remote.bucket.upload = refuse
-    save_part(steps, two.folders[1], 4)
-    save(steps, two.folders[0], 4)
-    with pytest.raises(UserError, match='not allowed; the same command goes on with the newest'):
-        wait_for(second.is_pending)
-    assert two.first.is_pending() and list(remote.manifests()) == [2]
-
-
-def test_a_newest_step_of_another_process_without_one_of_its_files_ends_the_run(remote, steps, two):
-    second = two.second()
-    save(steps, two.folders[0], 2)
-    save(steps, two.folders[1], 2, lambda saved: (saved / 'loop' / 'metadata').unlink())
-    with pytest.raises(UserError, match='checkpoints/2 is damaged: .*loop/metadata is missing'):
-        wait_for(second.is_pending)
-    assert not remote.manifests()
-
-
-def test_different_contents_of_one_shard_are_no_checkpoint():
-    same = RemoteFile('checkpoints/2-1/w', 1, 'a')
-    assert merge([{'w': same}, {'w': same, 'v': same}]) == {'w': same, 'v': same}
-    with pytest.raises(RetrievalError, match='w: two processes have saved different contents'):
-        merge([{'w': same}, {'w': RemoteFile('checkpoints/2-1/w', 1, 'b')}])

@@ -137,6 +137,10 @@ class Mirror(Uploads):
 
     def _upload(self, step: int) -> None:
         """Uploads a checkpoint with everything that it refers to, and removes older ones."""
+        if step in self._manifests:
+            # An earlier attempt failed when the step was complete: its objects must not change any more.
+            self._remove_old()
+            return
         staging = self._folder / STAGING
         shutil.rmtree(staging, ignore_errors=True)
         try:
@@ -151,13 +155,16 @@ class Mirror(Uploads):
                 ) from None
             # The run has saved newer steps since and removed this one, or an evaluation was better than the best.
             return
-        # What a step refers to comes first, so that a process that dies leaves no step without its logs.
-        is_own = f'{FOLDER}/'
+        files = manifest
         if self._parts is not None:
             # The other processes upload at the same time.
-            self._parts.write(step, 0, manifest)
-        self._send_all(staging, manifest, lambda path: not path.startswith(is_own))
-        self._send_all(staging, manifest, lambda path: path.startswith(is_own))
+            self._parts.write_first(step, manifest)
+            # In the bucket a best step may have the checksums of all processes, which complete steps refer to.
+            files = {path: file for path, file in manifest.items() if not _is_seal(path)}
+        # What a step refers to comes first, so that a process that dies leaves no step without its logs.
+        is_own = f'{FOLDER}/'
+        self._send_all(staging, files, lambda path: not path.startswith(is_own))
+        self._send_all(staging, files, lambda path: path.startswith(is_own))
         if self._parts is not None:
             manifest_of_all = self._with_parts(self._parts, step, staging, manifest)
             if manifest_of_all is None:
@@ -190,12 +197,10 @@ class Mirror(Uploads):
             if self.lost or self._is_closed.wait(_PARTS_SECONDS):
                 return None
         # The checksums of each process list its own files only.
-        seals = []
         for path in manifest:
-            if path.rpartition('/')[2] == checksums.FILE_NAME:
+            if _is_seal(path):
                 merged[path] = _seal(staging, path, merged)
-                seals.append(path)
-        self._send_all(staging, merged, lambda path: path in seals)
+        self._send_all(staging, merged, _is_seal)
         return merged
 
     def _staged(self, step: int, staging: pathlib.Path) -> Manifest:
@@ -274,6 +279,11 @@ class Mirror(Uploads):
             f'everything is saved in {self._folder}, the bucket has step {self.newest}: on this machine the same '
             'command uploads the rest and goes on'
         )
+
+
+def _is_seal(path: str) -> bool:
+    """Returns whether a file has the checksums of a checkpoint."""
+    return path.rpartition('/')[2] == checksums.FILE_NAME
 
 
 def _seal(staging: pathlib.Path, path: str, manifest: Manifest) -> RemoteFile:

@@ -12,10 +12,10 @@ import shutil
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
 from zeroplay_jax.learner.uploads import STAGING, Uploads, link_folder
 from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.runtime.remote_parts import Parts
+from zeroplay_jax.runtime.remote_parts import Due, Parts
 from zeroplay_jax.runtime.remote_workdir import Manifest, RemoteWorkdir, checkpoint_folders
 
-# Between two looks for the step that is due. Nothing is asked while this process has uploaded its newest step.
+# Between two looks for the step that is due. Nothing is asked while the newest step of this process is complete.
 _POLL_SECONDS = 0.5
 
 
@@ -43,7 +43,10 @@ class PartMirror(Uploads):
         super().__init__(remote, folder, seconds)
         self._parts = parts
         self._process = process
-        self._newest_sent = newest
+        # The newest step that needs nothing more of this process.
+        self._newest_complete = newest
+        # The last step of which this process has written its files.
+        self._answered: Due | None = None
         self._thread.start()
 
     def is_pending(self) -> bool:
@@ -55,42 +58,62 @@ class PartMirror(Uploads):
 
     def _run(self) -> None:
         while not self._is_closed.wait(_POLL_SECONDS):
-            if max(saved_steps(self._folder / FOLDER), default=-1) > self._newest_sent:
+            if max(saved_steps(self._folder / FOLDER), default=-1) > self._newest_complete:
                 self._try(self._upload_due)
             if self._error is not None:
                 return
 
     def _upload_due(self) -> None:
         """Uploads the files of this process of the step that is due, if there is one."""
-        step = self._parts.newest_due()
-        if step is None:
+        due = self._parts.newest_due()
+        if due is None:
+            # Process 0 has completed the step, since it removes the parts only then.
+            if self._answered is not None:
+                self._newest_complete = self._answered.step
+            return
+        # Process 0 may try again with other files, so this process looks until the step is complete.
+        if due == self._answered:
             return
         try:
-            part = self._parts.read(step, self._process)
+            files_of_first = self._parts.read_first(due.step)
         except KeyError:
-            pass
-        else:
-            # An attempt that seemed to fail had arrived, or process 0 has not seen yet that the step is gone.
-            self._newest_sent = step if part is not None else self._newest_sent
+            # The step was completed, or a newer one, after the parts were listed.
             return
-        files_of_first = self._parts.read(step, 0)
-        assert files_of_first is not None
+        try:
+            part = self._parts.read(due.step, self._process, files_of_first)
+        except KeyError:
+            self._upload(due, files_of_first)
+            return
+        # Without files: process 0 has not seen yet that the step is gone.
+        if part is not None:
+            self._answered = due
+
+    def _upload(self, due: Due, files_of_first: Manifest) -> None:
+        """Uploads the files of this process of a step, or reports that it does not have it any more."""
+        saved_before = saved_steps(self._folder / FOLDER)
         staging = self._folder / STAGING
         shutil.rmtree(staging, ignore_errors=True)
         try:
             manifest = self._staged(staging, files_of_first)
         except FileNotFoundError as error:
-            self._report_missing(step, str(error.filename))
+            # A step that was saved while its files were looked for is tried again.
+            if max(saved_before) >= due.step:
+                self._report_missing(due.step, files_of_first, str(error.filename))
             return
         self._send_all(staging, manifest, lambda path: True)
         if self._is_closed.is_set():
             return
-        self._parts.write(step, self._process, manifest)
-        self._newest_sent = step
+        self._parts.write(due.step, self._process, files_of_first, manifest)
+        self._answered = due
         shutil.rmtree(staging, ignore_errors=True)
 
-    def _report_missing(self, step: int, file: str) -> None:
-        """Tells process 0 that this process does not have a file of the step that is due, unless it comes later.
+    def _report_missing(self, step: int, files_of_first: Manifest, file: str) -> None:
+        """Tells process 0 that this process has removed a file of the step that is due.
+
+        Args:
+          step: number of the step.
+          files_of_first: files of process 0.
+          file: path of the file.
 
         Raises:
           RetrievalError: the newest step of this process is damaged.
@@ -100,9 +123,7 @@ class PartMirror(Uploads):
         # The run removes old steps only, and a best step when a later evaluation was better.
         if newest == step and file.startswith(f'{folder}/'):
             raise RetrievalError(f'{folder} is damaged: {file} is missing')
-        # Process 0 may have completed its files a moment before this process.
-        if newest >= step:
-            self._parts.write(step, self._process, None)
+        self._parts.write(step, self._process, files_of_first, None)
 
     def _staged(self, staging: pathlib.Path, files_of_first: Manifest) -> Manifest:
         """Links the files of this process into a folder; returns those that process 0 does not upload.

@@ -95,7 +95,8 @@ def bring_down_on_all(
       A line about each damaged step, equal in all processes.
 
     Raises:
-      UserError: one line; there are steps, and all of them are damaged, or the bucket cannot be read.
+      UserError: one line; there are steps, and all of them are damaged, or the bucket cannot be read or the folder of
+        a process cannot be written.
     """
     lines: list[str] = []
     candidates = sorted(manifests, reverse=True)
@@ -104,8 +105,7 @@ def bring_down_on_all(
         files = manifests[step] if hosts.is_first else checkpoint_files(manifests[step])
         with _staged_on_all(hosts, remote, folder, step, files) as damage:
             if not damage:
-                _remove_checkpoints(folder)
-                _install(folder, folder / DOWNLOADS)
+                hosts.run_on_all_and_gather(functools.partial(_replace, folder))
         if not damage:
             _conclude(lines, step, candidates[0])
             return lines
@@ -114,7 +114,7 @@ def bring_down_on_all(
         lines.append(f'checkpoint {step} of {remote.address} is damaged: {damage}')
     if candidates:
         raise _all_damaged(remote, lines)
-    _remove_checkpoints(folder)
+    hosts.run_on_all_and_gather(functools.partial(_remove_checkpoints, folder))
     return []
 
 
@@ -157,10 +157,39 @@ def _all_damaged(remote: RemoteWorkdir, lines: list[str]) -> UserError:
     )
 
 
+def _replace(folder: pathlib.Path) -> None:
+    """Replaces all steps of a local folder by the downloaded one.
+
+    Raises:
+      UserError: one line; the folder cannot be written.
+    """
+    _remove_checkpoints(folder)
+    try:
+        _install(folder, folder / DOWNLOADS)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+
+
 def _remove_checkpoints(folder: pathlib.Path) -> None:
-    """Removes all steps from a local folder."""
+    """Removes all steps from a local folder.
+
+    Raises:
+      UserError: one line; the folder cannot be written.
+    """
     for name in CHECKPOINT_FOLDERS:
-        shutil.rmtree(folder / name, ignore_errors=True)
+        try:
+            shutil.rmtree(folder / name)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise _unwritable(folder, error) from None
+
+
+def _unwritable(folder: pathlib.Path, error: OSError) -> UserError:
+    return UserError(
+        f'{folder}: cannot be written ({error}); free disk space, change its rights, or set '
+        'config.bucket.spool to another folder'
+    )
 
 
 def _conclude(lines: list[str], step: int, newest: int) -> None:

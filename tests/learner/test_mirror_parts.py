@@ -1,0 +1,274 @@
+"""Checkpoints of several processes in a bucket, each of which has a folder of its own."""
+
+import json
+import shutil
+import time
+
+import pytest
+from memory_bucket import MemoryBucket, outage
+from saved_runs import names, save, save_checkpoints, wait, wait_for
+
+from zeroplay_jax.learner import checksums
+from zeroplay_jax.learner.mirror import Mirror
+from zeroplay_jax.learner.mirror_part import PartMirror
+from zeroplay_jax.learner.mirror_restore import bring_down
+from zeroplay_jax.learner.uploads import link_folder
+from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.runtime.lease import Lease
+from zeroplay_jax.runtime.remote_parts import Parts, merge
+from zeroplay_jax.runtime.remote_workdir import RemoteFile, RemoteWorkdir
+from zeroplay_jax.types import UserError
+
+
+@pytest.fixture
+def remote():
+    return RemoteWorkdir(MemoryBucket(), 'runs/a')
+
+
+@pytest.fixture(scope='module')
+def steps(tmp_path_factory):
+    """A local folder with the checkpoints 2, 4 and 6, which tests link into their own."""
+    return save_checkpoints(tmp_path_factory.mktemp('steps'))
+
+
+def save_part(steps, folder, step):
+    """What the second process leaves in its folder: the files of the first one, with other contents, and a shard."""
+
+    def change(saved):
+        (saved / 'states' / 'w').mkdir()
+        (saved / 'states' / 'w' / '1').write_text(f'shard of step {step}')
+        (saved / 'loop' / 'metadata').write_text('{"seconds": 1}')
+        checksums.write(saved)
+
+    save(steps, folder, step, change)
+
+
+@pytest.fixture
+def two(remote, tmp_path, monkeypatch):
+    """Starts the uploads of two processes: `two.first`, and `two.second` when it is called."""
+    monkeypatch.setattr('zeroplay_jax.learner.mirror._PARTS_SECONDS', 0.02)
+    monkeypatch.setattr('zeroplay_jax.learner.mirror_part._POLL_SECONDS', 0.02)
+    lease = Lease(remote.bucket, remote.name('lease.json'))
+    shared_parts = Parts(remote, lease.id[:8], 2)
+
+    class Two:
+        folders = tmp_path / 'a', tmp_path / 'a.process_1'
+        first = Mirror(remote, folders[0], lease, {}, 2, 30.0, shared_parts)
+        parts = shared_parts
+        others = []
+
+        def second(self):
+            self.others.append(PartMirror(remote, self.folders[1], self.parts, 1, -1, 30.0))
+            return self.others[0]
+
+    started = Two()
+    yield started
+    for mirror in [*started.others, started.first]:
+        mirror.close()
+    lease.release()
+
+
+def test_a_step_is_complete_when_all_processes_have_uploaded_their_files(
+    remote, steps, two, tmp_path
+):
+    save(steps, two.folders[0], 2)
+    two.second()
+    wait_for(lambda: len(names(remote, 'checkpoints/2-')) == count_files(two.folders[0]) - 1)
+    time.sleep(0.1)
+    assert not object_names(remote, 'checkpoints/2-', 'checksums.sha256')
+    # All that the first process has is there except the checksums, which are those of all processes. The other one has
+    # not saved the step yet.
+    assert two.first.is_pending() and not remote.manifests()
+    save_part(steps, two.folders[1], 2)
+    wait(two.first)
+    manifest = remote.manifests()[2]
+    shard = manifest['checkpoints/2/states/w/1'].object
+    assert shard.startswith('checkpoints/2-') and shard.endswith('/states/w/1')
+    wait_for(lambda: not names(remote, 'parts/'))
+    # A copy of the folder is whole, and the state of the loop is that of the first process.
+    assert bring_down(remote, tmp_path / 'there', remote.manifests()) == []
+    there = tmp_path / 'there' / 'checkpoints' / '2'
+    assert checksums.find_damage(there) == ''
+    assert (there / 'states' / 'w' / '1').read_text() == 'shard of step 2'
+    assert json.loads((there / 'loop' / 'metadata').read_text()) == {'cursor': 2}
+    # The files of the run are as they were.
+    assert checksums.find_damage(two.folders[0] / 'checkpoints' / '2') == ''
+
+
+def count_files(folder):
+    return sum(path.is_file() for path in (folder / 'checkpoints').rglob('*'))
+
+
+def object_names(remote, prefix, end):
+    return [name for name in names(remote, prefix) if name.endswith(end)]
+
+
+def test_a_step_that_another_process_has_removed_is_skipped(remote, steps, two):
+    save(steps, two.folders[0], 2)
+    wait_for(lambda: names(remote, 'parts/00000002-'))
+    # The second process was slow, and has removed step 2 for step 4 meanwhile.
+    save_part(steps, two.folders[1], 4)
+    two.second()
+    time.sleep(0.2)
+    assert not remote.manifests()
+    save(steps, two.folders[0], 4)
+    wait(two.first)
+    assert list(remote.manifests()) == [4]
+    assert 'checkpoints/4/states/w/1' in remote.manifests()[4]
+    wait_for(lambda: not names(remote, 'checkpoints/2-') and not names(remote, 'parts/'))
+
+
+def test_outages_of_one_process_delay_the_step_and_errors_end_that_process(
+    remote, steps, two, monkeypatch
+):
+    monkeypatch.setattr('zeroplay_jax.learner.uploads._FIRST_PAUSE', 0.01)
+    save_part(steps, two.folders[1], 2)
+    save(steps, two.folders[0], 2)
+    remote.bucket.failures = {'list': outage(3), 'read': outage(3)}
+    second = two.second()
+    wait(two.first)
+    assert list(remote.manifests()) == [2] and not any(remote.bucket.failures.values())
+    upload_object = remote.bucket.upload
+
+    def refuse(name, path):
+        if name.endswith('states/w/1'):
+            raise RetrievalError('gs://bucket/x: not allowed')
+        upload_object(name, path)
+
+    remote.bucket.upload = refuse
+    save_part(steps, two.folders[1], 4)
+    save(steps, two.folders[0], 4)
+    with pytest.raises(UserError, match='not allowed; the same command goes on with the newest'):
+        wait_for(second.is_pending)
+    assert two.first.is_pending() and list(remote.manifests()) == [2]
+
+
+def test_a_newest_step_of_another_process_without_one_of_its_files_ends_the_run(remote, steps, two):
+    second = two.second()
+    save(steps, two.folders[0], 2)
+    save(steps, two.folders[1], 2, lambda saved: (saved / 'loop' / 'metadata').unlink())
+    with pytest.raises(UserError, match='checkpoints/2 is damaged: .*loop/metadata is missing'):
+        wait_for(second.is_pending)
+    assert not remote.manifests()
+
+
+def save_best(source, folder, step):
+    """Copies a step of `source` to the folder of the best evaluation."""
+    shutil.copytree(source / 'checkpoints' / str(step), folder / 'best' / str(step))
+
+
+def test_an_upload_that_is_cut_off_leaves_the_best_step_of_complete_ones_whole(
+    remote, steps, two, tmp_path
+):
+    save_part(steps, two.folders[1], 2)
+    save_best(two.folders[1], two.folders[1], 2)
+    save_best(steps, two.folders[0], 2)
+    save(steps, two.folders[0], 2)
+    two.second()
+    wait(two.first)
+    # The second process has not saved step 4, which names the same best step, when the run is killed.
+    save(steps, two.folders[0], 4)
+    wait_for(lambda: object_names(remote, 'checkpoints/4-', 'loop/metadata'))
+    time.sleep(0.1)
+    assert list(remote.manifests()) == [2]
+    assert bring_down(remote, tmp_path / 'there', remote.manifests()) == []
+    for name in ('checkpoints', 'best'):
+        assert checksums.find_damage(tmp_path / 'there' / name / '2') == ''
+        assert (tmp_path / 'there' / name / '2' / 'states' / 'w' / '1').exists()
+
+
+def test_an_outage_while_old_steps_are_removed_leaves_the_complete_one_alone(
+    remote, steps, two, monkeypatch
+):
+    monkeypatch.setattr('zeroplay_jax.learner.uploads._FIRST_PAUSE', 0.01)
+    # Of a process that died.
+    remote.bucket.write('runs/a/checkpoints/1-0/w', b'x')
+    remote.bucket.failures = {'delete': outage(1)}
+    save_part(steps, two.folders[1], 2)
+    save(steps, two.folders[0], 2)
+    two.second()
+    wait(two.first)
+    wait_for(lambda: not names(remote, 'parts/'))
+    assert not names(remote, 'checkpoints/1-') and not remote.bucket.failures['delete']
+    writes = [name for action, name in remote.bucket.log if action == 'write']
+    writes = [name for name in writes if 'lease.json' not in name]
+    assert writes[-1] == 'runs/a/steps/00000002.json'
+    # Checksums are written once, when those of all processes are known.
+    assert len(writes) == len(set(writes))
+
+
+def test_a_part_for_other_files_of_the_first_process_does_not_count(remote, steps, two, tmp_path):
+    """The first process tries again after an outage, and has the step of a better evaluation by then."""
+    save_part(steps, two.folders[1], 2)
+    second = two.second()
+    staging = tmp_path / 'staging'
+    own_files = link_folder(steps, staging, 'checkpoints/2', 'checkpoints/2-0')
+    two.parts.write_first(2, own_files)
+    wait_for(lambda: two.parts.collect(2, own_files))
+    save_best(two.folders[1], two.folders[1], 2)
+    save_best(steps, tmp_path / 'first', 2)
+    files = own_files | link_folder(tmp_path / 'first', staging, 'best/2', 'best/2-0')
+    assert two.parts.collect(2, files) is None
+    two.parts.write_first(2, files)
+    wait_for(lambda: two.parts.collect(2, files))
+    shards = {'checkpoints/2/states/w/1', 'best/2/states/w/1'}
+    assert two.parts.collect(2, files).keys() == files.keys() | shards
+    # The attempt before has no part of the best step, and the same log would not make a part outdated.
+    assert two.parts.collect(2, own_files).keys() == own_files.keys() | {'checkpoints/2/states/w/1'}
+    log = {'metrics.jsonl': RemoteFile('logs/2-0/metrics.jsonl', 1, 'a')}
+    assert two.parts.collect(2, files | log) is not None
+    second.raise_if_failed()
+
+
+def test_a_part_that_is_removed_after_it_was_listed_ends_no_run(remote, steps, two):
+    read = remote.bucket.read
+    removed = []
+
+    def read_removed(name):
+        if name.endswith('/0.json') and not removed:
+            removed.append(name)
+            return None
+        return read(name)
+
+    remote.bucket.read = read_removed
+    save_part(steps, two.folders[1], 2)
+    save(steps, two.folders[0], 2)
+    two.second()
+    wait(two.first)
+    assert removed and list(remote.manifests()) == [2]
+
+
+def test_a_step_that_is_saved_while_its_files_are_looked_for_is_not_damaged(
+    remote, steps, two, monkeypatch
+):
+    missed = []
+
+    def link_late(folder, staging, name, object_folder):
+        try:
+            return link_folder(folder, staging, name, object_folder)
+        except FileNotFoundError as error:
+            missed.append(error)
+            save_part(steps, two.folders[1], 4)
+            raise
+
+    monkeypatch.setattr('zeroplay_jax.learner.mirror_part.link_folder', link_late)
+    save_part(steps, two.folders[1], 2)
+    save(steps, two.folders[0], 4)
+    two.second()
+    wait(two.first)
+    assert missed and list(remote.manifests()) == [4]
+    wait_for(lambda: not names(remote, 'parts/'))
+    # No process was asked to skip the step.
+    deleted = [name for action, name in remote.bucket.log if action == 'delete']
+    assert deleted.count(next(filter(is_second_part, deleted))) == 1
+
+
+def is_second_part(name):
+    return '/parts/' in name and '/1-' in name
+
+
+def test_different_contents_of_one_shard_are_no_checkpoint():
+    same = RemoteFile('checkpoints/2-1/w', 1, 'a')
+    assert merge([{'w': same}, {'w': same, 'v': same}]) == {'w': same, 'v': same}
+    with pytest.raises(RetrievalError, match='w: two processes have saved different contents'):
+        merge([{'w': same}, {'w': RemoteFile('checkpoints/2-1/w', 1, 'b')}])

@@ -1,0 +1,47 @@
+"""Local folders of runs that upload their checkpoints, for tests of `learner.mirror`."""
+
+import time
+
+import jax.numpy as jnp
+
+from zeroplay_jax.learner.checkpoint import Checkpointer
+
+
+def save_checkpoints(folder):
+    """Saves the checkpoints 2, 4 and 6 in a folder; returns it."""
+    checkpoints = Checkpointer(folder, keep=3)
+    for step in (2, 4, 6):
+        checkpoints.save(step, {'w': jnp.full(5, step)}, {'cursor': step})
+    checkpoints.close()
+    return folder
+
+
+def save(steps, folder, step, change=None):
+    """What a run leaves in its local folder when it has saved a step, whose files `change` may change."""
+    source = steps / 'checkpoints' / str(step)
+    for path in source.rglob('*'):
+        if path.is_file():
+            target = folder / 'checkpoints' / f'{step}.part' / path.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    if change is not None:
+        change(folder / 'checkpoints' / f'{step}.part')
+    (folder / 'config.json').write_text('{}')
+    with (folder / 'metrics.jsonl').open('w') as file:
+        file.writelines(f'{{"step": {number}}}\n' for number in range(step))
+    (folder / 'checkpoints' / f'{step}.part').rename(folder / 'checkpoints' / str(step))
+
+
+def wait(mirror):
+    wait_for(lambda: not mirror.is_pending())
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def names(remote, prefix=''):
+    return [entry.name for entry in remote.bucket.list(remote.name(prefix))]
