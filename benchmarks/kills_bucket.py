@@ -120,9 +120,9 @@ class Campaign:
         logged = self._logged_steps()
         uploaded = self._uploaded_steps()
         if kind == 'sigterm' and set(statuses) != {PREEMPTED_STATUS}:
-            self._record['problems'].append(f'exit statuses {statuses} after SIGTERM')
+            self._add_problems([f'exit statuses {statuses} after SIGTERM'])
         elif kind == 'sigterm' and uploaded != logged:
-            self._record['problems'].append(f'{logged} steps, {uploaded} in the bucket')
+            self._add_problems([f'{logged} steps, {uploaded} in the bucket'])
         is_elsewhere = len(self._events) % 2 == 0
         event = {
             'event': kind,
@@ -147,12 +147,16 @@ class Campaign:
             with mock.patch.dict('os.environ', XDG_CACHE_HOME=str(self._copies)):
                 folder = local_run(self._ended.address, 'checkpoints')
             problems = differences(self._whole, Run(self._whole.recipe, folder, 1))
-        self._record['problems'] += problems
         self._record['events'] += self._events
         self._record['compared'] += 1
+        self._add_problems(problems)
+        self._begin()
+
+    def _add_problems(self, problems: list[str]) -> None:
+        """Adds problems to the record and writes it, so that they outlast a campaign that is interrupted."""
+        self._record['problems'] += problems
         text = json.dumps(self._record, indent=1)
         self._record_path.write_text(text, encoding='utf-8')
-        self._begin()
 
     def _are_running(self, started: list[subprocess.Popen]) -> bool:
         return all(process.poll() is None for process in started)

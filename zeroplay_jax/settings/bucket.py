@@ -14,4 +14,5 @@ class Bucket(Section):
     """Local folder in which such runs work before their files are uploaded; '' is in the user's cache
     ($XDG_CACHE_HOME, ~/.cache). It needs room for checkpoint.keep + 2 checkpoints. Several hosts need not share it."""
     seconds: PositiveFloat = 600.0
-    """How long an upload is tried again before the run ends; what it saved stays in the local folder."""
+    """How long an upload is tried again before the run ends. With one process, what it saved stays in the local folder
+    and is uploaded by the same command; with several, the run resumes from the newest complete step in the bucket."""
