@@ -164,7 +164,8 @@ def test_after_a_step_back_the_best_evaluation_is_saved_again(tmp_path):
     first = {'cursor': 0, 'seconds': 0.0}
 
     def evaluated(state, number, value):
-        saver = Saver(Hosts(), tmp_path, 'em/mean', engine, None, state)
+        checkpoints = types.SimpleNamespace(is_shared=True)
+        saver = Saver(Hosts(), tmp_path, 'em/mean', engine, checkpoints, state)
         saver.save_if_best(number, {'em/mean': value})
         saver.close()
         return saved_steps(tmp_path / 'best'), state.get('best')
