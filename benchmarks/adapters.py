@@ -10,9 +10,9 @@ seeds differ least. DSPO has a KL term, whose reference is the base, and π-Play
 learning rates of all roles are `--factor` times those of whole weights (docs/adapters.md explains the default);
 nothing else differs.
 
-Every run has a process of its own. Its result is stored in benchmarks/results/adapters, named by arm, rank, factor and
-seed. The table of all stored runs is written to benchmarks/results/adapters.json and adapters.md, and printed. Its
-columns are means over seeds:
+Every run has a process of its own. Its result is stored in benchmarks/results/adapters, named by arm, rank, factor,
+seed and a hash of its config. The table of all stored runs is written to benchmarks/results/adapters.json and
+adapters.md, and printed. Its columns are means over seeds:
 
 - final: exact match on held-out questions after the last step, the mean over numbers of hops, and its range over seeds
 - area: area under the curve of exact match over solver steps, divided by their number
@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import claims_arms
-from benchmarks.claims_runs import CODE, code_hash, keep_programs
+from benchmarks.claims_runs import code_hash, config_hash, keep_programs
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import rules
 from zeroplay_jax.runtime.atomic import write_text
@@ -126,13 +126,20 @@ def curve(lines: list[str]) -> list[list[float]]:
     return points
 
 
+def stored_path(
+    arm: str, rank: int, factor: float, seed: int, folder: pathlib.Path
+) -> pathlib.Path:
+    """Returns the file of a finished run; its name has the hash of the config and of `claims_runs.CODE`."""
+    rates = f'-{factor:g}' if rank else ''
+    digits = config_hash(config_of(arm, rank, factor, seed))
+    return folder / f'{arm}-{rank}{rates}-{seed}-{digits}.json'
+
+
 def stored_run(
     arm: str, rank: int, factor: float, seed: int, folder: pathlib.Path
 ) -> dict[str, Any]:
     """Returns the result of a run; it is executed in a new process unless it is in the folder."""
-    rates = f'-{factor:g}' if rank else ''
-    # CODE is raised when runs give other results than before, so that those of two codes are never averaged.
-    path = folder / f'{arm}-{rank}{rates}-{seed}-code{CODE}.json'
+    path = stored_path(arm, rank, factor, seed, folder)
     if not path.exists():
         values = [arm, str(rank), str(factor), str(seed), str(path)]
         command = [sys.executable, '-m', 'benchmarks.adapters', '--here', *values]
@@ -164,10 +171,13 @@ def table_row(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def table(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns a row per arm, rank and factor of all runs of the present code that are stored in the folder."""
+    """Returns a row per arm, rank and factor of the runs in the folder that have the present code and configs."""
     runs_of_row: dict[tuple[int, int, float], list[dict[str, Any]]] = {}
-    for path in sorted(folder.glob(f'*-code{CODE}.json')):
+    for path in sorted(folder.glob('*.json')):
         run = json.loads(path.read_text())
+        identity = (run['arm'], run['rank'], run['factor'], run['seed'])
+        if path != stored_path(*identity, folder):
+            continue
         row_key = (ARMS.index(run['arm']), run['rank'], run['factor'])
         runs_of_row.setdefault(row_key, []).append(run)
     return [table_row(runs_of_row[row_key]) for row_key in sorted(runs_of_row)]

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from benchmarks.claims_arms import config_of
 from zeroplay_jax.configs import common
@@ -51,11 +52,11 @@ def keep_programs() -> None:
     CompilationCache(str(folder), _CACHE_GIGABYTES)
 
 
-def stored_path(arm: str, seed: int, folder: pathlib.Path) -> pathlib.Path:
-    """Returns the file of a finished run in `folder`, named by its config and by CODE."""
-    # The name depends on the changed fields only, so stored results stay valid if configs/common.py gets a new field.
+def config_hash(config: Any) -> str:
+    """Returns 16 hexadecimal digits that name the results of a config and of CODE."""
+    # Of the changed fields only, so stored results stay valid if configs/common.py gets a new field.
     defaults = dict(fields.leaves(common.get_config()))
-    changes = {k: v for k, v in fields.leaves(config_of(arm, seed)) if v != defaults[k]}
+    changes = {k: v for k, v in fields.leaves(config) if v != defaults[k]}
     # This field is not a property of an arm, and results of versions without it keep their names.
     changes.pop('stop_after_empty_steps', None)
     # Checkpoints of the package have the same name wherever it is installed.
@@ -65,7 +66,12 @@ def stored_path(arm: str, seed: int, folder: pathlib.Path) -> pathlib.Path:
         # A checkpoint that was trained again keeps its name.
         changes['policy.files'] = (policy / 'SHA256SUMS').read_text()
     text = json.dumps([CODE, changes], sort_keys=True)
-    return folder / f'{hashlib.sha256(text.encode()).hexdigest()[:16]}.json'
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def stored_path(arm: str, seed: int, folder: pathlib.Path) -> pathlib.Path:
+    """Returns the file of a finished run in `folder`."""
+    return folder / f'{config_hash(config_of(arm, seed))}.json'
 
 
 def run_arm(arm: str, seed: int, folder: pathlib.Path) -> dict:

@@ -7,7 +7,6 @@ import types
 import pytest
 
 from benchmarks import adapter_cost, adapters
-from benchmarks.claims_runs import CODE
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.learner.batch import Batch, JointBatch
 from zeroplay_jax.selfplay import role_updates
@@ -35,11 +34,14 @@ def test_stored_runs_are_tabulated_and_not_executed_again(tmp_path, capsys, monk
     monkeypatch.setattr(adapters.subprocess, 'run', None)
     folder = tmp_path / 'adapters'
     folder.mkdir()
-    for rank, name in ((0, 'dspo-0'), (4, 'dspo-4-10')):
+    for rank in (0, 4):
         for seed, final in enumerate((0.6, 1.0)):
             curve = [[0, 0.2], [8, 0.2], [24, final]]
             run = dict(arm='dspo', rank=rank, factor=10.0 if rank else 1.0, seed=seed, curve=curve)
-            (folder / f'{name}-{seed}-code{CODE}.json').write_text(json.dumps(run))
+            path = adapters.stored_path('dspo', rank, run['factor'], seed, folder)
+            path.write_text(json.dumps(run))
+    # A run of another config, such as one before a change of the arm.
+    (folder / 'dspo-4-10-2-0123456789abcdef.json').write_text(json.dumps(run | {'seed': 2}))
     flags = ['--only', 'dspo', '--ranks', '0', '--seeds', '2', '--out', str(tmp_path)]
     adapters.main(flags)
     printed = capsys.readouterr().out

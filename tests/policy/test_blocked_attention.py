@@ -46,10 +46,26 @@ def check(window, block, heads=4, kv_heads=2, mesh=None):
 
 # Blocks that divide the length or do not, that are longer than it, and windows shorter and longer than a block.
 @pytest.mark.parametrize(
-    'window,block', [(0, 40), (0, 77), (0, 512), (1, 64), (40, 32), (40, 64)], ids=str
+    'window,block', [(0, 0), (0, 40), (0, 77), (0, 512), (1, 64), (40, 32), (40, 64)], ids=str
 )
 def test_blocked_attention_is_dense_attention(window, block):
     check(window, block)
+
+
+@pytest.mark.parametrize(
+    'length,expected', [(32, 32), (64, 64), (200, 64), (512, 128), (4096, 512)]
+)
+def test_short_rows_have_smaller_blocks(monkeypatch, length, expected):
+    blocks = []
+
+    def record(q, k, v, segment, window, block):
+        blocks.append(block)
+        return q
+
+    monkeypatch.setattr(blocked_attention, '_attend_rows', record)
+    x = np.zeros((1, length, 2, 4), np.float32)
+    blocked_attention.attend_packed(x, x, x, np.ones((1, length), np.int32))
+    assert blocks == [expected]
 
 
 @pytest.mark.parametrize('heads,kv_heads', [(4, 4), (6, 1)])

@@ -63,7 +63,7 @@ def task_solver(library: Library, rng: Generator, errors: OpenErrors) -> Demo:
             break
     documents = demo.add_search(library, thought, entity)
     answer = library.document(entity)['text']
-    # No number is drawn at 0: the demonstrations of the checkpoint without errors stay the same.
+    # No number is drawn at 0: the committed checkpoint without errors was trained before this error was added.
     if errors.incomplete and rng.random() < errors.incomplete:
         first_sentence, _, _ = answer.partition('. ')
         answer = f'{first_sentence}.'

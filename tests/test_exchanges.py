@@ -1,0 +1,274 @@
+"""What two processes exchange: errors, shared results, rows, and checkpoints in one folder or in a folder of each."""
+
+import jax.numpy as jnp
+import numpy as np
+from host_processes import finish, processes
+
+from zeroplay_jax.learner import checksums
+from zeroplay_jax.learner.checkpoint import Checkpointer
+
+SCRIPT = """
+import sys
+from zeroplay_jax.runtime import connect, hosts
+from zeroplay_jax.types import UserError
+connect.connect('coordinator', f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]), 10)
+import asyncio
+import jax, jax.numpy as jnp, numpy as np
+h = hosts.Hosts()
+# Unequal numbers of device calls between two exchanges.
+x = jnp.ones(4)
+for _ in range(3 if h.is_first else 17):
+    x = jax.jit(jnp.cos)(x)
+assert h.gather({'at': h.index, 'x': np.float32(1.5)}) == [{'at': 0, 'x': 1.5}, {'at': 1, 'x': 1.5}]
+assert h.gather('é' * (1 + 1000 * h.index)) == ['é', 'é' * 1001]
+assert h.run_on_all_and_gather(lambda: h.index) == [0, 1]
+# Unequal messages, none, and one to oneself.
+messages = [b'to 0', b'to 1' * 1000] if h.is_first else [b'', b'mine']
+assert h.exchange(messages) == ([b'to 0', b''] if h.is_first else [b'to 1' * 1000, b'mine'])
+assert h.exchange([b'', b'']) == [b'', b'']
+assert h.collect({'at': h.index}) == ([{'at': 0}, {'at': 1}] if h.is_first else [])
+def fails():
+    if not h.is_first:
+        raise UserError('no room')
+try:
+    h.run_on_all_and_gather(fails)
+    raise SystemExit('nothing was raised')
+except UserError as error:
+    assert str(error) == ('process 1: no room' if h.is_first else 'no room'), error
+def breaks():
+    if not h.is_first:
+        raise KeyError('gone')
+try:
+    h.run_on_all_and_gather(breaks)
+    raise SystemExit('nothing was raised')
+except (RuntimeError, KeyError) as error:
+    assert (str(error) == "process 1: 'gone'") if h.is_first else isinstance(error, KeyError), error
+async def board():
+    mine, other = (7, h.index), (7, 1 - h.index)
+    waiting = asyncio.ensure_future(h.await_shared(other))
+    await asyncio.sleep(0.2 * h.index)
+    h.share(mine, ['from', h.index])
+    h.share(mine, 'too late')
+    assert await h.await_shared(mine) == ['from', h.index]
+    assert await waiting == ['from', 1 - h.index]
+for _ in range(2):  # names can be used again once the board was cleared
+    asyncio.run(board())
+    h.gather(None)
+    h.clear_shared(keep=7)  # of a step in progress nothing is lost
+    assert set(h._shared) == {(7, h.index)} and asyncio.run(h.await_shared((7, 1 - h.index)))
+    h.gather(None)
+    h.clear_shared(keep=8)
+    assert not h._shared
+    h.gather(None)
+# A meeting is complete when all have arrived, and nobody waits for it.
+import time
+for _ in range(2):
+    meeting = h.meeting()
+    if h.is_first:
+        assert not meeting.is_complete()
+    h.gather(None)
+    meeting.arrive()
+    while not meeting.is_complete():
+        time.sleep(0.01)
+    h.gather(None)
+    meeting.close()
+"""
+# Rows of several contexts, with and without a teacher's prompt, of which each process has every second one.
+ROWS = """
+import dataclasses, json
+from zeroplay_jax.configs import common
+from zeroplay_jax.learner.packing import pack
+from zeroplay_jax.policy import sharding
+from zeroplay_jax.selfplay import batch_filter, row_exchange
+from zeroplay_jax.selfplay.row_metrics import rows_per_context
+from zeroplay_jax.types import Outcome, Row, Trajectory, TrajectorySummary, Turn
+def make_row(number):
+    rng = np.random.default_rng(number)
+    def trajectory(length, turns=()):
+        source = np.minimum(np.arange(length) // 4, 2).astype(np.int8)
+        tokens = rng.integers(0, 99, length, np.int32)
+        logp = np.where(source == 1, rng.random(length, np.float32), 0).astype(np.float32)
+        return Trajectory(tokens, source, logp, turns, 'eos', 'w', 1, (0, number, 0))
+    earlier = tuple(trajectory(9 + n) for n in range(number % 3))
+    whole = dataclasses.replace(trajectory(10 + number, (Turn('said'),)), earlier=earlier)
+    teacher_prompt = np.arange(3, dtype=np.int32) if number % 2 else None
+    return Row('solver', whole, number % 2, number // 4, advantage=0.5, teacher_prompt=teacher_prompt)
+whole = [make_row(number) for number in range(16)]
+local = {number: Outcome([row]) for number, row in enumerate(whole) if h.owns((0, number))}
+summaries = [[number, row_exchange.outcome_summary(outcome)] for number, outcome in local.items()]
+rows = [None] * len(whole)
+for process, gathered in enumerate(h.gather(summaries)):
+    for number, summary in gathered:
+        (rows[number],) = row_exchange.whole_outcome(summary, process, local.get(number)).rows
+        rows[number].advantage = 0.5
+assert sum(isinstance(row.trajectory, TrajectorySummary) for row in rows) == 8
+mesh = sharding.make_mesh(replica=2)
+part = row_exchange.batch_part(h, mesh, 4)
+assert part.rows == [[0, 1], [2, 3]][h.index]
+options = dict(micro_rows=4, tokens=40, mode='token', total=99.0, teacher_tokens=50)
+options |= dict(teacher_total=50.0, order='longest_first')
+expected = pack(rows_per_context(whole), **options)
+packed = pack(rows_per_context(rows), part=part, **options)
+assert len(packed) == len(expected) > 1
+gathered = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))
+for ours, theirs in zip(packed, expected):
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[part.rows]), ours, theirs)
+    placed = sharding.put_rows(ours, sharding.rows(mesh))
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(gathered(x)), y), placed, theirs)
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(sharding.local_rows(x), y), placed, ours)
+# Groups that the filter carries over stay where they are; a checkpoint gets all of them, and restores them everywhere.
+config = common.get_config()
+config.solver.update(batch=1, filter_groups=True)
+group_filter = batch_filter.GroupFilter(config, h)
+group_filter.select('solver', rows, 1)
+state = group_filter.state()
+assert len(state['solver']) == (12 if h.is_first else 0)
+state = h.gather(json.loads(json.dumps(state)))[0]
+assert [row['trajectory']['identity'][1] for row in state['solver']] == list(range(4, 16))
+again = batch_filter.GroupFilter(config, h)
+again.restore(state)
+(restored, _, _), (kept, _, _) = again.select('solver', [], 1), group_filter.select('solver', [], 1)
+assert [row.process for row in restored] == [None] * 4 and [row.process for row in kept] == [0, 1] * 2
+for row in restored:
+    row.advantage = 0.5
+for ours, theirs in zip(pack(rows_per_context(restored), part=part, **options),
+                        pack(rows_per_context(whole[4:8]), **options), strict=True):
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[part.rows]), ours, theirs)
+"""
+# A damaged newest checkpoint: each process reads half of the files, and all fall back to the same step.
+DAMAGED = """
+import pathlib
+from zeroplay_jax.learner.checkpoint import Checkpointer, set_damaged_aside
+workdir = pathlib.Path(sys.argv[3])
+(line,) = set_damaged_aside(h, workdir)
+assert line.startswith(f'checkpoint 4 is damaged: {sys.argv[4]} differs from its checksum'), line
+assert h.gather(line) == [line] * 2
+checkpoints = Checkpointer(workdir, keep=3)
+like = {'w': jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding.replicated(mesh))}
+states, loop = checkpoints.restore(like)
+np.testing.assert_array_equal(np.asarray(states['w']), np.full(8, 2.0))
+assert loop == {'cursor': 2} and set_damaged_aside(h, workdir) == []
+# The step can be saved again.
+checkpoints.save(4, states, {'cursor': 4})
+checkpoints.close()
+assert set_damaged_aside(h, workdir) == []
+"""
+# A run in a bucket: each process has a folder of its own and saves its own shards; other machines get those of both.
+FOLDERS = """
+import pathlib
+sys.path.insert(0, 'tests')
+from folder_bucket import FolderBucket
+from zeroplay_jax.configs import quickstart
+from zeroplay_jax.learner import checksums, mirror_restore
+from zeroplay_jax.retrieval import objects
+from zeroplay_jax.training import remote_run
+import orbax.checkpoint as ocp
+root = pathlib.Path(sys.argv[3])
+bucket = FolderBucket(root / 'bucket')
+objects.open_bucket = lambda name: bucket
+config = quickstart.get_config()
+config.checkpoint.keep = 2
+def states_of(step):
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3) + step
+    kinds = {
+        'split': (rows, sharding.rows(mesh)),
+        'equal': (np.full((4, 4), step), sharding.replicated(mesh)),
+        'count': (np.int32(step), sharding.replicated(mesh)),
+    }
+    return {
+        name: jax.make_array_from_callback(values.shape, placed, lambda index: values[index])
+        for name, (values, placed) in kinds.items()
+    }
+def play(name, steps):
+    config.bucket.spool = str(root / name)
+    with remote_run.opened(h, 'gs://bucket/runs/a', config) as place:
+        place.workdir.mkdir(parents=True, exist_ok=True)
+        (place.workdir / 'config.json').write_text('{}')
+        checkpoints = Checkpointer(place.workdir, 2, is_shared=place.is_shared)
+        restored = None
+        if checkpoints.latest():
+            like = jax.tree.map(ocp.utils.to_shape_dtype_struct, states_of(0))
+            restored = checkpoints.restore(like)
+        for step in steps:
+            checkpoints.save(step, states_of(step), {'cursor': step})
+            checkpoints.wait()
+            place.wait()
+        checkpoints.close()
+        return place, restored
+def check(restored, step):
+    states, loop = restored
+    assert loop == {'cursor': step}
+    for name, array in states.items():
+        wanted = states_of(step)[name]
+        for shard, wanted_shard in zip(array.addressable_shards, wanted.addressable_shards, strict=True):
+            np.testing.assert_array_equal(shard.data, wanted_shard.data)
+# The folders of process 1 are created late, as on a slow disk.
+create = checksums.SealedTemporaryPath.create
+async def create_late(path):
+    await asyncio.sleep(0.2 * h.index)
+    return await create(path)
+checksums.SealedTemporaryPath.create = create_late
+place, restored = play('one', [2, 4])
+checksums.SealedTemporaryPath.create = create
+assert restored is None and place.damage_lines == []
+# On the same machines, and on two others.
+for name in ('one', 'two'):
+    place, restored = play(name, [])
+    check(restored, 4)
+    # The folder has the files of both processes, with their checksums.
+    assert checksums.find_damage(place.workdir / 'checkpoints' / '4') == ''
+assert place.workdir.name == 'a' and place.workdir.parent.name.endswith(f'.process_{h.index}')
+# A full disk of one process ends both with its line.
+install = mirror_restore._install
+def install_in_full_folder(*paths):
+    raise OSError(28, 'No space left on device')
+if not h.is_first:
+    mirror_restore._install = install_in_full_folder
+try:
+    play('full', [])
+    raise AssertionError('no error')
+except UserError as error:
+    assert 'No space left on device' in str(error), error
+    assert str(error).startswith('process 1: ') == h.is_first, error
+mirror_restore._install = install
+# A missing shard of one process: both go back to the step before.
+h.gather(None)
+(shard,) = [entry.name for entry in bucket.list('runs/a/checkpoints/4-') if '/split/1' in entry.name]
+h.gather(None)
+if h.is_first:
+    bucket.delete(shard)
+place, restored = play('three', [6])
+check(restored, 2)
+assert len(place.damage_lines) == h.is_first
+for line in place.damage_lines:
+    assert 'checkpoint 4 of gs://bucket/runs/a is damaged' in line and 'split/1' in line, line
+assert sorted(place.mirror._remote.manifests()) == [2, 6]
+print('fine')
+"""
+
+
+def test_exchanges_between_two_processes(tmp_path):
+    checkpoints = Checkpointer(tmp_path, keep=3)
+    for step in (2, 4):
+        checkpoints.save(step, {'w': jnp.full(8, float(step))}, {'cursor': step})
+    checkpoints.close()
+    newest = tmp_path / 'checkpoints' / '4'
+    names = checksums._names(newest)
+    # Of these files the second process reads every second one, beginning with the second.
+    name = names[1::2][-1]
+    content = bytearray((newest / name).read_bytes())
+    content[0] ^= 1
+    (newest / name).write_bytes(content)
+
+    def joined(port, i):
+        return [str(port), str(i), str(tmp_path), name]
+
+    out = finish(processes(['-c', SCRIPT + ROWS + DAMAGED + FOLDERS], 2, joined))
+    assert all(text.strip().endswith('fine') for text in out), out
+    assert (tmp_path / 'damaged' / '4').is_dir()
+    # One process resumes what two have saved in folders of their own.
+    (folder,) = (tmp_path / 'two').glob('*.process_0/a')
+    like = {'split': jnp.zeros((2, 3)), 'equal': jnp.zeros((4, 4), int), 'count': jnp.int32(0)}
+    states, loop = Checkpointer(folder, keep=2).restore(like)
+    np.testing.assert_array_equal(states['split'], np.arange(6).reshape(2, 3) + 4)
+    assert loop == {'cursor': 4} and states['count'] == 4 and (states['equal'] == 4).all()
