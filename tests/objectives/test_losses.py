@@ -71,6 +71,24 @@ def test_properties_of_the_built_in_losses():
     assert per_sequence == {'sequence_pg', 'geometric_pg'}
 
 
+@pytest.mark.parametrize('name', POLICY_LOSSES)
+def test_an_elementwise_loss_is_one_that_can_be_cut_into_tokens(batch, name):
+    """Losses and statistics of single tokens add up to those of whole rows, for these losses and no other."""
+    loss = resolve_loss(name)
+    per_token, stats = loss(*arrays(batch), **OPTIONS)
+
+    def of_token(token):
+        one_token = [np.reshape(array, -1)[token][None, None] for array in arrays(batch)]
+        return loss(*one_token, **OPTIONS)
+
+    losses, parts = zip(*map(of_token, range(batch['mask'].size)))
+    is_equal = np.allclose(np.reshape(losses, per_token.shape), per_token, atol=1e-6)
+    for statistic, expected in stats.items():
+        sums = np.sum([part[statistic] for part in parts], axis=0)
+        is_equal &= np.allclose(sums, expected, rtol=1e-5, atol=1e-5)
+    assert is_equal == loss.elementwise
+
+
 def test_a_function_outside_the_project_is_a_loss(batch, outside):
     loss = resolve_loss('outside_losses:squared')
     per_token, stats = loss(*arrays(batch), **OPTIONS)
@@ -80,6 +98,8 @@ def test_a_function_outside_the_project_is_a_loss(batch, outside):
     )
     assert set(stats) == {'square'} and stats['square'][1] == mask.sum()
     assert loss.uses_ratio and loss.per_token and loss.statistics is None
+    # It may couple tokens.
+    assert not loss.elementwise
 
 
 def test_an_outside_loss_may_declare_its_properties(batch, outside):

@@ -68,6 +68,17 @@ def loss(config, params, inputs, weight):
     return jnp.sum(logp * weight) + jnp.sum(entropy)
 
 
+def elementwise_loss(config, params, inputs, weight):
+    """The same gradient, computed with the logits."""
+
+    def weighted_sum(scores, weight, shared):
+        logp, _, _ = scores
+        return jnp.sum(logp * weight), ()
+
+    scores = transformer.token_scores(config, params, *inputs)
+    return scores.loss(weighted_sum, weight, (), elementwise=True)[0]
+
+
 def on_mesh(setting, shape):
     """Loss and gradients on a mesh."""
     params, inputs, weight = setting
@@ -104,7 +115,8 @@ def test_loss_and_gradients_are_the_same_on_every_mesh(setting, alone, mesh):
     assert max(jax.tree.leaves(gap)) <= 1e-5, gap
 
 
-def test_rows_stay_where_they_are_and_the_head_comes_to_them_once(setting):
+@pytest.mark.parametrize('function', [loss, elementwise_loss])
+def test_rows_stay_where_they_are_and_the_head_comes_to_them_once(setting, function):
     """No collective carries logits; every device multiplies its own rows' chunk; the head's gradient adds up once."""
     params, inputs, weight = setting
     vocab, chunk = 4096, 16
@@ -115,7 +127,7 @@ def test_rows_stay_where_they_are_and_the_head_comes_to_them_once(setting):
 
     def program(config):
         step = jax.jit(
-            jax.grad(functools.partial(loss, config)),
+            jax.grad(functools.partial(function, config)),
             in_shardings=(own, rows, rows),
             out_shardings=own,
         )

@@ -148,9 +148,11 @@ def divergence(student, teacher):
 
 
 def score_with_teacher(config, student, teacher, inputs, states):
-    return transformer.score_with_teacher(
+    scores = transformer.token_scores_with_teacher(
         config, student, teacher, *inputs, states, divergence, 0.7
     )
+    logp, entropy, values = scores.arrays()
+    return logp, entropy, values['divergence'], values
 
 
 def test_score_with_teacher_gives_the_divergence_of_whole_logits_and_scores_as_score(

@@ -193,7 +193,7 @@ def joint_loss(
     Returns:
       The sum, float32; and the statistics of every role, as (sum, count).
     """
-    logp, entropy = transformer.score(
+    scores = transformer.token_scores(
         model,
         adapters.join_several(base, params),
         batch.tokens,
@@ -204,6 +204,15 @@ def joint_loss(
         wanted_tokens(model, batch),
         batch.adapter,
     )
+    elementwise = all(config.elementwise for config in configs)
+    function = functools.partial(_losses_of_scores, configs)
+    return scores.loss(function, (batch, ref_logp), (), elementwise)
+
+
+def _losses_of_scores(configs, scores, rows, shared):
+    """Returns the sum of the losses of all roles, and the statistics of every role, as `TokenScores.loss` needs it."""
+    logp, entropy, _ = scores
+    batch, ref_logp = rows
     total_loss = jnp.float32(0)
     stats = []
     for index, config in enumerate(configs):

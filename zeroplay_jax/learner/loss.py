@@ -56,6 +56,12 @@ class LossConfig:
         return cls(**values)
 
     @property
+    def elementwise(self) -> bool:
+        """Whether the loss of a token reads the values of this token alone."""
+        weights_by_sequence = bool(self.tis_cap) and self.tis_level == 'sequence'
+        return self.policy_loss.elementwise and not weights_by_sequence
+
+    @property
     def distills(self) -> bool:
         """Whether the role learns from a teacher."""
         return self.distill_top_k > 0
@@ -90,22 +96,12 @@ def loss(
     params = adapters.join(base, params)
     if teacher_params is not None:
         teacher_params = adapters.join(base, teacher_params)
-    stats: DeviceStats = {}
-    distillation_loss = jnp.float32(0)
-    # A divergence needs the student's logits, which exist for a chunk of tokens at a time only. With a teacher,
-    # log-probs, entropy and divergence are therefore computed in one pass.
+    teacher_weight = None
     if config.distills and batch.teacher is not None:
-        logp, entropy, divergences = _score_and_divergences(
-            model, config, params, teacher_params, batch
-        )
-        distillation_loss = aggregation.aggregate(divergences['divergence'], batch.teacher.weight)
-        # The statistics of the divergence need a mask of their own: the teacher sees the rollouts of some rows only,
-        # and weight 0 marks all other tokens.
-        has_teacher = batch.teacher.weight != 0
-        for name, values in divergences.items():
-            stats[f'distill_{name}'] = masking.total(values, has_teacher)
+        teacher_weight = batch.teacher.weight
+        scores = _scores_with_teacher(model, config, params, teacher_params, batch)
     else:
-        logp, entropy = transformer.score(
+        scores = transformer.token_scores(
             model,
             params,
             batch.tokens,
@@ -115,17 +111,39 @@ def loss(
             config.entropy_coef > 0,
             wanted_tokens(model, batch),
         )
-
-    per_token, policy_stats = policy_terms(config, batch, logp, entropy, ref_logp)
-    stats |= policy_stats
-
-    # All policy terms share one weighted sum, hence one denominator. Distillation has its own: it averages over the
-    # tokens that have a teacher.
-    policy_loss = aggregation.aggregate(per_token, batch.weight)
-    total_loss = policy_loss + distill_coef * distillation_loss
+    rows = (dataclasses.replace(batch, teacher=None), ref_logp, teacher_weight)
+    total_loss, stats = scores.loss(
+        functools.partial(_loss_of_scores, config), rows, distill_coef, config.elementwise
+    )
     # The denominator is in the weights already, so the sum over micro-batches is the mean: its count is set to 1 when
     # the update is complete.
     stats['loss'] = (jax.lax.stop_gradient(total_loss), jnp.float32(0))
+    return total_loss, stats
+
+
+def _loss_of_scores(config, scores, rows, distill_coef):
+    """Returns (loss, statistics) of tokens: sums, which add up over chunks of tokens as over micro-batches.
+
+    Args:
+      config: static part of the loss.
+      scores: (logp, entropy, divergences by name), [B, L]; no divergences without a teacher.
+      rows: (batch, ref_logp, weights of the distillation loss or None), [B, L].
+      distill_coef: as in `loss`.
+    """
+    logp, entropy, divergences = scores
+    batch, ref_logp, teacher_weight = rows
+    per_token, stats = policy_terms(config, batch, logp, entropy, ref_logp)
+    # All policy terms share one weighted sum, hence one denominator. Distillation has its own: it averages over the
+    # tokens that have a teacher.
+    total_loss = aggregation.aggregate(per_token, batch.weight)
+    if teacher_weight is not None:
+        distillation_loss = aggregation.aggregate(divergences['divergence'], teacher_weight)
+        total_loss = total_loss + distill_coef * distillation_loss
+        # The statistics of the divergence need a mask of their own: the teacher sees the rollouts of some rows only,
+        # and weight 0 marks all other tokens.
+        has_teacher = teacher_weight != 0
+        for name, values in divergences.items():
+            stats[f'distill_{name}'] = masking.total(values, has_teacher)
     return total_loss, stats
 
 
@@ -193,8 +211,8 @@ def policy_terms(
     return per_token, stats
 
 
-def _score_and_divergences(model, config, params, teacher_params, batch):
-    """Returns log-probs, entropy, and {'divergence', 'tail_mass'} against a teacher with its own prompt; all [B, L]."""
+def _scores_with_teacher(model, config, params, teacher_params, batch):
+    """Returns the scores log-prob, entropy, and {'divergence', 'tail_mass'} against a teacher with its own prompt."""
     teacher_batch = batch.teacher
     teacher_states = transformer.hidden(
         model, teacher_params, teacher_batch.tokens, teacher_batch.positions, teacher_batch.segment
@@ -207,7 +225,8 @@ def _score_and_divergences(model, config, params, teacher_params, batch):
         kind=config.distill_kind,
         tail=config.distill_tail,
     )
-    logp, entropy, divergence, extra = transformer.score_with_teacher(
+    # A divergence needs the student's logits, which exist for a chunk of tokens at a time only.
+    return transformer.token_scores_with_teacher(
         model,
         params,
         teacher_params,
@@ -220,4 +239,3 @@ def _score_and_divergences(model, config, params, teacher_params, batch):
         config.entropy_coef > 0,
         wanted_tokens(model, batch),
     )
-    return logp, entropy, {'divergence': divergence, **extra}

@@ -72,12 +72,16 @@ class PolicyLoss:
       uses_ratio: whether the loss corrects for the difference between `logp` and `old_logp`. Without it a batch serves
         one update only (`config.<role>.minibatches` = 1).
       per_token: whether the ratio is per token, not per sequence. A ratio per sequence needs whole rollouts.
+      elementwise: whether losses and statistics are those of each token alone, added up. The function is then called
+        with chunks of tokens instead of whole rows, and the gradient computed in the same pass: the update computes
+        the logits once. Must be False for a loss that couples the tokens of a rollout.
     """
 
     function: LossFunction
     statistics: tuple[str, ...] | None = None
     uses_ratio: bool = True
     per_token: bool = True
+    elementwise: bool = False
 
     def __call__(
         self,
@@ -142,12 +146,14 @@ POLICY_LOSSES: Mapping[str, PolicyLoss] = {
         statistics=(*_AGREEMENT, 'logp'),
         uses_ratio=False,
         per_token=True,
+        elementwise=True,
     ),
     'token_pg': PolicyLoss(
         policy_gradient.token_pg,
         statistics=(*_AGREEMENT, 'clip_share', 'dual_clip_share'),
         uses_ratio=True,
         per_token=True,
+        elementwise=True,
     ),
     'sequence_pg': PolicyLoss(
         policy_gradient.sequence_pg,
@@ -166,6 +172,7 @@ POLICY_LOSSES: Mapping[str, PolicyLoss] = {
         statistics=(*_AGREEMENT, 'clip_share'),
         uses_ratio=True,
         per_token=True,
+        elementwise=True,
     ),
 }
 

@@ -3,6 +3,10 @@
 The logits of one chunk exist at a time, forward and backward: [batch, length, vocab] is never built. Tokens whose
 result nobody reads can be left out. The backward pass is written by hand, because automatic differentiation cannot
 reverse a loop whose number of iterations depends on the data.
+
+`sum_tokens` computes a loss that is a sum over the tokens, and its gradient in the same pass: three products with the
+head per chunk (Liger Kernel's fused linear cross entropy, arXiv:2410.10989). `map_tokens` returns the results of the
+tokens, for a loss that couples them: its gradient needs the logits a second time, which makes four products.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ class _Loop:
     """Static part of the loop.
 
     Attributes:
-      chunk_function: (head, states [tokens, hidden_size], shared, per_token) → tree of arrays [tokens].
+      chunk_function: (head, states [tokens, hidden_size], shared, per_token) → what the loop puts together.
       chunk: tokens of an iteration, on every device.
       mesh: mesh of the arrays, or None.
     """
@@ -67,15 +71,45 @@ def map_tokens(
       The tree that `function` returns, with arrays [batch, length].
     """
     loop = _Loop(function, chunk, mesh)
-    # Cast to the dtype of the states before they are gathered. The gradient that leaves the loop is float32 all the
-    # same, because the cast is inside of `_map` and a matrix that is bfloat16 already is widened here. XLA removes
-    # the pair of casts.
-    wide = jax.tree.map(_widened, head)
-    return _map(loop, wide, states, shared, per_token, wanted)
+    return _map(loop, _widened(head), states, shared, per_token, wanted)
 
 
-def _widened(matrix):
-    return matrix.astype(jnp.promote_types(matrix.dtype, jnp.float32))
+def sum_tokens(
+    function: Callable,
+    chunk: int,
+    mesh: Mesh | None,
+    head: Any,
+    states: Float[Array, 'batch length hidden_size'],
+    shared: Any,
+    per_token: Any,
+    wanted: Bool[AnyArray, 'batch length'] | None = None,
+) -> tuple[Float[Array, ''], Any]:
+    """Returns the sum of a loss, and of statistics, over the tokens of packed rows.
+
+    Args: those of `map_tokens`, and here
+      function: (head, states, shared, per_token) → (loss, statistics), float32 scalars: sums over a chunk of tokens.
+        Zeros stand for tokens that fill the last chunk up; they must add nothing.
+      per_token: tree of arrays [batch, length, …], without gradient.
+
+    Returns:
+      (loss, statistics). The loss has a gradient, which is computed with it; the statistics have none.
+    """
+    loop = _Loop(function, chunk, mesh)
+    loss, statistics = _sum(loop, _widened(head), states, shared, per_token, wanted)
+    return loss, jax.lax.stop_gradient(statistics)
+
+
+def _widened(head):
+    """Returns matrices of at least float32.
+
+    They are cast to the dtype of the states before they are gathered. The gradient that leaves the loop is float32 all
+    the same, because that cast is inside of `_map` and `_sum`. XLA removes the pair of casts.
+    """
+    return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), head)
+
+
+def _narrowed(head, states):
+    return jax.tree.map(lambda matrix: matrix.astype(states.dtype), head)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -86,33 +120,62 @@ def _map(loop: _Loop, head, states, shared, per_token, wanted):
 
 def _map_forward(loop: _Loop, head, states, shared, per_token, wanted):
     """Returns the results and what the backward pass needs."""
-    narrow = jax.tree.map(lambda matrix: matrix.astype(states.dtype), head)
+    whole = (_narrowed(head, states), shared)
     rows = (states, per_token, wanted)
-
-    def local(whole, rows):
-        return _local_results(loop, whole, rows)
-
-    results = _on_shards(loop, local, P(sharding.ROW_AXES))((narrow, shared), rows)
-    return results, (narrow, shared, rows)
+    run = _on_shards(loop, functools.partial(_local_results, loop), P(sharding.ROW_AXES))
+    return run(whole, rows), (whole, rows)
 
 
 def _map_backward(loop: _Loop, saved, cotangents):
     """Returns the gradients of `_map` by its arguments; None where there is none."""
-    narrow, shared, rows = saved
+    whole, (states, per_token, wanted) = saved
 
-    def local(whole, rows_and_cotangents):
-        rows, cotangents = rows_and_cotangents
-        head_gradient, states_gradient = _local_gradients(loop, whole, rows, cotangents)
-        # `psum_scatter` would have XLA gather the gradient over the 'model' axis first. Of a plain sum it keeps the
-        # part that a device owns.
-        return _sum_over_shards(head_gradient, loop.mesh), states_gradient
+    # Once the cotangents are known, the gradient is that of a sum over tokens. The logits are computed again.
+    def weighted_sum(head, states, shared, inputs_and_cotangents):
+        inputs, chunk_cotangents = inputs_and_cotangents
+        results = loop.chunk_function(head, states, shared, inputs)
+        products = jax.tree.map(jnp.vdot, chunk_cotangents, results)
+        return sum(jax.tree.leaves(products)), ()
 
-    run = _on_shards(loop, local, (P(), P(sharding.ROW_AXES)))
-    head_gradient, states_gradient = run((narrow, shared), (rows, cotangents))
-    return head_gradient, states_gradient, None, None, None
+    sum_loop = dataclasses.replace(loop, chunk_function=weighted_sum)
+    _, gradients = _sums_and_gradients(sum_loop, whole, (states, (per_token, cotangents), wanted))
+    return *gradients, None, None, None
 
 
 _map.defvjp(_map_forward, _map_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _sum(loop: _Loop, head, states, shared, per_token, wanted):
+    """Returns (loss, statistics) without computing a gradient."""
+    whole = (_narrowed(head, states), shared)
+    run = _on_shards(loop, functools.partial(_local_sums, loop), P())
+    return run(whole, (states, per_token, wanted))
+
+
+def _sum_forward(loop: _Loop, head, states, shared, per_token, wanted):
+    """Returns (loss, statistics), and the gradients of the loss."""
+    whole = (_narrowed(head, states), shared)
+    return _sums_and_gradients(loop, whole, (states, per_token, wanted))
+
+
+def _sum_backward(loop: _Loop, gradients, cotangents):
+    """Returns the gradients of `_sum` by its arguments; None where there is none."""
+    loss_cotangent, _ = cotangents
+    scaled = jax.tree.map(lambda x: (x * loss_cotangent).astype(x.dtype), gradients)
+    return *scaled, None, None, None
+
+
+_sum.defvjp(_sum_forward, _sum_backward)
+
+
+def _sums_and_gradients(loop: _Loop, whole, rows):
+    """Returns (loss, statistics) and the gradients of the loss, (by the head, by the states)."""
+    # The head's gradient is a sum over the devices. `psum_scatter` would have XLA gather it over the 'model' axis
+    # first; of a plain sum it keeps the part that a device owns.
+    out_specs = (P(), (P(), P(sharding.ROW_AXES)))
+    run = _on_shards(loop, functools.partial(_local_sums_and_gradients, loop), out_specs)
+    return run(whole, rows)
 
 
 # One device's rows
@@ -167,11 +230,15 @@ class _Chunks:
         """Returns [rows, length, …] for an array of `flat`."""
         return x[: self.count].reshape(*self._shape, *x.shape[1:])
 
-    def take(self, x, chunk):
-        """Returns the tokens of a chunk of a flat array."""
-        if self._order is None:
-            return jax.lax.dynamic_slice_in_dim(x, chunk * self._chunk, self._chunk)
-        return jnp.take(x, self._indices(chunk), 0, mode='fill', fill_value=0)
+    def take(self, tree, chunk):
+        """Returns the tokens of a chunk of flat arrays."""
+
+        def take_array(x):
+            if self._order is None:
+                return jax.lax.dynamic_slice_in_dim(x, chunk * self._chunk, self._chunk)
+            return jnp.take(x, self._indices(chunk), 0, mode='fill', fill_value=0)
+
+        return jax.tree.map(take_array, tree)
 
     def put(self, x, chunk, values):
         """Returns a flat array with the values of a chunk written to it."""
@@ -188,11 +255,10 @@ def _local_results(loop: _Loop, whole, rows):
     head, shared = whole
     states, per_token, wanted = rows
     chunks = _Chunks(loop, states, wanted)
-    flat_inputs = jax.tree.map(chunks.flat, (states, per_token))
+    inputs = jax.tree.map(chunks.flat, (states, per_token))
 
     def apply(chunk):
-        chunk_inputs = jax.tree.map(lambda x: chunks.take(x, chunk), flat_inputs)
-        chunk_states, chunk_per_token = chunk_inputs
+        chunk_states, chunk_per_token = chunks.take(inputs, chunk)
         return loop.chunk_function(head, chunk_states, shared, chunk_per_token)
 
     def iteration(chunk, results):
@@ -204,41 +270,70 @@ def _local_results(loop: _Loop, whole, rows):
     return jax.tree.map(chunks.folded, results)
 
 
-def _local_gradients(loop: _Loop, whole, rows, cotangents):
-    """Returns one device's gradients of the head, float32, and of the states, in their dtype."""
+def _local_sums(loop: _Loop, whole, rows):
+    """Returns (loss, statistics), summed over all devices."""
     head, shared = whole
     states, per_token, wanted = rows
     chunks = _Chunks(loop, states, wanted)
-    flat_inputs = jax.tree.map(chunks.flat, (states, per_token, cotangents))
+    inputs = jax.tree.map(chunks.flat, (states, per_token))
 
-    def iteration(step, gradients):
-        head_gradient, states_gradient = gradients
+    def apply(chunk):
+        chunk_states, chunk_per_token = chunks.take(inputs, chunk)
+        return loop.chunk_function(head, chunk_states, shared, chunk_per_token)
+
+    def iteration(chunk, sums):
+        return jax.tree.map(jnp.add, sums, apply(chunk))
+
+    sums = _zeros(loop, jax.eval_shape(apply, 0), None)
+    sums = jax.lax.fori_loop(0, chunks.iterations, iteration, sums)
+    return _sum_over_shards(sums, loop.mesh)
+
+
+def _local_sums_and_gradients(loop: _Loop, whole, rows):
+    """Returns (loss, statistics) and (head gradient, states gradient).
+
+    Sums and head gradient, which is float32, are summed over all devices; the states gradient is of this device's rows
+    and in their dtype.
+    """
+    head, shared = whole
+    states, per_token, wanted = rows
+    chunks = _Chunks(loop, states, wanted)
+    inputs = jax.tree.map(chunks.flat, (states, per_token))
+
+    def apply(chunk):
+        chunk_states, chunk_per_token = chunks.take(inputs, chunk)
+
+        def chunk_loss(head, chunk_states):
+            return loop.chunk_function(head, chunk_states, shared, chunk_per_token)
+
+        return jax.value_and_grad(chunk_loss, (0, 1), has_aux=True)(head, chunk_states)
+
+    def iteration(step, totals):
+        sums, head_gradient, states_gradient = totals
         # From the last chunk to the first, so that the float32 sum is rounded as in automatic differentiation of
         # the loop.
         chunk = chunks.iterations - 1 - step
-        chunk_inputs = jax.tree.map(lambda x: chunks.take(x, chunk), flat_inputs)
-        chunk_states, chunk_per_token, chunk_cotangents = chunk_inputs
-
-        def apply(head, chunk_states):
-            return loop.chunk_function(head, chunk_states, shared, chunk_per_token)
-
-        # The logits of the chunk are computed again.
-        _, pullback = jax.vjp(apply, head, chunk_states)
-        chunk_head_gradient, chunk_states_gradient = pullback(chunk_cotangents)
+        chunk_sums, (chunk_head_gradient, chunk_states_gradient) = apply(chunk)
+        sums = jax.tree.map(jnp.add, sums, chunk_sums)
         # A product of bfloat16 matrices is rounded to bfloat16; the sum over the chunks is not.
         head_gradient = jax.tree.map(
             lambda total, x: total + x.astype(total.dtype), head_gradient, chunk_head_gradient
         )
-        return head_gradient, chunks.put(states_gradient, chunk, chunk_states_gradient)
+        return sums, head_gradient, chunks.put(states_gradient, chunk, chunk_states_gradient)
 
-    wide_shapes = jax.eval_shape(lambda: jax.tree.map(_widened, head))
+    sum_shapes, _ = jax.eval_shape(apply, 0)
+    wide_shapes = jax.eval_shape(_widened, head)
     state_shape = jax.ShapeDtypeStruct(states.shape[1:], states.dtype)
-    gradients = (
+    totals = (
+        _zeros(loop, sum_shapes, None),
         _zeros(loop, wide_shapes, None),
         _zeros(loop, state_shape, chunks.padded),
     )
-    head_gradient, states_gradient = jax.lax.fori_loop(0, chunks.iterations, iteration, gradients)
-    return head_gradient, chunks.folded(states_gradient)
+    sums, head_gradient, states_gradient = jax.lax.fori_loop(
+        0, chunks.iterations, iteration, totals
+    )
+    sums, head_gradient = _sum_over_shards((sums, head_gradient), loop.mesh)
+    return sums, (head_gradient, chunks.folded(states_gradient))
 
 
 def _zeros(loop: _Loop, shapes, tokens: int | None):

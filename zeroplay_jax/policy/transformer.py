@@ -20,12 +20,12 @@ from zeroplay_jax.policy import (
     blocked_attention,
     kernels,
     paged_attention,
-    token_chunks,
     used_attention,
 )
 from zeroplay_jax.policy.attention import AnyArray, LayerBuffer, LayerCache
 from zeroplay_jax.policy.decoder import Attend, Decoder, ModelConfig, Params, cast_matrices
 from zeroplay_jax.policy.paged_attention import LayerPages
+from zeroplay_jax.policy.token_scores import TokenScores
 
 # Token ids, positions or segment numbers of packed rows.
 PackedInts: TypeAlias = Int[AnyArray, 'batch length']
@@ -263,6 +263,33 @@ def score(
 ) -> tuple[PerToken, PerToken]:
     """Returns the log-probability of every token and the entropy of the distribution that predicts it.
 
+    Args: those of `token_scores`.
+
+    Returns:
+      (log-probabilities, entropy in nats), float32 [batch, length]; index t belongs to token t, predicted from token
+      t − 1. The first token of a segment has no prediction: its values are 0 at the start of a row and otherwise
+      computed from the previous segment; the caller must mask them.
+    """
+    scores = token_scores(
+        config, params, tokens, positions, segment, temperature, train_entropy, wanted, adapter
+    )
+    logp, entropy, _ = scores.arrays()
+    return logp, entropy
+
+
+def token_scores(
+    config: ModelConfig,
+    params: Params,
+    tokens: PackedInts,
+    positions: PackedInts,
+    segment: PackedInts,
+    temperature: float = 1.0,
+    train_entropy: bool = False,
+    wanted: Bool[AnyArray, 'batch length'] | None = None,
+    adapter: PackedInts | None = None,
+) -> TokenScores:
+    """Returns the scores (log-probability, entropy, {}) of every token, to be computed as arrays or within a loss.
+
     Args:
       config: of the model.
       params: weights.
@@ -273,25 +300,18 @@ def score(
       train_entropy: whether the entropy has a gradient.
       wanted: True at tokens whose values are needed. The others are 0, and no logits are computed for them. None: all.
       adapter: as of `hidden`.
-
-    Returns:
-      (log-probabilities, entropy in nats), float32 [batch, length]; index t belongs to token t, predicted from token
-      t − 1. The first token of a segment has no prediction: its values are 0 at the start of a row and otherwise
-      computed from the previous segment; the caller must mask them.
     """
     hidden_states = hidden(config, params, tokens, positions, segment, adapter)
 
     def score_chunk(head, chunk_hidden, shared, per_token):
         (chunk_tokens,) = per_token
         chunk_logits = logits(config, head, chunk_hidden) / temperature
-        return _logp_and_entropy(chunk_logits, chunk_tokens, train_entropy)
+        return *_logp_and_entropy(chunk_logits, chunk_tokens, train_entropy), {}
 
-    return _map_next_tokens(
-        config, score_chunk, params, hidden_states, (), (tokens[:, 1:],), wanted
-    )
+    return _token_scores(config, score_chunk, params, hidden_states, (), (tokens[:, 1:],), wanted)
 
 
-def score_with_teacher(
+def token_scores_with_teacher(
     config: ModelConfig,
     params: Params,
     teacher_params: Params,
@@ -303,15 +323,10 @@ def score_with_teacher(
     temperature: float = 1.0,
     train_entropy: bool = False,
     wanted: Bool[AnyArray, 'batch length'] | None = None,
-) -> tuple[
-    PerToken,
-    PerToken,
-    PerToken,
-    dict[str, PerToken],
-]:
-    """Scores tokens as `score` does, and compares the student's distributions with a teacher's.
+) -> TokenScores:
+    """Scores tokens as `token_scores` does, and compares the student's distributions with a teacher's.
 
-    The logits of both exist for one chunk of tokens at a time, and are recomputed in the backward pass.
+    The logits of both exist for one chunk of tokens at a time.
 
     Args:
       config: of both models.
@@ -325,11 +340,11 @@ def score_with_teacher(
       divergence_function: function that compares two [tokens, vocab] arrays of logits.
       temperature: divides the logits of both.
       train_entropy: whether the entropy has a gradient.
-      wanted: as in `score`.
+      wanted: as in `token_scores`.
 
     Returns:
-      (log-probabilities, entropy, divergence, statistics of the divergence), float32 [batch, length], index t for
-      token t as in `score`. The gradients of log-probabilities and divergence reach `params` only.
+      The scores (log-probability, entropy, {'divergence': divergence} with its statistics), of which log-probability
+      and divergence have gradients; these reach `params` only.
     """
     hidden_states = hidden(config, params, tokens, positions, segment)
     # No gradient may reach the teacher, even if it shares arrays with the student.
@@ -342,60 +357,35 @@ def score_with_teacher(
         logp, entropy = _logp_and_entropy(chunk_logits, chunk_tokens, train_entropy)
         divergence, statistics = divergence_function(chunk_logits, teacher_logits)
         # Statistics are for logging: a backward pass through them would be computed and multiplied by zero.
-        return logp, entropy, divergence, jax.lax.stop_gradient(statistics)
+        return logp, entropy, {'divergence': divergence, **jax.lax.stop_gradient(statistics)}
 
-    # Cast before it is gathered on every device; `map_tokens` does the same with the student's.
+    # Cast before it is gathered on every device; `token_chunks` does the same with the student's.
     teacher_head = cast_matrices(_head(config, teacher_params), hidden_states.dtype)
     per_token = (tokens[:, 1:], teacher_hidden[:, :-1])
-    return _map_next_tokens(
-        config,
-        score_chunk,
-        params,
+    return _token_scores(
+        config, score_chunk, params, hidden_states, teacher_head, per_token, wanted
+    )
+
+
+def _token_scores(
+    config: ModelConfig, function: Callable, params, hidden_states, shared, per_token, wanted
+) -> TokenScores:
+    """Returns `TokenScores` of these arguments; the head has no gradient if it belongs to a frozen base."""
+    head = _head(config, params)
+    is_frozen = adapters.has_frozen_base(params)
+    if is_frozen:
+        head = cast_matrices(jax.lax.stop_gradient(head), hidden_states.dtype)
+    return TokenScores(
+        function,
+        config.logit_chunk,
+        config.mesh,
+        head,
+        is_frozen,
         hidden_states,
-        teacher_head,
+        shared,
         per_token,
         wanted,
     )
-
-
-def _map_next_tokens(
-    config: ModelConfig, function: Callable, params, hidden_states, shared, per_token, wanted
-):
-    """Returns `token_chunks.map_tokens` for the predictions of packed rows, arrays [batch, length].
-
-    The results are shifted by one, from the token that predicts to the predicted one, with 0 at the first token of
-    every row.
-
-    Args:
-      function: (head, states, shared, per_token) → tree of arrays, as `map_tokens` takes it.
-      params: weights, of which the output head is used. It has no gradient if it belongs to a frozen base.
-      hidden_states: of all tokens.
-      per_token: arrays [batch, length - 1, …], of the predicted tokens.
-      wanted: bool [batch, length], at the predicted tokens, or None.
-    """
-    # The hidden state of a token predicts the next one.
-    states = hidden_states[:, :-1]
-    if wanted is not None:
-        wanted = wanted[:, 1:]
-    head = _head(config, params)
-    if adapters.has_frozen_base(params):
-        # Passed among the arrays without gradient: its gradient, which the backward pass would compute, is unused.
-        frozen_head = cast_matrices(jax.lax.stop_gradient(head), hidden_states.dtype)
-        head, shared, function = {}, (frozen_head, shared), _with_frozen_head(function)
-    results = token_chunks.map_tokens(
-        function, config.logit_chunk, config.mesh, head, states, shared, per_token, wanted
-    )
-    return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (1, 0))), results)
-
-
-def _with_frozen_head(function: Callable) -> Callable:
-    """Returns a function for `map_tokens` that calls `function` with a head from among the shared arrays."""
-
-    def call(_, states, head_and_shared, per_token):
-        head, shared = head_and_shared
-        return function(head, states, shared, per_token)
-
-    return call
 
 
 def _head(config: ModelConfig, params: Params) -> Params:

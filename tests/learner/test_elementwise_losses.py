@@ -1,0 +1,269 @@
+"""Losses of single tokens have their gradient computed with the logits: the same gradient, with fewer products."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from test_learner import make_rows, role
+from test_teacher import DISTILS, other, packed, taught_rows
+
+from zeroplay_jax.learner.frozen_base import FrozenBase
+from zeroplay_jax.learner.joint_update import joint_loss
+from zeroplay_jax.learner.loss import LossConfig, loss
+from zeroplay_jax.learner.packing import pack
+from zeroplay_jax.policy import adapters, hf, sharding, token_chunks
+
+# No product of the layers has two of these sizes as its axes.
+CHUNK, HIDDEN, VOCAB = 14, 32, 26
+LOGITS, STATES, HEAD = {CHUNK, VOCAB}, {CHUNK, HIDDEN}, {HIDDEN, VOCAB}
+
+# Relative, by norm of a parameter's gradient.
+FLOAT32 = 1e-6
+# In bfloat16 XLA fuses other operations around the same products, and rounds at other places.
+BFLOAT16 = 0.02
+
+
+@pytest.fixture(scope='module')
+def policy(tmp_path_factory):
+    folder = tiny.make_folder(tmp_path_factory.mktemp('sums') / 'policy', letters=tiny.LETTERS)
+    model = dataclasses.replace(hf.read_config(folder), logit_chunk=CHUNK)
+    assert (model.hidden_size, model.vocab_size) == (HIDDEN, VOCAB)
+    return model, hf.load(folder, model)
+
+
+def by_rows(config):
+    """The same loss, called with whole rows."""
+    policy_loss = dataclasses.replace(config.policy_loss, elementwise=False)
+    return dataclasses.replace(config, policy_loss=policy_loss)
+
+
+def on_policy(batch, seed=0):
+    """The batch with ratios on both sides of the clips, and another sampler."""
+    rng = np.random.default_rng(seed)
+    change = lambda scale: np.where(batch.mask, rng.normal(size=batch.mask.shape) * scale, 0)
+    old_logp = np.where(batch.mask, -3 + change(0.5), 0).astype(np.float32)
+    sampler_logp = (old_logp + change(0.5)).astype(np.float32)
+    return dataclasses.replace(batch, old_logp=old_logp, sampler_logp=sampler_logp)
+
+
+def gradient(policy, config, batch, mesh=(1, 1, 1), teacher=None, base=None, scale=1.0, **fields):
+    """(gradient of the loss times `scale`, statistics)."""
+    model, params = policy
+    place = sharding.make_mesh(*mesh)
+    model = dataclasses.replace(model, mesh=place if place.size > 1 else None, **fields)
+    layout = sharding.parameter_shardings(params, place, training_layout=True)
+
+    def value(params, batch):
+        ref_logp = batch.old_logp - 0.3
+        total, stats = loss(model, config, params, batch, ref_logp, teacher, 0.7, base)
+        return scale * total, stats
+
+    step = tiny.jit(jax.grad(value, has_aux=True), out_shardings=(layout, None))
+    batch = jax.device_put(batch, sharding.rows(place))
+    return jax.device_get(step(jax.device_put(params, layout), batch))
+
+
+def assert_close(ours, theirs, tolerance):
+    gradients, stats = ours
+    expected_gradients, expected_stats = theirs
+    gap = lambda x, y: float(np.linalg.norm(x - y) / (np.linalg.norm(y) + 1e-12))
+    gaps = jax.tree.map(gap, gradients, expected_gradients)
+    assert max(jax.tree.leaves(gaps)) <= tolerance, gaps
+    assert all(np.linalg.norm(x) > 0 for x in jax.tree.leaves(expected_gradients))
+    assert stats.keys() == expected_stats.keys()
+    for name, (total, count) in expected_stats.items():
+        assert stats[name][0] == pytest.approx(total, rel=tolerance, abs=1e-5), name
+        assert stats[name][1] == count
+
+
+# A policy loss with all other terms of single tokens.
+TERMS = dict(kl_coef=0.1, entropy_coef=0.01, tis_cap=1.5, tis_level='token', dual_clip=1.2)
+
+
+@pytest.mark.parametrize('logits,mesh', [('all', (1, 1, 1)), ('trained', (2, 2, 2))])
+@pytest.mark.parametrize('name', ['token_pg', 'reinforce', 'cispo'])
+def test_the_gradient_and_the_statistics_are_those_of_whole_rows(policy, name, logits, mesh):
+    (batch,) = pack(make_rows(policy[0], 16), micro_rows=8, tokens=60, mode='token')
+    batch = on_policy(batch)
+    config = LossConfig.of(role(loss=name, **TERMS))
+    ours = gradient(policy, config, batch, mesh, logits=logits)
+    theirs = gradient(policy, by_rows(config), batch, mesh, logits=logits)
+    assert_close(ours, theirs, FLOAT32)
+
+
+@pytest.mark.parametrize('mesh', [(1, 1, 1), (1, 4, 1)], ids=str)
+def test_bfloat16_is_rounded_as_for_whole_rows(policy, mesh):
+    (batch,) = pack(make_rows(policy[0], 16), micro_rows=8, tokens=60, mode='token')
+    config = LossConfig.of(role(loss='reinforce', **TERMS))
+    options = dict(dtype='bfloat16', scan=True, remat=True)
+    ours = gradient(policy, config, on_policy(batch), mesh, **options)
+    theirs = gradient(policy, by_rows(config), on_policy(batch), mesh, **options)
+    assert_close(ours, theirs, BFLOAT16)
+    assert {x.dtype for x in jax.tree.leaves(ours[0])} == {np.dtype('float32')}
+
+
+@pytest.mark.parametrize('mesh', [(1, 1, 1), (2, 2, 1)], ids=str)
+def test_distillation_has_the_gradient_of_whole_rows(policy, mesh):
+    rows = taught_rows(policy[0], 8)
+    for number, row in enumerate(rows):
+        row.advantage = 0.5 - number % 3
+    (batch,) = packed(rows, micro_rows=8)
+    config = LossConfig.of(role(**DISTILS, **TERMS))
+    teacher = other(policy[1])
+    options = dict(mesh=mesh, teacher=teacher, logits='trained')
+    ours = gradient(policy, config, on_policy(batch), **options)
+    assert 'distill_tail_mass' in ours[1]
+    assert_close(ours, gradient(policy, by_rows(config), on_policy(batch), **options), FLOAT32)
+
+
+def test_the_gradient_is_multiplied_by_that_of_the_loss(policy):
+    (batch,) = pack(make_rows(policy[0], 4), micro_rows=4, tokens=60, mode='token')
+    config = LossConfig.of(role())
+    ours, _ = gradient(policy, config, batch, scale=-8.0)
+    plain, _ = gradient(policy, config, batch)
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, -8.0 * y), ours, plain)
+
+
+# Products with the output head
+
+
+def head_products(function, *arguments):
+    """(logits, gradients of the states, gradients of the head): their products in the compiled program."""
+    text = tiny.jit(function).lower(*arguments).compile().as_text()
+    shapes = re.findall(r'= f32\[(\d+),(\d+)\]\S* dot\(', text)
+    sizes = [{int(rows), int(columns)} for rows, columns in shapes]
+    return tuple(sizes.count(axes) for axes in (LOGITS, STATES, HEAD))
+
+
+def value_of(model, config, teacher=None, base=None):
+    """Returns the function (params, batch) → (loss, statistics)."""
+
+    def value(params, batch):
+        return loss(model, config, params, batch, batch.old_logp, teacher, 0.7, base)
+
+    return value
+
+
+SEQUENCE_LEVEL = [dict(loss='sequence_pg'), dict(loss='geometric_pg')]
+SEQUENCE_LEVEL += [dict(tis_cap=2.0, tis_level='sequence')]
+
+
+@pytest.mark.parametrize(
+    'changes,products',
+    [
+        *((dict(loss=name, **TERMS), (1, 1, 1)) for name in ('token_pg', 'reinforce', 'cispo')),
+        *((changes, (2, 1, 1)) for changes in SEQUENCE_LEVEL),
+    ],
+)
+def test_products_with_the_head(policy, changes, products):
+    """The logits are computed once, and twice where a loss couples tokens."""
+    model, params = policy
+    (batch,) = pack(make_rows(model, 4), micro_rows=4, tokens=60, mode='token')
+    value = value_of(model, LossConfig.of(role(**changes)))
+    assert head_products(jax.grad(value, has_aux=True), params, batch) == products
+
+
+def test_without_a_gradient_the_logits_alone_are_computed(policy):
+    model, params = policy
+    (batch,) = pack(make_rows(model, 4), micro_rows=4, tokens=60, mode='token')
+    value = value_of(dataclasses.replace(model, logits='trained'), LossConfig.of(role()))
+    assert head_products(value, params, batch) == (1, 0, 0)
+
+
+def test_products_with_the_heads_of_student_and_teacher(policy):
+    model, params = policy
+    (batch,) = packed(taught_rows(model, 4), micro_rows=4)
+    value = value_of(model, LossConfig.of(role(**DISTILS)), teacher=params)
+    assert head_products(jax.grad(value, has_aux=True), params, batch) == (2, 1, 1)
+
+
+def adapter_of(base, seed=0):
+    rng = np.random.default_rng(seed)
+    fresh = adapters.init(base, adapters.LINEARS, 2, seed, 'r')
+    return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), fresh)
+
+
+def test_a_frozen_head_has_no_gradient(policy):
+    """Logits and the gradient of the states remain, for one role and for several in one pass."""
+    model, params = policy
+    base = FrozenBase.of(params, sharding.make_mesh(), scale=4.0).params
+    (batch,) = pack(make_rows(model, 4), micro_rows=4, tokens=60, mode='token')
+    config = LossConfig.of(role(**TERMS))
+    one = adapter_of(base)
+    value = jax.grad(value_of(model, config, base=base), has_aux=True)
+    assert head_products(value, one, batch) == (1, 1, 0)
+    ours = gradient((model, one), config, on_policy(batch), base=base)
+    theirs = gradient((model, one), by_rows(config), on_policy(batch), base=base)
+    assert_close(ours, theirs, FLOAT32)
+
+    adapter = np.arange(4, dtype=np.int32)[:, None] % 2 * np.ones_like(batch.tokens)
+    batch = dataclasses.replace(on_policy(batch), adapter=adapter)
+    configs = (config, LossConfig.of(role(loss='reinforce')))
+    both = (one, adapter_of(base, 1))
+
+    def joint(configs, params, batch):
+        return joint_loss(model, configs, params, batch, batch.old_logp - 0.3, base)
+
+    step = jax.grad(joint, argnums=1, has_aux=True)
+    assert head_products(functools.partial(step, configs), both, batch) == (1, 1, 0)
+    step = tiny.jit(step, static_argnums=0)
+    ours, our_stats = jax.device_get(step(configs, both, batch))
+    separate = (configs[0], by_rows(configs[1]))
+    theirs, their_stats = jax.device_get(step(separate, both, batch))
+    for role_stats, expected in zip(our_stats, their_stats, strict=True):
+        assert_close((ours, role_stats), (theirs, expected), FLOAT32)
+
+
+# The sum over tokens
+
+
+def test_a_sum_visits_wanted_tokens_once():
+    """The loop ends after the last wanted token: a NaN in the other hidden states is never read."""
+    rng = np.random.default_rng(0)
+    states = rng.normal(size=(3, 40, 8)).astype(np.float32)
+    wanted = rng.random((3, 40)) < 0.2
+    wanted[1] = False
+    states[~wanted] = np.nan
+    head = {'head': rng.normal(size=(8, 5)).astype(np.float32)}
+    factor = rng.normal(size=wanted.shape).astype(np.float32)
+    visited = []
+
+    def function(head, chunk_states, shared, per_token):
+        jax.debug.callback(visited.append, chunk_states.shape[0])
+        values = jnp.sum(chunk_states @ head['head'], -1) * per_token
+        return jnp.sum(values), jnp.sum(values**2)
+
+    def total(head, states):
+        return token_chunks.sum_tokens(function, 7, None, head, states, (), factor, wanted)
+
+    slopes, squares = jax.grad(total, (0, 1), has_aux=True)(head, states)
+    jax.effects_barrier()
+    assert visited == [7] * -(-wanted.sum() // 7)
+    clean = np.nan_to_num(states)
+    values = (clean @ head['head']).sum(-1) * factor * wanted
+    np.testing.assert_allclose(squares, (values**2).sum(), rtol=1e-5)
+    expected = np.einsum('rl,rld->d', factor * wanted, clean)[:, None].repeat(5, 1)
+    np.testing.assert_allclose(slopes[0]['head'], expected, atol=1e-4)
+    expected = (factor * wanted)[..., None] * head['head'].sum(-1)
+    np.testing.assert_allclose(slopes[1], expected, atol=1e-5)
+    np.testing.assert_allclose(total(head, states)[0], values.sum(), rtol=1e-5)
+
+
+def test_statistics_of_a_sum_have_no_gradient():
+    """A loss that used one would be wrong: the gradient is that of the loss alone, computed before it is used."""
+    states = np.ones((1, 4, 2), np.float32)
+    head = {'head': np.ones((2, 3), np.float32)}
+
+    def function(head, chunk_states, shared, per_token):
+        value = jnp.sum(chunk_states @ head['head'])
+        return value, value
+
+    def statistic(head):
+        return token_chunks.sum_tokens(function, 2, None, head, states, (), ())[1]
+
+    assert not jax.grad(statistic)(head)['head'].any()
