@@ -4,7 +4,6 @@ import argparse
 import concurrent.futures
 import errno
 import functools
-import importlib.util
 import json
 import pathlib
 import shutil
@@ -13,6 +12,7 @@ import sys
 import types
 
 import pytest
+from bucket_emulator import needs_emulator, run_emulator
 from host_processes import free_port
 from memory_bucket import MemoryBucket
 
@@ -25,6 +25,7 @@ from zeroplay_jax.configuration.stored import read_stored_config
 from zeroplay_jax.retrieval import object_cache, objects
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import remote_workdir
+from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.remote_workdir import RemoteFile, RemoteWorkdir
 from zeroplay_jax.runtime.workdir import WorkdirError
@@ -34,19 +35,6 @@ from zeroplay_jax.types import Preempted, UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
 ADDRESS = 'gs://bucket/runs/a'
-
-
-def is_missing(name):
-    try:
-        return importlib.util.find_spec(name) is None
-    except ModuleNotFoundError:
-        return True
-
-
-MISSING = list(filter(is_missing, ('google.cloud.storage', 'gcp_storage_emulator')))
-needs_emulator = pytest.mark.skipif(
-    bool(MISSING), reason=f'not installed: {", ".join(MISSING)} (requirements-test.txt)'
-)
 
 
 @pytest.fixture(autouse=True)
@@ -164,6 +152,16 @@ def test_a_run_that_does_not_begin_leaves_nothing(bucket, config, cache):
         with run_folder.claimed(Hosts(), place.workdir, config):
             raise UserError('the mesh does not fit')
     assert not bucket.contents and not cache.exists()
+
+
+def test_a_local_folder_that_is_taken_or_cannot_be_created_is_one_line(bucket, config, tmp_path):
+    parent = begin(config).workdir.parent
+    with run_workdir.locked(parent), pytest.raises(WorkdirError, match=f'{parent} is in use by'):
+        begin(config)
+    config.bucket.spool = str(tmp_path / 'file')
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(UserError, match='cannot be written .* set config.bucket.spool to another'):
+        begin(config)
 
 
 def test_a_process_that_waits_for_one_that_does_not_begin_has_an_id_of_its_own(
@@ -338,14 +336,7 @@ def test_a_folder_in_a_bucket_is_no_result_and_is_not_downloaded(bucket, capsys,
 
 @pytest.fixture
 def emulator(monkeypatch):
-    from gcp_storage_emulator.server import create_server
-
-    port = free_port()
-    server = create_server('localhost', port, in_memory=True, default_bucket='bucket')
-    server.start()
-    monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'http://localhost:{port}')
-    yield objects.open_bucket('bucket')
-    server.stop()
+    yield from run_emulator(monkeypatch)
 
 
 def test_a_full_disk_is_no_error_of_the_network():

@@ -155,13 +155,14 @@ assert set_damaged_aside(h, workdir) == []
 """
 # A run in a bucket: each process has a folder of its own and saves its own shards; other machines get those of both.
 FOLDERS = """
-import pathlib
+import contextlib, pathlib
 sys.path.insert(0, 'tests')
 from folder_bucket import FolderBucket
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.learner import checksums, mirror_restore
 from zeroplay_jax.retrieval import objects
-from zeroplay_jax.training import remote_run
+from zeroplay_jax.runtime import workdir
+from zeroplay_jax.training import branch, remote_run
 import orbax.checkpoint as ocp
 root = pathlib.Path(sys.argv[3])
 bucket = FolderBucket(root / 'bucket')
@@ -189,6 +190,8 @@ def play(name, steps):
         if checkpoints.latest():
             like = jax.tree.map(ocp.utils.to_shape_dtype_struct, states_of(0))
             restored = checkpoints.restore(like)
+            # As --from does between two saves of a run.
+            assert set(branch.stored_tree(place.workdir / 'checkpoints' / str(checkpoints.latest()))) == set(like)
         for step in steps:
             checkpoints.save(step, states_of(step), {'cursor': step})
             checkpoints.wait()
@@ -218,6 +221,17 @@ for name in ('one', 'two'):
     # The folder has the files of both processes, with their checksums.
     assert checksums.find_damage(place.workdir / 'checkpoints' / '4') == ''
 assert place.workdir.name == 'a' and place.workdir.parent.name.endswith(f'.process_{h.index}')
+# While another run has the folder of process 1, none of both processes touches its folder.
+left = sorted(path.name for path in place.workdir.rglob('*'))
+taken = contextlib.nullcontext() if h.is_first else workdir.locked(place.workdir.parent)
+with taken:
+    try:
+        play('two', [6])
+        raise AssertionError('no error')
+    except UserError as error:
+        assert 'process_1 is in use by another process; wait for it or choose' in str(error), error
+assert sorted(path.name for path in place.workdir.rglob('*')) == left
+h.gather(None)
 # A full disk of one process ends both with its line.
 install = mirror_restore._install
 def install_in_full_folder(*paths):

@@ -1,13 +1,15 @@
 """The export of a run whose checkpoint, prompts or records are not those of its start."""
 
+import errno
 import json
 import shutil
 
 import pytest
+from safetensors import SafetensorError
 
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import checkpoint_rules
-from zeroplay_jax.export import export
+from zeroplay_jax.export import export, main
 from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.policy import hf
 from zeroplay_jax.retrieval import hub
@@ -78,3 +80,59 @@ def test_weights_are_exported_without_a_card_that_cannot_be_written(run, tmp_pat
     with pytest.raises(UserError, match='exists already'):
         export(workdir, tmp_path / 'out')
     assert 'warning' not in capsys.readouterr().err
+
+
+def raising(error):
+    def fail(*args, **options):
+        raise error
+
+    return fail
+
+
+FULL = 'No space left on device'
+FULL_ERRORS = {
+    'weights': ('save_file', SafetensorError(f'Error while serializing: I/O error: {FULL} (28)')),
+    'copy': (
+        'shutil.copy',
+        OSError(errno.ENOSPC, FULL, 'tokenizer.json', None, 'out/tokenizer.json'),
+    ),
+    'text': ('_write_config', OSError(errno.ENOSPC, FULL)),
+}
+
+
+@pytest.mark.parametrize(
+    ('name', 'reason'), [('file', 'File exists'), ('file/out', 'Not a directory')]
+)
+def test_a_file_in_place_of_the_output_folder_asks_for_another(run, tmp_path, capsys, name, reason):
+    workdir, _ = run
+    (tmp_path / 'file').write_text('mine')
+    assert main([str(workdir), '--out', str(tmp_path / name)]) == 2
+    line = f'zeroplay_jax.export: {tmp_path / name}: {reason}; choose another --out\n'
+    assert capsys.readouterr().err.endswith(line)
+
+
+@pytest.mark.parametrize('case', FULL_ERRORS)
+def test_a_full_disk_asks_for_another_output_folder(run, tmp_path, monkeypatch, capsys, case):
+    workdir, _ = run
+    function, error = FULL_ERRORS[case]
+    monkeypatch.setattr(f'zeroplay_jax.policy.hf.{function}', raising(error))
+    assert main([str(workdir), '--out', str(tmp_path / 'out')]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f'zeroplay_jax.export: {tmp_path / "out"}: ') and FULL in line
+    assert line.endswith('; choose another --out')
+
+
+@pytest.mark.parametrize('has_name', [True, False])
+def test_an_input_that_cannot_be_read_is_named(run, tmp_path, monkeypatch, capsys, has_name):
+    workdir, snapshot = run
+    path = snapshot / 'tokenizer_config.json'
+    # The file of the cache to which it led is gone.
+    path.unlink()
+    path.symlink_to(tmp_path / 'gone')
+    want = f'{path}: No such file or directory; correct this and run the same command again'
+    if not has_name:
+        want = '[Errno 5] Input/output error'
+        error = OSError(errno.EIO, 'Input/output error')
+        monkeypatch.setattr(input_record, 'check_start', raising(error))
+    assert main([str(workdir), '--out', str(tmp_path / 'out')]) == 2
+    assert capsys.readouterr().err == f'zeroplay_jax.export: {want}\n'

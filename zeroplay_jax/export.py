@@ -11,6 +11,7 @@ The folders can be asked (python -m zeroplay_jax.ask --policy exported/solver --
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import pathlib
 import shutil
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
+from safetensors import SafetensorError
 
 from zeroplay_jax.configuration.checkpoint_rules import fetch_model
 from zeroplay_jax.configuration.stored import read_stored_config
@@ -33,6 +35,8 @@ EXAMPLES = """examples:
   python -m zeroplay_jax.export runs/mini --out exported
   python -m zeroplay_jax.export runs/mini --best --out exported
 """
+# A full disk, a used-up quota.
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,10 +52,29 @@ def main(argv: list[str] | None = None) -> int:
     except (UserError, RetrievalError) as error:
         print(f'zeroplay_jax.export: {error}', file=sys.stderr)
         return 2
-    except OSError as error:
-        print(f'zeroplay_jax.export: {error}; choose another --out', file=sys.stderr)
+    except (OSError, SafetensorError) as error:
+        print(f'zeroplay_jax.export: {_file_problem(error, arguments.out)}', file=sys.stderr)
         return 2
     return 0
+
+
+def _file_problem(error: OSError | SafetensorError, out: pathlib.Path) -> str:
+    """Returns a line about a file that cannot be read or written."""
+    # The command reads no safetensors through the library that raises this.
+    if isinstance(error, SafetensorError):
+        return f'{out}: {error}; choose another --out'
+    # A copied file has two names. A number is that of an open file.
+    names = [name for name in (error.filename, error.filename2) if isinstance(name, str)]
+    paths = [pathlib.Path(name).absolute() for name in names]
+    target = out.absolute()
+    # A parent of the folder that cannot be created may be named.
+    is_of_output = any(path.is_relative_to(target) or target.is_relative_to(path) for path in paths)
+    # Writing to an open file names none.
+    if is_of_output or error.errno in _FULL_DISK:
+        return f'{out}: {error.strerror}; choose another --out'
+    if not names:
+        return str(error)
+    return f'{names[0]}: {error.strerror}; correct this and run the same command again'
 
 
 def _parser() -> Parser:

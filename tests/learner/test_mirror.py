@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import threading
 import time
 
@@ -228,6 +229,42 @@ def test_errors_that_pass_are_tried_again_and_others_end_the_run(
         failing.close()
     mirror.close()
     lease.release()
+
+
+@pytest.mark.parametrize('is_removed', [False, True])
+def test_a_step_whose_last_write_arrived_but_seemed_to_fail_stays_whole(
+    remote, steps, tmp_path, monkeypatch, is_removed
+):
+    """Meanwhile the run logs the next step, or saves it and removes this one."""
+    monkeypatch.setattr('zeroplay_jax.learner.uploads._FIRST_PAUSE', 0.01)
+    here = tmp_path / 'here'
+    save(steps, here, 2)
+    write = remote.bucket.write
+    copies = []
+
+    def arrive_and_fail(name, content, generation=None):
+        is_last = name.startswith(remote.name('steps/'))
+        if is_last and copies:
+            # What another machine gets before the next attempt is complete.
+            bring_down(remote, copies[0], {2: remote.manifests()[2]})
+        generation = write(name, content, generation)
+        if is_last and not copies:
+            copies.append(tmp_path / 'copy')
+            with (here / 'metrics.jsonl').open('a') as file:
+                file.write('{"step": 2}\n')
+            if is_removed:
+                save(steps, here, 4)
+                shutil.rmtree(here / 'checkpoints' / '2')
+            raise Unavailable(f'gs://bucket/{name}: 503')
+        return generation
+
+    remote.bucket.write = arrive_and_fail
+    upload(remote, here)
+    assert saved_steps(copies[0] / 'checkpoints') == [2]
+    assert len((copies[0] / 'metrics.jsonl').read_text().splitlines()) == 2
+    for step, manifest in remote.manifests().items():
+        assert bring_down(remote, tmp_path / str(step), {step: manifest}) == []
+    assert list(remote.manifests()) == ([2, 4] if is_removed else [2])
 
 
 def test_the_time_for_further_attempts_begins_when_nothing_arrives_any_more(

@@ -1,5 +1,6 @@
 """Another run's checkpoint: which one is taken while that run goes on, and which adapters are refused."""
 
+import functools
 import json
 import shutil
 import types
@@ -84,6 +85,38 @@ def test_a_run_that_removes_the_checkpoint_meanwhile_gives_its_next_one(
     assert loaded.step == 6 and engine.published == ['solver']
     for array in jax.tree.leaves(engine.learners['solver'].state['params']):
         np.testing.assert_array_equal(array, 6)
+
+
+class SecondHost:
+    """The second process of two; `replies` are the values of the first one."""
+
+    index = 1
+    is_first = False
+
+    def __init__(self, *replies):
+        self.replies = list(replies)
+
+    def gather(self, value):
+        return [self.replies.pop(0), value]
+
+    def run_on_all_and_gather(self, call):
+        return self.gather(call())
+
+
+def test_hosts_take_the_same_step_of_a_run_in_a_bucket_each_from_its_copy(tmp_path, monkeypatch):
+    save(tmp_path, 8)
+    copied = []
+    monkeypatch.setattr(branch, 'local_source', lambda path: copied.append(path) or str(tmp_path))
+    # The run saves step 8 between the first copies of the two hosts.
+    copies = ['/copy', [6], '/copy', [8]]
+    find = functools.partial(
+        branch.find, workdir=tmp_path / 'new', source='gs://bucket/old', is_resumed=False
+    )
+    found = find(SecondHost(True, *copies, 8))
+    assert found == branch.Source(tmp_path, 8, tmp_path / 'checkpoints' / '8')
+    assert copied == ['gs://bucket/old'] * 2
+    with pytest.raises(UserError, match='--from=gs://bucket/old: changes faster than all hosts'):
+        find(SecondHost(True, *copies[:2] * branch._COPIES))
 
 
 def test_what_cannot_be_read_is_an_error_if_there_is_no_other_checkpoint(tmp_path, engine):

@@ -137,14 +137,22 @@ class Mirror(Uploads):
 
     def _upload(self, step: int) -> None:
         """Uploads a checkpoint with everything that it refers to, and removes older ones."""
-        if step in self._manifests:
-            # An earlier attempt failed when the step was complete: its objects must not change any more.
-            self._remove_old()
-            return
+        manifest = self._stage(step)
+        if manifest is not None:
+            # All attempts upload the same files. The object that completes the step may have arrived though its write
+            # seemed to fail, and meanwhile the run appends to its logs and may remove the checkpoint.
+            self._try(functools.partial(self._complete, step, manifest))
+
+    def _stage(self, step: int) -> Manifest | None:
+        """Collects the files of a step; returns them, or None if the run has removed the step meanwhile.
+
+        Raises:
+          RetrievalError: the newest step of the run is damaged.
+        """
         staging = self._folder / STAGING
         shutil.rmtree(staging, ignore_errors=True)
         try:
-            manifest = self._staged(step, staging)
+            return self._staged(step, staging)
         except FileNotFoundError as error:
             own_folder = self._folder / FOLDER / str(step)
             is_of_step = str(error.filename).startswith(f'{own_folder}/')
@@ -154,7 +162,15 @@ class Mirror(Uploads):
                     f'{own_folder} is damaged: {error.filename} is missing'
                 ) from None
             # The run has saved newer steps since and removed this one, or an evaluation was better than the best.
+            return None
+
+    def _complete(self, step: int, manifest: Manifest) -> None:
+        """Uploads the staged files of a step and the object that completes it, and removes older steps."""
+        if step in self._manifests:
+            # An earlier attempt failed after that.
+            self._remove_old()
             return
+        staging = self._folder / STAGING
         files = manifest
         if self._parts is not None:
             # The other processes upload at the same time.

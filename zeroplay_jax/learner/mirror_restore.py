@@ -167,7 +167,7 @@ def _replace(folder: pathlib.Path) -> None:
     try:
         _install(folder, folder / DOWNLOADS)
     except OSError as error:
-        raise _unwritable(folder, error) from None
+        raise unwritable(folder, error) from None
 
 
 def _remove_checkpoints(folder: pathlib.Path) -> None:
@@ -182,10 +182,11 @@ def _remove_checkpoints(folder: pathlib.Path) -> None:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise _unwritable(folder, error) from None
+            raise unwritable(folder, error) from None
 
 
-def _unwritable(folder: pathlib.Path, error: OSError) -> UserError:
+def unwritable(folder: pathlib.Path, error: OSError) -> UserError:
+    """Returns the error of a run whose local folder cannot be written."""
     return UserError(
         f'{folder}: cannot be written ({error}); free disk space, change its rights, or set '
         'config.bucket.spool to another folder'

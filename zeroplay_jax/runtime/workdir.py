@@ -130,6 +130,25 @@ def claim(
                 _remove_created(workdir, created)
 
 
+@contextlib.contextmanager
+def locked(folder: pathlib.Path) -> Iterator[None]:
+    """Reserves a folder for this process while the context is open.
+
+    Args:
+      folder: created if it is missing, and then removed at the end if it is empty. The workdir of a run, which `claim`
+        locks, may lie in it.
+
+    Raises:
+      WorkdirError: the folder is in use by another process.
+    """
+    created = _create(folder)
+    with _locked(folder):
+        try:
+            yield
+        finally:
+            _remove_created(folder, created)
+
+
 def _plain(config: Json) -> Json:
     """Returns a config as its file has it: lists in place of tuples, `portable` names in place of paths."""
     return _map_texts(json.loads(json.dumps(config)), portable)

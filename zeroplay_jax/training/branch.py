@@ -36,6 +36,8 @@ from zeroplay_jax.types import Json, UserError
 FILE_NAME = 'from.json'
 # Parts of a learner's state; the last two are taken where both runs have them.
 _PARTS = ('params', 'opt', 'teacher')
+# Times that the run in --from is copied, until all hosts have the same step of it.
+_COPIES = 5
 # Fields of policy.adapters that decide what the arrays of an adapter, and their base, mean.
 _ADAPTER_FIELDS = ('rank', 'alpha', 'linears', 'quantize')
 
@@ -64,9 +66,7 @@ def newest_checkpoint(workdir: pathlib.Path) -> Source:
     Raises:
       UserError: one line; there is no whole checkpoint.
     """
-    folder = workdir / FOLDER
-    if not folder.is_dir():
-        folder = workdir
+    folder = _steps_folder(workdir)
     damage = ''
     steps = saved_steps(folder)
     # Steps of an earlier version have no checksums.
@@ -79,6 +79,12 @@ def newest_checkpoint(workdir: pathlib.Path) -> Source:
             return Source(workdir.resolve(), step, path.resolve())
     reason = f'its checkpoints are damaged: {damage}' if damage else 'it has no checkpoint'
     raise UserError(f'{workdir}: {reason}; name the workdir of a run that has saved a step')
+
+
+def _steps_folder(workdir: pathlib.Path) -> pathlib.Path:
+    """Returns the folder with the steps of a run, of which `workdir` may be the folder `best`."""
+    folder = workdir / FOLDER
+    return folder if folder.is_dir() else workdir
 
 
 def read_newest(choose: Callable[[], Source], read: Callable[[Source], object]) -> Source:
@@ -147,8 +153,29 @@ def find(
     if source is None or not begins:
         return None
     # Not before: a resumed run needs the other one no more, which may be gone.
-    folder = hosts.run_on_all_and_gather(lambda: local_source(source))[0]
-    return newest_on_all(hosts, pathlib.Path(folder).resolve())
+    return newest_on_all(hosts, _local_folder(hosts, source))
+
+
+def _local_folder(hosts: Hosts, source: str) -> pathlib.Path:
+    """Returns the folder of --from; of a run in a bucket the copy of this process, with the same step in all processes.
+
+    Raises:
+      UserError: one line; there is no such run in the bucket, or it saves steps faster than they are copied.
+    """
+    for _ in range(_COPIES):
+        paths = hosts.run_on_all_and_gather(
+            lambda: str(pathlib.Path(local_source(source)).resolve())
+        )
+        if not objects.is_address(source):
+            return pathlib.Path(paths[0])
+        # Hosts have copies of their own, which may lie elsewhere. The run may save a step between two copies.
+        folder = pathlib.Path(paths[hosts.index])
+        steps = hosts.gather(saved_steps(_steps_folder(folder)))
+        if all(process_steps == steps[0] for process_steps in steps):
+            return folder
+    raise UserError(
+        f'--from={source}: changes faster than all hosts copy it; run the command again'
+    )
 
 
 def _full_name(source: str) -> str:
@@ -159,17 +186,20 @@ def _full_name(source: str) -> str:
 
 
 def newest_on_all(hosts: Hosts, workdir: pathlib.Path) -> Source:
-    """Returns the `newest_checkpoint` that the first process finds. All processes must call it."""
+    """Returns the `newest_checkpoint` that the first process finds. All processes must call it.
 
-    def find_locally() -> list | None:
-        if not hosts.is_first:
-            return None
-        found = newest_checkpoint(workdir)
-        return [str(found.workdir), found.step, str(found.folder)]
+    Args:
+      hosts: processes of the new run.
+      workdir: of the other run, or its folder `best`, for this process.
+    """
+
+    def find_locally() -> int | None:
+        return newest_checkpoint(workdir).step if hosts.is_first else None
 
     # The first process decides: the run may save or remove a step between two looks.
-    found_workdir, step, folder = hosts.run_on_all_and_gather(find_locally)[0]
-    return Source(pathlib.Path(found_workdir), step, pathlib.Path(folder))
+    step = hosts.run_on_all_and_gather(find_locally)[0]
+    folder = _steps_folder(workdir) / str(step)
+    return Source(workdir.resolve(), step, folder.resolve())
 
 
 def check_policies(source: Source, names: list[str]) -> None:
@@ -271,14 +301,22 @@ def read_params(source: Source, name: str) -> Params:
     item = {name: {'params': stored_tree(source.folder)[name]['params']}}
     arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
     request = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=True)
-    reader = ocp.PyTreeCheckpointHandler()
+    reader = _reader()
     return reader.restore(source.folder / 'states', args=request)[name]['params']
 
 
 def stored_tree(folder: pathlib.Path) -> Json:
     """Returns the tree of the arrays of a checkpoint, with shape and dtype of each."""
+    return _reader().metadata(folder / 'states').tree
+
+
+def _reader() -> ocp.PyTreeCheckpointHandler:
+    """Returns what reads the arrays of a checkpoint."""
+    # Orbax has one setting for all handlers of a process: who creates folders for metadata of arrays when a step is
+    # saved. By default it is process 0; others with folders of their own would wait for it in vain.
+    processes = ocp.options.MultiprocessingOptions(primary_host=None)
     # Without a `Checkpointer` around it, which warns that an item of a step has no file of its own about times.
-    return ocp.PyTreeCheckpointHandler().metadata(folder / 'states').tree
+    return ocp.PyTreeCheckpointHandler(multiprocessing_options=processes)
 
 
 def load(hosts: Hosts, source: Source, engine: Engine) -> Source:
@@ -335,7 +373,7 @@ def _read(source: Source, name: str, stored: Json, learner: Learner) -> dict[str
     request = ocp.args.PyTreeRestore(
         item={name: stored}, restore_args={name: arguments}, partial_restore=True
     )
-    reader = ocp.PyTreeCheckpointHandler()
+    reader = _reader()
     return _by_path(reader.restore(source.folder / 'states', args=request)[name])
 
 

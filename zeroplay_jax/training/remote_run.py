@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 
 from zeroplay_jax.learner.mirror import SUFFIX_DIGITS, Mirror
 from zeroplay_jax.learner.mirror_part import PartMirror
-from zeroplay_jax.learner.mirror_restore import bring_down, bring_down_on_all
+from zeroplay_jax.learner.mirror_restore import bring_down, bring_down_on_all, unwritable
 from zeroplay_jax.retrieval import objects
 from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.lease import Lease
 from zeroplay_jax.runtime.remote_parts import Parts
@@ -103,8 +104,8 @@ def opened(hosts: Hosts, workdir: str | pathlib.Path, config) -> Iterator[Place]
     processes must call it.
 
     Raises:
-      UserError: one line; the bucket or the run in it cannot be used.
-      WorkdirError: another process has the lease.
+      UserError: one line; the bucket, the run in it or the local folder cannot be used.
+      WorkdirError: another process has the lease or a local folder.
     """
     if not objects.is_address(workdir):
         yield Place(hosts, pathlib.Path(workdir))
@@ -121,11 +122,14 @@ def opened(hosts: Hosts, workdir: str | pathlib.Path, config) -> Iterator[Place]
 
         shared = hosts.run_on_all_and_gather(open_in_first)[0]
         run = opened_runs[0] if opened_runs else None
+        folder = _folder(hosts, config, shared[0], str(workdir))
+        # A process of a run whose first process was killed may still write its folder, which no lease protects.
+        hosts.run_on_all_and_gather(lambda: stack.enter_context(_locked(folder)))
         if hosts.count == 1:
             assert run is not None
-            place = _place_of_one(hosts, run, config)
+            place = _place_of_one(hosts, run, folder, config)
         else:
-            place = _place_of_several(hosts, str(workdir), shared, run, config)
+            place = _place_of_several(hosts, str(workdir), shared, run, folder, config)
         if place.mirror is not None:
             stack.callback(place.mirror.close)
         try:
@@ -183,7 +187,7 @@ def _opened(hosts: Hosts, address: str, config) -> Iterator[_Run]:
             stored_id = remote.run_id()
             run_id = stored_id or remote.create_run()
             if stored_id is None:
-                folder = _folder(hosts, config, run_id, remote)
+                folder = _folder(hosts, config, run_id, address)
                 stack.callback(_remove_unless_begun, remote, folder, lease)
             manifests = remote.manifests()
         except RetrievalError as error:
@@ -191,16 +195,33 @@ def _opened(hosts: Hosts, address: str, config) -> Iterator[_Run]:
         yield _Run(remote, run_id, lease, manifests)
 
 
-def _folder(hosts: Hosts, config, run_id: str, remote: RemoteWorkdir) -> pathlib.Path:
+def _folder(hosts: Hosts, config, run_id: str, address: str) -> pathlib.Path:
     """Returns the local folder of this process."""
     process = hosts.index if hosts.count > 1 else None
-    return spool(config.bucket.spool, run_id, remote.path, process)
+    _, path = objects.split(address)
+    return spool(config.bucket.spool, run_id, path, process)
 
 
-def _place_of_one(hosts: Hosts, run: _Run, config) -> Place:
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path) -> Iterator[None]:
+    """Reserves the local folder of this process while the context is open.
+
+    Raises:
+      WorkdirError: the folder is in use by another process.
+      UserError: one line; the folder cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            # The lock lies beside the folder of the run, so that a run that does not begin leaves none.
+            stack.enter_context(run_workdir.locked(folder.parent))
+        except OSError as error:
+            raise unwritable(folder, error) from None
+        yield
+
+
+def _place_of_one(hosts: Hosts, run: _Run, folder: pathlib.Path, config) -> Place:
     """Returns the place of a run of one process, with its newest checkpoint."""
     remote, manifests = run.remote, run.manifests
-    folder = _folder(hosts, config, run.run_id, remote)
     try:
         lines = bring_down(remote, folder, manifests)
     except RetrievalError as error:
@@ -211,7 +232,12 @@ def _place_of_one(hosts: Hosts, run: _Run, config) -> Place:
 
 
 def _place_of_several(
-    hosts: Hosts, address: str, shared: _Shared, run: _Run | None, config
+    hosts: Hosts,
+    address: str,
+    shared: _Shared,
+    run: _Run | None,
+    folder: pathlib.Path,
+    config,
 ) -> Place:
     """Returns the place of this process of several, with the newest checkpoint.
 
@@ -220,9 +246,10 @@ def _place_of_several(
       address: of its workdir.
       shared: what the first process has found.
       run: the run, in the first process.
+      folder: local folder of this process.
       config: of the run.
     """
-    run_id, lease, texts = shared
+    _, lease, texts = shared
     manifests: dict[int, Manifest] = {}
     for text in texts:
         step, files = manifest_of(text.encode())
@@ -239,7 +266,6 @@ def _place_of_several(
     # A host without credentials is an error in all processes.
     hosts.run_on_all_and_gather(lambda: remotes.append(open_on_each()))
     (remote,) = remotes
-    folder = _folder(hosts, config, run_id, remote)
     lines = bring_down_on_all(hosts, remote, folder, manifests)
     parts = Parts(remote, lease, hosts.count)
     keep, seconds = config.checkpoint.keep, config.bucket.seconds
