@@ -16,6 +16,8 @@ from zeroplay_jax.learner.frozen_base import FrozenBase
 from zeroplay_jax.learner.joint_update import joint_loss
 from zeroplay_jax.learner.loss import LossConfig, loss
 from zeroplay_jax.learner.packing import pack
+from zeroplay_jax.objectives import masking
+from zeroplay_jax.objectives.losses import PolicyLoss
 from zeroplay_jax.policy import adapters, hf, sharding, token_chunks
 
 # No product of the layers has two of these sizes as its axes.
@@ -267,3 +269,19 @@ def test_statistics_of_a_sum_have_no_gradient():
         return token_chunks.sum_tokens(function, 2, None, head, states, (), ())[1]
 
     assert not jax.grad(statistic)(head)['head'].any()
+
+
+def looped(logp, old_logp, advantage, mask, segment, *, clip_low, clip_high, dual_clip):
+    """A loss of a user with a loop that begins with constants."""
+    mask, logp, advantage = masking.masked('looped', mask, logp, advantage)
+    total = jax.lax.fori_loop(0, 3, lambda _, x: x + logp, jnp.zeros(logp.shape))
+    return jnp.where(mask, -advantage * total, 0.0), {'total': masking.total(total, mask)}
+
+
+@pytest.mark.parametrize('mesh', [(1, 1, 1), (2, 2, 1)], ids=str)
+def test_an_elementwise_loss_may_loop(policy, mesh):
+    (batch,) = pack(make_rows(policy[0], 16), micro_rows=8, tokens=60, mode='token')
+    policy_loss = PolicyLoss(looped, elementwise=True)
+    config = dataclasses.replace(LossConfig.of(role()), policy_loss=policy_loss)
+    result = gradient(policy, config, batch, mesh)
+    assert_close(result, gradient(policy, by_rows(config), batch, mesh), FLOAT32)

@@ -40,6 +40,17 @@ def test_roles_train_the_same_weights(policy, shared):
     assert (max(jax.tree.leaves(moved['opt']['solver'])) > 0) == shared
 
 
+def test_all_scores_are_dispatched_before_one_is_read(policy, monkeypatch):
+    model, params = policy
+    batches = pack(make_rows(model), micro_rows=1, tokens=50, mode='token')
+    learner = Learner(model, sharding.make_mesh(), {'r': role(old_logp='trainer')}, params, (1, 50))
+    reads = []
+    read = sharding.local_rows
+    monkeypatch.setattr(sharding, 'local_rows', lambda x: reads.append(len(x)) or read(x))
+    learner.recompute_old_logp('r', batches)
+    assert reads == [len(batches)] and len(batches) > 1
+
+
 def test_ratios_can_be_taken_against_the_trainers_own_log_probs(policy):
     model, params = policy
     rows = make_rows(model)

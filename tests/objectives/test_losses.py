@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 from batches import CLIPS
 
-from zeroplay_jax.objectives.losses import POLICY_LOSSES, PolicyLoss, resolve_loss
+from zeroplay_jax.objectives import policy_gradient
+from zeroplay_jax.objectives.losses import (
+    POLICY_LOSSES,
+    LossError,
+    PolicyLoss,
+    check_elementwise,
+    resolve_loss,
+)
 
 OPTIONS = dict(dual_clip=0.0, **CLIPS)
 
@@ -147,3 +154,23 @@ def test_bad_names_are_one_clear_line(outside, name, message):
     with pytest.raises(ValueError, match=message) as error:
         resolve_loss(name)
     assert '\n' not in str(error.value)
+
+
+def test_a_loss_per_sequence_is_not_elementwise():
+    with pytest.raises(ValueError, match='ratio per sequence is not elementwise'):
+        PolicyLoss(policy_gradient.sequence_pg, per_token=False, elementwise=True)
+
+
+def constant_count(logp, *_, **__):
+    return logp, {'tokens': (jnp.sum(logp), 5.0)}
+
+
+@pytest.mark.parametrize('function', [policy_gradient.sequence_pg, constant_count])
+def test_a_false_declaration_is_refused(function):
+    with pytest.raises(LossError, match=f'{function.__name__}: declared elementwise'):
+        check_elementwise(PolicyLoss(function, elementwise=True))
+
+
+@pytest.mark.parametrize('name', POLICY_LOSSES)
+def test_true_declarations_are_accepted(name):
+    check_elementwise(POLICY_LOSSES[name])

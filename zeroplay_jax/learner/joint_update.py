@@ -33,7 +33,8 @@ def joint_groups(learners: Mapping[str, Learner], config: Any) -> list[tuple[str
     """Divides the roles of a step into groups, each of which is updated in one pass; most are of one role.
 
     Roles can be updated together if each trains an adapter of its own without a teacher. Those of one group have the
-    same temperature, which is a constant of the program, and the same `old_logp`.
+    same temperature, which is a constant of the program, and the same `old_logp`. If one of them has a loss per
+    sequence, the logits of all are computed twice (`LossConfig.elementwise`): one pass through the decoder saves more.
 
     Args:
       learners: role → learner of its weights, in the order of the updates.
@@ -96,11 +97,15 @@ class JointUpdate:
     def recompute_old_logp(self, batches: Sequence[JointBatch]) -> list[JointBatch]:
         """Returns the batches with log-probs of the current adapters, as `Learner.recompute_old_logp` does."""
         weights = self._readable_weights()
+        # All are dispatched before the first is read, as `Learner` does.
+        scores = [
+            self._score(weights, self._put(joint_batch.batch), self._base)
+            for joint_batch in batches
+        ]
         rescored = []
-        for joint_batch in batches:
+        for joint_batch, logp in zip(batches, sharding.local_rows(scores), strict=True):
             batch = joint_batch.batch
-            logp = self._score(weights, self._put(batch), self._base)
-            trainer_logp = np.where(batch.mask, sharding.local_rows(logp), 0)
+            trainer_logp = np.where(batch.mask, logp, 0)
             batch = dataclasses.replace(batch, old_logp=trainer_logp, sampler_logp=batch.old_logp)
             rescored.append(JointBatch(batch, joint_batch.roles))
         return rescored

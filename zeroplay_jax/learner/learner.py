@@ -310,12 +310,15 @@ class Learner:
         """Returns the batches with this learner's log-probs as `old_logp`; the sampler's move to `sampler_logp`."""
         score = self._role_updates[role].score
         weights = self.readable_weights()
-        rescored = []
+        # All are dispatched before the first is read: a read waits for the device.
+        scores = []
         for batch in batches:
             rows = sharding.put_rows(batch, self._row_sharding)
-            logp = score(weights, rows, self._base_params)
+            scores.append(score(weights, rows, self._base_params))
+        rescored = []
+        for batch, logp in zip(batches, sharding.local_rows(scores), strict=True):
             # 0 at unmasked positions, as the sampler reports them; the scorer has values for prompts as well.
-            trainer_logp = np.where(batch.mask, sharding.local_rows(logp), 0)
+            trainer_logp = np.where(batch.mask, logp, 0)
             rescored.append(
                 dataclasses.replace(batch, old_logp=trainer_logp, sampler_logp=batch.old_logp)
             )

@@ -12,7 +12,13 @@ from jaxtyping import Array, Bool, Float
 
 from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.objectives import aggregation, corrections, distillation, masking
-from zeroplay_jax.objectives.losses import LossError, PolicyLoss, resolve_loss
+from zeroplay_jax.objectives.losses import (
+    POLICY_LOSSES,
+    LossError,
+    PolicyLoss,
+    check_elementwise,
+    resolve_loss,
+)
 from zeroplay_jax.objectives.types import AnyArray, DeviceStats
 from zeroplay_jax.policy import adapters, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
@@ -46,10 +52,14 @@ class LossConfig:
         """Reads a role's config.
 
         Raises:
-          ValueError: there is no loss of that name.
+          ValueError: there is no loss of that name, or it is not elementwise although it says so.
         """
         # The name is resolved once here, not at every trace of the loss.
-        values: dict[str, Any] = {'policy_loss': resolve_loss(role.loss)}
+        policy_loss = resolve_loss(role.loss)
+        # Tests check the built-in ones.
+        if role.loss not in POLICY_LOSSES:
+            check_elementwise(policy_loss)
+        values: dict[str, Any] = {'policy_loss': policy_loss}
         for field in dataclasses.fields(cls):
             if field.name not in values:
                 values[field.name] = role[field.name]

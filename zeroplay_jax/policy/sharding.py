@@ -8,7 +8,7 @@ samples without communication with the others; the training state is split over 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -190,13 +190,22 @@ def held_rows(num_rows: int, target: NamedSharding) -> list[list[int]]:
     return [sorted(rows) for rows in rows_of_process]
 
 
-def local_rows(array) -> np.ndarray:
-    """Returns the rows of an array that this process holds, in order; inverse of `put_rows`."""
+def local_rows(arrays: Sequence[jax.Array]) -> list[np.ndarray]:
+    """Returns the rows of every array that this process holds, in order; inverse of `put_rows`.
+
+    All arrays are read in one transfer, because each transfer waits for the device.
+    """
     if jax.process_count() == 1:
-        return np.asarray(array)
+        return jax.device_get(list(arrays))
+    shards = jax.device_get([_shards_by_row(array) for array in arrays])
+    return [np.concatenate(array_shards) for array_shards in shards]
+
+
+def _shards_by_row(array: jax.Array) -> list[jax.Array]:
+    """Returns the parts of an array on devices of this process, in the order of their rows, each once."""
     # Devices along 'model' hold the same rows.
     shard_of_row = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
-    return np.concatenate([np.asarray(shard_of_row[row]) for row in sorted(shard_of_row)])
+    return [shard_of_row[row] for row in sorted(shard_of_row)]
 
 
 def to_numpy(array) -> np.ndarray:

@@ -134,7 +134,10 @@ def _map_backward(loop: _Loop, saved, cotangents):
     def weighted_sum(head, states, shared, inputs_and_cotangents):
         inputs, chunk_cotangents = inputs_and_cotangents
         results = loop.chunk_function(head, states, shared, inputs)
-        products = jax.tree.map(jnp.vdot, chunk_cotangents, results)
+        # Not `vdot`, which TPUs may compute in bfloat16.
+        products = jax.tree.map(
+            lambda cotangent, x: jnp.sum(cotangent * x), chunk_cotangents, results
+        )
         return sum(jax.tree.leaves(products)), ()
 
     sum_loop = dataclasses.replace(loop, chunk_function=weighted_sum)
@@ -265,7 +268,7 @@ def _local_results(loop: _Loop, whole, rows):
         return jax.tree.map(lambda x, y: chunks.put(x, chunk, y), results, apply(chunk))
 
     result_shapes = jax.eval_shape(apply, 0)
-    results = _zeros(loop, result_shapes, chunks.padded)
+    results = _zeros(result_shapes, chunks.padded)
     results = jax.lax.fori_loop(0, chunks.iterations, iteration, results)
     return jax.tree.map(chunks.folded, results)
 
@@ -284,7 +287,7 @@ def _local_sums(loop: _Loop, whole, rows):
     def iteration(chunk, sums):
         return jax.tree.map(jnp.add, sums, apply(chunk))
 
-    sums = _zeros(loop, jax.eval_shape(apply, 0), None)
+    sums = _zeros(jax.eval_shape(apply, 0), None)
     sums = jax.lax.fori_loop(0, chunks.iterations, iteration, sums)
     return _sum_over_shards(sums, loop.mesh)
 
@@ -325,9 +328,9 @@ def _local_sums_and_gradients(loop: _Loop, whole, rows):
     wide_shapes = jax.eval_shape(_widened, head)
     state_shape = jax.ShapeDtypeStruct(states.shape[1:], states.dtype)
     totals = (
-        _zeros(loop, sum_shapes, None),
-        _zeros(loop, wide_shapes, None),
-        _zeros(loop, state_shape, chunks.padded),
+        _zeros(sum_shapes, None),
+        _zeros(wide_shapes, None),
+        _zeros(state_shape, chunks.padded),
     )
     sums, head_gradient, states_gradient = jax.lax.fori_loop(
         0, chunks.iterations, iteration, totals
@@ -336,12 +339,12 @@ def _local_sums_and_gradients(loop: _Loop, whole, rows):
     return sums, (head_gradient, chunks.folded(states_gradient))
 
 
-def _zeros(loop: _Loop, shapes, tokens: int | None):
+def _zeros(shapes, tokens: int | None):
     """Returns zeros of these shapes, with a first axis of `tokens` instead of their own unless that is None."""
 
     def make(x):
         shape = x.shape if tokens is None else (tokens, *x.shape[1:])
-        return _varying(jnp.zeros(shape, x.dtype), loop.mesh)
+        return jnp.zeros(shape, x.dtype)
 
     return jax.tree.map(make, shapes)
 
@@ -363,25 +366,16 @@ def _on_shards(loop: _Loop, local: Callable, out_specs) -> Callable:
     if not _is_split(loop.mesh):
         return local
 
-    def vary_and_run(whole, rows):
-        # Marked as varying over the shards: otherwise differentiating inside of the loop would sum the gradient of
-        # `whole` over the shards in every iteration.
-        return local(_varying(whole, loop.mesh), rows)
-
+    # With the check of varying values, differentiating inside of the loop would sum the gradient of `whole` over the
+    # shards in every iteration, and a user's loss could not loop over constants such as `jnp.zeros`.
     return jax.shard_map(
-        vary_and_run,
+        local,
         mesh=loop.mesh,
         in_specs=(P(), P(sharding.ROW_AXES)),
         out_specs=out_specs,
         axis_names=set(sharding.ROW_AXES),
+        check_vma=False,
     )
-
-
-def _varying(tree, mesh: Mesh | None):
-    """Returns the tree marked as varying over the data shards."""
-    if not _is_split(mesh):
-        return tree
-    return jax.tree.map(lambda x: jax.lax.pcast(x, sharding.ROW_AXES, to='varying'), tree)
 
 
 def _maximum_over_shards(x, mesh: Mesh | None):
