@@ -45,7 +45,10 @@ def value(
         return values[-1]
     if measure == 'worst_drop':
         means = values.mean(1)
-        return np.array([-np.max(np.maximum.accumulate(means) - means)])
+        maxima = np.maximum.accumulate(means)
+        # 0 where nothing was reached from which the mean could fall.
+        falls = np.divide(maxima - means, maxima, out=np.zeros_like(means), where=maxima > 0)
+        return np.array([-np.max(falls)])
     length = positions[-1] - positions[0]
     if not length:
         return values[-1]
