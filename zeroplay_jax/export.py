@@ -121,7 +121,7 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     # The devices of the run may be in use by it. Read when JAX is imported.
     os.environ['JAX_PLATFORMS'] = 'cpu'
     from zeroplay_jax.policy import hf
-    from zeroplay_jax.training import branch, input_record
+    from zeroplay_jax.training import branch, input_record, source_checkpoint
     from zeroplay_jax.training.export import write_adapter
 
     start = pathlib.Path(
@@ -132,7 +132,7 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     input_record.check_start(workdir, start)
     folders: list[pathlib.Path] = []
 
-    def write_folders(source: branch.Source) -> None:
+    def write_folders(source: source_checkpoint.Source) -> None:
         names = branch.policy_names(source)
         folders[:] = [out / name for name in names]
         for folder in folders:
@@ -153,7 +153,9 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
             raise
 
     checkpoint_folder = workdir / 'best' if best else workdir
-    source = branch.read_newest(lambda: branch.newest_checkpoint(checkpoint_folder), write_folders)
+    source = source_checkpoint.read_newest(
+        lambda: source_checkpoint.newest_checkpoint(checkpoint_folder), write_folders
+    )
     print(f'checkpoint {source.step} of {source.workdir}', file=sys.stderr)
     return folders
 
