@@ -26,7 +26,6 @@ from zeroplay_jax.configuration.stored import read_stored_config
 from zeroplay_jax.retrieval import object_cache, objects
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import remote_workdir
-from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.remote_workdir import RemoteFile, RemoteWorkdir
 from zeroplay_jax.runtime.workdir import WorkdirError
@@ -153,16 +152,6 @@ def test_a_run_that_does_not_begin_leaves_nothing(bucket, config, cache):
         with run_folder.claimed(Hosts(), place.workdir, config):
             raise UserError('the mesh does not fit')
     assert not bucket.contents and not cache.exists()
-
-
-def test_a_local_folder_that_is_taken_or_cannot_be_created_is_one_line(bucket, config, tmp_path):
-    parent = begin(config).workdir.parent
-    with run_workdir.locked(parent), pytest.raises(WorkdirError, match=f'{parent} is in use by'):
-        begin(config)
-    config.bucket.spool = str(tmp_path / 'file')
-    (tmp_path / 'file').write_text('')
-    with pytest.raises(UserError, match='cannot be written .* set config.bucket.spool to another'):
-        begin(config)
 
 
 def test_a_process_that_waits_for_one_that_does_not_begin_has_an_id_of_its_own(
