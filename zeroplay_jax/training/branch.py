@@ -291,19 +291,19 @@ def _merged(source: Source, name: str, learner: Learner, arrays: dict[str, jax.A
       UserError: an array of the weights is missing or has another shape.
     """
 
-    def merge(path: Any, own: Any) -> Any:
+    def merge(path: Any, leaf: Any) -> Any:
         path_name = sharding.path_name(path)
         array = arrays.get(path_name)
-        if array is not None and array.shape == own.shape:
+        if array is not None and array.shape == leaf.shape:
             return array
         if path_name.startswith('params'):
             there = 'is missing' if array is None else f'has the shape {tuple(array.shape)}'
             raise UserError(
-                f'--from={source.workdir}: {name}/{path_name} {there}, config.policy.path has {tuple(own.shape)}; take '
-                'the model that the run was started with'
+                f'--from={source.workdir}: {name}/{path_name} {there}, config.policy.path has {tuple(leaf.shape)}; '
+                'take the model that the run was started with'
             )
         # Moments of an optimiser that the other run lacked, or its position in a warm-up.
-        return own
+        return leaf
 
     merged = jax.tree_util.tree_map_with_path(merge, learner.state)
     if 'teacher' in learner.state and not any(path.startswith('teacher') for path in arrays):
