@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -122,6 +123,14 @@ def update(bucket: Bucket, copies: Mapping[str, StoredObject], root: pathlib.Pat
             list(threads.map(download, outdated))
 
 
+def forget(address: str) -> None:
+    """Removes the checksums of all copies of a folder in a bucket, so that they are downloaded again."""
+    bucket_name, path = objects.split(address)
+    root = cache_folder() / 'gs' / bucket_name
+    with locked(root):
+        shutil.rmtree(_records(root) / path, ignore_errors=True)
+
+
 def _inside(stored: Sequence[StoredObject], path: str) -> list[StoredObject]:
     """Returns the objects that are the file `path` or lie in the folder `path`."""
     inside = []
@@ -136,8 +145,13 @@ def _inside(stored: Sequence[StoredObject], path: str) -> list[StoredObject]:
 
 
 def _record(root: pathlib.Path, name: str) -> pathlib.Path:
-    """Returns the file with the checksum of a copy: in another folder, because folders of policies are hashed."""
-    return root.with_name(f'{root.name}.checksums') / f'{name}.checksum'
+    """Returns the file with the checksum of a copy."""
+    return _records(root) / f'{name}.checksum'
+
+
+def _records(root: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of the checksums: not that of the copies, because folders of policies are hashed."""
+    return root.with_name(f'{root.name}.checksums')
 
 
 def _mark(entry: StoredObject) -> str:

@@ -1,5 +1,6 @@
 """An emulator of Google Cloud Storage, for tests of commands that use a bucket."""
 
+import contextlib
 import importlib.util
 
 import pytest
@@ -21,13 +22,17 @@ needs_emulator = pytest.mark.skipif(
 )
 
 
+@contextlib.contextmanager
 def run_emulator(monkeypatch):
-    """Runs the emulator while the generator is open, also for commands that are started; yields its empty bucket."""
+    """Runs the emulator while the context is open, also for commands that are started; yields its empty bucket."""
     from gcp_storage_emulator.server import create_server
 
     port = free_port()
     server = create_server('localhost', port, in_memory=True, default_bucket='bucket')
     server.start()
-    monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'http://localhost:{port}')
-    yield objects.open_bucket('bucket')
-    server.stop()
+    # Its thread is no daemon: pytest would wait for it at the end.
+    try:
+        monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'http://localhost:{port}')
+        yield objects.open_bucket('bucket')
+    finally:
+        server.stop()

@@ -40,7 +40,7 @@ def train(folder, workdir, *flags):
 @pytest.fixture
 def bucket(monkeypatch, tmp_path):
     """A bucket with a finished run; what this process caches of it lies in a folder of its own."""
-    for emulated in run_emulator(monkeypatch):
+    with run_emulator(monkeypatch) as emulated:
         monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'copies'))
         train(tmp_path / 'old', 'gs://bucket/old')
         yield emulated

@@ -9,6 +9,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import threading
 import types
 
 import pytest
@@ -25,12 +26,11 @@ from zeroplay_jax.configuration.stored import read_stored_config
 from zeroplay_jax.retrieval import object_cache, objects
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import remote_workdir
-from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.remote_workdir import RemoteFile, RemoteWorkdir
 from zeroplay_jax.runtime.workdir import WorkdirError
 from zeroplay_jax.settings.errors import ConfigError
-from zeroplay_jax.training import branch, remote_run, run_folder
+from zeroplay_jax.training import branch, remote_run, run_folder, source_checkpoint
 from zeroplay_jax.types import Preempted, UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -154,16 +154,6 @@ def test_a_run_that_does_not_begin_leaves_nothing(bucket, config, cache):
     assert not bucket.contents and not cache.exists()
 
 
-def test_a_local_folder_that_is_taken_or_cannot_be_created_is_one_line(bucket, config, tmp_path):
-    parent = begin(config).workdir.parent
-    with run_workdir.locked(parent), pytest.raises(WorkdirError, match=f'{parent} is in use by'):
-        begin(config)
-    config.bucket.spool = str(tmp_path / 'file')
-    (tmp_path / 'file').write_text('')
-    with pytest.raises(UserError, match='cannot be written .* set config.bucket.spool to another'):
-        begin(config)
-
-
 def test_a_process_that_waits_for_one_that_does_not_begin_has_an_id_of_its_own(
     bucket, config, monkeypatch
 ):
@@ -229,7 +219,7 @@ def test_the_same_command_resumes_where_the_cache_lies_elsewhere(bucket, tmp_pat
 def test_a_resumed_run_reads_the_one_that_it_began_from_no_more(bucket, tmp_path, monkeypatch):
     source = remote_workdir.object_cache.cache_folder() / 'gs' / 'bucket' / 'runs' / 'old'
     (tmp_path / 'new').mkdir()
-    branch.write_record(tmp_path / 'new', branch.Source(source, 2, source), {})
+    branch.write_record(tmp_path / 'new', source_checkpoint.Source(source, 2, source), {})
     assert branch.read_record(tmp_path / 'new')['workdir'] == 'gs://bucket/runs/old'
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'another'))
     begins = functools.partial(branch.find, Hosts(), tmp_path / 'new')
@@ -336,7 +326,17 @@ def test_a_folder_in_a_bucket_is_no_result_and_is_not_downloaded(bucket, capsys,
 
 @pytest.fixture
 def emulator(monkeypatch):
-    yield from run_emulator(monkeypatch)
+    with run_emulator(monkeypatch) as emulated:
+        yield emulated
+
+
+@needs_emulator
+def test_an_emulator_ends_with_a_setup_that_fails(monkeypatch):
+    threads = threading.enumerate()
+    with pytest.raises(UserError), run_emulator(monkeypatch):
+        assert len(threading.enumerate()) > len(threads)
+        raise UserError('the setup fails')
+    assert set(threading.enumerate()) <= set(threads)
 
 
 def test_a_full_disk_is_no_error_of_the_network():

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import pathlib
 import shutil
 
 import pytest
@@ -93,8 +94,8 @@ FULL = 'No space left on device'
 FULL_ERRORS = {
     'weights': ('save_file', SafetensorError(f'Error while serializing: I/O error: {FULL} (28)')),
     'copy': (
-        'shutil.copy',
-        OSError(errno.ENOSPC, FULL, 'tokenizer.json', None, 'out/tokenizer.json'),
+        'Path.write_bytes',
+        OSError(errno.ENOSPC, FULL),
     ),
     'text': ('_write_config', OSError(errno.ENOSPC, FULL)),
 }
@@ -131,8 +132,35 @@ def test_an_input_that_cannot_be_read_is_named(run, tmp_path, monkeypatch, capsy
     path.symlink_to(tmp_path / 'gone')
     want = f'{path}: No such file or directory; correct this and run the same command again'
     if not has_name:
-        want = '[Errno 5] Input/output error'
+        want = '[Errno 5] Input/output error; correct this and run the same command again'
         error = OSError(errno.EIO, 'Input/output error')
         monkeypatch.setattr(input_record, 'check_start', raising(error))
     assert main([str(workdir), '--out', str(tmp_path / 'out')]) == 2
     assert capsys.readouterr().err == f'zeroplay_jax.export: {want}\n'
+
+
+def test_an_input_that_fails_while_it_is_copied_does_not_blame_the_output(
+    run, tmp_path, monkeypatch, capsys
+):
+    workdir, snapshot = run
+    read_bytes = pathlib.Path.read_bytes
+
+    def fail(path):
+        if path.name == 'tokenizer_config.json':
+            raise OSError(errno.EIO, 'Input/output error')
+        return read_bytes(path)
+
+    monkeypatch.setattr(pathlib.Path, 'read_bytes', fail)
+    assert main([str(workdir), '--out', str(tmp_path / 'out')]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert 'tokenizer_config.json: Input/output error; correct this and run the same' in line
+    assert not list(tmp_path.glob('out/*'))
+
+
+def test_a_run_around_the_output_folder_that_cannot_be_read_is_named(run, monkeypatch, capsys):
+    workdir, _ = run
+    error = PermissionError(errno.EACCES, 'Permission denied', str(workdir))
+    monkeypatch.setattr(input_record, 'check_start', raising(error))
+    assert main([str(workdir), '--out', str(workdir / 'exported')]) == 2
+    line = f'zeroplay_jax.export: {workdir}: Permission denied; correct this and run the same'
+    assert capsys.readouterr().err.startswith(line)

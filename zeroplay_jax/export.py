@@ -11,12 +11,12 @@ The folders can be asked (python -m zeroplay_jax.ask --policy exported/solver --
 from __future__ import annotations
 
 import argparse
-import errno
+import contextlib
 import os
 import pathlib
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -35,8 +35,6 @@ EXAMPLES = """examples:
   python -m zeroplay_jax.export runs/mini --out exported
   python -m zeroplay_jax.export runs/mini --best --out exported
 """
-# A full disk, a used-up quota.
-_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,29 +50,15 @@ def main(argv: list[str] | None = None) -> int:
     except (UserError, RetrievalError) as error:
         print(f'zeroplay_jax.export: {error}', file=sys.stderr)
         return 2
-    except (OSError, SafetensorError) as error:
-        print(f'zeroplay_jax.export: {_file_problem(error, arguments.out)}', file=sys.stderr)
+    # A file of the run or of its starting checkpoint; `export` turns errors of --out into UserErrors.
+    except OSError as error:
+        place = f'{error.filename}: {error.strerror}' if error.filename else str(error)
+        print(
+            f'zeroplay_jax.export: {place}; correct this and run the same command again',
+            file=sys.stderr,
+        )
         return 2
     return 0
-
-
-def _file_problem(error: OSError | SafetensorError, out: pathlib.Path) -> str:
-    """Returns a line about a file that cannot be read or written."""
-    # The command reads no safetensors through the library that raises this.
-    if isinstance(error, SafetensorError):
-        return f'{out}: {error}; choose another --out'
-    # A copied file has two names. A number is that of an open file.
-    names = [name for name in (error.filename, error.filename2) if isinstance(name, str)]
-    paths = [pathlib.Path(name).absolute() for name in names]
-    target = out.absolute()
-    # A parent of the folder that cannot be created may be named.
-    is_of_output = any(path.is_relative_to(target) or target.is_relative_to(path) for path in paths)
-    # Writing to an open file names none.
-    if is_of_output or error.errno in _FULL_DISK:
-        return f'{out}: {error.strerror}; choose another --out'
-    if not names:
-        return str(error)
-    return f'{names[0]}: {error.strerror}; correct this and run the same command again'
 
 
 def _parser() -> Parser:
@@ -108,7 +92,8 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
 
     Raises:
       UserError: the folder is no workdir, has no whole checkpoint, or one of the folders exists; or the checkpoint
-        that the run began from has other bytes now.
+        that the run began from has other bytes now, or `out` cannot be written.
+      OSError: a file of the run cannot be read.
     """
     config = read_stored_config(workdir / 'config.json')
     if config is None:
@@ -121,7 +106,7 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     # The devices of the run may be in use by it. Read when JAX is imported.
     os.environ['JAX_PLATFORMS'] = 'cpu'
     from zeroplay_jax.policy import hf
-    from zeroplay_jax.training import branch, input_record
+    from zeroplay_jax.training import branch, input_record, source_checkpoint
     from zeroplay_jax.training.export import write_adapter
 
     start = pathlib.Path(
@@ -132,20 +117,22 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     input_record.check_start(workdir, start)
     folders: list[pathlib.Path] = []
 
-    def write_folders(source: branch.Source) -> None:
+    def write_folders(source: source_checkpoint.Source) -> None:
         names = branch.policy_names(source)
         folders[:] = [out / name for name in names]
-        for folder in folders:
-            if folder.exists():
-                raise UserError(f'{folder}: exists already; choose another --out or remove it')
+        with _output_errors(out):
+            for folder in folders:
+                if folder.exists():
+                    raise UserError(f'{folder}: exists already; choose another --out or remove it')
         cards = _cards(config, workdir, start, source.step)
         try:
             for name, folder in zip(names, folders, strict=True):
                 params = branch.read_params(source, name)
-                if config.policy.adapters.rank:
-                    write_adapter(config, start, model, params, folder, cards.get(name))
-                else:
-                    hf.save(folder, model, params, like=start, texts=cards.get(name))
+                with _output_errors(out):
+                    if config.policy.adapters.rank:
+                        write_adapter(config, start, model, params, folder, cards.get(name))
+                    else:
+                        hf.save(folder, model, params, like=start, texts=cards.get(name))
         except BaseException:
             # The run may have removed the checkpoint: all folders are written again, from its next one.
             for folder in folders:
@@ -153,9 +140,22 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
             raise
 
     checkpoint_folder = workdir / 'best' if best else workdir
-    source = branch.read_newest(lambda: branch.newest_checkpoint(checkpoint_folder), write_folders)
+    source = source_checkpoint.read_newest(
+        lambda: source_checkpoint.newest_checkpoint(checkpoint_folder), write_folders
+    )
     print(f'checkpoint {source.step} of {source.workdir}', file=sys.stderr)
     return folders
+
+
+@contextlib.contextmanager
+def _output_errors(out: pathlib.Path) -> Iterator[None]:
+    """Turns errors of the disk while the output folder is written into one line."""
+    try:
+        yield
+    # The library that writes the weights raises a type of its own.
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, 'strerror', None) or error
+        raise UserError(f'{out}: {reason}; choose another --out') from None
 
 
 def _cards(

@@ -13,6 +13,7 @@ from zeroplay_jax.learner.mirror import Mirror
 from zeroplay_jax.learner.mirror_part import PartMirror
 from zeroplay_jax.learner.mirror_restore import bring_down
 from zeroplay_jax.learner.uploads import link_folder
+from zeroplay_jax.retrieval.objects import Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.lease import Lease
 from zeroplay_jax.runtime.remote_parts import Parts, merge
@@ -141,6 +142,33 @@ def test_outages_of_one_process_delay_the_step_and_errors_end_that_process(
     with pytest.raises(UserError, match='not allowed; the same command goes on with the newest'):
         wait_for(second.is_pending)
     assert two.first.is_pending() and list(remote.manifests()) == [2]
+
+
+def test_a_further_attempt_of_a_part_uploads_the_files_of_the_first_one(
+    remote, steps, two, monkeypatch
+):
+    monkeypatch.setattr('zeroplay_jax.learner.uploads._FIRST_PAUSE', 0.01)
+    upload_object = remote.bucket.upload
+    failed = []
+
+    def fail_once(name, path):
+        if name.endswith('states/w/1') and not failed:
+            failed.append(name)
+            # Meanwhile the run has gone on.
+            save_part(steps, two.folders[1], 4)
+            shutil.rmtree(two.folders[1] / 'checkpoints' / '2')
+            raise Unavailable('gs://bucket/x: 503')
+        upload_object(name, path)
+
+    remote.bucket.upload = fail_once
+    save_part(steps, two.folders[1], 2)
+    save(steps, two.folders[0], 2)
+    two.second()
+    wait(two.first)
+    assert failed and 'checkpoints/2/states/w/1' in remote.manifests()[2]
+    save(steps, two.folders[0], 4)
+    wait(two.first)
+    assert list(remote.manifests()) == [2, 4]
 
 
 def test_a_newest_step_of_another_process_without_one_of_its_files_ends_the_run(remote, steps, two):

@@ -16,7 +16,7 @@ from zeroplay_jax.policy import adapter_folders, hf, quantization
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay import role_updates
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
-from zeroplay_jax.training import branch, loop
+from zeroplay_jax.training import branch, loop, source_checkpoint
 
 RECIPES = {'drzero': drzero, 'dspo': dspo, 'piplay': piplay, 'scope': scope, 'ssp': ssp}
 # π-Play, with a teacher, is the run that is killed below, which every run of the tests plays.
@@ -175,6 +175,6 @@ def test_a_killed_run_is_resumed_exported_and_continued(tmp_path, monkeypatch, b
     stored = load_file(whole / 'policy' / 'solver' / 'adapter_model.safetensors')[want]
     np.testing.assert_array_equal(np.asarray(learner.params['layer_0']['q']['lora_b']).T, stored)
     assert not np.asarray(engine.learners['proposer'].params['layer_0']['q']['lora_b']).any()
-    branch.load(Hosts(), branch.newest_checkpoint(whole), engine)
+    branch.load(Hosts(), source_checkpoint.newest_checkpoint(whole), engine)
     np.testing.assert_array_equal(np.asarray(learner.params['layer_0']['q']['lora_b']).T, stored)
     assert any(np.asarray(x).any() for x in jax.tree.leaves(learner.state['opt']))

@@ -1,6 +1,5 @@
 """Another run's checkpoint: which one is taken while that run goes on, and which adapters are refused."""
 
-import functools
 import json
 import shutil
 import types
@@ -15,11 +14,12 @@ from zeroplay_jax.configuration import fields
 from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps
 from zeroplay_jax.policy import adapters
 from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.runtime.remote_workdir import StepRemoved
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings import paths
 from zeroplay_jax.settings.bounds import InputPath, Section
-from zeroplay_jax.training import branch, input_record
+from zeroplay_jax.training import branch, input_record, source_checkpoint
 from zeroplay_jax.training.saving import Saver
 from zeroplay_jax.types import UserError
 
@@ -62,7 +62,7 @@ def engine():
 def test_a_half_removed_step_is_not_taken_for_one_of_an_earlier_version(tmp_path):
     save(tmp_path, 2, 4)
     (tmp_path / 'checkpoints' / '4' / 'checksums.sha256').unlink()
-    assert branch.newest_checkpoint(tmp_path).step == 2
+    assert source_checkpoint.newest_checkpoint(tmp_path).step == 2
 
 
 def test_a_run_that_removes_the_checkpoint_meanwhile_gives_its_next_one(
@@ -103,25 +103,101 @@ class SecondHost:
         return self.gather(call())
 
 
-def test_hosts_take_the_same_step_of_a_run_in_a_bucket_each_from_its_copy(tmp_path, monkeypatch):
-    save(tmp_path, 8)
+@pytest.fixture
+def find_copy(tmp_path, monkeypatch):
+    """Finds a run in a bucket in the second of two processes; `steps` gives what each copying does to its folder."""
     copied = []
-    monkeypatch.setattr(branch, 'local_source', lambda path: copied.append(path) or str(tmp_path))
-    # The run saves step 8 between the first copies of the two hosts.
-    copies = ['/copy', [6], '/copy', [8]]
-    find = functools.partial(
-        branch.find, workdir=tmp_path / 'new', source='gs://bucket/old', is_resumed=False
-    )
-    found = find(SecondHost(True, *copies, 8))
-    assert found == branch.Source(tmp_path, 8, tmp_path / 'checkpoints' / '8')
-    assert copied == ['gs://bucket/old'] * 2
-    with pytest.raises(UserError, match='--from=gs://bucket/old: changes faster than all hosts'):
-        find(SecondHost(True, *copies[:2] * branch._COPIES))
+
+    def find(steps, *replies):
+        def local_source(address, step):
+            copied.append((address, step))
+            steps.pop(0)()
+            return str(tmp_path / 'copy')
+
+        monkeypatch.setattr(source_checkpoint, 'local_source', local_source)
+        hosts = SecondHost(True, *replies)
+        return branch.find(hosts, tmp_path / 'new', 'gs://bucket/old', is_resumed=False)
+
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    return types.SimpleNamespace(find=find, copied=copied, folder=tmp_path / 'copy')
+
+
+def identity_of(workdir):
+    """What the first process says of a checkpoint that is equal to the one in a folder."""
+    return source_checkpoint._identity(source_checkpoint.newest_checkpoint(workdir))
+
+
+def raise_removed():
+    raise StepRemoved('step 6 was removed')
+
+
+def test_hosts_take_the_step_that_the_first_one_chooses_each_from_its_copy(find_copy):
+    copy = find_copy.folder
+    save(copy, 8)
+    same = ['/copy', identity_of(copy)]
+    # The run removes step 6 after the first process has copied it.
+    steps = [raise_removed, lambda: None]
+    source = find_copy.find(steps, 6, ['/copy', [6, 'a']], 8, same)
+    assert source == source_checkpoint.Source(copy, 8, copy / 'checkpoints' / '8', is_copy=True)
+    assert find_copy.copied == [('gs://bucket/old', 6), ('gs://bucket/old', 8)]
+    with pytest.raises(UserError, match='--from=gs://bucket/old: removes steps faster than all'):
+        find_copy.find([raise_removed] * 5, *[6, same] * 5)
+
+
+def test_another_step_of_the_same_number_is_refused(find_copy):
+    save(find_copy.folder, 8)
+    with pytest.raises(UserError, match='process 1 has another copy of checkpoint 8'):
+        find_copy.find([lambda: None], 8, ['/copy', [8, '0' * 64]])
+
+
+def damage_of(workdir, step):
+    files = (workdir / 'checkpoints' / str(step) / 'states').rglob('*')
+    path = max((file for file in files if file.is_file()), key=lambda file: file.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_copy_is_downloaded_again_and_refused_if_it_stays_so(find_copy, monkeypatch):
+    copy = find_copy.folder
+    save(copy, 8)
+    same = ['/copy', identity_of(copy)]
+    damage_of(copy, 8)
+    forgotten = []
+    monkeypatch.setattr(source_checkpoint.object_cache, 'forget', forgotten.append)
+    steps = [lambda: None] * 2
+    with pytest.raises(UserError, match='was downloaded again. .* differs from its checksum; name'):
+        find_copy.find(steps, 8, same)
+    assert forgotten == ['gs://bucket/old']
+    # The two flips cancel out.
+    source = find_copy.find([lambda: None, lambda: damage_of(copy, 8)], 8, same)
+    assert source.step == 8 and len(forgotten) == 2
+
+
+def test_a_copy_that_another_command_has_replaced_is_refused_before_it_is_read(tmp_path):
+    save(tmp_path, 8)
+    first = identity_of(tmp_path)
+    save(tmp_path, 10, keep=1)
+    with pytest.raises(UserError, match='process 1 has another copy of checkpoint 10'):
+        source_checkpoint.newest_on_all(SecondHost(first), tmp_path, is_copy=True)
+
+
+def test_policies_are_checked_by_the_first_process_and_a_removed_checkpoint_is_one_line(tmp_path):
+    save(tmp_path, 8)
+    source = source_checkpoint.newest_checkpoint(tmp_path)
+    branch.check_policies(Hosts(), source, ['solver'])
+    with pytest.raises(UserError, match='has the policies solver and not proposer'):
+        branch.check_policies(Hosts(), source, ['proposer'])
+    shutil.rmtree(source.folder)
+    with pytest.raises(UserError, match='checkpoint 8 was removed meanwhile; run the command'):
+        branch.check_policies(Hosts(), source, ['solver'])
+    # It waits for the first process only.
+    branch.check_policies(SecondHost(None), source, ['solver'])
 
 
 def test_what_cannot_be_read_is_an_error_if_there_is_no_other_checkpoint(tmp_path, engine):
     save(tmp_path, 2)
-    origin = branch.newest_checkpoint(tmp_path)
+    origin = source_checkpoint.newest_checkpoint(tmp_path)
     (origin.folder / 'checksums.sha256').unlink()
     shutil.rmtree(origin.folder / 'states')
     with pytest.raises(FileNotFoundError):
@@ -130,7 +206,7 @@ def test_what_cannot_be_read_is_an_error_if_there_is_no_other_checkpoint(tmp_pat
 
 def test_a_teacher_of_another_shape_begins_with_the_loaded_weights(tmp_path, engine):
     save(tmp_path, 3, teacher=multiple(7))
-    branch.load(Hosts(), branch.newest_checkpoint(tmp_path), engine)
+    branch.load(Hosts(), source_checkpoint.newest_checkpoint(tmp_path), engine)
     teacher = engine.learners['solver'].state['teacher']
     want = adapters.widened(multiple(3))
     jax.tree.map(np.testing.assert_array_equal, teacher, want)
@@ -151,7 +227,9 @@ def test_adapters_that_mean_something_else_are_refused(tmp_path, field, value, f
     config = make_config()
     (tmp_path / 'config.json').write_text(json.dumps(config.to_dict()))
     (tmp_path / folder).mkdir()
-    origin = branch.Source(tmp_path / 'best' if folder == 'best' else tmp_path, 1, tmp_path)
+    origin = source_checkpoint.Source(
+        tmp_path / 'best' if folder == 'best' else tmp_path, 1, tmp_path
+    )
     branch.check_adapters(Hosts(), origin, config, {})
     config.policy.adapters.update({field: value})
     with pytest.raises(UserError, match=f'policy.adapters.{field}=') as error:
@@ -163,7 +241,7 @@ def test_adapters_of_another_base_are_refused_whatever_it_is_called(tmp_path):
     config = make_config()
     (tmp_path / 'checkpoints').mkdir()
     (tmp_path / 'config.json').write_text(json.dumps(config.to_dict()))
-    origin = branch.Source(tmp_path, 1, tmp_path)
+    origin = source_checkpoint.Source(tmp_path, 1, tmp_path)
     ours = {'policy.path': {'model.safetensors': {'bytes': 1, 'sha256': 'a'}}}
     other = {'policy.path': {'model.safetensors': {'bytes': 1, 'sha256': 'b'}}}
     config.policy.path = 'moved'
@@ -181,7 +259,7 @@ def test_a_base_without_a_record_is_compared_by_its_name(tmp_path, stored):
     (tmp_path / 'checkpoints').mkdir()
     config.policy.path = stored
     (tmp_path / 'config.json').write_text(json.dumps(config.to_dict()))
-    origin = branch.Source(tmp_path, 1, tmp_path)
+    origin = source_checkpoint.Source(tmp_path, 1, tmp_path)
     branch.check_adapters(Hosts(), origin, config, {})
     config.policy.path = stored or str(paths.BUILT_IN_CHECKPOINT)
     branch.check_adapters(Hosts(), origin, config, {})

@@ -9,7 +9,7 @@ from zeroplay_jax.configs import drzero
 from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.training import branch, continuation, input_record, tool_record
+from zeroplay_jax.training import continuation, input_record, source_checkpoint, tool_record
 
 PHASE = Phase('solver', 8, ('solver',), iteration=1)
 STEPS = [Step(PHASE, number, number) for number in range(8)]
@@ -27,7 +27,9 @@ def save(workdir, *steps):
 
 def copy(source, workdir):
     workdir.mkdir()
-    return continuation.copy(Hosts(), workdir, branch.newest_checkpoint(source), STEPS, {}, True)
+    return continuation.copy(
+        Hosts(), workdir, source_checkpoint.newest_checkpoint(source), STEPS, {}, True
+    )
 
 
 def test_a_checkpoint_of_an_earlier_version_has_no_checksums_and_is_copied(tmp_path):
@@ -80,5 +82,5 @@ def test_another_search_index_or_tool_is_another_schedule(tmp_path, inputs, tool
     write(new, inputs, tools)
     (old / 'config.json').write_text(json.dumps(config.to_dict()))
     config.schedule.iterations += 1
-    source = branch.Source(old, 4, old / 'checkpoints' / '4')
+    source = source_checkpoint.Source(old, 4, old / 'checkpoints' / '4')
     assert continuation.is_longer(Hosts(), new, source, config) == is_longer

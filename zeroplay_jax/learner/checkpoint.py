@@ -58,7 +58,7 @@ def set_damaged_aside(hosts: Hosts, workdir: pathlib.Path) -> list[str]:
     """
     folder = workdir / FOLDER
     # The first process decides, so that all look at the same steps.
-    steps = hosts.gather(saved_steps(folder))[0]
+    steps = hosts.run_on_all_and_gather(lambda: saved_steps(folder))[0]
     damage_of_step = _damage_of_newest(hosts, folder, steps)
     if not damage_of_step:
         return []

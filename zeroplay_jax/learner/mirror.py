@@ -154,12 +154,12 @@ class Mirror(Uploads):
         try:
             return self._staged(step, staging)
         except FileNotFoundError as error:
-            own_folder = self._folder / FOLDER / str(step)
-            is_of_step = str(error.filename).startswith(f'{own_folder}/')
+            step_folder = self._folder / FOLDER / str(step)
+            is_of_step = str(error.filename).startswith(f'{step_folder}/')
             # The run removes old steps only.
             if is_of_step and self._next_step() == step:
                 raise RetrievalError(
-                    f'{own_folder} is damaged: {error.filename} is missing'
+                    f'{step_folder} is damaged: {error.filename} is missing'
                 ) from None
             # The run has saved newer steps since and removed this one, or an evaluation was better than the best.
             return None

@@ -47,6 +47,8 @@ class PartMirror(Uploads):
         self._newest_complete = newest
         # The last step of which this process has written its files.
         self._answered: Due | None = None
+        # The step whose files lie in the staging folder, and these files.
+        self._staged: tuple[Due, Manifest] | None = None
         self._thread.start()
 
     def is_pending(self) -> bool:
@@ -90,22 +92,34 @@ class PartMirror(Uploads):
 
     def _upload(self, due: Due, files_of_first: Manifest) -> None:
         """Uploads the files of this process of a step, or reports that it does not have it any more."""
-        saved_before = saved_steps(self._folder / FOLDER)
         staging = self._folder / STAGING
-        shutil.rmtree(staging, ignore_errors=True)
-        try:
-            manifest = self._staged(staging, files_of_first)
-        except FileNotFoundError as error:
-            # A step that was saved while its files were looked for is tried again.
-            if max(saved_before) >= due.step:
-                self._report_missing(due.step, files_of_first, str(error.filename))
-            return
+        # A further attempt uploads the same files: meanwhile the run may have removed the step.
+        if self._staged is None or self._staged[0] != due:
+            manifest = self._stage(staging, due, files_of_first)
+            if manifest is None:
+                return
+            self._staged = due, manifest
+        manifest = self._staged[1]
         self._send_all(staging, manifest, lambda path: True)
         if self._is_closed.is_set():
             return
         self._parts.write(due.step, self._process, files_of_first, manifest)
         self._answered = due
+        self._staged = None
         shutil.rmtree(staging, ignore_errors=True)
+
+    def _stage(self, staging: pathlib.Path, due: Due, files_of_first: Manifest) -> Manifest | None:
+        """Collects the files of this process of a step; returns None if it does not have the step."""
+        self._staged = None
+        saved_before = saved_steps(self._folder / FOLDER)
+        shutil.rmtree(staging, ignore_errors=True)
+        try:
+            return self._link(staging, files_of_first)
+        except FileNotFoundError as error:
+            # A step that was saved while its files were looked for is tried again.
+            if max(saved_before) >= due.step:
+                self._report_missing(due.step, files_of_first, str(error.filename))
+            return None
 
     def _report_missing(self, step: int, files_of_first: Manifest, file: str) -> None:
         """Tells process 0 that this process has removed a file of the step that is due.
@@ -125,7 +139,7 @@ class PartMirror(Uploads):
             raise RetrievalError(f'{folder} is damaged: {file} is missing')
         self._parts.write(step, self._process, files_of_first, None)
 
-    def _staged(self, staging: pathlib.Path, files_of_first: Manifest) -> Manifest:
+    def _link(self, staging: pathlib.Path, files_of_first: Manifest) -> Manifest:
         """Links the files of this process into a folder; returns those that process 0 does not upload.
 
         Raises:

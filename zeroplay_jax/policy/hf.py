@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +30,7 @@ from zeroplay_jax.policy.stored_tensors import (
 )
 from zeroplay_jax.policy.tensor_names import Tensor, tensors
 from zeroplay_jax.retrieval.progress import bar as progress_bar
+from zeroplay_jax.types import UserError
 
 __all__ = ['CheckpointError', 'load', 'read_config', 'save', 'to_tensors']
 
@@ -309,6 +309,23 @@ def _write_config(path: Path, like: Path, dtype: str) -> None:
         path.write_text(json.dumps(fields, indent=2) + '\n', encoding='utf-8')
 
 
+def _copy(source: Path, target: Path) -> None:
+    """Copies a small file.
+
+    Raises:
+      UserError: one line; it cannot be read.
+      OSError: the copy cannot be written.
+    """
+    try:
+        content = source.read_bytes()
+    # Without the name of the file if the disk fails.
+    except OSError as error:
+        raise UserError(
+            f'{source}: {error.strerror}; correct this and run the same command again'
+        ) from None
+    target.write_bytes(content)
+
+
 def save(
     folder, config: ModelConfig, params: Params, like, texts: Mapping[str, str] | None = None
 ) -> None:
@@ -325,6 +342,7 @@ def save(
 
     Raises:
       FileExistsError: the folder exists already.
+      UserError: one line; a small file cannot be read.
     """
     folder = Path(folder)
     if folder.exists():
@@ -341,7 +359,7 @@ def save(
         for file in base_folder(like).iterdir():
             # The index of the other folder describes other files.
             if file.suffix in _COPIED_SUFFIXES and 'index' not in file.name:
-                shutil.copy(file, staged / file.name)
+                _copy(file, staged / file.name)
         first_leaf = jax.tree.leaves(params)[0]
         like_config = base_folder(like) / 'config.json'
         _write_config(staged / 'config.json', like_config, str(first_leaf.dtype))

@@ -35,6 +35,7 @@ CHECKPOINT_FOLDERS = ('checkpoints', 'best')
 _STEPS = 'steps/'
 # Attempts to read a run that removes its oldest checkpoint meanwhile.
 _READS = 5
+_NO_RUN = 'holds no run that has saved a step; check the address'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,7 +247,32 @@ def check(
         raise WorkdirError(str(error).replace(str(folder), address)) from None
 
 
-def local_run(workdir: str | pathlib.Path, checkpoints: str = '') -> pathlib.Path:
+class StepRemoved(UserError):
+    """The run has removed the step that is to be copied."""
+
+
+def newest_step(address: str) -> int:
+    """Returns the number of the newest complete step of a run in a bucket.
+
+    Args:
+      address: of the workdir of a run, or of its folder 'best'.
+
+    Raises:
+      UserError: one line; there is no run that has saved a step, or it cannot be read.
+    """
+    run, _ = _run_and_folder(address)
+    try:
+        manifests = RemoteWorkdir.open(run).manifests()
+    except RetrievalError as error:
+        raise UserError(str(error)) from None
+    if not manifests:
+        raise UserError(f'{run}: {_NO_RUN}')
+    return max(manifests)
+
+
+def local_run(
+    workdir: str | pathlib.Path, checkpoints: str = '', step: int | None = None
+) -> pathlib.Path:
     """Returns the local copy of a run in a bucket, brought up to date, to be read only; a path as it is.
 
     The copy has logs, records and results, but policies only if the run has ended.
@@ -254,8 +280,10 @@ def local_run(workdir: str | pathlib.Path, checkpoints: str = '') -> pathlib.Pat
     Args:
       workdir: gs://bucket/path, or a path.
       checkpoints: 'checkpoints' brings the newest checkpoint as well, 'best' that of the best evaluation.
+      step: number of the step in the bucket that is copied; None: the newest one.
 
     Raises:
+      StepRemoved: there is no such step.
       UserError: one line; there is no run, or it cannot be read.
     """
     if not objects.is_address(workdir):
@@ -265,10 +293,12 @@ def local_run(workdir: str | pathlib.Path, checkpoints: str = '') -> pathlib.Pat
         for _ in range(_READS):
             stored = _present(remote)
             manifests = remote.manifests()
-            newest = max(manifests, default=None)
-            if newest is None and remote.name('config.json') not in stored:
-                raise UserError(f'{workdir}: holds no run that has saved a step; check the address')
-            manifest = manifests[newest] if newest is not None else {}
+            chosen = max(manifests, default=None) if step is None else step
+            if chosen is None and remote.name('config.json') not in stored:
+                raise UserError(f'{workdir}: {_NO_RUN}')
+            if step is not None and step not in manifests:
+                raise StepRemoved(f'{workdir}: step {step} was removed; run the command again')
+            manifest = manifests[chosen] if chosen is not None else {}
             try:
                 return _copy(remote, manifest, stored, checkpoints)
             # The run has uploaded a newer step and removed this one.
@@ -279,21 +309,28 @@ def local_run(workdir: str | pathlib.Path, checkpoints: str = '') -> pathlib.Pat
     raise UserError(f'{workdir}: changes faster than it is read; run the command again')
 
 
-def local_source(workdir: str) -> str:
+def local_source(workdir: str, step: int | None = None) -> str:
     """Returns the value of --from with a run in a bucket replaced by its local copy.
 
     Args:
       workdir: workdir of a run, or its folder 'best'.
+      step: as in `local_run`.
 
     Raises:
-      UserError: as `local_run`.
+      StepRemoved, UserError: as `local_run`.
     """
     if not objects.is_address(workdir):
         return workdir
-    run, _, folder = workdir.rstrip('/').rpartition('/')
-    if folder == 'best':
-        return str(local_run(run, folder) / folder)
-    return str(local_run(workdir, 'checkpoints'))
+    run, folder = _run_and_folder(workdir)
+    if folder:
+        return str(local_run(run, folder, step) / folder)
+    return str(local_run(run, 'checkpoints', step))
+
+
+def _run_and_folder(address: str) -> tuple[str, str]:
+    """Returns the address of a run, and 'best' if `address` names this folder of it, else ''."""
+    run, _, folder = address.rstrip('/').rpartition('/')
+    return (run, folder) if folder == 'best' else (address, '')
 
 
 def _present(remote: RemoteWorkdir) -> dict[str, StoredObject]:

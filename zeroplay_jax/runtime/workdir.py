@@ -29,6 +29,10 @@ class WorkdirError(UserError):
     """The workdir cannot be used for this run; the message says why."""
 
 
+class InUse(WorkdirError):
+    """Another process has reserved the folder."""
+
+
 def check_is_folder(workdir: str | pathlib.Path, allows_bucket: bool = False) -> None:
     """Refuses an address of which pathlib would make a local folder.
 
@@ -106,13 +110,20 @@ def claim(
       workdir accepts a corrected config.
 
     Raises:
-      WorkdirError: as `check`, or the workdir is in use by another process.
+      WorkdirError: as `check`, or the workdir is in use by another process (InUse) or cannot be locked.
     """
     # The config is compared before the lock is taken: a wrong config is the more useful error.
     check(workdir, config, free, defaults)
     path = workdir / 'config.json'
     created = _create(workdir)
-    with _locked(workdir):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(_flock(workdir))
+        except OSError as error:
+            _remove_created(workdir, created)
+            raise WorkdirError(
+                f'workdir {workdir} cannot be locked ({error.strerror}); choose one on another file system'
+            ) from None
 
         def write() -> None:
             if path.exists():
@@ -139,10 +150,16 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
         locks, may lie in it.
 
     Raises:
-      WorkdirError: the folder is in use by another process.
+      InUse: the folder is in use by another process.
+      OSError: the folder cannot be created or locked.
     """
     created = _create(folder)
-    with _locked(folder):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(_flock(folder))
+        except OSError:
+            _remove_created(folder, created)
+            raise
         try:
             yield
         finally:
@@ -208,16 +225,21 @@ def _remove_created(workdir: pathlib.Path, created: list[pathlib.Path]) -> None:
 
 
 @contextlib.contextmanager
-def _locked(workdir: pathlib.Path) -> Iterator[None]:
-    """Returns a context in which no other process can claim the workdir."""
+def _flock(workdir: pathlib.Path) -> Iterator[None]:
+    """Returns a context in which no other process can claim the workdir.
+
+    Raises:
+      InUse: another process has claimed it.
+      OSError: the file system has no locks, or the file cannot be written.
+    """
     with contextlib.ExitStack() as stack:
         while True:
             lock = stack.enter_context((workdir / _LOCK).open('w'))
             # The kernel releases the lock when the process ends, even if it is killed; a plain lock file would remain.
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise WorkdirError(
+            except BlockingIOError:
+                raise InUse(
                     f'workdir {workdir} is in use by another process; wait for it or choose another'
                 ) from None
             if _is_at(lock, workdir / _LOCK):

@@ -7,18 +7,15 @@ more iterations (`continuation`). The other run is only read; it may be finished
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from zeroplay_jax.learner import checksums
-from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
+from zeroplay_jax.learner.checkpoint import FOLDER
 from zeroplay_jax.learner.fingerprint import weights_fingerprint
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import sharding
@@ -27,92 +24,17 @@ from zeroplay_jax.retrieval import hub, object_cache, objects
 from zeroplay_jax.runtime import atomic
 from zeroplay_jax.runtime import workdir as workdir_files
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.runtime.remote_workdir import local_source
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT, built_in_path
-from zeroplay_jax.training import input_record
+from zeroplay_jax.training import input_record, source_checkpoint
+from zeroplay_jax.training.source_checkpoint import Source
 from zeroplay_jax.types import Json, UserError
 
 FILE_NAME = 'from.json'
 # Parts of a learner's state; the last two are taken where both runs have them.
 _PARTS = ('params', 'opt', 'teacher')
-# Times that the run in --from is copied, until all hosts have the same step of it.
-_COPIES = 5
 # Fields of policy.adapters that decide what the arrays of an adapter, and their base, mean.
 _ADAPTER_FIELDS = ('rank', 'alpha', 'linears', 'quantize')
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """A checkpoint of another run.
-
-    Attributes:
-      workdir: that run's workdir, or its folder `best`; absolute.
-      step: number of the checkpoint.
-      folder: folder of the checkpoint.
-    """
-
-    workdir: pathlib.Path
-    step: int
-    folder: pathlib.Path
-
-
-def newest_checkpoint(workdir: pathlib.Path) -> Source:
-    """Returns the newest whole checkpoint of a run, which may be in progress; changes nothing.
-
-    Args:
-      workdir: the run's workdir, or its folder `best`.
-
-    Raises:
-      UserError: one line; there is no whole checkpoint.
-    """
-    folder = _steps_folder(workdir)
-    damage = ''
-    steps = saved_steps(folder)
-    # Steps of an earlier version have no checksums.
-    are_sealed = any(checksums.exist(folder / str(step)) for step in steps)
-    for step in reversed(steps):
-        path = folder / str(step)
-        # A step that its run removes meanwhile counts as damaged.
-        damage = checksums.find_damage(path) if are_sealed else ''
-        if not damage and path.is_dir():
-            return Source(workdir.resolve(), step, path.resolve())
-    reason = f'its checkpoints are damaged: {damage}' if damage else 'it has no checkpoint'
-    raise UserError(f'{workdir}: {reason}; name the workdir of a run that has saved a step')
-
-
-def _steps_folder(workdir: pathlib.Path) -> pathlib.Path:
-    """Returns the folder with the steps of a run, of which `workdir` may be the folder `best`."""
-    folder = workdir / FOLDER
-    return folder if folder.is_dir() else workdir
-
-
-def read_newest(choose: Callable[[], Source], read: Callable[[Source], object]) -> Source:
-    """Calls `read` with a checkpoint of a run that may be in progress; returns the checkpoint that was read.
-
-    If the run removes the checkpoint meanwhile, `read` is called again with its next one.
-
-    Args:
-      choose: returns the newest checkpoint.
-      read: raises any exception if it cannot read the checkpoint.
-
-    Raises:
-      UserError: of `read` or `choose`. Other exceptions of `read` are raised if there is no other checkpoint.
-    """
-    source = choose()
-    while True:
-        try:
-            read(source)
-        except UserError:
-            raise
-        # Orbax and its libraries raise exceptions of many types.
-        except Exception:
-            newest = choose()
-            if newest.step == source.step:
-                raise
-            source = newest
-        else:
-            return source
 
 
 def find(
@@ -153,29 +75,10 @@ def find(
     if source is None or not begins:
         return None
     # Not before: a resumed run needs the other one no more, which may be gone.
-    return newest_on_all(hosts, _local_folder(hosts, source))
-
-
-def _local_folder(hosts: Hosts, source: str) -> pathlib.Path:
-    """Returns the folder of --from; of a run in a bucket the copy of this process, with the same step in all processes.
-
-    Raises:
-      UserError: one line; there is no such run in the bucket, or it saves steps faster than they are copied.
-    """
-    for _ in range(_COPIES):
-        paths = hosts.run_on_all_and_gather(
-            lambda: str(pathlib.Path(local_source(source)).resolve())
-        )
-        if not objects.is_address(source):
-            return pathlib.Path(paths[0])
-        # Hosts have copies of their own, which may lie elsewhere. The run may save a step between two copies.
-        folder = pathlib.Path(paths[hosts.index])
-        steps = hosts.gather(saved_steps(_steps_folder(folder)))
-        if all(process_steps == steps[0] for process_steps in steps):
-            return folder
-    raise UserError(
-        f'--from={source}: changes faster than all hosts copy it; run the command again'
-    )
+    if objects.is_address(source):
+        return source_checkpoint.copy_on_all(hosts, source)
+    paths = hosts.run_on_all_and_gather(lambda: str(pathlib.Path(source).resolve()))
+    return source_checkpoint.newest_on_all(hosts, pathlib.Path(paths[0]))
 
 
 def _full_name(source: str) -> str:
@@ -185,32 +88,29 @@ def _full_name(source: str) -> str:
     return object_cache.address_of(str(pathlib.Path(source).resolve()))
 
 
-def newest_on_all(hosts: Hosts, workdir: pathlib.Path) -> Source:
-    """Returns the `newest_checkpoint` that the first process finds. All processes must call it.
+def check_policies(hosts: Hosts, source: Source, names: list[str]) -> None:
+    """Raises UserError unless a checkpoint has weights of all these names; reads a small file in the first process.
 
-    Args:
-      hosts: processes of the new run.
-      workdir: of the other run, or its folder `best`, for this process.
+    All processes must call it.
     """
 
-    def find_locally() -> int | None:
-        return newest_checkpoint(workdir).step if hosts.is_first else None
+    def check_locally() -> None:
+        if not hosts.is_first:
+            return
+        try:
+            present = policy_names(source)
+        except FileNotFoundError:
+            raise UserError(
+                f'--from={source.workdir}: checkpoint {source.step} was removed meanwhile; run the command again'
+            ) from None
+        missing = [name for name in names if name not in present]
+        if missing:
+            raise UserError(
+                f'--from={source.workdir}: has the policies {", ".join(present)} and not {missing[0]}; take a run '
+                'with the same trained roles and the same config.weights'
+            )
 
-    # The first process decides: the run may save or remove a step between two looks.
-    step = hosts.run_on_all_and_gather(find_locally)[0]
-    folder = _steps_folder(workdir) / str(step)
-    return Source(workdir.resolve(), step, folder.resolve())
-
-
-def check_policies(source: Source, names: list[str]) -> None:
-    """Raises UserError unless a checkpoint has weights of all these names; reads a small file."""
-    present = policy_names(source)
-    missing = [name for name in names if name not in present]
-    if missing:
-        raise UserError(
-            f'--from={source.workdir}: has the policies {", ".join(present)} and not {missing[0]}; take a run with '
-            'the same trained roles and the same config.weights'
-        )
+    hosts.run_on_all_and_gather(check_locally)
 
 
 def check_adapters(hosts: Hosts, source: Source, config, inputs: dict[str, Any]) -> None:
@@ -328,8 +228,8 @@ def load(hosts: Hosts, source: Source, engine: Engine) -> Source:
     Raises:
       UserError: the weights have other shapes.
     """
-    loaded = read_newest(
-        lambda: newest_on_all(hosts, source.workdir),
+    loaded = source_checkpoint.read_newest(
+        lambda: source_checkpoint.newest_on_all(hosts, source.workdir, source.is_copy),
         lambda newest: hosts.run_on_all_and_gather(lambda: _restore(newest, engine)),
     )
     for name in engine.learners:
@@ -391,19 +291,19 @@ def _merged(source: Source, name: str, learner: Learner, arrays: dict[str, jax.A
       UserError: an array of the weights is missing or has another shape.
     """
 
-    def merge(path: Any, own: Any) -> Any:
+    def merge(path: Any, leaf: Any) -> Any:
         path_name = sharding.path_name(path)
         array = arrays.get(path_name)
-        if array is not None and array.shape == own.shape:
+        if array is not None and array.shape == leaf.shape:
             return array
         if path_name.startswith('params'):
             there = 'is missing' if array is None else f'has the shape {tuple(array.shape)}'
             raise UserError(
-                f'--from={source.workdir}: {name}/{path_name} {there}, config.policy.path has {tuple(own.shape)}; take '
-                'the model that the run was started with'
+                f'--from={source.workdir}: {name}/{path_name} {there}, config.policy.path has {tuple(leaf.shape)}; '
+                'take the model that the run was started with'
             )
         # Moments of an optimiser that the other run lacked, or its position in a warm-up.
-        return own
+        return leaf
 
     merged = jax.tree_util.tree_map_with_path(merge, learner.state)
     if 'teacher' in learner.state and not any(path.startswith('teacher') for path in arrays):

@@ -20,8 +20,9 @@ from zeroplay_jax.learner.checkpoint import FOLDER
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.training import branch, input_record, tool_record
+from zeroplay_jax.training import branch, input_record, source_checkpoint, tool_record
 from zeroplay_jax.training.run_folder import REPORTED_FILE
+from zeroplay_jax.training.source_checkpoint import Source
 
 # Files of a workdir that a continued run takes along; steps behind its checkpoint are removed when they are opened.
 _PATTERNS = ('*.jsonl', 'events.out.tfevents*', REPORTED_FILE)
@@ -30,7 +31,7 @@ _RESULTS = ('evaluations', 'rubrics', 'scores')
 _STAGED = '.continued'
 
 
-def is_longer(hosts: Hosts, workdir: pathlib.Path, source: branch.Source, config) -> bool:
+def is_longer(hosts: Hosts, workdir: pathlib.Path, source: Source, config) -> bool:
     """Returns whether a new run continues the schedule of another one instead of beginning a new one.
 
     It does if it has more iterations, and equal values of all other fields that must not change when a run is resumed,
@@ -74,11 +75,11 @@ def is_longer(hosts: Hosts, workdir: pathlib.Path, source: branch.Source, config
 def copy(
     hosts: Hosts,
     workdir: pathlib.Path,
-    source: branch.Source,
+    source: Source,
     steps: Sequence[Step],
     first_weights: dict[str, list[int]],
     is_shared: bool,
-) -> branch.Source:
+) -> Source:
     """Copies logs and newest checkpoint of another run, as if the new run had made them; returns the checkpoint.
 
     All processes must call it before they open a `Checkpointer`.
@@ -91,7 +92,7 @@ def copy(
       is_shared: whether all processes have the same workdir.
     """
 
-    def copy_locally(newest: branch.Source) -> None:
+    def copy_locally(newest: Source) -> None:
         if is_shared and not hosts.is_first:
             return
         workdir.mkdir(parents=True, exist_ok=True)
@@ -104,8 +105,8 @@ def copy(
                 shutil.copyfile(path, workdir / path.name)
         _copy_checkpoint(newest.folder, workdir, steps)
 
-    copied = branch.read_newest(
-        lambda: branch.newest_on_all(hosts, source.workdir),
+    copied = source_checkpoint.read_newest(
+        lambda: source_checkpoint.newest_on_all(hosts, source.workdir, source.is_copy),
         lambda newest: hosts.run_on_all_and_gather(lambda: copy_locally(newest)),
     )
     return copied

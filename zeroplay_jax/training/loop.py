@@ -44,6 +44,7 @@ from zeroplay_jax.training.profiling import traced
 from zeroplay_jax.training.progress_bar import ProgressBar
 from zeroplay_jax.training.rollout_text import evaluation_text, rollout_text
 from zeroplay_jax.training.saving import Saver
+from zeroplay_jax.training.source_checkpoint import Source
 from zeroplay_jax.training.trajectory_log import rendering_check, trajectory_records
 from zeroplay_jax.types import Preempted, Row, UserError
 
@@ -81,12 +82,14 @@ def _run_at(place: remote_run.Place, config, source: str | None) -> dict:
     shows_progress = config.progress and hosts.is_first
     with run_folder.claimed(hosts, workdir, config) as write_config:
         # ---- check ---------------------------------------------------------------------------------
-        is_resumed = bool(hosts.gather(saved_steps(workdir / FOLDER))[0])
+        steps_of_all = hosts.run_on_all_and_gather(lambda: saved_steps(workdir / FOLDER))
+        is_resumed = bool(steps_of_all[0])
         inputs = input_record.check(hosts, workdir, config, is_resumed)
         origin = branch.find(hosts, workdir, source, is_resumed)
         if origin is not None:
             branch.check_adapters(hosts, origin, config, inputs)
-            branch.check_policies(origin, list(build.weights_of_roles(config).values()))
+            names = list(build.weights_of_roles(config).values())
+            branch.check_policies(hosts, origin, names)
         damage_lines = place.damage_lines
         # A damaged checkpoint of a run in a bucket was replaced when the folder was opened.
         if not place.is_remote:
@@ -146,7 +149,7 @@ def _first_state(
     workdir: pathlib.Path,
     engine: Engine,
     checkpoints: Checkpointer,
-    origin: branch.Source | None,
+    origin: Source | None,
 ) -> dict[str, Any]:
     """Returns the state of the loop (see `_train`), and sets that of the engine: new, resumed, or of another run."""
     state: dict[str, Any] = {

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
+import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -33,6 +35,10 @@ from zeroplay_jax.types import Preempted, TrainingStopped, UserError
 
 # Between two looks whether everything is uploaded.
 _WAIT_SECONDS = 0.1
+# Between two looks whether a local folder is free.
+_LOCK_SECONDS = 0.5
+# In which a process ends after it has missed the heartbeat of process 0.
+_STOP_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +111,7 @@ def opened(hosts: Hosts, workdir: str | pathlib.Path, config) -> Iterator[Place]
 
     Raises:
       UserError: one line; the bucket, the run in it or the local folder cannot be used.
-      WorkdirError: another process has the lease or a local folder.
+      WorkdirError: another process has the lease, or a local folder for longer than processes of a killed run live.
     """
     if not objects.is_address(workdir):
         yield Place(hosts, pathlib.Path(workdir))
@@ -124,7 +130,9 @@ def opened(hosts: Hosts, workdir: str | pathlib.Path, config) -> Iterator[Place]
         run = opened_runs[0] if opened_runs else None
         folder = _folder(hosts, config, shared[0], str(workdir))
         # A process of a run whose first process was killed may still write its folder, which no lease protects.
-        hosts.run_on_all_and_gather(lambda: stack.enter_context(_locked(folder)))
+        seconds = config.distributed.heartbeat + _STOP_SECONDS
+        reserved = _reserved(folder, str(workdir), seconds)
+        hosts.run_on_all_and_gather(lambda: stack.enter_context(reserved))
         if hosts.count == 1:
             assert run is not None
             place = _place_of_one(hosts, run, folder, config)
@@ -203,20 +211,50 @@ def _folder(hosts: Hosts, config, run_id: str, address: str) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def _locked(folder: pathlib.Path) -> Iterator[None]:
+def _reserved(folder: pathlib.Path, address: str, seconds: float) -> Iterator[None]:
     """Reserves the local folder of this process while the context is open.
 
+    Args:
+      folder: the folder.
+      address: of the run.
+      seconds: to wait for a process that has the folder.
+
     Raises:
-      WorkdirError: the folder is in use by another process.
+      InUse: one line; the folder is still in use by another process.
       UserError: one line; the folder cannot be written.
     """
     with contextlib.ExitStack() as stack:
         try:
             # The lock lies beside the folder of the run, so that a run that does not begin leaves none.
-            stack.enter_context(run_workdir.locked(folder.parent))
+            _enter_when_free(stack, folder.parent, address, seconds)
         except OSError as error:
             raise unwritable(folder, error) from None
         yield
+
+
+def _enter_when_free(
+    stack: contextlib.ExitStack, folder: pathlib.Path, address: str, seconds: float
+) -> None:
+    """Reserves a folder until the stack is closed; waits for another process that has it, with a line on stderr."""
+    place = f'local folder {folder} on {socket.gethostname()}'
+    deadline: float | None = None
+    while True:
+        try:
+            stack.enter_context(run_workdir.locked(folder))
+            return
+        except run_workdir.InUse:
+            pass
+        now = time.monotonic()
+        if deadline is None:
+            print(
+                f'waits up to {seconds:.0f} s for the process that has the {place}', file=sys.stderr
+            )
+            deadline = now + seconds
+        if now >= deadline:
+            raise run_workdir.InUse(
+                f'{address}: another process has the {place}; end it, or wait until it has ended'
+            )
+        time.sleep(_LOCK_SECONDS)
 
 
 def _place_of_one(hosts: Hosts, run: _Run, folder: pathlib.Path, config) -> Place:
