@@ -258,4 +258,4 @@ def _file_passages(
             if problem not in ('empty', 'binary'):
                 yield from split_record(record, passage_words)
     if bad_lines.count:
-        inventory.problems[f'bad lines (the first: {bad_lines.first})'] += bad_lines.count
+        inventory.problems[f'unreadable (the first: {bad_lines.first})'] += bad_lines.count

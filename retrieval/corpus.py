@@ -291,7 +291,7 @@ def write(
     _refuse_repeated_ids(source, Corpus(folder), hashes)
     if skipped.count:
         logging.warning(
-            '%s: skipped %d bad lines, kept %d passages', source, skipped.count, len(hashes)
+            '%s: bad lines skipped: %d, passages kept: %d', source, skipped.count, len(hashes)
         )
     return Written(len(hashes), skipped.count, digest.hexdigest())
 

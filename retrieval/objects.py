@@ -123,7 +123,10 @@ def split(address: str) -> tuple[str, str]:
     """
     match = _ADDRESS.fullmatch(address)
     if match is None:
-        raise RetrievalError(f'{address}: not an address in a bucket; give gs://bucket/path')
+        raise RetrievalError(
+            f'{address}: not an address in a bucket, whose name has at least three characters: lower-case letters, '
+            'digits, ., _ and -; give gs://bucket/path'
+        )
     path = (match[2] or '').strip('/')
     parts = path.split('/')
     # They would leave the folder that a local copy lies in.

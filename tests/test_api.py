@@ -5,6 +5,7 @@ import dataclasses
 import re
 import subprocess
 import sys
+import traceback
 
 import jax
 import numpy as np
@@ -12,6 +13,8 @@ import pytest
 
 import zeroplay_jax as zp
 from zeroplay_jax.evaluation.held_out import evaluate
+from zeroplay_jax.objectives import policy_gradient
+from zeroplay_jax.objectives.losses import POLICY_LOSSES
 from zeroplay_jax.selfplay.schedule import all_steps
 from zeroplay_jax.settings.errors import ConfigError
 from zeroplay_jax.tools.base import Tool, ToolResult, string_parameter
@@ -82,6 +85,7 @@ def assert_same(trajectory, other):
 def test_the_import_loads_nothing_heavy():
     code = (
         'import sys, zeroplay_jax as zp; assert "train" in dir(zp) and zp.__version__\n'
+        'assert not {"os", "sys", "Any"} & set(dir(zp))\n'
         'heavy = {"jax", "tensorflow", "transformers", "flax", "pydantic", "numpy"}\n'
         'sys.exit(", ".join(heavy & set(sys.modules)) or None)'
     )
@@ -101,6 +105,7 @@ def test_a_config_needs_no_accelerator_library():
 def test_every_public_name_is_there():
     for name in zp.__all__:
         assert getattr(zp, name).__doc__
+    assert zp.UserError is UserError
     with pytest.raises(AttributeError, match='no attribute'):
         zp.no_such_function  # noqa: B018
 
@@ -164,6 +169,28 @@ def test_the_loss_has_a_gradient_by_the_parameters(policy, rollouts):
     gradient = jax.grad(lambda params: zp.policy_loss(policy, rollouts, rewards, params=params)[0])
     largest = [np.abs(leaf).max() for leaf in jax.tree.leaves(gradient(policy.params))]
     assert np.all(np.isfinite(largest)) and max(largest) > 0
+
+
+def test_a_function_or_an_object_is_a_loss(policy, rollouts):
+    rewards = np.arange(sum(map(len, rollouts)), dtype=float).reshape(len(rollouts), -1)
+    expected, _ = zp.policy_loss(policy, rollouts, rewards, loss='token_pg', clip_low=0.1)
+    for loss in (policy_gradient.token_pg, POLICY_LOSSES['token_pg']):
+        value, stats = zp.policy_loss(policy, rollouts, rewards, loss=loss, clip_low=0.1)
+        np.testing.assert_allclose(value, expected, atol=1e-6)
+        assert 'ratio' in stats
+
+
+def broken_loss(logp, old_logp, advantage, mask, segment, **options):
+    return logp @ {}, {}
+
+
+def test_an_error_of_a_loss_names_field_and_function_and_keeps_its_line(policy, rollouts):
+    rewards = np.arange(sum(map(len, rollouts)), dtype=float).reshape(len(rollouts), -1)
+    with pytest.raises(TypeError) as caught:
+        zp.policy_loss(policy, rollouts, rewards, loss=broken_loss)
+    text = ''.join(traceback.format_exception(caught.value))
+    note = f'config.<role>.loss={__name__}:broken_loss: raised this error; correct it there'
+    assert note in text.splitlines() and 'return logp @ {}, {}' in text
 
 
 def test_equal_rewards_have_no_loss(policy, rollouts):

@@ -1,9 +1,11 @@
 """Wrong arguments of `import zeroplay_jax as zp`: one line with the function, the argument and the fix."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import zeroplay_jax as zp
+from zeroplay_jax.objectives.losses import PolicyLoss
 from zeroplay_jax.tools.calculator import CalculatorTool
 from zeroplay_jax.types import POLICY, Trajectory, Turn, UserError
 
@@ -55,7 +57,7 @@ def refused(call, *parts):
 @pytest.mark.parametrize(
     ('arguments', 'part'),
     [
-        (('drzerro',), 'no such recipe'),
+        (('drzerro',), "config: name='drzerro': no such recipe"),
         (('drzero', 'minni'), "no variant 'minni'"),
         (('quickstart', 'mini'), 'quickstart has no variants'),
         (('zeroplay_jax.selfplay.recipes.ssp', 'mini'), 'no variant'),
@@ -133,7 +135,37 @@ def test_score(rollouts, answers, metric, part):
     refused(lambda: zp.score(rollouts, answers, metric), part)
 
 
+def score_of_five(prediction, accepted):
+    return 5.0
+
+
+def score_nan(prediction, accepted):
+    return float('nan')
+
+
+def score_of_text(prediction, accepted):
+    return 'right'
+
+
+@pytest.mark.parametrize(
+    ('name', 'part'),
+    [('score_of_five', '5.0'), ('score_nan', 'nan'), ('score_of_text', 'a str')],
+)
+def test_a_metric_that_returns_no_score(name, part):
+    metric = f'{__name__}:{name}'
+    answers = ['Rome', 'Paris']
+    expected = f"score: metric '{metric}' returned {part}; return a number in [0, 1]"
+    refused(lambda: zp.score(ROLLOUTS, answers, metric), expected)
+
+
 REWARDS = [[0.0, 1.0], [1.0, 0.0]]
+
+
+def coupled(logp, old_logp, advantage, mask, segment, **options):
+    return jnp.where(mask, jnp.cumsum(logp, 1), 0.0), {}
+
+
+COUPLED = PolicyLoss(coupled, elementwise=True)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +173,9 @@ REWARDS = [[0.0, 1.0], [1.0, 0.0]]
     [
         (REWARDS, {'loss': 'ppo'}, 'loss=ppo: not possible; give one of reinforce, token_pg'),
         (REWARDS, {'loss': 'no_package.x:f'}, 'cannot import module'),
+        (REWARDS, {'loss': 3}, 'config.solver.loss=3: must be a text'),
+        (REWARDS, {'loss': score_nan}, 'it is called with (logp, old_logp'),
+        (REWARDS, {'loss': COUPLED}, 'loss coupled: declared elementwise'),
         (REWARDS, {'clip_lo': 0.2}, 'config.solver.clip_lo: no such field; did you mean'),
         (REWARDS, {'clip_low': -0.2}, 'config.solver.clip_low=-0.2: not possible'),
         (REWARDS, {'clip_low': 'small'}, 'config.solver.clip_low=small: must be a number'),

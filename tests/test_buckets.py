@@ -92,6 +92,7 @@ def test_a_policy_of_a_run_brings_the_config_of_the_run(bucket):
         ('gs://bucket/none', 'no such file or folder in the bucket'),
         ('gs://bucket', 'names a bucket'),
         ('gs://B/x', 'not an address in a bucket'),
+        ('gs://b/r', 'whose name has at least three characters'),
         ('gs://bucket/../x', 'has an empty part'),
     ],
 )

@@ -227,6 +227,29 @@ def test_only_a_path_in_a_bucket_is_a_workdir(address):
     run_workdir.check_is_folder('gs://bucket/runs/a', allows_bucket=True)
 
 
+@pytest.mark.parametrize(
+    ('workdir', 'line'),
+    [
+        ('/proc/x', r'--workdir=/proc/x: cannot be created \(No such file or directory\)'),
+        ('/dev/full', '--workdir=/dev/full: there is a file in this place; name a folder'),
+        ('/dev/full/x', 'there is a file in this place'),
+        ('x' * 300, r'cannot be created \(File name too long\); name another folder'),
+        (f'a/{"x" * 300}/b', 'File name too long'),
+    ],
+)
+def test_a_place_where_no_folder_can_be_is_refused(tmp_path, monkeypatch, workdir, line):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WorkdirError, match=line) as error:
+        run_workdir.check_is_folder(workdir)
+    assert '\n' not in str(error.value)
+
+
+def test_the_check_of_a_place_leaves_nothing(tmp_path):
+    run_workdir.check_is_folder(tmp_path / 'runs' / 'a')
+    run_workdir.check_is_folder(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 REFUSED = {
     'another seed': (['--config.seed=1'], 'seed (there 0, now 1); choose another workdir'),
     'another rate': (['--config.solver.learning_rate=0.5'], 'solver.learning_rate (there '),
@@ -271,6 +294,12 @@ def test_what_cannot_run_is_refused_before_jax_is_loaded(tmp_path, case):
     [
         ({'mesh.fsdp': 16, 'micro.rows': 16}, 'needs 16 devices, there are 8'),
         ({'mesh.model': 4, 'micro.rows': 4}, 'num_key_value_heads=2 is not divisible by mesh axis'),
+        # There are too few devices as well, but no number of devices suits such a mesh.
+        ({'mesh.model': 3, 'mesh.fsdp': 16}, 'num_attention_heads=4 is not divisible by mesh axis'),
+        (
+            {'mesh.model': -1, 'micro.rows': 8},
+            "num_attention_heads=4 is not divisible .* 'model' of 8",
+        ),
         ({'mesh.replica': 4, 'micro.rows': 6}, 'config.micro.rows=6: must be divisible by'),
     ],
 )

@@ -29,12 +29,14 @@ if TYPE_CHECKING:
         train,
     )
     from zeroplay_jax.configuration.packaged import config
+    from zeroplay_jax.types import UserError
 
 __version__ = '0.2.0'
 
 __all__ = [
     'Index',
     'Policy',
+    'UserError',
     'config',
     'load_policy',
     'open_index',
@@ -58,12 +60,16 @@ if sys.argv[:1] == ['-m'] and {f'zeroplay_jax.{name}' for name in _COMMANDS} & s
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the API or the packaged configs when one of their names is first used."""
+    """Loads the module of a public name when it is first used."""
     # Loading the API imports JAX and transformers, which `--help` and config checks must not wait for (PEP 562).
     if name == 'config':
         from zeroplay_jax.configuration import packaged
 
         return packaged.config
+    if name == 'UserError':
+        from zeroplay_jax import types
+
+        return types.UserError
     if name in __all__:
         from zeroplay_jax import api
 
@@ -72,4 +78,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted(['__version__', *__all__])

@@ -24,9 +24,10 @@ from zeroplay_jax.evaluation.sampled_rollout import (
 )
 from zeroplay_jax.learner.weights_view import publisher
 from zeroplay_jax.objectives import rewards as reward_functions
+from zeroplay_jax.objectives.losses import LossFunction
 from zeroplay_jax.policy import adapter_config, hf
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.retrieval import hub, object_cache, objects
+from zeroplay_jax.retrieval import hub, object_cache
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
@@ -268,7 +269,8 @@ def score(
       metric: 'em', 'subem', 'f1', or 'package.module:function'.
 
     Raises:
-      UserError: there is no such metric, or not one entry of `answers` per question.
+      UserError: there is no such metric, it returns something else than a number in [0, 1], or not one entry of
+        `answers` per question.
     """
     arguments.check_rollouts('score', rollouts)
     arguments.check_answers('score', answers, rollouts)
@@ -279,7 +281,8 @@ def score(
     scores = []
     for trajectories, accepted in zip(rollouts, answers, strict=True):
         predictions = [final_answer(trajectory) for trajectory in trajectories]
-        scores.append([float(metric_function(answer, accepted)) for answer in predictions])
+        values = [metric_function(prediction, accepted) for prediction in predictions]
+        scores.append([arguments.checked_score('score', metric, value) for value in values])
     return np.array(scores, np.float64)
 
 
@@ -288,7 +291,7 @@ def policy_loss(
     rollouts: Rollouts,
     rewards: Float[np.ndarray, 'questions samples'] | Sequence[Sequence[float]],
     *,
-    loss: str = 'token_pg',
+    loss: str | LossFunction = 'token_pg',
     params: Params | None = None,
     **settings: Any,
 ) -> tuple[Float[Array, ''], dict[str, Any]]:
@@ -303,7 +306,7 @@ def policy_loss(
       policy: model, weights and, in its config, the size of a micro-batch (`micro.rows`, `micro.tokens`).
       rollouts: per question its samples.
       rewards: one per rollout, in the same arrangement.
-      loss: a name of `objectives.losses`, or 'package.module:function'.
+      loss: a name of `objectives.losses`, 'package.module:function', or the function or `PolicyLoss` itself.
       params: weights to evaluate; None: the policy's. A KL term compares them with the policy's.
       settings: fields of `config.<role>` (docs/configuration.md), such as the `temperature` that the rollouts were
         sampled with, 1 by default. Distillation needs a run.
@@ -357,11 +360,6 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
     """
     arguments.check_settings('train', settings)
     check_is_folder(workdir, allows_bucket=True)
-    folder = pathlib.Path(workdir)
-    is_in_bucket = objects.is_address(workdir)
-    # The parents are checked as well: a file among them would make mkdir fail, and only after the policy was loaded.
-    if not is_in_bucket and any(path.is_file() for path in (folder, *folder.parents)):
-        raise UserError(f'train: workdir {workdir}: there is a file in this place; name a folder')
     # Copied before: addresses in a bucket are replaced by the paths of their copies.
     settings = _copy('train', settings)
     rules.check(settings)

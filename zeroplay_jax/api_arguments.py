@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.objectives import losses
+from zeroplay_jax.objectives.losses import LossFunction
 from zeroplay_jax.settings.errors import ConfigError
 from zeroplay_jax.settings.schema import TrainedRole
 from zeroplay_jax.tools.base import Tool
@@ -138,6 +139,23 @@ def check_answers(function: str, answers: Any, rollouts: Sequence[Sequence[Traje
             )
 
 
+def checked_score(function: str, metric: str, value: Any) -> float:
+    """Returns what an answer metric returned for one answer, as a float.
+
+    Raises:
+      UserError: one line; it is not a number in [0, 1].
+    """
+    fix = 'return a number in [0, 1]'
+    try:
+        score = float(value)
+    except (TypeError, ValueError):
+        raise UserError(f'{function}: metric {metric!r} returned a {_kind(value)}; {fix}') from None
+    # Also refuses NaN, with which every comparison is false.
+    if not 0 <= score <= 1:
+        raise UserError(f'{function}: metric {metric!r} returned {score}; {fix}')
+    return score
+
+
 def reward_table(
     function: str, rewards: Any, rollouts: Sequence[Sequence[Trajectory]]
 ) -> list[list[float]]:
@@ -168,18 +186,27 @@ def reward_table(
     return table
 
 
-def role_settings(function: str, role: str, loss: str, settings: Mapping[str, Any]) -> ConfigDict:
+def role_settings(
+    function: str, role: str, loss: str | LossFunction, settings: Mapping[str, Any]
+) -> ConfigDict:
     """Returns all settings of a role: `settings` and `loss`, and defaults for the others.
 
     Raises:
       UserError: one line; an unknown loss or setting, a value out of bounds, or distillation.
     """
+    values = dict(settings)
+    # A config holds names only; a function is added when the other fields are checked.
+    if not callable(loss):
+        values['loss'] = loss
     try:
-        checked = fields.checked_section(TrainedRole, role, {**settings, 'loss': loss})
+        checked = fields.checked_section(TrainedRole, role, values)
     except ConfigError as error:
         raise UserError(f'{function}: {error}') from None
+    if callable(loss):
+        with checked.ignore_type():
+            checked.loss = loss
     try:
-        losses.resolve_loss(loss)
+        losses.check_elementwise(losses.resolve_loss(loss))
     except ValueError as error:
         raise UserError(f'{function}: {error}') from None
     if checked.distill_top_k:

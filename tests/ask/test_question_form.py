@@ -1,5 +1,6 @@
 """A policy that only fills in blanks says so when it is asked another question."""
 
+import json
 import types
 
 import pytest
@@ -74,3 +75,16 @@ def test_the_greeting_says_which_questions_the_policy_reads(open_session, capsys
 def test_only_the_policies_for_english_have_a_form():
     assert question_form(ENGLISH_CHECKPOINT.parent / 'clean').fits(CLOZE)
     assert question_form(BUILT_IN_CHECKPOINT) is None
+
+
+@pytest.mark.parametrize('base', [ENGLISH_CHECKPOINT, BUILT_IN_CHECKPOINT])
+def test_an_adapter_has_the_form_of_its_base(tmp_path, base):
+    fields = {
+        'peft_type': 'LORA',
+        'r': 4,
+        'lora_alpha': 4,
+        'target_modules': ['q_proj'],
+        'base_model_name_or_path': str(base),
+    }
+    (tmp_path / 'adapter_config.json').write_text(json.dumps(fields))
+    assert question_form(tmp_path) == question_form(base)

@@ -50,6 +50,7 @@ PAGE = '--config=configs/quickstart.py'
         (['--confg=configs/quickstart.py'], 'Did you mean: config'),
         ([PAGE], 'give --workdir=FOLDER'),
         ([PAGE, '--workdir={tmp}/broken.py/run'], 'there is a file in this place'),
+        ([PAGE, '--workdir=/proc/x'], '--workdir=/proc/x: cannot be created'),
         ([], 'no config; give one of --config=configs/ablations.py'),
     ],
 )

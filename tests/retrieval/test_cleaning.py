@@ -181,7 +181,7 @@ def test_other_sources_with_nothing_usable_are_refused(tmp_path):
     assert 'there are no files in it' in refused(tmp_path / 'empty', tmp_path)
     assert 'no such file or folder' in refused(tmp_path / 'none', tmp_path)
     (tmp_path / 'c.jsonl').write_text('{}\n[1]\n')
-    assert '2 bad lines (the first: line 1: not an object' in refused(
+    assert '2 unreadable (the first: line 1: not an object' in refused(
         tmp_path / 'c.jsonl', tmp_path
     )
     (tmp_path / 'd.jsonl').write_text('')
@@ -218,7 +218,7 @@ def test_a_corpus_file_keeps_lists_and_loses_empty_passages_and_bad_lines(tmp_pa
     source.write_text('\n'.join([*lines, 'no JSON']))
     inventory = cleaning.write_clean(source, tmp_path / 'out.jsonl', 80)
     assert (inventory.usable, inventory.passages) == (1, 3)
-    assert inventory.problems.total() == 4 and 'bad lines' in str(inventory)
+    assert inventory.problems.total() == 4 and '1 unreadable (the first' in str(inventory)
 
 
 def test_a_file_without_permission_is_counted(tmp_path):

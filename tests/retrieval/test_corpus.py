@@ -94,7 +94,7 @@ def test_a_bad_line_is_named_or_skipped(tmp_path, caplog, line, reason):
     with caplog.at_level(logging.WARNING):
         about, found = written(tmp_path / 'c.jsonl', data, tmp_path, strict=False)
     assert (about.passages, about.skipped, found.record(2).id) == (3, 1, 'last')
-    assert 'c.jsonl:3' in caplog.text and 'skipped 1 bad lines, kept 3' in caplog.text
+    assert 'c.jsonl:3' in caplog.text and 'bad lines skipped: 1, passages kept: 3' in caplog.text
 
 
 def test_a_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):

@@ -18,7 +18,6 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields, rules
-from zeroplay_jax.retrieval import objects
 from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.settings.errors import ConfigError, fail
@@ -269,7 +268,7 @@ def check_command(
       has_evaluation: see `rules.check`.
 
     Raises:
-      ConfigError: one line; the first problem.
+      ConfigError, WorkdirError: one line; the first problem.
     """
     if len(argv) > 1:
         raise ConfigError(f'{argv[1]!r} is not a flag; settings are given as --config.FIELD=VALUE')
@@ -280,11 +279,6 @@ def check_command(
             'no folder for the run; give --workdir=FOLDER, such as --workdir=runs/first'
         )
     check_is_folder(workdir, allows_bucket=True)
-    # Parents are checked too, because mkdir would fail only after the policy was loaded.
-    folder = pathlib.Path(workdir)
-    is_in_bucket = objects.is_address(workdir)
-    if not is_in_bucket and any(path.is_file() for path in (folder, *folder.parents)):
-        raise ConfigError(f'--workdir={workdir}: there is a file in this place; name a folder')
     rules.check(config, has_evaluation)
 
 

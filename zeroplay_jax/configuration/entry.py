@@ -140,6 +140,10 @@ def check_devices(config) -> None:
     """
     from zeroplay_jax.policy import sharding
 
+    heads = _heads(config)
+    # Checked first: more devices would not help such a mesh. -1 is known when the devices are counted.
+    if heads and config.mesh.model != -1:
+        sharding.check_heads(*heads, config.mesh.model)
     mesh = sharding.make_mesh(**config.mesh)
     sharding.local_mesh(mesh)
     data_shards = sharding.data_shards(mesh)
@@ -148,11 +152,16 @@ def check_devices(config) -> None:
             f'config.micro.rows={config.micro.rows}: must be divisible by replica × fsdp of the mesh, which is '
             f'{data_shards}; change one of them'
         )
+    if heads:
+        sharding.check_heads(*heads, mesh.shape['model'])
+
+
+def _heads(config) -> tuple[int, int] | None:
+    """Returns the policy's numbers of attention heads and of key/value heads; None if they cannot be read."""
     folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
     try:
         model = json.loads((folder / 'config.json').read_text(encoding='utf-8'))
-        heads = (int(model['num_attention_heads']), int(model['num_key_value_heads']))
+        return int(model['num_attention_heads']), int(model['num_key_value_heads'])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         # Reported when the policy is opened.
-        return
-    sharding.check_heads(*heads, mesh)
+        return None

@@ -38,7 +38,7 @@ def config(
             f'config: {name!r} is not a file of configs/, so it has no variant {variant!r}; {fix}'
         )
     else:
-        settings = fields.default_config(name)
+        settings = _defaults_of_recipe(name)
     if changes is not None and not isinstance(changes, Mapping):
         fix = "give a dict, such as {'solver.batch': 16}"
         raise ConfigError(f'config: changes is a {type(changes).__name__}; {fix}')
@@ -57,6 +57,15 @@ def config(
             default = defaults[field]
             fail(field, value, 'a value of another type', f'give one such as {default!r}')
     return settings
+
+
+def _defaults_of_recipe(name: str) -> ConfigDict:
+    """Returns the defaults of a recipe; ConfigError, which names the argument, if there is none of this name."""
+    try:
+        return fields.default_config(name)
+    except ConfigError as error:
+        reason = str(error).removeprefix(f'config.recipe={name}: ')
+        raise ConfigError(f'config: name={name!r}: {reason}') from error
 
 
 def _of_variant(name: str, get_config: Callable[..., ConfigDict], variant: str) -> ConfigDict:

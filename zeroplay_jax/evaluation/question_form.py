@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 
 from zeroplay_jax.mini.cloze import BLANK
+from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.settings.paths import ENGLISH_CHECKPOINT
 
 
@@ -36,9 +37,13 @@ _CLOZE = QuestionForm(
 def question_form(folder: pathlib.Path) -> QuestionForm | None:
     """Returns the form of question that the policy in a checkpoint folder reads; None: any.
 
-    The tokenizer decides, because policies that were trained from the English checkpoint keep it.
+    The tokenizer decides, because policies that were trained from the English checkpoint keep it. That of an adapter is
+    in the folder of its base.
+
+    Raises:
+      UserError: the base of an adapter is not there.
     """
-    tokenizer = (folder / 'tokenizer.json').read_bytes()
+    tokenizer = (base_folder(folder) / 'tokenizer.json').read_bytes()
     if tokenizer == (ENGLISH_CHECKPOINT / 'tokenizer.json').read_bytes():
         return _CLOZE
     return None

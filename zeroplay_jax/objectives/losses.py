@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from zeroplay_jax.objectives import policy_gradient
-from zeroplay_jax.objectives.registry import resolve
+from zeroplay_jax.objectives.registry import check_signature, resolve
 from zeroplay_jax.objectives.types import AnyArray, DeviceStats
 
 
@@ -109,18 +109,26 @@ class PolicyLoss:
           LossError: the function does not return losses [B, T] and statistics, or not the declared ones.
         """
         # Every loss takes all options, also those that it ignores, so that callers need not know the loss.
-        result = self.function(
-            logp,
-            old_logp,
-            advantage,
-            mask,
-            segment,
-            clip_low=clip_low,
-            clip_high=clip_high,
-            dual_clip=dual_clip,
-        )
-        # Shapes and names are static under jit: the checks run once, when the update is traced.
         name = getattr(self.function, '__name__', repr(self.function))
+        try:
+            result = self.function(
+                logp,
+                old_logp,
+                advantage,
+                mask,
+                segment,
+                clip_low=clip_low,
+                clip_high=clip_high,
+                dual_clip=dual_clip,
+            )
+        except Exception as error:
+            # Added to the error, so that its traceback still ends in the line of the function.
+            module = getattr(self.function, '__module__', '')
+            error.add_note(
+                f'config.<role>.loss={module}:{name}: raised this error; correct it there'
+            )
+            raise
+        # Shapes and names are static under jit: the checks run once, when the update is traced.
         is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)
         if not is_pair:
             fix = 'return (losses of the tokens, {name: (sum, count)})'
@@ -185,19 +193,23 @@ POLICY_LOSSES: Mapping[str, PolicyLoss] = {
 }
 
 
-def resolve_loss(name: str) -> PolicyLoss:
+def resolve_loss(name: str | LossFunction) -> PolicyLoss:
     """Returns the loss of a built-in name, or the one that 'package.module:function' refers to.
 
     Args:
-      name: a key of POLICY_LOSSES, or the import path of a function or a `PolicyLoss`. A plain function counts as a
+      name: a key of POLICY_LOSSES, or a function or a `PolicyLoss` or its import path. A plain function counts as a
         loss with a ratio per token and any statistics.
 
     Raises:
-      ValueError: there is no such loss; the message is one line.
+      ValueError: there is no such loss, or it cannot be called as one; the message is one line.
     """
     arrays = ('logp', 'old_logp', 'advantage', 'mask', 'segment')
     settings = ('clip_low', 'clip_high', 'dual_clip')
-    loss = resolve('loss', name, POLICY_LOSSES, arrays, settings)
+    if isinstance(name, str):
+        loss = resolve('loss', name, POLICY_LOSSES, arrays, settings)
+    else:
+        loss = name
+        check_signature(f'loss {loss!r}', loss, arrays, settings)
     # A plain function has the properties of the most common case; PolicyLoss states others.
     if isinstance(loss, PolicyLoss):
         return loss

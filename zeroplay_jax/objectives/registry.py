@@ -65,14 +65,14 @@ def resolve(
         raise ValueError(
             f'{kind} {name!r}: {attribute!r} is a {type(function).__name__}; name a function instead'
         )
-    _check_signature(f'{kind} {name!r}', function, positional, keywords)
+    check_signature(f'{kind} {name!r}', function, positional, keywords)
     return function
 
 
-def _check_signature(
+def check_signature(
     name: str, function: Callable, positional: Sequence[str], keywords: Sequence[str]
 ) -> None:
-    """Raises ValueError unless the function takes these arguments."""
+    """Raises ValueError, whose line begins with `name`, unless the function takes these arguments."""
     try:
         # A decorator with functools.wraps may take other arguments than the function that it wraps.
         signature = inspect.signature(function, follow_wrapped=False)

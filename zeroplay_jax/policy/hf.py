@@ -207,7 +207,7 @@ def _tensor_shardings(
         # A local device is taken: with several processes `jax.devices()[0]` belongs to one of them only.
         first_device = jax.local_devices()[0]
         return dict.fromkeys(tensor_of_path, SingleDeviceSharding(first_device))
-    sharding.check_heads(config.heads, config.kv_heads, mesh)
+    sharding.check_heads(config.heads, config.kv_heads, mesh.shape['model'])
     shardings = {}
     for path, tensor in tensor_of_path.items():
         shardings[path] = sharding.parameter_sharding(path, tensor.shape, mesh, training_layout)

@@ -290,9 +290,8 @@ def parameter_shardings(params, mesh: Mesh, training_layout: bool = False):
     return jax.tree_util.tree_map_with_path(sharding, params)
 
 
-def check_heads(heads: int, kv_heads: int, mesh: Mesh) -> None:
-    """Raises UserError for a mesh whose 'model' axis would split a head."""
-    model_shards = mesh.shape['model']
+def check_heads(heads: int, kv_heads: int, model_shards: int) -> None:
+    """Raises UserError for a size of the 'model' axis of a mesh that would split a head."""
     for name, count in (('num_attention_heads', heads), ('num_key_value_heads', kv_heads)):
         if count % model_shards:
             raise UserError(

@@ -6,11 +6,13 @@ Needs no JAX, so that a folder of another run is refused before anything is load
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import pathlib
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
@@ -34,7 +36,7 @@ class InUse(WorkdirError):
 
 
 def check_is_folder(workdir: str | pathlib.Path, allows_bucket: bool = False) -> None:
-    """Refuses an address of which pathlib would make a local folder.
+    """Refuses an address of which pathlib would make a local folder, and a place where no folder can be created.
 
     Args:
       workdir: folder or address.
@@ -45,6 +47,7 @@ def check_is_folder(workdir: str | pathlib.Path, allows_bucket: bool = False) ->
     """
     # pathlib shortens the two slashes to one. A single letter may be a drive.
     if not re.match(r'[A-Za-z][A-Za-z0-9+.-]+:/', str(workdir)):
+        _check_place(pathlib.Path(workdir))
         return
     if not allows_bucket:
         raise WorkdirError(
@@ -58,6 +61,36 @@ def check_is_folder(workdir: str | pathlib.Path, allows_bucket: bool = False) ->
         raise WorkdirError(f'--workdir={error}') from None
     if not path:
         raise WorkdirError(f'--workdir={workdir}: names a bucket; give gs://bucket/path')
+
+
+def _check_place(workdir: pathlib.Path) -> None:
+    """Raises WorkdirError if the folder is neither there nor can be created."""
+    try:
+        existing = _nearest_existing(workdir)
+        if not existing.is_dir():
+            raise WorkdirError(f'--workdir={workdir}: there is a file in this place; name a folder')
+        # A missing parent hides that a name in it is too long.
+        longest = max(len(os.fsencode(name)) for name in workdir.absolute().parts)
+        if longest > os.pathconf(existing, 'PC_NAME_MAX'):
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        if existing != workdir:
+            # Permissions do not tell that nothing can be created in /proc or on a read-only disk.
+            tempfile.TemporaryDirectory(prefix='.', dir=existing).cleanup()
+    except OSError as error:
+        raise WorkdirError(
+            f'--workdir={workdir}: cannot be created ({error.strerror}); name another folder'
+        ) from None
+
+
+def _nearest_existing(path: pathlib.Path) -> pathlib.Path:
+    """Returns the path or the innermost of its parents that exists; OSError if it cannot be a path."""
+    for candidate in (path, *path.parents):
+        try:
+            candidate.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        return candidate
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
 def check(
