@@ -19,7 +19,7 @@ from jaxtyping import Bool, Num, Shaped
 
 Z95 = 1.959963984540054  # two-sided 95 % quantile of the standard normal distribution
 NO_HOPS = 0  # hop count of questions without one
-# The hop counts that the headline figure averages, for all recipes alike: SSP and SCOPE propose no questions of four.
+# The hop counts that the headline figure averages, for all recipes alike; SSP and SCOPE propose no more.
 HEADLINE = (NO_HOPS, 1, 2, 3)
 
 # Callers may pass 0/1 integers; `_flags_by_hop` checks shape and values and converts to booleans.

@@ -56,7 +56,8 @@ class LossConfig:
         """
         # The name is resolved once here, not at every trace of the loss.
         policy_loss = resolve_loss(role.loss)
-        # Tests check the built-in ones.
+        # Tests check the built-in ones. Not when the config is read: that comes before processes are connected, and
+        # computing starts the devices of JAX.
         if role.loss not in POLICY_LOSSES:
             check_elementwise(policy_loss)
         values: dict[str, Any] = {'policy_loss': policy_loss}
