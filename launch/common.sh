@@ -106,7 +106,8 @@ run() {
 
 # Packs the project into file $1, without its runs, caches and hidden folders.
 archive() {
-  run tar '--exclude=./.?*' --exclude=./runs --exclude=./shared --exclude=__pycache__ -czf "$1" .
+  # Status 1: a file, such as a log in this folder, changed or was removed while tar read it.
+  run tar '--exclude=./.?*' --exclude=./runs --exclude=./shared --exclude=__pycache__ -czf "$1" . || (($? == 1))
 }
 
 # Sets `scratch` to a new folder that only this user can enter and that is removed at the end. A dry run makes none.

@@ -89,9 +89,9 @@ class Client:
         """
 
         def search(requests: list[tuple]) -> list[Any]:
-            found = self.backend.retrieve([query for query, _ in requests], k)
+            answers = self.backend.retrieve([query for query, _ in requests], k)
             # Copied here, so that an answer that is not a list of passages counts as a failure of the backend.
-            return [[dict(passage) for passage in passages] for passages in found]
+            return [[dict(passage) for passage in passages] for passages in answers]
 
         # k is part of a request, so that answers of another k are cached separately.
         requests = [(query, k) for query in queries]

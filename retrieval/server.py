@@ -56,8 +56,11 @@ _SHUTDOWN_SECONDS = 60
 _RESERVED_FILES = 64
 # Status of a request whose client has left (nginx's); only the metrics see it.
 _CLIENT_LEFT = 499
-# A request that is refused before its body was read to the end; the connection is then closed.
+# A request that may be refused before its body was read to the end; the connection is then closed.
 _BODY_UNREAD = (408, 413)
+# A body that is too long is read up to this multiple of its limit, because a client that is still sending when the
+# connection is closed gets a connection reset instead of the reason.
+_DISCARDED_LIMITS = 16
 
 
 class App:
@@ -173,18 +176,23 @@ class App:
           Refused: it exceeds its limit (413), whatever its headers say, or does not arrive in time (408).
         """
         body = bytearray()
+        length = 0
+        most_bytes = self.limits.body_bytes
         try:
             async with asyncio.timeout(self.limits.body_seconds):
                 async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > self.limits.body_bytes:
-                        reason = f'the body is longer than {self.limits.body_bytes} bytes'
-                        raise Refused(413, reason)
+                    length += len(chunk)
+                    if length <= most_bytes:
+                        body += chunk
+                    elif length > _DISCARDED_LIMITS * most_bytes:
+                        break
         except TimeoutError:
             reason = f'the body did not arrive within {self.limits.body_seconds} s'
             raise Refused(408, reason) from None
         except ClientDisconnect:
             raise Refused(_CLIENT_LEFT, 'the client has left') from None
+        if length > most_bytes:
+            raise Refused(413, f'the body is longer than {most_bytes} bytes')
         return bytes(body)
 
     async def _retrieve(self, index: Index, body: bytes) -> list:

@@ -246,6 +246,59 @@ def test_what_a_policy_keeps_for_the_backward_pass(params):
     assert nothing < own + (CONFIG.layers + 2) * 256 * 32 * 4 + 4 * 256 * 256 * 4
 
 
+# Rotary embedding
+
+
+@pytest.mark.parametrize('change', [{}, {'scan': True}, {'remat': True}])
+def test_cos_and_sin_are_not_computed_in_every_use(params, change):
+    """As XLA's CPU backend does, per layer, head and gradient, where it may fuse them into their uses."""
+    config = dataclasses.replace(CONFIG, **change)
+
+    def summed(params):
+        return jnp.sum(transformer.hidden(config, params, *batch(config)))
+
+    compiled = jax.jit(jax.grad(summed)).lower(params).compile().as_text()
+    # CONFIG has two kinds of layers, with and without a sliding window, whose angles differ.
+    assert compiled.count(' cosine(') == 2
+    assert compiled.count(' sine(') == 2
+
+
+def test_stored_cos_and_sin_rotate_as_those_that_are_computed_in_place(monkeypatch):
+    generator = np.random.default_rng(0)
+    positions = generator.integers(0, 40_000, (3, 17))
+    x = generator.normal(size=(3, 17, 4, 16)).astype(np.float32)
+
+    def rotated_and_gradient():
+        def rotated(x, positions):
+            return rope.rotate(x, rope.cos_sin(positions, 16, 1e6))
+
+        def both(x, positions):
+            out, pull = jax.vjp(lambda x: rotated(x, positions), x)
+            return out, pull(out)[0]
+
+        return jax.jit(both)(x, positions)
+
+    stored = rotated_and_gradient()
+    monkeypatch.setattr(rope, '_stored_cos_sin', rope._cos_sin)
+    in_place = rotated_and_gradient()
+    for actual, expected in zip(stored, in_place, strict=True):
+        np.testing.assert_array_equal(actual, expected)
+    frequency = 1e6 ** (-np.arange(8) / 8)
+    angle = positions[..., None, None] * frequency
+    cos, sin = rope.cos_sin(positions, 16, 1e6)
+    # Angles up to 40,000 have an error of 2e-3 in float32.
+    np.testing.assert_allclose(cos, np.cos(angle), atol=4e-3)
+    np.testing.assert_allclose(sin, np.sin(angle), atol=4e-3)
+
+
+@pytest.mark.parametrize('platform', ['tpu', 'cuda'])
+def test_no_loop_computes_the_angles_where_xla_fuses_well(platform):
+    program = jax.jit(lambda positions: rope.cos_sin(positions, 16, 1e6))
+    traced = program.trace(jax.ShapeDtypeStruct((3, 17), jnp.int32))
+    assert 'while' not in traced.lower(lowering_platforms=(platform,)).as_text()
+    assert 'while' in traced.lower(lowering_platforms=('cpu',)).as_text()
+
+
 # Mixed precision
 
 

@@ -180,6 +180,33 @@ def test_a_slow_client_is_closed(paced, sent):
         assert is_closed(client, 3)
 
 
+def test_a_body_that_is_too_long_is_read_before_it_is_refused(paced):
+    """A client that were refused while it still sends would see a connection reset, not the reason."""
+    content = request_of({'queries': ['x' * 3_000]})
+    with serving(lambda: (paced, 'x'), server.Limits(body_bytes=1_000)) as (url, _):
+        until_ready(url)
+        client = connect(url, content[:2_000])
+        assert not is_closed(client, 0.4)
+        client.sendall(content[2_000:])
+        client.settimeout(10)
+        reply = b''
+        while part := client.recv(4_096):
+            reply += part
+        assert reply.startswith(b'HTTP/1.1 413') and b'longer than 1000 bytes' in reply
+
+
+def test_an_endless_body_is_not_read_to_its_end(paced):
+    with serving(lambda: (paced, 'x'), server.Limits(body_bytes=1_000)) as (url, _):
+        until_ready(url)
+        client = connect(url, b'POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n')
+        started = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() - started < 10:
+                client.sendall(b'x' * 1_000)
+                time.sleep(0.005)
+        assert time.monotonic() - started < 5
+
+
 def test_a_client_that_drips_its_head_is_closed(paced):
     with serving(lambda: (paced, 'x'), server.Limits(head_seconds=1)) as (url, _):
         until_ready(url)

@@ -45,8 +45,8 @@ def reference() -> str:
     sections.append(_section('<role>', TrainedRole))
     for recipe in BUILT_IN:
         # `vars`, because π-Play inherits the section of Dr. Zero, which must not appear twice.
-        own_attributes = vars(recipe_class(recipe))
-        for name, settings in own_attributes.get('settings', {}).items():
+        attributes = vars(recipe_class(recipe))
+        for name, settings in attributes.get('settings', {}).items():
             sections.append(_section(name, settings))
     sections.append(_old_names())
     return '\n'.join(sections)

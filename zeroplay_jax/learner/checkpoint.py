@@ -125,10 +125,10 @@ def _damage_of_newest(hosts: Hosts, folder: pathlib.Path, steps: list[int]) -> d
         if not sealed or step < sealed[0]:
             break
         damage = checksums.find_damage(folder / str(step), hosts.index, hosts.count)
-        found = [text for text in hosts.gather(damage) if text]
-        if not found:
+        damages = [text for text in hosts.gather(damage) if text]
+        if not damages:
             break
-        damage_of_step[step] = found[0]
+        damage_of_step[step] = damages[0]
     return damage_of_step
 
 

@@ -106,9 +106,9 @@ def find_damage(folder: pathlib.Path, part: int = 0, parts: int = 1) -> str:
         unlisted = sorted(set(names) - digests.keys())
         if unlisted:
             return f'{unlisted[0]} is not in {FILE_NAME}'
-        own_names = names[part::parts]
-        own_digests = file_digests([folder / name for name in own_names])
-        for name, digest in zip(own_names, own_digests, strict=True):
+        names_of_part = names[part::parts]
+        computed_digests = file_digests([folder / name for name in names_of_part])
+        for name, digest in zip(names_of_part, computed_digests, strict=True):
             if digest != digests[name]:
                 return f'{name} differs from its checksum'
     except FileNotFoundError:

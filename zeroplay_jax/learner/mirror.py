@@ -178,9 +178,9 @@ class Mirror(Uploads):
             # In the bucket a best step may have the checksums of all processes, which complete steps refer to.
             files = {path: file for path, file in manifest.items() if not _is_seal(path)}
         # What a step refers to comes first, so that a process that dies leaves no step without its logs.
-        is_own = f'{FOLDER}/'
-        self._send_all(staging, files, lambda path: not path.startswith(is_own))
-        self._send_all(staging, files, lambda path: path.startswith(is_own))
+        checkpoints = f'{FOLDER}/'
+        self._send_all(staging, files, lambda path: not path.startswith(checkpoints))
+        self._send_all(staging, files, lambda path: path.startswith(checkpoints))
         if self._parts is not None:
             manifest_of_all = self._with_parts(self._parts, step, staging, manifest)
             if manifest_of_all is None:

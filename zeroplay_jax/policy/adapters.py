@@ -151,8 +151,8 @@ def row_scale(
         if count != 1:
             raise ValueError(f'{count} adapters and no adapter index per row')
         return jnp.broadcast_to(scale, (batch, 1))
-    is_own = adapter[:, None] == jnp.arange(count)
-    return jnp.where(is_own, scale, 0.0)
+    is_selected = adapter[:, None] == jnp.arange(count)
+    return jnp.where(is_selected, scale, 0.0)
 
 
 def product(

@@ -91,9 +91,9 @@ def decoder_tensors(stored: StoredTensors) -> StoredTensors:
     """Returns the tensors of the decoder of a model with other parts, by the names of a decoder alone."""
     selected = {}
     for name, tensor in stored.items():
-        own_name = decoder_name(name)
-        if own_name is not None:
-            selected[own_name] = tensor
+        name_in_decoder = decoder_name(name)
+        if name_in_decoder is not None:
+            selected[name_in_decoder] = tensor
     return selected
 
 

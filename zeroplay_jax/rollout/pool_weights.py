@@ -142,8 +142,8 @@ class AdapterPoolWeights(PoolWeights):
     ) -> None:
         """Sets the newest adapter of a name; arguments as of `PoolWeights.publish`, `params` with the base."""
         kept = set(keep) - {version}
-        own_groups = [group for group in groups if group.request.weights == name]
-        _refuse_lost(name, own_groups, kept)
+        groups_of_name = [group for group in groups if group.request.weights == name]
+        _refuse_lost(name, groups_of_name, kept)
         self._base, adapter = adapters.split(params)
         if name in self._versions:
             self._adapters[self._place(name, version)] = adapter

@@ -96,11 +96,14 @@ class Lease:
 
     def _check_holder(self) -> None:
         """Called after a conflict: sets `lost`, unless the renewal before had arrived though it seemed to fail."""
-        found = self._bucket.read(self._name)
-        if found is not None and found[0] == self._content:
-            self._generation = found[1]
-            return
-        holder = _holder(found[0]) if found else 'somebody who removed it'
+        stored = self._bucket.read(self._name)
+        holder = 'somebody who removed it'
+        if stored is not None:
+            content, generation = stored
+            if content == self._content:
+                self._generation = generation
+                return
+            holder = _holder(content)
         self.lost = f'{self._place}: the lease of this run was taken by {holder}'
 
     def _keep(self) -> None:
@@ -128,10 +131,10 @@ class Lease:
 
     def _wait_until_free(self) -> int:
         """Waits until the lease of another process is free; returns the generation to replace, 0 for none."""
-        found = self._bucket.read(self._name)
-        if found is None:
+        stored = self._bucket.read(self._name)
+        if stored is None:
             return 0
-        content, generation = found
+        content, generation = stored
         in_use = WorkdirError(
             f'{self._place}: the run is in use by {_holder(content)}; wait for it or choose another workdir. If that '
             f'process is gone for sure: gcloud storage rm {self._place}'
@@ -145,10 +148,11 @@ class Lease:
         deadline = time.monotonic() + self._seconds
         while time.monotonic() < deadline:
             time.sleep(self._seconds / _LOOKS_PER_LEASE)
-            found = self._bucket.read(self._name)
-            if found is None:
+            stored = self._bucket.read(self._name)
+            if stored is None:
                 return 0
-            if found[1] != generation:
+            _, present_generation = stored
+            if present_generation != generation:
                 raise in_use
         return generation
 

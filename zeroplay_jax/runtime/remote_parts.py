@@ -118,10 +118,11 @@ class Parts:
         return merge(parts)
 
     def _read(self, name: str) -> Manifest | None:
-        found = self.remote.bucket.read(name)
-        if found is None:
+        stored = self.remote.bucket.read(name)
+        if stored is None:
             raise KeyError(name)
-        return manifest_of(found[0])[1]
+        content, _ = stored
+        return manifest_of(content)[1]
 
     def _first_name(self, step: int) -> str:
         return self.remote.name(f'{PARTS}{step:08d}-{self.lease}/0.json')

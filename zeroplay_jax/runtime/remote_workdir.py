@@ -96,8 +96,8 @@ class RemoteWorkdir:
         Raises:
           WorkdirError: the folder holds other objects.
         """
-        found = self.bucket.read(self.name(RUN_FILE))
-        if found is None:
+        stored = self.bucket.read(self.name(RUN_FILE))
+        if stored is None:
             for entry in self.bucket.list(self.name(''), limit=2):
                 # A process that takes the lease of an empty folder writes the id next.
                 if entry.name != self.name(LEASE_FILE):
@@ -105,8 +105,9 @@ class RemoteWorkdir:
                         f'workdir {self.address} holds {entry.name!r} but no {RUN_FILE}; choose an empty one'
                     )
             return None
+        content, _ = stored
         try:
-            run_id = json.loads(found[0])['id']
+            run_id = json.loads(content)['id']
             if not isinstance(run_id, str) or not run_id.replace('-', '').isalnum():
                 raise ValueError('it has no id')
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -139,11 +140,12 @@ class RemoteWorkdir:
         """Returns step → files of all complete steps, in ascending order. One that cannot be read does not count."""
         manifests: dict[int, Manifest] = {}
         for entry in self.bucket.list(self.name(_STEPS)):
-            found = self.bucket.read(entry.name)
-            if found is None:
+            stored = self.bucket.read(entry.name)
+            if stored is None:
                 continue
+            content, _ = stored
             try:
-                step, manifest = manifest_of(found[0])
+                step, manifest = manifest_of(content)
             except ValueError:
                 continue
             if manifest is not None:

@@ -37,13 +37,13 @@ def final_answer(trajectory: Trajectory) -> str | None:
 
 def prompt_fields(context: RolloutContext, role: str, question: Question) -> dict[str, str]:
     """Returns {'prompt': name, field: text}: arguments of `RolloutContext.ask` for a question or an open task."""
-    own_prompt = context.roles[role].prompt
-    prompt, field = prompt_and_field(context.prompts, own_prompt, question.is_open_task)
+    prompt_of_role = context.roles[role].prompt
+    prompt, field = prompt_and_field(context.prompts, prompt_of_role, question.is_open_task)
     return {'prompt': prompt, field: question.text}
 
 
 def prompt_and_field(
-    templates: Mapping[str, str], own_prompt: str, is_open_task: bool
+    templates: Mapping[str, str], prompt_of_role: str, is_open_task: bool
 ) -> tuple[str, str]:
     """Returns the name of the prompt, and its field, with which a question or an open task is put to a role.
 
@@ -52,13 +52,13 @@ def prompt_and_field(
 
     Args:
       templates: prompts by name.
-      own_prompt: name of the role's prompt.
+      prompt_of_role: name of the role's prompt.
     """
     field, shared_prompt = ('question', 'solver')
     if is_open_task:
         field, shared_prompt = ('task', 'task_solver')
-    if f'{{{field}}}' in templates[own_prompt]:
-        return own_prompt, field
+    if f'{{{field}}}' in templates[prompt_of_role]:
+        return prompt_of_role, field
     return shared_prompt, field
 
 

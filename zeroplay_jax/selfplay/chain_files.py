@@ -110,7 +110,7 @@ def find(passages: Passages, seed: int, max_passages: int, unit_of: UnitOf) -> l
         for sentence in passage.sentences:
             bridges.update(case.answer for case in chains.described(sentence))
     statements = _statements(passages(), seed, bridges, unit_of)
-    found: list[CorpusChain] = []
+    corpus_chains: list[CorpusChain] = []
     for passage, document in starts:
         start_chains = []
         for sentence in passage.sentences:
@@ -123,13 +123,13 @@ def find(passages: Passages, seed: int, max_passages: int, unit_of: UnitOf) -> l
         start_chains.sort(
             key=lambda each: (_clause_words(each), hash_key(seed, each.chain.question))
         )
-        found += start_chains
-    return found
+        corpus_chains += start_chains
+    return corpus_chains
 
 
-def _clause_words(found_chain: CorpusChain) -> int:
+def _clause_words(corpus_chain: CorpusChain) -> int:
     """Returns the number of words of a clause."""
-    return len(found_chain.chain.second.question.split())
+    return len(corpus_chain.chain.second.question.split())
 
 
 def _starts(
@@ -207,7 +207,7 @@ def _corpus_chain(
     )
 
 
-def add_searches(passages: Passages, found: Sequence[CorpusChain], seed: int) -> None:
+def add_searches(passages: Passages, corpus_chains: Sequence[CorpusChain], seed: int) -> None:
     """Sets `needs_bridge` and `is_found_by_bridge` of the first chains; the others keep False.
 
     The searches are those of the lexical encoder; another index may rank in another way. A large corpus is sampled,
@@ -215,10 +215,10 @@ def add_searches(passages: Passages, found: Sequence[CorpusChain], seed: int) ->
 
     Args:
       passages: yields the whole corpus; called once.
-      found: the chains; changed in place.
+      corpus_chains: the chains; changed in place.
       seed: seed of the sample.
     """
-    searched = found[:_SEARCHED_CHAINS]
+    searched = corpus_chains[:_SEARCHED_CHAINS]
     if not searched:
         return
     clauses = [_searched_text(each.clause_without_bridge) for each in searched]
@@ -271,12 +271,12 @@ def _is_found(
 
 
 def choose(
-    found: Iterable[CorpusChain], count: int, max_documents: int, repeats: Collection[str]
+    corpus_chains: Iterable[CorpusChain], count: int, max_documents: int, repeats: Collection[str]
 ) -> list[CorpusChain]:
     """Returns at most `count` chains of at most `max_documents` documents, no two with a sentence in common.
 
     Args:
-      found: the chains, best first.
+      corpus_chains: the chains, best first.
       count: largest number of chains.
       max_documents: largest number of documents, both of each chain counted.
       repeats: sentences, in lower case, that are not asked about.
@@ -284,7 +284,7 @@ def choose(
     chosen: list[CorpusChain] = []
     used_sentences: set[str] = set(repeats)
     documents: set[str] = set()
-    for each in found:
+    for each in corpus_chains:
         if len(chosen) == count:
             break
         is_used = not used_sentences.isdisjoint(each.sentences)

@@ -213,8 +213,8 @@ class RoleUpdates:
             if plans[0].settings.old_logp == 'trainer':
                 updates = [joint.recompute_old_logp(packed) for packed in updates]
                 for index, plan in enumerate(plans):
-                    own = [x.of_role(index) for x in updates[0]]
-                    plan.stats |= step_metrics.sampler_gap(own, self._context.hosts)
+                    first_update = [batch.of_role(index) for batch in updates[0]]
+                    plan.stats |= step_metrics.sampler_gap(first_update, self._context.hosts)
             for number, packed in enumerate(updates):
                 updated = [plan for plan in plans if number < len(plan.minibatches)]
                 stats = joint.update(packed, [plan.role for plan in updated])

@@ -213,7 +213,8 @@ def stored_tree(folder: pathlib.Path) -> Json:
 def _reader() -> ocp.PyTreeCheckpointHandler:
     """Returns what reads the arrays of a checkpoint."""
     # Orbax has one setting for all handlers of a process: who creates folders for metadata of arrays when a step is
-    # saved. By default it is process 0; others with folders of their own would wait for it in vain.
+    # saved. By default it is process 0; others with folders of their own would wait for it in vain. In a shared folder
+    # None does no harm: each process creates the folder unless it is there.
     processes = ocp.options.MultiprocessingOptions(primary_host=None)
     # Without a `Checkpointer` around it, which warns that an item of a step has no file of its own about times.
     return ocp.PyTreeCheckpointHandler(multiprocessing_options=processes)
