@@ -182,7 +182,8 @@ def test_waiting_rollouts_leave_slots_to_the_step_in_progress(policy, played, co
 
 def test_evicted_rollouts_compute_the_same(policy):
     """Rollouts that give their pages up in either turn have the bits of those that do not."""
-    few = dataclasses.replace(PAGES, pages=24)
+    # When searches return decides how many give their pages up: 5 to 7 with 16 pages, sometimes none with 24.
+    few = dataclasses.replace(PAGES, pages=16)
     rollouts, *_ = play(policy, PAGES, 'recompute')
     evicted, _, stats = play(policy, few, 'recompute', search=slow_echo)
     assert stats['evictions'] > 0
