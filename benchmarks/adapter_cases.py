@@ -279,7 +279,11 @@ def store(path: pathlib.Path, rows: list[Row]) -> None:
 
 
 def measure(
-    cases: list[tuple[str, Machine]], rank: int, path: pathlib.Path, again: bool
+    cases: list[tuple[str, Machine]],
+    rank: int,
+    path: pathlib.Path,
+    again: bool,
+    scan: bool = True,
 ) -> list[Row]:
     """Returns the rows of the cases, from the stored results or compiled now.
 
@@ -288,10 +292,11 @@ def measure(
       rank: of the adapters.
       path: file of the stored results, which is updated after every case.
       again: whether stored results are compiled again.
+      scan: `policy.scan`.
     """
     rows = []
     for name, machine in cases:
-        work = work_of(name, rank)
+        work = work_of(name, rank, scan)
         identity = (work.name, machine.name, rank)
         rows_of_case = [row for row in stored_rows(path) if key(row) == identity]
         if again or not rows_of_case:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.adapter_work import CONFIGS, Row
+from benchmarks.adapter_work import CONFIGS, UNROLLED, Row
 from benchmarks.tpu_cases import GIB
 from benchmarks.tpu_shapes import ADAPTER_TOPOLOGIES
 
@@ -64,14 +64,14 @@ def config_table(rows: list[Row]) -> str:
     for name, model in CONFIGS.items():
         work = f'configs/{name}.py'
         smallest = smallest_machine(rows, work, tuple(ADAPTER_TOPOLOGIES))
-        fitting = _rows_of(rows, work, smallest)
+        fitting = rows_that_fit(rows, work, smallest)
         gpu = smallest_machine(rows, work, GPUS)
         cells = [f'`{name}`', model, FULL[name]]
         if fitting:
             cells += [TYPES[smallest], _mesh(fitting[0]), setting(fitting), _memory(fitting)]
         else:
             cells += ['–'] * 4
-        cells.append(f'{gpu.upper()}: {setting(_rows_of(rows, work, gpu))}' if gpu else '–')
+        cells.append(f'{gpu.upper()}: {setting(rows_that_fit(rows, work, gpu))}' if gpu else '–')
         lines.append('| ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines)
 
@@ -95,10 +95,18 @@ def model_table(rows: list[Row], machines: list[str]) -> str:
 def smallest_machine(rows: list[Row], work: str, machines: tuple[str, ...]) -> str:
     """Returns the first of the machines on which all programs of a run were compiled and fit, '' for none."""
     for machine in machines:
-        compiled = _rows_of(rows, work, machine)
-        if compiled and all(row['fits'] for row in compiled):
+        if rows_that_fit(rows, work, machine):
             return machine
     return ''
+
+
+def rows_that_fit(rows: list[Row], work: str, machine: str) -> list[Row]:
+    """Returns the rows of a run on a machine if all fit; else those without `policy.scan`; [] if neither fits."""
+    for name in (work, work + UNROLLED):
+        compiled = _rows_of(rows, name, machine)
+        if compiled and all(row['fits'] for row in compiled):
+            return compiled
+    return []
 
 
 def setting(rows: list[Row]) -> str:
@@ -108,6 +116,8 @@ def setting(rows: list[Row]) -> str:
     slots = rows[0]['slots']
     micro_rows = rows[-1]['micro_rows']
     text = f'{slots} slots, {micro_rows} row{"" if micro_rows == 1 else "s"}'
+    if rows[0]['work'].endswith(UNROLLED):
+        text += '; `policy.scan=False`'
     return text if any(row['off_chip'] for row in rows) else f'{text}; all on the chip'
 
 

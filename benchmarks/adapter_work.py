@@ -38,6 +38,8 @@ CONFIGS = {
     'dspo': 'qwen2.5-7b',
     'scope': 'qwen2.5-7b',
 }
+# Added to the name of a work without `policy.scan`.
+UNROLLED = ', unrolled'
 # The config that gives a model without one its settings: two trained roles with weights of their own and a teacher,
 # rollouts and rows of 4,096 tokens, teacher rows of 8,192.
 MODEL_CONFIG = 'piplay'
@@ -68,6 +70,7 @@ class Work:
       rank: of the adapters.
       config: of the run.
       layers: layers of the model that are kept; 0: all.
+      scan: `policy.scan`.
     """
 
     name: str
@@ -75,6 +78,7 @@ class Work:
     rank: int
     config: ConfigDict
     layers: int = 0
+    scan: bool = True
 
     @functools.cached_property
     def weights(self) -> dict[str, str]:
@@ -95,15 +99,24 @@ class Work:
         return roles
 
 
-def work_of(name: str, rank: int) -> Work:
-    """Returns the work of a config ('drzero') or of a model ('qwen2.5-7b')."""
+def work_of(name: str, rank: int, scan: bool = True) -> Work:
+    """Returns the work of a config ('drzero') or of a model ('qwen2.5-7b').
+
+    Args:
+      name: of the config or model.
+      rank: of the adapters.
+      scan: `policy.scan`; without it the name of the work says so.
+    """
     config_name = name if name in CONFIGS else MODEL_CONFIG
     module = importlib.import_module(f'zeroplay_jax.configs.{config_name}')
     config = module.get_config()
     config.policy.adapters.rank = rank
+    title = name
     if name in CONFIGS:
-        return Work(f'configs/{name}.py', CONFIGS[name], rank, config)
-    return Work(name, name, rank, config)
+        title = f'configs/{name}.py'
+    if not scan:
+        title += UNROLLED
+    return Work(title, CONFIGS.get(name, name), rank, config, scan=scan)
 
 
 def adapter_mesh(model: ModelConfig, devices: list, per_host: int) -> Mesh:
@@ -157,7 +170,7 @@ class Shapes:
         self.learner_model = dataclasses.replace(
             self.model,
             attention=attention,
-            scan=True,
+            scan=work.scan,
             mesh=mesh if mesh.size > 1 else None,
         )
         published = functools.partial(transformer.published, self.model)

@@ -171,7 +171,10 @@ def table_row(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def table(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns a row per arm, rank and factor of the runs in the folder that have the present code and configs."""
+    """Returns a row per arm, rank and factor of the runs in the folder.
+
+    Runs of other configs than the present ones, or of another `claims_runs.CODE`, are left out.
+    """
     runs_of_row: dict[tuple[int, int, float], list[dict[str, Any]]] = {}
     for path in sorted(folder.glob('*.json')):
         run = json.loads(path.read_text())

@@ -11,7 +11,7 @@ SEVERAL = 'may be given several times (default: all)'
 
 
 def shared_parser(module: str, description: str | None, least_rank: int) -> argparse.ArgumentParser:
-    """Returns a parser with --model, --config, --adapters, --again and --out.
+    """Returns a parser with --model, --config, --adapters, --unrolled, --again and --out.
 
     Args:
       module: of the benchmark.
@@ -42,6 +42,10 @@ def shared_parser(module: str, description: str | None, least_rank: int) -> argp
     parser.add_argument(
         '--config', choices=adapter_work.CONFIGS, action='append', default=[], help=config_help
     )
+    unrolled_help = 'compile the layers of updates one by one, without policy.scan'
+    if not least_rank:
+        unrolled_help = f'with --adapters: {unrolled_help}'
+    parser.add_argument('--unrolled', action='store_true', help=unrolled_help)
     parser.add_argument('--again', action='store_true', help='compile stored results again')
     parser.add_argument('--out', type=pathlib.Path, help='file of the results')
     return parser

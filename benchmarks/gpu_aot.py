@@ -151,7 +151,7 @@ def main(argv: list[str] | None = None) -> None:
     names = args.config + args.model or CASES
     cases = [(name, machine) for name in names for machine in machines]
     path = args.out or adapter_cases.RESULTS
-    rows = adapter_cases.measure(cases, args.adapters, path, args.again)
+    rows = adapter_cases.measure(cases, args.adapters, path, args.again, not args.unrolled)
     print(adapter_tables.report(rows, adapter_cases.stored_rows(path)))
     print(adapter_tables.last_line(rows))
 

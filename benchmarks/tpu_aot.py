@@ -237,6 +237,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
             parser.error(f'--model {model}: give --adapters, too')
     if args.config and not args.adapters:
         parser.error('--config: give --adapters, too')
+    if args.unrolled and not args.adapters:
+        parser.error('--unrolled: give --adapters, too')
     return args
 
 
@@ -266,7 +268,9 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(2)
     if args.adapters:
         path = args.out or adapter_cases.RESULTS
-        rows = adapter_cases.measure(adapter_cases_of(args), args.adapters, path, args.again)
+        rows = adapter_cases.measure(
+            adapter_cases_of(args), args.adapters, path, args.again, not args.unrolled
+        )
         print(adapter_tables.report(rows, adapter_cases.stored_rows(path)))
         print(adapter_tables.last_line(rows))
         return

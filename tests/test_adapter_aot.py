@@ -70,6 +70,19 @@ def test_the_arrays_of_a_run_are_counted_by_hand(case):
     assert sum(updated.values()) == sum(sizes.values())
 
 
+def test_unrolled_layers_are_another_case_of_the_same_run(case):
+    scanned = adapter_work.work_of('ssp', RANK)
+    unrolled = adapter_work.work_of('ssp', RANK, scan=False)
+    assert (scanned.name, unrolled.name) == ('configs/ssp.py', 'configs/ssp.py, unrolled')
+    assert unrolled.model == scanned.model and unrolled.config == scanned.config
+    assert scanned.scan and not unrolled.scan
+    for work in (scanned, unrolled):
+        shapes = adapter_work.Shapes(
+            dataclasses.replace(work, layers=LAYERS), case.mesh, case.mesh, 'blocked'
+        )
+        assert shapes.learner_model.scan == work.scan
+
+
 @pytest.mark.parametrize('temporaries', [0, 2**30])
 def test_the_most_slots_that_fit_are_chosen(case, temporaries):
     resident = sum(case.resident().values())
@@ -130,9 +143,9 @@ def test_wrong_arguments_are_refused(arguments, text, capsys):
 def test_both_commands_take_the_same_cases(module, tmp_path, capsys):
     out = tmp_path / 'rows.json'
     flags = ['--adapters', '32', '--config', 'ssp', '--config', 'dspo', '--model', 'qwen3-4b']
-    args = module.parse_arguments([*flags, '--again', '--out', str(out)])
+    args = module.parse_arguments([*flags, '--again', '--unrolled', '--out', str(out)])
     assert (args.adapters, args.config, args.model) == (32, ['ssp', 'dspo'], ['qwen3-4b'])
-    assert args.again and args.out == out
+    assert args.again and args.unrolled and args.out == out
     assert module.parse_arguments(['--adapters', '4']).out is None
     for wrong in ('-1', 'x', '1.5'):
         with pytest.raises(SystemExit, match='2'):
@@ -180,7 +193,8 @@ def test_the_tables_of_the_pages_are_the_stored_rows():
             assert (f'| one {gpu.upper()} |' if gpu else '| – |') in line
             continue
         assert adapter_tables.TYPES[machine] in line
-        compiled = [row for row in rows if (row['work'], row['machine']) == (work, machine)]
+        compiled = adapter_tables.rows_that_fit(rows, work, machine)
+        is_scanned = not compiled[0]['work'].endswith(adapter_work.UNROLLED)
         command = re.search(rf'launch/tpu_vm.sh --name {name}-adapters .*?\n(?! )', launches, re.S)[
             0
         ]
@@ -193,6 +207,7 @@ def test_the_tables_of_the_pages_are_the_stored_rows():
             f'--config.sampler.slots={compiled[0]["slots"]} ',
             f'--config.micro.rows={compiled[-1]["micro_rows"]} ',
             '--config.offload=True ',
+            f'--config.policy.scan={is_scanned} ',
         ):
             assert flag in ' '.join(command.replace('\\\n', ' ').split()) + ' ', (name, flag)
 

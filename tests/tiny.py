@@ -184,6 +184,20 @@ def make_torch_model(family, seed=0, **fields):
     return model
 
 
+def make_wrapped_model():
+    """Gemma 3 from 4B on in PyTorch: (the decoder alone, the same one beside an encoder of images)."""
+    text = make_torch_model('gemma3')
+    image = dict(image_size=8, patch_size=4, num_hidden_layers=1, num_attention_heads=1)
+    config = transformers.Gemma3Config(
+        text_config=text.config.to_dict(),
+        vision_config=dict(image, hidden_size=8, intermediate_size=8),
+        mm_tokens_per_image=1,
+    )
+    whole = transformers.Gemma3ForConditionalGeneration(config).eval()
+    whole.model.language_model.load_state_dict(text.model.state_dict())
+    return text, whole
+
+
 def random_params(config, seed=0):
     """Random parameters, scales and biases too: nothing may pass because one of them happens to be 1 or 0."""
     rng = np.random.default_rng(seed)

@@ -1,11 +1,14 @@
 """Settings of adapters that cannot work are refused in one line, before anything is loaded."""
 
+import importlib
 import json
+import pathlib
+import shutil
 
 import pytest
 from config_checks import message
 
-from zeroplay_jax.configs import drzero, ssp
+from zeroplay_jax.configs import ablations, drzero, dspo, ssp
 from zeroplay_jax.configuration import rules
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
 from zeroplay_jax.settings.errors import ConfigError
@@ -41,6 +44,55 @@ def test_an_adapter_to_start_from_needs_its_rank_alpha_and_layers(adapter):
     assert 'config.solver.adapter=' in message(config) and 'set policy.adapters.rank' in message(
         config
     )
+
+
+def test_an_adapter_belongs_to_one_base(adapter, tmp_path, capsys):
+    config = make_config()
+    config.solver.adapter = adapter
+    config.policy.path = str(shutil.copytree(BUILT_IN_CHECKPOINT, tmp_path / 'copy'))
+    rules.check(config)
+    weights = tmp_path / 'copy' / 'model.safetensors'
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
+    text = message(config)
+    assert text.startswith('config.solver.adapter=') and str(BUILT_IN_CHECKPOINT) in text
+    assert 'set policy.path to that folder' in text and not capsys.readouterr().err
+    path = pathlib.Path(adapter) / CONFIG_FILE
+    stored = json.loads(path.read_text()) | {'base_model_name_or_path': '/gone/base'}
+    path.write_text(json.dumps(stored))
+    rules.check(config)
+    warning = capsys.readouterr().err
+    assert 'was trained over /gone/base, which is not here' in warning
+
+
+def test_an_adapter_of_a_role_that_is_not_trained_is_refused(adapter):
+    config = dspo.get_config('mini')
+    config.policy.adapters.rank = 4
+    config.proposer.adapter = adapter
+    text = message(config)
+    assert text.startswith('config.proposer.adapter=') and 'does not train this role' in text
+
+
+@pytest.mark.parametrize('row', ablations.ROWS)
+def test_every_row_of_the_papers_tables_takes_adapters(row):
+    name, _, _ = row.partition('/')
+    config = importlib.import_module(f'zeroplay_jax.configs.{name}').get_config('mini')
+    # Files of the user are not there.
+    fields = {k: v for k, v in ablations.ROWS[row].items() if not k.startswith('inputs.')}
+    config.update_from_flattened_dict(fields)
+    config.policy.adapters.rank = 4
+    rules.check(config)
+
+
+@pytest.mark.parametrize(
+    'field,value',
+    [('alpha', 64.0), ('linears', ('q',)), ('weight_decay', 0.5), ('teacher', 'factors')],
+)
+def test_settings_of_adapters_need_a_rank(field, value):
+    text = message(make_config(rank=0, **{field: value}))
+    assert text.startswith(f'config.policy.adapters.{field}=') and 'has no adapters' in text
+    rules.check(make_config(rank=4, **{field: value}))
 
 
 def test_a_folder_without_an_adapter_is_named(tmp_path):

@@ -192,7 +192,8 @@ def test_the_teacher_is_the_average_of_products(folder):
             settings={'teacher': kind},
         )
         exact = products(learner.params)
-        for _ in range(8):
+        # The teacher's window is twenty updates.
+        for _ in range(30):
             improve(learner, model, 1)
             exact = [0.95 * x + 0.05 * y for x, y in zip(exact, products(learner.params))]
         start = products(learner.state['teacher'])
@@ -202,4 +203,4 @@ def test_the_teacher_is_the_average_of_products(folder):
         )
         # Of the distance between student and exact teacher.
         distances[kind] = np.sqrt(error / size)
-    assert distances['products'] < 0.002 and distances['factors'] > 0.005, distances
+    assert distances['products'] < 0.01 and distances['factors'] > 0.02, distances

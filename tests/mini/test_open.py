@@ -82,7 +82,7 @@ def test_the_last_search_follows_from_a_stated_fact(library):
 
 
 def test_demonstrations_fit_into_a_slot(library):
-    codec = Codec(base_open.START)
+    codec = Codec(base_model.CLEAN)
     context = scope.get_config('mini').sampler.context
     for demo in written(open_demos.task_solver, library, verbose=1.0):
         assert len(render(codec, demo).tokens) <= context
@@ -136,7 +136,7 @@ def test_the_command_continues_from_the_clean_weights(tmp_path, monkeypatch):
     )
     base_open.build(tmp_path, 0, [stage])
     check_hashes(tmp_path / 'clean')
-    before, after = hf.load(base_open.START), hf.load(tmp_path / 'clean')
+    before, after = hf.load(base_model.CLEAN), hf.load(tmp_path / 'clean')
     changes = jax.tree.map(lambda a, b: float(abs(a - b).max()), before, after)
     assert 0 < max(jax.tree.leaves(changes)) < 1e-3
 

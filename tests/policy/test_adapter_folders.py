@@ -15,6 +15,7 @@ from zeroplay_jax.configs import common
 from zeroplay_jax.policy import adapter_config, adapter_folders, adapters, hf, transformer
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.training import export
 from zeroplay_jax.types import UserError
 
 CONFIG = dict(rank=3, alpha=6.0, linears=('down', 'q', 'v'))
@@ -85,6 +86,40 @@ def test_peft_computes_the_same_logits(base, folder):
     jax.tree.map(np.testing.assert_array_equal, again, adapter_folders.load(folder, model))
 
 
+@pytest.mark.parametrize('family', [*tiny.FAMILIES, 'with an encoder of images'])
+def test_peft_computes_the_same_logits_with_every_family(family, tmp_path):
+    peft = pytest.importorskip('peft')
+    import torch
+    import transformers
+
+    if family == 'with an encoder of images':
+        _, theirs = tiny.make_wrapped_model()
+    else:
+        theirs = tiny.make_torch_model(family)
+    theirs.save_pretrained(str(tmp_path / 'base'))
+    model = hf.read_config(tmp_path / 'base')
+    params = hf.load(tmp_path / 'base', model)
+    linears = adapters.LINEARS
+    trained = adapters.init(params, linears, 3, 0, 'role')
+    rng = np.random.default_rng(0)
+    trained = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), trained)
+    config = common.get_config()
+    config.policy.adapters.update(rank=3, alpha=6.0)
+    export.write_adapter(config, tmp_path / 'base', model, trained, tmp_path / 'adapter')
+    ids = np.arange(12, dtype=np.int32)[None]
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        str(tmp_path / 'base'), attn_implementation='eager'
+    )
+    theirs = peft.PeftModel.from_pretrained(theirs, str(tmp_path / 'adapter'))
+    with torch.no_grad():
+        want = theirs(torch.tensor(ids.astype(np.int64))).logits[0].numpy()
+    ours = logits(model, hf.load(tmp_path / 'adapter'), ids)
+    np.testing.assert_allclose(ours, want, atol=2e-4)
+    assert np.abs(ours - logits(model, params, ids)).max() > 0.1
+    adapted = [name for name, _ in theirs.named_modules() if name.endswith('lora_A')]
+    assert len(adapted) == model.layers * len(linears)
+
+
 def change_config(**fields):
     def spoil(folder):
         path = folder / CONFIG_FILE
@@ -111,9 +146,26 @@ FAULTS = [
     (change_config(use_dora=True), 'use_dora=True is not supported'),
     (change_config(peft_type='IA3'), "peft_type='IA3' is not supported"),
     (change_config(rank_pattern={'q': 1}), 'rank_pattern'),
+    (change_config(alpha_pattern={'q': 1}), 'alpha_pattern'),
+    (change_config(use_rslora=True), 'use_rslora=True is not supported'),
+    (change_config(fan_in_fan_out=True), 'fan_in_fan_out=True is not supported'),
+    (change_config(bias='all'), "bias='all' is not supported"),
+    (change_config(lora_bias=True), 'lora_bias=True is not supported'),
+    (change_config(modules_to_save=['lm_head']), 'modules_to_save'),
+    (change_config(layers_to_transform=[0]), 'layers_to_transform'),
+    (change_config(layer_replication=[[0, 1]]), 'layer_replication'),
+    (change_config(target_parameters=['x']), 'target_parameters'),
+    (change_config(init_lora_weights='pissa'), "init_lora_weights='pissa' is not supported"),
+    (change_config(alora_invocation_tokens=[1]), 'alora_invocation_tokens=[1] is not supported'),
+    (change_config(exclude_modules=['q_proj']), 'exclude_modules'),
+    (change_config(a_field_of_the_future=0.5), 'a_field_of_the_future=0.5 is not supported'),
+    (change_config(r=3.7), 'r=3.7 is not a whole number above 0'),
+    (change_config(r=-3), 'r=-3 is not a whole number above 0'),
+    (change_config(lora_alpha=float('nan')), 'lora_alpha=nan is not a finite number'),
     (change_config(target_modules='all-linear'), 'list the names of the modules'),
     (change_config(target_modules=['q_proj', 'embed_tokens']), "has 'embed_tokens'"),
-    (change_config(r='three'), 'cannot be read'),
+    (change_config(r='three'), "r='three' is not a whole number"),
+    (change_config(lora_alpha='three'), 'cannot be read'),
     (change_config(r=4), 'with shape (4,'),
     (change_config(base_model_name_or_path='/nowhere'), 'is no folder here'),
     (change_tensors(lambda t, name: t.pop(name)), 'is missing in a model of 2 layers'),

@@ -419,15 +419,7 @@ def test_what_cannot_be_honoured_is_refused_by_field_with_the_families_that_work
 
 def test_the_decoder_of_a_model_with_other_parts_is_read_and_written_alone(tmp_path):
     """Gemma 3 from 4B on: the folder has an encoder of images beside the decoder."""
-    text = tiny.make_torch_model('gemma3')
-    image = dict(image_size=8, patch_size=4, num_hidden_layers=1, num_attention_heads=1)
-    config = transformers.Gemma3Config(
-        text_config=text.config.to_dict(),
-        vision_config=dict(image, hidden_size=8, intermediate_size=8),
-        mm_tokens_per_image=1,
-    )
-    whole = transformers.Gemma3ForConditionalGeneration(config).eval()
-    whole.model.language_model.load_state_dict(text.model.state_dict())
+    text, whole = tiny.make_wrapped_model()
     whole.save_pretrained(str(tmp_path / 'whole'))
     row = sequences(hf.read_config(tmp_path / 'whole'))[0]
     theirs = their_logits(text, row)

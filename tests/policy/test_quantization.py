@@ -166,5 +166,7 @@ def test_a_trained_policy_hardly_changes_and_sampler_and_trainer_agree():
         sampler=float(np.abs(difference).mean()),
         largest=float(np.abs(difference).max()),
     )
-    assert len(difference) == 80 and 0 <= divergence < 0.01, figures
-    assert figures['sampler'] < 0.02, figures
+    assert len(difference) == 80
+    # 4 bits have a divergence of .0035 and 6 bits one of .00018.
+    assert 0 <= divergence < 1e-4 and figures['largest_logp'] < 0.5, figures
+    assert figures['sampler'] < 0.003 and figures['largest'] < 0.06, figures

@@ -198,7 +198,9 @@ def test_a_body_that_is_too_long_is_read_before_it_is_refused(paced):
 def test_an_endless_body_is_not_read_to_its_end(paced):
     with serving(lambda: (paced, 'x'), server.Limits(body_bytes=1_000)) as (url, _):
         until_ready(url)
-        client = connect(url, b'POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n')
+        client = connect(
+            url, b'POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n'
+        )
         started = time.monotonic()
         with pytest.raises(OSError):
             while time.monotonic() - started < 10:

@@ -17,6 +17,7 @@ from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay import role_updates
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.training import branch, loop, source_checkpoint
+from zeroplay_jax.training.run_weights import weights_of_roles
 
 RECIPES = {'drzero': drzero, 'dspo': dspo, 'piplay': piplay, 'scope': scope, 'ssp': ssp}
 # π-Play, with a teacher, is the run that is killed below, which every run of the tests plays.
@@ -42,6 +43,19 @@ def make_config(recipe, **fields):
     return config
 
 
+def trained_weights(engine, records):
+    """Names of the weights of all roles that had a gradient in some step."""
+    weights = weights_of_roles(engine.config)
+    names = set()
+    for (step, _), record in zip(ahead_runs.pairs(engine), records, strict=True):
+        metrics = record['metrics']
+        for role in step.phase.trains:
+            # The metrics of a role that is trained alone have no prefix.
+            if metrics.get('gradient_norm', 0) or metrics.get(f'{role}/gradient_norm', 0):
+                names.add(weights[role])
+    return names
+
+
 @pytest.mark.long
 @pytest.mark.parametrize('recipe', RECIPES)
 def test_every_recipe_trains_adapters_over_one_base(recipe):
@@ -53,11 +67,12 @@ def test_every_recipe_trains_adapters_over_one_base(recipe):
     trained = [r['metrics'].get('gradient_norm', 0) for r in records]
     trained += [r['metrics'].get('solver/gradient_norm', 0) for r in records]
     assert sum(len(r['rollouts']) for r in records) and max(trained) > 0
-    changed = [
-        any(map(np.any, jax.tree.leaves(jax.tree.map(np.not_equal, before[name], arrays(x)))))
-        for name, x in ((name, learner.params) for name, learner in engine.learners.items())
-    ]
-    assert any(changed)
+    # A role without reward variance has no gradient in so short a run; every other adapter is changed.
+    expected = trained_weights(engine, records)
+    for name, learner in engine.learners.items():
+        different = jax.tree.map(np.not_equal, before[name], arrays(learner.params))
+        is_changed = any(map(np.any, jax.tree.leaves(different)))
+        assert is_changed == (name in expected), (name, expected)
 
 
 def arrays(tree):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import pathlib
+import sys
+
 from ml_collections import ConfigDict
 
 from zeroplay_jax.policy import adapter_config
+from zeroplay_jax.policy.adapter_config import holds_other_weights
 from zeroplay_jax.selfplay.recipe import Recipe
+from zeroplay_jax.settings.adapters import Adapters
 from zeroplay_jax.settings.errors import ConfigError, fail
+from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.types import UserError
 
 
@@ -15,6 +21,10 @@ def check_adapters(config: ConfigDict, recipe: type[Recipe]) -> None:
     settings = config.policy.adapters
     trained = [role.name for role in recipe.roles(config) if role.is_trained]
     folders = {role: config[role].adapter for role in trained if config[role].adapter}
+    for role in ('proposer', 'solver'):
+        if role not in trained and config[role].adapter:
+            problem = 'the run does not train this role'
+            fail(f'{role}.adapter', config[role].adapter, problem, "set it to ''")
     if not settings.rank:
         for role, folder in folders.items():
             problem = 'full fine-tuning has no adapters'
@@ -26,6 +36,12 @@ def check_adapters(config: ConfigDict, recipe: type[Recipe]) -> None:
             problem = 'full fine-tuning has no frozen base'
             fix = "set it to 'none', or policy.adapters.rank to a rank"
             fail('policy.adapters.quantize', settings.quantize, problem, fix)
+        defaults = Adapters()
+        for name in ('alpha', 'linears', 'weight_decay', 'teacher'):
+            if settings[name] != getattr(defaults, name):
+                problem = 'full fine-tuning has no adapters'
+                fix = 'set policy.adapters.rank to a rank, or take the flag away'
+                fail(f'policy.adapters.{name}', settings[name], problem, fix)
         return
     if config.weights == 'shared' and len({config[role].adapter for role in trained}) > 1:
         role = next(iter(folders))
@@ -51,3 +67,22 @@ def _check_folder(config: ConfigDict, role: str, folder: str) -> None:
         if value != stored_value:
             problem = f'the adapter of {role}.adapter={folder} has {stored_value}'
             fail(f'policy.adapters.{name}', value, problem, f'give {stored_value}')
+    _check_base(config, role, stored.base)
+
+
+def _check_base(config: ConfigDict, role: str, stored_base: pathlib.Path) -> None:
+    """Raises ConfigError if the adapter of a role was trained over other weights than those of the run."""
+    base = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
+    folder = config[role].adapter
+    if not base.is_dir():
+        # On the Hub or in a bucket, or refused by another rule.
+        return
+    if not stored_base.is_dir():
+        print(
+            f'warning: the adapter of config.{role}.adapter={folder} was trained over {stored_base}, which is not '
+            f'here; it is used over {base}',
+            file=sys.stderr,
+        )
+    elif holds_other_weights(stored_base, base):
+        problem = f'its adapter was trained over the weights in {stored_base}'
+        fail(f'{role}.adapter', folder, problem, 'set policy.path to that folder')

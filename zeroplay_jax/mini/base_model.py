@@ -28,6 +28,7 @@ from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import ENV
 
 HERE = pathlib.Path(__file__).parent
+CLEAN = HERE / 'clean'
 # A Qwen3 configuration, so that any tool that reads Hugging Face folders loads the checkpoints.
 ARCHITECTURE = {
     'architectures': ['Qwen3ForCausalLM'],
@@ -142,22 +143,58 @@ def build(out: pathlib.Path, seed: int, stages: Sequence[Stage] = STAGES) -> Non
         )
 
 
-def main() -> None:
-    """Parses the command line and trains."""
+def build_from_clean(
+    out: pathlib.Path,
+    seed: int,
+    stages: Sequence[Stage],
+    roles: Mapping[str, Role],
+    no_errors: demos.ErrorRates = NO_ERRORS,
+) -> None:
+    """Trains stages from the weights of `clean/` and writes `out`/<folder> for each saved one.
+
+    Args:
+      out: its folders are replaced.
+      seed: seed of the episodes.
+      stages: the stages, in order.
+      roles: roles of their mixtures and of the diagnosis.
+      no_errors: error rates of 0, in the type that the roles take.
+    """
+    libraries = list(batches.libraries(seed, 'train', LIBRARY_COUNT, WORLDS_PER_LIBRARY))
+
+    def diagnose_held_out(stage, config, params, codec):
+        return diagnose(config, params, codec, seed, roles, no_errors)
+
+    supervised.train_checkpoints(
+        stages, CLEAN, roles, libraries, seed, diagnose_held_out, out, start=CLEAN
+    )
+
+
+def parse_arguments(
+    name: str, description: str, folders: str, out: pathlib.Path
+) -> argparse.Namespace:
+    """Returns --out and --seed of the command line of a module that trains checkpoints.
+
+    Args:
+      name: of the module.
+      description: its docstring; the first line is shown.
+      folders: the folders that it writes, for the help.
+      out: where it writes them by default.
+    """
     parser = argparse.ArgumentParser(
-        prog='python -m zeroplay_jax.mini.base_model',
-        description=__doc__.split('\n')[0],
-        epilog='example:\n  python -m zeroplay_jax.mini.base_model --out again',
+        prog=f'python -m {name}',
+        description=description.split('\n')[0],
+        epilog=f'example:\n  python -m {name} --out again',
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        '--out',
-        type=pathlib.Path,
-        default=HERE,
-        help='folder for clean/ and base/; by default the ones of the repository are replaced',
-    )
-    parser.add_argument('--seed', type=int, default=0, help='seed of weights and episodes (0)')
-    args = parser.parse_args()
+    replaced = f'folder for {folders}; by default what the repository has is replaced'
+    parser.add_argument('--out', type=pathlib.Path, default=out, help=replaced)
+    parser.add_argument('--seed', type=int, default=0, help='seed of all randomness (0)')
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Parses the command line and trains."""
+    args = parse_arguments('zeroplay_jax.mini.base_model', __doc__, 'clean/ and base/', HERE)
     build(args.out, args.seed)
 
 

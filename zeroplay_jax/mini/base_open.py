@@ -10,15 +10,13 @@ The same seed on the same machine gives the same files.
 
 from __future__ import annotations
 
-import argparse
 import pathlib
 from collections.abc import Sequence
 
-from zeroplay_jax.mini import base_model, batches, open_demos, supervised
+from zeroplay_jax.mini import base_model, open_demos
 from zeroplay_jax.mini.open_demos import OpenErrors
 from zeroplay_jax.mini.stages import Stage
 
-START = base_model.HERE / 'clean'
 STAGES = (
     # Mostly open tasks; small shares of the other roles, so that answering questions and reading stay.
     Stage(
@@ -69,34 +67,14 @@ STAGES = (
 
 def build(out: pathlib.Path, seed: int, stages: Sequence[Stage] = STAGES) -> None:
     """Trains all stages and writes `out`/<folder> for each saved one, replacing existing folders."""
-    libraries = list(
-        batches.libraries(seed, 'train', base_model.LIBRARY_COUNT, base_model.WORLDS_PER_LIBRARY)
-    )
-
-    def diagnose_held_out(stage, config, params, codec):
-        return base_model.diagnose(config, params, codec, seed, open_demos.ROLES, OpenErrors())
-
-    supervised.train_checkpoints(
-        stages, START, open_demos.ROLES, libraries, seed, diagnose_held_out, out, start=START
-    )
+    base_model.build_from_clean(out, seed, stages, open_demos.ROLES, OpenErrors())
 
 
 def main() -> None:
     """Parses the command line and trains."""
-    parser = argparse.ArgumentParser(
-        prog='python -m zeroplay_jax.mini.base_open',
-        description=__doc__.split('\n')[0],
-        epilog='example:\n  python -m zeroplay_jax.mini.base_open --out again',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    args = base_model.parse_arguments(
+        'zeroplay_jax.mini.base_open', __doc__, 'clean/ and base/', base_model.HERE / 'open'
     )
-    parser.add_argument(
-        '--out',
-        type=pathlib.Path,
-        default=base_model.HERE / 'open',
-        help='folder for clean/ and base/; by default the ones of the repository are replaced',
-    )
-    parser.add_argument('--seed', type=int, default=0, help='seed of the episodes (0)')
-    args = parser.parse_args()
     build(args.out, args.seed)
 
 

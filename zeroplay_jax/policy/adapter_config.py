@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import os
 import pathlib
 import sys
@@ -18,7 +19,7 @@ WEIGHTS_FILE = 'adapter_model.safetensors'
 
 # Fields of PEFT that change what an adapter computes, and the only values that are supported here. None is what a file
 # without the field means.
-_SUPPORTED = {
+_SUPPORTED: dict[str, tuple] = {
     'peft_type': ('LORA',),
     'use_rslora': (False, None),
     'use_dora': (False, None),
@@ -31,7 +32,32 @@ _SUPPORTED = {
     'layers_to_transform': (None,),
     'layer_replication': (None,),
     'target_parameters': (None, []),
+    # Other values, such as 'pissa', change the base when PEFT loads the adapter.
+    'init_lora_weights': (True, False, 'gaussian', 'orthogonal', None),
 }
+# Fields of PEFT without an effect on a trained adapter of a supported kind.
+_WITHOUT_EFFECT = frozenset(
+    [
+        'auto_mapping',
+        'base_model_name_or_path',
+        'inference_mode',
+        'layers_pattern',
+        'lora_alpha',
+        'lora_dropout',
+        'megatron_core',
+        'peft_version',
+        'qalora_group_size',
+        'r',
+        'revision',
+        'runtime_config',
+        'target_modules',
+        'task_type',
+    ]
+)
+_UNSET: tuple = (None, False, '', [], {})
+# Samples of a file of weights that are compared, and their length.
+_SAMPLES = 64
+_SAMPLE_BYTES = 1 << 16
 # Suffix of the names of linear layers in PEFT, and ours without it.
 _MODULE_SUFFIX = '_proj'
 
@@ -45,15 +71,18 @@ class AdapterConfig:
       alpha: its product is multiplied with alpha / rank.
       linears: adapted linear layers, sorted.
       base: folder of the base.
+      modules: names of the adapted modules in `transformers`; () names them by their last part, such as q_proj.
     """
 
     rank: int
     alpha: float
     linears: tuple[str, ...]
     base: pathlib.Path
+    modules: tuple[str, ...] = ()
 
     def fields(self) -> dict[str, Any]:
         """Returns the content of adapter_config.json."""
+        modules = [linear + _MODULE_SUFFIX for linear in self.linears]
         return {
             'peft_type': 'LORA',
             'task_type': 'CAUSAL_LM',
@@ -61,7 +90,7 @@ class AdapterConfig:
             'r': self.rank,
             'lora_alpha': self.alpha,
             'lora_dropout': 0.0,
-            'target_modules': [linear + _MODULE_SUFFIX for linear in self.linears],
+            'target_modules': list(self.modules) or modules,
             'bias': 'none',
             'fan_in_fan_out': False,
             'use_rslora': False,
@@ -70,6 +99,27 @@ class AdapterConfig:
             'init_lora_weights': True,
             'inference_mode': True,
         }
+
+
+def holds_other_weights(folder: pathlib.Path, other: pathlib.Path) -> bool:
+    """Returns whether two folders of a base have different safetensors files.
+
+    Names and sizes are compared, and samples of the content, because a base may have many GiB.
+    """
+    names = sorted(path.name for path in folder.glob('*.safetensors'))
+    if names != sorted(path.name for path in other.glob('*.safetensors')):
+        return True
+    for name in names:
+        size = (folder / name).stat().st_size
+        if size != (other / name).stat().st_size:
+            return True
+        with (folder / name).open('rb') as file, (other / name).open('rb') as other_file:
+            for start in range(0, size, max(1, size // _SAMPLES)):
+                file.seek(start)
+                other_file.seek(start)
+                if file.read(_SAMPLE_BYTES) != other_file.read(_SAMPLE_BYTES):
+                    return True
+    return False
 
 
 def is_adapter(folder) -> bool:
@@ -104,7 +154,7 @@ def read(folder) -> AdapterConfig:
     path = pathlib.Path(folder) / CONFIG_FILE
     try:
         fields = json.loads(path.read_text(encoding='utf-8'))
-        rank, alpha = int(fields['r']), float(fields['lora_alpha'])
+        rank, alpha = fields['r'], float(fields['lora_alpha'])
         # PEFT needs a path in the file; that of a built-in checkpoint may be in a clone that is gone.
         stored_base = str(fields['base_model_name_or_path'])
         base = pathlib.Path(built_in_path(stored_base))
@@ -118,6 +168,18 @@ def read(folder) -> AdapterConfig:
             raise UserError(
                 f'{path}: {field}={fields.get(field)!r} is not supported; train it again with {supported[0]!r}'
             )
+    for field, value in fields.items():
+        # PEFT gets new kinds of adapters by new fields.
+        if field not in _WITHOUT_EFFECT and field not in _SUPPORTED and value not in _UNSET:
+            raise UserError(
+                f'{path}: {field}={value!r} is not supported; train the adapter again without it'
+            )
+    if not isinstance(rank, int) or rank < 1:
+        raise UserError(f'{path}: r={rank!r} is not a whole number above 0; copy the folder again')
+    if not 0 < alpha < math.inf:
+        raise UserError(
+            f'{path}: lora_alpha={alpha} is not a finite number above 0; copy the folder again'
+        )
     if not isinstance(modules, list):
         raise UserError(
             f'{path}: target_modules={modules!r} is not supported; list the names of the modules'

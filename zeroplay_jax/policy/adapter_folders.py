@@ -22,17 +22,39 @@ from zeroplay_jax.policy.tensor_names import tensors
 from zeroplay_jax.types import UserError
 
 _FACTORS = {A: 'lora_A', B: 'lora_B'}
+# The decoder in `transformers`, and in a model with an encoder of images.
+_DECODER = 'model.layers.'
+_WRAPPED_DECODER = 'model.language_model.layers.'
 
 
-def _tensor_names(model: ModelConfig, linears: Sequence[str]) -> dict[tuple[str, str, str], str]:
-    """Returns (layer, linear, factor) → name of its tensor in a PEFT folder."""
+def wrapped_modules(model: ModelConfig, linears: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of the adapted modules in a model with an encoder of images.
+
+    The last part of a name would not do: the encoder has modules with the same one.
+    """
+    names = _tensor_names(model, linears, _WRAPPED_DECODER).values()
+    modules = {name.removeprefix('base_model.model.').rpartition('.lora_')[0] for name in names}
+    return tuple(sorted(modules))
+
+
+def _tensor_names(
+    model: ModelConfig, linears: Sequence[str], decoder: str = _DECODER
+) -> dict[tuple[str, str, str], str]:
+    """Returns (layer, linear, factor) → name of its tensor in a PEFT folder.
+
+    Args:
+      model: of the base.
+      linears: adapted linear layers.
+      decoder: beginning of the names of the decoder's modules.
+    """
     whole = tensors(model)
     names = {}
     for number in range(model.layers):
         for linear in linears:
             layer = f'layer_{number}'
             kernel = whole[f'{layer}/{linear}/kernel'].name
-            module = 'base_model.model.' + kernel.removesuffix('.weight')
+            module_in_decoder = kernel.removesuffix('.weight').removeprefix(_DECODER)
+            module = f'base_model.model.{decoder}{module_in_decoder}'
             for factor, peft_name in _FACTORS.items():
                 names[layer, linear, factor] = f'{module}.{peft_name}.weight'
     return names
@@ -59,7 +81,8 @@ def load(folder, model: ModelConfig) -> Params:
             f'{folder / CONFIG_FILE}: target_modules has {unknown[0]!r}; only the linear layers '
             f'{", ".join(adapters.LINEARS)} can have adapters'
         )
-    names = _tensor_names(model, config.linears)
+    is_wrapped = any(f'.{_WRAPPED_DECODER}' in name for name in stored)
+    names = _tensor_names(model, config.linears, _WRAPPED_DECODER if is_wrapped else _DECODER)
     different = sorted(set(names.values()) ^ set(stored))
     if different:
         state = 'is missing' if different[0] in names.values() else 'has no place'
@@ -108,7 +131,8 @@ def save(
     if folder.exists():
         raise FileExistsError(f'{folder}: exists already; choose another place or remove it')
     gathered = {}
-    for (layer, linear, factor), name in _tensor_names(model, config.linears).items():
+    decoder = _WRAPPED_DECODER if config.modules else _DECODER
+    for (layer, linear, factor), name in _tensor_names(model, config.linears, decoder).items():
         array = sharding.to_numpy(adapter[layer][linear][factor])
         gathered[name] = np.ascontiguousarray(array.T)
     if jax.process_index() != 0:

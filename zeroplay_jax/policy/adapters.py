@@ -173,10 +173,12 @@ def product(
     low = x @ a.astype(x.dtype)
     columns = low.shape[1]
     low = low.reshape(batch, tokens // batch, count, columns // count)
-    # The columns of the other adapters become exactly 0, whatever they hold, so that they add nothing to any bit of the
-    # row's result.
-    scale = scale_of_row.astype(x.dtype)[:, None, :, None]
-    low = jnp.where(scale == 0, 0, low * scale)
+    # The columns of the other adapters become exactly 0, so that they add nothing to any bit of the row's result, as
+    # long as their B is finite: an update with a number that is not finite is skipped.
+    scale = scale_of_row[:, None, :, None]
+    # In float32: bfloat16 would round alpha / rank where the rank is no power of two.
+    scaled = (low * scale).astype(x.dtype)
+    low = jnp.where(scale == 0, 0, scaled)
     return low.reshape(tokens, columns) @ b.astype(x.dtype)
 
 

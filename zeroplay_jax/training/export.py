@@ -10,6 +10,7 @@ from zeroplay_jax.learner.fingerprint import weights_fingerprint
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import adapter_folders, adapters, hf, sharding
 from zeroplay_jax.policy.adapter_config import AdapterConfig
+from zeroplay_jax.policy.config_fields import is_wrapped
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.training import build
@@ -61,11 +62,15 @@ def write_adapter(
       texts: further files of the folder.
     """
     settings = config.policy.adapters
+    modules: tuple[str, ...] = ()
+    if is_wrapped(base):
+        modules = adapter_folders.wrapped_modules(model, settings.linears)
     adapter_config = AdapterConfig(
         rank=settings.rank,
         alpha=settings.alpha,
         linears=tuple(sorted(settings.linears)),
         base=base.resolve(),
+        modules=modules,
     )
     adapter_folders.save(folder, model, adapter_config, adapter, texts)
 

@@ -179,7 +179,11 @@ def _adapter_rows(config, is_adapter: bool) -> list[str]:
         return []
     settings = config.policy.adapters
     layers = ', '.join(settings.linears)
-    return [f'| adapter | LoRA of rank {settings.rank}, alpha {settings.alpha:g}, on {layers} |']
+    rows = [f'| adapter | LoRA of rank {settings.rank}, alpha {settings.alpha:g}, on {layers} |']
+    if settings.quantize != 'none':
+        # The folder names the base as it is on disk.
+        rows.append(f'| trained over | the base with linear layers in {settings.quantize} |')
+    return rows
 
 
 def _turns(role: Role, stops: Sequence[str]) -> list[str]:

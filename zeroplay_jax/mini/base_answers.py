@@ -1,0 +1,67 @@
+"""Trains the checkpoint for SSP's claims: `python -m zeroplay_jax.mini.base_answers [--out FOLDER] [--seed 0]`.
+
+SSP proposes questions from answers, which `mini/base` has hardly learnt. Training starts from the weights of
+`mini/clean` and is supervised, on the demonstrations of `mini/demos.py`, in two stages: mostly proposals from answers,
+without errors; and demonstrations with the errors of `mini/base`, which gives `answers/base/`. The folder also contains
+its training log and the hashes of its files.
+
+The same seed on the same machine gives the same files.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+from zeroplay_jax.mini import base_model, demos
+from zeroplay_jax.mini import stages as base_stages
+from zeroplay_jax.mini.stages import Stage
+
+STAGES = (
+    # To read a passage backwards, from a value to its relation and entity, takes long to learn.
+    Stage(
+        'proposing',
+        steps=400,
+        decay_share=0.5,
+        shares={
+            'reading': 0.05,
+            'solver': 0.2,
+            'proposer_from_answer': 0.6,
+            'answer_from_documents': 0.15,
+        },
+    ),
+    # As the stage 'base' of `stages.py`, with the roles of SSP.
+    Stage(
+        'answers',
+        steps=220,
+        muon_rate=0.005,
+        adam_rate=5e-4,
+        decay_share=0.4,
+        saved=True,
+        folder='base',
+        errors=base_stages.STAGES[-1].errors,
+        shares={
+            'reading': 0.05,
+            'solver': 0.35,
+            'proposer_from_answer': 0.45,
+            'answer_from_documents': 0.15,
+        },
+    ),
+)
+
+
+def build(out: pathlib.Path, seed: int, stages: Sequence[Stage] = STAGES) -> None:
+    """Trains all stages and writes `out`/<folder> for each saved one, replacing existing folders."""
+    base_model.build_from_clean(out, seed, stages, demos.ROLES)
+
+
+def main() -> None:
+    """Parses the command line and trains."""
+    args = base_model.parse_arguments(
+        'zeroplay_jax.mini.base_answers', __doc__, 'base/', base_model.HERE / 'answers'
+    )
+    build(args.out, args.seed)
+
+
+if __name__ == '__main__':
+    main()
