@@ -21,10 +21,12 @@ def check_adapters(config: ConfigDict, recipe: type[Recipe]) -> None:
     settings = config.policy.adapters
     trained = [role.name for role in recipe.roles(config) if role.is_trained]
     folders = {role: config[role].adapter for role in trained if config[role].adapter}
-    for role in ('proposer', 'solver'):
-        if role not in trained and config[role].adapter:
+    for name, section in config.items():
+        if name in trained or not isinstance(section, ConfigDict):
+            continue
+        if section.get('adapter'):
             problem = 'the run does not train this role'
-            fail(f'{role}.adapter', config[role].adapter, problem, "set it to ''")
+            fail(f'{name}.adapter', section.adapter, problem, "set it to ''")
     if not settings.rank:
         for role, folder in folders.items():
             problem = 'full fine-tuning has no adapters'
