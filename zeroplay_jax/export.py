@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import pathlib
 import shutil
@@ -107,7 +108,6 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     os.environ['JAX_PLATFORMS'] = 'cpu'
     from zeroplay_jax.policy import hf
     from zeroplay_jax.training import branch, input_record, source_checkpoint
-    from zeroplay_jax.training.export import write_adapter
 
     start = pathlib.Path(
         fetch_model('config.policy.path', config.policy.path) or BUILT_IN_CHECKPOINT
@@ -120,19 +120,22 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     def write_folders(source: source_checkpoint.Source) -> None:
         names = branch.policy_names(source)
         folders[:] = [out / name for name in names]
+        if config.policy.adapters.merge:
+            folders.extend([out / f'{name}-merged' for name in names])
         with _output_errors(out):
             for folder in folders:
                 if folder.exists():
                     raise UserError(f'{folder}: exists already; choose another --out or remove it')
         cards = _cards(config, workdir, start, source.step)
         try:
-            for name, folder in zip(names, folders, strict=True):
+            for name in names:
                 params = branch.read_params(source, name)
+                texts = cards.get(name)
                 with _output_errors(out):
                     if config.policy.adapters.rank:
-                        write_adapter(config, start, model, params, folder, cards.get(name))
+                        _write_adapter(config, start, params, out / name, texts)
                     else:
-                        hf.save(folder, model, params, like=start, texts=cards.get(name))
+                        hf.save(out / name, model, params, like=start, texts=texts)
         except BaseException:
             # The run may have removed the checkpoint: all folders are written again, from its next one.
             for folder in folders:
@@ -145,6 +148,35 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     )
     print(f'checkpoint {source.step} of {source.workdir}', file=sys.stderr)
     return folders
+
+
+def _write_adapter(
+    config: ConfigDict,
+    start: pathlib.Path,
+    adapter: dict[str, Any],
+    folder: pathlib.Path,
+    texts: dict[str, str] | None,
+) -> None:
+    """Writes an adapter and, with `policy.adapters.merge`, whole weights beside it.
+
+    Args:
+      config: config of the run.
+      start: folder of the base.
+      adapter: weights of the adapter.
+      folder: to create.
+      texts: further files of the folder.
+    """
+    from zeroplay_jax.policy import hf, sharding
+    from zeroplay_jax.training.export import write_adapter, write_merged
+    from zeroplay_jax.training.run_weights import load_weights
+
+    model = dataclasses.replace(hf.read_config(start), dtype=config.policy.dtype)
+    write_adapter(config, start, model, adapter, folder, texts)
+    if config.policy.adapters.merge:
+        mesh = sharding.make_mesh()
+        _, base = load_weights(config, start, model, mesh, uses_adapters=True, shows_progress=True)
+        assert base is not None
+        write_merged(start, model, base, adapter, folder.with_name(f'{folder.name}-merged'))
 
 
 @contextlib.contextmanager

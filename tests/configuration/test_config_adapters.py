@@ -95,6 +95,16 @@ def test_settings_of_adapters_need_a_rank(field, value):
     rules.check(make_config(rank=4, **{field: value}))
 
 
+def test_an_adapter_of_the_embedding_is_refused(adapter):
+    path = pathlib.Path(adapter) / CONFIG_FILE
+    stored = json.loads(path.read_text()) | {'target_modules': ['q_proj', 'embed_tokens']}
+    path.write_text(json.dumps(stored))
+    config = make_config(linears=('q',))
+    config.solver.adapter = adapter
+    text = message(config)
+    assert text.startswith('config.solver.adapter=') and 'it adapts embed_tokens' in text
+
+
 def test_a_folder_without_an_adapter_is_named(tmp_path):
     config = make_config()
     config.proposer.adapter = str(tmp_path)

@@ -162,6 +162,8 @@ def test_a_killed_run_is_resumed_exported_and_continued(tmp_path, monkeypatch, b
     assert folders and folders == sorted(path.name for path in (killed / 'policy').iterdir())
     exported = export(whole, tmp_path / 'exported')
     for name in [folder.name for folder in exported if folder.name in folders]:
+        if name.endswith('-merged'):
+            continue
         file = pathlib.Path(name, 'adapter_model.safetensors')
         ours, theirs = load_file(whole / 'policy' / file), load_file(killed / 'policy' / file)
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
@@ -181,6 +183,8 @@ def test_a_killed_run_is_resumed_exported_and_continued(tmp_path, monkeypatch, b
             read = adapter_folders.add_to(params, folder, hf.read_config(folder))
         merged = hf.load(whole / 'policy' / f'{name}-merged')
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), read, merged)
+        again = hf.load(tmp_path / 'exported' / f'{name}-merged')
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), again, merged)
     # A role is continued from its folder, all roles from a checkpoint with their moments and teachers.
     config.solver.adapter = str(whole / 'policy' / 'solver')
     check(config)

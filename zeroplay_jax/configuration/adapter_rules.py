@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.policy.adapter_config import holds_other_weights
 from zeroplay_jax.selfplay.recipe import Recipe
-from zeroplay_jax.settings.adapters import Adapters
+from zeroplay_jax.settings.adapters import LINEARS, Adapters
 from zeroplay_jax.settings.errors import ConfigError, fail
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.types import UserError
@@ -33,7 +33,8 @@ def check_adapters(config: ConfigDict, recipe: type[Recipe]) -> None:
             fail(f'{role}.adapter', folder, problem, 'set policy.adapters.rank to its rank')
         if settings.merge:
             problem = 'full fine-tuning has no adapters'
-            fail('policy.adapters.merge', True, problem, 'set it to false')
+            fix = 'set it to false, or policy.adapters.rank to a rank'
+            fail('policy.adapters.merge', True, problem, fix)
         if settings.quantize != 'none':
             problem = 'full fine-tuning has no frozen base'
             fix = "set it to 'none', or policy.adapters.rank to a rank"
@@ -60,6 +61,11 @@ def _check_folder(config: ConfigDict, role: str, folder: str) -> None:
         stored = adapter_config.read(folder)
     except UserError as error:
         raise ConfigError(f'config.{role}.adapter: {error}') from None
+    for linear in stored.linears:
+        if linear not in LINEARS:
+            problem = f'it adapts {linear}'
+            fix = f'train an adapter of some of {", ".join(LINEARS)}'
+            fail(f'{role}.adapter', folder, problem, fix)
     pairs = (
         ('rank', settings.rank, stored.rank),
         ('alpha', settings.alpha, stored.alpha),

@@ -166,7 +166,8 @@ def read(folder) -> AdapterConfig:
     for field, supported in _SUPPORTED.items():
         if fields.get(field) not in supported:
             raise UserError(
-                f'{path}: {field}={fields.get(field)!r} is not supported; train it again with {supported[0]!r}'
+                f'{path}: {field}={fields.get(field)!r} is not supported; train the adapter again with '
+                f'{field}={supported[0]!r}'
             )
     for field, value in fields.items():
         # PEFT gets new kinds of adapters by new fields.

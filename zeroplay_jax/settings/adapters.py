@@ -12,7 +12,7 @@ from zeroplay_jax.settings.bounds import (
     requires,
 )
 
-_LINEARS = ('q', 'k', 'v', 'o', 'gate', 'up', 'down')
+LINEARS = ('q', 'k', 'v', 'o', 'gate', 'up', 'down')
 
 
 class Adapters(Section):
@@ -25,10 +25,10 @@ class Adapters(Section):
     linears: Annotated[
         tuple[str, ...],
         requires(
-            lambda x: x and set(x) <= set(_LINEARS) and len(set(x)) == len(x),
-            f'give some of {", ".join(_LINEARS)}, each once',
+            lambda x: x and set(x) <= set(LINEARS) and len(set(x)) == len(x),
+            f'give some of {", ".join(LINEARS)}, each once',
         ),
-    ] = _LINEARS
+    ] = LINEARS
     """Adapted linear layers."""
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's weight decay of adapters, in place of <role>.weight_decay: it pulls the policy to the base."""

@@ -7,6 +7,7 @@ import pathlib
 import jax
 
 from zeroplay_jax.learner.fingerprint import weights_fingerprint
+from zeroplay_jax.learner.frozen_base import FrozenBase
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import adapter_folders, adapters, hf, sharding
 from zeroplay_jax.policy.adapter_config import AdapterConfig
@@ -41,7 +42,9 @@ def write_policy(
     hosts = context.rollouts.hosts
     # Written first, so that both are there when the other one is. The first process decides for all.
     if config.policy.adapters.merge and not hosts.gather(merged_folder.exists())[0]:
-        _write_merged(context, learner, texts, merged_folder)
+        write_merged(
+            context.folder, context.model, context.base, learner.params, merged_folder, texts
+        )
     write_adapter(config, context.folder, context.model, learner.params, folder, adapter_texts)
 
 
@@ -75,15 +78,27 @@ def write_adapter(
     adapter_folders.save(folder, model, adapter_config, adapter, texts)
 
 
-def _write_merged(
-    context: build.RunContext, learner: Learner, texts: dict[str, str], folder: pathlib.Path
+def write_merged(
+    like: pathlib.Path,
+    model: ModelConfig,
+    base: FrozenBase,
+    adapter: Params,
+    folder: pathlib.Path,
+    texts: dict[str, str] | None = None,
 ) -> None:
-    assert context.base is not None
-    joined = adapters.join(context.base.params, learner.params)
+    """Writes the weights of a base with an adapter, float32, as a folder of Hugging Face.
+
+    Args:
+      like: folder of the base.
+      model: its architecture.
+      base: its weights, as updates read them.
+      texts: further files of the folder.
+    """
+    joined = adapters.join(base.params, adapter)
     shapes = jax.eval_shape(adapters.merged, joined)
-    layout = sharding.parameter_shardings(shapes, context.mesh, training_layout=True)
+    layout = sharding.parameter_shardings(shapes, base.mesh, training_layout=True)
     whole = jax.jit(adapters.merged, out_shardings=layout)(joined)
-    hf.save(folder, context.model, whole, like=context.folder, texts=texts)
+    hf.save(folder, model, whole, like=like, texts=texts)
 
 
 def fingerprints(engine: Engine) -> dict[str, list[int]]:
