@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 from benchmarks import claims_statistics as statistics
 from zeroplay_jax.configs import ablations
 from zeroplay_jax.configuration import fields
+from zeroplay_jax.settings.paths import PACKAGE
 
 REGISTRATION = pathlib.Path(__file__).with_name('claims.toml')
+_CHECKPOINTS = PACKAGE / 'mini'
 
 
 class Claim(NamedTuple):
@@ -53,11 +55,19 @@ class Look(NamedTuple):
 
 
 class Arm(NamedTuple):
-    """An arm: the small config of a system, a row of configs/ablations.py ('' for none), and further settings."""
+    """An arm: a system with changes.
+
+    Attributes:
+      system: its small config is the beginning.
+      row: of configs/ablations.py; '' for none.
+      settings: further fields.
+      start: checkpoint in zeroplay_jax/mini from which it starts; '' for that of the small config.
+    """
 
     system: str
     row: str = ''
     settings: dict[str, Any] = {}
+    start: str = ''
 
 
 def _registered() -> tuple[
@@ -78,11 +88,13 @@ MEASURES, ARMS, CLAIMS, LOOKS = _registered()
 
 def config_of(arm: str, seed: int):
     """Returns the config of an arm: its system's small variant, the common setting, the row, the arm's settings."""
-    system, row, settings = ARMS[arm]
+    system, row, settings, start = ARMS[arm]
     config = importlib.import_module(f'zeroplay_jax.configs.{system}').get_config('mini')
     iterations = 3 if system in ('drzero', 'piplay', 'scope') else 1
-    # 12 solver steps in total for every system.
+    # 12 solver steps in total. SSP's solver learns a second search after 8 to 16 steps, depending on the seed.
     steps = 4 if iterations == 3 else 12
+    if system == 'ssp':
+        steps = 18
     config.schedule.iterations = iterations
     config.world.update(train=(0, 20), evaluation=(0, 6), near_misses=0.5)
     for role in (config.proposer, config.solver):
@@ -112,6 +124,8 @@ def config_of(arm: str, seed: int):
     config.checkpoint.every = 1000
     config.update_from_flattened_dict(ablations.ROWS[f'{system}/{row}'] if row else {})
     config.update_from_flattened_dict(settings)
+    if start:
+        config.policy.path = str(_CHECKPOINTS / start)
     config.seed = seed
     config.progress = False
     config.log_trajectories = 16

@@ -331,5 +331,5 @@ def test_the_pages_state_the_committed_table():
 
 def test_the_committed_table_is_that_of_the_committed_runs(tmp_path):
     (tmp_path / 'runs').symlink_to(claims.RESULTS / 'runs')
-    claims.main(['--minutes', '0', '--looks', '1', '--out', str(tmp_path)])
+    claims.main(['--minutes', '0', '--out', str(tmp_path)])
     assert (tmp_path / 'claims.json').read_text() == (claims.RESULTS / 'claims.json').read_text()
