@@ -2,6 +2,7 @@
 
     python -m benchmarks.kills --recipes drzero,ssp --kills 3 --sigterms 2 --flips 1
     python -m benchmarks.kills --processes 2 --recipes ssp --kills 2 --sigterms 1
+    python -m benchmarks.kills --processes 2 --recipes piplay --kills 2 --rank 4     # with adapters
 
 Each recipe runs once whole (the variant `mini`, shortened), and once with events at random moments. Every event ends
 one process of the run with kill -9 or SIGTERM; the same command then resumes it. Before the start that leads to some of
@@ -234,8 +235,13 @@ class Campaign:
         self._arguments = arguments
         self._rng = random.Random(f'{recipe} {arguments.processes} {arguments.seed}')
         name = f'{recipe}{arguments.processes}'
-        self._whole = Run(recipe, folder / f'{name}-whole', arguments.processes)
-        self._ended = Run(recipe, folder / f'{name}-ended', arguments.processes)
+        flags: tuple[str, ...] = ()
+        if arguments.rank:
+            name += f'-rank{arguments.rank}'
+            flags = (f'--config.policy.adapters.rank={arguments.rank}',)
+        whole, ended = (folder / f'{name}-{kind}' for kind in ('whole', 'ended'))
+        self._whole = Run(recipe, whole, arguments.processes, flags=flags)
+        self._ended = Run(recipe, ended, arguments.processes, flags=flags)
         self._happened: collections.Counter[str] = collections.Counter()
         self._problems: list[str] = []
         self._compared = 0
@@ -330,6 +336,7 @@ def main() -> None:
     parser.add_argument('--kills', type=int, default=4, help='kill -9, per recipe')
     parser.add_argument('--sigterms', type=int, default=1, help='SIGTERMs, per recipe')
     parser.add_argument('--flips', type=int, default=1, help='kills with a flipped bit before')
+    parser.add_argument('--rank', type=int, default=0, help='of adapters; 0: whole weights')
     parser.add_argument('--processes', type=int, choices=(1, 2), default=1, help='of each run')
     parser.add_argument('--delay', type=float, default=3.0, help='most seconds after a step')
     parser.add_argument('--seed', type=int, default=0, help='of the moments')

@@ -188,9 +188,11 @@ def test_scripts_of_the_other_engines_are_found_by_default():
 
 def test_a_flip_has_to_be_found_by_the_start_after_it(tmp_path, monkeypatch):
     """The log has the lines of all starts: an earlier one may have found damage in a step of the same number."""
-    arguments = argparse.Namespace(processes=1, seed=0, delay=0.0)
+    arguments = argparse.Namespace(processes=1, seed=0, delay=0.0, rank=4)
     campaign = kills.Campaign('drzero', tmp_path, arguments)
-    log = tmp_path / 'drzero1-ended.0.log'
+    for run in (campaign._whole, campaign._ended):
+        assert run.flags == ('--config.policy.adapters.rank=4',)
+    log = tmp_path / 'drzero1-rank4-ended.0.log'
     line = 'warning: checkpoint 4 is damaged: states/x differs from its checksum\n'
     log.write_text(line)
 
