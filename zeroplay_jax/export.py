@@ -18,7 +18,7 @@ import pathlib
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 from safetensors import SafetensorError
@@ -31,6 +31,10 @@ from zeroplay_jax.runtime.remote_workdir import local_run
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.types import UserError
+
+if TYPE_CHECKING:
+    # It imports JAX, whose devices are chosen first.
+    from zeroplay_jax.learner.frozen_base import FrozenBase
 
 EXAMPLES = """examples:
   python -m zeroplay_jax.export runs/mini --out exported
@@ -127,13 +131,14 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
                 if folder.exists():
                     raise UserError(f'{folder}: exists already; choose another --out or remove it')
         cards = _cards(config, workdir, start, source.step)
+        base = _load_base(config, start) if config.policy.adapters.merge else None
         try:
             for name in names:
                 params = branch.read_params(source, name)
                 texts = cards.get(name)
                 with _output_errors(out):
                     if config.policy.adapters.rank:
-                        _write_adapter(config, start, params, out / name, texts)
+                        _write_adapter(config, start, base, params, out / name, texts)
                     else:
                         hf.save(out / name, model, params, like=start, texts=texts)
         except BaseException:
@@ -150,32 +155,42 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     return folders
 
 
+def _load_base(config: ConfigDict, start: pathlib.Path) -> FrozenBase:
+    """Returns the base of a run with adapters, from its folder, in the dtype and quantisation of the run."""
+    from zeroplay_jax.policy import hf, sharding
+    from zeroplay_jax.training.run_weights import load_weights
+
+    model = dataclasses.replace(hf.read_config(start), dtype=config.policy.dtype)
+    mesh = sharding.make_mesh()
+    _, base = load_weights(config, start, model, mesh, uses_adapters=True, shows_progress=True)
+    assert base is not None
+    return base
+
+
 def _write_adapter(
     config: ConfigDict,
     start: pathlib.Path,
+    base: FrozenBase | None,
     adapter: dict[str, Any],
     folder: pathlib.Path,
     texts: dict[str, str] | None,
 ) -> None:
-    """Writes an adapter and, with `policy.adapters.merge`, whole weights beside it.
+    """Writes an adapter and, if the base is given, whole weights beside it.
 
     Args:
       config: config of the run.
       start: folder of the base.
+      base: the base as the run read it.
       adapter: weights of the adapter.
       folder: to create.
       texts: further files of the folder.
     """
-    from zeroplay_jax.policy import hf, sharding
+    from zeroplay_jax.policy import hf
     from zeroplay_jax.training.export import write_adapter, write_merged
-    from zeroplay_jax.training.run_weights import load_weights
 
-    model = dataclasses.replace(hf.read_config(start), dtype=config.policy.dtype)
+    model = hf.read_config(start)
     write_adapter(config, start, model, adapter, folder, texts)
-    if config.policy.adapters.merge:
-        mesh = sharding.make_mesh()
-        _, base = load_weights(config, start, model, mesh, uses_adapters=True, shows_progress=True)
-        assert base is not None
+    if base is not None:
         write_merged(start, model, base, adapter, folder.with_name(f'{folder.name}-merged'))
 
 

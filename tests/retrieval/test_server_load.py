@@ -181,7 +181,7 @@ def test_a_slow_client_is_closed(paced, sent):
 
 
 def test_a_body_that_is_too_long_is_read_before_it_is_refused(paced):
-    """A client that were refused while it still sends would see a connection reset, not the reason."""
+    """A client that is refused while it still sends sees a connection reset, not the reason."""
     content = request_of({'queries': ['x' * 3_000]})
     with serving(lambda: (paced, 'x'), server.Limits(body_bytes=1_000)) as (url, _):
         until_ready(url)

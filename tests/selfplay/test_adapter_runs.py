@@ -171,6 +171,7 @@ def test_a_killed_run_is_resumed_exported_and_continued(tmp_path, monkeypatch, b
         jax.tree.map(np.testing.assert_array_equal, ours, from_checkpoint)
         card = (whole / 'policy' / name / 'README.md').read_text()
         assert 'library_name: peft' in card and 'LoRA of rank 4' in card
+        assert ('linear layers in int8' in card) == (base == 'int8')
         card_of_checkpoint = (tmp_path / 'exported' / name / 'README.md').read_text()
         # They differ in the paragraph about the run only.
         assert card_of_checkpoint.split('\n\n')[3:] == card.split('\n\n')[3:]
