@@ -19,12 +19,12 @@ Every finished run is stored in benchmarks/results/runs, named by its config and
 it ran. The table is written to benchmarks/results/claims.json, the picture to claims.svg; the last line printed is one
 JSON object.
 
-Seeds are added in looks, which claims.toml fixes: after each look, claims that are decided and those known to ± .05 are
-closed, and the arms of the others get the seeds of the next one. A claim holds if p < .05 and the difference is above
-0, does not hold if it is below 0, and is undecided otherwise; p is valid although several looks are taken
-(`claims_statistics.sequential_p`). Because many claims are tested at once, the table has a second verdict beside this
-one, with p-values corrected by Holm's method for all registered claims; it closes claims. With `--only` the table
-also has the claims of the other systems whose runs are stored.
+Seeds are added in looks, whose seeds and shares claims.toml fixes: after each look, claims that are decided and those
+whose difference is known to be within ± .05 of 0 are closed, and the arms of the others get the seeds of the next one.
+A claim holds if p < .05 and the interval is above 0, does not hold if it is below 0, and is undecided otherwise; p and
+interval are valid although several looks are taken (`claims_statistics.sequential_p`). Because many claims are tested
+at once, the table has a second verdict beside this one, with p-values corrected by Holm's method for all registered
+claims; it closes claims. With `--only` the table also has the claims of the other systems whose runs are stored.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ def play(
     results: dict[Run, dict] = {}
     all_claims = [claim for claim in CLAIMS if claim in claims or claim in stored_claims]
     p_values: dict[Claim, list[float]] = {claim: [] for claim in all_claims}
+    intervals: dict[Claim, list[list[float]]] = {claim: [] for claim in all_claims}
     rows: dict[Claim, dict[str, Any]] = {}
     is_open = dict.fromkeys(all_claims, True)
     for number, look in enumerate(looks):
@@ -120,28 +121,51 @@ def play(
                 continue
             row = _judge(claim, results, look)
             p_values[claim].append(row['p'])
-            row['p'] = statistics.sequential_p(p_values[claim], [look.share for look in LOOKS])
-            row['verdict'] = statistics.verdict(row['difference'], row['p'])
+            intervals[claim].append(row['interval'])
+            _combine_looks(row, p_values[claim], intervals[claim], claim.plays)
             rows[claim] = row
         statistics.correct_verdicts(list(rows.values()), family=len(CLAIMS))
         for claim, row in rows.items():
-            is_open[claim] = row['verdict_holm'] == 'undecided' and not row['narrow']
+            is_open[claim] = row['verdict_holm'] == 'undecided' and not row['negligible']
     return [rows[claim] for claim in all_claims if claim in rows]
+
+
+def _combine_looks(
+    row: dict[str, Any], p_values: Sequence[float], intervals: Sequence[list[float]], plays: int
+) -> None:
+    """Replaces p, interval and verdict of the last look in a row by those of all looks together.
+
+    'negligible': whether the interval is within ± .05 of 0. The verdict has the sign of the interval, because that of
+    the last look's mean may be another one. Looks that contradict each other decide nothing.
+
+    Args:
+      row: see `_judge`.
+      p_values, intervals: of the looks that were taken, in order.
+      plays: see `Claim`.
+    """
+    shares = [look.share / plays for look in LOOKS]
+    row['p'] = statistics.sequential_p(p_values, shares)
+    common = statistics.common_interval(intervals)
+    if common is None:
+        row['p'] = 1.0
+        common = [min(low for low, _ in intervals), max(high for _, high in intervals)]
+    row['interval'] = low, high = common
+    row['negligible'] = -statistics.NARROW <= low and high <= statistics.NARROW
+    row['verdict'] = statistics.verdict(low + high, row['p'])
 
 
 def _judge(claim: Claim, results: Mapping[Run, dict], look: Look) -> dict[str, Any]:
     """Returns the row of a claim at a look, with the p-value of this look alone.
 
-    'narrow': whether the interval is within ± .05; 'beside': the mean difference by the measures that do not decide;
-    'rollouts': the mean number of rollouts of both arms; 'codes': the hashes of the code that the runs ran.
+    'beside': the mean difference by the measures that do not decide; 'rollouts': the mean number of rollouts of both
+    arms; 'codes': the hashes of the code that the runs ran.
     """
     better = [results[claim.better, seed] for seed in range(look.seeds)]
     worse = better
     if claim.worse:
         worse = [results[claim.worse, seed] for seed in range(look.seeds)]
     by_seed_and_item = statistics.differences(better, worse, claim.measure, claim.of)
-    result = statistics.judge(by_seed_and_item, statistics.LEVEL * look.share)
-    low, high = result['interval']
+    result = statistics.judge(by_seed_and_item, statistics.LEVEL * look.share / claim.plays)
     beside = {}
     for measure in ('final', 'area_of_rollouts'):
         if measure != claim.measure and claim.worse:
@@ -153,8 +177,9 @@ def _judge(claim: Claim, results: Mapping[Run, dict], look: Look) -> dict[str, A
         measure=claim.measure,
         of=claim.of,
         selected=claim.selected,
+        afterwards=claim.afterwards,
+        plays=claim.plays,
         seeds=look.seeds,
-        narrow=high - low <= 2 * statistics.NARROW,
         beside=beside,
         rollouts=[_mean_rollouts(better), _mean_rollouts(worse)],
         codes=sorted({run.get('code', '') for run in better + worse}),
@@ -174,8 +199,12 @@ def _print_table(table: Sequence[Mapping[str, Any]]) -> None:
         line += f'{row["seeds"]} seeds'
         if row['selected']:
             line += '; its setting was selected for this effect'
-        if row['seeds_needed'] > row['seeds']:
-            line += f'; ± {statistics.NARROW} would need {row["seeds_needed"]}'
+        if row['afterwards']:
+            line += '; registered after its runs'
+        if row['plays'] > 1:
+            line += f'; play {row["plays"]} of this claim'
+        if row['verdict'] == 'undecided' and row['negligible']:
+            line += f'; within ± {statistics.NARROW}'
         print(line)
     codes = {code for row in table for code in row['codes']}
     if len(codes) > 1:

@@ -29,6 +29,9 @@ class Claim(NamedTuple):
       of: 'exact_match' or 'rubrics'.
       selected: whether the setting was chosen in trials that showed this effect. The result then says that the effect
         can be repeated, not how common it is.
+      afterwards: whether the claim was registered when its runs had been made for another claim.
+      plays: how many times the claim was played with at least 8 seeds, each time in another setting. Its p-value and
+        its interval are those of the last play, corrected for all of them by Bonferroni's inequality.
     """
 
     system: str
@@ -40,6 +43,8 @@ class Claim(NamedTuple):
     worse: str = ''
     of: statistics.Measured = 'exact_match'
     selected: bool = False
+    afterwards: bool = False
+    plays: int = 1
 
 
 class Look(NamedTuple):

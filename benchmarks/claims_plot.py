@@ -25,17 +25,20 @@ def write_forest_plot(table: Sequence[Mapping[str, Any]], out: pathlib.Path) -> 
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(SETTINGS):
-        height = _ROW_INCHES * len(table) + 0.9
+        height = _ROW_INCHES * len(table) + 1.05
         figure = Figure(figsize=(9.5, height))
-        axes = figure.add_axes((0.58, 0.55 / height, 0.40, 1 - 0.85 / height))
+        axes = figure.add_axes((0.58, 0.7 / height, 0.40, 1 - 1.0 / height))
         axes.axvline(0, color=TEXT_COLOUR, linewidth=0.8)
         for position, row in enumerate(table):
             _plot_row(axes, -position, row)
         axes.set_yticks([-position for position in range(len(table))])
-        axes.set_yticklabels([f'{row["system"]}: {row["claim"]}' for row in table])
+        axes.set_yticklabels([f'{row["system"]}: {row["claim"]}{_marks(row)}' for row in table])
         axes.set_xlim(-LIMIT, LIMIT)
         axes.set_ylim(-len(table) + 0.4, 0.6)
-        axes.set_xlabel('difference with its interval; right of 0: as the paper says')
+        axes.set_xlabel(
+            'difference, interval of 97.5 % or more; right of 0: as the paper says; colours: corrected\n'
+            '* chosen for this effect   † registered after its runs'
+        )
         axes.grid(axis='x', color=TEXT_COLOUR, alpha=0.3)
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
@@ -46,6 +49,12 @@ def write_forest_plot(table: Sequence[Mapping[str, Any]], out: pathlib.Path) -> 
             svg, format='svg', transparent=True, metadata={'Date': None, 'Creator': None}
         )
     write_text(out, svg.getvalue())
+
+
+def _marks(row: Mapping[str, Any]) -> str:
+    """Returns the marks behind the name of a claim."""
+    marks = ' *' if row['selected'] else ''
+    return marks + (' †' if row['afterwards'] else '')
 
 
 def _plot_row(axes: Any, height: int, row: Mapping[str, Any]) -> None:

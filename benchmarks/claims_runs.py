@@ -86,6 +86,8 @@ def run_arm(arm: str, seed: int, folder: pathlib.Path) -> dict:
         return json.loads(path.read_text())
     from zeroplay_jax.training import loop
 
+    # Before the run, because files may be edited meanwhile.
+    code = code_hash()
     config = config_of(arm, seed)
     # 0: a run is never stopped, because an arm that trains nothing is a result, too.
     config.stop_after_empty_steps = 0
@@ -104,7 +106,7 @@ def run_arm(arm: str, seed: int, folder: pathlib.Path) -> dict:
     seconds = round(time.perf_counter() - started, 1)
     result = dict(arm=arm, seed=seed, curve=curve, seconds=seconds)
     result['external_items'] = summary['outside_questions']
-    result['code'] = code_hash()
+    result['code'] = code
     folder.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(result))
     return result

@@ -6,17 +6,18 @@ rubrics met by open task (where there are any)].
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
-# Half-width of an interval that counts as narrow.
+# A difference that is known to be smaller in size does not matter here; also the half-width that is aimed at.
 NARROW = 0.05
 # Upper limit of the search for the number of seeds.
-MAX_SEEDS = 1000
+MAX_SEEDS = 200
 # Probability of a wrong verdict: of each one, or with Holm's correction of any.
 LEVEL = 0.05
 # Columns of a point.
@@ -87,14 +88,70 @@ def differences(
     return np.array(rows)
 
 
+class Spread(NamedTuple):
+    """Where the variance of a mean over seeds and questions comes from.
+
+    Attributes:
+      seeds: variance of the mean of the seeds' means, which includes `both`.
+      questions: variance of the mean of the questions' means, which includes `both`.
+      both: the part of chance that is neither the seed's nor the question's.
+      counts: numbers of seeds and of questions.
+    """
+
+    seeds: float
+    questions: float
+    both: float
+    counts: tuple[int, int]
+
+    @property
+    def estimates(self) -> list[tuple[float, float]]:
+        """(variance of the mean, degrees of freedom): of the seeds alone, the questions alone, and of both.
+
+        The last is that of Cameron, Gelbach & Miller (2011) for seeds and questions that are both drawn at random, with
+        Satterthwaite's degrees of freedom. With few seeds these are uncertain, so that whichever estimate gives the
+        widest interval is used.
+        """
+        seed_count, question_count = self.counts
+        estimates = [(self.seeds, float(seed_count - 1))]
+        if question_count > 1:
+            estimates.append((self.questions, float(question_count - 1)))
+            weighted = self.seeds**2 / (seed_count - 1) + self.questions**2 / (question_count - 1)
+            if weighted:
+                freedom = (self.seeds + self.questions) ** 2 / weighted
+                estimates.append((self.seeds + self.questions - self.both, freedom))
+        return [(variance, freedom) for variance, freedom in estimates if variance > 0]
+
+    def with_seeds(self, count: int) -> Spread:
+        """Returns the spread that more seeds would have, if they vary like these."""
+        seed_count, question_count = self.counts
+        factor = seed_count / count
+        shared = max(self.questions - self.both, 0.0)
+        both = self.both * factor
+        return Spread(self.seeds * factor, shared + both, both, (count, question_count))
+
+
+def spread(by_seed_and_item: Float[np.ndarray, 'seeds items']) -> Spread:
+    """Returns the spread of differences; with a single item, all of it is that of the seeds."""
+    seed_count, question_count = by_seed_and_item.shape
+    seed_means = by_seed_and_item.mean(1)
+    question_means = by_seed_and_item.mean(0)
+    of_seeds = float(np.var(seed_means, ddof=1) / seed_count)
+    if question_count == 1:
+        return Spread(of_seeds, 0.0, 0.0, (seed_count, 1))
+    of_questions = float(np.var(question_means, ddof=1) / question_count)
+    residuals = by_seed_and_item - seed_means[:, None] - question_means + by_seed_and_item.mean()
+    freedom = (seed_count - 1) * (question_count - 1)
+    of_both = float((residuals**2).sum() / freedom / by_seed_and_item.size)
+    return Spread(of_seeds, of_questions, of_both, (seed_count, question_count))
+
+
 def judge(
     by_seed_and_item: Float[np.ndarray, 'seeds items'], level: float = LEVEL
 ) -> dict[str, Any]:
     """Returns the mean difference, its interval, its p-value and the verdict without correction.
 
-    There are two sources of chance: the seeds, and the sample of questions, which all seeds share. The interval is the
-    wider one of Student's intervals over the seeds' means and over the questions' means, and p the larger of the two
-    p-values.
+    There are two sources of chance: the seeds, and the sample of questions, which all seeds share. Interval and p-value
+    are Student's, with the variance that both have together (`Spread.estimates`).
 
     Args:
       by_seed_and_item: differences, see `differences`.
@@ -102,29 +159,24 @@ def judge(
 
     Returns:
       {'verdict': 'holds', 'does not hold' or 'undecided'; 'difference', the mean, better minus worse; 'by_seed', the
-      difference of each seed; 'interval': [low, high]; 'p'; 'seeds_needed' and 'questions_needed', how many of each
-      would give a half-width of NARROW}.
+      difference of each seed; 'interval': [low, high]; 'p'; 'seeds_needed', how many would give a half-width of
+      NARROW, or None if no number does, because the questions are too few}.
     """
     seed_means = by_seed_and_item.mean(1)
-    question_means = by_seed_and_item.mean(0)
-    samples = [seed_means]
-    question_half_width = 0.0
-    if len(question_means) > 1:
-        samples.append(question_means)
-        question_half_width = _half_width(question_means, level)
-    half_width = max(_half_width(seed_means, level), question_half_width)
     mean = float(seed_means.mean())
-    p = max(map(_p_value, samples))
-    # The width of an interval falls with the square root of the number of questions.
-    questions_needed = int(np.ceil(len(question_means) * (question_half_width / NARROW) ** 2))
+    p, half_width, seeds_needed = 1.0, float('inf'), None
+    if len(seed_means) > 1:
+        sources = spread(by_seed_and_item)
+        half_width = _half_width(sources, level)
+        seeds_needed = _seeds_needed(sources, level)
+        p = _p_value(mean, sources)
     return dict(
         verdict=verdict(mean, p, level),
         difference=round(mean, 4),
         by_seed=[round(float(seed_mean), 4) for seed_mean in seed_means],
         interval=[round(mean - half_width, 4), round(mean + half_width, 4)],
         p=float(f'{p:.3g}'),
-        seeds_needed=_seeds_needed(seed_means, level),
-        questions_needed=max(len(question_means), questions_needed),
+        seeds_needed=seeds_needed,
     )
 
 
@@ -140,13 +192,24 @@ def sequential_p(p_values: Sequence[float], shares: Sequence[float]) -> float:
 
     The smallest p / share is a p-value whatever rule stops the looks: that some look k has p <= share_k · u is at most
     as probable as the sum of all share_k · u, which is u (Bonferroni's inequality with weights). Intervals that miss
-    with probability share_k · LEVEL at look k are valid at all looks together for the same reason.
+    with probability share_k · LEVEL at look k are valid at all looks together for the same reason, and so is their
+    intersection (`common_interval`).
 
     Args:
       p_values: of the looks that were taken, in order.
       shares: of all looks that may be taken; they sum to at most 1.
     """
-    return min([1.0, *(p / share for p, share in zip(p_values, shares))])
+    return min([1.0, *(p / share for p, share in zip(p_values, shares, strict=False))])
+
+
+def common_interval(intervals: Sequence[Sequence[float]]) -> list[float] | None:
+    """Returns the intersection of the intervals of all looks; it excludes 0 exactly if `sequential_p` is below LEVEL.
+
+    None if they have no point in common, which happens with a probability of at most LEVEL.
+    """
+    low = max(interval[0] for interval in intervals)
+    high = min(interval[1] for interval in intervals)
+    return [low, high] if low <= high else None
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -165,7 +228,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def correct_verdicts(rows: Sequence[dict[str, Any]], family: int) -> None:
-    """Adds 'p_holm' and 'verdict_holm' to the rows of a table, each of which has 'p' and 'difference'.
+    """Adds 'p_holm' and 'verdict_holm' to the rows of a table, each of which has 'p' and 'interval'.
 
     Args:
       rows: one per claim that has results.
@@ -175,39 +238,43 @@ def correct_verdicts(rows: Sequence[dict[str, Any]], family: int) -> None:
     p_values = [row['p'] for row in rows] + [1.0] * (family - len(rows))
     for row, p in zip(rows, holm(p_values), strict=False):
         row['p_holm'] = float(f'{p:.3g}')
-        row['verdict_holm'] = verdict(row['difference'], p)
+        row['verdict_holm'] = verdict(sum(row['interval']), p)
 
 
-def _p_value(values: Float[np.ndarray, ' values']) -> float:
-    """Returns the two-sided p-value of Student's test that the mean is 0; 1 for a single value."""
-    if len(values) < 2:
-        return 1.0
-    if not np.ptp(values):
+def _p_value(mean: float, sources: Spread) -> float:
+    """Returns the two-sided p-value of Student's test that the mean is 0, the largest of all estimates."""
+    if not sources.estimates:
         # Equal values have no interval: their mean is 0, or it is not.
-        return float(values[0] == 0)
-    statistic = values.mean() / np.std(values, ddof=1) * np.sqrt(len(values))
-    return float(2 * stats.t.sf(abs(statistic), len(values) - 1))
+        return float(mean == 0)
+    p_values = []
+    for variance, freedom in sources.estimates:
+        statistic = abs(mean) / np.sqrt(variance)
+        p_values.append(float(2 * stats.t.sf(statistic, freedom)))
+    return max(p_values)
 
 
-def _half_width(values: Float[np.ndarray, ' values'], level: float) -> float:
-    """Returns the half-width of Student's interval for the mean of `values`; it misses with probability `level`."""
-    if len(values) < 2:
-        return np.inf
-    quantile = stats.t.ppf(1 - level / 2, len(values) - 1)
-    return float(quantile * np.std(values, ddof=1) / np.sqrt(len(values)))
+def _half_width(sources: Spread, level: float) -> float:
+    """Returns the half-width of Student's interval for the mean, the widest of all estimates.
 
-
-def _seeds_needed(seed_means: Float[np.ndarray, ' seeds'], level: float) -> int:
-    """Returns the smallest number of seeds whose interval would have a half-width of NARROW; at most MAX_SEEDS.
-
-    Args:
-      seed_means: mean difference of each seed that was run; more seeds are assumed to vary like these.
-      level: as of `judge`.
+    It misses with probability `level`.
     """
-    if len(seed_means) < 2:
-        return MAX_SEEDS
-    counts = np.arange(len(seed_means), MAX_SEEDS)
-    quantiles = stats.t.ppf(1 - level / 2, counts - 1)
-    half_widths = quantiles * np.std(seed_means, ddof=1) / np.sqrt(counts)
-    is_narrow = half_widths <= NARROW
-    return int(counts[np.argmax(is_narrow)]) if is_narrow.any() else MAX_SEEDS
+    half_widths = [0.0]
+    for variance, freedom in sources.estimates:
+        quantile = stats.t.ppf(1 - level / 2, freedom)
+        half_widths.append(float(quantile * np.sqrt(variance)))
+    return max(half_widths)
+
+
+def _seeds_needed(sources: Spread, level: float) -> int | None:
+    """Returns the smallest number of seeds, not below that of now, whose interval would have a half-width of NARROW.
+
+    None if MAX_SEEDS do not suffice.
+    """
+    counts = range(sources.counts[0], MAX_SEEDS + 1)
+
+    def is_narrow(count: int) -> bool:
+        return _half_width(sources.with_seeds(count), level) <= NARROW
+
+    # Half-widths fall with the number of seeds.
+    index = bisect.bisect_left(counts, True, key=is_narrow)
+    return counts[index] if index < len(counts) else None

@@ -135,12 +135,11 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
         try:
             for name in names:
                 params = branch.read_params(source, name)
-                texts = cards.get(name)
                 with _output_errors(out):
                     if config.policy.adapters.rank:
-                        _write_adapter(config, start, base, params, out / name, texts)
+                        _write_adapter(config, start, base, params, out / name, cards)
                     else:
-                        hf.save(out / name, model, params, like=start, texts=texts)
+                        hf.save(out / name, model, params, like=start, texts=cards.get(name))
         except BaseException:
             # The run may have removed the checkpoint: all folders are written again, from its next one.
             for folder in folders:
@@ -173,7 +172,7 @@ def _write_adapter(
     base: FrozenBase | None,
     adapter: dict[str, Any],
     folder: pathlib.Path,
-    texts: dict[str, str] | None,
+    cards: Mapping[str, dict[str, str]],
 ) -> None:
     """Writes an adapter and, if the base is given, whole weights beside it.
 
@@ -182,16 +181,17 @@ def _write_adapter(
       start: folder of the base.
       base: the base as the run read it.
       adapter: weights of the adapter.
-      folder: to create.
-      texts: further files of the folder.
+      folder: to create, for the adapter.
+      cards: further files by the name of their folder.
     """
     from zeroplay_jax.policy import hf
     from zeroplay_jax.training.export import write_adapter, write_merged
 
     model = hf.read_config(start)
-    write_adapter(config, start, model, adapter, folder, texts)
+    write_adapter(config, start, model, adapter, folder, cards.get(folder.name))
     if base is not None:
-        write_merged(start, model, base, adapter, folder.with_name(f'{folder.name}-merged'))
+        merged = folder.with_name(f'{folder.name}-merged')
+        write_merged(start, model, base, adapter, merged, cards.get(merged.name))
 
 
 @contextlib.contextmanager
@@ -208,7 +208,7 @@ def _output_errors(out: pathlib.Path) -> Iterator[None]:
 def _cards(
     config: ConfigDict, workdir: pathlib.Path, start: pathlib.Path, step: int
 ) -> dict[str, dict[str, str]]:
-    """Returns name of weights → the files that describe them, as at the end of a run.
+    """Returns name of a folder → the files that describe its weights, as at the end of a run.
 
     Without a record of the run's tools that this version can use, it prints a warning and returns {}.
 
@@ -253,6 +253,7 @@ def _cards_from_record(
         if config.policy.adapters.rank:
             card = model_card.model_card(*arguments, is_adapter=True, step=step)
             cards[name] = {'README.md': card}
+            cards[f'{name}-merged'] = model_card.export_texts(*arguments, step=step)
         else:
             cards[name] = model_card.export_texts(*arguments, step=step)
     return cards

@@ -19,6 +19,7 @@ from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.objectives import masking
 from zeroplay_jax.objectives.losses import PolicyLoss
 from zeroplay_jax.policy import adapters, hf, sharding, token_chunks
+from zeroplay_jax.settings.adapters import LINEARS
 
 # No product of the layers has two of these sizes as its axes.
 CHUNK, HIDDEN, VOCAB = 14, 32, 26
@@ -186,7 +187,7 @@ def test_products_with_the_heads_of_student_and_teacher(policy):
 
 def adapter_of(base, seed=0):
     rng = np.random.default_rng(seed)
-    fresh = adapters.init(base, adapters.LINEARS, 2, seed, 'r')
+    fresh = adapters.init(base, LINEARS, 2, seed, 'r')
     return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), fresh)
 
 

@@ -15,6 +15,7 @@ from zeroplay_jax.learner.joint_update import JointUpdate, joint_groups
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.packing import RoleRows, pack, pack_roles
 from zeroplay_jax.policy import adapters
+from zeroplay_jax.settings.adapters import LINEARS
 
 # Different losses, coefficients, clips, denominators and schedules, as in SSP.
 ROLES = {
@@ -44,7 +45,7 @@ def make_learners(folder, mesh=(1, 1, 1), **options):
 def trained_adapter(base, name, seed):
     """Not fresh: where B is 0, A has no gradient."""
     rng = np.random.default_rng(seed)
-    fresh = adapters.init(base.params, adapters.LINEARS, RANK, 0, name)
+    fresh = adapters.init(base.params, LINEARS, RANK, 0, name)
     return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), fresh)
 
 

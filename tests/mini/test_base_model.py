@@ -184,14 +184,16 @@ def test_committed_folder_was_trained_by_these_stages(name):
     assert trained_steps(name) == {stage.name: stage.steps for stage in stages}
 
 
-def test_ssps_checkpoint_proposes_better_and_answers_no_better_than_base():
+def test_ssps_checkpoint_proposes_and_checks_better_than_base_and_still_answers_badly():
     stages = {stage.name: stage.steps for stage in base_answers.STAGES}
     assert trained_steps('answers/base') == stages
     share = {name: log_of(name)[-1]['teacher_forced'] for name in ('base', 'answers/base')}
     proposals = {name: roles['proposer_from_answer']['tokens'] for name, roles in share.items()}
     # Whole episodes are not the measure: any of several facts may be asked for.
     assert proposals['answers/base'] > proposals['base'] + 0.005
-    assert share['answers/base']['solver']['episodes'] < share['base']['solver']['episodes'] + 0.05
+    checks = {name: roles['answer_from_documents']['episodes'] for name, roles in share.items()}
+    assert checks['answers/base'] > checks['base'] + 0.05
+    assert share['answers/base']['solver']['episodes'] < 0.4
 
 
 def test_stage_names_give_different_streams():

@@ -14,6 +14,7 @@ from zeroplay_jax import api, ask
 from zeroplay_jax.configs import common
 from zeroplay_jax.policy import adapter_config, adapter_folders, adapters, hf, transformer
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig
+from zeroplay_jax.settings.adapters import LINEARS
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.training import export
 from zeroplay_jax.types import UserError
@@ -99,7 +100,7 @@ def test_peft_computes_the_same_logits_with_every_family(family, tmp_path):
     theirs.save_pretrained(str(tmp_path / 'base'))
     model = hf.read_config(tmp_path / 'base')
     params = hf.load(tmp_path / 'base', model)
-    linears = adapters.LINEARS
+    linears = LINEARS
     trained = adapters.init(params, linears, 3, 0, 'role')
     rng = np.random.default_rng(0)
     trained = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), trained)

@@ -16,6 +16,7 @@ from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.sampler import PutRow, Sampler
 from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.settings.adapters import LINEARS
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 
 # The built-in policy before it was degraded.
@@ -41,7 +42,7 @@ def with_scale(params):
 
 def adapter_of(base):
     rng = np.random.default_rng(0)
-    adapter = adapters.init(base, adapters.LINEARS, 3, 0, 'role')
+    adapter = adapters.init(base, LINEARS, 3, 0, 'role')
     return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), adapter)
 
 
@@ -80,7 +81,7 @@ def test_every_linear_layer_and_nothing_else_is_quantised_the_same_on_every_mesh
             same(modules, base[layer])
             continue
         for name, arrays in modules.items():
-            if name not in adapters.LINEARS:
+            if name not in LINEARS:
                 same(arrays, base[layer][name])
                 continue
             assert base[layer][name]['kernel'].dtype == jnp.int8

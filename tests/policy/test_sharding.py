@@ -13,6 +13,7 @@ import pytest
 import tiny
 
 from zeroplay_jax.policy import adapters, quantization, rope, sharding, transformer
+from zeroplay_jax.settings.adapters import LINEARS
 
 # Every switch on at once, so that every rule has a parameter.
 CONFIG = transformer.ModelConfig(
@@ -176,7 +177,7 @@ def test_every_rule_is_used(setting):
     names = [
         sharding.path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(setting[0])
     ]
-    adapter = adapters.init(setting[0], adapters.LINEARS, rank=2, seed=0, name='solver')
+    adapter = adapters.init(setting[0], LINEARS, rank=2, seed=0, name='solver')
     for path, _ in jax.tree_util.tree_leaves_with_path(adapter):
         names.append(sharding.path_name(path))
     names += [quantization.scale_path(name) for name in names if quantization.is_quantized(name)]

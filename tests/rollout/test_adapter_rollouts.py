@@ -14,6 +14,7 @@ from zeroplay_jax.rollout.pool_weights import AdapterPoolWeights
 from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
+from zeroplay_jax.settings.adapters import LINEARS
 
 LONG = pytest.mark.long
 LAYOUTS = {
@@ -28,7 +29,7 @@ WEIGHTS = {('first', 1): 1, ('first', 2): 2, ('second', 1): 3, ('initial', 0): N
 def joined(base, seed):
     if seed is None:
         return base
-    adapter = adapters.init(base, adapters.LINEARS, 3, seed, 'role')
+    adapter = adapters.init(base, LINEARS, 3, seed, 'role')
     rng = np.random.default_rng(seed)
     return adapters.join(
         base, jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), adapter)

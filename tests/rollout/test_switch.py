@@ -18,6 +18,7 @@ from zeroplay_jax.rollout.pool_weights import AdapterPoolWeights
 from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
+from zeroplay_jax.settings.adapters import LINEARS
 from zeroplay_jax.types import POLICY
 
 # Slots for all rollouts of both steps, also where those that wait hold at most half of them.
@@ -198,7 +199,7 @@ def test_the_adapter_changes_with_the_version(policy):
     config = dataclasses.replace(CONFIG, eos=codec.eos_ids)
     views = []
     for seed in (1, 2):
-        adapter = adapters.init(base, adapters.LINEARS, 3, seed, 'role')
+        adapter = adapters.init(base, LINEARS, 3, seed, 'role')
         view = adapters.join(base, changed(adapter, seed))
         views.append(jax.device_put(view, sharding.replicated(mesh)))
 

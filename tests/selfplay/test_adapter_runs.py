@@ -186,6 +186,15 @@ def test_a_killed_run_is_resumed_exported_and_continued(tmp_path, monkeypatch, b
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), read, merged)
         again = hf.load(tmp_path / 'exported' / f'{name}-merged')
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), again, merged)
+        texts = {}
+        for parent in (whole / 'policy', tmp_path / 'exported'):
+            merged_folder = parent / f'{name}-merged'
+            texts[parent] = (merged_folder / 'generation_config.json').read_text()
+            merged_card = (merged_folder / 'README.md').read_text()
+            assert 'library_name: transformers' in merged_card
+            assert 'LoRA of rank 4' in merged_card and 'merged into these weights' in merged_card
+            assert ('linear layers in int8, merged' in merged_card) == (base == 'int8')
+        assert len(set(texts.values())) == 1
     # A role is continued from its folder, all roles from a checkpoint with their moments and teachers.
     config.solver.adapter = str(whole / 'policy' / 'solver')
     check(config)

@@ -13,6 +13,7 @@ from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.recipe import RoleSpec, recipe_class
 from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.selfplay.roles import Role
+from zeroplay_jax.settings.adapters import LINEARS
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools.registry import build_tools
 from zeroplay_jax.training import recorded_roles, tool_record
@@ -137,7 +138,7 @@ def test_the_code_on_the_card_of_an_adapter_generates_a_turn(export, tmp_path, c
     assert 'library_name: peft' in text and 'LoRA of rank 2, alpha 32, on q, k' in text
     model = hf.read_config(CLEAN)
     # A fresh adapter is the base.
-    adapter = adapters.init(hf.load(CLEAN, model), adapters.LINEARS, 2, 0, 'solver')
+    adapter = adapters.init(hf.load(CLEAN, model), LINEARS, 2, 0, 'solver')
     folder = tmp_path / 'solver'
     write_adapter(config, CLEAN, model, adapter, folder, {'README.md': text})
     assert (folder / 'README.md').read_text() == text

@@ -14,11 +14,12 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from zeroplay_jax.policy import adapters, sharding
+from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig, read
 from zeroplay_jax.policy.adapters import A, B
 from zeroplay_jax.policy.decoder import ModelConfig, Params
 from zeroplay_jax.policy.tensor_names import tensors
+from zeroplay_jax.settings.adapters import LINEARS
 from zeroplay_jax.types import UserError
 
 _FACTORS = {A: 'lora_A', B: 'lora_B'}
@@ -75,11 +76,11 @@ def load(folder, model: ModelConfig) -> Params:
         raise UserError(
             f'{path}: is not a whole safetensors file ({error}); copy it again'
         ) from None
-    unknown = sorted(set(config.linears) - set(adapters.LINEARS))
+    unknown = sorted(set(config.linears) - set(LINEARS))
     if unknown:
         raise UserError(
             f'{folder / CONFIG_FILE}: target_modules has {unknown[0]!r}; only the linear layers '
-            f'{", ".join(adapters.LINEARS)} can have adapters'
+            f'{", ".join(LINEARS)} can have adapters'
         )
     is_wrapped = any(f'.{_WRAPPED_DECODER}' in name for name in stored)
     names = _tensor_names(model, config.linears, _WRAPPED_DECODER if is_wrapped else _DECODER)

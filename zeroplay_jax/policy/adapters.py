@@ -25,8 +25,6 @@ from zeroplay_jax.types import identity_rng
 # Nested dict of arrays, as in policy/decoder.py.
 Params = dict[str, Any]
 
-# The linear layers of a decoder layer.
-LINEARS = ('q', 'k', 'v', 'o', 'gate', 'up', 'down')
 # Names of the additions to the tree of the base.
 A, B, SCALE = 'lora_a', 'lora_b', 'adapter_scale'
 # Adapter of a row that uses the base alone.
@@ -44,7 +42,7 @@ def init(base: Params, linears: Sequence[str], rank: int, seed: int, name: str) 
 
     Args:
       base: arrays or shapes of the base.
-      linears: names of the adapted linear layers, some of LINEARS.
+      linears: names of the adapted linear layers, some of `settings.adapters.LINEARS`.
       rank: columns of A.
       seed: of the run.
       name: of the adapter.

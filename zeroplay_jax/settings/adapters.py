@@ -12,6 +12,7 @@ from zeroplay_jax.settings.bounds import (
     requires,
 )
 
+# The linear layers of a decoder layer, all of which can have adapters.
 LINEARS = ('q', 'k', 'v', 'o', 'gate', 'up', 'down')
 
 

@@ -174,15 +174,18 @@ def _origin(step: int | None) -> list[str]:
 
 
 def _adapter_rows(config, is_adapter: bool) -> list[str]:
-    """Returns the rows of the card's table about an adapter."""
-    if not is_adapter:
-        return []
+    """Returns the rows of the card's table about an adapter, or about the one that was merged into whole weights."""
     settings = config.policy.adapters
+    if not settings.rank:
+        return []
     layers = ', '.join(settings.linears)
-    rows = [f'| adapter | LoRA of rank {settings.rank}, alpha {settings.alpha:g}, on {layers} |']
+    place = '' if is_adapter else ', merged into these weights'
+    rows = [
+        f'| adapter | LoRA of rank {settings.rank}, alpha {settings.alpha:g}, on {layers}{place} |'
+    ]
     if settings.quantize != 'none':
-        # The folder names the base as it is on disk.
-        rows.append(f'| trained over | the base with linear layers in {settings.quantize} |')
+        # The base of an adapter is as it is on disk; merged weights are those that were trained over.
+        rows.append(f'| trained over | the base with linear layers in {settings.quantize}{place} |')
     return rows
 
 
