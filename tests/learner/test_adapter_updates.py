@@ -14,7 +14,8 @@ from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.loss import LossConfig, loss
 from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.policy import adapters, hf, sharding
-from zeroplay_jax.policy.adapters import LINEARS, A, B
+from zeroplay_jax.policy.adapters import A, B
+from zeroplay_jax.settings.adapters import LINEARS
 
 RANK, SCALE = 2, 4.0
 

@@ -10,7 +10,8 @@ import pytest
 import tiny
 
 from zeroplay_jax.policy import adapters, attention, hf, transformer
-from zeroplay_jax.policy.adapters import LINEARS, A, B
+from zeroplay_jax.policy.adapters import A, B
+from zeroplay_jax.settings.adapters import LINEARS
 
 RANK, SCALE = 3, 2.0
 
