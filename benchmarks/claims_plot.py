@@ -14,7 +14,7 @@ from zeroplay_jax.runtime.atomic import write_text
 COLOURS = {'holds': MEAN_COLOUR, 'does not hold': '#d1633c', 'undecided': TEXT_COLOUR}
 MARKERS = {'holds': 'o', 'does not hold': 's', 'undecided': 'D'}
 # Differences beyond ± LIMIT are cut, with an arrow head.
-LIMIT = 0.6
+LIMIT = 0.8
 _ROW_INCHES = 0.26
 
 
@@ -25,9 +25,9 @@ def write_forest_plot(table: Sequence[Mapping[str, Any]], out: pathlib.Path) -> 
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(SETTINGS):
-        height = _ROW_INCHES * len(table) + 1.05
+        height = _ROW_INCHES * len(table) + 1.2
         figure = Figure(figsize=(9.5, height))
-        axes = figure.add_axes((0.58, 0.7 / height, 0.40, 1 - 1.0 / height))
+        axes = figure.add_axes((0.58, 0.85 / height, 0.40, 1 - 1.15 / height))
         axes.axvline(0, color=TEXT_COLOUR, linewidth=0.8)
         for position, row in enumerate(table):
             _plot_row(axes, -position, row)
@@ -36,7 +36,8 @@ def write_forest_plot(table: Sequence[Mapping[str, Any]], out: pathlib.Path) -> 
         axes.set_xlim(-LIMIT, LIMIT)
         axes.set_ylim(-len(table) + 0.4, 0.6)
         axes.set_xlabel(
-            'difference, interval of 97.5 % or more; right of 0: as the paper says; colours: corrected\n'
+            'difference with its interval; right of 0: as the paper says\n'
+            'colours: verdict after correction\n'
             '* chosen for this effect   † registered after its runs'
         )
         axes.grid(axis='x', color=TEXT_COLOUR, alpha=0.3)
