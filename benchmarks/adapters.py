@@ -95,6 +95,8 @@ def run_here(arm: str, rank: int, factor: float, seed: int, path: pathlib.Path) 
 
     # All seeds of an arm have the same programs.
     keep_programs()
+    # Before the run, because files may be edited meanwhile.
+    code = code_hash()
     config = config_of(arm, rank, factor, seed)
     rules.check(config)
     workdir = pathlib.Path(tempfile.mkdtemp(prefix='adapters.'))
@@ -105,7 +107,7 @@ def run_here(arm: str, rank: int, factor: float, seed: int, path: pathlib.Path) 
         shutil.rmtree(workdir, ignore_errors=True)
     result = dict(arm=arm, rank=rank, factor=factor if rank else 1.0, seed=seed)
     result['curve'] = curve(lines)
-    result['code'] = code_hash()
+    result['code'] = code
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(result))
 

@@ -16,8 +16,8 @@ held-out questions; for SCOPE, which trains on open tasks, also the share of rub
 meet.
 
 Every finished run is stored in benchmarks/results/runs, named by its config and by CODE, with the hash of the code that
-it ran. The table is written to benchmarks/results/claims.json, the picture to claims.svg; the last line printed is one
-JSON object.
+it ran. The table is written to benchmarks/results/claims.json and claims.md, the picture to claims.svg; the last line
+printed is one JSON object.
 
 Seeds are added in looks, whose seeds and shares claims.toml fixes: after each look, claims that are decided and those
 whose difference is known to be within ± .05 of 0 are closed, and the arms of the others get the seeds of the next one.
@@ -39,6 +39,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import claims_statistics as statistics
+from benchmarks import claims_table
 from benchmarks.claims_arms import CLAIMS, LOOKS, MEASURES, Claim, Look, arm_differences
 from benchmarks.claims_plot import write_forest_plot
 from benchmarks.claims_runs import Run, Runner
@@ -242,6 +243,7 @@ def main(argv: list[str] | None = None) -> None:
     _print_table(table)
     args.out.mkdir(parents=True, exist_ok=True)
     write_text(args.out / 'claims.json', json.dumps({'claims': table}, indent=1))
+    write_text(args.out / 'claims.md', claims_table.markdown(table))
     write_forest_plot(table, args.out / 'claims.svg')
     print(json.dumps({'claims': table}))
 

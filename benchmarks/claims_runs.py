@@ -20,6 +20,7 @@ from benchmarks.claims_arms import config_of
 from zeroplay_jax.configs import common
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.runtime.atomic import write_text
+from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 
 # Raised when a change of the code changes the result of a run, so that no stored run of the earlier code is reused.
 # 2: the rule judge grades facts; minibatches are drawn by prompt.
@@ -59,14 +60,19 @@ def config_hash(config: Any) -> str:
     changes = {k: v for k, v in fields.leaves(config) if v != defaults[k]}
     # This field is not a property of an arm, and results of versions without it keep their names.
     changes.pop('stop_after_empty_steps', None)
-    # Checkpoints of the package have the same name wherever it is installed.
-    policy = pathlib.Path(changes.get('policy.path', ''))
+    # Checkpoints of the package have the same name wherever it is installed, and one that was trained again keeps its
+    # name. This includes the default one.
+    policy = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
     if policy.is_relative_to(_PACKAGE):
         changes['policy.path'] = str(policy.relative_to(_PACKAGE))
-        # A checkpoint that was trained again keeps its name.
-        changes['policy.files'] = (policy / 'SHA256SUMS').read_text()
+        changes['policy.files'] = _checkpoint_hashes(policy)
     text = json.dumps([CODE, changes], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _checkpoint_hashes(folder: pathlib.Path) -> str:
+    """Returns the hashes of a checkpoint's files, as its folder lists them."""
+    return (folder / 'SHA256SUMS').read_text()
 
 
 def stored_path(arm: str, seed: int, folder: pathlib.Path) -> pathlib.Path:

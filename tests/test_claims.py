@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from benchmarks import claims, claims_arms, claims_plot, claims_runs
+from benchmarks import claims, claims_arms, claims_plot, claims_runs, claims_table
 from benchmarks import claims_statistics as statistics
 from zeroplay_jax.configs import ablations
 from zeroplay_jax.configuration import rules
@@ -334,6 +334,15 @@ def test_the_forest_plot_shows_every_claim(tmp_path):
 # ---- runs and the committed table ----
 
 
+@pytest.mark.parametrize('arm', ['drzero', 'ssp', 'scope'])
+def test_results_from_a_checkpoint_that_was_trained_again_are_not_reused(
+    monkeypatch, tmp_path, arm
+):
+    before = claims_runs.stored_path(arm, 0, tmp_path)
+    monkeypatch.setattr(claims_runs, '_checkpoint_hashes', lambda folder: 'of other weights')
+    assert claims_runs.stored_path(arm, 0, tmp_path) != before
+
+
 @pytest.mark.long
 def test_an_arm_runs_once_and_is_stored(monkeypatch, tmp_path):
     whole = claims_arms.config_of
@@ -370,21 +379,12 @@ def test_the_pages_state_the_committed_table():
     corrected = statistics.holm([row['p'] for row in table] + without_results)
     for row, p in zip(table, corrected, strict=False):
         low, high = row['interval']
-        is_small = row['verdict'] == 'undecided' and row['negligible']
-        verdict = 'less than .05' if is_small else row['verdict']
-        cells = f'| {verdict} | {row["verdict_holm"]} | {row["difference"]:+.3f} | {low:+.3f} … {high:+.3f} |'
-        (line,) = [
-            x for x in page.splitlines() if x.startswith(f'| {row["system"]} | {row["claim"]}')
-        ]
-        assert cells in line
-        for mark in ('selected', 'afterwards'):
-            assert (f'`{mark}`' in line) == row[mark]
-        assert (f'play {row["plays"]}' in line) == (row['plays'] > 1)
         assert row['p_holm'] == pytest.approx(p, rel=0.01)
         assert row['verdict_holm'] == statistics.verdict(low + high, p)
+    assert claims_table.markdown(table) in page, 'benchmarks/README.md has results/claims.md'
     before = [row for row in table if not row['afterwards']]
     count = lambda verdict: sum(row['verdict'] == verdict for row in before)
-    small = sum(row['verdict'] == 'undecided' and row['negligible'] for row in before)
+    small = sum(claims_table.shown_verdict(row) == 'less than .05' for row in before)
     decided = count('holds') + count('does not hold')
     after_correction = sum(row['verdict_holm'] != 'undecided' for row in before)
     results = ' '.join((root / 'docs' / 'results.md').read_text().split())
@@ -396,7 +396,29 @@ def test_the_pages_state_the_committed_table():
     assert f'shows less than .05 of a difference for {small}' in readme
 
 
+def test_a_row_of_the_page_has_its_marks_and_both_arms():
+    fields = dict(
+        system='dspo', claim='helps', beside={'final': 0.1}, rollouts=[1200, 800], plays=2
+    )
+    fields |= dict(measure='area', selected=True, afterwards=False, verdict='undecided')
+    fields |= dict(
+        verdict_holm='undecided', negligible=True, difference=0.01, interval=[-0.02, 0.04]
+    )
+    fields |= dict(by_seed=[0.01, -0.02], seeds_needed=None)
+    *_, line = claims_table.markdown([fields]).splitlines()
+    assert line.startswith(
+        '| dspo | helps (`selected`, play 2) | area | less than .05 | undecided | +0.010 |'
+    )
+    assert line.endswith('| -0.020 … +0.040 | +0.01, -0.02 | +0.100 | 1,200, 800 | — |')
+    gain = fields | dict(measure='gain', beside={}, selected=False, plays=1, negligible=False)
+    *_, line = claims_table.markdown([gain]).splitlines()
+    assert line.startswith('| dspo | helps | gain | undecided |') and line.endswith(
+        '|  | 1,200 | — |'
+    )
+
+
 def test_the_committed_table_is_that_of_the_committed_runs(tmp_path):
     (tmp_path / 'runs').symlink_to(claims.RESULTS / 'runs')
     claims.main(['--minutes', '0', '--out', str(tmp_path)])
-    assert (tmp_path / 'claims.json').read_text() == (claims.RESULTS / 'claims.json').read_text()
+    for name in ('claims.json', 'claims.md'):
+        assert (tmp_path / name).read_text() == (claims.RESULTS / name).read_text()

@@ -9,6 +9,7 @@ from committed_folders import check_hashes
 
 from zeroplay_jax.mini import (
     base_answers,
+    base_hops,
     base_model,
     base_open,
     batches,
@@ -24,7 +25,7 @@ from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import POLICY
 
 FOLDERS = ('base', 'clean')
-ALL_FOLDERS = (*FOLDERS, 'open/base', 'open/clean', 'answers/base')
+ALL_FOLDERS = (*FOLDERS, 'open/base', 'open/clean', 'answers/base', 'hops/base')
 TINY = Stage('tiny', steps=12, rows=4, tokens=128, shares={'passage': 1.0})
 
 
@@ -196,7 +197,16 @@ def test_ssps_checkpoint_proposes_and_checks_better_than_base_and_still_answers_
     assert share['answers/base']['solver']['episodes'] < 0.4
 
 
+def test_the_checkpoint_for_the_format_reward_solves_more_than_base_and_proposes_like_it():
+    assert trained_steps('hops/base') == {stage.name: stage.steps for stage in base_hops.STAGES}
+    share = {name: log_of(name)[-1]['teacher_forced'] for name in ('base', 'hops/base')}
+    episodes = {name: roles['solver']['episodes'] for name, roles in share.items()}
+    assert episodes['base'] < episodes['hops/base'] < 0.7
+    proposals = {name: roles['proposer']['tokens'] for name, roles in share.items()}
+    assert abs(proposals['hops/base'] - proposals['base']) < 0.03
+
+
 def test_stage_names_give_different_streams():
-    stages = (*STAGES, *base_open.STAGES, *base_answers.STAGES)
+    stages = (*STAGES, *base_open.STAGES, *base_answers.STAGES, *base_hops.STAGES)
     keys = [zlib.crc32(stage.name.encode()) for stage in stages]
     assert len(set(keys)) == len(keys)

@@ -161,7 +161,7 @@ def test_clean_predicts_more_of_open_tasks_than_base():
     share = {name: log_of(name)[-1]['teacher_forced'] for name in ('clean', 'base')}
     assert share['clean']['task_solver']['tokens'] > share['base']['task_solver']['tokens'] + 0.01
     assert share['clean']['solver']['episodes'] > 0.85
-    assert share['base']['solver']['episodes'] < 0.5
+    assert share['base']['solver']['episodes'] < share['clean']['solver']['episodes'] - 0.25
 
 
 @pytest.mark.long

@@ -1,0 +1,44 @@
+"""Trains the checkpoint for the claim about Dr. Zero's format reward: `python -m zeroplay_jax.mini.base_hops`.
+
+    python -m zeroplay_jax.mini.base_hops [--out FOLDER] [--seed 0]
+
+It differs from `mini/base` in two ways. Every second proposal omits its question or its answer, so that a reward for
+the format has something to teach. And its solver makes fewer errors: from `mini/base`, it is chance which seeds learn
+to search a second time, and that hides what the proposals are worth.
+
+Training starts from the weights of `mini/clean` and is supervised, on the demonstrations of `mini/demos.py`, in one
+stage with deliberate errors, which gives `hops/base/`. The folder also contains its training log and the hashes of its
+files. The same seed on the same machine gives the same files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+from zeroplay_jax.mini import base_model, demos
+from zeroplay_jax.mini import stages as base_stages
+from zeroplay_jax.mini.stages import Stage
+
+_BASE = base_stages.STAGES[-1]
+_ERRORS = dataclasses.replace(_BASE.errors, early_answer=0.35, wrong_fact=0.5, malformed=0.5)
+
+STAGES = (dataclasses.replace(_BASE, name='hops', folder='base', errors=_ERRORS),)
+
+
+def build(out: pathlib.Path, seed: int, stages: Sequence[Stage] = STAGES) -> None:
+    """Trains all stages and writes `out`/<folder> for each saved one, replacing existing folders."""
+    base_model.build_from_clean(out, seed, stages, demos.ROLES)
+
+
+def main() -> None:
+    """Parses the command line and trains."""
+    args = base_model.parse_arguments(
+        'zeroplay_jax.mini.base_hops', __doc__, 'base/', base_model.HERE / 'hops'
+    )
+    build(args.out, args.seed)
+
+
+if __name__ == '__main__':
+    main()
