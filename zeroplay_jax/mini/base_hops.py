@@ -2,9 +2,9 @@
 
     python -m zeroplay_jax.mini.base_hops [--out FOLDER] [--seed 0]
 
-It differs from `mini/base` in two ways. Every second proposal omits its question or its answer, so that a reward for
-the format has something to teach. And its solver makes fewer errors: from `mini/base`, it is chance which seeds learn
-to search a second time, and that hides what the proposals are worth.
+It differs from `mini/base` in two ways. Every second proposal of its demonstrations omits the question or the answer,
+so that a reward for the format has something to teach. And its solver makes fewer errors: from `mini/base`, it is
+chance which seeds learn to search a second time, and that hides what the proposals are worth.
 
 Training starts from the weights of `mini/clean` and is supervised, on the demonstrations of `mini/demos.py`, in one
 stage with deliberate errors, which gives `hops/base/`. The folder also contains its training log and the hashes of its
