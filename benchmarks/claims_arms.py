@@ -30,8 +30,8 @@ class Claim(NamedTuple):
       selected: whether the setting was chosen in trials that showed this effect. The result then says that the effect
         can be repeated, not how common it is.
       afterwards: whether the claim was registered when its runs had been made for another claim.
-      plays: how many times the claim was played with at least 8 seeds, each time in another setting. Its p-value and
-        its interval are those of the last play, corrected for all of them by Bonferroni's inequality.
+      plays: how many times the claim was played, each time in another setting; a play that was stopped counts. Its
+        p-value and its interval are those of the last play, corrected for all of them by Bonferroni's inequality.
     """
 
     system: str
@@ -114,6 +114,11 @@ def config_of(arm: str, seed: int):
     if system == 'scope':
         # At 1.0 a third of the tasks have the rubrics of another entity.
         config.proposer.temperature = 0.6
+        # With as many tasks of one step as of two, some seeds forget to search twice.
+        config.schedule.hop_ratio = (0, 1, 2)
+        # At 5e-4 the challenger narrows to a few kinds of tasks, and the solver forgets the others.
+        for role in (config.proposer, config.solver):
+            role.learning_rate = 2.5e-4
     if config.solver.loss == 'sequence_pg':
         # A rollout has about 26 tokens. The mean of 26 log ratios has 1/√26 of the deviation of a single one, so the
         # clip range is DAPO's range divided by √26.

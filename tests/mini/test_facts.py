@@ -2,7 +2,14 @@
 
 import pytest
 
-from zeroplay_jax.mini.facts import RELATIONS, Fact, facts_in, meets_rubric, rubrics_of
+from zeroplay_jax.mini.facts import (
+    RELATIONS,
+    Fact,
+    described_entity,
+    facts_in,
+    meets_rubric,
+    rubrics_of,
+)
 from zeroplay_jax.mini.world import World
 
 LOMI = 'Lomi is a city in Tarva. It lies on the river Dobe. It is led by Puto.'
@@ -83,3 +90,33 @@ def test_every_relation_has_a_clause_of_its_own():
         for relation, (sentence, _) in relations.items():
             (fact,) = facts_in(sentence.format(s='Lomi', v='Puto'), '')
             assert fact == Fact('lomi', relation, 'puto')
+
+
+PASSAGES = [
+    ('Gumu', 'Gumu was written by Puto. It was printed by Rane.'),
+    ('Puto', 'He studied under Sita. He was born in [ Lomi ].'),
+    ('Lomi', LOMI),
+]
+
+
+@pytest.mark.parametrize(
+    'task, entity',
+    [
+        ('Describe Gumu.', 'gumu'),
+        (' Describe Gumu', 'gumu'),
+        ('Describe Nobody.', 'nobody'),
+        ('Describe the author of Gumu.', 'puto'),
+        ('Describe the birthplace of the author of Gumu.', 'lomi'),
+        ('Describe the mayor of the birthplace of the author of Gumu.', 'puto'),
+        # The passages do not state it.
+        ('Describe the capital of the birthplace of the author of Gumu.', None),
+        ('Describe the author of Lomi.', None),
+        # Not the form of a task.
+        ('Describe the author of .', None),
+        ('Who is the author of Gumu?', None),
+        ('', None),
+    ],
+)
+def test_the_described_entity_follows_from_stated_facts(task, entity):
+    assert described_entity(task, PASSAGES) == entity
+    assert described_entity(task, reversed(PASSAGES)) == entity

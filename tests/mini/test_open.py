@@ -16,6 +16,7 @@ from zeroplay_jax.mini.demo import render
 from zeroplay_jax.mini.facts import meets_rubric, rubrics_of
 from zeroplay_jax.mini.open_demos import OpenErrors
 from zeroplay_jax.policy import hf
+from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.selfplay.judge import RuleJudge
 from zeroplay_jax.training import build
@@ -111,19 +112,50 @@ def test_verbose_answers_are_right_and_long(library):
     assert words[1] > 1.7 * words[0]
 
 
-def test_nameless_tasks_do_not_pass_the_gate(library):
+def evidence_of(demo):
+    """Returns the documents of a challenger, the best one of a search last, as SCOPE gives them to its judge."""
+    documents = [demo.fields['document']]
+    for part in demo.parts:
+        if part.source == ENV:
+            documents += [prompts.document_text(passage) for passage in reversed(part.content)]
+    return '\n'.join(documents)
+
+
+def passed_gates(library, demonstrations):
+    """Returns the names of the gates that the task of each challenger passes."""
     judge = RuleJudge(lambda: [document['title'] for document in library.documents], (2, 5))
-
-    def passes(demo):
+    passed = []
+    for demo in demonstrations:
         task = demo.parts[-1].content.split('<task> ')[1].split('</task>')[0]
-        return asyncio.run(judge.gate((0,), 'entities', task, ''))
+        evidence = evidence_of(demo)
+        names = set()
+        for name in ('entities', 'relevance'):
+            if asyncio.run(judge.gate((0,), name, task, evidence)):
+                names.add(name)
+        passed.append(names)
+    return passed
 
-    assert all(map(passes, written(open_demos.challenger, library)))
-    has_chain = [
-        demo.fields['hops'] > 1 for demo in written(open_demos.challenger, library, nameless=1.0)
-    ]
-    nameless = written(open_demos.challenger, library, nameless=1.0)
-    assert [not passes(demo) for demo in nameless] == has_chain
+
+BOTH_GATES = {'entities', 'relevance'}
+
+
+def test_tasks_without_errors_pass_the_gates(library):
+    demonstrations = written(open_demos.challenger, library)
+    assert {demo.fields['hops'] for demo in demonstrations} == {1, 2, 3}
+    assert all(names == BOTH_GATES for names in passed_gates(library, demonstrations))
+
+
+def test_nameless_tasks_do_not_pass_the_gates(library):
+    demonstrations = written(open_demos.challenger, library, nameless=1.0)
+    expected = [BOTH_GATES if demo.fields['hops'] == 1 else set() for demo in demonstrations]
+    assert passed_gates(library, demonstrations) == expected
+
+
+def test_ungrounded_tasks_do_not_pass_the_gate(library):
+    demonstrations = written(open_demos.challenger, library, ungrounded=1.0)
+    # No more searches than before, although their tasks have a step more.
+    assert {demo.fields['hops'] for demo in demonstrations} == {1, 2, 3}
+    assert all(names == {'entities'} for names in passed_gates(library, demonstrations))
 
 
 @pytest.mark.long
@@ -134,7 +166,7 @@ def test_the_command_continues_from_the_clean_weights(tmp_path, monkeypatch):
     stage = dataclasses.replace(
         base_open.STAGES[0], steps=1, rows=1, adam_rate=1e-5, muon_rate=1e-5
     )
-    base_open.build(tmp_path, 0, [stage])
+    base_model.build_from_clean(tmp_path, 0, [stage], open_demos.ROLES, OpenErrors())
     check_hashes(tmp_path / 'clean')
     before, after = hf.load(base_model.CLEAN), hf.load(tmp_path / 'clean')
     changes = jax.tree.map(lambda a, b: float(abs(a - b).max()), before, after)

@@ -244,16 +244,16 @@ def test_the_rule_judge_reads_facts():
         )
         grades = [[await judge.grade((0,), task, a, t) for t in texts] for a in answers]
         gates = [await judge.gate((0,), 'entities', t, DOCUMENTS) for t in (task, 'Describe it.')]
-        gates += [
-            await judge.gate((0,), 'relevance', t, DOCUMENTS[:40])
-            for t in (task, 'Describe Lomi.', 'x')
-        ]
+        # The rubrics are facts about Lomi, the title of the last document.
+        chain = 'Describe the birthplace of the author of Gumu.'
+        for about in (task, 'Describe Lomi.', 'Describe Gumu.', chain, 'x'):
+            gates.append(await judge.gate((0,), 'relevance', about, DOCUMENTS))
         return texts, grades, gates, await judge.rubrics((0,), task, '(Title: A) One fact.')
 
     texts, grades, gates, few = asyncio.run(ask())
     assert texts == ['State that Lomi is a city in Tarva.', 'State that Lomi is led by Puto.']
     assert grades == [[True, False], [True, True], [False, False]]
-    assert gates == [True, False, True, True, False] and few is None
+    assert gates == [True, False] + [True, True, False, False, False] and few is None
 
 
 def test_the_rule_judge_says_which_rubric_it_cannot_read():

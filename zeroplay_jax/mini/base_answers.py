@@ -11,8 +11,6 @@ The same seed on the same machine gives the same files.
 from __future__ import annotations
 
 import dataclasses
-import pathlib
-from collections.abc import Sequence
 
 from zeroplay_jax.mini import base_model, demos
 from zeroplay_jax.mini import stages as base_stages
@@ -55,17 +53,11 @@ STAGES = (
 )
 
 
-def build(out: pathlib.Path, seed: int, stages: Sequence[Stage] = STAGES) -> None:
-    """Trains all stages and writes `out`/<folder> for each saved one, replacing existing folders."""
-    base_model.build_from_clean(out, seed, stages, demos.ROLES)
-
-
 def main() -> None:
     """Parses the command line and trains."""
-    args = base_model.parse_arguments(
-        'zeroplay_jax.mini.base_answers', __doc__, 'base/', base_model.HERE / 'answers'
+    base_model.main_from_clean(
+        'zeroplay_jax.mini.base_answers', __doc__, 'answers', STAGES, demos.ROLES
     )
-    build(args.out, args.seed)
 
 
 if __name__ == '__main__':

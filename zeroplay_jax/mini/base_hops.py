@@ -14,12 +14,9 @@ files. The same seed on the same machine gives the same files.
 from __future__ import annotations
 
 import dataclasses
-import pathlib
-from collections.abc import Sequence
 
 from zeroplay_jax.mini import base_model, demos
 from zeroplay_jax.mini import stages as base_stages
-from zeroplay_jax.mini.stages import Stage
 
 _BASE = base_stages.STAGES[-1]
 _ERRORS = dataclasses.replace(_BASE.errors, early_answer=0.35, wrong_fact=0.5, malformed=0.5)
@@ -27,17 +24,9 @@ _ERRORS = dataclasses.replace(_BASE.errors, early_answer=0.35, wrong_fact=0.5, m
 STAGES = (dataclasses.replace(_BASE, name='hops', folder='base', errors=_ERRORS),)
 
 
-def build(out: pathlib.Path, seed: int, stages: Sequence[Stage] = STAGES) -> None:
-    """Trains all stages and writes `out`/<folder> for each saved one, replacing existing folders."""
-    base_model.build_from_clean(out, seed, stages, demos.ROLES)
-
-
 def main() -> None:
     """Parses the command line and trains."""
-    args = base_model.parse_arguments(
-        'zeroplay_jax.mini.base_hops', __doc__, 'base/', base_model.HERE / 'hops'
-    )
-    build(args.out, args.seed)
+    base_model.main_from_clean('zeroplay_jax.mini.base_hops', __doc__, 'hops', STAGES, demos.ROLES)
 
 
 if __name__ == '__main__':

@@ -192,6 +192,27 @@ def parse_arguments(
     return parser.parse_args()
 
 
+def main_from_clean(
+    name: str,
+    description: str,
+    folder: str,
+    stages: Sequence[Stage],
+    roles: Mapping[str, Role],
+    no_errors: demos.ErrorRates = NO_ERRORS,
+) -> None:
+    """Parses the command line of a module that trains from `clean/`, and trains.
+
+    Args:
+      name: of the module.
+      description: its docstring.
+      folder: folder in zeroplay_jax/mini for its checkpoints.
+      stages, roles, no_errors: as of `build_from_clean`.
+    """
+    folders = ' and '.join(f'{stage.folder}/' for stage in stages if stage.saved)
+    args = parse_arguments(name, description, folders, HERE / folder)
+    build_from_clean(args.out, args.seed, stages, roles, no_errors)
+
+
 def main() -> None:
     """Parses the command line and trains."""
     args = parse_arguments('zeroplay_jax.mini.base_model', __doc__, 'clean/ and base/', HERE)

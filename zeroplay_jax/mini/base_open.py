@@ -10,9 +10,6 @@ The same seed on the same machine gives the same files.
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Sequence
-
 from zeroplay_jax.mini import base_model, open_demos
 from zeroplay_jax.mini.open_demos import OpenErrors
 from zeroplay_jax.mini.stages import Stage
@@ -52,8 +49,9 @@ STAGES = (
             wrong_fact=0.2,
             early_description=0.22,
             incomplete=0.6,
-            verbose=0.3,
-            nameless=0.35,
+            verbose=0.5,
+            nameless=0.15,
+            ungrounded=0.4,
         ),
         shares={
             'task_solver': 0.35,
@@ -66,17 +64,11 @@ STAGES = (
 )
 
 
-def build(out: pathlib.Path, seed: int, stages: Sequence[Stage] = STAGES) -> None:
-    """Trains all stages and writes `out`/<folder> for each saved one, replacing existing folders."""
-    base_model.build_from_clean(out, seed, stages, open_demos.ROLES, OpenErrors())
-
-
 def main() -> None:
     """Parses the command line and trains."""
-    args = base_model.parse_arguments(
-        'zeroplay_jax.mini.base_open', __doc__, 'clean/ and base/', base_model.HERE / 'open'
+    base_model.main_from_clean(
+        'zeroplay_jax.mini.base_open', __doc__, 'open', STAGES, open_demos.ROLES, OpenErrors()
     )
-    build(args.out, args.seed)
 
 
 if __name__ == '__main__':

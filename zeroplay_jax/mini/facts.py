@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from zeroplay_jax.objectives.answers import normalize_answer
@@ -60,6 +61,9 @@ _RUBRIC_PREFIX = 'State that '
 _PRONOUNS = frozenset(('he', 'she', 'it'))
 # Ends of clauses. No name and no value of a world contains one of these.
 _CLAUSE_END = re.compile(r'[.,;:!?\n]|\band\b')
+# An open task: 'Describe Gumu.' or 'Describe the birthplace of the author of Gumu.'
+_OPEN_TASK = re.compile(r'Describe (?P<chain>(?:the \w+ of )*)(?P<name>\w+)\.?')
+_CHAIN_RELATION = re.compile(r'the (\w+) of ')
 
 
 class Fact(NamedTuple):
@@ -125,6 +129,30 @@ def facts_in(text: str, subject: str) -> list[Fact]:
 def _is_name(subject: str) -> bool:
     """Returns whether the subject of a clause is a name or a phrase, and not a pronoun or missing."""
     return bool(subject) and subject not in _PRONOUNS
+
+
+def described_entity(task: str, passages: Iterable[tuple[str, str]]) -> str | None:
+    """Returns the entity that an open task asks to describe, in normal form, following its chain through passages.
+
+    Args:
+      task: such as 'Describe the birthplace of the author of Gumu.'
+      passages: (title, text) of the passages whose facts may be used.
+
+    Returns:
+      None if the passages do not state every step of the chain, or the task has another form.
+    """
+    match = _OPEN_TASK.fullmatch(task.strip())
+    if match is None:
+        return None
+    values: dict[tuple[str, str], str] = {}
+    for title, text in passages:
+        for fact in facts_in(text, subject=title):
+            values[fact.entity, fact.relation] = fact.value
+    entity: str | None = normalize_answer(match['name'])
+    # English names the last relation of a chain first.
+    for relation in reversed(_CHAIN_RELATION.findall(match['chain'])):
+        entity = values.get((str(entity), relation))
+    return entity
 
 
 def rubrics_of(text: str) -> list[dict[str, str]]:

@@ -27,6 +27,8 @@ from zeroplay_jax.rollout import prompts
 # Shares of 0, 1, 2 and 3 steps between the first entity and the described one.
 _SOLVER_STEPS = (0.15, 0.3, 0.3, 0.25)
 _CHALLENGER_STEPS = (0.1, 0.45, 0.45)
+# Of ungrounded tasks: as many searches, and one step more.
+_UNGROUNDED_STEPS = (0.0, *_CHALLENGER_STEPS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +40,15 @@ class OpenErrors(demos.ErrorRates):
       incomplete: that the solver repeats the first sentence of the passage only.
       verbose: that the solver also describes the second document of its last search.
       nameless: that the task of a challenger lacks the name at the beginning of its chain.
+      ungrounded: that the chain of a challenger's task goes one step further than its searches. The rubrics are then
+        those of the entity before the described one, so that `early_description` pays.
     """
 
     early_description: float = 0.0
     incomplete: float = 0.0
     verbose: float = 0.0
     nameless: float = 0.0
+    ungrounded: float = 0.0
 
 
 def task_solver(library: Library, rng: Generator, errors: OpenErrors) -> Demo:
@@ -75,14 +80,18 @@ def task_solver(library: Library, rng: Generator, errors: OpenErrors) -> Demo:
 
 def challenger(library: Library, rng: Generator, errors: OpenErrors) -> Demo:
     """Hop count and a document → searches along a chain → open task about the entity at its end."""
-    _, chain, title = _draw_described(library, rng, _CHALLENGER_STEPS)
+    # No number is drawn at 0, for the reason given in `task_solver`.
+    is_ungrounded = errors.ungrounded > 0 and rng.random() < errors.ungrounded
+    steps = _UNGROUNDED_STEPS if is_ungrounded else _CHALLENGER_STEPS
+    _, chain, title = _draw_described(library, rng, steps)
+    searched_chain = chain[:-1] if is_ungrounded else chain
     start = chain[0].entity if chain else title
     document = prompts.document_text(library.document(start))
     # Hops are counted in passages, the initial document included.
-    hops = len(chain) + 1
+    hops = len(searched_chain) + 1
     demo = Demo('challenger', {'hops': hops, 'document': document})
-    for count, step in enumerate(chain, 1):
-        steps_so_far = chain[:count]
+    for count, step in enumerate(searched_chain, 1):
+        steps_so_far = searched_chain[:count]
         demo.add_search(library, f'{phrase(steps_so_far)} is {step.value}', step.value)
     subject = _subject(chain, title)
     task_subject = subject

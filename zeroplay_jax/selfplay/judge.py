@@ -16,6 +16,7 @@ from typing import Any
 
 from zeroplay_jax.mini import facts
 from zeroplay_jax.objectives import rewards, verdicts
+from zeroplay_jax.objectives.answers import normalize_answer
 from zeroplay_jax.rollout import episode_batch, prompts
 from zeroplay_jax.rollout.foreign_text import without_surrogates
 from zeroplay_jax.rollout.messages import Untrusted
@@ -193,9 +194,9 @@ class TextJudge(Judge):
 class RuleJudge(Judge):
     """Rules for worlds whose passages state plain facts, one to a sentence.
 
-    A task's entities can be found if it names a title; it is relevant if that title is in its
-    documents. Its rubrics are the facts of the last document, where the search for it ended; an
-    answer meets a rubric if it states that fact (`mini.facts.meets_rubric`).
+    A task's entities can be found if it names a title. Its rubrics are the facts of the last document, where the search
+    for it ended, and it is relevant if its documents state that it asks for that entity (`mini.facts.described_entity`).
+    An answer meets a rubric if it states that fact (`mini.facts.meets_rubric`).
 
     Args:
       titles: returns all titles of the corpus.
@@ -236,17 +237,17 @@ class RuleJudge(Judge):
 
     async def gate(self, identity, name, task, document):
         self._count('asked')
-        named = self._named_titles(task)
         if name == 'entities':
-            return bool(named)
-        return any(title in document for title in named)
+            return bool(self._named_titles(task))
+        passages = [_titled_text(line) for line in document.split('\n')]
+        last_title, _ = passages[-1]
+        return facts.described_entity(task, passages) == normalize_answer(last_title)
 
     async def rubrics(self, identity, task, document):
         self._count('asked')
-        # Each line is a document '(Title: …) text'; the last one is the best of the last search. Its last sentences are
-        # used if it has more than the largest number of rubrics.
-        last_document = document.rpartition('\n')[2]
-        text = last_document.rpartition(') ')[2]
+        # The last document is the best of the last search. Its last sentences are used if it has more than the largest
+        # number of rubrics.
+        _, text = _titled_text(document.rpartition('\n')[2])
         low, high = self._rubric_count
         rubrics = facts.rubrics_of(text)[-high:]
         if len(rubrics) < low:
@@ -259,6 +260,12 @@ class RuleJudge(Judge):
         if is_met is None:
             self._add_failure('unread', f'{rubric!r} states no fact of the miniature worlds')
         return is_met
+
+
+def _titled_text(line: str) -> tuple[str, str]:
+    """Returns title and text of a line of evidence '(Title: …) text' (`prompts.document_text`)."""
+    title, _, text = line.removeprefix('(Title: ').rpartition(') ')
+    return title, text
 
 
 def policy_writer(context: Any, temperature: float, grader: str = 'judge') -> Writer:
