@@ -16,6 +16,7 @@ from zeroplay_jax.mini import (
     demo,
     demos,
     library,
+    open_demos,
     supervised,
 )
 from zeroplay_jax.mini.stages import STAGES, Stage
@@ -204,6 +205,25 @@ def test_the_checkpoint_for_the_format_reward_solves_more_than_base_and_proposes
     assert episodes['base'] < episodes['hops/base'] < 0.7
     proposals = {name: roles['proposer']['tokens'] for name, roles in share.items()}
     assert abs(proposals['hops/base'] - proposals['base']) < 0.03
+
+
+@pytest.mark.parametrize(
+    ('module', 'folder', 'roles', 'errors'),
+    [
+        (base_open, 'open', open_demos.ROLES, open_demos.OpenErrors()),
+        (base_answers, 'answers', demos.ROLES, demos.ErrorRates()),
+        (base_hops, 'hops', demos.ROLES, demos.ErrorRates()),
+    ],
+)
+def test_commands_train_their_own_stages_and_roles(module, folder, roles, errors, monkeypatch):
+    calls = []
+    monkeypatch.setattr(base_model, 'build_from_clean', lambda *args: calls.append(args))
+    monkeypatch.setattr('sys.argv', [module.__name__, '--seed', '3'])
+    module.main()
+    assert calls == [(base_model.HERE / folder, 3, module.STAGES, roles, errors)]
+    stages = module.STAGES
+    # Every role that a stage draws is one that the command can write.
+    assert all(set(stage.shares) <= set(roles) for stage in stages)
 
 
 def test_stage_names_give_different_streams():

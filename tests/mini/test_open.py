@@ -166,7 +166,9 @@ def test_the_command_continues_from_the_clean_weights(tmp_path, monkeypatch):
     stage = dataclasses.replace(
         base_open.STAGES[0], steps=1, rows=1, adam_rate=1e-5, muon_rate=1e-5
     )
-    base_model.build_from_clean(tmp_path, 0, [stage], open_demos.ROLES, OpenErrors())
+    monkeypatch.setattr(base_open, 'STAGES', (stage,))
+    monkeypatch.setattr('sys.argv', ['base_open', '--out', str(tmp_path)])
+    base_open.main()
     check_hashes(tmp_path / 'clean')
     before, after = hf.load(base_model.CLEAN), hf.load(tmp_path / 'clean')
     changes = jax.tree.map(lambda a, b: float(abs(a - b).max()), before, after)

@@ -151,7 +151,9 @@ def described_entity(task: str, passages: Iterable[tuple[str, str]]) -> str | No
     entity: str | None = normalize_answer(match['name'])
     # English names the last relation of a chain first.
     for relation in reversed(_CHAIN_RELATION.findall(match['chain'])):
-        entity = values.get((str(entity), relation))
+        if entity is None:
+            return None
+        entity = values.get((entity, relation))
     return entity
 
 
