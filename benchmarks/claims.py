@@ -4,8 +4,8 @@
     python -m benchmarks.claims --only dspo --minutes 60
     python -m benchmarks.claims --list                 # claims, measures and how the arms differ; runs nothing
 
-Arms, claims, the measure of each claim and its reason are data: benchmarks/claims.toml, written before any arm is run.
-An arm is a config: a row of configs/ablations.py and further settings. It is run once per seed. A claim compares two
+Arms, claims, the measure of each claim and its reason are data: benchmarks/claims.toml, written before the runs of a
+play; what was changed later is named there. An arm is a config: a row of configs/ablations.py and further settings. It is run once per seed. A claim compares two
 arms, paired by seed and evaluation question. Their configs differ in nothing but the fields that the claim names
 (`arm_differences`). The value after the last common step, the area over rollouts and the rollouts of both arms are
 reported beside the measure.

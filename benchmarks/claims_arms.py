@@ -31,7 +31,8 @@ class Claim(NamedTuple):
         can be repeated, not how common it is.
       afterwards: whether the claim was registered when its runs had been made for another claim.
       plays: how many times the claim was played, each time in another setting; a play that was stopped counts. Its
-        p-value and its interval are those of the last play, corrected for all of them by Bonferroni's inequality.
+        p-value and its interval are those of the last play, at a level divided by the number of plays. Because it could
+        have been decided in any play, the probability of a wrong verdict is at most LEVEL · (1 + 1/2 + … + 1/plays).
     """
 
     system: str
@@ -116,7 +117,7 @@ def config_of(arm: str, seed: int):
         config.proposer.temperature = 0.6
         # With as many tasks of one step as of two, some seeds forget to search twice.
         config.schedule.hop_ratio = (0, 1, 2)
-        # At 5e-4 the challenger narrows to a few kinds of tasks, and the solver forgets the others.
+        # At 5e-4 two of four seeds fell back.
         for role in (config.proposer, config.solver):
             role.learning_rate = 2.5e-4
     if config.solver.loss == 'sequence_pg':

@@ -36,11 +36,20 @@ Run = tuple[str, int]
 def code_hash() -> str:
     """Returns 12 hexadecimal digits that identify the code and the checkpoints of the package."""
     digest = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob('*')):
-        if path.is_file() and '__pycache__' not in path.parts:
-            digest.update(str(path.relative_to(_PACKAGE)).encode())
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    for path in _package_files():
+        digest.update(str(path.relative_to(_PACKAGE)).encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:12]
+
+
+def _package_files() -> list[pathlib.Path]:
+    """Returns all files of the package, in a fixed order."""
+    paths = []
+    # `configs` and `retrieval` are links to folders beside the package, which `Path.rglob` does not enter.
+    for folder, _, names in os.walk(_PACKAGE, followlinks=True):
+        if '__pycache__' not in folder:
+            paths += [pathlib.Path(folder, name) for name in names]
+    return sorted(paths)
 
 
 def keep_programs() -> None:

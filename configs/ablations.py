@@ -62,6 +62,7 @@ ROWS = {
     'ssp/code': {
         'ssp.first_update': 'proposer',
         'ssp.code_gate': True,
+        **{'ssp.checker': 'judge', 'judge.kind': 'endpoint'},
         'solver.scale': 'std',
         'solver.aggregation': 'token',
         **_of('proposer', {'loss': 'token_pg', 'aggregation': 'token', 'kl_coef': 0.01}),

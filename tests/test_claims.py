@@ -348,6 +348,13 @@ def test_results_from_a_checkpoint_that_was_trained_again_are_not_reused(
 
 
 @pytest.mark.long
+def test_the_hash_of_the_code_covers_every_package_and_checkpoint():
+    names = {str(path.relative_to(claims_runs._PACKAGE)) for path in claims_runs._package_files()}
+    assert {'configs/ssp.py', 'retrieval/bm25.py', 'mini/open/base/model.safetensors'} <= names
+    assert 'selfplay/judge.py' in names
+    assert not any('__pycache__' in name for name in names)
+
+
 def test_an_arm_runs_once_and_is_stored(monkeypatch, tmp_path):
     whole = claims_arms.config_of
 

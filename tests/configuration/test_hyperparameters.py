@@ -94,11 +94,23 @@ def rubric_temperature():
     return asked[0]
 
 
+def weight_of_rubrics():
+    # The score of an answer is multiplied by the length factor alone (SCOPE eq. 6).
+    return rewards.length_factor(0, soft=1024, hard=2048)
+
+
+def weight_of_difficulty():
+    # The difficulty is added as it is (SCOPE eq. 4), and is largest at the target.
+    return rewards.difficulty(4, 8, 'triangle', 0.5)
+
+
 # Name in brackets → what the code does: such an entry is no field of the config.
 CONSTANTS = {
     '(optimiser)': optimiser,
     '(temperature of evaluations)': evaluation_temperature,
     '(temperature of rubrics)': rubric_temperature,
+    '(weight of rubrics, solver)': weight_of_rubrics,
+    '(weight of difficulty, challenger)': weight_of_difficulty,
     '(length penalty floor)': lambda: default(rewards.length_factor, 'floor'),
     '(search reward max turns)': lambda: default(rewards.search_bonus, 'enough'),
 }
