@@ -5,15 +5,15 @@
     python -m benchmarks.claims --list                 # claims, measures and how the arms differ; runs nothing
 
 Arms, claims, the measure of each claim and its reason are data: benchmarks/claims.toml, written before the runs of a
-play; what was changed later is named there. An arm is a config: a row of configs/ablations.py and further settings. It is run once per seed. A claim compares two
-arms, paired by seed and evaluation question. Their configs differ in nothing but the fields that the claim names
-(`arm_differences`). The value after the last common step, the area over rollouts and the rollouts of both arms are
-reported beside the measure.
+play; what was changed later is named there. An arm is a config: a row of configs/ablations.py and further settings. It
+is run once per seed. A claim compares two arms, paired by seed and evaluation question. Their configs differ in nothing
+but the fields that the claim names (`arm_differences`). The value after the last common step, the area over rollouts
+and the rollouts of both arms are reported beside the measure.
 
-The setting is harder than the quickstart's and the same for all arms: evaluation with up to four hops, more near-miss
-documents, several updates per batch. It is short, 12 solver steps at larger learning rates. Exact match is measured on
-held-out questions; for SCOPE, which trains on open tasks, also the share of rubrics that answers to held-out tasks
-meet.
+The setting is harder than the quickstart's and nearly the same for all systems (`claims_arms.config_of`): evaluation
+with up to four hops, more near-miss documents, several updates per batch. It is short, 12 solver steps at larger
+learning rates, 18 for SSP. Exact match is measured on held-out questions; for SCOPE, which trains on open tasks, also
+the share of rubrics that answers to held-out tasks meet.
 
 Every finished run is stored in benchmarks/results/runs, named by its config and by CODE, with the hash of the code that
 it ran. The table is written to benchmarks/results/claims.json and claims.md, the picture to claims.svg; the last line
