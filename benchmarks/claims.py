@@ -34,6 +34,7 @@ import json
 import os
 import pathlib
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -60,7 +61,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--only', choices=systems, help='execute the runs of one system')
     parser.add_argument('--looks', type=int, default=len(LOOKS), help='of claims.toml, at most')
     parser.add_argument(
-        '--minutes', type=float, default=float('inf'), help='after which no run is begun'
+        '--minutes',
+        type=float,
+        default=float('inf'),
+        help='after which no run is begun; 0: the table of the stored runs',
     )
     parser.add_argument(
         '--processes', type=int, default=cores, help=f'runs at the same time ({cores})'
@@ -72,7 +76,24 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f'--looks={args.looks}: claims.toml has looks 1 to {len(LOOKS)}')
     if args.processes < 1:
         parser.error(f'--processes={args.processes} must be at least 1')
+    if not args.minutes >= 0:
+        parser.error(f'--minutes={args.minutes} must be at least 0')
+    if not args.list:
+        problem = _unwritable(args.out)
+        if problem:
+            parser.error(f'--out={args.out}: {problem}; give a folder that can be written')
     return args
+
+
+def _unwritable(folder: pathlib.Path) -> str:
+    """Returns why files cannot be written to a folder, which is created if it is missing; '' if they can."""
+    # Found out before any run: a result that cannot be stored is lost.
+    try:
+        (folder / 'runs').mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder / 'runs'):
+            return ''
+    except OSError as error:
+        return str(error)
 
 
 def runs_of(claims: Sequence[Claim], seeds: int) -> list[Run]:
@@ -213,13 +234,21 @@ def _print_table(table: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _print_registration(claims: list[Claim]) -> None:
-    """Prints the claims with their measures, reasons and the differences of their arms."""
+    """Prints looks, and the claims with their measures, reasons, marks and the differences of their arms."""
+    for number, look in enumerate(LOOKS, 1):
+        print(f'look {number}: {look.seeds} seeds per arm, {look.share} of the error probability')
     for name, measure in MEASURES.items():
         print(f'{name}: {measure["text"]}; {measure["reason"]}')
     for claim in claims:
         print(f'\n{claim.system}: {claim.text}')
         print(f'  {claim.better} against {claim.worse or "itself before training"}')
         print(f'  by {claim.measure} of {claim.of}: {claim.reason}')
+        if claim.selected:
+            print('  its setting was selected in trials that showed this effect')
+        if claim.afterwards:
+            print('  registered when its runs had been made for other claims')
+        if claim.plays > 1:
+            print(f'  play {claim.plays} of this claim')
         for field, (better, worse) in arm_differences(claim.better, claim.worse).items():
             print(f'  {field}: {better} against {worse}')
 
@@ -241,7 +270,6 @@ def main(argv: list[str] | None = None) -> None:
     if not table:
         return
     _print_table(table)
-    args.out.mkdir(parents=True, exist_ok=True)
     write_text(args.out / 'claims.json', json.dumps({'claims': table}, indent=1))
     write_text(args.out / 'claims.md', claims_table.markdown(table))
     write_forest_plot(table, args.out / 'claims.svg')

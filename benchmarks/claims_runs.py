@@ -12,6 +12,7 @@ import pathlib
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -221,8 +222,18 @@ class Runner:
         print(f'{arm}, seed {seed}: {seconds:.0f} s; {left}', file=sys.stderr, flush=True)
 
 
+def _end_with_parent() -> None:
+    """Ends this process as soon as its parent has ended, however that ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    # The main thread may be within a run, or wait for work that nobody will send.
+    os._exit(1)
+
+
 def _start_process(counter, processes: int) -> None:
     """Gives a process of the pool its share of the cores, before JAX counts them."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with counter.get_lock():
         number = counter.value
         counter.value += 1

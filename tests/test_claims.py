@@ -1,7 +1,10 @@
 """The papers' claims in miniature: what is registered, equal arms, measures, verdicts and the committed table."""
 
 import json
+import os
 import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -353,6 +356,48 @@ def test_the_hash_of_the_code_covers_every_package_and_checkpoint():
     assert {'configs/ssp.py', 'retrieval/bm25.py', 'mini/open/base/model.safetensors'} <= names
     assert 'selfplay/judge.py' in names
     assert not any('__pycache__' in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'problem'),
+    [(['--minutes=-1'], 'must be at least 0'), (['--out={file}'], 'can be written')],
+)
+def test_wrong_arguments_are_refused_before_any_run(arguments, problem, tmp_path, capsys):
+    (tmp_path / 'file').touch()
+    arguments = [argument.format(file=tmp_path / 'file') for argument in arguments]
+    with pytest.raises(SystemExit):
+        claims.main(arguments)
+    assert problem in capsys.readouterr().err
+
+
+PARENT = """
+import concurrent.futures, multiprocessing, os, signal, time
+from benchmarks import claims_runs
+
+def start():
+    claims_runs.threading.Thread(target=claims_runs._end_with_parent, daemon=True).start()
+    # As the training loop does.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+if __name__ == '__main__':
+    context = multiprocessing.get_context('spawn')
+    pool = concurrent.futures.ProcessPoolExecutor(1, context, start)
+    print(pool.submit(os.getpid).result(), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_processes_of_the_pool_end_with_their_parent(tmp_path):
+    script = tmp_path / 'parent.py'
+    script.write_text(PARENT)
+    environment = os.environ | {'PYTHONPATH': str(pathlib.Path(claims.__file__).parents[1])}
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert int(parent.stdout.readline()) != parent.pid
+        parent.kill()
+        # The worker has written to the same pipe, which ends when no process has it open.
+        output, _ = parent.communicate(timeout=60)
+    assert output == ''
 
 
 def test_an_arm_runs_once_and_is_stored(monkeypatch, tmp_path):

@@ -78,7 +78,13 @@ def test_an_evaluation_that_is_continued_asks_only_what_is_missing(tmp_path, cap
     config.policy.path = str(ROOT / 'zeroplay_jax' / 'mini' / 'base')
     with pytest.raises(UserError, match='belongs to another config: policy.path'):
         graded_evaluation.evaluate(config, plan)
+    foreign = tmp_path / 'foreign.jsonl'
+    foreign.write_text('{"task": "Compare two treaties.", "rubrics": ["Names both."]}')
     config = make_config('http://127.0.0.1:9/v1')
+    with pytest.raises(UserError, match=r'foreign.jsonl, line 1: rubric 1 states .*kind=endpoint'):
+        graded_evaluation.evaluate(
+            config, graded_evaluation.Plan(str(foreign), tmp_path / 'other', only_estimate=True)
+        )
     path.write_text(path.read_text().replace('Describe', 'Please describe', 1))
     with pytest.raises(UserError, match='another content of --sets: the file of tasks has other'):
         graded_evaluation.evaluate(config, plan)

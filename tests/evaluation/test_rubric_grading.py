@@ -298,6 +298,8 @@ def test_answers_after_failed_tool_calls_are_recorded_only_if_these_are_rare(tmp
             ['{"task": "a", "rubrics": ["r"], "id": 2}', '{"task": "b", "rubrics": ["r"]}'],
             "line 2: the id '2' is also that of line 1; give each task",
         ),
+        (['{"task": " ", "rubrics": ["r"]}'], 'line 1: "task" is empty'),
+        (['{"task": "a", "rubrics": ["r", "s", "r"]}'], 'line 1: a rubric occurs twice'),
     ],
 )
 def test_an_unusable_line_is_named(tmp_path, lines, error):
@@ -313,6 +315,20 @@ def test_a_prompt_that_is_too_long_is_found_before_anything_is_played(tmp_path):
     tasks[1] = dataclasses.replace(tasks[1], question=long)
     with pytest.raises(UserError, match='tasks.jsonl, line 2: .* has 41 tokens, at most 40'):
         rubric_grading.check_prompts(Context(), 'solver', tasks, 'tasks.jsonl')
+
+
+def test_a_rubric_that_the_rule_judge_cannot_read_is_found_before_anything_is_played(tmp_path):
+    tasks = write_tasks(tmp_path / 'tasks.jsonl', 3)
+    rubrics = ({'text': 'State that Babin makes ships.'}, {'text': 'Is polite.'})
+    readable = dataclasses.replace(tasks[0].question, rubrics=rubrics[:1])
+    mixed = dataclasses.replace(tasks[1].question, rubrics=rubrics)
+    tasks = [
+        dataclasses.replace(task, question=question)
+        for task, question in zip(tasks, (readable, mixed), strict=False)
+    ]
+    rubric_grading.check_rubrics_of_rule(tasks[:1], 'tasks.jsonl')
+    with pytest.raises(UserError, match=r'tasks.jsonl, line 2: rubric 2 states no fact'):
+        rubric_grading.check_rubrics_of_rule(tasks, 'tasks.jsonl')
 
 
 def test_a_damaged_line_of_the_record_is_named(tmp_path):

@@ -40,6 +40,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.server.asked.append((self.path, body))
         self.server.keys.append(self.headers['Authorization'])
         reply = self.server.replies.pop(0)
+        if isinstance(reply, bytes):
+            self._send(200, reply)
+            return
         text, ended = reply if isinstance(reply, tuple) else (reply, 'stop')
         message = {'role': 'assistant', 'content': text}
         choice = {'index': 0, 'finish_reason': ended, 'message': message}
@@ -50,13 +53,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             'model': 'judge',
             'choices': [choice],
         }
-        data = json.dumps(
-            {'error': {'message': 'no'}} if isinstance(reply, int) else shape
-        ).encode()
-        if isinstance(reply, bytes):
-            data = reply
-            reply = 200
-        self.send_response(reply if isinstance(reply, int) else 200)
+        if isinstance(reply, int):
+            self._send(reply, json.dumps({'error': {'message': 'no'}}).encode())
+        else:
+            self._send(200, json.dumps(shape).encode())
+
+    def _send(self, status, data):
+        self.send_response(status)
         self.send_header('Content-Type', 'application/json')
         self.send_header('Content-Length', str(len(data)))
         self.end_headers()
@@ -155,6 +158,29 @@ def test_no_reply_of_a_server_ends_the_run(judge_of, caplog):
     assert asyncio.run(ask()) == [None] * len(ODD_REPLIES)
     assert judge.stats == {'asked': len(ODD_REPLIES), 'failed': len(ODD_REPLIES)}
     assert caplog.records[0].getMessage().startswith('judge: a call failed: ')
+
+
+def test_a_reply_that_is_not_whole_json_is_asked_for_again(judge_of):
+    whole = completion([{'index': 0, 'finish_reason': 'stop', 'message': {'content': 'Correct'}}])
+    judge, server = judge_of(
+        [whole[:-9], b'<html>', whole, whole[:-9], whole[:-9], b'{'], retries=2
+    )
+    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is True
+    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is None
+    assert len(server.asked) == 6 and judge.stats == {'asked': 2, 'failed': 1}
+
+
+@pytest.mark.parametrize(
+    ('message', 'reason'),
+    [
+        ({'content': None, 'refusal': 'I cannot judge this.'}, 'stop'),
+        ({'content': None}, 'content_filter'),
+    ],
+)
+def test_a_refusal_is_a_reply_without_a_verdict(judge_of, message, reason):
+    judge, _ = judge_of([completion([{'index': 0, 'finish_reason': reason, 'message': message}])])
+    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is None
+    assert judge.stats == {'asked': 1, 'unread': 1}
 
 
 def test_the_reason_is_in_the_line_that_stops_the_run(judge_of):

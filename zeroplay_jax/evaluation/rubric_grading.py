@@ -10,7 +10,7 @@ from zeroplay_jax.evaluation import question_sets
 from zeroplay_jax.evaluation.grading_record import Answer, Grade, GradingRecord, Judgement
 from zeroplay_jax.evaluation.rubric_tasks import RubricTask
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields
-from zeroplay_jax.selfplay.judge import Judge
+from zeroplay_jax.selfplay.judge import Judge, RuleJudge
 from zeroplay_jax.selfplay.roles import RolloutContext
 from zeroplay_jax.types import Trajectory, UserError
 
@@ -69,6 +69,24 @@ def check_prompts(
                 f'{path}, line {task.line}: the prompt of this task has {tokens} tokens, at most {limit} are allowed; '
                 'shorten it, or raise config.rollout.prompt_tokens'
             )
+
+
+def check_rubrics_of_rule(tasks: Sequence[RubricTask], path: str) -> None:
+    """Refuses rubrics that the rule judge cannot read.
+
+    Args:
+      path: file of the tasks, for the error.
+
+    Raises:
+      UserError: the first such rubric.
+    """
+    for task in tasks:
+        for number, rubric in enumerate(task.rubrics, 1):
+            if not RuleJudge.can_read(rubric):
+                raise UserError(
+                    f'{path}, line {task.line}: rubric {number} states no fact of the miniature worlds, and the rule '
+                    'judge reads no other; give --config.judge.kind=endpoint or policy'
+                )
 
 
 def judgements(tasks: Sequence[RubricTask], key: str, samples: int) -> list[Judgement]:

@@ -186,13 +186,19 @@ def numbered_open_tasks(path: str) -> Iterator[tuple[int, Question, Json]]:
     """Yields (line number from 1, open task, object of the line) of a file of open tasks.
 
     Raises:
-      UserError: a line has no task, or its "rubrics" are not a list of texts; the message has its number.
+      UserError: a line has no task, or its "rubrics" are not a list of different texts; the message has its number.
     """
     for number, record in numbered_lines(path, 'task', answered=False):
+        if not record['task'].strip():
+            raise UserError(f'{path}, line {number}: "task" is empty; write what is to be done')
         texts = record.get('rubrics')
         if not isinstance(texts, list) or not texts or not all(map(_is_text, texts)):
             raise UserError(
                 f'{path}, line {number}: "rubrics" must be a list of texts, one per criterion to grade'
+            )
+        if len(set(texts)) < len(texts):
+            raise UserError(
+                f'{path}, line {number}: a rubric occurs twice and would count twice; remove one of them'
             )
         # All rubrics get the middle priority: SCOPE's weights are 1 for any priority.
         rubrics = [{'text': text, 'priority': 'important'} for text in texts]

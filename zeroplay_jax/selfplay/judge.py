@@ -9,7 +9,9 @@ from __future__ import annotations
 import abc
 import asyncio
 import collections
+import contextlib
 import functools
+import json
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -236,6 +238,11 @@ class RuleJudge(Judge):
         self._add_failure('failed', 'a rule cannot answer questions')
         return None
 
+    @staticmethod
+    def can_read(rubric: str) -> bool:
+        """Returns whether a rubric states a fact of the miniature worlds, so that answers can be graded by it."""
+        return facts.meets_rubric('', rubric) is not None
+
     async def gate(self, identity, name, task, document):
         self._count('asked')
         if name == 'entities':
@@ -342,22 +349,32 @@ def endpoint_writer(
         tokens = config.tokens
         if prompt == _GRADE_PROMPT and config.grade_tokens:
             tokens = config.grade_tokens
+        request = functools.partial(
+            client().chat.completions.create,
+            model=model_of_prompt.get(prompt) or config.model,
+            messages=chat,
+            temperature=temperature,
+            max_tokens=tokens,
+        )
         try:
-            reply = await client().chat.completions.create(
-                model=model_of_prompt.get(prompt) or config.model,
-                messages=chat,
-                temperature=temperature,
-                max_tokens=tokens,
-            )
-            return _content(reply)
+            return _content(await _reply(request, config.retries))
         except NoReply:
             raise
         # Any exception, because the client does not check what a server sends: a page of HTML becomes a text instead of
-        # a reply, and deeply nested JSON exceeds the recursion limit. The client has retried failed requests already.
+        # a reply, and deeply nested JSON exceeds the recursion limit.
         except Exception as error:
             raise NoReply(f'{config.url}: {type(error).__name__}: {error}') from None
 
     return write
+
+
+async def _reply(request: Callable[[], Awaitable[Any]], retries: int) -> Any:
+    """Returns the reply to a request, which is repeated up to `retries` times if the reply is not whole JSON."""
+    # The client itself repeats requests whose connection or status tells of a failure, but not these.
+    for _ in range(retries):
+        with contextlib.suppress(json.JSONDecodeError):
+            return await request()
+    return await request()
 
 
 def _content(reply: Any) -> str:
@@ -372,6 +389,11 @@ def _content(reply: Any) -> str:
             'the reply was cut off; raise config.judge.tokens or config.judge.grade_tokens'
         )
     content = choice.message.content
+    # A refusal is a reply, which has no verdict: to ask again would favour verdicts that are easy to give.
+    if content is None:
+        content = getattr(choice.message, 'refusal', None)
+    if content is None and choice.finish_reason == 'content_filter':
+        content = ''
     if not isinstance(content, str):
         raise NoReply(f'the content of the reply is {type(content).__name__}, not a text')
     # Rubrics are written into logs, which cannot hold half of a surrogate pair.

@@ -91,9 +91,11 @@ def evaluate(config, plan: Plan) -> dict[str, Any]:
             estimates: list[JudgeEstimate] = []
 
             def before_weights(context: RolloutContext) -> None:
-                """Refuses prompts that are too long and prints the estimate."""
+                """Refuses prompts that are too long and rubrics that a rule cannot read, and prints the estimate."""
                 role = recipe_class(config.recipe).evaluated_role
                 rubric_grading.check_prompts(context, role, tasks, path)
+                if any(config[cost.name].kind == 'rule' for cost in costs):
+                    rubric_grading.check_rubrics_of_rule(tasks, path)
                 estimates.extend(_estimate(config, plan, tasks, costs, record, context))
                 if plan.only_estimate:
                     raise _OnlyEstimate
