@@ -199,7 +199,7 @@ class RuleJudge(Judge):
     A task's entities can be found if it names a title. Its rubrics are the facts of the last document, where the search
     for it ended. It is relevant if the facts in its documents lead from the entity that it names to that last document
     (`mini.facts.described_entity`); a task that is not worded like those of a miniature world is not. An answer meets a
-    rubric if it states that fact (`mini.facts.meets_rubric`). Unlike a model that judges, these rules make no errors.
+    rubric if it states that fact (`mini.facts.meets_rubric`). The rules read nothing but the wording of these worlds.
 
     Args:
       titles: returns all titles of the corpus.
