@@ -25,6 +25,14 @@ _FILE = {
 }  # of all four, made by python -m zeroplay_jax.inputs
 # Mean over rollouts of the sum over tokens, in one update, without a KL term.
 _SUM = {'aggregation': 'seq_mean_token_sum', 'minibatches': 1, 'kl_coef': 0.0}
+# What SQLM and R-Zero have in common: questions out of nothing, in groups of a prompt, without a right answer.
+_MAJORITY = {
+    'drzero.labels': 'majority',
+    'drzero.group': 'prompt',
+    'proposer.samples': 4,
+    'schedule.initial_document': False,
+    'reward.format_weight': 0.0,
+}
 
 
 def _of(role, settings):
@@ -74,7 +82,7 @@ ROWS = {
     # The start from R-Search's checkpoint; from the others policy.path alone changes.
     'ssp/r_search': {'tools.syntax': 'r_search'},
     # Dr. Zero: hop ratio, estimator; table 7, whose rows have one iteration and are compared with 'iterations_1';
-    # iterations, released code.
+    # iterations, baselines, released code.
     'drzero/hops_1111': {'schedule.hop_ratio': (1, 1, 1, 1)},
     'drzero/hops_2111': {'schedule.hop_ratio': (2, 1, 1, 1)},
     'drzero/grpo': {'drzero.group': 'prompt', 'proposer.samples': 4, 'reward.solves': 4},
@@ -84,6 +92,19 @@ ROWS = {
     'drzero/no_document': {'schedule.initial_document': False, 'schedule.iterations': 1},
     'drzero/iterations_1': {'schedule.iterations': 1},
     'drzero/iterations_2': {'schedule.iterations': 2},
+    # The baselines of table 2 as read here: the paper says only that they got searches, so the rest is theirs.
+    # Labels by majority, no document, no reward for form alone (a malformed question earns nothing).
+    'drzero/sqlm': {
+        **_MAJORITY,
+        'reward.difficulty': 'solvable',
+        'weights': 'shared',
+    },
+    # 10 answers per question, kept where 3 to 7 agree. Without the penalty for similar questions of a batch.
+    'drzero/r_zero': {
+        **_MAJORITY,
+        'reward.difficulty': 'triangle',
+        **{'reward.solves': 10, 'pool.measure': 10, 'pool.window': (0.3, 0.7)},
+    },
     'drzero/code': {
         'proposer.singleton': 'raw',
         'solver.singleton': 'raw',

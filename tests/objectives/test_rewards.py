@@ -9,6 +9,7 @@ from zeroplay_jax.objectives.rewards import (
     extract_last,
     f1,
     length_factor,
+    majority_answer,
     normalize_answer,
     overlong_penalty,
     rubric_score,
@@ -140,6 +141,26 @@ def test_golden_proposer_reward_is_difficulty_plus_half_the_format(golden):
 
 def test_parabolic_difficulty_peaks_at_one_half():
     assert [difficulty(k, 4, 'parabolic') for k in range(5)] == [0.0, 0.75, 1.0, 0.75, 0.0]
+
+
+def test_solvable_difficulty_is_1_inside_the_range():
+    assert [difficulty(k, 4, 'solvable') for k in range(5)] == [0.0, 1.0, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    'predictions,majority',
+    [
+        (['Lomi', 'The  LOMI.', 'Puto'], 'Lomi'),
+        (['Puto', 'lomi', 'The Lomi'], 'lomi'),
+        (['b', 'c', 'c', 'b'], 'b'),
+        ([None, None, '', ' ', 'x'], 'x'),
+        (['?', 'A', '?'], '?'),
+        ([None, ' '], None),
+        ([], None),
+    ],
+)
+def test_the_majority_is_counted_in_normal_form(predictions, majority):
+    assert majority_answer(predictions) == majority
 
 
 def test_golden_ssp_rewards(golden):

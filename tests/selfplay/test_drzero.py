@@ -250,3 +250,66 @@ def test_every_batch_holds_the_hops_in_the_exact_ratio():
 def test_phases_alternate():
     names = [(p.name, p.trains) for p in recipe(schedule__iterations=2).phases()]
     assert names == [('proposer', ('proposer',)), ('generate', ()), ('solver', ('solver',))] * 2
+
+
+@pytest.mark.parametrize(
+    'answers_of_the_solver,agreeing,difficulty',
+    [
+        (['Lomi', 'Puto', 'lomi', 'Lomi.', 'Tarva'], 3, 0.5),
+        (['Lomi', 'Puto', 'Tarva', 'Gumu', 'x'], 1, 1.0),
+        (['the Lomi'] * 5, 5, 0.0),
+    ],
+)
+def test_by_majority_the_solvers_most_frequent_answer_is_right(
+    answers_of_the_solver, agreeing, difficulty
+):
+    game = recipe(drzero__labels='majority')
+    solver = [answer(text) for text in answers_of_the_solver]
+    context = ScriptedContext(proposer=[proposal(answer='Tarva')], solver=solver)
+    (row,) = play(game, 'proposer', context, DOCUMENT).rows
+    assert row.info.solve_count == agreeing
+    assert row.parts['difficulty'] == difficulty
+    # What the proposer wrote stays in its row.
+    assert row.info.question.answers == ('Tarva',)
+
+
+def test_an_answer_of_the_majority_becomes_the_label_of_the_pools_question():
+    game = recipe(
+        drzero__labels='majority', pool__measure=4, pool__samples=1, pool__window=(0.3, 0.7)
+    )
+    solver = [answer('Lomi'), answer('Puto'), answer(' LOMI'), answer('Gumu')]
+    context = ScriptedContext(proposer=[proposal(answer='Tarva')], solver=solver)
+    outcome = play(game, 'generate', context, DOCUMENT)
+    (question,) = outcome.questions
+    assert question.answers == ('Lomi',) and question.solve_rate == 0.5
+    # The label holds for the solver's training, whatever its rollouts then answer.
+    solver = [answer('Puto')] * 4 + [answer('Lomi')]
+    rows = play(game, 'solver', ScriptedContext(solver=solver), question).rows
+    assert [row.reward for row in rows] == [0, 0, 0, 0, 1]
+    agreed = ScriptedContext(proposer=[proposal()], solver=[answer('Lomi')] * 4)
+    assert play(game, 'generate', agreed, DOCUMENT).drop == 'outside_window'
+
+
+def test_a_pools_question_that_was_not_measured_gets_its_label_from_every_group():
+    game = recipe(drzero__labels='majority', pool__samples=1)
+    outcome = play(game, 'generate', ScriptedContext(proposer=[proposal()]), DOCUMENT)
+    (question,) = outcome.questions
+    # As in a checkpoint of the pool.
+    question = Question.from_json(question.to_json())
+    assert question.answers == ()
+    solver = [answer('Puto'), answer('Lomi'), answer('puto'), answer('x', finish='context')]
+    rows = play(game, 'solver', ScriptedContext(solver=[*solver, answer('y')]), question).rows
+    assert [row.reward for row in rows] == [1, 0, 1, 0, 0]
+    assert all(row.info.question.answers == ('Puto',) for row in rows)
+    silent = ScriptedContext(solver=[answer('x', finish='context')] * 5)
+    rows = play(game, 'solver', silent, question).rows
+    assert [row.reward for row in rows] == [0] * 5
+
+
+@pytest.mark.parametrize('metric', ['subem', 'f1'])
+def test_majority_labels_work_with_other_metrics(metric):
+    game = recipe(drzero__labels='majority', reward__answer=metric)
+    question = Question('Who?', (), 1)
+    solver = [answer('Puto'), answer('Lomi'), answer('Puto')] + [answer('', finish='context')] * 2
+    rows = play(game, 'solver', ScriptedContext(solver=solver), question).rows
+    assert [row.reward for row in rows] == [1, 0, 1, 0, 0]

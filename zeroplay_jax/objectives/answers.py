@@ -82,6 +82,32 @@ def f1(prediction: str | None, golds: Sequence[str] | str) -> float:
     return best
 
 
+def majority_answer(predictions: Sequence[str | None]) -> str | None:
+    """Returns the most frequent answer in normal form, as its first occurrence is written (SQLM, R-Zero).
+
+    Of equally frequent answers the one that occurs first. Missing (None) and blank answers have no vote.
+
+    Args:
+      predictions: the extracted answers to one question.
+
+    Returns:
+      The answer, or None if none has a vote.
+    """
+    spellings: dict[str, str] = {}
+    votes: Counter[str] = Counter()
+    for prediction in predictions:
+        normal_form = _comparable(prediction or '')
+        if prediction is None or not normal_form:
+            continue
+        spellings.setdefault(normal_form, prediction)
+        votes[normal_form] += 1
+    if not votes:
+        return None
+    # `most_common` keeps the order of first occurrence among equal counts.
+    ((winner, _),) = votes.most_common(1)
+    return spellings[winner]
+
+
 def extract_last(text: str, tag: str) -> str | None:
     """Returns the content of the last closed `<tag>…</tag>`, stripped; None if there is none.
 

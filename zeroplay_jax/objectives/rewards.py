@@ -19,6 +19,7 @@ from zeroplay_jax.objectives.answers import (
     exact_match,
     extract_last,
     f1,
+    majority_answer,
     normalize_answer,
     sub_exact_match,
 )
@@ -41,6 +42,7 @@ __all__ = [
     'extract_last',
     'f1',
     'length_factor',
+    'majority_answer',
     'normalize_answer',
     'overlong_penalty',
     'resolve_answer_metric',
@@ -107,8 +109,14 @@ def _parabolic_difficulty(solved, n, target):
     return 4.0 * solved * (n - solved) / n**2
 
 
+def _solvable_difficulty(solved, n, target):
+    """Returns 1 for 0 < k < n, else 0 (SQLM; there k counts the answers that agree with the most frequent one)."""
+    del target
+    return float(0 < solved < n)
+
+
 def _triangle_difficulty(solved, n, target):
-    """Returns `triangle` of the mean score (SCOPE eq. 5)."""
+    """Returns `triangle` of the mean score (SCOPE eq. 5; with target ½ 1 − 2·|p − ½|, R-Zero's uncertainty reward)."""
     return triangle(solved / n, target)
 
 
@@ -117,6 +125,7 @@ DIFFICULTIES: Mapping[str, DifficultyFunction] = {
     'linear': _linear_difficulty,
     'parabolic': _parabolic_difficulty,
     'one_minus': _one_minus_difficulty,
+    'solvable': _solvable_difficulty,
     'triangle': _triangle_difficulty,
 }
 

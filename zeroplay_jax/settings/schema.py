@@ -166,10 +166,10 @@ class Reward(Section):
     ] = 5
     """Solver rollouts that measure a question's difficulty."""
     difficulty: Annotated[
-        str, one_of_or_function('linear', 'parabolic', 'one_minus', 'triangle')
+        str, one_of_or_function('linear', 'parabolic', 'one_minus', 'triangle', 'solvable')
     ] = 'linear'
     """Proposer's reward for k of n solved: linear: (n−k)/(n−1) inside 0<k<n; parabolic: 4·p·(1−p);
-    one_minus; triangle; or package.module:function."""
+    one_minus; triangle; solvable: 1 inside 0<k<n; or package.module:function."""
     answer: Annotated[str, one_of_or_function('em', 'subem', 'f1', 'judge')] = 'em'
     """Solver's reward for an answer: em, subem, f1, judge, or package.module:function."""
     overlong_buffer: NonNegativeInt = 0

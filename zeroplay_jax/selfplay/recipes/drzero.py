@@ -60,6 +60,10 @@ class Settings(Section):
     grounding: bool = False
     """Reward and pool only questions that name the source document and whose answer is in the passages of
     the last search. Neither in the paper nor in its code."""
+    labels: Literal['proposer', 'majority'] = 'proposer'
+    """Which answer to a question counts as right: the proposer's, or the most frequent one of the solver's
+    (SQLM, R-Zero): of the rollouts that measure the question for the pool (`pool.measure`), without them of
+    each group that the solver is trained on."""
     separate_format: bool = False
     """Score the four parts of the form one by one (paper), instead of all or nothing in question and answer (code)."""
 
@@ -163,7 +167,7 @@ class Recipe(RecipeBase):
         # All proposals are attempted concurrently, so that the slots stay busy.
         solve_counts = await asyncio.gather(*pending)
         rows = []
-        for proposal, solve_count in zip(proposals, solve_counts, strict=True):
+        for proposal, (_, solve_count) in zip(proposals, solve_counts, strict=True):
             rows.append(self._proposal_row(task, proposal, solve_count))
         return Outcome(rows)
 
@@ -194,25 +198,34 @@ class Recipe(RecipeBase):
             row.group = task.payload.hops
         return row
 
+    def _accepted_answers(self, proposal: Proposal) -> tuple[str, ...]:
+        """Returns the answers that a proposed question has before it is tried; () if the majority decides."""
+        if self.config.drzero.labels == 'majority' or proposal.answer is None:
+            return ()
+        return (proposal.answer,)
+
     async def _solve_count(
         self, context, identity: tuple[int, ...], proposal: Proposal, attempts: int
-    ) -> int | None:
-        """Returns how many of `attempts` solver rollouts reach the proposer's answer.
+    ) -> tuple[tuple[str, ...], int | None]:
+        """Returns the accepted answers of a question, and how many of `attempts` solver rollouts give one of them.
 
-        None if the question is not asked: it was rejected, `attempts` is 0, or it is too long for the solver.
+        The number is None if the question is not asked: it was rejected, `attempts` is 0, or it is too long for the
+        solver.
         """
+        answers = self._accepted_answers(proposal)
         if proposal.rejected or not attempts:
-            return None
-        # Proposals that are not rejected have question and answer; `str` tells the type checker.
-        question = Question(str(proposal.question), (str(proposal.answer),))
+            return answers, None
+        # Proposals that are not rejected have a question; `str` tells the type checker.
+        question = Question(str(proposal.question), answers)
         metric = self.config.reward.answer
         try:
-            return await solving.solve_count(
+            scored_question, solved = await solving.solve_count(
                 context, 'solver', metric, (*identity, 1), question, attempts
             )
         except TaskDropped:
             # Caught here, because the other proposals on the document must stay.
-            return None
+            return answers, None
+        return scored_question.answers, solved
 
     async def _generate(self, context, task: Task) -> Outcome:
         """Runs a task of the phase 'generate': returns at most one question for the pool.
@@ -229,8 +242,12 @@ class Recipe(RecipeBase):
             return Outcome(rows, drop=best.rejected)
         # The question is cut to a number of words, as in Dr. Zero's code.
         words = str(best.question).split()[: settings.question_words]
-        question = dataclasses.replace(self.pool_question(task, best), text=' '.join(words))
-        solve_count = await self._solve_count(context, task.identity, best, settings.measure)
+        answers, solve_count = await self._solve_count(
+            context, task.identity, best, settings.measure
+        )
+        question = dataclasses.replace(
+            self.pool_question(task, best), text=' '.join(words), answers=answers
+        )
         if settings.measure and solve_count is None:
             return Outcome(rows, drop='prompt_too_long')
         if solve_count is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from zeroplay_jax.objectives import rewards
@@ -23,25 +24,37 @@ async def attempts(
     identity: tuple[int, ...],
     question: Question,
     samples: int,
-) -> list[tuple[Trajectory, float | None]]:
-    """Returns `samples` rollouts on a question, each with its score in [0, 1]; None where the judge gave no verdict.
+) -> tuple[Question, list[tuple[Trajectory, float | None]]]:
+    """Returns the question as it was scored, and rollouts on it with their scores.
+
+    A question without accepted answers is scored against the most frequent answer of these rollouts
+    (`rewards.majority_answer`); where no rollout answers, all scores are 0.
 
     Args:
       role: role that answers, with its own prompt.
       metric: `answers.score` lists the metrics.
       identity: names the request within the run; all randomness derives from it.
+      samples: number of rollouts.
+
+    Returns:
+      The question with the accepted answers that were used; per rollout its score in [0, 1], None where the judge gave
+      no verdict.
 
     Raises:
       TaskDropped: the prompt is too long.
     """
     trajectories = await context.ask(role, identity, samples, question=question.text)
+    answers = [final_answer(trajectory) for trajectory in trajectories]
+    if not question.answers:
+        majority = rewards.majority_answer(answers)
+        if majority is not None:
+            question = dataclasses.replace(question, answers=(majority,))
     scored = []
-    for number, trajectory in enumerate(trajectories):
-        answer = final_answer(trajectory)
+    for number, (trajectory, answer) in enumerate(zip(trajectories, answers, strict=True)):
         # The sample's number is part of the identity, because each judgement needs its own random stream.
         value = await score(context, metric, (*identity, number), question, answer)
         scored.append((trajectory, value))
-    return scored
+    return question, scored
 
 
 async def solve_count(
@@ -51,21 +64,18 @@ async def solve_count(
     identity: tuple[int, ...],
     question: Question,
     samples: int,
-) -> int:
-    """Returns how many of `samples` rollouts answer the question (score of at least one half).
+) -> tuple[Question, int]:
+    """Returns the question as it was scored, and how many of `samples` rollouts answer it (score of at least one half).
 
-    The arguments are those of `attempts`.
-
-    Raises:
-      TaskDropped: the prompt is too long.
+    Arguments, the question that is returned, and errors are those of `attempts`.
     """
-    scored = await attempts(context, role, metric, identity, question, samples)
+    scored_question, scored = await attempts(context, role, metric, identity, question, samples)
     # The threshold is for graded metrics (F1); exact match is 0 or 1. An answer without a verdict counts as
     # not solved, so a failing judge makes questions look harder, never easier.
     solved = 0
     for _, value in scored:
         solved += value is not None and value >= 0.5
-    return solved
+    return scored_question, solved
 
 
 async def solver_rows(
@@ -91,7 +101,9 @@ async def solver_rows(
         ids_for_teacher, privileged_cut = teacher_prompt(
             context, config, task.identity, question, role
         )
-    scored = await attempts(context, role, metric, task.identity, question, settings.samples)
+    question, scored = await attempts(
+        context, role, metric, task.identity, question, settings.samples
+    )
     rows = []
     for trajectory, value in scored:
         parts = {_PART_NAMES.get(metric, metric): value or 0.0}
