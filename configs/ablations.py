@@ -40,12 +40,15 @@ def _of(role, settings):
     return {f'{role}.{name}': value for name, value in settings.items()}
 
 
-def _judge(part, size):
-    """Returns a served judge of Qwen3-8B, one part of which has another size."""
+def _judge(**models):
+    """Returns Qwen3-8B with a served judge of its own size, parts of which are other models."""
     return {
+        'policy.path': 'checkpoints/Qwen3-8B',
+        'tools.syntax': 'qwen',
+        'rollout.drop_thinking': True,
         'judge.kind': 'endpoint',
         'judge.model': 'Qwen3-8B',
-        f'judge.{part}': f'Qwen3-{size}',
+        **_of('judge', models),
     }
 
 
@@ -151,13 +154,13 @@ ROWS = {
         for kind in KINDS
     },
     'scope/olmo': {'tools.syntax': 'olmo'},
-    # GRPO on given tasks and rubrics; the sizes of the judge (figure 4) by its two parts, the other one with 8B.
+    # GRPO on given tasks and rubrics; the sizes of the judge by its two parts, and both with 8B (figure 4, Qwen3-8B).
     'scope/given_tasks': {'inputs.tasks': 'data/tasks.jsonl'},
-    **{f'scope/grader_{size.lower()}': _judge('grade_model', size) for size in ('4B', '32B')},
-    **{
-        f'scope/rubric_writer_{size.lower()}': _judge('rubric_model', size)
-        for size in ('4B', '32B')
-    },
+    'scope/judge_8b': _judge(),
+    'scope/grader_4b': _judge(grade_model='Qwen3-4B'),
+    'scope/grader_32b': _judge(grade_model='Qwen3-32B'),
+    'scope/rubric_writer_4b': _judge(rubric_model='Qwen3-4B'),
+    'scope/rubric_writer_32b': _judge(rubric_model='Qwen3-32B'),
     'scope/per_turn': {'rollout.drop_thinking': True},
     'scope/no_window': {'pool.window': (0.0, 1.0)},
     'scope/code': {'scope.code_format': True, 'solver.clip_high': 0.28},
@@ -172,5 +175,9 @@ def get_config(name=''):
     config = importlib.import_module(f'zeroplay_jax.configs.{row.split("/")[0]}').get_config(
         variant
     )
-    config.update_from_flattened_dict(ROWS[row])
+    settings = dict(ROWS[row])
+    if variant:
+        # A small run keeps its small policy.
+        settings.pop('policy.path', None)
+    config.update_from_flattened_dict(settings)
     return config
