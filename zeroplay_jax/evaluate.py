@@ -58,7 +58,10 @@ _METRIC = flags.DEFINE_string(
     'How answers are scored: em, subem, f1, judge, rubrics or package.module:function.',
 )
 _SAMPLES = flags.DEFINE_integer(
-    'samples', 1, '1: greedy; otherwise the best of that many samples (pass@k).', lower_bound=1
+    'samples',
+    1,
+    '1: greedy; otherwise the best of that many samples (pass@k), with --workdir their mean.',
+    lower_bound=1,
 )
 _LIMIT = flags.DEFINE_integer('limit', 0, 'Questions drawn from each set; 0: all.', lower_bound=0)
 _ANSWERER = flags.DEFINE_string(

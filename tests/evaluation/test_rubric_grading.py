@@ -362,3 +362,5 @@ def test_the_estimate_counts_what_is_not_recorded(tmp_path):
     assert estimate.price == pytest.approx((estimate.prompt_tokens * 2 + 500 * 4) / 1e6)
     assert 'rollouts      1 to play' in text and 'key: 5 requests, at most' in text
     assert '0.00 in the currency of config.judge.prices' in text
+    without_prices = dataclasses.replace(cost, prices=(0.0, 0.0))
+    assert dataclasses.replace(estimate, cost=without_prices).price is None

@@ -72,12 +72,25 @@ def test_questions_of_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'line', ['{"question": "x"', '[1]', '{"answer": "x"}', '{"question": 3, "answer": "x"}', '"x"']
+    'line,problem',
+    [
+        ('{"question": "x"', "Expecting ',' delimiter at character 17"),
+        ('[1]', 'this one is a JSON list'),
+        ('"x"', 'this one is a JSON text'),
+        ('1e3', 'this one is a JSON number'),
+        ('null', 'this one is a JSON null'),
+        ('{"answer": "x"}', '"question" is missing'),
+        ('{"question": 3, "answer": "x"}', '"question" is a JSON number, not a text'),
+        ('{"question": true, "answer": "x"}', '"question" is a JSON truth value, not a text'),
+        ('{"question": "x"}', 'no answers among the fields'),
+        ('[' * 200_000, 'its brackets are nested too deeply'),
+    ],
 )
-def test_a_bad_line_is_named(tmp_path, line):
+def test_a_bad_line_is_named(tmp_path, line, problem):
     path = write(tmp_path / 'q.jsonl', {'question': 'Who?', 'answer': 'A'}, line)
-    with pytest.raises(UserError, match=r'q\.jsonl, line 2: every line must be'):
+    with pytest.raises(UserError, match=r'q\.jsonl, line 2: every line must be') as error:
         files.read_lines(path, 'question')
+    assert f'({problem}' in str(error.value)
 
 
 def test_an_error_of_json_counts_characters_and_no_second_line(tmp_path):
@@ -91,7 +104,7 @@ def test_half_a_surrogate_pair_is_named_before_the_run(tmp_path, field):
     smile = '{"question": "\\ud83d\\ude00", "answer": "\\\\ud83d"}'
     broken = json.dumps({'question': 'Who?', 'answer': 'A'} | {field: 'caf\ud83d'})
     path = write(tmp_path / 'q.jsonl', smile, broken)
-    with pytest.raises(UserError, match=r'q\.jsonl, line 2: .*surrogates not allowed'):
+    with pytest.raises(UserError, match=r'q\.jsonl, line 2: .*without its other half'):
         files.read_lines(path, 'question')
     assert (
         files.read_lines(write(tmp_path / 'good.jsonl', smile), 'question')[0]['question'] == '😀'

@@ -49,8 +49,10 @@ class JudgeEstimate:
     reply_tokens: int
 
     @property
-    def price(self) -> float:
-        """Price at most, in the currency of the prices, without repeated requests; 0 if no prices are known."""
+    def price(self) -> float | None:
+        """Price at most, in the currency of the prices, without repeated requests; None if no prices are known."""
+        if not any(self.cost.prices):
+            return None
         prompt_price, reply_price = self.cost.prices
         amount = self.prompt_tokens * prompt_price + self.reply_tokens * reply_price
         return amount / _PRICED_TOKENS

@@ -17,6 +17,12 @@ from zeroplay_jax.types import Json
 
 # Digits of figures in files.
 _DIGITS = 6
+# Keys of the settings that say too little on a page.
+_SETTING_LABELS = {
+    'samples': 'answers per task',
+    'limit': 'tasks drawn from the file (0: all)',
+    'tokens': 'turns, tokens per turn, tokens per observation',
+}
 
 
 def results(
@@ -214,7 +220,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     if result['settings']:
         lines += ['', '## Settings', '']
         for name, value in result['settings'].items():
-            lines.append(f'- {name}: `{value}`')
+            lines.append(f'- {_SETTING_LABELS.get(name, name)}: `{value}`')
     return '\n'.join(lines) + '\n'
 
 

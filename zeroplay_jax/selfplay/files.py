@@ -35,6 +35,17 @@ PUBLIC = {
 PROVENANCE = ('source', 'line', 'document_id')
 # Characters of a wrong value that an error quotes.
 _QUOTED_CHARACTERS = 60
+# How error texts call the values that `json.loads` returns.
+_JSON_TYPES: dict[type, str] = {
+    dict: 'object',
+    list: 'list',
+    str: 'text',
+    int: 'number',
+    float: 'number',
+    bool: 'truth value',
+    type(None): 'null',
+}
+_TOO_DEEP = 'its brackets are nested too deeply'
 
 
 class _UnusableLine(Exception):
@@ -91,27 +102,35 @@ def _parse_line(line: str, required: tuple[str, ...], answered: bool) -> Json:
     except json.JSONDecodeError as error:
         # Not the whole error: it counts lines within this line.
         raise _UnusableLine(f'{error.msg} at character {error.pos + 1}') from None
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise _UnusableLine(_TOO_DEEP) from None
+    # A number with too many digits.
+    except ValueError as error:
         raise _UnusableLine(error) from None
+    if not isinstance(record, dict):
+        raise _UnusableLine(f'this one is a JSON {_JSON_TYPES[type(record)]}')
+    extra = record.get('extra_info')
+    for name in required:
+        if name not in record and isinstance(extra, dict) and name in extra:
+            record[name] = extra[name]
+        if name not in record:
+            raise _UnusableLine(f'"{name}" is missing')
+        if not isinstance(record[name], str):
+            raise _UnusableLine(f'"{name}" is a JSON {_JSON_TYPES[type(record[name])]}, not a text')
     try:
         # The file is UTF-8, so half of a surrogate pair can only come from an escape. Refused here, before a run
         # has begun: it could be written neither into a prompt nor into a log.
         if '\\ud' in line.lower():
             json.dumps(record, ensure_ascii=False).encode()
-        extra = record.get('extra_info')
-        for name in required:
-            if name not in record and isinstance(extra, dict) and name in extra:
-                record[name] = extra[name]
         # Called for its errors alone; callers read the answers themselves.
         if answered:
             accepted_answers(record)
-        are_texts = all(isinstance(record[name], str) for name in required)
-    # These are all errors that a line of any JSON can cause: a number or list instead of an object, missing
-    # fields, thousands of nested brackets, half of a surrogate pair (UnicodeEncodeError, a ValueError).
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except UnicodeEncodeError:
+        raise _UnusableLine('it has an escape \\ud… without its other half') from None
+    except RecursionError:
+        raise _UnusableLine(_TOO_DEEP) from None
+    except ValueError as error:
         raise _UnusableLine(error) from None
-    if not are_texts:
-        raise _UnusableLine
     return record
 
 

@@ -276,11 +276,12 @@ def _estimate_json(
     """Returns the numbers of an estimate."""
     judges = {}
     for estimate in estimates:
+        price = estimate.price
         judges[estimate.cost.name] = {
             'judgements': estimate.judgements,
             'prompt_tokens': estimate.prompt_tokens,
             'reply_tokens': estimate.reply_tokens,
-            'price': round(estimate.price, 6),
+            'price': None if price is None else round(price, 6),
         }
     return {'tasks': len(tasks), 'judges': judges}
 
