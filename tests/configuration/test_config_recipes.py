@@ -7,6 +7,7 @@ from config_checks import message, run
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configs import (
+    ablations,
     common,
     drzero,
     dspo,
@@ -208,3 +209,19 @@ def test_the_flag_of_a_recipe_from_elsewhere_brings_its_sections(elsewhere, chec
         assert result.returncode == 2 and len(said) == 1 and contains in said[0], said
     result = run(*page, '--config.rzero.votes=5', *recipe, path=elsewhere)
     assert 'give --workdir=FOLDER' in result.stderr
+
+
+def test_the_judges_sizes_differ_in_the_judge_alone_and_small_runs_keep_their_policy():
+    reference = ablations.get_config('scope/qwen3_8b')
+    for row in ('grader_4b', 'grader_32b', 'rubric_writer_4b', 'rubric_writer_32b'):
+        config = ablations.get_config(f'scope/{row}')
+        part, size = row.rsplit('_', 1)
+        name = {'grader': 'grade_model', 'rubric_writer': 'rubric_model'}[part]
+        assert config.judge[name] == f'Qwen3-{size.upper()}' and config.judge.model == 'Qwen3-8B'
+        config.judge = reference.judge
+        assert config.to_json_best_effort() == reference.to_json_best_effort()
+        small = ablations.get_config(f'scope/{row}:mini')
+        usual = scope.get_config('mini')
+        small.judge = usual.judge
+        assert small.to_json_best_effort() == usual.to_json_best_effort()
+    assert reference.policy.path == 'checkpoints/Qwen3-8B' and reference.judge.kind == 'policy'

@@ -65,7 +65,8 @@ def test_an_evaluation_that_is_continued_asks_only_what_is_missing(tmp_path, cap
     assert all(entry == scores[entry['task']] for entry in part['task_scores'])
     assert result == json.loads((folder / 'results.json').read_text())
     assert result['agreement']['items'] > 0 and result['judges']['judge']['rubrics_met'][0] > 0
-    assert 'Cohen' in (folder / 'results.md').read_text()
+    page = (folder / 'results.md').read_text()
+    assert 'Cohen' in page and '- turns, tokens per turn, tokens per observation: ' in page
 
     # Nothing is loaded for these.
     with pytest.raises(UserError, match=r'same judge as config.judge \(rule\)'):

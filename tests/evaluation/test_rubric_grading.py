@@ -364,3 +364,5 @@ def test_the_estimate_counts_what_is_not_recorded(tmp_path):
     assert '0.00 in the currency of config.judge.prices' in text
     without_prices = dataclasses.replace(cost, prices=(0.0, 0.0))
     assert dataclasses.replace(estimate, cost=without_prices).price is None
+    rule = grading_estimate.JudgeCost('judge', 'rule', 0)
+    assert dataclasses.replace(estimate, cost=rule).price == 0

@@ -6,7 +6,8 @@ import pytest
 import scripted
 from scripted import ScriptedContext, search_call, trajectory
 
-from zeroplay_jax.configs import quickstart
+from zeroplay_jax.configs import ablations, quickstart
+from zeroplay_jax.configs import drzero as drzero_config
 from zeroplay_jax.selfplay import answers
 from zeroplay_jax.selfplay.library_builder import linked_documents
 from zeroplay_jax.selfplay.recipes.drzero import Recipe
@@ -14,6 +15,7 @@ from zeroplay_jax.selfplay.recipes.parts import proposing
 from zeroplay_jax.selfplay.recipes.parts.datasets import SeedDocument
 from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step
 from zeroplay_jax.selfplay.task_pool import TaskPool
+from zeroplay_jax.settings.errors import ConfigError
 from zeroplay_jax.types import Question, Task, TaskDropped, ToolCall, Turn
 
 PASSAGES = [
@@ -265,12 +267,14 @@ def test_by_majority_the_solvers_most_frequent_answer_is_right(
 ):
     game = recipe(drzero__labels='majority')
     solver = [answer(text) for text in answers_of_the_solver]
-    context = ScriptedContext(proposer=[proposal(answer='Tarva')], solver=solver)
+    proposed = 'Tarva, which counts for nothing'
+    context = ScriptedContext(proposer=[proposal(answer=proposed)], solver=solver)
     (row,) = play(game, 'proposer', context, DOCUMENT).rows
     assert row.info.solve_count == agreeing
     assert row.parts['difficulty'] == difficulty
-    # What the proposer wrote stays in its row.
-    assert row.info.question.answers == ('Tarva',)
+    # The log shows what counted as right.
+    (label,) = row.info.question.answers
+    assert label in answers_of_the_solver and label != proposed
 
 
 def test_an_answer_of_the_majority_becomes_the_label_of_the_pools_question():
@@ -306,10 +310,75 @@ def test_a_pools_question_that_was_not_measured_gets_its_label_from_every_group(
     assert [row.reward for row in rows] == [0] * 5
 
 
-@pytest.mark.parametrize('metric', ['subem', 'f1'])
-def test_majority_labels_work_with_other_metrics(metric):
+def test_an_unfinished_rollout_disagrees_and_a_question_that_nobody_answers_has_no_label():
+    game = recipe(drzero__labels='majority', pool__measure=4, pool__samples=1)
+    unfinished = answer('x', finish='context')
+    some = ScriptedContext(
+        proposer=[proposal()], solver=[answer('Lomi'), unfinished, unfinished, answer('Lomi')]
+    )
+    (question,) = play(game, 'generate', some, DOCUMENT).questions
+    assert question.answers == ('Lomi',) and question.solve_rate == 0.5
+    none = ScriptedContext(proposer=[proposal()], solver=[unfinished] * 4)
+    assert play(game, 'generate', none, DOCUMENT).drop == 'no_majority'
+
+
+def test_a_question_is_measured_as_it_enters_the_pool():
+    game = recipe(pool__measure=4, pool__samples=1, pool__question_words=5)
+    context = ScriptedContext(proposer=[proposal()], solver=[answer('Tarva')] * 4)
+    (question,) = play(game, 'generate', context, DOCUMENT).questions
+    assert question.text == context.asked[1][3]['question'] == 'What is the country of'
+
+
+def longest(prediction, golds):
+    """A metric that needs accepted answers."""
+    return max(len(gold) for gold in golds) == len(prediction or '')
+
+
+@pytest.mark.parametrize(
+    'metric,rewarded',
+    [
+        ('em', [1, 1, 0, 0, 0]),
+        # "2" is contained in "1942".
+        ('subem', [1, 1, 1, 0, 0]),
+        ('test_drzero:longest', [1, 1, 0, 1, 0]),
+    ],
+)
+def test_majority_labels_work_with_other_metrics(metric, rewarded):
     game = recipe(drzero__labels='majority', reward__answer=metric)
     question = Question('Who?', (), 1)
-    solver = [answer('Puto'), answer('Lomi'), answer('Puto')] + [answer('', finish='context')] * 2
+    solver = [answer(text) for text in ('2', '2', '1942', '7')] + [answer('', finish='context')]
     rows = play(game, 'solver', ScriptedContext(solver=solver), question).rows
-    assert [row.reward for row in rows] == [1, 0, 1, 0, 0]
+    assert [row.reward for row in rows] == rewarded
+    nobody = ScriptedContext(solver=[answer('', finish='context')] * 5)
+    assert [row.reward for row in play(game, 'solver', nobody, question).rows] == [0] * 5
+
+
+@pytest.mark.parametrize(
+    'changes,problem',
+    [
+        ({'drzero.grounding': True}, "drzero.grounding=True: it tests the proposer's answer"),
+        ({'solver.distill_top_k': 8}, "labels=majority: the teacher would read the proposer's"),
+    ],
+)
+def test_parts_that_read_the_proposers_answer_are_refused_with_labels_by_majority(changes, problem):
+    config = drzero_config.get_config('mini')
+    config.update_from_flattened_dict(changes)
+    Recipe.check(config)
+    config.drzero.labels = 'majority'
+    with pytest.raises(ConfigError) as error:
+        Recipe.check(config)
+    assert problem in str(error.value)
+
+
+def test_the_rows_of_the_baselines():
+    sqlm = ablations.get_config('drzero/sqlm')
+    assert (sqlm.weights, sqlm.reward.difficulty) == ('shared', 'solvable')
+    r_zero = ablations.get_config('drzero/r_zero')
+    assert (r_zero.weights, r_zero.reward.difficulty) == ('separate', 'triangle')
+    assert r_zero.reward.target == 0.5 and r_zero.pool.measure == r_zero.reward.solves == 10
+    low, high = r_zero.pool.window
+    kept = [agreeing for agreeing in range(11) if low <= agreeing / 10 <= high]
+    assert kept == [3, 4, 5, 6, 7]
+    for config in (sqlm, r_zero):
+        assert config.drzero.labels == 'majority' and not config.schedule.initial_document
+        assert config.drzero.group == 'prompt' and config.proposer.samples > 1

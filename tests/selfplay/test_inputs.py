@@ -84,6 +84,7 @@ def test_questions_of_a_file(tmp_path):
         ('{"question": true, "answer": "x"}', '"question" is a JSON truth value, not a text'),
         ('{"question": "x"}', 'no answers among the fields'),
         ('[' * 200_000, 'its brackets are nested too deeply'),
+        ('9' * 5_000, 'it has a number with too many digits'),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, problem):

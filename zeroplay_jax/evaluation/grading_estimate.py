@@ -51,6 +51,9 @@ class JudgeEstimate:
     @property
     def price(self) -> float | None:
         """Price at most, in the currency of the prices, without repeated requests; None if no prices are known."""
+        # A rule gets no requests.
+        if not self.cost.reply_tokens:
+            return 0.0
         if not any(self.cost.prices):
             return None
         prompt_price, reply_price = self.cost.prices
@@ -138,7 +141,7 @@ def _judge_text(estimate: JudgeEstimate) -> str:
         f'{key}: {estimate.judgements:,} requests, at most {estimate.prompt_tokens:,} prompt tokens and '
         f'{estimate.reply_tokens:,} reply tokens'
     )
-    if any(estimate.cost.prices):
+    if estimate.price is not None:
         text += (
             f', at most {estimate.price:,.2f} in the currency of config.{estimate.cost.name}.prices'
         )

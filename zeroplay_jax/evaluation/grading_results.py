@@ -19,8 +19,7 @@ from zeroplay_jax.types import Json
 _DIGITS = 6
 # Keys of the settings that say too little on a page.
 _SETTING_LABELS = {
-    'samples': 'answers per task',
-    'limit': 'tasks drawn from the file (0: all)',
+    'tools': 'syntax and tools',
     'tokens': 'turns, tokens per turn, tokens per observation',
 }
 

@@ -96,10 +96,11 @@ def majority_answer(predictions: Sequence[str | None]) -> str | None:
     spellings: dict[str, str] = {}
     votes: Counter[str] = Counter()
     for prediction in predictions:
-        normal_form = _comparable(prediction or '')
-        if prediction is None or not normal_form:
+        spelling = prediction or ''
+        normal_form = _comparable(spelling)
+        if not normal_form:
             continue
-        spellings.setdefault(normal_form, prediction)
+        spellings.setdefault(normal_form, spelling)
         votes[normal_form] += 1
     if not votes:
         return None

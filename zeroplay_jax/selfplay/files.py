@@ -104,9 +104,9 @@ def _parse_line(line: str, required: tuple[str, ...], answered: bool) -> Json:
         raise _UnusableLine(f'{error.msg} at character {error.pos + 1}') from None
     except RecursionError:
         raise _UnusableLine(_TOO_DEEP) from None
-    # A number with too many digits.
-    except ValueError as error:
-        raise _UnusableLine(error) from None
+    except ValueError:
+        # Python reads no number of more than some thousand digits.
+        raise _UnusableLine('it has a number with too many digits') from None
     if not isinstance(record, dict):
         raise _UnusableLine(f'this one is a JSON {_JSON_TYPES[type(record)]}')
     extra = record.get('extra_info')

@@ -40,6 +40,7 @@ _REMEDIES = {
     'ungraded': 'check the judge (config.judge): it gave no verdicts',
     'no_rubrics': 'check the judge (config.judge): it wrote no rubrics',
     'outside_window': 'widen config.pool.window',
+    'no_majority': 'no rollout of the solver answered (drzero.labels=majority): raise config.rollout.max_turns',
     'unfinished': _UNFINISHED,
     'no_question': _UNFINISHED,
     'no_answer': _UNFINISHED,

@@ -61,9 +61,9 @@ class Settings(Section):
     """Reward and pool only questions that name the source document and whose answer is in the passages of
     the last search. Neither in the paper nor in its code."""
     labels: Literal['proposer', 'majority'] = 'proposer'
-    """Which answer to a question counts as right: the proposer's, or the most frequent one of the solver's
-    (SQLM, R-Zero): of the rollouts that measure the question for the pool (`pool.measure`), without them of
-    each group that the solver is trained on."""
+    """What counts as the right answer to a question: the proposer's, or the most frequent one of the solver's
+    rollouts (SQLM, R-Zero). These are the reward.solves rollouts in a step of the proposer. In the pool they
+    are the pool.measure rollouts, or without them those of each group that the solver is trained on."""
     separate_format: bool = False
     """Score the four parts of the form one by one (paper), instead of all or nothing in question and answer (code)."""
 
@@ -98,9 +98,10 @@ class Recipe(RecipeBase):
 
     @classmethod
     def check(cls, config):
-        """Refuses hop counts with a single proposal, and a window without measured solve rates."""
+        """Refuses hop counts with a single proposal, a window without measured solve rates, and mixed labels."""
         check_hop_groups(config)
         check_target(config)
+        _check_labels(config)
         # Without measured solve rates the window would accept all questions.
         is_full_window = tuple(config.pool.window) == (0.0, 1.0)
         if not is_full_window and not config.pool.measure:
@@ -141,7 +142,11 @@ class Recipe(RecipeBase):
             return await self._propose(context, task)
         if step.phase.name == 'generate':
             return await self._generate(context, task)
-        rows = await solving.solver_rows(context, self.config, 'solver', task, task.payload)
+        question: Question = task.payload
+        # With labels='majority', a question of the pool has no answer unless it was measured.
+        rows = await solving.solver_rows(
+            context, self.config, 'solver', task, question, by_majority=not question.answers
+        )
         return Outcome(rows)
 
     async def _proposals(self, context, task: Task, samples: int) -> list[Proposal]:
@@ -159,23 +164,25 @@ class Recipe(RecipeBase):
     async def _propose(self, context, task: Task) -> Outcome:
         """Runs a task of the phase 'proposer': returns proposals with rewards for difficulty and form."""
         proposals = await self._proposals(context, task, self.config.proposer.samples)
-        attempts = self.config.reward.solves
         pending = []
         for number, proposal in enumerate(proposals):
             identity = (*task.identity, number)
-            pending.append(self._solve_count(context, identity, proposal, attempts))
+            question = self._asked_question(proposal)
+            pending.append(self._measure(context, identity, question, self.config.reward.solves))
         # All proposals are attempted concurrently, so that the slots stay busy.
-        solve_counts = await asyncio.gather(*pending)
+        measured_questions = await asyncio.gather(*pending)
         rows = []
-        for proposal, (_, solve_count) in zip(proposals, solve_counts, strict=True):
-            rows.append(self._proposal_row(task, proposal, solve_count))
+        for proposal, measured in zip(proposals, measured_questions, strict=True):
+            rows.append(self._proposal_row(task, proposal, measured))
         return Outcome(rows)
 
-    def _proposal_row(self, task: Task, proposal: Proposal, solve_count: int | None) -> Row:
+    def _proposal_row(
+        self, task: Task, proposal: Proposal, measured: tuple[Question, int] | None
+    ) -> Row:
         """Returns the row of a proposal with its reward.
 
         Args:
-          solve_count: how many of `reward.solves` rollouts solved the question; None if it was not asked.
+          measured: what `_measure` returned for the question, with `reward.solves` rollouts.
         """
         settings = self.config.reward
         row = proposing.proposal_row('proposer', task, proposal)
@@ -184,9 +191,12 @@ class Recipe(RecipeBase):
         is_paid = proposal.rejected != 'ungrounded'
         row.parts['format'] = settings.format_weight * proposal.format['raw'] * is_paid
         row.parts['difficulty'] = 0.0
-        if proposal.rejected is None and solve_count is None:
+        if proposal.rejected is None and measured is None:
             row.info.rejected = 'prompt_too_long'
-        if solve_count is not None:
+        if measured is not None:
+            question, solve_count = measured
+            # What counted as right, for the logs; the proposer's own answer is in the text of its rollout.
+            row.info.question = dataclasses.replace(row.info.question, answers=question.answers)
             row.info.solve_count = solve_count
             row.parts['difficulty'] = rewards.difficulty(
                 solve_count, settings.solves, settings.difficulty, settings.target
@@ -198,34 +208,41 @@ class Recipe(RecipeBase):
             row.group = task.payload.hops
         return row
 
-    def _accepted_answers(self, proposal: Proposal) -> tuple[str, ...]:
-        """Returns the answers that a proposed question has before it is tried; () if the majority decides."""
-        if self.config.drzero.labels == 'majority' or proposal.answer is None:
-            return ()
-        return (proposal.answer,)
+    def _asked_question(self, proposal: Proposal) -> Question | None:
+        """Returns the question that a proposal puts to the solver, without answers if the majority decides.
 
-    async def _solve_count(
-        self, context, identity: tuple[int, ...], proposal: Proposal, attempts: int
-    ) -> tuple[tuple[str, ...], int | None]:
-        """Returns the accepted answers of a question, and how many of `attempts` solver rollouts give one of them.
-
-        The number is None if the question is not asked: it was rejected, `attempts` is 0, or it is too long for the
-        solver.
+        None if the proposal was rejected.
         """
-        answers = self._accepted_answers(proposal)
-        if proposal.rejected or not attempts:
-            return answers, None
-        # Proposals that are not rejected have a question; `str` tells the type checker.
-        question = Question(str(proposal.question), answers)
-        metric = self.config.reward.answer
+        if proposal.rejected:
+            return None
+        # Proposals that are not rejected have question and answer; `str` tells the type checker.
+        answers: tuple[str, ...] = (str(proposal.answer),)
+        if self.config.drzero.labels == 'majority':
+            answers = ()
+        return Question(str(proposal.question), answers)
+
+    async def _measure(
+        self, context, identity: tuple[int, ...], question: Question | None, attempts: int
+    ) -> tuple[Question, int] | None:
+        """Returns a question with its label, and how many of `attempts` solver rollouts are right by it.
+
+        None if the question is None, or too long for the solver.
+        """
+        if question is None:
+            return None
         try:
-            scored_question, solved = await solving.solve_count(
-                context, 'solver', metric, (*identity, 1), question, attempts
+            return await solving.solve_count(
+                context,
+                'solver',
+                self.config.reward.answer,
+                (*identity, 1),
+                question,
+                attempts,
+                by_majority=not question.answers,
             )
         except TaskDropped:
             # Caught here, because the other proposals on the document must stay.
-            return answers, None
-        return scored_question.answers, solved
+            return None
 
     async def _generate(self, context, task: Task) -> Outcome:
         """Runs a task of the phase 'generate': returns at most one question for the pool.
@@ -242,20 +259,24 @@ class Recipe(RecipeBase):
             return Outcome(rows, drop=best.rejected)
         # The question is cut to a number of words, as in Dr. Zero's code.
         words = str(best.question).split()[: settings.question_words]
-        answers, solve_count = await self._solve_count(
-            context, task.identity, best, settings.measure
-        )
+        asked = dataclasses.replace(self._asked_question(best), text=' '.join(words))
         question = dataclasses.replace(
-            self.pool_question(task, best), text=' '.join(words), answers=answers
+            self.pool_question(task, best), text=asked.text, answers=asked.answers
         )
-        if settings.measure and solve_count is None:
-            return Outcome(rows, drop='prompt_too_long')
-        if solve_count is not None:
+        if settings.measure:
+            measured = await self._measure(context, task.identity, asked, settings.measure)
+            if measured is None:
+                return Outcome(rows, drop='prompt_too_long')
+            labelled, solve_count = measured
+            if not labelled.answers:
+                return Outcome(rows, drop='no_majority')
             solve_rate = solve_count / settings.measure
             low, high = settings.window
             if not low <= solve_rate <= high:
                 return Outcome(rows, drop='outside_window')
-            question = dataclasses.replace(question, solve_rate=solve_rate)
+            question = dataclasses.replace(
+                question, answers=labelled.answers, solve_rate=solve_rate
+            )
         return Outcome(rows, questions=[question])
 
     def pool_question(self, task: Task, proposal: Proposal) -> Question:
@@ -270,6 +291,19 @@ class Recipe(RecipeBase):
 def _quality(proposal: Proposal) -> tuple[bool, float]:
     """Returns the sort key of a proposal: those that can be asked are better, then those with a better form."""
     return proposal.rejected is None, proposal.format['raw']
+
+
+def _check_labels(config) -> None:
+    """Refuses labels by majority together with parts that read the proposer's answer."""
+    if config.drzero.labels == 'proposer':
+        return
+    if config.drzero.grounding:
+        problem = "it tests the proposer's answer, which is no label with drzero.labels=majority"
+        fail('drzero.grounding', True, problem, 'set it to False')
+    if config.solver.distill_top_k:
+        problem = "the teacher would read the proposer's answer, which is not the label"
+        fix = 'set it to proposer, or solver.distill_top_k to 0'
+        fail('drzero.labels', 'majority', problem, fix)
 
 
 def check_hop_groups(config) -> None:

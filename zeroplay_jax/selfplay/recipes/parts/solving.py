@@ -24,17 +24,18 @@ async def attempts(
     identity: tuple[int, ...],
     question: Question,
     samples: int,
+    *,
+    by_majority: bool = False,
 ) -> tuple[Question, list[tuple[Trajectory, float | None]]]:
-    """Returns the question as it was scored, and rollouts on it with their scores.
-
-    A question without accepted answers is scored against the most frequent answer of these rollouts
-    (`rewards.majority_answer`); where no rollout answers, all scores are 0.
+    """Returns a question as it was scored, and rollouts on it with their scores.
 
     Args:
       role: role that answers, with its own prompt.
       metric: `answers.score` lists the metrics.
       identity: names the request within the run; all randomness derives from it.
       samples: number of rollouts.
+      by_majority: whether the most frequent answer of these rollouts (`rewards.majority_answer`) takes the place of the
+        accepted ones. If no rollout answers, the question has none, and all scores are 0.
 
     Returns:
       The question with the accepted answers that were used; per rollout its score in [0, 1], None where the judge gave
@@ -45,10 +46,12 @@ async def attempts(
     """
     trajectories = await context.ask(role, identity, samples, question=question.text)
     answers = [final_answer(trajectory) for trajectory in trajectories]
-    if not question.answers:
+    if by_majority:
         majority = rewards.majority_answer(answers)
-        if majority is not None:
-            question = dataclasses.replace(question, answers=(majority,))
+        if majority is None:
+            unlabelled = dataclasses.replace(question, answers=())
+            return unlabelled, [(trajectory, 0.0) for trajectory in trajectories]
+        question = dataclasses.replace(question, answers=(majority,))
     scored = []
     for number, (trajectory, answer) in enumerate(zip(trajectories, answers, strict=True)):
         # The sample's number is part of the identity, because each judgement needs its own random stream.
@@ -64,12 +67,16 @@ async def solve_count(
     identity: tuple[int, ...],
     question: Question,
     samples: int,
+    *,
+    by_majority: bool = False,
 ) -> tuple[Question, int]:
-    """Returns the question as it was scored, and how many of `samples` rollouts answer it (score of at least one half).
+    """Returns a question as it was scored, and how many of `samples` rollouts answer it (score of at least one half).
 
     Arguments, the question that is returned, and errors are those of `attempts`.
     """
-    scored_question, scored = await attempts(context, role, metric, identity, question, samples)
+    scored_question, scored = await attempts(
+        context, role, metric, identity, question, samples, by_majority=by_majority
+    )
     # The threshold is for graded metrics (F1); exact match is 0 or 1. An answer without a verdict counts as
     # not solved, so a failing judge makes questions look harder, never easier.
     solved = 0
@@ -79,7 +86,13 @@ async def solve_count(
 
 
 async def solver_rows(
-    context: RolloutContext, config, role: str, task: Task, question: Question
+    context: RolloutContext,
+    config,
+    role: str,
+    task: Task,
+    question: Question,
+    *,
+    by_majority: bool = False,
 ) -> list[Row]:
     """Returns `config.<role>.samples` rollouts on a question as rows of one group, with their rewards.
 
@@ -88,6 +101,7 @@ async def solver_rows(
     Args:
       task: its identity names the request and, with its first two integers, the group.
       question: need not be the payload of `task`.
+      by_majority: see `attempts`.
 
     Raises:
       TaskDropped: the solver's prompt is too long.
@@ -102,7 +116,13 @@ async def solver_rows(
             context, config, task.identity, question, role
         )
     question, scored = await attempts(
-        context, role, metric, task.identity, question, settings.samples
+        context,
+        role,
+        metric,
+        task.identity,
+        question,
+        settings.samples,
+        by_majority=by_majority,
     )
     rows = []
     for trajectory, value in scored:
