@@ -70,7 +70,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         '--processes', type=int, default=cores, help=f'runs at the same time ({cores})'
     )
     parser.add_argument('--list', action='store_true', help='print the claims and run nothing')
-    parser.add_argument('--out', type=pathlib.Path, default=RESULTS, help='folder of the results')
+    parser.add_argument(
+        '--out',
+        type=pathlib.Path,
+        default=RESULTS,
+        help='folder of the results, and of the stored runs in its folder runs/ (benchmarks/results)',
+    )
     args = parser.parse_args(argv)
     if not 1 <= args.looks <= len(LOOKS):
         parser.error(f'--looks={args.looks}: claims.toml has looks 1 to {len(LOOKS)}')
@@ -258,7 +263,12 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
     claims = [claim for claim in CLAIMS if args.only in (None, claim.system)]
     if args.list:
-        _print_registration(claims)
+        try:
+            _print_registration(claims)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader, such as `head`, has seen enough. The interpreter would report it again at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     started = time.monotonic()
     with Runner(args.out / 'runs', args.processes, started + 60 * args.minutes) as runner:
@@ -266,8 +276,11 @@ def main(argv: list[str] | None = None) -> None:
     print(f'{time.monotonic() - started:.0f} s', file=sys.stderr)
     if len(table) < len(CLAIMS):
         missing = len(CLAIMS) - len(table)
-        print(f'{missing} of {len(CLAIMS)} claims have too few runs for a first look')
+        print(
+            f'{missing} of {len(CLAIMS)} claims have too few runs in {args.out / "runs"} for a first look'
+        )
     if not table:
+        print(json.dumps({'claims': table}))
         return
     _print_table(table)
     write_text(args.out / 'claims.json', json.dumps({'claims': table}, indent=1))

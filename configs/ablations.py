@@ -9,6 +9,8 @@ fields differ from zeroplay_jax.configs/SYSTEM.py, and where it comes from.
 
 import importlib
 
+from zeroplay_jax.objectives.registry import did_you_mean
+
 # Settings of a role by estimator, see `_of`.
 _GRPO = {
     'baseline': 'mean',
@@ -175,7 +177,11 @@ def get_config(name=''):
     """Returns the config of a row, such as 'drzero/grpo' or 'drzero/grpo:mini'."""
     row, _, variant = name.partition(':')
     if row not in ROWS:
-        raise ValueError(f'no ablation {row!r}; there are {", ".join(ROWS)}')
+        system = row.split('/')[0] + '/'
+        choices = [name for name in ROWS if name.startswith(system)] or list(ROWS)
+        raise ValueError(
+            f'no ablation {row!r}{did_you_mean(row, choices)}; there are {", ".join(choices)}'
+        )
     config = importlib.import_module(f'zeroplay_jax.configs.{row.split("/")[0]}').get_config(
         variant
     )

@@ -50,6 +50,12 @@ def test_the_registration_is_printed_with_the_differences(capsys):
     assert 'solver.filter_groups: True against False' in printed and 'ssp' not in printed
 
 
+def test_a_reader_of_the_registration_may_stop_early():
+    command = f'{sys.executable} -m benchmarks.claims --list | head -n 1'
+    done = subprocess.run(['bash', '-c', command], capture_output=True, text=True)
+    assert done.stdout.startswith('look 1') and 'Error' not in done.stderr
+
+
 # ---- looks ----
 
 

@@ -225,3 +225,19 @@ def test_the_judges_sizes_differ_in_the_judge_alone_and_small_runs_keep_their_po
         small.judge = usual.judge
         assert small.to_json_best_effort() == usual.to_json_best_effort()
     assert reference.policy.path == 'checkpoints/Qwen3-8B' and reference.judge.kind == 'policy'
+
+
+@pytest.mark.parametrize(
+    'name,problem',
+    [
+        (
+            'drzero/rzero',
+            "no ablation 'drzero/rzero'; did you mean drzero/r_zero?; there are drzero/",
+        ),
+        ('nothing/rzero', "no ablation 'nothing/rzero'; there are ssp/solver_only, "),
+    ],
+)
+def test_an_unknown_row_is_named_with_its_neighbours(name, problem):
+    with pytest.raises(ValueError) as error:
+        ablations.get_config(name)
+    assert str(error.value).startswith(problem)

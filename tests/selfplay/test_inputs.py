@@ -44,10 +44,18 @@ def test_gold_answers_become_a_list_of_texts(record):
 
 
 @pytest.mark.parametrize(
-    'record', [{}, {'answer': ''}, {'answers': []}, {'answers': [1]}, {'answer': None}]
+    'record,problem',
+    [
+        ({}, 'no answers'),
+        ({'answer': ''}, 'an answer of "answer" is empty'),
+        ({'answers': []}, '"answers" has no answer'),
+        ({'answers': [1]}, 'an answer of "answers" is a JSON number'),
+        ({'answer': None}, '"answer" is a JSON null'),
+        ({'reward_model': {'ground_truth': {}}}, '"reward_model" is a JSON null'),
+    ],
 )
-def test_a_line_without_an_answer_is_refused(record):
-    with pytest.raises(ValueError, match='no answers'):
+def test_a_line_without_an_answer_is_refused(record, problem):
+    with pytest.raises(ValueError, match=problem):
         files.accepted_answers(record)
 
 
@@ -82,7 +90,22 @@ def test_questions_of_a_file(tmp_path):
         ('{"answer": "x"}', '"question" is missing'),
         ('{"question": 3, "answer": "x"}', '"question" is a JSON number, not a text'),
         ('{"question": true, "answer": "x"}', '"question" is a JSON truth value, not a text'),
-        ('{"question": "x"}', 'no answers among the fields'),
+        ('{"question": "  ", "answer": "x"}', '"question" is empty'),
+        ('{"question": "x"}', 'no answers; write them into one of the fields answers,'),
+        ('{"question": "x", "answers": []}', '"answers" has no answer'),
+        (
+            '{"question": "x", "answer": null}',
+            '"answer" is a JSON null, not a text or a list of texts',
+        ),
+        (
+            '{"question": "x", "target": 3}',
+            '"target" is a JSON number, not a text or a list of texts',
+        ),
+        (
+            '{"question": "x", "answers": ["a", 3]}',
+            'an answer of "answers" is a JSON number, not a',
+        ),
+        ('{"question": "x", "answers": ["a", " "]}', 'an answer of "answers" is empty'),
         ('[' * 200_000, 'its brackets are nested too deeply'),
         ('9' * 5_000, 'it has a number with too many digits'),
     ],
@@ -110,6 +133,17 @@ def test_half_a_surrogate_pair_is_named_before_the_run(tmp_path, field):
     assert (
         files.read_lines(write(tmp_path / 'good.jsonl', smile), 'question')[0]['question'] == '😀'
     )
+
+
+def test_a_byte_order_mark_is_skipped_and_other_encodings_are_refused(tmp_path):
+    path = tmp_path / 'q.jsonl'
+    line = json.dumps({'question': 'Wo ist das Café?', 'answer': 'A'}, ensure_ascii=False)
+    path.write_text(line, encoding='utf-8-sig')
+    assert files.read_lines(str(path), 'question')[0]['question'] == 'Wo ist das Café?'
+    for encoding in ('latin-1', 'utf-16'):
+        path.write_text(line, encoding=encoding)
+        with pytest.raises(UserError, match=r'q\.jsonl: its text is not UTF-8; save the file as'):
+            files.read_lines(str(path), 'question')
 
 
 def test_an_empty_or_missing_file_is_named(tmp_path):

@@ -1,5 +1,6 @@
 """Row metrics and log records: what they count, and what they must not take from a question."""
 
+import pytest
 import scripted
 from scripted import trajectory
 
@@ -87,6 +88,22 @@ def test_a_proposal_without_a_question_has_none_in_the_logs():
     (record,) = task_log([Task((3, 1), {'title': 'Lomi'})], [Outcome([row])], [[]])
     assert record['question'] is None and record['drop'] == 'unfinished'
     assert record['task'] == [3, 1] and record['title'] == 'Lomi'
+
+
+@pytest.mark.parametrize(
+    'reason,drops',
+    [
+        # One proposal was rejected, and the question of another one was dropped.
+        ('outside_window', ['unfinished', 'outside_window']),
+        # The record of the rollout has the reason already.
+        ('unfinished', ['unfinished']),
+    ],
+)
+def test_a_dropped_task_is_in_the_log_with_its_reason(reason, drops):
+    rejected = Row('proposer', trajectory(Turn('x')), 0.0, 0, info=RowInfo(rejected='unfinished'))
+    outcome = Outcome([rejected, solver_row()], drop=reason)
+    records = task_log([Task((3, 1), {})], [outcome], [[]])
+    assert [record['drop'] for record in records] == drops
 
 
 def test_a_step_of_several_trained_roles_has_the_reward_of_each():

@@ -45,6 +45,8 @@ _JSON_TYPES: dict[type, str] = {
     bool: 'truth value',
     type(None): 'null',
 }
+# Fields that a policy is asked.
+_ASKED = ('question', 'task')
 _TOO_DEEP = 'its brackets are nested too deeply'
 
 
@@ -73,8 +75,9 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
     number = 0
     has_lines = False
     try:
-        # With newline='\n' only line feeds end a line: carriage returns may be white space inside an object.
-        with pathlib.Path(path).open(encoding='utf-8', newline='\n') as lines:
+        # Some editors begin a UTF-8 file with a byte order mark, which 'utf-8-sig' skips. With newline='\n' only line
+        # feeds end a line: carriage returns may be white space inside an object.
+        with pathlib.Path(path).open(encoding='utf-8-sig', newline='\n') as lines:
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue
@@ -84,7 +87,10 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
         raise UserError(
             f'{path}: cannot be read, no such file; give a file of JSON lines{similar_path(path)}'
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        # Text is decoded in blocks, so that the line is not known.
+        raise UserError(f'{path}: its text is not UTF-8; save the file as UTF-8') from None
+    except OSError as error:
         raise UserError(f'{path}: cannot be read ({error})') from None
     except _UnusableLine as error:
         problem = _requirement(required, answered)
@@ -117,6 +123,8 @@ def _parse_line(line: str, required: tuple[str, ...], answered: bool) -> Json:
             raise _UnusableLine(f'"{name}" is missing')
         if not isinstance(record[name], str):
             raise _UnusableLine(f'"{name}" is a JSON {_JSON_TYPES[type(record[name])]}, not a text')
+        if name in _ASKED and not record[name].strip():
+            raise _UnusableLine(f'"{name}" is empty')
     try:
         # The file is UTF-8, so half of a surrogate pair can only come from an escape. Refused here, before a run
         # has begun: it could be written neither into a prompt nor into a log.
@@ -148,19 +156,31 @@ def accepted_answers(record: Json) -> list[str]:
     Raises:
       ValueError: there is no answer, or one is empty or not a text.
     """
-    value: Any = None
-    for name in ANSWER_FIELDS:
-        if name in record:
-            value = record[name]
-            break
+    names = [name for name in ANSWER_FIELDS if name in record]
+    if not names:
+        raise ValueError(
+            f'no answers; write them into one of the fields {", ".join(ANSWER_FIELDS)}'
+        )
+    name = names[0]
+    value = record[name]
     while isinstance(value, dict):
         # verl nests the answers: {'reward_model': {'ground_truth': {'target': […]}}}
         value = value.get('target', value.get('ground_truth'))
     # A single text becomes a list, because iterating a text would yield its letters.
     answers = [value] if isinstance(value, str) else value
-    if not isinstance(answers, list) or not answers or not all(map(_is_text, answers)):
-        names = ', '.join(ANSWER_FIELDS)
-        raise ValueError(f'no answers among the fields {names}, or one is empty or not a text')
+    if not isinstance(answers, list):
+        raise ValueError(
+            f'"{name}" is a JSON {_JSON_TYPES[type(answers)]}, not a text or a list of texts'
+        )
+    if not answers:
+        raise ValueError(f'"{name}" has no answer')
+    for answer in answers:
+        if not isinstance(answer, str):
+            raise ValueError(
+                f'an answer of "{name}" is a JSON {_JSON_TYPES[type(answer)]}, not a text'
+            )
+        if not answer.strip():
+            raise ValueError(f'an answer of "{name}" is empty')
     return list(answers)
 
 
@@ -208,8 +228,6 @@ def numbered_open_tasks(path: str) -> Iterator[tuple[int, Question, Json]]:
       UserError: a line has no task, or its "rubrics" are not a list of different texts; the message has its number.
     """
     for number, record in numbered_lines(path, 'task', answered=False):
-        if not record['task'].strip():
-            raise UserError(f'{path}, line {number}: "task" is empty; write what is to be done')
         texts = record.get('rubrics')
         if not isinstance(texts, list) or not texts or not all(map(_is_text, texts)):
             raise UserError(

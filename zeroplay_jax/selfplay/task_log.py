@@ -28,7 +28,8 @@ def task_log(
         dropped_rollouts = _dropped_rollouts(task_fields, outcome.rows)
         records += dropped_rollouts
         # The task gets a record of its own only if no record of a rollout has its reason.
-        if outcome.drop and not dropped_rollouts:
+        reasons = {record['drop'] for record in dropped_rollouts}
+        if outcome.drop and outcome.drop not in reasons:
             records.append(task_fields | {'drop': outcome.drop})
         # The first row of an outcome belongs to the proposer, if there is one. Its role and version are the
         # same for all proposals of the outcome.
