@@ -281,6 +281,9 @@ def main(argv: list[str] | None = None) -> None:
         )
     if not table:
         print(json.dumps({'claims': table}))
+        if not args.minutes:
+            # The table of stored runs was asked for, and there is none.
+            sys.exit(1)
         return
     _print_table(table)
     write_text(args.out / 'claims.json', json.dumps({'claims': table}, indent=1))

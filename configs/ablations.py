@@ -50,7 +50,7 @@ def _of(role, settings):
 
 
 def _judge(**models):
-    """Returns the settings of Qwen3-8B with a served judge, whose parts named here are other models."""
+    """Returns the settings of a run of Qwen3-8B with a served judge; `models`: fields of config.judge that differ."""
     return {
         **_QWEN3,
         'judge.kind': 'endpoint',
@@ -189,6 +189,6 @@ def get_config(name=''):
     if variant and 'policy.path' in settings:
         # A small run keeps its small policy, with the syntax that it was trained on.
         for field in _QWEN3:
-            del settings[field]
+            settings.pop(field, None)
     config.update_from_flattened_dict(settings)
     return config

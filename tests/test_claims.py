@@ -50,6 +50,14 @@ def test_the_registration_is_printed_with_the_differences(capsys):
     assert 'solver.filter_groups: True against False' in printed and 'ssp' not in printed
 
 
+def test_a_table_of_no_stored_runs_is_an_error(tmp_path, capsys):
+    with pytest.raises(SystemExit) as error:
+        claims.main(['--minutes', '0', '--out', str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert error.value.code == 1 and f'too few runs in {tmp_path / "runs"}' in printed
+    assert printed.endswith('{"claims": []}\n') and not (tmp_path / 'claims.json').exists()
+
+
 def test_a_reader_of_the_registration_may_stop_early():
     command = f'{sys.executable} -m benchmarks.claims --list | head -n 1'
     done = subprocess.run(['bash', '-c', command], capture_output=True, text=True)

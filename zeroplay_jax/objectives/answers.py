@@ -83,15 +83,16 @@ def f1(prediction: str | None, golds: Sequence[str] | str) -> float:
 
 
 def majority_answer(predictions: Sequence[str | None]) -> str | None:
-    """Returns the most frequent answer in normal form, as its first occurrence is written (SQLM, R-Zero).
+    """Returns the most frequent answer, written as where it first occurs (the label of SQLM and R-Zero).
 
-    Of equally frequent answers the one that occurs first. Missing (None) and blank answers have no vote.
+    Answers are counted in normal form, missing (None) and blank ones not at all. Of equally frequent answers the one
+    that occurs first is returned.
 
     Args:
       predictions: the extracted answers to one question.
 
     Returns:
-      The answer, or None if none has a vote.
+      The answer, or None if no rollout gave one.
     """
     spellings: dict[str, str] = {}
     votes: Counter[str] = Counter()
