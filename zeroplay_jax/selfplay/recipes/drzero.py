@@ -167,7 +167,7 @@ class Recipe(RecipeBase):
         pending = []
         for number, proposal in enumerate(proposals):
             identity = (*task.identity, number)
-            question = self._asked_question(proposal)
+            question = None if proposal.rejected else self._asked_question(proposal)
             pending.append(self._measure(context, identity, question, self.config.reward.solves))
         # All proposals are attempted concurrently, so that the slots stay busy.
         measured_questions = await asyncio.gather(*pending)
@@ -196,7 +196,8 @@ class Recipe(RecipeBase):
         if measured is not None:
             question, solve_count = measured
             # What counted as right, for the logs; the proposer's own answer is in the text of its rollout.
-            row.info.question = dataclasses.replace(row.info.question, answers=question.answers)
+            record = proposing.question_record(task, proposal)
+            row.info.question = dataclasses.replace(record, answers=question.answers)
             row.info.solve_count = solve_count
             row.parts['difficulty'] = rewards.difficulty(
                 solve_count, settings.solves, settings.difficulty, settings.target
@@ -208,14 +209,13 @@ class Recipe(RecipeBase):
             row.group = task.payload.hops
         return row
 
-    def _asked_question(self, proposal: Proposal) -> Question | None:
+    def _asked_question(self, proposal: Proposal) -> Question:
         """Returns the question that a proposal puts to the solver, without answers if the majority decides.
 
-        None if the proposal was rejected.
+        Args:
+          proposal: has a question and an answer, i.e. it was not rejected.
         """
-        if proposal.rejected:
-            return None
-        # Proposals that are not rejected have question and answer; `str` tells the type checker.
+        # `str` tells the type checker that neither is None.
         answers: tuple[str, ...] = (str(proposal.answer),)
         if self.config.drzero.labels == 'majority':
             answers = ()
