@@ -205,6 +205,7 @@ def _judge(claim: Claim, results: Mapping[Run, dict], look: Look) -> dict[str, A
         of=claim.of,
         selected=claim.selected,
         afterwards=claim.afterwards,
+        added=claim.added,
         plays=claim.plays,
         seeds=look.seeds,
         beside=beside,
@@ -228,6 +229,8 @@ def _print_table(table: Sequence[Mapping[str, Any]]) -> None:
             line += '; its setting was selected for this effect'
         if row['afterwards']:
             line += '; registered after its runs'
+        if row['added']:
+            line += '; registered after the results of other claims'
         if row['plays'] > 1:
             line += f'; play {row["plays"]} of this claim'
         if row['verdict'] == 'undecided' and row['negligible']:
@@ -252,6 +255,10 @@ def _print_registration(claims: list[Claim]) -> None:
             print('  its setting was selected in trials that showed this effect')
         if claim.afterwards:
             print('  registered when its runs had been made for other claims')
+        if claim.added:
+            print(
+                '  registered after the results of other claims, before any run of its second arm'
+            )
         if claim.plays > 1:
             print(f'  play {claim.plays} of this claim')
         for field, (better, worse) in arm_differences(claim.better, claim.worse).items():

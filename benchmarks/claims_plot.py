@@ -38,7 +38,7 @@ def write_forest_plot(table: Sequence[Mapping[str, Any]], out: pathlib.Path) -> 
         axes.set_xlabel(
             'difference with its interval; right of 0: as the paper says\n'
             'colours: verdict after correction\n'
-            '* chosen for this effect   † registered after its runs'
+            '* chosen for this effect   † registered after its runs   ‡ after those of one arm'
         )
         axes.grid(axis='x', color=TEXT_COLOUR, alpha=0.3)
         axes.spines[:].set_visible(False)
@@ -54,8 +54,8 @@ def write_forest_plot(table: Sequence[Mapping[str, Any]], out: pathlib.Path) -> 
 
 def _marks(row: Mapping[str, Any]) -> str:
     """Returns the marks behind the name of a claim."""
-    marks = ' *' if row['selected'] else ''
-    return marks + (' †' if row['afterwards'] else '')
+    signs = {'selected': '*', 'afterwards': '†', 'added': '‡'}
+    return ''.join(f' {sign}' for name, sign in signs.items() if row[name])
 
 
 def _plot_row(axes: Any, height: int, row: Mapping[str, Any]) -> None:

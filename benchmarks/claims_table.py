@@ -29,7 +29,7 @@ def shown_verdict(row: Mapping[str, Any]) -> str:
 
 def marks(row: Mapping[str, Any]) -> str:
     """Returns the marks of a claim that say where its correction guarantees less; '' for none."""
-    names = [f'`{name}`' for name in ('selected', 'afterwards') if row[name]]
+    names = [f'`{name}`' for name in ('selected', 'added', 'afterwards') if row[name]]
     if row['plays'] > 1:
         names.append(f'play {row["plays"]}')
     return f' ({", ".join(names)})' if names else ''
