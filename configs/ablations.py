@@ -131,8 +131,8 @@ ROWS = {
     'piplay/fixed_teacher': {'solver.distill_ema_rate': 0.0},
     'piplay/iterations_1': {'schedule.iterations': 1},
     'piplay/iterations_2': {'schedule.iterations': 2},
-    # DSPO: without its filter it is GSPO, with a token ratio DAPO; Search-R1's GRPO has neither, and is trained with
-    # DSPO's reward, as in the paper. Its PPO baselines have no row: there is no value network.
+    # DSPO: without its filter it is GSPO, with a token ratio DAPO; Search-R1's GRPO and PPO have neither, and are
+    # trained with DSPO's reward, as in the paper. PPO: its script's single rollout per question and rates.
     'dspo/gspo': {'solver.filter_groups': False},
     'dspo/dapo': {
         **_of('solver', {'loss': 'token_pg', 'aggregation': 'token', 'kl_coef': 0.0}),
@@ -141,6 +141,13 @@ ROWS = {
     'dspo/search_r1_grpo': {
         **_of('solver', {'loss': 'token_pg', 'aggregation': 'token', 'filter_groups': False}),
         **_of('solver', {'clip_low': 0.2, 'clip_high': 0.2, 'kl_coef': 0.001}),
+    },
+    'dspo/search_r1_ppo': {
+        **_of('solver', {'loss': 'token_pg', 'aggregation': 'token', 'filter_groups': False}),
+        **_of('solver', {'clip_low': 0.2, 'clip_high': 0.2, 'kl_coef': 0.001}),
+        **_of('solver', {'baseline': 'value', 'scale': 'batch', 'samples': 1, 'batch': 512}),
+        **_of('solver', {'minibatches': 2}),
+        'critic.learning_rate': 1e-5,
     },
     'dspo/gmpo': _of('solver', {'loss': 'geometric_pg', 'clip_low': 0.4, 'clip_high': 0.4}),
     'dspo/dense': {
@@ -186,6 +193,9 @@ def get_config(name=''):
         variant
     )
     settings = dict(ROWS[row])
+    if variant:
+        # Sizes of batches are those of the small run.
+        settings = {field: v for field, v in settings.items() if not field.endswith('.batch')}
     if variant and 'policy.path' in settings:
         # A small run keeps its small policy, with the syntax that it was trained on.
         for field in _QWEN3:

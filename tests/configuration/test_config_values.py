@@ -17,7 +17,13 @@ from zeroplay_jax.configs import (
     scope,
     ssp,
 )
-from zeroplay_jax.configuration import checkpoint_rules, command_line, fields, rules
+from zeroplay_jax.configuration import (
+    checkpoint_rules,
+    command_line,
+    fields,
+    loss_properties,
+    rules,
+)
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.settings import renamed, schema
 from zeroplay_jax.settings.bounds import Section
@@ -372,8 +378,8 @@ def test_what_a_check_knows_of_losses_is_what_they_say():
     from zeroplay_jax.objectives.losses import POLICY_LOSSES
 
     for name, loss in POLICY_LOSSES.items():
-        assert loss.uses_ratio == (name not in rules.LOSSES_WITHOUT_RATIO)
-        assert loss.per_token == (name not in rules.LOSSES_PER_SEQUENCE)
+        assert loss.uses_ratio == (name not in loss_properties.LOSSES_WITHOUT_RATIO)
+        assert loss.per_token == (name not in loss_properties.LOSSES_PER_SEQUENCE)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,10 @@ class Learner:
 def engine():
     published = []
     return types.SimpleNamespace(
-        learners={'solver': Learner()}, publish_weights=published.append, published=published
+        learners={'solver': Learner()},
+        critics={},
+        publish_weights=published.append,
+        published=published,
     )
 
 

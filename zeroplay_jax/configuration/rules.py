@@ -18,9 +18,11 @@ from zeroplay_jax.configuration.address_rules import check_addresses
 from zeroplay_jax.configuration.ahead_rules import check_ahead
 from zeroplay_jax.configuration.bucket_rules import fetch_addresses
 from zeroplay_jax.configuration.checkpoint_rules import check_checkpoint
+from zeroplay_jax.configuration.critic_rules import check_critics
 from zeroplay_jax.configuration.file_rules import check_files, check_retrieval
 from zeroplay_jax.configuration.held_out_rules import check_held_out
 from zeroplay_jax.configuration.judge_rules import check_judge
+from zeroplay_jax.configuration.loss_properties import imported_loss, is_per_token, uses_ratio
 from zeroplay_jax.configuration.page_rules import check_pages, sampler_axes
 from zeroplay_jax.configuration.watching_rules import check_writers
 from zeroplay_jax.mini import world
@@ -29,10 +31,6 @@ from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, RoleSpec, recipe_class
 from zeroplay_jax.settings.errors import ConfigError, fail
 from zeroplay_jax.tools.registry import check_name as check_tool_name
-
-# Properties of the built-in losses, as objectives/losses.py states them: a check imports no JAX.
-LOSSES_WITHOUT_RATIO = ('reinforce',)
-LOSSES_PER_SEQUENCE = ('sequence_pg', 'geometric_pg')
 
 
 def check(config: ConfigDict, has_evaluation: bool = True) -> None:
@@ -183,7 +181,8 @@ def _check_groups(config: ConfigDict, recipe: type[Recipe]) -> None:
         if settings.baseline == 'none' and settings.scale == 'std':
             problem = 'without a baseline, dividing by the deviation inflates equal rewards'
             fail(f'{role}.baseline', 'none', problem, f'set {role}.scale=none too')
-        is_relative = settings.baseline != 'none' or settings.scale == 'std'
+        is_relative = settings.baseline in ('mean', 'loo') or settings.scale == 'std'
+        is_relative = is_relative or settings.filter_groups
         is_alone = settings.samples < 2 and not specification.groups_span_prompts
         # A role that is never trained may have one sample.
         if is_relative and is_alone and settings.train_iterations != 0:
@@ -201,7 +200,7 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
         role = specification.name
         if ':' in settings.loss:
             # A missing function is reported now, not after the weights were loaded.
-            _imported_loss(settings.loss)
+            imported_loss(settings.loss)
         # Unequal minibatches would weigh rollouts differently, as SSP's code does. Those of a prompt stay together.
         if settings.batch % settings.minibatches:
             problem = (
@@ -214,7 +213,7 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
                 'the correction compares trainer and sampler, and only the sampler is evaluated'
             )
             fail(f'{role}.tis_cap', settings.tis_cap, problem, f'set {role}.old_logp to trainer')
-        if settings.minibatches > 1 and not _uses_ratio(settings.loss):
+        if settings.minibatches > 1 and not uses_ratio(settings.loss):
             problem = (
                 f'{settings.loss} has no ratio, and later updates see rollouts of older weights'
             )
@@ -223,8 +222,8 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
         # With drop_thinking every context of a rollout becomes a separate row. Sums over tokens do not change; means
         # over sequences and sequence ratios would count contexts, not rollouts.
         splits_rollouts = config.rollout.drop_thinking
-        is_per_token = not splits_rollouts or _is_per_token(settings.loss)
-        if splits_rollouts and not (is_per_token and settings.aggregation == 'token'):
+        has_token_ratio = not splits_rollouts or is_per_token(settings.loss)
+        if splits_rollouts and not (has_token_ratio and settings.aggregation == 'token'):
             problem = (
                 f'{settings.loss} over {settings.aggregation} is defined on whole rollouts, and every '
                 'context would count as one'
@@ -239,30 +238,6 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
     if config.shared_optimizer and config.weights == 'separate':
         problem = 'separate weights have separate optimisers'
         fail('shared_optimizer', True, problem, 'set weights to shared')
-
-
-def _uses_ratio(loss: str) -> bool:
-    """Returns whether a loss has an importance ratio."""
-    if ':' in loss:
-        return _imported_loss(loss).uses_ratio
-    return loss not in LOSSES_WITHOUT_RATIO
-
-
-def _is_per_token(loss: str) -> bool:
-    """Returns whether the ratio of a loss belongs to a token and not to a sequence."""
-    if ':' in loss:
-        return _imported_loss(loss).per_token
-    return loss not in LOSSES_PER_SEQUENCE
-
-
-def _imported_loss(name: str):
-    """Returns a loss of another package. Imports JAX, which built-in losses do not need here."""
-    from zeroplay_jax.objectives import losses
-
-    try:
-        return losses.resolve_loss(name)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
 
 
 def _check_distillation(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -368,6 +343,7 @@ RULES: tuple[Rule, ...] = (
     _check_roles,
     _check_rewards,
     _check_worlds,
+    check_critics,
     _check_groups,
     _check_division,
     _check_processes,

@@ -117,7 +117,7 @@ def make_role_update(
             _shapes(blank_batch),
         ),
         apply=jax.jit(
-            functools.partial(_apply_gradients, transform),
+            functools.partial(apply_gradients, transform),
             donate_argnums=(0, 1),
             out_shardings=(param_shardings, opt_shardings, replicated),
         ),
@@ -209,7 +209,7 @@ def _accumulate(
     return gradients, stats
 
 
-def _apply_gradients(transform, params, opt_state, gradients):
+def apply_gradients(transform, params, opt_state, gradients):
     """Takes one optimiser step; returns (params, opt_state, gradient norm), unchanged if the norm is not finite."""
     gradient_norm = optax.tree.norm(gradients)
     # If any entry of the gradient is not finite, the norm is not finite either.

@@ -42,6 +42,9 @@ RULES = (
     (r'layer_\d+/(o|down)/lora_a', P('model', None)),
     (r'layer_\d+/(o|down)/lora_b', P(None, 'fsdp')),
     (r'adapter_scale', P()),
+    # The output of a value network (learner/critic.py).
+    (r'value/kernel', P('fsdp', None)),
+    (r'value/bias', P()),
 )
 
 # Meshes

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from zeroplay_jax.learner.batch import Batch, JointBatch
+from zeroplay_jax.learner.critic import Critic
 from zeroplay_jax.learner.fingerprint import weights_are_finite
 from zeroplay_jax.learner.joint_update import JointUpdate, joint_groups
 from zeroplay_jax.learner.learner import Learner
@@ -90,6 +91,7 @@ class RoleUpdates:
         group_filter: GroupFilter,
         versions: collections.Counter[str],
         publish_weights: Callable[[str], None],
+        critics: Mapping[str, Critic],
     ):
         """Holds the objects of an engine.
 
@@ -98,6 +100,7 @@ class RoleUpdates:
           group_filter: the dynamic filter.
           versions: name of weights → how often they were published; counted up here.
           publish_weights: gives the samplers the current weights of a name.
+          critics: role → its value network, of roles with `baseline=value`.
         """
         self._config = config
         self._context = context
@@ -107,6 +110,7 @@ class RoleUpdates:
         self._filter = group_filter
         self._versions = versions
         self._publish = publish_weights
+        self._critics = critics
         self._joint_updates: dict[tuple[str, ...], JointUpdate] = {}
         self.operations = 0.0
         self.task_log: list[Json] = []
@@ -182,8 +186,19 @@ class RoleUpdates:
                 # Computed before the first update, so that all minibatches share the same old policy.
                 minibatches = [learner.recompute_old_logp(role, packed) for packed in minibatches]
                 plan.stats |= step_metrics.sampler_gap(minibatches[0], self._context.hosts)
+            critic = self._critics.get(role)
+            if critic is not None:
+                # Before the first update, so that all minibatches are compared with the same values.
+                estimate = critic.estimate(
+                    minibatches, self._context.hosts, whitens=settings.scale == 'batch'
+                )
+                minibatches = estimate.minibatches
+                plan.stats |= estimate.stats
             for number, packed in enumerate(minibatches):
                 plan.add(number, learner.update(role, packed, plan.distill_coef))
+                if critic is not None:
+                    value_stats = critic.update(estimate.value_minibatches[number])
+                    plan.stats = added(plan.stats, value_stats)
             # Updated once per step and not per minibatch (π-Play eq. 10): the rate 0.05 is then a half-life
             # of about 13.5 steps for any `minibatches`.
             learner.update_ema_teacher()

@@ -27,7 +27,8 @@ def set_advantages(rows: Sequence[Row], settings: Any, group_size: int | None = 
 
     Args:
       rows: all rows of one role in a step, dropped ones included; those get advantage 0.
-      settings: `config.<role>`.
+      settings: `config.<role>`. With baseline 'value' the advantage is the plain reward, from which a value network
+        computes those of the tokens (`Critic.estimate`).
       group_size: required number of rows per group, dropped ones included, which detects prompts that got the same key
         by mistake; None: any number.
 
@@ -37,11 +38,12 @@ def set_advantages(rows: Sequence[Row], settings: Any, group_size: int | None = 
     # Dropped rows keep their place, so that values and rows stay aligned.
     rewards, groups, valid = reward_columns(rows)
     lengths = np.array([row.trajectory.policy_tokens for row in rows], np.int64)
+    has_values = settings.baseline == 'value'
     values, stats = advantages.group_advantages(
         rewards,
         groups,
-        baseline=settings.baseline,
-        scale=settings.scale,
+        baseline='none' if has_values else settings.baseline,
+        scale='none' if has_values else settings.scale,
         ddof=settings.std_ddof,
         singleton=settings.singleton,
         valid=valid,
@@ -101,6 +103,8 @@ def trained_rows(rows: Sequence[Row], settings: Any, distill_coef: float) -> lis
     keeps_all = (
         settings.kl_coef or settings.entropy_coef or distill_coef or not settings.skip_uninformative
     )
+    # A reward of 0 is informative if more was expected.
+    keeps_all = keeps_all or settings.baseline == 'value'
     return [row for row in rows if row.drop is None and (keeps_all or row.advantage)]
 
 

@@ -302,10 +302,11 @@ class TrainedRole(Section):
     # No top-p or top-k: the loss could not correct for the tokens that they exclude.
     temperature: PositiveFloat = 1.0
     """Of training rollouts; log-probs are those of the scaled softmax."""
-    baseline: Literal['mean', 'loo', 'none'] = 'mean'
-    """Subtracted from a reward within its group: mean, or the mean of the other rows (RLOO)."""
+    baseline: Literal['mean', 'loo', 'value', 'none'] = 'mean'
+    """Subtracted from a reward: mean of its group, mean of the other rows of the group (RLOO), or the prediction of a
+    value network for every token (PPO; section critic)."""
     scale: Literal['std', 'batch', 'none'] = 'std'
-    """Divisor of advantages: deviation of the group, or of the batch's tokens (REINFORCE++-baseline)."""
+    """Divisor of advantages: deviation of the group, or of the batch's tokens (REINFORCE++-baseline, PPO)."""
     std_ddof: Annotated[int, requires(lambda x: x in (0, 1), 'give one of 0, 1')] = 1
     """1: sample deviation (verl, torch); 0: population."""
     singleton: Literal['zero', 'raw'] = 'zero'
@@ -368,6 +369,29 @@ class TrainedRole(Section):
     """Adapter folder (PEFT) that the role starts from; needs policy.adapters.rank."""
 
 
+class Critic(Section):
+    """The value networks of roles with baseline=value (PPO): optimiser, loss and advantages."""
+
+    learning_rate: PositiveFloat = 1e-5
+    """Peak; constant after the warm-up."""
+    warmup_steps: NonNegativeInt = 0
+    """Length n of the linear warm-up: update i has i/n of the rate."""
+    weight_decay: NonNegativeFloat = 0.01
+    """AdamW, matrices only."""
+    beta1: BelowOne = 0.9
+    """AdamW."""
+    beta2: BelowOne = 0.999
+    """AdamW."""
+    clip_norm: PositiveFloat = 1.0
+    """Global gradient norm."""
+    value_clip: NonNegativeFloat = 0.5
+    """Distance that a value may move from that before the updates of a step; 0: no limit."""
+    discount: Fraction = 1.0
+    """γ of the advantages, per trained token."""
+    gae_lambda: Fraction = 1.0
+    """λ of the advantages (GAE): 1: reward minus value."""
+
+
 class Run(Section):
     """A run. Sections of recipes and of trained roles come in addition."""
 
@@ -407,6 +431,7 @@ class Run(Section):
     judge: Judge = Judge()
     second_judge: SecondJudge = SecondJudge()
     micro: MicroBatch = MicroBatch()
+    critic: Critic = Critic()
     eval: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     bucket: Bucket = Bucket()

@@ -16,6 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from zeroplay_jax.learner.checkpoint import FOLDER
+from zeroplay_jax.learner.critic import CHECKPOINT_PREFIX, Critic
 from zeroplay_jax.learner.fingerprint import weights_fingerprint
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import sharding
@@ -188,8 +189,9 @@ def read_object(path: pathlib.Path) -> Json:
 
 
 def policy_names(source: Source) -> list[str]:
-    """Returns the names of the sets of weights in a checkpoint."""
-    return list(stored_tree(source.folder))
+    """Returns the names of the policies in a checkpoint."""
+    names = stored_tree(source.folder)
+    return [name for name in names if not name.startswith(CHECKPOINT_PREFIX)]
 
 
 def read_params(source: Source, name: str) -> Params:
@@ -239,7 +241,7 @@ def load(hosts: Hosts, source: Source, engine: Engine) -> Source:
 
 
 def _restore(source: Source, engine: Engine) -> None:
-    """Sets the states of all learners from a checkpoint."""
+    """Sets the states of all learners, and of the value networks that the checkpoint has."""
     tree = stored_tree(source.folder)
     for name, learner in engine.learners.items():
         stored = {}
@@ -249,15 +251,25 @@ def _restore(source: Source, engine: Engine) -> None:
         # `policy.adapters.teacher` decides its rank.
         if 'teacher' in stored and _shapes(stored['teacher']) != _shapes(learner.state['teacher']):
             del stored['teacher']
-        arrays = _read(source, name, stored, learner)
-        learner.restore(dict(_merged(source, name, learner, arrays)))
+        state = _merged(source, name, learner, _read(source, name, stored, learner))
+        if 'teacher' in learner.state and 'teacher' not in stored:
+            # The average begins with the weights of now and not with those of config.policy.path.
+            state['teacher'] = learner.initial_teacher(state['params'])
+        learner.restore(state)
+    for role, critic in engine.critics.items():
+        name = CHECKPOINT_PREFIX + role
+        # The other run may have had no value network.
+        if name in tree:
+            critic.restore(_merged(source, name, critic, _read(source, name, tree[name], critic)))
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     return {path: tuple(array.shape) for path, array in _by_path(tree).items()}
 
 
-def _read(source: Source, name: str, stored: Json, learner: Learner) -> dict[str, jax.Array]:
+def _read(
+    source: Source, name: str, stored: Json, learner: Learner | Critic
+) -> dict[str, jax.Array]:
     """Returns the arrays of one set of weights by their path, on the devices of the learner.
 
     Args:
@@ -285,8 +297,10 @@ def _by_path(tree: Any) -> dict[str, Any]:
     }
 
 
-def _merged(source: Source, name: str, learner: Learner, arrays: dict[str, jax.Array]) -> Json:
-    """Returns a learner's state with the arrays of a checkpoint where their paths and shapes are equal.
+def _merged(
+    source: Source, name: str, learner: Learner | Critic, arrays: dict[str, jax.Array]
+) -> dict[str, Any]:
+    """Returns the state of a learner or critic with the arrays of a checkpoint where their paths and shapes are equal.
 
     Raises:
       UserError: an array of the weights is missing or has another shape.
@@ -306,11 +320,7 @@ def _merged(source: Source, name: str, learner: Learner, arrays: dict[str, jax.A
         # Moments of an optimiser that the other run lacked, or its position in a warm-up.
         return leaf
 
-    merged = jax.tree_util.tree_map_with_path(merge, learner.state)
-    if 'teacher' in learner.state and not any(path.startswith('teacher') for path in arrays):
-        # The average begins with the weights of now and not with those of config.policy.path.
-        merged['teacher'] = learner.initial_teacher(merged['params'])
-    return merged
+    return dict(jax.tree_util.tree_map_with_path(merge, learner.state))
 
 
 def record(hosts: Hosts, workdir: pathlib.Path, source: Source, engine: Engine) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from jax.sharding import Mesh
 
+from zeroplay_jax.learner.critic import Critic
 from zeroplay_jax.learner.frozen_base import FrozenBase
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import adapter_config, adapter_folders, adapters, hf
@@ -118,3 +119,13 @@ def build_learners(
             base=base,
         )
     return learners
+
+
+def build_critics(config, model: ModelConfig, mesh: Mesh, params: Params) -> dict[str, Critic]:
+    """Returns the value network of every role with `baseline=value`, initialised with the loaded weights."""
+    model = dataclasses.replace(model, mesh=mesh if mesh.size > 1 else None)
+    critics: dict[str, Critic] = {}
+    for role in trained_roles(config):
+        if config[role].baseline == 'value':
+            critics[role] = Critic(model, mesh, config.critic, params, offload=config.offload)
+    return critics

@@ -313,7 +313,7 @@ def check_hop_groups(config) -> None:
       ConfigError: `proposer.batch` is too small for the rarest hop count of the ratio.
     """
     proposer = config.proposer
-    is_relative = proposer.baseline != 'none' or proposer.scale == 'std'
+    is_relative = proposer.baseline in ('mean', 'loo') or proposer.scale == 'std'
     # With singleton='raw' (Dr. Zero's code) the reward itself is the advantage of a lone proposal, so the
     # user has chosen to train on it without a comparison.
     if config.drzero.group != 'hop' or not is_relative or proposer.singleton == 'raw':

@@ -1,0 +1,257 @@
+"""The value network: advantages per token are the same for any packing and devices; values approach returns."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from test_learner import make_rows
+
+from zeroplay_jax.configs import common
+from zeroplay_jax.learner.critic import Critic
+from zeroplay_jax.learner.packing import pack
+from zeroplay_jax.objectives import advantages
+from zeroplay_jax.policy import hf, sharding
+from zeroplay_jax.runtime.hosts import Hosts
+
+
+@pytest.fixture(scope='module')
+def policy(tmp_path_factory):
+    folder = tiny.make_folder(tmp_path_factory.mktemp('critic') / 'policy', letters=tiny.LETTERS)
+    model = dataclasses.replace(hf.read_config(folder), logit_chunk=16)
+    return model, hf.load(folder, model)
+
+
+def critic_of(policy, mesh=(1, 1, 1), offload=False, **settings):
+    model, params = policy
+    config = common.get_config().critic
+    config.update(dict(learning_rate=3e-3, value_clip=0.0) | settings)
+    mesh = sharding.make_mesh(*mesh)
+    model = dataclasses.replace(model, mesh=mesh if mesh.size > 1 else None)
+    placed = jax.device_put(params, sharding.parameter_shardings(params, mesh))
+    return Critic(model, mesh, config, placed, offload=offload)
+
+
+def minibatches(rows, parts=2, micro_rows=2, tokens=60, order='arrival'):
+    """Micro-batches of each part of the rows, whose advantages are rewards."""
+    packed = []
+    for part in np.array_split(np.arange(len(rows)), parts):
+        packed.append(
+            pack(
+                [rows[index] for index in part],
+                micro_rows=micro_rows,
+                tokens=tokens,
+                mode='token',
+                order=order,
+            )
+        )
+    return packed
+
+
+def by_token(batch_lists, field):
+    """Trajectory's tokens → the values of a field at its trained tokens, so that packings can be compared."""
+    found = {}
+    for batches in batch_lists:
+        for batch in batches:
+            for row in range(len(batch.tokens)):
+                for segment in range(1, int(batch.segment[row].max()) + 1):
+                    here = batch.segment[row] == segment
+                    name = tuple(batch.tokens[row][here])
+                    found[name] = getattr(batch, field)[row][here & batch.mask[row]]
+    return found
+
+
+def assert_close(left, right, **tolerance):
+    assert left.keys() == right.keys()
+    for name, values in left.items():
+        np.testing.assert_allclose(values, right[name], **tolerance)
+
+
+def trained(policy, steps=3, **options):
+    """A critic whose values are no longer 0."""
+    critic = critic_of(policy, **options)
+    estimate = critic.estimate(minibatches(make_rows(policy[0])), Hosts(), whitens=False)
+    for _ in range(steps):
+        for batches in estimate.value_minibatches:
+            critic.update(batches)
+    return critic
+
+
+def test_first_values_are_zero_and_advantages_are_rewards(policy):
+    rows = make_rows(policy[0])
+    plain = minibatches(rows)
+    estimate = critic_of(policy).estimate(plain, Hosts(), whitens=False)
+    assert estimate.stats['critic/value'] == (0.0, 1.0)
+    assert estimate.stats['critic/explained_variance'][0] == pytest.approx(0, abs=1e-9)
+    for before, after in zip(sum(plain, []), sum(estimate.minibatches, []), strict=True):
+        np.testing.assert_array_equal(after.advantage[after.mask], before.advantage[before.mask])
+        assert not after.advantage[~after.mask].any()
+        # Nothing else of the batch changes.
+        same = dataclasses.replace(after, advantage=before.advantage)
+        jax.tree.map(np.testing.assert_array_equal, same, before)
+
+
+def test_whitened_advantages_are_those_over_all_tokens_of_the_step(policy):
+    plain = minibatches(make_rows(policy[0]))
+    estimate = critic_of(policy).estimate(plain, Hosts(), whitens=True)
+    given = np.concatenate([b.advantage[b.mask] for part in estimate.minibatches for b in part])
+    rewards = np.concatenate([b.advantage[b.mask] for part in plain for b in part])
+    expected = advantages.whiten(rewards.astype(np.float64), np.ones(len(rewards)))
+    np.testing.assert_allclose(given, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    'packing',
+    [
+        dict(micro_rows=4, tokens=120),
+        dict(micro_rows=1, tokens=30, order='longest_first'),
+        dict(parts=1),
+    ],
+)
+def test_packing_changes_neither_advantages_nor_returns(policy, packing):
+    critic = trained(policy)
+    rows = make_rows(policy[0])
+    one = critic.estimate(minibatches(rows), Hosts(), whitens=True)
+    other = critic.estimate(minibatches(rows, **packing), Hosts(), whitens=True)
+    tolerance = dict(rtol=2e-4, atol=2e-5)
+    assert_close(
+        by_token(one.minibatches, 'advantage'),
+        by_token(other.minibatches, 'advantage'),
+        **tolerance,
+    )
+    for field in ('returns', 'old_values'):
+        given = [by_token(each.value_minibatches, field) for each in (one, other)]
+        assert any(values.any() for values in given[0].values())
+        assert_close(*given, **tolerance)
+
+
+@pytest.mark.parametrize(
+    'mesh, offload', [((2, 1, 1), False), ((1, 2, 2), False), ((2, 2, 1), True)]
+)
+def test_devices_change_neither_values_nor_updates(policy, mesh, offload):
+    rows = minibatches(make_rows(policy[0]), micro_rows=4)
+    one, many = critic_of(policy), critic_of(policy, mesh=mesh, offload=offload)
+    for _ in range(2):
+        estimates = [critic.estimate(rows, Hosts(), whitens=True) for critic in (one, many)]
+        given = [by_token(each.minibatches, 'advantage') for each in estimates]
+        assert_close(*given, rtol=1e-3, atol=1e-3)
+        stats = []
+        for critic, estimate in zip((one, many), estimates, strict=True):
+            stats.append([critic.update(batches) for batches in estimate.value_minibatches])
+        for left, right in zip(*stats, strict=True):
+            assert left.keys() == right.keys()
+            for name, (total, _) in left.items():
+                assert right[name][0] == pytest.approx(total, rel=1e-3, abs=1e-4), name
+    if offload:
+        kinds = {x.sharding.memory_kind for x in jax.tree.leaves(many.state)}
+        assert kinds == {'pinned_host'}
+
+
+def test_values_approach_the_returns(policy):
+    critic = critic_of(policy)
+    rows = minibatches(make_rows(policy[0]))
+    variances, errors = [], []
+    for _ in range(25):
+        estimate = critic.estimate(rows, Hosts(), whitens=False)
+        variances.append(estimate.stats['critic/explained_variance'][0])
+        for batches in estimate.value_minibatches:
+            total, count = critic.update(batches)['critic/squared_error']
+        errors.append(total / count)
+    assert variances[0] == pytest.approx(0, abs=1e-6) and variances[-1] > 0.9
+    assert errors[-1] < 0.1 * errors[0]
+
+
+def test_the_loss_of_a_minibatch_is_a_mean_over_its_tokens_however_it_is_cut(policy):
+    rows = make_rows(policy[0])
+    losses = []
+    for micro_rows, tokens in ((1, 30), (2, 60), (8, 120)):
+        critic = critic_of(policy)
+        packed = minibatches(rows, parts=1, micro_rows=micro_rows, tokens=tokens)
+        (batches,) = critic.estimate(packed, Hosts(), whitens=False).value_minibatches
+        stats = critic.update(batches)
+        total, count = stats['critic/squared_error']
+        assert stats['critic/loss'][0] == pytest.approx(0.5 * total / count, rel=1e-5)
+        losses.append([stats['critic/loss'][0], stats['critic/gradient_norm'][0]])
+    np.testing.assert_allclose(losses, [losses[0]] * 3, rtol=1e-4)
+
+
+def test_two_processes_share_denominators_and_moments(policy):
+    """Each process sees half of the rows; gathered sums make the results those of one process."""
+    critic = trained(policy)
+    rows = make_rows(policy[0], count=8)
+    whole = critic.estimate(minibatches(rows, parts=1), Hosts(), whitens=True)
+    halves = [minibatches(part, parts=1) for part in (rows[:4], rows[4:])]
+    gathered = record_of_two_processes(critic, halves)
+    results = []
+    for half in halves:
+        results.append(critic.estimate(half, RecordedHosts(gathered), whitens=True))
+    together = {}
+    for result in results:
+        together |= by_token(result.minibatches, 'advantage')
+        assert result.stats['critic/value'] == pytest.approx(whole.stats['critic/value'])
+        ratio = result.stats['critic/explained_variance'][0]
+        assert ratio == pytest.approx(whole.stats['critic/explained_variance'][0], rel=1e-4)
+    assert_close(together, by_token(whole.minibatches, 'advantage'), rtol=1e-3, atol=1e-3)
+    weights = np.concatenate([b.weight[b.mask] for r in results for b in r.value_minibatches[0]])
+    assert weights.sum() == pytest.approx(1, rel=1e-5) and len(set(weights)) == 1
+
+
+class RecordedHosts:
+    """Processes that gather the recorded values, call by call."""
+
+    def __init__(self, gathered):
+        self.rest = list(gathered)
+        self.given = []
+
+    def gather(self, value):
+        self.given.append(value)
+        if not self.rest:
+            raise StopIteration
+        return self.rest.pop(0)
+
+
+def record_of_two_processes(critic, halves):
+    """The values that both processes give to `gather`, call by call: found by running them in turns, as often as they
+    have calls, because a value may depend on the sums before it."""
+    gathered = []
+    while True:
+        calls = []
+        for half in halves:
+            hosts = RecordedHosts(gathered)
+            try:
+                critic.estimate(half, hosts, whitens=True)
+            except StopIteration:
+                calls.append(hosts.given[-1])
+        if not calls:
+            return gathered
+        gathered.append(calls)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(policy):
+    critic = trained(policy)
+    before = jax.tree.map(np.array, critic.state)
+    ((batch, *_), *_) = critic.estimate(
+        minibatches(make_rows(policy[0])), Hosts(), whitens=False
+    ).value_minibatches
+    broken = dataclasses.replace(batch, returns=np.full_like(batch.returns, np.inf))
+    stats = critic.update([broken])
+    assert stats['critic/skipped_updates'] == (1.0, 1.0)
+    jax.tree.map(np.testing.assert_array_equal, critic.state, before)
+
+
+def test_a_restored_state_goes_on_bit_for_bit(policy):
+    critic, other = trained(policy), critic_of(policy)
+    other.restore(jax.tree.map(np.array, critic.state))
+    rows = minibatches(make_rows(policy[0]))
+    for each in (critic, other):
+        for batches in each.estimate(rows, Hosts(), whitens=True).value_minibatches:
+            each.update(batches)
+    jax.tree.map(np.testing.assert_array_equal, critic.state, other.state)
+
+
+def test_the_policys_weights_are_copied_and_its_output_layer_is_left_out(policy):
+    critic = trained(policy)
+    _, params = policy
+    assert 'head' not in critic.state['params'] and 'value' not in params
+    assert not np.array_equal(critic.state['params']['embedding'], params['embedding'])

@@ -1,0 +1,173 @@
+"""Advantages from values and the value loss, against sums over whole rollouts in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from zeroplay_jax.objectives import values as module
+
+
+def rollout(rng, length):
+    """Rewards, values and mask of one rollout, with a prompt and retrieved tokens that are not trained."""
+    mask = rng.random(length) < 0.6
+    mask[0] = False
+    mask[rng.integers(1, length)] = True
+    return rng.normal(size=length), rng.normal(size=length), mask
+
+
+def expected_gae(rewards, values, mask, discount, decay):
+    """The definition: a discounted sum of temporal differences over the trained tokens of one rollout."""
+    trained = np.flatnonzero(mask)
+    rewards, values = rewards[trained], values[trained]
+    next_values = np.append(values[1:], 0.0)
+    differences = rewards + discount * next_values - values
+    advantages = np.zeros(len(mask))
+    for number, position in enumerate(trained):
+        powers = (discount * decay) ** np.arange(len(trained) - number)
+        advantages[position] = np.sum(powers * differences[number:])
+    returns = np.zeros(len(mask))
+    returns[trained] = advantages[trained] + values
+    return advantages, returns
+
+
+def packed(rollouts, width):
+    """One row with these rollouts one behind the other, and empty positions at the end."""
+    row = np.zeros((3, 1, width))
+    segment = np.zeros((1, width), int)
+    start = 0
+    for number, parts in enumerate(rollouts, 1):
+        stop = start + len(parts[0])
+        for array, part in zip(row, parts, strict=True):
+            array[0, start:stop] = part
+        segment[0, start:stop] = number
+        start = stop
+    rewards, values, mask = row
+    return rewards, values, mask.astype(bool), segment
+
+
+@pytest.mark.parametrize(
+    'discount, decay', [(1.0, 1.0), (0.9, 1.0), (0.99, 0.95), (1.0, 0.0), (0.0, 0.5)]
+)
+def test_packed_rollouts_have_the_advantages_of_the_definition(discount, decay):
+    rng = np.random.default_rng(0)
+    rollouts = [rollout(rng, length) for length in (7, 5, 11)]
+    arrays = packed(rollouts, width=26)
+    advantages, returns = module.gae(*arrays, discount=discount, decay=decay)
+    start = 0
+    for rewards, values, mask in rollouts:
+        stop = start + len(mask)
+        expected = expected_gae(rewards, values, mask, discount, decay)
+        np.testing.assert_allclose(advantages[0, start:stop], expected[0], rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(returns[0, start:stop], expected[1], rtol=1e-12, atol=1e-14)
+        start = stop
+    assert not advantages[0, start:].any() and not returns[0, start:].any()
+
+
+def test_a_reward_at_the_end_minus_the_value_is_the_advantage_without_discount():
+    rng = np.random.default_rng(1)
+    rollouts = [rollout(rng, length) for length in (9, 6)]
+    _, values, mask, segment = packed(rollouts, width=15)
+    reward_of_rollout = np.array([np.nan, 1.0, 0.25])[segment]
+    rewards = module.terminal_rewards(reward_of_rollout, mask, segment)
+    # Once per rollout, at its last trained token.
+    assert sorted(rewards[rewards != 0]) == [0.25, 1.0]
+    advantages, returns = module.gae(rewards, values, mask, segment)
+    np.testing.assert_allclose(advantages[mask], (reward_of_rollout - values)[mask], atol=1e-14)
+    np.testing.assert_allclose(returns[mask], reward_of_rollout[mask], atol=1e-14)
+
+
+def test_neither_retrieved_tokens_nor_neighbours_nor_nan_change_a_rollout():
+    rng = np.random.default_rng(2)
+    first, second = rollout(rng, 8), rollout(rng, 8)
+    options = dict(discount=0.9, decay=0.8)
+    alone, _ = module.gae(*packed([first], width=8), **options)
+    together, _ = module.gae(*packed([second, first], width=20), **options)
+    np.testing.assert_array_equal(together[0, 8:16], alone[0])
+    rewards, values, mask, segment = packed([first], width=8)
+    dirty = module.gae(
+        np.where(mask, rewards, np.nan), np.where(mask, values, np.inf), mask, segment, **options
+    )
+    np.testing.assert_array_equal(dirty[0], alone)
+    # Untrained tokens between two trained ones are no step.
+    is_kept = np.append(np.flatnonzero(mask[0]), np.flatnonzero(~mask[0])[:1])
+    is_kept.sort()
+    shorter, _ = module.gae(
+        *(array[:, is_kept] for array in (rewards, values, mask, segment)), **options
+    )
+    np.testing.assert_array_equal(shorter[0][mask[0, is_kept]], alone[mask])
+
+
+@pytest.mark.parametrize('clip', [0.0, 0.3])
+def test_the_value_loss_is_that_of_verl(clip):
+    rng = np.random.default_rng(3)
+    values, old_values, returns = rng.normal(size=(3, 4, 6))
+    mask = rng.random((4, 6)) < 0.7
+    loss, stats = jax.jit(module.value_loss, static_argnums=4)(
+        values, old_values, returns, mask, clip
+    )
+    squares = (values - returns) ** 2
+    expected = squares
+    if clip:
+        moved = old_values + np.clip(values - old_values, -clip, clip)
+        expected = np.maximum(squares, (moved - returns) ** 2)
+    np.testing.assert_allclose(loss, np.where(mask, 0.5 * expected, 0), rtol=1e-5, atol=1e-6)
+    total, count = stats['squared_error']
+    np.testing.assert_allclose([total, count], [squares[mask].sum(), mask.sum()], rtol=1e-5)
+    assert float(stats['clip_share'][0]) == (expected > squares)[mask].sum()
+
+
+def test_a_value_that_moved_too_far_has_no_gradient_away_from_its_return():
+    # Value, value before the updates, return: far above, moving further from the return; then towards it.
+    values, old_values, returns = (
+        jnp.array([[1.0, 1.0]]),
+        jnp.array([[0.0, 0.0]]),
+        jnp.array([[0.2, 3.0]]),
+    )
+    mask = jnp.ones((1, 2), bool)
+    gradient = jax.grad(lambda v: module.value_loss(v, old_values, returns, mask, 0.5)[0].sum())(
+        values
+    )
+    # ½·(1 − .2)² exceeds ½·(.5 − .2)²: the larger one counts. ½·(.5 − 3)² exceeds ½·(1 − 3)², and is constant.
+    np.testing.assert_allclose(gradient, [[0.8, 0.0]], rtol=1e-6)
+
+
+def test_masked_values_reach_neither_loss_nor_gradient():
+    values = jnp.array([[0.5, jnp.nan]])
+    mask = jnp.array([[True, False]])
+
+    def total_loss(v):
+        loss, stats = module.value_loss(v, v, jnp.array([[1.0, jnp.inf]]), mask, 0.2)
+        return loss.sum(), stats
+
+    (loss, stats), gradient = jax.value_and_grad(total_loss, has_aux=True)(values)
+    assert float(loss) == 0.125
+    np.testing.assert_array_equal(gradient, [[-0.5, 0.0]])
+    assert [float(x) for x in stats['squared_error']] == [0.25, 1.0]
+
+
+@pytest.mark.parametrize(
+    'call, problem',
+    [
+        (
+            lambda: module.gae(
+                np.zeros((2, 3)), np.zeros((2, 3)), np.zeros((2, 4)), np.zeros((2, 4))
+            ),
+            'gae: every',
+        ),
+        (
+            lambda: module.terminal_rewards(np.zeros(3), np.zeros(3), np.zeros(3)),
+            'terminal_rewards: every',
+        ),
+        (
+            lambda: module.gae(*np.zeros((3, 1, 2)), np.zeros((1, 2), int), discount=1.1),
+            'discount is 1.1',
+        ),
+        (lambda: module.gae(*np.zeros((3, 1, 2)), np.zeros((1, 2), int), decay=-1), 'decay is -1'),
+        (lambda: module.value_loss(*np.zeros((4, 1, 2)), clip=-0.1), 'clip is -0.1'),
+        (lambda: module.value_loss(*np.zeros((3, 1, 2)), np.zeros((1, 3))), 'value_loss'),
+    ],
+)
+def test_wrong_arguments_are_refused(call, problem):
+    with pytest.raises(ValueError, match=problem):
+        call()

@@ -1,0 +1,120 @@
+"""Runs with a value network (PPO): a killed run ends as if it had not been killed, and another run goes on with it."""
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from zeroplay_jax.configs import ablations
+from zeroplay_jax.configuration.rules import check
+from zeroplay_jax.learner.critic import CHECKPOINT_PREFIX
+from zeroplay_jax.training import branch, loop, source_checkpoint
+
+CRITIC = CHECKPOINT_PREFIX + 'solver'
+
+
+def make_config(**fields):
+    config = ablations.get_config('dspo/search_r1_ppo:mini')
+    config.progress = False
+    config.world.train, config.world.evaluation = (0, 4), (0, 2)
+    config.eval.questions, config.eval.hops = 1, (1,)
+    config.sampler.slots, config.micro.rows = 16, 2
+    config.inputs.world_questions = 16
+    config.solver.update(steps=3, batch=4, samples=2, minibatches=2, learning_rate=1e-3)
+    config.critic.learning_rate = 1e-3
+    config.update(fields)
+    check(config)
+    return config
+
+
+def states(workdir):
+    source = source_checkpoint.newest_checkpoint(workdir)
+    arrays = ocp.StandardCheckpointer().restore((source.folder / 'states').resolve())
+    return source, jax.tree.map(np.asarray, arrays)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp('ppo') / 'whole'
+    loop.run(make_config(), workdir)
+    return workdir
+
+
+def test_a_killed_run_ends_with_the_same_bits(whole, tmp_path, monkeypatch):
+    save = loop.Checkpointer.save
+
+    def save_and_kill(self, step, *args):
+        save(self, step, *args)
+        self.wait()
+        if step == 2:
+            raise Killed
+
+    monkeypatch.setattr(loop.Checkpointer, 'save', save_and_kill)
+    with pytest.raises(Killed):
+        loop.run(make_config(), tmp_path / 'killed')
+    monkeypatch.undo()
+    _, at_step_2 = states(tmp_path / 'killed')
+    loop.run(make_config(), tmp_path / 'killed')
+    (ours, first), (theirs, second) = states(whole), states(tmp_path / 'killed')
+    assert ours.step == theirs.step
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+    # The value network was saved, and went on learning.
+    outputs = [state[CRITIC]['params']['value']['kernel'] for state in (at_step_2, first)]
+    assert outputs[0].any() and not np.array_equal(*outputs)
+
+
+def test_the_value_network_is_no_policy(whole):
+    source, arrays = states(whole)
+    assert set(arrays) == {'solver', CRITIC}
+    assert branch.policy_names(source) == ['solver']
+    assert [path.name for path in (whole / 'policy').iterdir()] == ['solver']
+
+
+@pytest.mark.parametrize('has_critic', [True, False])
+def test_another_run_goes_on_with_the_value_network_if_there_is_one(
+    whole, tmp_path, monkeypatch, has_critic
+):
+    source = whole
+    if not has_critic:
+        config = make_config()
+        config.solver.update(baseline='mean', scale='std')
+        config.critic.learning_rate = 1e-5
+        check(config)
+        source = tmp_path / 'grpo'
+        loop.run(config, source)
+    # The next run is stopped when it has saved its first state.
+    save = loop.Checkpointer.save
+
+    def save_and_kill(self, step, *args):
+        save(self, step, *args)
+        self.wait()
+        raise Killed
+
+    monkeypatch.setattr(loop.Checkpointer, 'save', save_and_kill)
+    with pytest.raises(Killed):
+        loop.run(make_config(seed=1), tmp_path / 'next', str(source))
+    (_, before), (_, after) = states(source), states(tmp_path / 'next')
+    jax.tree.map(
+        np.testing.assert_array_equal, before['solver']['params'], after['solver']['params']
+    )
+    if has_critic:
+        jax.tree.map(np.testing.assert_array_equal, before[CRITIC], after[CRITIC])
+    else:
+        # It begins anew, with an output of 0.
+        assert not after[CRITIC]['params']['value']['kernel'].any()
+
+
+def test_rewards_of_zero_are_trained_on(whole):
+    """Every rollout is part of the update, also one whose plain reward is 0."""
+    import json
+
+    lines = [json.loads(line) for line in (whole / 'metrics.jsonl').read_text().splitlines()]
+    solver = [line for line in lines if line['phase'] == 'solver']
+    assert len(solver) == 3 and all(line['critic/gradient_norm'] > 0 for line in solver)
+    assert solver[0]['critic/value'] == 0 and solver[-1]['critic/value'] != 0
+    mean_reward = np.mean([line['reward_mean'] for line in solver])
+    assert 0 < mean_reward < 1

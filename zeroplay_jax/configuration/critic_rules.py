@@ -1,0 +1,35 @@
+"""Rules about value networks (`<role>.baseline=value`, section `critic`)."""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from zeroplay_jax.configuration.loss_properties import is_per_token
+from zeroplay_jax.selfplay.recipe import Recipe
+from zeroplay_jax.settings.errors import fail
+from zeroplay_jax.settings.schema import Critic
+
+
+def check_critics(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses settings that do not go together with a value network, and a section `critic` that nothing reads."""
+    trained = [role.name for role in recipe.roles(config) if role.is_trained]
+    roles = [role for role in trained if config[role].baseline == 'value']
+    for role in roles:
+        settings = config[role]
+        if settings.scale == 'std':
+            problem = 'a value network compares tokens, not the rollouts of a group'
+            fail(f'{role}.scale', 'std', problem, 'give batch, as PPO in verl, or none')
+        if not is_per_token(settings.loss):
+            problem = (
+                'a ratio per rollout has one advantage, and a value network gives one per token'
+            )
+            fail(f'{role}.loss', settings.loss, problem, 'take token_pg')
+        if config.policy.adapters.rank:
+            problem = 'a value network has whole weights, and the run trains adapters'
+            fail(f'{role}.baseline', 'value', problem, 'take mean, or policy.adapters.rank=0')
+    if roles:
+        return
+    for name, default in Critic().model_dump().items():
+        if config.critic[name] != default:
+            problem = 'no trained role has a value network'
+            fail(f'critic.{name}', config.critic[name], problem, 'set baseline=value of one')

@@ -1,0 +1,326 @@
+"""The value network of PPO: a copy of the policy with one output per token, trained beside it.
+
+It starts from the policy's initial weights with an output of 0. Before the updates of a step it gives the values from
+which advantages are computed (objectives/values.py); it is then trained on the same minibatches as the policy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from zeroplay_jax.learner import optimizer
+from zeroplay_jax.learner.batch import Batch
+from zeroplay_jax.learner.role_update import apply_gradients
+from zeroplay_jax.learner.update_statistics import host_statistics
+from zeroplay_jax.learner.weights_view import copy_tree
+from zeroplay_jax.objectives import aggregation, values
+from zeroplay_jax.objectives.types import DeviceStats, Stats
+from zeroplay_jax.policy import sharding, transformer
+from zeroplay_jax.policy.transformer import ModelConfig, Params
+from zeroplay_jax.runtime.hosts import Hosts
+
+# Added to the variance before the root, as in verl.
+_EPSILON = 1e-8
+# Name of a critic in a checkpoint, in front of its role.
+CHECKPOINT_PREFIX = 'critic_of_'
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueBatch:
+    """A micro-batch of the value network: the rows of a `Batch`.
+
+    Attributes (all [B, L]):
+      tokens, positions, segment: int32, as in `Batch`.
+      mask: bool, the policy's trained tokens, whose values are trained.
+      old_values: float32, from which the advantages were computed.
+      returns: float32, the targets.
+      weight: float32, weight of the token in the loss, global denominator included.
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    segment: np.ndarray
+    mask: np.ndarray
+    old_values: np.ndarray
+    returns: np.ndarray
+    weight: np.ndarray
+
+
+_VALUE_FIELDS = [field.name for field in dataclasses.fields(ValueBatch)]
+jax.tree_util.register_dataclass(ValueBatch, data_fields=_VALUE_FIELDS, meta_fields=[])
+
+
+class Estimate(NamedTuple):
+    """What a value network says about the rollouts of a step.
+
+    Attributes:
+      minibatches: micro-batches by minibatch, with advantages per token.
+      value_minibatches: the same rows as the value network is trained on.
+      stats: 'critic/value', the mean value, and 'critic/explained_variance', the share of the variance of the returns
+        that the values explain (1: all; below 0: a constant would be better), as (sum, count).
+    """
+
+    minibatches: list[list[Batch]]
+    value_minibatches: list[list[ValueBatch]]
+    stats: Stats
+
+
+class Critic:
+    """The value network of one role, with its optimiser.
+
+    Attributes:
+      state: {'params', 'opt'}; the checkpointed tree.
+      shardings: tree of shardings with the structure of `state`.
+      mesh: devices.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        mesh: jax.sharding.Mesh,
+        settings: Any,
+        params: Params,
+        *,
+        offload: bool = False,
+    ):
+        """Builds state and programs; each program is compiled at its first call.
+
+        Args:
+          model: static shape of the policy.
+          mesh: devices.
+          settings: `config.critic`.
+          params: initial weights of the policy; they are copied.
+          offload: whether the state lies in host memory and is moved to the devices only while it is used.
+        """
+        self.mesh = mesh
+        self._settings = settings
+        self._offload = offload
+        self._row_sharding = sharding.rows(mesh)
+        transform = optimizer.make(settings)
+        initial_params = _initial_params(model, mesh, params)
+        param_shardings = sharding.parameter_shardings(initial_params, mesh, training_layout=True)
+        opt_shapes = jax.eval_shape(transform.init, initial_params)
+        opt_shardings = sharding.state_shardings(opt_shapes, initial_params, mesh)
+        self.shardings = {'params': param_shardings, 'opt': opt_shardings}
+        copied = jax.jit(copy_tree, out_shardings=param_shardings)(initial_params)
+        opt_state = jax.jit(transform.init, out_shardings=opt_shardings)(copied)
+        self.state = {'params': self._to_host(copied), 'opt': self._to_host(opt_state)}
+
+        replicated = sharding.replicated(mesh)
+        self._values = jax.jit(functools.partial(_values, model), out_shardings=self._row_sharding)
+        self._zeros = jax.jit(
+            functools.partial(_zeros, param_shapes=jax.eval_shape(copy_tree, initial_params)),
+            out_shardings=(param_shardings, replicated),
+        )
+        self._accumulate = jax.jit(
+            functools.partial(_accumulate, model, settings.value_clip),
+            donate_argnums=(1, 2),
+            out_shardings=(param_shardings, replicated),
+        )
+        self._apply = jax.jit(
+            functools.partial(apply_gradients, transform),
+            donate_argnums=(0, 1),
+            out_shardings=(param_shardings, opt_shardings, replicated),
+        )
+
+    def _to_device(self, tree: Any) -> Any:
+        return sharding.to_device(tree) if self._offload else tree
+
+    def _to_host(self, tree: Any) -> Any:
+        return sharding.to_host(tree) if self._offload else tree
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Sets `state` to a tree of the same structure, such as a checkpoint's."""
+
+        def place(x, x_sharding):
+            return self._to_host(jax.device_put(x, x_sharding))
+
+        self.state = jax.tree.map(place, state, self.shardings)
+
+    def estimate(
+        self, minibatches: Sequence[Sequence[Batch]], hosts: Hosts, whitens: bool
+    ) -> Estimate:
+        """Returns the rows of a step with advantages per token, and as the value network is trained on them.
+
+        Args:
+          minibatches: micro-batches by minibatch, of which `advantage` holds the rollout's reward; with several
+            processes, those of this one. All processes must call it.
+          hosts: processes of the run.
+          whitens: whether the advantages get mean 0 and variance 1 over all trained tokens of the step, as in verl.
+        """
+        batches = [batch for minibatch in minibatches for batch in minibatch]
+        old_values = self._old_values(batches)
+        advantages, returns = [], []
+        for batch, batch_values in zip(batches, old_values, strict=True):
+            rewards = values.terminal_rewards(batch.advantage, batch.mask, batch.segment)
+            batch_advantages, batch_returns = values.gae(
+                rewards,
+                batch_values,
+                batch.mask,
+                batch.segment,
+                discount=self._settings.discount,
+                decay=self._settings.gae_lambda,
+            )
+            advantages.append(batch_advantages)
+            returns.append(batch_returns)
+        masks = [batch.mask for batch in batches]
+        stats = _statistics(hosts, old_values, returns, masks)
+        if whitens:
+            advantages = _whitened(hosts, advantages, masks)
+
+        rows = zip(old_values, advantages, returns, strict=True)
+        policy_minibatches, value_minibatches = [], []
+        for minibatch in minibatches:
+            counted = sum(int(batch.mask.sum()) for batch in minibatch)
+            num_tokens = sum(hosts.gather(counted))
+            policy_batches, value_batches = [], []
+            for batch in minibatch:
+                batch_values, batch_advantages, batch_returns = next(rows)
+                policy_batches.append(
+                    dataclasses.replace(batch, advantage=batch_advantages.astype(np.float32))
+                )
+                value_batches.append(_value_batch(batch, batch_values, batch_returns, num_tokens))
+            policy_minibatches.append(policy_batches)
+            value_minibatches.append(value_batches)
+        return Estimate(policy_minibatches, value_minibatches, stats)
+
+    def _old_values(self, batches: Sequence[Batch]) -> list[np.ndarray]:
+        """Returns the values before the tokens of every batch, float32 [B, L]."""
+        params = self._to_device(self.state['params'])
+        scores = []
+        for batch in batches:
+            rows = sharding.put_rows(
+                (batch.tokens, batch.positions, batch.segment), self._row_sharding
+            )
+            scores.append(self._values(params, *rows))
+        # All are dispatched before the first is read: a read waits for the device.
+        return sharding.local_rows(scores)
+
+    def update(self, batches: Sequence[ValueBatch]) -> Stats:
+        """Takes one optimiser step; replaces `state`, whose values stay if the gradient is not finite.
+
+        Args:
+          batches: the micro-batches of one minibatch; with several processes, those of this one.
+
+        Returns:
+          Statistics as (sum, count), with names that begin with 'critic/'.
+        """
+        params = self._to_device(self.state['params'])
+        gradients, device_stats = self._zeros()
+        for batch in batches:
+            rows = sharding.put_rows(batch, self._row_sharding)
+            gradients, device_stats = self._accumulate(params, gradients, device_stats, rows)
+        opt_state = self._to_device(self.state['opt'])
+        params, opt_state, gradient_norm = self._apply(params, opt_state, gradients)
+        self.state = {'params': self._to_host(params), 'opt': self._to_host(opt_state)}
+        stats = host_statistics(device_stats, gradient_norm)
+        return {f'critic/{name}': value for name, value in stats.items()}
+
+
+def _initial_params(model: ModelConfig, mesh: jax.sharding.Mesh, params: Params) -> Params:
+    """Returns the policy's weights without its output layer, and an output of one number that is 0."""
+    trunk = {name: weights for name, weights in params.items() if name != 'head'}
+    output = {
+        'kernel': np.zeros((model.hidden_size, 1), np.float32),
+        'bias': np.zeros(1, np.float32),
+    }
+    shardings = sharding.parameter_shardings({'value': output}, mesh)
+    return trunk | jax.tree.map(jax.device_put, {'value': output}, shardings)
+
+
+def _values(model, params, tokens, positions, segment) -> Float[Array, 'batch length']:
+    """Returns the value before every token of packed rows, float32; that of a row's first token is 0."""
+    trunk = {name: weights for name, weights in params.items() if name != 'value'}
+    states = transformer.hidden(model, trunk, tokens, positions, segment)
+    output = params['value']
+    after_token = states.astype(jnp.float32) @ output['kernel'] + output['bias']
+    # The value before a token is read where the token is predicted: at the one before it.
+    return jnp.pad(after_token[:, :-1, 0], ((0, 0), (1, 0)))
+
+
+def _loss(model, clip, params, batch: ValueBatch) -> tuple[Float[Array, ''], DeviceStats]:
+    """Returns Σ weight · loss of the values of one micro-batch, and statistics as (sum, count)."""
+    token_values = _values(model, params, batch.tokens, batch.positions, batch.segment)
+    per_token, stats = values.value_loss(
+        token_values, batch.old_values, batch.returns, batch.mask, clip
+    )
+    loss = aggregation.aggregate(per_token, batch.weight)
+    return loss, stats | {'loss': (jax.lax.stop_gradient(loss), jnp.float32(0))}
+
+
+def _accumulate(model, clip, params, gradients, stats, batch):
+    """Returns gradients and statistics with those of one micro-batch added."""
+    gradient_function = jax.grad(_loss, argnums=2, has_aux=True)
+    batch_gradients, batch_stats = gradient_function(model, clip, params, batch)
+    return (
+        jax.tree.map(jnp.add, gradients, batch_gradients),
+        jax.tree.map(jnp.add, stats, batch_stats),
+    )
+
+
+def _zeros(param_shapes):
+    """Returns gradients and statistics of 0, the start of an accumulation."""
+    gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), param_shapes)
+    zero = jnp.float32(0)
+    return gradients, dict.fromkeys(('squared_error', 'clip_share', 'loss'), (zero, zero))
+
+
+def _value_batch(
+    batch: Batch, old_values: np.ndarray, returns: np.ndarray, num_tokens: int
+) -> ValueBatch:
+    """Returns the rows of a batch for the value network: a mean over `num_tokens`, those of all processes."""
+    return ValueBatch(
+        tokens=batch.tokens,
+        positions=batch.positions,
+        segment=batch.segment,
+        mask=batch.mask,
+        old_values=np.asarray(old_values, np.float32),
+        returns=returns.astype(np.float32),
+        weight=np.where(batch.mask, np.float32(1 / max(num_tokens, 1)), np.float32(0)),
+    )
+
+
+def _global_sums(hosts: Hosts, arrays: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> float:
+    """Returns the sum of unmasked values over all arrays and processes."""
+    local = sum(float(np.where(mask, array, 0.0).sum()) for array, mask in zip(arrays, masks))
+    return sum(hosts.gather(local))
+
+
+def _moments(hosts, arrays, masks) -> tuple[float, float, float]:
+    """Returns number, mean and sum of squared deviations of the unmasked values of all processes."""
+    count = _global_sums(hosts, masks, masks)
+    mean = _global_sums(hosts, arrays, masks) / max(count, 1)
+    squares = [(array - mean) ** 2 for array in arrays]
+    return count, mean, _global_sums(hosts, squares, masks)
+
+
+def _whitened(hosts, advantages, masks) -> list[np.ndarray]:
+    """Returns advantages with mean 0 and variance 1 over the unmasked tokens of all processes; 0 where masked."""
+    count, mean, squares = _moments(hosts, advantages, masks)
+    deviation = np.sqrt(squares / max(count - 1, 1) + _EPSILON)
+    return [
+        np.where(mask, (array - mean) / deviation, 0.0) for array, mask in zip(advantages, masks)
+    ]
+
+
+def _statistics(hosts, old_values, returns, masks) -> Stats:
+    """Returns the statistics of `Estimate`."""
+    count, mean_value, _ = _moments(hosts, old_values, masks)
+    if not count:
+        return {}
+    _, _, return_squares = _moments(hosts, returns, masks)
+    errors = [target - value for target, value in zip(returns, old_values)]
+    _, _, error_squares = _moments(hosts, errors, masks)
+    stats: Stats = {'critic/value': (mean_value, 1.0)}
+    # Equal returns have no variance to explain.
+    if return_squares > 0:
+        stats['critic/explained_variance'] = (1 - error_squares / return_squares, 1.0)
+    return stats
