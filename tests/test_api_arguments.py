@@ -180,6 +180,7 @@ COUPLED = PolicyLoss(coupled, elementwise=True)
         (REWARDS, {'clip_low': -0.2}, 'config.solver.clip_low=-0.2: not possible'),
         (REWARDS, {'clip_low': 'small'}, 'config.solver.clip_low=small: must be a number'),
         (REWARDS, {'distill_top_k': 5}, 'no teacher prompt; set distill_top_k to 0'),
+        (REWARDS, {'baseline': 'value'}, 'baseline=value needs a run, which has a value network'),
         (REWARDS[:1], {}, 'rewards for 1 questions and rollouts of 2'),
         ([[0.0], [1.0, 0.0]], {}, '1 rewards for the 2 rollouts of question 0'),
         ([0.0, 1.0], {}, 'rewards is not a table of numbers'),

@@ -309,7 +309,7 @@ def policy_loss(
       loss: a name of `objectives.losses`, 'package.module:function', or the function or `PolicyLoss` itself.
       params: weights to evaluate; None: the policy's. A KL term compares them with the policy's.
       settings: fields of `config.<role>` (docs/configuration.md), such as the `temperature` that the rollouts were
-        sampled with, 1 by default. Distillation needs a run.
+        sampled with, 1 by default. Distillation and value networks need a run.
 
     Returns:
       The loss, float32 scalar; statistics as means, by the names that metrics.jsonl uses.

@@ -192,7 +192,7 @@ def role_settings(
     """Returns all settings of a role: `settings` and `loss`, and defaults for the others.
 
     Raises:
-      UserError: one line; an unknown loss or setting, a value out of bounds, or distillation.
+      UserError: one line; an unknown loss or setting, a value out of bounds, distillation or a value network.
     """
     values = dict(settings)
     # A config holds names only; a function is added when the other fields are checked.
@@ -211,4 +211,8 @@ def role_settings(
         raise UserError(f'{function}: {error}') from None
     if checked.distill_top_k:
         raise UserError(f'{function}: rollouts have no teacher prompt; set distill_top_k to 0')
+    if checked.baseline == 'value':
+        raise UserError(
+            f'{function}: baseline=value needs a run, which has a value network; give mean, loo or none'
+        )
     return checked

@@ -1,6 +1,7 @@
 """Every mistake in a value of a config is one line that names it."""
 
 import math
+import re
 import typing
 
 import pytest
@@ -150,6 +151,8 @@ WRONG = [  # field, value, what the line must contain beside the field
     ('world.train', (0, 999), 'choose first + count of 63 or less'),
     ('world.evaluation', (20, 5), 'suffice for 24 worlds'),
     ('solver.baseline', 'none', 'solver.scale=none too'),
+    ('critic.learning_rate', 1e-3, 'set baseline=value of one'),
+    ('critic.gae_lambda', 1.5, 'give 0 to 1'),
     # combinations
     ('sampler.context', 400, '96 prompt + 5 · 64 turn tokens = 416'),
     ('sampler.chunk', 2000, 'at most 512'),
@@ -178,6 +181,26 @@ def test_an_impossible_value_is_one_line_that_says_how_to_mend_it(sound, field, 
     text = message(sound)
     assert text.startswith(f'config.{field}=')
     assert contains in text
+
+
+@pytest.mark.parametrize(
+    ('changes', 'line'),
+    [
+        ({'solver.scale': 'std'}, 'config.solver.scale=std: .*give batch'),
+        ({'solver.loss': 'sequence_pg'}, 'config.solver.loss=sequence_pg: .*take token_pg'),
+        ({'policy.adapters.rank': 4}, 'config.solver.baseline=value: .*policy.adapters.rank=0'),
+        ({'solver.filter_groups': True}, 'config.solver.samples=1: .*solver.filter_groups=false'),
+    ],
+)
+def test_a_value_network_refuses_what_it_cannot_go_with(changes, line):
+    config = dspo.get_config('mini')
+    config.solver.update(baseline='value', scale='batch', loss='token_pg', aggregation='token')
+    # One rollout per question is enough, without a group to compare it with.
+    config.solver.update(samples=1, filter_groups=False)
+    config.critic.learning_rate = 1e-3
+    rules.check(config)
+    config.update_from_flattened_dict(changes)
+    assert re.match(line, message(config))
 
 
 def test_a_wrong_type_names_the_type(sound):

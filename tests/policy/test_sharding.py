@@ -180,6 +180,7 @@ def test_every_rule_is_used(setting):
     adapter = adapters.init(setting[0], LINEARS, rank=2, seed=0, name='solver')
     for path, _ in jax.tree_util.tree_leaves_with_path(adapter):
         names.append(sharding.path_name(path))
+    names += ['value/kernel', 'value/bias']
     names += [quantization.scale_path(name) for name in names if quantization.is_quantized(name)]
     by_rule = {sharding.parameter_spec(name) for name in names}
     assert by_rule == {spec for _, spec in sharding.RULES}

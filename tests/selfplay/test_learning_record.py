@@ -3,15 +3,27 @@
 import collections
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
 from test_engine import make, play, policy  # noqa: F401 - a fixture
 
-from zeroplay_jax.selfplay.learning_record import LearningRecord, shares_text
+from zeroplay_jax.selfplay.learning_record import LearningRecord, shares_text, teaches
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.training.outcome import learning_summary, remedy, stop_line
-from zeroplay_jax.types import Outcome, TaskDropped
+from zeroplay_jax.types import Outcome, Row, TaskDropped
+
+
+def test_with_a_value_network_equal_rewards_can_teach():
+    settings = types.SimpleNamespace(entropy_coef=0.0, baseline='mean')
+    trajectory = types.SimpleNamespace(lengths=[])
+    rows = [Row('solver', trajectory, 0.0, 0, advantage=0.0)]
+    assert not teaches(rows, settings, 0.0)
+    settings.baseline = 'value'
+    assert teaches(rows, settings, 0.0)
+    rows[0].drop = 'ungraded'
+    assert not teaches(rows, settings, 0.0)
 
 
 def training_step(index, steps=4):

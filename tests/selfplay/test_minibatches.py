@@ -1,8 +1,11 @@
-"""How the rows of a step are divided into the minibatches of its updates."""
+"""How the rows of a step are divided into the minibatches of its updates, and which of them are computed."""
+
+import types
 
 import numpy as np
+import pytest
 
-from zeroplay_jax.selfplay.update_batch import split_minibatches
+from zeroplay_jax.selfplay.update_batch import split_minibatches, trained_rows
 from zeroplay_jax.types import Row, TrajectorySummary, identity_rng
 
 
@@ -42,3 +45,22 @@ def test_without_several_minibatches_rows_stay_as_they_are():
 def test_few_prompts_leave_minibatches_empty():
     parts = split(rows_of_documents(2, 3), 4)
     assert sorted(map(len, parts)) == [0, 0, 3, 3]
+
+
+@pytest.mark.parametrize(
+    'baseline, changes, expected',
+    [
+        ('mean', {}, [0]),
+        ('mean', {'kl_coef': 0.1}, [0, 1]),
+        ('mean', {'skip_uninformative': False}, [0, 1]),
+        # More may have been expected than a reward of 0.
+        ('value', {}, [0, 1]),
+    ],
+)
+def test_rows_without_a_gradient_are_left_out(baseline, changes, expected):
+    rows = rows_of_documents(3, 1)
+    rows[0].advantage, rows[1].advantage, rows[2].advantage = 1.0, 0.0, 1.0
+    rows[2].drop = 'ungraded'
+    settings = dict(kl_coef=0.0, entropy_coef=0.0, skip_uninformative=True, baseline=baseline)
+    computed = trained_rows(rows, types.SimpleNamespace(**settings | changes), 0.0)
+    assert computed == [rows[index] for index in expected]

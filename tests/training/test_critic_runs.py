@@ -1,5 +1,8 @@
-"""Runs with a value network (PPO): a killed run ends as if it had not been killed, and another run goes on with it."""
+"""Runs with a value network (PPO): killed, continued, and of two processes they learn what a whole run learns."""
 
+import json
+
+import host_processes
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -109,12 +112,33 @@ def test_another_run_goes_on_with_the_value_network_if_there_is_one(
 
 
 def test_rewards_of_zero_are_trained_on(whole):
-    """Every rollout is part of the update, also one whose plain reward is 0."""
-    import json
-
     lines = [json.loads(line) for line in (whole / 'metrics.jsonl').read_text().splitlines()]
     solver = [line for line in lines if line['phase'] == 'solver']
     assert len(solver) == 3 and all(line['critic/gradient_norm'] > 0 for line in solver)
     assert solver[0]['critic/value'] == 0 and solver[-1]['critic/value'] != 0
     mean_reward = np.mean([line['reward_mean'] for line in solver])
     assert 0 < mean_reward < 1
+
+
+@pytest.mark.long
+def test_two_processes_learn_what_one_learns(tmp_path, monkeypatch):
+    changes = ['solver.batch=4', 'solver.samples=2', 'inputs.world_questions=16', 'eval.hops=(1,)']
+    changes += ['critic.learning_rate=1e-3', 'solver.learning_rate=1e-3']
+    command = ['--config=configs/ablations.py:dspo/search_r1_ppo:mini']
+    command += [flag for flag in host_processes.RUN[1:] if 'proposer' not in flag]
+    monkeypatch.setattr(
+        host_processes, 'RUN', command + [f'--config.{change}' for change in changes]
+    )
+    records = {}
+    for count in (1, 2):
+        workdir = tmp_path / str(count)
+        host_processes.finish(host_processes.play(workdir, count))
+        lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+        records[count] = [json.loads(line) for line in lines]
+    rollouts = [(tmp_path / name / 'trajectories.jsonl').read_text() for name in '12']
+    assert rollouts[0] == rollouts[1]
+    for one, two in zip(records[1], records[2], strict=True):
+        for name, value in one.items():
+            if 'second' not in name and not isinstance(value, str):
+                assert two[name] == pytest.approx(value, rel=2e-5, abs=1e-6), name
+    assert records[1][-2]['critic/value'] != 0

@@ -182,12 +182,15 @@ def _check_groups(config: ConfigDict, recipe: type[Recipe]) -> None:
             problem = 'without a baseline, dividing by the deviation inflates equal rewards'
             fail(f'{role}.baseline', 'none', problem, f'set {role}.scale=none too')
         is_relative = settings.baseline in ('mean', 'loo') or settings.scale == 'std'
-        is_relative = is_relative or settings.filter_groups
         is_alone = settings.samples < 2 and not specification.groups_span_prompts
         # A role that is never trained may have one sample.
         if is_relative and is_alone and settings.train_iterations != 0:
             problem = 'a rollout is compared with the others of the same prompt'
             fix = f'give 2 or more, or {role}.baseline={role}.scale=none'
+            fail(f'{role}.samples', settings.samples, problem, fix)
+        if settings.filter_groups and settings.samples < 2:
+            problem = 'a single rollout has no reward variance, and the filter would leave nothing'
+            fix = f'give 2 or more, or {role}.filter_groups=false'
             fail(f'{role}.samples', settings.samples, problem, fix)
         if settings.filter_groups and role not in recipe.filterable_roles:
             problem = f'recipe {config.recipe} does not filter groups of this role'
