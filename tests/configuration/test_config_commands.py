@@ -42,6 +42,11 @@ PAGE = '--config=configs/quickstart.py'
     [
         ([PAGE, '--config.solvr.lr=1'], 'did you mean config.solver.learning_rate?'),
         ([PAGE, '--config.seed=1.5'], 'config.seed=1.5: must be a whole number'),
+        (
+            [PAGE, '--config.ssp.noise=1'],
+            'does not read this section; take it away, or set recipe to ssp',
+        ),
+        (['--config=configs/dspo.py', '--config.proposer.batch=4'], 'recipe dspo does not read'),
         ([PAGE, '--workdir={tmp}/run', '--config.sampler.context=300'], '= 416'),
         ([PAGE, '--workdir={tmp}/run', '--config.policy.path={tmp}/none'], 'no such folder'),
         (['--config=configs/drzero.py:tiny', '--workdir={tmp}/run'], "no variant 'tiny'"),

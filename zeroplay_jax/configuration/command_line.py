@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.runtime.workdir import check_is_folder
+from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.settings.errors import ConfigError, fail
 from zeroplay_jax.settings.paths import CONFIGS
 from zeroplay_jax.settings.renamed import RENAMED_FIELDS
@@ -207,6 +208,38 @@ def _check_recipe_fields(argv: Sequence[str], chosen_recipe: str | None) -> None
             fields.check_name(name, schema)
 
 
+def _check_sections(argv: Sequence[str], config: ConfigDict | None) -> None:
+    """Refuses flags that set a field of another recipe: of its section, or of a role that the recipe does not train.
+
+    A config file may have them, because it works with any recipe; somebody who gives a flag expects an effect.
+    """
+    if config is None:
+        return
+    recipe = recipes.recipe_class(config.recipe)
+    roles = [role.name for role in recipe.roles(config) if role.is_trained]
+    for argument in argv[1:]:
+        flag, _, value = argument.lstrip('-').partition('=')
+        section, _, field = flag.removeprefix('no').removeprefix('config.').partition('.')
+        if not re.match(r'(no)?config\.', flag) or not field:
+            continue
+        readers = _recipes_with_section(section, config)
+        if readers and section not in (*recipe.settings, *roles):
+            problem = f'recipe {config.recipe} does not read this section'
+            fix = f'take it away, or set recipe to {" or ".join(readers)}'
+            fail(f'{section}.{field}', value, problem, fix)
+
+
+def _recipes_with_section(section: str, config: ConfigDict) -> list[str]:
+    """Returns the built-in recipes to which a section belongs: their settings, or a role that they train."""
+    names = []
+    for name in recipes.BUILT_IN:
+        recipe = recipes.recipe_class(name)
+        roles = [role.name for role in recipe.roles(config) if role.is_trained]
+        if section in (*recipe.settings, *roles):
+            names.append(name)
+    return names
+
+
 def parse_flags(argv: Sequence[str]) -> list[str]:
     """Reads the command line into absl's flags (`flags.FLAGS`).
 
@@ -227,7 +260,9 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     check_arguments(argv, chosen_recipe)
     try:
         with _sections_of(chosen_recipe):
-            return flags.FLAGS(argv)
+            arguments = flags.FLAGS(argv)
+        _check_sections(argv, flags.FLAGS['config'].value)
+        return arguments
     except flags.IllegalFlagValueError as error:
         # The exception has only a text, so field and value are read from the text.
         field = re.match(r'flag --config\.([\w.]+)=(.*?): ', str(error), re.DOTALL)

@@ -188,13 +188,13 @@ def _check_groups(config: ConfigDict, recipe: type[Recipe]) -> None:
             problem = 'a rollout is compared with the others of the same prompt'
             fix = f'give 2 or more, or {role}.baseline={role}.scale=none'
             fail(f'{role}.samples', settings.samples, problem, fix)
+        if settings.filter_groups and role not in recipe.filterable_roles:
+            problem = f'recipe {config.recipe} does not filter groups of this role'
+            fail(f'{role}.filter_groups', True, problem, 'set it to false')
         if settings.filter_groups and settings.samples < 2:
             problem = 'a single rollout has no reward variance, and the filter would leave nothing'
             fix = f'give 2 or more, or {role}.filter_groups=false'
             fail(f'{role}.samples', settings.samples, problem, fix)
-        if settings.filter_groups and role not in recipe.filterable_roles:
-            problem = f'recipe {config.recipe} does not filter groups of this role'
-            fail(f'{role}.filter_groups', True, problem, 'set it to false')
 
 
 def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
