@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from zeroplay_jax.configs import common
+from zeroplay_jax.configs import ablations, common
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.evaluation import held_out
 from zeroplay_jax.learner import optimizer
@@ -21,6 +21,7 @@ from zeroplay_jax.selfplay.recipe import BUILT_IN
 from zeroplay_jax.types import Question, TaskDropped, UserError
 
 DOCS = pathlib.Path(__file__).parents[2] / 'docs'
+ROWS = runpy.run_path(str(DOCS / 'ablation_page.py'))
 PAGE = runpy.run_path(str(DOCS / 'hyperparameter_page.py'))
 TABLE = PAGE['load']()
 # What a config says about the machine, or about files of the user, and not about the method.
@@ -167,3 +168,12 @@ def test_every_field_that_a_config_sets_for_its_method_is_in_the_table(system):
 
 def test_the_page_is_that_of_the_table():
     assert (DOCS / 'hyperparameters.md').read_text() == PAGE['page']()
+
+
+def test_the_page_of_the_rows_is_that_of_the_configs():
+    text = (DOCS / 'ablations.md').read_text()
+    assert text == ROWS['page']()
+    assert all(f'| `{row}` |' in text for row in ablations.ROWS)
+    assert (
+        '| `drzero/grpo` | `drzero.group=prompt`, `proposer.samples=4`, `reward.solves=4` |' in text
+    )

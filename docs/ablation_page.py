@@ -1,0 +1,66 @@
+"""Writes docs/ablations.md from configs/ablations.py.
+
+python docs/ablation_page.py > docs/ablations.md
+"""
+
+import importlib
+
+from zeroplay_jax.configs import ablations
+from zeroplay_jax.configuration import fields
+
+TITLES = {
+    'ssp': 'SSP',
+    'drzero': 'Dr. Zero',
+    'piplay': 'π-Play',
+    'dspo': 'DSPO',
+    'scope': 'SCOPE',
+}
+INTRODUCTION = """# Ablations and baselines
+
+The rows of the papers' tables, and baselines that are only settings. A row is a config:
+
+```
+.venv/bin/python -m zeroplay_jax.main --config=configs/ablations.py:drzero/grpo --workdir=runs/grpo
+```
+
+`:mini` behind the name shrinks it to a few minutes on a laptop; batches, and the policy, are then those of the small run.
+The tables give what differs from the config of the system. Sources and reasons are comments in
+[configs/ablations.py](../configs/ablations.py); what of a baseline is our reading stands with its
+[recipe](../zeroplay_jax/selfplay/recipes/README.md). Which rows the miniature has compared:
+[the papers' claims](../benchmarks/README.md#the-papers-claims-in-miniature). The page is generated.
+"""
+
+
+def page() -> str:
+    """Returns the page as Markdown."""
+    lines = [INTRODUCTION]
+    for system, title in TITLES.items():
+        lines += [f'## {title}', '', '| row | what differs |', '|---|---|']
+        base = importlib.import_module(f'zeroplay_jax.configs.{system}').get_config()
+        for row in ablations.ROWS:
+            if row.startswith(f'{system}/'):
+                lines.append(f'| `{row}` | {_differences(base, ablations.get_config(row))} |')
+        lines.append('')
+    return '\n'.join(lines).rstrip() + '\n'
+
+
+def _differences(base, config) -> str:
+    """Returns the fields in which a config differs from that of its system, with their values in it."""
+    defaults = dict(fields.leaves(base))
+    texts = []
+    for name, value in fields.leaves(config):
+        if value != defaults[name]:
+            texts.append(f'`{name}={_text(value)}`')
+    return ', '.join(texts) or "nothing: this is the config's value"
+
+
+def _text(value) -> str:
+    """Returns a value as a flag has it."""
+    if isinstance(value, (list, tuple)):
+        values = ','.join(map(_text, value))
+        return f'({values},)' if len(value) == 1 else f'({values})'
+    return str(value)
+
+
+if __name__ == '__main__':
+    print(page(), end='')
