@@ -147,7 +147,7 @@ ROWS = {
         **_of('solver', {'clip_low': 0.2, 'clip_high': 0.2, 'kl_coef': 0.001}),
         **_of('solver', {'baseline': 'value', 'scale': 'batch', 'samples': 1, 'batch': 512}),
         **_of('solver', {'minibatches': 2}),
-        'critic.learning_rate': 1e-5,
+        'value_network.learning_rate': 1e-5,
     },
     'dspo/gmpo': _of('solver', {'loss': 'geometric_pg', 'clip_low': 0.4, 'clip_high': 0.4}),
     'dspo/dense': {

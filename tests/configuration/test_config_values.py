@@ -151,8 +151,8 @@ WRONG = [  # field, value, what the line must contain beside the field
     ('world.train', (0, 999), 'choose first + count of 63 or less'),
     ('world.evaluation', (20, 5), 'suffice for 24 worlds'),
     ('solver.baseline', 'none', 'solver.scale=none too'),
-    ('critic.learning_rate', 1e-3, 'set baseline=value of one'),
-    ('critic.gae_lambda', 1.5, 'give 0 to 1'),
+    ('value_network.learning_rate', 1e-3, 'set baseline=value of one'),
+    ('value_network.gae_lambda', 1.5, 'give 0 to 1'),
     # combinations
     ('sampler.context', 400, '96 prompt + 5 · 64 turn tokens = 416'),
     ('sampler.chunk', 2000, 'at most 512'),
@@ -197,7 +197,7 @@ def test_a_value_network_refuses_what_it_cannot_go_with(changes, line):
     config.solver.update(baseline='value', scale='batch', loss='token_pg', aggregation='token')
     # One rollout per question is enough, without a group to compare it with.
     config.solver.update(samples=1, filter_groups=False)
-    config.critic.learning_rate = 1e-3
+    config.value_network.learning_rate = 1e-3
     rules.check(config)
     config.update_from_flattened_dict(changes)
     assert re.match(line, message(config))

@@ -56,7 +56,7 @@ def engine():
     published = []
     return types.SimpleNamespace(
         learners={'solver': Learner()},
-        critics={},
+        value_networks={},
         publish_weights=published.append,
         published=published,
     )

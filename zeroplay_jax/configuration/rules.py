@@ -18,12 +18,12 @@ from zeroplay_jax.configuration.address_rules import check_addresses
 from zeroplay_jax.configuration.ahead_rules import check_ahead
 from zeroplay_jax.configuration.bucket_rules import fetch_addresses
 from zeroplay_jax.configuration.checkpoint_rules import check_checkpoint
-from zeroplay_jax.configuration.critic_rules import check_critics
 from zeroplay_jax.configuration.file_rules import check_files, check_retrieval
 from zeroplay_jax.configuration.held_out_rules import check_held_out
 from zeroplay_jax.configuration.judge_rules import check_judge
 from zeroplay_jax.configuration.loss_properties import imported_loss, is_per_token, uses_ratio
 from zeroplay_jax.configuration.page_rules import check_pages, sampler_axes
+from zeroplay_jax.configuration.value_network_rules import check_value_networks
 from zeroplay_jax.configuration.watching_rules import check_writers
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
@@ -346,7 +346,7 @@ RULES: tuple[Rule, ...] = (
     _check_roles,
     _check_rewards,
     _check_worlds,
-    check_critics,
+    check_value_networks,
     _check_groups,
     _check_division,
     _check_processes,

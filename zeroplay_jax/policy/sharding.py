@@ -42,7 +42,7 @@ RULES = (
     (r'layer_\d+/(o|down)/lora_a', P('model', None)),
     (r'layer_\d+/(o|down)/lora_b', P(None, 'fsdp')),
     (r'adapter_scale', P()),
-    # The output of a value network (learner/critic.py).
+    # The output of a value network (learner/value_network.py).
     (r'value/kernel', P('fsdp', None)),
     (r'value/bias', P()),
 )

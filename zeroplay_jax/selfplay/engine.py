@@ -9,8 +9,8 @@ import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from zeroplay_jax.learner.critic import CHECKPOINT_PREFIX, Critic
 from zeroplay_jax.learner.learner import Learner
+from zeroplay_jax.learner.value_network import CHECKPOINT_PREFIX, ValueNetwork
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.runtime.hosts import sums
@@ -49,7 +49,7 @@ class Engine:
       specs: trained role → its specification.
       check_and_reset_failures: called on every process after the rollouts of every step, before an update. Returns
         metrics to be summed over processes, or raises to stop the run.
-      critics: role → its value network, of roles with `baseline=value`.
+      value_networks: role → its value network, of roles with `baseline=value`.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class Engine:
         weights_of: dict[str, str],
         specs: dict[str, RoleSpec],
         check_and_reset_failures: Callable[[], dict[str, float]] = _no_failures,
-        critics: Mapping[str, Critic] | None = None,
+        value_networks: Mapping[str, ValueNetwork] | None = None,
     ):
         self.config = config
         self.recipe = recipe
         self.context = context
         self.learners = learners
-        self.critics = dict(critics or {})
+        self.value_networks = dict(value_networks or {})
         self.weights_of = weights_of
         self.specs = specs
         self.check_and_reset_failures = check_and_reset_failures
@@ -87,7 +87,7 @@ class Engine:
             self.filter,
             self.versions,
             self.publish_weights,
-            self.critics,
+            self.value_networks,
         )
         self.learning = LearningRecord()
         self.proposals = ProposalRecord()
@@ -272,7 +272,7 @@ class Engine:
     # ---- checkpoints -------------------------------------------------------------------------------
 
     def device_state(self) -> dict[str, Any]:
-        """The arrays of a checkpoint: `Learner.state` by name of the weights, `Critic.state` by prefix and role.
+        """The arrays of a checkpoint: `Learner.state` by name of the weights, `ValueNetwork.state` by prefix and role.
 
         With `rollout.ahead` also 'ahead', the weights that play the next step, whether it has begun or not.
         """
@@ -284,8 +284,8 @@ class Engine:
                 if version is None:
                     version = self.versions[name]
                 states[name] = learner.state | {'ahead': self._views[name][version]}
-        for role, critic in self.critics.items():
-            states[CHECKPOINT_PREFIX + role] = critic.state
+        for role, network in self.value_networks.items():
+            states[CHECKPOINT_PREFIX + role] = network.state
         return states
 
     def host_state(self) -> Json:
@@ -314,8 +314,8 @@ class Engine:
             if 'ahead' in learner_state:
                 views[name] = learner.place_view(learner_state.pop('ahead'))
             learner.restore(learner_state)
-        for role, critic in self.critics.items():
-            critic.restore(device_state[CHECKPOINT_PREFIX + role])
+        for role, network in self.value_networks.items():
+            network.restore(device_state[CHECKPOINT_PREFIX + role])
         self.pool.restore(host_state['pool'])
         self.versions.update(host_state['versions'])
         self.collector.restore(host_state)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from zeroplay_jax.learner.batch import Batch, JointBatch
-from zeroplay_jax.learner.critic import Critic
 from zeroplay_jax.learner.fingerprint import weights_are_finite
 from zeroplay_jax.learner.joint_update import JointUpdate, joint_groups
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.packing import pack_roles
+from zeroplay_jax.learner.value_network import ValueNetwork
 from zeroplay_jax.objectives import schedules
 from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.selfplay import step_metrics
@@ -91,7 +91,7 @@ class RoleUpdates:
         group_filter: GroupFilter,
         versions: collections.Counter[str],
         publish_weights: Callable[[str], None],
-        critics: Mapping[str, Critic],
+        value_networks: Mapping[str, ValueNetwork],
     ):
         """Holds the objects of an engine.
 
@@ -100,7 +100,7 @@ class RoleUpdates:
           group_filter: the dynamic filter.
           versions: name of weights → how often they were published; counted up here.
           publish_weights: gives the samplers the current weights of a name.
-          critics: role → its value network, of roles with `baseline=value`.
+          value_networks: role → its value network, of roles with `baseline=value`.
         """
         self._config = config
         self._context = context
@@ -110,7 +110,7 @@ class RoleUpdates:
         self._filter = group_filter
         self._versions = versions
         self._publish = publish_weights
-        self._critics = critics
+        self._value_networks = value_networks
         self._joint_updates: dict[tuple[str, ...], JointUpdate] = {}
         self.operations = 0.0
         self.task_log: list[Json] = []
@@ -186,18 +186,18 @@ class RoleUpdates:
                 # Computed before the first update, so that all minibatches share the same old policy.
                 minibatches = [learner.recompute_old_logp(role, packed) for packed in minibatches]
                 plan.stats |= step_metrics.sampler_gap(minibatches[0], self._context.hosts)
-            critic = self._critics.get(role)
-            if critic is not None:
+            network = self._value_networks.get(role)
+            if network is not None:
                 # Before the first update, so that all minibatches are compared with the same values.
-                estimate = critic.estimate(
+                estimate = network.estimate(
                     minibatches, self._context.hosts, whitens=settings.scale == 'batch'
                 )
                 minibatches = estimate.minibatches
                 plan.stats |= estimate.stats
             for number, packed in enumerate(minibatches):
                 plan.add(number, learner.update(role, packed, plan.distill_coef))
-                if critic is not None:
-                    value_stats = critic.update(estimate.value_minibatches[number])
+                if network is not None:
+                    value_stats = network.update(estimate.value_minibatches[number])
                     plan.stats = added(plan.stats, value_stats)
             # Updated once per step and not per minibatch (π-Play eq. 10): the rate 0.05 is then a half-life
             # of about 13.5 steps for any `minibatches`.

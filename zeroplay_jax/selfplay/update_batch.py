@@ -28,7 +28,7 @@ def set_advantages(rows: Sequence[Row], settings: Any, group_size: int | None = 
     Args:
       rows: all rows of one role in a step, dropped ones included; those get advantage 0.
       settings: `config.<role>`. With baseline 'value' the advantage is the plain reward, from which a value network
-        computes those of the tokens (`Critic.estimate`).
+        computes those of the tokens (`ValueNetwork.estimate`).
       group_size: required number of rows per group, dropped ones included, which detects prompts that got the same key
         by mistake; None: any number.
 

@@ -304,7 +304,7 @@ class TrainedRole(Section):
     """Of training rollouts; log-probs are those of the scaled softmax."""
     baseline: Literal['mean', 'loo', 'value', 'none'] = 'mean'
     """Subtracted from a reward: mean of its group, mean of the other rows of the group (RLOO), or the prediction of a
-    value network for every token (PPO; section critic)."""
+    value network for every token (PPO; section value_network)."""
     scale: Literal['std', 'batch', 'none'] = 'std'
     """Divisor of advantages: deviation of the group, or of the batch's tokens (REINFORCE++-baseline, PPO)."""
     std_ddof: Annotated[int, requires(lambda x: x in (0, 1), 'give one of 0, 1')] = 1
@@ -369,7 +369,7 @@ class TrainedRole(Section):
     """Adapter folder (PEFT) that the role starts from; needs policy.adapters.rank."""
 
 
-class Critic(Section):
+class ValueNetwork(Section):
     """The value networks of roles with baseline=value (PPO): optimiser, loss and advantages."""
 
     learning_rate: PositiveFloat = 1e-5
@@ -431,7 +431,7 @@ class Run(Section):
     judge: Judge = Judge()
     second_judge: SecondJudge = SecondJudge()
     micro: MicroBatch = MicroBatch()
-    critic: Critic = Critic()
+    value_network: ValueNetwork = ValueNetwork()
     eval: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     bucket: Bucket = Bucket()

@@ -16,9 +16,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from zeroplay_jax.learner.checkpoint import FOLDER
-from zeroplay_jax.learner.critic import CHECKPOINT_PREFIX, Critic
 from zeroplay_jax.learner.fingerprint import weights_fingerprint
 from zeroplay_jax.learner.learner import Learner
+from zeroplay_jax.learner.value_network import CHECKPOINT_PREFIX, ValueNetwork
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.retrieval import hub, object_cache, objects
@@ -256,11 +256,12 @@ def _restore(source: Source, engine: Engine) -> None:
             # The average begins with the weights of now and not with those of config.policy.path.
             state['teacher'] = learner.initial_teacher(state['params'])
         learner.restore(state)
-    for role, critic in engine.critics.items():
+    for role, network in engine.value_networks.items():
         name = CHECKPOINT_PREFIX + role
         # The other run may have had no value network.
         if name in tree:
-            critic.restore(_merged(source, name, critic, _read(source, name, tree[name], critic)))
+            arrays = _read(source, name, tree[name], network)
+            network.restore(_merged(source, name, network, arrays))
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
@@ -268,7 +269,7 @@ def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _read(
-    source: Source, name: str, stored: Json, learner: Learner | Critic
+    source: Source, name: str, stored: Json, learner: Learner | ValueNetwork
 ) -> dict[str, jax.Array]:
     """Returns the arrays of one set of weights by their path, on the devices of the learner.
 
@@ -298,9 +299,9 @@ def _by_path(tree: Any) -> dict[str, Any]:
 
 
 def _merged(
-    source: Source, name: str, learner: Learner | Critic, arrays: dict[str, jax.Array]
+    source: Source, name: str, learner: Learner | ValueNetwork, arrays: dict[str, jax.Array]
 ) -> dict[str, Any]:
-    """Returns the state of a learner or critic with the arrays of a checkpoint where their paths and shapes are equal.
+    """Returns a state with the arrays of a checkpoint where their paths and shapes are equal.
 
     Raises:
       UserError: an array of the weights is missing or has another shape.

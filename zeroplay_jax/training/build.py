@@ -44,8 +44,8 @@ from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
 from zeroplay_jax.training.run_weights import (
-    build_critics,
     build_learners,
+    build_value_networks,
     check_base,
     load_weights,
     versions_in_use,
@@ -435,5 +435,5 @@ def build_engine(config, run: RunContext) -> Engine:
         weights_of_roles(config),
         trained_specifications,
         check_and_reset_failures,
-        build_critics(config, run.model, run.mesh, run.params),
+        build_value_networks(config, run.model, run.mesh, run.params),
     )

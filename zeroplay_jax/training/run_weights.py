@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from jax.sharding import Mesh
 
-from zeroplay_jax.learner.critic import Critic
 from zeroplay_jax.learner.frozen_base import FrozenBase
 from zeroplay_jax.learner.learner import Learner
+from zeroplay_jax.learner.value_network import ValueNetwork
 from zeroplay_jax.policy import adapter_config, adapter_folders, adapters, hf
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.selfplay.recipe import trained_roles
@@ -121,11 +121,15 @@ def build_learners(
     return learners
 
 
-def build_critics(config, model: ModelConfig, mesh: Mesh, params: Params) -> dict[str, Critic]:
+def build_value_networks(
+    config, model: ModelConfig, mesh: Mesh, params: Params
+) -> dict[str, ValueNetwork]:
     """Returns the value network of every role with `baseline=value`, initialised with the loaded weights."""
     model = dataclasses.replace(model, mesh=mesh if mesh.size > 1 else None)
-    critics: dict[str, Critic] = {}
+    networks: dict[str, ValueNetwork] = {}
     for role in trained_roles(config):
         if config[role].baseline == 'value':
-            critics[role] = Critic(model, mesh, config.critic, params, offload=config.offload)
-    return critics
+            networks[role] = ValueNetwork(
+                model, mesh, config.value_network, params, offload=config.offload
+            )
+    return networks

@@ -10,7 +10,7 @@ import pytest
 
 from zeroplay_jax.configs import ablations
 from zeroplay_jax.configuration.rules import check
-from zeroplay_jax.learner.critic import CHECKPOINT_PREFIX
+from zeroplay_jax.learner.value_network import CHECKPOINT_PREFIX
 from zeroplay_jax.training import branch, loop, source_checkpoint
 
 CRITIC = CHECKPOINT_PREFIX + 'solver'
@@ -24,7 +24,7 @@ def make_config(**fields):
     config.sampler.slots, config.micro.rows = 16, 2
     config.inputs.world_questions = 16
     config.solver.update(steps=3, batch=4, samples=2, minibatches=2, learning_rate=1e-3)
-    config.critic.learning_rate = 1e-3
+    config.value_network.learning_rate = 1e-3
     config.update(fields)
     check(config)
     return config
@@ -77,15 +77,15 @@ def test_the_value_network_is_no_policy(whole):
     assert [path.name for path in (whole / 'policy').iterdir()] == ['solver']
 
 
-@pytest.mark.parametrize('has_critic', [True, False])
+@pytest.mark.parametrize('has_value_network', [True, False])
 def test_another_run_goes_on_with_the_value_network_if_there_is_one(
-    whole, tmp_path, monkeypatch, has_critic
+    whole, tmp_path, monkeypatch, has_value_network
 ):
     source = whole
-    if not has_critic:
+    if not has_value_network:
         config = make_config()
         config.solver.update(baseline='mean', scale='std')
-        config.critic.learning_rate = 1e-5
+        config.value_network.learning_rate = 1e-5
         check(config)
         source = tmp_path / 'grpo'
         loop.run(config, source)
@@ -104,7 +104,7 @@ def test_another_run_goes_on_with_the_value_network_if_there_is_one(
     jax.tree.map(
         np.testing.assert_array_equal, before['solver']['params'], after['solver']['params']
     )
-    if has_critic:
+    if has_value_network:
         jax.tree.map(np.testing.assert_array_equal, before[CRITIC], after[CRITIC])
     else:
         # It begins anew, with an output of 0.
@@ -114,8 +114,8 @@ def test_another_run_goes_on_with_the_value_network_if_there_is_one(
 def test_rewards_of_zero_are_trained_on(whole):
     lines = [json.loads(line) for line in (whole / 'metrics.jsonl').read_text().splitlines()]
     solver = [line for line in lines if line['phase'] == 'solver']
-    assert len(solver) == 3 and all(line['critic/gradient_norm'] > 0 for line in solver)
-    assert solver[0]['critic/value'] == 0 and solver[-1]['critic/value'] != 0
+    assert len(solver) == 3 and all(line['value_network/gradient_norm'] > 0 for line in solver)
+    assert solver[0]['value_network/value'] == 0 and solver[-1]['value_network/value'] != 0
     mean_reward = np.mean([line['reward_mean'] for line in solver])
     assert 0 < mean_reward < 1
 
@@ -123,7 +123,7 @@ def test_rewards_of_zero_are_trained_on(whole):
 @pytest.mark.long
 def test_two_processes_learn_what_one_learns(tmp_path, monkeypatch):
     changes = ['solver.batch=4', 'solver.samples=2', 'inputs.world_questions=16', 'eval.hops=(1,)']
-    changes += ['critic.learning_rate=1e-3', 'solver.learning_rate=1e-3']
+    changes += ['value_network.learning_rate=1e-3', 'solver.learning_rate=1e-3']
     command = ['--config=configs/ablations.py:dspo/search_r1_ppo:mini']
     command += [flag for flag in host_processes.RUN[1:] if 'proposer' not in flag]
     monkeypatch.setattr(
@@ -141,4 +141,4 @@ def test_two_processes_learn_what_one_learns(tmp_path, monkeypatch):
         for name, value in one.items():
             if 'second' not in name and not isinstance(value, str):
                 assert two[name] == pytest.approx(value, rel=2e-5, abs=1e-6), name
-    assert records[1][-2]['critic/value'] != 0
+    assert records[1][-2]['value_network/value'] != 0

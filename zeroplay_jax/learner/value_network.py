@@ -29,8 +29,8 @@ from zeroplay_jax.runtime.hosts import Hosts
 
 # Added to the variance before the root, as in verl.
 _EPSILON = 1e-8
-# Name of a critic in a checkpoint, in front of its role.
-CHECKPOINT_PREFIX = 'critic_of_'
+# Name of a value network in a checkpoint, in front of its role.
+CHECKPOINT_PREFIX = 'value_network_of_'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Estimate(NamedTuple):
     Attributes:
       minibatches: micro-batches by minibatch, with advantages per token.
       value_minibatches: the same rows as the value network is trained on.
-      stats: 'critic/value', the mean value, and 'critic/explained_variance', the share of the variance of the returns
-        that the values explain (1: all; below 0: a constant would be better), as (sum, count).
+      stats: 'value_network/value', the mean value, and 'value_network/explained_variance', the share of the variance of
+        the returns that the values explain (1: all; below 0: a constant would be better), as (sum, count).
     """
 
     minibatches: list[list[Batch]]
@@ -73,7 +73,7 @@ class Estimate(NamedTuple):
     stats: Stats
 
 
-class Critic:
+class ValueNetwork:
     """The value network of one role, with its optimiser.
 
     Attributes:
@@ -96,7 +96,7 @@ class Critic:
         Args:
           model: static shape of the policy.
           mesh: devices.
-          settings: `config.critic`.
+          settings: `config.value_network`.
           params: initial weights of the policy; they are copied.
           offload: whether the state lies in host memory and is moved to the devices only while it is used.
         """
@@ -211,7 +211,7 @@ class Critic:
           batches: the micro-batches of one minibatch; with several processes, those of this one.
 
         Returns:
-          Statistics as (sum, count), with names that begin with 'critic/'.
+          Statistics as (sum, count), with names that begin with 'value_network/'.
         """
         params = self._to_device(self.state['params'])
         gradients, device_stats = self._zeros()
@@ -222,7 +222,7 @@ class Critic:
         params, opt_state, gradient_norm = self._apply(params, opt_state, gradients)
         self.state = {'params': self._to_host(params), 'opt': self._to_host(opt_state)}
         stats = host_statistics(device_stats, gradient_norm)
-        return {f'critic/{name}': value for name, value in stats.items()}
+        return {f'value_network/{name}': value for name, value in stats.items()}
 
 
 def _initial_params(model: ModelConfig, mesh: jax.sharding.Mesh, params: Params) -> Params:
@@ -319,8 +319,8 @@ def _statistics(hosts, old_values, returns, masks) -> Stats:
     _, _, return_squares = _moments(hosts, returns, masks)
     errors = [target - value for target, value in zip(returns, old_values)]
     _, _, error_squares = _moments(hosts, errors, masks)
-    stats: Stats = {'critic/value': (mean_value, 1.0)}
+    stats: Stats = {'value_network/value': (mean_value, 1.0)}
     # Equal returns have no variance to explain.
     if return_squares > 0:
-        stats['critic/explained_variance'] = (1 - error_squares / return_squares, 1.0)
+        stats['value_network/explained_variance'] = (1 - error_squares / return_squares, 1.0)
     return stats

@@ -1,4 +1,4 @@
-"""Rules about value networks (`<role>.baseline=value`, section `critic`)."""
+"""Rules about value networks (`<role>.baseline=value`, section `value_network`)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from ml_collections import ConfigDict
 from zeroplay_jax.configuration.loss_properties import is_per_token
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.settings.errors import fail
-from zeroplay_jax.settings.schema import Critic
+from zeroplay_jax.settings.schema import ValueNetwork
 
 
-def check_critics(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses settings that do not go together with a value network, and a section `critic` that nothing reads."""
+def check_value_networks(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses settings that do not go with a value network, and a section `value_network` that nothing reads."""
     trained = [role.name for role in recipe.roles(config) if role.is_trained]
     roles = [role for role in trained if config[role].baseline == 'value']
     for role in roles:
@@ -29,7 +29,12 @@ def check_critics(config: ConfigDict, recipe: type[Recipe]) -> None:
             fail(f'{role}.baseline', 'value', problem, 'take mean, or policy.adapters.rank=0')
     if roles:
         return
-    for name, default in Critic().model_dump().items():
-        if config.critic[name] != default:
+    for name, default in ValueNetwork().model_dump().items():
+        if config.value_network[name] != default:
             problem = 'no trained role has a value network'
-            fail(f'critic.{name}', config.critic[name], problem, 'set baseline=value of one')
+            fail(
+                f'value_network.{name}',
+                config.value_network[name],
+                problem,
+                'set baseline=value of one',
+            )

@@ -9,8 +9,8 @@ import tiny
 from test_learner import make_rows
 
 from zeroplay_jax.configs import common
-from zeroplay_jax.learner.critic import Critic
 from zeroplay_jax.learner.packing import pack
+from zeroplay_jax.learner.value_network import ValueNetwork
 from zeroplay_jax.objectives import advantages
 from zeroplay_jax.policy import hf, sharding
 from zeroplay_jax.runtime.hosts import Hosts
@@ -18,19 +18,21 @@ from zeroplay_jax.runtime.hosts import Hosts
 
 @pytest.fixture(scope='module')
 def policy(tmp_path_factory):
-    folder = tiny.make_folder(tmp_path_factory.mktemp('critic') / 'policy', letters=tiny.LETTERS)
+    folder = tiny.make_folder(
+        tmp_path_factory.mktemp('value_network') / 'policy', letters=tiny.LETTERS
+    )
     model = dataclasses.replace(hf.read_config(folder), logit_chunk=16)
     return model, hf.load(folder, model)
 
 
-def critic_of(policy, mesh=(1, 1, 1), offload=False, **settings):
+def network_of(policy, mesh=(1, 1, 1), offload=False, **settings):
     model, params = policy
-    config = common.get_config().critic
+    config = common.get_config().value_network
     config.update(dict(learning_rate=3e-3, value_clip=0.0) | settings)
     mesh = sharding.make_mesh(*mesh)
     model = dataclasses.replace(model, mesh=mesh if mesh.size > 1 else None)
     placed = jax.device_put(params, sharding.parameter_shardings(params, mesh))
-    return Critic(model, mesh, config, placed, offload=offload)
+    return ValueNetwork(model, mesh, config, placed, offload=offload)
 
 
 def minibatches(rows, parts=2, micro_rows=2, tokens=60, order='arrival'):
@@ -69,21 +71,21 @@ def assert_close(left, right, **tolerance):
 
 
 def trained(policy, steps=3, **options):
-    """A critic whose values are no longer 0."""
-    critic = critic_of(policy, **options)
-    estimate = critic.estimate(minibatches(make_rows(policy[0])), Hosts(), whitens=False)
+    """A value network whose values are no longer 0."""
+    network = network_of(policy, **options)
+    estimate = network.estimate(minibatches(make_rows(policy[0])), Hosts(), whitens=False)
     for _ in range(steps):
         for batches in estimate.value_minibatches:
-            critic.update(batches)
-    return critic
+            network.update(batches)
+    return network
 
 
 def test_first_values_are_zero_and_advantages_are_rewards(policy):
     rows = make_rows(policy[0])
     plain = minibatches(rows)
-    estimate = critic_of(policy).estimate(plain, Hosts(), whitens=False)
-    assert estimate.stats['critic/value'] == (0.0, 1.0)
-    assert estimate.stats['critic/explained_variance'][0] == pytest.approx(0, abs=1e-9)
+    estimate = network_of(policy).estimate(plain, Hosts(), whitens=False)
+    assert estimate.stats['value_network/value'] == (0.0, 1.0)
+    assert estimate.stats['value_network/explained_variance'][0] == pytest.approx(0, abs=1e-9)
     for before, after in zip(sum(plain, []), sum(estimate.minibatches, []), strict=True):
         np.testing.assert_array_equal(after.advantage[after.mask], before.advantage[before.mask])
         assert not after.advantage[~after.mask].any()
@@ -94,7 +96,7 @@ def test_first_values_are_zero_and_advantages_are_rewards(policy):
 
 def test_whitened_advantages_are_those_over_all_tokens_of_the_step(policy):
     plain = minibatches(make_rows(policy[0]))
-    estimate = critic_of(policy).estimate(plain, Hosts(), whitens=True)
+    estimate = network_of(policy).estimate(plain, Hosts(), whitens=True)
     given = np.concatenate([b.advantage[b.mask] for part in estimate.minibatches for b in part])
     rewards = np.concatenate([b.advantage[b.mask] for part in plain for b in part])
     expected = advantages.whiten(rewards.astype(np.float64), np.ones(len(rewards)))
@@ -110,10 +112,10 @@ def test_whitened_advantages_are_those_over_all_tokens_of_the_step(policy):
     ],
 )
 def test_packing_changes_neither_advantages_nor_returns(policy, packing):
-    critic = trained(policy)
+    network = trained(policy)
     rows = make_rows(policy[0])
-    one = critic.estimate(minibatches(rows), Hosts(), whitens=True)
-    other = critic.estimate(minibatches(rows, **packing), Hosts(), whitens=True)
+    one = network.estimate(minibatches(rows), Hosts(), whitens=True)
+    other = network.estimate(minibatches(rows, **packing), Hosts(), whitens=True)
     tolerance = dict(rtol=2e-4, atol=2e-5)
     assert_close(
         by_token(one.minibatches, 'advantage'),
@@ -131,14 +133,14 @@ def test_packing_changes_neither_advantages_nor_returns(policy, packing):
 )
 def test_devices_change_neither_values_nor_updates(policy, mesh, offload):
     rows = minibatches(make_rows(policy[0]), micro_rows=4)
-    one, many = critic_of(policy), critic_of(policy, mesh=mesh, offload=offload)
+    one, many = network_of(policy), network_of(policy, mesh=mesh, offload=offload)
     for _ in range(2):
-        estimates = [critic.estimate(rows, Hosts(), whitens=True) for critic in (one, many)]
+        estimates = [network.estimate(rows, Hosts(), whitens=True) for network in (one, many)]
         given = [by_token(each.minibatches, 'advantage') for each in estimates]
         assert_close(*given, rtol=1e-3, atol=1e-3)
         stats = []
-        for critic, estimate in zip((one, many), estimates, strict=True):
-            stats.append([critic.update(batches) for batches in estimate.value_minibatches])
+        for network, estimate in zip((one, many), estimates, strict=True):
+            stats.append([network.update(batches) for batches in estimate.value_minibatches])
         for left, right in zip(*stats, strict=True):
             assert left.keys() == right.keys()
             for name, (total, _) in left.items():
@@ -149,14 +151,14 @@ def test_devices_change_neither_values_nor_updates(policy, mesh, offload):
 
 
 def test_values_approach_the_returns(policy):
-    critic = critic_of(policy)
+    network = network_of(policy)
     rows = minibatches(make_rows(policy[0]))
     variances, errors = [], []
     for _ in range(25):
-        estimate = critic.estimate(rows, Hosts(), whitens=False)
-        variances.append(estimate.stats['critic/explained_variance'][0])
+        estimate = network.estimate(rows, Hosts(), whitens=False)
+        variances.append(estimate.stats['value_network/explained_variance'][0])
         for batches in estimate.value_minibatches:
-            total, count = critic.update(batches)['critic/squared_error']
+            total, count = network.update(batches)['value_network/squared_error']
         errors.append(total / count)
     assert variances[0] == pytest.approx(0, abs=1e-6) and variances[-1] > 0.9
     assert errors[-1] < 0.1 * errors[0]
@@ -166,32 +168,34 @@ def test_the_loss_of_a_minibatch_is_a_mean_over_its_tokens_however_it_is_cut(pol
     rows = make_rows(policy[0])
     losses = []
     for micro_rows, tokens in ((1, 30), (2, 60), (8, 120)):
-        critic = critic_of(policy)
+        network = network_of(policy)
         packed = minibatches(rows, parts=1, micro_rows=micro_rows, tokens=tokens)
-        (batches,) = critic.estimate(packed, Hosts(), whitens=False).value_minibatches
-        stats = critic.update(batches)
-        total, count = stats['critic/squared_error']
-        assert stats['critic/loss'][0] == pytest.approx(0.5 * total / count, rel=1e-5)
-        losses.append([stats['critic/loss'][0], stats['critic/gradient_norm'][0]])
+        (batches,) = network.estimate(packed, Hosts(), whitens=False).value_minibatches
+        stats = network.update(batches)
+        total, count = stats['value_network/squared_error']
+        assert stats['value_network/loss'][0] == pytest.approx(0.5 * total / count, rel=1e-5)
+        losses.append([stats['value_network/loss'][0], stats['value_network/gradient_norm'][0]])
     np.testing.assert_allclose(losses, [losses[0]] * 3, rtol=1e-4)
 
 
 def test_two_processes_share_denominators_and_moments(policy):
     """Each process sees half of the rows; gathered sums make the results those of one process."""
-    critic = trained(policy)
+    network = trained(policy)
     rows = make_rows(policy[0], count=8)
-    whole = critic.estimate(minibatches(rows, parts=1), Hosts(), whitens=True)
+    whole = network.estimate(minibatches(rows, parts=1), Hosts(), whitens=True)
     halves = [minibatches(part, parts=1) for part in (rows[:4], rows[4:])]
-    gathered = record_of_two_processes(critic, halves)
+    gathered = record_of_two_processes(network, halves)
     results = []
     for half in halves:
-        results.append(critic.estimate(half, RecordedHosts(gathered), whitens=True))
+        results.append(network.estimate(half, RecordedHosts(gathered), whitens=True))
     together = {}
     for result in results:
         together |= by_token(result.minibatches, 'advantage')
-        assert result.stats['critic/value'] == pytest.approx(whole.stats['critic/value'])
-        ratio = result.stats['critic/explained_variance'][0]
-        assert ratio == pytest.approx(whole.stats['critic/explained_variance'][0], rel=1e-4)
+        assert result.stats['value_network/value'] == pytest.approx(
+            whole.stats['value_network/value']
+        )
+        ratio = result.stats['value_network/explained_variance'][0]
+        assert ratio == pytest.approx(whole.stats['value_network/explained_variance'][0], rel=1e-4)
     assert_close(together, by_token(whole.minibatches, 'advantage'), rtol=1e-3, atol=1e-3)
     weights = np.concatenate([b.weight[b.mask] for r in results for b in r.value_minibatches[0]])
     assert weights.sum() == pytest.approx(1, rel=1e-5) and len(set(weights)) == 1
@@ -211,7 +215,7 @@ class RecordedHosts:
         return self.rest.pop(0)
 
 
-def record_of_two_processes(critic, halves):
+def record_of_two_processes(network, halves):
     """The values that both processes give to `gather`, call by call: found by running them in turns, as often as they
     have calls, because a value may depend on the sums before it."""
     gathered = []
@@ -220,7 +224,7 @@ def record_of_two_processes(critic, halves):
         for half in halves:
             hosts = RecordedHosts(gathered)
             try:
-                critic.estimate(half, hosts, whitens=True)
+                network.estimate(half, hosts, whitens=True)
             except StopIteration:
                 calls.append(hosts.given[-1])
         if not calls:
@@ -229,29 +233,29 @@ def record_of_two_processes(critic, halves):
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(policy):
-    critic = trained(policy)
-    before = jax.tree.map(np.array, critic.state)
-    ((batch, *_), *_) = critic.estimate(
+    network = trained(policy)
+    before = jax.tree.map(np.array, network.state)
+    ((batch, *_), *_) = network.estimate(
         minibatches(make_rows(policy[0])), Hosts(), whitens=False
     ).value_minibatches
     broken = dataclasses.replace(batch, returns=np.full_like(batch.returns, np.inf))
-    stats = critic.update([broken])
-    assert stats['critic/skipped_updates'] == (1.0, 1.0)
-    jax.tree.map(np.testing.assert_array_equal, critic.state, before)
+    stats = network.update([broken])
+    assert stats['value_network/skipped_updates'] == (1.0, 1.0)
+    jax.tree.map(np.testing.assert_array_equal, network.state, before)
 
 
 def test_a_restored_state_goes_on_bit_for_bit(policy):
-    critic, other = trained(policy), critic_of(policy)
-    other.restore(jax.tree.map(np.array, critic.state))
+    network, other = trained(policy), network_of(policy)
+    other.restore(jax.tree.map(np.array, network.state))
     rows = minibatches(make_rows(policy[0]))
-    for each in (critic, other):
+    for each in (network, other):
         for batches in each.estimate(rows, Hosts(), whitens=True).value_minibatches:
             each.update(batches)
-    jax.tree.map(np.testing.assert_array_equal, critic.state, other.state)
+    jax.tree.map(np.testing.assert_array_equal, network.state, other.state)
 
 
 def test_the_policys_weights_are_copied_and_its_output_layer_is_left_out(policy):
-    critic = trained(policy)
+    network = trained(policy)
     _, params = policy
-    assert 'head' not in critic.state['params'] and 'value' not in params
-    assert not np.array_equal(critic.state['params']['embedding'], params['embedding'])
+    assert 'head' not in network.state['params'] and 'value' not in params
+    assert not np.array_equal(network.state['params']['embedding'], params['embedding'])
