@@ -132,7 +132,8 @@ ROWS = {
     'piplay/iterations_1': {'schedule.iterations': 1},
     'piplay/iterations_2': {'schedule.iterations': 2},
     # DSPO: without its filter it is GSPO, with a token ratio DAPO; Search-R1's GRPO and PPO have neither, and are
-    # trained with DSPO's reward, as in the paper. PPO: its script's single rollout per question and rates.
+    # trained with DSPO's reward, as in the paper. PPO has the single rollout per question of Search-R1's script, whose
+    # rates are the defaults.
     'dspo/gspo': {'solver.filter_groups': False},
     'dspo/dapo': {
         **_of('solver', {'loss': 'token_pg', 'aggregation': 'token', 'kl_coef': 0.0}),
@@ -147,7 +148,6 @@ ROWS = {
         **_of('solver', {'clip_low': 0.2, 'clip_high': 0.2, 'kl_coef': 0.001}),
         **_of('solver', {'baseline': 'value', 'scale': 'batch', 'samples': 1, 'batch': 512}),
         **_of('solver', {'minibatches': 2}),
-        'value_network.learning_rate': 1e-5,
     },
     'dspo/gmpo': _of('solver', {'loss': 'geometric_pg', 'clip_low': 0.4, 'clip_high': 0.4}),
     'dspo/dense': {

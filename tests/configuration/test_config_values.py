@@ -190,6 +190,10 @@ def test_an_impossible_value_is_one_line_that_says_how_to_mend_it(sound, field, 
         ({'solver.loss': 'sequence_pg'}, 'config.solver.loss=sequence_pg: .*take token_pg'),
         ({'policy.adapters.rank': 4}, 'config.solver.baseline=value: .*policy.adapters.rank=0'),
         ({'solver.filter_groups': True}, 'config.solver.samples=1: .*solver.filter_groups=false'),
+        (
+            {'rollout.drop_thinking': True, 'value_network.gae_lambda': 0.9},
+            'config.value_network.gae_lambda=0.9: .*give 1, or rollout.drop_thinking=false',
+        ),
     ],
 )
 def test_a_value_network_refuses_what_it_cannot_go_with(changes, line):

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -12,17 +13,28 @@ from zeroplay_jax.configs import common
 from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.learner.value_network import ValueNetwork
 from zeroplay_jax.objectives import advantages
-from zeroplay_jax.policy import hf, sharding
+from zeroplay_jax.policy import hf, sharding, transformer
 from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.types import POLICY
+
+
+def make_policy(tmp_path_factory, **config):
+    folder = tiny.make_folder(
+        tmp_path_factory.mktemp('value_network') / 'policy', letters=tiny.LETTERS, **config
+    )
+    model = dataclasses.replace(hf.read_config(folder), logit_chunk=16)
+    return model, hf.load(folder, model)
 
 
 @pytest.fixture(scope='module')
 def policy(tmp_path_factory):
-    folder = tiny.make_folder(
-        tmp_path_factory.mktemp('value_network') / 'policy', letters=tiny.LETTERS
-    )
-    model = dataclasses.replace(hf.read_config(folder), logit_chunk=16)
-    return model, hf.load(folder, model)
+    return make_policy(tmp_path_factory)
+
+
+@pytest.fixture(scope='module')
+def untied(tmp_path_factory):
+    """A policy with an output layer of its own, which a value network leaves out."""
+    return make_policy(tmp_path_factory, tie_word_embeddings=False)
 
 
 def network_of(policy, mesh=(1, 1, 1), offload=False, **settings):
@@ -53,15 +65,15 @@ def minibatches(rows, parts=2, micro_rows=2, tokens=60, order='arrival'):
 
 def by_token(batch_lists, field):
     """Trajectory's tokens → the values of a field at its trained tokens, so that packings can be compared."""
-    found = {}
+    values = {}
     for batches in batch_lists:
         for batch in batches:
             for row in range(len(batch.tokens)):
                 for segment in range(1, int(batch.segment[row].max()) + 1):
                     here = batch.segment[row] == segment
                     name = tuple(batch.tokens[row][here])
-                    found[name] = getattr(batch, field)[row][here & batch.mask[row]]
-    return found
+                    values[name] = getattr(batch, field)[row][here & batch.mask[row]]
+    return values
 
 
 def assert_close(left, right, **tolerance):
@@ -95,12 +107,63 @@ def test_first_values_are_zero_and_advantages_are_rewards(policy):
 
 
 def test_whitened_advantages_are_those_over_all_tokens_of_the_step(policy):
+    network = trained(policy)
     plain = minibatches(make_rows(policy[0]))
-    estimate = network_of(policy).estimate(plain, Hosts(), whitens=True)
-    given = np.concatenate([b.advantage[b.mask] for part in estimate.minibatches for b in part])
-    rewards = np.concatenate([b.advantage[b.mask] for part in plain for b in part])
-    expected = advantages.whiten(rewards.astype(np.float64), np.ones(len(rewards)))
-    np.testing.assert_allclose(given, expected, rtol=1e-6, atol=1e-6)
+    estimate = network.estimate(plain, Hosts(), whitens=True)
+    given, expected = [], []
+    for part, value_part in zip(estimate.minibatches, estimate.value_minibatches, strict=True):
+        for batch, value_batch in zip(part, value_part, strict=True):
+            given.append(batch.advantage[batch.mask])
+            expected.append((value_batch.returns - value_batch.old_values)[batch.mask])
+    expected = np.concatenate(expected).astype(np.float64)
+    assert np.ptp(np.concatenate([b.old_values for p in estimate.value_minibatches for b in p])) > 0
+    whitened = advantages.whiten(expected, np.ones(len(expected)))
+    np.testing.assert_allclose(np.concatenate(given), whitened, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('name', ['policy', 'untied'])
+@pytest.mark.parametrize('options', [{}, dict(scan=True, remat=True), dict(dtype=jnp.bfloat16)])
+def test_a_value_is_read_where_its_token_is_predicted(name, options, request):
+    """The value before token t is that of the state at t - 1 of this rollout alone."""
+    model, params = request.getfixturevalue(name)
+    model = dataclasses.replace(model, **options)
+    network = trained((model, params))
+    rows = make_rows(model)
+    estimate = network.estimate(minibatches(rows), Hosts(), whitens=False)
+    values = by_token(estimate.value_minibatches, 'old_values')
+    weights = network.state['params']
+    layers = {key: value for key, value in weights.items() if key != 'value'}
+    for row in rows:
+        tokens = row.trajectory.tokens[None]
+        positions = np.arange(tokens.shape[1])[None]
+        states = transformer.hidden(model, layers, tokens, positions, np.ones_like(tokens))
+        outputs = states.astype(jnp.float32) @ weights['value']['kernel'] + weights['value']['bias']
+        trained_positions = np.flatnonzero(row.trajectory.source == POLICY)
+        expected = np.asarray(outputs)[0, trained_positions - 1, 0]
+        tolerance = 2e-2 if 'dtype' in options else 2e-4
+        np.testing.assert_allclose(
+            values[tuple(row.trajectory.tokens)], expected, rtol=tolerance, atol=tolerance
+        )
+
+
+def test_a_token_changes_the_values_after_it_and_not_its_own(policy):
+    network = trained(policy)
+    (row,) = make_rows(policy[0], count=1)
+    positions = np.flatnonzero(row.trajectory.source == POLICY)
+    changed = positions[1]
+    other_tokens = row.trajectory.tokens.copy()
+    other_tokens[changed] = (other_tokens[changed] + 1) % policy[0].vocab_size
+    other = dataclasses.replace(
+        row, trajectory=dataclasses.replace(row.trajectory, tokens=other_tokens)
+    )
+    values = []
+    for each in (row, other):
+        packed = minibatches([each], parts=1, micro_rows=1)
+        ((batch,),) = network.estimate(packed, Hosts(), whitens=False).value_minibatches
+        values.append(batch.old_values[0])
+    np.testing.assert_array_equal(values[0][: changed + 1], values[1][: changed + 1])
+    after = positions[2]
+    assert abs(values[0][after] - values[1][after]) > 1e-6
 
 
 @pytest.mark.parametrize(
@@ -216,8 +279,8 @@ class RecordedHosts:
 
 
 def record_of_two_processes(network, halves):
-    """The values that both processes give to `gather`, call by call: found by running them in turns, as often as they
-    have calls, because a value may depend on the sums before it."""
+    """The values that both processes give to `gather`, call by call: both are run again for every call, because its
+    value may depend on the sums before it."""
     gathered = []
     while True:
         calls = []
@@ -232,6 +295,40 @@ def record_of_two_processes(network, halves):
         gathered.append(calls)
 
 
+def test_a_minibatch_without_tokens_changes_nothing(policy):
+    network = trained(policy)
+    before = jax.tree.map(np.array, network.state)
+    rows = make_rows(policy[0])
+    estimate = network.estimate([*minibatches(rows, parts=1), []], Hosts(), whitens=True)
+    assert [bool(part) for part in estimate.minibatches] == [True, False]
+    assert [bool(part) for part in estimate.value_minibatches] == [True, False]
+    assert network.update(estimate.value_minibatches[1]) == {}
+    jax.tree.map(np.testing.assert_array_equal, network.state, before)
+    nothing = network.estimate([[], []], Hosts(), whitens=True)
+    assert nothing == ([[], []], [[], []], False, {})
+
+
+def test_without_rewards_and_values_nothing_is_learnt(policy):
+    """All rewards are 0 and the first values too: no token has an advantage."""
+    rows = make_rows(policy[0])
+    assert network_of(policy).estimate(minibatches(rows), Hosts(), whitens=True).is_informative
+    for row in rows:
+        row.advantage = 0.0
+    estimate = network_of(policy).estimate(minibatches(rows), Hosts(), whitens=True)
+    assert not estimate.is_informative
+    assert not any(batch.advantage.any() for part in estimate.minibatches for batch in part)
+    # Where a reward was expected, its absence teaches.
+    assert trained(policy).estimate(minibatches(rows), Hosts(), whitens=True).is_informative
+
+
+def test_equal_rewards_have_no_variance_to_explain(policy):
+    rows = make_rows(policy[0])
+    for row in rows:
+        row.advantage = 1.0
+    estimate = trained(policy).estimate(minibatches(rows), Hosts(), whitens=True)
+    assert set(estimate.stats) == {'value_network/value'}
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing(policy):
     network = trained(policy)
     before = jax.tree.map(np.array, network.state)
@@ -240,7 +337,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(policy):
     ).value_minibatches
     broken = dataclasses.replace(batch, returns=np.full_like(batch.returns, np.inf))
     stats = network.update([broken])
-    assert stats['value_network/skipped_updates'] == (1.0, 1.0)
+    assert stats['value_network/nonfinite_updates'] == (1.0, 1.0)
     jax.tree.map(np.testing.assert_array_equal, network.state, before)
 
 
@@ -254,8 +351,9 @@ def test_a_restored_state_goes_on_bit_for_bit(policy):
     jax.tree.map(np.testing.assert_array_equal, network.state, other.state)
 
 
-def test_the_policys_weights_are_copied_and_its_output_layer_is_left_out(policy):
-    network = trained(policy)
-    _, params = policy
-    assert 'head' not in network.state['params'] and 'value' not in params
+def test_the_policys_weights_are_copied_and_its_output_layer_is_left_out(untied):
+    network = trained(untied)
+    _, params = untied
+    assert 'head' in params and 'value' not in params
+    assert set(network.state['params']) == set(params) - {'head'} | {'value'}
     assert not np.array_equal(network.state['params']['embedding'], params['embedding'])

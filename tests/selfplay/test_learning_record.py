@@ -9,21 +9,22 @@ import numpy as np
 import pytest
 from test_engine import make, play, policy  # noqa: F401 - a fixture
 
-from zeroplay_jax.selfplay.learning_record import LearningRecord, shares_text, teaches
+from zeroplay_jax.selfplay.learning_record import LearningRecord, shares_text
+from zeroplay_jax.selfplay.role_updates import RolePlan
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.training.outcome import learning_summary, remedy, stop_line
 from zeroplay_jax.types import Outcome, Row, TaskDropped
 
 
-def test_with_a_value_network_equal_rewards_can_teach():
-    settings = types.SimpleNamespace(entropy_coef=0.0, baseline='mean')
-    trajectory = types.SimpleNamespace(lengths=[])
-    rows = [Row('solver', trajectory, 0.0, 0, advantage=0.0)]
-    assert not teaches(rows, settings, 0.0)
-    settings.baseline = 'value'
-    assert teaches(rows, settings, 0.0)
-    rows[0].drop = 'ungraded'
-    assert not teaches(rows, settings, 0.0)
+@pytest.mark.parametrize('has_token_advantages', [True, False])
+def test_with_a_value_network_a_step_teaches_if_a_token_has_an_advantage(has_token_advantages):
+    settings = types.SimpleNamespace(entropy_coef=0.0, baseline='value', old_logp='sampler')
+    rows = [Row('solver', types.SimpleNamespace(lengths=[]), 0.0, 0, advantage=0.0)]
+    plan = RolePlan('solver', settings, [rows], 0.0, {})
+    plan.has_token_advantages = has_token_advantages
+    # The norm may be that of a KL term alone.
+    plan.add(0, {'gradient_norm': (0.1, 1.0)})
+    assert plan.learnt == has_token_advantages
 
 
 def training_step(index, steps=4):

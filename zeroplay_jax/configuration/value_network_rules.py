@@ -27,6 +27,12 @@ def check_value_networks(config: ConfigDict, recipe: type[Recipe]) -> None:
         if config.policy.adapters.rank:
             problem = 'a value network has whole weights, and the run trains adapters'
             fail(f'{role}.baseline', 'value', problem, 'take mean, or policy.adapters.rank=0')
+    settings = config.value_network
+    if roles and config.rollout.drop_thinking and settings.discount * settings.gae_lambda < 1:
+        name = 'discount' if settings.discount < 1 else 'gae_lambda'
+        problem = 'with rollout.drop_thinking every context of a rollout ends with its reward'
+        fix = 'give 1, or rollout.drop_thinking=false'
+        fail(f'value_network.{name}', settings[name], problem, fix)
     if roles:
         return
     for name, default in ValueNetwork().model_dump().items():

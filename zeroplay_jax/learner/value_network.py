@@ -21,14 +21,17 @@ from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.learner.role_update import apply_gradients
 from zeroplay_jax.learner.update_statistics import host_statistics
 from zeroplay_jax.learner.weights_view import copy_tree
-from zeroplay_jax.objectives import aggregation, values
+from zeroplay_jax.objectives import aggregation
 from zeroplay_jax.objectives.types import DeviceStats, Stats
+from zeroplay_jax.objectives.values import gae, terminal_rewards, value_loss
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.runtime.hosts import Hosts
 
 # Added to the variance before the root, as in verl.
 _EPSILON = 1e-8
+# Variance below which returns count as equal.
+_EQUAL = 1e-12
 # Name of a value network in a checkpoint, in front of its role.
 CHECKPOINT_PREFIX = 'value_network_of_'
 
@@ -63,13 +66,15 @@ class Estimate(NamedTuple):
 
     Attributes:
       minibatches: micro-batches by minibatch, with advantages per token.
-      value_minibatches: the same rows as the value network is trained on.
+      value_minibatches: the same rows as the value network is trained on; [] for a minibatch without a trained token.
+      is_informative: whether any trained token of the step, of all processes, has an advantage other than 0.
       stats: 'value_network/value', the mean value, and 'value_network/explained_variance', the share of the variance of
         the returns that the values explain (1: all; below 0: a constant would be better), as (sum, count).
     """
 
     minibatches: list[list[Batch]]
     value_minibatches: list[list[ValueBatch]]
+    is_informative: bool
     stats: Stats
 
 
@@ -115,7 +120,9 @@ class ValueNetwork:
         self.state = {'params': self._to_host(copied), 'opt': self._to_host(opt_state)}
 
         replicated = sharding.replicated(mesh)
-        self._values = jax.jit(functools.partial(_values, model), out_shardings=self._row_sharding)
+        self._predict = jax.jit(
+            functools.partial(_predict, model), out_shardings=self._row_sharding
+        )
         self._zeros = jax.jit(
             functools.partial(_zeros, param_shapes=jax.eval_shape(copy_tree, initial_params)),
             out_shardings=(param_shardings, replicated),
@@ -157,40 +164,35 @@ class ValueNetwork:
           whitens: whether the advantages get mean 0 and variance 1 over all trained tokens of the step, as in verl.
         """
         batches = [batch for minibatch in minibatches for batch in minibatch]
-        old_values = self._old_values(batches)
-        advantages, returns = [], []
-        for batch, batch_values in zip(batches, old_values, strict=True):
-            rewards = values.terminal_rewards(batch.advantage, batch.mask, batch.segment)
-            batch_advantages, batch_returns = values.gae(
-                rewards,
-                batch_values,
-                batch.mask,
-                batch.segment,
-                discount=self._settings.discount,
-                decay=self._settings.gae_lambda,
-            )
-            advantages.append(batch_advantages)
-            returns.append(batch_returns)
-        masks = [batch.mask for batch in batches]
-        stats = _statistics(hosts, old_values, returns, masks)
+        if not batches:
+            return Estimate([[] for _ in minibatches], [[] for _ in minibatches], False, {})
+        old_values = np.concatenate(self._old_values(batches))
+        mask = np.concatenate([batch.mask for batch in batches])
+        segment = np.concatenate([batch.segment for batch in batches])
+        reward_of_rollout = np.concatenate([batch.advantage for batch in batches])
+        advantages, returns = gae(
+            terminal_rewards(reward_of_rollout, mask, segment),
+            old_values,
+            mask,
+            segment,
+            discount=self._settings.discount,
+            decay=self._settings.gae_lambda,
+        )
+        moments = _moments(hosts, mask, [old_values, advantages, returns, returns - old_values])
+        of_values, of_advantages, of_returns, of_errors = moments
+        stats: Stats = {'value_network/value': (of_values.mean, 1.0)}
+        # Equal returns have no variance to explain; rounding would give them a little.
+        if of_returns.variance > _EQUAL:
+            unexplained = of_errors.variance / of_returns.variance
+            stats['value_network/explained_variance'] = (1 - unexplained, 1.0)
+        is_informative = bool(of_advantages.mean or of_advantages.variance)
         if whitens:
-            advantages = _whitened(hosts, advantages, masks)
-
-        rows = zip(old_values, advantages, returns, strict=True)
-        policy_minibatches, value_minibatches = [], []
-        for minibatch in minibatches:
-            counted = sum(int(batch.mask.sum()) for batch in minibatch)
-            num_tokens = sum(hosts.gather(counted))
-            policy_batches, value_batches = [], []
-            for batch in minibatch:
-                batch_values, batch_advantages, batch_returns = next(rows)
-                policy_batches.append(
-                    dataclasses.replace(batch, advantage=batch_advantages.astype(np.float32))
-                )
-                value_batches.append(_value_batch(batch, batch_values, batch_returns, num_tokens))
-            policy_minibatches.append(policy_batches)
-            value_minibatches.append(value_batches)
-        return Estimate(policy_minibatches, value_minibatches, stats)
+            deviation = np.sqrt(of_advantages.variance + _EPSILON)
+            advantages = np.where(mask, (advantages - of_advantages.mean) / deviation, 0.0)
+        policy_minibatches, value_minibatches = _divided(
+            minibatches, hosts, old_values, advantages, returns
+        )
+        return Estimate(policy_minibatches, value_minibatches, is_informative, stats)
 
     def _old_values(self, batches: Sequence[Batch]) -> list[np.ndarray]:
         """Returns the values before the tokens of every batch, float32 [B, L]."""
@@ -200,7 +202,7 @@ class ValueNetwork:
             rows = sharding.put_rows(
                 (batch.tokens, batch.positions, batch.segment), self._row_sharding
             )
-            scores.append(self._values(params, *rows))
+            scores.append(self._predict(params, *rows))
         # All are dispatched before the first is read: a read waits for the device.
         return sharding.local_rows(scores)
 
@@ -208,11 +210,14 @@ class ValueNetwork:
         """Takes one optimiser step; replaces `state`, whose values stay if the gradient is not finite.
 
         Args:
-          batches: the micro-batches of one minibatch; with several processes, those of this one.
+          batches: the micro-batches of one minibatch; with several processes, those of this one. Without any, nothing
+            is done: a step with a gradient of 0 would still decay weights and advance the schedule.
 
         Returns:
           Statistics as (sum, count), with names that begin with 'value_network/'.
         """
+        if not batches:
+            return {}
         params = self._to_device(self.state['params'])
         gradients, device_stats = self._zeros()
         for batch in batches:
@@ -222,6 +227,8 @@ class ValueNetwork:
         params, opt_state, gradient_norm = self._apply(params, opt_state, gradients)
         self.state = {'params': self._to_host(params), 'opt': self._to_host(opt_state)}
         stats = host_statistics(device_stats, gradient_norm)
+        # Here an update is skipped for no other reason.
+        stats['nonfinite_updates'] = stats.pop('skipped_updates')
         return {f'value_network/{name}': value for name, value in stats.items()}
 
 
@@ -236,7 +243,7 @@ def _initial_params(model: ModelConfig, mesh: jax.sharding.Mesh, params: Params)
     return trunk | jax.tree.map(jax.device_put, {'value': output}, shardings)
 
 
-def _values(model, params, tokens, positions, segment) -> Float[Array, 'batch length']:
+def _predict(model, params, tokens, positions, segment) -> Float[Array, 'batch length']:
     """Returns the value before every token of packed rows, float32; that of a row's first token is 0."""
     trunk = {name: weights for name, weights in params.items() if name != 'value'}
     states = transformer.hidden(model, trunk, tokens, positions, segment)
@@ -248,10 +255,8 @@ def _values(model, params, tokens, positions, segment) -> Float[Array, 'batch le
 
 def _loss(model, clip, params, batch: ValueBatch) -> tuple[Float[Array, ''], DeviceStats]:
     """Returns Σ weight · loss of the values of one micro-batch, and statistics as (sum, count)."""
-    token_values = _values(model, params, batch.tokens, batch.positions, batch.segment)
-    per_token, stats = values.value_loss(
-        token_values, batch.old_values, batch.returns, batch.mask, clip
-    )
+    token_values = _predict(model, params, batch.tokens, batch.positions, batch.segment)
+    per_token, stats = value_loss(token_values, batch.old_values, batch.returns, batch.mask, clip)
     loss = aggregation.aggregate(per_token, batch.weight)
     return loss, stats | {'loss': (jax.lax.stop_gradient(loss), jnp.float32(0))}
 
@@ -273,54 +278,70 @@ def _zeros(param_shapes):
     return gradients, dict.fromkeys(('squared_error', 'clip_share', 'loss'), (zero, zero))
 
 
-def _value_batch(
-    batch: Batch, old_values: np.ndarray, returns: np.ndarray, num_tokens: int
-) -> ValueBatch:
-    """Returns the rows of a batch for the value network: a mean over `num_tokens`, those of all processes."""
-    return ValueBatch(
-        tokens=batch.tokens,
-        positions=batch.positions,
-        segment=batch.segment,
-        mask=batch.mask,
-        old_values=np.asarray(old_values, np.float32),
-        returns=returns.astype(np.float32),
-        weight=np.where(batch.mask, np.float32(1 / max(num_tokens, 1)), np.float32(0)),
-    )
+class _Moments(NamedTuple):
+    """Mean and unbiased variance of the trained tokens of all processes."""
+
+    mean: float
+    variance: float
 
 
-def _global_sums(hosts: Hosts, arrays: Sequence[np.ndarray], masks: Sequence[np.ndarray]) -> float:
-    """Returns the sum of unmasked values over all arrays and processes."""
-    local = sum(float(np.where(mask, array, 0.0).sum()) for array, mask in zip(arrays, masks))
-    return sum(hosts.gather(local))
+def _moments(hosts: Hosts, mask: np.ndarray, arrays: Sequence[np.ndarray]) -> list[_Moments]:
+    """Returns the moments of every array at the unmasked positions of all processes; 0 without any."""
+    trained = [array[mask] for array in arrays]
+    sums = [float(mask.sum())]
+    sums += [float(array.sum()) for array in trained]
+    count, *totals = np.sum(hosts.gather(sums), axis=0)
+    means = [float(total / max(count, 1)) for total in totals]
+    squares = []
+    for array, mean in zip(trained, means, strict=True):
+        squares.append(float(((array - mean) ** 2).sum()))
+    total_squares = np.sum(hosts.gather(squares), axis=0)
+    variances = [float(total / max(count - 1, 1)) for total in total_squares]
+    return [_Moments(*moments) for moments in zip(means, variances, strict=True)]
 
 
-def _moments(hosts, arrays, masks) -> tuple[float, float, float]:
-    """Returns number, mean and sum of squared deviations of the unmasked values of all processes."""
-    count = _global_sums(hosts, masks, masks)
-    mean = _global_sums(hosts, arrays, masks) / max(count, 1)
-    squares = [(array - mean) ** 2 for array in arrays]
-    return count, mean, _global_sums(hosts, squares, masks)
+def _divided(
+    minibatches: Sequence[Sequence[Batch]],
+    hosts: Hosts,
+    old_values: np.ndarray,
+    advantages: np.ndarray,
+    returns: np.ndarray,
+) -> tuple[list[list[Batch]], list[list[ValueBatch]]]:
+    """Returns the micro-batches of policy and value network, by minibatch.
 
-
-def _whitened(hosts, advantages, masks) -> list[np.ndarray]:
-    """Returns advantages with mean 0 and variance 1 over the unmasked tokens of all processes; 0 where masked."""
-    count, mean, squares = _moments(hosts, advantages, masks)
-    deviation = np.sqrt(squares / max(count - 1, 1) + _EPSILON)
-    return [
-        np.where(mask, (array - mean) / deviation, 0.0) for array, mask in zip(advantages, masks)
-    ]
-
-
-def _statistics(hosts, old_values, returns, masks) -> Stats:
-    """Returns the statistics of `Estimate`."""
-    count, mean_value, _ = _moments(hosts, old_values, masks)
-    if not count:
-        return {}
-    _, _, return_squares = _moments(hosts, returns, masks)
-    errors = [target - value for target, value in zip(returns, old_values)]
-    _, _, error_squares = _moments(hosts, errors, masks)
-    stats: Stats = {'value_network/value': (mean_value, 1.0)}
-    # Equal returns have no variance to explain.
-    if return_squares > 0:
-        stats['value_network/explained_variance'] = (1 - error_squares / return_squares, 1.0)
-    return stats
+    Args:
+      minibatches: the policy's micro-batches, of which the advantages are replaced.
+      hosts: processes of the run.
+      old_values, advantages, returns: [rows of all micro-batches, L].
+    """
+    local_tokens = []
+    for minibatch in minibatches:
+        local_tokens.append(sum(int(batch.mask.sum()) for batch in minibatch))
+    tokens = np.sum(hosts.gather(local_tokens), axis=0)
+    policy_minibatches: list[list[Batch]] = []
+    value_minibatches: list[list[ValueBatch]] = []
+    start = 0
+    for minibatch, num_tokens in zip(minibatches, tokens, strict=True):
+        policy_batches = []
+        value_batches = []
+        for batch in minibatch:
+            rows = slice(start, start + len(batch.tokens))
+            start = rows.stop
+            advantage = advantages[rows].astype(np.float32)
+            policy_batches.append(dataclasses.replace(batch, advantage=advantage))
+            # The denominator is that of all processes.
+            weight = np.float32(1 / max(num_tokens, 1))
+            value_batches.append(
+                ValueBatch(
+                    tokens=batch.tokens,
+                    positions=batch.positions,
+                    segment=batch.segment,
+                    mask=batch.mask,
+                    old_values=old_values[rows].astype(np.float32),
+                    returns=returns[rows].astype(np.float32),
+                    weight=np.where(batch.mask, weight, np.float32(0)),
+                )
+            )
+        policy_minibatches.append(policy_batches)
+        value_minibatches.append(value_batches if num_tokens else [])
+    return policy_minibatches, value_minibatches

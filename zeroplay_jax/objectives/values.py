@@ -30,7 +30,7 @@ def terminal_rewards(
     Raises:
       ValueError: shapes differ.
     """
-    rewards, mask, segment = _checked('terminal_rewards', mask, segment, rewards)
+    mask, segment, rewards = _checked('terminal_rewards', mask, segment, rewards)
     positions = np.broadcast_to(np.arange(mask.shape[1]), mask.shape)
     row_index = np.broadcast_to(np.arange(mask.shape[0])[:, None], mask.shape)
     last_position = np.full((mask.shape[0], int(segment.max(initial=0)) + 1), -1)
@@ -71,8 +71,7 @@ def gae(
     for name, number in (('discount', discount), ('decay', decay)):
         if not 0 <= number <= 1:
             raise ValueError(f'gae: {name} is {number}; give a number from 0 to 1')
-    rewards, mask, segment = _checked('gae', mask, segment, rewards)
-    values, *_ = _checked('gae', mask, segment, values)
+    mask, segment, rewards, values = _checked('gae', mask, segment, rewards, values)
     num_rows, num_positions = mask.shape
     advantages = np.zeros(mask.shape)
     # Of the next trained token of the same rollout.
@@ -136,14 +135,14 @@ def value_loss(
     return jnp.where(mask, 0.5 * loss, 0.0), stats
 
 
-def _checked(name, mask, segment, values):
-    """Returns (values float64 with 0 where masked, mask bool, segment), all [B, T], or raises ValueError."""
-    values = np.asarray(values, np.float64)
+def _checked(name, mask, segment, *arrays):
+    """Returns (mask bool, segment, *arrays float64 with 0 where masked), all [B, T], or raises ValueError."""
     mask = np.asarray(mask, bool)
     segment = np.asarray(segment)
-    if mask.ndim != 2 or not values.shape == mask.shape == segment.shape:
+    arrays = [np.asarray(array, np.float64) for array in arrays]
+    shapes = [array.shape for array in (mask, segment, *arrays)]
+    if mask.ndim != 2 or len(set(shapes)) > 1:
         raise ValueError(
-            f'{name}: every array must be [B, T] of one shape, got {values.shape}, mask {mask.shape} and '
-            f'segment {segment.shape}'
+            f'{name}: every array must be [B, T] of one shape, got {shapes} (mask and segment first)'
         )
-    return np.where(mask, values, 0.0), mask, segment
+    return mask, segment, *(np.where(mask, array, 0.0) for array in arrays)

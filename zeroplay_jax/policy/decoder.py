@@ -213,8 +213,8 @@ class Decoder(nn.Module):
         # At small widths a model learns far more slowly from the usual deviation of 0.02.
         embedding_init = nn.initializers.normal(0.1)
         embedding = self.param('embedding', embedding_init, embedding_shape)
-        if not config.tied:
-            # Declared here so that `init` makes it; `transformer.logits` uses it.
+        if not config.tied and self.is_initializing():
+            # Made here, and used by `transformer.logits` alone: a value network has the layers without it.
             head_shape = (config.hidden_size, config.vocab_size)
             self.param('head', nn.initializers.lecun_normal(), head_shape)
 

@@ -35,8 +35,7 @@ def teaches(rows: Sequence[Row], settings: Any, distill_coef: float) -> bool:
     valid_rows = [row for row in rows if row.drop is None]
     if any(row.advantage for row in valid_rows):
         return True
-    # A reward of 0 teaches where a value network expects more.
-    if (settings.entropy_coef or settings.baseline == 'value') and valid_rows:
+    if settings.entropy_coef and valid_rows:
         return True
     has_teacher = any(row.teacher_tokens for row in valid_rows)
     return bool(distill_coef) and has_teacher

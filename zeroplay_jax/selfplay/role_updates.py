@@ -45,7 +45,8 @@ class RolePlan:
       minibatches: rows of every update, with advantages.
       distill_coef: weight of the distillation term.
       stats: statistics of the rows and, after `add`, of the updates.
-      learnt: whether an update had a gradient that teaches (`learning_record.teaches`).
+      has_token_advantages: whether a value network gave a trained token an advantage other than 0.
+      learnt: whether an update had a gradient that teaches (`learning_record.teaches`, or `has_token_advantages`).
       skipped: records for tasks.jsonl of the updates that were skipped.
     """
 
@@ -54,6 +55,7 @@ class RolePlan:
     minibatches: list[list[Row]]
     distill_coef: float
     stats: Stats
+    has_token_advantages: bool = False
     learnt: bool = False
     skipped: list[Json] = dataclasses.field(default_factory=list)
 
@@ -70,7 +72,8 @@ class RolePlan:
             self.skipped.append(skipped_update_log(self.role, rows))
         skipped = (float(not finite_updates), 1.0)
         self.stats = added(self.stats, update_stats | {'nonfinite_updates': skipped})
-        self.learnt = self.learnt or (norm > 0 and teaches(rows, self.settings, self.distill_coef))
+        is_taught = self.has_token_advantages or teaches(rows, self.settings, self.distill_coef)
+        self.learnt = self.learnt or (norm > 0 and is_taught)
 
 
 class RoleUpdates:
@@ -172,6 +175,8 @@ class RoleUpdates:
         for part in minibatches:
             packed_rows = trained_rows(part, settings, distill_coef)
             self.operations += step_metrics.operations(learner.model, packed_rows, learner.has_base)
+            if role in self._value_networks:
+                self.operations += step_metrics.value_operations(learner.model, packed_rows)
         return RolePlan(role, settings, minibatches, distill_coef, stats)
 
     def _update_role(self, step: Step, role: str, rows: list[Row]) -> RolePlan:
@@ -187,23 +192,35 @@ class RoleUpdates:
                 minibatches = [learner.recompute_old_logp(role, packed) for packed in minibatches]
                 plan.stats |= step_metrics.sampler_gap(minibatches[0], self._context.hosts)
             network = self._value_networks.get(role)
-            if network is not None:
-                # Before the first update, so that all minibatches are compared with the same values.
-                estimate = network.estimate(
-                    minibatches, self._context.hosts, whitens=settings.scale == 'batch'
-                )
-                minibatches = estimate.minibatches
-                plan.stats |= estimate.stats
-            for number, packed in enumerate(minibatches):
-                plan.add(number, learner.update(role, packed, plan.distill_coef))
-                if network is not None:
-                    value_stats = network.update(estimate.value_minibatches[number])
-                    plan.stats = added(plan.stats, value_stats)
+            if network is None:
+                for number, packed in enumerate(minibatches):
+                    plan.add(number, learner.update(role, packed, plan.distill_coef))
+            else:
+                self._update_with_values(plan, learner, network, minibatches)
             # Updated once per step and not per minibatch (π-Play eq. 10): the rate 0.05 is then a half-life
             # of about 13.5 steps for any `minibatches`.
             learner.update_ema_teacher()
         self._publish_update(plan)
         return plan
+
+    def _update_with_values(
+        self,
+        plan: RolePlan,
+        learner: Learner,
+        network: ValueNetwork,
+        minibatches: Sequence[Sequence[Batch]],
+    ) -> None:
+        """Makes the updates of a role and of its value network, which gives every token its advantage."""
+        # Before the first update, so that all minibatches are compared with the same values.
+        estimate = network.estimate(
+            minibatches, self._context.hosts, whitens=plan.settings.scale == 'batch'
+        )
+        plan.stats |= estimate.stats
+        plan.has_token_advantages = estimate.is_informative
+        parts = zip(estimate.minibatches, estimate.value_minibatches, strict=True)
+        for number, (packed, value_batches) in enumerate(parts):
+            plan.add(number, learner.update(plan.role, packed, plan.distill_coef))
+            plan.stats = added(plan.stats, network.update(value_batches))
 
     def _update_jointly(
         self, step: Step, roles: Sequence[str], rows: Sequence[Row]

@@ -183,6 +183,16 @@ def operations(model: ModelConfig, rows: Sequence[Row], is_frozen: bool) -> floa
     return total
 
 
+def value_operations(model: ModelConfig, rows: Sequence[Row]) -> float:
+    """Returns the operations of a value network of this shape on these rows: values, and one update."""
+    total = 0.0
+    for row in rows:
+        for lengths in row.trajectory.lengths:
+            # An update has three passes, the values a fourth; there are no logits.
+            total += 4 / 3 * model_operations.update_operations(model, lengths.tokens, logits=0)
+    return total
+
+
 def utilisation(update_operations: float, seconds: float) -> dict[str, float]:
     """Returns the metric 'mfu': operations of updates over those of all devices at their peak in bfloat16.
 

@@ -312,7 +312,7 @@ class TrainedRole(Section):
     singleton: Literal['zero', 'raw'] = 'zero'
     """Advantage of a row that is alone in its group (Dr. Zero's code: raw)."""
     skip_uninformative: bool = True
-    """Leave out rows of advantage 0, which contribute nothing without a KL or entropy term."""
+    """Leave out rows of advantage 0, which contribute nothing without a KL or entropy term or a value network."""
     loss: Annotated[
         str, one_of_or_function('reinforce', 'token_pg', 'sequence_pg', 'geometric_pg', 'cispo')
     ] = 'token_pg'
@@ -370,7 +370,8 @@ class TrainedRole(Section):
 
 
 class ValueNetwork(Section):
-    """The value networks of roles with baseline=value (PPO): optimiser, loss and advantages."""
+    """The value networks of roles with baseline=value (PPO): optimiser, loss and advantages. They read float32 masters,
+    whatever micro.weights is."""
 
     learning_rate: PositiveFloat = 1e-5
     """Peak; constant after the warm-up."""

@@ -108,7 +108,11 @@ FIGURES: Mapping[str, _Figure] = {
     ),
     'nonfinite': _Figure(
         # Weights that are not finite stop the run whatever the levels are (`outcome.raise_if_weights_are_lost`).
-        ('nonfinite_updates', 'row_drop/nonfinite_reward'),
+        (
+            'nonfinite_updates',
+            'value_network/nonfinite_updates',
+            'row_drop/nonfinite_reward',
+        ),
         'the share of updates or rewards that are not finite is',
         'lower config.<role>.learning_rate, set config.policy.dtype=float32, or correct the reward',
     ),

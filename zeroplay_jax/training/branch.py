@@ -269,7 +269,7 @@ def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _read(
-    source: Source, name: str, stored: Json, learner: Learner | ValueNetwork
+    source: Source, name: str, stored: Json, network: Learner | ValueNetwork
 ) -> dict[str, jax.Array]:
     """Returns the arrays of one set of weights by their path, on the devices of the learner.
 
@@ -277,8 +277,8 @@ def _read(
       name: of the weights.
       stored: the part of `stored_tree` to read.
     """
-    shardings = _by_path(learner.shardings)
-    replicated = sharding.replicated(learner.mesh)
+    shardings = _by_path(network.shardings)
+    replicated = sharding.replicated(network.mesh)
 
     def restore_arguments(path: Any, _: Any) -> ocp.ArrayRestoreArgs:
         return ocp.ArrayRestoreArgs(sharding=shardings.get(sharding.path_name(path), replicated))
@@ -299,7 +299,7 @@ def _by_path(tree: Any) -> dict[str, Any]:
 
 
 def _merged(
-    source: Source, name: str, learner: Learner | ValueNetwork, arrays: dict[str, jax.Array]
+    source: Source, name: str, network: Learner | ValueNetwork, arrays: dict[str, jax.Array]
 ) -> dict[str, Any]:
     """Returns a state with the arrays of a checkpoint where their paths and shapes are equal.
 
@@ -321,7 +321,7 @@ def _merged(
         # Moments of an optimiser that the other run lacked, or its position in a warm-up.
         return leaf
 
-    return dict(jax.tree_util.tree_map_with_path(merge, learner.state))
+    return dict(jax.tree_util.tree_map_with_path(merge, network.state))
 
 
 def record(hosts: Hosts, workdir: pathlib.Path, source: Source, engine: Engine) -> None:
