@@ -31,7 +31,7 @@ class Claim(NamedTuple):
         can be repeated, not how common it is.
       afterwards: whether the claim was registered when its runs had been made for another claim.
       added: whether the claim was registered when the runs of its arm `better`, and the results of other claims, were
-        known, but before any run of its arm `worse`.
+        known, but before any run of its arm `worse` with a seed of the claims.
       plays: how many times the claim was played, each time in another setting; a play that was stopped counts. Its
         p-value and its interval are those of the last play, at a level divided by the number of plays. Because it could
         have been decided in any play, the probability of a wrong verdict is at most LEVEL · (1 + 1/2 + … + 1/plays).
