@@ -257,7 +257,7 @@ def _print_registration(claims: list[Claim]) -> None:
             print('  registered when its runs had been made for other claims')
         if claim.added:
             print(
-                '  registered after the results of other claims, before any run of its second arm'
+                '  registered after the results of other claims, before the runs of its second arm'
             )
         if claim.plays > 1:
             print(f'  play {claim.plays} of this claim')
