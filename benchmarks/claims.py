@@ -41,7 +41,7 @@ from typing import Any
 
 from benchmarks import claims_statistics as statistics
 from benchmarks import claims_table
-from benchmarks.claims_arms import CLAIMS, LOOKS, MEASURES, Claim, Look, arm_differences
+from benchmarks.claims_arms import ARMS, CLAIMS, LOOKS, MEASURES, Arm, Claim, Look, arm_differences
 from benchmarks.claims_plot import write_forest_plot
 from benchmarks.claims_runs import Run, Runner
 from zeroplay_jax.runtime.atomic import write_text
@@ -247,6 +247,9 @@ def _print_registration(claims: list[Claim]) -> None:
         print(f'look {number}: {look.seeds} seeds per arm, {look.share} of the error probability')
     for name, measure in MEASURES.items():
         print(f'{name}: {measure["text"]}; {measure["reason"]}')
+    print('\narms, beside the setting that all have in common:')
+    for arm in dict(runs_of(claims, seeds=1)):
+        print(f'  {arm}: {_arm_text(ARMS[arm])}')
     for claim in claims:
         print(f'\n{claim.system}: {claim.text}')
         print(f'  {claim.better} against {claim.worse or "itself before training"}')
@@ -256,13 +259,21 @@ def _print_registration(claims: list[Claim]) -> None:
         if claim.afterwards:
             print('  registered when its runs had been made for other claims')
         if claim.added:
-            print(
-                '  registered after the results of other claims, before the runs of its second arm'
-            )
+            known = 'the results of other claims and the runs of its first arm'
+            print(f'  added when {known} were known, before those of its second arm')
         if claim.plays > 1:
             print(f'  play {claim.plays} of this claim')
         for field, (better, worse) in arm_differences(claim.better, claim.worse).items():
             print(f'  {field}: {better} against {worse}')
+
+
+def _arm_text(arm: Arm) -> str:
+    """Returns an arm's config: the system or a row of configs/ablations.py, further fields, and the start."""
+    parts = [f'{arm.system}/{arm.row}' if arm.row else arm.system]
+    parts += [f'{name}={value}' for name, value in arm.settings.items()]
+    if arm.start:
+        parts.append(f'start mini/{arm.start}')
+    return ', '.join(parts)
 
 
 def main(argv: list[str] | None = None) -> None:

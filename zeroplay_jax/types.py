@@ -389,7 +389,8 @@ class Row:
       group: integer key of the group that its advantage is relative to (question, hop count, …).
       drop: reason code when the row must not be trained on, else None.
       info: details for metrics and logs.
-      advantage: set by `update_batch.set_advantages`.
+      advantage: set by `update_batch.set_advantages`; None after an update in which a value network gave one to every
+        token.
       teacher_prompt: int32 [P], the teacher's prompt in place of the student's; None if the row is not distilled, and
         with a summary.
       process: index of the process that has `trajectory`; None: all of them.
@@ -402,7 +403,7 @@ class Row:
     parts: dict[str, float] = dataclasses.field(default_factory=dict)
     drop: str | None = None
     info: RowInfo = dataclasses.field(default_factory=RowInfo)
-    advantage: float = 0.0
+    advantage: float | None = 0.0
     teacher_prompt: np.ndarray | None = None
     process: int | None = None
 

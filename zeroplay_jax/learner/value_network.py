@@ -30,7 +30,7 @@ from zeroplay_jax.runtime.hosts import Hosts
 
 # Added to the variance before the root, as in verl.
 _EPSILON = 1e-8
-# Variance below which returns count as equal.
+# Variance below which rewards count as equal.
 _EQUAL = 1e-12
 # Name of a value network in a checkpoint, in front of its role.
 CHECKPOINT_PREFIX = 'value_network_of_'
@@ -69,7 +69,7 @@ class Estimate(NamedTuple):
       value_minibatches: the same rows as the value network is trained on; [] for a minibatch without a trained token.
       is_informative: whether any trained token of the step, of all processes, has an advantage other than 0.
       stats: 'value_network/value', the mean value, and 'value_network/explained_variance', the share of the variance of
-        the returns that the values explain (1: all; below 0: a constant would be better), as (sum, count).
+        the rewards that the values explain (1: all; below 0: a constant would be better), as (sum, count).
     """
 
     minibatches: list[list[Batch]]
@@ -178,12 +178,13 @@ class ValueNetwork:
             discount=self._settings.discount,
             decay=self._settings.gae_lambda,
         )
-        moments = _moments(hosts, mask, [old_values, advantages, returns, returns - old_values])
-        of_values, of_advantages, of_returns, of_errors = moments
+        errors = reward_of_rollout - old_values
+        moments = _moments(hosts, mask, [old_values, advantages, reward_of_rollout, errors])
+        of_values, of_advantages, of_rewards, of_errors = moments
         stats: Stats = {'value_network/value': (of_values.mean, 1.0)}
-        # Equal returns have no variance to explain; rounding would give them a little.
-        if of_returns.variance > _EQUAL:
-            unexplained = of_errors.variance / of_returns.variance
+        # Equal rewards have no variance to explain; rounding would give them a little.
+        if of_rewards.variance > _EQUAL:
+            unexplained = of_errors.variance / of_rewards.variance
             stats['value_network/explained_variance'] = (1 - unexplained, 1.0)
         is_informative = bool(of_advantages.mean or of_advantages.variance)
         if whitens:

@@ -124,10 +124,12 @@ def value_loss(
     loss = squared_error
     is_clipped = jnp.zeros(mask.shape, bool)
     if clip:
-        clipped_values = old_values + jnp.clip(values - old_values, -clip, clip)
+        change = values - old_values
+        clipped_values = old_values + jnp.clip(change, -clip, clip)
         clipped_error = (clipped_values - returns) ** 2
-        is_clipped = clipped_error > squared_error
-        loss = jnp.maximum(squared_error, clipped_error)
+        # Within the clip both errors are equal but for rounding.
+        is_clipped = (jnp.abs(change) > clip) & (clipped_error > squared_error)
+        loss = jnp.where(is_clipped, clipped_error, squared_error)
     stats = {
         'squared_error': total(squared_error, mask),
         'clip_share': total(is_clipped, mask),

@@ -184,6 +184,9 @@ class Engine:
         self.proposals.add(tasks, outcomes)
         if step.phase.trains:
             stats |= self._update_roles(step, rows, outcomes)
+            if all(role in self.value_networks for role in step.phase.trains):
+                # A value network does not compare the rollouts of a group.
+                stats.pop('informative_share', None)
         else:
             for name in _REWARD_METRICS:
                 stats.pop(name, None)

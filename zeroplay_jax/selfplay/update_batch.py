@@ -52,6 +52,9 @@ def set_advantages(rows: Sequence[Row], settings: Any, group_size: int | None = 
     )
     for row, value in zip(rows, values):
         row.advantage = float(value)
+    if has_values:
+        # Groups mean nothing to a value network.
+        return {name: stats[name] for name in ('invalid_rows', 'nonfinite_rows')}
     return stats
 
 

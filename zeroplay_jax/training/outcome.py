@@ -31,7 +31,8 @@ _INFORMATION = 'read why in tasks.jsonl, and the rollouts in report.html'
 _REMEDIES = {
     'prompt_too_long': 'raise config.rollout.prompt_tokens, and with it config.sampler.context',
     EQUAL_REWARDS: (
-        'all rollouts of a group earned the same: take easier or harder inputs, more rollouts per prompt '
+        'all rollouts of a group earned the same (with baseline=value: what was expected of them): '
+        'take easier or harder inputs, more rollouts per prompt '
         '(config.<role>.samples) or a larger config.<role>.batch; if none gives an answer, more tokens '
         '(config.rollout.turn_tokens)'
     ),

@@ -225,6 +225,23 @@ const METRICS = {
   staleness: [UPDATES, 'Rollout age in training steps', 'With rollout.ahead: weights that are one step older.'],
   skipped_updates: [UPDATES, 'Skipped updates', 'Updates skipped because the gradient was not finite.'],
   learning_rate: [UPDATES, 'Learning rate', 'Of the optimiser at this step.'],
+  'value_network/value': [
+    UPDATES,
+    'Value network: mean value',
+    'Expected reward before a trained token; it starts at 0 and approaches the mean reward.',
+  ],
+  'value_network/explained_variance': [
+    UPDATES,
+    'Value network: explained variance',
+    'Share of the variance of rewards that values explain. 1: all; below 0: a constant would be better. Large negative ' +
+      'numbers where rewards hardly differ; none where they are equal.',
+  ],
+  'value_network/squared_error': [
+    UPDATES,
+    'Value network: squared error',
+    'Mean over trained tokens, during the updates.',
+  ],
+  'value_network/gradient_norm': [UPDATES, 'Value network: gradient norm', 'Global norm before clipping.'],
   informative_groups: [
     GROUPS,
     'Groups with reward variance, valid rollouts',

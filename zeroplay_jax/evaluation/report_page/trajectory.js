@@ -119,6 +119,11 @@ function trainingUse(row) {
   return row.advantage === 0 ? ', zero advantage' : ', trained on';
 }
 
+function advantageText(row) {
+  // A value network gives every token an advantage of its own.
+  return row.advantage === null ? 'one per token (value network)' : format(row.advantage);
+}
+
 function sourceLegend(row) {
   const sources = [
     ['policy', `sampled from the policy${trainingUse(row)}`],
@@ -196,7 +201,7 @@ function describe(index) {
       ['Document', info.document && asText(info.document)],
       ['Solved in', solvedText(row)],
       ['Reward', `${format(row.reward)}${components ? `   (${components})` : ''}`],
-      ['Advantage', isTrainingStep(row) ? format(row.advantage) : ''],
+      ['Advantage', isTrainingStep(row) ? advantageText(row) : ''],
       ['Excluded', row.drop ? readable(row.drop) : ''],
       ['Rejected', info.rejected ? readable(info.rejected) : ''],
       ['Finish reason', row.finish ? readable(row.finish) : ''],
