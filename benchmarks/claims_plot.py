@@ -38,7 +38,7 @@ def write_forest_plot(table: Sequence[Mapping[str, Any]], out: pathlib.Path) -> 
         axes.set_xlabel(
             'difference with its interval; right of 0: as the paper says\n'
             'colours: verdict after correction\n'
-            '* chosen for this effect   † registered after its runs   ‡ after those of one arm'
+            '§ chosen for this effect   † registered after its runs   ‡ after those of one arm'
         )
         axes.grid(axis='x', color=TEXT_COLOUR, alpha=0.3)
         axes.spines[:].set_visible(False)
@@ -54,7 +54,7 @@ def write_forest_plot(table: Sequence[Mapping[str, Any]], out: pathlib.Path) -> 
 
 def _marks(row: Mapping[str, Any]) -> str:
     """Returns the marks behind the name of a claim."""
-    signs = {'selected': '*', 'afterwards': '†', 'added': '‡'}
+    signs = {'selected': '§', 'afterwards': '†', 'added': '‡'}
     return ''.join(f' {sign}' for name, sign in signs.items() if row[name])
 
 

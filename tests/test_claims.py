@@ -187,7 +187,7 @@ def test_the_forest_plot_shows_every_claim(tmp_path):
     claims_plot.write_forest_plot(rows, tmp_path / 'a.svg')
     svg = (tmp_path / 'a.svg').read_text()
     assert all(
-        f'ssp: claim {number} ${mark}<' in svg for number, mark in enumerate(['', ' *', ' † ‡'])
+        f'ssp: claim {number} ${mark}<' in svg for number, mark in enumerate(['', ' §', ' † ‡'])
     )
     assert all(colour in svg for colour in claims_plot.COLOURS.values())
     claims_plot.write_forest_plot(rows, tmp_path / 'b.svg')
