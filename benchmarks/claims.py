@@ -260,7 +260,8 @@ def _print_registration(claims: list[Claim]) -> None:
             print('  registered when its runs had been made for other claims')
         if claim.added:
             known = 'the results of other claims and the runs of its first arm'
-            print(f'  added when {known} were known, before those of its second arm')
+            print(f'  added when {known} were known;')
+            print('  of its second arm no run with a seed of the claims was made before')
         if claim.plays > 1:
             print(f'  play {claim.plays} of this claim')
         for field, (better, worse) in arm_differences(claim.better, claim.worse).items():

@@ -201,7 +201,4 @@ def get_config(name=''):
         for field in _QWEN3:
             settings.pop(field, None)
     config.update_from_flattened_dict(settings)
-    if variant and config.solver.baseline == 'value':
-        # Ten times the policy's, as in the row.
-        config.value_network.learning_rate = 10 * config.solver.learning_rate
     return config

@@ -37,6 +37,7 @@ PAGES = (
     'docs/tpu-gpu.md',
     'CONTRIBUTING.md',
     # After the pages that make runs/mini.
+    'docs/ablations.md',
     'docs/adapters.md',
     'docs/concepts.md',
 )

@@ -5,6 +5,11 @@ import sys
 
 import pytest
 from config_checks import ROOT, run
+from ml_collections import ConfigDict
+
+from zeroplay_jax.configs import piplay, ssp
+from zeroplay_jax.configuration import command_line
+from zeroplay_jax.types import UserError
 
 HEAVY = ('jax', 'jaxlib', 'tensorflow', 'transformers', 'tokenizers', 'openai', 'flax', 'scann')
 LIGHT = """
@@ -77,3 +82,33 @@ def test_help_shows_a_command():
     result = run('--help')
     assert 'python -m zeroplay_jax.main --config=configs/quickstart.py --workdir=' in result.stdout
     assert '--workdir' in result.stdout
+
+
+def flags_are_accepted(config, *arguments):
+    try:
+        command_line._check_sections(['main', *arguments], config)
+    except UserError as error:
+        return str(error)
+    return True
+
+
+def test_flags_of_the_recipes_own_sections_are_accepted():
+    own = ['--config.ssp.noise=1', '--config.proposer.batch=4', '--noconfig.ssp.code_gate']
+    assert flags_are_accepted(ssp.get_config(), *own, '--config.seed=1', '--workdir=x') is True
+    # π-Play is Dr. Zero with distillation, and has its section.
+    assert flags_are_accepted(piplay.get_config(), '--config.drzero.group=prompt') is True
+    # Without a config, or with one that lacks its recipe, the other checks have the better line.
+    assert flags_are_accepted(None, *own) is True
+    assert flags_are_accepted(ConfigDict({'seed': 1}), *own) is True
+    # A recipe of another package may read the sections of any other.
+    config = ssp.get_config()
+    config.recipe = 'their_package.recipe'
+    assert flags_are_accepted(config, '--config.drzero.group=prompt') is True
+
+
+def test_a_flag_of_another_recipes_section_is_refused_with_its_value():
+    refusal = flags_are_accepted(ssp.get_config(), '--noconfig.scope.gates')
+    assert refusal.startswith('config.scope.gates=True: recipe ssp does not read this section')
+    config = ssp.get_config()
+    config.recipe = 'piplay'
+    assert 'set recipe to ssp' in flags_are_accepted(config, '--config.ssp.noise', '1')

@@ -134,3 +134,15 @@ def test_the_quickstart_reaches_no_level():
         trains = () if phase == 'generate' else (phase,)
         assert alarms.check(step(number, phase, trains), metrics) == []
     assert phases == {'proposer', 'generate', 'solver'}
+
+
+@pytest.mark.parametrize('prefix, role', [('', 'solver'), ('proposer/', 'proposer')])
+def test_updates_of_a_value_network_that_are_not_finite_are_an_alarm(prefix, role):
+    alarms = Alarms(levels(nonfinite=(0.5, 0.0, 1)))
+    metrics = {f'{prefix}value_network/nonfinite_updates': 1.0}
+    (alarm,) = alarms.check(
+        step(1, trains=('solver',) if not prefix else ('solver', role)), metrics
+    )
+    assert f'config.{role}.learning_rate' in alarm.text
+    assert 'config.value_network.learning_rate' in alarm.text
+    assert '(value_network)' not in alarm.text and f'{role}/value_network' not in alarm.text

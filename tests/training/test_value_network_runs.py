@@ -11,9 +11,11 @@ import pytest
 from zeroplay_jax.configs import ablations
 from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.learner.value_network import CHECKPOINT_PREFIX
-from zeroplay_jax.training import branch, loop, source_checkpoint
+from zeroplay_jax.policy import sharding
+from zeroplay_jax.policy.decoder import ModelConfig
+from zeroplay_jax.training import branch, loop, run_weights, source_checkpoint
 
-CRITIC = CHECKPOINT_PREFIX + 'solver'
+NETWORK = CHECKPOINT_PREFIX + 'solver'
 
 
 def make_config(**fields):
@@ -66,13 +68,13 @@ def test_a_killed_run_ends_with_the_same_bits(whole, tmp_path, monkeypatch):
     assert ours.step == theirs.step
     jax.tree.map(np.testing.assert_array_equal, first, second)
     # The value network was saved, and went on learning.
-    outputs = [state[CRITIC]['params']['value']['kernel'] for state in (at_step_2, first)]
+    outputs = [state[NETWORK]['params']['value']['kernel'] for state in (at_step_2, first)]
     assert outputs[0].any() and not np.array_equal(*outputs)
 
 
 def test_the_value_network_is_no_policy(whole):
     source, arrays = states(whole)
-    assert set(arrays) == {'solver', CRITIC}
+    assert set(arrays) == {'solver', NETWORK}
     assert branch.policy_names(source) == ['solver']
     assert [path.name for path in (whole / 'policy').iterdir()] == ['solver']
 
@@ -85,7 +87,7 @@ def test_another_run_goes_on_with_the_value_network_if_there_is_one(
     if not has_value_network:
         config = make_config()
         config.solver.update(baseline='mean', scale='std')
-        config.value_network.learning_rate = 1e-5
+        config.value_network.learning_rate = 0.0
         check(config)
         source = tmp_path / 'grpo'
         loop.run(config, source)
@@ -105,10 +107,35 @@ def test_another_run_goes_on_with_the_value_network_if_there_is_one(
         np.testing.assert_array_equal, before['solver']['params'], after['solver']['params']
     )
     if has_value_network:
-        jax.tree.map(np.testing.assert_array_equal, before[CRITIC], after[CRITIC])
+        jax.tree.map(np.testing.assert_array_equal, before[NETWORK], after[NETWORK])
     else:
         # It begins anew, with an output of 0.
-        assert not after[CRITIC]['params']['value']['kernel'].any()
+        assert not after[NETWORK]['params']['value']['kernel'].any()
+
+
+@pytest.mark.parametrize('rate, expected', [(0.0, 1e-2), (3e-4, 3e-4)])
+def test_a_value_network_has_ten_times_the_rate_of_the_policy(rate, expected, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        run_weights, 'ValueNetwork', lambda model, mesh, settings, *_, **__: made.append(settings)
+    )
+    config = make_config()
+    config.value_network.learning_rate = rate
+    model = ModelConfig('qwen3', 8, 8, 8, 1, 1, 1, 8)
+    networks = run_weights.build_value_networks(config, model, sharding.make_mesh(), {})
+    assert list(networks) == ['solver']
+    assert made[0].learning_rate == pytest.approx(expected)
+    # The config of the run stays as it was given.
+    assert config.value_network.learning_rate == rate
+
+
+def test_logged_rollouts_have_no_advantage_of_their_own(whole):
+    lines = (whole / 'trajectories.jsonl').read_text().splitlines()
+    solver = [row for row in map(json.loads, lines) if row['phase'] == 'solver']
+    assert solver and all(row['advantage'] is None for row in solver if row['drop'] is None)
+    steps = [json.loads(line) for line in (whole / 'metrics.jsonl').read_text().splitlines()]
+    for record in steps:
+        assert not {'informative_share', 'singleton_groups', 'group_size'} & record.keys()
 
 
 def test_every_step_logs_values(whole):

@@ -213,31 +213,30 @@ def _check_sections(argv: Sequence[str], config: ConfigDict | None) -> None:
 
     A config file may have them, because it works with any recipe; somebody who gives a flag expects an effect.
     """
+    # A recipe of another package may read the sections of any other. Incomplete configs are refused by `rules.check`.
     if config is None:
         return
-    recipe = recipes.recipe_class(config.recipe)
-    roles = [role.name for role in recipe.roles(config) if role.is_trained]
+    chosen = config.get('recipe')
+    if chosen not in recipes.BUILT_IN:
+        return
     for argument in argv[1:]:
-        flag, _, value = argument.lstrip('-').partition('=')
-        section, _, field = flag.removeprefix('no').removeprefix('config.').partition('.')
-        if not re.match(r'(no)?config\.', flag) or not field:
+        match = re.match(r'--?(?:no)?config\.(\w+)\.([\w.]+)', argument)
+        if not match:
             continue
-        readers = _recipes_with_section(section, config)
-        if readers and section not in (*recipe.settings, *roles):
-            problem = f'recipe {config.recipe} does not read this section'
+        section, field = match.groups()
+        readers = [name for name in recipes.BUILT_IN if _has_section(name, section)]
+        if readers and chosen not in readers:
+            problem = f'recipe {chosen} does not read this section'
             fix = f'take it away, or set recipe to {" or ".join(readers)}'
-            fail(f'{section}.{field}', value, problem, fix)
+            fail(f'{section}.{field}', config[section][field], problem, fix)
 
 
-def _recipes_with_section(section: str, config: ConfigDict) -> list[str]:
-    """Returns the built-in recipes to which a section belongs: their settings, or a role that they train."""
-    names = []
-    for name in recipes.BUILT_IN:
-        recipe = recipes.recipe_class(name)
-        roles = [role.name for role in recipe.roles(config) if role.is_trained]
-        if section in (*recipe.settings, *roles):
-            names.append(name)
-    return names
+def _has_section(name: str, section: str) -> bool:
+    """Returns whether a section belongs to a built-in recipe: its settings, or a role that it trains."""
+    recipe = recipes.recipe_class(name)
+    defaults = fields.default_config(name)
+    roles = [role.name for role in recipe.roles(defaults) if role.is_trained]
+    return section in (*recipe.settings, *roles)
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:

@@ -28,7 +28,7 @@ def default_config(recipe: str = 'drzero') -> ConfigDict:
     """
     config = ConfigDict(Run().model_dump())
     config.recipe = recipe
-    # All built-in recipes are included, so that one config file and its flags work with any of them.
+    # All built-in recipes are included, so that one config file works with any of them.
     for name in dict.fromkeys((*recipes.BUILT_IN, recipe)):
         _add_sections(config, recipes.recipe_class(name))
     return config

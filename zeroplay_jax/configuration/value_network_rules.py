@@ -13,8 +13,6 @@ from zeroplay_jax.settings.schema import ValueNetwork
 def check_value_networks(config: ConfigDict, recipe: type[Recipe]) -> None:
     """Refuses settings that do not go with a value network, and a section `value_network` that nothing reads."""
     trained = [role.name for role in recipe.roles(config) if role.is_trained]
-    # A role that is never trained has no value network (`run_weights.build_value_networks`).
-    trained = [role for role in trained if config[role].train_iterations != 0]
     roles = [role for role in trained if config[role].baseline == 'value']
     for role in roles:
         settings = config[role]

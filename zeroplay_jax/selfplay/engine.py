@@ -184,8 +184,7 @@ class Engine:
         self.proposals.add(tasks, outcomes)
         if step.phase.trains:
             stats |= self._update_roles(step, rows, outcomes)
-            if all(role in self.value_networks for role in step.phase.trains):
-                # A value network does not compare the rollouts of a group.
+            if not any(self._compares_groups(role) for role in step.phase.trains):
                 stats.pop('informative_share', None)
         else:
             for name in _REWARD_METRICS:
@@ -220,6 +219,10 @@ class Engine:
         if clears_pool(step):
             self.pool.clear()
         return discarded_rows
+
+    def _compares_groups(self, role: str) -> bool:
+        """Returns whether the rollouts of a group are compared with each other: not by a value network alone."""
+        return role not in self.value_networks or self.config[role].filter_groups
 
     def _fill_pool(self, outcomes: Sequence[Outcome]) -> list[list[str | None]]:
         """Adds the questions of a step to the pool, and counts dropped items there.

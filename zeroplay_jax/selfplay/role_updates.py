@@ -219,8 +219,9 @@ class RoleUpdates:
         plan.has_token_advantages = estimate.is_informative
         for rows in plan.minibatches:
             for row in rows:
-                # Until here the reward, which would be read as the advantage in logs.
-                row.advantage = None
+                # Until here the reward, which would be read as the advantage in logs. Dropped rows keep their 0.
+                if row.drop is None:
+                    row.advantage = None
         parts = zip(estimate.minibatches, estimate.value_minibatches, strict=True)
         for number, (packed, value_batches) in enumerate(parts):
             plan.add(number, learner.update(plan.role, packed, plan.distill_coef))

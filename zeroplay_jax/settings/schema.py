@@ -373,8 +373,8 @@ class ValueNetwork(Section):
     """The value networks of roles with baseline=value (PPO): optimiser, loss and advantages. They read float32 masters,
     whatever micro.weights is."""
 
-    learning_rate: PositiveFloat = 1e-5
-    """Peak; constant after the warm-up."""
+    learning_rate: NonNegativeFloat = 0.0
+    """Peak; constant after the warm-up. 0: ten times that of the role's policy, as in Search-R1."""
     warmup_steps: NonNegativeInt = 0
     """Length n of the linear warm-up: update i has i/n of the rate."""
     weight_decay: NonNegativeFloat = 0.01

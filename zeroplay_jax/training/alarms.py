@@ -109,12 +109,14 @@ FIGURES: Mapping[str, _Figure] = {
     'nonfinite': _Figure(
         # Weights that are not finite stop the run whatever the levels are (`outcome.raise_if_weights_are_lost`).
         (
-            'nonfinite_updates',
+            # The longer name first: the shorter one is its end.
             'value_network/nonfinite_updates',
+            'nonfinite_updates',
             'row_drop/nonfinite_reward',
         ),
         'the share of updates or rewards that are not finite is',
-        'lower config.<role>.learning_rate, set config.policy.dtype=float32, or correct the reward',
+        'lower config.<role>.learning_rate (with baseline=value also config.value_network.learning_rate), '
+        'set config.policy.dtype=float32, or correct the reward',
     ),
 }
 

@@ -124,13 +124,12 @@ def build_learners(
 def build_value_networks(
     config, model: ModelConfig, mesh: Mesh, params: Params
 ) -> dict[str, ValueNetwork]:
-    """Returns the value network of every role with `baseline=value` that is ever trained, with the loaded weights."""
+    """Returns the value network of every role with `baseline=value`, initialised with the loaded weights."""
     model = dataclasses.replace(model, mesh=mesh if mesh.size > 1 else None)
     networks: dict[str, ValueNetwork] = {}
     for role in trained_roles(config):
-        settings = config[role]
-        if settings.baseline == 'value' and settings.train_iterations != 0:
-            networks[role] = ValueNetwork(
-                model, mesh, config.value_network, params, offload=config.offload
-            )
+        if config[role].baseline == 'value':
+            settings = config.value_network.copy_and_resolve_references()
+            settings.learning_rate = settings.learning_rate or 10 * config[role].learning_rate
+            networks[role] = ValueNetwork(model, mesh, settings, params, offload=config.offload)
     return networks

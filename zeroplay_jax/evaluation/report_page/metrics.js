@@ -241,6 +241,18 @@ const METRICS = {
     'Value network: squared error',
     'Mean over trained tokens, during the updates.',
   ],
+  'value_network/loss': [UPDATES, 'Value network: loss', 'Half the squared error, clipped.'],
+  'value_network/clip_share': [
+    UPDATES,
+    'Value network: clipped tokens',
+    'Share of trained tokens whose value moved beyond value_network.value_clip in this step.',
+    'share',
+  ],
+  'value_network/nonfinite_updates': [
+    UPDATES,
+    'Value network: skipped updates',
+    'Updates skipped because the gradient was not finite.',
+  ],
   'value_network/gradient_norm': [UPDATES, 'Value network: gradient norm', 'Global norm before clipping.'],
   informative_groups: [
     GROUPS,
