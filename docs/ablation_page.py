@@ -1,6 +1,6 @@
 """Writes docs/ablations.md from configs/ablations.py.
 
-python docs/ablation_page.py > docs/ablations.md
+PYTHONPATH=. .venv/bin/python docs/ablation_page.py > docs/ablations.md
 """
 
 import importlib

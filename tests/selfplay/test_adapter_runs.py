@@ -5,6 +5,7 @@ import pathlib
 
 import ahead_runs
 import jax
+import killed_runs
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -134,10 +135,6 @@ def test_a_step_in_one_pass_has_the_metrics_of_separate_updates(monkeypatch):
         assert ours['metrics'][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
-class Killed(Exception):
-    pass
-
-
 @pytest.mark.parametrize('base', ['none', pytest.param('int8', marks=pytest.mark.long)])
 def test_a_killed_run_is_resumed_exported_and_continued(tmp_path, monkeypatch, base):
     config = make_config('piplay')
@@ -145,18 +142,7 @@ def test_a_killed_run_is_resumed_exported_and_continued(tmp_path, monkeypatch, b
     config.policy.adapters.merge = True
     whole, killed = tmp_path / 'whole', tmp_path / 'killed'
     loop.run(config, whole)
-    save = loop.Checkpointer.save
-
-    def save_and_kill(self, step, *args):
-        save(self, step, *args)
-        self.wait()
-        if step == 2:
-            raise Killed
-
-    monkeypatch.setattr(loop.Checkpointer, 'save', save_and_kill)
-    with pytest.raises(Killed):
-        loop.run(config, killed)
-    monkeypatch.undo()
+    killed_runs.run_until(2, monkeypatch, config, killed)
     loop.run(config, killed)
     folders = sorted(path.name for path in (whole / 'policy').iterdir())
     assert folders and folders == sorted(path.name for path in (killed / 'policy').iterdir())

@@ -77,6 +77,10 @@ def test_operations_of_a_sequence_by_hand():
     for is_frozen in (False, True):
         row_operations = operations.update_operations(model, 4, 4, is_frozen)
         assert step_metrics.operations(model, rows, is_frozen) == 2 * row_operations
+    # A value network has no logits: three passes of an update, and one for the values before it.
+    assert step_metrics.value_operations(model, rows) == pytest.approx(
+        2 * 4 * operations.forward_operations(model, 4, 0)
+    )
 
 
 def devices(*kinds, **stats):

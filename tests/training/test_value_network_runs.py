@@ -4,6 +4,7 @@ import json
 
 import host_processes
 import jax
+import killed_runs
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -38,10 +39,6 @@ def states(workdir):
     return source, jax.tree.map(np.asarray, arrays)
 
 
-class Killed(Exception):
-    pass
-
-
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
     workdir = tmp_path_factory.mktemp('ppo') / 'whole'
@@ -50,18 +47,7 @@ def whole(tmp_path_factory):
 
 
 def test_a_killed_run_ends_with_the_same_bits(whole, tmp_path, monkeypatch):
-    save = loop.Checkpointer.save
-
-    def save_and_kill(self, step, *args):
-        save(self, step, *args)
-        self.wait()
-        if step == 2:
-            raise Killed
-
-    monkeypatch.setattr(loop.Checkpointer, 'save', save_and_kill)
-    with pytest.raises(Killed):
-        loop.run(make_config(), tmp_path / 'killed')
-    monkeypatch.undo()
+    killed_runs.run_until(2, monkeypatch, make_config(), tmp_path / 'killed')
     _, at_step_2 = states(tmp_path / 'killed')
     loop.run(make_config(), tmp_path / 'killed')
     (ours, first), (theirs, second) = states(whole), states(tmp_path / 'killed')
@@ -92,16 +78,7 @@ def test_another_run_goes_on_with_the_value_network_if_there_is_one(
         source = tmp_path / 'grpo'
         loop.run(config, source)
     # The next run is stopped when it has saved its first state.
-    save = loop.Checkpointer.save
-
-    def save_and_kill(self, step, *args):
-        save(self, step, *args)
-        self.wait()
-        raise Killed
-
-    monkeypatch.setattr(loop.Checkpointer, 'save', save_and_kill)
-    with pytest.raises(Killed):
-        loop.run(make_config(seed=1), tmp_path / 'next', str(source))
+    killed_runs.run_until(None, monkeypatch, make_config(seed=1), tmp_path / 'next', str(source))
     (_, before), (_, after) = states(source), states(tmp_path / 'next')
     jax.tree.map(
         np.testing.assert_array_equal, before['solver']['params'], after['solver']['params']

@@ -191,7 +191,7 @@ def _check_groups(config: ConfigDict, recipe: type[Recipe]) -> None:
         if settings.filter_groups and role not in recipe.filterable_roles:
             problem = f'recipe {config.recipe} does not filter groups of this role'
             fail(f'{role}.filter_groups', True, problem, 'set it to false')
-        if settings.filter_groups and settings.samples < 2:
+        if settings.filter_groups and is_alone:
             problem = 'a single rollout has no reward variance, and the filter would leave nothing'
             fix = f'give 2 or more, or {role}.filter_groups=false'
             fail(f'{role}.samples', settings.samples, problem, fix)
