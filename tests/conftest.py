@@ -53,3 +53,13 @@ def no_lines_about_progress():
     from zeroplay_jax.retrieval import progress
 
     progress._LINE_SECONDS = math.inf
+
+
+@pytest.fixture
+def user_reads(record_property):
+    """Returns a function that records the line a user reads, for the table of `python -m benchmarks.faults`."""
+
+    def record(line):
+        record_property('user_reads', str(line))
+
+    return record

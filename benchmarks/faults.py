@@ -1,0 +1,135 @@
+"""Sends the inputs that others reported as faults, and prints what a user reads: python -m benchmarks.faults
+
+The inputs are the tests with the marker `fault(key, sent)`. A test passes if its input is read as the field's reference
+implementation reads it, or refused in one line; the line is recorded by the fixture `user_reads`. A test that fails is
+`silent` (wrong and not a word), or a `traceback`. The status is 1 if there is one of these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import pathlib
+import re
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+# Characters of a line in the table.
+_MAX_LINE = 300
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One input.
+
+    Attributes:
+      key: its place in the tables of faults, such as 'third-1' or 'F5'.
+      sent: what the input is.
+      verdict: 'right', 'refused', 'said' (read, with a line that warns), 'not tried', 'silent' or 'traceback'.
+      line: what a user reads.
+    """
+
+    key: str
+    sent: str
+    verdict: str
+    line: str
+
+
+class Collector:
+    """Plug-in of pytest that makes a `Row` of every test with the marker `fault`."""
+
+    def __init__(self):
+        self.rows: list[Row] = []
+        self._markers: dict[str, tuple[str, str]] = {}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            marker = item.get_closest_marker('fault')
+            if marker is not None:
+                self._markers[item.nodeid] = marker.args
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        is_result = report.when == 'call' or not report.passed
+        if not is_result or report.nodeid not in self._markers:
+            return
+        key, sent = self._markers[report.nodeid]
+        line = dict(report.user_properties).get('user_reads', '')
+        verdict = _verdict(line)
+        if report.skipped:
+            verdict = 'not tried'
+            line = _skip_reason(report)
+        elif report.failed:
+            verdict, line = _failure(report)
+        self.rows.append(Row(key, sent, verdict, line))
+
+
+def _verdict(line: str) -> str:
+    """Returns the verdict of a test that passed: lines that begin with 'right:' or 'said:' name it."""
+    prefix = re.match(r'(right|said)\b', line)
+    return prefix[1] if prefix else 'refused'
+
+
+def _skip_reason(report: pytest.TestReport) -> str:
+    # pytest keeps (file, line, reason) of a skipped test.
+    if isinstance(report.longrepr, tuple):
+        return report.longrepr[2]
+    return ''
+
+
+def _failure(report: pytest.TestReport) -> tuple[str, str]:
+    """Returns verdict and line of a test that failed."""
+    crash = getattr(report.longrepr, 'reprcrash', None)
+    message = crash.message if crash is not None else str(report.longrepr)
+    # An assertion that fails, or an error that was expected and not raised: the input was taken without a word.
+    is_silent = (
+        'AssertionError' in message or 'DID NOT RAISE' in message or message.startswith('assert')
+    )
+    return 'silent' if is_silent else 'traceback', message
+
+
+def _place(row: Row) -> tuple[str, int, str]:
+    """Returns what rows are sorted by: the table, and the number in it."""
+    table, number = re.fullmatch(r'(\D*)(\d*).*', row.key).groups()
+    return table, int(number or 0), row.key
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Returns the table in markdown."""
+    lines = ['| key | what is sent | verdict | what a user reads |', '|---|---|---|---|']
+    for row in sorted(rows, key=_place):
+        one_line = ' '.join(row.line.split())
+        cells = [row.key, row.sent, row.verdict, one_line[:_MAX_LINE]]
+        escaped_cells = [cell.replace('|', '\\|') for cell in cells]
+        lines.append(f'| {" | ".join(escaped_cells)} |')
+    return '\n'.join(lines) + '\n'
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the tests with the marker; returns 1 if an input was taken silently or ended in a traceback."""
+    parser = argparse.ArgumentParser(
+        prog='python -m benchmarks.faults', description=__doc__.splitlines()[0]
+    )
+    parser.add_argument('--out', type=pathlib.Path, help='file of the table in markdown')
+    parser.add_argument('tests', nargs='*', default=['tests'], help='files or folders of tests')
+    options = parser.parse_args(arguments)
+    collector = Collector()
+    tests = [str(ROOT / test) for test in options.tests]
+    pytest_flags = ['-q', '-m', 'fault and not long', '--no-header', '-p', 'no:cacheprovider']
+    status = pytest.main([*pytest_flags, *tests], plugins=[collector])
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return int(status)
+    table = markdown(collector.rows)
+    print(table)
+    if options.out:
+        options.out.write_text(table, encoding='utf-8')
+    counts = collections.Counter(row.verdict for row in collector.rows)
+    print(', '.join(f'{count} {verdict}' for verdict, count in sorted(counts.items())))
+    return int(counts['silent'] + counts['traceback'] > 0)
+
+
+if __name__ == '__main__':
+    sys.exit(main())
