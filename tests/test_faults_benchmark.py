@@ -1,4 +1,4 @@
-"""The command that sends the inputs of the fault campaign tells apart what was read, refused, taken silently and crashed."""
+"""The command of the fault campaign tells apart what was read, refused, taken silently and crashed."""
 
 import pathlib
 
