@@ -157,6 +157,8 @@ ROWS = {
     'dspo/exact_match': {'reward.answer': 'em'},
     # SCOPE: types of task, gates, length factor, frozen challenger, iterations, window, released code.
     'scope/no_gates': {'scope.gates': False},
+    # The gate before it read the source alone: tasks about the passages found pass.
+    'scope/relevant_to_evidence': {'scope.relevant_to': 'evidence'},
     'scope/no_length_factor': {'scope.length_factor': False},
     'scope/frozen_challenger': {'proposer.train_iterations': 1},
     **{f'scope/iterations_{n}': {'schedule.iterations': n} for n in (4, 5, 6)},
@@ -176,7 +178,11 @@ ROWS = {
     'scope/rubric_writer_32b': _judge(rubric_model='Qwen3-32B'),
     'scope/per_turn': {'rollout.drop_thinking': True},
     'scope/no_window': {'pool.window': (0.0, 1.0)},
-    'scope/code': {'scope.code_format': True, 'solver.clip_high': 0.28},
+    'scope/code': {
+        'scope.code_format': True,
+        'solver.clip_high': 0.28,
+        'judge.rubrics': (3, 10),
+    },
 }
 
 

@@ -50,6 +50,7 @@ def get_config(variant=''):
     config.scope.search_weight = 0.1  # table 9
     config.scope.update(length_factor=True, soft_length=1024, hard_length=2048)  # eq. 7, table 9
     config.scope.gates = True  # both gates, eq. 4
+    config.scope.relevant_to = 'source'  # figure 14
     config.judge.update(kind='policy', temperature=0.6, rubrics=(3, 5))  # table 9
     # Table 9. A slot holds 16,384 tokens, the prompt included.
     config.judge.update(tokens=8192, grade_tokens=16384)
@@ -83,7 +84,9 @@ def get_config(variant=''):
     config.mesh.fsdp = -1
     config.prompts = 'paper'
     config.tools.update(syntax='search_r1', top_k=3)  # tables 11 and 9
-    config.rollout.update(prompt_tokens=2048, turn_tokens=2048, observation_tokens=500, max_turns=4)
+    # Table 9 limits the response and not a turn. Five turns: the code; figures 17 and 18 show four searches.
+    config.rollout.update(prompt_tokens=2048, turn_tokens=8192, response_tokens=8192)
+    config.rollout.update(observation_tokens=500, max_turns=5)
     config.sampler.update(slots=128, context=16384, chunk=512, burst=16)  # table 9
     config.micro.update(rows=4, tokens=16384, order='longest_first')
     return config
@@ -98,7 +101,9 @@ def _mini(config):
             steps=3, warmup_steps=0, batch=8, samples=3, learning_rate=1e-4, prompt_tokens=0
         )
     config.reward.solves = 2
-    config.scope.update(searches_below_hops=1, soft_length=64, hard_length=128)
+    config.scope.update(
+        searches_below_hops=1, soft_length=64, hard_length=128, relevant_to='evidence'
+    )
     config.judge.update(kind='rule', rubrics=(2, 5), tokens=64, grade_tokens=0)
     config.pool.update(batch=8, samples=2, window=(0.0, 1.0), measure=0, target=0, batches=0)
     config.world.train = (0, 4)

@@ -204,8 +204,8 @@ class Trajectory:
         not POLICY.
       turns: the assistant turns in order.
       finish: why the rollout ended. 'answer': with a terminal tag of its role, whatever the tag's name; 'malformed':
-        with such a tag inside an unclosed call; 'eos': with an end token; 'turn_tokens', 'turns' or 'context': at the
-        limit of a turn's tokens, of turns, or of the slot's tokens.
+        with such a tag inside an unclosed call; 'eos': with an end token; 'turn_tokens', 'turns', 'response_tokens' or
+        'context': at the limit of a turn's tokens, of turns, of all tokens behind the prompt, or of the slot's tokens.
       weights: name of the weights that sampled it.
       version: version of those weights (`Scheduler.publish_weights`); with `rollout.switch` that of the first turn.
       identity: the request's identity plus the sample index.

@@ -166,16 +166,62 @@ def item(text='Names the city.', priority='"critical"'):
 GOOD = [item(), item('Gives the year.', "'important'"), item('Compares\n both  sides.', 'bonus')]
 
 
-def test_rubrics_are_read():
-    wanted = [
-        {'text': 'Names the city.', 'priority': 'critical'},
-        {'text': 'Gives the year.', 'priority': 'important'},
-        {'text': 'Compares both sides.', 'priority': 'bonus'},
-    ]
-    assert rubrics(listed(*GOOD)) == wanted
-    assert rubrics(f'<think>{listed(item())}</think>Here:\n{listed(*GOOD)}\nDone.') == wanted
-    assert rubrics(listed(item()) + listed(*GOOD)) == wanted
-    assert rubrics(listed(*GOOD).replace('<rubric ', '<rubric\n\t').replace('=', ' = ')) == wanted
+WANTED = [
+    {'text': 'Names the city.', 'priority': 'critical'},
+    {'text': 'Gives the year.', 'priority': 'important'},
+    {'text': 'Compares both sides.', 'priority': 'bonus'},
+]
+
+
+@pytest.mark.parametrize(
+    'text',
+    [
+        listed(*GOOD),
+        f'<think>{listed(item())}</think>Here:\n{listed(*GOOD)}\nDone.',
+        listed(item()) + listed(*GOOD),
+        listed(*GOOD).replace('<rubric ', '<rubric\n\t').replace('=', ' = '),
+        listed(item(priority='"Critical"'), *GOOD[1:]),
+        listed(item(priority='"critical" weight="9"'), *GOOD[1:]),
+    ],
+)
+def test_rubrics_are_read(text):
+    assert rubrics(text) == (WANTED, {})
+
+
+@pytest.mark.parametrize(
+    ('text', 'repairs'),
+    [
+        (listed(*GOOD, 'and that is all'), {'stray': 1}),
+        (listed('First:', *GOOD), {'stray': 1}),
+        (listed(*GOOD, '<!-- note -->', '&lol;'), {'stray': 1}),
+        (listed(*GOOD, item('')), {'malformed': 1}),
+        (listed(*GOOD, item(' \n ')), {'malformed': 1}),
+        (listed(*GOOD, '<rubric/>'), {'malformed': 1}),
+        (listed(*GOOD, '<rubric priority="bonus">open'), {'malformed': 1}),
+        (listed('<rubric priority="bonus">open', *GOOD), {'malformed': 1}),
+        (listed(*GOOD, '</rubric>'), {'malformed': 1}),
+        (listed(*GOOD, item()), {'repeated': 1}),
+        (listed(*GOOD, item('Names  the\ncity.')), {'repeated': 1}),
+    ],
+)
+def test_what_is_not_well_formed_is_left_out_and_counted(text, repairs):
+    assert rubrics(text) == (WANTED, repairs)
+
+
+@pytest.mark.parametrize(
+    ('written', 'taken', 'repairs'),
+    [
+        (item('w ' * 26), {'text': 'w ' * 25 + 'w', 'priority': 'critical'}, {'long': 1}),
+        (item('a', '"vital"'), {'text': 'a', 'priority': 'important'}, {'priority': 1}),
+        (item('a', '"critical'), {'text': 'a', 'priority': 'important'}, {'priority': 1}),
+        (item('a', '"bonus" x'), {'text': 'a', 'priority': 'bonus'}, {}),
+        ('<rubric>a</rubric>', {'text': 'a', 'priority': 'important'}, {'priority': 1}),
+        ('<rubric id="1" priority=bonus>a</rubric>', {'text': 'a', 'priority': 'bonus'}, {}),
+        (item('at < 5 <b>m</b>'), {'text': 'at < 5 <b>m</b>', 'priority': 'critical'}, {}),
+    ],
+)
+def test_items_of_another_form_are_taken_and_counted(written, taken, repairs):
+    assert rubrics(listed(*GOOD, written)) == ([*WANTED, taken], repairs)
 
 
 @pytest.mark.parametrize(
@@ -186,41 +232,20 @@ def test_rubrics_are_read():
         listed(),
         ''.join(GOOD),
         listed(*GOOD[:2]),
-        listed(*GOOD, item('a'), item('b'), item('c')),
+        listed(*GOOD[:2], GOOD[0], item('')),
         listed(*GOOD)[: -len('</rubrics>')],
-        listed(*GOOD).removesuffix('</rubric></rubrics>') + '</rubrics>',
-        listed(*GOOD, 'and that is all'),
-        listed('First:', *GOOD),
-        listed(*GOOD, item('')),
-        listed(*GOOD, item(' \n ')),
-        listed(*GOOD, item()),
-        listed(*GOOD, item('w ' * 26)),
-        listed(*GOOD, item('a', '"vital"')),
-        listed(*GOOD, item('a', '"Critical"')),
-        listed(*GOOD, item('a', '"critical')),
-        listed(*GOOD, item('a', '"critical\'')),
-        listed(*GOOD, item('a', '"critical" weight="9"')),
-        listed(*GOOD, '<rubric>a</rubric>'),
-        listed(*GOOD, '<rubricpriority="bonus">a</rubric>'),
-        listed(*GOOD, '<rubric/>'),
-        listed(*GOOD, item('a <score>1</score>')),
-        listed(*GOOD, item(item('inner'))),
-        listed(*GOOD, '<!-- <rubric priority="bonus">a</rubric> -->'),
-        listed(*GOOD, '<![CDATA[x]]>'),
-        listed(*GOOD, '&lol;'),
         '<think>' + listed(*GOOD),
         listed(*GOOD) + '</think>',
     ],
 )
-def test_one_fault_rejects_the_whole_list(text):
+def test_too_few_rubrics_are_none(text):
     assert rubrics(text) is None
 
 
 def test_limits_of_rubrics_are_arguments():
-    assert len(rubrics(listed(*GOOD[:1]), minimum=1)) == 1
-    assert rubrics(listed(*GOOD), maximum=2) is None
-    assert rubrics(listed(*GOOD), words=2) is None
-    assert len(rubrics(listed(*GOOD, item('w ' * 25)))) == 4
+    assert rubrics(listed(*GOOD[:1]), minimum=1) == (WANTED[:1], {})
+    assert rubrics(listed(*GOOD), minimum=2, maximum=2) == (WANTED[:2], {'surplus': 1})
+    assert rubrics(listed(*GOOD), words=2) == (WANTED, {'long': 3})
 
 
 HOSTILE = [

@@ -344,6 +344,20 @@ def test_turn_limits(policy):
             assert not t.turns[-1].call
 
 
+def test_response_limit(policy):
+    """A response of up to its limit is what it is without one; a longer one ends there, whatever its turns."""
+    free = run(policy, requests(make_env(policy[0])))
+    limited = run(policy, requests(make_env(policy[0], response_tokens=24)))
+    prompts = [len(request.prompt) for request in requests(make_env(policy[0])) for _ in range(3)]
+    assert {t.finish for t in limited} > {'response_tokens'}
+    for long, short, prompt in zip(free, limited, prompts, strict=True):
+        length = len(short.tokens)
+        assert length - prompt <= 24
+        np.testing.assert_array_equal(long.tokens[:length], short.tokens)
+        if short.finish != 'response_tokens':
+            assert (short.finish, length) == (long.finish, len(long.tokens))
+
+
 def test_prompt_without_room_is_refused(policy):
     request = dataclasses.replace(requests(make_env(policy[0]))[0], prompt=np.zeros(96, np.int32))
     with pytest.raises(PromptTooLong, match='96 tokens'):

@@ -207,6 +207,14 @@ def test_half_a_surrogate_pair_in_a_rubric_can_be_stored(judge_of):
     assert rubrics[0]['text'] == 'Name the cit\ufffd.'
 
 
+def test_what_was_repaired_in_rubrics_is_counted(judge_of):
+    extra = '<rubric priority=vital>Name the sea.</rubric><rubric></rubric> That is all.'
+    judge, _ = judge_of([RUBRICS.replace('</rubrics>', f'{extra}</rubrics>')])
+    assert len(asyncio.run(judge.rubrics((0,), 'Describe Lomi.', 'doc'))) == 4
+    repaired = {'rubrics_priority': 1, 'rubrics_malformed': 1, 'rubrics_stray': 1}
+    assert judge.stats == {'asked': 1, **repaired}
+
+
 def test_a_passing_failure_is_tried_again(judge_of):
     judge, server = judge_of([500, 'Correct'], retries=1)
     assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is True and len(server.asked) == 2

@@ -1,5 +1,7 @@
 """SCOPE as an episode: gates before rubrics before trials, and what form, difficulty and length pay."""
 
+from unittest.mock import AsyncMock
+
 import pytest
 import scripted
 from scripted import ScriptedContext, final, searching
@@ -104,6 +106,24 @@ def test_what_the_judge_does_not_approve_pays_its_form_only_and_is_not_tried(jud
         and row.reward == row.parts['format'] > 0
     )
     assert len(judge.asked) == asked and len(context.asked) == 1
+
+
+@pytest.mark.parametrize(('setting', 'read'), [('source', 'Gumu'), ('evidence', 'Lomi')])
+def test_a_task_has_to_be_about_its_source(setting, read):
+    judge = Judge()
+    judge.gate = gate = AsyncMock(return_value=True)
+    context = ScriptedContext(judge, proposer=[challenge()], solver=[final(answer=GOOD)] * 2)
+    play(recipe(proposer__samples=1, scope__relevant_to=setting), 'proposer', context, ITEM)
+    documents = [call.args[3] for call in gate.await_args_list]
+    assert len(documents) == 2
+    assert all(document.split('\n')[-1].startswith(f'(Title: {read})') for document in documents)
+
+
+def test_a_rule_follows_facts_through_the_evidence():
+    config = scope.get_config('mini')
+    config.scope.relevant_to = 'source'
+    with pytest.raises(ConfigError, match='scope.relevant_to.*give evidence'):
+        Recipe.check(config)
 
 
 def test_gates_are_a_switch():

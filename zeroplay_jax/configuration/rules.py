@@ -30,6 +30,7 @@ from zeroplay_jax.objectives import rewards
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, RoleSpec, recipe_class
 from zeroplay_jax.settings.errors import ConfigError, fail
+from zeroplay_jax.settings.rollouts import written_tokens
 from zeroplay_jax.tools.registry import check_name as check_tool_name
 
 
@@ -72,13 +73,17 @@ def _check_lengths(config: ConfigDict, recipe: type[Recipe]) -> None:
     context = config.sampler.context
     turns = rollout.max_turns
     # Observations are not counted: one that does not fit ends its rollout, which the metric truncated_rate counts.
-    needed = rollout.prompt_tokens + turns * rollout.turn_tokens
+    needed = rollout.prompt_tokens + written_tokens(rollout)
     if context < needed:
-        problem = (
-            f'too short for {rollout.prompt_tokens} prompt + {turns} · {rollout.turn_tokens} turn '
-            f'tokens = {needed}'
-        )
+        written = f'{turns} · {rollout.turn_tokens} turn'
+        if rollout.response_tokens:
+            written = f'at most {rollout.response_tokens} response'
+        problem = f'too short for {rollout.prompt_tokens} prompt + {written} tokens = {needed}'
         fail('sampler.context', context, problem, f'give {needed} or shrink config.rollout')
+    if 0 < rollout.response_tokens < rollout.turn_tokens:
+        problem = f'a turn may have {rollout.turn_tokens} (rollout.turn_tokens)'
+        fix = f'give {rollout.turn_tokens} or more, or 0 for no limit but the slot'
+        fail('rollout.response_tokens', rollout.response_tokens, problem, fix)
     for specification, settings in _trained(config, recipe):
         if settings.prompt_tokens > rollout.prompt_tokens:
             problem = f'more than rollout.prompt_tokens={rollout.prompt_tokens} of all roles'

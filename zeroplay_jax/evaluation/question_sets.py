@@ -275,6 +275,10 @@ def result_settings(
     if tuple(config.tools.names) != ('search',):
         tools = ' '.join([config.tools.syntax, *config.tools.names])
     rollout = config.rollout
+    tokens = [rollout.max_turns, rollout.turn_tokens, rollout.observation_tokens]
+    # Left out where there is none, as in files of earlier versions.
+    if rollout.response_tokens:
+        tokens.append(rollout.response_tokens)
     return {
         'policy': policy,
         'answerer': '',
@@ -286,7 +290,7 @@ def result_settings(
         'limit': limit,
         'judge': judge,
         'tools': tools,
-        'tokens': [rollout.max_turns, rollout.turn_tokens, rollout.observation_tokens],
+        'tokens': tokens,
     }
 
 

@@ -24,6 +24,7 @@ ENDINGS = {
     'malformed': 'it is inside a tool call that was never closed',
     'eos': 'the policy ended without one',
     'turn_tokens': 'a turn was longer than the limit',
+    'response_tokens': 'turns and results together were longer than the limit of a response',
     'turns': 'the policy called a tool in its last turn too, in which it had to answer (--turns)',
     'context': 'its context is full',
 }

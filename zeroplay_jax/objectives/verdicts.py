@@ -1,12 +1,13 @@
 """Parses a judge's reply strictly: a reply that is not exactly one verdict gives None, which the caller handles.
 
 A reply may quote other texts, so a verdict must form a sentence of its own. Reasoning up to the last `</think>` is
-ignored, and a reply with unfinished reasoning has no verdict. `rubrics` parses a list of criteria in the same way.
-Works on plain strings, without JAX.
+ignored, and a reply with unfinished reasoning has no verdict. `rubrics` takes the well-formed items of a list of
+criteria and counts what it repaired. Works on plain strings, without JAX.
 """
 
 from __future__ import annotations
 
+import collections
 import re
 
 from zeroplay_jax.objectives.answers import extract_last
@@ -49,9 +50,13 @@ _SUBJECT = (
 _NOUN = '(?:answer|response|prediction|verdict|result|judgement|judgment)'
 _CONCLUSION = '(?:therefore|thus|so|hence) '
 _STATEMENT = f'(?:{_CONCLUSION})?(?:(?:{_SUBJECT})+(?:is (?:{_CONCLUSION})?)?)?(?:(?:a|the) )?{{verdict}}(?: {_NOUN})?'
-_RUBRIC = re.compile(
-    r'<rubric\s+priority\s*=\s*(["\']?)(critical|important|bonus)\1\s*>([^<>]*)</rubric>'
+# The tags of an item of a list of rubrics; the first group has the attributes, the second the stroke of a closing tag.
+_RUBRIC_TAG = re.compile(r'<(?:rubric\b([^<>]*)|(/)rubric[^\S\n]*)>')
+_PRIORITY = re.compile(
+    r'(?<!\S)priority\s*=\s*(["\']?)(critical|important|bonus)\1(?!\S)', re.IGNORECASE
 )
+# Priority of an item that names none of the three: the one in the middle. Scores do not depend on it.
+_UNKNOWN_PRIORITY = 'important'
 
 
 def verdict(text: str) -> bool | None:
@@ -95,39 +100,71 @@ def grade(text: str) -> bool | None:
 
 def rubrics(
     text: str, minimum: int = 3, maximum: int = 5, words: int = 25
-) -> list[dict[str, str]] | None:
-    """Returns the items of the last closed `<rubrics>` block (SCOPE, figure 12): [{'text', 'priority'}], or None.
+) -> tuple[list[dict[str, str]], collections.Counter[str]] | None:
+    """Returns the items of the last closed `<rubrics>` block (SCOPE, figure 12), and what was repaired; or None.
 
-    The block may hold only items `<rubric priority="critical|important|bonus">one sentence</rubric>` and white space;
-    quotes may be missing. One fault rejects the whole list: an item that is empty, too long, repeated, of another
-    priority or with an angle bracket in its text, and too few or too many items.
+    Items are `<rubric priority="critical|important|bonus">one sentence</rubric>`, returned as {'text', 'priority'}. A
+    list is used without what is not well-formed in it, as the released code of SCOPE does: an item that is empty,
+    repeated or contains another one, items behind the `maximum`-th, and text between items. None without `minimum`
+    items.
 
     Args:
       text: the judge's reply.
       minimum: fewest items.
-      maximum: most items.
-      words: most words of an item.
+      maximum: most items; the first ones are used.
+      words: about the most words that an item should have; longer ones are used and counted.
+
+    Returns:
+      The items, and kind of repair → number: 'malformed' and 'repeated' (left out), 'surplus' (behind `maximum`),
+      'stray' (text between items), 'priority' (none of the three: taken as important), 'long' (used as it is).
     """
     block = extract_last(_reply(text), 'rubrics') or ''
-    # What remains after all well-formed items are removed is a malformed item or other text.
-    remainder = _RUBRIC.sub('', block).strip()
-    if remainder:
-        return None
-
-    items = []
-    for _, priority, content in _RUBRIC.findall(block):
+    written, repairs = _written_rubrics(block)
+    items: dict[str, dict[str, str]] = {}
+    for attributes, content in written:
         item_words = content.split()
-        # A faulty list is rejected completely, because leaving out single items would change what the score measures.
-        if not 1 <= len(item_words) <= words:
-            return None
-        items.append({'text': ' '.join(item_words), 'priority': priority})
+        item_text = ' '.join(item_words)
+        if not item_words:
+            repairs['malformed'] += 1
+        elif item_text in items:
+            repairs['repeated'] += 1
+        elif len(items) == maximum:
+            repairs['surplus'] += 1
+        else:
+            priority = _PRIORITY.search(attributes)
+            repairs['priority'] += priority is None
+            repairs['long'] += len(item_words) > words
+            name = _UNKNOWN_PRIORITY if priority is None else priority[2].lower()
+            items[item_text] = {'text': item_text, 'priority': name}
+    if len(items) < minimum:
+        return None
+    # Without the kinds that did not occur.
+    return list(items.values()), +repairs
 
-    distinct_texts = {item['text'] for item in items}
-    if len(distinct_texts) < len(items):
-        return None
-    if not minimum <= len(items) <= maximum:
-        return None
-    return items
+
+def _written_rubrics(block: str) -> tuple[list[tuple[str, str]], collections.Counter[str]]:
+    """Returns attributes and text of every closed item of a block; counts what else is in it ('malformed', 'stray')."""
+    # One pass over the tags: a pattern of a whole item would read a reply of many opening tags again from each.
+    written: list[tuple[str, str]] = []
+    rest: collections.Counter[str] = collections.Counter()
+    attributes = None
+    position = 0
+    for tag in _RUBRIC_TAG.finditer(block):
+        text = block[position : tag.start()]
+        is_closing = tag[2] is not None
+        if is_closing and attributes is not None:
+            written.append((attributes, text))
+        elif is_closing or attributes is not None:
+            rest['malformed'] += 1
+        elif text.strip():
+            rest['stray'] += 1
+        attributes = None if is_closing else tag[1]
+        position = tag.end()
+    if attributes is not None:
+        rest['malformed'] += 1
+    elif block[position:].strip():
+        rest['stray'] += 1
+    return written, rest
 
 
 def _reply(text: str) -> str:

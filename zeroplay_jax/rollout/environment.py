@@ -29,11 +29,13 @@ class Limits:
       max_turns: assistant turns; the last one cannot call a tool.
       turn_tokens: sampled tokens of a turn.
       observation_tokens: tokens of an observation, its tags included.
+      response_tokens: tokens behind the prompt, turns and observations together; 0: as many as the slot holds.
     """
 
     max_turns: int
     turn_tokens: int
     observation_tokens: int
+    response_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,10 +67,10 @@ things it is about? References such as 'the city above' or 'a certain author' ca
 Task: {task}
 
 Reply with the single word Yes or No.""",
-    'judge_relevance': """Is the task below about what this document and the passages with it tell, so that they help \
-to do it?
+    'judge_relevance': """Is the task below about people, places, events or things that the following text tells of? \
+The text need not suffice to do the task. A task so general that it would suit any text is not about this one.
 
-Documents:
+Text:
 {document}
 
 Task: {task}
@@ -91,7 +91,8 @@ Documents:
 
 Task: {task}""",
     'judge_grade': """Decide whether an answer does what one rubric asks, whatever else is good or bad about it. \
-Reason briefly inside <think> and </think>, then write <score>1</score> if it does and <score>0</score> if it does not.
+Be strict: an answer that does it in part, or of which you are not sure, does not. Reason briefly inside <think> and \
+</think>, then write <score>1</score> if it does and <score>0</score> if it does not.
 
 Task: {task}
 

@@ -102,9 +102,17 @@ class RequestGroup:
             return self.version
         return None if switch.versions is None else switch.versions[self.request.weights]
 
+    def capacity(self, context: int) -> int:
+        """Length at which a rollout ends: that of a slot, or less with a limit of the response."""
+        response_tokens = self.request.env.limits.response_tokens
+        if not response_tokens:
+            return context
+        return min(len(self.request.prompt) + response_tokens, context)
+
     def first_limit(self, context: int) -> int:
         """Length at which the first turn of every sample is cut."""
-        return min(len(self.request.prompt) + self.request.env.limits.turn_tokens, context)
+        turn_end = len(self.request.prompt) + self.request.env.limits.turn_tokens
+        return min(turn_end, self.capacity(context))
 
 
 class ActiveRollout:
@@ -154,7 +162,7 @@ class ActiveRollout:
 
     def turn_limit(self, context: int) -> int:
         """Length at which the turn in progress is cut."""
-        return min(self.turn_start + self.env.limits.turn_tokens, context)
+        return min(self.turn_start + self.env.limits.turn_tokens, self.group.capacity(context))
 
     def append(self, ids: Sequence[int], source: int, logp: Sequence[float]) -> None:
         """Adds tokens of one author."""

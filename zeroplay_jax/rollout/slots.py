@@ -235,8 +235,9 @@ class SlotPool:
                 start = len(rollout.tokens)
                 retained = []
             # An observation that does not fit ends the rollout, as in verl; it is not cut any further.
-            if start + len(retained) + len(ids) >= self.context:
-                self.finish(rollout, 'context')
+            length = start + len(retained) + len(ids)
+            if length >= rollout.group.capacity(self.context):
+                self.finish(rollout, self._limit_reached(rollout, length))
                 continue
             if start < len(rollout.tokens):
                 ended = rollout.trajectory('continued', ())
@@ -392,21 +393,23 @@ class SlotPool:
         """Ends the rollout if its turn reached an end token or a limit of tokens; otherwise the turn continues."""
         env = rollout.env
         at_end_token = rollout.tokens[-1] in env.codec.eos_ids
-        limit = min(rollout.turn_start + env.limits.turn_tokens, self.context)
-        if not at_end_token and len(rollout.tokens) < limit:
+        if not at_end_token and len(rollout.tokens) < rollout.turn_limit(self.context):
             return
         # The end token was sampled by the policy, so it stays among the tokens; the turn's text omits it.
         text = rollout.matcher.text
         if at_end_token:
             text = text.removesuffix(env.codec.decode(rollout.tokens[-1:]))
         rollout.turns.append(Turn(text, closed=at_end_token))
-        if at_end_token:
-            reason = 'eos'
-        elif len(rollout.tokens) >= self.context:
-            reason = 'context'
-        else:
-            reason = 'turn_tokens'
+        reason = 'eos' if at_end_token else self._limit_reached(rollout, len(rollout.tokens))
         self.finish(rollout, reason)
+
+    def _limit_reached(self, rollout: ActiveRollout, length: int) -> str:
+        """Returns the `Trajectory.finish` of a rollout that cannot go on at this length."""
+        if length >= self.context:
+            return 'context'
+        if length >= rollout.group.capacity(self.context):
+            return 'response_tokens'
+        return 'turn_tokens'
 
     def finish(self, rollout: ActiveRollout, reason: str) -> None:
         """Stores the trajectory and frees the slot; the last sample of a request resolves its future.

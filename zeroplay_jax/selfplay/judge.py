@@ -46,7 +46,7 @@ class Judge(abc.ABC):
 
     Attributes:
       stats: counts of this process since the start: 'asked' (all), 'unread' (reply could not be parsed), 'failed' (no
-        reply).
+        reply), 'rubrics_…' (what was repaired in lists of rubrics, by kind: `verdicts.rubrics`).
       last_failure: why this process got no verdict the last time; '' if it always got one.
       last_lost: the count of `stats` for that judgement, 'failed' or 'unread'; '' if there was none.
     """
@@ -115,7 +115,8 @@ class Judge(abc.ABC):
 
         Args:
           name: 'entities' (searching can find the entities of the task) or 'relevance' (it is about `document`).
-          document: the source document and the passages that the proposer found, one per line.
+          document: the source document, or that and the passages that the proposer found, one per line
+            (`scope.relevant_to`).
         """
 
     @abc.abstractmethod
@@ -186,7 +187,13 @@ class TextJudge(Judge):
         parse = functools.partial(verdicts.rubrics, minimum=low, maximum=high)
         fields = dict(task=task, document=document, low=low, high=high)
         # Temperature 0, as in SCOPE: the criteria of a task must not depend on a sample.
-        return await self._ask(parse, identity, 'judge_rubrics', 0.0, **fields)
+        parsed = await self._ask(parse, identity, 'judge_rubrics', 0.0, **fields)
+        if parsed is None:
+            return None
+        items, repairs = parsed
+        for kind, number in repairs.items():
+            self._count(f'rubrics_{kind}', number)
+        return items
 
     async def grade(self, identity, task, answer, rubric):
         fields = dict(task=task, given=answer, rubric=rubric)

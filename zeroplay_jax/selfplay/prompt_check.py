@@ -21,6 +21,7 @@ from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.recipe import Recipe, trained_roles
 from zeroplay_jax.selfplay.roles import Role, RolloutContext
 from zeroplay_jax.settings.errors import fail
+from zeroplay_jax.settings.rollouts import written_tokens
 from zeroplay_jax.types import Question, TaskDropped, Trajectory
 
 if TYPE_CHECKING:
@@ -258,7 +259,7 @@ def _fix(config, measurements: Sequence[_Measurement]) -> str:
             # The limit of a role is at most that of all roles.
             if measurement.required > config.rollout.prompt_tokens:
                 values['rollout.prompt_tokens'] = measurement.required
-            reply_tokens = config.rollout.max_turns * config.rollout.turn_tokens
+            reply_tokens = written_tokens(config.rollout)
         else:
             # The prompt limit of a role without tools is the slot less the reply (`role_environment`).
             reply_tokens = context - measurement.role.prompt_tokens

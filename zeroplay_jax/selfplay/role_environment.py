@@ -37,7 +37,12 @@ def role_environment(
     _check_tags(specification, role_tools, syntax)
     if role_tools:
         _check_template(config.tools.syntax, syntax, codec, settings.observation_tokens)
-        limits = Limits(settings.max_turns, settings.turn_tokens, settings.observation_tokens)
+        limits = Limits(
+            settings.max_turns,
+            settings.turn_tokens,
+            settings.observation_tokens,
+            settings.response_tokens,
+        )
         prompt_tokens = settings.prompt_tokens
         if specification.is_trained:
             prompt_tokens = config[specification.name].prompt_tokens or prompt_tokens

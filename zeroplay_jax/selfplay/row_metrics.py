@@ -14,7 +14,7 @@ from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.types import Outcome, Row
 
 # Endings that the policy did not choose.
-TRUNCATED = ('context', 'turn_tokens', 'turns')
+TRUNCATED = ('context', 'response_tokens', 'turn_tokens', 'turns')
 
 
 class _Accumulator:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from zeroplay_jax.settings.bounds import (
     NonNegativeInt,
@@ -51,6 +51,12 @@ class Sampler(Section):
     one on GPUs)."""
 
 
+def written_tokens(rollout: Any) -> int:
+    """Returns the most tokens that the policy writes in a rollout with these limits, a section `Rollout`."""
+    turns_tokens = rollout.max_turns * rollout.turn_tokens
+    return min(turns_tokens, rollout.response_tokens or turns_tokens)
+
+
 class Rollout(Section):
     """Limits of a rollout."""
 
@@ -58,6 +64,8 @@ class Rollout(Section):
     """Longest prompt; a task with a longer one is dropped."""
     turn_tokens: PositiveInt = 64
     """Longest assistant turn."""
+    response_tokens: NonNegativeInt = 0
+    """Most tokens behind the prompt, all turns and observations; 0: as many as the slot holds."""
     observation_tokens: PositiveInt = 128
     """Longest observation; longer ones are cut at the end."""
     max_turns: PositiveInt = 5

@@ -126,8 +126,7 @@ def model_card(
         f'| tools | {tools} |',
         f'| call syntax | `{config.tools.syntax}` |',
         f'| prompts | `{config.prompts}` |',
-        f'| limits | {config.rollout.max_turns} turns of {config.rollout.turn_tokens} tokens, results of '
-        f'{config.rollout.observation_tokens} |',
+        f'| limits | {_limits(config.rollout)} |',
         '',
         *_origin(step),
         '',
@@ -158,6 +157,17 @@ def prompt_text(role: Role, templates: Json) -> str:
             fields[name] = '{' + name + '}'
     (message,) = prompts.fill(template, explanation, **fields)
     return ''.join(message['content'])
+
+
+def _limits(rollout) -> str:
+    """Returns the limits of a rollout in words."""
+    limits = (
+        f'{rollout.max_turns} turns of {rollout.turn_tokens} tokens, results of '
+        f'{rollout.observation_tokens}'
+    )
+    if rollout.response_tokens:
+        limits += f', {rollout.response_tokens} behind the prompt'
+    return limits
 
 
 def _origin(step: int | None) -> list[str]:

@@ -13,7 +13,7 @@ import asyncio
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.rollout.prompts import (
@@ -88,6 +88,8 @@ class Settings(Section):
 
     gates: bool = True
     """Check both quality gates before rubrics are written."""
+    relevant_to: Literal['source', 'evidence'] = 'source'
+    """What a task has to be about: the source document, as in the paper's figure 14, or that and the passages found."""
     searches_below_hops: Annotated[int, requires(lambda x: x in (0, 1), 'give 0 or 1')] = 0
     """How many fewer searches than `hops` are required."""
     code_format: bool = False
@@ -169,6 +171,11 @@ class Recipe(RecipeBase):
         if config.judge.kind == 'rule' and config.retrieval.kind != 'world':
             problem = 'the rule works in miniature worlds only'
             fail('judge.kind', 'rule', problem, 'give policy or endpoint')
+        if config.judge.kind == 'rule' and settings.gates and settings.relevant_to == 'source':
+            problem = (
+                'the rule (judge.kind) follows the facts from the source through the passages found'
+            )
+            fail('scope.relevant_to', 'source', problem, 'give evidence')
 
     def phases(self):
         """Returns iterations × (challenger, generate, solver); with `inputs.tasks` a single solver phase."""
@@ -305,10 +312,14 @@ class Recipe(RecipeBase):
         source = {'title': seed.title, 'text': seed.text}
         evidence = documents_text([source, *retrieved_passages(challenge.trajectory)])
         if self.config.scope.gates:
+            # A task that drifted away from its source document is still about the passages found on the way.
+            relevant_to = evidence
+            if self.config.scope.relevant_to == 'source':
+                relevant_to = document_text(source)
             for number, gate in enumerate(('entities', 'relevance')):
                 gate_identity = (*identity, 1, number)
                 # A missing verdict (None) does not pass, as in SCOPE's code.
-                if not await context.judge.gate(gate_identity, gate, task_text, evidence):
+                if not await context.judge.gate(gate_identity, gate, task_text, relevant_to):
                     challenge.rejected = f'gate_{gate}'
                     return
         # The judge gets the evidence that the challenger had, so that the corpus can answer the rubrics.
