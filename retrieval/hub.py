@@ -18,8 +18,11 @@ from .types import RetrievalError
 PREFIX = 'hf://'
 # Files of a model: no weights in other formats, which many repositories hold as well.
 MODEL_FILES = ('*.json', '*.jinja', '*.txt', '*.model', '*.safetensors')
-_MODEL = re.compile(r'hf://[\w.-]+/[\w.-]+')
-_FILE = re.compile(r'hf://[\w.-]+/[\w.-]+/.+')
+# No part of a name is empty, `.` or `..`, which would lead out of the folder that it is fetched into.
+_PART = r'(?!\.{0,2}(?:/|$))[^/\\\x00-\x1f]+'
+_OWNER = r'(?!\.{1,2}(?:/|$))[\w.-]+'
+_MODEL = re.compile(rf'hf://{_OWNER}/{_OWNER}')
+_FILE = re.compile(rf'hf://{_OWNER}/{_OWNER}(?:/{_PART})+')
 # Path of a snapshot in the library's cache, or of a file in it; the folder's name has the revision.
 _CACHED = re.compile(r'/(?:.*/)?(?:models|datasets)--([\w.-]+?)--([\w.-]+)/snapshots/[^/]+(/.+)?')
 # Path of what this process has fetched → its name.

@@ -166,14 +166,14 @@ FAULTS = [
     (change_config(target_modules='all-linear'), 'list the names of the modules'),
     (change_config(target_modules=['q_proj', 'embed_tokens']), "has 'embed_tokens'"),
     (change_config(r='three'), "r='three' is not a whole number"),
-    (change_config(lora_alpha='three'), 'cannot be read'),
-    (change_config(r=4), 'with shape (4,'),
+    (change_config(lora_alpha='three'), "lora_alpha='three' is not a finite number"),
+    (change_config(r=4), 'must have shape (4,'),
     (change_config(base_model_name_or_path='/nowhere'), 'is no folder here'),
     (change_tensors(lambda t, name: t.pop(name)), 'is missing in a model of 2 layers'),
     (change_tensors(lambda t, name: t.update(extra=t[name])), 'tensor extra has no place'),
-    (change_tensors(lambda t, name: t[name].fill(np.nan)), 'must be finite'),
+    (change_tensors(lambda t, name: t[name].fill(np.nan)), 'has numbers that are not finite'),
     (cut, 'copy it again'),
-    (lambda folder: (folder / WEIGHTS_FILE).unlink(), 'copy it again'),
+    (lambda folder: (folder / WEIGHTS_FILE).unlink(), 'has no adapter_model.safetensors'),
 ]
 
 

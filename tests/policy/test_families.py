@@ -285,7 +285,7 @@ def test_published_fields_are_read_as_meant(tmp_path):
         num_hidden_layers=8,
         layer_types=None,
         sliding_window=4096,
-        rope_scaling=dict(type='yarn', factor=8.0, original_max_position_embeddings=8192),
+        rope_scaling=dict(rope_type='yarn', factor=8.0, original_max_position_embeddings=8192),
     )
     config = hf.read_config(write(tmp_path / 'olmo', olmo))
     assert config.windows == (4096, 4096, 4096, 0) * 2 and not config.scale_sliding

@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from zeroplay_jax.evaluation.tag_stream import Report, TagStream
-from zeroplay_jax.policy import hf, sharding, transformer
+from zeroplay_jax.policy import families, hf, sharding, transformer
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Environment, TurnEnd
 from zeroplay_jax.rollout.requests import Request
@@ -174,6 +174,7 @@ class Agent:
         model = hf.read_config(folder, dtype=dtype)
         mesh = sharding.make_mesh()
         settings = config.sampler
+        families.check_context(folder, settings.context, 'sampler.context')
         sampler_config = SamplerConfig(
             slots=1,
             context=settings.context,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import os
 import pathlib
 import sys
@@ -154,14 +153,14 @@ def read(folder) -> AdapterConfig:
     path = pathlib.Path(folder) / CONFIG_FILE
     try:
         fields = json.loads(path.read_text(encoding='utf-8'))
-        rank, alpha = fields['r'], float(fields['lora_alpha'])
+        rank, alpha = fields['r'], fields['lora_alpha']
         # PEFT needs a path in the file; that of a built-in checkpoint may be in a clone that is gone.
         stored_base = str(fields['base_model_name_or_path'])
         base = pathlib.Path(built_in_path(stored_base))
         modules = fields['target_modules']
     except OSError:
         raise UserError(f'{path.parent}: no adapter; name a folder with {CONFIG_FILE}') from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f'{path}: cannot be read ({error!r}); copy the folder again') from None
     for field, supported in _SUPPORTED.items():
         if fields.get(field) not in supported:
@@ -175,11 +174,12 @@ def read(folder) -> AdapterConfig:
             raise UserError(
                 f'{path}: {field}={value!r} is not supported; train the adapter again without it'
             )
-    if not isinstance(rank, int) or rank < 1:
+    # True and false are numbers in Python.
+    if type(rank) is not int or rank < 1:
         raise UserError(f'{path}: r={rank!r} is not a whole number above 0; copy the folder again')
-    if not 0 < alpha < math.inf:
+    if type(alpha) not in (int, float) or not 0 < alpha <= sys.float_info.max:
         raise UserError(
-            f'{path}: lora_alpha={alpha} is not a finite number above 0; copy the folder again'
+            f'{path}: lora_alpha={alpha!r} is not a finite number above 0; copy the folder again'
         )
     if not isinstance(modules, list):
         raise UserError(
@@ -189,7 +189,7 @@ def read(folder) -> AdapterConfig:
         _warn_of_base(path, stored_base, base)
     # A module may be named with its parents, such as self_attn.q_proj.
     names = {str(module).rpartition('.')[2].removesuffix(_MODULE_SUFFIX) for module in modules}
-    return AdapterConfig(rank, alpha, tuple(sorted(names)), base)
+    return AdapterConfig(rank, float(alpha), tuple(sorted(names)), base)
 
 
 # Cached: a command reads the file several times.

@@ -11,13 +11,18 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig, read
 from zeroplay_jax.policy.adapters import A, B
 from zeroplay_jax.policy.decoder import ModelConfig, Params
+from zeroplay_jax.policy.stored_tensors import (
+    LARGEST_NUMBER,
+    check_dtype,
+    file_headers,
+    number_fault,
+)
 from zeroplay_jax.policy.tensor_names import tensors
 from zeroplay_jax.settings.adapters import LINEARS
 from zeroplay_jax.types import UserError
@@ -70,12 +75,9 @@ def load(folder, model: ModelConfig) -> Params:
     folder = pathlib.Path(folder)
     config = read(folder)
     path = folder / WEIGHTS_FILE
-    try:
-        stored = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(
-            f'{path}: is not a whole safetensors file ({error}); copy it again'
-        ) from None
+    if not path.is_file():
+        raise UserError(f'{folder}: has no {WEIGHTS_FILE}; {_advice(folder)}')
+    stored = file_headers(path)
     unknown = sorted(set(config.linears) - set(LINEARS))
     if unknown:
         raise UserError(
@@ -92,19 +94,41 @@ def load(folder, model: ModelConfig) -> Params:
             'take the adapter of this model'
         )
     shapes = tensors(model)
+    for (layer, linear, factor), name in names.items():
+        fan_in, fan_out = shapes[f'{layer}/{linear}/kernel'].shape
+        # PyTorch stores both factors as [out, in].
+        expected = (config.rank, fan_in) if factor == A else (fan_out, config.rank)
+        if stored[name].shape != expected:
+            raise UserError(
+                f'{path}: tensor {name} must have shape {expected}, it has {stored[name].shape}; take the adapter of '
+                'this model'
+            )
+        check_dtype(stored[name])
+    arrays = load_file(path)
     result: Params = {}
     for (layer, linear, factor), name in names.items():
-        # PyTorch stores both factors as [out, in], ours are [in, out].
-        array = stored[name].T.astype(np.float32)
-        fan_in, fan_out = shapes[f'{layer}/{linear}/kernel'].shape
-        expected = (fan_in, config.rank) if factor == A else (config.rank, fan_out)
-        if array.shape != expected or not np.isfinite(array).all():
-            raise UserError(
-                f'{path}: tensor {name} must be finite with shape {expected[::-1]}, it has '
-                f'{array.shape[::-1]}; take the adapter of this model'
-            )
+        fault = number_fault(arrays[name])
+        if fault:
+            raise UserError(f'{path}: tensor {name} has {fault}; copy it again or train it again')
+        array = arrays[name].T.astype(np.float32)
         result.setdefault(layer, {}).setdefault(linear, {})[factor] = array
+    for layer, linears in result.items():
+        for linear, factors in linears.items():
+            # A bound of every entry of the product, because one is enough to make a policy's numbers infinite.
+            bound = config.alpha * float(np.abs(factors[A]).max() * np.abs(factors[B]).max())
+            if bound > LARGEST_NUMBER:
+                raise UserError(
+                    f'{path}: {names[layer, linear, A]} and its lora_B change weights by up to {bound:.0e}; train the '
+                    'adapter again'
+                )
     return result
+
+
+def _advice(folder: pathlib.Path) -> str:
+    """Returns what to do about a folder without safetensors."""
+    if (folder / 'adapter_model.bin').exists():
+        return 'load adapter_model.bin with peft and write it with save_pretrained'
+    return 'copy the folder again'
 
 
 def save(

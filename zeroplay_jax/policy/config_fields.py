@@ -12,9 +12,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zeroplay_jax.policy import known_fields
 from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.policy.family_table import FAMILIES, REFUSED, SUPPORTED
 from zeroplay_jax.types import UserError
+
+# Sizes several times those of the largest models.
+_LARGEST_SIZE = 1 << 20
+_LARGEST = {
+    'num_hidden_layers': 2048,
+    'vocab_size': 1 << 23,
+    'max_position_embeddings': 1 << 40,
+    'original_max_position_embeddings': 1 << 40,
+    'sliding_window': 1 << 40,
+}
 
 
 class CheckpointError(UserError):
@@ -43,8 +54,11 @@ class Fields:
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
         """Returns the object with values for the fields that are absent or null."""
-        given = {name: value for name, value in self.values.items() if value is not None}
-        return Fields(self.path, {**defaults, **given}, self.prefix)
+        values = dict(self.values)
+        for name, default in defaults.items():
+            if values.get(name) is None:
+                values[name] = default
+        return Fields(self.path, values, self.prefix)
 
     def section(self, name: str) -> Fields:
         """Returns a nested object; null and absent count as empty."""
@@ -54,7 +68,14 @@ class Fields:
         return Fields(self.path, values, f'{self.prefix}{name}.')
 
     def positive_int(self, name: str, default: int | None = None) -> int:
-        return self._positive(name, default, int)
+        value = self._positive(name, default, int)
+        most = _LARGEST.get(name, _LARGEST_SIZE)
+        # Refused here, before anything of that size is made.
+        if value > most:
+            raise self.error(
+                f'{self.prefix}{name}={value} is larger than in any model (at most {most})'
+            )
+        return value
 
     def positive_float(self, name: str, default: float | None = None) -> float:
         return self._positive(name, default, float)
@@ -125,21 +146,62 @@ def decoder_config(path: Path) -> dict[str, Any]:
     for name in ('dtype', 'torch_dtype', 'bos_token_id', 'eos_token_id', 'pad_token_id'):
         if name not in text and name in values:
             text[name] = values[name]
-    return text | {'architectures': [family.architecture], 'model_type': family.text_type}
+    return text | {'architectures': [family.architecture], 'model_type': family.model_type}
 
 
 def family_fields(folder: Path) -> tuple[str, Fields]:
-    """Returns the key in FAMILIES of a folder's model, and the fields of its decoder with the family's defaults."""
+    """Returns the key in FAMILIES of a folder's model, and the fields of its decoder with the family's defaults.
+
+    Only fields that the family's class has are returned. A warning names the ones that have no meaning.
+
+    Raises:
+      CheckpointError: the family is unknown, or a field asks for a computation that the decoder does not implement.
+    """
     fields = read_fields(folder / 'config.json')
     name = _family_name(fields)
     family = FAMILIES[name]
+    known = family.fields
     if family.wrapper and family.wrapper in fields.get('architectures'):
-        # These fields may be written for the whole model only.
-        shared = {}
-        for field in ('tie_word_embeddings', 'quantization_config'):
-            shared[field] = fields.get(field)
-        fields = fields.section('text_config').with_defaults(shared)
-    return name, fields.with_defaults(family.defaults)
+        _check_type(fields, family.wrapper, family.wrapper_type)
+        _check_supported(fields)
+        known_fields.warn_of_unknown(fields.path, fields.values, known_fields.WRAPPER_FIELDS)
+        # Where both state it, that of the whole model decides.
+        shared = fields.get('tie_word_embeddings')
+        fields = fields.section('text_config')
+        if shared is not None:
+            fields = dataclasses.replace(
+                fields, values=fields.values | {'tie_word_embeddings': shared}
+            )
+    _check_type(fields, family.architecture, family.model_type)
+    _check_supported(fields)
+    known_fields.warn_of_unknown(fields.path, fields.values, known)
+    read = {}
+    for field, value in fields.values.items():
+        if known_fields.is_read(field, known):
+            read[field] = value
+    fields = dataclasses.replace(fields, values=read)
+    defaults = {'max_position_embeddings': family.max_positions} | dict(family.defaults)
+    return name, fields.with_defaults(defaults)
+
+
+def _check_type(fields: Fields, architecture: str, model_type: str) -> None:
+    """Raises CheckpointError if `model_type` names another class than `architectures` does.
+
+    One of the two fields is wrong, and `transformers` goes by the type.
+    """
+    stated = fields.get('model_type')
+    if stated not in (None, model_type):
+        raise fields.error(
+            f'{fields.prefix}model_type={stated!r} is not the type of {architecture}, which is {model_type!r}; '
+            'correct the wrong one'
+        )
+
+
+def _check_supported(fields: Fields) -> None:
+    """Raises CheckpointError for a field whose value the decoder does not implement."""
+    reason = known_fields.unsupported(fields.values)
+    if reason:
+        raise fields.error(fields.prefix + reason)
 
 
 def _family_name(fields: Fields) -> str:

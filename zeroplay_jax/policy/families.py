@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from zeroplay_jax.policy import rope_fields
+from zeroplay_jax.policy import known_fields, rope_fields
 from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.policy.config_fields import CheckpointError, Fields, family_fields
 from zeroplay_jax.policy.decoder import ModelConfig
 from zeroplay_jax.policy.family_table import FAMILIES, SUPPORTED, Family
+from zeroplay_jax.policy.stored_tensors import has_other_head
 
 __all__ = ['FAMILIES', 'SUPPORTED', 'CheckpointError', 'read_config']
 
-# Fields that can change the computation in ways the decoder does not implement -> their values that do not.
-# An absent field and null never do.
-_SUPPORTED_VALUES: dict[str, tuple] = {
-    'attention_bias': (False,),
-    'mlp_bias': (False,),
-    'partial_rotary_factor': (1,),
-    'num_experts': (0,),
-    'num_local_experts': (0,),
-    'n_routed_experts': (0,),
-    'use_bidirectional_attention': (False,),
-    'attn_logit_softcapping': (),
-    'final_logit_softcapping': (),
-    'clip_qkv': (),
-    'quantization_config': (),
-}
+_DEFAULT_WINDOW = 4096
 _LAYER_TYPES = ('full_attention', 'sliding_attention')
-# Names of the activation function in config.json, by ours.
-_ACTIVATIONS = {'silu': 'silu', 'gelu_tanh': 'gelu_pytorch_tanh'}
+# Names of the activation function in config.json, by ours; several are the same function.
+_ACTIVATIONS = {
+    'silu': ('silu', 'swish'),
+    'gelu_tanh': ('gelu_pytorch_tanh', 'gelu_new', 'gelu_fast'),
+}
 
 
 def read_config(folder, **overrides) -> ModelConfig:
@@ -44,9 +34,10 @@ def read_config(folder, **overrides) -> ModelConfig:
     Raises:
       CheckpointError: the file is missing, the architecture is unknown, or the decoder does not implement a field.
     """
-    name, fields = family_fields(base_folder(folder))
+    folder = base_folder(folder)
+    name, fields = family_fields(folder)
     family = FAMILIES[name]
-    _check_supported(fields, family)
+    _check_activation(fields, family)
     heads = fields.positive_int('num_attention_heads')
     kv_heads = fields.positive_int('num_key_value_heads', heads)
     if heads % kv_heads:
@@ -80,7 +71,8 @@ def read_config(folder, **overrides) -> ModelConfig:
         sliding_theta=sliding_theta,
         windows=windows,
         norm_eps=fields.positive_float('rms_norm_eps'),
-        tied=fields.boolean('tie_word_embeddings', False),
+        # Flags are stale where a head was trained or merged apart.
+        tied=fields.boolean('tie_word_embeddings', False) and not has_other_head(folder),
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
         norms=family.norms,
@@ -92,19 +84,50 @@ def read_config(folder, **overrides) -> ModelConfig:
     )
 
 
-def _check_supported(fields: Fields, family: Family) -> None:
-    """Raises CheckpointError for a field whose value the decoder does not implement."""
-    activation = _ACTIVATIONS[family.activation]
-    supported_values = _SUPPORTED_VALUES | {
-        'hidden_act': (activation,),
-        'hidden_activation': (activation,),
-    }
-    for name, supported in supported_values.items():
-        value = fields.get(name)
-        if value is None or value in supported:
-            continue
-        choices = ', '.join(map(repr, supported)) or 'null'
-        raise fields.error(f'{fields.prefix}{name}={value!r} is not supported (only {choices})')
+def longest_context(folder) -> tuple[int, int]:
+    """Returns the positions of a model, in tokens: those of config.json, and those to which its scaling extends them.
+
+    Raises:
+      CheckpointError: as of `read_config`.
+    """
+    name, fields = family_fields(base_folder(folder))
+    rotary = rope_fields.read_rope(fields, FAMILIES[name])
+    return rope_fields.longest_context(fields, rotary)
+
+
+def check_context(folder, tokens: int, name: str) -> str:
+    """Returns a warning about sequences that are longer than those a model was trained with; '' if none is.
+
+    Args:
+      folder: of the model.
+      tokens: of the longest sequence.
+      name: of the setting that determines it, for the message.
+
+    Raises:
+      CheckpointError: the rotary embedding is not extended to such positions.
+    """
+    stated, extended = longest_context(folder)
+    path = base_folder(folder) / 'config.json'
+    if tokens > extended:
+        raise CheckpointError(
+            f'{path}: {name}={tokens} exceeds max_position_embeddings={extended}, the positions that the model knows; '
+            f'give at most {extended}, or extend them with YaRN in rope_parameters'
+        )
+    if tokens > stated:
+        return (
+            f'{path}: {name}={tokens} exceeds max_position_embeddings={stated}; YaRN extends the positions to '
+            f'{extended}'
+        )
+    return ''
+
+
+def _check_activation(fields: Fields, family: Family) -> None:
+    """Raises CheckpointError for another activation function than that of the family."""
+    names = _ACTIVATIONS[family.activation]
+    for field in ('hidden_act', 'hidden_activation'):
+        value = fields.get(field)
+        if value is not None and value not in names:
+            raise fields.error(fields.prefix + known_fields.refusal(field, value, names))
 
 
 def _query_scale(fields: Fields, head_dim: int) -> float:
@@ -131,17 +154,20 @@ def _windows(fields: Fields, family: Family, layers: int) -> tuple[int, ...]:
     # () rather than zeros, so that equal models have equal configurations and share compiled functions.
     if 'sliding_attention' not in types:
         return ()
-    # The two fields contradict each other; a guess would change the computation silently.
+    # The fields contradict each other; a guess would change the computation silently.
     if not _has_sliding_layers(fields, family):
         raise fields.error(
-            'layer_types names sliding_attention, but use_sliding_window is not true'
+            'layer_types names sliding_attention, but use_sliding_window is not true, or sliding_window is null'
         )
-    window = fields.positive_int('sliding_window', 4096)
+    window = fields.positive_int('sliding_window', _DEFAULT_WINDOW)
     return tuple(window if layer_type == 'sliding_attention' else 0 for layer_type in types)
 
 
 def _has_sliding_layers(fields: Fields, family: Family) -> bool:
     """Returns whether sliding windows are enabled: by a field for Qwen, always for families whose layers alternate."""
+    # Null and absent differ in this field: null is no window.
+    if fields.values.get('sliding_window', _DEFAULT_WINDOW) is None:
+        return False
     return bool(family.full_every) or fields.boolean('use_sliding_window', False)
 
 
@@ -149,15 +175,14 @@ def _default_layer_types(fields: Fields, family: Family, layers: int) -> list[st
     """Returns the type of every layer where config.json has no `layer_types`, as transformers derives it."""
     types = ['full_attention'] * layers
     if family.full_every:
-        pattern = fields.get('_sliding_window_pattern') or family.full_every
-        full_every = fields.positive_int('sliding_window_pattern', pattern)
+        full_every = fields.positive_int('sliding_window_pattern', family.full_every)
         for i in range(layers):
             if (i + 1) % full_every:
                 types[i] = 'sliding_attention'
     elif _has_sliding_layers(fields, family):
         # Despite its name, this field is the number of layers at the bottom that have no window.
         first_sliding = fields.values.get('max_window_layers', 28)
-        if not isinstance(first_sliding, int):
+        if not isinstance(first_sliding, int) or isinstance(first_sliding, bool):
             raise fields.error(f'max_window_layers={first_sliding!r} must be an int')
         for i in range(layers):
             if i >= first_sliding:

@@ -13,7 +13,10 @@ class Family(NamedTuple):
       architecture: class name in the field `architectures`.
       wrapper: class name of models that have such a decoder among other parts; its fields are then in the section
         `text_config`. '': none.
-      text_type: `model_type` of the decoder alone, for folders that are written from one with other parts.
+      model_type: field `model_type` of a decoder alone; `transformers` chooses the class by it.
+      wrapper_type: the same of models with other parts.
+      fields: fields of config.json that are read beside those of all families (policy/known_fields.py).
+      max_positions: default of `max_position_embeddings`.
       qkv_bias, qk_norm, norms, norm_offset, activation, scale_embedding, scale_sliding: as in ModelConfig.
       full_every: without the field `layer_types`, every n-th layer has full attention and the others a sliding window;
         0: all layers have full attention.
@@ -24,8 +27,11 @@ class Family(NamedTuple):
     """
 
     architecture: str
+    model_type: str
+    max_positions: int
+    fields: frozenset[str]
     wrapper: str = ''
-    text_type: str = ''
+    wrapper_type: str = ''
     qkv_bias: bool = False
     qk_norm: str = 'none'
     norms: str = 'before'
@@ -54,12 +60,32 @@ _GEMMA3_DEFAULTS = {
     'tie_word_embeddings': True,
 }
 
+# Fields that some families share: windows that a field enables, and the length before an extension of the positions
+# where it may be stated apart from the other rotary parameters.
+_QWEN_FIELDS = frozenset(
+    [
+        'hidden_act',
+        'layer_types',
+        'max_window_layers',
+        'original_max_position_embeddings',
+        'sliding_window',
+        'use_sliding_window',
+    ]
+)
 FAMILIES = {
-    'qwen2': Family('Qwen2ForCausalLM', qkv_bias=True),
-    'qwen3': Family('Qwen3ForCausalLM', qk_norm='head', head_dim=128),
-    'llama': Family('LlamaForCausalLM'),
+    'qwen2': Family('Qwen2ForCausalLM', 'qwen2', 32768, _QWEN_FIELDS, qkv_bias=True),
+    'qwen3': Family('Qwen3ForCausalLM', 'qwen3', 32768, _QWEN_FIELDS, qk_norm='head', head_dim=128),
+    'llama': Family(
+        'LlamaForCausalLM',
+        'llama',
+        2048,
+        frozenset(['hidden_act', 'original_max_position_embeddings']),
+    ),
     'olmo3': Family(
         'Olmo3ForCausalLM',
+        'olmo3',
+        2048,
+        frozenset(['hidden_act', 'layer_types', 'sliding_window']),
         qk_norm='projection',
         norms='after',
         full_every=4,
@@ -68,8 +94,20 @@ FAMILIES = {
     ),
     'gemma3': Family(
         'Gemma3ForCausalLM',
+        'gemma3_text',
+        131072,
+        frozenset(
+            [
+                'hidden_activation',
+                'layer_types',
+                'query_pre_attn_scalar',
+                'rope_local_base_freq',
+                'sliding_window',
+                'sliding_window_pattern',
+            ]
+        ),
         wrapper='Gemma3ForConditionalGeneration',
-        text_type='gemma3_text',
+        wrapper_type='gemma3',
         qk_norm='head',
         norms='both',
         norm_offset=1.0,

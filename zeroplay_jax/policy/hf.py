@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from safetensors.numpy import save_file
@@ -20,11 +19,12 @@ from zeroplay_jax.policy import adapter_folders, quantization, sharding
 from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.policy.config_fields import decoder_config, is_wrapped
 from zeroplay_jax.policy.decoder import ModelConfig, Params
-from zeroplay_jax.policy.families import CheckpointError, read_config
+from zeroplay_jax.policy.families import FAMILIES, CheckpointError, read_config
 from zeroplay_jax.policy.stored_tensors import (
     StoredTensor,
     check_tensors,
     decoder_tensors,
+    number_fault,
     open_file,
     read_headers,
 )
@@ -36,8 +36,6 @@ __all__ = ['CheckpointError', 'load', 'read_config', 'save', 'to_tensors']
 
 # Bytes of float32 that are read from a file at a time.
 _READ_BYTES = 16 << 20
-# Bits of the exponent of a bfloat16, all of which are set in infinities and NaN.
-_BFLOAT16_EXPONENT = np.uint16(0x7F80)
 # Largest size of a written file; a model that exceeds it is split over several.
 _FILE_BYTES = 5 << 30
 # Files of a checkpoint folder that `save` copies: config, tokenizer, chat template.
@@ -56,7 +54,7 @@ def _read_slice(
       dtype: dtype of the result.
 
     Raises:
-      CheckpointError: the slice has NaN or infinity.
+      CheckpointError: the slice has NaN, infinity or a number beyond those of weights.
     """
     # Converted to ranges, because start and stop of a slice may be None.
     spans = []
@@ -81,23 +79,16 @@ def _read_slice(
         # read so far. Otherwise the whole tensor would remain resident beside its copy.
         with open_file(stored.file) as file:
             stored_tensor = file.get_slice(stored.name)
-            target[first : first + step] = stored_tensor[(rows, *columns)]
+            # What becomes infinite in a narrower dtype is refused below.
+            with np.errstate(over='ignore'):
+                target[first : first + step] = stored_tensor[(rows, *columns)]
         # One such number makes every loss NaN, and every update would be skipped until the end of the run.
-        if not _is_finite(target[first : first + step]):
+        fault = number_fault(target[first : first + step])
+        if fault:
             raise CheckpointError(
-                f'{stored.file}: tensor {tensor.name} has numbers that are not finite; copy it again, or take another '
-                'checkpoint'
+                f'{stored.file}: tensor {tensor.name} has {fault}; copy it again, or take another checkpoint'
             )
     return result
-
-
-def _is_finite(array: np.ndarray) -> bool:
-    """Returns whether all numbers are finite."""
-    if array.dtype != jnp.bfloat16:
-        return bool(np.isfinite(array).all())
-    # Several times faster than `np.isfinite`, which converts bfloat16 to float32.
-    exponents = array.view(np.uint16) & _BFLOAT16_EXPONENT
-    return bool((exponents != _BFLOAT16_EXPONENT).all())
 
 
 def _load_tensor(stored: StoredTensor, tensor: Tensor, target: Sharding, dtype) -> jax.Array:
@@ -291,12 +282,13 @@ def _write_weights(folder: Path, config: ModelConfig, params: Params, writes: bo
         index_path.write_text(json.dumps(index, indent=2) + '\n')
 
 
-def _write_config(path: Path, like: Path, dtype: str) -> None:
+def _write_config(path: Path, like: Path, config: ModelConfig, dtype: str) -> None:
     """Writes the config.json of a folder for the decoder alone.
 
     Args:
       path: copy of `like`, which is changed where necessary.
       like: config.json of the folder that the model was loaded from.
+      config: of the model that is written.
       dtype: of the tensors: some loaders convert to the dtype named in the file.
     """
     original = json.loads(like.read_text(encoding='utf-8'))
@@ -305,6 +297,12 @@ def _write_config(path: Path, like: Path, dtype: str) -> None:
     for key in ('dtype', 'torch_dtype'):
         if fields.get(key) is not None:
             fields[key] = dtype
+    stated = fields.get('tie_word_embeddings')
+    if stated is None:
+        stated = FAMILIES[config.family].defaults.get('tie_word_embeddings', False)
+    # Where the flag was stale, a loader could discard the head that is in the files.
+    if stated != config.tied:
+        fields['tie_word_embeddings'] = config.tied
     if fields != original:
         path.write_text(json.dumps(fields, indent=2) + '\n', encoding='utf-8')
 
@@ -362,7 +360,7 @@ def save(
                 _copy(file, staged / file.name)
         first_leaf = jax.tree.leaves(params)[0]
         like_config = base_folder(like) / 'config.json'
-        _write_config(staged / 'config.json', like_config, str(first_leaf.dtype))
+        _write_config(staged / 'config.json', like_config, config, str(first_leaf.dtype))
         for name, text in (texts or {}).items():
             (staged / name).write_text(text, encoding='utf-8')
         os.rename(staged, folder)

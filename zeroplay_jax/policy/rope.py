@@ -100,9 +100,10 @@ class Yarn:
         low = max(low, 0)
         # The bound is the last channel, not the last pair, as in the published code.
         high = min(high, 2 * pairs - 1)
-        # The divisor is at least 1e-3, because low and high may coincide.
+        # The two may coincide. Where the bound is below `low`, the published code divides by a negative number.
+        span = high - low or 1e-3
         pair = jnp.arange(pairs, dtype=jnp.float32)
-        scaled_share = (pair - low) / max(high - low, 1e-3)
+        scaled_share = (pair - low) / span
         return 1 - jnp.clip(scaled_share, 0, 1)
 
 

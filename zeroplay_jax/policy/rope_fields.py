@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 from zeroplay_jax.policy import rope
 from zeroplay_jax.policy.config_fields import Fields
@@ -11,6 +12,8 @@ from zeroplay_jax.policy.family_table import Family
 
 _SCALINGS = {'linear': rope.Linear, 'llama3': rope.Llama3, 'yarn': rope.Yarn}
 _TYPES = ('default', *_SCALINGS)
+_ORIGINAL = 'original_max_position_embeddings'
+_LAYER_TYPES = ('full_attention', 'sliding_attention')
 _COMMON_FIELDS = {'rope_type', 'type', 'rope_theta', 'partial_rotary_factor'}
 
 
@@ -34,28 +37,28 @@ class Rope:
 def read_rope(fields: Fields, family: Family) -> Rope:
     """Returns the rotary embedding that config.json describes, in either spelling.
 
+    Where several places state a parameter, the one that `transformers` goes by counts.
+
     Raises:
       CheckpointError: the decoder does not implement it.
     """
-    newer = fields.section('rope_parameters')
-    older = fields.section('rope_scaling')
-    if 'full_attention' in newer.values or 'sliding_attention' in newer.values:
-        full = newer.section('full_attention')
-        sliding = newer.section('sliding_attention')
+    if family.full_every:
+        full, sliding = _sections_by_layer_type(fields, family)
+        default_sliding_theta = family.sliding_theta or family.rope_theta
     else:
-        full = older if older.values else newer
+        older = fields.section('rope_scaling')
+        full = older if older.values else fields.section('rope_parameters')
+        # A length at the top level counts before that of the object.
+        original = fields.get(_ORIGINAL)
+        if original is not None and _kind(full) in ('llama3', 'yarn'):
+            full = dataclasses.replace(full, values=full.values | {_ORIGINAL: original})
         sliding = full
-        if not family.scale_sliding:
-            # A single object describes the layers with full attention; sliding layers share at most its theta.
-            shared = {} if family.sliding_theta else {'rope_theta': full.get('rope_theta')}
-            sliding = Fields(full.path, shared, full.prefix)
-    default_theta = fields.positive_float('rope_theta', family.rope_theta)
-    default_sliding_theta = default_theta
-    if family.sliding_theta:
-        default_sliding_theta = fields.positive_float('rope_local_base_freq', family.sliding_theta)
-    theta = full.positive_float('rope_theta', default_theta)
-    sliding_theta = sliding.positive_float('rope_theta', default_sliding_theta)
-    max_positions = fields.get('max_position_embeddings')
+        default_sliding_theta = fields.positive_float('rope_theta', family.rope_theta)
+    theta = _theta(full, fields.positive_float('rope_theta', family.rope_theta))
+    sliding_theta = _theta(
+        sliding, fields.positive_float('rope_local_base_freq', default_sliding_theta)
+    )
+    max_positions = fields.positive_int('max_position_embeddings')
     scaling = _scaling(full, max_positions)
     sliding_scaling = _scaling(sliding, max_positions)
     # ModelConfig has one scaling; sliding layers may lack it.
@@ -67,14 +70,74 @@ def read_rope(fields: Fields, family: Family) -> Rope:
     return Rope(theta, sliding_theta, scaling, scale_sliding)
 
 
-def _scaling(section: Fields, max_positions: int | None) -> rope.Scaling | None:
+def _sections_by_layer_type(fields: Fields, family: Family) -> tuple[Fields, Fields]:
+    """Returns the rotary parameters of the layers with full attention, and of those with a sliding window.
+
+    `rope_parameters` has one object for each type; the older `rope_scaling` is added to that of full attention.
+
+    Raises:
+      CheckpointError: the parameters mean different things to different versions of `transformers`.
+    """
+    newer = fields.section('rope_parameters')
+    for name in newer.values:
+        if name not in _LAYER_TYPES:
+            raise fields.error(
+                f'rope_parameters.{name} has no effect in {family.architecture}; write it into '
+                'rope_parameters.full_attention or rope_parameters.sliding_attention'
+            )
+    full = newer.section('full_attention')
+    sliding = newer.section('sliding_attention')
+    older = fields.section('rope_scaling')
+    if 'type' in older.values and 'rope_type' not in older.values:
+        raise fields.error(
+            f'rope_scaling.type is not read by every version of transformers in {family.architecture}; name it '
+            'rope_type'
+        )
+    if older.values:
+        full = dataclasses.replace(older, values=full.values | older.values)
+    # Without a base for sliding layers, the one at the top level counts for them in some versions only.
+    stated_theta = fields.positive_float('rope_theta', family.rope_theta)
+    is_ambiguous = not family.sliding_theta and sliding.get('rope_theta') is None
+    if is_ambiguous and stated_theta != family.rope_theta:
+        raise fields.error(
+            f'rope_theta={stated_theta:g} is not read alike by all versions of transformers; write '
+            'rope_parameters.full_attention.rope_theta and rope_parameters.sliding_attention.rope_theta'
+        )
+    return full, sliding
+
+
+def _theta(section: Fields, default: float) -> float:
+    """Returns the base of the frequencies; CheckpointError if it is not above 1."""
+    theta = section.positive_float('rope_theta', default)
+    if theta <= 1:
+        raise section.error(f'{section.prefix}rope_theta={theta} must exceed 1')
+    return theta
+
+
+def longest_context(fields: Fields, rotary: Rope) -> tuple[int, int]:
+    """Returns (max_position_embeddings, the positions that the scaling extends them to), in tokens."""
+    stated = fields.positive_int('max_position_embeddings')
+    extended = stated
+    # Folders with YaRN may state the length before or after the extension; with the other kinds it is that after it.
+    if isinstance(rotary.scaling, rope.Yarn):
+        scaled = rotary.scaling.factor * rotary.scaling.original_max_position_embeddings
+        extended = max(stated, int(scaled))
+    return stated, extended
+
+
+def _kind(section: Fields) -> Any:
+    """Returns the rope type that an object states in either spelling."""
+    return section.get('rope_type') or section.get('type') or 'default'
+
+
+def _scaling(section: Fields, max_positions: int) -> rope.Scaling | None:
     """Returns the scaling that one object of rotary parameters describes.
 
     Args:
       section: the object.
       max_positions: default of `original_max_position_embeddings`.
     """
-    kind = section.get('rope_type') or section.get('type') or 'default'
+    kind = _kind(section)
     if kind not in _TYPES:
         raise section.error(
             f'{section.prefix}rope_type={kind!r} is not supported (only {", ".join(_TYPES)})'
@@ -86,7 +149,7 @@ def _scaling(section: Fields, max_positions: int | None) -> rope.Scaling | None:
     if kind == 'linear':
         return rope.Linear(factor)
     # Older folders name the original length only in max_position_embeddings.
-    original = section.positive_int('original_max_position_embeddings', max_positions)
+    original = section.positive_int(_ORIGINAL, max_positions)
     if kind == 'llama3':
         low = section.positive_float('low_freq_factor')
         high = section.positive_float('high_freq_factor')

@@ -8,13 +8,34 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import ml_dtypes
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from zeroplay_jax.policy.config_fields import CheckpointError, is_wrapped
 from zeroplay_jax.policy.decoder import ModelConfig
-from zeroplay_jax.policy.families import SUPPORTED, CheckpointError
+from zeroplay_jax.policy.family_table import SUPPORTED
 from zeroplay_jax.policy.tensor_names import Tensor, decoder_name, tensors
 
 _DTYPES = ('F32', 'BF16', 'F16', 'F64')
+_EMBEDDING, _HEAD = 'model.embed_tokens.weight', 'lm_head.weight'
+# Weights of models are far smaller; a larger number is a damaged one, and products with it overflow.
+LARGEST_NUMBER = 2.0**20
+# The same as the bits of a bfloat16 without its sign.
+_LARGEST_BFLOAT16 = np.array(LARGEST_NUMBER, ml_dtypes.bfloat16).view(np.uint16)
+_BFLOAT16_MAGNITUDE = np.uint16(0x7FFF)
+# Bytes of a tensor that are compared at a time.
+_PIECE_BYTES = 16 << 20
+_INDEX = 'model.safetensors.index.json'
+# Files of weights in other formats, by their endings.
+_OTHER_FORMATS = {
+    '.bin': 'PyTorch’s',
+    '.pt': 'PyTorch’s',
+    '.pth': 'PyTorch’s',
+    '.gguf': 'llama.cpp’s',
+    '.h5': 'TensorFlow’s',
+    '.msgpack': 'Flax’s',
+}
 
 
 class StoredTensor(NamedTuple):
@@ -43,24 +64,48 @@ def open_file(path: Path) -> Iterator[Any]:
         ) from None
 
 
+def number_fault(array: np.ndarray) -> str:
+    """Returns what is wrong with the numbers of a tensor, such as 'numbers that are not finite'; '' if nothing is."""
+    if array.dtype == ml_dtypes.bfloat16:
+        # Several times faster than a conversion to float32. Magnitudes are ordered as their bits are.
+        magnitudes = array.view(np.uint16) & _BFLOAT16_MAGNITUDE
+        are_usable = (magnitudes <= _LARGEST_BFLOAT16).all()
+    else:
+        are_usable = (np.abs(array) <= LARGEST_NUMBER).all()
+    if are_usable:
+        return ''
+    largest = np.abs(array).astype(np.float64).max()
+    if np.isfinite(largest):
+        return f'a number of {largest:.0e}'
+    return 'numbers that are not finite'
+
+
 def _weight_files(folder: Path) -> list[Path]:
     """Returns the safetensors files of a folder: a single one, or those of the index."""
     single = folder / 'model.safetensors'
-    index = folder / 'model.safetensors.index.json'
+    index = folder / _INDEX
     if not index.exists():
         if not single.exists():
             raise CheckpointError(
-                f'{folder}: holds neither model.safetensors nor model.safetensors.index.json'
+                f'{folder}: holds neither model.safetensors nor {_INDEX}{_other_weights(folder)}'
             )
         return [single]
     try:
-        weight_map = json.loads(index.read_text())['weight_map']
+        weight_map = json.loads(index.read_text(encoding='utf-8'))['weight_map']
         names = sorted(set(weight_map.values()))
         files = [folder / name for name in names]
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f'{index}: cannot be read as an index of tensors ({error!r})'
         ) from None
+    if not names:
+        raise CheckpointError(f'{index}: names no file; copy it again')
+    for name in names:
+        # A path could read any file of the machine.
+        if Path(name).name != name:
+            raise CheckpointError(
+                f'{index}: names {name!r}, which is no file of the folder; take the index of this checkpoint'
+            )
     # If both exist, it is unclear which weights are meant.
     if single.exists() and single not in files:
         raise CheckpointError(
@@ -69,22 +114,72 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
+def _other_weights(folder: Path) -> str:
+    """Returns the end of a message about a folder without weights: what it holds instead, and what to do."""
+    for file in sorted(folder.glob('*')):
+        if file.suffix == '.safetensors':
+            return f'; it holds {file.name}: copy the index, or give a single file that name'
+        if file.suffix in _OTHER_FORMATS and file.stat().st_size:
+            return (
+                f'; {file.name} is in {_OTHER_FORMATS[file.suffix]} format: load the folder with transformers and '
+                'write it with save_pretrained'
+            )
+    return '; copy the folder again'
+
+
+def file_headers(path: Path) -> StoredTensors:
+    """Returns every tensor of a safetensors file by name. Reads the header only."""
+    stored: StoredTensors = {}
+    with open_file(path) as file:
+        for name in file.keys():
+            # Opens the tensor without reading its values.
+            header = file.get_slice(name)
+            stored[name] = StoredTensor(path, name, tuple(header.get_shape()), header.get_dtype())
+    return stored
+
+
 def read_headers(folder: Path) -> StoredTensors:
     """Returns every tensor of a folder by name. Reads the headers only."""
     stored: StoredTensors = {}
     for path in _weight_files(folder):
-        with open_file(path) as file:
-            for name in file.keys():
-                if name in stored:
-                    first_file = stored[name].file.name
-                    raise CheckpointError(
-                        f'{folder}: tensor {name} is in both {first_file} and {path.name}'
-                    )
-                # Opens the tensor without reading its values.
-                header = file.get_slice(name)
-                shape = tuple(header.get_shape())
-                stored[name] = StoredTensor(path, name, shape, header.get_dtype())
+        for name, tensor in file_headers(path).items():
+            if name in stored:
+                first_file = stored[name].file.name
+                raise CheckpointError(
+                    f'{folder}: tensor {name} is in both {first_file} and {path.name}'
+                )
+            stored[name] = tensor
     return stored
+
+
+def has_other_head(folder: Path) -> bool:
+    """Returns whether a folder stores an output head whose numbers differ from those of its embedding.
+
+    Such a head is used by `transformers` whatever `tie_word_embeddings` says: it was trained or merged apart.
+    """
+    # A folder with a config alone.
+    if not any(folder.glob('*.safetensors*')):
+        return False
+    stored = read_headers(folder)
+    if is_wrapped(folder):
+        stored = decoder_tensors(stored)
+    if _HEAD not in stored or _EMBEDDING not in stored:
+        return False
+    embedding, head = stored[_EMBEDDING], stored[_HEAD]
+    if embedding.shape != head.shape:
+        return True
+    check_dtype(embedding)
+    check_dtype(head)
+    rows, columns = head.shape
+    step = max(1, _PIECE_BYTES // (columns * np.dtype(np.float32).itemsize))
+    with open_file(embedding.file) as embedding_file, open_file(head.file) as head_file:
+        embedding_rows = embedding_file.get_slice(embedding.name)
+        head_rows = head_file.get_slice(head.name)
+        for first in range(0, rows, step):
+            part = slice(first, min(first + step, rows))
+            if not np.array_equal(embedding_rows[part], head_rows[part]):
+                return True
+    return False
 
 
 def decoder_tensors(stored: StoredTensors) -> StoredTensors:
@@ -102,11 +197,14 @@ def check_tensors(folder: Path, config: ModelConfig, stored: StoredTensors) -> N
     expected = tensors(config).values()
     for tensor in expected:
         if tensor.name not in stored:
-            raise CheckpointError(f'{folder}: tensor {tensor.name} is missing')
+            advice = ''
+            if tensor.name == _HEAD:
+                advice = '; copy it, or write tie_word_embeddings=true into config.json'
+            raise CheckpointError(f'{folder}: tensor {tensor.name} is missing{advice}')
         _check_tensor(folder, tensor, stored[tensor.name])
     unexpected = set(stored) - {tensor.name for tensor in expected}
     # Redundant tensors: the head of a tied model, and the rotary frequencies that old folders hold.
-    unexpected.discard('lm_head.weight')
+    unexpected.discard(_HEAD)
     for name in sorted(unexpected):
         if not name.endswith('rotary_emb.inv_freq'):
             model = f'{config.family} model of {config.layers} layers'
@@ -125,7 +223,12 @@ def _check_tensor(folder: Path, tensor: Tensor, stored: StoredTensor) -> None:
             f'{folder}: tensor {tensor.name} has shape {stored.shape}, config.json asks for {shape} '
             f'({", ".join(dims)}); {SUPPORTED}'
         )
+    check_dtype(stored)
+
+
+def check_dtype(stored: StoredTensor) -> None:
+    """Raises CheckpointError unless a stored tensor has a dtype of weights."""
     if stored.dtype not in _DTYPES:
         raise CheckpointError(
-            f'{folder}: tensor {tensor.name} has dtype {stored.dtype}; supported: {", ".join(_DTYPES)}'
+            f'{stored.file}: tensor {stored.name} has dtype {stored.dtype}; supported: {", ".join(_DTYPES)}'
         )

@@ -359,6 +359,9 @@ def open_codec(folder: pathlib.Path) -> Codec:
         codec = Codec(base_folder(folder))
         # Rendered once, so that a template that fails is reported before the weights are loaded.
         codec.render([{'role': 'user', 'content': 'x'}])
+    except UserError:
+        # Names its file, such as config.json or adapter_config.json.
+        raise
     except Exception as error:
         # The libraries tokenizers, transformers and jinja raise exceptions of many types.
         lines = str(error).strip().splitlines()

@@ -43,6 +43,7 @@ from zeroplay_jax.selfplay.roles import Role, RolloutContext
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
+from zeroplay_jax.training import policy_settings
 from zeroplay_jax.training.run_weights import (
     build_learners,
     build_value_networks,
@@ -145,6 +146,7 @@ def open_policy(config) -> PolicyFolder:
     folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
     computation = {name: config.policy[name] for name in _COMPUTATION_FIELDS}
     model = hf.read_config(folder, **computation)
+    policy_settings.check_positions(config, folder)
     divide_cpu(config.cpu_devices)
     mesh = sharding.make_mesh(**config.mesh)
     # Called for its error alone: reading the weights, which comes later, may take minutes.

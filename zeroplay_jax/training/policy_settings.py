@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
+import sys
 
+import jax
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configs import common, drzero, english
 from zeroplay_jax.configuration.fields import default_config
 from zeroplay_jax.configuration.stored import read_stored_config
+from zeroplay_jax.policy import families
 from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.selfplay.recipe import trained_roles
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT
@@ -36,6 +38,19 @@ def settings(folder: pathlib.Path) -> ConfigDict:
     return config
 
 
+def check_positions(config, folder: pathlib.Path) -> None:
+    """Raises UserError if sequences are longer than the model's positions; the first process warns of extended ones."""
+    warning = families.check_context(folder, config.sampler.context, 'sampler.context')
+    has_teacher = any(config[role].distill_top_k for role in trained_roles(config))
+    if has_teacher:
+        teacher_tokens = config.privileged.prompt_tokens + config.sampler.context
+        warning = families.check_context(
+            folder, teacher_tokens, 'privileged.prompt_tokens + sampler.context'
+        )
+    if warning and jax.process_index() == 0:
+        print(f'warning: {warning}', file=sys.stderr)
+
+
 def _settings_of_origin(folder: pathlib.Path) -> ConfigDict:
     """Returns the config of the policy's run, or the one that belongs to its tokenizer."""
     # A run exports its policies to WORKDIR/policy/ROLE.
@@ -53,9 +68,6 @@ def _settings_of_origin(folder: pathlib.Path) -> ConfigDict:
     # Any other tokenizer belongs to an instruction-tuned model, which gets the long prompts of the paper.
     config = drzero.get_config()
     config.retrieval.update(kind='world', path='')
-    model = json.loads((folder / 'config.json').read_text(encoding='utf-8'))
-    # Positions beyond those of its training would be extrapolated.
-    max_positions = model.get('max_position_embeddings')
-    if isinstance(max_positions, int):
-        config.sampler.context = min(config.sampler.context, max_positions)
+    _, positions = families.longest_context(folder)
+    config.sampler.context = min(config.sampler.context, positions)
     return config

@@ -1,0 +1,260 @@
+"""A table of folders as `transformers` writes and reads them: equal logits, and an export that is what was loaded."""
+
+import json
+
+import numpy as np
+import pytest
+import tiny
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+
+from zeroplay_jax.policy import hf, transformer
+
+TOLERANCE = 1e-4
+# Longer than every window and original length below.
+TOKENS = np.random.default_rng(0).integers(0, 80, 48).astype(np.int32)
+HEAD, EMBEDDING = 'lm_head.weight', 'model.embed_tokens.weight'
+
+
+class Folder:
+    """A folder of `transformers` that a case changes.
+
+    Attributes:
+      config: content of config.json.
+      tensors: {name: array}.
+    """
+
+    def __init__(self, path, family, fields):
+        self.path = path
+        tiny.make_torch_model(family, **fields).save_pretrained(str(path))
+        self.config = json.loads((path / 'config.json').read_text())
+        self.tensors = load_file(path / 'model.safetensors')
+
+    def write(self):
+        (self.path / 'config.json').write_text(json.dumps(self.config))
+        save_file(self.tensors, self.path / 'model.safetensors', metadata={'format': 'pt'})
+
+
+def fields(**values):
+    """Changes fields of config.json; those that are None are removed."""
+
+    def change(folder):
+        for name, value in values.items():
+            if value is None:
+                folder.config.pop(name, None)
+            else:
+                folder.config[name] = value
+
+    return change
+
+
+def older(**scaling):
+    """Writes the rotary embedding as version 4 does."""
+
+    def change(folder):
+        parameters = folder.config.pop('rope_parameters')
+        full = parameters.get('full_attention', parameters)
+        folder.config['rope_theta'] = full['rope_theta']
+        folder.config['rope_scaling'] = scaling or None
+        if folder.config['model_type'] == 'gemma3_text':
+            sliding = parameters['sliding_attention']
+            folder.config['rope_local_base_freq'] = sliding['rope_theta']
+
+    return change
+
+
+def another_head(folder):
+    """What merging an adapter of the head leaves: a head beside an embedding that the flag calls the same."""
+    noise = np.random.default_rng(1).normal(size=(80, 48)).astype('f')
+    folder.tensors[HEAD] = folder.tensors[EMBEDDING] + 0.3 * noise
+
+
+def one_other_number(folder):
+    folder.tensors[HEAD] = folder.tensors[EMBEDDING].copy()
+    folder.tensors[HEAD][-1, -1] += 1.0
+
+
+def same_head(folder):
+    folder.tensors[HEAD] = folder.tensors[EMBEDDING].copy()
+
+
+def nothing(folder):
+    pass
+
+
+TIED = dict(tie_word_embeddings=True)
+YARN = dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=24, rope_theta=10000.0)
+LLAMA3 = dict(
+    rope_type='llama3',
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)
+
+
+def rope(**parameters):
+    return dict(rope_parameters=dict(rope_theta=10000.0) | parameters)
+
+
+def case(key, family, change=nothing, fault=None, **values):
+    """A row of the table: name, family, fields of the config class, change of the folder, row of the campaign."""
+    marks = [pytest.mark.fault(fault or 'kin-logits', key)]
+    return pytest.param(family, values, change, id=key.replace(' ', '-'), marks=marks)
+
+
+CASES = [
+    *[case(f'{family} as written', family) for family in tiny.FAMILIES],
+    # Heads.
+    *[case(f'{family}, tied', family, **TIED) for family in ('qwen2', 'llama3', 'olmo3')],
+    *[
+        case(f'{family}, untied', family, tie_word_embeddings=False)
+        for family in ('qwen3_yarn', 'gemma3')
+    ],
+    *[
+        case(f'{family}, called tied, another head', family, another_head, 'third-3', **TIED)
+        for family in ('qwen2', 'qwen3', 'llama3', 'olmo3', 'gemma3')
+    ],
+    case('one other number in the head', 'qwen3', one_other_number, 'third-3', **TIED),
+    case('the head again beside a tied embedding', 'llama3', same_head, **TIED),
+    # Sizes.
+    case('one head of keys', 'qwen2', num_key_value_heads=1),
+    case('as many heads of keys as of queries', 'qwen2', num_key_value_heads=4),
+    case(
+        'no number of key heads', 'llama3', fields(num_key_value_heads=None), num_key_value_heads=4
+    ),
+    case('heads wider than hidden/heads', 'llama3', head_dim=24),
+    case('heads narrower than hidden/heads', 'qwen3', head_dim=8),
+    case('heads of a family without the field', 'qwen2', head_dim=16),
+    case('no size of heads', 'llama3', fields(head_dim=None)),
+    case('another epsilon', 'qwen2', rms_norm_eps=0.1),
+    case('the other name of SiLU', 'qwen2', fields(hidden_act='swish')),
+    case('another scale of scores', 'gemma3', query_pre_attn_scalar=7),
+    # Positions.
+    case('no base of frequencies', 'qwen2', fields(rope_parameters=None)),
+    case('base at the top level', 'qwen2', fields(rope_parameters={}, rope_theta=50.0)),
+    case('base at both levels', 'qwen2', fields(rope_theta=50.0)),
+    case('linear', 'llama3', **rope(rope_type='linear', factor=4.0)),
+    case('linear in the older form', 'qwen2', older(type='linear', factor=4.0)),
+    case('YaRN in the older form', 'qwen3', older(type='yarn', factor=4.0)),
+    case('YaRN without rounding', 'qwen3', **rope(**YARN, truncate=False)),
+    case('YaRN with other turns', 'qwen2', **rope(**YARN, beta_fast=4, beta_slow=2)),
+    case('YaRN with its own factor of attention', 'llama3', **rope(**YARN, attention_factor=0.7)),
+    case(
+        'YaRN whose turns lie beyond the last channel',
+        'qwen2',
+        **rope(**YARN | dict(rope_theta=3.0, original_max_position_embeddings=40_000_000)),
+    ),
+    case('Llama 3.1 in the older form', 'llama3', older(**LLAMA3)),
+    case(
+        'original length at the top level',
+        'llama3',
+        fields(original_max_position_embeddings=16),
+        'third-17',
+    ),
+    case(
+        'original length at the top level alone',
+        'qwen3',
+        fields(
+            rope_parameters=dict(rope_type='yarn', factor=4.0, rope_theta=1e4),
+            original_max_position_embeddings=24,
+        ),
+        'third-17',
+    ),
+    case(
+        'original length at the top level, older form',
+        'qwen3',
+        lambda folder: [
+            older(rope_type='yarn', factor=4.0, original_max_position_embeddings=64)(folder),
+            fields(original_max_position_embeddings=24)(folder),
+        ],
+        'third-17',
+    ),
+    case(
+        'original length without an extension', 'qwen2', fields(original_max_position_embeddings=16)
+    ),
+    case('original length from the positions', 'llama3', older(**LLAMA3, extra=None)),
+    case('both forms', 'qwen2', fields(rope_scaling=dict(rope_type='linear', factor=3.0))),
+    case('Gemma 3 in the older form', 'gemma3', older(rope_type='linear', factor=8.0)),
+    case('OLMo 3 in the older form', 'olmo3', older(rope_type='yarn', factor=4.0)),
+    case(
+        'both forms by layers', 'gemma3', fields(rope_scaling=dict(rope_type='linear', factor=3.0))
+    ),
+    case(
+        'original length at the top level by layers',
+        'olmo3',
+        fields(original_max_position_embeddings=16),
+    ),
+    case('no base of frequencies by layers', 'gemma3', fields(rope_parameters=None)),
+    # Windows.
+    case('windows that are not enabled', 'qwen2', sliding_window=8),
+    case('windows without a size', 'qwen2', fields(sliding_window=None, use_sliding_window=True)),
+    case(
+        'windows from the first layer on',
+        'qwen3',
+        use_sliding_window=True,
+        sliding_window=8,
+        max_window_layers=0,
+    ),
+    case(
+        'windows of layers that are listed',
+        'qwen2',
+        use_sliding_window=True,
+        sliding_window=8,
+        layer_types=['sliding_attention', 'full_attention'],
+    ),
+    case('a window of one token', 'gemma3', sliding_window=1),
+    case('layers by a pattern', 'gemma3', fields(layer_types=None, sliding_window_pattern=2)),
+    case(
+        'layers by a pattern that only a version wrote',
+        'gemma3',
+        fields(layer_types=None, _sliding_window_pattern=2),
+    ),
+    case('layers without a list', 'olmo3', fields(layer_types=None)),
+    # Fields that the family's class does not have.
+    case('windows of a family without them', 'llama3', fields(use_sliding_window=True)),
+    case('a scale of scores of a family without it', 'qwen3', fields(query_pre_attn_scalar=7)),
+]
+
+
+def their_logits(path):
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        str(path), dtype=torch.float32, attn_implementation='eager'
+    )
+    with torch.no_grad():
+        return model(torch.tensor(TOKENS[None].astype(np.int64))).logits[0].numpy()
+
+
+def our_logits(path):
+    """Not compiled as a whole: its operations have the same shapes in most rows, and are compiled once."""
+    config = hf.read_config(path)
+    params = hf.load(path, config, progress=False)
+    positions = np.arange(len(TOKENS), dtype=np.int32)[None]
+    states = transformer.hidden(config, params, TOKENS[None], positions, np.ones_like(positions))
+    return config, params, np.asarray(transformer.logits(config, params, states[0]))
+
+
+@pytest.mark.parametrize('family,values,change', CASES)
+def test_logits_and_export_are_those_of_transformers(family, values, change, tmp_path, user_reads):
+    folder = Folder(tmp_path / 'in', family, values)
+    change(folder)
+    folder.write()
+    theirs = their_logits(folder.path)
+    assert 1 < np.abs(theirs).max() < 100
+    config, params, ours = our_logits(folder.path)
+    difference = np.abs(ours - theirs).max()
+    assert difference <= TOLERANCE
+
+    hf.save(tmp_path / 'out', config, params, like=folder.path)
+    assert np.abs(their_logits(tmp_path / 'out') - theirs).max() <= TOLERANCE
+    exported = json.loads((tmp_path / 'out' / 'config.json').read_text())
+    flag = {'tie_word_embeddings': config.tied}
+    assert exported | flag == folder.config | flag
+    is_tied = exported.get('tie_word_embeddings', family == 'gemma3')
+    assert is_tied == config.tied
+    stored = load_file(tmp_path / 'out' / 'model.safetensors')
+    assert (HEAD in stored) != config.tied
+    for name, array in stored.items():
+        np.testing.assert_array_equal(array, folder.tensors[name])
+    user_reads(f'right: logits of transformers to {TOLERANCE:g}, and so is the export')
