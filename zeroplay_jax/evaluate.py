@@ -331,6 +331,7 @@ def _result_settings(config, run: RunContext) -> Mapping[str, Any]:
         samples=_SAMPLES.value,
         limit=_LIMIT.value,
         judge=judge,
+        template=run.template,
     )
     return settings | {'answerer': _ANSWERER.value}
 

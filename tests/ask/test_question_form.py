@@ -29,6 +29,7 @@ def open_session(monkeypatch):
     corpus = types.SimpleNamespace(source=None, description='c', examples=(), warning=lambda: '')
     role = types.SimpleNamespace(prompt_ids=lambda question: [])
     monkeypatch.setattr(session, 'open_codec', lambda folder: None)
+    monkeypatch.setattr(session.template_choice, 'print_notes', lambda *_: None)
     monkeypatch.setattr(session, 'open_ask_corpus', lambda config, seconds: corpus)
     monkeypatch.setattr(session, 'build_role', lambda *_: role)
     monkeypatch.setattr(session, 'Agent', Agent)

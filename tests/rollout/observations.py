@@ -9,7 +9,7 @@ TOOLS = {'search': SEARCH}
 
 
 def added_ids(codec):
-    return set(codec._added_ids.values())
+    return {token.id for token in codec._added.values()}
 
 
 def observation(codec, syntax, documents, limit):

@@ -14,11 +14,13 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from zeroplay_jax.configs import drzero
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.tokens import Codec, open_codec
+from zeroplay_jax.selfplay import template_choice
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.tools.search import SearchTool
-from zeroplay_jax.types import POLICY, UserError
+from zeroplay_jax.types import POLICY
 
 FIELDS = dict(
     architectures=['Gemma3ForCausalLM'],
@@ -105,16 +107,21 @@ def test_foreign_text_never_yields_a_control_token(gemma, text):
     assert min(codec.encode(text)) < len(SPECIAL)
 
 
-def test_a_template_without_messages_of_tools_is_refused_for_syntaxes_that_need_them(gemma):
+def test_results_are_messages_of_the_user_where_a_template_knows_no_tools(gemma):
     codec, config = open_codec(gemma), drzero.get_config('mini')
     role = RoleSpec('solver', 'solver')
     tools = {'search': SearchTool(search=None)}
     role_environment(config, role, codec, tools)
+    assert (
+        template_choice.record(config, codec) == {} and template_choice.notes(config, codec) == []
+    )
     config.tools.syntax = 'qwen'
-    with pytest.raises(
-        UserError, match=r"tools.syntax='qwen'.*\(Roles must alternate\); give search_r1"
-    ):
-        role_environment(config, role, codec, tools)
+    role_environment(config, role, codec, tools)
+    assert template_choice.record(config, codec) == {'role of results': 'user'}
+    assert "messages of role 'user'" in template_choice.notes(config, codec)[0]
+    suffix = codec.decode(syntax_of('qwen').wrap(codec, ' ab', 64))
+    turn = '<start_of_turn>user\n{"result": " ab"}<end_of_turn>\n<start_of_turn>model\n'
+    assert suffix == '<end_of_turn>\n' + turn
 
 
 @pytest.fixture(scope='module')

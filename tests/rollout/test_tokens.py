@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import re
 import shutil
 import types
 
@@ -247,8 +248,6 @@ def test_token_bytes_cover_every_id(codec):
         ('tokenizer.json', '{'),
         ('tokenizer.json', '{"model": 3}'),
         ('tokenizer.json', '[' * 100_000),
-        ('generation_config.json', '{"eos'),
-        ('chat_template.jinja', '{% for'),
     ],
 )
 def test_a_tokenizer_that_cannot_be_used_is_one_line(folder, tmp_path, name, content):
@@ -257,3 +256,22 @@ def test_a_tokenizer_that_cannot_be_used_is_one_line(folder, tmp_path, name, con
     with pytest.raises(UserError, match='its tokenizer cannot be used .*copy the folder') as raised:
         open_codec(copy)
     assert '\n' not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ('name', 'content'),
+    [
+        ('generation_config.json', '{"eos'),
+        ('generation_config.json', '[1]'),
+        ('chat_template.jinja', '{% for'),
+        ('config.json', '{'),
+    ],
+)
+@pytest.mark.fault('new-templates', 'a damaged file beside the tokenizer is named itself')
+def test_the_damaged_file_is_named(folder, tmp_path, user_reads, name, content):
+    copy = shutil.copytree(folder, tmp_path / 'policy')
+    (copy / name).write_text(content)
+    with pytest.raises(UserError, match=re.escape(f'{copy / name}: ')) as raised:
+        open_codec(copy)
+    assert '\n' not in str(raised.value)
+    user_reads(raised.value)

@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ SETTINGS = (
     'judge',
     'tools',
     'tokens',
+    'template',
 )
 _BOOTSTRAP_QUANTILES = (0.025, 0.975)
 
@@ -261,7 +262,14 @@ def means(answered: Sequence[Answered]) -> dict[str, float]:
 
 
 def result_settings(
-    config, policy: str, retrieval: str, metric: str, samples: int, limit: int, judge: str
+    config,
+    policy: str,
+    retrieval: str,
+    metric: str,
+    samples: int,
+    limit: int,
+    judge: str,
+    template: Mapping[str, str],
 ) -> dict[str, Any]:
     """Returns the settings of a result; `compare` requires those of `SETTINGS` to be equal.
 
@@ -269,6 +277,7 @@ def result_settings(
       policy: the checkpoint folder.
       retrieval: description of the searched corpus (`Library.about`).
       judge: name of the judge; '' for a metric without one.
+      template: what was chosen for the chat template (`template_choice.record`); left out if nothing was.
     """
     # With search alone only the syntax is written, so that results of versions without other tools stay comparable.
     tools = config.tools.syntax
@@ -279,7 +288,8 @@ def result_settings(
     # Left out where there is none, as in files of earlier versions.
     if rollout.response_tokens:
         tokens.append(rollout.response_tokens)
-    return {
+    chosen = {'template': dict(template)} if template else {}
+    return chosen | {
         'policy': policy,
         'answerer': '',
         'retrieval': retrieval,

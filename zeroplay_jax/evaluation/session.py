@@ -13,6 +13,7 @@ from zeroplay_jax.evaluation.question_form import QuestionForm
 from zeroplay_jax.evaluation.terminal import Printer, clean, one_line_json
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.rollout.tokens import open_codec
+from zeroplay_jax.selfplay import template_choice
 from zeroplay_jax.types import UserError
 
 # Seconds that a search server may take to become ready.
@@ -65,6 +66,7 @@ class Session:
         self._form = form
         self._form_was_noted = False
         self._codec = open_codec(folder)
+        template_choice.print_notes(config, self._codec, 'zeroplay_jax.ask: ')
         self._corpus = open_ask_corpus(config, READY_SECONDS)
         self._role = build_role(config, self._codec, self._corpus.source)
         # The question is checked before the weights are loaded, which takes longest.

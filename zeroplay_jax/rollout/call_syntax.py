@@ -39,11 +39,13 @@ class CallSyntax(abc.ABC):
       name: its value in `config.tools.syntax`.
       passage_style: layout of passages, see `passages_text`.
       result_tag: name of the tag around a result; '' if there is none.
+      writes_messages: whether results are messages of the chat template.
     """
 
     name: str
     passage_style: str
     result_tag: str = ''
+    writes_messages: bool = False
 
     @abc.abstractmethod
     def stop_strings(self, tools: Tools) -> tuple[str, ...]:
@@ -261,13 +263,14 @@ class RSearchSyntax(TagSyntax):
 
 
 class MessageSyntax(CallSyntax):
-    """Base of syntaxes whose results are messages of role 'tool', written by the checkpoint's chat template.
+    """Base of syntaxes whose results are messages of the checkpoint's chat template (`ChatTemplate.tool_role`).
 
     Attributes:
       stop_string: ends a call of any tool.
     """
 
     stop_string: str
+    writes_messages = True
 
     def stop_strings(self, tools: Tools) -> tuple[str, ...]:
         return (self.stop_string,) if tools else ()
@@ -279,8 +282,9 @@ class MessageSyntax(CallSyntax):
     def wrap(self, codec: Codec, text: str, limit: int) -> Int[np.ndarray, ' tokens']:
         # The template writes the message, so its form is that of the checkpoint's own training.
         def message(length: int) -> Int[np.ndarray, ' tokens']:
-            content = Untrusted(self.message_content(codec.decode(body[:length])))
-            return codec.suffix({'role': 'tool', 'content': [content]})
+            written = codec.decode(codec.whole_characters(body[:length]))
+            content = Untrusted(self.message_content(written))
+            return codec.suffix({'role': codec.template.tool_role, 'content': [content]})
 
         # Twice the limit, because a message may have fewer ids than its text alone.
         body = codec.encode_start(text, 2 * limit)

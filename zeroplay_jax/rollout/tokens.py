@@ -7,6 +7,8 @@ invented) is `Untrusted` and encoded by a second tokenizer whose added vocabular
 
 from __future__ import annotations
 
+import codecs
+import datetime
 import itertools
 import json
 import pathlib
@@ -21,7 +23,11 @@ from jaxtyping import Int
 
 from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.policy.config_fields import vocabulary_size
+from zeroplay_jax.rollout import stop_ids, tokenizer_rules
+from zeroplay_jax.rollout.chat_template import ChatTemplate
 from zeroplay_jax.rollout.messages import Message, Untrusted
+from zeroplay_jax.rollout.token_bytes import bytes_function
+from zeroplay_jax.rollout.tokenizer_rules import outside_error
 from zeroplay_jax.types import PROMPT, Trajectory, UserError
 
 # Characters of a library's error that are quoted.
@@ -32,64 +38,12 @@ SOURCES = ('prompt', 'policy', 'env')
 _CHARACTERS_PER_TOKEN = 8
 # Ids at the end of a cut text that may differ from those of the whole text.
 _UNSTABLE_TOKENS = 64
-# Field of generation_config.json with the ids that end a turn, in folders where `eos_token_id` also names the ends of
-# calls, so that other programs stop there (training/model_card.py).
-END_OF_TURN_FIELD = 'end_of_turn_token_id'
-# Private-use characters that no template writes. The first two enclose the number of an untrusted part
-# while a template is rendered; the third stands for an assistant turn in `Codec.suffix`.
-_MARK_START = '\ue000'
-_MARK_END = '\ue001'
-_TURN_MARK = '\ue002'
-# How SentencePiece vocabularies write a space, and the normaliser of tokenizer.json that does so and nothing else.
-_SPACE_MARK = '\u2581'
-_SPACES_MARKED = {'type': 'Replace', 'pattern': {'String': ' '}, 'content': _SPACE_MARK}
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Character → byte of the byte-level alphabet that GPT-2 introduced."""
-    # Printable bytes stand for themselves, all others for the characters from 256 in order.
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    alphabet = {}
-    next_code = 256
-    for byte in range(256):
-        if byte in printable:
-            alphabet[chr(byte)] = byte
-        else:
-            alphabet[chr(next_code)] = byte
-            next_code += 1
-    return alphabet
-
-
-_BYTE_ALPHABET = _byte_alphabet()
-_BYTE_TOKENS = {f'<0x{byte:02X}>': bytes([byte]) for byte in range(256)}
-
-
-def _is_white_space(text: str) -> bool:
-    """Returns whether a token is white space only; SentencePiece writes spaces as U+2581."""
-    return text.replace(_SPACE_MARK, ' ').isspace()
-
-
-def _marks_spaces(specification: dict[str, Any]) -> bool:
-    """Returns whether tokens are text with U+2581 for a space, and other bytes have tokens such as <0x0A> (Gemma).
-
-    Args:
-      specification: content of tokenizer.json.
-    """
-    model = specification['model']
-    has_bytes = model.get('byte_fallback') and _BYTE_TOKENS.keys() <= model['vocab'].keys()
-    # Other normalisers, such as one that puts a space before every text, would change pieces of a prompt.
-    return bool(has_bytes) and specification.get('normalizer') == _SPACES_MARKED
-
-
-def _marked_bytes(token: str) -> bytes:
-    """Returns the bytes of a token of such a vocabulary."""
-    text = token.replace(_SPACE_MARK, ' ')
-    return _BYTE_TOKENS.get(token, text.encode())
-
-
-def _byte_level_bytes(token: str) -> bytes:
-    """Returns the bytes of a token of a byte-level vocabulary; raises KeyError if it is not one."""
-    return bytes(_BYTE_ALPHABET[character] for character in token)
+# A larger vocabulary is a mistake in config.json: tables of it would fill the memory.
+_MOST_IDS = 1 << 24
+# White space as the library `tokenizers` trims it around tokens that say so; Python's own has four characters more.
+_WHITE_SPACE = ''.join(
+    chr(code) for code in range(0x3001) if chr(code).isspace() and not 0x1C <= code <= 0x1F
+)
 
 
 def _merges_within(merges: list, vocabulary: Mapping[str, int]) -> list:
@@ -108,47 +62,49 @@ class Codec:
 
     The tokens are byte-level BPE, or BPE over characters with a token for every single byte (SentencePiece, Gemma).
 
+    Args:
+      folder: the checkpoint.
+      date: the day, as 2026-11-25, that a template which writes today's date gets; '' for today.
+
     Attributes:
-      token_bytes: per id the bytes it encodes (b'' for ids without a token).
+      token_bytes: per id of the model the bytes it encodes (b'' for ids without a token).
       longest_token: bytes of the longest of them.
-      eos_ids: ids that end an assistant turn.
+      eos_ids: ids that end an assistant turn, ascending.
+      template: the chat template.
+      date: the day that the template writes; '' if it writes none.
 
     Raises:
-      ValueError: the tokenizer is of another kind.
+      UserError: a tokenizer of another kind, tokens that the model does not know, or a template that cannot be used.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder, date: str = ''):
         self.folder = pathlib.Path(folder)
         # Read without AutoTokenizer, which would import PyTorch where it is installed.
         tokenizer_class = transformers.PreTrainedTokenizerFast
-        self._tokenizer = tokenizer_class.from_pretrained(str(self.folder))
-        specification_text = self._tokenizer.backend_tokenizer.to_str()
-        specification = json.loads(specification_text)
-        model = specification['model']
-        vocabulary = model['vocab']
+        tokenizer = tokenizer_class.from_pretrained(str(self.folder))
+        specification = json.loads(tokenizer.backend_tokenizer.to_str())
+        vocabulary = specification['model']['vocab']
         # Unigram vocabularies are lists of (token, score). They are never byte-level.
         if not isinstance(vocabulary, dict):
-            model_type = model['type']
-            raise ValueError(
+            model_type = specification['model']['type']
+            raise UserError(
                 f'{self.folder}: a {model_type} tokenizer is not byte-level; choose a checkpoint with byte-level BPE'
             )
-        self._marks_spaces = _marks_spaces(specification)
-        self._added_ids: dict[str, int] = {}
-        for token in specification['added_tokens']:
-            text = token['content']
-            # Runs of white space (Gemma) control nothing: foreign text has them as any other text does.
-            is_plain = self._marks_spaces and _is_white_space(text) and text in vocabulary
-            if not is_plain:
-                self._added_ids[text] = token['id']
+        self._vocabulary_size = vocabulary_size(self.folder)
+        tokenizer_rules.check(self.folder, specification, self._vocabulary_size)
+        self._added = tokenizer_rules.added_tokens(specification)
         self._plain = self._without_added_tokens(specification)
         # Sorted longest first, so that a token that contains another one is found as a whole.
-        longest_first = sorted(self._added_ids, key=len, reverse=True)
+        longest_first = sorted(self._added, key=len, reverse=True)
         pattern = '|'.join(map(re.escape, longest_first))
         # Without added tokens the pattern matches nothing.
         self._added_pattern = re.compile(pattern or r'(?!)')
-        self.token_bytes = self._bytes_of_ids(vocabulary)
+        self.token_bytes = self._bytes_of_ids(specification)
         self.longest_token = max(map(len, self.token_bytes))
-        self.eos_ids = self._end_of_turn_ids()
+        day = datetime.date.fromisoformat(date) if date else datetime.date.today()
+        self.template = ChatTemplate(tokenizer, self.folder, day)
+        self.date = self.template.date.isoformat() if self.template.date else ''
+        self.eos_ids = self._end_of_turn_ids(tokenizer)
 
     def _without_added_tokens(self, specification: dict[str, Any]) -> tokenizers.Tokenizer:
         """Returns the tokenizer for foreign text, which has no added vocabulary but white space.
@@ -160,7 +116,7 @@ class Codec:
         vocabulary = dict(model['vocab'])
         # Some models map a whole pre-token that is in their own vocabulary directly to its id, so the
         # strings of the added vocabulary are removed there as well.
-        removed = vocabulary.keys() & self._added_ids.keys()
+        removed = vocabulary.keys() & self._added.keys()
         for token in removed:
             del vocabulary[token]
         model['vocab'] = vocabulary
@@ -171,56 +127,52 @@ class Codec:
             model['unk_token'] = None
         plain = dict(specification, model=model)
         plain['added_tokens'] = [
-            token
-            for token in specification['added_tokens']
-            if token['content'] not in self._added_ids
+            token for token in specification['added_tokens'] if token['content'] not in self._added
         ]
         # Pieces of a prompt are encoded one by one: none of them may get a BOS token or be cut.
         for setting in ('post_processor', 'truncation', 'padding'):
             plain[setting] = None
         return tokenizers.Tokenizer.from_str(json.dumps(plain))
 
-    def _bytes_of_ids(self, vocabulary: dict[str, int]) -> list[bytes]:
-        """Returns `token_bytes`; raises ValueError for a token that is not byte-level."""
-        bytes_of_token = _marked_bytes if self._marks_spaces else _byte_level_bytes
+    def _bytes_of_ids(self, specification: dict[str, Any]) -> list[bytes]:
+        """Returns `token_bytes`; raises UserError for a token that is not byte-level."""
+        bytes_of_token = bytes_function(specification)
+        if self._vocabulary_size > _MOST_IDS:
+            raise UserError(
+                f'{self.folder / "config.json"}: vocab_size={self._vocabulary_size} is larger than {_MOST_IDS}; copy '
+                'the file again'
+            )
         # A model may have more ids than its tokenizer has tokens; those decode to nothing.
-        last_id = max(
-            vocabulary_size(self.folder) - 1,
-            *vocabulary.values(),
-            *self._added_ids.values(),
-        )
-        token_bytes = [b''] * (last_id + 1)
-        for token, token_id in vocabulary.items():
-            if token in self._added_ids:
+        token_bytes = [b''] * self._vocabulary_size
+        for token, token_id in specification['model']['vocab'].items():
+            if token in self._added:
                 continue
             # Bytes are stored and not decoded text, because a token may hold half a character.
             try:
                 token_bytes[token_id] = bytes_of_token(token)
             except KeyError:
-                raise ValueError(
+                raise UserError(
                     f'{self.folder}: token {token!r} is not byte-level; this tokenizer is not '
                     'supported'
                 ) from None
-        for token, token_id in self._added_ids.items():
-            token_bytes[token_id] = token.encode()
+        for token, added in self._added.items():
+            if added.id < self._vocabulary_size:
+                token_bytes[added.id] = token.encode()
         return token_bytes
 
-    def _end_of_turn_ids(self) -> tuple[int, ...]:
-        """Returns `eos_ids`: those of generation_config.json and the tokenizer's own, ascending."""
+    def _end_of_turn_ids(self, tokenizer) -> tuple[int, ...]:
+        """Returns `eos_ids`: those of the files and the tokenizer, and those with which the template ends a turn."""
         # Checkpoints may end a turn with several tokens (Qwen: <|im_end|> and <|endoftext|>); the
         # tokenizer itself names only one.
-        ids: set[int] = set()
-        path = self.folder / 'generation_config.json'
-        if path.exists():
-            fields = json.loads(path.read_text())
-            listed = fields.get(END_OF_TURN_FIELD, fields.get('eos_token_id'))
-            if isinstance(listed, list):
-                ids.update(listed)
-            elif listed is not None:
-                ids.add(listed)
-        tokenizer_id = self._tokenizer.eos_token_id
+        added_ids = {text: added.id for text, added in self._added.items()}
+        ids = stop_ids.listed_ids(self.folder, self._vocabulary_size, set(added_ids.values()))
+        ids |= stop_ids.template_ids(self.template.end_texts, added_ids)
+        tokenizer_id = tokenizer.eos_token_id
         if tokenizer_id is not None:
             ids.add(tokenizer_id)
+        for text, token_id in added_ids.items():
+            if token_id in ids and token_id >= self._vocabulary_size:
+                raise outside_error(self.folder, text, token_id, self._vocabulary_size)
         return tuple(sorted(ids))
 
     def encode(self, text: str) -> list[int]:
@@ -242,7 +194,7 @@ class Codec:
             ids = self.encode_plain(text[:characters])
             is_whole = characters >= len(text)
             if is_whole or len(ids) >= needed_ids:
-                return ids[:limit]
+                return self.whole_characters(ids[:limit])
             characters *= 4
 
     def _encode(self, spans: Iterable[str]) -> list[int]:
@@ -254,6 +206,18 @@ class Codec:
         """
         ids: list[int] = []
         pending: list[str] = []
+        # Whether the last added token takes the white space behind it.
+        takes_space = False
+
+        def encode_pending(next_takes_space: bool) -> None:
+            text = ''.join(pending)
+            if takes_space:
+                text = text.lstrip(_WHITE_SPACE)
+            if next_takes_space:
+                text = text.rstrip(_WHITE_SPACE)
+            ids.extend(self.encode_plain(text))
+            pending.clear()
+
         for span in spans:
             if isinstance(span, Untrusted):
                 pending.append(span)
@@ -262,14 +226,30 @@ class Codec:
             position = 0
             for match in self._added_pattern.finditer(span):
                 pending.append(span[position : match.start()])
-                ids += self.encode_plain(''.join(pending))
-                added_id = self._added_ids[match.group()]
-                ids.append(added_id)
-                pending = []
+                added = self._added[match.group()]
+                if added.id >= self._vocabulary_size:
+                    raise outside_error(self.folder, match.group(), added.id, self._vocabulary_size)
+                encode_pending(added.lstrip)
+                ids.append(added.id)
+                takes_space = added.rstrip
                 position = match.end()
             pending.append(span[position:])
-        ids += self.encode_plain(''.join(pending))
+        encode_pending(False)
         return ids
+
+    def whole_characters(self, ids: Sequence[int]) -> list[int]:
+        """Returns ids of a text that was cut, without the last ones if they end inside a character."""
+        kept = list(ids)
+        while kept:
+            # No character has more than four bytes, and so four tokens.
+            tail = b''.join(self.token_bytes[token] for token in kept[-4:])
+            decoder = codecs.getincrementaldecoder('utf-8')('replace')
+            decoder.decode(tail)
+            pending, _ = decoder.getstate()
+            if not pending:
+                break
+            kept.pop()
+        return kept
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of ids, added tokens included; bytes that are not valid UTF-8 become U+FFFD."""
@@ -278,33 +258,15 @@ class Codec:
         text = b''.join(pieces)
         return text.decode(errors='replace')
 
-    def _render_spans(self, messages: Sequence[Message], add_header: bool) -> list[str]:
-        """Returns the text of a chat as spans in order: `Untrusted` parts, and the trusted text between them.
-
-        Args:
-          add_header: whether the header of the next assistant turn follows.
-        """
-        # The template sees numbered marks in place of untrusted parts. It cannot split, strip or
-        # interpret them, and the text between two marks is known to be trusted.
-        untrusted: list[Untrusted] = []
-        marked_messages = []
-        for message in messages:
-            content = _mark_untrusted(message, untrusted)
-            marked_messages.append({**message, 'content': content})
-        text = self._tokenizer.apply_chat_template(
-            marked_messages, tokenize=False, add_generation_prompt=add_header
-        )
-        spans: list[str] = re.split(f'{_MARK_START}(\\d+){_MARK_END}', text)
-        # re.split returns the captured number at every second place.
-        for index in range(1, len(spans), 2):
-            number = int(spans[index])
-            spans[index] = untrusted[number]
-        return spans
-
     def render(self, messages: Sequence[Message]) -> Int[np.ndarray, ' tokens']:
-        """Returns the prompt ids, int32, of a chat, with the header of the assistant's turn at the end."""
-        spans = self._render_spans(messages, add_header=True)
-        ids = self._encode(spans)
+        """Returns the prompt ids, int32, of a chat, with the header of the assistant's turn at the end.
+
+        Raises:
+          UserError: the template cannot write a chat with messages of these roles.
+        """
+        roles = tuple(message['role'] for message in messages)
+        contents = [_parts(message) for message in messages]
+        ids = self._encode(self.template.layout(roles).spans(contents))
         return np.asarray(ids, np.int32)
 
     def suffix(self, message: Message) -> Int[np.ndarray, ' tokens']:
@@ -313,64 +275,51 @@ class Codec:
         They are the template's text behind the turn, `message`, and the next assistant header.
 
         Raises:
-          ValueError: the template leaves out the text of assistant turns.
+          UserError: the template cannot write such a message.
         """
-        # A short chat is rendered and the part behind its assistant turn is taken, so that the real turn
-        # is never tokenised again. It begins with a user message, which some templates require.
-        turn = Untrusted(_TURN_MARK)
-        chat: list[Message] = [
-            {'role': 'user', 'content': 'x'},
-            {'role': 'assistant', 'content': [turn]},
-            message,
-        ]
-        spans = self._render_spans(chat, add_header=True)
-        for index, span in enumerate(spans):
-            # Compared by identity, because an equal text may occur in `message`.
-            if span is turn:
-                ids = self._encode(spans[index + 1 :])
-                return np.asarray(ids, np.int32)
-        raise ValueError(
-            f'{self.folder}: the chat template leaves out the text of an assistant turn'
-        )
+        # Of a short chat only the part behind the assistant turn is taken, so that the real turn is never tokenised
+        # again. It begins with a user message, which some templates require.
+        layout = self.template.layout(('user', 'assistant', message['role']))
+        ids = self._encode(layout.spans([_parts(message)], first=2))
+        return np.asarray(ids, np.int32)
 
 
-def _mark_untrusted(message: Message, untrusted: list[Untrusted]) -> str:
-    """Returns the content of a message with marks in place of its untrusted parts, which are added to the list."""
-    parts = message['content']
-    if isinstance(parts, str):
-        parts = [parts]
-    marked = ''
-    for part in parts:
-        if isinstance(part, Untrusted):
-            marked += f'{_MARK_START}{len(untrusted)}{_MARK_END}'
-            untrusted.append(part)
-        else:
-            marked += part
-    return marked
+def _parts(message: Message) -> Sequence[str]:
+    """Returns the content of a message as parts."""
+    content = message['content']
+    return [content] if isinstance(content, str) else content
 
 
-def open_codec(folder: pathlib.Path) -> Codec:
+def open_codec(folder: pathlib.Path, date: str = '') -> Codec:
     """Returns the tokenizer and chat template of a folder; those of the base for an adapter.
 
+    Args:
+      date: as of `Codec`.
+
     Raises:
-      UserError: the tokenizer or the template cannot be used.
+      UserError: the tokenizer or the template cannot be used, or those of an adapter differ from its base's.
     """
+    base = base_folder(folder)
+    if not (base / 'tokenizer.json').is_file():
+        raise UserError(
+            f'{base}: has no tokenizer.json; write it with '
+            'transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder), or copy the folder again'
+        )
     try:
-        codec = Codec(base_folder(folder))
-        # Rendered once, so that a template that fails is reported before the weights are loaded.
-        codec.render([{'role': 'user', 'content': 'x'}])
+        codec = Codec(base, date)
     except UserError:
-        # Names its file, such as config.json or adapter_config.json.
         raise
     except Exception as error:
-        # The libraries tokenizers, transformers and jinja raise exceptions of many types.
+        # The libraries tokenizers and transformers raise exceptions of many types.
         lines = str(error).strip().splitlines()
         reason = ''
         if lines:
             reason = lines[0][:_MAX_REASON_CHARACTERS]
         raise UserError(
-            f'{folder}: its tokenizer cannot be used ({reason}); copy the folder again'
+            f'{base}: its tokenizer cannot be used ({reason}); copy the folder again'
         ) from None
+    if base != folder:
+        tokenizer_rules.check_adapter(folder, base, codec.template.source)
     return codec
 
 

@@ -35,6 +35,9 @@ def role_environment(
     syntax = syntax_of(config.tools.syntax)
     role_tools = _tools_of_role(specification, tools)
     _check_tags(specification, role_tools, syntax)
+    for tag in (*_TEXT_TAGS, *specification.terminal_tags, *syntax.tag_names(role_tools)):
+        # Raises if the embedding of the model lacks the tag.
+        codec.encode(f'<{tag}></{tag}>')
     if role_tools:
         _check_template(config.tools.syntax, syntax, codec, settings.observation_tokens)
         limits = Limits(
@@ -90,18 +93,16 @@ def _check_tags(specification: RoleSpec, tools: Mapping[str, Tool], syntax: Call
 
 
 def _check_template(name: str, syntax: CallSyntax, codec: Codec, limit: int) -> None:
-    """Raises UserError if the chat template cannot write the result of a call in this syntax.
+    """Raises UserError if the results of calls cannot be written in this syntax.
 
     Args:
       name: of the syntax.
       limit: tokens that a result may have.
     """
-    try:
-        syntax.wrap(codec, 'x', limit)
-    except Exception as error:
-        # Templates raise exceptions of their own, for example if they know no messages of tools (Gemma).
-        lines = str(error).strip().splitlines() or ['no reason']
+    if syntax.writes_messages and not codec.template.tool_role:
         raise UserError(
-            f'config.tools.syntax={name!r}: the chat template of {codec.folder} cannot write the result of a call '
-            f'({lines[0]}); give search_r1, which needs no message for it'
-        ) from None
+            f'config.tools.syntax={name!r}: the result of a call cannot be written ({codec.template.tool_error}); '
+            'give search_r1, which needs no message for it'
+        )
+    # Raises if the embedding of the model lacks one of the tags.
+    syntax.wrap(codec, 'x', limit)

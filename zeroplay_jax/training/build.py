@@ -22,7 +22,7 @@ from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec, open_codec
 from zeroplay_jax.runtime.connect import divide_cpu
-from zeroplay_jax.selfplay import library_builder, prompt_check
+from zeroplay_jax.selfplay import library_builder, prompt_check, template_choice
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.judge import (
     Judge,
@@ -88,6 +88,7 @@ class RunContext:
       tools: all tools of both contexts.
       recipe: the recipe of a training run; None for an evaluation.
       base: the frozen weights under the adapters of a training run; None in others.
+      template: what was chosen for the chat template (`template_choice.record`).
     """
 
     folder: pathlib.Path
@@ -102,6 +103,7 @@ class RunContext:
     tools: tuple[Tool, ...] = ()
     recipe: Recipe | None = None
     base: FrozenBase | None = None
+    template: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def publish_weights(self, pools: Iterable[str], params: Params | None = None) -> None:
         """Copies weights into the slot pools of these names as version 0; `params`: None for the loaded ones."""
@@ -137,8 +139,11 @@ class PolicyFolder:
     codec: Codec
 
 
-def open_policy(config) -> PolicyFolder:
+def open_policy(config, date: str = '') -> PolicyFolder:
     """Returns architecture, tokenizer and mesh of `config.policy` and `config.mesh`, without loading the weights.
+
+    Args:
+      date: the day that the chat template gets, as 2026-11-25; '' for today.
 
     Raises:
       UserError: files that cannot be used, or a mesh that no sampler can use.
@@ -151,7 +156,10 @@ def open_policy(config) -> PolicyFolder:
     mesh = sharding.make_mesh(**config.mesh)
     # Called for its error alone: reading the weights, which comes later, may take minutes.
     sharding.local_mesh(mesh)
-    return PolicyFolder(folder, model, mesh, open_codec(folder))
+    codec = open_codec(folder, date)
+    if jax.process_index() == 0:
+        template_choice.print_notes(config, codec)
+    return PolicyFolder(folder, model, mesh, codec)
 
 
 def build(
@@ -159,6 +167,7 @@ def build(
     extra_weights: str = '',
     for_training: bool = False,
     before_weights: Callable[[RolloutContext], None] | None = None,
+    date: str = '',
 ) -> RunContext:
     """Returns the objects of a run: weights, documents, search index, tools, and the roles of `config.recipe`.
 
@@ -171,6 +180,7 @@ def build(
       for_training: whether to construct the recipe, which reads its input files, and to measure its prompts. The first
         process prints a warning if more than 10 % of a role's prompts exceed their limit.
       before_weights: called with the evaluation's roles before the weights are read, for checks that need them.
+      date: as of `open_policy`.
 
     Raises:
       UserError: files that cannot be used, objects that do not fit together, or (with `for_training`) most prompts of a
@@ -181,7 +191,7 @@ def build(
     uses_adapters = for_training and config.policy.adapters.rank > 0
     if uses_adapters:
         check_base(config)
-    opened = open_policy(config)
+    opened = open_policy(config, date)
     recipe_type = recipe_class(config.recipe)
     # Raises at an unusable line in a file of the user.
     library = library_builder.build_library(config, recipe_type.has_open_tasks)
@@ -216,6 +226,7 @@ def build(
         tools=_tools_of_roles(rollouts, evaluation),
         recipe=recipe,
         base=base,
+        template=template_choice.record(config, opened.codec),
     )
 
 

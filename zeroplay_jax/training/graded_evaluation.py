@@ -101,10 +101,15 @@ def evaluate(config, plan: Plan) -> dict[str, Any]:
                     raise _OnlyEstimate
 
             try:
-                run = build.build(config, before_weights=before_weights)
+                run = build.build(
+                    config,
+                    before_weights=before_weights,
+                    date=input_record.start_date([plan.folder]),
+                )
             except _OnlyEstimate:
                 return _estimate_json(tasks, estimates)
             inputs['retrieval'] = {run.library.about: {}}
+            inputs |= input_record.template_entry(run.template)
             _check_inputs(plan.folder, inputs)
             write_config()
             text = json.dumps(inputs, indent=1) + '\n'
@@ -345,4 +350,5 @@ def _result_settings(config, plan: Plan, run: build.RunContext, judge: str) -> J
         samples=plan.samples,
         limit=plan.limit,
         judge=judge,
+        template=run.template,
     )

@@ -6,8 +6,10 @@ change a resumed run unnoticed, and its results before and after would be compar
 
 from __future__ import annotations
 
+import datetime
 import json
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zeroplay_jax.configuration.fields import input_paths
@@ -23,6 +25,8 @@ FILE_NAME = 'inputs.json'
 SERVER = 'retrieval.url'
 # Field of the checkpoint that a run begins from.
 POLICY = 'policy.path'
+# What was chosen for the chat template of the checkpoint: names as of `template_choice.record`, {'value'} for each.
+TEMPLATE = 'policy.template'
 # Name of a file → {'bytes', 'sha256'}; of a search server name of its index → {}.
 Entry = dict[str, dict[str, Any]]
 
@@ -99,8 +103,9 @@ def check(hosts: Hosts, workdir: pathlib.Path, config, is_resumed: bool) -> dict
         path = workdir / FILE_NAME
         if is_resumed and path.is_file():
             saved = read(path)
-            # The search server was not asked yet.
+            # The search server was not asked yet, and the template was not opened.
             saved.pop(SERVER, None)
+            saved.pop(TEMPLATE, None)
             _check_equal(path, saved, entries)
 
     hosts.run_on_all_and_gather(check_locally)
@@ -113,6 +118,7 @@ def write(
     config,
     entries: dict[str, Entry],
     index: str,
+    template: Mapping[str, str],
     is_resumed: bool,
 ) -> None:
     """Writes inputs.json; compares the index of a search server first. All processes must call it.
@@ -120,6 +126,7 @@ def write(
     Args:
       entries: as `check` returned them.
       index: name of the search index as its server calls it (its hash, or the address of a server that tells none).
+      template: what was chosen for the chat template (`template_choice.record`).
       is_resumed: as in `check`.
 
     Raises:
@@ -130,7 +137,7 @@ def write(
         if not hosts.is_first:
             return
         path = workdir / FILE_NAME
-        current = dict(entries)
+        current = entries | template_entry(template)
         if config.retrieval.kind == 'http':
             server = {SERVER: {index: {}}}
             saved = read(path) if is_resumed and path.is_file() else {}
@@ -140,6 +147,35 @@ def write(
         atomic.write_text(path, json.dumps(current, indent=1) + '\n')
 
     hosts.run_on_all_and_gather(write_locally)
+
+
+def template_entry(template: Mapping[str, str]) -> dict[str, Entry]:
+    """Returns the part of the record about the chat template; {} if nothing was chosen for it."""
+    if not template:
+        return {}
+    return {TEMPLATE: {name: {'value': value} for name, value in template.items()}}
+
+
+def start_date(workdirs: Sequence[pathlib.Path]) -> str:
+    """Returns the day, as 2026-11-25, for templates that write the date: the first one that is recorded, else today.
+
+    Prompts must not change when a run goes on over midnight, is resumed or is continued by another one.
+
+    Raises:
+      UserError: a record cannot be read.
+    """
+    for workdir in workdirs:
+        path = workdir / FILE_NAME
+        recorded = read(path).get(TEMPLATE, {}).get('date') if path.is_file() else None
+        if recorded is None:
+            continue
+        try:
+            return datetime.date.fromisoformat(recorded['value']).isoformat()
+        except (KeyError, TypeError, ValueError):
+            raise UserError(
+                f'{path}: {TEMPLATE} has no date such as 2026-11-25; write the day on which the run began'
+            ) from None
+    return datetime.date.today().isoformat()
 
 
 def read(path: pathlib.Path) -> dict[str, Entry]:

@@ -100,7 +100,7 @@ def _run_at(place: remote_run.Place, config, source: str | None) -> dict:
 
         # ---- build ---------------------------------------------------------------------------------
         cache = CompilationCache(config.compilation.cache, config.compilation.gigabytes)
-        context = _build_on_all(hosts, config)
+        context = _build_on_all(hosts, config, _start_date(hosts, workdir, origin))
         engine = build.build_engine(config, context)
         first_weights = fingerprints(engine)
         # Learners and samplers have their own copies.
@@ -110,7 +110,9 @@ def _run_at(place: remote_run.Place, config, source: str | None) -> dict:
         write_config()
 
         # ---- restore -------------------------------------------------------------------------------
-        input_record.write(hosts, workdir, config, inputs, context.library.about, is_resumed)
+        input_record.write(
+            hosts, workdir, config, inputs, context.library.about, context.template, is_resumed
+        )
         tool_record.check_or_write(hosts, workdir, context.rollouts.roles, is_resumed)
         if origin is not None and continuation.is_longer(hosts, workdir, origin, config):
             origin = continuation.copy(
@@ -395,12 +397,21 @@ def _log_step(
     writer.write_alarms(step_fields | dataclasses.asdict(alarm) for alarm in alarms)
 
 
-def _build_on_all(hosts: Hosts, config) -> build.RunContext:
+def _start_date(hosts: Hosts, workdir: pathlib.Path, origin: Source | None) -> str:
+    """Returns the day of the run's prompts, the same on all processes."""
+    workdirs = [workdir] if origin is None else [workdir, origin.workdir]
+    dates = hosts.run_on_all_and_gather(
+        lambda: input_record.start_date(workdirs) if hosts.is_first else ''
+    )
+    return dates[0]
+
+
+def _build_on_all(hosts: Hosts, config, date: str) -> build.RunContext:
     """Calls `build.build` on every process and returns this process's result; an error on one is raised on all."""
     built: list[build.RunContext] = []
 
     def build_locally() -> None:
-        built.append(build.build(config, for_training=True))
+        built.append(build.build(config, for_training=True, date=date))
 
     hosts.run_on_all_and_gather(build_locally)
     return built[0]

@@ -1,0 +1,374 @@
+"""What a checkpoint's chat template writes around messages and does to their texts, found once, with sentinels.
+
+A template is a program of others. It never sees a question or a page: it writes chats of marker words, and of texts
+that careless templates change. What it does to them tells how every text has to be written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, TypeVar
+
+from transformers.utils import chat_template_utils
+
+from zeroplay_jax.rollout.content_form import FORMS, ContentForm
+from zeroplay_jax.types import UserError
+
+T = TypeVar('T')
+Roles = tuple[str, ...]
+
+# Roles for the results of calls, in the order in which they are tried.
+_TOOL_ROLES = ('tool', 'environment', 'observation', 'user')
+# Lines of a template that may be executed for one chat, and characters that it may write.
+_MOST_STEPS = 200_000
+_MOST_CHARACTERS = 1_000_000
+# Name that Jinja gives to the code of a template.
+_TEMPLATE_CODE = '<template>'
+# Two moments that differ in every part of a date, and the first one at another time of the day.
+_DATES = (datetime.datetime(2001, 2, 3), datetime.datetime(2019, 11, 27))
+_LATER = datetime.datetime(2001, 2, 3, 23, 58, 59)
+# Texts that templates trim, escape, cut, parse or normalise.
+_SENTINELS = (
+    ' \t\n\n  blanks around and  within\r\n\n a line \n \t ',
+    'quotes " \' back\\slash & <b>bold</b> {{ braces }} {% if %} %s $1 \\n',
+    '{"name": "lookup", "arguments": {"list": [1, 2.50, null, true]}}',
+    '["a", "b"]',
+    '12.50',
+    'e\u0301 \u00e9 \u4f60\u597d \U0001f600 \u00a0\u0130\u00df\ufb01\u2028\u200b\u3000.',
+    '**text** # Heading\n```json\n{}\n```',
+    'long ' * 2_000,
+)
+_STRING_LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'" + r'|"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_MOST_LITERAL_CHARACTERS = 100
+# What a template writes anew at every call, or in every process.
+_RANDOM = re.compile(r'\|\s*random\b|\blipsum\b')
+_ADDRESS = re.compile(r' at 0x[0-9a-f]{6,}')
+_SHOWN_CHARACTERS = 60
+
+
+class TemplateError(UserError):
+    """A chat template that cannot write a chat as it is; the message names the file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a template writes a chat with certain roles.
+
+    Attributes:
+      between: text before the first message, between two messages, and behind the last one.
+      forms: per message what happens to its text.
+    """
+
+    between: tuple[str, ...]
+    forms: tuple[ContentForm, ...]
+
+    def spans(self, contents: Sequence[Sequence[str]], first: int = 0) -> list[str]:
+        """Returns the chat as consecutive texts: those of the template, and the parts of each message.
+
+        Args:
+          contents: parts of the messages from number `first` on; the text begins behind the message before it.
+        """
+        spans = [self.between[first]]
+        behind_messages = self.between[first + 1 :]
+        for form, parts, behind in zip(self.forms[first:], contents, behind_messages, strict=True):
+            spans += form.apply(parts)
+            spans.append(behind)
+        return spans
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer.
+
+    Args:
+      tokenizer: of `transformers`.
+      folder: of the tokenizer, for messages.
+      date: the day that the template gets as today's; it has no time of the day.
+
+    Attributes:
+      source: its text.
+      date: as given; None for a template that does not write the date.
+      tool_role: role of the messages with the results of calls; '' if the template can write no such messages.
+      tool_error: why the role 'tool' cannot be used; '' if it can.
+      end_texts: what may follow the text of an assistant's turn.
+      notes: what a user should know, a line each.
+
+    Raises:
+      TemplateError: there is no template, or it loses or changes the text of messages, or is not repeatable.
+    """
+
+    date: datetime.date | None
+    tool_role: str
+
+    def __init__(self, tokenizer, folder: pathlib.Path, date: datetime.date):
+        self._path = folder / 'chat_template.jinja'
+        if not self._path.is_file():
+            self._path = folder / 'tokenizer_config.json'
+        if not tokenizer.chat_template:
+            raise TemplateError(f'{folder}: its tokenizer has no chat template{_advice(folder)}')
+        self._special_tokens = tokenizer.special_tokens_map
+        self._now = datetime.datetime.combine(date, datetime.time())
+        self._layouts: dict[tuple[Roles, bool], Layout] = {}
+        source = self._guarded(tokenizer.get_chat_template)
+        self.source = source
+        # Of the private functions this one alone is used: the public ones give a template no other date than today's.
+        self._compiled = self._guarded(lambda: chat_template_utils._compile_jinja_template(source))
+        self._word = 'Qxzw'
+        while self._word in source:
+            self._word += 'q'
+        self._check_repeatable(source)
+        self.layout(('user',))
+        self.tool_role, self.tool_error = self._find_tool_role()
+        chats: list[Roles] = [('user',)]
+        if self.tool_role:
+            chats.append(('user', 'assistant', self.tool_role))
+        self.date = date if self._writes_date(chats) else None
+        self.end_texts = self._find_end_texts()
+        self.notes = self._find_notes(chats, source)
+
+    def layout(self, roles: Roles, add_header: bool = True) -> Layout:
+        """Returns how a chat with these roles is written.
+
+        Args:
+          add_header: whether the header of the next assistant turn follows.
+
+        Raises:
+          TemplateError: the template refuses such a chat, or loses or changes the text of a message.
+        """
+        key = (roles, add_header)
+        if key not in self._layouts:
+            self._layouts[key] = self._find_layout(roles, add_header)
+        return self._layouts[key]
+
+    def keeps_thoughts(self) -> bool:
+        """Returns whether the thoughts of a turn are still there when the result of its call follows."""
+        if not self.tool_role:
+            return True
+        thought = f'{self._word}thought'
+        contents = ['x', f'<think>\n{thought}\n</think>\n\nx', 'x']
+        text = self._write(('user', 'assistant', self.tool_role), contents, True, self._now)
+        return thought in text
+
+    # ---- writing -------------------------------------------------------------------------------------
+
+    def _write(
+        self, roles: Roles, contents: Sequence[str], add_header: bool, now: datetime.datetime
+    ) -> str:
+        """Returns the text of a chat as `apply_chat_template` writes it at a moment."""
+        messages = [
+            {'role': role, 'content': content}
+            for role, content in zip(roles, contents, strict=True)
+        ]
+
+        def render() -> str:
+            return self._compiled.render(
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_header,
+                **self._special_tokens,
+                strftime_now=now.strftime,
+            )
+
+        text = self._guarded(lambda: _within_steps(_MOST_STEPS, render))
+        if len(text) > _MOST_CHARACTERS:
+            raise self._error(f'writes {len(text):,} characters around a message')
+        return text
+
+    def _guarded(self, function: Callable[[], T]) -> T:
+        """Returns the result of code of the template; TemplateError for every exception."""
+        try:
+            return function()
+        except Exception as error:
+            # Templates raise exceptions of many types.
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise self._error(f'cannot be used ({reason[:200]})') from None
+
+    def _error(self, problem: str) -> TemplateError:
+        return TemplateError(
+            f'{self._path}: the chat template {problem}; mend it, or take that of the instruction-tuned model'
+        )
+
+    # ---- sentinels -----------------------------------------------------------------------------------
+
+    def _find_layout(self, roles: Roles, add_header: bool) -> Layout:
+        words = [f'{self._word}{index}' for index in range(len(roles))]
+        rest = self._write(roles, words, add_header, self._now)
+        between = []
+        for role, word in zip(roles, words, strict=True):
+            count = rest.count(word)
+            if count != 1:
+                times = f'writes it {count} times' if count else 'leaves it out or changes it'
+                raise self._error(
+                    f'does not write the text of a message of role {role!r}: it {times}'
+                )
+            before, _, rest = rest.partition(word)
+            between.append(before)
+        between.append(rest)
+        forms = []
+        for index, role in enumerate(roles):
+            # Turns of the assistant keep the ids that were sampled.
+            form = ContentForm()
+            if role != 'assistant':
+                form = self._find_form(roles, index, words, between, add_header)
+            forms.append(form)
+        return Layout(tuple(between), tuple(forms))
+
+    def _find_form(
+        self,
+        roles: Roles,
+        index: int,
+        words: Sequence[str],
+        between: Sequence[str],
+        add_header: bool,
+    ) -> ContentForm:
+        """Returns what the template does to the text of message `index`, the same for all sentinels."""
+        before = _interleaved(between[: index + 1], words[:index])
+        behind = _interleaved(between[index + 1 :], words[index + 1 :])
+        written = {}
+        for sentinel in _SENTINELS:
+            contents = [*words[:index], sentinel, *words[index + 1 :]]
+            written[sentinel] = self._write(roles, contents, add_header, self._now)
+        for form in FORMS:
+            if all(
+                text == before + ''.join(form.apply([sentinel])) + behind
+                for sentinel, text in written.items()
+            ):
+                return form
+        for sentinel, text in written.items():
+            if text != before + sentinel + behind:
+                raise self._error(
+                    f'changes the text of a message of role {roles[index]!r}: {_shown(sentinel)} becomes '
+                    f'{_shown(text[len(before) : len(text) - len(behind)])}'
+                )
+        raise AssertionError('the first form changes nothing')
+
+    def _find_tool_role(self) -> tuple[str, str]:
+        """Returns `tool_role` and `tool_error`."""
+        problem = ''
+        for role in _TOOL_ROLES:
+            try:
+                self.layout(('user', 'assistant', role))
+                return role, problem
+            except TemplateError as error:
+                problem = problem or str(error)
+        return '', problem
+
+    def _find_end_texts(self) -> tuple[str, ...]:
+        texts = []
+        # Some templates end the last turn of a chat with another token than earlier ones.
+        followers: list[Roles] = [(), ('user',)]
+        if self.tool_role:
+            followers.append((self.tool_role,))
+        for roles in followers:
+            try:
+                layout = self.layout(('user', 'assistant', *roles), add_header=bool(roles))
+                texts.append(layout.between[2])
+            except TemplateError:
+                # Only chats that a template can write have ends.
+                continue
+        return tuple(texts)
+
+    def _check_repeatable(self, source: str) -> None:
+        """Raises TemplateError if the template writes other texts at another call, or in another process."""
+        roles, contents = ('user',), [self._word]
+        text = self._write(roles, contents, True, self._now)
+        again = self._write(roles, contents, True, self._now)
+        if text != again or _RANDOM.search(source) or _ADDRESS.search(text):
+            raise self._error('writes something else at every call')
+
+    def _writes_date(self, chats: Sequence[Roles]) -> bool:
+        """Returns whether the template writes the date; TemplateError if it writes the time of the day."""
+        depends = False
+        for roles in chats:
+            contents = [self._word] * len(roles)
+            text = self._write(roles, contents, True, _DATES[0])
+            if text != self._write(roles, contents, True, _LATER):
+                raise self._error('writes the time of the day, so that no prompt can be repeated')
+            depends = depends or text != self._write(roles, contents, True, _DATES[1])
+        return depends
+
+    def _find_notes(self, chats: Sequence[Roles], source: str) -> list[str]:
+        """Returns a line for each kind of message that the template changes if a text of its own is in it."""
+        literals = [first or second for first, second in _STRING_LITERAL.findall(source)]
+        texts = []
+        for literal in dict.fromkeys(literals):
+            if literal.strip() and len(literal) <= _MOST_LITERAL_CHARACTERS:
+                texts.append(_unescaped(literal))
+        notes = []
+        for roles in chats:
+            for text in texts:
+                # Such a text may be looked for at both ends, or anywhere.
+                if self._changes(roles, f'{text} x {text} y {text}'):
+                    notes.append(
+                        f'{self._path}: the chat template changes messages of role {roles[-1]!r} with {text!r} in '
+                        'them; they are written unchanged here'
+                    )
+                    break
+        return notes
+
+    def _changes(self, roles: Roles, content: str) -> bool:
+        """Returns whether a text as the last message is written in another way than the sentinels."""
+        contents = [self._word] * (len(roles) - 1) + [content]
+        expected = self.layout(roles).spans([[text] for text in contents])
+        try:
+            return self._write(roles, contents, True, self._now) != ''.join(expected)
+        except TemplateError:
+            return True
+
+
+def _within_steps(limit: int, function: Callable[[], T]) -> T:
+    """Returns the result of a function that renders a template; ValueError after more than `limit` lines of it."""
+    # Lines are counted and not seconds, so that a template is accepted on every machine or on none.
+    steps = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal steps
+        if frame.f_code.co_filename != _TEMPLATE_CODE:
+            return None
+        steps += 1
+        if steps > limit:
+            raise ValueError(f'it runs for more than {limit:,} lines')
+        return count
+
+    previous = sys.gettrace()
+    sys.settrace(count)
+    try:
+        return function()
+    finally:
+        sys.settrace(previous)
+
+
+def _interleaved(between: Sequence[str], words: Sequence[str]) -> str:
+    """Returns the texts with a word between every two; also of as many words as texts."""
+    text = ''
+    for index in range(max(len(between), len(words))):
+        text += ''.join(between[index : index + 1]) + ''.join(words[index : index + 1])
+    return text
+
+
+def _unescaped(literal: str) -> str:
+    """Returns the text of a string literal of Jinja."""
+    try:
+        return json.loads('"' + literal.replace('"', '\\"') + '"', strict=False)
+    except ValueError:
+        return literal
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + '…')
+
+
+def _advice(folder: pathlib.Path) -> str:
+    """Returns the end of a message about a folder without a template."""
+    if (folder / 'chat_template.json').is_file():
+        return ': write the text of "chat_template" in chat_template.json into chat_template.jinja'
+    return (
+        ', as base models have none; copy chat_template.jinja of its instruction-tuned model there'
+    )

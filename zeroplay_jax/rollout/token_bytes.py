@@ -1,0 +1,60 @@
+"""The bytes that the tokens of a vocabulary stand for: byte-level BPE, or BPE over characters with tokens for bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+# How SentencePiece vocabularies write a space, and the normaliser of tokenizer.json that does so and nothing else.
+_SPACE_MARK = '\u2581'
+_SPACES_MARKED = {'type': 'Replace', 'pattern': {'String': ' '}, 'content': _SPACE_MARK}
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Character → byte of the byte-level alphabet that GPT-2 introduced."""
+    # Printable bytes stand for themselves, all others for the characters from 256 in order.
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    alphabet = {}
+    next_code = 256
+    for byte in range(256):
+        if byte in printable:
+            alphabet[chr(byte)] = byte
+        else:
+            alphabet[chr(next_code)] = byte
+            next_code += 1
+    return alphabet
+
+
+_BYTE_ALPHABET = _byte_alphabet()
+_BYTE_TOKENS = {f'<0x{byte:02X}>': bytes([byte]) for byte in range(256)}
+
+
+def is_white_space(token: str) -> bool:
+    """Returns whether a token is white space only; SentencePiece writes spaces as U+2581."""
+    return token.replace(_SPACE_MARK, ' ').isspace()
+
+
+def marks_spaces(specification: dict[str, Any]) -> bool:
+    """Returns whether tokens are text with U+2581 for a space, and other bytes have tokens such as <0x0A> (Gemma).
+
+    Args:
+      specification: content of tokenizer.json.
+    """
+    model = specification['model']
+    has_bytes = model.get('byte_fallback') and _BYTE_TOKENS.keys() <= model['vocab'].keys()
+    # Other normalisers, such as one that puts a space before every text, would change pieces of a prompt.
+    return bool(has_bytes) and specification.get('normalizer') == _SPACES_MARKED
+
+
+def bytes_function(specification: dict[str, Any]) -> Callable[[str], bytes]:
+    """Returns the function token → bytes of a vocabulary; it raises KeyError for a token that is not byte-level."""
+    return _marked_bytes if marks_spaces(specification) else _byte_level_bytes
+
+
+def _marked_bytes(token: str) -> bytes:
+    text = token.replace(_SPACE_MARK, ' ')
+    return _BYTE_TOKENS.get(token, text.encode())
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    return bytes(_BYTE_ALPHABET[character] for character in token)

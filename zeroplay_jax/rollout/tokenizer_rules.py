@@ -1,0 +1,184 @@
+"""What a tokenizer.json must fulfil, so that its ids are those of the model and of the library that wrote it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import tokenizers
+
+from zeroplay_jax.rollout.token_bytes import is_white_space, marks_spaces
+from zeroplay_jax.types import UserError
+
+# Characters that a normaliser may make of one.
+_MOST_GROWTH = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class AddedToken:
+    """A token of the added vocabulary.
+
+    Attributes:
+      id: its id.
+      lstrip, rstrip: whether it takes the white space before or behind it.
+    """
+
+    id: int
+    lstrip: bool
+    rstrip: bool
+
+
+def added_tokens(specification: dict[str, Any]) -> dict[str, AddedToken]:
+    """Returns the added vocabulary by text, without white space that controls nothing.
+
+    Args:
+      specification: content of tokenizer.json.
+    """
+    added = {}
+    for token in _control_entries(specification):
+        added[token['content']] = AddedToken(token['id'], token['lstrip'], token['rstrip'])
+    return added
+
+
+def _control_entries(specification: dict[str, Any]) -> list[dict[str, Any]]:
+    vocabulary = specification['model']['vocab']
+    has_marks = marks_spaces(specification)
+    entries = []
+    for token in specification['added_tokens']:
+        text = token['content']
+        # Runs of white space (Gemma) control nothing: foreign text has them as any other text does.
+        is_plain = has_marks and is_white_space(text) and text in vocabulary
+        if not is_plain:
+            entries.append(token)
+    return entries
+
+
+def check(folder: pathlib.Path, specification: dict[str, Any], vocabulary_size: int) -> None:
+    """Raises UserError for tokens that the model does not know or that are matched in an unsupported way.
+
+    Args:
+      specification: content of tokenizer.json.
+      vocabulary_size: number of ids of the model.
+    """
+    path = folder / 'tokenizer.json'
+    growth = _growth(specification.get('normalizer'))
+    if growth > _MOST_GROWTH:
+        raise UserError(
+            f'{path}: its normaliser makes up to {growth:,.0f} characters of one; take the tokenizer of the '
+            'published model'
+        )
+    entries = _control_entries(specification)
+    added_texts = {token['content'] for token in entries}
+    for text, token_id in specification['model']['vocab'].items():
+        if token_id >= vocabulary_size and text not in added_texts:
+            raise outside_error(folder, text, token_id, vocabulary_size)
+    for token in entries:
+        # Special tokens, such as a placeholder of images, may be there for another model of the family: they are
+        # refused where a prompt has them.
+        if token['id'] >= vocabulary_size and not token['special']:
+            raise outside_error(folder, token['content'], token['id'], vocabulary_size)
+        if token['single_word']:
+            raise UserError(
+                f'{path}: the added token {token["content"]!r} has single_word=true, which is not supported; set it to '
+                'false'
+            )
+
+
+def outside_error(
+    folder: pathlib.Path, text: str, token_id: int, vocabulary_size: int
+) -> UserError:
+    """Returns the error for a token whose id the model does not know."""
+    return UserError(
+        f'{folder / "tokenizer.json"}: the token {text!r} has id {token_id}, and the model has the ids 0 to '
+        f'{vocabulary_size - 1} (vocab_size of config.json); resize its embedding with '
+        'model.resize_token_embeddings(len(tokenizer)) and save both, or remove the token'
+    )
+
+
+def _growth(normalizer: dict[str, Any] | None) -> float:
+    """Returns how many characters a normaliser of tokenizer.json may make of one."""
+    if not normalizer:
+        return 1.0
+    kind = normalizer.get('type')
+    if kind == 'Sequence':
+        growth = 1.0
+        for part in normalizer['normalizers']:
+            growth *= _growth(part)
+        return growth
+    if kind == 'Replace':
+        # A regular expression may match a single character, or none.
+        replaced = len(normalizer['pattern'].get('String', ''))
+        content = len(normalizer['content'])
+        return max(content / replaced, 1.0) if replaced else content + 1.0
+    if kind == 'Prepend':
+        return len(normalizer['prepend']) + 1.0
+    return 1.0
+
+
+# ---- adapters ----------------------------------------------------------------------------------------
+
+
+def check_adapter(folder: pathlib.Path, base: pathlib.Path, template: str) -> None:
+    """Raises UserError if an adapter has a tokenizer or chat template of its own that differs from its base's.
+
+    PEFT would use the adapter's, with an embedding of another size; here the base's are used.
+
+    Args:
+      template: chat template of the base.
+    """
+    difference = _tokenizer_difference(folder / 'tokenizer.json', base / 'tokenizer.json')
+    adapter_template = _template_text(folder)
+    if not difference and adapter_template not in ('', template):
+        difference = 'another chat template'
+    if difference:
+        raise UserError(
+            f'{folder}: the adapter has {difference} than its base {base}; merge it into the base with '
+            'merge_and_unload of PEFT, save that with the tokenizer of the adapter and name its folder, or remove the '
+            'files of the tokenizer from the adapter to use those of the base'
+        )
+
+
+def _tokenizer_difference(path: pathlib.Path, base_path: pathlib.Path) -> str:
+    """Returns in words what a tokenizer.json has that the base's has not; '' if nothing, or if there is no file."""
+    if not path.is_file() or path.read_bytes() == base_path.read_bytes():
+        return ''
+    texts = []
+    vocabularies = []
+    for file in (path, base_path):
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:
+            # The library raises exceptions of many types.
+            reason = str(error).splitlines()[0]
+            raise UserError(f'{file}: cannot be read ({reason}); copy the folder again') from None
+        # Settings of the last use, which change no id of a prompt.
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        texts.append(tokenizer.to_str())
+        vocabularies.append(tokenizer.get_vocab())
+    vocabulary, base_vocabulary = vocabularies
+    for token, token_id in sorted(vocabulary.items(), key=lambda item: item[1]):
+        if base_vocabulary.get(token) != token_id:
+            return f'another tokenizer (token {token!r} with id {token_id})'
+    return '' if texts[0] == texts[1] else 'another tokenizer (other rules in tokenizer.json)'
+
+
+def _template_text(folder: pathlib.Path) -> str:
+    """Returns the chat template that the files of a folder hold; '' for none."""
+    path = folder / 'chat_template.jinja'
+    if path.is_file():
+        return path.read_text(encoding='utf-8')
+    path = folder / 'tokenizer_config.json'
+    if not path.is_file():
+        return ''
+    try:
+        template = json.loads(path.read_text(encoding='utf-8')).get('chat_template') or ''
+    except (OSError, ValueError, RecursionError, AttributeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f'{path}: cannot be read ({reason}); copy the folder again') from None
+    if isinstance(template, list):
+        # Named templates; messages without tools are written by this one.
+        template = {entry['name']: entry['template'] for entry in template}.get('default', '')
+    return template
