@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import pathlib
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int32
 from safetensors import safe_open
 
+from . import json_text
 from .types import RetrievalError
 
 Params = dict[str, Any]
@@ -265,9 +265,4 @@ def _norm(x: Array, params: Params, eps: float) -> Array:
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
     """Returns the contents of a JSON file of a checkpoint; RetrievalError if it cannot be read."""
-    try:
-        return json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError) as error:
-        raise RetrievalError(
-            f'{path}: cannot be read ({error}); give the folder of a BERT checkpoint'
-        ) from error
+    return json_text.load_object(path, 'give the folder of a BERT checkpoint', float)

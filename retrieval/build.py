@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 
 from . import folder, hub, object_cache, shards
-from .command import Parser, one_line, passage_words
+from .command import FIELDS_HELP, Parser, one_line, passage_fields, passage_words
 from .lexical import LexicalEncoder
 from .types import Encoder, RetrievalError
 
@@ -56,7 +56,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    corpus_help = '.jsonl or .tsv, also .gz and .zst, or a folder of texts; also gs://bucket/path'
+    corpus_help = (
+        '.jsonl, .tsv or .parquet, also .gz and .zst, or a folder of texts; also gs://bucket/path'
+    )
     add('--corpus', required=True, help=corpus_help)
     add('--out', type=pathlib.Path, required=True, help='folder of the index; must not exist')
     kind_help = 'kind of index; bm25 takes no encoder (scann)'
@@ -67,6 +69,7 @@ def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
         'cut long passages and texts into whole sentences of this many words (0: as they are)'
     )
     add('--passage-words', type=passage_words, default=0, metavar='N', help=words_help)
+    add('--fields', type=passage_fields, metavar='ID,TEXT,…', help=FIELDS_HELP)
     dtype_help = 'type of the vectors on disk'
     add('--dtype', choices=('float32', 'float16'), default='float32', help=dtype_help)
 
@@ -128,6 +131,7 @@ def _run(args: argparse.Namespace) -> None:
         dtype=args.dtype,
         strict=not args.skip_bad_lines,
         passage_words=args.passage_words,
+        fields=args.fields,
         stages=stages,
         shard_rows=args.shard_rows,
         host=args.host,

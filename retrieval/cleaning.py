@@ -14,10 +14,13 @@ import numpy as np
 
 from . import progress
 from .english import problem_of
+from .json_text import Unusable
 from .lookup import key_hash
+from .plain_text import read_text
 from .records import Record, contents, split
 from .sources import (
     BadLines,
+    conversion,
     files_of,
     holds_texts,
     read,
@@ -164,7 +167,10 @@ def _refusal(source: pathlib.Path, inventory: Inventory) -> str:
     description = f'none of its {total} {inventory.unit} can be used ({inventory})'
     if not total:
         description = f'there are no {inventory.unit} in it'
-    return f'{source}: {description}; give English prose in .txt or .md files, or as JSON lines of passages'
+    return (
+        f'{source}: {description}; give English prose in .txt or .md files, or as JSON lines of passages'
+        f'{conversion(inventory.problems)}'
+    )
 
 
 def _refuse_repeated_ids(source: pathlib.Path, draft: pathlib.Path, id_hashes: array.array) -> None:
@@ -212,14 +218,11 @@ def _read_text(path: pathlib.Path) -> tuple[str, str | None]:
     The problem is None for English prose. The content is '' if the file cannot be read or decoded.
     """
     try:
-        data = path.read_bytes()
+        text = read_text(path)
     except OSError:
         return '', 'unreadable'
-    try:
-        # 'utf-8-sig' drops the byte order mark that some editors write.
-        text = data.decode('utf-8-sig')
-    except UnicodeDecodeError:
-        return '', 'binary' if b'\0' in data else 'not UTF-8'
+    except Unusable as error:
+        return '', error.kind
     # Front matter alone is no text.
     return text, problem_of(without_front_matter(text))
 

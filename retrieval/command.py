@@ -48,6 +48,22 @@ def passage_words(text: str) -> int:
     return int(text)
 
 
+def passage_fields(text: str) -> dict[str, str]:
+    """Returns {'id', 'text' or 'title': name of the field} of the text of an option. For argparse's `type`."""
+    names: dict[str, str] = {}
+    for pair in text.split(','):
+        field, _, name = pair.partition('=')
+        if field not in ('id', 'text', 'title') or not name or field in names:
+            raise argparse.ArgumentTypeError(
+                f'{text!r} must name fields of the corpus, such as id=_id,text=passage,title=heading'
+            )
+        names[field] = name
+    return names
+
+
+FIELDS_HELP = 'names of the fields of a passage, if they are others: id=NAME,text=NAME,title=NAME'
+
+
 def one_line(run: Callable[[], None]) -> None:
     """Runs a command; a user error ends the process with one line and status 2, Ctrl-C with one line and status 130."""
     try:

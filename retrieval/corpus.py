@@ -19,7 +19,7 @@ import functools
 import hashlib
 import logging
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Shaped, UInt64
@@ -241,17 +241,21 @@ class Written:
 
 
 def write(
-    source: pathlib.Path, folder: pathlib.Path, strict: bool = True, passage_words: int = 0
+    source: pathlib.Path,
+    folder: pathlib.Path,
+    strict: bool = True,
+    passage_words: int = 0,
+    fields: Mapping[str, str] | None = None,
 ) -> Written:
     """Validates a corpus file as a stream and writes it for random access.
 
     Per passage only a few numbers are held in memory, so that 21 million passages fit. Ids are compared by hashes.
 
     Args:
-      source: `.jsonl` or `.tsv`, also `.gz` and `.zst`, or a folder of texts (see `read`).
+      source: a file of passages or a folder of texts (see `read`).
       folder: an existing folder that gets the files of a corpus.
       strict: stop at the first bad line (False: skip, log and count bad lines).
-      passage_words: see `read`.
+      passage_words, fields: see `read`.
 
     Raises:
       RetrievalError: a bad line (strict), a repeated id, no passage at all, a file that cannot be read.
@@ -269,7 +273,7 @@ def write(
         (folder / 'passages.bin').open('wb') as out,
         progress.bar(None, 'passages', 'read') as bar,
     ):
-        for row, (number, record) in enumerate(read(source, skipped, passage_words)):
+        for row, (number, record) in enumerate(read(source, skipped, passage_words, fields)):
             line = f'{record.id}\n{record.contents}'.encode()
             # The length is hashed too, so that moving a character between two passages changes the digest.
             digest.update(len(line).to_bytes(8, 'little') + line)

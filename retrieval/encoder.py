@@ -9,7 +9,6 @@ Letters: N passages, Q queries, D dimension.
 from __future__ import annotations
 
 import hashlib
-import json
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ import jax
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
-from . import bert
+from . import bert, json_text
 from .records import contents
 from .tensorflow_import import import_tensorflow
 from .types import RetrievalError
@@ -279,7 +278,4 @@ def _read_optional_json(path: pathlib.Path) -> dict[str, Any]:
     """Returns the contents of a JSON file; {} if there is no such file; RetrievalError if it is not JSON."""
     if not path.exists():
         return {}
-    try:
-        return json.loads(path.read_text(encoding='utf-8'))
-    except ValueError as error:
-        raise RetrievalError(f'{path}: not JSON ({error}); correct or remove the file') from error
+    return json_text.load_object(path, 'correct or remove the file', float)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from . import corpus as corpus_lib
-from . import progress, shards
+from . import json_text, progress, shards
 from .bm25 import Bm25Index
 from .index import ExactIndex, ScannIndex
 from .lexical import LexicalEncoder
@@ -29,6 +29,7 @@ from .manifest import FORMAT, describe, write_manifest
 from .manifest import fingerprint as fingerprint
 from .manifest import read_manifest as read_manifest
 from .manifest import verify as verify
+from .rows import COMPRESSED
 from .suggestions import similar_path
 from .types import Encoder, RetrievalError
 
@@ -64,6 +65,7 @@ def build(
     dtype: str = 'float32',
     strict: bool = True,
     passage_words: int = 0,
+    fields: Mapping[str, str] | None = None,
     stages: tuple[str, ...] = STAGES,
     shard_rows: int = shards.SHARD_ROWS,
     host: int = 0,
@@ -80,6 +82,7 @@ def build(
       dtype: dtype of the vectors on disk, float32 or float16.
       strict: whether the first bad line of the corpus is an error (False: bad lines are skipped, logged and counted).
       passage_words: longer passages are cut to at most so many words, see `sources.read`; 0 cuts none.
+      fields: names of the fields of a passage, see `records.record_of`.
       stages: members of `STAGES` to run, in order; several hosts can run 'encode', each with its own `host`.
       shard_rows: passages per shard.
       host: number of this host, from 0.
@@ -102,7 +105,7 @@ def build(
         raise RetrievalError(f'{out}: exists already; remove it or name another --out')
     if not source.exists():
         raise RetrievalError(
-            f'{source}: no such file; name a corpus (.jsonl or .tsv, also .gz or .zst, or a folder)'
+            f'{source}: no such file; name a corpus (.jsonl, .tsv, .parquet or a folder)'
             f'{similar_path(source)}'
         )
     # The temporary folder is beside `out`, so that the rename stays within one file system.
@@ -110,7 +113,7 @@ def build(
     staging.mkdir(parents=True, exist_ok=True)
     # Each stage checks that the previous one was done with the same settings.
     if 'corpus' in stages:
-        _corpus_stage(source, staging, strict, passage_words)
+        _corpus_stage(source, staging, strict, passage_words, fields)
     if not (staging / 'corpus').is_dir():
         raise RetrievalError(f'{staging}: no corpus in it yet; run the stage corpus first')
     if encoder is not None and 'encode' in stages:
@@ -125,7 +128,11 @@ def build(
 
 
 def _corpus_stage(
-    source: pathlib.Path, staging: pathlib.Path, strict: bool, passage_words: int
+    source: pathlib.Path,
+    staging: pathlib.Path,
+    strict: bool,
+    passage_words: int,
+    fields: Mapping[str, str] | None,
 ) -> None:
     """Writes the corpus and its plan, unless the folder already has the corpus of the same source and settings.
 
@@ -143,9 +150,11 @@ def _corpus_stage(
         changed = max(changed, status.st_mtime_ns)
     plan: dict[str, Any] = {'source': str(source.resolve()), 'bytes': size, 'changed': changed}
     plan['strict'] = strict
-    # Left out if it is 0: plans written before this setting existed lack it, and those builds can be resumed.
+    # Left out by default: plans written before these settings existed lack them, and those builds can be resumed.
     if passage_words:
         plan['passage_words'] = passage_words
+    if fields:
+        plan['fields'] = dict(fields)
     plan_path = staging / 'plan.json'
     if (staging / 'corpus').is_dir():
         shards.check_or_write_plan(plan_path, plan)
@@ -153,7 +162,7 @@ def _corpus_stage(
     # A plan without a corpus is of a source that was refused; it may have been corrected since.
     plan_path.unlink(missing_ok=True)
     shards.check_or_write_plan(plan_path, plan)
-    if source.suffix in ('.gz', '.zst'):
+    if source.suffix.lower() in (*COMPRESSED, '.parquet'):
         _need_space(staging, size * _COMPRESSION)
     else:
         _need_space(staging, size)
@@ -161,7 +170,7 @@ def _corpus_stage(
     unfinished = staging / '.corpus'
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
-    written = corpus_lib.write(source, unfinished, strict, passage_words)
+    written = corpus_lib.write(source, unfinished, strict, passage_words, fields)
     summary = {
         'sha256': written.sha256,
         'passages': written.passages,
@@ -252,7 +261,7 @@ def _dense_index(
     plan_path = shard_folder / 'plan.json'
     if not plan_path.exists():
         raise RetrievalError(f'{staging}: nothing is encoded yet; run the stage encode first')
-    plan = json.loads(plan_path.read_text(encoding='utf-8'))
+    plan = json_text.load_object(plan_path, 'remove the folder and build again')
     # The encoder of this command must be the one that made the shards.
     _check_encoder(plan['encoder'], encoder.settings, staging)
     with progress.clock('assemble vectors'):
@@ -372,7 +381,8 @@ def _check_encoder(
 
 def _corpus_summary(folder: pathlib.Path) -> dict[str, Any]:
     """Returns {'sha256', 'passages', 'skipped', 'source'} of the corpus in an index folder, see `_corpus_stage`."""
-    return json.loads((folder / 'corpus' / 'about.json').read_text(encoding='utf-8'))
+    path = folder / 'corpus' / 'about.json'
+    return json_text.load_object(path, 'remove the folder and build again')
 
 
 def _need_space(folder: pathlib.Path, required: int) -> None:

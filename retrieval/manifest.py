@@ -10,7 +10,7 @@ import json
 import pathlib
 from typing import Any
 
-from . import shards
+from . import json_text, shards
 from .suggestions import similar_path
 from .types import RetrievalError
 
@@ -33,18 +33,17 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
     checksum_path = folder / CHECKSUM
     try:
         content = path.read_bytes()
-        manifest = json.loads(content.decode())
+        manifest = json_text.parse_object(content)
         has_checksum = checksum_path.exists()
         if has_checksum and checksum_path.read_bytes() != _checksum_line(content):
             raise ValueError(f'its bytes do not fit {CHECKSUM}, copy the folder again')
-    # RecursionError: damage can nest brackets as deeply as it likes.
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         fix = f'build it with python -m zeroplay_jax.retrieval.build{similar_path(folder)}'
         # The workdir of the quickstart has the index in a folder of its own.
         if (folder / 'index' / 'manifest.json').is_file():
             fix = f'name {folder / "index"}'
         raise RetrievalError(f'{path}: cannot be read ({error}); {fix}') from error
-    if not isinstance(manifest, dict) or manifest.get('format') != FORMAT:
+    if manifest.get('format') != FORMAT:
         raise RetrievalError(
             f'{path}: not of format {FORMAT}; build the index again with this version'
         )

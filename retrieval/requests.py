@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
-from . import documents
+from . import documents, json_text
 from .batching import Limits, Refused
 
 # Characters of a wrong value that an error quotes.
@@ -72,15 +71,9 @@ def parse_open(body: bytes, limits: Limits) -> OpenRequest:
 def _json_object(body: bytes, key: str) -> dict[str, Any]:
     """Returns the JSON object of a body; errors name the key that it must have."""
     try:
-        fields = json.loads(body.decode('utf-8'))
-    except UnicodeDecodeError as error:
-        raise Refused(400, f'the body is not UTF-8 (byte {error.start})') from error
-    # Deep nesting raises RecursionError.
-    except (ValueError, RecursionError) as error:
-        raise Refused(400, f'the body is not JSON: {str(error)[:80]}') from error
-    if not isinstance(fields, dict):
-        raise Refused(400, f'the body is not a JSON object with "{key}"')
-    return fields
+        return json_text.parse_object(body)
+    except json_text.Unusable as error:
+        raise Refused(400, f'the body is no JSON object with "{key}": {error}') from error
 
 
 def _texts(fields: dict[str, Any], key: str, noun: str, limits: Limits) -> list[str]:

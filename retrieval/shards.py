@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
-from . import progress
+from . import json_text, progress
 from .types import Encoder, RetrievalError
 
 # 65,536 rows × 768 × 4 bytes = 200 MB: some minutes on an accelerator, the most that an interruption can cost.
@@ -58,7 +58,7 @@ def check_or_write_plan(path: pathlib.Path, plan: Mapping[str, Any]) -> None:
     if not path.exists():
         write_atomically(path, lambda file: file.write(json.dumps(plan, indent=1).encode()))
         return
-    old_plan = json.loads(path.read_text(encoding='utf-8'))
+    old_plan = json_text.load_object(path, 'remove the folder and build again')
     differing_keys = []
     for key in sorted({*old_plan, *plan}):
         if old_plan.get(key) != plan.get(key):
@@ -152,7 +152,7 @@ def assemble(folder: pathlib.Path, out: pathlib.Path, dtype: str = 'float32') ->
     Raises:
       RetrievalError: a shard is missing, or a vector is not finite or its norm is not 1.
     """
-    plan = json.loads((folder / 'plan.json').read_text(encoding='utf-8'))
+    plan = json_text.load_object(folder / 'plan.json', 'remove the folder and build again')
     ranges = shard_ranges(plan['passages'], plan['shard_rows'])
     missing = [shard for shard in range(len(ranges)) if not _shard_path(folder, shard).exists()]
     if missing:

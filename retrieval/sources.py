@@ -1,38 +1,41 @@
-"""Corpus files: JSON lines, the TSV of Wikipedia-18, and folders of texts, read as a stream and validated."""
+"""Corpora: files of passages and folders of texts, read as a stream and validated."""
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import gzip
-import io
-import json
+import dataclasses
 import logging
 import os
 import pathlib
-import sys
-from collections.abc import Callable, Generator, Iterator
-from typing import Any
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
 
-import zstandard
-
-from .records import Record, contents, split
+from .json_text import Unusable
+from .plain_text import read_text
+from .records import Record, contents, record_of, split
+from .rows import rows, suffix_of
 from .splitting import split_record, split_text
 from .suggestions import similar_path
 from .titles import split_title, without_front_matter
 from .types import RetrievalError, short
 
-# No passage is longer; the limit bounds the memory that a file of another kind can take.
-LONGEST_LINE = 1 << 24
 # Words of a passage that is cut from a longer text, as in Wikipedia-18.
 WORDS = 100
 # Bad lines that are logged one by one; the total is logged at the end.
 _LOGGED_LINES = 10
 
-_TSV_HEADINGS = b'id\ttext\ttitle'
 _TEXT_SUFFIXES = ('.txt', '.md')
-
-csv.field_size_limit(sys.maxsize)  # LONGEST_LINE is the limit
+_PASSAGE_SUFFIXES = ('.jsonl', '.json', '.tsv', '.parquet')
+# Formats that hold texts → a program that writes them as plain text.
+_CONVERTERS = {
+    '.pdf': 'pdftotext',
+    '.html': 'pandoc -t plain',
+    '.htm': 'pandoc -t plain',
+    '.docx': 'pandoc -t plain',
+    '.odt': 'pandoc -t plain',
+    '.epub': 'pandoc -t plain',
+    '.rst': 'pandoc -t plain',
+    '.tex': 'pandoc -t plain',
+}
 
 
 class BadLines:
@@ -68,13 +71,15 @@ class BadLines:
 
 
 def read(
-    source: pathlib.Path, skipped: BadLines | None = None, passage_words: int = 0
+    source: pathlib.Path,
+    skipped: BadLines | None = None,
+    passage_words: int = 0,
+    fields: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[int, Record]]:
     """Yields (line number from 1, passage) of a corpus file, in order.
 
-    JSON lines hold {"id": string or whole number, "contents": '"Title"\\ntext'} and may hold "document_name", which
-    separates documents of the same title; other keys are ignored. A TSV is that of Wikipedia-18 (Karpukhin et al. 2020,
-    arXiv:2004.04906): columns id, text, title, with one line of headings.
+    A file of passages has JSON lines, a TSV with headings (as Wikipedia-18, Karpukhin et al. 2020, arXiv:2004.04906) or
+    Parquet, read by `rows.rows`; `records.record_of` says which of their fields are a passage.
 
     In a folder, all .txt and .md files are read in the order of their paths, without YAML front matter, and the number
     counts files instead of lines. Without `passage_words` the first line of each is its title and the remainder is cut
@@ -82,10 +87,11 @@ def read(
     file.
 
     Args:
-      source: a file (.jsonl, .json or .tsv, also .gz and .zst) or a folder.
+      source: a file (.jsonl, .json, .tsv or .parquet, texts also .gz, .zst, .bz2 and .xz) or a folder.
       skipped: receives the bad lines, which are then skipped unless it is strict; None makes the first one an error.
       passage_words: long passages and texts are cut into passages of whole sentences with this many words at most
         (see `splitting`); 0: passages are as they are in a file, and 100 words of a text.
+      fields: names of the fields of a passage, see `records.record_of`.
 
     Raises:
       RetrievalError: a bad line (if `skipped` is None or strict), or a file that cannot be read.
@@ -96,26 +102,29 @@ def read(
     if holds_texts(source):
         yield from _read_texts(source, skipped, passage_words)
         return
-    is_tsv, parse = _parser_of(source)
-    try:
-        # Closes the file also if the caller stops early.
-        with contextlib.closing(_lines(source)) as lines:
-            for number, line in enumerate(lines, 1):
-                if is_tsv and number == 1:
-                    _check_headings(source, line)
-                    continue
-                record = _parse_line(parse, line)
-                if not isinstance(record, Record):
-                    skipped.add(number, record)
-                    continue
-                for passage in split_record(record, passage_words):
-                    yield number, passage
-    except (OSError, EOFError, zstandard.ZstdError) as error:
-        # Errors of the operating system have a short text; those of decompressors do not.
-        reason = getattr(error, 'strerror', None) or str(error)
+    if suffix_of(source) not in _PASSAGE_SUFFIXES:
         raise RetrievalError(
-            f'{source}: cannot be read ({reason}); give a whole, readable file{similar_path(source)}'
-        ) from error
+            f'{source}: unknown format; name the file .jsonl, .tsv or .parquet, texts followed by .gz or .zst if '
+            f'compressed{conversion([suffix_of(source)])}'
+        )
+    for number, row in rows(source):
+        try:
+            if isinstance(row, Unusable):
+                raise row
+            record = _validated(record_of(row, fields or {}))
+        except Unusable as error:
+            skipped.add(number, str(error))
+            continue
+        for passage in split_record(record, passage_words):
+            yield number, passage
+
+
+def conversion(suffixes: Iterable[str]) -> str:
+    """Returns '; convert … with …' for suffixes of formats that hold texts; '' without any."""
+    programs = [
+        f'{suffix} with {_CONVERTERS[suffix]}' for suffix in suffixes if suffix in _CONVERTERS
+    ]
+    return f'; convert {", ".join(programs)}' if programs else ''
 
 
 def holds_texts(source: pathlib.Path) -> bool:
@@ -161,14 +170,15 @@ def _read_texts(
             f'{source}: cannot be read (no such file); give a text or a folder{similar_path(source)}'
         )
     if not files:
-        raise RetrievalError(f'{source}: no .txt or .md file in it; give a folder of texts')
+        suffixes = sorted({path.suffix.lower() for path in visible_files(source)})
+        raise RetrievalError(
+            f'{source}: no .txt or .md file in it; give a folder of texts{conversion(suffixes)}'
+        )
     for number, path in enumerate(files, 1):
         try:
-            # 'utf-8-sig' drops the byte order mark that some editors write.
-            whole_text = path.read_text(encoding='utf-8-sig')
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, 'reason', error)
-            skipped.add(number, f'{path} cannot be read as UTF-8 text ({reason})')
+            whole_text = read_text(path)
+        except (OSError, Unusable) as error:
+            skipped.add(number, f'{path} cannot be read as a text ({error})')
             continue
         name = text_name(source, path)
         if passage_words:
@@ -183,11 +193,11 @@ def _read_texts(
             passage_texts = _blocks_of_words(text)
         for passage_number, passage_text in enumerate(passage_texts):
             passage_id = f'{name}#{passage_number}'
-            record = _validated(Record(passage_id, contents(title, passage_text), document=name))
-            if isinstance(record, Record):
-                yield number, record
-            else:
-                skipped.add(number, f'{path}: {record}')
+            record = Record(passage_id, contents(title, passage_text), document=name)
+            try:
+                yield number, _validated(record)
+            except Unusable as error:
+                skipped.add(number, f'{path}: {error}')
 
 
 def _blocks_of_words(text: str) -> list[str]:
@@ -199,111 +209,19 @@ def _blocks_of_words(text: str) -> list[str]:
     return blocks
 
 
-def _parser_of(source: pathlib.Path) -> tuple[bool, Callable[[str], Record | str]]:
-    """Returns (whether the file is a TSV, function that parses one of its lines); RetrievalError for other formats."""
-    # A name such as 'wiki.v2.jsonl.gz' has further suffixes in front.
-    suffixes = [suffix for suffix in source.suffixes if suffix not in ('.gz', '.zst')]
-    kind = ''.join(suffixes)
-    if kind.endswith('.tsv'):
-        return True, _parse_tsv
-    if kind.endswith(('.jsonl', '.json')):
-        return False, _parse_json
-    raise RetrievalError(
-        f'{source}: unknown format; name the file .jsonl or .tsv, followed by .gz or .zst if compressed'
-    )
-
-
-def _check_headings(source: pathlib.Path, line: bytes) -> None:
-    """Raises RetrievalError unless the first line of a TSV has the headings of Wikipedia-18."""
-    if line.rstrip(b'\r\n') != _TSV_HEADINGS:
-        raise RetrievalError(f'{source}:1: the headings of a TSV are id, text, title in this order')
-
-
-def _parse_line(parse: Callable[[str], Record | str], line: bytes) -> Record | str:
-    """Returns the passage of a line, or the reason why the line is bad."""
-    # Checked before decoding and parsing, which take several times the memory.
-    if len(line) > LONGEST_LINE:
-        return f'longer than {LONGEST_LINE >> 20} MiB'
-    try:
-        record = parse(line.decode('utf-8'))
-    except UnicodeDecodeError as error:
-        return f'not UTF-8 (byte {error.start})'
-    if isinstance(record, str):
-        return record
-    return _validated(record)
-
-
-def _validated(record: Record) -> Record | str:
-    """Returns the passage, or the reason why it is bad."""
+def _validated(record: Record) -> Record:
+    """Returns a passage with the line feeds and composed characters that queries have; Unusable if it is bad."""
     # The line feed separates id and contents on disk.
     if not record.id or '\n' in record.id:
-        return f'the id {short(record.id)} is empty or has a line feed'
-    try:
-        # JSON escapes can write half of a surrogate pair, which UTF-8 cannot represent.
-        f'{record.id}{record.contents}{record.document}'.encode()
-    except UnicodeEncodeError:
-        return 'a lone surrogate (half a character)'
-    title, text = split(record.contents)
+        raise Unusable(f'the id {short(record.id)} is empty or has a line feed')
+    original = body = record.contents
+    if '\r' in body:
+        body = body.replace('\r\n', '\n').replace('\r', '\n')
+    # Most tokenizers compose what a policy reads and writes: a word with accents of their own would never be found.
+    if not unicodedata.is_normalized('NFC', body):
+        body = unicodedata.normalize('NFC', body)
+    title, text = split(body)
     # An empty text has no meaningful embedding.
     if not title.strip() and not text.strip():
-        return 'a passage with neither title nor text'
-    return record
-
-
-def _parse_json(line: str) -> Record | str:
-    """Returns the passage of a JSON line, or the reason why the line is bad."""
-    try:
-        # Deep nesting raises RecursionError.
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return f'not JSON ({str(error)[:60]})'
-    if not isinstance(fields, dict) or 'id' not in fields or 'contents' not in fields:
-        return 'not an object with "id" and "contents"'
-    record_id = fields['id']
-    body = fields['contents']
-    # In Python a bool is an int, but `true` is not an id.
-    valid_id = isinstance(record_id, str | int) and not isinstance(record_id, bool)
-    if not valid_id or not isinstance(body, str):
-        types = f'"id" is {type(record_id).__name__} and "contents" {type(body).__name__}'
-        return f'{types}; give a string or whole number as "id", a string as "contents"'
-    document = fields.get('document_name', '')
-    if not isinstance(document, str):
-        return f'"document_name" is {type(document).__name__}; it must be a string'
-    return Record(str(record_id), body, document)
-
-
-def _parse_tsv(line: str) -> Record | str:
-    """Returns the passage of a TSV row, or the reason why the row is bad."""
-    try:
-        # csv handles the doubled quotes inside of a cell.
-        row = next(csv.reader([line.rstrip('\r\n')], delimiter='\t', strict=True))
-    except (csv.Error, StopIteration) as error:
-        return f'not a row of a TSV ({error})'
-    if len(row) != 3:
-        return f'{len(row)} columns instead of id, text and title'
-    record_id, text, title = row
-    return Record(record_id, contents(title, text))
-
-
-def _lines(source: pathlib.Path) -> Generator[bytes, None, None]:
-    """Yields the lines of a file, decompressed by its last suffix.
-
-    A line of more than `LONGEST_LINE` bytes is cut to `LONGEST_LINE` + 1 bytes, by which `_parse_line` recognises it as
-    too long.
-    """
-    with contextlib.ExitStack() as stack:
-        stream: Any = stack.enter_context(source.open('rb'))
-        # Only the last suffix names the compression; `_parser_of` reads the suffixes before it.
-        if source.suffix == '.gz':
-            stream = stack.enter_context(gzip.open(stream))
-        elif source.suffix == '.zst':
-            # Parallel compressors write several frames.
-            reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
-            stream = stack.enter_context(io.BufferedReader(reader, 1 << 20))
-        line = stream.readline(LONGEST_LINE + 1)
-        while line:
-            yield line
-            # The remainder of a line that was cut is skipped.
-            while len(line) > LONGEST_LINE and not line.endswith(b'\n'):
-                line = stream.readline(LONGEST_LINE + 1)
-            line = stream.readline(LONGEST_LINE + 1)
+        raise Unusable('a passage with neither title nor text')
+    return record if body is original else dataclasses.replace(record, contents=body)

@@ -12,11 +12,11 @@ the reference takes them for letters, but no vocabulary contains them.
 
 from __future__ import annotations
 
-import json
 import pathlib
 import unicodedata
 from typing import Any
 
+from . import json_text
 from .tensorflow_import import import_tensorflow
 from .types import RetrievalError
 
@@ -177,7 +177,7 @@ def _read_vocabulary(folder: pathlib.Path) -> tuple[list[str], dict[str, Any]]:
     try:
         text = (folder / 'vocab.txt').read_text(encoding='utf-8')
         if config_path.exists():
-            config = json.loads(config_path.read_text(encoding='utf-8'))
+            config = json_text.read_object(config_path, float)
     except (OSError, ValueError) as error:
         raise RetrievalError(
             f'{folder}: the tokenizer cannot be read ({error}); give a BERT checkpoint'

@@ -35,6 +35,7 @@ DOORS = {
     'matplotlib': ('zeroplay_jax/evaluation/curve_plot.py', 'benchmarks/claims_plot.py'),
     'mcp': ('zeroplay_jax/tools/mcp.py',),
     'mlflow': ('zeroplay_jax/runtime/scalar_writers.py',),
+    'pyarrow': ('retrieval/rows.py',),
     'pydantic': ('zeroplay_jax/settings/', 'zeroplay_jax/configuration/'),
     'scann': ('retrieval/', 'benchmarks/'),
     'tensorflow': ('retrieval/', 'benchmarks/', 'zeroplay_jax/configuration/entry.py'),

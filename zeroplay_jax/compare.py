@@ -16,12 +16,11 @@ the judge or the numbers of samples, questions or tokens differ: their differenc
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 import sys
 
 from zeroplay_jax.evaluation import question_sets, seed_intervals
-from zeroplay_jax.retrieval import object_cache
+from zeroplay_jax.retrieval import json_text, object_cache
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.types import UserError
@@ -34,14 +33,13 @@ def _read_result(path: pathlib.Path) -> dict:
     # The user knows the address of a file in a bucket, not the path of its copy.
     address = object_cache.address_of(str(path))
     try:
-        result = json.loads(path.read_text(encoding='utf-8'))
+        result = json_text.read_object(path)
         # Any JSON file parses; these two fields tell a result from another file.
-        if not isinstance(result, dict) or not {'settings', 'sets'} <= result.keys():
+        if not {'settings', 'sets'} <= result.keys():
             raise ValueError('it has no "settings" and "sets"')
     except OSError as error:
         raise UserError(f'{address}: cannot be read ({error.strerror}); {_ADVICE}') from None
-    # Both json.loads and a wrong encoding raise a ValueError.
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise UserError(f'{address}: not a result ({error}); {_ADVICE}') from None
     return result
 

@@ -1,7 +1,7 @@
 """Builds the input files of runs: answers to hide, questions to solve, documents to ask about.
 
 Every line names its origin. The same command writes the same file, completely or not at all. Corpora are read as
-streams: .jsonl or .tsv, also .gz and .zst, as `python -m retrieval.build` takes them.
+streams: .jsonl, .tsv or .parquet, also .gz and .zst, as `python -m retrieval.build` takes them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from zeroplay_jax.retrieval import progress
-from zeroplay_jax.retrieval.command import Parser, passage_words
+from zeroplay_jax.retrieval.command import FIELDS_HELP, Parser, passage_fields, passage_words
 from zeroplay_jax.retrieval.corpus import Record, read
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import interrupts
@@ -110,8 +110,12 @@ def _add_corpus(parser, required: bool = False) -> None:
         type=pathlib.Path,
         required=required,
         metavar='FILE',
-        help='passages: .jsonl or .tsv, also .gz and .zst, or a folder of texts',
+        help='passages: .jsonl, .tsv or .parquet, also .gz and .zst, or a folder of texts',
     )
+
+
+def _add_fields(parser) -> None:
+    parser.add_argument('--fields', type=passage_fields, metavar='ID,TEXT,…', help=FIELDS_HELP)
 
 
 def _add_answers(commands) -> None:
@@ -128,6 +132,7 @@ def _add_answers(commands) -> None:
         '--sets', type=_names, metavar='FILE,…', help='JSON lines of questions with answers'
     )
     _add_corpus(sources)
+    _add_fields(parser)
     parser.add_argument(
         '--count',
         metavar='N',
@@ -189,6 +194,7 @@ def _add_documents(commands) -> None:
         commands, 'documents', summary, inputs_help.DOCUMENTS, inputs_help.DOCUMENTS_EXAMPLES
     )
     _add_corpus(parser, required=True)
+    _add_fields(parser)
     parser.add_argument(
         '--count', metavar='N', type=_whole_number(1), required=True, help='number of documents'
     )
@@ -216,6 +222,7 @@ def _add_cloze(commands) -> None:
     summary = 'held-out questions of any corpus, and documents to train on'
     parser = _add_command(commands, 'cloze', summary, inputs_help.CLOZE, inputs_help.CLOZE_EXAMPLES)
     _add_corpus(parser, required=True)
+    _add_fields(parser)
     parser.add_argument(
         '--documents',
         type=pathlib.Path,
@@ -302,7 +309,7 @@ def build(args: argparse.Namespace) -> builders.BuiltFile:
         sets = [_answer_lines(path) for path in args.sets]
         return builders.answers_of_sets(sets, args.count, args.seed, args.most_words, args.mix)
     source = str(args.corpus)
-    passages = _with_progress(read(args.corpus), source, 'passages')
+    passages = _with_progress(read(args.corpus, fields=args.fields), source, 'passages')
     if args.kind == 'answers':
         return builders.answers_of_corpus(passages, source, args.count, args.seed, args.most_words)
     return builders.documents_of_corpus(
@@ -400,7 +407,9 @@ def _run(args: argparse.Namespace) -> str:
     source = str(args.corpus)
 
     def passages() -> Iterator[tuple[int, Record]]:
-        return _with_progress(read(args.corpus, None, args.passage_words), source, 'passages')
+        return _with_progress(
+            read(args.corpus, None, args.passage_words, args.fields), source, 'passages'
+        )
 
     split_corpus = cloze_files.build(passages, source, args.count, args.seed, args.most_documents)
     _write(args.held_out, split_corpus.held_out_passages)

@@ -26,7 +26,7 @@ from zeroplay_jax import main as training
 from zeroplay_jax.configuration import command_line, entry, fields, rules
 from zeroplay_jax.configuration.packaged import config as packaged_config
 from zeroplay_jax.mini.cloze import BLANK
-from zeroplay_jax.retrieval import cleaning, hub, object_cache, progress
+from zeroplay_jax.retrieval import cleaning, hub, json_text, object_cache, progress
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.sources import files_of, read, text_name
 from zeroplay_jax.retrieval.suggestions import similar_path
@@ -219,7 +219,7 @@ def _check_origin(workdir: pathlib.Path, origin: Json) -> None:
             raise UserError(f'{workdir}: {problem}; choose another workdir')
         return
     # Compared in the order of `_origin`, so that a changed corpus is named first.
-    recorded = json.loads(path.read_text(encoding='utf-8'))
+    recorded = json_text.load_object(path, fix)
     for name, value in origin.items():
         if recorded.get(name) == value:
             continue
@@ -342,7 +342,7 @@ def _training_command(args: argparse.Namespace, run_flags: Sequence[str]) -> lis
 
 def _advice(args: argparse.Namespace) -> str:
     """Returns the command that asks the trained policy the first question of the evaluation, or why there is none."""
-    config = json.loads((args.workdir / _RUN / 'config.json').read_text(encoding='utf-8'))
+    config = json_text.load_object(args.workdir / _RUN / 'config.json', 'start the run again')
     question_file = hub.fetch_file(object_cache.fetch(config['eval']['file']))
     question = files.questions(question_file)[0].text
     role = recipe_class(config['recipe']).evaluated_role

@@ -28,7 +28,10 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except OSError as error:
         # No space, or no permission to write.
-        print(f'zeroplay_jax.report: {error}; choose another file', file=sys.stderr)
+        problem = error
+        if error.filename:
+            problem = f'{error.filename}: cannot be written ({error.strerror})'
+        print(f'zeroplay_jax.report: {problem}; choose another file', file=sys.stderr)
         return 2
     return 0
 
@@ -58,6 +61,9 @@ def _parser() -> Parser:
 
 def _write(arguments: argparse.Namespace) -> pathlib.Path:
     """Writes the report or the plot; returns the path of the file."""
+    for name, suffix in ((arguments.out, '.html'), (arguments.picture, '.svg')):
+        if name and not name.lower().endswith(suffix) and not pathlib.Path(name).is_dir():
+            raise UserError(f'{name}: end its name with {suffix}, which is what is written')
     # A plot is an SVG file for a README; an HTML report would need a browser.
     if not arguments.picture:
         workdirs = [local_run(workdir) for workdir in arguments.workdirs]

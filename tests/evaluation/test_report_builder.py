@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -173,6 +174,7 @@ def test_the_command_prints_the_path_it_wrote(run, other, tmp_path, capsys):
             ['{run}', '--picture', '{empty}/curve.svg', '--out', '{empty}/page.html'],
             'pass one WORKDIR and no --out',
         ),
+        (['{run}', '--out', '{empty}/page.pdf'], 'page.pdf: end its name with .html'),
     ],
 )
 def test_user_errors_are_one_line_and_exit_code_2(run, tmp_path, capsys, arguments, message):
@@ -181,6 +183,60 @@ def test_user_errors_are_one_line_and_exit_code_2(run, tmp_path, capsys, argumen
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith('zeroplay_jax.report: ') and message in line
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.fault('user-3', 'report --out into a folder that cannot be written')
+def test_a_file_that_cannot_be_written_is_named_and_not_its_draft(run, capsys, user_reads):
+    assert command.main([str(run), '--out', '/proc/x.html']) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    user_reads(line)
+    assert 'report: /proc/x.html: cannot be written (No such file or directory); choose' in line
+
+
+@pytest.mark.fault('user-3', 'report --picture curve.bmp')
+def test_a_picture_of_another_kind_is_refused(run, tmp_path, capsys, user_reads):
+    assert command.main([str(run), '--picture', str(tmp_path / 'curve.bmp')]) == 2
+    user_reads(capsys.readouterr().err.strip())
+    assert not list(tmp_path.iterdir())
+
+
+DEEP = '[' * 100_000
+ODD_CONTENT = {
+    '100,000 brackets': DEEP,
+    '1,000 levels in a field': '{"step": 1, "x": ' + '[' * 1000 + ']' * 1000 + '}',
+    'a list': '[1]',
+    'numbers of 400 and 5,000 digits': f'{{"step": {"9" * 400}, "em_after": {"9" * 5000}}}',
+    'NaN and 1e999': '{"em_after": NaN, "results": {"after": {"1": [NaN, 1e999]}}}',
+    'fields of other types': (
+        '{"step": 1, "phase": "solver", "role": "solver", "segments": [{"text": {}}], "info": 5, "turns": [[]], '
+        '"results": [1], "em_by_hop": [2], "em_after": "x", "name": 3, "level": 4, "text": null}'
+    ),
+    'figures of other types': (
+        '{"results": {"after": {"1": [[1], 0], "x": 2}, "evaluations": 4}, "em_by_hop": {"after": 3}}'
+    ),
+    'flags that are texts': '{"results": {"after": {"1": ["a"]}}, "em_by_hop": {"after": {"1": "x"}}}',
+    'a key twice': '{"step": 1, "step": 2}',
+    'half a character': '{"step": 1, "phase": "\\ud800"}',
+    'Latin-1': 'caf\xe9',
+}
+FILES = ('config.json', 'summary.json', 'metrics.jsonl', 'trajectories.jsonl', 'alarms.jsonl')
+
+
+@pytest.mark.parametrize(
+    'content',
+    [pytest.param(text, marks=pytest.mark.fault('E', name)) for name, text in ODD_CONTENT.items()],
+)
+def test_odd_content_of_any_file_of_a_run_gives_a_report(run, tmp_path, content, user_reads):
+    for number, name in enumerate(FILES):
+        folder = tmp_path / f'run{number}'
+        shutil.copytree(run, folder)
+        (folder / name).write_bytes(content.encode('latin-1') + b'\n')
+        report_builder.write_report(folder)
+        report_builder.write_report(run, folder, out=tmp_path / 'both.html')
+        notes = page_data(folder / 'report.html')['runs'][0]['notes']
+        user_reads(f'right: {notes}')
+        if content == DEEP and name != 'alarms.jsonl':
+            assert any(name in note for note in notes)
 
 
 def test_the_workdir_around_a_run_gets_a_hint(tmp_path, capsys):

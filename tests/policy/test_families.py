@@ -388,7 +388,7 @@ def test_published_fields_are_read_as_meant(tmp_path):
         ('qwen3', dict(head_dim=15), 'head_dim=15 must be even'),
         ('qwen3', dict(rms_norm_eps=float('nan')), 'rms_norm_eps=nan must be a positive float'),
         ('qwen3', dict(rms_norm_eps=float('inf')), 'rms_norm_eps=inf must be a positive float'),
-        ('qwen3', dict(rms_norm_eps=10**400), 'rms_norm_eps=1000.* must be a positive float'),
+        ('qwen3', dict(rms_norm_eps=10**400), 'rms_norm_eps=inf must be a positive float'),
         ('qwen3', dict(tie_word_embeddings='yes'), "tie_word_embeddings='yes' must be true or"),
         ('qwen3', dict(tie_word_embeddings=1), 'tie_word_embeddings=1 must be true or false'),
         ('qwen2', dict(architectures=5), 'architectures=5 is not supported'),

@@ -52,7 +52,7 @@ def mixed_folder(folder):
     """One usable text of nine files."""
     (folder / 'deeper').mkdir(parents=True)
     (folder / 'deeper' / 'lomi.txt').write_text(f'Lomi\n{ENGLISH}')
-    (folder / 'a.txt').write_bytes(b'\xff\xfe\x00\x01')
+    (folder / 'a.txt').write_bytes(b'\xff\x00\x00\x01')
     (folder / 'b.md').write_text('')
     (folder / 'c.txt').write_bytes('Größe und Maß'.encode('latin-1'))
     (folder / 'd.txt').write_text(GERMAN)
@@ -181,9 +181,7 @@ def test_other_sources_with_nothing_usable_are_refused(tmp_path):
     assert 'there are no files in it' in refused(tmp_path / 'empty', tmp_path)
     assert 'no such file or folder' in refused(tmp_path / 'none', tmp_path)
     (tmp_path / 'c.jsonl').write_text('{}\n[1]\n')
-    assert '2 unreadable (the first: line 1: not an object' in refused(
-        tmp_path / 'c.jsonl', tmp_path
-    )
+    assert '2 unreadable (the first: line 1: no id: ' in refused(tmp_path / 'c.jsonl', tmp_path)
     (tmp_path / 'd.jsonl').write_text('')
     assert 'there are no passages in it' in refused(tmp_path / 'd.jsonl', tmp_path)
     (tmp_path / 'e.pdf').write_bytes(b'%PDF')

@@ -7,7 +7,7 @@ import logging
 import pytest
 import zstandard
 
-from zeroplay_jax.retrieval import corpus, sources
+from zeroplay_jax.retrieval import corpus, rows
 from zeroplay_jax.retrieval.types import RetrievalError
 
 PASSAGES = [
@@ -70,19 +70,33 @@ def test_whole_numbers_are_ids_and_a_last_line_needs_no_end(tmp_path):
 
 BAD = [
     (b'{"id": "0", "contents": ', 'not JSON'),
-    (b'["id"]', 'not an object'),
-    (b'{"id": "0"}', 'not an object with'),
-    (b'{"id": 1.5, "contents": "x"}', '"id" is float'),
-    (b'{"id": true, "contents": "x"}', '"id" is bool'),
-    (b'{"id": "0", "contents": ["x"]}', '"contents" list'),
+    (b'["id"]', 'a JSON list; write one object per line .jq'),
+    (b'"id"', 'a JSON text, not an object'),
+    (
+        b'{"id": "0"}',
+        'no text: none of contents, text, .* among its fields "id"; name it with --fields text=NAME',
+    ),
+    (b'{"contents": "x"}', 'no id: none of id, _id, '),
+    (b'{"id": 1.5, "contents": "x"}', '"id" is a JSON number; give a text or a whole number'),
+    (b'{"id": true, "contents": "x"}', '"id" is a JSON truth value'),
+    (b'{"id": "0", "contents": ["x"]}', '"contents" is a JSON list; give a text'),
+    (b'{"id": "0", "title": ["x"], "text": "y"}', '"title" is a JSON list; give a text'),
+    (b'{"id": "0", "title": "x", "text": null}', '"text" is null'),
+    (b'{"id": "0", "id": "1", "contents": "x"}', "the key 'id' occurs twice"),
+    (b'{"id": "0", "contents": "x", "score": NaN}', 'NaN is no number'),
+    (b'{"id": "0", "contents": "x", "score": 1e999}', '1e999 is no number'),
+    (b'{"id": ' + b'9' * 400 + b', "contents": "x"}', 'a number with too many digits'),
+    (b'{"id": ' + b'9' * 5000 + b', "contents": "x"}', 'a number with too many digits'),
+    (b'{"id": "0", "contents": "x"}\r{"id": "1", "contents": "y"}', 'carriage returns alone'),
+    (b'{', 'write one object per line'),
     (b'{"id": "", "contents": "x"}', 'the id'),
     (b'{"id": "a\\nb", "contents": "x"}', 'the id'),
     (b'{"id": "0", "contents": " \\n"}', 'neither title nor text'),
     (b'{"id": "0", "contents": "\\"\\"\\n"}', 'neither title nor text'),
-    (b'{"id": "0", "contents": "\\ud800"}', 'surrogate'),
-    (b'{"id": "0", "contents": "\xff"}', 'not UTF-8 .byte 25'),
-    (b'', 'not JSON'),
-    (b'[' * 100_000, 'not JSON'),
+    (b'{"id": "0", "contents": "\\ud800"}', 'without its other half'),
+    (b'{"id": "0", "contents": "\xff"}', 'not UTF-8 at byte 25, probably Latin-1'),
+    (b'[' * 100_000, 'nested too deeply'),
+    (b'{"id": "0", "contents": "x", "y": ' + b'[' * 300 + b']' * 300 + b'}', 'nested too deeply'),
 ]
 
 
@@ -98,7 +112,7 @@ def test_a_bad_line_is_named_or_skipped(tmp_path, caplog, line, reason):
 
 
 def test_a_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, 'LONGEST_LINE', 1 << 12)
+    monkeypatch.setattr(rows, 'LONGEST_LINE', 1 << 12)
     data = b'{"id": "0", "contents": "' + b'x' * 10_000 + b'"}\n{"id": "1", "contents": "y"}\n'
     about, found = written(tmp_path / 'c.jsonl', data, tmp_path, strict=False)
     assert (about.passages, about.skipped, found.record(0).id) == (1, 1, '1')
@@ -112,7 +126,11 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
         ('c.jsonl.gz', b'x', 'cannot be read'),
         ('c.jsonl.gz', gzip.compress(lines())[:-20], 'cannot be read'),
         ('c.jsonl.zst', b'x' * 20, 'cannot be read'),
-        ('c.tsv', b'text\tid\ttitle\n', 'headings'),
+        (
+            'c.tsv',
+            b'0\tA passage.\n1\tAnother.\n',
+            'c.tsv:2: no id: .* among its fields "0", "A passage',
+        ),
         ('c.tsv', b'id\ttext\ttitle\n1\ttwo\n', 'c.tsv:2: 2 columns'),
         ('c.jsonl', lines(PASSAGES[:3]) + lines(PASSAGES[3:]), "passages 0 and 3 .* same id 'p0'"),
     ],
@@ -165,7 +183,7 @@ def test_a_folder_of_texts(tmp_path, caplog):
 
     (texts / 'bad.txt').write_bytes(b'caf\xe9')
     (texts / 'empty.txt').write_text('  \n')
-    with pytest.raises(RetrievalError, match='bad.txt cannot be read as UTF-8'):
+    with pytest.raises(RetrievalError, match='bad.txt cannot be read as a text .*Latin-1'):
         corpus.write(texts, out)
     with caplog.at_level(logging.WARNING):
         assert corpus.write(texts, out, strict=False).skipped == 2

@@ -49,9 +49,10 @@ def test_gold_answers_become_a_list_of_texts(record):
         ({}, 'no answers'),
         ({'answer': ''}, 'an answer of "answer" is empty'),
         ({'answers': []}, '"answers" has no answer'),
-        ({'answers': [1]}, 'an answer of "answers" is a JSON number'),
+        ({'answers': [['a']]}, 'an answer of "answers" is a JSON list'),
+        ({'answers': [None]}, 'an answer of "answers" is a JSON null'),
         ({'answer': None}, '"answer" is a JSON null'),
-        ({'reward_model': {'ground_truth': {}}}, '"reward_model" is a JSON null'),
+        ({'reward_model': {'ground_truth': {}}}, '"reward_model" is an object without target'),
     ],
 )
 def test_a_line_without_an_answer_is_refused(record, problem):
@@ -82,11 +83,11 @@ def test_questions_of_a_file(tmp_path):
 @pytest.mark.parametrize(
     'line,problem',
     [
-        ('{"question": "x"', "Expecting ',' delimiter at character 17"),
-        ('[1]', 'this one is a JSON list'),
-        ('"x"', 'this one is a JSON text'),
-        ('1e3', 'this one is a JSON number'),
-        ('null', 'this one is a JSON null'),
+        ('{"question": "x"', "not JSON: Expecting ',' delimiter at character 17"),
+        ('[1]', 'a JSON list; write one object per line'),
+        ('"x"', 'a JSON text, not an object'),
+        ('1e3', 'a JSON number, not an object'),
+        ('null', 'a JSON null, not an object'),
         ('{"answer": "x"}', '"question" is missing'),
         ('{"question": 3, "answer": "x"}', '"question" is a JSON number, not a text'),
         ('{"question": true, "answer": "x"}', '"question" is a JSON truth value, not a text'),
@@ -98,13 +99,11 @@ def test_questions_of_a_file(tmp_path):
             '"answer" is a JSON null, not a text or a list of texts',
         ),
         (
-            '{"question": "x", "target": 3}',
-            '"target" is a JSON number, not a text or a list of texts',
+            '{"question": "x", "answers": ["a", ["b"]]}',
+            'an answer of "answers" is a JSON list, not a text',
         ),
-        (
-            '{"question": "x", "answers": ["a", 3]}',
-            'an answer of "answers" is a JSON number, not a',
-        ),
+        ('{"question": "x", "question": "y", "answer": "a"}', "the key 'question' occurs twice"),
+        ('{"question": "x", "answer": NaN}', 'NaN is no number'),
         ('{"question": "x", "answers": ["a", " "]}', 'an answer of "answers" is empty'),
         ('[' * 200_000, 'its brackets are nested too deeply'),
         ('9' * 5_000, 'it has a number with too many digits'),
@@ -119,7 +118,7 @@ def test_a_bad_line_is_named(tmp_path, line, problem):
 
 def test_an_error_of_json_counts_characters_and_no_second_line(tmp_path):
     path = write(tmp_path / 'q.jsonl', {'question': 'Who?', 'answer': 'A'}, '{"question": "x"')
-    with pytest.raises(UserError, match=r"line 2: .*\(Expecting ',' delimiter at character 17\)"):
+    with pytest.raises(UserError, match=r"line 2: .*: Expecting ',' delimiter at character 17\)"):
         files.read_lines(path, 'question')
 
 
@@ -140,9 +139,12 @@ def test_a_byte_order_mark_is_skipped_and_other_encodings_are_refused(tmp_path):
     line = json.dumps({'question': 'Wo ist das Café?', 'answer': 'A'}, ensure_ascii=False)
     path.write_text(line, encoding='utf-8-sig')
     assert files.read_lines(str(path), 'question')[0]['question'] == 'Wo ist das Café?'
-    for encoding in ('latin-1', 'utf-16'):
+    for encoding, name in (
+        ('latin-1', 'not UTF-8 at byte 28, probably Latin-1'),
+        ('utf-16', 'it is UTF-16'),
+    ):
         path.write_text(line, encoding=encoding)
-        with pytest.raises(UserError, match=r'q\.jsonl: its text is not UTF-8; save the file as'):
+        with pytest.raises(UserError, match=rf'q\.jsonl.*: .*{name}.*; save it as UTF-8'):
             files.read_lines(str(path), 'question')
 
 

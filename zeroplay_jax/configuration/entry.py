@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import pathlib
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Callable
 from absl import app, logging
 
 from zeroplay_jax.configuration import command_line
+from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.quiet import quiet
 from zeroplay_jax.retrieval.tensorflow_import import import_tensorflow
 from zeroplay_jax.runtime import interrupts
@@ -160,8 +160,8 @@ def _heads(config) -> tuple[int, int] | None:
     """Returns the policy's numbers of attention heads and of key/value heads; None if they cannot be read."""
     folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
     try:
-        model = json.loads((folder / 'config.json').read_text(encoding='utf-8'))
+        model = json_text.read_object(folder / 'config.json', float)
         return int(model['num_attention_heads']), int(model['num_key_value_heads'])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         # Reported when the policy is opened.
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
+from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.settings.errors import ConfigError
 from zeroplay_jax.settings.paths import built_in_path
 
@@ -28,10 +28,10 @@ def read_stored_config(path: pathlib.Path) -> ConfigDict | None:
         renamed, or a value of another type.
     """
     try:
-        stored = json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError, RecursionError):
+        stored = json_text.read_object(path, float)
+    except (OSError, ValueError):
         return None
-    if not isinstance(stored, dict) or not stored.keys() >= _REQUIRED:
+    if not stored.keys() >= _REQUIRED:
         return None
     # The values are written into the defaults, so that fields added since then have a value.
     try:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from zeroplay_jax.retrieval import json_text
 
 
 def alarm_notes(path: Path) -> list[str]:
@@ -17,10 +18,9 @@ def alarm_notes(path: Path) -> list[str]:
     if not path.is_file():
         return []
     records_of_kind: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    # errors='replace': a file cut off within a character is still readable up to there.
-    for line in path.read_text(encoding='utf-8', errors='replace').split('\n'):
+    for line in path.read_bytes().split(b'\n'):
         try:
-            record = json.loads(line)
+            record = json_text.parse_object(line)
             kind = (str(record['name']), str(record['level']))
             complete = record | {'step': int(record['step']), 'text': str(record['text'])}
         except (ValueError, KeyError, TypeError):

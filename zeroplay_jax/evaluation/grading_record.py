@@ -13,6 +13,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
+from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.types import Json, UserError
 
 ANSWERS = 'answers.jsonl'
@@ -149,9 +150,9 @@ def _read_lines(path: pathlib.Path, parse: Any) -> Iterator[Any]:
         if not line:
             continue
         try:
-            yield parse(json.loads(line))
-        # Damage may give any other JSON value, or nest brackets deeply.
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            yield parse(json_text.parse_object(line))
+        # Damage may give fields of other types.
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(
                 f'{path}, line {number}: cannot be read; remove this line, so that its content is made again'
             ) from None

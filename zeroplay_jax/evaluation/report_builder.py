@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import numpy as np
 
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.evaluation.alarm_notes import alarm_notes
+from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.types import UserError
 
@@ -44,6 +44,7 @@ REQUIRED_FIELDS = {
     'metrics.jsonl': {'step': int, 'phase': str},
     'trajectories.jsonl': {'step': int, 'phase': str, 'role': str, 'segments': list},
 }
+SUMMARY_OBJECTS = ('results', 'em_by_hop')  # fields of summary.json that are objects
 MISSING_SUMMARY = 'the run has not finished, or was killed'
 MISSING_CONFIG = 'the config of the run is unknown'
 RUN_FILES = ('summary.json', *REQUIRED_FIELDS)
@@ -119,6 +120,10 @@ def read_run(workdir: Path) -> dict[str, Any]:
     # A run in progress has no summary yet, and a killed run never gets one: missing files become notes, not errors.
     notes: list[str] = []
     summary = _read_object(workdir / 'summary.json', MISSING_SUMMARY, notes)
+    for name in SUMMARY_OBJECTS:
+        if not isinstance(summary.get(name, {}), dict):
+            del summary[name]
+            notes.append(f'"{name}" of summary.json is damaged and was ignored.')
     config = _read_object(workdir / 'config.json', MISSING_CONFIG, notes)
     metrics = _read_lines(workdir / 'metrics.jsonl', notes)
     trajectories = _read_lines(workdir / 'trajectories.jsonl', notes)
@@ -129,7 +134,8 @@ def read_run(workdir: Path) -> dict[str, Any]:
         row['segments'] = [_intern_segment(segment, text_ids) for segment in row['segments']]
         row['turns'] = _tool_calls(row.get('turns'))
         # Older logs lack `is_proposal`; in them, too, only proposals have the field 'valid'.
-        row.setdefault('is_proposal', 'valid' in (row.get('info') or {}))
+        info = row.get('info')
+        row.setdefault('is_proposal', isinstance(info, dict) and 'valid' in info)
     return {
         'name': workdir.resolve().name,
         'summary': summary,
@@ -210,8 +216,10 @@ def _final_flags(summary: dict[str, Any]) -> dict[int, np.ndarray]:
     flags_by_hop = {}
     try:
         for hop, flags in results.get('after', {}).items():
-            flags_by_hop[int(hop)] = np.asarray(flags)
-    except (AttributeError, ValueError):
+            flags_by_hop[int(hop)] = np.asarray(flags, float)
+        if flags_by_hop:
+            statistics.mean_interval(flags_by_hop)  # raises ValueError for empty or nested lists
+    except (AttributeError, TypeError, ValueError):
         # The file was edited by hand: a list instead of an object, or a hop count that is not a number.
         return {}
     return flags_by_hop
@@ -228,15 +236,18 @@ def _plain_differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[s
     run_em = _final_em(run)
     differences = {}
     for hop, value in reference_em.items():
-        if value is not None and run_em.get(hop) is not None:
+        if hop in run_em:
             differences[hop] = [run_em[hop] - value]
     return differences
 
 
 def _final_em(summary: dict[str, Any]) -> dict[str, Any]:
-    """Returns {hop count or 'mean': exact match of the last evaluation or None}."""
-    by_hop = summary.get('em_by_hop', {}).get('after', {})
-    return {**by_hop, 'mean': summary.get('em_after')}
+    """Returns {hop count or 'mean': exact match of the last evaluation}, without those that are missing."""
+    by_hop = summary.get('em_by_hop', {}).get('after')
+    figures = dict(by_hop) if isinstance(by_hop, dict) else {}
+    figures['mean'] = summary.get('em_after')
+    # A file that was edited by hand may have anything else.
+    return {name: value for name, value in figures.items() if isinstance(value, int | float)}
 
 
 def _unique_names(workdirs: list[Path]) -> list[str]:
@@ -315,42 +326,16 @@ def _document_titles(results: Any) -> list[list[Any]]:
     return titles
 
 
-def _parse_object(text: str) -> dict[str, Any] | None:
-    """Returns the JSON object in a text, or None if there is none.
-
-    NaN and infinities become null, because the JSON parser of browsers rejects them.
-    """
-    try:
-        # parse_float as well: 1e999 is a valid JSON number that becomes infinite.
-        value = json.loads(text, parse_constant=_null, parse_float=_finite)
-    except ValueError:
-        return None
-    if not isinstance(value, dict):
-        return None
-    return value
-
-
-def _null(_: str) -> None:
-    return None
-
-
-def _finite(text: str) -> float | None:
-    value = float(text)
-    if not math.isfinite(value):
-        return None
-    return value
-
-
 def _read_object(path: Path, missing: str, notes: list[str]) -> dict[str, Any]:
     """Returns the object of a JSON file, or {} with a note: `missing` if the file does not exist."""
     if not path.is_file():
         notes.append(f'There is no {path.name}: {missing}.')
         return {}
-    value = _parse_object(path.read_text(encoding='utf-8', errors='replace'))
-    if value is None:
-        notes.append(f'{path.name} is damaged and was ignored.')
+    try:
+        return json_text.read_object(path, json_text.null)
+    except json_text.Unusable as error:
+        notes.append(f'{path.name} is damaged and was ignored ({error}).')
         return {}
-    return value
 
 
 def _is_valid(row: dict[str, Any], required: dict[str, type]) -> bool:
@@ -375,13 +360,16 @@ def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     rows = []
     damaged_lines = []
     line_count = 0
-    # errors='replace': a file cut off within a character is still readable up to there.
-    with path.open(encoding='utf-8', errors='replace') as file:
+    with path.open('rb') as file:
         for line_count, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            row = _parse_object(line)
-            if row is not None and _is_valid(row, required):
+            try:
+                # Numbers that are not finite become null, because the JSON parser of browsers rejects them.
+                row = json_text.parse_object(line, json_text.null)
+            except json_text.Unusable:
+                row = {}
+            if _is_valid(row, required):
                 rows.append(row)
             else:
                 damaged_lines.append(line_count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
@@ -16,8 +17,11 @@ def normalize_answer(text: str) -> str:
     """Returns the normal form in which answers are compared (SQuAD; Search-R1, Dr. Zero).
 
     Lower case; ASCII punctuation deleted, not replaced by a space, so that a hyphenated word becomes one word; the
-    whole words a, an, the removed; white space collapsed. Other punctuation and diacritics are kept.
+    whole words a, an, the removed; white space collapsed. Other punctuation and diacritics are kept. Characters are
+    composed (NFC), which the published scorers leave out: many tokenizers compose what a policy writes, and a letter
+    with its accent is the same whether a file has it as one character or two.
     """
+    text = unicodedata.normalize('NFC', text)
     without_punctuation = text.lower().translate(_DELETE_PUNCTUATION)
     without_articles = _ARTICLES.sub(' ', without_punctuation)
     return ' '.join(without_articles.split())
@@ -28,7 +32,7 @@ def exact_match(prediction: str | None, golds: Sequence[str] | str) -> bool:
 
     A missing (None) or blank prediction never matches. A text that consists of articles and punctuation ("A", "?") has
     an empty normal form and is compared as written; otherwise all such answers would be equal. This is stricter than
-    the published scorers, and the only difference from them.
+    the published scorers; composed characters (`normalize_answer`) are the only other difference from them.
 
     Args:
       prediction: the extracted answer.
@@ -134,4 +138,4 @@ def _as_list(golds: Sequence[str] | str) -> Sequence[str]:
 
 def _comparable(text: str) -> str:
     """Returns the normal form or, if that is empty, the text itself in lower case."""
-    return normalize_answer(text) or text.strip().lower()
+    return normalize_answer(text) or unicodedata.normalize('NFC', text).strip().lower()

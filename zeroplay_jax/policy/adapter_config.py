@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 import pathlib
 import sys
 from typing import Any
 
+from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.settings.paths import built_in_path
 from zeroplay_jax.types import UserError
 
@@ -152,7 +152,7 @@ def read(folder) -> AdapterConfig:
     """
     path = pathlib.Path(folder) / CONFIG_FILE
     try:
-        fields = json.loads(path.read_text(encoding='utf-8'))
+        fields = json_text.read_object(path, float)
         rank, alpha = fields['r'], fields['lora_alpha']
         # PEFT needs a path in the file; that of a built-in checkpoint may be in a clone that is gone.
         stored_base = str(fields['base_model_name_or_path'])
@@ -160,7 +160,7 @@ def read(folder) -> AdapterConfig:
         modules = fields['target_modules']
     except OSError:
         raise UserError(f'{path.parent}: no adapter; name a folder with {CONFIG_FILE}') from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f'{path}: cannot be read ({error!r}); copy the folder again') from None
     for field, supported in _SUPPORTED.items():
         if fields.get(field) not in supported:

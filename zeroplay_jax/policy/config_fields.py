@@ -6,7 +6,6 @@ Imports no JAX, because texts are encoded where none is loaded.
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from zeroplay_jax.policy import known_fields
 from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.policy.family_table import FAMILIES, REFUSED, SUPPORTED
+from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.types import UserError
 
 # Sizes several times those of the largest models.
@@ -109,16 +109,12 @@ def read_fields(path: Path) -> Fields:
     """Returns the JSON object in config.json; CheckpointError if it cannot be read."""
     fix = 'name a Hugging Face checkpoint folder'
     try:
-        values = json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError, RecursionError) as error:
+        values = json_text.read_object(path, float)
+    except (OSError, ValueError) as error:
         reason = getattr(error, 'strerror', None) or error
         raise CheckpointError(
             f'{path}: cannot be read as a model config ({reason}); {fix}'
         ) from None
-    if not isinstance(values, dict):
-        raise CheckpointError(
-            f'{path}: cannot be read as a model config (not a JSON object); {fix}'
-        )
     return Fields(path, values)
 
 
@@ -137,7 +133,7 @@ def is_wrapped(folder) -> bool:
 
 def decoder_config(path: Path) -> dict[str, Any]:
     """Returns the content of a config.json that describes the decoder alone."""
-    values = json.loads(path.read_text(encoding='utf-8'))
+    values = json_text.read_object(path, float)
     if 'text_config' not in values:
         return values
     family = FAMILIES[_family_name(read_fields(path))]

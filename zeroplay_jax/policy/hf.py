@@ -29,6 +29,7 @@ from zeroplay_jax.policy.stored_tensors import (
     read_headers,
 )
 from zeroplay_jax.policy.tensor_names import Tensor, tensors
+from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.progress import bar as progress_bar
 from zeroplay_jax.types import UserError
 
@@ -291,7 +292,7 @@ def _write_config(path: Path, like: Path, config: ModelConfig, dtype: str) -> No
       config: of the model that is written.
       dtype: of the tensors: some loaders convert to the dtype named in the file.
     """
-    original = json.loads(like.read_text(encoding='utf-8'))
+    original = json_text.read_object(like, float)
     fields = decoder_config(like)
     # `torch_dtype` is the older spelling; only a field that is present is changed.
     for key in ('dtype', 'torch_dtype'):

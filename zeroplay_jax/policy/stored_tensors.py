@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -16,6 +15,7 @@ from zeroplay_jax.policy.config_fields import CheckpointError, is_wrapped
 from zeroplay_jax.policy.decoder import ModelConfig
 from zeroplay_jax.policy.family_table import SUPPORTED
 from zeroplay_jax.policy.tensor_names import Tensor, decoder_name, tensors
+from zeroplay_jax.retrieval import json_text
 
 _DTYPES = ('F32', 'BF16', 'F16', 'F64')
 _EMBEDDING, _HEAD = 'model.embed_tokens.weight', 'lm_head.weight'
@@ -91,10 +91,10 @@ def _weight_files(folder: Path) -> list[Path]:
             )
         return [single]
     try:
-        weight_map = json.loads(index.read_text(encoding='utf-8'))['weight_map']
+        weight_map = json_text.read_object(index)['weight_map']
         names = sorted(set(weight_map.values()))
         files = [folder / name for name in names]
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(
             f'{index}: cannot be read as an index of tensors ({error!r})'
         ) from None

@@ -22,6 +22,11 @@ def write_text(path: Path, text: str | Iterable[str]) -> None:
         with draft.open('w', encoding='utf-8') as file:
             file.writelines(pieces)
         os.replace(draft, path)
+    except OSError as error:
+        # The user knows the name of the file, not that of its draft.
+        if error.filename:
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
         # After a success there is no draft any more, because os.replace has moved it.
         draft.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
-from zeroplay_jax.retrieval import hub, object_cache, objects
+from zeroplay_jax.retrieval import hub, json_text, object_cache, objects
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.settings.paths import built_in_name
 from zeroplay_jax.types import Json, UserError
@@ -225,15 +225,11 @@ def portable(path: str) -> str:
 def _read_config(path: pathlib.Path) -> Json:
     """Returns the object in a config.json; raises WorkdirError if it cannot be read."""
     try:
-        config = json.loads(path.read_text(encoding='utf-8'))
-        if not isinstance(config, dict):
-            raise ValueError('it holds no JSON object')
-    # Errors of JSON and of UTF-8 are ValueErrors; damage may nest brackets deeply.
-    except (ValueError, RecursionError) as error:
+        return json_text.read_object(path, float)
+    except ValueError as error:
         raise WorkdirError(
             f'{path}: cannot be read ({error}); bring it back from a copy, or choose another workdir'
         ) from None
-    return config
 
 
 def _create(workdir: pathlib.Path) -> list[pathlib.Path]:

@@ -333,7 +333,7 @@ def _usable_questions(
         answers = [_one_line(answer) for answer in files.accepted_answers(record)]
         question: dict[str, Any] = {'question': text, 'answers': list(dict.fromkeys(answers))}
         # A run takes 1 for a missing number of hops.
-        if 'hops' in record:
+        if record.get('hops') is not None:
             question['hops'] = files.hops(source, line, record)
         question['source'] = source
         question['line'] = line

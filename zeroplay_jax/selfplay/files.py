@@ -1,8 +1,9 @@
-"""Reads JSON-lines files of users. Every line is checked; answers may have any field name that public sets use."""
+"""Reads files of users: questions, open tasks, documents, held-out passages. Every line is checked."""
 
 from __future__ import annotations
 
-import json
+import functools
+import logging
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
@@ -11,15 +12,18 @@ import numpy as np
 
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import hub
+from zeroplay_jax.retrieval.json_text import Unusable, type_name
+from zeroplay_jax.retrieval.rows import Row, rows
 from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout import prompts
+from zeroplay_jax.selfplay import answer_fields
+from zeroplay_jax.selfplay.answer_fields import accepted_answers as accepted_answers
 from zeroplay_jax.selfplay.library import HeldOutPassages
 from zeroplay_jax.types import Json, Question, UserError
 
 T = TypeVar('T')
 
-ANSWER_FIELDS = ('answers', 'golden_answers', 'answer', 'target', 'ground_truth', 'reward_model')
 # Public name → the split that papers report. MuSiQue, HotpotQA and 2Wiki have no public test answers.
 PUBLIC = {
     'nq': 'test',
@@ -35,111 +39,77 @@ PUBLIC = {
 PROVENANCE = ('source', 'line', 'document_id')
 # Characters of a wrong value that an error quotes.
 _QUOTED_CHARACTERS = 60
-# How error texts call the values that `json.loads` returns.
-_JSON_TYPES: dict[type, str] = {
-    dict: 'object',
-    list: 'list',
-    str: 'text',
-    int: 'number',
-    float: 'number',
-    bool: 'truth value',
-    type(None): 'null',
-}
 # Fields that a policy is asked.
 _ASKED = ('question', 'task')
-_TOO_DEEP = 'its brackets are nested too deeply'
-
-
-class _UnusableLine(Exception):
-    """A line that cannot be used; the message says why."""
 
 
 def read_lines(path: str, *required: str, answered: bool = True) -> list[Json]:
-    """Returns the objects of a JSON-lines file; arguments and errors are those of `numbered_lines`."""
+    """Returns the objects of a file of lines; arguments and errors are those of `numbered_lines`."""
     lines = numbered_lines(path, *required, answered=answered)
     return [record for _, record in lines]
 
 
 def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator[tuple[int, Json]]:
-    """Yields (line number from 1, object) of a JSON-lines file; empty lines are skipped.
+    """Yields (line number from 1, object) of a file of JSON lines, or of another form that `retrieval.rows` reads.
 
     Args:
       required: text fields that every line must have. A field inside 'extra_info', where verl's
         files keep it, is moved to the top.
-      answered: whether every line must also have answers.
+      answered: whether every line must also have answers. Lines that say that their question has none are left out,
+        with a warning that counts them.
 
     Raises:
       UserError: the file does not exist or has no line, or a line is unusable; the message has its number.
     """
-    # Set before the loop, because the error handlers name the line that was read last.
-    number = 0
-    has_lines = False
+    count = 0
+    unanswerable = 0
     try:
-        # Some editors begin a UTF-8 file with a byte order mark, which 'utf-8-sig' skips. With newline='\n' only line
-        # feeds end a line: carriage returns may be white space inside an object.
-        with pathlib.Path(path).open(encoding='utf-8-sig', newline='\n') as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
+        for number, row in rows(pathlib.Path(path)):
+            try:
+                record = _checked(row, required)
+                # The answers are read for their errors alone; callers read them themselves.
+                if answered and answer_fields.is_unanswerable(record):
+                    unanswerable += 1
                     continue
-                has_lines = True
-                yield number, _parse_line(line, required, answered)
-    except FileNotFoundError:
-        raise UserError(
-            f'{path}: cannot be read, no such file; give a file of JSON lines{similar_path(path)}'
-        ) from None
-    except UnicodeDecodeError:
-        # Text is decoded in blocks, so that the line is not known.
-        raise UserError(f'{path}: its text is not UTF-8; save the file as UTF-8') from None
-    except OSError as error:
-        raise UserError(f'{path}: cannot be read ({error})') from None
-    except _UnusableLine as error:
-        problem = _requirement(required, answered)
-        if str(error):
-            problem += f' ({error})'
-        raise UserError(f'{path}, line {number}: {problem}') from None
-    if not has_lines:
-        raise UserError(f'{path}: holds no line; {_requirement(required, answered)}')
+                if answered:
+                    accepted_answers(record)
+            except ValueError as error:
+                problem = _requirement(required, answered)
+                raise UserError(f'{path}, line {number}: {problem} ({error})') from None
+            count += 1
+            yield number, record
+    except RetrievalError as error:
+        raise UserError(str(error)) from None
+    if not count:
+        holds = 'holds no line'
+        if unanswerable:
+            holds = f'holds {unanswerable} questions without an answer and no other'
+        raise UserError(f'{path}: {holds}; {_requirement(required, answered)}')
+    if unanswerable:
+        _warn_once(f'{path}: left out {unanswerable} questions that have no answer')
 
 
-def _parse_line(line: str, required: tuple[str, ...], answered: bool) -> Json:
-    """Returns the object of a line, checked as in `numbered_lines`; raises _UnusableLine."""
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        # Not the whole error: it counts lines within this line.
-        raise _UnusableLine(f'{error.msg} at character {error.pos + 1}') from None
-    except RecursionError:
-        raise _UnusableLine(_TOO_DEEP) from None
-    except ValueError:
-        # Python reads no number of more than some thousand digits.
-        raise _UnusableLine('it has a number with too many digits') from None
-    if not isinstance(record, dict):
-        raise _UnusableLine(f'this one is a JSON {_JSON_TYPES[type(record)]}')
-    extra = record.get('extra_info')
+@functools.lru_cache
+def _warn_once(line: str) -> None:
+    """Warns of what is read twice: when a config is checked, and by the run."""
+    logging.warning(line)
+
+
+def _checked(row: Row, required: tuple[str, ...]) -> Json:
+    """Returns a row with the required texts at its top; ValueError if it has not all of them."""
+    if isinstance(row, Unusable):
+        raise row
+    extra = row.get('extra_info')
     for name in required:
-        if name not in record and isinstance(extra, dict) and name in extra:
-            record[name] = extra[name]
-        if name not in record:
-            raise _UnusableLine(f'"{name}" is missing')
-        if not isinstance(record[name], str):
-            raise _UnusableLine(f'"{name}" is a JSON {_JSON_TYPES[type(record[name])]}, not a text')
-        if name in _ASKED and not record[name].strip():
-            raise _UnusableLine(f'"{name}" is empty')
-    try:
-        # The file is UTF-8, so half of a surrogate pair can only come from an escape. Refused here, before a run
-        # has begun: it could be written neither into a prompt nor into a log.
-        if '\\ud' in line.lower():
-            json.dumps(record, ensure_ascii=False).encode()
-        # Called for its errors alone; callers read the answers themselves.
-        if answered:
-            accepted_answers(record)
-    except UnicodeEncodeError:
-        raise _UnusableLine('it has an escape \\ud… without its other half') from None
-    except RecursionError:
-        raise _UnusableLine(_TOO_DEEP) from None
-    except ValueError as error:
-        raise _UnusableLine(error) from None
-    return record
+        if name not in row and isinstance(extra, dict) and name in extra:
+            row[name] = extra[name]
+        if name not in row:
+            raise ValueError(f'"{name}" is missing')
+        if not isinstance(row[name], str):
+            raise ValueError(f'"{name}" is a JSON {type_name(row[name])}, not a text')
+        if name in _ASKED and not row[name].strip():
+            raise ValueError(f'"{name}" is empty')
+    return row
 
 
 def _requirement(required: tuple[str, ...], answered: bool) -> str:
@@ -148,40 +118,6 @@ def _requirement(required: tuple[str, ...], answered: bool) -> str:
     if answered:
         fields.append('"answers" (a text or list of texts)')
     return f'every line must be a JSON object with {" and ".join(fields)}'
-
-
-def accepted_answers(record: Json) -> list[str]:
-    """Returns the accepted answers of a line as a list of texts.
-
-    Raises:
-      ValueError: there is no answer, or one is empty or not a text.
-    """
-    names = [name for name in ANSWER_FIELDS if name in record]
-    if not names:
-        raise ValueError(
-            f'no answers; write them into one of the fields {", ".join(ANSWER_FIELDS)}'
-        )
-    name = names[0]
-    value = record[name]
-    while isinstance(value, dict):
-        # verl nests the answers: {'reward_model': {'ground_truth': {'target': […]}}}
-        value = value.get('target', value.get('ground_truth'))
-    # A single text becomes a list, because iterating a text would yield its letters.
-    answers = [value] if isinstance(value, str) else value
-    if not isinstance(answers, list):
-        raise ValueError(
-            f'"{name}" is a JSON {_JSON_TYPES[type(answers)]}, not a text or a list of texts'
-        )
-    if not answers:
-        raise ValueError(f'"{name}" has no answer')
-    for answer in answers:
-        if not isinstance(answer, str):
-            raise ValueError(
-                f'an answer of "{name}" is a JSON {_JSON_TYPES[type(answer)]}, not a text'
-            )
-        if not answer.strip():
-            raise ValueError(f'an answer of "{name}" is empty')
-    return list(answers)
 
 
 def _is_text(value: Any) -> bool:
@@ -209,7 +145,7 @@ def questions(path: str) -> list[Question]:
             Question(
                 text=record['question'],
                 answers=tuple(accepted_answers(record)),
-                hops=hops(path, number, record) if 'hops' in record else 0,
+                hops=hops(path, number, record) if record.get('hops') is not None else 0,
                 origin=provenance(record),
             )
         )

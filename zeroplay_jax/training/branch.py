@@ -21,7 +21,7 @@ from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.value_network import CHECKPOINT_PREFIX, ValueNetwork
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import Params
-from zeroplay_jax.retrieval import hub, object_cache, objects
+from zeroplay_jax.retrieval import hub, json_text, object_cache, objects
 from zeroplay_jax.runtime import atomic
 from zeroplay_jax.runtime import workdir as workdir_files
 from zeroplay_jax.runtime.hosts import Hosts
@@ -182,10 +182,9 @@ def _is_same_folder(stored_path: str, path: str) -> bool:
 def read_object(path: pathlib.Path) -> Json:
     """Returns the object in a JSON file; {} if there is none."""
     try:
-        content = json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError, RecursionError):
+        return json_text.read_object(path)
+    except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def policy_names(source: Source) -> list[str]:
@@ -348,12 +347,12 @@ def read_record(workdir: pathlib.Path) -> Json | None:
     """
     path = workdir / FILE_NAME
     try:
-        content = json.loads(path.read_text(encoding='utf-8'))
+        content = json_text.read_object(path)
         if not {'workdir', 'step', 'weights'} <= content.keys():
             raise ValueError('fields are missing')
     except FileNotFoundError:
         return None
-    except (ValueError, AttributeError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(
             f'{path}: cannot be read ({error}); bring it back from a copy, or choose another workdir'
         ) from None

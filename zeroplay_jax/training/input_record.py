@@ -14,6 +14,7 @@ from typing import Any
 
 from zeroplay_jax.configuration.fields import input_paths
 from zeroplay_jax.policy.adapter_config import base_folder, is_adapter
+from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.runtime import atomic
 from zeroplay_jax.runtime.digests import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
@@ -181,11 +182,9 @@ def start_date(workdirs: Sequence[pathlib.Path]) -> str:
 def read(path: pathlib.Path) -> dict[str, Entry]:
     """Returns the record at `path`; raises UserError if it cannot be read."""
     try:
-        saved = json.loads(path.read_text(encoding='utf-8'))
-        is_record = isinstance(saved, dict) and all(
-            isinstance(files, dict) for files in saved.values()
-        )
-    except (ValueError, RecursionError):
+        saved = json_text.read_object(path)
+        is_record = all(isinstance(files, dict) for files in saved.values())
+    except ValueError:
         is_record = False
     if not is_record:
         raise UserError(f'{path}: is not a record of inputs; remove it to continue')

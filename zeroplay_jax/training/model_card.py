@@ -7,7 +7,7 @@ import pathlib
 import string
 from collections.abc import Sequence
 
-from zeroplay_jax.retrieval import hub
+from zeroplay_jax.retrieval import hub, json_text
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Environment
 from zeroplay_jax.rollout.stop_ids import END_OF_TURN_FIELD
@@ -53,7 +53,7 @@ def generation_config(folder: pathlib.Path, environments: Sequence[Environment])
     path = folder / _GENERATION_FILE
     fields: dict[str, object] = {}
     if path.is_file():
-        fields = json.loads(path.read_text(encoding='utf-8'))
+        fields = json_text.read_object(path, float)
     end_ids = list(codec.eos_ids)
     for stop in stop_strings(environments):
         ids = codec.encode(stop)

@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.runtime import atomic
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.roles import Role
@@ -84,13 +85,13 @@ def check_or_write(
 def read(workdir: pathlib.Path) -> dict[str, Listing] | None:
     """Returns the tools of each role as a run has recorded them; None without a record, or with one of another form."""
     try:
-        saved: dict[str, Listing] = json.loads((workdir / FILE_NAME).read_text(encoding='utf-8'))
+        saved: dict[str, Listing] = json_text.read_object(workdir / FILE_NAME)
         for listing in saved.values():
             for attributes in listing.values():
                 # An earlier version wrote one listing for all roles.
                 if not attributes.keys() >= {'description', 'parameters'}:
                     return None
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (OSError, ValueError, AttributeError):
         return None
     return saved
 
@@ -99,7 +100,7 @@ def _check_equal(path: pathlib.Path, current: dict[str, Listing]) -> None:
     """Raises UserError if the record at `path` cannot be read or differs from `current`."""
     fix = f'bring the earlier tools back, or remove {path} to continue with these'
     try:
-        saved: Json = json.loads(path.read_text(encoding='utf-8'))
+        saved: Json = json_text.read_object(path)
         difference = find_role_difference(saved, current)
     except (ValueError, AttributeError):
         raise UserError(f'{path}: is not a record of tools; remove it to continue') from None

@@ -1,0 +1,185 @@
+"""Files of records read row by row: JSON lines, TSV with headings and Parquet; texts also compressed."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import csv
+import gzip
+import io
+import json
+import lzma
+import pathlib
+import re
+import sys
+from collections.abc import Generator, Iterator
+from typing import Any, BinaryIO
+
+import zstandard
+
+from . import json_text
+from .json_text import Unusable
+from .suggestions import similar_path
+from .types import RetrievalError
+
+# No line is longer; the limit bounds the memory that a file of another kind can take.
+LONGEST_LINE = 1 << 24
+COMPRESSED = ('.gz', '.zst', '.bz2', '.xz')
+# Rows of a Parquet file that are held in memory.
+_BATCH_ROWS = 1024
+
+csv.field_size_limit(sys.maxsize)  # LONGEST_LINE is the limit
+
+# An escape of one half of a character.
+_SURROGATE = re.compile(rb'\\u[dD][89a-fA-F]')
+# The fields of a row by name, or why it has none.
+Row = dict[str, Any] | Unusable
+
+
+def suffix_of(source: pathlib.Path) -> str:
+    """Returns the suffix that names the form of a file, in small letters, without one of a compression behind it."""
+    # A name such as 'wiki.v2.jsonl.gz' has further suffixes in front.
+    suffixes = [suffix.lower() for suffix in source.suffixes]
+    names = [suffix for suffix in suffixes if suffix not in COMPRESSED]
+    return names[-1] if names else ''
+
+
+def rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
+    """Yields (number from 1, row) of a file in order; blank lines are left out.
+
+    The number is that of the line, or of the row of a Parquet file. A file whose name ends with .tsv or .parquet, apart
+    from a suffix of `COMPRESSED`, is one; any other has JSON lines.
+
+    Raises:
+      RetrievalError: the file cannot be read, or begins like a file of another kind.
+    """
+    try:
+        if suffix_of(source) == '.parquet':
+            yield from _parquet_rows(source)
+        else:
+            yield from _text_rows(source)
+    except (OSError, EOFError, zstandard.ZstdError, lzma.LZMAError) as error:
+        # Errors of the operating system have a short text; those of decompressors do not.
+        reason = getattr(error, 'strerror', None) or str(error)
+        raise RetrievalError(
+            f'{source}: cannot be read ({reason}); give a whole, readable file{similar_path(source)}'
+        ) from error
+
+
+def _text_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
+    """Yields (line number, row) of JSON lines or a TSV; errors are those of `rows` and of decompressors."""
+    headings: list[str] | None = None
+    # Closes the file also if the caller stops early.
+    with contextlib.closing(_lines(source)) as lines:
+        for number, line in enumerate(lines, 1):
+            if number == 1:
+                kind, fix = json_text.kind_of(line)
+                if kind:
+                    raise RetrievalError(f'{source}: it is {kind}, not lines of UTF-8 text; {fix}')
+            if not line.strip():
+                continue
+            try:
+                # Checked before decoding and parsing, which take several times the memory.
+                if len(line) > LONGEST_LINE:
+                    raise Unusable(f'longer than {LONGEST_LINE >> 20} MiB')
+                if suffix_of(source) != '.tsv':
+                    yield number, _json_row(line)
+                elif headings is None:
+                    headings = _cells(line)
+                else:
+                    yield number, _tsv_row(headings, line)
+            except Unusable as error:
+                yield number, error
+
+
+def _json_row(line: bytes) -> dict[str, Any]:
+    """Returns the object of a line of JSON."""
+    value = json_text.parse(line)
+    if _SURROGATE.search(line):
+        # Neither a prompt nor a log could be written with half of a pair.
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise Unusable('it has an escape \\ud… without its other half') from None
+    if isinstance(value, list):
+        raise Unusable(f'a JSON list; {json_text.ONE_PER_LINE}')
+    if not isinstance(value, dict):
+        raise Unusable(f'a JSON {json_text.type_name(value)}, not an object')
+    return value
+
+
+def _cells(line: bytes) -> list[str]:
+    """Returns the cells of a line of a TSV."""
+    try:
+        # csv handles the doubled quotes inside of a cell.
+        return next(
+            csv.reader([json_text.decode(line).rstrip('\r\n')], delimiter='\t', strict=True)
+        )
+    except (csv.Error, StopIteration) as error:
+        raise Unusable(f'not a row of a TSV ({error})') from None
+
+
+def _tsv_row(headings: list[str], line: bytes) -> dict[str, Any]:
+    """Returns {heading: cell} of a line of a TSV."""
+    cells = _cells(line)
+    if len(cells) != len(headings):
+        raise Unusable(f'{len(cells)} columns instead of {len(headings)}, as in line 1')
+    return dict(zip(headings, cells))
+
+
+def _parquet_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
+    """Yields (row number, row) of a Parquet file."""
+    try:
+        # Imported here: an optional package that only this form needs.
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise RetrievalError(
+            f'{source}: Parquet is read by the package pyarrow; pip install pyarrow, or write JSON lines'
+        ) from None
+    try:
+        number = 0
+        with source.open('rb') as stream, ParquetFile(stream) as file:
+            for batch in file.iter_batches(_BATCH_ROWS):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except ArrowException as error:
+        reason = str(error).splitlines()[0]
+        raise RetrievalError(
+            f'{source}: cannot be read as Parquet ({reason}); give a whole file'
+        ) from None
+
+
+def _lines(source: pathlib.Path) -> Generator[bytes, None, None]:
+    """Yields the lines of a file, decompressed by its last suffix.
+
+    A line of more than `LONGEST_LINE` bytes is cut to `LONGEST_LINE` + 1 bytes, by which it is recognised as too long.
+    """
+    with contextlib.ExitStack() as stack:
+        stream: BinaryIO | Any = stack.enter_context(source.open('rb'))
+        opened = _decompressed(stream, source.suffix.lower())
+        if opened is not stream:
+            stream = stack.enter_context(opened)
+        line = stream.readline(LONGEST_LINE + 1)
+        while line:
+            yield line
+            # The remainder of a line that was cut is skipped.
+            while len(line) > LONGEST_LINE and not line.endswith(b'\n'):
+                line = stream.readline(LONGEST_LINE + 1)
+            line = stream.readline(LONGEST_LINE + 1)
+
+
+def _decompressed(stream: BinaryIO, suffix: str) -> Any:
+    """Returns a stream of the content of a file with this last suffix; the stream itself without compression."""
+    if suffix == '.gz':
+        return gzip.open(stream)
+    if suffix == '.bz2':
+        return bz2.open(stream)
+    if suffix == '.xz':
+        return lzma.open(stream)
+    if suffix == '.zst':
+        # Parallel compressors write several frames.
+        reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+        return io.BufferedReader(reader, 1 << 20)
+    return stream

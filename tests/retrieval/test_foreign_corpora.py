@@ -1,0 +1,207 @@
+"""Corpora in the forms of others: what is read is what the file says, whatever its fields, encoding and line ends."""
+
+import bz2
+import gzip
+import json
+import lzma
+import sys
+
+import pytest
+import zstandard
+
+from zeroplay_jax.retrieval import corpus, plain_text
+from zeroplay_jax.retrieval.command import passage_fields
+from zeroplay_jax.retrieval.types import RetrievalError
+
+WIRE = '"Gumu"\nA town.'
+FORMS = {
+    'wire form': {'id': '7', 'contents': WIRE},
+    'BEIR': {'_id': '7', 'title': 'Gumu', 'text': 'A town.', 'metadata': {'url': 'x'}},
+    'id, title, text': {'id': 7, 'title': 'Gumu', 'text': 'A town.'},
+    'a title beside the contents': {'id': '7', 'title': 'Gumu', 'contents': 'A town.'},
+    'a title repeated in the contents': {'id': '7', 'title': 'Gumu', 'contents': 'Gumu\nA town.'},
+    'docid': {'docid': '7', 'title': 'Gumu', 'passage': 'A town.'},
+    'title over lines': {'id': '7', 'title': ' Gumu\n', 'text': 'A town.'},
+    'CRLF behind the title': {'id': '7', 'contents': '"Gumu"\r\nA town.'},
+    'CR behind the title': {'id': '7', 'contents': '"Gumu"\rA town.'},
+    'blank behind the title': {'id': '7', 'contents': '"Gumu" \nA town.'},
+}
+KEYS = {'CRLF behind the title': 'third-16'}
+
+
+def only(path, **arguments):
+    ((_, record),) = corpus.read(path, **arguments)
+    return record
+
+
+def json_line(fields):
+    return json.dumps(fields, ensure_ascii=False).encode() + b'\n'
+
+
+@pytest.mark.parametrize(
+    'name',
+    [pytest.param(form, marks=pytest.mark.fault(KEYS.get(form, 'F7'), form)) for form in FORMS],
+)
+def test_a_passage_is_read_from_the_fields_of_public_corpora(tmp_path, name, user_reads):
+    path = tmp_path / 'c.jsonl'
+    path.write_bytes(json_line(FORMS[name]))
+    record = only(path)
+    title, text = corpus.split(record.contents)
+    user_reads(f'right: {record}')
+    assert (record.id, title, text.removeprefix(title)) == ('7', 'Gumu', 'A town.')
+
+
+def test_a_passage_without_a_title_keeps_its_first_line(tmp_path):
+    path = tmp_path / 'c.jsonl'
+    for text in ('A town.', '"Gumu"\nA town.', ''):
+        path.write_bytes(json_line({'docid': 'd', 'passage': text, 'title': None}))
+        if text:
+            assert corpus.split(only(path).contents) == ('', text)
+    with pytest.raises(RetrievalError, match='neither title nor text'):
+        only(path)
+
+
+@pytest.mark.fault('F7', '--fields id=key,text=paragraph')
+def test_any_other_fields_are_named(tmp_path, user_reads):
+    path = tmp_path / 'c.jsonl'
+    path.write_bytes(json_line({'key': 3, 'paragraph': 'A town.', 'name': 'Gumu', 'id': 'other'}))
+    with pytest.raises(
+        RetrievalError, match='c.jsonl:1: no text: .* "paragraph", .*--fields text=NAME'
+    ) as error:
+        only(path)
+    user_reads(error.value)
+    fields = passage_fields('id=key,text=paragraph,title=name')
+    assert only(path, fields=fields) == corpus.Record('3', WIRE)
+    with pytest.raises(RetrievalError, match='no title: none of nam among'):
+        only(path, fields=fields | {'title': 'nam'})
+
+
+@pytest.mark.parametrize('suffix', ['', '.gz', '.zst', '.bz2', '.xz', '.GZ'])
+@pytest.mark.parametrize('mark', [b'', b'\xef\xbb\xbf'])
+@pytest.mark.parametrize('end', [b'\n', b'\r\n', b'\n\n'])
+@pytest.mark.fault('I', 'byte order mark, line ends, compression')
+def test_marks_line_ends_and_compression_lose_no_passage(tmp_path, suffix, mark, end, user_reads):
+    pack = {
+        '': bytes,
+        '.gz': gzip.compress,
+        '.zst': zstandard.compress,
+        '.bz2': bz2.compress,
+        '.xz': lzma.compress,
+    }
+    lines = [json.dumps({'id': n, 'contents': WIRE}).encode() for n in range(3)]
+    path = tmp_path / f'c.jsonl{suffix}'
+    path.write_bytes(pack[suffix.lower()](mark + end.join(lines) + end))
+    for strict in (True, False):
+        records = [record for _, record in corpus.read(path, corpus.BadLines(path, strict))]
+        assert records == [corpus.Record(str(n), WIRE) for n in range(3)]
+    rows = b'title\tid\ttext' + end + b'Gumu\t0\tA town.' + end
+    path = tmp_path / f'c.tsv{suffix}'
+    path.write_bytes(pack[suffix.lower()](mark + rows))
+    assert only(path) == corpus.Record('0', WIRE)
+    user_reads('right: every passage, its title and its text')
+
+
+OTHER_KINDS = {
+    'UTF-16': json_line(FORMS['BEIR']).decode().encode('utf-16'),
+    'UTF-16 without a mark': json_line(FORMS['BEIR']).decode().encode('utf-16-le'),
+    'UTF-32': json_line(FORMS['BEIR']).decode().encode('utf-32'),
+    'Latin-1': '{"id": "1", "text": "café"}\n'.encode('latin-1'),
+    'gzip under another name': gzip.compress(b'x'),
+    'Parquet under another name': b'PAR1\x15\x04',
+    'HTML': b'<!DOCTYPE html>\n<p>A town.',
+    'PDF': b'%PDF-1.7\n%\xe2\xe3',
+    'zip': b'PK\x03\x04',
+}
+
+
+@pytest.mark.parametrize(
+    'name', [pytest.param(kind, marks=pytest.mark.fault('E', kind)) for kind in OTHER_KINDS]
+)
+def test_another_kind_of_file_is_named(tmp_path, name, user_reads):
+    path = tmp_path / 'c.jsonl'
+    path.write_bytes(OTHER_KINDS[name])
+    with pytest.raises(
+        RetrievalError, match=rf'c.jsonl(:1)?: .*{name.split()[0]}.*; (save|end|convert|unpack)'
+    ) as error:
+        only(path)
+    user_reads(error.value)
+
+
+@pytest.mark.parametrize('name', ['a.pdf', 'a.HTML', 'a.docx'])
+@pytest.mark.fault('user-13', 'a corpus of PDF or HTML')
+def test_a_converter_is_named(tmp_path, name, user_reads):
+    path = tmp_path / name
+    path.write_bytes(b'x')
+    for source in (path, tmp_path):
+        with pytest.raises(
+            RetrievalError, match=rf'; convert {path.suffix.lower()} with (pdftotext|pandoc)'
+        ) as error:
+            list(corpus.read(source))
+    user_reads(error.value)
+    (tmp_path / 'page.txt').write_bytes(b'<html><p>A town.')
+    with pytest.raises(
+        RetrievalError, match='page.txt cannot be read as a text .it is HTML; convert it'
+    ):
+        list(corpus.read(tmp_path))
+
+
+@pytest.mark.fault('F7', 'a corpus in Parquet')
+def test_parquet(tmp_path, user_reads):
+    pyarrow = pytest.importorskip('pyarrow')
+    parquet = pytest.importorskip('pyarrow.parquet')
+    path = tmp_path / 'c.parquet'
+    parquet.write_table(
+        pyarrow.Table.from_pylist([FORMS['BEIR'], FORMS['BEIR'] | {'_id': '8'}]), path
+    )
+    assert [(n, r) for n, r in corpus.read(path)] == [
+        (1, corpus.Record('7', WIRE)),
+        (2, corpus.Record('8', WIRE)),
+    ]
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(RetrievalError, match='c.parquet: cannot be read as Parquet') as error:
+        only(path)
+    user_reads(error.value)
+
+
+@pytest.mark.fault('F7', 'Parquet without pyarrow')
+def test_without_pyarrow_a_line_names_it(tmp_path, monkeypatch, user_reads):
+    monkeypatch.setitem(sys.modules, 'pyarrow', None)
+    (tmp_path / 'c.parquet').write_bytes(b'PAR1')
+    with pytest.raises(RetrievalError, match='c.parquet: Parquet .* pip install pyarrow') as error:
+        only(tmp_path / 'c.parquet')
+    user_reads(error.value)
+
+
+@pytest.mark.fault('third-24', 'a corpus with decomposed characters')
+def test_characters_are_composed_as_in_queries(tmp_path, user_reads):
+    path = tmp_path / 'c.jsonl'
+    path.write_bytes(json_line({'id': 'e\u0301', 'title': 'Cafe\u0301', 'text': 'Ein Cafe\u0301.'}))
+    assert only(path) == corpus.Record('e\u0301', '"Café"\nEin Café.')
+    user_reads('right: title and text are composed, the id is kept')
+
+
+@pytest.mark.parametrize(
+    ('text', 'joined'),
+    [
+        ('an exam-\nple of it', 'an example of it'),
+        ('an exam\u2010\n       ple of it', 'an example of it'),
+        ('an exam\u00ad\nple and sam\u00adples', 'an example and samples'),
+        ('the self-\nplay of agents; they play', 'the self-play of agents; they play'),
+        ('line-\nend, a line-end', 'line-end, a line-end'),
+        ('in-\nformation, information, formation', 'information, information, formation'),
+        ('GPT-\n4, Anglo-\nSaxon and x-\naxis', 'GPT-4, Anglo-Saxon and x-axis'),
+        ('pre-\nand postfix', 'pre-\nand postfix'),
+        ('a list -\nand a dash --\nhere', 'a list -\nand a dash --\nhere'),
+        ('an end-\n\nparagraph', 'an end-\n\nparagraph'),
+    ],
+)
+@pytest.mark.fault('user-13', 'words divided at the end of a line')
+def test_words_divided_at_the_end_of_a_line_are_joined(text, joined, user_reads):
+    assert plain_text.join_divided_words(text) == joined
+    user_reads(f'right: {joined!r}')
+
+
+def test_texts_with_carriage_returns_have_titles_and_passages(tmp_path):
+    for end in ('\r', '\r\n'):
+        (tmp_path / 'a.txt').write_bytes(f'\ufeffGumu{end}{end}A sim-{end}ple town.{end}'.encode())
+        assert corpus.split(only(tmp_path / 'a.txt').contents) == ('Gumu', 'A simple town.')

@@ -1,0 +1,188 @@
+"""Question files in the forms of others: answers in any of their shapes, files of any kind, composed characters."""
+
+import json
+import logging
+
+import pytest
+
+from zeroplay_jax import inputs as command
+from zeroplay_jax.objectives import answers as scores
+from zeroplay_jax.selfplay import files
+from zeroplay_jax.types import UserError
+
+# Name → (fields of a line besides the question, accepted answers).
+FORMS = {
+    'one text': ({'answer': 'Lomi'}, ['Lomi']),
+    'a list': ({'golden_answers': ['Lomi', 'Lomi city']}, ['Lomi', 'Lomi city']),
+    'NQ-open': ({'answer': ['Lomi', 'Lomi city']}, ['Lomi', 'Lomi city']),
+    'SQuAD': (
+        {'answers': {'text': ['Lomi', 'Lomi city'], 'answer_start': [3, 3]}},
+        ['Lomi', 'Lomi city'],
+    ),
+    'SQuAD as objects': ({'answers': [{'text': 'Lomi', 'answer_start': 3}]}, ['Lomi']),
+    'TriviaQA': (
+        {
+            'answer': {
+                'value': 'Lomi',
+                'aliases': ['LOMI', 'Lomi city'],
+                'normalized_aliases': ['lomi', 'lomi town'],
+            }
+        },
+        ['Lomi', 'Lomi city', 'lomi town'],
+    ),
+    'MuSiQue': (
+        {'answer': 'Lomi', 'answer_aliases': ['Lomi city', ''], 'answerable': True},
+        ['Lomi', 'Lomi city'],
+    ),
+    'verl': ({'reward_model': {'ground_truth': {'target': ['Lomi']}}}, ['Lomi']),
+    'a JSON list as text': ({'answers': '["Lomi", "Lomi city"]'}, ['Lomi', 'Lomi city']),
+    'a Python list as text': (
+        {'answer': """['Lomi', "Lomi's", 'a \\'b\\' \\xe9']"""},
+        ['Lomi', "Lomi's", "a 'b' é"],
+    ),
+    'PopQA': ({'possible_answers': '["Lomi", "Lomi city"]', 'obj': 'Lomi'}, ['Lomi', 'Lomi city']),
+    'a number': ({'answer': 1912}, ['1912']),
+    'a number of a table': ({'answer': 1912.0}, ['1912', '1912.0']),
+    'numbers in a list': ({'answers': [3, 4.5]}, ['3', '4.5']),
+    'true': ({'answer': True}, ['yes', 'true']),
+    'brackets that are no list': ({'answer': '[sic]'}, ['[sic]']),
+    'null beside answers': ({'answers': None, 'answer': 'Lomi', 'hops': None}, ['Lomi']),
+}
+
+
+def write(path, *records):
+    path.write_text(''.join(json.dumps(record) + '\n' for record in records))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    'name', [pytest.param(form, marks=pytest.mark.fault('third-14', form)) for form in FORMS]
+)
+def test_answers_of_public_sets(tmp_path, name, user_reads):
+    fields, expected = FORMS[name]
+    (question,) = files.questions(write(tmp_path / 'q.jsonl', {'question': 'Which town?'} | fields))
+    assert list(question.answers) == expected
+    user_reads(f'right: {expected}')
+
+
+REFUSED = {
+    'a list of numbers as text': ({'answer': '[1912, 1913]'}, 'may be meant as a list'),
+    'a NumPy array as text': ({'answer': "['a' 'b']"}, 'may be meant as a list'),
+    'an empty list as text': ({'answer': '[]'}, '"answer" has no answer'),
+    'an object of another form': (
+        {'answer': {'name': 'Lomi'}},
+        'an object without target, ground_truth, value',
+    ),
+    'an empty list of SQuAD': ({'answers': {'text': []}}, '"answers" has no answer'),
+    'a text as answerable': (
+        {'answer': 'Lomi', 'answerable': 'maybe'},
+        '"answerable" is .maybe., not true or false',
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    'name', [pytest.param(form, marks=pytest.mark.fault('third-14', form)) for form in REFUSED]
+)
+def test_what_may_mean_two_things_is_refused(tmp_path, name, user_reads):
+    fields, problem = REFUSED[name]
+    with pytest.raises(UserError, match=rf'q.jsonl, line 1: .*{problem}') as refusal:
+        files.questions(write(tmp_path / 'q.jsonl', {'question': 'Which town?'} | fields))
+    user_reads(refusal.value)
+
+
+@pytest.mark.parametrize(
+    'fields',
+    [
+        {'answer': 'Lomi', 'answerable': False},
+        {'answers': [], 'is_impossible': True},
+        {'answers': {'text': [], 'answer_start': []}},
+        {'answer': 'Lomi', 'answerable': 'False'},
+    ],
+)
+@pytest.mark.fault('third-14', 'questions without an answer')
+def test_questions_without_an_answer_are_left_out_and_counted(
+    tmp_path, fields, caplog, user_reads, capsys
+):
+    unanswerable = {'question': 'Which town not?'} | fields
+    path = write(
+        tmp_path / 'q.jsonl',
+        unanswerable,
+        {'question': 'Which town?', 'answer': 'Lomi'},
+        unanswerable,
+    )
+    with caplog.at_level(logging.WARNING):
+        assert [question.text for question in files.questions(path)] == ['Which town?']
+        files.questions(path)
+    (record,) = caplog.records
+    assert record.message == f'{path}: left out 2 questions that have no answer'
+    user_reads(record.message)
+    # Their texts count where questions are held out.
+    out = tmp_path / 'out.jsonl'
+    held_out = write(tmp_path / 'h.jsonl', {'question': 'Which town?'} | fields)
+    assert command.main(['questions', '--sets', path, '--not-in', held_out, '--out', str(out)]) == 2
+    assert '1 held_out' in capsys.readouterr().err
+    with pytest.raises(UserError, match='holds 1 questions without an answer and no other'):
+        files.questions(write(tmp_path / 'none.jsonl', unanswerable))
+
+
+@pytest.mark.fault('F7', 'questions in Parquet')
+def test_questions_in_parquet(tmp_path, user_reads):
+    pyarrow = pytest.importorskip('pyarrow')
+    parquet = pytest.importorskip('pyarrow.parquet')
+    rows = [
+        {'question': 'Which town?', 'answers': {'text': ['Lomi'], 'answer_start': [3]}, 'hops': 2},
+        {
+            'question': 'Which river?',
+            'answers': {'text': ['Gumu'], 'answer_start': [4]},
+            'hops': None,
+        },
+        {'question': 'Which hill?', 'answers': {'text': [], 'answer_start': []}, 'hops': None},
+    ]
+    path = tmp_path / 'q.parquet'
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    questions = files.questions(str(path))
+    assert [(q.text, q.answers, q.hops) for q in questions] == [
+        ('Which town?', ('Lomi',), 2),
+        ('Which river?', ('Gumu',), 0),
+    ]
+    renamed = path.rename(tmp_path / 'q.jsonl')
+    with pytest.raises(
+        UserError, match=r'q.jsonl: it is Parquet, not .*; end its name with .parquet'
+    ) as refusal:
+        files.questions(str(renamed))
+    user_reads(refusal.value)
+
+
+def test_questions_in_a_table(tmp_path):
+    (tmp_path / 'q.tsv').write_bytes(
+        b'question\tanswers\r\nWhich town?\t"[""Lomi"", ""Lomi city""]"\r\n'
+    )
+    (question,) = files.questions(str(tmp_path / 'q.tsv'))
+    assert question.answers == ('Lomi', 'Lomi city')
+
+
+@pytest.mark.fault('third-24', 'the answer é as two characters')
+def test_composed_and_decomposed_characters_are_equal(user_reads):
+    composed, decomposed = 'Café Zoë', 'Cafe\u0301 Zoe\u0308'
+    for one, other in ((composed, decomposed), (decomposed, composed)):
+        assert scores.exact_match(one, [other]) and scores.sub_exact_match(
+            f'in the {one}.', [other]
+        )
+        assert scores.f1(one, [other]) == 1
+    # Marks that no letter is composed with stay, as do other forms of compatible characters.
+    assert not scores.exact_match('Cafe', [composed]) and not scores.exact_match('ﬁ', ['fi'])
+    assert scores.exact_match('\u0301', ['\u0301']) and not scores.exact_match('\u0301', ['?'])
+    user_reads('right: EM, subEM and F1 are 1')
+
+
+@pytest.mark.fault('third-24', '--not-in and duplicates in another Unicode form')
+def test_questions_in_another_unicode_form_are_the_same(tmp_path, capsys, user_reads):
+    texts = ('Where is the Café?', 'Where is the Cafe\u0301?', 'Who is Zoe\u0308?', 'Who is Ann?')
+    path = write(tmp_path / 'q.jsonl', *({'question': text, 'answer': 'x'} for text in texts))
+    held_out = write(tmp_path / 'h.jsonl', {'question': 'Who is Zoë?'})
+    out = str(tmp_path / 'out.jsonl')
+    assert command.main(['questions', '--sets', path, '--not-in', held_out, '--out', out]) == 0
+    report = capsys.readouterr().out
+    assert '1 duplicate, 1 held_out' in report
+    user_reads(f'right: {report.strip()}')

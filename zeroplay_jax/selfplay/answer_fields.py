@@ -1,0 +1,167 @@
+"""Finds the accepted answers in a line of a question file, in the forms that public sets and trainers give them."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from zeroplay_jax.objectives.answers import normalize_answer
+from zeroplay_jax.retrieval import json_text
+from zeroplay_jax.retrieval.json_text import type_name
+from zeroplay_jax.types import Json
+
+ANSWER_FIELDS = (
+    'answers',
+    'golden_answers',
+    'answer',
+    'target',
+    'ground_truth',
+    'reward_model',
+    'possible_answers',
+)
+# Further accepted answers beside those of one of `ANSWER_FIELDS` (MuSiQue).
+_ALIASES_BESIDE = 'answer_aliases'
+# Fields of an answer that is an object: verl nests it, SQuAD has lists of texts, TriviaQA a value with other spellings.
+_INNER_FIELDS = ('target', 'ground_truth', 'value', 'text', 'answer')
+_INNER_ALIASES = ('aliases', 'normalized_aliases')
+# Fields that say whether a question has an answer → the value of one that has none (MuSiQue, SQuAD 2).
+_ANSWERABLE_FIELDS = {
+    'answerable': False,
+    'is_answerable': False,
+    'is_impossible': True,
+    'unanswerable': True,
+}
+_TRUTH_VALUES = {'true': True, 'false': False, '1': True, '0': False}
+# A list of texts as Python prints it. Nothing of it is executed.
+_PYTHON_TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+_PYTHON_LIST = re.compile(
+    rf'\[\s*(?:{_PYTHON_TEXT})(?:\s*,\s*(?:{_PYTHON_TEXT}))*\s*,?\s*\]', re.DOTALL
+)
+_PYTHON_ESCAPE = re.compile(r'\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[\'"\\nt])')
+_ESCAPED = {'n': '\n', 't': '\t'}
+
+
+def is_unanswerable(record: Json) -> bool:
+    """Returns whether a line says that its question has no answer.
+
+    Raises:
+      ValueError: a field that should say so has another type.
+    """
+    for name, value_without in _ANSWERABLE_FIELDS.items():
+        value = record.get(name)
+        if value is None:
+            continue
+        truth_value = _TRUTH_VALUES.get(str(value).strip().lower())
+        if truth_value is None:
+            raise ValueError(f'"{name}" is {str(value)[:60]!r}, not true or false')
+        if truth_value == value_without:
+            return True
+    # SQuAD 2 as its columns: the lists of texts and of places are empty.
+    answers = record.get('answers')
+    return isinstance(answers, dict) and answers.get('text') == answers.get('answer_start') == []
+
+
+def accepted_answers(record: Json) -> list[str]:
+    """Returns the accepted answers of a line as a list of texts, the main one first.
+
+    A field of `ANSWER_FIELDS` has them as a text, number or truth value, as a list of these, as a text with such a list
+    in it, or as an object of SQuAD, TriviaQA or verl.
+
+    Raises:
+      ValueError: there is no answer, or one is empty or of another type.
+    """
+    # Columns of a table have null where a line has nothing.
+    names = [name for name in ANSWER_FIELDS if record.get(name) is not None]
+    if not names:
+        present = [name for name in ANSWER_FIELDS if name in record]
+        if present:
+            raise ValueError(f'"{present[0]}" is a JSON null, not a text or a list of texts')
+        raise ValueError(
+            f'no answers; write them into one of the fields {", ".join(ANSWER_FIELDS)}'
+        )
+    name = names[0]
+    answers = _texts_of(record[name], name)
+    if not answers:
+        raise ValueError(f'"{name}" has no answer')
+    if not all(answer.strip() for answer in answers):
+        raise ValueError(f'an answer of "{name}" is empty')
+    return answers + _new_aliases(record.get(_ALIASES_BESIDE), _ALIASES_BESIDE, answers)
+
+
+def _texts_of(value: Any, name: str) -> list[str]:
+    """Returns the texts in the value of a field; `name` is for errors."""
+    if isinstance(value, list):
+        answers = []
+        for item in value:
+            if isinstance(item, list) or item is None:
+                raise ValueError(f'an answer of "{name}" is a JSON {type_name(item)}, not a text')
+            answers += _texts_of(item, name)
+        return answers
+    if isinstance(value, dict):
+        return _texts_of_object(value, name)
+    if isinstance(value, str):
+        return _texts_in(value, name)
+    if isinstance(value, bool):
+        # Sets of yes-or-no questions write either pair.
+        return ['yes', 'true'] if value else ['no', 'false']
+    if isinstance(value, int):
+        return [str(value)]
+    if isinstance(value, float) and math.isfinite(value):
+        # Tables turn whole numbers into 1912.0.
+        return [str(int(value)), str(value)] if value.is_integer() else [str(value)]
+    raise ValueError(f'"{name}" is a JSON {type_name(value)}, not a text or a list of texts')
+
+
+def _texts_of_object(value: Json, name: str) -> list[str]:
+    """Returns the texts of an answer that is an object."""
+    inner = [field for field in _INNER_FIELDS if value.get(field) is not None]
+    if not inner:
+        raise ValueError(f'"{name}" is an object without {", ".join(_INNER_FIELDS)}')
+    answers = _texts_of(value[inner[0]], name)
+    for field in _INNER_ALIASES:
+        answers += _new_aliases(value.get(field), name, answers)
+    return answers
+
+
+def _new_aliases(value: Any, name: str, answers: list[str]) -> list[str]:
+    """Returns the texts of a field of aliases that no text of `answers` equals in normal form."""
+    if value is None or value == '':
+        return []
+    used = {normalize_answer(answer) for answer in answers}
+    aliases = []
+    for alias in _texts_of(value, name):
+        normal_form = normalize_answer(alias)
+        if normal_form and normal_form not in used:
+            aliases.append(alias)
+            used.add(normal_form)
+    return aliases
+
+
+def _texts_in(text: str, name: str) -> list[str]:
+    """Returns the texts of a list that is written as a text; [text] for any other text."""
+    stripped = text.strip()
+    if not (stripped.startswith('[') and stripped.endswith(']')):
+        return [text]
+    try:
+        value = json_text.parse(stripped)
+    except json_text.Unusable:
+        value = None
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return value
+    if _PYTHON_LIST.fullmatch(stripped):
+        literals = re.findall(_PYTHON_TEXT, stripped, re.DOTALL)
+        return [_PYTHON_ESCAPE.sub(_unescaped, literal[1:-1]) for literal in literals]
+    if isinstance(value, list) or stripped[1:].lstrip()[:1] in ('"', "'"):
+        raise ValueError(
+            f'an answer of "{name}" is the text {stripped[:60]!r}, which may be meant as a list; write a JSON list'
+        )
+    return [text]
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    """Returns the character of an escape in a Python text."""
+    code = escape[1]
+    if len(code) > 1:
+        return chr(int(code[1:], 16))
+    return _ESCAPED.get(code, code)
