@@ -106,7 +106,7 @@ def test_a_schema_with_a_union_and_optional_parameters_is_explained():
     tool.check()
     for name in ('search_r1', 'r_search', 'qwen', 'olmo'):
         text = ''.join(syntax_of(name).explain({'echo': tool}))
-        assert 'city' in text and 'Optional arguments: days.' in text
+        assert 'city: string or null' in text and 'days: integer, at least 1, optional' in text
 
 
 BAD_TOOLS = """

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from zeroplay_jax.rollout.call_text import arguments_as_json, as_json, read_function_call
 from zeroplay_jax.rollout.foreign_text import longest_fitting, without_surrogates
 from zeroplay_jax.rollout.messages import Untrusted
 from zeroplay_jax.rollout.passages import passages_text
@@ -25,11 +26,9 @@ from zeroplay_jax.types import Json, ToolCall
 
 Tools = Mapping[str, Tool]
 
-# A call in the form of a Python function call, its keyword arguments and their separator.
-_FUNCTION_CALL = re.compile(r'\s*([\w-]+)\((.*)\)\s*', re.DOTALL)
-_KEYWORD = re.compile(r'\s*(\w+)\s*=\s*')
-_SEPARATOR = re.compile(r'\s*(,|$)')
 _MAX_UNKNOWN_NAME = 64  # characters
+# Of a tool's text that is kept; a policy reads `rollout.observation_tokens` of it.
+MAX_RESULT_CHARACTERS = 100_000
 
 
 class CallSyntax(abc.ABC):
@@ -62,9 +61,8 @@ class CallSyntax(abc.ABC):
             parts.append(Untrusted(tool.introduction))
             parts.append(', write ')
             parts += self.explain_call(tool)
-            if tool.optional_parameters:
-                names = ', '.join(tool.optional_parameters)
-                parts.append(Untrusted(f' Optional arguments: {names}.'))
+            if tool.explanation:
+                parts.append(Untrusted(tool.explanation))
         return parts
 
     @abc.abstractmethod
@@ -81,6 +79,17 @@ class CallSyntax(abc.ABC):
 
         The error code is None if the call was parsed; the arguments are not checked yet.
         """
+
+    def check_examples(self, tools: Tools) -> None:
+        """Raises ValueError for a tool whose example call this syntax would not read as the prompt shows it."""
+        for tool in tools.values():
+            example = tool.example_arguments
+            name, arguments, error = self.read_call(self.write_call(tool, example), tools)
+            if error is not None or name != tool.name or arguments != example:
+                raise ValueError(
+                    f'the call {as_json(example)[:200]} of the tool {tool.name!r} cannot be written with '
+                    f'tools.syntax={self.name}; take another syntax, or leave the tool out'
+                )
 
     @abc.abstractmethod
     def wrap(self, codec: Codec, text: str, limit: int) -> Int[np.ndarray, ' tokens']:
@@ -121,7 +130,7 @@ class CallSyntax(abc.ABC):
         """
         # A text has precedence: some tools explain an error better than its reason code does.
         if result.text is not None:
-            return result.text
+            return result.text[:MAX_RESULT_CHARACTERS]
         if result.error is not None:
             return tool.error_text(result.error)
         return passages_text(result.documents, self.passage_style, show_ids)
@@ -160,11 +169,6 @@ def _capitalised(phrase: str) -> str:
     return phrase[:1].upper() + phrase[1:]
 
 
-def _as_json(value: Any) -> str:
-    # Escapes such as \u00e9 would cost several tokens per letter.
-    return json.dumps(value, ensure_ascii=False)
-
-
 def _error_text(code: str, name: str, tools: Tools) -> str:
     """Returns the observation for a call that could not be read, or that names an unknown tool."""
     if code == 'unknown_tool':
@@ -192,24 +196,16 @@ class TagSyntax(CallSyntax):
         return tuple(f'</{name}>' for name in tools)
 
     def explain_call(self, tool: Tool) -> list[str]:
-        hint = tool.argument_hint or _as_json(tool.example_arguments)
         return [
             f'<{tool.name}>',
-            Untrusted(hint),
+            Untrusted(_tag_body(tool, tool.example_arguments)),
             f'</{tool.name}>; ',
             Untrusted(tool.returns),
             f' back between <{self.result_tag}> and </{self.result_tag}>.',
         ]
 
     def write_call(self, tool: Tool, arguments: Json) -> str:
-        parameter = tool.tag_parameter
-        body = _as_json(arguments)
-        if parameter is not None and set(arguments) == {parameter}:
-            body = arguments[parameter]
-            # A tag holds one text, also where the parameter is a list of texts.
-            if not isinstance(body, str):
-                body = body[0]
-        return f'<{tool.name}>{body}</{tool.name}>'
+        return f'<{tool.name}>{_tag_body(tool, arguments)}</{tool.name}>'
 
     def read_call(self, text: str, tools: Tools) -> tuple[str, Any, str | None]:
         call = self.call_body(text, tools)
@@ -233,6 +229,25 @@ class TagSyntax(CallSyntax):
         return np.asarray(head + body + tail, np.int32)
 
 
+def _tag_body(tool: Tool, arguments: Json) -> str:
+    """Returns the text of a tag that `_tag_arguments` reads as these arguments: plain if it can be, or else JSON."""
+    if tool.tag_parameter is not None and set(arguments) == {tool.tag_parameter}:
+        value = arguments[tool.tag_parameter]
+        if _fills_list(tool):
+            # A tag holds one text, also where the parameter is a list of texts.
+            return value[0]
+        if _tag_arguments(tool, value) == arguments:
+            return value
+    return arguments_as_json(arguments)
+
+
+def _fills_list(tool: Tool) -> bool:
+    """Returns whether the text of a call is the only entry of a list, as in the built-in search."""
+    properties = tool.parameters.get('properties', {})
+    schema = properties.get(tool.tag_parameter)
+    return isinstance(schema, dict) and schema.get('type') == 'array'
+
+
 def _tag_arguments(tool: Tool, body: str) -> Any:
     """Returns the arguments inside a tag; None if they cannot be read."""
     parameter = tool.tag_parameter
@@ -249,7 +264,7 @@ def _tag_arguments(tool: Tool, body: str) -> Any:
         # An empty tag calls a tool without required parameters.
         is_empty_call = not body.strip() and not tool.parameters.get('required')
         return {} if is_empty_call else None
-    if properties[parameter].get('type') == 'array':
+    if _fills_list(tool):
         return {parameter: [body]}
     return {parameter: body}
 
@@ -313,14 +328,14 @@ class QwenSyntax(MessageSyntax):
             note = f'; {tool.note}'
         return [
             '<tool_call>',
-            Untrusted(_as_json(call)),
+            Untrusted(arguments_as_json(call)),
             '</tool_call>',
             Untrusted(f'{note}. {_capitalised(tool.returns)} back as a tool response.'),
         ]
 
     def write_call(self, tool: Tool, arguments: Json) -> str:
         call = {'name': tool.name, 'arguments': dict(arguments)}
-        return f'<tool_call>\n{_as_json(call)}\n</tool_call>'
+        return f'<tool_call>\n{arguments_as_json(call)}\n</tool_call>'
 
     def read_call(self, text: str, tools: Tools) -> tuple[str, Any, str | None]:
         call_body = self.call_body(text, tools)
@@ -338,7 +353,7 @@ class QwenSyntax(MessageSyntax):
 
     def message_content(self, text: str) -> str:
         # The form in which verl's search tool responds, which Dr. Zero's released code uses.
-        return _as_json({'result': text})
+        return as_json({'result': text})
 
 
 class OlmoSyntax(MessageSyntax):
@@ -364,31 +379,34 @@ class OlmoSyntax(MessageSyntax):
 
     def _function_call(self, tool: Tool, arguments: Json) -> str:
         """Returns a call as the policy writes it between the tags; of a list for an alias only the first entry."""
-        alias, parameter = self._ALIASES.get(tool.name, ('', ''))
+        alias, parameter = self._alias(tool)
         written_arguments = []
         for name, value in arguments.items():
             if name == parameter:
                 name = alias
                 value = value[0]
-            written_arguments.append(f'{name}={_as_json(value)}')
+            written_arguments.append(f'{name}={arguments_as_json(value)}')
         return f'{tool.name}({", ".join(written_arguments)})'
+
+    def _alias(self, tool: Tool | None) -> tuple[str, str]:
+        """Returns (argument that the policy writes, parameter that it fills); ('', '') for most tools."""
+        alias, parameter = self._ALIASES.get(tool.name if tool else '', ('', ''))
+        is_search = tool is not None and tool.tag_parameter == parameter and _fills_list(tool)
+        return (alias, parameter) if is_search else ('', '')
 
     def read_call(self, text: str, tools: Tools) -> tuple[str, Any, str | None]:
         malformed = ('', None, 'malformed')
         call_body = self.call_body(text, tools)
         if call_body is None:
             return malformed
-        call = _FUNCTION_CALL.fullmatch(call_body[1])
+        call = read_function_call(call_body[1])
         if call is None:
             return malformed
-        name = call[1]
-        arguments = _keyword_arguments(call[2])
-        if arguments is None:
-            return malformed
-        alias, parameter = self._ALIASES.get(name, ('', ''))
+        name, arguments = call
+        alias, parameter = self._alias(tools.get(name))
         if _only_search(tools) and set(arguments) != {'query'}:
             return malformed
-        if name in tools and parameter in tools[name].parameters.get('properties', {}):
+        if parameter:
             # Checkpoints were trained with errors for search(query="…", k=3) and the like.
             if set(arguments) != {alias}:
                 return malformed
@@ -400,7 +418,7 @@ def _only_search(tools: Tools) -> bool:
     """Returns whether the built-in search is the only tool."""
     # The built-in checkpoints, and those of the papers, were trained with search alone. A call of any tool
     # without a query was answered as malformed then, and not as a call of an unknown tool.
-    return tuple(tools) == ('search',) and 'query_list' in tools['search'].parameters['properties']
+    return tuple(tools) == ('search',) and _fills_list(tools['search'])
 
 
 def _known_tool(name: Any, arguments: Any, tools: Tools) -> tuple[str, Any, str | None]:
@@ -409,31 +427,6 @@ def _known_tool(name: Any, arguments: Any, tools: Tools) -> tuple[str, Any, str 
     if not isinstance(name, str) or name not in tools:
         return without_surrogates(str(name)[:_MAX_UNKNOWN_NAME]), None, 'unknown_tool'
     return name, arguments, None
-
-
-def _keyword_arguments(text: str) -> dict[str, Any] | None:
-    """Returns the arguments of 'name=JSON, name=JSON' as a dict; None for any other text."""
-    # Values are read by a JSON decoder and never evaluated as Python, because the text comes from a model.
-    # strict=False accepts line feeds in texts.
-    decoder = json.JSONDecoder(strict=False)
-    arguments: dict[str, Any] = {}
-    position = 0
-    while text.strip():
-        keyword = _KEYWORD.match(text, position)
-        if keyword is None or keyword[1] in arguments:
-            return None
-        try:
-            value, position = decoder.raw_decode(text, keyword.end())
-        except (ValueError, RecursionError):
-            return None
-        arguments[keyword[1]] = value
-        separator = _SEPARATOR.match(text, position)
-        if separator is None:
-            return None
-        if not separator[1]:
-            break
-        position = separator.end()
-    return arguments
 
 
 SYNTAXES: dict[str, CallSyntax] = {

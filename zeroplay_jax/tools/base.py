@@ -17,13 +17,19 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jsonschema
-
+from zeroplay_jax.tools.argument_schema import (
+    ArgumentCheck,
+    UnusableSchema,
+    check_schema,
+    has_only_finite_numbers,
+)
+from zeroplay_jax.tools.argument_text import explain_arguments
+from zeroplay_jax.tools.example import example_arguments
 from zeroplay_jax.tools.failure_log import FailureLog
 from zeroplay_jax.types import Json
 
@@ -38,7 +44,7 @@ ERROR_TEXTS = {
 }
 # The name becomes a tag or a function name in the text of a policy.
 _USABLE_NAME = re.compile(r'[A-Za-z_][A-Za-z0-9_-]*')
-_MAX_DETAIL = 160  # characters of a validation message that a policy reads
+_MAX_NAME = 64  # characters
 
 
 class InvalidArguments(ValueError):
@@ -141,16 +147,19 @@ class Tool(abc.ABC):
         Raises:
           InvalidArguments: they do not fit.
         """
-        # Only the first problem is reported: a policy corrects one at a time. The schema fixes their order.
-        problem = next(iter(self._validator.iter_errors(arguments)), None)
-        if problem is not None:
-            raise InvalidArguments(detail=problem.message[:_MAX_DETAIL])
+        if not isinstance(arguments, dict):
+            raise InvalidArguments(detail=f"{str(arguments)[:_MAX_NAME]!r} is not of type 'object'")
+        if not has_only_finite_numbers(arguments):
+            raise InvalidArguments(detail='a number is not finite')
+        problem = self._argument_check.problem(arguments)
+        if problem:
+            raise InvalidArguments(detail=problem)
         return self.prepare(arguments)
 
     # Cached, because building a validator costs more than validating a call.
     @functools.cached_property
-    def _validator(self) -> jsonschema.Draft202012Validator:
-        return jsonschema.Draft202012Validator(self.parameters)
+    def _argument_check(self) -> ArgumentCheck:
+        return ArgumentCheck(self.parameters)
 
     # Each tool object has a log of its own: two roles may have different tools of one name.
     @functools.cached_property
@@ -169,26 +178,26 @@ class Tool(abc.ABC):
 
     @functools.cached_property
     def tag_parameter(self) -> str | None:
-        """Name of the parameter that the plain text of a tag fills: the only required string or list of strings.
+        """Name of the parameter that the plain text of a tag fills: the only required one, if it is a text.
 
         None if several or no parameters are required, or the only one has another type; a tag then holds a JSON object.
         """
-        properties = self.parameters.get('properties', {})
         required = list(self.parameters.get('required', []))
         if len(required) != 1:
             return None
-        schema = properties.get(required[0], {})
-        if schema.get('type') == 'array':
-            schema = schema.get('items', {})
-        if schema.get('type') == 'string':
+        schema = self.parameters.get('properties', {}).get(required[0])
+        if isinstance(schema, dict) and schema.get('type') == 'string':
             return required[0]
         return None
 
     @property
-    def optional_parameters(self) -> list[str]:
-        """Names of the parameters that a call may leave out."""
+    def explanation(self) -> str:
+        """The arguments in words, beside the example; with `argument_hint` only the names of the optional ones."""
+        if not self.argument_hint:
+            return explain_arguments(self.parameters)
         required = self.parameters.get('required', [])
-        return [name for name in self.parameters.get('properties', {}) if name not in required]
+        optional = [name for name in self.parameters.get('properties', {}) if name not in required]
+        return f' Optional arguments: {", ".join(optional)}.' if optional else ''
 
     def check(self) -> None:
         """Raises an error for a tool that cannot be called; `tools.registry.build_tools` calls it.
@@ -199,49 +208,24 @@ class Tool(abc.ABC):
         for attribute in ('name', 'description', 'parameters'):
             if not hasattr(self, attribute):
                 raise ValueError(f'{type(self).__name__} has no attribute {attribute!r}; set it')
-        if not _USABLE_NAME.fullmatch(self.name):
-            raise ValueError(f'the name {self.name!r} cannot be a tag (letters, digits, _ and -)')
-        try:
-            jsonschema.Draft202012Validator.check_schema(self.parameters)
-            # A reference to another document would be downloaded at the first call.
-            if re.search(r'"\$ref": "(?!#)', json.dumps(self.parameters)):
-                raise ValueError('its schema refers to another document; write it in one piece')
-        except jsonschema.SchemaError as error:
+        if len(self.name) > _MAX_NAME or not _USABLE_NAME.fullmatch(self.name):
             raise ValueError(
-                f'its JSON schema is not valid ({error.message[:_MAX_DETAIL]})'
-            ) from None
+                f'the name {self.name[:_MAX_NAME]!r} cannot be a tag (letters, digits, _ and -, at most {_MAX_NAME})'
+            )
+        try:
+            notes = check_schema(self.parameters)
+            _ = self.example_arguments
+        except UnusableSchema as error:
+            raise ValueError(f'{self.name}: its JSON schema {error}') from None
+        for note in notes:
+            # Matching it could take hours. The tool may still refuse what does not match.
+            logging.warning('tool %s: %s is not checked (look-around or the like)', self.name, note)
 
-    @property
+    @functools.cached_property
     def example_arguments(self) -> dict[str, Any]:
-        """Arguments for the example in the prompt: every required parameter with a placeholder."""
-        properties = self.parameters.get('properties', {})
-        example: dict[str, Any] = {}
+        """Valid arguments for the example in the prompt: the required ones, with a placeholder for texts."""
         # Optional parameters are left out, because a policy tends to copy the whole example.
-        for name in self.parameters.get('required', []):
-            schema = properties.get(name, {})
-            example[name] = _placeholder(schema, self.argument_hint or name)
-        return example
-
-
-def _placeholder(schema: Json, hint: str) -> Any:
-    """Returns an example value for one argument in the prompt.
-
-    A fixed value for numbers, truth values and objects; for a string, or as the only entry of a list, the schema's
-    description, or `hint` where it has none.
-    """
-    hint = schema.get('description', hint)
-    kind = schema.get('type', 'string')
-    if isinstance(kind, list):
-        # A union such as ['string', 'null']: the first type is the usual one.
-        kind = kind[0] if kind else 'string'
-    by_type = {
-        'array': [hint],
-        'integer': 1,
-        'number': 1.0,
-        'boolean': True,
-        'object': {},
-    }
-    return by_type.get(kind, hint)
+        return example_arguments(self.parameters, self._argument_check, self.argument_hint)
 
 
 def string_parameter(name: str, description: str) -> dict[str, Any]:

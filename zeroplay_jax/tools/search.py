@@ -27,6 +27,8 @@ class SearchTool(Tool):
     argument_hint = 'what to look for'
     returns = 'the passages found come'
     note = 'one call may hold several queries'
+    # A tag holds one query, as in the checkpoints of Search-R1.
+    tag_parameter = 'query_list'
     parameters = {
         'type': 'object',
         'properties': {
