@@ -23,9 +23,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from zeroplay_jax.learner.checkpoint import FOLDER, Checkpointer, saved_steps, set_damaged_aside
+from zeroplay_jax.learner.checkpoint import (
+    FOLDER,
+    Checkpointer,
+    saved_steps,
+    set_damaged_aside,
+    stored_tree,
+)
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.training.branch import stored_tree
 from zeroplay_jax.training.source_checkpoint import newest_checkpoint
 
 EXAMPLES = """examples:

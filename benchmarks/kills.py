@@ -34,8 +34,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from benchmarks.flips import flip_bit
-from zeroplay_jax.learner.checkpoint import saved_steps
-from zeroplay_jax.training.branch import stored_tree
+from zeroplay_jax.learner.checkpoint import saved_steps, stored_tree
 
 EXAMPLES = """examples:
   python -m benchmarks.kills --recipes drzero,ssp --kills 3 --sigterms 2 --flips 1

@@ -162,7 +162,8 @@ from zeroplay_jax.configs import quickstart
 from zeroplay_jax.learner import checksums, mirror_restore
 from zeroplay_jax.retrieval import objects
 from zeroplay_jax.runtime import workdir
-from zeroplay_jax.training import branch, remote_run
+from zeroplay_jax.learner import checkpoint
+from zeroplay_jax.training import remote_run
 import orbax.checkpoint as ocp
 root = pathlib.Path(sys.argv[3])
 bucket = FolderBucket(root / 'bucket')
@@ -191,7 +192,7 @@ def play(name, steps):
             like = jax.tree.map(ocp.utils.to_shape_dtype_struct, states_of(0))
             restored = checkpoints.restore(like)
             # As --from does between two saves of a run.
-            assert set(branch.stored_tree(place.workdir / 'checkpoints' / str(checkpoints.latest()))) == set(like)
+            assert set(checkpoint.stored_tree(place.workdir / 'checkpoints' / str(checkpoints.latest()))) == set(like)
         for step in steps:
             checkpoints.save(step, states_of(step), {'cursor': step})
             checkpoints.wait()

@@ -27,6 +27,7 @@ from zeroplay_jax.configuration.checkpoint_rules import fetch_model
 from zeroplay_jax.configuration.stored import read_stored_config
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.runtime import identity
 from zeroplay_jax.runtime.remote_workdir import local_run
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
@@ -131,15 +132,17 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
                 if folder.exists():
                     raise UserError(f'{folder}: exists already; choose another --out or remove it')
         cards = _cards(config, workdir, start, source.step)
+        exporter = identity.export_texts(identity.of_checkpoint(source.folder))
+        texts = {folder.name: cards.get(folder.name, {}) | exporter for folder in folders}
         base = _load_base(config, start) if config.policy.adapters.merge else None
         try:
             for name in names:
                 params = branch.read_params(source, name)
                 with _output_errors(out):
                     if config.policy.adapters.rank:
-                        _write_adapter(config, start, base, params, out / name, cards)
+                        _write_adapter(config, start, base, params, out / name, texts)
                     else:
-                        hf.save(out / name, model, params, like=start, texts=cards.get(name))
+                        hf.save(out / name, model, params, like=start, texts=texts[name])
         except BaseException:
             # The run may have removed the checkpoint: all folders are written again, from its next one.
             for folder in folders:
@@ -150,7 +153,7 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     source = source_checkpoint.read_newest(
         lambda: source_checkpoint.newest_checkpoint(checkpoint_folder), write_folders
     )
-    print(f'checkpoint {source.step} of {source.workdir}', file=sys.stderr)
+    source.print_use()
     return folders
 
 
@@ -172,7 +175,7 @@ def _write_adapter(
     base: FrozenBase | None,
     adapter: dict[str, Any],
     folder: pathlib.Path,
-    cards: Mapping[str, dict[str, str]],
+    texts: Mapping[str, dict[str, str]],
 ) -> None:
     """Writes an adapter and, if the base is given, whole weights beside it.
 
@@ -182,16 +185,16 @@ def _write_adapter(
       base: the base as the run read it.
       adapter: weights of the adapter.
       folder: to create, for the adapter.
-      cards: further files by the name of their folder.
+      texts: further files by the name of their folder.
     """
     from zeroplay_jax.policy import hf
     from zeroplay_jax.training.export import write_adapter, write_merged
 
     model = hf.read_config(start)
-    write_adapter(config, start, model, adapter, folder, cards.get(folder.name))
+    write_adapter(config, start, model, adapter, folder, texts[folder.name])
     if base is not None:
         merged = folder.with_name(f'{folder.name}-merged')
-        write_merged(start, model, base, adapter, merged, cards.get(merged.name))
+        write_merged(start, model, base, adapter, merged, texts[merged.name])
 
 
 @contextlib.contextmanager

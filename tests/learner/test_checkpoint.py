@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.runtime.workdir import WorkdirError, claim
+from zeroplay_jax.types import UserError
 
 CONFIG = {'seed': 0, 'solver': {'batch': 32, 'hops': (1, 2)}, 'progress': True}
 
@@ -123,3 +124,25 @@ def test_what_happens_after_saving_is_not_in_the_checkpoint(tmp_path, monkeypatc
     _, loop = checkpoints.restore({'a': jnp.zeros(3)})
     checkpoints.close()
     assert loop['pool'] == [{'question': 'first'}]
+
+
+@pytest.mark.fault('A', 'checkpoints of runs of other settings, without identity')
+@pytest.mark.parametrize(
+    ('like', 'difference'),
+    [
+        ({'a': {'w': jnp.ones((8, 4))}}, r'it has a/w of shape \(4, 4\), not \(8, 4\)'),
+        ({'a': {'w': jnp.ones((4, 4)), 'v': jnp.ones(2)}}, 'it lacks a/v'),
+        ({'a': {}}, 'it has a/w'),
+        ({'b': {'w': jnp.ones((4, 4))}}, 'it has a/w'),
+    ],
+)
+def test_arrays_of_another_run_are_refused_in_one_line(tmp_path, like, difference, user_reads):
+    checkpoints = Checkpointer(tmp_path, keep=1)
+    checkpoints.save(1, {'a': {'w': jnp.ones((4, 4))}}, {})
+    checkpoints.wait()
+    with pytest.raises(
+        UserError, match=f'checkpoints/1: is of another run: {difference};'
+    ) as error:
+        checkpoints.restore(like)
+    assert '\n' not in str(error.value)
+    user_reads(error.value)

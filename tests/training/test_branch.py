@@ -127,7 +127,7 @@ def find_copy(tmp_path, monkeypatch):
 
 def identity_of(workdir):
     """What the first process says of a checkpoint that is equal to the one in a folder."""
-    return source_checkpoint._identity(source_checkpoint.newest_checkpoint(workdir))
+    return source_checkpoint._content(source_checkpoint.newest_checkpoint(workdir))
 
 
 def raise_removed():

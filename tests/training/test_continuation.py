@@ -28,7 +28,7 @@ def save(workdir, *steps):
 def copy(source, workdir):
     workdir.mkdir()
     return continuation.copy(
-        Hosts(), workdir, source_checkpoint.newest_checkpoint(source), STEPS, {}, True
+        Hosts(), workdir, source_checkpoint.newest_checkpoint(source), STEPS, {}, {'seed': 0}, True
     )
 
 

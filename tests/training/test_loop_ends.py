@@ -34,7 +34,7 @@ def train(tmp_path, monkeypatch):
     config.log.writers = ()
     checkpoints = mock.Mock()
     checkpoints.saved_on_interrupt = contextlib.nullcontext
-    state = {'cursor': 0, 'seconds': 0.0, 'alarms': {}, 'stopped': None}
+    state = {'identity': {}, 'cursor': 0, 'seconds': 0.0, 'alarms': {}, 'stopped': None}
 
     def run(*outcomes):
         engine = mock.Mock(task_log=[])
@@ -81,6 +81,6 @@ def test_a_log_that_cannot_be_opened_ends_all_processes(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(hosts, 'run_on_all_and_gather', calls.append)
     monkeypatch.setattr(loop, 'MetricsWriter', mock.Mock(side_effect=UserError('no key')))
-    assert loop._open_log(hosts, config, tmp_path, 0) is None
+    assert loop._open_log(hosts, config, tmp_path, 0, '') is None
     with pytest.raises(UserError, match='no key'):
         calls[0]()

@@ -22,6 +22,7 @@ import numpy as np
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.evaluation.alarm_notes import alarm_notes
 from zeroplay_jax.retrieval import json_text
+from zeroplay_jax.runtime import identity
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.types import UserError
 
@@ -105,7 +106,7 @@ def read_run(workdir: Path) -> dict[str, Any]:
       'notes': sentences about missing or damaged files.
 
     Raises:
-      UserError: the folder does not exist or contains no file of a run.
+      UserError: the folder does not exist or contains no file of a run, or files of several runs.
     """
     if not workdir.is_dir():
         raise UserError(
@@ -127,6 +128,7 @@ def read_run(workdir: Path) -> dict[str, Any]:
     config = _read_object(workdir / 'config.json', MISSING_CONFIG, notes)
     metrics = _read_lines(workdir / 'metrics.jsonl', notes)
     trajectories = _read_lines(workdir / 'trajectories.jsonl', notes)
+    _check_identity(workdir, summary, metrics, trajectories)
     text_ids: dict[str, int] = {}
     for row in trajectories:
         # The HTML file stores each text once, because rollouts of a group share the prompt, and some documents are
@@ -146,6 +148,24 @@ def read_run(workdir: Path) -> dict[str, Any]:
         'alarms': alarm_notes(workdir / 'alarms.jsonl'),
         'notes': notes,
     }
+
+
+def _check_identity(
+    workdir: Path, summary: dict[str, Any], metrics: list[Any], trajectories: list[Any]
+) -> None:
+    """Raises UserError (one line) unless all files that name their run name that of the folder; takes the names off."""
+    here = identity.hash_of(identity.check_workdir(workdir))
+    files = {
+        'summary.json': [summary],
+        'metrics.jsonl': metrics,
+        'trajectories.jsonl': trajectories,
+    }
+    for name, records in files.items():
+        for record in records:
+            there = record.pop(identity.HASH_FIELD, '')
+            # Without the record of the folder, its files are compared with each other.
+            here = here or there
+            identity.check_hash(workdir / name, there, here)
 
 
 def render(runs: list[dict[str, Any]]) -> str:

@@ -20,6 +20,7 @@ import orbax.checkpoint as ocp
 from absl import logging as absl_logging
 
 from zeroplay_jax.learner import checksums
+from zeroplay_jax.policy import sharding
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.types import Json, UserError
 
@@ -147,6 +148,46 @@ def _own_bytes(array: jax.Array) -> int:
     return sum(shard.data.nbytes for shard in own_shards)
 
 
+def stored_tree(folder: pathlib.Path) -> Json:
+    """Returns the tree of the arrays of a checkpoint, with shape and dtype of each."""
+    return state_reader().metadata(folder / 'states').tree
+
+
+def state_reader() -> ocp.PyTreeCheckpointHandler:
+    """Returns what reads the arrays of a checkpoint."""
+    # Orbax has one setting for all handlers of a process: who creates folders for metadata of arrays when a step is
+    # saved. By default it is process 0; others with folders of their own would wait for it in vain. In a shared folder
+    # None does no harm: each process creates the folder unless it is there.
+    processes = ocp.options.MultiprocessingOptions(primary_host=None)
+    # Without a `Checkpointer` around it, which warns that an item of a step has no file of its own about times.
+    return ocp.PyTreeCheckpointHandler(multiprocessing_options=processes)
+
+
+def arrays_by_path(tree: Any) -> dict[str, Any]:
+    """Returns the leaves of a tree by their path; tuples with and without names have equal paths."""
+    return {
+        sharding.path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _tree_difference(folder: pathlib.Path, states: Any) -> str:
+    """Returns the first array of a checkpoint that `states` lacks, or has in another shape, in words; '' for none."""
+    try:
+        there = arrays_by_path(stored_tree(folder))
+    # Orbax and its libraries raise exceptions of many types. The restore that follows will say what it is.
+    except Exception:
+        return ''
+    here = arrays_by_path(states)
+    for name in sorted(there.keys() | here.keys()):
+        if name not in there:
+            return f'lacks {name}'
+        if name not in here:
+            return f'has {name}'
+        if tuple(there[name].shape) != tuple(here[name].shape):
+            return f'has {name} of shape {tuple(there[name].shape)}, not {tuple(here[name].shape)}'
+    return ''
+
+
 class Checkpointer:
     """Saves pairs (arrays `states`, JSON `loop`) by step under `workdir/checkpoints`, asynchronously and atomically.
 
@@ -245,7 +286,8 @@ class Checkpointer:
           states: tree of arrays with the structure, shapes and shardings to restore to.
 
         Raises:
-          UserError: the step has no checksums (an earlier version saved it) and cannot be read.
+          UserError: one line; the step is of a run with other weights or optimisers, or it has no checksums (an
+            earlier version saved it) and cannot be read.
         """
         # Shapes and shardings come from the current run, so a checkpoint restores under another mesh.
         abstract_states = jax.tree.map(ocp.utils.to_shape_dtype_struct, states)
@@ -254,6 +296,11 @@ class Checkpointer:
         )
         step = self.latest()
         path = self._folder / str(step)
+        difference = _tree_difference(path, states)
+        if difference:
+            raise UserError(
+                f'{path}: is of another run: it {difference}; bring back the checkpoints of this run'
+            )
         try:
             restored = self._manager.restore(step, args=items)
         # Orbax and its libraries raise exceptions of many types.

@@ -28,7 +28,15 @@ DOWNLOADS = '.download'
 # Files that a run appends to.
 _LOGS = ('*.jsonl', 'events.out.tfevents.*')
 # Written when a run starts, or after its report; a resumed run needs them.
-RECORDS = ('config.json', 'inputs.json', 'tools.json', 'from.json', '.run_id', '.reported')
+RECORDS = (
+    'config.json',
+    'inputs.json',
+    'identity.json',
+    'tools.json',
+    'from.json',
+    '.run_id',
+    '.reported',
+)
 # Parts of the local folder that are no results.
 _NOT_RESULTS = (FOLDER, _BEST, 'damaged', STAGING, DOWNLOADS, '.lock')
 # Digits of the id of the lease in the names of objects.

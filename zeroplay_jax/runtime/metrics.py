@@ -11,7 +11,9 @@ import math
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from zeroplay_jax.runtime import identity
 from zeroplay_jax.runtime.scalar_writers import open_writers
 from zeroplay_jax.types import Json
 
@@ -23,22 +25,28 @@ class JsonLines:
       steps: steps of the lines that were in the file when it was opened, and stayed.
     """
 
-    def __init__(self, path: pathlib.Path, keep_below: int):
+    def __init__(self, path: pathlib.Path, keep_below: int, run: str = ''):
         """Opens the file and truncates it to the steps before `keep_below`.
 
         Args:
           path: the file; it is created if missing.
           keep_below: lines of this step or a later one are removed, and so is an incomplete last line.
+          run: hash of the run's identity, which every line gets; '' for none.
+
+        Raises:
+          UserError: one line; a line that stays is of another run. Nothing was changed.
         """
         self.steps: set[int] = set()
+        self._suffix: Json = {identity.HASH_FIELD: run} if run else {}
         if path.exists():
-            self.steps = _truncate(path, keep_below)
+            self.steps = _truncate(path, keep_below, run)
         self._file = path.open('a', encoding='utf-8')
 
     def write(self, records: Iterable[Json]) -> None:
         """Appends one line per record and flushes them to the operating system."""
         for record in records:
-            self._file.write(json.dumps(record, ensure_ascii=False) + '\n')
+            line = json.dumps({**record, **self._suffix}, ensure_ascii=False)
+            self._file.write(f'{line}\n')
         self._file.flush()
 
     def close(self) -> None:
@@ -46,16 +54,22 @@ class JsonLines:
         self._file.close()
 
 
-def _truncate(path: pathlib.Path, keep_below: int) -> set[int]:
-    """Removes the lines of steps from `keep_below` on, and those that are not records; returns the steps that stay."""
+def _truncate(path: pathlib.Path, keep_below: int, run: str) -> set[int]:
+    """Removes the lines of steps from `keep_below` on, and those that are not records; returns the steps that stay.
+
+    Raises:
+      UserError: a line that stays is of another run than `run`.
+    """
     # errors='replace': the log does not decide how a run continues, so damage to it must not end the run.
     # str.splitlines would also split at characters such as U+2028, which passages may contain.
     lines = path.read_text(encoding='utf-8', errors='replace').split('\n')
     valid_lines = []
     steps = set()
     for line in lines:
-        step = _step_of(line)
+        record = _record_of(line)
+        step = record.get('step')
         if step is not None and step < keep_below:
+            identity.check_hash(path, record.get(identity.HASH_FIELD), run)
             valid_lines.append(f'{line}\n')
             steps.add(step)
     # A crash while the file is rewritten must not lose the log, so it is replaced in one move.
@@ -65,12 +79,13 @@ def _truncate(path: pathlib.Path, keep_below: int) -> set[int]:
     return steps
 
 
-def _step_of(line: str) -> int | None:
-    """Returns the step of a JSON line, or None if the line is incomplete or has no step."""
+def _record_of(line: str) -> dict[str, Any]:
+    """Returns the record in a JSON line, its step as a whole number; {} if it is incomplete or has no step."""
     try:
-        return int(json.loads(line)['step'])
+        record = json.loads(line)
+        return {**record, 'step': int(record['step'])}
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None
+        return {}
 
 
 class MetricsWriter:
@@ -86,6 +101,7 @@ class MetricsWriter:
         step: int,
         writers: Sequence[str] = ('tensorboard',),
         project: str = 'zeroplay_jax',
+        run: str = '',
     ):
         """Opens the files in `workdir` and removes the lines from `step` on.
 
@@ -94,15 +110,16 @@ class MetricsWriter:
           step: the first step that will be written.
           writers: `config.log.writers`.
           project: `config.log.project`.
+          run: hash of the run's identity, for every line; '' for none.
 
         Raises:
-          UserError: a service among the writers cannot be opened.
+          UserError: a service among the writers cannot be opened, or a file is of another run.
         """
+        self._scalars = JsonLines(workdir / 'metrics.jsonl', step, run)
+        self._trajectories = JsonLines(workdir / 'trajectories.jsonl', step, run)
+        self._tasks = JsonLines(workdir / 'tasks.jsonl', step, run)
+        self._alarms = JsonLines(workdir / 'alarms.jsonl', step, run)
         self._curves = open_writers(writers, workdir, step, project)
-        self._scalars = JsonLines(workdir / 'metrics.jsonl', step)
-        self._trajectories = JsonLines(workdir / 'trajectories.jsonl', step)
-        self._tasks = JsonLines(workdir / 'tasks.jsonl', step)
-        self._alarms = JsonLines(workdir / 'alarms.jsonl', step)
         # Every step has a line; damage and a deleted file show here.
         self.missing_steps = sorted(set(range(step)) - self._scalars.steps)
 

@@ -113,13 +113,8 @@ def check(
     """
     path = workdir / 'config.json'
     if path.exists():
-        saved = _flatten(_plain(defaults or {})) | _flatten(_plain(_read_config(path)))
-        current = _flatten(_plain(config))
-        # A run from hf://owner/model is resumed with any path of the model in a cache, because the Hub may have a newer
-        # revision since. inputs.json compares the content.
-        saved = _map_texts(saved, hub.name_in_path)
-        current = _map_texts(current, hub.name_in_path)
-        _check_equal(workdir, saved, current, free)
+        saved = flat_config(defaults or {}) | flat_config(_read_config(path))
+        _check_equal(workdir, saved, flat_config(config), free)
     elif workdir.exists():
         _check_empty(workdir)
 
@@ -197,6 +192,13 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
             yield
         finally:
             _remove_created(folder, created)
+
+
+def flat_config(config: Json) -> dict[str, Any]:
+    """Returns dotted name of a field → value, in the form in which configs of different places are compared."""
+    # A run from hf://owner/model is resumed with any path of the model in a cache, because the Hub may have a newer
+    # revision since. inputs.json compares the content.
+    return _map_texts(_flatten(_plain(config)), hub.name_in_path)
 
 
 def _plain(config: Json) -> Json:

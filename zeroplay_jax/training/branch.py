@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from zeroplay_jax.learner.checkpoint import FOLDER
+from zeroplay_jax.learner.checkpoint import FOLDER, arrays_by_path, state_reader, stored_tree
 from zeroplay_jax.learner.fingerprint import weights_fingerprint
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.value_network import CHECKPOINT_PREFIX, ValueNetwork
@@ -202,23 +202,8 @@ def read_params(source: Source, name: str) -> Params:
     item = {name: {'params': stored_tree(source.folder)[name]['params']}}
     arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
     request = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=True)
-    reader = _reader()
+    reader = state_reader()
     return reader.restore(source.folder / 'states', args=request)[name]['params']
-
-
-def stored_tree(folder: pathlib.Path) -> Json:
-    """Returns the tree of the arrays of a checkpoint, with shape and dtype of each."""
-    return _reader().metadata(folder / 'states').tree
-
-
-def _reader() -> ocp.PyTreeCheckpointHandler:
-    """Returns what reads the arrays of a checkpoint."""
-    # Orbax has one setting for all handlers of a process: who creates folders for metadata of arrays when a step is
-    # saved. By default it is process 0; others with folders of their own would wait for it in vain. In a shared folder
-    # None does no harm: each process creates the folder unless it is there.
-    processes = ocp.options.MultiprocessingOptions(primary_host=None)
-    # Without a `Checkpointer` around it, which warns that an item of a step has no file of its own about times.
-    return ocp.PyTreeCheckpointHandler(multiprocessing_options=processes)
 
 
 def load(hosts: Hosts, source: Source, engine: Engine) -> Source:
@@ -264,7 +249,7 @@ def _restore(source: Source, engine: Engine) -> None:
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    return {path: tuple(array.shape) for path, array in _by_path(tree).items()}
+    return {path: tuple(array.shape) for path, array in arrays_by_path(tree).items()}
 
 
 def _read(
@@ -276,7 +261,7 @@ def _read(
       name: of the weights.
       stored: the part of `stored_tree` to read.
     """
-    shardings = _by_path(network.shardings)
+    shardings = arrays_by_path(network.shardings)
     replicated = sharding.replicated(network.mesh)
 
     def restore_arguments(path: Any, _: Any) -> ocp.ArrayRestoreArgs:
@@ -286,15 +271,8 @@ def _read(
     request = ocp.args.PyTreeRestore(
         item={name: stored}, restore_args={name: arguments}, partial_restore=True
     )
-    reader = _reader()
-    return _by_path(reader.restore(source.folder / 'states', args=request)[name])
-
-
-def _by_path(tree: Any) -> dict[str, Any]:
-    """Returns the leaves of a tree by their path; tuples with and without names have equal paths."""
-    return {
-        sharding.path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
+    reader = state_reader()
+    return arrays_by_path(reader.restore(source.folder / 'states', args=request)[name])
 
 
 def _merged(

@@ -17,6 +17,7 @@ from typing import Any
 from zeroplay_jax.configuration import resumption
 from zeroplay_jax.learner import checksums
 from zeroplay_jax.learner.checkpoint import FOLDER
+from zeroplay_jax.runtime import identity
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.schedule import Step
@@ -78,6 +79,7 @@ def copy(
     source: Source,
     steps: Sequence[Step],
     first_weights: dict[str, list[int]],
+    run_identity: identity.Identity,
     is_shared: bool,
 ) -> Source:
     """Copies logs and newest checkpoint of another run, as if the new run had made them; returns the checkpoint.
@@ -89,6 +91,7 @@ def copy(
       source: a checkpoint of the other run; its newest one is taken.
       steps: all steps of the new run.
       first_weights: fingerprints of the weights with which the other run has begun.
+      run_identity: of the new run, which logs and checkpoint get.
       is_shared: whether all processes have the same workdir.
     """
 
@@ -103,7 +106,10 @@ def copy(
         for pattern in _PATTERNS:
             for path in source.workdir.glob(pattern):
                 shutil.copyfile(path, workdir / path.name)
-        _copy_checkpoint(newest.folder, workdir, steps)
+        there = identity.hash_of(identity.of_checkpoint(newest.folder))
+        for path in workdir.glob('*.jsonl') if there else ():
+            _replace_hash(path, there, identity.hash_of(run_identity))
+        _copy_checkpoint(newest.folder, workdir, steps, run_identity)
 
     copied = source_checkpoint.read_newest(
         lambda: source_checkpoint.newest_on_all(hosts, source.workdir, source.is_copy),
@@ -112,7 +118,22 @@ def copy(
     return copied
 
 
-def _copy_checkpoint(folder: pathlib.Path, workdir: pathlib.Path, steps: Sequence[Step]) -> None:
+def _replace_hash(path: pathlib.Path, there: str, here: str) -> None:
+    """Writes the hash of the new run in place of that of the other one at the end of each line of a log."""
+    ends = [json.dumps({identity.HASH_FIELD: run})[1:].encode() + b'\n' for run in (there, here)]
+    copy = path.with_name(f'{_STAGED}.{path.name}')
+    with path.open('rb') as source, copy.open('wb') as target:
+        for line in source:
+            target.write(line.removesuffix(ends[0]) + ends[1] if line.endswith(ends[0]) else line)
+    os.replace(copy, path)
+
+
+def _copy_checkpoint(
+    folder: pathlib.Path,
+    workdir: pathlib.Path,
+    steps: Sequence[Step],
+    run_identity: identity.Identity,
+) -> None:
     """Copies a checkpoint into the workdir of a longer run, without the evaluation at the end of the shorter one.
 
     Raises:
@@ -134,8 +155,9 @@ def _copy_checkpoint(folder: pathlib.Path, workdir: pathlib.Path, steps: Sequenc
         for name in _RESULTS:
             state.get(name, {}).pop(number, None)
         state['cursor'] -= 1
-        path.write_text(json.dumps(state), encoding='utf-8')
-        checksums.write(staged)
+    state[identity.STATE_FIELD] = run_identity
+    path.write_text(json.dumps(state), encoding='utf-8')
+    checksums.write(staged)
     target = workdir / FOLDER / str(state['cursor'])
     target.parent.mkdir(exist_ok=True)
     os.replace(staged, target)

@@ -8,7 +8,7 @@ from typing import Any
 from zeroplay_jax.evaluation import report_builder
 from zeroplay_jax.learner.fingerprint import weights_fingerprint
 from zeroplay_jax.retrieval import progress
-from zeroplay_jax.runtime import atomic
+from zeroplay_jax.runtime import atomic, identity
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.roles import Role
 from zeroplay_jax.selfplay.schedule import Step
@@ -40,13 +40,15 @@ def finish(
     summary |= learning_summary(engine, steps, unchanged, stopped)
     summary |= proposal_summary(hosts, engine, context.library.training)
     summary['best'] = state.get('best')
+    summary[identity.HASH_FIELD] = identity.hash_of(state[identity.STATE_FIELD])
     summary['from'] = None
     if origin is not None:
         summary['from'] = {'workdir': origin['workdir'], 'step': origin['step']}
     shows_progress = config.progress and hosts.is_first
     # Weights that another run trained are exported even if this one did not change them.
     left_out = [] if origin is not None else unchanged
-    _export(config, workdir, context, engine, shows_progress, left_out)
+    exporter = identity.export_texts(state[identity.STATE_FIELD])
+    _export(config, workdir, context, engine, shows_progress, left_out, exporter)
     if hosts.is_first:
         atomic.write_text(workdir / 'summary.json', summary_json(summary))
         report_path = report_builder.write_report(workdir)
@@ -63,11 +65,13 @@ def _export(
     engine: Engine,
     shows_progress: bool,
     unchanged: list[str],
+    exporter: dict[str, str],
 ) -> None:
     """Writes the weights of each policy to the folder workdir/policy/<name>, if that does not exist.
 
     Args:
       unchanged: policies that are not exported, because their weights are those of the start.
+      exporter: a file that names the run (`identity.export_texts`).
     """
     hosts = context.rollouts.hosts
     for name, learner in engine.learners.items():
@@ -84,8 +88,9 @@ def _export(
         with progress.clock(f'export {name}', shows_progress):
             roles = _roles_of(context, engine, name)
             card_arguments = (config, context.folder, roles, context.rollouts.prompts, name)
-            texts = export_texts(*card_arguments)
-            adapter_texts = {'README.md': model_card(*card_arguments, is_adapter=True)}
+            texts = export_texts(*card_arguments) | exporter
+            card = model_card(*card_arguments, is_adapter=True)
+            adapter_texts = {'README.md': card} | exporter
             write_policy(config, context, learner, texts, adapter_texts, folder)
 
 

@@ -121,7 +121,7 @@ def write(
     index: str,
     template: Mapping[str, str],
     is_resumed: bool,
-) -> None:
+) -> dict[str, Entry]:
     """Writes inputs.json; compares the index of a search server first. All processes must call it.
 
     Args:
@@ -130,13 +130,16 @@ def write(
       template: what was chosen for the chat template (`template_choice.record`).
       is_resumed: as in `check`.
 
+    Returns:
+      The content of the file, from the first process.
+
     Raises:
       UserError: a resumed run whose search server has another index than at its start.
     """
 
-    def write_locally() -> None:
+    def write_locally() -> dict[str, Entry] | None:
         if not hosts.is_first:
-            return
+            return None
         path = workdir / FILE_NAME
         current = entries | template_entry(template)
         if config.retrieval.kind == 'http':
@@ -146,8 +149,9 @@ def write(
                 _check_equal(path, {SERVER: saved[SERVER]}, server)
             current |= server
         atomic.write_text(path, json.dumps(current, indent=1) + '\n')
+        return current
 
-    hosts.run_on_all_and_gather(write_locally)
+    return hosts.run_on_all_and_gather(write_locally)[0]
 
 
 def template_entry(template: Mapping[str, str]) -> dict[str, Entry]:
@@ -196,8 +200,8 @@ def _check_equal(path: pathlib.Path, saved: dict[str, Entry], current: dict[str,
     difference = find_difference(saved, current)
     if difference:
         raise UserError(
-            f'{path.parent}: the run began with another content of config.{difference}; bring that back, begin another '
-            f'run with --from={path.parent}, or remove {path} to continue with this one'
+            f'{path.parent}: the run began with another content of config.{difference}; bring that back, or begin '
+            f'another run with --from={path.parent}'
         )
 
 

@@ -17,6 +17,7 @@ from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import interrupts, preemption
 from zeroplay_jax.runtime.compilation import CompilationCache
 from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.runtime.identity import STATE_FIELD, Identity, hash_of
 from zeroplay_jax.runtime.metrics import MetricsWriter
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.row_exchange import collect_records
@@ -97,6 +98,8 @@ def _run_at(place: remote_run.Place, config, source: str | None) -> dict:
         if hosts.is_first:
             for line in damage_lines:
                 print(f'warning: {line}', file=sys.stderr)
+        if is_resumed:
+            run_folder.check_identity(hosts, workdir, config, inputs)
 
         # ---- build ---------------------------------------------------------------------------------
         cache = CompilationCache(config.compilation.cache, config.compilation.gigabytes)
@@ -110,17 +113,17 @@ def _run_at(place: remote_run.Place, config, source: str | None) -> dict:
         write_config()
 
         # ---- restore -------------------------------------------------------------------------------
-        input_record.write(
-            hosts, workdir, config, inputs, context.library.about, context.template, is_resumed
-        )
+        about, template = context.library.about, context.template
+        recorded = input_record.write(hosts, workdir, config, inputs, about, template, is_resumed)
+        identity = run_folder.record_identity(hosts, workdir, config, recorded, is_resumed)
         tool_record.check_or_write(hosts, workdir, context.rollouts.roles, is_resumed)
         if origin is not None and continuation.is_longer(hosts, workdir, origin, config):
             origin = continuation.copy(
-                hosts, workdir, origin, steps, first_weights, place.is_shared
+                hosts, workdir, origin, steps, first_weights, identity, place.is_shared
             )
         checkpoints = Checkpointer(workdir, config.checkpoint.keep, is_shared=place.is_shared)
         with progress.clock('restore', shows_progress and (is_resumed or origin is not None)):
-            state = _first_state(hosts, workdir, engine, checkpoints, origin)
+            state = _first_state(hosts, workdir, engine, checkpoints, origin, identity)
         if is_resumed and hosts.is_first:
             print(f'resumes at step {state["cursor"]} of {len(steps)}', file=sys.stderr)
 
@@ -152,9 +155,11 @@ def _first_state(
     engine: Engine,
     checkpoints: Checkpointer,
     origin: Source | None,
+    identity: Identity,
 ) -> dict[str, Any]:
     """Returns the state of the loop (see `_train`), and sets that of the engine: new, resumed, or of another run."""
     state: dict[str, Any] = {
+        STATE_FIELD: identity,
         'cursor': 0,
         'evaluations': {},
         'rubrics': {},
@@ -164,11 +169,12 @@ def _first_state(
     }
     if checkpoints.latest() is not None:
         device_state, saved_state = checkpoints.restore(engine.device_state())
+        # A checkpoint of an earlier version gets the identity of its run.
         state |= saved_state
         # The learners hold these arrays afterwards; a second reference would keep them in memory.
         engine.restore(device_state, state['engine'])
         if origin is not None and hosts.is_first:
-            print(f'continues checkpoint {origin.step} of {origin.workdir}', file=sys.stderr)
+            origin.print_use('continues')
     elif origin is not None:
         origin = branch.load(hosts, origin, engine)
         branch.record(hosts, workdir, origin, engine)
@@ -176,7 +182,7 @@ def _first_state(
         state['engine'] = engine.host_state()
         checkpoints.save(0, engine.device_state(), state)
         if hosts.is_first:
-            print(f'begins with checkpoint {origin.step} of {origin.workdir}', file=sys.stderr)
+            origin.print_use('begins with')
     return state
 
 
@@ -194,6 +200,7 @@ def _train(
 
     A checkpoint holds `engine.device_state()` (weights, moments, teachers) and `state`:
       'engine': `engine.host_state()` (pool, dataset positions, carried-over groups, …).
+      'identity': of the run (`runtime.identity`).
       'cursor': number of the next step.
       'evaluations', 'rubrics': results by step number, see `evaluate_step`.
       'seconds': total time of the run's processes up to this checkpoint.
@@ -204,7 +211,7 @@ def _train(
     hosts = context.rollouts.hosts
     workdir = place.workdir
     first_step = state['cursor']
-    writer = _open_log(hosts, config, workdir, first_step)
+    writer = _open_log(hosts, config, workdir, first_step, hash_of(state[STATE_FIELD]))
     watch = Alarms(config.alarms)
     watch.restore(state['alarms'])
     # Saving follows the log of its step, so its time is logged with the next one.
@@ -271,13 +278,18 @@ def _check_uploads(place: remote_run.Place, saver: Saver, next_number: int) -> N
         raise
 
 
-def _open_log(hosts: Hosts, config, workdir: pathlib.Path, first_step: int) -> MetricsWriter | None:
+def _open_log(
+    hosts: Hosts, config, workdir: pathlib.Path, first_step: int, run: str
+) -> MetricsWriter | None:
     """Returns the writer of the log from a step on; prints a warning if steps before it are missing.
 
     Only the first process writes; the others get None. All processes must call it.
 
+    Args:
+      run: hash of the run's identity.
+
     Raises:
-      UserError: a service among the writers cannot be opened; on all processes.
+      UserError: a service among the writers cannot be opened, or the log is of another run; on all processes.
     """
     writers: list[MetricsWriter] = []
 
@@ -285,7 +297,7 @@ def _open_log(hosts: Hosts, config, workdir: pathlib.Path, first_step: int) -> M
         # The writer removes records of this and later steps, which a crash may have left behind.
         if hosts.is_first:
             names, project = config.log.writers, config.log.project
-            writers.append(MetricsWriter(workdir, first_step, names, project))
+            writers.append(MetricsWriter(workdir, first_step, names, project, run))
 
     hosts.run_on_all_and_gather(open_in_first)
     if not writers:

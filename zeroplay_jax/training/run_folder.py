@@ -1,13 +1,18 @@
-"""The workdir of a run of several processes: the first one locks it, writes its config and removes outdated files."""
+"""The workdir of a run of several processes: the first one locks it, writes its config and identity, and removes
+outdated files."""
 
 from __future__ import annotations
 
 import contextlib
 import pathlib
 import shutil
+import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from zeroplay_jax.configuration import resumption
+from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
+from zeroplay_jax.runtime import identity
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.hosts import Hosts
 
@@ -45,6 +50,70 @@ def claimed(hosts: Hosts, workdir: pathlib.Path, config) -> Iterator[Callable[[]
 
 def _write_nothing() -> None:
     """Does nothing: only the first process writes the config."""
+
+
+def check_identity(hosts: Hosts, workdir: pathlib.Path, config, inputs: dict[str, Any]) -> None:
+    """Compares the identities of a resumed run with its config and inputs, on the first process.
+
+    All processes must call it, when damaged checkpoints were set aside. A warning says that the newest checkpoint, of
+    an earlier version, has none.
+
+    Args:
+      inputs: as `input_record.check` returned them.
+
+    Raises:
+      UserError: one line; a checkpoint or identity.json is of another run.
+    """
+
+    def check_locally() -> None:
+        if not hosts.is_first:
+            return
+        current = _identity_of(config, inputs)
+        there = identity.read(workdir)
+        identity.check_current(workdir / identity.FILE_NAME, there, current)
+        steps = [workdir / FOLDER / str(step) for step in saved_steps(workdir / FOLDER)]
+        for step in steps:
+            identity.check_current(step, identity.check_checkpoint(step, workdir), current)
+        if identity.of_checkpoint(steps[-1]) is None:
+            print(
+                f'warning: {steps[-1]}: an earlier version saved it without saying of which run it is; it is taken as '
+                'one of this config',
+                file=sys.stderr,
+            )
+
+    hosts.run_on_all_and_gather(check_locally)
+
+
+def record_identity(
+    hosts: Hosts, workdir: pathlib.Path, config, inputs: dict[str, Any], is_resumed: bool
+) -> identity.Identity:
+    """Writes identity.json of a new run; returns the identity of the run, equal on all processes.
+
+    All processes must call it. A resumed run keeps its identity; one of an earlier version gets one.
+
+    Args:
+      inputs: content of inputs.json, on the first process.
+      is_resumed: whether the run has a checkpoint.
+    """
+
+    def record_locally() -> identity.Identity | None:
+        if not hosts.is_first:
+            return None
+        recorded = None
+        if is_resumed:
+            newest = saved_steps(workdir / FOLDER)[-1]
+            recorded = identity.of_checkpoint(workdir / FOLDER / str(newest))
+            recorded = recorded or identity.read(workdir)
+        current = recorded or _identity_of(config, inputs)
+        identity.write(workdir, current)
+        return current
+
+    return hosts.run_on_all_and_gather(record_locally)[0]
+
+
+def _identity_of(config, inputs: dict[str, Any]) -> identity.Identity:
+    changeable = resumption.changeable_fields(config)
+    return identity.identity_of(config.to_dict(), changeable, inputs)
 
 
 def is_reported(hosts: Hosts, workdir: pathlib.Path, cursor: int) -> bool:

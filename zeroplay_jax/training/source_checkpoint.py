@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from zeroplay_jax.learner import checksums
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
 from zeroplay_jax.retrieval import object_cache
+from zeroplay_jax.runtime import identity
 from zeroplay_jax.runtime.digests import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.remote_workdir import StepRemoved, local_source, newest_step
@@ -29,12 +31,23 @@ class Source:
       step: number of the checkpoint.
       folder: folder of the checkpoint.
       is_copy: whether `workdir` is this process's copy of a run in a bucket, so that each host has another one.
+      damage: of a newer checkpoint, in words; '' if this is the newest.
     """
 
     workdir: pathlib.Path
     step: int
     folder: pathlib.Path
     is_copy: bool = False
+    damage: str = ''
+
+    def print_use(self, verb: str = '') -> None:
+        """Prints which checkpoint is read, and before it a warning if a newer one is damaged."""
+        if self.damage:
+            print(
+                f'warning: {self.workdir}: {self.damage}; takes checkpoint {self.step} in its place',
+                file=sys.stderr,
+            )
+        print(f'{verb} checkpoint {self.step} of {self.workdir}'.lstrip(), file=sys.stderr)
 
 
 class Damaged(UserError):
@@ -48,10 +61,11 @@ def newest_checkpoint(workdir: pathlib.Path) -> Source:
       workdir: the run's workdir, or its folder `best`.
 
     Raises:
-      Damaged, UserError: one line; there is no whole checkpoint.
+      Damaged, UserError: one line; there is no whole checkpoint, or it is of another run than the records beside it.
     """
     folder = steps_folder(workdir)
     damage = ''
+    first_damage = ''
     steps = saved_steps(folder)
     # Steps of an earlier version have no checksums.
     are_sealed = any(checksums.exist(folder / str(step)) for step in steps)
@@ -60,7 +74,11 @@ def newest_checkpoint(workdir: pathlib.Path) -> Source:
         # A step that its run removes meanwhile counts as damaged.
         damage = checksums.find_damage(path) if are_sealed else ''
         if not damage and path.is_dir():
-            return _source(workdir, step)
+            run = workdir if folder != workdir else workdir.parent
+            identity.check_checkpoint(path, run)
+            return dataclasses.replace(_source(workdir, step), damage=first_damage)
+        if damage and not first_damage and path.is_dir():
+            first_damage = f'checkpoint {step} is damaged: {damage}'
     remedy = 'name the workdir of a run that has saved a step'
     if damage:
         raise Damaged(f'{workdir}: its checkpoints are damaged: {damage}; {remedy}')
@@ -122,15 +140,19 @@ def newest_on_all(hosts: Hosts, workdir: pathlib.Path, is_copy: bool = False) ->
         # The first process decides: the run may save or remove a step between two looks.
         if not hosts.is_first and not is_copy:
             return None
-        return _identity(newest_checkpoint(workdir))
+        newest = newest_checkpoint(workdir)
+        damages.append(newest.damage)
+        return _content(newest)
 
-    identities = hosts.run_on_all_and_gather(find_locally)
+    damages: list[str] = []
+    contents = hosts.run_on_all_and_gather(find_locally)
     if is_copy:
-        _check_equal(workdir, identities)
-    return _source(workdir, identities[0][0], is_copy)
+        _check_equal(workdir, contents)
+    chosen = _source(workdir, contents[0][0], is_copy)
+    return dataclasses.replace(chosen, damage=damages[0] if damages else '')
 
 
-def _identity(source: Source) -> list[Any]:
+def _content(source: Source) -> list[Any]:
     """Returns the number of a step and the SHA-256 of its checksums, which tells its content; '' without checksums."""
     if not checksums.exist(source.folder):
         return [source.step, '']
@@ -138,13 +160,13 @@ def _identity(source: Source) -> list[Any]:
     return [source.step, digest]
 
 
-def _check_equal(source: str | pathlib.Path, identities: Sequence[list[Any]]) -> None:
+def _check_equal(source: str | pathlib.Path, contents: Sequence[list[Any]]) -> None:
     """Raises UserError unless all processes have the same checkpoint."""
-    for process, identity in enumerate(identities):
-        if identity != identities[0]:
+    for process, content in enumerate(contents):
+        if content != contents[0]:
             raise UserError(
-                f'--from={source}: process {process} has another copy of checkpoint {identity[0]} than process 0 of '
-                f'{identities[0][0]}; run the command again'
+                f'--from={source}: process {process} has another copy of checkpoint {content[0]} than process 0 of '
+                f'{contents[0][0]}; run the command again'
             )
 
 
@@ -168,7 +190,7 @@ def copy_on_all(hosts: Hosts, address: str) -> Source:
         # A process whose step was removed; the run has saved a newer one before.
         if None in copies:
             continue
-        _check_equal(address, [identity for _, identity in copies])
+        _check_equal(address, [content for _, content in copies])
         folder, (step, _) = copies[hosts.index]
         return _source(pathlib.Path(folder), step, is_copy=True)
     raise UserError(
@@ -177,7 +199,7 @@ def copy_on_all(hosts: Hosts, address: str) -> Source:
 
 
 def _copy(address: str, step: int) -> list[Any] | None:
-    """Copies a step to this host; returns its folder and `_identity`, or None if the run has removed the step.
+    """Copies a step to this host; returns its folder and `_content`, or None if the run has removed the step.
 
     Raises:
       UserError: one line; the step is damaged in the bucket.
@@ -186,7 +208,7 @@ def _copy(address: str, step: int) -> list[Any] | None:
         source = _whole_copy(address, step)
     except StepRemoved:
         return None
-    return [str(source.workdir), _identity(source)]
+    return [str(source.workdir), _content(source)]
 
 
 def _whole_copy(address: str, step: int) -> Source:
