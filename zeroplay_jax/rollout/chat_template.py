@@ -39,6 +39,7 @@ _SENTINELS = (
     ' \t\n\n  blanks around and  within\r\n\n a line \n \t ',
     'quotes " \' back\\slash & <b>bold</b> {{ braces }} {% if %} %s $1 \\n',
     '{"name": "lookup", "arguments": {"list": [1, 2.50, null, true]}}',
+    '\n\nline feeds\n',
     '["a", "b"]',
     '12.50',
     'e\u0301 \u00e9 \u4f60\u597d \U0001f600 \u00a0\u0130\u00df\ufb01\u2028\u200b\u3000.',

@@ -45,7 +45,7 @@ class ContentForm:
         return [kind(escape(text)) for kind, text in written]
 
 
-_TRIMMED: tuple[str | None, ...] = ('', '\n', None)
+_TRIMMED: tuple[str | None, ...] = ('', '\n', ' ', None)
 # The form that changes least comes first.
 FORMS = tuple(
     ContentForm(left, right, escape)

@@ -1,0 +1,270 @@
+"""Chat templates of others: what they do to messages is done here as well, or they are refused in one line."""
+
+import functools
+import json
+import random
+
+import pytest
+import tiny
+import transformers
+from hard_texts import hard_text
+
+from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.call_syntax import syntax_of
+from zeroplay_jax.rollout.tokens import open_codec
+from zeroplay_jax.types import UserError
+
+TURN = '<|im_start|>{{ m.role }}\n{{ TEXT }}<|im_end|>\n'
+HEADER = '{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}'
+
+
+def template(text='m.content', turn=TURN):
+    return '{% for m in messages %}' + turn.replace('TEXT', text) + '{% endfor %}' + HEADER
+
+
+@pytest.fixture(scope='module')
+def plain(tmp_path_factory):
+    return tiny.make_folder(tmp_path_factory.mktemp('templates') / 'policy', letters=None)
+
+
+@pytest.fixture
+def opened(plain, tmp_path):
+    """Returns a function: text of a chat template → codec of a folder with it."""
+
+    def open_with(text, **files):
+        folder = tmp_path / 'policy'
+        folder.mkdir(exist_ok=True)
+        for path in plain.iterdir():
+            if path.suffix == '.json' and not (folder / path.name).exists():
+                (folder / path.name).write_bytes(path.read_bytes())
+        for name, content in files.items():
+            (folder / f'{name}.json').write_text(json.dumps(content))
+        (folder / 'chat_template.jinja').write_text(text)
+        return open_codec(folder)
+
+    return open_with
+
+
+@functools.lru_cache(1)
+def reference_of(codec):
+    return transformers.PreTrainedTokenizerFast.from_pretrained(str(codec.folder))
+
+
+def rendered(codec, chat):
+    reference = reference_of(codec)
+    return list(reference.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
+
+
+def only_roles(*known):
+    """A template that writes nothing for other roles."""
+    return template(turn='{% if m.role in ' + str(list(known)) + ' %}' + TURN + '{% endif %}')
+
+
+def refused(opened, text, reason, user_reads):
+    with pytest.raises(UserError, match=reason) as refusal:
+        opened(text)
+    assert 'chat_template.jinja: the chat template' in str(refusal.value)
+    assert '\n' not in str(refusal.value)
+    user_reads(refusal.value)
+
+
+ROLES = [
+    pytest.param(only_roles('user', 'assistant', 'environment'), 'environment', id='environment'),
+    pytest.param(only_roles('user', 'assistant', 'observation'), 'observation', id='observation'),
+    pytest.param(only_roles('user', 'assistant'), 'user', id='user'),
+    pytest.param(
+        template(
+            turn="{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+            "{{ raise_exception('roles must alternate') }}{% endif %}" + TURN
+        ),
+        'user',
+        id='alternating',
+    ),
+    pytest.param(
+        template(turn="{% if m.role == 'tool' %}{{ m.tool_call_id.x }}{% endif %}" + TURN),
+        'environment',
+        id='needs_fields',
+    ),
+]
+
+
+@pytest.mark.fault('third-1', 'chat template without a branch for role tool')
+@pytest.mark.parametrize(('text', 'role'), ROLES)
+def test_results_are_written_in_a_role_that_the_template_knows(opened, user_reads, text, role):
+    codec = opened(text)
+    assert codec.template.tool_role == role
+    page = 'a "page"\n'
+    chat = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}]
+    whole = rendered(codec, [*chat, {'role': role, 'content': page}])
+    suffix = syntax_of('olmo').wrap(codec, page, 100)
+    assert [*codec.render(chat[:1]), *codec.encode_plain('b'), *suffix] == whole
+    user_reads(f'right: results are messages of role {role!r}, which is said and recorded')
+
+
+CHANGED = {
+    'trim': 'm.content | trim',
+    'left': 'm.content.lstrip()',
+    'right': 'm.content.rstrip()',
+    'newlines': r"m.content.strip('\n')",
+    'json': 'm.content | tojson',
+    'ascii': 'm.content | tojson(ensure_ascii=True)',
+    'trimmed_json': 'm.content | trim | tojson',
+    'html': 'm.content | e',
+    'indented': "m.content + ''",
+}
+
+
+@pytest.mark.fault('third-10', 'templates that trim or escape the text of messages')
+@pytest.mark.parametrize('change', CHANGED)
+def test_texts_are_trimmed_and_escaped_as_the_template_does_it(opened, user_reads, change):
+    codec = opened(template(CHANGED[change]))
+    rng = random.Random(change)
+    for form in ('{question}', 'x {question}\n', ' {tools}{question}'):
+        for _ in range(40):
+            question = hard_text(rng)
+            content = form.format(question=question, tools='\n')
+            messages = prompts.fill(form, tools=['\n'], question=question)
+            want = rendered(codec, [{'role': 'user', 'content': content}])
+            assert codec.render(messages).tolist() == want, question
+    user_reads('right: 120 questions have the ids of apply_chat_template')
+
+
+WRONG = {
+    'blank': ('\n', 'leaves it out'),
+    'constant': ('<|im_start|>user\nhello<|im_end|>\n', 'leaves it out'),
+    'dropped': (only_roles('system'), 'leaves it out'),
+    'cut': (template('m.content[:100]'), r"'long long .* becomes"),
+    'upper': (template('m.content | upper'), 'leaves it out or changes it'),
+    'reversed': (template('m.content | reverse'), 'leaves it out or changes it'),
+    'doubled': (template('m.content ~ m.content'), 'writes it 2 times'),
+    'words': (template("m.content.split() | join(' ')"), "' .* becomes 'blanks around"),
+    'replaced': (template("m.content | replace('<', '&lt;')"), 'becomes'),
+    'list': (template('m.content[0].text'), 'leaves it out'),
+    'random': (template('(range(1000) | random) ~ m.content'), 'at every call'),
+    'clock': (template("strftime_now('%H:%M:%S') ~ m.content"), 'the time of the day'),
+    'address': (template('(raise_exception | string) ~ m.content'), 'at every call'),
+    'slow': (
+        '{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}',
+        'runs for more than 200,000 lines',
+    ),
+    'huge': (template("m.content ~ 'x' * 2000000"), 'writes 2,000,0.* characters'),
+    'raises': (template("raise_exception('no\nway')"), 'no'),
+    'undefined': (template('m.content + undefined_name.x'), 'undefined_name'),
+    'syntax': ('{% for', 'cannot be used'),
+}
+
+
+@pytest.mark.fault('new-templates', 'templates that lose or change messages, or cannot be repeated')
+@pytest.mark.parametrize('kind', WRONG)
+def test_other_templates_are_refused(opened, user_reads, kind):
+    text, reason = WRONG[kind]
+    refused(opened, text, reason, user_reads)
+
+
+@pytest.mark.fault('kin-words', 'a template that looks for words in a question (/no_think)')
+def test_words_that_a_template_looks_for_are_named(opened, user_reads):
+    codec = opened(template("m.content.replace('/no_think', '')"))
+    (note,) = [line for line in codec.template.notes if "'user'" in line]
+    assert "'/no_think'" in note
+    user_reads(note)
+
+
+NO_TOOLS = (
+    (
+        "{% for m in messages %}{% if m.role not in ('user', 'assistant') %}{{ raise_exception('only users') }}"
+        "{% elif loop.index0 > 1 %}{{ raise_exception('one turn') }}{% endif %}" + TURN
+    ).replace('TEXT', 'm.content')
+    + '{% endfor %}'
+    + HEADER
+)
+
+
+def test_a_template_of_a_single_turn_has_no_role_for_results(opened):
+    codec = opened(NO_TOOLS)
+    assert codec.template.tool_role == '' and 'only users' in codec.template.tool_error
+
+
+ENDS = {
+    'template': (template(turn=TURN.replace('im_end', 'endoftext')), {}, {'<|endoftext|>'}),
+    'config': (template(), {'config': {'eos_token_id': 'ENDOFTEXT'}}, {'<|endoftext|>'}),
+    'text_config': (
+        template(),
+        {'config': {'text_config': {'eos_token_id': 'ENDOFTEXT'}}},
+        {'<|endoftext|>'},
+    ),
+    'last': (
+        template(
+            turn=TURN.replace('<|im_end|>', "{{ '<|endoftext|>' if loop.last else '<|im_end|>' }}")
+        ),
+        {},
+        {'<|endoftext|>'},
+    ),
+    'generation': (
+        template(),
+        {'generation_config': {'eos_token_id': ['ENDOFTEXT', 'ENDOFTEXT']}},
+        {'<|endoftext|>'},
+    ),
+    # An ordinary word of a stale config.json ends no turn where generation_config.json names the ends.
+    'stale': (
+        template(),
+        {'config': {'eos_token_id': 2}, 'generation_config': {'eos_token_id': 'ENDOFTEXT'}},
+        {'<|endoftext|>'},
+    ),
+}
+
+
+@pytest.mark.fault(
+    'third-7', 'ends of turns in the template, config.json and generation_config.json'
+)
+@pytest.mark.parametrize('place', ENDS)
+def test_every_end_of_turn_stops(plain, opened, user_reads, place):
+    text, files, ends = ENDS[place]
+    end_id = open_codec(plain).encode('<|endoftext|>')[0]
+    config = json.loads((plain / 'config.json').read_text())
+    written = {
+        name: json.loads(json.dumps(content).replace('"ENDOFTEXT"', str(end_id)))
+        for name, content in files.items()
+    }
+    if 'config' in written:
+        written['config'] = config | written['config']
+    codec = opened(text, **written)
+    assert {codec.decode([token]) for token in codec.eos_ids} == {'<|im_end|>', *ends}
+    user_reads(f'right: turns end with {sorted({"<|im_end|>", *ends})}')
+
+
+@pytest.mark.fault('new-eos', 'ids of ends of turns that are none')
+@pytest.mark.parametrize('value', [1.5, -1, True, 10**8, '</s>', [1, 2.5], {'a': 1}])
+@pytest.mark.parametrize('name', ['generation_config', 'config'])
+def test_ids_that_are_none_are_refused(plain, opened, user_reads, name, value):
+    config = json.loads((plain / 'config.json').read_text()) if name == 'config' else {}
+    with pytest.raises(
+        UserError, match=rf'{name}.json: eos_token_id=.* the id of the token'
+    ) as refusal:
+        opened(template(), **{name: config | {'eos_token_id': value}})
+    user_reads(refusal.value)
+
+
+@pytest.mark.fault('third-18', 'a base model without a chat template')
+@pytest.mark.parametrize('has_json', [False, True])
+def test_a_missing_template_is_named(plain, tmp_path, user_reads, has_json):
+    for path in plain.glob('*.json'):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    if has_json:
+        (tmp_path / 'chat_template.json').write_text('{"chat_template": "x"}')
+    advice = 'in chat_template.json into' if has_json else 'copy chat_template.jinja'
+    with pytest.raises(UserError, match=f'no chat template.*{advice}') as refusal:
+        open_codec(tmp_path)
+    user_reads(refusal.value)
+
+
+@pytest.mark.fault('third-4', 'a template that writes the date')
+@pytest.mark.parametrize('form', ["strftime_now('%d %b %Y')", "strftime_now('%A')"])
+def test_a_date_is_the_given_one(opened, user_reads, form):
+    text = '{% set date = date_string or ' + form + ' %}' + template('date + m.content')
+    folder = opened(text).folder
+    one, other = (open_codec(folder, date) for date in ('2026-11-25', '2026-11-26'))
+    assert (one.date, other.date) == ('2026-11-25', '2026-11-26')
+    shown = '25 Nov 2026' if '%d' in form else 'Wednesday'
+    assert f'{shown}a' in one.decode(one.render([{'role': 'user', 'content': 'a'}]))
+    assert opened(template()).date == ''
+    user_reads('right: the date of the start of the run, which is recorded')

@@ -1,0 +1,71 @@
+"""Prompts and observations with the tokenizers and chat templates of public models have the ids of `transformers`."""
+
+import random
+
+import published_tokenizers
+import pytest
+import transformers
+from hard_texts import hard_text
+
+from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.call_syntax import SYNTAXES, MessageSyntax
+from zeroplay_jax.rollout.tokens import open_codec
+
+# Role of results and ends of turns of each; Gemma's template knows no tools.
+EXPECTED = {
+    'qwen3': ('tool', {'<|im_end|>'}),
+    'qwen2_5': ('tool', {'<|im_end|>'}),
+    'llama3_2': ('tool', {'<|eot_id|>'}),
+    'gemma3': ('user', {'<end_of_turn>'}),
+}
+
+
+@pytest.fixture(scope='module', params=published_tokenizers.MODELS)
+def published(request):
+    folder = published_tokenizers.folder(request.param)
+    reference = transformers.AutoTokenizer.from_pretrained(str(folder))
+    return request.param, open_codec(folder), reference
+
+
+@pytest.mark.fault('third-10', 'questions with blanks and line feeds under published templates')
+def test_prompts_are_those_of_the_template(published, user_reads):
+    _, codec, reference = published
+    rng = random.Random(0)
+    for template in ('{question}', *(prompts.select(name)['solver'] for name in ('mini', 'paper'))):
+        for _ in range(60):
+            question = hard_text(rng)
+            content = template.format(question=question, tools='x')
+            chat = [{'role': 'user', 'content': content}]
+            want = reference.apply_chat_template(
+                chat, add_generation_prompt=True, return_dict=False
+            )
+            filled = prompts.fill(template, tools=['x'], question=question)
+            assert codec.render(filled).tolist() == list(want), question
+    user_reads('right: 180 questions have the ids of apply_chat_template')
+
+
+@pytest.mark.fault('third-11', 'results of calls under published templates')
+@pytest.mark.parametrize('syntax', [s for s in SYNTAXES.values() if isinstance(s, MessageSyntax)])
+def test_results_are_those_of_the_template(published, user_reads, syntax):
+    name, codec, reference = published
+    role, _ = EXPECTED[name]
+    rng = random.Random(1)
+    chat = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}]
+    opening = [*codec.render(chat[:1]), *codec.encode_plain('b')]
+    for _ in range(60):
+        text = hard_text(rng, 200)
+        message = {'role': role, 'content': syntax.message_content(text)}
+        whole = reference.apply_chat_template(
+            [*chat, message], add_generation_prompt=True, return_dict=False
+        )
+        assert [*opening, *syntax.wrap(codec, text, 10_000)] == list(whole), text
+    user_reads(f'right: 60 results, as messages of role {role!r}, have the ids of the template')
+
+
+def test_roles_of_results_and_ends_of_turns(published):
+    name, codec, _ = published
+    role, ends = EXPECTED[name]
+    assert codec.template.tool_role == role
+    assert {codec.decode([token]) for token in codec.eos_ids} == ends
+    assert codec.template.notes == []
+    assert bool(codec.date) == (name == 'llama3_2')
