@@ -35,7 +35,7 @@ _SUPPORTED: dict[str, tuple] = {
     'init_lora_weights': (True, False, 'gaussian', 'orthogonal', None),
 }
 # Fields of PEFT without an effect on a trained adapter of a supported kind.
-_WITHOUT_EFFECT = frozenset(
+WITHOUT_EFFECT = frozenset(
     [
         'auto_mapping',
         'base_model_name_or_path',
@@ -141,6 +141,11 @@ def base_folder(folder) -> pathlib.Path:
             f'{folder / CONFIG_FILE}: base_model_name_or_path={str(base)!r} is no folder here; write the folder of the '
             'base into the file'
         )
+    if is_adapter(base):
+        raise UserError(
+            f'{folder / CONFIG_FILE}: base_model_name_or_path={str(base)!r} is an adapter itself; merge it into its '
+            'base with peft, and write that folder into the file'
+        )
     return base
 
 
@@ -154,9 +159,7 @@ def read(folder) -> AdapterConfig:
     try:
         fields = json_text.read_object(path, float)
         rank, alpha = fields['r'], fields['lora_alpha']
-        # PEFT needs a path in the file; that of a built-in checkpoint may be in a clone that is gone.
-        stored_base = str(fields['base_model_name_or_path'])
-        base = pathlib.Path(built_in_path(stored_base))
+        stored_base = fields['base_model_name_or_path']
         modules = fields['target_modules']
     except OSError:
         raise UserError(f'{path.parent}: no adapter; name a folder with {CONFIG_FILE}') from None
@@ -170,7 +173,7 @@ def read(folder) -> AdapterConfig:
             )
     for field, value in fields.items():
         # PEFT gets new kinds of adapters by new fields.
-        if field not in _WITHOUT_EFFECT and field not in _SUPPORTED and value not in _UNSET:
+        if field not in WITHOUT_EFFECT and field not in _SUPPORTED and value not in _UNSET:
             raise UserError(
                 f'{path}: {field}={value!r} is not supported; train the adapter again without it'
             )
@@ -181,14 +184,20 @@ def read(folder) -> AdapterConfig:
         raise UserError(
             f'{path}: lora_alpha={alpha!r} is not a finite number above 0; copy the folder again'
         )
-    if not isinstance(modules, list):
+    if not isinstance(stored_base, str) or not stored_base:
+        raise UserError(
+            f'{path}: base_model_name_or_path={stored_base!r} is no folder; write the folder of the base into the file'
+        )
+    if not isinstance(modules, list) or not modules or not all(type(x) is str for x in modules):
         raise UserError(
             f'{path}: target_modules={modules!r} is not supported; list the names of the modules'
         )
+    # PEFT needs a path in the file; that of a built-in checkpoint may be in a clone that is gone.
+    base = pathlib.Path(built_in_path(stored_base))
     if base.is_dir() and not os.path.exists(stored_base):
         _warn_of_base(path, stored_base, base)
     # A module may be named with its parents, such as self_attn.q_proj.
-    names = {str(module).rpartition('.')[2].removesuffix(_MODULE_SUFFIX) for module in modules}
+    names = {module.rpartition('.')[2].removesuffix(_MODULE_SUFFIX) for module in modules}
     return AdapterConfig(rank, float(alpha), tuple(sorted(names)), base)
 
 

@@ -152,6 +152,11 @@ def refusal(name: str, value: Any, supported: tuple) -> str:
     return f'{name}={value!r} is not supported (only {choices})'
 
 
+def is_known(name: str) -> bool:
+    """Returns whether a field is without effect, or refused where it would have one."""
+    return name in _WITHOUT_EFFECT or name in _SUPPORTED_VALUES
+
+
 def is_read(name: str, family_fields: frozenset[str]) -> bool:
     """Returns whether a field determines what a decoder computes.
 
@@ -173,8 +178,7 @@ def warn_of_unknown(path: Path, values: Mapping[str, Any], known: frozenset[str]
     shown = []
     for name, value in sorted(values.items()):
         is_private = name.startswith('_')
-        is_known = name in known or name in _WITHOUT_EFFECT or name in _SUPPORTED_VALUES
-        if is_private or is_known or is_read(name, known) or value in _UNSET:
+        if is_private or is_known(name) or is_read(name, known) or value in _UNSET:
             continue
         shown.append(f'{name}={value!r}'[:_SHOWN_CHARACTERS])
     if shown:

@@ -102,7 +102,7 @@ def _weight_files(folder: Path) -> list[Path]:
         raise CheckpointError(f'{index}: names no file; copy it again')
     for name in names:
         # A path could read any file of the machine.
-        if Path(name).name != name:
+        if Path(name).name != name or name == '..':
             raise CheckpointError(
                 f'{index}: names {name!r}, which is no file of the folder; take the index of this checkpoint'
             )
