@@ -12,6 +12,8 @@ PACKAGE = pathlib.Path(__file__).parents[1]
 BUILT_IN_CHECKPOINT = PACKAGE / 'mini' / 'base'
 # A small policy that also sets and does open tasks (configs/scope.py:mini).
 OPEN_CHECKPOINT = PACKAGE / 'mini' / 'open' / 'base'
+# Answers some questions of every hop count: three steps have something to learn (configs/drzero.py:mini).
+HOPS_CHECKPOINT = PACKAGE / 'mini' / 'hops' / 'base'
 CONFIGS = PACKAGE / 'configs'
 # A small policy that reads English, for texts of the user (configs/english.py).
 ENGLISH_CHECKPOINT = PACKAGE / 'mini' / 'english' / 'base'

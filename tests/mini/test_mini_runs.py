@@ -1,0 +1,30 @@
+"""The small runs of the configs have something to learn."""
+
+import numpy as np
+import pytest
+
+import zeroplay_jax as zp
+
+
+@pytest.mark.fault('user-3', 'questions of two hops for the policy of configs/drzero.py:mini')
+def test_the_solver_of_a_small_run_sometimes_answers_questions_of_two_hops(user_reads):
+    config = zp.config('drzero', 'mini', {'eval.questions': 12})
+    index = zp.open_index(settings=config)
+    questions = [question for question in index.questions if question.hops == 2]
+    rollouts = zp.sample_rollouts(
+        zp.load_policy(settings=config),
+        index,
+        [question.text for question in questions],
+        samples=config.solver.samples,
+    )
+    rewards = zp.score(rollouts, [question.answers for question in questions])
+    # Where all rewards of a group are equal, no reward or loss of anybody's has an effect.
+    is_informative = np.ptp(rewards, axis=1) > 0
+    assert is_informative.mean() > 1 / 3
+    user_reads(f'right: {is_informative.mean():.0%} of the groups have unequal rewards')
+
+
+@pytest.mark.parametrize('system', ['piplay', 'cross'])
+def test_systems_that_are_compared_with_it_begin_with_the_same_policy(system):
+    path = zp.config(system, 'mini').policy.path
+    assert path == zp.config('drzero', 'mini').policy.path
