@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import random
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
+from . import replies
 from .documents import DocumentPage, document_page
 from .exchange import Exchange, NoReply, Reply
 from .records import split
@@ -191,7 +191,7 @@ class Http:
             chunk = list(queries[start : start + self._batch])
             # Scores are always requested: without them the reference server (Search-R1's) unpacks its results wrongly.
             body = {'queries': chunk, 'topk': k, 'return_scores': True}
-            results.extend(self._request('/retrieve', body, len(chunk), _read_passages))
+            results.extend(self._request('/retrieve', body, len(chunk), replies.passages))
         return results
 
     def open(
@@ -209,7 +209,7 @@ class Http:
                 'page': list(pages[start:end]),
                 'words_per_page': words_per_page,
             }
-            results.extend(self._request('/open', body, len(chunk), _read_page))
+            results.extend(self._request('/open', body, len(chunk), replies.page))
         return results
 
     def ready(self) -> bool:
@@ -244,8 +244,7 @@ class Http:
           path: endpoint, '/retrieve' or '/open'.
           body: JSON object.
           count: expected number of results.
-          read: function that converts one JSON result to the value that is returned for it; raises ValueError,
-            KeyError, TypeError or AttributeError for a malformed one.
+          read: function that converts one JSON result to the value that is returned for it (`replies`).
 
         Raises:
           SearchFailed: all attempts failed, or too many requests in a row did and nothing is sent for a while.
@@ -271,12 +270,14 @@ class Http:
                 raise RetrievalError(f'{self._base}: {type(error).__name__}: {error}') from error
             else:
                 if reply.status < 400:
-                    results = _read_reply(reply, count, read)
                     # A proxy can answer 200 with its own text.
-                    if results is not None:
+                    try:
+                        results = replies.results(reply.content, count, read)
+                    except replies.MalformedReply as error:
+                        reason = f'a reply that is not of the protocol ({error})'
+                    else:
                         self._record_outcome(failed=False)
                         return results
-                    reason = 'a reply that is not of the protocol'
                 # Overload and server errors can be temporary, so the request is repeated.
                 elif reply.status == 429 or reply.status >= 500:
                     reason = f'status {reply.status}'
@@ -319,71 +320,6 @@ class Http:
             self._failures += 1
             if self._failures >= self._breaker:
                 self._paused_until = time.monotonic() + self._breaker_seconds
-
-
-def _read_reply(reply: Reply, count: int, read: Callable[[Any], Any]) -> list[Any] | None:
-    """Returns the `count` results of a reply, each read by `read`; None if the reply is malformed."""
-    try:
-        results = [read(result) for result in reply.json()['result']]
-    # All errors that JSON of any shape can cause: a score of 400 digits overflows, deep nesting exceeds the recursion
-    # limit.
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        return None
-    # Results are matched to queries by position.
-    if len(results) != count:
-        return None
-    return results
-
-
-def _read_passages(items: list[dict[str, Any]]) -> list[Passage]:
-    """Returns the passages of one query from its JSON result.
-
-    Args:
-      items: [{'document': {…}, 'score'}, …], or only the documents. A document has 'id', and either 'contents' (the
-        wire form of a passage, see `records`) or 'title' and 'text'.
-    """
-    passages = []
-    for item in items:
-        # Without scores a server returns the documents themselves.
-        document = item.get('document', item)
-        score = float(item.get('score', 0.0))
-        # Neither can be written into a log, which is JSON.
-        if not math.isfinite(score):
-            raise ValueError(f'the score {score} is not finite')
-        if 'contents' in document:
-            title, text = split(_text(document['contents']))
-        else:
-            title = _text(document['title'])
-            text = _text(document['text'])
-        passages.append(
-            {'id': _text(str(document['id'])), 'title': title, 'text': text, 'score': score}
-        )
-    return passages
-
-
-def _text(value: Any) -> str:
-    """Returns a text of a reply with unpaired surrogates replaced by U+FFFD; TypeError for a value of another type."""
-    if not isinstance(value, str):
-        raise TypeError(f'{type(value).__name__} instead of a text')
-    # JSON escapes can write half of a surrogate pair, which no file and no request can hold.
-    return value.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
-
-
-def _read_page(result: dict[str, Any] | None) -> DocumentPage | None:
-    """Returns the page of one reference from its JSON result, None for null; ValueError if a field has another type."""
-    if result is None:
-        return None
-    # The types are checked here, so that a policy never sees a value of another type.
-    numbers = (result['page'], result['pages'])
-    if not all(isinstance(number, int) for number in numbers):
-        raise ValueError('a page number has another type')
-    return DocumentPage(
-        title=_text(result['title']),
-        text=_text(result['text']),
-        page=result['page'],
-        pages=result['pages'],
-        id=_text(result['id']),
-    )
 
 
 def _passage(record_id: str, contents: str, score: Any) -> Passage:

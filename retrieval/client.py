@@ -90,8 +90,9 @@ class Client:
 
         def search(requests: list[tuple]) -> list[Any]:
             answers = self.backend.retrieve([query for query, _ in requests], k)
-            # Copied here, so that an answer that is not a list of passages counts as a failure of the backend.
-            return [[dict(passage) for passage in passages] for passages in answers]
+            # Copied here, so that an answer that is not a list of passages counts as a failure of the backend. A server
+            # may send more passages than were asked for.
+            return [[dict(passage) for passage in passages[:k]] for passages in answers]
 
         # k is part of a request, so that answers of another k are cached separately.
         requests = [(query, k) for query in queries]

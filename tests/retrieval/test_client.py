@@ -96,7 +96,7 @@ FAULTS = [
     (429, b'slow down'),
     (200, b'<html>'),
     (200, {'result': []}),
-    (200, {'result': [['x']]}),
+    (200, {'result': [[3]]}),
     (200, {'answer': 1}),
 ]
 

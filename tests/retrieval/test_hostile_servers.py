@@ -51,7 +51,7 @@ def test_an_unreadable_reply_is_a_failed_search_and_the_alarm_sees_it(fake, name
 
 
 def test_half_a_surrogate_pair_in_a_page_is_replaced(fake):
-    fields = {'contents': '"T\ud83d"\nx'}
+    fields = {'contents': '"T\ud83d"\nx', 'title': None}
     fake.script = [(200, result_of(**fields)), (200, result_of(id='\ud83d', text='😀\ud83d'))]
     backend = http(fake)
     assert backend.retrieve(['q'], 1)[0][0]['title'] == 'T\ufffd'

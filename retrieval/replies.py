@@ -1,0 +1,198 @@
+"""Reads the JSON replies of search servers, Search-R1's and those like it; a field that cannot be used is named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .documents import DocumentPage
+from .records import contents, split
+from .types import Passage, short
+
+# Names of the same field on different servers, the commonest first.
+_TEXT_FIELDS = ('contents', 'text', 'content', 'page_content', 'passage', 'snippet')
+_ID_FIELDS = ('id', '_id', 'docid', 'doc_id')
+# Digits of the id of a passage whose server gives none.
+_ID_DIGITS = 16
+
+
+class MalformedReply(Exception):
+    """A reply is not of the protocol; the message says which part of it."""
+
+
+def results(body: bytes, count: int, read: Callable[[Any], Any]) -> list[Any]:
+    """Returns the `count` results of a reply, each converted by `read`.
+
+    Args:
+      body: of the reply, {"result": […]}.
+      count: number of queries or references of the request.
+      read: `passages` or `page`.
+
+    Raises:
+      MalformedReply: the body, or a result, has another form.
+    """
+    try:
+        reply = json.loads(body)
+    # Deep nesting exceeds the recursion limit.
+    except (ValueError, RecursionError) as error:
+        text = body.decode('utf-8', 'replace')
+        raise MalformedReply(f'no JSON ({type(error).__name__}), but {short(text)}') from None
+    if not isinstance(reply, Mapping):
+        raise MalformedReply(f'{_kind(reply)} instead of an object with "result"')
+    if not isinstance(reply.get('result'), list):
+        # Some servers report errors with status 200.
+        text = json.dumps(reply, ensure_ascii=False, default=str)
+        raise MalformedReply(f'"result" is {_kind(reply.get("result"))}, in {short(text)}')
+    rows = reply['result']
+    # Results are matched to queries by position.
+    if len(rows) != count:
+        raise MalformedReply(f'{len(rows)} results for {count} queries')
+    return [read(row) for row in rows]
+
+
+def passages(row: Any) -> list[Passage]:
+    """Returns the passages of one query from its JSON result.
+
+    Args:
+      row: [{'document': {…}, 'score'}, …], or only the documents. A document is a text in wire form (see `records`), or
+        has one under 'contents' or a similar name, and may have 'title' and 'id'. Without an id the passage gets one
+        made from its title and text; without a score 0. Passages without any text are left out.
+
+    Raises:
+      MalformedReply: names the field that is missing or of another type.
+    """
+    if not isinstance(row, list):
+        raise MalformedReply(f'the passages of a query are {_kind(row)}, not a list')
+    read_passages = []
+    for number, item in enumerate(row, 1):
+        try:
+            passage = _passage(item)
+        except MalformedReply as error:
+            raise MalformedReply(f'passage {number} of a query: {error}') from None
+        if passage['title'].strip() or passage['text'].strip():
+            read_passages.append(passage)
+    return read_passages
+
+
+def _passage(item: Any) -> Passage:
+    """Returns one passage of a result; raises MalformedReply."""
+    # Without scores a server returns the documents themselves.
+    document = item.get('document', item) if isinstance(item, Mapping) else item
+    if isinstance(document, str):
+        document = {'contents': document}
+    if not isinstance(document, Mapping):
+        raise MalformedReply(f'it is {_kind(document)}, not an object')
+    text_field = _first_field(document, _TEXT_FIELDS)
+    if text_field is None:
+        names = ', '.join(map(repr, document)) or 'none'
+        raise MalformedReply(
+            f'"document" has no "contents" (nor "title" and "text"); its fields: {short(names)}'
+        )
+    title, text = _title_and_text(document, text_field)
+    score = None
+    if isinstance(item, Mapping):
+        score = item.get('score')
+    return {
+        'id': _id(document, title, text),
+        'title': title,
+        'text': text,
+        'score': _score(score),
+    }
+
+
+def _title_and_text(document: Mapping[str, Any], text_field: str) -> tuple[str, str]:
+    """Returns title and text of a document whose text is under `text_field`."""
+    whole_text = _text(document[text_field], text_field)
+    title_in_contents, text = split(whole_text)
+    title = ''
+    if document.get('title') is not None:
+        title = _text(document['title'], 'title')
+    # Beside a title of another text, a first line in quotes is a quotation.
+    if title_in_contents and title in ('', title_in_contents):
+        return title_in_contents, text
+    # The title may be repeated without quotes.
+    return title, whole_text.removeprefix(f'{title}\n') if title else whole_text
+
+
+def _id(document: Mapping[str, Any], title: str, text: str) -> str:
+    """Returns the id of a document as a text."""
+    field = _first_field(document, _ID_FIELDS)
+    if field is None:
+        # Passages are told apart by their ids, also those of different searches.
+        return hashlib.sha256(contents(title, text).encode()).hexdigest()[:_ID_DIGITS]
+    value = document[field]
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise MalformedReply(f'"{field}" is {_kind(value)}, not a text or a number')
+    return _text(str(value), field)
+
+
+def _score(value: Any) -> float:
+    """Returns a score as a number; 0 for none."""
+    if value is None:
+        return 0.0
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        # Some servers write numbers as texts.
+        score = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise MalformedReply(f'"score" is {_kind(value)}, not a number') from None
+    # Neither can be written into a log, which is JSON.
+    if not math.isfinite(score):
+        raise MalformedReply(f'"score" is {score}, which is not finite')
+    return score
+
+
+def page(result: Any) -> DocumentPage | None:
+    """Returns the page of one reference from its JSON result, None for null; raises MalformedReply."""
+    if result is None:
+        return None
+    if not isinstance(result, Mapping):
+        raise MalformedReply(f'a page is {_kind(result)}, not an object')
+    # The types are checked here, so that a policy never sees a value of another type.
+    numbers = {}
+    for field in ('page', 'pages'):
+        numbers[field] = result.get(field)
+        if not isinstance(numbers[field], int):
+            raise MalformedReply(f'"{field}" of a page is {_kind(numbers[field])}, not a number')
+    return DocumentPage(
+        title=_text(result.get('title'), 'title'),
+        text=_text(result.get('text'), 'text'),
+        page=numbers['page'],
+        pages=numbers['pages'],
+        id=_text(result.get('id'), 'id'),
+    )
+
+
+def _first_field(document: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    """Returns the first of these fields that a document has with a value."""
+    for name in names:
+        if document.get(name) is not None:
+            return name
+    return None
+
+
+def _text(value: Any, field: str) -> str:
+    """Returns a text of a reply with unpaired surrogates replaced by U+FFFD; raises MalformedReply for another type."""
+    if not isinstance(value, str):
+        raise MalformedReply(f'"{field}" is {_kind(value)}, not a text')
+    # JSON escapes can write half of a surrogate pair, which no file and no request can hold.
+    return value.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
+
+
+_KINDS = {
+    type(None): 'missing or null',
+    bool: 'true or false',
+    int: 'a number',
+    float: 'a number',
+    str: 'a text',
+    list: 'a list',
+    dict: 'an object',
+}
+
+
+def _kind(value: Any) -> str:
+    return _KINDS.get(type(value), type(value).__name__)
