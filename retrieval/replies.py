@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from . import json_text
 from .documents import DocumentPage
 from .records import contents, split
 from .types import Passage, short
@@ -17,6 +18,8 @@ _TEXT_FIELDS = ('contents', 'text', 'content', 'page_content', 'passage', 'snipp
 _ID_FIELDS = ('id', '_id', 'docid', 'doc_id')
 # Digits of the id of a passage whose server gives none.
 _ID_DIGITS = 16
+# Bytes of a reply that are looked at for a quotation.
+_QUOTED_BYTES = 400
 
 
 class MalformedReply(Exception):
@@ -35,17 +38,15 @@ def results(body: bytes, count: int, read: Callable[[Any], Any]) -> list[Any]:
       MalformedReply: the body, or a result, has another form.
     """
     try:
-        reply = json.loads(body)
-    # Deep nesting exceeds the recursion limit.
-    except (ValueError, RecursionError) as error:
-        text = body.decode('utf-8', 'replace')
-        raise MalformedReply(f'no JSON ({type(error).__name__}), but {short(text)}') from None
-    if not isinstance(reply, Mapping):
-        raise MalformedReply(f'{_kind(reply)} instead of an object with "result"')
+        # Numbers that are not finite are refused where they matter.
+        reply = json_text.parse_object(body, not_finite=float)
+    except json_text.Unusable as error:
+        text = short(body[:_QUOTED_BYTES].decode('utf-8', 'replace'))
+        raise MalformedReply(f'{error}: {text}') from None
     if not isinstance(reply.get('result'), list):
         # Some servers report errors with status 200.
-        text = json.dumps(reply, ensure_ascii=False, default=str)
-        raise MalformedReply(f'"result" is {_kind(reply.get("result"))}, in {short(text)}')
+        text = short(json.dumps(reply, ensure_ascii=False))
+        raise MalformedReply(f'no list "result" in {text}')
     rows = reply['result']
     # Results are matched to queries by position.
     if len(rows) != count:
@@ -65,7 +66,7 @@ def passages(row: Any) -> list[Passage]:
       MalformedReply: names the field that is missing or of another type.
     """
     if not isinstance(row, list):
-        raise MalformedReply(f'the passages of a query are {_kind(row)}, not a list')
+        raise MalformedReply(f'the result of a query is {_kind(row)}, not a list')
     read_passages = []
     for number, item in enumerate(row, 1):
         try:
@@ -183,16 +184,6 @@ def _text(value: Any, field: str) -> str:
     return value.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
 
 
-_KINDS = {
-    type(None): 'missing or null',
-    bool: 'true or false',
-    int: 'a number',
-    float: 'a number',
-    str: 'a text',
-    list: 'a list',
-    dict: 'an object',
-}
-
-
 def _kind(value: Any) -> str:
-    return _KINDS.get(type(value), type(value).__name__)
+    """Returns the type of a value in words."""
+    return f'a JSON {json_text.type_name(value)}'

@@ -54,10 +54,13 @@ REFUSED = {
     'no text': ({'document': {'id': '7', 'url': 'x'}}, '"document" has no "contents".*id.*url'),
     'a title alone': ({'document': {'title': 'Lomi'}}, 'has no "contents"'),
     'contents null': ({'document': {'id': '7', 'contents': None}}, 'has no "contents"'),
-    'contents a list': ({'document': {'contents': ['x']}}, '"contents" is a list'),
-    'a document that is null': ({'document': None, 'score': 1}, 'is missing or null'),
-    'an id that is an object': ({'document': {'id': {}, 'contents': WIRE}}, '"id" is an object'),
-    'a score that is no number': ({'contents': WIRE, 'score': 'high'}, '"score" is a text'),
+    'contents a list': ({'document': {'contents': ['x']}}, '"contents" is a JSON list'),
+    'a document that is null': ({'document': None, 'score': 1}, 'is a JSON null'),
+    'an id that is an object': (
+        {'document': {'id': {}, 'contents': WIRE}},
+        '"id" is a JSON object',
+    ),
+    'a score that is no number': ({'contents': WIRE, 'score': 'high'}, '"score" is a JSON text'),
     'a score NaN as a text': ({'contents': WIRE, 'score': 'NaN'}, '"score" is nan'),
 }
 
@@ -75,14 +78,14 @@ def test_the_field_that_cannot_be_used_is_named(fake, name, user_reads):
 
 
 ROWS = {
-    'an empty object': (b'{"result": [{}]}', 'passages of a query are an object, not a list'),
-    'null': (b'{"result": [null]}', 'passages of a query are missing or null'),
-    'a flat list': (b'{"result": [{"contents": "x"}]}', 'are an object, not a list'),
+    'an empty object': (b'{"result": [{}]}', 'the result of a query is a JSON object, not a list'),
+    'null': (b'{"result": [null]}', 'result of a query is a JSON null'),
+    'a flat list': (b'{"result": [{"contents": "x"}]}', 'is a JSON object, not a list'),
     'an error with status 200': (b'{"error": "index is loading"}', 'index is loading'),
-    'another envelope': (b'{"results": [[]]}', '"result" is missing or null'),
+    'another envelope': (b'{"results": [[]]}', 'no list "result"'),
     'fewer rows': (b'{"result": []}', '0 results for 1 queries'),
-    'a page of HTML': (b'<html>502 Bad Gateway</html>', 'no JSON.*502 Bad Gateway'),
-    'a bare list': (b'[[]]', 'a list instead of an object'),
+    'a page of HTML': (b'<html>502 Bad Gateway</html>', 'HTML.*502 Bad Gateway'),
+    'a bare list': (b'[[]]', 'a JSON list, not an object'),
 }
 
 
