@@ -25,11 +25,24 @@ from .types import RetrievalError
 
 Params = dict[str, Any]
 
+_LARGEST_SIZE = 1 << 20
 # A finite stand-in for −∞ as the logit of padding: the softmax of a row of −∞ would be NaN.
 _MASKED_LOGIT = -1e30
 
 # Keys of sentence-transformers' pooling settings that are supported.
 _POOLINGS = {'pooling_mode_mean_tokens': 'mean', 'pooling_mode_cls_token': 'cls'}
+# Modules of sentence-transformers that are computed here; others, such as Dense, would change every vector.
+_MODULES = ('Transformer', 'Pooling', 'Normalize')
+# Fields of config.json with the values that are computed here: their defaults, which an absent field has.
+_EXPECTED: dict[str, tuple] = {
+    'model_type': ('bert',),
+    'hidden_act': ('gelu', 'gelu_python'),
+    'position_embedding_type': ('absolute', None),
+    'is_decoder': (False,),
+    'add_cross_attention': (False,),
+    'quantization_config': (None,),
+}
+_DTYPES = ('F32', 'BF16', 'F16', 'F64')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,43 +73,98 @@ def read_config(folder: pathlib.Path) -> BertConfig:
       RetrievalError: no readable `config.json`, or an architecture that this module does not compute.
     """
     settings = _read_json(folder / 'config.json')
-    expected = {
-        'model_type': 'bert',
-        'hidden_act': 'gelu',
-        'position_embedding_type': 'absolute',
-    }
     # Other architectures would load but give meaningless vectors.
     differences = []
-    for key, value in expected.items():
-        # A key that is absent has Hugging Face's default, which is the expected value.
-        if settings.get(key, value) != value:
-            differences.append(f'{key} is {settings[key]!r}, not {value!r}')
+    for key, values in _EXPECTED.items():
+        value = settings.get(key, values[0])
+        if value not in values:
+            differences.append(f'{key} is {value!r}, not {values[0]!r}')
     if differences:
         raise RetrievalError(
             f'{folder}/config.json: {"; ".join(differences)}; give a BERT text encoder'
         )
-    pooling = _read_pooling(folder / '1_Pooling' / 'config.json')
-    try:
-        return BertConfig(
-            hidden_size=settings['hidden_size'],
-            layers=settings['num_hidden_layers'],
-            heads=settings['num_attention_heads'],
-            positions=settings['max_position_embeddings'],
-            eps=settings['layer_norm_eps'],
-            pooling=pooling,
-        )
-    except KeyError as error:
+    config = BertConfig(
+        hidden_size=_size(folder, settings, 'hidden_size'),
+        layers=_size(folder, settings, 'num_hidden_layers'),
+        heads=_size(folder, settings, 'num_attention_heads'),
+        positions=_size(folder, settings, 'max_position_embeddings'),
+        eps=_positive(folder, settings, 'layer_norm_eps', (int, float)),
+        pooling=_read_pooling(_pooling_path(folder)),
+    )
+    if config.hidden_size % config.heads:
         raise RetrievalError(
-            f'{folder}/config.json: {error} is missing; give a whole checkpoint'
-        ) from error
+            f'{folder}/config.json: hidden_size={config.hidden_size} is not a multiple of '
+            f'num_attention_heads={config.heads}; give a whole checkpoint'
+        )
+    return config
+
+
+def _size(folder: pathlib.Path, settings: dict[str, Any], name: str) -> int:
+    """Returns a size in config.json; errors as of `_positive`."""
+    return _positive(folder, settings, name, (int,))
+
+
+def _positive(folder: pathlib.Path, settings: dict[str, Any], name: str, kinds: tuple) -> Any:
+    """Returns a positive number in config.json; RetrievalError if it is missing or none."""
+    value = settings.get(name)
+    if value is None:
+        raise RetrievalError(f'{folder}/config.json: {name} is missing; give a whole checkpoint')
+    if type(value) not in kinds or not 0 < value < _LARGEST_SIZE:
+        raise RetrievalError(
+            f'{folder}/config.json: {name}={value!r} is not a size; give a whole checkpoint'
+        )
+    return value
+
+
+def _pooling_path(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the path of the pooling settings of sentence-transformers.
+
+    Raises:
+      RetrievalError: vectors have to pass a module that is not computed here, or are compared in another way.
+    """
+    path = folder / 'modules.json'
+    if not path.exists():
+        return folder / '1_Pooling' / 'config.json'
+    try:
+        modules = json_text.parse(path.read_bytes())
+        # The type is the name of a class, such as sentence_transformers.models.Pooling.
+        places = {module['type'].rpartition('.')[2]: module['path'] for module in modules}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RetrievalError(
+            f'{path}: cannot be read as a list of modules ({error!r}); download it again'
+        ) from None
+    for kind in places:
+        if kind not in _MODULES:
+            raise RetrievalError(
+                f'{path}: a module {kind} is not supported ({", ".join(_MODULES)} are); take another encoder'
+            )
+    similarity_path = folder / 'config_sentence_transformers.json'
+    similarity = 'cosine'
+    if similarity_path.exists():
+        similarity = _read_json(similarity_path).get('similarity_fn_name') or similarity
+    # Vectors of this module have length 1, for which both are the same.
+    if similarity not in ('cosine', 'dot') or (similarity == 'dot' and 'Normalize' not in places):
+        raise RetrievalError(
+            f'{similarity_path}: similarity_fn_name={similarity!r} of vectors that are not normalised is not '
+            'supported; take another encoder'
+        )
+    place = str(places.get('Pooling', '1_Pooling'))
+    if pathlib.Path(place).name != place or place == '..':
+        raise RetrievalError(f'{path}: {place!r} is no folder beside it; download the folder again')
+    return folder / place / 'config.json'
 
 
 def _read_pooling(path: pathlib.Path) -> str:
     """Returns 'mean' or 'cls' from the pooling settings of sentence-transformers; 'mean' if there is no such file."""
     if not path.exists():
         return 'mean'
+    settings = _read_json(path)
+    if settings.get('include_prompt', True) is not True:
+        raise RetrievalError(
+            f'{path}: include_prompt={settings["include_prompt"]!r} is not supported; take another encoder'
+        )
     modes = []
-    for key, value in _read_json(path).items():
+    for key, value in settings.items():
         if key.startswith('pooling_mode_') and value is True:
             modes.append(key)
     if len(modes) != 1 or modes[0] not in _POOLINGS:
@@ -124,7 +192,17 @@ class _Tensors:
         """
         if name not in self._stored_names:
             raise RetrievalError(f'{self._path}: no tensor {name}; give a whole BERT checkpoint')
-        value = self._file.get_tensor(self._stored_names[name]).astype(self._dtype)
+        stored_name = self._stored_names[name]
+        dtype = self._file.get_slice(stored_name).get_dtype()
+        if dtype not in _DTYPES:
+            raise RetrievalError(
+                f'{self._path}: {name} has dtype {dtype}; supported: {", ".join(_DTYPES)}'
+            )
+        value = self._file.get_tensor(stored_name).astype(self._dtype)
+        if not jnp.isfinite(value).all():
+            raise RetrievalError(
+                f'{self._path}: {name} has numbers that are not finite; download it again'
+            )
         if shape and value.shape != shape:
             raise RetrievalError(
                 f'{self._path}: {name} is {value.shape}, config.json says {shape}; '

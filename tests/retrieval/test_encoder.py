@@ -174,6 +174,99 @@ def test_a_folder_that_is_no_checkpoint_is_named(tmp_path, change, match):
         TextEncoder(folder, '', '')
 
 
+def settings(name, **values):
+    """Changes a JSON file of a folder, which is made if it is not there."""
+
+    def change(folder):
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        before = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(before | values))
+
+    return change
+
+
+def modules(*kinds):
+    """Writes modules.json of sentence-transformers."""
+
+    def change(folder):
+        rows = [
+            {'path': f'{i}_{kind}' if i else '', 'type': f'sentence_transformers.models.{kind}'}
+            for i, kind in enumerate(kinds)
+        ]
+        (folder / 'modules.json').write_text(json.dumps(rows))
+
+    return change
+
+
+def spoilt(change):
+    """Changes a tensor of a folder."""
+
+    def spoil(folder):
+        tensors = safetensors.numpy.load_file(folder / 'model.safetensors')
+        name = 'encoder.layer.1.output.dense.weight'
+        tensors[name] = change(tensors[name])
+        safetensors.numpy.save_file(tensors, folder / 'model.safetensors')
+
+    return spoil
+
+
+def with_nan(array):
+    array[-1, -1] = np.nan
+    return array
+
+
+SENT = {
+    'a decoder': (settings('config.json', is_decoder=True), 'is_decoder is True, not False'),
+    'quantised weights': (settings('config.json', quantization_config={}), 'quantization_config'),
+    'relative positions': (
+        settings('config.json', position_embedding_type='relative_key'),
+        "position_embedding_type is 'relative_key'",
+    ),
+    'a size as a text': (settings('config.json', hidden_size='32'), "hidden_size='32' is not a"),
+    'layers 10^9': (settings('config.json', num_hidden_layers=10**9), 'is not a size'),
+    'heads that divide nothing': (settings('config.json', num_attention_heads=5), 'no.* multiple'),
+    'a dense layer behind': (modules('Transformer', 'Pooling', 'Dense'), 'a module Dense'),
+    'a dot product of any lengths': (
+        lambda folder: [
+            modules('Transformer', 'Pooling')(folder),
+            settings('config_sentence_transformers.json', similarity_fn_name='dot')(folder),
+        ],
+        "similarity_fn_name='dot'",
+    ),
+    'pooling without the prompt': (
+        settings('1_Pooling/config.json', pooling_mode_mean_tokens=True, include_prompt=False),
+        'include_prompt=False',
+    ),
+    'NaN': (spoilt(with_nan), 'output.dense.weight has numbers that are not finite'),
+    'integers': (spoilt(lambda array: array.astype(np.int32)), 'has dtype I32'),
+}
+
+
+@pytest.mark.parametrize(
+    ('change', 'match'),
+    [
+        pytest.param(*SENT[sent], marks=pytest.mark.fault('kin-encoders', sent), id=sent)
+        for sent in SENT
+    ],
+)
+def test_an_encoder_that_is_not_computed_is_refused(tmp_path, user_reads, change, match):
+    folder = tiny(tmp_path / 'tiny')
+    change(folder)
+    with pytest.raises(RetrievalError, match=match) as caught:
+        TextEncoder(folder, '', '')
+    assert '\n' not in str(caught.value)
+    user_reads(caught.value)
+
+
+def test_modules_that_are_computed_are_read_where_they_are(tmp_path):
+    folder = tiny(tmp_path / 'tiny')
+    modules('Transformer', 'Pooling', 'Normalize')(folder)
+    settings('config_sentence_transformers.json', similarity_fn_name='dot')(folder)
+    settings('1_Pooling/config.json', pooling_mode_cls_token=True)(folder)
+    assert TextEncoder(folder, '', '').settings['pooling'] == 'cls'
+
+
 def test_a_missing_tensor_and_bad_settings_are_named(tmp_path):
     folder = tiny(tmp_path / 'tiny')
     for bad in (dict(max_tokens=2), dict(max_tokens=513), dict(dtype='float16')):
