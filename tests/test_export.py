@@ -35,7 +35,7 @@ def run(tmp_path, monkeypatch):
     with claim(workdir, config.to_dict()) as write_config:
         write_config()
     entries = input_record.check(Hosts(), workdir, config, is_resumed=False)
-    input_record.write(Hosts(), workdir, config, entries, 'index', is_resumed=False)
+    input_record.write(Hosts(), workdir, config, entries, 'index', {}, is_resumed=False)
     checkpoints = Checkpointer(workdir, 1)
     checkpoints.save(1, {'solver': {'params': hf.load(snapshot)}}, {'cursor': 1})
     checkpoints.close()

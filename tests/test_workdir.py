@@ -335,7 +335,7 @@ def read_files(tmp_path, monkeypatch):
 
 def record(config, workdir, index='hash 1', is_resumed=True):
     entries = input_record.check(Hosts(), workdir, config, is_resumed)
-    input_record.write(Hosts(), workdir, config, entries, index, is_resumed)
+    input_record.write(Hosts(), workdir, config, entries, index, {}, is_resumed)
 
 
 @pytest.mark.parametrize(
