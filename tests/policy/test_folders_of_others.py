@@ -425,6 +425,17 @@ def test_the_head_of_a_decoder_in_another_model_is_kept(tmp_path, user_reads):
     user_reads('right: loaded and exported')
 
 
+@pytest.mark.fault('third-3', 'flags of two sections that differ')
+@pytest.mark.parametrize('whole_flag,tied', [(True, True), (None, True), (False, False)])
+def test_the_flag_of_the_whole_model_decides(tmp_path, user_reads, whole_flag, tied):
+    text = tiny.make_torch_model('gemma3').config.to_dict() | {'tie_word_embeddings': not tied}
+    config = dict(architectures=['Gemma3ForConditionalGeneration'], text_config=text)
+    config['tie_word_embeddings'] = whole_flag
+    (tmp_path / 'config.json').write_text(json.dumps(config))
+    assert hf.read_config(tmp_path).tied == tied
+    user_reads('right: as in transformers, the flag beside text_config')
+
+
 # Adapters
 
 

@@ -161,13 +161,10 @@ def family_fields(folder: Path) -> tuple[str, Fields]:
         _check_type(fields, family.wrapper, family.wrapper_type)
         _check_supported(fields)
         known_fields.warn_of_unknown(fields.path, fields.values, known_fields.WRAPPER_FIELDS)
-        # Where both state it, that of the whole model decides.
-        shared = fields.get('tie_word_embeddings')
-        fields = fields.section('text_config')
-        if shared is not None:
-            fields = dataclasses.replace(
-                fields, values=fields.values | {'tie_word_embeddings': shared}
-            )
+        # The flag of the whole model decides, not that of the section.
+        flag = fields.boolean('tie_word_embeddings', family.defaults['tie_word_embeddings'])
+        section = fields.section('text_config')
+        fields = dataclasses.replace(section, values=section.values | {'tie_word_embeddings': flag})
     _check_type(fields, family.architecture, family.model_type)
     _check_supported(fields)
     known_fields.warn_of_unknown(fields.path, fields.values, known)
