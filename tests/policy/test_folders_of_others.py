@@ -233,11 +233,17 @@ def test_a_context_beyond_the_positions_is_refused(folder, user_reads):
     user_reads(line)
 
 
-@pytest.mark.fault('third-19', 'a context up to which YaRN extends the positions')
-def test_a_context_within_extended_positions_is_said(folder, user_reads):
-    change_config(folder, rope_scaling=YARN)
+@pytest.mark.parametrize(
+    'scaling',
+    [
+        row('third-19', 'a context up to which YaRN extends the positions', YARN),
+        row('third-19', 'positions with linear scaling', dict(type='linear', factor=2.0)),
+    ],
+)
+def test_a_context_within_extended_positions_is_said(folder, user_reads, scaling):
+    change_config(folder, rope_scaling=scaling)
     line = families.check_context(folder, 4096, 'sampler.context')
-    assert 'YaRN extends the positions to 4096' in line
+    assert 'the rotary scaling extends the positions to 4096' in line
     refusal(families.check_context, folder, 4097, 'sampler.context')
     user_reads(line)
 

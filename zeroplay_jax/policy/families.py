@@ -115,8 +115,8 @@ def check_context(folder, tokens: int, name: str) -> str:
         )
     if tokens > stated:
         return (
-            f'{path}: {name}={tokens} exceeds max_position_embeddings={stated}; YaRN extends the positions to '
-            f'{extended}'
+            f'{path}: {name}={tokens} exceeds max_position_embeddings={stated}; the rotary scaling extends the '
+            f'positions to {extended}'
         )
     return ''
 

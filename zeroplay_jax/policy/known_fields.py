@@ -61,6 +61,7 @@ _WITHOUT_EFFECT = frozenset(
     [
         'architectures',
         'attention_dropout',
+        'attn_implementation',
         'auto_map',
         'bad_words_ids',
         'begin_suppress_tokens',

@@ -117,12 +117,11 @@ def _theta(section: Fields, default: float) -> float:
 def longest_context(fields: Fields, rotary: Rope) -> tuple[int, int]:
     """Returns (max_position_embeddings, the positions that the scaling extends them to), in tokens."""
     stated = fields.positive_int('max_position_embeddings')
-    extended = stated
-    # Folders with YaRN may state the length before or after the extension; with the other kinds it is that after it.
-    if isinstance(rotary.scaling, rope.Yarn):
-        scaled = rotary.scaling.factor * rotary.scaling.original_max_position_embeddings
-        extended = max(stated, int(scaled))
-    return stated, extended
+    if rotary.scaling is None:
+        return stated, stated
+    # Folders state the length before or after the extension.
+    original = getattr(rotary.scaling, _ORIGINAL, stated)
+    return stated, max(stated, int(rotary.scaling.factor * original))
 
 
 def _kind(section: Fields) -> Any:
