@@ -70,6 +70,6 @@ def _settings_of_origin(folder: pathlib.Path) -> ConfigDict:
     # Any other tokenizer belongs to an instruction-tuned model, which gets the long prompts of the paper.
     config = drzero.get_config()
     config.retrieval.update(kind='world', path='')
-    _, positions = families.longest_context(folder)
+    positions, _ = families.longest_context(folder)
     config.sampler.context = min(config.sampler.context, positions)
     return config
