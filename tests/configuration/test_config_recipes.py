@@ -30,7 +30,7 @@ from zeroplay_jax.settings.errors import ConfigError
         (piplay, {'proposer.batch': 8}, 'proposer.batch=8', 'give 16 or more'),
         (ssp, {'solver.filter_groups': True}, 'solver.filter_groups=True', ''),
         (ssp, {'ssp.fill': 'more'}, 'ssp.fill=more', 'pad, resample, replay_full, replay_reset'),
-        (ssp, {'ssp.invalid_reward': float('inf')}, 'ssp.invalid_reward=inf', 'a number'),
+        (ssp, {'ssp.invalid_reward': float('inf')}, 'ssp.invalid_reward=inf', 'a finite number'),
         (ssp, {'ssp.checker': 'judge'}, 'ssp.checker=judge', 'set judge.kind to endpoint'),
         (ssp, {'ssp.noise': -1}, 'ssp.noise=-1', 'give 0 or more'),
         (ssp, {'solver.distill_top_k': 8}, 'solver.distill_top_k=8', 'drzero or piplay'),

@@ -71,6 +71,7 @@ def test_every_field_has_bounds_or_a_check_elsewhere():
         'inputs.questions',
         'inputs.tasks',
         'inputs.types',
+        'ssp.invalid_reward',
         'judge.url',
         'judge.model',
         'judge.rubric_model',
@@ -144,7 +145,7 @@ WRONG = [  # field, value, what the line must contain beside the field
     ('pool.window', (0.8, 0.2), 'low ≤ high'),
     ('eval.hops', (1, 1), 'each once'),
     ('solver.learning_rate', 0.0, 'more than 0'),
-    ('solver.learning_rate', float('nan'), 'more than 0'),
+    ('solver.learning_rate', float('nan'), 'a finite number'),
     ('proposer.beta2', 1.0, 'less than 1'),
     ('proposer.aggregation', 'tokens', 'seq_mean_token_mean'),
     ('solver.dual_clip', 0.5, 'more than 1'),
@@ -426,3 +427,59 @@ def test_a_similar_name_is_suggested(monkeypatch, field, value, suggestion):
     config = drzero.get_config('mini')
     config.update_from_flattened_dict({field: value})
     assert message(config).endswith(f'; did you mean {suggestion}?')
+
+
+# ml_collections keeps what a flag's Python literal means: 1e999 is infinite.
+NOT_FINITE = ('inf', '-inf', 'nan', '1e999')
+
+
+def _with_number(value, number):
+    """A value of a field with a number in it, in the last place of a list."""
+    return (*value[:-1], number) if isinstance(value, tuple) else number
+
+
+@pytest.mark.fault('D', 'inf, nan, 1e999 in every field that holds numbers, alone or in a list')
+@pytest.mark.parametrize('text', NOT_FINITE)
+def test_numbers_that_are_not_finite_are_refused_in_every_field(sound, text, user_reads):
+    for name, value in list(fields.leaves(sound)):
+        numbers = value if isinstance(value, tuple) else (value,)
+        if not any(type(number) is float for number in numbers):
+            continue
+        config = sound.copy_and_resolve_references().unlock()
+        config.update_from_flattened_dict({name: _with_number(value, float(text))})
+        with pytest.raises(ConfigError, match=f'config.{name}=.*(finite|must be)') as refusal:
+            fields.check_values(config)
+    user_reads(refusal.value)
+
+
+@pytest.mark.fault('D', 'finite shares whose sum is infinite')
+def test_shares_with_an_infinite_sum_are_refused(sound, user_reads):
+    sound.schedule.hop_ratio = (1e308, 1e308)
+    with pytest.raises(ConfigError, match='schedule.hop_ratio=.*not possible') as refusal:
+        fields.check_values(sound)
+    user_reads(refusal.value)
+
+
+@pytest.mark.fault('kin-numbers', 'whole numbers beyond 32 bits in every field')
+def test_whole_numbers_that_no_accelerator_holds_are_refused(sound, user_reads):
+    for name, value in list(fields.leaves(sound)):
+        numbers = value if isinstance(value, tuple) else (value,)
+        if not any(type(number) is int for number in numbers):
+            continue
+        config = sound.copy_and_resolve_references().unlock()
+        config.update_from_flattened_dict({name: _with_number(value, 10**30)})
+        with pytest.raises(ConfigError, match=f'config.{name}=') as refusal:
+            fields.check_values(config)
+    user_reads(refusal.value)
+
+
+@pytest.mark.fault('N', 'the same list given twice on the command line')
+def test_the_last_flag_of_a_field_counts(user_reads):
+    repeated = command_line.without_repeated_fields
+    words = ['x', '--config.eval.hops=(1,)', '--config=c', '--config.eval.hops', '(2,)', '--a=1']
+    assert repeated(words) == ['x', '--config=c', '--config.eval.hops', '(2,)', '--a=1']
+    words = ['x', '--config.eval.hops', '(1,)', '--config.seed=1', '-config.eval.hops=2']
+    assert repeated(words) == ['x', '--config.seed=1', '-config.eval.hops=2']
+    words = ['x', '--config.progress', '--config.seed=1', '--config.progress', '--config.seed=2']
+    assert repeated(words) == ['x', '--config.progress', '--config.seed=2']
+    user_reads('right: the last one counts')

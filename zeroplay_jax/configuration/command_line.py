@@ -93,6 +93,28 @@ def index_fields(index: str) -> list[str]:
     ]
 
 
+def without_repeated_fields(argv: Sequence[str]) -> list[str]:
+    """Returns the arguments with the last one of each field of the config.
+
+    The flag library would join the values of a list that is given twice.
+    """
+    kept: list[str] = []
+    names = set()
+    following = ''
+    for argument in reversed(argv):
+        match = re.fullmatch(r'--?config\.([\w.]+)(=.*)?', argument, re.DOTALL)
+        if match and match[1] in names:
+            # The value may be the next argument.
+            if match[2] is None and not following.startswith('-'):
+                kept.pop()
+        else:
+            kept.append(argument)
+        if match:
+            names.add(match[1])
+        following = argument
+    return kept[::-1]
+
+
 def recipe_flag(argv: Sequence[str]) -> str | None:
     """Returns the value of --config.recipe; None without this flag."""
     recipe = None
@@ -252,7 +274,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
       ConfigError: one line; an unknown flag or field, a value of the wrong type, a config that does
         not load.
     """
-    argv = with_short_flags(_with_packaged_configs(argv))
+    argv = without_repeated_fields(with_short_flags(_with_packaged_configs(argv)))
     # ml_collections defines the flags of the fields that it finds here, whatever arguments are parsed.
     sys.argv = list(argv)
     chosen_recipe = recipe_flag(argv)

@@ -163,8 +163,9 @@ _TYPE_ERRORS = (
     'float_type',
     'string_type',
     'tuple_type',
-    'finite_number',
 )
+# Whole numbers beyond it do not fit in the integers of accelerators.
+_MAX_INT = 2**31 - 1
 
 
 def type_name(value: Any) -> str:
@@ -192,11 +193,20 @@ def check_values(config: ConfigDict) -> None:
         if name not in present:
             fix = 'start the config from zeroplay_jax.configs.common.get_config()'
             raise ConfigError(f'config.{name}: missing; {fix}')
+    for name, value in present.items():
+        _check_size(name, value)
     for name, section in _sections(config).items():
         values = config
         if name:
             values = config[name]
         _check_section(section, values, name, defaults)
+
+
+def _check_size(name: str, value: Any) -> None:
+    """Raises ConfigError if a whole number, alone or in a list, is too large for the integers of accelerators."""
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, int) and abs(number) > _MAX_INT:
+            fail(name, value, 'not possible', f'give at most {_MAX_INT}')
 
 
 def checked_section(section: type[Section], name: str, values: Mapping[str, Any]) -> ConfigDict:
@@ -276,6 +286,8 @@ def _fix(problem: Any, value: Any) -> str:
     """Returns how to correct a value, from pydantic's description of the problem."""
     kind = problem['type']
     context = problem.get('ctx', {})
+    if kind == 'finite_number':
+        return 'give finite numbers' if isinstance(value, tuple) else 'give a finite number'
     if kind == 'greater_than_equal':
         return f'give {context["ge"]} or more'
     if kind == 'greater_than':

@@ -18,9 +18,14 @@ from zeroplay_jax.retrieval.suggestions import similar_path
 class Section(pydantic.BaseModel):
     """A group of fields. The text below a field is its documentation."""
 
-    # Strict: 1 for a bool, or '3' for a number, is more likely a mistake than an intention.
+    # Strict: 1 for a bool, or '3' for a number, is more likely a mistake than an intention. Numbers are finite, those in
+    # lists as well.
     model_config = pydantic.ConfigDict(
-        strict=True, extra='forbid', use_attribute_docstrings=True, frozen=True
+        strict=True,
+        extra='forbid',
+        use_attribute_docstrings=True,
+        frozen=True,
+        allow_inf_nan=False,
     )
 
 
@@ -53,15 +58,13 @@ def one_of_or_function(*choices: str) -> AfterValidator:
     return AfterValidator(validate)
 
 
-# ge=0 and gt=0 accept infinity, so floats are checked for finiteness as well.
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0), requires(math.isfinite, 'give a finite number')]
-NonNegativeFloat = Annotated[float, Field(ge=0), requires(math.isfinite, 'give a finite number')]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, requires(lambda x: 0 <= x <= 1, 'give 0 to 1')]
 OpenFraction = Annotated[float, requires(lambda x: 0 < x < 1, 'give more than 0, less than 1')]
 BelowOne = Annotated[float, requires(lambda x: 0 <= x < 1, 'give 0 or more and less than 1')]
-FiniteFloat = Annotated[float, requires(math.isfinite, 'give a number, such as -0.1')]
 MeshAxis = Annotated[
     int, requires(lambda x: x == -1 or x >= 1, 'give 1 or more, or -1 for all devices that remain')
 ]
@@ -77,7 +80,7 @@ MAX_HOPS = 4
 HopRatio = Annotated[
     tuple[float, ...],
     requires(
-        lambda x: 1 <= len(x) <= MAX_HOPS and min(x) >= 0 and sum(x) > 0,
+        lambda x: 1 <= len(x) <= MAX_HOPS and min(x) >= 0 and 0 < sum(x) < math.inf,
         'give up to four shares, 0 or more and not all 0, such as (4, 3, 2, 1)',
     ),
 ]
@@ -105,7 +108,7 @@ RubricCount = Annotated[
 Prices = Annotated[
     tuple[float, ...],
     requires(
-        lambda x: len(x) == 2 and all(math.isfinite(price) and price >= 0 for price in x),
+        lambda x: len(x) == 2 and min(x) >= 0,
         'give two prices, 0 or more, such as (0.5, 1.5)',
     ),
 ]

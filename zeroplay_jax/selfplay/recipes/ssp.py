@@ -26,7 +26,7 @@ from zeroplay_jax.selfplay.recipes.parts.datasets import (
     hidden_answers,
 )
 from zeroplay_jax.selfplay.recipes.parts.phases import simultaneous
-from zeroplay_jax.settings.bounds import FiniteFloat, NonNegativeInt, PositiveInt, Section
+from zeroplay_jax.settings.bounds import NonNegativeInt, PositiveInt, Section
 from zeroplay_jax.settings.errors import fail
 from zeroplay_jax.types import (
     Json,
@@ -94,7 +94,7 @@ class Settings(Section):
     """replay_reset: steps after which the pool of earlier questions is emptied."""
     fill_rounds: PositiveInt = 5
     """resample: largest number of rounds per step after the first one."""
-    invalid_reward: FiniteFloat = 0.0
+    invalid_reward: float = 0.0
     """Reward of a rejected proposal (−0.1: the paper's penalty variant)."""
     first_update: Literal['solver', 'proposer'] = 'solver'
     """Role that is updated first in a step."""
