@@ -24,7 +24,9 @@ from zeroplay_jax.types import POLICY
 
 FIELDS = dict(
     architectures=['Gemma3ForCausalLM'],
-    hidden_act='gelu_pytorch_tanh',
+    model_type='gemma3_text',
+    hidden_act=None,
+    hidden_activation='gelu_pytorch_tanh',
     sliding_window=16,
     sliding_window_pattern=2,
     rope_local_base_freq=100.0,
