@@ -40,7 +40,7 @@ from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.settings import schema
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
-from zeroplay_jax.tools import registry
+from zeroplay_jax.tools import mcp_servers, registry
 from zeroplay_jax.training.policy_settings import settings
 from zeroplay_jax.types import UserError
 
@@ -53,7 +53,7 @@ EXAMPLES = """examples:
   python -m zeroplay_jax.ask --policy runs/quickstart/policy/solver "What is the teacher of the founder of Mimi?"
   python -m zeroplay_jax.ask --policy runs/own/policy/solver --index indexes/own --json "who wrote it" > answer.json
   python -m zeroplay_jax.ask --policy Qwen2.5-3B-Instruct --syntax qwen --tools search,open,calculator
-  python -m zeroplay_jax.ask --policy Qwen2.5-3B-Instruct --tools search --mcp-url http://127.0.0.1:9000/mcp
+  python -m zeroplay_jax.ask --policy Qwen2.5-3B-Instruct --tools search --mcp-servers mcp.json
   python -m zeroplay_jax.ask --index http://127.0.0.1:8000 --topk 5 < questions.txt
   python -m zeroplay_jax.ask --policy runs/own/policy/solver --config.rollout.turn_tokens=256 "who wrote it"
 
@@ -107,12 +107,13 @@ def _tool_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _web_address(text: str) -> str:
-    """An argparse type: an address over HTTP."""
-    if not text.startswith(('http://', 'https://')):
-        raise argparse.ArgumentTypeError(
-            f'{text!r} is not a web address; give one such as http://127.0.0.1:8000/mcp'
-        )
+def _mcp_servers(text: str) -> str:
+    """An argparse type: an address over HTTP, or a file of MCP servers."""
+    try:
+        if not text.startswith(('http://', 'https://')):
+            mcp_servers.read_servers(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error).partition(f'{mcp_servers.FIELD}=')[2]) from None
     return text
 
 
@@ -142,10 +143,10 @@ def _parser() -> Parser:
         help=f'{", ".join(registry.BUILT_IN)}, or package.module:attribute',
     )
     parser.add_argument(
-        '--mcp-url',
-        metavar='URL',
-        type=_web_address,
-        help='MCP server whose tools are offered beside the others, such as http://127.0.0.1:8000/mcp',
+        '--mcp-servers',
+        metavar='FILE',
+        type=_mcp_servers,
+        help='JSON file with "mcpServers", whose tools are offered beside the others, or the address of one server',
     )
     parser.add_argument(
         '--syntax',
@@ -263,7 +264,7 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
         config.tools.syntax = args.syntax
     if args.tools is not None:
         config.tools.names = args.tools
-    _set_mcp_server(config, args.mcp_url)
+    _set_mcp_servers(config, args.mcp_servers)
     _set_lengths(config, args.turns, args.topk)
     if args.index is not None:
         overrides.set_fields(config, index_fields(args.index))
@@ -287,11 +288,11 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
     return config
 
 
-def _set_mcp_server(config: ConfigDict, url: str | None) -> None:
-    """Sets the MCP server of --mcp-url, whose tools join those of --tools or of the run."""
-    if url is None:
+def _set_mcp_servers(config: ConfigDict, servers: str | None) -> None:
+    """Sets the MCP servers of --mcp-servers, whose tools join those of --tools or of the run."""
+    if servers is None:
         return
-    config.tools.mcp_url = url
+    config.tools.mcp_servers = servers
     if 'mcp' not in config.tools.names:
         config.tools.names = (*config.tools.names, 'mcp')
 

@@ -119,7 +119,7 @@ def test_tools_of_an_mcp_server_are_called(ask_scripted, index):
     server = mcp_process.Server()
     try:
         turns = ['<add>{"a": 1, "b": 2}</add>', '<answer>3</answer>']
-        lines = ask_scripted(turns, f'--index={index}', f'--mcp-url={server.url}').splitlines()
+        lines = ask_scripted(turns, f'--index={index}', f'--mcp-servers={server.url}').splitlines()
     finally:
         server.kill()
     assert lines[0].startswith('add ') and lines[1].strip() == '3'

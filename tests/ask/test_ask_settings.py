@@ -125,9 +125,9 @@ def test_an_mcp_server_joins_the_other_tools(exported):
 
     assert tools().names == ('search',)
     url = 'http://127.0.0.1:9/mcp'
-    assert tools(f'--mcp-url={url}').names == ('search', 'mcp')
-    assert tools(f'--mcp-url={url}').mcp_url == url
-    assert tools(f'--mcp-url={url}', '--tools=mcp,calculator').names == ('mcp', 'calculator')
+    assert tools(f'--mcp-servers={url}').names == ('search', 'mcp')
+    assert tools(f'--mcp-servers={url}').mcp_servers == url
+    assert tools(f'--mcp-servers={url}', '--tools=mcp,calculator').names == ('mcp', 'calculator')
 
 
 def test_a_run_of_another_version_is_refused(exported):
@@ -244,7 +244,7 @@ def broken(tmp_path):
         (['--tools=qwen', 'q'], ['--tools', "'qwen' is a call syntax", '--syntax=qwen']),
         (['--tools=serch', 'q'], ["'serch' is not a tool", 'did you mean search?']),
         (['--tools=search,bing', 'q'], ['--tools', "'bing' is not a tool", 'calculator']),
-        (['--mcp-url=localhost:9', 'q'], ['--mcp-url', 'not a web address', 'http://']),
+        (['--mcp-servers=localhost:9', 'q'], ['--mcp-servers', 'no such file', 'http://']),
     ],
 )
 def test_a_wrong_call_is_one_line_before_anything_loads(capsys, monkeypatch, arguments, words):
@@ -280,7 +280,7 @@ def test_help_names_every_flag_and_examples():
         '--policy',
         '--index',
         '--tools',
-        '--mcp-url',
+        '--mcp-servers',
         '--syntax',
         '--turns',
         '--topk',

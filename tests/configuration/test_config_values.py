@@ -87,7 +87,7 @@ def test_every_field_has_bounds_or_a_check_elsewhere():
         'retrieval.held_out',
         'retrieval.url',
         'tools.names',
-        'tools.mcp_url',
+        'tools.mcp_servers',
     }
     unbounded = {
         name
@@ -378,13 +378,13 @@ def test_names_of_tools(sound, names, contains):
 
 
 def test_a_server_of_tools_has_a_web_address(sound):
-    sound.tools.update(names=('search', 'mcp'), mcp_url='localhost:8000')
-    assert message(sound).startswith('config.tools.mcp_url=localhost:8000: not a web address')
-    sound.tools.mcp_url = 'http://localhost:8000/mcp'
+    sound.tools.update(names=('search', 'mcp'), mcp_servers='localhost:8000')
+    assert message(sound).startswith('config.tools.mcp_servers=localhost:8000: no such file')
+    sound.tools.mcp_servers = 'http://localhost:8000/mcp'
     rules.check(sound)
 
 
-@pytest.mark.parametrize('field', ['judge.url', 'second_judge.url', 'tools.mcp_url'])
+@pytest.mark.parametrize('field', ['judge.url', 'second_judge.url', 'tools.mcp_servers'])
 @pytest.mark.parametrize('address', ['https://me:secret@host:80/v1', 'http://secret@host'])
 def test_a_password_in_an_address_is_refused_and_not_repeated(sound, field, address):
     sound.judge.kind = sound.second_judge.kind = 'endpoint'

@@ -169,5 +169,5 @@ def test_an_index_of_this_process_gets_one_worker_and_a_server_its_connections()
 
 
 def test_a_slow_mcp_call_shares_no_batch():
-    tool = McpTool('http://localhost:1/mcp', 'tool', 'does it', {'type': 'object'}, 1.0)
+    tool = McpTool(None, 'tool', 'tool', 'does it', {'type': 'object'}, 1.0)
     assert tool.max_batch == 1 and tool.workers > 1

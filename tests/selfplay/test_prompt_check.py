@@ -158,3 +158,21 @@ def test_a_run_is_refused_before_its_weights_are_loaded(monkeypatch):
     monkeypatch.setattr(hf, 'load', load)
     with pytest.raises(ConfigError, match='config.rollout.prompt_tokens=96'):
         build.build(config, for_training=True)
+
+
+@pytest.mark.fault('user-8', 'a tool of the user under the prompts of the miniature')
+def test_a_tool_that_the_prompt_does_not_name_is_a_warning(monkeypatch, tmp_path, user_reads):
+    (tmp_path / 'user8_tool.py').write_text(
+        'from zeroplay_jax.tools.base import Tool, string_parameter\n'
+        'class Clock(Tool):\n'
+        '    name, description = "clock", "the time"\n'
+        '    parameters = string_parameter("zone", "a zone")\n'
+        '    def run(self, calls): return []\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = drzero.get_config('mini')
+    assert not [line for line in measure(config, documents(0.0)) if 'names no tools' in line]
+    config.tools.names = ('search', 'user8_tool:Clock')
+    (warning,) = [line for line in measure(config, documents(0.0)) if 'role solver' in line]
+    assert 'can call clock, but its prompt' in warning and 'config.prompts=paper' in warning
+    user_reads(f'warning: {warning}')

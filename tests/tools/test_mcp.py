@@ -71,18 +71,22 @@ def test_a_call_that_hits_the_limit_fails_alone(tools):
 
 def test_a_server_that_dies_in_the_middle_of_a_call(server, tools):
     """That call fails; one that was answered before keeps its answer; a restart is noticed by itself."""
-    results = []
-    batch = ({'seconds': 60.0}, {'seconds': 0.01})
-    patient = mcp_tools.McpTool(server.url, 'wait', '', tools['wait'].parameters, 60.0)
-    thread = threading.Thread(target=lambda: results.extend(call(patient, *batch)))
+    results = {}
+    (patient,) = (tool for tool in mcp_tools.list_tools(server.url, 60.0) if tool.name == 'wait')
+
+    def wait(seconds):
+        (results[seconds],) = call(patient, {'seconds': seconds})
+
+    threads = [threading.Thread(target=wait, args=(seconds,)) for seconds in (60.0, 0.01)]
     started = time.monotonic()
-    thread.start()
-    time.sleep(2)
+    for thread in threads:
+        thread.start()
+    threads[1].join(50)
+    time.sleep(1)
     server.kill()
-    thread.join(50)
-    assert not thread.is_alive() and time.monotonic() - started < 50
-    assert [result.error for result in results] == ['failed', None]
-    assert results[1].text == 'waited 0.01'
+    threads[0].join(50)
+    assert not threads[0].is_alive() and time.monotonic() - started < 50
+    assert (results[60.0].error, results[0.01].text) == ('failed', 'waited 0.01')
     for _ in range(2):
         gone = call(tools['add'], {'a': 1, 'b': 1}, {'a': 2, 'b': 2})
         assert [result.error for result in gone] == ['failed', 'failed']
@@ -110,7 +114,7 @@ def test_a_server_that_does_not_answer_is_one_line():
         with pytest.raises(UserError) as caught:
             mcp_tools.list_tools(url, 1.0)
     text = str(caught.value)
-    assert text.startswith(f'config.tools.mcp_url={url}: the MCP server does not answer (')
+    assert text.startswith(f'config.tools.mcp_servers={url}: the MCP server does not answer (')
     assert '\n' not in text
 
 
@@ -132,5 +136,5 @@ def test_a_missing_package_is_one_line(monkeypatch):
 
 def test_a_config_has_the_servers_tools_beside_others(server):
     config = common.get_config()
-    config.tools.update(names=('calculator', 'mcp'), mcp_url=server.url, mcp_seconds=SECONDS)
+    config.tools.update(names=('calculator', 'mcp'), mcp_servers=server.url, mcp_seconds=SECONDS)
     assert list(registry.build_tools(config, None)) == ['calculator', 'add', 'refuse', 'wait']

@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.settings.errors import fail
+from zeroplay_jax.tools.mcp_servers import read_servers
 
 
 def check_addresses(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -23,8 +24,13 @@ def check_addresses(config: ConfigDict, recipe: type[Recipe]) -> None:
         fix = 'give one such as http://127.0.0.1:8000'
         _check_address('retrieval.url', config.retrieval.url, fix, _TUNNEL)
     if 'mcp' in config.tools.names:
-        fix = 'give one such as http://127.0.0.1:8000/mcp'
-        _check_address('tools.mcp_url', config.tools.mcp_url, fix, _TUNNEL)
+        servers = config.tools.mcp_servers
+        # The keys of a server may be set on another machine only, so that they are not looked up here.
+        if '://' not in servers:
+            read_servers(servers)
+        else:
+            fix = 'give one such as http://127.0.0.1:8000/mcp'
+            _check_address('tools.mcp_servers', servers, fix, 'give a file with headers instead')
 
 
 _TUNNEL = 'give an address without one, such as that of a tunnel'

@@ -21,14 +21,18 @@ from zeroplay_jax.rollout.foreign_text import longest_fitting, without_surrogate
 from zeroplay_jax.rollout.messages import Untrusted
 from zeroplay_jax.rollout.passages import passages_text
 from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.tools.base import ERROR_TEXTS, InvalidArguments, Tool, ToolResult
+from zeroplay_jax.tools.base import (
+    ERROR_TEXTS,
+    MAX_RESULT_CHARACTERS,
+    InvalidArguments,
+    Tool,
+    ToolResult,
+)
 from zeroplay_jax.types import Json, ToolCall
 
 Tools = Mapping[str, Tool]
 
 _MAX_UNKNOWN_NAME = 64  # characters
-# Of a tool's text that is kept; a policy reads `rollout.observation_tokens` of it.
-MAX_RESULT_CHARACTERS = 100_000
 
 
 class CallSyntax(abc.ABC):

@@ -22,6 +22,7 @@ from zeroplay_jax.selfplay.recipe import Recipe, trained_roles
 from zeroplay_jax.selfplay.roles import Role, RolloutContext
 from zeroplay_jax.settings.errors import fail
 from zeroplay_jax.settings.rollouts import written_tokens
+from zeroplay_jax.tools.registry import BUILT_IN
 from zeroplay_jax.types import Question, TaskDropped, Trajectory
 
 if TYPE_CHECKING:
@@ -109,13 +110,13 @@ def check_prompts(
         questions the result averages over.
 
     Returns:
-      A warning for each role with many, but not most, prompts too long.
+      A warning for each role with many, but not most, prompts too long, or with tools that its prompt does not name.
 
     Raises:
       ConfigError: one line with the fields to change and the values that they need.
     """
     refused = []
-    warnings = []
+    warnings = _unexplained_tools(context)
     evaluation = _evaluation_prompts(recipe, context, questions)
     if evaluation and evaluation.too_long:
         refused.append(evaluation)
@@ -130,6 +131,20 @@ def check_prompts(
         role = worst[0].role
         # The error gives every field the largest value that any role requires, so that no second error follows.
         fail(_field(config, role), _limit(config, role), problem, _fix(config, worst))
+    return warnings
+
+
+def _unexplained_tools(context: RolloutContext) -> list[str]:
+    """Returns a warning for each role whose prompt does not explain a tool that is not built in."""
+    warnings = []
+    for name, role in context.roles.items():
+        # Built-in checkpoints know the built-in tools without an explanation.
+        unknown = [tool for tool in role.env.tools if tool not in BUILT_IN]
+        if unknown and '{tools}' not in context.prompts[role.prompt]:
+            warnings.append(
+                f'role {name} can call {", ".join(unknown)}, but its prompt {role.prompt!r} names no tools, so that '
+                'it will not; take config.prompts=paper, or a prompt with the field {tools}'
+            )
     return warnings
 
 

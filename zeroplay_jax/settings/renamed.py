@@ -5,6 +5,7 @@ from __future__ import annotations
 # Old name → new name; a config or flag with the old one is refused with the new one.
 RENAMED_FIELDS = {
     'tools.family': 'tools.syntax',
+    'tools.mcp_url': 'tools.mcp_servers',
     'retrieval.most_failed': 'retrieval.max_failure_rate',
     'judge.most_failed': 'judge.max_failure_rate',
     'schedule.group': 'drzero.group',

@@ -84,8 +84,8 @@ class Tools(Section):
     """open: words per page of a document."""
     max_failure_rate: Fraction = 0.5
     """Share of failed or timed-out calls of one tool in a step above which the run stops."""
-    mcp_url: str = 'http://127.0.0.1:8000/mcp'
-    """mcp: address of the server (streamable HTTP)."""
+    mcp_servers: str = 'http://127.0.0.1:8000/mcp'
+    """mcp: a JSON file with "mcpServers", as other MCP clients have, or the address of one server."""
     mcp_seconds: PositiveFloat = 60.0
     """mcp: time limit of a call, also with rollout.deterministic."""
 

@@ -45,6 +45,8 @@ ERROR_TEXTS = {
 # The name becomes a tag or a function name in the text of a policy.
 _USABLE_NAME = re.compile(r'[A-Za-z_][A-Za-z0-9_-]*')
 _MAX_NAME = 64  # characters
+# Of a result's text that is kept; a policy reads `rollout.observation_tokens` of it.
+MAX_RESULT_CHARACTERS = 100_000
 
 
 class InvalidArguments(ValueError):

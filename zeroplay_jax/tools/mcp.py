@@ -1,167 +1,234 @@
-"""`mcp`: every tool of an MCP server, over streamable HTTP (optional dependency: the `mcp` package).
+"""`mcp`: the tools of MCP servers, over streamable HTTP or as processes (optional dependency: the `mcp` package).
 
-Every call opens its own connection, so a call that breaks its connection fails alone, and a server can be
-restarted during a run. MCP sessions therefore keep no state between two calls; a server that needs a state
-per rollout has to take an identifier as an argument.
+Sessions are shared by all rollouts, so a server that needs a state per rollout has to take an identifier as an
+argument. What a server sends is cut before it is kept: descriptions, and the texts of results.
 """
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import json
-from collections.abc import Coroutine, Sequence
+import os
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
+from zeroplay_jax.tools.base import MAX_RESULT_CHARACTERS, Invocation, Tool, ToolResult
+from zeroplay_jax.tools.mcp_servers import McpServer, chosen_names, read_servers
 from zeroplay_jax.types import Json, UserError
 
-_MAX_DESCRIPTION = 300  # characters
+_MAX_DESCRIPTION = 300  # characters; every prompt of a run has them
+_MAX_NAME = 120  # characters of a name or an address within a result
+# Keywords whose values are data, in which 'description' is an ordinary name.
+_DATA = ('enum', 'const', 'examples', 'default')
 
 
 class McpTool(Tool):
     """One tool of a server.
 
     Args:
-      url: address of the server's endpoint, such as http://127.0.0.1:8000/mcp.
-      name, description, parameters: as the server lists them.
+      connection: to its server (`mcp_session.Connection`).
+      server_name: name of the tool at the server.
+      name: name of the tool in the run.
+      description, parameters: as the server lists them, cut.
       call_seconds: time limit of a call; also holds with `rollout.deterministic`, because a server
         may stop answering forever.
     """
 
     # Every call is a request of its own, so a slow one must not delay others by sharing a batch with them.
     max_batch = 1
-    # Connections at the same time: a decode chunk can end with hundreds of calls.
+    # Calls at the same time: a decode chunk can end with hundreds of calls.
     workers = 16
 
     def __init__(
-        self, url: str, name: str, description: str, parameters: Json, call_seconds: float
+        self,
+        connection: Any,
+        server_name: str,
+        name: str,
+        description: str,
+        parameters: Json,
+        call_seconds: float,
     ):
         self.name = name
         self.description = description
         self.parameters = parameters
-        self._url = url
+        self._connection = connection
+        self._server_name = server_name
         self._call_seconds = call_seconds
 
+    def check(self) -> None:
+        """Checks the tool as `Tool.check` does; the message names the server."""
+        try:
+            super().check()
+        except ValueError as error:
+            raise ValueError(
+                f'{error}; {self._connection.server.where}: leave it out with "tools", or give another name with '
+                '"rename"'
+            ) from None
+
     def run(self, calls: Sequence[Invocation]) -> list[ToolResult]:
-        """Returns the server's results; runs in a worker thread, which has no event loop of its own."""
-        return asyncio.run(self._call_all([dict(call.arguments) for call in calls]))
+        """Returns the server's results; runs in a worker thread."""
+        return [self._call(dict(call.arguments)) for call in calls]
 
-    async def _call_all(self, arguments: Sequence[dict[str, Any]]) -> list[ToolResult]:
-        pending = [self._call(call_arguments) for call_arguments in arguments]
-        return list(await asyncio.gather(*pending))
-
-    async def _call(self, arguments: dict[str, Any]) -> ToolResult:
+    def _call(self, arguments: dict[str, Any]) -> ToolResult:
         """Returns the result of one call, with an error code after any failure."""
+        from zeroplay_jax.tools import mcp_session  # optional dependency
+
+        server = self._connection.server
         # Nothing is raised, because `run` would then be repeated, and MCP calls may have side effects.
         try:
-            reply = await asyncio.wait_for(self._reply(arguments), self._call_seconds)
+            reply = self._connection.call(self._server_name, arguments, self._call_seconds)
         except TimeoutError:
-            self.failure_log.add(f'{self._url}: no result within {self._call_seconds:g} s')
+            self.failure_log.add(f'{server.where}: no result within {self._call_seconds:g} s')
             return ToolResult(error='timeout')
+        except mcp_session.RefusedCall as error:
+            # The server's own error message tells the policy how to correct the call.
+            text = server.without_secrets(str(error)[:MAX_RESULT_CHARACTERS])
+            return ToolResult(text=text or None, error='tool_error')
         except Exception as error:
-            self.failure_log.add(f'{self._url}: {_reason(error)}')
+            self.failure_log.add(f'{server.where}: {reason_of(server, error)}')
             return ToolResult(error='failed')
-        error_code = None
-        if reply.is_error:
-            error_code = 'tool_error'
-        # The server's own error message tells the policy how to correct the call.
-        return ToolResult(text=_text_of(reply), error=error_code)
-
-    async def _reply(self, arguments: dict[str, Any]) -> Any:
-        import mcp  # optional dependency
-
-        # One connection per call, because a connection that breaks loses all calls on it.
-        async with mcp.Client(self._url) as client:
-            return await client.call_tool(self.name, arguments)
+        error_code = 'tool_error' if reply.is_error else None
+        return ToolResult(text=server.without_secrets(text_of(reply)), error=error_code)
 
 
-def list_tools(url: str, call_seconds: float) -> list[McpTool]:
-    """Asks a server for its tools and returns all of them.
+def list_tools(servers: str, call_seconds: float) -> list[McpTool]:
+    """Asks servers for their tools and returns the chosen ones, in the order of the servers.
 
     Args:
-      url: address of the server's endpoint.
+      servers: `config.tools.mcp_servers`: a file or an address.
       call_seconds: time limit of this request, and of every later call of the tools.
 
     Raises:
-      UserError: the `mcp` package is missing, or the server does not answer.
+      UserError: the `mcp` package is missing, the file cannot be used, a server does not answer, or names collide.
     """
     try:
         import mcp  # noqa: F401
+
+        from zeroplay_jax.tools import mcp_session
     except ImportError:
         raise UserError(
             "config.tools.names has 'mcp', whose client is not installed; pip install mcp"
         ) from None
-    try:
-        specifications = _run_in_thread(_list(url, call_seconds))
-    except Exception as error:
-        raise UserError(
-            f'config.tools.mcp_url={url}: the MCP server does not answer ({_reason(error)}); start it '
-            'or correct the address'
-        ) from None
-    tools = []
-    for specification in specifications:
-        tool = McpTool(
-            url=url,
-            name=specification.name,
-            description=_one_line(specification.description),
-            parameters=specification.input_schema,
-            call_seconds=call_seconds,
-        )
-        tools.append(tool)
-    return tools
+    tools: dict[str, McpTool] = {}
+    servers_of_tools: dict[str, McpServer] = {}
+    for unexpanded in read_servers(servers):
+        server = unexpanded.expanded(os.environ)
+        connection = mcp_session.Connection(server)
+        try:
+            listed = connection.list_tools(call_seconds)
+        except Exception as error:
+            raise UserError(_no_answer(server, error, call_seconds)) from None
+        chosen = chosen_names(server, [specification.name for specification in listed])
+        for specification in listed:
+            name = chosen.get(specification.name)
+            if name is None:
+                continue
+            if name in tools:
+                raise UserError(
+                    f'{server.where}: its tool {name!r} has the name of a tool of {servers_of_tools[name].where}; '
+                    'give "prefix" or "rename"'
+                )
+            description = _one_line(specification.description or specification.title)
+            parameters = _cut_descriptions(specification.input_schema)
+            tool = McpTool(
+                connection, specification.name, name, description, parameters, call_seconds
+            )
+            tools[name] = tool
+            servers_of_tools[name] = server
+    return list(tools.values())
 
 
-def _run_in_thread(coroutine: Coroutine[Any, Any, list[Any]]) -> list[Any]:
-    # The calling thread may already run an event loop, as in a notebook.
-    with concurrent.futures.ThreadPoolExecutor(1) as executor:
-        return executor.submit(asyncio.run, coroutine).result()
+def _no_answer(server: McpServer, error: Exception, seconds: float) -> str:
+    """Returns one line about a server that did not list its tools."""
+    from zeroplay_jax.tools import mcp_session
+
+    if server.url and mcp_session.speaks_sse(server):
+        return f'{server.where}: speaks SSE, an earlier protocol; give its address of streamable HTTP (often …/mcp)'
+    if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError):
+        cause = f'{error.strerror}: {error.filename}'
+        return f'{server.where}: cannot be started ({cause}); install it or correct "command"'
+    if isinstance(error, TimeoutError):
+        reason = f'nothing within config.tools.mcp_seconds={seconds:g}'
+    else:
+        reason = reason_of(server, error)
+    fix = 'correct its "command"' if server.command else 'start it or correct the address'
+    return f'{server.where}: the MCP server does not answer ({reason}); {fix}'
 
 
-async def _list(url: str, seconds: float) -> list[Any]:
-    return await asyncio.wait_for(_all_pages(url), seconds)
+def text_of(reply: Any) -> str:
+    """Returns the text of a result, cut to `MAX_RESULT_CHARACTERS`.
+
+    Args:
+      reply: a result of the library with `content` and `structured_content`.
+
+    Returns:
+      Its blocks, joined by line feeds: texts, the texts of resources, links, and a placeholder for each picture,
+      sound or binary resource. Without a text the structured content as JSON.
+    """
+    has_text = any(block.type == 'text' and block.text.strip() for block in reply.content)
+    blocks = list(_block_texts(reply.content))
+    if not has_text and reply.structured_content is not None:
+        blocks.append(json.dumps(reply.structured_content, ensure_ascii=False))
+    text = '\n'.join(block[:MAX_RESULT_CHARACTERS] for block in blocks)
+    return text[:MAX_RESULT_CHARACTERS] if text.strip() else 'The tool returned nothing.'
 
 
-async def _all_pages(url: str) -> list[Any]:
-    """Returns the specifications of all tools of a server."""
-    import mcp  # optional dependency
+def _block_texts(blocks: Sequence[Any]) -> Iterator[str]:
+    """Yields the text of each block of a result."""
+    for block in blocks:
+        if block.type == 'text':
+            yield block.text
+        elif block.type == 'resource' and hasattr(block.resource, 'text'):
+            yield f'[resource {_short(block.resource.uri)}]\n{block.resource.text}'
+        elif block.type == 'resource':
+            kind = _short(block.resource.mime_type or 'binary')
+            yield f'[resource {_short(block.resource.uri)} ({kind}), not shown]'
+        elif block.type == 'resource_link':
+            described = f': {_one_line(block.description)}' if block.description else ''
+            yield f'[link {_short(block.name)} {_short(block.uri)}{described}]'
+        else:
+            # A picture or a sound, which a policy of text cannot read.
+            yield f'[{block.type} ({_short(getattr(block, "mime_type", "unknown"))}), not shown]'
 
-    async with mcp.Client(url) as client:
-        # Servers may list their tools on several pages, linked by cursors.
-        page = await client.list_tools()
-        tools = list(page.tools)
-        while page.next_cursor:
-            page = await client.list_tools(cursor=page.next_cursor)
-            tools += page.tools
-        return tools
 
-
-def _text_of(reply: Any) -> str:
-    """Returns the text blocks of a result, joined by line feeds; its structured content as JSON if it has no text."""
-    texts = []
-    for block in reply.content:
-        # Other blocks are images and audio, which a text policy cannot read.
-        if getattr(block, 'type', '') == 'text':
-            texts.append(block.text)
-    if not texts and reply.structured_content is not None:
-        return json.dumps(reply.structured_content, ensure_ascii=False)
-    return '\n'.join(texts)
+def _short(text: str) -> str:
+    return ' '.join(str(text).split())[:_MAX_NAME]
 
 
 def _one_line(description: str | None) -> str:
     """Returns a description on one line, cut to `_MAX_DESCRIPTION` characters."""
-    # Every prompt of the run contains the description, so a long manual would fill the context.
-    words = (description or 'no description').split()
+    # Only the beginning is split into words: a description may have a million characters.
+    words = (description or 'no description')[: 4 * _MAX_DESCRIPTION].split()
     return ' '.join(words)[:_MAX_DESCRIPTION]
 
 
-def _reason(error: BaseException) -> str:
-    """Returns the first line of the cause of an error."""
-    # Task groups of the client wrap the cause, possibly several times.
-    while isinstance(error, BaseExceptionGroup) and error.exceptions:
-        error = error.exceptions[0]
-    lines = str(error).strip().splitlines()
-    # Some exceptions, such as TimeoutError, have no text.
+def _cut_descriptions(schema: Any) -> Any:
+    """Returns a schema with its descriptions on one line, cut to `_MAX_DESCRIPTION` characters."""
+    if isinstance(schema, list):
+        return [_cut_descriptions(entry) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    cut = {}
+    for key, value in schema.items():
+        if key in ('description', 'title', '$comment') and isinstance(value, str):
+            value = _one_line(value)
+        elif key not in _DATA:
+            value = _cut_descriptions(value)
+        cut[key] = value
+    return cut
+
+
+def reason_of(server: McpServer, error: BaseException) -> str:
+    """Returns the first line of the cause of an error, without secrets."""
+    from zeroplay_jax.tools import mcp_session
+
+    lines = str(mcp_session.first_cause(error)).strip().splitlines()
+    # Some exceptions have no text.
     if not lines:
         return type(error).__name__
-    return lines[0]
+    line = lines[0]
+    if 'validation error' in line and len(lines) > 2:
+        line = f'not of the protocol at {lines[1]}: {lines[2].partition(" [type=")[0].strip()}'
+    # A library names the address, which may hold a key.
+    line = re.sub(r'(https?://[^\s/]+)/\S*', r'\1/…', line)
+    return server.without_secrets(line)[:300]

@@ -74,7 +74,7 @@ def _mcp(config, source: DocumentSource) -> Sequence[Tool]:
     # The source is ignored, because a server decides by itself what its tools read.
     from zeroplay_jax.tools import mcp  # optional dependency
 
-    return mcp.list_tools(config.tools.mcp_url, config.tools.mcp_seconds)
+    return mcp.list_tools(config.tools.mcp_servers, config.tools.mcp_seconds)
 
 
 BUILT_IN: dict[str, Factory] = {
@@ -114,7 +114,8 @@ def build_tools(config, source: DocumentSource) -> dict[str, Tool]:
             # A name is a tag in the text of the policy, so two tools cannot share it.
             if tool.name in tools:
                 raise UserError(
-                    f'config.tools.names: two tools are called {tool.name!r}; rename one of them'
+                    f'config.tools.names: two tools are called {tool.name!r}; rename one of them (those of MCP '
+                    'servers by "rename" or "prefix" in the file of config.tools.mcp_servers)'
                 )
             tools[tool.name] = tool
     return tools

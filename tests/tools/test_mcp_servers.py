@@ -1,0 +1,309 @@
+"""Servers of `config.tools.mcp_servers`: processes, several at once, keys, choices and names, and hostile replies."""
+
+import json
+import logging
+import os
+import pathlib
+import sys
+
+import pytest
+
+from zeroplay_jax.tools import mcp_servers
+from zeroplay_jax.tools.base import Invocation
+from zeroplay_jax.types import UserError
+
+pytest.importorskip('mcp')
+from zeroplay_jax.tools import mcp as mcp_tools  # noqa: E402
+
+SERVER = pathlib.Path(__file__).parent / 'stdio_server.py'
+SCHEMA = {'type': 'object', 'properties': {'text': {'type': 'string'}}, 'required': ['text']}
+SECONDS = 10.0
+
+
+def listed(name, **fields):
+    return {'name': name, 'description': f'does {name}', 'inputSchema': SCHEMA, **fields}
+
+
+def text_result(text, **fields):
+    return {'content': [{'type': 'text', 'text': text}], **fields}
+
+
+@pytest.fixture
+def process(tmp_path):
+    """A function that returns the entry of a server process with this behaviour."""
+    count = iter(range(9))
+
+    def entry(results, tools=None, **behaviour):
+        file = tmp_path / f'behaviour{next(count)}.json'
+        tools = [listed(name) for name in results] if tools is None else tools
+        file.write_text(json.dumps({'tools': tools, 'results': results, **behaviour}))
+        return {'command': sys.executable, 'args': [str(SERVER), str(file)]}
+
+    return entry
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """A function that opens servers from a file and returns their tools by name."""
+    tools = {}
+
+    def open_servers(key='mcpServers', **servers):
+        file = tmp_path / 'mcp.json'
+        file.write_text(json.dumps({key: servers}))
+        for tool in mcp_tools.list_tools(str(file), SECONDS):
+            tool.check()
+            tools[tool.name] = tool
+        return tools
+
+    yield open_servers
+    for tool in tools.values():
+        tool._connection.close()
+
+
+def call(tool, **arguments):
+    (result,) = tool.run([Invocation({'text': 'x', **arguments})])
+    return result
+
+
+IMAGE = {'type': 'image', 'data': 'aGk=', 'mimeType': 'image/png'}
+AUDIO = {'type': 'audio', 'data': 'aGk=', 'mimeType': 'audio/wav'}
+RESOURCE = {'uri': 'file:///notes.txt', 'mimeType': 'text/plain', 'text': 'line 1\nline 2'}
+BLOB = {'uri': 'file:///a.pdf', 'mimeType': 'application/pdf', 'blob': 'aGk='}
+LINK = {'type': 'resource_link', 'uri': 'file:///b', 'name': 'b', 'description': 'the second'}
+STRUCTURED = {'content': [], 'structuredContent': {'a': [1, 'é']}}
+BLOCKS = {
+    'text': (text_result('plain'), 'plain'),
+    'resource': (
+        {'content': [{'type': 'resource', 'resource': RESOURCE}]},
+        '[resource file:///notes.txt]\nline 1\nline 2',
+    ),
+    'blob': (
+        {'content': [{'type': 'resource', 'resource': BLOB}]},
+        '[resource file:///a.pdf (application/pdf), not shown]',
+    ),
+    'link': ({'content': [LINK]}, '[link b file:///b: the second]'),
+    'image': ({'content': [IMAGE]}, '[image (image/png), not shown]'),
+    'several': (
+        {'content': [*text_result('a')['content'], AUDIO, *text_result('b')['content']]},
+        'a\n[audio (audio/wav), not shown]\nb',
+    ),
+    'structured': (STRUCTURED, '{"a": [1, "é"]}'),
+    'image and structured': (
+        {'content': [IMAGE], 'structuredContent': {'n': 1}},
+        '[image (image/png), not shown]\n{"n": 1}',
+    ),
+    'nothing': ({'content': []}, 'The tool returned nothing.'),
+}
+
+
+@pytest.mark.fault('third-5', 'every kind of block of a result')
+def test_the_text_of_every_kind_of_block_reaches_the_policy(process, opened, user_reads):
+    results = {name.replace(' ', '_'): result for name, (result, _) in BLOCKS.items()}
+    tools = opened(a=process(results))
+    for name, (_, text) in BLOCKS.items():
+        result = call(tools[name.replace(' ', '_')])
+        assert (result.text, result.error) == (text, None), name
+    user_reads('right: the texts, and placeholders for pictures, sounds and binary resources')
+
+
+@pytest.mark.fault('F2', 'errors whose text is in other places')
+def test_the_text_of_errors_reaches_the_policy(process, opened, user_reads):
+    error = {'content': [{'type': 'resource', 'resource': RESOURCE}], 'isError': True}
+    refusal = {'error': {'code': -32602, 'message': 'text must be a word'}}
+    broken = {'error': {'code': -32603, 'message': 'disk full'}}
+    tools = opened(a=process({'error': error, 'refusal': refusal, 'broken': broken}))
+    assert 'line 1' in call(tools['error']).text
+    refused = call(tools['refusal'])
+    assert (refused.text, refused.error) == ('text must be a word', 'tool_error')
+    assert call(tools['error']).error == 'tool_error'
+    # A server that is broken counts as a failure of the tool, with the cause in the log.
+    assert (call(tools['broken']).error, call(tools['broken']).text) == ('failed', None)
+    user_reads(f'right: {refused.text}')
+
+
+@pytest.mark.fault('F6', 'processes, several servers, choices, renamings and prefixes')
+def test_several_servers_with_chosen_and_renamed_tools(process, opened, user_reads):
+    first = process({name: text_result(f'first {name}') for name in ('search', 'read', 'gone')})
+    second = process({name: text_result(f'second {name}') for name in ('search', 'issues.list')})
+    third = process({'2nd': text_result('third')}, greeting='Listening.')
+    tools = opened(
+        a={**first, 'tools': ['search', 'read'], 'rename': {'search': 'look_up'}},
+        b={**second, 'prefix': 'b_', 'timeout': 30},
+        c=third,
+        d={'command': 'not-there', 'disabled': True},
+    )
+    assert list(tools) == ['look_up', 'read', 'b_search', 'b_issues_list', '_2nd']
+    assert call(tools['look_up']).text == 'first search'
+    assert call(tools['b_issues_list']).text == 'second issues.list'
+    assert call(tools['_2nd']).text == 'third'
+    user_reads('right: ' + ', '.join(tools))
+
+
+def test_a_session_is_kept_open_and_lists_its_tools_once(process, opened, tmp_path):
+    log = tmp_path / 'calls'
+    tools = opened(a=process({'echo': text_result('x')}, calls=str(log)))
+    for _ in range(5):
+        assert call(tools['echo']).text == 'x'
+    asked = [json.loads(line) for line in log.read_text().splitlines()]
+    methods = [method for _, method in asked]
+    assert len({process_id for process_id, _ in asked}) == 1
+    assert methods.count('tools/call') == 5 and methods.count('tools/list') == 1
+
+
+@pytest.mark.fault('kin-mcp-death', 'a server process that ends in a call')
+def test_a_process_that_ends_is_started_again(process, opened, caplog, user_reads):
+    tools = opened(a=process({'echo': text_result('x'), 'die': {'exit': 3}}))
+    for _ in range(2):
+        assert call(tools['die']).error == 'failed'
+        assert call(tools['echo']).text == 'x'
+    assert 'its process ended with status 3: something broke' in caplog.text
+    user_reads(caplog.records[0].getMessage())
+
+
+@pytest.mark.parametrize(
+    ('result', 'cause'),
+    [
+        ({'raw': '{"jsonrpc": "2.0", "id": 3, "resu'}, 'no JSON-RPC message'),
+        ({'long': 17 * 2**20}, 'a reply of more than 16 MiB'),
+        ({'content': [{'type': 'smell'}]}, ''),
+        ({'content': None}, ''),
+        ({'content': [{'type': 'text', 'text': 3}]}, ''),
+        ({'resultType': 'input_required', 'inputRequests': {}}, ''),
+    ],
+)
+@pytest.mark.fault('new-mcp-reply', 'replies that are cut, too long or of another form')
+def test_a_bad_reply_fails_at_once_and_alone(process, opened, caplog, result, cause, user_reads):
+    tools = opened(a=process({'bad': result, 'echo': text_result('x')}))
+    with caplog.at_level(logging.DEBUG):
+        for _ in range(4):
+            assert call(tools['bad']).error == 'failed'
+            assert call(tools['echo']).text == 'x'
+    # The first failure and each doubling; nothing of the library.
+    lines = [record for record in caplog.records if record.levelno >= logging.INFO]
+    assert len(lines) == 3 and cause in caplog.text
+    user_reads(lines[0].getMessage()[:200])
+
+
+@pytest.mark.fault('new-mcp-size', 'results and descriptions of megabytes')
+def test_what_a_server_sends_is_cut_before_it_is_kept(process, opened, user_reads):
+    schema = {
+        'type': 'object',
+        'description': 'd' * 2**20,
+        'properties': {
+            'text': {'type': 'string', 'description': 'word ' * 2**18},
+            'description': {'enum': ['d' * 400]},
+        },
+    }
+    tool = listed('big', description='d' * 2**20, inputSchema=schema)
+    tools = opened(a=process({'big': {'long': 5 * 2**20}}, tools=[tool]))
+    assert len(call(tools['big']).text) == 100_000
+    assert len(tools['big'].description) == 300 and len(json.dumps(tools['big'].parameters)) < 2_000
+    assert tools['big'].parameters['properties']['description'] == {'enum': ['d' * 400]}
+    user_reads('right: cut to 100,000 and 300 characters')
+
+
+def test_keys_come_from_the_environment_and_stay_out_of_results_and_logs(
+    process, opened, monkeypatch, caplog
+):
+    monkeypatch.setenv('THE_KEY', 'secret-value-1')
+    monkeypatch.setenv('OTHER', 'not for the server')
+    entry = process({'environment': 'environment', 'die': {'exit': 1}})
+    entry['env'] = {'TOKEN': 'Bearer ${THE_KEY}', 'MODE': '${env:MODE_UNSET:-fast}'}
+    tools = opened(a=entry)
+    seen = json.loads(call(tools['environment']).text)
+    assert (seen['TOKEN'], seen['MODE'], seen['PATH']) == ('***', 'fast', os.environ['PATH'])
+    assert 'OTHER' not in seen
+    server = tools['die']._connection.server
+    assert server.env['TOKEN'] == 'Bearer secret-value-1'
+    reason = mcp_tools.reason_of(
+        server, ConnectionError('no https://h/x?key=1 with secret-value-1\n2')
+    )
+    assert reason == 'no https://h/… with ***'
+
+
+def test_headers_reach_a_server_over_http(monkeypatch):
+    monkeypatch.setenv('THE_KEY', 'secret-value-1')
+    server = mcp_servers.McpServer(
+        'a', 'a', url='http://h/${THE_KEY}', headers={'Authorization': 'Bearer ${THE_KEY}'}
+    ).expanded(os.environ)
+    assert server.headers == {'Authorization': 'Bearer secret-value-1'}
+    assert server.without_secrets('x Bearer secret-value-1 secret-value-1') == 'x *** ***'
+
+
+ECHO = {'command': 'echo-server'}
+
+
+@pytest.mark.parametrize(
+    ('content', 'words'),
+    [
+        ('{', 'not a JSON file'),
+        ('[' * 100_000, 'not a JSON file'),
+        ('[]', 'has no servers'),
+        ('{"mcpServers": {}}', 'has no servers'),
+        ({'a': 3}, "server 'a': must be an object"),
+        ({'a': {}}, 'needs either "command"'),
+        ({'a': {**ECHO, 'url': 'http://h'}}, 'needs either "command"'),
+        ({'a': {'url': 'http://h/sse', 'type': 'sse'}}, 'speaks SSE'),
+        ({'a': {'url': 'http://h/sse', 'transport': 'SSE'}}, 'speaks SSE'),
+        ({'a': {**ECHO, 'args': 'x'}}, "'args' must be a list of texts, not str"),
+        ({'a': {**ECHO, 'env': {'KEY': 1}}}, "'env' must be an object of texts"),
+        ({'a': {**ECHO, 'tools': 'all'}}, "'tools' must be a list of texts"),
+        ({'a': {**ECHO, 'rename': ['x']}}, "'rename' must be an object of texts"),
+        ({'a': {**ECHO, 'disabled': True}}, 'all of its servers are disabled'),
+        ({'a': {**ECHO, 'env': {'KEY': '${NOT_SET_HERE}'}}}, 'variable NOT_SET_HERE is not set'),
+        ({'a': {**ECHO, 'args': ['${input:key}']}}, '${input:key} cannot be filled in'),
+        ({'a': {'command': 'not-a-program-here'}}, 'cannot be started (No such file'),
+        ({'a': {**ECHO, 'cwd': '/not/there'}}, 'cannot be started'),
+    ],
+)
+@pytest.mark.fault('kin-mcp-file', 'files of servers that cannot be used')
+def test_a_file_that_cannot_be_used_is_one_line(tmp_path, content, words, user_reads):
+    file = tmp_path / 'mcp.json'
+    file.write_text(content if isinstance(content, str) else json.dumps({'mcpServers': content}))
+    with pytest.raises(UserError) as refusal:
+        mcp_tools.list_tools(str(file), SECONDS)
+    assert words in str(refusal.value) and '\n' not in str(refusal.value)
+    user_reads(str(refusal.value).replace(str(tmp_path), ''))
+
+
+@pytest.mark.parametrize(
+    ('tools', 'fields', 'words'),
+    [
+        ([], {}, 'lists no tools'),
+        ([listed('a'), listed('a')], {}, "both be called 'a'"),
+        ([listed('a.b'), listed('a b')], {}, "both be called 'a_b'"),
+        ([listed('read')], {'tools': ['raed']}, "names 'raed'; it has read; did you mean read?"),
+        ([listed('read')], {'rename': {'x': 'y'}}, "'rename' names 'x'"),
+        ([listed('read')], {'tools': []}, '"tools" is empty'),
+        ([listed('read', inputSchema={'type': 'object', 'properties': True})], {},
+         'not of the protocol at tools.0.inputSchema.properties: Input should be a'),
+        ([listed('read', inputSchema={'type': 'object', '$dynamicRef': 'file:///etc/passwd'})], {},
+         'has $dynamicRef'),
+        ([listed('read')], {'rename': {'read': 'two words'}}, "'two words' cannot be a tag"),
+        ([listed('x' * 999)], {}, 'at most 64'),
+    ],
+)  # fmt: skip
+@pytest.mark.fault('new-mcp-list', 'lists of tools that cannot be used')
+def test_a_list_of_tools_that_cannot_be_used_is_one_line(
+    process, opened, tools, fields, words, user_reads
+):
+    with pytest.raises((UserError, ValueError)) as refusal:
+        opened(weather={**process({}, tools=tools), **fields})
+    line = str(refusal.value)
+    assert words in line and '\n' not in line and "server 'weather'" in line
+    user_reads(line[-200:])
+
+
+def test_tools_of_two_servers_with_one_name_are_refused_with_both(process, opened):
+    servers = {name: process({'search': text_result('x')}) for name in ('one', 'two')}
+    with pytest.raises(UserError, match="server 'two': its tool 'search' .* server 'one'.*prefix"):
+        opened(**servers)
+
+
+def test_a_list_without_an_end_is_one_line(process, opened):
+    with pytest.raises(UserError, match='list of tools has no end'):
+        opened(a=process({}, tools=[listed(str(n)) for n in range(2_000)], pages=True))
+
+
+def test_the_table_may_be_called_servers(process, opened):
+    assert list(opened('servers', a=process({'echo': text_result('x')}))) == ['echo']

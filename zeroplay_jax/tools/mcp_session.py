@@ -1,0 +1,309 @@
+"""Sessions with an MCP server: opened once, kept open, and opened again after the server's death.
+
+All sessions of a process live in one event loop, in a thread of its own. A server over HTTP gets a session per call
+in progress, so that a reply that breaks its connection fails one call alone. A server that is a process gets one:
+its pipe carries many calls at a time, and a second process would have another state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import logging
+import threading
+from collections.abc import AsyncIterator, Awaitable, Coroutine
+from typing import Any, TypeVar
+
+import httpx2
+import mcp
+import mcp_types
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+
+from zeroplay_jax.tools import mcp_stdio
+from zeroplay_jax.tools.mcp_servers import McpServer
+
+# Bounds what a process holds of one message of a server, pictures included.
+MAX_MESSAGE_BYTES = 16 * 2**20
+_MAX_TOOLS = 10_000
+_SSE_SECONDS = 2.0
+_CLOSE_SECONDS = 5.0
+_HTTP_TIMEOUT = httpx2.Timeout(30.0, read=None)  # seconds; calls have a limit of their own
+
+_Value = TypeVar('_Value')
+
+
+class RefusedCall(Exception):
+    """The server answered that it cannot run this call; the message is its own."""
+
+
+class _NotSent(Exception):
+    """The server cannot have seen the request."""
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """Returns the event loop of all sessions, which runs in a thread of its own."""
+    # The library logs every bad message of a server, with its content; a failed call says what matters.
+    for name in ('mcp', 'client'):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    logging.getLogger('httpx2').setLevel(logging.WARNING)
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name='mcp', daemon=True).start()
+    return loop
+
+
+class Connection:
+    """The sessions of one server. Its methods may be called from many threads.
+
+    Args:
+      server: with variables filled in.
+    """
+
+    def __init__(self, server: McpServer):
+        self.server = server
+        self._is_process = bool(server.command)
+        self._idle: list[_Session] = []
+        self._opening = asyncio.Lock()
+        atexit.register(self.close)
+
+    def list_tools(self, seconds: float) -> list[mcp_types.Tool]:
+        """Returns the tools of the server; raises whatever the library does."""
+        return _result_of(self._list_tools(), seconds)
+
+    def call(
+        self, tool: str, arguments: dict[str, Any], seconds: float
+    ) -> mcp_types.CallToolResult:
+        """Returns the result of one call.
+
+        Raises:
+          TimeoutError: no result within that many seconds.
+          RefusedCall: the server refused the arguments.
+          Exception: anything else; the call may have been run.
+        """
+        return _result_of(self._call(tool, arguments), seconds)
+
+    def close(self) -> None:
+        """Ends the sessions and the server's process."""
+        with contextlib.suppress(Exception):
+            _result_of(self._close_all(), _CLOSE_SECONDS)
+
+    async def _close_all(self) -> None:
+        sessions, self._idle = self._idle, []
+        await asyncio.gather(*(session.close() for session in sessions))
+
+    async def _list_tools(self) -> list[mcp_types.Tool]:
+        session = await self._take()
+        self._give_back(session)
+        return session.tools
+
+    async def _call(self, tool: str, arguments: dict[str, Any]) -> mcp_types.CallToolResult:
+        try:
+            return await self._call_once(tool, arguments)
+        except _NotSent:
+            # A server that was started again does not know its earlier sessions.
+            return await self._call_once(tool, arguments)
+
+    async def _call_once(self, tool: str, arguments: dict[str, Any]) -> mcp_types.CallToolResult:
+        session = await self._take()
+        try:
+            reply = await session.run(session.call(tool, arguments))
+        except RefusedCall:
+            self._give_back(session)
+            raise
+        except BaseException:
+            # A session over HTTP may still get the late reply; that of a process goes on with its other calls.
+            if not self._is_process or session.has_ended:
+                session.abandon()
+            raise
+        self._give_back(session)
+        return reply
+
+    async def _take(self) -> _Session:
+        """Returns an open session; raises the cause if none can be opened."""
+        if not self._is_process:
+            while self._idle:
+                session = self._idle.pop()
+                if not session.has_ended:
+                    return session
+            return await _Session.opened(self.server)
+        async with self._opening:
+            self._idle = [session for session in self._idle if not session.has_ended]
+            if not self._idle:
+                self._idle.append(await _Session.opened(self.server))
+            return self._idle[0]
+
+    def _give_back(self, session: _Session) -> None:
+        if not self._is_process and not session.has_ended:
+            self._idle.append(session)
+
+
+def _result_of(coroutine: Coroutine[Any, Any, _Value], seconds: float) -> _Value:
+    """Runs a coroutine in the loop of all sessions and returns its result."""
+    limited = asyncio.wait_for(coroutine, seconds)
+    return asyncio.run_coroutine_threadsafe(limited, _loop()).result()
+
+
+class _Session:
+    """One session. A task owns it from its beginning to its end, as the library demands.
+
+    Attributes:
+      tools: what the server listed when the session began.
+    """
+
+    def __init__(self, server: McpServer):
+        self._server = server
+        self._ready = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._client: mcp.Client
+        self.tools: list[mcp_types.Tool] = []
+        self._owner = asyncio.create_task(self._own())
+
+    @classmethod
+    async def opened(cls, server: McpServer) -> _Session:
+        session = cls(server)
+        try:
+            await session.run(session._ready.wait())
+        except BaseException:
+            session.abandon()
+            raise
+        return session
+
+    @property
+    def has_ended(self) -> bool:
+        return self._owner.done()
+
+    async def _own(self) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            transport = await stack.enter_async_context(_transport(self._server))
+            client = mcp.Client(transport, cache=None)
+            self._client = await stack.enter_async_context(client)
+            self.tools = await self._listed()
+            self._ready.set()
+            await self._closing.wait()
+
+    async def _listed(self) -> list[mcp_types.Tool]:
+        """Returns the tools of the server."""
+        # Servers may list their tools on several pages, linked by cursors.
+        page = await self._client.list_tools()
+        tools = list(page.tools)
+        while page.next_cursor:
+            page = await self._client.list_tools(cursor=page.next_cursor)
+            tools += page.tools
+            if len(tools) > _MAX_TOOLS or not page.tools:
+                raise ValueError(f'its list of tools has no end ({len(tools):,} so far)')
+        return tools
+
+    async def run(self, request: Awaitable[_Value]) -> _Value:
+        """Returns the result of a request, or raises why the session ended meanwhile."""
+        pending = asyncio.ensure_future(request)
+        try:
+            await asyncio.wait({pending, self._owner}, return_when=asyncio.FIRST_COMPLETED)
+            if pending.done() and not isinstance(pending.exception(), MCPError):
+                return pending.result()
+            if pending.done():
+                # "Connection closed" says less than the session, which ends at the same time.
+                await asyncio.wait({self._owner}, timeout=0.2)
+        finally:
+            if not pending.done():
+                pending.cancel()
+        if self._owner.done() and not self._owner.cancelled() and self._owner.exception():
+            cause = first_cause(self._owner.exception())
+            raise _NotSent(str(cause)) if isinstance(cause, httpx2.ConnectError) else cause
+        if not pending.done():
+            raise ConnectionError('the session ended')
+        return pending.result()
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> mcp_types.CallToolResult:
+        parameters = mcp_types.CallToolRequestParams(name=tool, arguments=arguments)
+        request = mcp_types.CallToolRequest(params=parameters)
+        # Not `call_tool`, which checks results against a schema of the server, and lists its tools for that.
+        try:
+            return await self._client.session.send_request(request, mcp_types.CallToolResult)
+        except MCPError as error:
+            if error.error.message == 'Session terminated':
+                raise _NotSent(str(error)) from error
+            if error.code == mcp_types.INVALID_PARAMS:
+                raise RefusedCall(error.error.message) from error
+            raise
+
+    def abandon(self) -> None:
+        """Ends the session in the background."""
+        self._closing.set()
+        if not self._ready.is_set():
+            self._owner.cancel()
+        # Without this line asyncio would log an exception that nobody asks for.
+        self._owner.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def close(self) -> None:
+        """Ends the session and waits for it."""
+        self.abandon()
+        await asyncio.wait({self._owner})
+
+
+def first_cause(error: BaseException | None) -> BaseException:
+    """Returns the innermost first error: task groups of the library wrap a cause, possibly several times."""
+    while isinstance(error, BaseExceptionGroup) and error.exceptions:
+        error = error.exceptions[0]
+    return error or ConnectionError('the session ended')
+
+
+# ---- transports ----------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _transport(server: McpServer) -> AsyncIterator[Any]:
+    """Yields a transport as `mcp.Client` takes it."""
+    if server.command:
+        yield mcp_stdio.process_transport(server, MAX_MESSAGE_BYTES)
+        return
+    # What is not compressed has the size that is counted.
+    headers = {**server.headers, 'Accept-Encoding': 'identity'}
+    async with httpx2.AsyncClient(
+        transport=_LimitedTransport(), headers=headers, timeout=_HTTP_TIMEOUT
+    ) as http_client:
+        yield streamable_http_client(
+            server.url, http_client=http_client, max_sse_event_size=MAX_MESSAGE_BYTES
+        )
+
+
+class _LimitedTransport(httpx2.AsyncHTTPTransport):
+    """HTTP whose replies have a largest size. Streams of events have none; each event has."""
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await super().handle_async_request(request)
+        if response.headers.get('content-encoding', 'identity') != 'identity':
+            await response.aclose()
+            raise httpx2.RemoteProtocolError('a compressed reply, which was not asked for')
+        if not response.headers.get('content-type', '').startswith('text/event-stream'):
+            assert isinstance(response.stream, httpx2.AsyncByteStream)
+            response.stream = _LimitedStream(response.stream)
+        return response
+
+
+class _LimitedStream(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.AsyncByteStream):
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for chunk in self._stream:
+            size += len(chunk)
+            if size > MAX_MESSAGE_BYTES:
+                raise httpx2.RemoteProtocolError(mcp_stdio.too_long(MAX_MESSAGE_BYTES))
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def speaks_sse(server: McpServer) -> bool:
+    """Returns whether a server speaks the earlier protocol, whose streams begin with an event 'endpoint'."""
+    headers = {**server.headers, 'Accept': 'text/event-stream'}
+    try:
+        with httpx2.stream('GET', server.url, headers=headers, timeout=_SSE_SECONDS) as response:
+            return 'event: endpoint' in next(response.iter_text(), '')
+    except httpx2.HTTPError:
+        return False
