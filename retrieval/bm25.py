@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pathlib
 import threading
+import unicodedata
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -131,7 +132,9 @@ class Bm25Index:
         rows = np.full((len(queries), k), -1, np.int64)
         scores = np.zeros((len(queries), k), np.float32)
         with self._lock:
-            stems_by_query = self._tokenize(list(queries), return_ids=False)
+            # As the passages, see `sources.read`: an accent of its own would divide a word.
+            composed = [unicodedata.normalize('NFC', query) for query in queries]
+            stems_by_query = self._tokenize(composed, return_ids=False)
         # Each query is scored alone, so that its scores do not depend on the others.
         for number, stems in enumerate(stems_by_query):
             # Stems that no passage contains have no id.

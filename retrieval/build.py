@@ -11,6 +11,7 @@ encode --host h --hosts n on each, --stage index once.
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import logging
 import pathlib
@@ -21,6 +22,7 @@ from collections.abc import Sequence
 from . import folder, hub, object_cache, shards
 from .command import FIELDS_HELP, Parser, one_line, passage_fields, passage_words
 from .lexical import LexicalEncoder
+from .suggestions import similar_path
 from .types import Encoder, RetrievalError
 
 # Arguments that are parameters of `ScannIndex`.
@@ -154,10 +156,17 @@ def _encoder(args: argparse.Namespace) -> Encoder:
     """Returns the encoder of --encoder; RetrievalError if there is none or it cannot be used."""
     if not args.encoder:
         raise RetrievalError(
-            "--encoder is missing: name the folder of a BERT checkpoint, or 'lexical'"
+            "--encoder is missing: name the folder of a BERT checkpoint, hf://owner/model, or 'lexical'"
         )
     if args.encoder == 'lexical':
         return LexicalEncoder()
+    if not hub.is_name(args.encoder) and not pathlib.Path(args.encoder).is_dir():
+        is_misspelt = difflib.get_close_matches(args.encoder, ['lexical'])
+        suggestion = "; did you mean 'lexical'?" if is_misspelt else similar_path(args.encoder)
+        raise RetrievalError(
+            f'--encoder {args.encoder}: no such folder; name the folder of a BERT checkpoint, hf://owner/model, or '
+            f"'lexical'{suggestion}"
+        )
     # Imported here, because it imports TensorFlow, which BM25 does not need.
     from .encoder import TextEncoder
 

@@ -15,6 +15,10 @@ _COMMON_WORDS = frozenset(
     'the of and to for with by from that which are were its this be it have has been their is was they or as at'.split()
 )
 _MIN_COMMON_SHARE = 0.1
+# (different frequent words, their share of the words of letters alone): addresses, commands and numbers between the
+# sentences of a manual lower the share of all words, but no other language has so many different ones.
+_MANUALS = ((9, 0.05), (3, 0.1))
+_MARKS = '.,;:()"\''
 # One frequent word is enough in a text of a sentence or two.
 _FEW_WORDS = 30
 
@@ -38,12 +42,17 @@ def problem_of(text: str) -> str | None:
         return 'not English'
     if len(words) < MIN_WORDS:
         return 'too short'
-    common_words = [word for word in words if word.strip('.,;:()"\'') in _COMMON_WORDS]
+    bare_words = [word.strip(_MARKS) for word in words]
+    common_words = [word for word in bare_words if word in _COMMON_WORDS]
     # Lists of English names fail this test as well, which is intended: they have no sentences.
     min_common_words = 1 if len(words) < _FEW_WORDS else _MIN_COMMON_SHARE * len(words)
-    if len(common_words) < min_common_words:
-        return 'not English'
-    return None
+    if len(common_words) >= min_common_words:
+        return None
+    num_spoken = sum(map(str.isalpha, bare_words))
+    for different, share in _MANUALS:
+        if len(set(common_words)) >= different and len(common_words) >= share * num_spoken:
+            return None
+    return 'not English'
 
 
 def _is_binary(sample: str) -> bool:

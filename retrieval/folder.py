@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from . import corpus as corpus_lib
-from . import json_text, progress, shards
+from . import json_text, progress, shards, word_spaces
 from .bm25 import Bm25Index
 from .index import ExactIndex, ScannIndex
 from .lexical import LexicalEncoder
@@ -212,6 +212,9 @@ def _index_stage(
     # An interrupted stage starts again from the beginning.
     shutil.rmtree(trained, ignore_errors=True)
     index: AnyIndex
+    # Both compare words, which they recognise by the spaces between them.
+    if encoder is None or encoder.settings['kind'] == 'lexical':
+        word_spaces.warn(corpus, 'BM25' if encoder is None else 'the encoder lexical')
     if encoder is None:
         with progress.clock('index'):
             index = Bm25Index(corpus)

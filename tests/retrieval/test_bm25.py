@@ -92,3 +92,11 @@ def test_bad_input_is_named(index):
         Bm25Index.build(['a'], ['the'])
     with pytest.raises(RetrievalError, match='no passage has row number 5'):
         index.passages([5])
+
+
+@pytest.mark.fault('third-24', 'BM25 and a decomposed query')
+def test_queries_are_composed_as_passages_are(user_reads):
+    index = Bm25Index.build(['Café', 'Lomi'], ['A café by the river.', 'A town.'])
+    rows, _ = index.search(['cafe\u0301'], 1)
+    assert rows.tolist() == [[0]]
+    user_reads('right: found as the composed query is')

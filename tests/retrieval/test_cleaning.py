@@ -22,6 +22,9 @@ OTHER_LANGUAGES = (
     'personas, que trabajan sobre todo en la industria y el comercio.',
     'De stad ligt aan de oever van de rivier en werd in 1203 gesticht door monniken. Tegenwoordig is het een stad met '
     'veertigduizend inwoners, die vooral in de industrie of de handel werken.',
+    'Byen ligger ved bredden af floden og blev grundlagt i 1203 af munke. I dag bor der fyrre tusind mennesker, som '
+    'for det meste arbejder i industrien og handelen, og mange have er anlagt. Det er let at komme til byen med toget, '
+    'og der var engang et slot ved havnen, som blev bygget for kongen og hans familie, før de rejste mod syd.',
     'Город стоит на берегу реки и был основан монахами.',
     '这座城市位于河边。' * 20,
     'المدينة تقع على ضفة النهر',
@@ -31,6 +34,22 @@ OTHER_LANGUAGES = (
 @pytest.mark.parametrize('text', OTHER_LANGUAGES)
 def test_other_languages_are_recognised(text):
     assert problem_of(text) == 'not English'
+
+
+MANUAL = (
+    'https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/ upstream: lomi-2.1.4-1 https://lomi.example/ '
+    'files: debian/* copyright: 2007-2009, 2012, 2014 <uno@lomi.example> GPL-2+ '
+    + ' '.join(f'--option-{number}, -{number}' for number in range(30))
+    + ' /usr/share/common-licenses/GPL-2 holds the full text of this license. Lomi is run by hand.\n'
+)
+
+
+@pytest.mark.fault('user-5', 'a manual of addresses and options, code, a list of names')
+def test_manuals_are_english_and_code_and_lists_are_not(user_reads):
+    assert problem_of(MANUAL) is None
+    code = 'for x in range(10):\n    print(x)\nclass A:\n    def f(self, a=None): return self\n'
+    assert problem_of(code * 10) == problem_of('Ann Lee 1952, Bob Ray 1953\n' * 20) == 'not English'
+    user_reads('right: None, not English, not English')
 
 
 @pytest.mark.parametrize(

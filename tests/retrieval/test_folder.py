@@ -4,6 +4,7 @@ import contextlib
 import importlib.metadata
 import io
 import json
+import logging
 import pathlib
 import shutil
 import subprocess
@@ -382,3 +383,49 @@ def test_a_file_is_replaced_whole(tmp_path):
     with pytest.raises(OSError):
         shards.write_atomically(path, torn)
     assert path.read_bytes() == b'old' and [p.name for p in tmp_path.iterdir()] == ['f']
+
+
+SPACELESS = {
+    'Chinese': '这座城市位于河边，由僧侣建立。',
+    'Japanese': 'この町は川のそばにあり、修道士によって建てられた。',
+    'Thai': 'เมืองนี้ตั้งอยู่ริมแม่น้ำและก่อตั้งโดยพระสงฆ์',
+}
+
+
+@pytest.mark.parametrize('kind', ['bm25', 'exact'])
+@pytest.mark.parametrize(
+    'language',
+    [
+        pytest.param(name, marks=pytest.mark.fault('third-23', f'BM25 over {name}'))
+        for name in SPACELESS
+    ],
+)
+def test_an_index_of_words_over_a_language_without_spaces_warns(
+    tmp_path, caplog, language, kind, user_reads
+):
+    texts = [SPACELESS[language] * 3, *['A town by the river.'] * 9]
+    lines = [json.dumps({'id': number, 'text': text}) for number, text in enumerate(texts)]
+    source = tmp_path / 'c.jsonl'
+    source.write_text('\n'.join(lines))
+    encoder = None if kind == 'bm25' else LexicalEncoder()
+    with caplog.at_level(logging.WARNING):
+        folder.build(source, tmp_path / 'index', kind, encoder)
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    user_reads(record.message)
+    assert '10 % of the passages' in record.message and '--encoder' in record.message
+    caplog.clear()
+    source.write_text(
+        '\n'.join(lines[1:] + [json.dumps({'id': 'x', 'text': 'Gumu (古木) in Ломи.'})])
+    )
+    folder.build(source, tmp_path / 'second', kind, encoder)
+    assert 'without spaces' not in caplog.text
+
+
+@pytest.mark.fault('user-4', 'retrieval.build --encoder lexcal')
+def test_a_misspelt_encoder_gets_the_name_that_was_meant(corpus, tmp_path, capsys, user_reads):
+    with pytest.raises(SystemExit) as end:
+        build.main(['--corpus', str(corpus), '--encoder', 'lexcal', '--out', str(tmp_path / 'out')])
+    (line,) = capsys.readouterr().err.splitlines()
+    user_reads(line)
+    assert end.value.code == 2 and 'lexcal: no such folder' in line
+    assert line.endswith("hf://owner/model, or 'lexical'; did you mean 'lexical'?")
