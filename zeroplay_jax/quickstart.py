@@ -28,6 +28,7 @@ from zeroplay_jax.configuration.packaged import config as packaged_config
 from zeroplay_jax.mini.cloze import BLANK
 from zeroplay_jax.retrieval import cleaning, hub, json_text, object_cache, progress
 from zeroplay_jax.retrieval.command import Parser
+from zeroplay_jax.retrieval.rows import COMPRESSED
 from zeroplay_jax.retrieval.sources import files_of, read, text_name
 from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.retrieval.types import RetrievalError
@@ -52,7 +53,7 @@ _SPLIT_SEED = 0
 _BLOCK_BYTES = 1 << 20
 # Raised when the files in a workdir change, so that a workdir of an earlier version is not resumed. 2: held_out.jsonl.
 _FILES_VERSION = 2
-_CORPUS_SUFFIXES = ('.txt', '.md', '.json', '.jsonl', '.tsv', '.gz', '.zst')
+_CORPUS_SUFFIXES = ('.txt', '.md', '.json', '.jsonl', '.tsv', '.parquet', *COMPRESSED)
 # Folder of the run in the workdir.
 _RUN = 'run'
 

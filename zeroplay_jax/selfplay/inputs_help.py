@@ -29,8 +29,9 @@ QUESTIONS = """Questions with answers, for DSPO: several sets in one form, shuff
 A set is a file, or one of nq, triviaqa, popqa, hotpotqa, 2wikimultihopqa, musique, bamboogle, which are downloaded.
 Those are the held-out questions that papers report on: for config.eval.file and --not-in, not for training.
 
-The answers' field may be called answers, golden_answers, answer or target, or be inside verl's reward_model; answers
-become a list.
+The answers may be in answers, golden_answers, answer, target, ground_truth, possible_answers or verl's reward_model, as
+a text, a list, or an object of SQuAD or TriviaQA, with answer_aliases beside them; they become a list. Questions that
+say that they have no answer are left out. A set is JSON lines, a TSV with headings or Parquet.
 
 Lines: {"question", "answers", "source", "line"}, and "hops" if the set has them.
 """
