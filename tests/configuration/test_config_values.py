@@ -1,5 +1,6 @@
 """Every mistake in a value of a config is one line that names it."""
 
+import json
 import math
 import re
 import typing
@@ -25,6 +26,8 @@ from zeroplay_jax.configuration import (
     loss_properties,
     rules,
 )
+from zeroplay_jax.configuration.stored import read_stored_config
+from zeroplay_jax.runtime import workdir
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.settings import renamed, schema
 from zeroplay_jax.settings.bounds import Section
@@ -483,3 +486,16 @@ def test_the_last_flag_of_a_field_counts(user_reads):
     words = ['x', '--config.progress', '--config.seed=1', '--config.progress', '--config.seed=2']
     assert repeated(words) == ['x', '--config.progress', '--config.seed=2']
     user_reads('right: the last one counts')
+
+
+def test_a_run_of_an_earlier_version_goes_on_with_the_values_of_renamed_fields(sound, tmp_path):
+    config = sound.to_dict()
+    config['tools']['mcp_url'] = config['tools'].pop('mcp_servers')
+    (tmp_path / 'config.json').write_text(json.dumps(config))
+    workdir.check(tmp_path, sound.to_dict())
+    stored_config = read_stored_config(tmp_path / 'config.json')
+    assert stored_config.tools.mcp_servers == sound.tools.mcp_servers
+    config['tools']['mcp_url'] = 'http://elsewhere/mcp'
+    (tmp_path / 'config.json').write_text(json.dumps(config))
+    with pytest.raises(workdir.WorkdirError, match='mcp_servers'):
+        workdir.check(tmp_path, sound.to_dict())

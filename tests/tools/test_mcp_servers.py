@@ -254,6 +254,10 @@ ECHO = {'command': 'echo-server'}
         ({'a': {**ECHO, 'args': ['${input:key}']}}, '${input:key} cannot be filled in'),
         ({'a': {'command': 'not-a-program-here'}}, 'cannot be started (No such file'),
         ({'a': {**ECHO, 'cwd': '/not/there'}}, 'cannot be started'),
+        ({'a': {'url': 'localhost:9'}}, '"url" is not a web address'),
+        ({'a': {'url': 'http://[::1'}}, 'does not answer'),
+        ({'a': {'url': 'http://127.0.0.1:1', 'headers': {'K': 'é'}}}, 'does not answer'),
+        ({'a': {'url': 'http://127.0.0.1:1', 'headers': {'K': 'a\nb'}}}, 'does not answer'),
     ],
 )
 @pytest.mark.fault('kin-mcp-file', 'files of servers that cannot be used')

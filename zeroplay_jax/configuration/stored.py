@@ -12,6 +12,7 @@ from zeroplay_jax.configuration import fields
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.settings.errors import ConfigError
 from zeroplay_jax.settings.paths import built_in_path
+from zeroplay_jax.settings.renamed import with_new_names
 
 # Sections that distinguish a run's config.json from other files of that name.
 _REQUIRED = {'recipe', 'rollout', 'tools', 'retrieval'}
@@ -28,7 +29,7 @@ def read_stored_config(path: pathlib.Path) -> ConfigDict | None:
         renamed, or a value of another type.
     """
     try:
-        stored = json_text.read_object(path, float)
+        stored = with_new_names(json_text.read_object(path, float))
     except (OSError, ValueError):
         return None
     if not stored.keys() >= _REQUIRED:

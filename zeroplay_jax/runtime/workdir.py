@@ -19,6 +19,7 @@ from typing import Any, TextIO
 from zeroplay_jax.retrieval import hub, json_text, object_cache, objects
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.settings.paths import built_in_name
+from zeroplay_jax.settings.renamed import with_new_names
 from zeroplay_jax.types import Json, UserError
 
 # A message names this many differing fields at most.
@@ -227,7 +228,7 @@ def portable(path: str) -> str:
 def _read_config(path: pathlib.Path) -> Json:
     """Returns the object in a config.json; raises WorkdirError if it cannot be read."""
     try:
-        return json_text.read_object(path, float)
+        return with_new_names(json_text.read_object(path, float))
     except ValueError as error:
         raise WorkdirError(
             f'{path}: cannot be read ({error}); bring it back from a copy, or choose another workdir'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zeroplay_jax.types import Json
+
 # Old name → new name; a config or flag with the old one is refused with the new one.
 RENAMED_FIELDS = {
     'tools.family': 'tools.syntax',
@@ -27,3 +29,17 @@ RENAMED_FIELDS = {
     'reward.soft_length': 'scope.soft_length',
     'reward.hard_length': 'scope.hard_length',
 }
+
+# Of these only the name has changed, so that runs of earlier versions go on with their values.
+_SAME_VALUES = {('tools', 'mcp_url'): 'mcp_servers'}
+
+
+def with_new_names(stored: Json) -> Json:
+    """Returns the object in a config.json with the new names of fields whose values mean the same as before."""
+    renamed = dict(stored)
+    for (section, old_name), new_name in _SAME_VALUES.items():
+        fields = renamed.get(section)
+        if isinstance(fields, dict) and old_name in fields:
+            kept = {name: value for name, value in fields.items() if name != old_name}
+            renamed[section] = {**kept, new_name: fields[old_name]}
+    return renamed

@@ -45,7 +45,8 @@ def explain_arguments(schema: Json) -> str:
 def _entries(root: Json, schema: Json, depth: int, separator: str) -> str:
     """Returns the entries of an object in words."""
     required = schema.get('required', [])
-    entries = []
+    entries: list[str] = []
+    length = 0
     for name, child in schema.get('properties', {}).items():
         entry = f'{name}: {_cut(_type(root, child, depth), _MAX_TYPE)}'
         if not isinstance(required, list) or name not in required:
@@ -55,6 +56,10 @@ def _entries(root: Json, schema: Json, depth: int, separator: str) -> str:
             line = ' '.join(description.split()).rstrip('.')
             entry += f' ({_cut(line, _MAX_DESCRIPTION)})'
         entries.append(entry)
+        length += len(entry)
+        # The rest would be cut anyway.
+        if length > _MAX_TEXT:
+            break
     return separator.join(entries)
 
 

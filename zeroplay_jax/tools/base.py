@@ -192,7 +192,7 @@ class Tool(abc.ABC):
             return required[0]
         return None
 
-    @property
+    @functools.cached_property
     def explanation(self) -> str:
         """The arguments in words, beside the example; with `argument_hint` only the names of the optional ones."""
         if not self.argument_hint:

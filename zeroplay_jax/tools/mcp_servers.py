@@ -101,6 +101,9 @@ class McpServer:
             url=expand(self.url),
             headers=headers,
         )
+        if server.url and not server.url.startswith(('http://', 'https://')):
+            # The address may hold a key.
+            raise ConfigError(f'{self.where}: "url" is not a web address such as https://host/mcp')
         values |= {*env.values(), *headers.values()}
         # The longest first: one may be part of another, as the key of 'Bearer key'.
         secrets = sorted((value for value in values if len(value) >= _MIN_SECRET), key=len)

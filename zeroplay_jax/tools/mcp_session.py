@@ -305,5 +305,5 @@ def speaks_sse(server: McpServer) -> bool:
     try:
         with httpx2.stream('GET', server.url, headers=headers, timeout=_SSE_SECONDS) as response:
             return 'event: endpoint' in next(response.iter_text(), '')
-    except httpx2.HTTPError:
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError):
         return False
