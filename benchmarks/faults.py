@@ -12,6 +12,7 @@ import collections
 import dataclasses
 import pathlib
 import re
+import string
 import sys
 from collections.abc import Sequence
 
@@ -57,7 +58,7 @@ class Collector:
         if not is_result or report.nodeid not in self._markers:
             return
         key, sent = self._markers[report.nodeid]
-        line = dict(report.user_properties).get('user_reads', '')
+        line = str(dict(report.user_properties).get('user_reads', ''))
         verdict = _verdict(line)
         if report.skipped:
             verdict = 'not tried'
@@ -93,7 +94,8 @@ def _failure(report: pytest.TestReport) -> tuple[str, str]:
 
 def _place(row: Row) -> tuple[str, int, str]:
     """Returns what rows are sorted by: the table, and the number in it."""
-    table, number = re.fullmatch(r'(\D*)(\d*).*', row.key).groups()
+    table = row.key.rstrip(string.digits)
+    number = row.key[len(table) :]
     return table, int(number or 0), row.key
 
 

@@ -154,11 +154,12 @@ def page(result: Any) -> DocumentPage | None:
     if not isinstance(result, Mapping):
         raise MalformedReply(f'a page is {_kind(result)}, not an object')
     # The types are checked here, so that a policy never sees a value of another type.
-    numbers = {}
+    numbers: dict[str, int] = {}
     for field in ('page', 'pages'):
-        numbers[field] = result.get(field)
-        if not isinstance(numbers[field], int):
-            raise MalformedReply(f'"{field}" of a page is {_kind(numbers[field])}, not a number')
+        number = result.get(field)
+        if not isinstance(number, int):
+            raise MalformedReply(f'"{field}" of a page is {_kind(number)}, not a number')
+        numbers[field] = number
     return DocumentPage(
         title=_text(result.get('title'), 'title'),
         text=_text(result.get('text'), 'text'),

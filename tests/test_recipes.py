@@ -117,6 +117,10 @@ def test_every_stage_ran(whole):
     )
 
 
+def of_role(record, role, name):
+    return record.get(f'{role}/{name}', record.get(name))
+
+
 @pytest.mark.fault('user-3', 'a `:mini` run, whose every role is to be trained by its rewards')
 def test_every_trained_role_is_updated_by_rewards_that_differ(whole, user_reads):
     system, workdir = whole
@@ -127,11 +131,10 @@ def test_every_trained_role_is_updated_by_rewards_that_differ(whole, user_reads)
     for role in roles:
         # Systems that train both roles in one step name them in their metrics.
         steps = [r for r in records if r['phase'] in (role.name, 'selfplay')]
-        of_role = lambda record, name: record.get(f'{role.name}/{name}', record.get(name))
-        assert any(of_role(record, 'gradient_norm') for record in steps), role.name
+        assert any(of_role(record, role.name, 'gradient_norm') for record in steps), role.name
         # Rewards that are equal within a group move nothing; a teacher would move the policy all the same.
         is_compared = config[role.name].baseline != 'none'
-        share = max(of_role(record, 'informative_groups') or 0 for record in steps)
+        share = max(of_role(record, role.name, 'informative_groups') or 0 for record in steps)
         assert share or not is_compared, role.name
         shares.append(f'{role.name} {share:.0%}')
     user_reads(f'right: groups of unequal rewards in the best step: {", ".join(shares)}')

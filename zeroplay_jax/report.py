@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except OSError as error:
         # No space, or no permission to write.
-        problem = error
+        problem = str(error)
         if error.filename:
             problem = f'{error.filename}: cannot be written ({error.strerror})'
         print(f'zeroplay_jax.report: {problem}; choose another file', file=sys.stderr)

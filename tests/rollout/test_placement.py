@@ -26,7 +26,7 @@ class Conversations:
 
     stops = ('!',)
     tools = {}
-    limits = types.SimpleNamespace(max_turns=6, turn_tokens=256)
+    limits = types.SimpleNamespace(max_turns=6, turn_tokens=256, response_tokens=0)
     codec = types.SimpleNamespace(token_bytes=[b'x', b'!'], eos_ids=())
 
     def __init__(self, groups, seed=0):

@@ -27,7 +27,7 @@ class Talk:
     """A role whose turns call the tool; every third rollout's calls are refused instead."""
 
     stops = ('!',)
-    limits = types.SimpleNamespace(max_turns=TURNS, turn_tokens=20)
+    limits = types.SimpleNamespace(max_turns=TURNS, turn_tokens=20, response_tokens=0)
     codec = types.SimpleNamespace(token_bytes=[b'x', b'!'], eos_ids=())
 
     def __init__(self, identity, tool):

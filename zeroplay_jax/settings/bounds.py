@@ -18,8 +18,8 @@ from zeroplay_jax.retrieval.suggestions import similar_path
 class Section(pydantic.BaseModel):
     """A group of fields. The text below a field is its documentation."""
 
-    # Strict: 1 for a bool, or '3' for a number, is more likely a mistake than an intention. Numbers are finite, those in
-    # lists as well.
+    # Strict: 1 for a bool, or '3' for a number, is more likely a mistake than an intention. Numbers are finite, also
+    # those in lists.
     model_config = pydantic.ConfigDict(
         strict=True,
         extra='forbid',

@@ -254,8 +254,7 @@ def _train(
             raise_if_weights_are_lost(step, metrics, checkpoints, state['cursor'])
             state['stopped'] = dataclasses.asdict(stop) if stop else None
             state['alarms'] = watch.state()
-            save_started = time.perf_counter()
-            next_number = step.number + 1
+            save_started, next_number = time.perf_counter(), step.number + 1
             if step.phase.name == 'evaluation':
                 saver.save_if_best(next_number, metrics)
             # The last step is always saved: the export and the summary can then be repeated.
