@@ -200,11 +200,11 @@ def get_config(name=''):
     )
     settings = dict(ROWS[row])
     if variant:
-        # Sizes of batches are those of the small run.
-        settings = {field: v for field, v in settings.items() if not field.endswith('.batch')}
-    if variant and 'policy.path' in settings:
-        # A small run keeps its small policy, with the syntax that it was trained on.
-        for field in _QWEN3:
-            settings.pop(field, None)
+        # A small run keeps its numbers of steps and sizes of batches, and its policy with the syntax that it knows.
+        kept = ['policy.path', 'tools.syntax']
+        kept += [field for field in settings if field.endswith(('.batch', '.steps'))]
+        if 'policy.path' in settings:
+            kept.append('rollout.drop_thinking')
+        settings = {field: value for field, value in settings.items() if field not in kept}
     config.update_from_flattened_dict(settings)
     return config

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import pathlib
 import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from . import object_cache
 from .types import RetrievalError
 
 _USER_ERROR = 2
@@ -36,6 +38,11 @@ class Parser(argparse.ArgumentParser):
         if out.startswith('gs:/'):
             self.error(f'--out {out}: {LOCAL_RESULTS}')
         return parsed, unknown
+
+
+def path_or_packaged(text: str) -> pathlib.Path:
+    """Returns the path of a file or folder, also of one that comes with the package. For argparse's `type`."""
+    return pathlib.Path(object_cache.packaged(text))
 
 
 def passage_words(text: str) -> int:

@@ -1,5 +1,7 @@
 """Local copies of files and folders in a bucket (gs://bucket/path), kept in the user's cache.
 
+Files that come with the package, such as zeroplay_jax/mini/texts, are found by the same function from any folder.
+
 A copy lies at <cache>/gs/<bucket>/<path>, so files lie towards each other as they do in the bucket. The checksum of
 every object is kept beside it. A later call asks the bucket for its list of objects and downloads those that are new or
 have changed.
@@ -25,6 +27,8 @@ from .types import RetrievalError
 THREADS = 8
 # Copies of at least this size are announced.
 _ANNOUNCED_BYTES = 1 << 20
+# Where this package is the top-level `retrieval` of a checkout, nothing lies below the name of its parent folder.
+_PACKAGE = pathlib.Path(__file__).absolute().parents[1]
 
 
 def cache_folder() -> pathlib.Path:
@@ -37,14 +41,14 @@ def fetch(address: str, is_file: bool = False) -> str:
     """Returns the path of the local copy of a file or folder in a bucket, brought up to date; a path as it is.
 
     Args:
-      address: gs://bucket/path, or a path.
+      address: gs://bucket/path, or a path; see `packaged` for those that come with the package.
       is_file: whether a folder is refused, before anything is downloaded.
 
     Raises:
       RetrievalError: one line; no such file or folder, no connection, no credentials, or no space.
     """
     if not objects.is_address(address):
-        return address
+        return packaged(address)
     bucket_name, path = objects.split(address)
     if not path:
         raise RetrievalError(f'{address}: names a bucket; give gs://bucket/path')
@@ -67,6 +71,19 @@ def fetch(address: str, is_file: bool = False) -> str:
         update(bucket, {entry.name: entry for entry in stored}, root)
         _remove_others(root / path, root, {entry.name for entry in stored})
     return str(root / path)
+
+
+def packaged(path: str) -> str:
+    """Returns where a file or folder that comes with the package lies; any other path as it is.
+
+    Args:
+      path: such as zeroplay_jax/mini/clean. One that exists in the current folder takes precedence: in a checkout the
+        user edits that one.
+    """
+    name = os.path.normpath(path)
+    is_packaged = name.startswith(f'{_PACKAGE.name}/mini/') and not os.path.exists(path)
+    place = _PACKAGE.parent / name
+    return str(place) if is_packaged and place.exists() else path
 
 
 def address_of(path: str) -> str:

@@ -120,8 +120,7 @@ def load_policy(path: str | pathlib.Path = '', settings: ConfigDict | None = Non
     if settings is None and path:
         settings = _settings_of(pathlib.Path(path))
     settings = _copy('load_policy', settings)
-    if path:
-        settings.policy.path = path
+    settings.policy.path = path or _fetched('load_policy', settings.policy.path)
     opened = build.open_policy(settings)
     # Sharded as for training: losses read these weights directly, and the sampler's are made from them.
     params = hf.load(

@@ -16,7 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from zeroplay_jax.retrieval import progress
-from zeroplay_jax.retrieval.command import FIELDS_HELP, Parser, passage_fields, passage_words
+from zeroplay_jax.retrieval.command import (
+    FIELDS_HELP,
+    Parser,
+    passage_fields,
+    passage_words,
+    path_or_packaged,
+)
 from zeroplay_jax.retrieval.corpus import Record, read
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import interrupts
@@ -107,7 +113,7 @@ def _add_command(commands, name: str, summary: str, description: str, examples: 
 def _add_corpus(parser, required: bool = False) -> None:
     parser.add_argument(
         '--corpus',
-        type=pathlib.Path,
+        type=path_or_packaged,
         required=required,
         metavar='FILE',
         help='passages: .jsonl, .tsv or .parquet, also .gz and .zst, or a folder of texts',

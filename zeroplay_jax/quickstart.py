@@ -27,7 +27,7 @@ from zeroplay_jax.configuration import command_line, entry, fields, rules
 from zeroplay_jax.configuration.packaged import config as packaged_config
 from zeroplay_jax.mini.cloze import BLANK
 from zeroplay_jax.retrieval import cleaning, hub, json_text, object_cache, progress
-from zeroplay_jax.retrieval.command import Parser
+from zeroplay_jax.retrieval.command import Parser, path_or_packaged
 from zeroplay_jax.retrieval.rows import COMPRESSED
 from zeroplay_jax.retrieval.sources import files_of, read, text_name
 from zeroplay_jax.retrieval.suggestions import similar_path
@@ -67,7 +67,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         '--corpus',
-        type=pathlib.Path,
+        type=path_or_packaged,
         required=True,
         metavar='PATH',
         help='folder of English texts, or .jsonl or .tsv of passages, also .gz and .zst',
@@ -117,7 +117,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
         if has_all_sections:
             fields.check_name(field, config)
         if field == 'policy.path':
-            config.policy.path = value
+            config.policy.path = object_cache.fetch(value)
     # Sections of a recipe from elsewhere are not in the config of this command.
     command_line.check_arguments([_NAME, *run_flags], chosen_recipe)
     rules.check_checkpoint(config, recipe_class(chosen_recipe or config.recipe))

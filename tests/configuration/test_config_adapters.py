@@ -26,6 +26,7 @@ def adapter(tmp_path):
 
 def make_config(rank=4, **fields):
     config = drzero.get_config('mini')
+    config.policy.path = ''
     config.policy.adapters.update(rank=rank, **fields)
     return config
 

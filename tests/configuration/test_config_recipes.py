@@ -1,5 +1,6 @@
 """What only a recipe knows of its settings, whether it is built in or from another package."""
 
+import importlib
 import sys
 
 import pytest
@@ -225,6 +226,15 @@ def test_the_judges_sizes_differ_in_the_judge_alone_and_small_runs_keep_their_po
         small.judge = usual.judge
         assert small.to_json_best_effort() == usual.to_json_best_effort()
     assert reference.policy.path == 'checkpoints/Qwen3-8B' and reference.judge.kind == 'policy'
+
+
+@pytest.mark.parametrize('row', ablations.ROWS)
+def test_the_small_run_of_a_row_is_as_short_and_knows_its_policys_syntax(row):
+    small = ablations.get_config(f'{row}:mini')
+    usual = importlib.import_module(f'zeroplay_jax.configs.{row.split("/")[0]}').get_config('mini')
+    assert small.policy.path == usual.policy.path and small.tools.syntax == usual.tools.syntax
+    for role in ('proposer', 'solver'):
+        assert (small[role].steps, small[role].batch) == (usual[role].steps, usual[role].batch)
 
 
 @pytest.mark.parametrize(

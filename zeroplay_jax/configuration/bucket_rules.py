@@ -1,11 +1,11 @@
-"""Files and folders that a config names in a bucket (gs://bucket/path) are copied to the user's cache."""
+"""Files and folders that a config names in a bucket (gs://bucket/path), or in the package, get local paths."""
 
 from __future__ import annotations
 
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
-from zeroplay_jax.retrieval import object_cache, objects
+from zeroplay_jax.retrieval import object_cache
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.settings.errors import ConfigError
@@ -15,6 +15,8 @@ def fetch_addresses(
     config: ConfigDict, recipe: type[Recipe] | None = None, section_name: str = ''
 ) -> None:
     """Replaces addresses in a bucket by the paths of their local copies, in place; downloads what is outdated.
+
+    Paths of what comes with the package, such as zeroplay_jax/mini/clean, become those of this installation.
 
     A rule like the others, so that the rules after it read local files; `recipe` is not used.
 
@@ -27,7 +29,7 @@ def fetch_addresses(
       ConfigError: one line; what could not be fetched.
     """
     for name, value in fields.leaves(config):
-        if not isinstance(value, str) or not objects.is_address(value):
+        if not isinstance(value, str):
             continue
         *sections, field = name.split('.')
         if section_name and sections[:1] != [section_name]:

@@ -39,14 +39,16 @@ def available_configs() -> str:
 
 def _with_packaged_configs(argv: Sequence[str]) -> list[str]:
     """Returns the arguments with --config=configs/NAME.py replaced by the packaged file, unless the file exists."""
-    replaced = []
+    replaced: list[str] = []
     for argument in argv:
-        match = re.fullmatch(r'(--?config=)configs/(\w+\.py)(:.*)?', argument)
+        match = re.fullmatch(r'(--?config=)?configs/(\w+\.py)(:.*)?', argument)
+        # absl also accepts the value as the next argument.
+        is_config = match and (match[1] or replaced[-1:] in (['--config'], ['-config']))
         # A file in the current folder takes precedence: in a checkout the user edits that one.
-        if match and not (pathlib.Path('configs') / match[2]).is_file():
+        if match and is_config and not (pathlib.Path('configs') / match[2]).is_file():
             packaged = CONFIGS / match[2]
             if packaged.is_file():
-                argument = f'{match[1]}{packaged}{match[3] or ""}'
+                argument = f'{match[1] or ""}{packaged}{match[3] or ""}'
         replaced.append(argument)
     return replaced
 

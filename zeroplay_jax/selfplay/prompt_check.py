@@ -21,6 +21,7 @@ from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.recipe import Recipe, trained_roles
 from zeroplay_jax.selfplay.roles import Role, RolloutContext
 from zeroplay_jax.settings.errors import fail
+from zeroplay_jax.settings.paths import HOPS_CHECKPOINT, OPEN_CHECKPOINT
 from zeroplay_jax.settings.rollouts import written_tokens
 from zeroplay_jax.tools.registry import BUILT_IN
 from zeroplay_jax.types import Question, TaskDropped, Trajectory
@@ -290,7 +291,7 @@ def _fix(config, measurements: Sequence[_Measurement]) -> str:
         values['privileged.tokens'] = teacher_tokens
     settings = ' '.join(f'--config.{name}={value}' for name, value in values.items())
     fix = f'give {settings}'
-    if not config.policy.path:
+    if config.policy.path in ('', str(HOPS_CHECKPOINT), str(OPEN_CHECKPOINT)):
         fix += (
             ', or a model for real text (config.policy.path): the built-in tokenizer needs far more tokens '
             'for real text'

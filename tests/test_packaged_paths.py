@@ -1,0 +1,73 @@
+"""What comes with the package is found by its name from any folder, as the commands of the README name it."""
+
+import pathlib
+
+import pytest
+
+import zeroplay_jax as zp
+from zeroplay_jax import ask, inputs, quickstart
+from zeroplay_jax.configuration import command_line, rules
+from zeroplay_jax.retrieval import build, object_cache
+from zeroplay_jax.settings.paths import EXAMPLE_TEXTS, PACKAGE
+
+CLEAN = 'zeroplay_jax/mini/clean'
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def policy_of_config():
+    config = zp.config('drzero', 'mini', {'policy.path': CLEAN})
+    rules.check(config)
+    return config.policy.path
+
+
+def corpus_of(module, *arguments):
+    return str(
+        module._parser().parse_args([*arguments, '--corpus', 'zeroplay_jax/mini/texts']).corpus
+    )
+
+
+PLACES = {
+    'load_policy': lambda: zp.load_policy(CLEAN).config.policy.path,
+    'load_policy(settings)': lambda: (
+        zp.load_policy(settings=zp.config(changes={'policy.path': CLEAN})).config.policy.path
+    ),
+    'ask --policy': lambda: str(ask._policy_folder(CLEAN)),
+    'main --policy': policy_of_config,
+}
+
+
+@pytest.mark.fault('user-1', 'a packaged policy, named in a folder that is no checkout')
+@pytest.mark.parametrize('place', PLACES)
+def test_a_packaged_policy_is_found_from_any_folder(place, user_reads):
+    path = PLACES[place]()
+    assert pathlib.Path(path) == PACKAGE / 'mini' / 'clean'
+    user_reads(f'right: {place} reads the policy of this installation')
+
+
+@pytest.mark.fault('user-1', 'the packaged texts, named in a folder that is no checkout')
+def test_packaged_texts_are_found_from_any_folder(user_reads):
+    assert corpus_of(quickstart) == str(EXAMPLE_TEXTS)
+    documents = inputs._parser().parse_args(
+        ['documents', '--corpus', 'zeroplay_jax/mini/texts', '--count=1', '--out=d.jsonl']
+    )
+    assert str(documents.corpus) == str(EXAMPLE_TEXTS)
+    build.main(['--corpus', 'zeroplay_jax/mini/texts', '--kind', 'bm25', '--out', 'index'])
+    assert pathlib.Path('index/manifest.json').is_file()
+    user_reads('right: quickstart, inputs and retrieval.build read the texts of this installation')
+
+
+def test_a_file_in_the_current_folder_takes_precedence():
+    pathlib.Path(CLEAN).mkdir(parents=True)
+    assert object_cache.packaged(CLEAN) == CLEAN
+    for path in ('', 'elsewhere/mini/clean', 'zeroplay_jax/mini/none', 'zeroplay_jax/api.py'):
+        assert object_cache.packaged(path) == path
+
+
+def test_a_packaged_config_may_be_the_next_argument():
+    argv = ['x', '--config', 'configs/drzero.py:mini', 'configs/drzero.py']
+    replaced = command_line._with_packaged_configs(argv)
+    assert replaced == ['x', '--config', f'{PACKAGE}/configs/drzero.py:mini', 'configs/drzero.py']
