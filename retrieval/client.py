@@ -105,6 +105,9 @@ class Client:
             else:
                 # Copied, so that a caller who changes a passage does not change the cache.
                 results.append([dict(passage) for passage in answer])
+        with self._lock:
+            self._answered += sum(passages is not None for passages in results)
+            self._empty += sum(passages == [] for passages in results)
         return results
 
     def open(
@@ -256,7 +259,8 @@ class Client:
         """Returns the counters since the last call and resets them.
 
         They are: requests of `retrieve` and `open` together, the share that needed no backend call, failed requests,
-        retries, and percentiles of the seconds of a backend call.
+        queries that were answered, those of them that found no passage, retries, and percentiles of the seconds of a
+        backend call.
         """
         with self._lock:
             # Percentiles of an empty list are undefined; with 0 the metric stays a number.
@@ -266,6 +270,8 @@ class Client:
                 'search/queries': float(self._queries),
                 'search/cached_share': self._cached / max(1, self._queries),
                 'search/failed': float(self._failed),
+                'search/answered': float(self._answered),
+                'search/empty': float(self._empty),
                 'search/retries': float(retried - self._retried_before),
                 'search/seconds_p50': float(np.percentile(seconds, 50)),
                 'search/seconds_p95': float(np.percentile(seconds, 95)),
@@ -278,6 +284,8 @@ class Client:
         self._queries = 0
         self._cached = 0
         self._failed = 0
+        self._answered = 0
+        self._empty = 0
         self._seconds: list[float] = []
         # Backends count retries from their creation.
         self._retried_before = getattr(self.backend, 'retried', 0)

@@ -93,7 +93,9 @@ def main(argv: list[str]) -> None:
         config.eval.tasks = ''
     # Most evaluations have no workdir; '.' passes its check.
     workdir = _WORKDIR.value or '.'
-    command_line.check_command(argv, config, workdir, has_evaluation=not _SETS.value)
+    command_line.check_command(
+        argv, config, workdir, has_evaluation=not _SETS.value, is_training=False
+    )
     flags.FLAGS.sets = [fetch_file(path) for path in _SETS.value]
     _check_flags(config)
     download(config)
@@ -187,8 +189,10 @@ def _evaluate_held_out(config, run: RunContext) -> None:
 
     Raises:
       UserError: too many searches or judgements failed.
+      TrainingStopped: no search found a passage.
     """
     from zeroplay_jax.evaluation import held_out, statistics
+    from zeroplay_jax.training import outcome
 
     items = run.library.evaluation_items
     role = recipe_class(config.recipe).evaluated_role
@@ -196,7 +200,7 @@ def _evaluate_held_out(config, run: RunContext) -> None:
         metric = config.eval.metric
         correct, rows = held_out.evaluate(run.evaluation, items, 0, role, bar.update, metric)
     # Checked before anything is printed: figures of an evaluation with failed searches would mislead.
-    run.check_and_reset_failures()
+    outcome.raise_if_nothing_found(config, run.check_and_reset_failures())
     judge = run.rollouts.judge
     if judge is not None:
         judge.check_failure_rate(judge.stats)
@@ -294,8 +298,10 @@ def _answer_set(
 
     Raises:
       UserError: too many searches or judgements failed.
+      TrainingStopped: no search found a passage.
     """
     from zeroplay_jax.evaluation import question_sets
+    from zeroplay_jax.training import outcome
 
     # The judge counts over all sets, but the limit applies to each set, so the difference is checked.
     stats_before = collections.Counter(run.rollouts.judge_stats)
@@ -310,7 +316,7 @@ def _answer_set(
             answerer=_ANSWERER_WEIGHTS if _ANSWERER.value else '',
             on_answer=bar.update,
         )
-    run.check_and_reset_failures()
+    outcome.raise_if_nothing_found(config, run.check_and_reset_failures())
     if run.rollouts.judge is not None:
         run.rollouts.judge.check_failure_rate(run.rollouts.judge_stats - stats_before)
     return answered

@@ -159,7 +159,7 @@ def test_failures_of_the_held_out_corpus_count_once(config):
     held_out.search(['a'])
     held_out.client.backend.fails = False
     held_out.search(['b', 'c', 'd'])
-    assert check_and_reset_failures(library) == 1
+    assert check_and_reset_failures(library)['failed'] == 1
     # Of the six searches of both evaluations half failed; of the last two all did.
     held_out.client.backend.fails = True
     held_out.search(['e', 'f'])
@@ -169,5 +169,5 @@ def test_failures_of_the_held_out_corpus_count_once(config):
     shared.search(['a'])
     shared.client.backend.fails = False
     shared.search(['b', 'c'])
-    assert check_and_reset_failures(Library(shared, shared, (), ())) == 1
-    assert check_and_reset_failures(Library(shared, shared, (), ())) == 0
+    assert check_and_reset_failures(Library(shared, shared, (), ()))['failed'] == 1
+    assert check_and_reset_failures(Library(shared, shared, (), ()))['failed'] == 0

@@ -75,7 +75,7 @@ def test_fewer_passages_than_asked_for_end_the_search(config, place):
     # Only one passage has this word, and it is held out.
     assert found(library.training, 'number7') == []
     assert library.training.search(['number7', 'number39', ''])[1][0]['id'] == 'p39'
-    assert check_and_reset_failures(library) == 0
+    assert check_and_reset_failures(library)['failed'] == 0
 
 
 def test_a_search_that_fails_on_the_way_has_failed(config, place, monkeypatch):

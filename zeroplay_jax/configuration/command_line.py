@@ -316,6 +316,7 @@ def check_command(
     config: ConfigDict | None,
     workdir: str | None,
     has_evaluation: bool = True,
+    is_training: bool = True,
 ) -> None:
     """Refuses a command line without a config or workdir, and a config that cannot run.
 
@@ -323,7 +324,7 @@ def check_command(
       argv: positional arguments left over by the flags, the program's name first.
       config: the value of --config; sections that its recipe needs are added.
       workdir: the value of --workdir, a path or gs://bucket/path.
-      has_evaluation: see `rules.check`.
+      has_evaluation, is_training: see `rules.check`.
 
     Raises:
       ConfigError, WorkdirError: one line; the first problem.
@@ -337,7 +338,7 @@ def check_command(
             'no folder for the run; give --workdir=FOLDER, such as --workdir=runs/first'
         )
     check_is_folder(workdir, allows_bucket=True)
-    rules.check(config, has_evaluation)
+    rules.check(config, has_evaluation, is_training)
 
 
 def _last_line(error: Exception) -> str:

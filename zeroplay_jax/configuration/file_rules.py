@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Callable
 
 from ml_collections import ConfigDict
@@ -11,6 +10,7 @@ from zeroplay_jax.configuration.checkpoint_rules import file_exists
 from zeroplay_jax.retrieval import hub
 from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.selfplay import files
+from zeroplay_jax.selfplay.library import has_index
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.settings.errors import ConfigError, fail
 from zeroplay_jax.types import UserError
@@ -30,14 +30,28 @@ _READERS: dict[str, Callable[[str], object]] = {
 
 def check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
     """Refuses a missing index folder."""
-    retrieval = config.retrieval
-    # The manifest is written last: a folder without one is incomplete. A search server needs the
-    # folder as well, because proposers read their documents from it.
-    has_index = (pathlib.Path(retrieval.path) / 'manifest.json').is_file()
-    if retrieval.kind != 'world' and not has_index:
+    path = config.retrieval.path
+    if config.retrieval.kind == 'folder' and not has_index(path):
         fix = 'build one with python -m zeroplay_jax.retrieval.build'
-        fix += similar_path(retrieval.path)
-        fail('retrieval.path', retrieval.path, 'not an index folder', fix)
+        fail('retrieval.path', path, 'not an index folder', fix + similar_path(path))
+
+
+def check_documents(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses a search server without an index folder for a training run that reads documents from one."""
+    retrieval = config.retrieval
+    if retrieval.kind != 'http' or has_index(retrieval.path):
+        return
+    reader = ''
+    if recipe.reads_documents(config):
+        reader = f'recipe {config.recipe} takes its documents'
+    elif retrieval.held_out:
+        reader = 'retrieval.held_out is compared'
+    if reader:
+        problem = f'not an index folder: {retrieval.url} answers searches, but {reader} from a folder'
+        fix = 'name the folder that the server serves by --config.retrieval.path=FOLDER'
+        if 'documents' in recipe.input_files and not retrieval.held_out:
+            fix += ', or a file of documents by --config.inputs.documents=FILE'
+        fail('retrieval.path', retrieval.path, problem, fix + similar_path(retrieval.path))
 
 
 def check_files(config: ConfigDict, recipe: type[Recipe]) -> None:

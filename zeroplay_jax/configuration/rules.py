@@ -18,7 +18,7 @@ from zeroplay_jax.configuration.address_rules import check_addresses
 from zeroplay_jax.configuration.ahead_rules import check_ahead
 from zeroplay_jax.configuration.bucket_rules import fetch_addresses
 from zeroplay_jax.configuration.checkpoint_rules import check_checkpoint
-from zeroplay_jax.configuration.file_rules import check_files, check_retrieval
+from zeroplay_jax.configuration.file_rules import check_documents, check_files, check_retrieval
 from zeroplay_jax.configuration.held_out_rules import check_held_out
 from zeroplay_jax.configuration.judge_rules import check_judge
 from zeroplay_jax.configuration.loss_properties import imported_loss, is_per_token, uses_ratio
@@ -34,13 +34,14 @@ from zeroplay_jax.settings.rollouts import written_tokens
 from zeroplay_jax.tools.registry import check_name as check_tool_name
 
 
-def check(config: ConfigDict, has_evaluation: bool = True) -> None:
+def check(config: ConfigDict, has_evaluation: bool = True, is_training: bool = True) -> None:
     """Refuses a config that cannot run. Checks that files exist, without reading them.
 
     Args:
       config: config of a run; missing sections of its recipe are added to it.
       has_evaluation: whether the command evaluates on the questions of the config; a corpus other than the miniature
         worlds then needs `eval.file`.
+      is_training: whether the command trains, for which a recipe may need documents.
 
     Raises:
       ConfigError: one line; the first problem.
@@ -51,6 +52,8 @@ def check(config: ConfigDict, has_evaluation: bool = True) -> None:
     recipe = recipe_class(config.recipe)
     for rule in RULES:
         rule(config, recipe)
+    if is_training:
+        check_documents(config, recipe)
     recipe.check(config)
     if has_evaluation and config.retrieval.kind != 'world' and not config.eval.file:
         fix = 'name JSON lines of questions with answers to evaluate on'

@@ -31,19 +31,25 @@ class OpenCorpus:
     examples: tuple[str, ...] = ()
 
     def warning(self) -> str:
-        """Returns an error text if too many searches failed since the last call, else ''; resets the client's counters.
+        """Returns an error text if too many searches failed or none found a passage since the last call, else ''; resets the client's counters.
 
         The limit is 0 for a folder or a server (any failure counts) and `retrieval.max_failure_rate` for the worlds.
         """
         client = self.source.client
+        failure = ''
         try:
             client.check_failure_rate()
         except RetrievalError as error:
-            return str(error)
-        finally:
-            # `metrics` is called for its side effect: it resets the counters, so that a failure is reported once.
-            client.metrics()
-        return ''
+            failure = str(error)
+        # Resets the counters, so that a failure is reported once.
+        counts = client.metrics()
+        answered = counts['search/answered']
+        if not failure and answered and answered == counts['search/empty']:
+            failure = (
+                f'no search found a passage ({answered:.0f} queries); whether {client.backend.name} has passages of '
+                'the language and corpus of the question?'
+            )
+        return failure
 
 
 def open_ask_corpus(config, ready_seconds: float) -> OpenCorpus:

@@ -124,7 +124,7 @@ def grade_tasks(
       context: roles, scheduler and prompts.
       role: the evaluated role.
       samples: answers per task; 1: a greedy one, otherwise at the role's temperature.
-      check_tools: raises UserError if too many tool calls failed since its last call.
+      check_tools: raises if too many tool calls failed, or no search found a passage, since its last call.
       on_grades: called with the number of judgements that are done, or that a missing answer makes superfluous.
 
     Raises:
@@ -132,8 +132,9 @@ def grade_tasks(
         then stays.
     """
     graders = [_Grader(judge, record, tasks, samples) for judge in judges]
-    # Answers after a failed tool call, which measure the policy only if such calls are rare. They are recorded when
-    # this is known, so that a search server that is down leaves nothing behind that would be resumed.
+    # Answers after a failed tool call, or after searches that found nothing, which measure the policy only if these are
+    # rare. They are recorded when this is known, so that a search server that is down or empty leaves nothing behind
+    # that would be resumed.
     held: dict[str, tuple[Answer, ...]] = {}
 
     async def play(task: RubricTask) -> None:
@@ -146,7 +147,7 @@ def grade_tasks(
                 role, (_NUMBER, task.index), samples, temperature, **fields
             )
             answers = tuple(map(_answer, trajectories))
-            if any(map(_has_failed_tool, trajectories)):
+            if any(map(_is_doubtful, trajectories)):
                 held[task.id] = answers
                 return
             record.add_answers(task.id, answers)
@@ -179,10 +180,12 @@ def _run(
     context.scheduler.run(episodes)
 
 
-def _has_failed_tool(trajectory: Trajectory) -> bool:
-    """Returns whether a tool call of a rollout failed or timed out, other than by a mistake of the policy."""
+def _is_doubtful(trajectory: Trajectory) -> bool:
+    """Returns whether a tool call failed other than by a mistake of the policy, or no search found a passage."""
     calls = [turn.call for turn in trajectory.turns if turn.call is not None]
-    return any(call.error in _TOOL_FAILURES for call in calls)
+    rows = [row for call in calls for row in call.documents]
+    has_found_nothing = bool(rows) and not any(rows)
+    return has_found_nothing or any(call.error in _TOOL_FAILURES for call in calls)
 
 
 def _answer(trajectory: Trajectory) -> Answer:

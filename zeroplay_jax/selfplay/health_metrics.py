@@ -15,6 +15,8 @@ from zeroplay_jax.types import Row, Trajectory
 
 # A share of fewer cases is no evidence: two malformed calls of two are no broken tool.
 MIN_CASES = 8
+# The same for searches if all of them find nothing.
+_MIN_ALL_EMPTY = 2
 # Calls are judged only if at least this share of the rollouts makes one: a proposer that needs no search and
 # sometimes writes half a call has no broken tool either.
 _MIN_CALLS_PER_ROLLOUT = 0.25
@@ -145,6 +147,36 @@ def evidence_counts(rows: Iterable[Row], process: int) -> dict[str, int]:
             texts.append(normalised[text])
         counts['no_evidence'] += not _is_found(row.info.question.answers, texts)
     return counts
+
+
+def search_counts(rows: Iterable[Row], process: int) -> dict[str, int]:
+    """Returns {'searches': queries that were answered, 'empty_searches': those of them that found no passage}.
+
+    Only rollouts of this process are counted, as in `evidence_counts`.
+    """
+    counts = {'searches': 0, 'empty_searches': 0}
+    for row in rows:
+        is_local = (row.process or 0) == process
+        if not is_local or not isinstance(row.trajectory, Trajectory):
+            continue
+        for turn in row.trajectory.turns:
+            if turn.call is None or turn.call.error is not None:
+                continue
+            # One entry per query; calls of tools that return no passages have none.
+            for passages in turn.call.documents:
+                counts['searches'] += 1
+                counts['empty_searches'] += not passages
+    return counts
+
+
+def empty_search_share(counts: Mapping[str, int]) -> Stats:
+    """Returns 'empty_search_share' as (sum, count); `counts`: `search_counts`, summed over processes."""
+    searches, empty = counts['searches'], counts['empty_searches']
+    # Searches of which all find nothing are an empty index, also in small steps.
+    minimum = _MIN_ALL_EMPTY if empty == searches else MIN_CASES
+    if searches < minimum:
+        return {}
+    return {'empty_search_share': (float(empty), float(searches))}
 
 
 def evidence_share(counts: Mapping[str, int]) -> Stats:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from zeroplay_jax.types import Json, Question
+from zeroplay_jax.types import Json, Question, UserError
 
 if TYPE_CHECKING:
     from zeroplay_jax.retrieval.client import Client
@@ -179,7 +180,7 @@ class Library:
       training: the corpus that roles search in training. It holds no passage of the miniature world's evaluation, and
         none that `retrieval.held_out` lists.
       held_out: the corpus of evaluations, with held-out passages; `training` itself where there are none.
-      documents: starting points of proposers: a tuple, or for an index folder a lazy sequence.
+      documents: starting points of proposers: a tuple, or for an index folder a lazy sequence; `NoDocuments` for a search server alone.
       questions: held-out questions.   open_tasks: held-out open tasks with rubrics.
       about: description of the corpus of `held_out`; results are comparable only if it is equal.
       worlds: questions and answers of the training worlds; None for other corpora.
@@ -197,6 +198,25 @@ class Library:
     def evaluation_items(self) -> tuple[Question, ...]:
         """Questions and open tasks of an evaluation, in this order."""
         return self.questions + self.open_tasks
+
+
+class NoDocuments(Sequence[Document]):
+    """Stands for the documents of a search server: there are none without an index folder."""
+
+    def __len__(self) -> int:
+        raise UserError(
+            'config.retrieval.kind=http: a search server lists no documents, and the recipe reads some; name the index '
+            'folder that it serves by --config.retrieval.path=FOLDER'
+        )
+
+    def __getitem__(self, number):
+        return len(self)
+
+
+def has_index(path: str) -> bool:
+    """Returns whether a path is an index folder."""
+    # The manifest is written last: a folder without one is incomplete.
+    return bool(path) and (pathlib.Path(path) / 'manifest.json').is_file()
 
 
 def documents_for(documents: Sequence[Document], hops: int) -> Sequence[int]:

@@ -21,9 +21,11 @@ from zeroplay_jax.selfplay.library import (
     UNLIMITED_DEPTH,
     Document,
     Library,
+    NoDocuments,
     SearchableCorpus,
     TrainingCorpus,
     WorldMaterial,
+    has_index,
 )
 from zeroplay_jax.types import Question, UserError
 
@@ -74,8 +76,12 @@ def build_library(config, with_open_tasks: bool = False) -> Library:
         raise UserError(str(error)) from None
 
 
-def check_and_reset_failures(library: Library) -> float:
-    """Returns the failed searches of both corpora since the last call, and resets all counters of their clients.
+# Counters of a search client that do not depend on when a run was resumed, as times and cache hits do.
+SEARCH_COUNTS = ('failed', 'answered', 'empty')
+
+
+def check_and_reset_failures(library: Library) -> dict[str, float]:
+    """Returns `SEARCH_COUNTS` of both corpora together since the last call; resets all counters of their clients.
 
     Call it before rollouts are trained on or an evaluation's results are used: without passages, answers measure
     the search and not the policy.
@@ -87,16 +93,17 @@ def check_and_reset_failures(library: Library) -> float:
     # Two calls for one client would read counters that the first has reset.
     if library.held_out.client is not library.training.client:
         clients.append(library.held_out.client)
-    failed = 0.0
+    counts = dict.fromkeys(SEARCH_COUNTS, 0.0)
     for client in clients:
         try:
             client.check_failure_rate()
         except RetrievalError as error:
             raise UserError(f'{error} (limit: config.retrieval.max_failure_rate)') from None
-        # `metrics` resets the counters. Only the failures are returned: times and cache hits depend on
-        # when the run was resumed.
-        failed += client.metrics()['search/failed']
-    return failed
+        # `metrics` resets the counters.
+        metrics = client.metrics()
+        for name in SEARCH_COUNTS:
+            counts[name] += metrics[f'search/{name}']
+    return counts
 
 
 def open_real_corpus(config) -> tuple[SearchableCorpus, str]:
@@ -139,10 +146,13 @@ def _check_held_out(retrieval, passage_ids: Collection[str], documents: IndexedD
 def _real_library(config) -> Library:
     """Returns the library of an index folder or a search server, with the user's evaluation files."""
     corpus, corpus_name = open_real_corpus(config)
-    documents = IndexedDocuments(pathlib.Path(config.retrieval.path))
+    # A search server needs a folder only where documents are read.
+    documents: Sequence[Document] = NoDocuments()
+    if has_index(config.retrieval.path):
+        documents = IndexedDocuments(pathlib.Path(config.retrieval.path))
     # Without a list of held-out passages one corpus serves both: of a real encyclopedia only questions are held out.
     training = corpus
-    if config.retrieval.held_out:
+    if config.retrieval.held_out and isinstance(documents, IndexedDocuments):
         held_out = files.held_out_passages(config.retrieval.held_out)
         _check_held_out(config.retrieval, held_out.ids, documents)
         top_k = min(config.tools.top_k, len(documents))

@@ -103,6 +103,11 @@ class Recipe:
     def check(cls, config: Any) -> None:
         """Refuses settings that cannot work together (`settings.errors.fail`)."""
 
+    @classmethod
+    def reads_documents(cls, config: Any) -> bool:
+        """Returns whether training reads documents from the corpus (`Library.documents`)."""
+        return 'documents' in cls.input_files and not config.inputs.documents
+
     def phases(self) -> list[Phase]:
         """Returns the schedule without evaluations."""
         raise TypeError(f'{type(self).__module__}: Recipe.phases is not defined')

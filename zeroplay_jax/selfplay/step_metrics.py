@@ -76,10 +76,13 @@ def health(rows: Sequence[Row], judge_counts: Mapping[str, int], context: Rollou
       context: its roles say who can call tools.
     """
     with_tools = {name for name, role in context.roles.items() if role.env.tools}
-    local_counts = health_metrics.evidence_counts(rows, context.hosts.index)
-    evidence = sums(context.hosts.gather(local_counts))
+    process = context.hosts.index
+    local_counts = health_metrics.evidence_counts(rows, process)
+    local_counts |= health_metrics.search_counts(rows, process)
+    counts = sums(context.hosts.gather(local_counts))
     stats = health_metrics.row_health(rows, with_tools)
-    stats |= health_metrics.evidence_share(evidence)
+    stats |= health_metrics.evidence_share(counts)
+    stats |= health_metrics.empty_search_share(counts)
     stats |= health_metrics.judge_health(judge_counts)
     return stats
 

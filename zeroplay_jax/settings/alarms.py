@@ -34,6 +34,10 @@ class Alarms(Section):
     # A policy may need some steps to learn how calls are written.
     tool_errors: Alarm = Alarm(warn=0.5, stop=0.9, steps=5)
     """Share of calls that could not be parsed, were refused, failed or timed out."""
+    # A search that finds nothing at all is an empty index: no healthy policy writes only such queries.
+    empty_searches: Alarm = Alarm(warn=0.5, stop=1.0, steps=2)
+    """Share of searches that find no passage. The stop has exit status 3; at a level above 0 an evaluation stops, too, if
+    none of its searches finds a passage."""
     no_call: Alarm = Alarm(warn=0.8)
     """Share of answering rollouts without any call."""
     no_evidence: Alarm = Alarm(warn=0.9)

@@ -96,7 +96,8 @@ class Retrieval(Section):
     kind: Literal['world', 'folder', 'http'] = 'world'
     """world: miniature worlds, in process; folder: an index of retrieval.build; http: a search server."""
     path: str = ''
-    """folder, http: the index folder; for http only its corpus is read, for documents to ask about."""
+    """folder, http: the index folder; for http only its corpus is read, for documents to ask about, and recipes and
+    evaluations that read none need no folder."""
     encoder: str = ''
     """folder: current folder of the text encoder; '' is its location when the index was built."""
     url: str = 'http://127.0.0.1:8000'

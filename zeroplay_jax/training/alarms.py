@@ -75,6 +75,12 @@ FIGURES: Mapping[str, _Figure] = {
         'read the calls in report.html: whether the policy writes them as config.tools.syntax asks, and whether '
         'the tools answer',
     ),
+    'empty_searches': _Figure(
+        ('empty_search_share',),
+        'the share of searches that find no passage is',
+        'ask the search by hand (python -m zeroplay_jax.retrieval.query, or curl to a server): whether its index has '
+        'passages, and whether it is of the language and corpus of the questions',
+    ),
     'no_call': _Figure(
         ('no_call_share',),
         'the share of answers without any call is',

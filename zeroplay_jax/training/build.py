@@ -115,18 +115,19 @@ class RunContext:
         for name in pools:
             self.rollouts.scheduler.publish_weights(name, published, 0)
 
-    def check_and_reset_failures(self) -> None:
+    def check_and_reset_failures(self) -> dict[str, float]:
         """Stops a run whose searches or tools failed too often since the last call; resets their counts.
 
-        Call it after an evaluation and before its results are used.
+        Call it after an evaluation and before its results are used. Returns `library_builder.SEARCH_COUNTS`.
 
         Raises:
           UserError: more failures than `retrieval.max_failure_rate` or `tools.max_failure_rate` allows.
         """
-        library_builder.check_and_reset_failures(self.library)
+        counts = library_builder.check_and_reset_failures(self.library)
         self.rollouts.scheduler.workers.check_failure_rate(
             self.max_tool_failure_rate, self.max_search_failure_rate, self.tools
         )
+        return counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -430,7 +431,7 @@ def build_engine(config, run: RunContext) -> Engine:
     workers = run.rollouts.scheduler.workers
 
     def check_and_reset_failures() -> dict[str, float]:
-        failed_searches = library_builder.check_and_reset_failures(library)
+        failed_searches = library_builder.check_and_reset_failures(library)['failed']
         workers.check_failure_rate(
             config.tools.max_failure_rate, config.retrieval.max_failure_rate, tools
         )

@@ -8,9 +8,11 @@ from typing import Any
 
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.evaluation.held_out import evaluate
+from zeroplay_jax.runtime.hosts import sums
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.training import build
+from zeroplay_jax.training.outcome import raise_if_nothing_found
 from zeroplay_jax.training.summary import record_scores
 from zeroplay_jax.types import Row
 
@@ -30,6 +32,7 @@ def evaluate_step(
 
     Raises:
       UserError: too many searches, tool calls or judgements failed; `state` is then unchanged.
+      TrainingStopped: no search found a passage; `state` is unchanged.
     """
     judge_before = collections.Counter(context.evaluation.judge_stats)
     correct, rows = evaluate(
@@ -42,7 +45,9 @@ def evaluate_step(
     )
     # Checked before any result enters the state: failed searches, tools and judgements would be measured
     # as errors of the policy.
-    context.rollouts.hosts.run_on_all_and_gather(context.check_and_reset_failures)
+    hosts = context.rollouts.hosts
+    searches = dict(sums(hosts.run_on_all_and_gather(context.check_and_reset_failures)))
+    raise_if_nothing_found(engine.config, searches)
     rollouts = context.evaluation
     judge_stats = rollouts.gather_judge_stats(rollouts.judge_stats - judge_before)
     # Keys are texts and values numbers, because the state is stored as JSON.

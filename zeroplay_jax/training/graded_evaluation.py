@@ -33,7 +33,7 @@ from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.judge import Judge, RuleJudge, TextJudge, endpoint_writer
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.selfplay.roles import RolloutContext
-from zeroplay_jax.training import build, input_record
+from zeroplay_jax.training import build, input_record, outcome
 from zeroplay_jax.types import Json, UserError
 
 _INPUTS = 'inputs.json'
@@ -326,6 +326,14 @@ def _grade(
     interrupts.raise_again()
     # The slot pools have copies, so the loaded weights are dropped to free their memory.
     run = dataclasses.replace(run, params={})
+    # Answers whose searches found something are recorded at once; an earlier start may have some.
+    searched_before = any(answer.searches for answers in record.answers.values() for answer in answers)
+
+    def check_tools() -> None:
+        counts = run.check_and_reset_failures()
+        if not searched_before:
+            outcome.raise_if_nothing_found(config, counts)
+
     with progress.bar(total, 'judgements', initial=total - pending, shown=config.progress) as bar:
         rubric_grading.grade_tasks(
             context,
@@ -334,7 +342,7 @@ def _grade(
             judges,
             record,
             samples=plan.samples,
-            check_tools=run.check_and_reset_failures,
+            check_tools=check_tools,
             on_grades=bar.update,
         )
 

@@ -18,6 +18,7 @@ from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.runtime import atomic
 from zeroplay_jax.runtime.digests import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.selfplay.library import has_index
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT, POLICY_SUFFIXES
 from zeroplay_jax.types import UserError
 
@@ -59,7 +60,9 @@ def _paths(config) -> dict[str, list[pathlib.Path]]:
     """Returns config field → files."""
     policy = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
     paths = {POLICY: _start_files(policy)}
-    if config.retrieval.kind != 'world':
+    # A search server needs no folder where no documents are read.
+    is_server = config.retrieval.kind == 'http'
+    if config.retrieval.kind == 'folder' or is_server and has_index(config.retrieval.path):
         paths['retrieval.path'] = [pathlib.Path(config.retrieval.path) / 'manifest.json']
     # Recipes may have such fields of their own.
     for field, value in input_paths(config):

@@ -19,7 +19,7 @@ from zeroplay_jax.selfplay.learning_record import (
 )
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.training.alarms import STOP, Alarm
+from zeroplay_jax.training.alarms import FIGURES, STOP, Alarm
 from zeroplay_jax.types import Json, TrainingStopped
 
 _UNFINISHED = (
@@ -51,6 +51,8 @@ _REMEDIES = {
 
 # `Stop.cause` of a run that learns nothing; the other causes are names of alarms.
 EMPTY_STEPS = 'empty_steps'
+# Name of the alarm about searches that find nothing.
+EMPTY_SEARCHES = 'empty_searches'
 _EMPTY_STEPS_STATUS = 3
 _ALARM_STATUS = 4
 
@@ -75,6 +77,10 @@ def stop_after(config, engine: Engine, step: Step, alarms: Sequence[Alarm]) -> S
       engine: the engine after its step `step`, which is no evaluation.
       alarms: alarms of the step.
     """
+    # Without a passage nothing can be learnt, whatever else is the matter with the inputs.
+    for alarm in alarms:
+        if alarm.level == STOP and alarm.name == EMPTY_SEARCHES:
+            return Stop(alarm.name, f'stopped: {alarm.text} ({_corpus_name(config)})')
     # All processes get the same policies, because the counts come from gathered outcomes.
     stuck_policies = []
     if step.phase.trains:
@@ -110,6 +116,30 @@ def raise_if_weights_are_lost(
         'config.policy.dtype=float32 in a new run (--from takes weights of this one)',
         _ALARM_STATUS,
     )
+
+
+def raise_if_nothing_found(config, counts: Mapping[str, float]) -> None:
+    """Raises TrainingStopped with exit status 3 if no search of an evaluation found a passage.
+
+    Its figures would measure the policy without a search. Not with `config.alarms.empty_searches.stop=0`.
+
+    Args:
+      counts: `library_builder.SEARCH_COUNTS` of the evaluation, summed over processes.
+    """
+    is_watched = config.alarms[EMPTY_SEARCHES].stop > 0
+    if is_watched and counts['answered'] and counts['empty'] == counts['answered']:
+        raise TrainingStopped(
+            f'stopped: none of the {counts["answered"]:.0f} searches of the evaluation found a passage in '
+            f'{_corpus_name(config)}; {FIGURES[EMPTY_SEARCHES].remedy}. '
+            f'--config.alarms.{EMPTY_SEARCHES}.stop=0 evaluates nevertheless',
+            _EMPTY_STEPS_STATUS,
+        )
+
+
+def _corpus_name(config) -> str:
+    """Returns what searches read, as its field and value."""
+    field = {'http': 'url', 'folder': 'path', 'world': 'kind'}[config.retrieval.kind]
+    return f'config.retrieval.{field}={config.retrieval[field]}'
 
 
 def current_stop(config, stopped: Any) -> Json | None:
@@ -227,7 +257,8 @@ def learning_summary(
 def raise_if_stopped_or_untrained(config, summary: Json) -> None:
     """Raises TrainingStopped if the run stopped early, or if no policy of its schedule was trained.
 
-    Exit status 3 without training (never with `config.stop_after_empty_steps=0`), 4 after an alarm.
+    Exit status 3 without training (never with `config.stop_after_empty_steps=0`) or if searches find nothing, 4 after
+    another alarm.
 
     Args:
       summary: summary.json with the fields of `learning_summary`.
@@ -238,7 +269,7 @@ def raise_if_stopped_or_untrained(config, summary: Json) -> None:
         raise TrainingStopped(
             f'{summary["stopped"]}. Everything is saved: the same command resumes the run, and '
             f'--config.{field}=0 keeps it from stopping',
-            _EMPTY_STEPS_STATUS if cause == EMPTY_STEPS else _ALARM_STATUS,
+            _EMPTY_STEPS_STATUS if cause in (EMPTY_STEPS, EMPTY_SEARCHES) else _ALARM_STATUS,
         )
     if not config.stop_after_empty_steps:
         return

@@ -142,6 +142,8 @@ class DocumentSampler:
                     'generate': config.pool.batch,
                 }
             self._from_file = DocumentFile(config, phases, batch_of_phase)
+            # With a file no documents of the corpus are needed: a search server has none.
+            return
         self._seed = config.seed
         self._ratio = tuple(config.schedule.hop_ratio)
         self._documents = library.documents
