@@ -47,7 +47,9 @@ def check_documents(config: ConfigDict, recipe: type[Recipe]) -> None:
     elif retrieval.held_out:
         reader = 'retrieval.held_out is compared'
     if reader:
-        problem = f'not an index folder: {retrieval.url} answers searches, but {reader} from a folder'
+        problem = (
+            f'not an index folder: {retrieval.url} answers searches, but {reader} from a folder'
+        )
         fix = 'name the folder that the server serves by --config.retrieval.path=FOLDER'
         if 'documents' in recipe.input_files and not retrieval.held_out:
             fix += ', or a file of documents by --config.inputs.documents=FILE'

@@ -46,8 +46,8 @@ class OpenCorpus:
         answered = counts['search/answered']
         if not failure and answered and answered == counts['search/empty']:
             failure = (
-                f'no search found a passage ({answered:.0f} queries); whether {client.backend.name} has passages of '
-                'the language and corpus of the question?'
+                f'none of the {answered:.0f} searches found a passage in {self.description}; check that its index has '
+                'passages, in the language of the question'
             )
         return failure
 

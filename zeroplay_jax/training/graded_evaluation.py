@@ -327,7 +327,9 @@ def _grade(
     # The slot pools have copies, so the loaded weights are dropped to free their memory.
     run = dataclasses.replace(run, params={})
     # Answers whose searches found something are recorded at once; an earlier start may have some.
-    searched_before = any(answer.searches for answers in record.answers.values() for answer in answers)
+    searched_before = any(
+        answer.searches for answers in record.answers.values() for answer in answers
+    )
 
     def check_tools() -> None:
         counts = run.check_and_reset_failures()

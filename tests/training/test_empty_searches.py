@@ -1,0 +1,125 @@
+"""Searches that find nothing: counted, watched, and the cause of a stop with status 3."""
+
+import types
+
+import numpy as np
+import pytest
+
+from zeroplay_jax.configs import common
+from zeroplay_jax.evaluation.open_corpus import OpenCorpus
+from zeroplay_jax.evaluation.rubric_grading import _is_doubtful
+from zeroplay_jax.retrieval.client import Client
+from zeroplay_jax.selfplay import health_metrics
+from zeroplay_jax.selfplay.library import Library, SearchableCorpus
+from zeroplay_jax.selfplay.library_builder import check_and_reset_failures
+from zeroplay_jax.selfplay.schedule import Phase, Step
+from zeroplay_jax.training import outcome
+from zeroplay_jax.training.alarms import Alarms
+from zeroplay_jax.types import Row, ToolCall, Trajectory, TrainingStopped, Turn
+
+PASSAGE = {'id': '7', 'title': 'T', 'text': 'x', 'score': 0.0}
+
+
+class Backend:
+    """Answers each query with the passages of the next call."""
+
+    name = 'http://127.0.0.1:9'
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def retrieve(self, queries, k):
+        return [self.answers.pop(0) for _ in queries]
+
+
+def counts_of(*answers):
+    corpus = SearchableCorpus(Client(Backend(*answers)), 3, 100)
+    corpus.search([f'query {number}' for number, _ in enumerate(answers)])
+    return check_and_reset_failures(Library(corpus, corpus, (), ()))
+
+
+@pytest.fixture
+def config():
+    settings = common.get_config()
+    settings.retrieval.update(kind='http', url='http://127.0.0.1:9')
+    return settings
+
+
+@pytest.mark.fault('B', 'evaluate over a server that finds nothing')
+def test_an_evaluation_whose_searches_find_nothing_stops_with_the_cause(config, user_reads):
+    with pytest.raises(TrainingStopped, match='none of the 2 searches.*http://127.0.0.1:9') as stop:
+        outcome.raise_if_nothing_found(config, counts_of([], []))
+    assert stop.value.status == 3
+    user_reads(stop.value)
+
+
+def test_one_passage_no_search_or_the_setting_let_an_evaluation_pass(config):
+    outcome.raise_if_nothing_found(config, counts_of([], [PASSAGE]))
+    outcome.raise_if_nothing_found(config, counts_of())
+    config.alarms.empty_searches.stop = 0.0
+    outcome.raise_if_nothing_found(config, counts_of([], []))
+
+
+@pytest.mark.fault('B', 'ask over a server that finds nothing')
+def test_ask_says_that_no_search_found_a_passage(user_reads):
+    client = Client(Backend([], [PASSAGE]))
+    corpus = OpenCorpus(SearchableCorpus(client, 3, 100), 'http://127.0.0.1:9')
+    corpus.source.search(['q'])
+    line = corpus.warning()
+    assert 'none of the 1 searches found a passage in http://127.0.0.1:9' in line
+    corpus.source.search(['r'])
+    assert corpus.warning() == ''
+    user_reads(line)
+
+
+def trajectory_of(*rows):
+    calls = [ToolCall('search', {'query_list': ['q']}, documents=documents) for documents in rows]
+    return Trajectory(
+        tokens=np.zeros(1, np.int32),
+        source=np.zeros(1, np.int8),
+        logp=np.zeros(1, np.float32),
+        turns=tuple(Turn('', call) for call in calls),
+        finish='answer',
+        weights='solver',
+        version=0,
+        identity=(0, 0),
+    )
+
+
+def metrics_of(*rows):
+    row = Row('solver', trajectory_of(*rows), reward=0.0, group=0)
+    counts = health_metrics.search_counts([row], 0)
+    return {
+        name: total / count
+        for name, (total, count) in health_metrics.empty_search_share(counts).items()
+    }
+
+
+@pytest.mark.fault('B', 'a run over a server that finds nothing')
+def test_training_stops_with_status_3_although_its_steps_are_empty_as_well(config, user_reads):
+    watch = Alarms(config.alarms)
+    metrics = metrics_of(((),), ((), ()))
+    assert metrics == {'empty_search_share': 1.0}
+    stuck = types.SimpleNamespace(stuck_policies=lambda limit: ['solver'])
+    engine = types.SimpleNamespace(learning=stuck)
+    for number in range(2):
+        step = Step(Phase('solver', 4, ('solver',), 0), number, number)
+        alarms = watch.check(step, metrics)
+    stop = outcome.stop_after(config, engine, step, alarms)
+    assert stop.cause == 'empty_searches' and 'http://127.0.0.1:9' in stop.line
+    summary = {'stopped': stop.line, 'stopped_by': stop.cause}
+    with pytest.raises(TrainingStopped) as stopped:
+        outcome.raise_if_stopped_or_untrained(config, summary)
+    assert stopped.value.status == 3
+    user_reads(stopped.value)
+
+
+def test_few_searches_and_calls_without_passages_are_no_evidence():
+    assert metrics_of(((),), ((PASSAGE,),)) == {}
+    assert metrics_of(()) == {}
+
+
+def test_a_graded_answer_after_searches_that_found_nothing_is_recorded_last():
+    assert _is_doubtful(trajectory_of(((), ()), ((),)))
+    assert not _is_doubtful(trajectory_of(((), (PASSAGE,))))
+    assert not _is_doubtful(trajectory_of(()))
