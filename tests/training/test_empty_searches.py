@@ -15,7 +15,7 @@ from zeroplay_jax.selfplay.library_builder import check_and_reset_failures
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.training import outcome
 from zeroplay_jax.training.alarms import Alarms
-from zeroplay_jax.types import Row, ToolCall, Trajectory, TrainingStopped, Turn
+from zeroplay_jax.types import Row, ToolCall, TrainingStopped, Trajectory, Turn
 
 PASSAGE = {'id': '7', 'title': 'T', 'text': 'x', 'score': 0.0}
 

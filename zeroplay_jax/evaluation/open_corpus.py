@@ -31,7 +31,9 @@ class OpenCorpus:
     examples: tuple[str, ...] = ()
 
     def warning(self) -> str:
-        """Returns an error text if too many searches failed or none found a passage since the last call, else ''; resets the client's counters.
+        """Returns an error text if too many searches failed, or none found a passage, since the last call; else ''.
+
+        Resets the client's counters.
 
         The limit is 0 for a folder or a server (any failure counts) and `retrieval.max_failure_rate` for the worlds.
         """
