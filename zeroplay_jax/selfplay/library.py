@@ -180,7 +180,7 @@ class Library:
       training: the corpus that roles search in training. It holds no passage of the miniature world's evaluation, and
         none that `retrieval.held_out` lists.
       held_out: the corpus of evaluations, with held-out passages; `training` itself where there are none.
-      documents: starting points of proposers: a tuple, or for an index folder a lazy sequence; for a search server alone
+      documents: starting points of proposers: a tuple, or for an index folder a lazy sequence; for a search server
         `NoDocuments`.
       questions: held-out questions.   open_tasks: held-out open tasks with rubrics.
       about: description of the corpus of `held_out`; results are comparable only if it is equal.

@@ -36,8 +36,8 @@ class Alarms(Section):
     """Share of calls that could not be parsed, were refused, failed or timed out."""
     # A search that finds nothing at all is an empty index: no healthy policy writes only such queries.
     empty_searches: Alarm = Alarm(warn=0.5, stop=1.0, steps=2)
-    """Share of searches that find no passage. The stop has exit status 3; with it an evaluation stops, too, if none of its
-    searches finds a passage."""
+    """Share of searches that find no passage. The stop has exit status 3; with it an evaluation stops, too, if none of
+    its searches finds a passage."""
     no_call: Alarm = Alarm(warn=0.8)
     """Share of answering rollouts without any call."""
     no_evidence: Alarm = Alarm(warn=0.9)
