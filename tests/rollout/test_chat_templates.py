@@ -140,6 +140,7 @@ WRONG = {
     'words': (template("m.content.split() | join(' ')"), "' .* becomes 'blanks around"),
     'replaced': (template("m.content | replace('<', '&lt;')"), 'becomes'),
     'list': (template('m.content[0].text'), 'leaves it out'),
+    'short': (template("m.content if m.content | length > 3 else 'x'"), "'a' becomes 'x'"),
     'random': (template('(range(1000) | random) ~ m.content'), 'at every call'),
     'clock': (template("strftime_now('%H:%M:%S') ~ m.content"), 'the time of the day'),
     'address': (template('(raise_exception | string) ~ m.content'), 'at every call'),
@@ -166,6 +167,14 @@ def test_words_that_a_template_looks_for_are_named(opened, user_reads):
     codec = opened(template("m.content.replace('/no_think', '')"))
     (note,) = [line for line in codec.template.notes if "'user'" in line]
     assert "'/no_think'" in note
+    user_reads(note)
+
+
+@pytest.mark.fault('kin-header', 'a template that ignores add_generation_prompt')
+def test_a_missing_header_is_said(opened, user_reads):
+    codec = opened(template().removesuffix(HEADER))
+    (note,) = codec.template.notes
+    assert "prompts end without '<|im_start|>assistant'" in note
     user_reads(note)
 
 

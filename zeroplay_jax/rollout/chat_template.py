@@ -42,6 +42,7 @@ _SENTINELS = (
     '\n\nline feeds\n',
     '["a", "b"]',
     '12.50',
+    'a',
     'e\u0301 \u00e9 \u4f60\u597d \U0001f600 \u00a0\u0130\u00df\ufb01\u2028\u200b\u3000.',
     '**text** # Heading\n```json\n{}\n```',
     'long ' * 2_000,
@@ -296,13 +297,13 @@ class ChatTemplate:
         return depends
 
     def _find_notes(self, chats: Sequence[Roles], source: str) -> list[str]:
-        """Returns a line for each kind of message that the template changes if a text of its own is in it."""
+        """Returns `notes`: on a missing header, and on roles whose messages change with a text of the template."""
         literals = [first or second for first, second in _STRING_LITERAL.findall(source)]
         texts = []
         for literal in dict.fromkeys(literals):
             if literal.strip() and len(literal) <= _MOST_LITERAL_CHARACTERS:
                 texts.append(_unescaped(literal))
-        notes = []
+        notes = self._header_notes()
         for roles in chats:
             for text in texts:
                 # Such a text may be looked for at both ends, or anywhere.
@@ -313,6 +314,24 @@ class ChatTemplate:
                     )
                     break
         return notes
+
+    def _header_notes(self) -> list[str]:
+        """Returns a line if prompts end without the header that an assistant's turn has; else nothing."""
+        header = self.layout(('user',)).between[-1]
+        # Some templates write no header on request, because the end of a question begins the answer.
+        if header != self.layout(('user',), add_header=False).between[-1]:
+            return []
+        try:
+            before_turn = self.layout(('user', 'assistant'), add_header=False).between[1]
+        except TemplateError:
+            return []
+        missing = before_turn.removeprefix(header).strip()
+        if not missing:
+            return []
+        return [
+            f'{self._path}: the chat template has no add_generation_prompt; prompts end without {missing!r}, which '
+            "begins the assistant's turns"
+        ]
 
     def _changes(self, roles: Roles, content: str) -> bool:
         """Returns whether a text as the last message is written in another way than the sentinels."""
