@@ -77,6 +77,27 @@ train() {
   program+=("$@")
 }
 
+# checked DEVICES: ends with all mistakes of the run's flags on DEVICES (main's --on; '' for unknown), before anything is
+# created. Further arguments are flags of the check.
+checked() {
+  local on=$1 said
+  shift
+  [[ ${program[1]:-} == -m && ${program[2]:-} == zeroplay_jax.main ]] || return 0
+  if [[ ! -x .venv/bin/python ]]; then
+    say "the run's flags are not checked: .venv is missing, 'make .venv/ready' makes it"
+    return 0
+  fi
+  said=$(.venv/bin/python "${program[@]:1}" --check ${on:+"--on=$on"} "$@") || exit
+  [[ ${option[dry-run]} == off ]] || sed 's/^/# /' <<< "$said"
+}
+
+# tpu_devices COUNT: prints COUNT slices of --type for `checked`; nothing for a type that it does not know.
+tpu_devices() {
+  local count="$1*"
+  [[ $1 != 1 ]] || count=''
+  [[ ! ${option[type]} =~ ^(v2|v3|v4|v5p|v5litepod|v6e)- ]] || echo "$count${option[type]}"
+}
+
 # Checks the workdir of a run on several machines: every machine must see it under the same path, or it is in a bucket.
 shared_workdir() {
   local folder

@@ -49,6 +49,7 @@ for size in "replica=2" "fsdp=$devices"; do
 done
 train .venv/bin/python "${mesh[@]}" --config.distributed.mode=coordinator \
   --config.distributed.coordinator="127.0.0.1:${option[port]}" --config.distributed.processes=2
+checked "2*$devices"
 flags="${XLA_FLAGS:+$XLA_FLAGS }--xla_force_host_platform_device_count=$devices"
 start=(env JAX_PLATFORMS=cpu "XLA_FLAGS=$flags" "${program[@]}")
 

@@ -39,6 +39,7 @@ needs name '[A-Za-z0-9_.-]+' 'a name of letters, digits, dots, hyphens and under
 [[ -z ${option[time]} ]] || needs time '([0-9]+-)?[0-9]+(:[0-9]+){0,2}' 'a time limit such as 24:00:00'
 train .venv/bin/python --config.distributed.mode=auto
 shared_workdir
+checked "${option[nodes]}*${option[gpus]}" --nofiles
 if [[ ${option[dry-run]} == off ]]; then
   command -v sbatch > /dev/null || fail "$script: sbatch is not installed on this machine"
   [[ ${program[0]} != .venv/bin/python || -x .venv/bin/python ]] ||

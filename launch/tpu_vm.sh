@@ -49,6 +49,7 @@ esac
 needs runtime '[a-z0-9.-]+' 'the software version of the VMs; there is no default for this --type'
 train .venv/bin/python --config.distributed.mode=auto
 shared_workdir
+checked "$(tpu_devices 1)" --nofiles
 [[ ${option[dry-run]} == on ]] || command -v gcloud > /dev/null || fail "$script: gcloud is not installed on this machine"
 
 name=${option[name]}

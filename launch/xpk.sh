@@ -45,6 +45,7 @@ needs slices '[1-9][0-9]{0,3}' 'a number'
 needs restarts '[0-9]{1,4}' 'a number'
 train python --config.distributed.mode=auto
 shared_workdir
+checked "$(tpu_devices "${option[slices]}")" --nofiles
 [[ ${option[dry-run]} == on ]] || command -v xpk > /dev/null || fail "$script: xpk is not installed on this machine"
 
 name=${option[name]}

@@ -3,7 +3,7 @@
 import shlex
 
 import pytest
-from launch_cases import OPTIONS, RUN, call
+from launch_cases import OPTIONS, RUN, call, fake
 
 
 def dry_run(script, *options, run=RUN):
@@ -55,13 +55,13 @@ def test_local_starts_two_processes_that_differ_in_their_number_only():
     ]
     assert first[3:6] == ['.venv/bin/python', '-m', 'zeroplay_jax.main']
     assert first[6:-1] == [
-        *RUN,  # with a size of the mesh, which is left as it is
-        '--config.mesh.fsdp=2',
+        *RUN,  # with sizes of the mesh, which are left as they are
         '--config.distributed.mode=coordinator',
         '--config.distributed.coordinator=127.0.0.1:23456',
         '--config.distributed.processes=2',
     ]
-    assert '--config.mesh.replica=2' in dry_run('local_2proc', run=RUN[:2])[0]
+    by_default = dry_run('local_2proc', run=RUN[:2])[0]
+    assert {'--config.mesh.replica=2', '--config.mesh.fsdp=2'} <= set(by_default)
 
 
 def test_tpu_vm_asks_installs_runs_and_gives_back():
@@ -100,7 +100,9 @@ def test_tpu_vm_asks_installs_runs_and_gives_back():
 
 
 def test_xpk_packs_the_project_and_creates_a_workload():
-    *pack, create = dry_run('xpk', '--slices', '2')
+    # Two slices have eight hosts, each with replicas of its own.
+    replicas = [*RUN[:2], '--config.mesh.replica=8', *RUN[3:]]
+    *pack, create = dry_run('xpk', '--slices', '2', run=replicas)
     assert [c[0] for c in pack] == ['mkdir', 'tar', 'tar']
     assert create[:3] == ['xpk', 'workload', 'create']
     value = lambda name: create[create.index(name) + 1]
@@ -125,7 +127,7 @@ def test_xpk_packs_the_project_and_creates_a_workload():
         'python',
         '-m',
         'zeroplay_jax.main',
-        *RUN,
+        *replicas,
         '--config.distributed.mode=auto',
     ]
     assert value('--restart-on-exit-codes') == '1,75'
@@ -160,7 +162,7 @@ def test_slurm_submits_one_process_per_node_with_all_its_gpus():
 
 def test_a_dry_run_makes_nothing(tmp_path):
     for script in OPTIONS:
-        run = ['--config=configs/drzero.py:mini', f'--workdir={tmp_path}/run']
+        run = [RUN[0], f'--workdir={tmp_path}/run', *RUN[2:]]
         assert dry_run(script, run=run)
     assert not list(tmp_path.iterdir())
 
@@ -196,6 +198,36 @@ def test_what_cannot_work_is_refused_in_one_line(script, options, run, said):
     assert result.returncode == 2 and not result.stdout
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith('zeroplay_jax: launch/') and said in result.stderr
+
+
+NONSENSE = {
+    'tpu_vm': (
+        '--config.mesh.replica=3',
+        'v5litepod-16 has 16 on 4 hosts; give sizes whose product is 16',
+    ),
+    'xpk': ('--config.nonsense=4', 'config.nonsense: no such field'),
+    'slurm': ('--config.solver.batch=0', 'config.solver.batch=0: not possible; give 1 or more'),
+    'local_2proc': ('--config.sampler.context=8', 'config.sampler.context=8: too short for'),
+}
+
+
+@pytest.mark.fault('user-5', 'a launch with a misspelt config and flags that cannot work')
+@pytest.mark.parametrize('script', OPTIONS)
+def test_a_launch_names_all_mistakes_of_the_run_before_anything_is_created(
+    script, tmp_path, user_reads
+):
+    flag, line = NONSENSE[script]
+    other = '--config.solver.bacth=2'
+    words = [*OPTIONS[script], '--', *RUN, flag, other]
+    result = call(script, *words, path=fake(tmp_path, 'gcloud', f'touch {tmp_path}/created'))
+    assert result.returncode == 2 and not result.stdout and 'Traceback' not in result.stderr
+    assert line in result.stderr and 'did you mean config.solver.batch?' in result.stderr
+    assert ' mistakes; nothing was started' in result.stderr
+    assert not (tmp_path / 'created').exists()
+    misspelt = ['--config=configs/drzerro.py', *RUN[1:]]
+    result = call(script, *OPTIONS[script], '--dry-run', '--', *misspelt)
+    assert result.returncode == 2 and 'did you mean configs/drzero.py?' in result.stderr
+    user_reads(line)
 
 
 @pytest.mark.parametrize(

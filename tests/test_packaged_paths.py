@@ -69,5 +69,5 @@ def test_a_file_in_the_current_folder_takes_precedence():
 
 def test_a_packaged_config_may_be_the_next_argument():
     argv = ['x', '--config', 'configs/drzero.py:mini', 'configs/drzero.py']
-    replaced = command_line._with_packaged_configs(argv)
+    replaced = command_line.with_packaged_configs(argv)
     assert replaced == ['x', '--config', f'{PACKAGE}/configs/drzero.py:mini', 'configs/drzero.py']

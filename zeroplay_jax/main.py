@@ -11,12 +11,16 @@ be a model of the Hugging Face Hub (--policy=hf://owner/model), a question file 
 --workdir gets checkpoints, metrics and the report; the same command with the same workdir resumes the run.
 It may be gs://bucket/path (docs/buckets.md), as may the paths of policies, indexes and question files.
 --from=WORKDIR begins a new run with the weights, moments and teachers of another one, finished or not.
+--check names all mistakes of the command at once and starts nothing, on any machine; --on=v5litepod-16 says for which
+machine, --nofiles that the files are there.
 """
+
+import sys
 
 from absl import flags
 from ml_collections import config_flags
 
-from zeroplay_jax.configuration import command_line, entry, resumption
+from zeroplay_jax.configuration import check, command_line, entry, resumption
 from zeroplay_jax.configuration.checkpoint_rules import download
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import interrupts
@@ -28,6 +32,14 @@ _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Folder of the run, created if it is missing, or gs://bucket/path.'
 )
 _FROM = flags.DEFINE_string('from', None, 'Workdir of another run, with whose weights this begins.')
+
+flags.DEFINE_bool('check', False, 'Name all mistakes of the command and start nothing.')
+flags.DEFINE_string(
+    'on', '', 'With --check: v5litepod-16, 2*v5litepod-16, 8 devices, or 2*8 of two hosts.'
+)
+flags.DEFINE_bool(
+    'files', True, 'With --check; --nofiles: what the config names is on another machine.'
+)
 
 
 def main(argv: list[str]) -> None:
@@ -52,4 +64,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
+    if check.is_asked_for(sys.argv):
+        sys.exit(check.main(sys.argv))
     entry.run_command('zeroplay_jax', main)

@@ -86,7 +86,7 @@ def test_help_shows_a_command():
 
 def flags_are_accepted(config, *arguments):
     try:
-        command_line._check_sections(['main', *arguments], config)
+        command_line.check_sections(['main', *arguments], config)
     except UserError as error:
         return str(error)
     return True

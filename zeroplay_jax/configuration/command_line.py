@@ -25,6 +25,13 @@ from zeroplay_jax.settings.errors import ConfigError, fail
 from zeroplay_jax.settings.paths import CONFIGS
 from zeroplay_jax.settings.renamed import RENAMED_FIELDS
 
+NO_WORKDIR = 'no folder for the run; give --workdir=FOLDER, such as --workdir=runs/first'
+
+
+def no_config() -> str:
+    """Returns the line about a command without --config."""
+    return f'no config; give one of {available_configs()}, or a file of your own'
+
 
 def available_configs() -> str:
     """Returns the config files of the project, as flags in one text."""
@@ -37,7 +44,7 @@ def available_configs() -> str:
     return ', '.join(config_flags)
 
 
-def _with_packaged_configs(argv: Sequence[str]) -> list[str]:
+def with_packaged_configs(argv: Sequence[str]) -> list[str]:
     """Returns the arguments with --config=configs/NAME.py replaced by the packaged file, unless the file exists."""
     replaced: list[str] = []
     for argument in argv:
@@ -232,7 +239,7 @@ def _check_recipe_fields(argv: Sequence[str], chosen_recipe: str | None) -> None
             fields.check_name(name, schema)
 
 
-def _check_sections(argv: Sequence[str], config: ConfigDict | None) -> None:
+def check_sections(argv: Sequence[str], config: ConfigDict | None) -> None:
     """Refuses flags that set a field of another recipe: of its section, or of a role that the recipe does not train.
 
     A config file may have them, because it works with any recipe; somebody who gives a flag expects an effect.
@@ -263,6 +270,15 @@ def _has_section(name: str, section: str) -> bool:
     return section in (*recipe.settings, *roles)
 
 
+def expanded(argv: Sequence[str]) -> list[str]:
+    """Returns the arguments with packaged configs, short flags and repeated fields resolved; see these functions.
+
+    Raises:
+      ConfigError: a short flag without a value.
+    """
+    return without_repeated_fields(with_short_flags(with_packaged_configs(argv)))
+
+
 def parse_flags(argv: Sequence[str]) -> list[str]:
     """Reads the command line into absl's flags (`flags.FLAGS`).
 
@@ -276,7 +292,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
       ConfigError: one line; an unknown flag or field, a value of the wrong type, a config that does
         not load.
     """
-    argv = without_repeated_fields(with_short_flags(_with_packaged_configs(argv)))
+    argv = expanded(argv)
     # ml_collections defines the flags of the fields that it finds here, whatever arguments are parsed.
     sys.argv = list(argv)
     chosen_recipe = recipe_flag(argv)
@@ -284,7 +300,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     try:
         with _sections_of(chosen_recipe):
             arguments = flags.FLAGS(argv)
-        _check_sections(argv, flags.FLAGS['config'].value)
+        check_sections(argv, flags.FLAGS['config'].value)
         return arguments
     except flags.IllegalFlagValueError as error:
         # The exception has only a text, so field and value are read from the text.
@@ -332,11 +348,9 @@ def check_command(
     if len(argv) > 1:
         raise ConfigError(f'{argv[1]!r} is not a flag; settings are given as --config.FIELD=VALUE')
     if config is None:
-        raise ConfigError(f'no config; give one of {available_configs()}, or a file of your own')
+        raise ConfigError(no_config())
     if not workdir:
-        raise ConfigError(
-            'no folder for the run; give --workdir=FOLDER, such as --workdir=runs/first'
-        )
+        raise ConfigError(NO_WORKDIR)
     check_is_folder(workdir, allows_bucket=True)
     rules.check(config, has_evaluation, is_training)
 

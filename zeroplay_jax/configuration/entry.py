@@ -52,7 +52,7 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
         sys.exit(130)
     except SystemExit:
         # absl exits with status 1 after --help.
-        if {'--help', '-help', '--helpshort'} & set(sys.argv):
+        if {'--help', '-help', '--helpshort', '-h'} & set(sys.argv):
             sys.exit(0)
         raise
     except Exception as error:
@@ -142,8 +142,7 @@ def check_devices(config) -> None:
 
     heads = _heads(config)
     # Checked first: more devices would not help such a mesh. -1 is known when the devices are counted.
-    if heads and config.mesh.model != -1:
-        sharding.check_heads(*heads, config.mesh.model)
+    check_heads(config)
     mesh = sharding.make_mesh(**config.mesh)
     sharding.local_mesh(mesh)
     data_shards = sharding.data_shards(mesh)
@@ -154,6 +153,15 @@ def check_devices(config) -> None:
         )
     if heads:
         sharding.check_heads(*heads, mesh.shape['model'])
+
+
+def check_heads(config) -> None:
+    """Refuses a known size of the model axis of the mesh that would split a head of the policy; imports JAX."""
+    heads = _heads(config)
+    if heads and config.mesh.model != -1:
+        from zeroplay_jax.policy import sharding
+
+        sharding.check_heads(*heads, config.mesh.model)
 
 
 def _heads(config) -> tuple[int, int] | None:

@@ -244,30 +244,31 @@ def _sections(config: ConfigDict) -> dict[str, type[Section]]:
 def _check_section(
     section: type[Section], values: ConfigDict, prefix: str, defaults: Mapping[str, Any]
 ) -> None:
-    """Raises ConfigError for the first wrong value of a section; `defaults` has dotted names."""
+    """Refuses the wrong values of a section; `defaults` has dotted names."""
     fields = values.to_dict()
     # At the top level the config also has sections of recipes and roles, which are not fields of `Run`.
     schema_fields = {name: fields[name] for name in section.model_fields if name in fields}
     try:
         section.model_validate(schema_fields)
     except pydantic.ValidationError as error:
-        _raise_first(error, prefix, dict(leaves(values)), defaults)
+        for problem in error.errors():
+            _refuse(problem, prefix, dict(leaves(values)), defaults)
 
 
-def _raise_first(
-    error: pydantic.ValidationError,
+def _refuse(
+    problem: Any,
     prefix: str,
     values: Mapping[str, Any],
     defaults: Mapping[str, Any],
 ) -> None:
-    """Raises ConfigError for the first problem that pydantic found.
+    """Refuses a value.
 
     Args:
+      problem: what pydantic found.
       prefix: name of the section; '' at the top level.
       values: dotted name within the section → value.
       defaults: dotted name within the config → default, for the error text.
     """
-    problem = error.errors()[0]
     # Integers in the location are positions in a list; the field is the list as a whole.
     path = [str(part) for part in problem['loc'] if isinstance(part, str)]
     local_name = '.'.join(path)
@@ -279,7 +280,8 @@ def _raise_first(
     if kind in _TYPE_ERRORS:
         default = defaults[name]
         fail(name, value, f'must be {type_name(default)}', f'give one such as {default!r}')
-    fail(name, value, 'not possible', _fix(problem, value))
+    else:
+        fail(name, value, 'not possible', _fix(problem, value))
 
 
 def _fix(problem: Any, value: Any) -> str:

@@ -27,19 +27,28 @@ def set_fields(config: ConfigDict, assignments: Sequence[str]) -> None:
     if not assignments:
         return
     for assignment in assignments:
-        name, equals, text = assignment.removeprefix(PREFIX).partition('=')
-        if not equals:
-            raise ConfigError(f'{assignment}: has no value; give {PREFIX}{name}=VALUE')
-        fields.check_name(name, config)
-        *sections, field = name.split('.')
-        section = config
-        for section_name in sections:
-            section = section[section_name]
-        section[field] = _value(name, text, section[field])
+        assign(config, assignment)
     checked = config.copy_and_resolve_references()
     # The documents that the run of a policy trained on need not be there any more.
     checked.inputs.documents = ''
     fields.check_values(checked)
+
+
+def assign(config: ConfigDict, assignment: str) -> None:
+    """Sets one field in place; checks its name and type, and no bounds.
+
+    Raises:
+      ConfigError: one line; an unknown field, or a value of another type.
+    """
+    name, equals, text = assignment.removeprefix(PREFIX).partition('=')
+    if not equals:
+        raise ConfigError(f'{assignment}: has no value; give {PREFIX}{name}=VALUE')
+    fields.check_name(name, config)
+    *sections, field = name.split('.')
+    section = config
+    for section_name in sections:
+        section = section[section_name]
+    section[field] = _value(name, text, section[field])
 
 
 def _value(name: str, text: str, default: Any) -> Any:

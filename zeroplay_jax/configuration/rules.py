@@ -55,7 +55,13 @@ def check(config: ConfigDict, has_evaluation: bool = True, is_training: bool = T
     if is_training:
         check_documents(config, recipe)
     recipe.check(config)
-    if has_evaluation and config.retrieval.kind != 'world' and not config.eval.file:
+    if has_evaluation:
+        check_evaluation(config)
+
+
+def check_evaluation(config: ConfigDict) -> None:
+    """Refuses a corpus other than the miniature worlds without questions to evaluate on."""
+    if config.retrieval.kind != 'world' and not config.eval.file:
         fix = 'name JSON lines of questions with answers to evaluate on'
         fail('eval.file', '', 'a corpus of your own has no questions yet', fix)
 

@@ -1,0 +1,158 @@
+"""main --check: all mistakes of a command at once, without devices, and nothing is created."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from config_checks import ROOT
+
+from zeroplay_jax.configuration import machines
+from zeroplay_jax.configuration.packaged import config as packaged_config
+from zeroplay_jax.settings.errors import ConfigError, Mistakes, fail
+
+
+def check(folder, *arguments):
+    command = [sys.executable, '-m', 'zeroplay_jax.main', *arguments, '--check']
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+MINI = '--config=configs/drzero.py:mini'
+# Flags, and the beginnings of the lines about them, each of which names its own mistake.
+CASES = {
+    'names, types, bounds, rules and files': (
+        [
+            MINI,
+            '--workdir=run',
+            '--config.nonsense=4',
+            '--config.seed=x',
+            '--config.reward.solves=0',
+            '--config.solver.samples=1',
+            '--config.solver.minibatches=3',
+            '--config.eval.file=none.jsonl',
+            '--config.inputs.documents=none.jsonl',
+            '--config.inputs.tasks=none.jsonl',
+            '--policy=nowhere',
+            '--frob=1',
+            'loose',
+        ],
+        [
+            'config.nonsense: no such field',
+            'config.seed=x: must be a whole number',
+            'config.reward.solves=0: not possible',
+            'config.solver.samples=1: a rollout is compared',
+            'config.solver.minibatches=3: the 8 prompts',
+            'config.eval.file=none.jsonl: the miniature world',
+            'config.inputs.documents=none.jsonl: not possible',
+            'config.inputs.tasks=none.jsonl: recipe drzero takes none',
+            'config.policy.path=nowhere: no such folder',
+            '--frob: no such flag',
+            "'loose' is not a flag",
+        ],
+    ),
+    'a missing config and folder': (
+        ['--config=configs/drzerro.py', '--config.mesh.replica=x', '--config.reward.solves=0'],
+        [
+            '--config=configs/drzerro.py: no such file',
+            'config.mesh.replica=x: must be',
+            'config.reward.solves=0: not possible',
+            'no folder for the run',
+        ],
+    ),
+    'a mesh that does not fit, files elsewhere': (
+        [
+            *('--config=configs/drzero.py', '--workdir=/mnt/run', '--nofiles', '--on=v5litepod-16'),
+            *('--config.mesh.replica=3', '--config.mesh.fsdp=1', '--index=/mnt/index'),
+            *('--policy', '', '--config.drzero.grup=hop'),
+        ],
+        [
+            'config.mesh: replica=3, fsdp=1, model=1: is made of 3 devices, and v5litepod-16 has 16',
+            'config.micro.rows=8: cannot be split evenly over 3 devices',
+            'config.sampler.slots=256: cannot be split evenly over 3 devices',
+            'config.drzero.grup: no such field; did you mean config.drzero.group?',
+            '--policy: names nothing',
+        ],
+    ),
+}
+
+
+@pytest.mark.fault('user-5', 'a command with many mistakes and --check')
+@pytest.mark.parametrize('case', CASES)
+def test_every_mistake_has_its_line(case, tmp_path, user_reads):
+    words, expected = CASES[case]
+    result = check(tmp_path, *words)
+    assert result.returncode == 2 and not result.stdout
+    *lines, last = result.stderr.splitlines()
+    for beginning in expected:
+        assert any(line.startswith(f'zeroplay_jax: {beginning}') for line in lines), beginning
+    assert len(lines) == len(expected), result.stderr
+    assert last == f'zeroplay_jax: {len(expected)} mistakes; nothing was started'
+    assert not list(tmp_path.iterdir())
+    user_reads(last)
+
+
+@pytest.mark.parametrize(
+    'words',
+    [
+        [MINI, '--workdir=run'],
+        ['--config', 'configs/quickstart.py', '--workdir', 'run', '--config.seed', '1'],
+        [MINI, '--workdir=gs://bucket/run', '--policy=gs://bucket/policy', '--config.offload'],
+        [
+            *('--config=configs/drzero.py', '--workdir=/mnt/run', '--nofiles', '--on=v5litepod-16'),
+            *('--config.mesh.replica=4', '--config.mesh.model=2', '--index=/mnt/index'),
+        ],
+    ],
+)
+def test_a_sound_command_is_called_sound(words, tmp_path):
+    result = check(tmp_path, *words)
+    assert result.returncode == 0 and not result.stderr, result.stderr
+    assert result.stdout.startswith('the command is sound; not checked: memory')
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ('name', 'devices', 'hosts'),
+    [
+        *(('8', 8, 1), ('2*4', 8, 2), ('v5litepod-1', 1, 1), ('v5litepod-8', 8, 1)),
+        *(('v5litepod-16', 16, 4), ('v6e-8', 8, 1), ('v6e-256', 256, 64), ('v5p-8', 4, 1)),
+        *(('v5p-32', 16, 4), ('v4-16', 8, 2), ('v3-32', 32, 4), ('2*v5litepod-16', 32, 8)),
+    ],
+)
+def test_machines_have_the_devices_of_their_type(name, devices, hosts):
+    target = machines.machine(name)
+    assert (target.devices, target.hosts) == (devices, hosts)
+
+
+@pytest.mark.parametrize(
+    'name', ['', 'v9-8', 'v5litepod', 'v5p-1', 'v5litepod-10', '0', '2x4', '-8']
+)
+def test_other_machines_are_refused(name):
+    with pytest.raises(ConfigError, match='--on='):
+        machines.machine(name)
+
+
+def test_free_axes_of_a_mesh_are_resolved_and_replicas_do_not_span_hosts():
+    config = packaged_config('drzero')
+    config.mesh.update(replica=4, fsdp=-1, model=2)
+    machines.resolve_mesh(config, machines.machine('v5litepod-16'))
+    assert config.mesh.to_dict() == {'replica': 4, 'fsdp': 2, 'model': 2}
+    config.mesh.update(replica=2, fsdp=4)
+    with pytest.raises(ConfigError, match='multiple of 4'):
+        machines.resolve_mesh(config, machines.machine('v5litepod-16'))
+
+
+def test_a_crash_is_hidden_behind_a_mistake_only():
+    def refuses_and_crashes(crash):
+        if not crash:
+            fail('seed', 1, 'a problem', 'a fix')
+        raise KeyError
+
+    mistakes = Mistakes()
+    mistakes.of(refuses_and_crashes, False)
+    mistakes.of(lambda: fail('seed', 2, 'a consequence', 'a fix'))
+    assert mistakes.lines == ['config.seed=1: a problem; a fix']
+    with pytest.raises(KeyError):
+        mistakes.of(refuses_and_crashes, True)

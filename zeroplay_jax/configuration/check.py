@@ -1,0 +1,254 @@
+"""`python -m zeroplay_jax.main --check`: all mistakes of a command at once, on any machine, without starting anything.
+
+    python -m zeroplay_jax.main --check --config=configs/drzero.py --workdir=runs/drzero --on=v5litepod-16
+
+Where a run stops at the first mistake, this names all of them, each in a line. Nothing is created, and nothing is
+asked over the network.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from zeroplay_jax.configuration import (
+    command_line,
+    entry,
+    fields,
+    machines,
+    overrides,
+    resumption,
+    rules,
+)
+from zeroplay_jax.configuration.adapter_rules import check_adapters
+from zeroplay_jax.configuration.bucket_rules import fetch_addresses
+from zeroplay_jax.configuration.checkpoint_rules import check_checkpoint
+from zeroplay_jax.configuration.file_rules import check_files, check_retrieval
+from zeroplay_jax.configuration.held_out_rules import check_held_out
+from zeroplay_jax.objectives.registry import did_you_mean
+from zeroplay_jax.retrieval import object_cache, objects
+from zeroplay_jax.runtime.workdir import check_is_folder
+from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.settings.errors import ConfigError, Mistakes
+from zeroplay_jax.settings.paths import PACKAGE
+
+_NAME = 'zeroplay_jax'
+# Rules about what lies on a disk.
+_FILE_RULES = (check_adapters, check_retrieval, check_held_out, check_files, check_checkpoint)
+# Other fields than those of `fields.input_paths` that name files or folders.
+_FOLDER_FIELDS = ('policy.path', 'retrieval.path', 'retrieval.encoder', 'eval.file', 'eval.tasks')
+
+
+def is_asked_for(argv: Sequence[str]) -> bool:
+    """Returns whether a command line is to be checked only."""
+    return bool({'--check', '-check', '--check=true', '--check=True'} & set(argv))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints all mistakes of a command line, or that there are none; returns the exit status, 2 with a mistake.
+
+    Args:
+      argv: the command line, the program's name first; its flags are defined in `flags.FLAGS`.
+    """
+    mistakes = Mistakes()
+    arguments = _arguments(argv, mistakes)
+    # Flags of the command itself; of those without a value the name is enough.
+    given = {flag.lstrip('-').partition('=')[0]: flag.partition('=')[2] for flag in arguments}
+    config = _loaded(arguments, mistakes)
+    _check_folders(given, mistakes)
+    if config is not None:
+        _check_config(config, given, mistakes)
+    elif 'on' in given:
+        mistakes.of(machines.machine, given['on'])
+    for line in mistakes.lines:
+        print(f'{_NAME}: {line}', file=sys.stderr)
+    if mistakes.lines:
+        count = len(mistakes.lines)
+        print(
+            f'{_NAME}: {count} mistake{"s" if count > 1 else ""}; nothing was started',
+            file=sys.stderr,
+        )
+        return 2
+    print('the command is sound; not checked: memory, servers and lengths of prompts')
+    if config is not None and 'nofiles' in given:
+        paths = [f'{name}={path}' for name, path in _paths(config).items()]
+        elsewhere = [path for path in paths if str(PACKAGE) not in path]
+        print(f'these have to be there on every machine: {", ".join(elsewhere) or "none"}')
+    return 0
+
+
+# ---- the command line --------------------------------------------------------------------------------
+
+
+def _arguments(argv: Sequence[str], mistakes: Mistakes) -> list[str]:
+    """Returns the arguments behind the program's name, expanded and joined; notes short flags that name nothing."""
+    arguments: list[str] = []
+    mistakes.of(lambda: arguments.extend(_joined(command_line.expanded(argv[1:]))))
+    if mistakes.lines:
+        # The other flags are read without them.
+        packaged = _joined(command_line.with_packaged_configs(argv[1:]))
+        arguments = [flag for flag in packaged if not re.match('--?(policy|index)(=|$)', flag)]
+    return arguments
+
+
+def _loaded(arguments: Sequence[str], mistakes: Mistakes) -> ConfigDict | None:
+    """Returns the config as the run would read it, without the flags that cannot be read; None if there is none."""
+    config_files = [flag for flag in arguments if re.match('--?config=', flag)]
+    if not config_files:
+        mistakes.note(command_line.no_config())
+    recipe = command_line.recipe_flag(['', *arguments])
+    schema = _config_of(config_files[-1:], recipe, mistakes)
+    sound = config_files[-1:]
+    for flag in arguments:
+        count = len(mistakes.lines)
+        if re.match(r'--?(no)?config\.', flag):
+            mistakes.of(_check_field, flag, schema)
+        elif flag not in config_files:
+            mistakes.of(_check_flag, flag)
+        if len(mistakes.lines) == count and flag not in config_files:
+            sound.append(flag)
+    if schema is None:
+        # Their values are judged all the same.
+        config = fields.default_config()
+        for flag in sound:
+            if re.match(r'--?config\.', flag):
+                overrides.assign(config, f'--{flag.lstrip("-")}')
+        mistakes.of(fields.check_values, config)
+        return None
+    count = len(mistakes.lines)
+    mistakes.of(command_line.parse_flags, [_NAME, *sound])
+    return flags.FLAGS.config if len(mistakes.lines) == count else None
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """Returns the arguments with every flag and its value in one, as --flag=value."""
+    joined: list[str] = []
+    takes_value = False
+    for argument in argv:
+        if takes_value and not argument.startswith('--'):
+            joined[-1] += f'={argument}'
+            takes_value = False
+            continue
+        joined.append(argument)
+        name = argument.lstrip('-')
+        known = flags.FLAGS[name] if name in flags.FLAGS else None
+        is_switch = known is not None and known.boolean
+        takes_value = argument.startswith('-') and '=' not in argument and not is_switch
+    return joined
+
+
+def _config_of(
+    config_files: Sequence[str], chosen_recipe: str | None, mistakes: Mistakes
+) -> ConfigDict | None:
+    """Returns the config of a file as it is, with the sections of the recipe; None if it cannot be read."""
+    if not config_files:
+        return None
+    path, _, variant = config_files[0].partition('=')[2].partition(':')
+    try:
+        command_line.check_arguments(['', config_files[0]], None)
+        config = runpy.run_path(path)['get_config'](*filter(None, [variant]))
+        if chosen_recipe is not None:
+            config.recipe = chosen_recipe
+        fields.add_missing_sections(config)
+        return config
+    except ConfigError as error:
+        mistakes.note(str(error))
+    except Exception as error:
+        # A config is a Python file, so any exception is possible.
+        mistakes.note(f'{config_files[0]}: {type(error).__name__}: {error}')
+    return None
+
+
+def _check_field(argument: str, schema: ConfigDict | None) -> None:
+    """Refuses a flag --config.FIELD=VALUE with an unknown field, or a value of another type."""
+    if schema is None:
+        schema = fields.default_config()
+    flag, equals, _ = argument.lstrip('-').partition('=')
+    name = flag.split('.', 1)[1]
+    fields.check_name(name, schema)
+    if equals:
+        overrides.assign(
+            schema.copy_and_resolve_references(), f'--config.{argument.partition(".")[2]}'
+        )
+        command_line.check_sections(['', argument], schema)
+
+
+def _check_flag(argument: str) -> None:
+    """Refuses an argument that is no flag of the command."""
+    name = argument.lstrip('-').partition('=')[0]
+    if not argument.startswith('-'):
+        raise ConfigError(f'{argument!r} is not a flag; settings are given as --config.FIELD=VALUE')
+    if name not in flags.FLAGS and name.removeprefix('no') not in flags.FLAGS:
+        raise ConfigError(
+            f'--{name}: no such flag{did_you_mean(name, list(flags.FLAGS))}; --help shows them'
+        )
+
+
+# ---- the config --------------------------------------------------------------------------------------
+
+
+def _check_folders(given: Mapping[str, str], mistakes: Mistakes) -> None:
+    """Notes a missing or impossible --workdir, and a --from that is no workdir."""
+    workdir, source = given.get('workdir'), given.get('from')
+    if workdir:
+        mistakes.of(check_is_folder, workdir, True)
+    else:
+        mistakes.note(command_line.NO_WORKDIR)
+    is_here = source and 'nofiles' not in given and not objects.is_address(source)
+    if is_here and not pathlib.Path(str(source), 'config.json').is_file():
+        mistakes.note(f'--from={source}: not the workdir of a run; it has no config.json')
+
+
+def _check_config(config: ConfigDict, given: Mapping[str, str], mistakes: Mistakes) -> None:
+    """Notes the mistakes of a config, also on the machine of --on."""
+    has_files = 'nofiles' not in given
+    # What lies in a bucket is read when the run starts.
+    mistakes.fields |= {name for name, path in _paths(config).items() if objects.is_address(path)}
+    if not has_files:
+        config.inputs.documents = ''
+    _check_values(config, mistakes)
+    if 'on' in given:
+        mistakes.of(lambda: machines.resolve_mesh(config, machines.machine(given['on'])))
+    recipe = recipe_class(config.recipe)
+    for rule in rules.RULES:
+        if rule is fetch_addresses:
+            _find_packaged(config)
+        elif has_files or rule not in _FILE_RULES:
+            mistakes.of(rule, config, recipe)
+    mistakes.of(recipe.check, config)
+    if has_files:
+        mistakes.of(rules.check_evaluation, config)
+        mistakes.of(entry.check_heads, config)
+    workdir = given.get('workdir')
+    if workdir and has_files and not mistakes.lines and not objects.is_address(workdir):
+        mistakes.of(resumption.check, workdir, config)
+
+
+def _check_values(config: ConfigDict, mistakes: Mistakes) -> None:
+    """Notes values of wrong types and out of bounds, and replaces them: the rules calculate with the values."""
+    fields.add_missing_sections(config)
+    before = set(mistakes.fields)
+    mistakes.of(fields.check_values, config)
+    defaults = dict(fields.leaves(fields.default_config(config.recipe)))
+    for name in mistakes.fields - before:
+        if name in defaults:
+            config.update_from_flattened_dict({name: defaults[name]})
+
+
+def _paths(config: ConfigDict) -> dict[str, str]:
+    """Returns the fields that name files or folders, with what they name."""
+    values = dict(fields.leaves(config))
+    paths = {name: values[name] for name in _FOLDER_FIELDS if values.get(name)}
+    return paths | dict(fields.input_paths(config))
+
+
+def _find_packaged(config: ConfigDict) -> None:
+    """Replaces paths of what comes with the package by those of this installation, in place."""
+    for name, path in _paths(config).items():
+        config.update_from_flattened_dict({name: object_cache.packaged(path)})
