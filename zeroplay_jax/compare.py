@@ -4,11 +4,11 @@
     python -m zeroplay_jax.compare --base base.json --other seed0.json seed1.json seed2.json
     python -m zeroplay_jax.compare --base a0.json a1.json a2.json --other b0.json b1.json b2.json --paired
 
-Prints, per question set, both mean scores and their difference with a 95 % interval. Of two files it is a paired
-bootstrap over questions: it covers the choice of questions only, and two seeds of one config can differ by more. Of
-several runs it covers the runs, such as seeds, on these questions: Welch's t interval; Student's over the differences
-of run i and run i with --paired, and over the runs of the other side if one side is a single file, such as the policy
-before training.
+Prints, per question set, both mean scores and their difference with a 95 % interval. Of two files it is Newcombe's for
+pairs, as in the table of a run: it covers the choice of questions only, and two seeds of one config can differ by more.
+Of several runs it covers the runs, such as seeds, on these questions: Welch's t interval; Student's over the
+differences of run i and run i with --paired, and over the runs of the other side if one side is a single file, such as
+the policy before training.
 Results are refused if the retriever, the corpus, the number of passages per query, the prompts, the tools, the metric,
 the judge or the numbers of samples, questions or tokens differ: their difference would not measure the policy.
 """
@@ -104,7 +104,7 @@ def _differences(
       UserError: results that cannot be compared.
     """
     if len(baselines) == len(candidates) == 1:
-        text = 'the choice of questions (paired bootstrap), not the seed: for that give several runs of each side'
+        text = 'the choice of questions (Newcombe, paired), not the seed: for that give several runs of each side'
         return question_sets.compare(baselines[0], candidates[0]), text
     for result in (*baselines[1:], *candidates):
         question_sets.check_comparable(baselines[0], result)

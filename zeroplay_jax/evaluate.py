@@ -212,10 +212,13 @@ def _evaluate_held_out(config, run: RunContext) -> None:
     # `correct` leaves out the open tasks.
     rubric_scores = [row.reward for row in rows if 'rubrics' in row.parts]
     if rubric_scores:
-        intervals['rubrics'] = statistics.mean_score(rubric_scores)
-    further_scores = [row.parts[metric] for row in rows if metric in row.parts]
-    if further_scores:
-        intervals[metric.rpartition(':')[2]] = statistics.mean_score(further_scores)
+        intervals['rubrics'] = statistics.mean_interval(rubric_scores)
+    scored_rows = [row for row in rows if metric in row.parts]
+    if scored_rows:
+        hops_of_rows = [row.group for row in scored_rows]
+        scores = [row.parts[metric] for row in scored_rows]
+        by_hop = statistics.by_hop(hops_of_rows, scores)
+        intervals[metric.rpartition(':')[2]] = statistics.mean_interval(statistics.headline(by_hop))
     rounded: dict[str, list[float]] = {}
     for name, interval in intervals.items():
         mean, low, high = interval

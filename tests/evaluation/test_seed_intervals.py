@@ -53,7 +53,7 @@ def test_the_command_says_what_its_interval_covers(write, capsys):
     other = [write(f'other{seed}', correct) for seed, correct in enumerate((9, 12, 10))]
     assert compare.main([base[0], other[0]]) == 0
     out = capsys.readouterr().out
-    assert '+0.150' in out and 'the choice of questions (paired bootstrap), not the seed' in out
+    assert '+0.150' in out and 'the choice of questions (Newcombe, paired), not the seed' in out
     assert compare.main(['--base', *base, '--other', *other]) == 0
     out = capsys.readouterr().out
     _, low, high = seed_intervals.difference([0.3, 0.4, 0.35], [0.45, 0.6, 0.5], False)

@@ -125,28 +125,47 @@ def test_without_headline_hops_the_headline_is_the_mean_over_all():
     assert statistics.before_after_table(by_hop, by_hop).splitlines()[-1].startswith('mean  ')
 
 
-def test_scores_between_0_and_1_have_normal_intervals():
+@pytest.mark.fault('O', 'one score, or equal scores, of a metric between 0 and 1')
+def test_scores_between_0_and_1_have_intervals_inside(user_reads):
     before = [0.0, 0.5, 1.0, 0.5]
     after = [0.5, 1.0, 1.0, 0.5]
     summary = json.loads(json.dumps(statistics.summarise_scores(before, after)))
-    half_width = 1.96 * np.std([0.5, 0.5, 0, 0], ddof=1) / 2
-    expected = [0.25, 0.25 - half_width, 0.25 + half_width]
-    assert summary['difference'] == pytest.approx(expected, abs=1e-4)
     assert summary['before'][0] == 0.5 and summary['after'][0] == 0.75
+    mean, low, high = summary['difference']
+    assert mean == 0.25 and -1 <= low < 0.25 < high <= 1
     assert summary['items'] == 4
-    assert statistics.mean_score([0.3]) == (0.3, -0.7, 1.3)
+    for scores in ([0.3], [0.3] * 5, [0.0], [1.0], before, after):
+        mean, low, high = statistics.mean_interval(scores)
+        assert 0 <= low <= mean <= high <= 1 and high - low > 0.1
     line = statistics.scores_line(summary)
     assert line.startswith('0.500 [') and line.endswith('4 tasks')
     assert 'change +0.250 [' in line
-    with pytest.raises(ValueError, match='3 scores before, 4 after'):
+    user_reads(f'right: inside [0, 1]: {line}')
+    with pytest.raises(ValueError, match='questions per hop count differ'):
         statistics.summarise_scores(before[:3], after)
+
+
+def test_scores_that_vary_less_than_right_and_wrong_have_narrower_intervals():
+    _, low, high = statistics.mean_interval([0.4, 0.6] * 20)
+    _, widest_low, widest_high = statistics.mean_interval([0, 1] * 20)
+    assert widest_low < low < 0.5 < high < widest_high
+
+
+@pytest.mark.fault(
+    'user-9', 'exact match and a second score of a run, on questions of unequal hop counts'
+)
+def test_both_scores_are_means_over_hop_counts(user_reads):
+    scores = statistics.by_hop([1, 1, 1, 2], [1.0, 1.0, 1.0, 0.0])
+    assert statistics.summarise_scores(scores, scores)['after'][0] == 0.5
+    assert statistics.summarise(scores, scores)['em_after'] == 0.5
+    user_reads('right: the same mean, and one method of intervals for run, compare and report')
 
 
 @pytest.mark.parametrize(
     ('before', 'after', 'message'),
     [
         (_flags(0, 0), _flags(0, 0), 'non-empty'),
-        (np.array([0, 2]), np.array([0, 1]), '0 and 1'),
+        (np.array([0, 2]), np.array([0, 1]), 'between 0 and 1'),
         (_flags(1, 3), _flags(1, 4), 'ask the same'),
         ({1: _flags(1, 3)}, {2: _flags(1, 3)}, 'ask the same'),
         ({}, {}, 'no hop count'),

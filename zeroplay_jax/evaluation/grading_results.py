@@ -127,7 +127,7 @@ def _summary(scores: Sequence[float | None]) -> dict[str, Any]:
     known_scores = [score for score in scores if score is not None]
     interval = None
     if known_scores:
-        interval = _rounded(statistics.mean_score(known_scores))
+        interval = _rounded(statistics.mean_interval(known_scores))
     return {'rubrics_met': interval, 'scored_tasks': len(known_scores)}
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval import hub, progress
 from zeroplay_jax.retrieval.types import RetrievalError
@@ -41,7 +42,6 @@ SETTINGS = (
     'tokens',
     'template',
 )
-_BOOTSTRAP_QUANTILES = (0.025, 0.975)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,13 +350,12 @@ def _fingerprint(questions: Sequence[Question]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def compare(one: Json, other: Json, draws: int = 10_000) -> dict[str, tuple[float, float, float]]:
-    """Returns {set: (mean difference other − one, low, high)}: 95 % interval of a paired bootstrap with a fixed seed.
+def compare(one: Json, other: Json) -> dict[str, tuple[float, float, float]]:
+    """Returns {set: (mean difference other − one, low, high)} with the 95 % interval of `paired_difference`.
 
     Args:
       one: a result of `results`.
       other: the result that is compared with it.
-      draws: number of bootstrap samples.
 
     Raises:
       UserError: the results differ in settings or questions, or have no set in common; names the difference.
@@ -367,24 +366,17 @@ def compare(one: Json, other: Json, draws: int = 10_000) -> dict[str, tuple[floa
     for name in shared:
         pairs = zip(one['sets'][name]['answered'], other['sets'][name]['answered'], strict=True)
         # Paired by question: questions differ in difficulty far more than policies do, and this variance cancels.
-        paired_differences = []
+        before, after = [], []
         for first, second in pairs:
             # A question that one side has no score of has no difference.
             if first['score'] is not None and second['score'] is not None:
-                paired_differences.append(second['score'] - first['score'])
-        if not paired_differences:
+                before.append(first['score'])
+                after.append(second['score'])
+        if not before:
             raise UserError(
                 f'no question of {name} has a score in both results; repeat the evaluation whose judge gave no verdicts'
             )
-        differences = np.array(paired_differences)
-        # A generator per set, so that an interval does not depend on which other sets there are.
-        rng = np.random.default_rng(0)
-        resampled_means = []
-        for _ in range(draws):
-            indices = rng.integers(0, len(differences), len(differences))
-            resampled_means.append(differences[indices].mean())
-        low, high = np.quantile(resampled_means, _BOOTSTRAP_QUANTILES)
-        intervals[name] = (float(differences.mean()), float(low), float(high))
+        intervals[name] = statistics.paired_difference(before, after)
     return intervals
 
 

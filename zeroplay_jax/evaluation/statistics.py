@@ -1,12 +1,13 @@
-"""Exact match and rubric scores with 95 % intervals: a proportion, the mean over hop counts, the change on pairs.
+"""Exact match and other scores with 95 % intervals: a mean, the mean over hop counts, the change on pairs.
 
-Intervals of exact match are built from Wilson's score interval. A normal or bootstrap interval collapses to a point
-if all answers are correct or all are wrong, which happens regularly on the miniature world; Wilson's keeps a width.
-Intervals of sums of proportions are combined by "square and add" (Newcombe 1998; Zou and Donner 2008).
-Rubric scores are not proportions; their intervals are normal (`mean_score`).
+One method for a run, `compare` and the report: Wilson's score interval, inside [0, 1], and Newcombe's for a change. A
+normal or bootstrap interval collapses to a point if all answers are correct or all are wrong, which happens regularly
+on the miniature world; these keep a width. Intervals of sums are combined by "square and add" (Newcombe 1998; Zou and
+Donner 2008). They cover the choice of questions, and no other seed of the training.
 
-Samples are a bool array with one entry per question, or a mapping from hop count to such an array. A mapping means
-the unweighted mean over its hop counts, whatever the number of questions of each. Questions without a hop count have 0.
+Samples are an array with one score between 0 and 1 per question, or a mapping from hop count to such an array. A
+mapping means the unweighted mean over its hop counts, whatever the number of questions of each. Questions without a hop
+count have 0.
 """
 
 from __future__ import annotations
@@ -15,36 +16,37 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Num, Shaped
+from jaxtyping import Float64, Shaped
 
 Z95 = 1.959963984540054  # two-sided 95 % quantile of the standard normal distribution
+# Products of margins below it are rounding errors of sums of equal scores.
+_ROUNDING = 1e-9
 NO_HOPS = 0  # hop count of questions without one
 # The hop counts that the headline figure averages, for all recipes alike; SSP and SCOPE propose no more.
 HEADLINE = (NO_HOPS, 1, 2, 3)
 
-# Callers may pass 0/1 integers; `_flags_by_hop` checks shape and values and converts to booleans.
-Flags = Shaped[np.ndarray, '...']
-CheckedFlags = Bool[np.ndarray, 'questions']
-Scores = Sequence[float] | Num[np.ndarray, '...']
-Samples = Flags | Mapping[int, Flags]
+# Callers may pass booleans and integers; `_scores_by_hop` checks shape and values.
+Scores = Sequence[float] | Shaped[np.ndarray, '...']
+CheckedScores = Float64[np.ndarray, 'questions']
+Samples = Scores | Mapping[int, Scores]
 Interval = tuple[float, float, float]
 
 
-def mean_interval(correct: Samples) -> Interval:
-    """Returns the share of correct answers and its 95 % interval.
+def mean_interval(scores: Samples) -> Interval:
+    """Returns the mean score, such as the share of correct answers, and its 95 % interval.
 
     Args:
-      correct: bool [N], or {hops: bool [N_hops]} for the mean over hop counts.
+      scores: [N], or {hops: [N_hops]} for the mean over hop counts.
 
     Returns:
       (mean, low, high), all within [0, 1]: Wilson's score interval, combined over hop counts for a mapping.
 
     Raises:
-      ValueError: an array is empty, not one-dimensional or contains values other than 0 and 1.
+      ValueError: an array is empty, not one-dimensional or contains values that are not between 0 and 1.
     """
     intervals = []
-    for flags in _flags_by_hop(correct).values():
-        intervals.append(_wilson(flags))
+    for checked in _scores_by_hop(scores).values():
+        intervals.append(_wilson(checked))
     return _combine(intervals)
 
 
@@ -52,20 +54,20 @@ def paired_difference(before: Samples, after: Samples) -> Interval:
     """Returns the change on the same questions, after minus before, and its 95 % interval.
 
     Args:
-      before: bool [N], or {hops: bool [N_hops]}.
+      before: [N], or {hops: [N_hops]}.
       after: the same questions in the same order.
 
     Returns:
-      (difference, low, high), within [-1, 1]: Newcombe's interval for paired proportions (Statistics in
-      Medicine 17:2635, 1998, method 10), combined over hop counts for a mapping.
+      (difference, low, high), within [-1, 1]: Newcombe's interval for pairs (Statistics in Medicine 17:2635, 1998,
+      method 10), combined over hop counts for a mapping.
 
     Raises:
       ValueError: as `mean_interval`, or the numbers of questions differ.
     """
-    before_by_hop, after_by_hop = _paired_flags(before, after)
+    before_by_hop, after_by_hop = _paired_scores(before, after)
     intervals = []
-    for hop, flags_before in before_by_hop.items():
-        intervals.append(_newcombe(flags_before, after_by_hop[hop]))
+    for hop, scores_before in before_by_hop.items():
+        intervals.append(_newcombe(scores_before, after_by_hop[hop]))
     return _combine(intervals)
 
 
@@ -87,7 +89,7 @@ def summarise(before: Samples, after: Samples) -> dict[str, Any]:
     Raises:
       ValueError: as `paired_difference`.
     """
-    before_by_hop, after_by_hop = _paired_flags(before, after)
+    before_by_hop, after_by_hop = _paired_scores(before, after)
     em_before_by_hop, ci95_before_by_hop = _summarise_hops(before_by_hop)
     em_after_by_hop, ci95_after_by_hop = _summarise_hops(after_by_hop)
     questions_by_hop = {}
@@ -115,7 +117,7 @@ def summarise(before: Samples, after: Samples) -> dict[str, Any]:
 
 
 def _summarise_hops(
-    by_hop: dict[int, CheckedFlags],
+    by_hop: dict[int, CheckedScores],
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
     """Returns exact match and its [low, high], each by hop count as a string."""
     em_by_hop = {}
@@ -126,7 +128,15 @@ def _summarise_hops(
     return em_by_hop, ci95_by_hop
 
 
-def headline(correct: Mapping[int, Flags]) -> dict[int, Flags]:
+def by_hop(hops: Sequence[int], scores: Sequence[float]) -> dict[int, np.ndarray]:
+    """Returns hop count → scores, ascending, of a score and a hop count per question."""
+    scores_of_hops: dict[int, list[float]] = {}
+    for hop, score in zip(hops, scores, strict=True):
+        scores_of_hops.setdefault(hop, []).append(score)
+    return {hop: np.array(scores_of_hops[hop], np.float64) for hop in sorted(scores_of_hops)}
+
+
+def headline(correct: Mapping[int, Scores]) -> dict[int, Scores]:
     """Returns the entries of the headline's hop counts, or all entries if none of those was evaluated."""
     return _select_hops(correct, HEADLINE)
 
@@ -184,57 +194,25 @@ def before_after_table(before: Samples, after: Samples) -> str:
     return '\n'.join(lines)
 
 
-def mean_score(scores: Scores) -> Interval:
-    """Returns the mean of scores between 0 and 1, or of their differences, and its 95 % interval.
-
-    The interval is the normal one, mean ± 1.96 standard errors, because such scores are not proportions. It
-    collapses to a point if all scores are equal, and may exceed [0, 1].
+def summarise_scores(before: Samples, after: Samples) -> dict[str, Any]:
+    """Returns `mean_interval` before and after, and `paired_difference`, of the headline's hop counts.
 
     Args:
-      scores: [N], not empty. A single score has no standard error; its interval is mean ± 1.
-
-    Returns:
-      (mean, low, high).
-
-    Raises:
-      ValueError: `scores` is empty or not one-dimensional.
-    """
-    values = np.asarray(scores, float)
-    if values.ndim != 1 or not values.size:
-        raise ValueError(f'scores have shape {values.shape}; pass a non-empty list')
-    mean = float(values.mean())
-    if values.size == 1:
-        # One score has no standard deviation. ± 1 covers every score; for one difference it is a convention.
-        return mean, mean - 1.0, mean + 1.0
-    deviation = values.std(ddof=1)
-    half_width = float(Z95 * deviation / np.sqrt(values.size))
-    return mean, mean - half_width, mean + half_width
-
-
-def summarise_scores(before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
-    """Returns `mean_score` before, after and of the change on the same items.
-
-    Args:
-      before: a score per item.
+      before: a score per item, or {hops: scores}.
       after: scores of the same items in the same order.
 
     Returns:
       {'before', 'after', 'difference': [mean, low, high], 'items': int}.
 
     Raises:
-      ValueError: the numbers of scores differ or are zero.
+      ValueError: as `paired_difference`.
     """
-    scores_before = np.asarray(before, float)
-    scores_after = np.asarray(after, float)
-    if scores_before.shape != scores_after.shape or not scores_before.size:
-        raise ValueError(
-            f'{scores_before.size} scores before, {scores_after.size} after; pass a score per item in both'
-        )
+    before_by_hop, after_by_hop = map(headline, _paired_scores(before, after))
     return {
-        'before': list(mean_score(scores_before)),
-        'after': list(mean_score(scores_after)),
-        'difference': list(mean_score(scores_after - scores_before)),
-        'items': scores_before.size,
+        'before': list(mean_interval(before_by_hop)),
+        'after': list(mean_interval(after_by_hop)),
+        'difference': list(paired_difference(before_by_hop, after_by_hop)),
+        'items': sum(np.size(scores) for scores in before_by_hop.values()),
     }
 
 
@@ -252,7 +230,7 @@ def _cell(interval: Sequence[float], sign: str = '') -> str:
     return f'{mean:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]'
 
 
-def _select_hops(by_hop: Mapping[int, Flags], hops: tuple[int, ...]) -> dict[int, Flags]:
+def _select_hops(by_hop: Mapping[int, Scores], hops: tuple[int, ...]) -> dict[int, Scores]:
     """Returns the entries of the hop counts, or all entries if there is none of them."""
     selected = {}
     for hop, flags in by_hop.items():
@@ -262,31 +240,31 @@ def _select_hops(by_hop: Mapping[int, Flags], hops: tuple[int, ...]) -> dict[int
     return selected or dict(by_hop)
 
 
-def _flags_by_hop(samples: Samples) -> dict[int, CheckedFlags]:
-    """Returns checked {hops: bool [N]} in ascending order; a single array gets hop count 0."""
+def _scores_by_hop(samples: Samples) -> dict[int, CheckedScores]:
+    """Returns checked {hops: float64 [N]} in ascending order; a single array gets hop count 0."""
     if not isinstance(samples, Mapping):
         # One key for plain arrays, so that both kinds of samples share the code.
-        return _flags_by_hop({NO_HOPS: samples})
+        return _scores_by_hop({NO_HOPS: samples})
     if not samples:
         raise ValueError('no hop count was evaluated: pass the results of at least one')
     checked = {}
     for hop in sorted(samples):
-        flags = np.asarray(samples[hop])
-        is_list = flags.ndim == 1 and flags.size > 0
-        if not is_list or not np.isin(flags, (0, 1)).all():
+        scores = np.asarray(samples[hop])
+        is_list = scores.ndim == 1 and scores.size > 0
+        if not is_list or not ((scores >= 0) & (scores <= 1)).all():
             raise ValueError(
-                f'hop count {hop}: got shape {flags.shape}, need a non-empty list of 0 and 1'
+                f'hop count {hop}: got shape {scores.shape}, need a non-empty list of scores between 0 and 1'
             )
-        checked[hop] = flags.astype(bool)
+        checked[hop] = scores.astype(np.float64)
     return checked
 
 
-def _paired_flags(
+def _paired_scores(
     before: Samples, after: Samples
-) -> tuple[dict[int, CheckedFlags], dict[int, CheckedFlags]]:
-    """Returns both sides as `_flags_by_hop`; raises ValueError if their sizes differ."""
-    before_by_hop = _flags_by_hop(before)
-    after_by_hop = _flags_by_hop(after)
+) -> tuple[dict[int, CheckedScores], dict[int, CheckedScores]]:
+    """Returns both sides as `_scores_by_hop`; raises ValueError if their sizes differ."""
+    before_by_hop = _scores_by_hop(before)
+    after_by_hop = _scores_by_hop(after)
     # Equal sizes are necessary for pairs; that entry i is the same question on both sides cannot be checked here.
     sizes_before = {hop: flags.size for hop, flags in before_by_hop.items()}
     sizes_after = {hop: flags.size for hop, flags in after_by_hop.items()}
@@ -298,10 +276,10 @@ def _paired_flags(
     return before_by_hop, after_by_hop
 
 
-def _wilson(correct: CheckedFlags) -> Interval:
-    """Returns the share of True in bool [N] and Wilson's score interval (1927)."""
-    n = correct.size
-    mean = float(correct.mean())
+def _wilson(scores: CheckedScores) -> Interval:
+    """Returns the mean of scores and Wilson's score interval (1927) for as many answers as tell the same."""
+    mean = float(scores.mean())
+    n = _answers(scores, mean)
     # The centre is pulled from the mean towards 1/2, the more so the fewer questions there are.
     shrinkage = 1 + Z95**2 / n
     centre = (mean + Z95**2 / (2 * n)) / shrinkage
@@ -314,29 +292,41 @@ def _wilson(correct: CheckedFlags) -> Interval:
     return mean, low, high
 
 
-def _newcombe(before: CheckedFlags, after: CheckedFlags) -> Interval:
-    """Returns mean(after) - mean(before) of paired bool [N] and its interval (Newcombe 1998, method 10)."""
+def _answers(scores: CheckedScores, mean: float) -> float:
+    """Returns the number of right or wrong answers whose mean is as uncertain as that of these scores.
+
+    Scores between 0 and 1 vary less than right and wrong ones of the same mean. One observation of that larger variance
+    is added to theirs, so that equal scores do not look certain.
+    """
+    n = scores.size
+    if np.isin(scores, (0, 1)).all():
+        return n
+    binomial = mean * (1 - mean)
+    variance = (float(np.square(scores - mean).sum()) + binomial) / (n + 1)
+    return n * binomial / variance
+
+
+def _newcombe(before: CheckedScores, after: CheckedScores) -> Interval:
+    """Returns mean(after) - mean(before) of pairs and its interval (Newcombe 1998, method 10)."""
     mean_before, low_before, high_before = _wilson(before)
     mean_after, low_after, high_after = _wilson(after)
 
-    # Counts of the 2x2 table of questions: answered correctly on both sides, on none, only after, only before. phi is
-    # the correlation of the two sides: a positive one narrows the interval.
-    both = int((before & after).sum())
-    neither = int((~before & ~after).sum())
-    gained = int((~before & after).sum())
-    lost = int((before & ~after).sum())
-    after_margins = (both + gained) * (lost + neither)
-    before_margins = (both + lost) * (gained + neither)
-    # Python integers: the product of four counts is exact, and cannot overflow.
-    margins = after_margins * before_margins
-    numerator: float = both * neither - gained * lost
+    # phi is the correlation of the two sides: a positive one narrows the interval. For right and wrong answers these
+    # sums are the counts of Newcombe's 2x2 table.
+    n = before.size
+    sum_before, sum_after = float(before.sum()), float(after.sum())
+    numerator = n * float(before @ after) - sum_before * sum_after
+    before_margins = n * float(before @ before) - sum_before**2
+    after_margins = n * float(after @ after) - sum_after**2
     if numerator > 0:
         # Newcombe's continuity correction: a smaller correlation gives a wider interval.
-        numerator = max(numerator - before.size / 2, 0)
-    # If all answers of a side are equal, a margin is 0 and the correlation is undefined; 0 assumes independence.
+        numerator = max(numerator - n / 2, 0)
+    # If all answers of a side are equal, a margin is 0 and the correlation is undefined; 0 assumes independence. Sums
+    # of fractions are rounded.
     phi = 0.0
-    if margins:
-        phi = numerator / float(np.sqrt(float(margins)))
+    margins = after_margins * before_margins
+    if margins > _ROUNDING:
+        phi = max(-1.0, min(1.0, numerator / float(np.sqrt(margins))))
 
     difference = mean_after - mean_before
     # The lower end of the difference comes from the lower end of `after` and the upper end of `before`.
@@ -355,7 +345,7 @@ def _correlated_width(width_after: float, width_before: float, phi: float) -> fl
     # The products are in the order of the formula sqrt(a² - 2 phi a b + b²).
     interaction = 2 * phi * width_after * width_before
     squared = width_after * width_after - interaction + width_before * width_before
-    return float(np.sqrt(squared))
+    return float(np.sqrt(max(squared, 0.0)))
 
 
 def _combine(intervals: list[Interval]) -> Interval:

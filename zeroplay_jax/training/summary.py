@@ -35,11 +35,15 @@ def record_scores(
         # An ungraded answer counts as 0 in the mean, so its share is shown beside it.
         metrics['rubrics/mean'] = float(np.mean(rubric_scores))
         metrics['rubrics/ungraded'] = float(np.mean(ungraded))
-    scores = [row.parts[metric] for row in rows if metric in row.parts]
-    if scores:
+    scored_rows = [row for row in rows if metric in row.parts]
+    if scored_rows:
+        scores = [row.parts[metric] for row in scored_rows]
         # A checkpoint of an earlier version has no such entry.
         state.setdefault('scores', {})[number] = scores
-        metrics[f'{_metric_name(metric)}/mean'] = float(np.mean(scores))
+        # The mean over hop counts, as of exact match. The group of an evaluation's row is its hop count.
+        by_hop = statistics.by_hop([row.group for row in scored_rows], scores)
+        mean, _, _ = statistics.mean_interval(statistics.headline(by_hop))
+        metrics[f'{_metric_name(metric)}/mean'] = mean
     return metrics
 
 
@@ -91,7 +95,10 @@ def summarise_run(
     if further_scores:
         name = _metric_name(config.eval.metric)
         results['scores'] = {'metric': name, 'evaluations': state['scores']}
-        summary['scores'] = statistics.summarise_scores(further_scores[0], further_scores[-1])
+        hops = [question.hops for question in library.questions]
+        first = statistics.by_hop(hops, further_scores[0])
+        last = statistics.by_hop(hops, further_scores[-1])
+        summary['scores'] = statistics.summarise_scores(first, last)
         line = statistics.scores_line(summary['scores'], 'questions')
         table += f'\n{name} of the answers: {line}'
     return summary, table
