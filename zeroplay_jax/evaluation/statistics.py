@@ -108,7 +108,7 @@ def summarise(before: Samples, after: Samples) -> dict[str, Any]:
         'em_after': em_after,
         'em_by_hop': {'before': em_before_by_hop, 'after': em_after_by_hop},
         'ci95': {'before': ci95_before, 'after': ci95_after},
-        'questions': sum(flags.size for flags in headline_before.values()),
+        'questions': sum(np.size(scores) for scores in headline_before.values()),
         'questions_by_hop': questions_by_hop,
         'ci95_by_hop': {'before': ci95_before_by_hop, 'after': ci95_after_by_hop},
         'difference': list(paired_difference(headline_before, headline_after)),
