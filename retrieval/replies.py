@@ -41,8 +41,10 @@ def results(body: bytes, count: int, read: Callable[[Any], Any]) -> list[Any]:
         # Numbers that are not finite are refused where they matter.
         reply = json_text.parse_object(body, not_finite=float)
     except json_text.Unusable as error:
+        # Without the advice for files.
+        reason = str(error).partition(';')[0]
         text = short(body[:_QUOTED_BYTES].decode('utf-8', 'replace'))
-        raise MalformedReply(f'{error}: {text}') from None
+        raise MalformedReply(f'{reason}: {text}') from None
     if not isinstance(reply.get('result'), list):
         # Some servers report errors with status 200.
         text = short(json.dumps(reply, ensure_ascii=False))

@@ -107,15 +107,17 @@ def main(argv: list[str]) -> None:
         # This import loads JAX, so it follows the checks of the command.
         from zeroplay_jax.training import build
 
+    # Public sets are downloaded here: before the weights, whose loading takes minutes.
+    sets = _load_sets(config.seed)
     extra_weights = _ANSWERER_WEIGHTS if _ANSWERER.value else ''
-    run = build.build(config, extra_weights)
+    run = build.build(config, extra_weights, judgements=_judgements(config))
     run.publish_weights(run.rollouts.scheduler.pools)
     # Until here Ctrl-C ended the process at once.
     interrupts.raise_again()
     # The slot pools have copies, so the loaded weights are dropped to free their memory.
     run = dataclasses.replace(run, params={})
     if _SETS.value:
-        _evaluate_sets(config, run)
+        _evaluate_sets(config, run, sets)
     else:
         _evaluate_held_out(config, run)
 
@@ -145,6 +147,18 @@ def _check_flags(config) -> None:
         raise UserError(f'--sets={",".join(_SETS.value)}: two sets have one name; rename a file')
     for path in _SETS.value:
         files.check_set(path, allow_public=_METRIC.value != 'rubrics')
+        # Read here as well as by `_load_sets`, so that an unusable line is reported before libraries are loaded.
+        if pathlib.Path(path).is_file():
+            (files.open_tasks if _METRIC.value == 'rubrics' else files.questions)(path)
+
+
+def _judgements(config) -> tuple[str, ...]:
+    """Returns what the evaluation asks of the judge (`Recipe.judgements`)."""
+    names = {'judge': 'correct', 'rubrics': 'grade'}
+    metrics = [_METRIC.value]
+    if not _SETS.value:
+        metrics = [config.eval.metric, 'rubrics' if config.eval.tasks else '']
+    return tuple(names[metric] for metric in metrics if metric in names)
 
 
 def _check_workdir(config) -> None:
@@ -260,13 +274,11 @@ def _load_sets(seed: int) -> dict[str, list[Question]]:
     return sets
 
 
-def _evaluate_sets(config, run: RunContext) -> None:
+def _evaluate_sets(config, run: RunContext, sets: Mapping[str, list[Question]]) -> None:
     """Asks the questions of --sets; prints a line of mean figures per set and a JSON object, and writes --out."""
     from zeroplay_jax.evaluation import question_sets
     from zeroplay_jax.training import build
 
-    sets = _load_sets(config.seed)
-    # Loaded after the sets were read, so that an unusable line is reported before weights are loaded.
     if _ANSWERER.value:
         folder = fetch_model('--answerer', _ANSWERER.value)
         run.publish_weights([_ANSWERER_WEIGHTS], build.load_like(run, folder))
@@ -331,7 +343,7 @@ def _result_settings(config, run: RunContext) -> Mapping[str, Any]:
 
     judge = ''
     if _METRIC.value in _JUDGED_METRICS:
-        judge = f'{config.judge.kind} {config.judge.model}'
+        judge = f'{config.judge.kind} {config.judge.model} {config.judge.request}'.rstrip()
     settings = question_sets.result_settings(
         config,
         policy=str(run.folder),

@@ -7,12 +7,15 @@ import threading
 
 
 class JudgeServer(http.server.ThreadingHTTPServer):
-    """Serves until the context ends; `prompts` are those that it got, `pause` is awaited before every reply."""
+    """Serves until the context ends; `prompts` are those that it got, `pause` is awaited before every reply.
+
+    The example that every evaluation begins with is counted in `examples` only.
+    """
 
     daemon_threads = True
 
     def __init__(self, pause=lambda number: None):
-        self.prompts, self.pause = [], pause
+        self.prompts, self.pause, self.examples = [], pause, 0
         super().__init__(('127.0.0.1', 0), _Handler)
 
     @property
@@ -40,9 +43,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
         prompt = body['messages'][0]['content']
-        self.server.prompts.append(prompt)
-        self.server.pause(len(self.server.prompts))
-        message = {'role': 'assistant', 'content': reply(prompt)}
+        if 'capital of France' in prompt:
+            self.server.examples += 1
+            text = '<score>1</score>'
+        else:
+            self.server.prompts.append(prompt)
+            self.server.pause(len(self.server.prompts))
+            text = reply(prompt)
+        message = {'role': 'assistant', 'content': text}
         choice = {'index': 0, 'finish_reason': 'stop', 'message': message}
         shape = {'id': 'x', 'object': 'chat.completion', 'created': 0, 'model': body['model']}
         data = json.dumps(shape | {'choices': [choice]}).encode()

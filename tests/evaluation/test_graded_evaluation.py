@@ -109,7 +109,7 @@ def test_a_killed_command_ends_as_if_it_had_not_been_killed(tmp_path):
     with JudgeServer() as server:
         whole = subprocess.run(command(path, tmp_path / 'whole', server.url), **options)
         assert whole.returncode == 0, whole.stderr[-2000:]
-        assert len(server.prompts) == rubrics
+        assert len(server.prompts) == rubrics and server.examples == 1
     half, killed = threading.Event(), threading.Event()
 
     def pause(number):

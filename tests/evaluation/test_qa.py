@@ -194,7 +194,9 @@ def test_a_judge_that_is_down_gives_no_result(tmp_path):
         '--config.judge.retries=0',
     ]
     found = evaluate(*small, *judge, '--metric=rubrics', f'--sets={tasks}', f'--out={out}')
-    assert found.returncode == 2 and 'judgements failed' in found.stderr and not out.exists()
+    assert (
+        found.returncode == 2 and 'the judge does not answer' in found.stderr and not out.exists()
+    )
 
 
 OWN_CORPUS = ['--config.retrieval.kind=folder', '--config.retrieval.path=INDEX']

@@ -5,12 +5,14 @@ import collections
 import http.server
 import json
 import threading
+import types
 
 import pytest
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.selfplay.judge import RuleJudge, TextJudge, endpoint_writer
+from zeroplay_jax.selfplay.judge import RuleJudge, TextJudge
+from zeroplay_jax.selfplay.judge_endpoint import check_judge, endpoint_writer
 from zeroplay_jax.selfplay.recipes import ssp
 from zeroplay_jax.types import UserError
 
@@ -143,7 +145,7 @@ ODD_REPLIES = {
     'message a text': completion([{'message': 'Correct'}]),
     'content null': completion([{'message': {'content': None}}]),
     'content a number': completion([{'message': {'content': 1}}]),
-    'content a list': completion([{'message': {'content': [{'type': 'text', 'text': 'Correct'}]}}]),
+    'a part that is an image': completion([{'message': {'content': [{'type': 'image_url'}]}}]),
     'deep': b'[' * 200_000 + b']' * 200_000,
     'not utf-8': b'\xff\xfe',
 }
@@ -158,6 +160,147 @@ def test_no_reply_of_a_server_ends_the_run(judge_of, caplog):
     assert asyncio.run(ask()) == [None] * len(ODD_REPLIES)
     assert judge.stats == {'asked': len(ODD_REPLIES), 'failed': len(ODD_REPLIES)}
     assert caplog.records[0].getMessage().startswith('judge: a call failed: ')
+
+
+def chat(message, reason='stop', **fields):
+    choice = {'index': 0, 'finish_reason': reason, 'message': message}
+    return json.dumps({'object': 'chat.completion', 'choices': [choice]} | fields).encode()
+
+
+RIGHT = {
+    'parts': chat({'content': [{'type': 'text', 'text': 'Cor'}, {'type': 'text', 'text': 'rect'}]}),
+    'thoughts in a part': chat(
+        {'content': [{'type': 'thinking', 'thinking': []}, {'type': 'text', 'text': 'Correct'}]}
+    ),
+    'thoughts beside the text': chat({'content': 'Correct', 'reasoning_content': 'It is wrong.'}),
+    'thoughts in the text': chat({'content': '<think>It is wrong.</think>\n\nCorrect'}),
+    'other thoughts in the text': chat({'content': '[THINK]It is wrong.[/THINK]Correct'}),
+    'no finish_reason': chat({'content': 'Correct'}, None),
+    'finish_reason of TGI': chat({'content': 'Correct'}, 'eos_token'),
+    'usage and NaN': chat({'content': 'Correct'}, usage={'tokens_per_second': float('nan')}),
+    'an empty error': chat({'content': 'Correct'}, error=None),
+}
+
+
+@pytest.mark.parametrize(
+    'name', [pytest.param(name, marks=pytest.mark.fault('kin-replies', name)) for name in RIGHT]
+)
+def test_forms_of_replies_are_read(judge_of, name, user_reads):
+    judge, _ = judge_of([RIGHT[name]])
+    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is True
+    user_reads('right: Correct')
+
+
+CORRECT = {'content': 'Correct'}
+# Reply → the count it enters, and the reason that is named.
+WITHOUT_VERDICT = {
+    'content_filter': (chat(CORRECT, 'content_filter'), 'unread', 'finish_reason .content_filter'),
+    'length': (chat(CORRECT, 'length'), 'failed', 'was cut off .*judge.tokens'),
+    'abort': (chat(CORRECT, 'abort'), 'failed', 'finish_reason .abort'),
+    'tool_calls': (chat({'content': None}, 'tool_calls'), 'failed', 'finish_reason .tool_calls'),
+    'a refusal': (chat({'refusal': 'No.', 'content': 'Correct'}), 'unread', 'refused: .*No'),
+    'thoughts alone': (
+        chat({'content': None, 'reasoning_content': 'Correct'}),
+        'failed',
+        'has thoughts but no text; raise config.judge.tokens',
+    ),
+    'an error with status 200': (
+        b'{"error": {"message": "overloaded"}}',
+        'failed',
+        'sent an error: .*overloaded',
+    ),
+    'no choices': (chat(CORRECT, choices=[]), 'failed', 'sent no choices'),
+    'a stream': (b'data: {"choices": []}\n\ndata: [DONE]\n\n', 'failed', 'in pieces'),
+    'text completions': (b'{"choices": [{"text": "Correct"}]}', 'failed', 'no message: .*Correct'),
+    'HTML': (b'<html>502</html>', 'failed', 'HTML.*502'),
+    'a tag of unfinished thoughts': (chat({'content': '<think>Correct'}), 'unread', 'no verdict'),
+}
+
+
+@pytest.mark.parametrize(
+    'name', [pytest.param(name, marks=pytest.mark.fault('H', name)) for name in WITHOUT_VERDICT]
+)
+def test_a_reply_without_a_verdict_is_counted_and_its_reason_named(judge_of, name, user_reads):
+    reply, count, reason = WITHOUT_VERDICT[name]
+    judge, _ = judge_of([reply])
+    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is None
+    assert judge.stats == {'asked': 1, count: 1}
+    with pytest.raises(UserError, match=reason) as line:
+        judge.check_failure_rate(judge.stats)
+    user_reads(line.value)
+
+
+@pytest.mark.fault('third-9', 'max_completion_tokens, no temperature')
+def test_fields_of_the_request_are_added_and_taken_away(judge_of, user_reads):
+    request = '{"max_completion_tokens": 4096, "temperature": null, "reasoning_effort": "low"}'
+    judge, server = judge_of(['Correct'], request=request)
+    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is True
+    (_, body) = server.asked[0]
+    assert body.keys() == {'model', 'messages', 'max_completion_tokens', 'reasoning_effort'}
+    assert body['max_completion_tokens'] == 4096
+    user_reads('right: the server gets exactly these fields')
+
+
+STATUSES = {
+    400: r'status 400.*config\.judge\.request',
+    401: r'status 401.*OPENAI_API_KEY',
+    404: r'status 404.*config\.judge\.model=judge.*/v1',
+    503: r'status 503.*loading',
+}
+
+
+@pytest.mark.parametrize(
+    'status', [pytest.param(each, marks=pytest.mark.fault('F8', str(each))) for each in STATUSES]
+)
+def test_a_judge_that_does_not_answer_is_refused_before_rollouts(judge_of, status, user_reads):
+    _, server = judge_of([status])
+    with pytest.raises(UserError, match=STATUSES[status]) as line:
+        check(server, ['correct'])
+    user_reads(line.value)
+
+
+@pytest.mark.fault('F8', 'no server')
+def test_an_address_without_a_server_is_refused_before_rollouts(judge_of, user_reads):
+    _, server = judge_of([])
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(
+        UserError, match=r'judge\.url=http.*APIConnectionError.*refused|ConnectError'
+    ) as line:
+        check(server, ['correct'])
+    user_reads(line.value)
+
+
+@pytest.mark.fault('F8', 'replies without a verdict')
+def test_a_judge_whose_verdicts_cannot_be_read_is_refused_before_rollouts(judge_of, user_reads):
+    _, server = judge_of(['Perhaps.', 'Maybe.', 'Who knows?'])
+    with pytest.raises(UserError, match='none of 3 replies.*Who knows') as line:
+        check(server, ['correct'])
+    user_reads(line.value)
+
+
+def test_one_example_of_each_judgement_is_enough(judge_of, capsys):
+    _, server = judge_of(['Hm.', 'Wrong', 'Yes', RUBRICS, '<score>1</score>'])
+    check(server, ['correct', 'gate', 'rubrics', 'grade'])
+    assert len(server.asked) == 5
+    assert 'refuses what is right in an example (correct)' in capsys.readouterr().err
+
+
+def check(server, judgements):
+    scheduler = types.SimpleNamespace(run=lambda coroutines: [asyncio.run(coroutines[0])])
+    context = types.SimpleNamespace(scheduler=scheduler, prompts=prompts.select('paper'))
+    check_judge(context, _settings(server), judgements)
+
+
+@pytest.mark.fault('kin-url', 'an address that ends in /chat/completions')
+def test_the_address_may_name_the_endpoint(judge_of, user_reads):
+    judge, server = judge_of([])
+    server.replies.append('Correct')
+    config = _settings(server)
+    config.url += '/chat/completions'
+    judge = TextJudge(endpoint_writer(config, prompts.select('paper')), (3, 5))
+    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is True
+    user_reads('right: Correct')
 
 
 def test_a_reply_that_is_not_whole_json_is_asked_for_again(judge_of):

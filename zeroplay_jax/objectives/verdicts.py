@@ -1,8 +1,8 @@
 """Parses a judge's reply strictly: a reply that is not exactly one verdict gives None, which the caller handles.
 
-A reply may quote other texts, so a verdict must form a sentence of its own. Reasoning up to the last `</think>` is
-ignored, and a reply with unfinished reasoning has no verdict. `rubrics` takes the well-formed items of a list of
-criteria and counts what it repaired. Works on plain strings, without JAX.
+A reply may quote other texts, so a verdict must form a sentence of its own. Reasoning up to the last `</think>`, or the
+mark of another family, is ignored, and a reply with unfinished reasoning has no verdict. `rubrics` takes well-formed
+items of a list of criteria and counts what it repaired. Works on plain strings, without JAX.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ _LAST_SCORE = re.compile(
     re.IGNORECASE,
 )
 
+# Marks of reasoning: of most families, of Magistral, and of gpt-oss where the server does not take it out.
+_THOUGHTS_BEGIN = re.compile(r'<(?:think|thinking|reasoning)>|\[THINK\]|<\|channel\|>analysis')
+_THOUGHTS_END = re.compile(
+    r'</(?:think|thinking|reasoning)>|\[/THINK\]|<\|channel\|>final(?:<\|message\|>)?'
+)
 _DENIALS = frozenset(('no', 'not', 'false', 'never'))
 _DENIAL_ENDINGS = ("n't", 'n\u2019t')
 # Symbols that take an approval back, wherever they are written.
@@ -169,8 +174,8 @@ def _written_rubrics(block: str) -> tuple[list[tuple[str, str]], collections.Cou
 
 def _reply(text: str) -> str:
     """Returns the reply after the reasoning; '' if the reasoning never ended."""
-    _, _, reply = text.rpartition('</think>')
-    if '<think>' in reply:
+    reply = _THOUGHTS_END.split(text)[-1]
+    if _THOUGHTS_BEGIN.search(reply):
         return ''
     return reply
 

@@ -7,21 +7,15 @@ counted, and never means approval; each caller decides how to treat it.
 from __future__ import annotations
 
 import abc
-import asyncio
 import collections
-import contextlib
 import functools
-import json
-import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from zeroplay_jax.mini import facts
 from zeroplay_jax.objectives import rewards, verdicts
 from zeroplay_jax.objectives.answers import normalize_answer
-from zeroplay_jax.rollout import episode_batch, prompts
-from zeroplay_jax.rollout.foreign_text import without_surrogates
-from zeroplay_jax.rollout.messages import Untrusted
+from zeroplay_jax.rollout import episode_batch
 from zeroplay_jax.tools.failure_log import FailureLog
 from zeroplay_jax.types import TaskDropped, UserError
 
@@ -31,12 +25,21 @@ Rubric = dict[str, str]
 Writer = Callable[[Identity, str, Mapping[str, Any], float | None], Awaitable[str]]
 # Characters of a failure or of an unreadable reply that are logged.
 _QUOTED_CHARACTERS = 160
-# Name of the prompt that grades an answer by one rubric.
-_GRADE_PROMPT = 'judge_grade'
+# Names of the prompts that grade an answer by one rubric, and that write rubrics.
+GRADE_PROMPT = 'judge_grade'
+RUBRICS_PROMPT = 'judge_rubrics'
 
 
 class NoReply(Exception):
-    """Raised by a `Writer` that has no whole reply; the message is the reason."""
+    """Raised by a `Writer` that has no whole reply; the message is the reason.
+
+    Args:
+      is_final: whether the judge did reply, without a verdict: a refusal, which counts as unread.
+    """
+
+    def __init__(self, reason: str, is_final: bool = False):
+        super().__init__(reason)
+        self.is_final = is_final
 
 
 class Judge(abc.ABC):
@@ -160,7 +163,7 @@ class TextJudge(Judge):
         try:
             reply = await self._write(identity, prompt, fields, temperature)
         except NoReply as error:
-            self._add_failure('failed', str(error))
+            self._add_failure('unread' if error.is_final else 'failed', str(error))
             return None
         # The request is not repeated: sampling until a reply parses would favour verdicts that are easy to write.
         verdict = parse(reply)
@@ -187,7 +190,7 @@ class TextJudge(Judge):
         parse = functools.partial(verdicts.rubrics, minimum=low, maximum=high)
         fields = dict(task=task, document=document, low=low, high=high)
         # Temperature 0, as in SCOPE: the criteria of a task must not depend on a sample.
-        parsed = await self._ask(parse, identity, 'judge_rubrics', 0.0, **fields)
+        parsed = await self._ask(parse, identity, RUBRICS_PROMPT, 0.0, **fields)
         if parsed is None:
             return None
         items, repairs = parsed
@@ -197,7 +200,7 @@ class TextJudge(Judge):
 
     async def grade(self, identity, task, answer, rubric):
         fields = dict(task=task, given=answer, rubric=rubric)
-        return await self._ask(verdicts.grade, identity, _GRADE_PROMPT, **fields)
+        return await self._ask(verdicts.grade, identity, GRADE_PROMPT, **fields)
 
 
 class RuleJudge(Judge):
@@ -296,7 +299,7 @@ def policy_writer(context: Any, temperature: float, grader: str = 'judge') -> Wr
         """A `Writer`."""
         if asked_temperature is None:
             asked_temperature = temperature
-        role = grader if prompt == _GRADE_PROMPT else 'judge'
+        role = grader if prompt == GRADE_PROMPT else 'judge'
         try:
             (trajectory,) = await context.ask(
                 role, identity, 1, asked_temperature, prompt, **fields
@@ -310,106 +313,3 @@ def policy_writer(context: Any, temperature: float, grader: str = 'judge') -> Wr
         return trajectory.turns[-1].text
 
     return write
-
-
-def endpoint_writer(
-    config, templates: Mapping[str, str], key_variable: str = 'OPENAI_API_KEY'
-) -> Writer:
-    """Returns a writer whose replies come from an OpenAI-compatible server.
-
-    The key is read from the environment, never from the config, which every run writes to its workdir.
-
-    Args:
-      config: `config.judge`, or settings with the same fields.
-      templates: prompts by name.
-      key_variable: name of the environment variable with the key.
-    """
-    # Not imported at the top of this file: the import takes most of a second, and other judges do not need it.
-    import openai
-
-    clients: dict[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = {}
-    # SCOPE's ablation varies the rubric writer and the grader separately; '' selects `config.model`.
-    model_of_prompt = {'judge_rubrics': config.rubric_model, _GRADE_PROMPT: config.grade_model}
-
-    def client() -> openai.AsyncOpenAI:
-        """Returns the client of the running event loop; clients of earlier loops are dropped."""
-        loop = asyncio.get_running_loop()
-        if loop not in clients:
-            # A client's connections work only in the event loop that opened them, and the scheduler starts a new
-            # loop whenever no episode was in progress.
-            clients.clear()
-            clients[loop] = openai.AsyncOpenAI(
-                base_url=config.url,
-                api_key=os.environ.get(key_variable, 'none'),
-                timeout=config.timeout,
-                max_retries=config.retries,
-            )
-        return clients[loop]
-
-    async def write(identity, prompt, fields, temperature=None) -> str:
-        """A `Writer`; the server draws its own samples, so `identity` is not used."""
-        (message,) = prompts.fill(templates[prompt], **fields)
-        text = ''.join(map(_without_control_tokens, message['content']))
-        chat: list[Any] = [{'role': 'user', 'content': text}]
-        if temperature is None:
-            temperature = config.temperature
-        tokens = config.tokens
-        if prompt == _GRADE_PROMPT and config.grade_tokens:
-            tokens = config.grade_tokens
-        request = functools.partial(
-            client().chat.completions.create,
-            model=model_of_prompt.get(prompt) or config.model,
-            messages=chat,
-            temperature=temperature,
-            max_tokens=tokens,
-        )
-        try:
-            return _content(await _reply(request, config.retries))
-        except NoReply:
-            raise
-        # Any exception, because the client does not check what a server sends: a page of HTML becomes a text instead of
-        # a reply, and deeply nested JSON exceeds the recursion limit.
-        except Exception as error:
-            raise NoReply(f'{config.url}: {type(error).__name__}: {error}') from None
-
-    return write
-
-
-async def _reply(request: Callable[[], Awaitable[Any]], retries: int) -> Any:
-    """Returns the reply to a request, which is repeated up to `retries` times if the reply is not whole JSON."""
-    # The client itself repeats requests whose connection or status tells of a failure, but not these.
-    for _ in range(retries):
-        with contextlib.suppress(json.JSONDecodeError):
-            return await request()
-    return await request()
-
-
-def _content(reply: Any) -> str:
-    """Returns the text of a chat completion; raises NoReply, or AttributeError for a reply of another shape."""
-    # Some servers answer with an empty list when a content filter stops the reply.
-    if not reply.choices:
-        raise NoReply('the server sent no reply')
-    choice = reply.choices[0]
-    # A reply that was cut off could have continued with "but".
-    if choice.finish_reason == 'length':
-        raise NoReply(
-            'the reply was cut off; raise config.judge.tokens or config.judge.grade_tokens'
-        )
-    content = choice.message.content
-    # A refusal is a reply, which has no verdict: to ask again would favour verdicts that are easy to give.
-    if content is None:
-        content = getattr(choice.message, 'refusal', None)
-    if content is None and choice.finish_reason == 'content_filter':
-        content = ''
-    if not isinstance(content, str):
-        raise NoReply(f'the content of the reply is {type(content).__name__}, not a text')
-    # Rubrics are written into logs, which cannot hold half of a surrogate pair.
-    return without_surrogates(content)
-
-
-def _without_control_tokens(part: str) -> str:
-    """Returns a part of a prompt; in untrusted text a zero-width space follows every '<'."""
-    # The server tokenises the prompt itself and would turn a tag in untrusted text into a control token.
-    if isinstance(part, Untrusted):
-        return part.replace('<', '<\u200b')
-    return part

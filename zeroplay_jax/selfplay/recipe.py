@@ -108,6 +108,16 @@ class Recipe:
         """Returns whether training reads documents from the corpus (`Library.documents`)."""
         return 'documents' in cls.input_files and not config.inputs.documents
 
+    @classmethod
+    def judgements(cls, config: Any) -> tuple[str, ...]:
+        """Returns which judgements of the judge (methods of `judge.Judge`) training and its evaluations ask for."""
+        names = []
+        if 'judge' in (config.reward.answer, config.eval.metric):
+            names.append('correct')
+        if config.eval.tasks:
+            names.append('grade')
+        return tuple(names)
+
     def phases(self) -> list[Phase]:
         """Returns the schedule without evaluations."""
         raise TypeError(f'{type(self).__module__}: Recipe.phases is not defined')

@@ -11,6 +11,7 @@ import pydantic
 from pydantic import AfterValidator, Field
 
 from zeroplay_jax.objectives.registry import did_you_mean
+from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.objects import is_address
 from zeroplay_jax.retrieval.suggestions import similar_path
 
@@ -112,6 +113,25 @@ Prices = Annotated[
         'give two prices, 0 or more, such as (0.5, 1.5)',
     ),
 ]
+
+
+def _check_request(text: str) -> str:
+    """Raises ValueError with the fix for a text that is neither '' nor a JSON object of fields that a judge may set."""
+    if not text:
+        return text
+    try:
+        request = json_text.parse_object(text)
+    except json_text.Unusable as error:
+        raise ValueError(
+            f'give a JSON object such as \'{{"reasoning_effort": "low"}}\' ({error})'
+        ) from None
+    for name in ('model', 'messages', 'stream', 'n'):
+        if name in request:
+            raise ValueError(f'take {name!r} away, which is set by other means')
+    return text
+
+
+RequestFields = Annotated[str, AfterValidator(_check_request)]
 DistillCoefficients = Annotated[
     tuple[float, ...],
     requires(lambda x: x and min(x) >= 0, 'give a list of weights, 0 or more, such as (0.1, 0.03)'),

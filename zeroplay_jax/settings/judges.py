@@ -11,6 +11,7 @@ from zeroplay_jax.settings.bounds import (
     PositiveFloat,
     PositiveInt,
     Prices,
+    RequestFields,
     RubricCount,
     Section,
 )
@@ -35,6 +36,9 @@ class Judge(Section):
     """Longest reply."""
     grade_tokens: NonNegativeInt = 0
     """Longest reply that grades an answer by a rubric; 0: `tokens`. A policy's also ends where its slot is full."""
+    request: RequestFields = ''
+    """endpoint: further fields of the request, a JSON object; null takes a field away. Servers of reasoning models want
+    `{"max_completion_tokens": 4096, "temperature": null}`."""
     timeout: PositiveFloat = 60.0
     """endpoint: seconds per attempt."""
     retries: NonNegativeInt = 3
@@ -65,5 +69,7 @@ class SecondJudge(Section):
     """Sampling temperature."""
     tokens: PositiveInt = 512
     """Longest reply."""
+    request: RequestFields = ''
+    """As judge.request."""
     prices: Prices = (0.0, 0.0)
     """As judge.prices."""

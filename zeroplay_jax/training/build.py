@@ -28,9 +28,9 @@ from zeroplay_jax.selfplay.judge import (
     Judge,
     RuleJudge,
     TextJudge,
-    endpoint_writer,
     policy_writer,
 )
+from zeroplay_jax.selfplay.judge_endpoint import check_judge, endpoint_writer
 from zeroplay_jax.selfplay.library import Library
 from zeroplay_jax.selfplay.recipe import (
     INITIAL_WEIGHTS,
@@ -169,6 +169,7 @@ def build(
     for_training: bool = False,
     before_weights: Callable[[RolloutContext], None] | None = None,
     date: str = '',
+    judgements: Sequence[str] = (),
 ) -> RunContext:
     """Returns the objects of a run: weights, documents, search index, tools, and the roles of `config.recipe`.
 
@@ -182,10 +183,11 @@ def build(
         process prints a warning if more than 10 % of a role's prompts exceed their limit.
       before_weights: called with the evaluation's roles before the weights are read, for checks that need them.
       date: as of `open_policy`.
+      judgements: what an evaluation asks of the judge (`Recipe.judgements`); a server is asked for an example of each.
 
     Raises:
-      UserError: files that cannot be used, objects that do not fit together, or (with `for_training`) most prompts of a
-        role or any evaluation question too long.
+      UserError: files that cannot be used, a judge without verdicts, objects that do not fit together, or (with
+        `for_training`) most prompts of a role or any evaluation question too long.
     """
     # Everything that can fail comes before the weights, cheapest first: reading the weights of a large model takes
     # minutes.
@@ -208,8 +210,11 @@ def build(
         if is_first_process:
             for warning in warnings:
                 print(f'warning: {warning}', file=sys.stderr)
+        judgements = recipe_type.judgements(config)
     if before_weights is not None:
         before_weights(evaluation)
+    if config.judge.kind == 'endpoint' and is_first_process:
+        check_judge(rollouts, config.judge, judgements)
     shows_progress = config.progress and is_first_process
     params, base = load_weights(
         config, opened.folder, opened.model, opened.mesh, uses_adapters, shows_progress

@@ -30,7 +30,8 @@ from zeroplay_jax.rollout import prompts
 from zeroplay_jax.runtime import atomic, interrupts, workdir
 from zeroplay_jax.runtime.digests import file_digests
 from zeroplay_jax.selfplay import files
-from zeroplay_jax.selfplay.judge import Judge, RuleJudge, TextJudge, endpoint_writer
+from zeroplay_jax.selfplay.judge import Judge, RuleJudge, TextJudge
+from zeroplay_jax.selfplay.judge_endpoint import check_judge, endpoint_writer
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.selfplay.roles import RolloutContext
 from zeroplay_jax.training import build, input_record, outcome
@@ -39,9 +40,6 @@ from zeroplay_jax.types import Json, UserError
 _INPUTS = 'inputs.json'
 RESULTS = 'results.json'
 PAGE = 'results.md'
-# Environment variable with the key of the second judge's server. It gets no other key: the two servers may belong to
-# different owners.
-_SECOND_KEY = 'SECOND_JUDGE_API_KEY'
 _KEY_DIGITS = 8
 
 
@@ -91,7 +89,7 @@ def evaluate(config, plan: Plan) -> dict[str, Any]:
             estimates: list[JudgeEstimate] = []
 
             def before_weights(context: RolloutContext) -> None:
-                """Refuses prompts that are too long and rubrics that a rule cannot read, and prints the estimate."""
+                """Prints the estimate; refuses long prompts, rubrics that no rule reads, judges without verdicts."""
                 role = recipe_class(config.recipe).evaluated_role
                 rubric_grading.check_prompts(context, role, tasks, path)
                 if any(config[cost.name].kind == 'rule' for cost in costs):
@@ -99,6 +97,10 @@ def evaluate(config, plan: Plan) -> dict[str, Any]:
                 estimates.extend(_estimate(config, plan, tasks, costs, record, context))
                 if plan.only_estimate:
                     raise _OnlyEstimate
+                for estimate in estimates:
+                    name = estimate.cost.name
+                    if config[name].kind == 'endpoint' and estimate.judgements:
+                        check_judge(context, _settings_of(config, name), ['grade'], name)
 
             try:
                 run = build.build(
@@ -194,9 +196,9 @@ def _judge_costs(config) -> list[JudgeCost]:
     Raises:
       UserError: both are the same judge.
     """
-    costs = [_judge_cost(config, 'judge', _grading_settings(config.judge))]
+    costs = [_judge_cost(config, 'judge', _settings_of(config, 'judge'))]
     if config.second_judge.kind != 'none':
-        costs.append(_judge_cost(config, 'second_judge', _second_settings(config)))
+        costs.append(_judge_cost(config, 'second_judge', _settings_of(config, 'second_judge')))
         if costs[0].key == costs[1].key:
             raise UserError(
                 f'config.second_judge.kind={config.second_judge.kind}: is the same judge as config.judge '
@@ -214,10 +216,11 @@ def _grading_settings(judge):
     return settings
 
 
-def _second_settings(config):
-    """Returns the settings of the second judge with all fields of `config.judge`."""
+def _settings_of(config, name: str):
+    """Returns the settings of a judge for grading; those of 'second_judge' with all fields of `config.judge`."""
     settings = _grading_settings(config.judge)
-    settings.update(config.second_judge)
+    if name == 'second_judge':
+        settings.update(config.second_judge)
     return settings
 
 
@@ -232,6 +235,8 @@ def _judge_cost(config, name: str, settings) -> JudgeCost:
         prices = tuple(settings.prices)
     template = _templates(config)['judge_grade']
     identity = [description, settings.temperature, settings.tokens, template]
+    if settings.kind == 'endpoint' and settings.request:
+        identity.append(settings.request)
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:_KEY_DIGITS]
     return JudgeCost(name, f'{description} {digest}', settings.tokens, prices)
 
@@ -242,11 +247,11 @@ def _templates(config) -> dict[str, str]:
 
 def _second_judge(config) -> Judge:
     """Returns the second judge of a config that has one."""
-    settings = _second_settings(config)
+    settings = _settings_of(config, 'second_judge')
     if settings.kind == 'rule':
         # Titles matter for gates only, which are not asked here.
         return RuleJudge(list, settings.rubrics)
-    writer = endpoint_writer(settings, _templates(config), _SECOND_KEY)
+    writer = endpoint_writer(settings, _templates(config), 'second_judge')
     return TextJudge(writer, settings.rubrics)
 
 

@@ -146,10 +146,11 @@ class Recipe(RecipeBase):
 
     def __init__(self, config, library):
         super().__init__(config, library)
-        self.documents = DocumentSampler(config, library)
         self._dataset: EpochDataset[Question] | None = None
         if config.inputs.tasks:
             self._dataset = EpochDataset(files.open_tasks(config.inputs.tasks), config.seed)
+        else:
+            self.documents = DocumentSampler(config, library)
 
     @classmethod
     def roles(cls, config):
@@ -176,6 +177,18 @@ class Recipe(RecipeBase):
                 'the rule (judge.kind) follows the facts from the source through the passages found'
             )
             fail('scope.relevant_to', 'source', problem, 'give evidence')
+
+    @classmethod
+    def reads_documents(cls, config):
+        """Returns whether tasks are proposed about documents of the corpus."""
+        return super().reads_documents(config) and not config.inputs.tasks
+
+    @classmethod
+    def judgements(cls, config):
+        """Returns grades, and those of proposed tasks."""
+        proposed = () if config.inputs.tasks else ('rubrics',)
+        gates = ('gate',) if config.scope.gates and proposed else ()
+        return (*gates, *proposed, 'grade')
 
     def phases(self):
         """Returns iterations × (challenger, generate, solver); with `inputs.tasks` a single solver phase."""

@@ -143,6 +143,13 @@ class Recipe(RecipeBase):
             problem = 'ssp needs answers, and only miniature worlds have their own'
             fail('inputs.answers', '', problem, 'name a file')
 
+    @classmethod
+    def judgements(cls, config):
+        """Adds the answers of the answerability check."""
+        names = super().judgements(config)
+        is_checker = config.ssp.answerability_check and config.ssp.checker == 'judge'
+        return (*names, 'answer') if is_checker else names
+
     def phases(self):
         """Returns a schedule in which both roles are trained in every step."""
         settings = self.config.ssp

@@ -1,0 +1,58 @@
+"""`evaluate` reads its files before libraries and weights are loaded."""
+
+import subprocess
+import sys
+
+import pytest
+from test_qa import ROOT
+
+from zeroplay_jax.configs import common
+from zeroplay_jax.configuration import rules
+from zeroplay_jax.settings.errors import ConfigError
+
+FILES = {
+    'empty': ('', 'em'),
+    'no JSON': ('<html>', 'em'),
+    'no answers': ('{"question": "Where?"}', 'em'),
+    'no rubrics': ('{"task": "Describe it."}', 'rubrics'),
+}
+
+
+@pytest.mark.parametrize(
+    'name', [pytest.param(name, marks=pytest.mark.fault('user-1', name)) for name in FILES]
+)
+def test_a_file_that_cannot_be_used_is_refused_before_anything_is_loaded(
+    tmp_path, name, user_reads
+):
+    content, metric = FILES[name]
+    path = tmp_path / 'set.jsonl'
+    path.write_text(content)
+    command = [
+        *(sys.executable, '-X', 'importtime', '-m', 'zeroplay_jax.evaluate'),
+        *('--config=configs/quickstart.py', f'--sets={path}', f'--metric={metric}'),
+    ]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith('import time:')]
+    assert ended.returncode == 2 and len(lines) == 1 and 'set.jsonl' in lines[0]
+    assert '| jax\n' not in ended.stderr
+    user_reads(lines[0])
+
+
+REQUESTS = {
+    'no JSON': ('max_tokens=3', 'give a JSON object'),
+    'a list': ('[1]', 'a JSON list'),
+    'another model': ('{"model": "x"}', "take 'model' away"),
+    'a stream': ('{"stream": true}', "take 'stream' away"),
+}
+
+
+@pytest.mark.parametrize(
+    'name', [pytest.param(name, marks=pytest.mark.fault('third-9', name)) for name in REQUESTS]
+)
+def test_a_request_that_cannot_be_sent_is_refused(name, user_reads):
+    request, reason = REQUESTS[name]
+    config = common.get_config()
+    config.judge.request = request
+    with pytest.raises(ConfigError, match=rf'config\.judge\.request=.*{reason}') as line:
+        rules.check(config)
+    user_reads(line.value)

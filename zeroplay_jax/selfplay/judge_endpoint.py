@@ -1,0 +1,326 @@
+"""A judge on an OpenAI-compatible server: its requests, the forms of its replies, and one line for what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from zeroplay_jax.retrieval import json_text
+from zeroplay_jax.retrieval.types import short
+from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.foreign_text import without_surrogates
+from zeroplay_jax.rollout.messages import Untrusted
+from zeroplay_jax.selfplay.judge import (
+    GRADE_PROMPT,
+    RUBRICS_PROMPT,
+    Judge,
+    NoReply,
+    TextJudge,
+    Writer,
+)
+from zeroplay_jax.types import UserError
+
+if TYPE_CHECKING:
+    from zeroplay_jax.selfplay.roles import RolloutContext
+
+# Section of the config → environment variable with the key of its server. No server gets the key of the other one: the
+# two may belong to different owners.
+_KEYS = {'judge': 'OPENAI_API_KEY', 'second_judge': 'SECOND_JUDGE_API_KEY'}
+# Values of finish_reason of a whole reply, in lower case; some servers give none.
+_WHOLE = frozenset(('stop', 'eos', 'eos_token', 'end_turn', 'stop_sequence', 'complete', 'none'))
+_CUT_OFF = frozenset(('length', 'max_tokens', 'max_output_tokens', 'model_length'))
+# Why a server does not give the model's reply. To ask again would favour verdicts that are easy to give.
+_REFUSED = frozenset(('content_filter', 'refusal', 'safety', 'recitation', 'guardrail_intervened'))
+# Types of parts of a content that is a list.
+_TEXT_PARTS = frozenset(('text', 'output_text'))
+_THOUGHT_PARTS = frozenset(('thinking', 'reasoning', 'redacted_thinking'))
+# How often an example is judged until a reply can be read.
+_EXAMPLE_TRIES = 3
+# Bytes of a reply that are looked at for a quotation.
+_QUOTED_BYTES = 400
+
+
+class _NotWhole(NoReply):
+    """A reply that is no JSON; another attempt may bring a whole one."""
+
+
+def endpoint_writer(config, templates: Mapping[str, str], section: str = 'judge') -> Writer:
+    """Returns a writer whose replies come from an OpenAI-compatible server.
+
+    The key is read from the environment, never from the config, which every run writes to its workdir.
+
+    Args:
+      config: `config.judge`, or settings with the same fields.
+      templates: prompts by name.
+      section: section of the config that the settings come from, 'judge' or 'second_judge'.
+    """
+    # Not imported at the top of this file: the import takes most of a second, and other judges do not need it.
+    import openai
+
+    clients: dict[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = {}
+    # SCOPE's ablation varies the rubric writer and the grader separately; '' selects `config.model`.
+    model_of_prompt = {RUBRICS_PROMPT: config.rubric_model, GRADE_PROMPT: config.grade_model}
+
+    def client() -> openai.AsyncOpenAI:
+        """Returns the client of the running event loop; clients of earlier loops are dropped."""
+        loop = asyncio.get_running_loop()
+        if loop not in clients:
+            # A client's connections work only in the event loop that opened them, and the scheduler starts a new
+            # loop whenever no episode was in progress.
+            clients.clear()
+            clients[loop] = openai.AsyncOpenAI(
+                # The client adds the name of the endpoint.
+                base_url=config.url.rstrip('/').removesuffix('/chat/completions'),
+                api_key=os.environ.get(_KEYS[section], 'none'),
+                timeout=config.timeout,
+                max_retries=config.retries,
+            )
+        return clients[loop]
+
+    async def write(identity, prompt, fields, temperature=None) -> str:
+        """A `Writer`; the server draws its own samples, so `identity` is not used."""
+        (message,) = prompts.fill(templates[prompt], **fields)
+        text = ''.join(map(_without_control_tokens, message['content']))
+        chat: list[Any] = [{'role': 'user', 'content': text}]
+        if temperature is None:
+            temperature = config.temperature
+        tokens = config.tokens
+        if prompt == GRADE_PROMPT and config.grade_tokens:
+            tokens = config.grade_tokens
+        model = model_of_prompt.get(prompt) or config.model
+        request = functools.partial(
+            client().chat.completions.with_raw_response.create,
+            model=model,
+            messages=chat,
+            extra_body=request_fields(config.request, temperature, tokens),
+        )
+        try:
+            return await _reply_text(request, config.retries, section)
+        except NoReply:
+            raise
+        except Exception as error:
+            raise NoReply(_failure(error, config, model, section)) from None
+
+    return write
+
+
+def request_fields(request: str, temperature: float, tokens: int) -> dict[str, Any]:
+    """Returns the fields of a request beside model and messages.
+
+    Args:
+      request: `judge.request`: a JSON object with further fields; null takes a field away. 'max_completion_tokens'
+        takes the place of 'max_tokens', which servers of reasoning models refuse.
+    """
+    further = json_text.parse_object(request) if request else {}
+    fields: dict[str, Any] = {'temperature': temperature, 'max_tokens': tokens}
+    if 'max_completion_tokens' in further:
+        del fields['max_tokens']
+    return {name: value for name, value in (fields | further).items() if value is not None}
+
+
+async def _reply_text(request: Callable[[], Awaitable[Any]], retries: int, section: str) -> str:
+    """Returns the text of the reply to a request, which is repeated up to `retries` times if it is not whole JSON."""
+    # The client itself repeats requests whose connection or status tells of a failure, but not these.
+    for attempt in range(retries + 1):
+        reply = await request()
+        try:
+            return completion_text(reply.http_response.content, section)
+        except _NotWhole:
+            if attempt == retries:
+                raise
+    raise AssertionError('unreachable')
+
+
+def completion_text(body: bytes, section: str = 'judge') -> str:
+    """Returns the text of a chat completion.
+
+    Args:
+      body: of a reply with status 200.
+      section: section of the config, for advice.
+
+    Raises:
+      NoReply: the reply has none; names the reason.
+    """
+    if body.lstrip().startswith((b'data:', b'event:')):
+        raise NoReply(
+            'the server sends its reply in pieces (a stream); take one that answers at once'
+        )
+    try:
+        # Numbers that are not finite occur in statistics, which are not read.
+        reply = json_text.parse_object(body, not_finite=float)
+    except json_text.Unusable as error:
+        # Without the advice for files.
+        reason = str(error).partition(';')[0]
+        text = short(body[:_QUOTED_BYTES].decode('utf-8', 'replace'))
+        raise _NotWhole(f'no chat completion ({reason}): {text}') from None
+    choices = reply.get('choices')
+    if not isinstance(choices, list) or not choices:
+        # Some servers report errors with status 200.
+        if reply.get('error'):
+            raise NoReply(f'the server sent an error: {_json(reply["error"])}')
+        raise NoReply(f'the server sent no choices: {_json(reply)}')
+    choice = choices[0]
+    message = choice.get('message') if isinstance(choice, dict) else None
+    if not isinstance(message, dict):
+        raise NoReply(f'the reply has no message: {_json(choice)}')
+    _check_ending(choice, section)
+    if message.get('refusal'):
+        raise NoReply(f'the model refused: {_json(message["refusal"])}', is_final=True)
+    content = _content_text(message.get('content'))
+    if not content.strip():
+        reason = 'the reply is empty'
+        if message.get('reasoning_content') or message.get('reasoning'):
+            reason = (
+                f'the reply has thoughts but no text; raise config.{section}.tokens, or ask for shorter thoughts by '
+                f'config.{section}.request'
+            )
+        raise NoReply(reason, is_final=message.get('content') is not None)
+    # Rubrics are written into logs, which cannot hold half of a surrogate pair.
+    return without_surrogates(content)
+
+
+def _check_ending(choice: Mapping[str, Any], section: str) -> None:
+    """Raises NoReply unless a reply ended by itself."""
+    ending = str(choice.get('finish_reason') or 'none')
+    if ending.lower() in _WHOLE:
+        return
+    # A reply that was cut off could have continued with "but".
+    if ending.lower() in _CUT_OFF:
+        raise NoReply(
+            f'the reply was cut off (finish_reason {ending}); raise config.{section}.tokens (of grades: '
+            'judge.grade_tokens)'
+        )
+    raise NoReply(
+        f'the reply did not end by itself (finish_reason {short(ending)})',
+        is_final=ending.lower() in _REFUSED,
+    )
+
+
+def _content_text(content: Any) -> str:
+    """Returns the text of a message's content, a text or a list of parts; raises NoReply for another one."""
+    if content is None or isinstance(content, str):
+        return content or ''
+    if not isinstance(content, list):
+        raise NoReply(
+            f'the content of the reply is a JSON {json_text.type_name(content)}, not a text'
+        )
+    texts = []
+    for part in content:
+        kind = part.get('type') if isinstance(part, dict) else None
+        if kind in _TEXT_PARTS and isinstance(part.get('text'), str):
+            texts.append(part['text'])
+        elif kind not in _THOUGHT_PARTS:
+            raise NoReply(f'the content of the reply has a part that is no text: {_json(part)}')
+    return ''.join(texts)
+
+
+def _json(value: Any) -> str:
+    return short(json.dumps(value, ensure_ascii=False))
+
+
+def _failure(error: Exception, config, model: str, section: str) -> str:
+    """Returns one line about an exception of the client, the advice first: long lines are cut."""
+    import openai
+
+    kind = type(error).__name__
+    if isinstance(error, openai.APITimeoutError):
+        return f'{kind}: no reply within config.judge.timeout={config.timeout:g} s'
+    if isinstance(error, openai.APIConnectionError):
+        cause = error.__cause__ or error
+        return f'{kind}: {type(cause).__name__}: {cause}'
+    if not isinstance(error, openai.APIStatusError):
+        return f'{kind}: {error}'
+    status = error.status_code
+    advice = {
+        400: f'config.{section}.request adds fields to the request or takes some away',
+        401: f'check the key in {_KEYS[section]}',
+        403: f'check the key in {_KEYS[section]}',
+        404: f'check config.{section}.model={model}, and whether the address must end with /v1',
+        422: f'config.{section}.request adds fields to the request or takes some away',
+        429: 'it asks for fewer requests',
+        503: 'it may still be loading',
+    }.get(status, 'the server failed')
+    return f'{kind} (status {status}), {advice}: {error.response.text}'
+
+
+class _Lost(Exception):
+    """An example got no verdict; `is_final` as in `NoReply`."""
+
+    def __init__(self, reason: str, is_final: bool):
+        super().__init__(reason)
+        self.is_final = is_final
+
+
+class _Probe(TextJudge):
+    """A judge that raises what others count."""
+
+    def _add_failure(self, count: str, reason: str) -> None:
+        raise _Lost(reason, is_final=count == 'unread')
+
+
+_TASK = 'Name the capital of France and the river that flows through it.'
+_DOCUMENT = '(Title: France) The capital of France is Paris. The Seine flows through Paris.'
+# Name of a judgement (method of `Judge`) → an example of it that every judge can decide.
+_EXAMPLES: Mapping[str, Callable[[Judge], Awaitable[Any]]] = {
+    'correct': lambda judge: judge.correct(
+        (0,), 'What is the capital of France?', ['Paris'], 'Paris'
+    ),
+    'answer': lambda judge: judge.answer((0,), 'What is the capital of France?', _DOCUMENT),
+    'gate': lambda judge: judge.gate((0,), 'relevance', _TASK, _DOCUMENT),
+    'rubrics': lambda judge: judge.rubrics((0,), _TASK, _DOCUMENT),
+    'grade': lambda judge: judge.grade((0,), _TASK, 'Paris, on the Seine.', 'Names Paris.'),
+}
+
+
+def check_judge(
+    context: RolloutContext, config, judgements: Sequence[str], section: str = 'judge'
+) -> None:
+    """Asks a server for one example of each judgement, before rollouts are played that it has no verdict for.
+
+    Args:
+      context: its scheduler runs the requests; its prompts are the judge's.
+      config, section: as of `endpoint_writer`.
+      judgements: names of `_EXAMPLES`.
+
+    Raises:
+      UserError: the server does not answer, or its replies have no verdict that can be read.
+    """
+    probe = _Probe(endpoint_writer(config, context.prompts, section), config.rubrics)
+    for name in judgements:
+        (verdict,) = context.scheduler.run(
+            [_example_verdict(probe, name, f'config.{section}.url={config.url}')]
+        )
+        if verdict is False:
+            print(
+                f'warning: config.{section}: model {config.model} refuses what is right in an example ({name})',
+                file=sys.stderr,
+            )
+
+
+async def _example_verdict(probe: _Probe, name: str, server: str) -> Any:
+    """Returns the verdict on an example; `server` names it in errors."""
+    # A small judge may now and then write a reply that cannot be read.
+    for _ in range(_EXAMPLE_TRIES):
+        try:
+            return await _EXAMPLES[name](probe)
+        except _Lost as lost:
+            if not lost.is_final:
+                raise UserError(f'{server}: the judge does not answer ({lost})') from None
+            reason = str(lost)
+    raise UserError(
+        f'{server}: none of {_EXAMPLE_TRIES} replies to an example has a verdict that can be read ({reason}); take '
+        'another model, or allow longer replies'
+    )
+
+
+def _without_control_tokens(part: str) -> str:
+    """Returns a part of a prompt; in untrusted text a zero-width space follows every '<'."""
+    # The server tokenises the prompt itself and would turn a tag in untrusted text into a control token.
+    if isinstance(part, Untrusted):
+        return part.replace('<', '<\u200b')
+    return part
