@@ -186,3 +186,32 @@ def test_questions_in_another_unicode_form_are_the_same(tmp_path, capsys, user_r
     report = capsys.readouterr().out
     assert '1 duplicate, 1 held_out' in report
     user_reads(f'right: {report.strip()}')
+
+
+@pytest.mark.parametrize(
+    ('fields', 'problem'),
+    [
+        ({'answer': 1, 'choices': ['Lomi', 'Puto']}, '\'1\', which names one of "choices"'),
+        ({'answer': 'B', 'options': {'A': 'Lomi', 'B': 'Puto'}}, "'B', which names one of"),
+        ({'answer': 'A', 'choices': {'label': ['A', 'B'], 'text': ['Lomi', 'Puto']}}, "'A'"),
+        ({'answer': '(b)', 'options': 'A) Lomi B) Puto'}, 'write the text of that choice'),
+        ({'answer': 'Two and one.\n#### 3'}, 'write only the result behind ####'),
+    ],
+)
+@pytest.mark.fault(
+    'kin-answers', 'an answer that names a choice (MMLU, RACE, ARC), or a worked solution'
+)
+def test_answers_that_no_policy_could_give_are_refused(fields, problem, tmp_path, user_reads):
+    path = write(tmp_path / 'set.jsonl', {'question': 'Who?', **fields})
+    with pytest.raises(UserError) as refusal:
+        files.questions(path)
+    assert problem in str(refusal.value)
+    user_reads(refusal.value)
+
+
+@pytest.mark.parametrize('answer', ['Puto', '3', 'A'])
+def test_the_text_of_a_choice_is_an_answer(answer, tmp_path):
+    path = write(
+        tmp_path / 'set.jsonl', {'question': 'Q', 'answer': answer, 'choices': ['Puto', '3', 'A']}
+    )
+    assert files.questions(path)[0].answers == (answer,)

@@ -32,6 +32,11 @@ _ANSWERABLE_FIELDS = {
     'is_impossible': True,
     'unanswerable': True,
 }
+# Fields with the choices of a question, one of which its answer may name by number or letter (MMLU, RACE).
+_CHOICES = ('choices', 'options', 'answer_choices', 'endings')
+_NAME_OF_CHOICE = re.compile(r'\(?(?:\d{1,2}|[A-Za-z])[).]?')
+# What stands between a worked solution and its result (GSM8K).
+_RESULT_MARK = '####'
 _TRUTH_VALUES = {'true': True, 'false': False, '1': True, '0': False}
 # A list of texts as Python prints it. Nothing of it is executed.
 _PYTHON_TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
@@ -86,7 +91,30 @@ def accepted_answers(record: Json) -> list[str]:
         raise ValueError(f'"{name}" has no answer')
     if not all(answer.strip() for answer in answers):
         raise ValueError(f'an answer of "{name}" is empty')
+    _check_choices(record, answers, name)
+    if any(_RESULT_MARK in answer for answer in answers):
+        raise ValueError(
+            f'"{name}" is a worked solution; write only the result behind {_RESULT_MARK}'
+        )
     return answers + _new_aliases(record.get(_ALIASES_BESIDE), _ALIASES_BESIDE, answers)
+
+
+def _check_choices(record: Json, answers: list[str], name: str) -> None:
+    """Raises ValueError if an answer names one of the question's choices by number or letter and is not its text."""
+    for field in _CHOICES:
+        choices = record.get(field)
+        if not choices:
+            continue
+        if isinstance(choices, dict):
+            # ARC has {"text": […], "label": […]}, others {"A": …, "B": …}.
+            choices = choices.get('text', list(choices.values()))
+        items = choices if isinstance(choices, list) else [choices]
+        texts = [str(item).strip() for item in items]
+        for answer in answers:
+            if _NAME_OF_CHOICE.fullmatch(answer.strip()) and answer.strip() not in texts:
+                raise ValueError(
+                    f'"{name}" is {answer!r}, which names one of "{field}"; write the text of that choice'
+                )
 
 
 def _texts_of(value: Any, name: str) -> list[str]:
