@@ -51,6 +51,21 @@ def test_numbers_reach_the_lines_and_the_board(tmp_path):
     assert b'solver/em/hop1' in events.read_bytes()
 
 
+@pytest.mark.fault('F9', 'EventAccumulator.Scalars() of a script')
+def test_scripts_read_the_curves_of_the_board(tmp_path, user_reads):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write_steps(tmp_path, 0, 3)
+    board = EventAccumulator(str(tmp_path)).Reload()
+    assert 'solver/x' in board.Tags()['scalars']
+    assert [(event.step, event.value) for event in board.Scalars('solver/x')] == [
+        (0, 0.0),
+        (1, 1.0),
+        (2, 2.0),
+    ]
+    user_reads('right: the steps and values of the run')
+
+
 def test_report_command(tmp_path, capsys):
     assert report.main([str(tmp_path / 'nothing')]) == 2
     assert 'Traceback' not in capsys.readouterr().err

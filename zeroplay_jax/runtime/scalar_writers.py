@@ -56,6 +56,27 @@ def _import_metric_writers() -> ModuleType:
     return metric_writers
 
 
+def _plain_scalars(summary_writer: type) -> type:
+    """Returns clu's writer with scalars as plain numbers.
+
+    clu writes them as tensors. TensorBoard shows both alike, but `EventAccumulator.Scalars`, by which scripts read
+    curves, finds plain numbers only.
+    """
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    summary = import_tensorflow().summary
+
+    class PlainScalars(summary_writer):
+        def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+            values = [Summary.Value(tag=tag, simple_value=scalars[tag]) for tag in scalars]
+            # clu has no public name for its writer of the file.
+            with self._summary_writer.as_default():
+                content = Summary(value=values).SerializeToString()
+                summary.experimental.write_raw_pb(content, step=step)
+
+    return PlainScalars
+
+
 class TensorBoardWriter:
     """TensorBoard events in the workdir; see `open_writers` for the arguments."""
 
@@ -64,7 +85,7 @@ class TensorBoardWriter:
         metric_writers = _import_metric_writers()
         for path in sorted(workdir.glob('events.out.tfevents.*')):
             _cut_events(path, first_step)
-        self._writer = metric_writers.SummaryWriter(str(workdir))
+        self._writer = _plain_scalars(metric_writers.SummaryWriter)(str(workdir))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._writer.write_scalars(step, values)
