@@ -59,6 +59,21 @@ def test_half_a_surrogate_pair_in_a_page_is_replaced(fake):
     assert passage['id'] == '\ufffd' and passage['text'] == '😀\ufffd'
 
 
+@pytest.mark.fault('kin-cut', 'a reply of a search server that ends in the middle')
+def test_a_reply_that_ends_in_the_middle_is_named_as_such(fake, user_reads):
+    def cut(handler):
+        handler.send_response(200)
+        handler.send_header('Content-Length', '500')
+        handler.end_headers()
+        handler.wfile.write(b'{"result"')
+
+    fake.script = [cut, 'ok', cut]
+    assert http(fake, retries=1).retrieve(['q'], 1)[0][0]['id'] == '7'
+    with pytest.raises(SearchFailed, match='without sending complete message') as line:
+        http(fake).retrieve(['q'], 1)
+    user_reads(line.value)
+
+
 @pytest.mark.parametrize('seconds', ['²', '-1', '1e9', 'Fri, 31 Dec 1999 23:59:59 GMT', '9' * 500])
 def test_an_odd_retry_after_does_not_end_a_search(fake, seconds):
     fake.script = [(503, {}, [('Retry-After', seconds)])]

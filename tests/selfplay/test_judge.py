@@ -28,7 +28,7 @@ RUBRICS = (
 class Server(http.server.ThreadingHTTPServer):
     """Answers chat completions from a list of texts; an int is an HTTP status instead, a tuple (text, why it ended).
 
-    Bytes are the whole body of a reply with status 200.
+    Bytes are the whole body of a reply with status 200, None a reply that ends in the middle.
     """
 
     def __init__(self, replies):
@@ -45,6 +45,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if isinstance(reply, bytes):
             self._send(200, reply)
             return
+        if reply is None:
+            self._send(200, b'{"choices": [', length=500)
+            return
         text, ended = reply if isinstance(reply, tuple) else (reply, 'stop')
         message = {'role': 'assistant', 'content': text}
         choice = {'index': 0, 'finish_reason': ended, 'message': message}
@@ -60,10 +63,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         else:
             self._send(200, json.dumps(shape).encode())
 
-    def _send(self, status, data):
+    def _send(self, status, data, length=0):
         self.send_response(status)
         self.send_header('Content-Type', 'application/json')
-        self.send_header('Content-Length', str(len(data)))
+        self.send_header('Content-Length', str(length or len(data)))
         self.end_headers()
         self.wfile.write(data)
 
@@ -239,6 +242,15 @@ def test_fields_of_the_request_are_added_and_taken_away(judge_of, user_reads):
     assert body.keys() == {'model', 'messages', 'max_completion_tokens', 'reasoning_effort'}
     assert body['max_completion_tokens'] == 4096
     user_reads('right: the server gets exactly these fields')
+
+
+@pytest.mark.fault('kin-cut', 'a reply of a judge that ends in the middle')
+def test_a_reply_that_ends_in_the_middle_is_named_as_such(judge_of, user_reads):
+    judge, server = judge_of([None, 'Correct', None], timeout=60.0)
+    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is None
+    assert 'without sending complete message' in judge.last_failure
+    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is True
+    user_reads(judge.last_failure)
 
 
 STATUSES = {
