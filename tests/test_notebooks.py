@@ -48,9 +48,15 @@ def environment(tmp_path_factory):
     }
 
 
-def play(name, environment, probe):
-    """Runs a notebook and then one cell more, which sets `probed`; returns the notebook and that as JSON has it."""
+def play(name, environment, probe, settings=None):
+    """Runs a notebook and then one cell more, which sets `probed`; returns the notebook and that as JSON has it.
+
+    `settings`: name → text of the settings in its first cells that are filled in.
+    """
     notebook = read(name)
+    for setting, text in (settings or {}).items():
+        for cell in code_cells(notebook):
+            cell.source = cell.source.replace(f"{setting} = ''", f'{setting} = {text!r}')
     question = f'{probe}\nimport json\nprint(json.dumps(probed, default=float))'
     notebook.cells.append(nbformat.v4.new_code_cell(question))
     place = {'metadata': {'path': str(ROOT / 'notebooks')}}
@@ -191,6 +197,27 @@ def test_a_notebook_plays_from_a_clean_kernel(name, environment):
     check(notebook, found, environment)
 
 
+OWN_TEXTS = """summary = json.loads((WORK / 'run' / 'summary.json').read_text())
+asked = [json.loads(line) for line in questions.read_text().splitlines()]
+probed = dict(
+    policy=json.loads((WORK / 'run' / 'config.json').read_text())['policy']['path'], asked=asked,
+    invented=[t['info']['question'] for t in invented], same=same, questions=summary['questions'],
+)"""
+
+
+@pytest.mark.fault('user-2', 'notebook 04 with a folder of English texts and no questions')
+def test_a_corpus_of_the_users_own_trains_the_policy_that_reads_it(environment, user_reads):
+    settings = {'TEXTS': 'zeroplay_jax/mini/texts'}
+    _, found = play('04_bring_your_own', environment, OWN_TEXTS, settings)
+    assert found['policy'].endswith('zeroplay_jax/mini/english/base')
+    assert found['questions'] == 12 and found['same'] is True and found['invented']
+    assert len(found['asked']) >= 20
+    assert all('____' in asked['question'] for asked in found['asked'])
+    user_reads(
+        f'right: {len(found["asked"])} questions with a blank, and the policy that fills them'
+    )
+
+
 # ------------------------------------------------------------------------------------------------------------
 # What is committed
 # ------------------------------------------------------------------------------------------------------------
@@ -258,15 +285,19 @@ def test_without_a_checkout_or_an_address_one_line_says_what_to_do(tmp_path):
     assert result.returncode == 1 and 'could not be cloned' in result.stderr.splitlines()[-1]
 
 
-def test_an_address_is_cloned_once(tmp_path):
+@pytest.mark.fault('user-10', 'pins for other versions of Python, and all packages there')
+def test_an_address_is_cloned_once_and_nothing_is_installed_again(tmp_path, user_reads):
     source, place = tmp_path / 'source', tmp_path / 'place'
     (source / 'zeroplay_jax').mkdir(parents=True)
     place.mkdir()
     (source / 'zeroplay_jax' / '__init__.py').touch()
-    (source / 'requirements.txt').write_text(f'# comment\nnbformat=={nbformat.__version__}\n')
+    # The second pin is for a Python that nobody has.
+    pins = f'nbformat=={nbformat.__version__}\nnbformat==0.1; python_version < "3"\n'
+    (source / 'requirements.txt').write_text(f'# comment\n{pins}')
     git = ['git', '-c', 'user.name=a', '-c', 'user.email=a@b', '-C', str(source)]
     for words in (['init', '--quiet'], ['add', '.'], ['commit', '--quiet', '-m', 'one']):
         subprocess.run([*git, *words], check=True)
     for address in (f'file://{source}', ''):
         result = install(place, address)
         assert result.stdout.splitlines() == ['ready', str(place / 'zeroplay')], result.stderr
+    user_reads('right: ready')
