@@ -6,7 +6,7 @@ import pytest
 
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration.held_out_rules import check_held_out
-from zeroplay_jax.retrieval import folder
+from zeroplay_jax.retrieval import client, folder
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.library_builder import build_library, check_and_reset_failures
 from zeroplay_jax.selfplay.recipe import recipe_class
@@ -130,3 +130,21 @@ def test_a_list_of_another_index_is_refused(config, place):
     config.retrieval.held_out = write(place / 'other.jsonl', other)
     with pytest.raises(UserError, match=r"has no passage 'page 7#3'; make both from one corpus"):
         build_library(config)
+
+
+@pytest.mark.fault('kin-held-out', 'a search server without the ids of the folder')
+def test_a_server_with_other_ids_cannot_leave_passages_out(config, place, monkeypatch, user_reads):
+    def retrieve(server, queries, k):
+        answer = {'title': 'Town 1', 'text': 'river', 'score': 0.0}
+        return [[answer | {'id': ids.pop(0)}] for _ in queries]
+
+    monkeypatch.setattr(client.Http, 'retrieve', retrieve)
+    monkeypatch.setattr(client.Http, 'ready', lambda server: True)
+    config.retrieval.update(kind='http', url='http://127.0.0.1:9')
+    ids = ['p2', 'f3a1']
+    assert library_without(config, place, [1]).training is not None
+    with pytest.raises(
+        UserError, match="http://127.0.0.1:9 returns a passage with the id 'f3a1'"
+    ) as line:
+        library_without(config, place, [1])
+    user_reads(line.value)

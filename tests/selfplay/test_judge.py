@@ -246,7 +246,7 @@ def test_fields_of_the_request_are_added_and_taken_away(judge_of, user_reads):
 
 @pytest.mark.fault('kin-cut', 'a reply of a judge that ends in the middle')
 def test_a_reply_that_ends_in_the_middle_is_named_as_such(judge_of, user_reads):
-    judge, server = judge_of([None, 'Correct', None], timeout=60.0)
+    judge, _ = judge_of([None, 'Correct'], timeout=60.0)
     assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is None
     assert 'without sending complete message' in judge.last_failure
     assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is True

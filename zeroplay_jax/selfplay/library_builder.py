@@ -20,6 +20,7 @@ from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.library import (
     UNLIMITED_DEPTH,
     Document,
+    HeldOutPassages,
     Library,
     NoDocuments,
     SearchableCorpus,
@@ -143,6 +144,21 @@ def _check_held_out(retrieval, passage_ids: Collection[str], documents: IndexedD
             )
 
 
+def _check_ids_of_server(
+    retrieval, corpus: SearchableCorpus, held_out: HeldOutPassages, documents: IndexedDocuments
+) -> None:
+    """Raises UserError if a search server names passages by other ids than the index: none would be left out."""
+    queries = sorted(held_out.titles)[:1] or [documents[0].text]
+    (passages,) = corpus.search(queries)
+    for passage in passages or ():
+        if not documents.has_passage(passage['id']):
+            raise UserError(
+                f'config.retrieval.held_out={retrieval.held_out}: {retrieval.url} returns a passage with the id '
+                f'{passage["id"]!r}, which the index {retrieval.path} does not have, so that held-out passages cannot '
+                'be left out; serve this index with python -m zeroplay_jax.retrieval.server'
+            )
+
+
 def _real_library(config) -> Library:
     """Returns the library of an index folder or a search server, with the user's evaluation files."""
     corpus, corpus_name = open_real_corpus(config)
@@ -155,6 +171,8 @@ def _real_library(config) -> Library:
     if config.retrieval.held_out and isinstance(documents, IndexedDocuments):
         held_out = files.held_out_passages(config.retrieval.held_out)
         _check_held_out(config.retrieval, held_out.ids, documents)
+        if config.retrieval.kind == 'http':
+            _check_ids_of_server(config.retrieval, corpus, held_out, documents)
         top_k = min(config.tools.top_k, len(documents))
         training = TrainingCorpus(
             corpus.client, top_k, config.tools.page_words, held_out, len(documents)
