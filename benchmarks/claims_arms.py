@@ -140,6 +140,9 @@ def config_of(arm: str, seed: int):
     config.update_from_flattened_dict(settings)
     if start:
         config.policy.path = str(_CHECKPOINTS / start)
+    elif system != 'scope':
+        # The claims were registered with the default policy, whatever the small configs begin with today.
+        config.policy.path = ''
     config.seed = seed
     config.progress = False
     config.log_trajectories = 16

@@ -70,6 +70,9 @@ def config_hash(config: Any) -> str:
     changes = {k: v for k, v in fields.leaves(config) if v != defaults[k]}
     # This field is not a property of an arm, and results of versions without it keep their names.
     changes.pop('stop_after_empty_steps', None)
+    # The only form of this gate in versions without the field.
+    if changes.get('scope.relevant_to') == 'evidence':
+        del changes['scope.relevant_to']
     # Checkpoints of the package have the same name wherever it is installed, and one that was trained again keeps its
     # name. This includes the default one.
     policy = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)

@@ -165,7 +165,7 @@ def _encoder(args: argparse.Namespace) -> Encoder:
         suggestion = "; did you mean 'lexical'?" if is_misspelt else similar_path(args.encoder)
         raise RetrievalError(
             f'--encoder {args.encoder}: no such folder; name the folder of a BERT checkpoint, hf://owner/model, or '
-            f"'lexical'{suggestion}"
+            f"'lexical'; BM25 has no encoder: --kind bm25{suggestion}"
         )
     # Imported here, because it imports TensorFlow, which BM25 does not need.
     from .encoder import TextEncoder

@@ -52,6 +52,8 @@ def write_curve_plot(run: dict[str, Any], out: str | os.PathLike[str]) -> Path:
     if not target.absolute().parent.is_dir():
         raise UserError(f'{target}: folder {target.parent} does not exist; create it first')
     try:
+        if any(note.startswith('"results"') for note in run['notes']):
+            raise ValueError('no object')
         evaluations = _evaluations(run['summary'])
     except (AttributeError, KeyError, TypeError, ValueError):
         raise UserError(
