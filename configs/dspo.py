@@ -59,7 +59,7 @@ def get_config(variant=''):
     config.inputs.questions = 'data/nq_hotpotqa_train.jsonl'
     config.retrieval.update(
         kind='folder', path='indexes/wiki18_bm25'
-    )  # the paper searches with BM25; made by python -m retrieval.build
+    )  # the paper searches with BM25; made by python -m zeroplay_jax.retrieval.build
     config.eval.update(file='data/nq_test.jsonl', questions=500)
     config.mesh.fsdp = -1
     config.prompts = 'paper'

@@ -79,7 +79,7 @@ def get_config(variant=''):
     )
     config.retrieval.update(
         kind='folder', path='indexes/wiki18_e5'
-    )  # made by python -m retrieval.build
+    )  # made by python -m zeroplay_jax.retrieval.build
     config.eval.update(file='data/nq_test.jsonl', questions=500)
     config.mesh.fsdp = -1
     config.prompts = 'paper'

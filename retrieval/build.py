@@ -1,8 +1,8 @@
 """Builds an index folder from a corpus: a file of passages, or a folder of texts.
 
-    python -m retrieval.build --corpus wiki.jsonl.gz --encoder e5-base-v2 --query-prefix 'query: ' \\
+    python -m zeroplay_jax.retrieval.build --corpus wiki.jsonl.gz --encoder e5-base-v2 --query-prefix 'query: ' \\
         --passage-prefix 'passage: ' --out indexes/wiki
-    python -m retrieval.build --corpus wiki.jsonl.gz --kind bm25 --out indexes/wiki-bm25
+    python -m zeroplay_jax.retrieval.build --corpus wiki.jsonl.gz --kind bm25 --out indexes/wiki-bm25
 
 Repeating the command resumes an interrupted build. On several hosts with one file system: --stage corpus once, --stage
 encode --host h --hosts n on each, --stage index once.
@@ -15,12 +15,18 @@ import difflib
 import json
 import logging
 import pathlib
-import sys
 import time
 from collections.abc import Sequence
 
 from . import folder, hub, object_cache, shards
-from .command import FIELDS_HELP, Parser, one_line, passage_fields, passage_words
+from .command import (
+    FIELDS_HELP,
+    Parser,
+    one_line,
+    passage_fields,
+    passage_words,
+    show_messages,
+)
 from .lexical import LexicalEncoder
 from .suggestions import similar_path
 from .types import Encoder, RetrievalError
@@ -39,13 +45,13 @@ _SCANN_PARAMETERS = (
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     # Progress and warnings go to stderr: stdout has the parameters of the index only.
-    logging.basicConfig(level=logging.INFO, format='%(message)s', stream=sys.stderr)
+    show_messages()
     one_line(lambda: _run(_parser().parse_args(argv)))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog='python -m retrieval.build',
+        prog='python -m zeroplay_jax.retrieval.build',
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import pathlib
 import sys
 from collections.abc import Callable
@@ -69,6 +70,12 @@ def passage_fields(text: str) -> dict[str, str]:
 
 
 FIELDS_HELP = 'names of the fields of a passage, if they are others: id=NAME,text=NAME,title=NAME'
+
+
+def show_messages() -> None:
+    """Prints what this package reports to stderr, and of JAX warnings only: it says which accelerators are missing."""
+    logging.basicConfig(level=logging.INFO, format='%(message)s', stream=sys.stderr)
+    logging.getLogger('jax').setLevel(logging.WARNING)
 
 
 def one_line(run: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """Searches an index folder.
 
-python -m retrieval.query --index indexes/wiki "who wrote the first novel" "when"
-python -m retrieval.query --index indexes/wiki --verify
+python -m zeroplay_jax.retrieval.query --index indexes/wiki "who wrote the first novel" "when"
+python -m zeroplay_jax.retrieval.query --index indexes/wiki --verify
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog='python -m retrieval.query',
+        prog='python -m zeroplay_jax.retrieval.query',
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Serves an index over HTTP, with the protocol of Search-R1, verl and their descendants.
 
-    python -m retrieval.server --index indexes/wiki --port 8000
+    python -m zeroplay_jax.retrieval.server --index indexes/wiki --port 8000
 
 POST /retrieve {"queries": [text, …], "topk": 3, "return_scores": true}
   → {"result": [[{"document": {"id", "contents"}, "score"}, …], …]}, a list per query; without scores only documents.
@@ -27,7 +27,6 @@ import logging
 import pathlib
 import resource
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
@@ -42,7 +41,7 @@ from starlette.routing import Route
 from . import folder
 from .batching import MEANINGS, Batcher, Metrics, Refused
 from .batching import Limits as Limits
-from .command import Parser, one_line
+from .command import Parser, one_line, show_messages
 from .connections import bounded_protocol
 from .documents import DocumentPage, document_page
 from .requests import OpenRequest, parse_open, parse_search
@@ -333,13 +332,13 @@ def serve(load: Callable[[], tuple[Index, str]], host: str, port: int, limits: L
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    logging.basicConfig(level=logging.INFO, format='%(message)s', stream=sys.stderr)
+    show_messages()
     one_line(lambda: _run(_parser().parse_args(argv)))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog='python -m retrieval.server',
+        prog='python -m zeroplay_jax.retrieval.server',
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,5 @@
 """A corpus of one's own from end to end: passages, index, held-out questions, self-play, report, ask."""
 
-import argparse
 import json
 import os
 import pathlib
@@ -343,25 +342,6 @@ def test_sections_of_a_recipe_from_elsewhere_are_settings():
     section = ['--config.recipe=zp_outside.critic', '--config.critic_game.drafts=2']
     _, run_flags = quickstart._arguments(['--corpus=c', *section])
     assert run_flags == section
-
-
-@pytest.mark.parametrize('name', ['solver', 'policy', 'proposer', None])
-def test_the_advice_names_the_evaluated_policy_if_there_is_one(tmp_path, name):
-    args = argparse.Namespace(workdir=tmp_path)
-    (tmp_path / 'run').mkdir()
-    questions = tmp_path / 'q.jsonl'
-    questions.write_text(json.dumps({'question': 'Who?', 'answers': ['A']}) + '\n')
-    config = {'eval': {'file': str(questions)}, 'recipe': 'drzero'}
-    (tmp_path / 'run' / 'config.json').write_text(json.dumps(config))
-    if name is not None:
-        (tmp_path / 'run' / 'policy' / name).mkdir(parents=True)
-    advice = quickstart._advice(args)
-    if name in ('solver', 'policy'):
-        assert str(tmp_path / 'run' / 'policy' / name) in advice
-    else:
-        assert (
-            advice == 'there is no trained policy to ask: role solver has the weights of its start'
-        )
 
 
 def test_the_config_is_sound(texts, tmp_path):

@@ -79,7 +79,7 @@ SMALL = {
         '--config.sampler.slots=2 --limit=2 --config.rollout.turn_tokens=16'
     ),
     '.venv/bin/python -m zeroplay_jax.evaluate': '--config.eval.questions=3',
-    '.venv/bin/python -m retrieval.build --corpus wiki-18': lambda c: c.replace(
+    '.venv/bin/python -m zeroplay_jax.retrieval.build --corpus wiki-18': lambda c: c.replace(
         'e5-base-v2', f"'{encoder()}'"
     ),
 }

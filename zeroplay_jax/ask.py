@@ -407,7 +407,7 @@ def _run(argv: list[str] | None) -> int:
     config = _with_flags(settings(folder), args)
     # Libraries now load in C++ code, where a KeyboardInterrupt would be delayed.
     signal.signal(signal.SIGINT, _exit_at_once)
-    with progress.clock('loading'):
+    with progress.clock('loading libraries, index and policy'):
         session = _load(args, folder, config)
     if args.question is not None:
         session.answer(args.question)

@@ -24,6 +24,7 @@ import collections
 import dataclasses
 import json
 import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -96,13 +97,15 @@ def main(argv: list[str]) -> None:
     command_line.check_command(
         argv, config, workdir, has_evaluation=not _SETS.value, is_training=False
     )
+    if note := command_line.note_of_questions():
+        print(note, file=sys.stderr)
     flags.FLAGS.sets = [fetch_file(path) for path in _SETS.value]
     _check_flags(config)
     download(config)
     if _WORKDIR.value:
         _evaluate_in_workdir(config)
         return
-    with progress.clock('loading', config.progress):
+    with progress.clock('loading libraries', config.progress):
         entry.load_libraries()
         # This import loads JAX, so it follows the checks of the command.
         from zeroplay_jax.training import build
@@ -243,7 +246,7 @@ def _evaluate_held_out(config, run: RunContext) -> None:
 
 def _evaluate_in_workdir(config) -> None:
     """Plays and grades the open tasks of --sets into --workdir; prints the figures and a JSON object."""
-    with progress.clock('loading', config.progress):
+    with progress.clock('loading libraries', config.progress):
         entry.load_libraries()
         # This import loads JAX, so it follows the checks of the command.
         from zeroplay_jax.training import graded_evaluation

@@ -1,7 +1,7 @@
 """Builds the input files of runs: answers to hide, questions to solve, documents to ask about.
 
 Every line names its origin. The same command writes the same file, completely or not at all. Corpora are read as
-streams: .jsonl, .tsv or .parquet, also .gz and .zst, as `python -m retrieval.build` takes them.
+streams: .jsonl, .tsv or .parquet, also .gz and .zst, as `python -m zeroplay_jax.retrieval.build` takes them.
 """
 
 from __future__ import annotations

@@ -50,12 +50,14 @@ def main(argv: list[str]) -> None:
     config = _CONFIG.value
     workdir = _WORKDIR.value
     command_line.check_command(argv, config, workdir)
+    if note := command_line.note_of_questions():
+        print(note, file=sys.stderr)
     # A config.json names the files that were downloaded.
     download(config)
     resumption.check(workdir, config)
     entry.connect(config)
     entry.check_devices(config)
-    with progress.clock('loading', config.progress):
+    with progress.clock('loading libraries', config.progress):
         entry.load_libraries()
         # This import loads TensorFlow, so it follows all checks.
         from zeroplay_jax.training import loop

@@ -17,7 +17,6 @@ import contextlib
 import hashlib
 import json
 import pathlib
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -26,7 +25,7 @@ from zeroplay_jax import main as training
 from zeroplay_jax.configuration import command_line, entry, fields, rules
 from zeroplay_jax.configuration.packaged import config as packaged_config
 from zeroplay_jax.mini.cloze import BLANK
-from zeroplay_jax.retrieval import cleaning, hub, json_text, object_cache, progress
+from zeroplay_jax.retrieval import cleaning, json_text, object_cache, progress
 from zeroplay_jax.retrieval.command import Parser, path_or_packaged
 from zeroplay_jax.retrieval.rows import COMPRESSED
 from zeroplay_jax.retrieval.sources import files_of, read, text_name
@@ -268,7 +267,7 @@ def _make_index(args: argparse.Namespace) -> None:
     out = args.workdir / 'index'
     if out.exists():
         return
-    with progress.clock('loading'):
+    with progress.clock('loading libraries'):
         entry.load_libraries()
         # These imports load TensorFlow and ScaNN, so they follow the checks of the corpus.
         from zeroplay_jax.retrieval import folder
@@ -341,27 +340,6 @@ def _training_command(args: argparse.Namespace, run_flags: Sequence[str]) -> lis
     return [*command, *run_flags]
 
 
-def _advice(args: argparse.Namespace) -> str:
-    """Returns the command that asks the trained policy the first question of the evaluation, or why there is none."""
-    config = json_text.load_object(args.workdir / _RUN / 'config.json', 'start the run again')
-    question_file = hub.fetch_file(object_cache.fetch(config['eval']['file']))
-    question = files.questions(question_file)[0].text
-    role = recipe_class(config['recipe']).evaluated_role
-    python = pathlib.Path(sys.executable)
-    # A relative path is easier to read if the environment lies in the current folder.
-    if python.is_relative_to(pathlib.Path.cwd()):
-        python = python.relative_to(pathlib.Path.cwd())
-    policies = args.workdir / _RUN / 'policy'
-    policy = policies / role
-    # Shared weights are not exported under the name of a role.
-    if not policy.exists():
-        policy = policies / 'policy'
-    if not policy.exists():
-        return f'there is no trained policy to ask: role {role} has the weights of its start'
-    command = [str(python), '-m', 'zeroplay_jax.ask', '--policy', str(policy), question]
-    return f'ask the trained policy: {shlex.join(command)}'
-
-
 def _prepare(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Makes all files that the run reads; returns the arguments and the command line of the run."""
     args, run_flags = _arguments(argv)
@@ -392,13 +370,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(_fail(130, 'stopped; the same command resumes the work'))
     _report('self-play', f'{args.workdir}; it can be stopped at any time, the same command resumes')
 
-    def train(arguments: list[str]) -> None:
-        training.main(arguments)
-        print(_advice(args))
-
     # absl and ml_collections read the flags of the run from here.
     sys.argv = command
-    entry.run_command(_NAME, train)
+    entry.run_command(_NAME, training.main)
 
 
 def _fail(status: int, reason: object) -> int:

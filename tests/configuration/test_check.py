@@ -1,5 +1,6 @@
 """main --check: all mistakes of a command at once, without devices, and nothing is created."""
 
+import json
 import os
 import subprocess
 import sys
@@ -12,8 +13,8 @@ from zeroplay_jax.configuration.packaged import config as packaged_config
 from zeroplay_jax.settings.errors import ConfigError, Mistakes, fail
 
 
-def check(folder, *arguments):
-    command = [sys.executable, '-m', 'zeroplay_jax.main', *arguments, '--check']
+def check(folder, *arguments, flag='--check'):
+    command = [sys.executable, '-m', 'zeroplay_jax.main', *arguments, flag]
     environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60
@@ -102,7 +103,7 @@ def test_every_mistake_has_its_line(case, tmp_path, user_reads):
         [MINI, '--workdir=gs://bucket/run', '--policy=gs://bucket/policy', '--config.offload'],
         [
             *('--config=configs/drzero.py', '--workdir=/mnt/run', '--nofiles', '--on=v5litepod-16'),
-            *('--config.mesh.replica=4', '--config.mesh.model=2', '--index=/mnt/index'),
+            *('--config.mesh.replica=4', '--config.mesh.model=2', '--index=/mnt/wiki18_e5'),
         ],
     ],
 )
@@ -111,6 +112,35 @@ def test_a_sound_command_is_called_sound(words, tmp_path):
     assert result.returncode == 0 and not result.stderr, result.stderr
     assert result.stdout.startswith('the command is sound; not checked: memory')
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.fault('user-4', 'another --index, and the questions of the config')
+def test_questions_of_another_corpus_are_named(tmp_path, user_reads):
+    for name in ('corpora/own', 'elsewhere/own', 'mine'):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / 'manifest.json').write_text('{}')
+    line = json.dumps({'question': 'Who?', 'answers': ['A']})
+    for name in ('own.jsonl', 'mine.jsonl'):
+        (tmp_path / name).write_text(line + '\n')
+    (tmp_path / 'page.py').write_text(
+        'from zeroplay_jax.configs import drzero\n\n\n'
+        'def get_config(variant):\n'
+        '    config = drzero.get_config(variant)\n'
+        "    config.retrieval.update(kind='folder', path='corpora/own')\n"
+        "    config.eval.file = 'own.jsonl'\n"
+        '    return config\n'
+    )
+    page = ('--config=page.py:mini', '--workdir=run')
+    note = 'it is still evaluated on eval.file=own.jsonl; python -m zeroplay_jax.inputs cloze makes'
+    noted = check(tmp_path, *page, '--index=mine')
+    assert noted.returncode == 0 and len(noted.stderr.splitlines()) == 1 and note in noted.stderr
+    for words in ([], ['--index=elsewhere/own'], ['--index=mine', '--config.eval.file=mine.jsonl']):
+        assert not check(tmp_path, *page, *words).stderr
+    # A run says it before it looks for devices.
+    mesh = ('--config.mesh.replica=64', '--config.micro.rows=64', '--config.sampler.slots=64')
+    refused = check(tmp_path, *page, '--index=mine', *mesh, flag='--nocheck')
+    assert refused.returncode == 2 and note in refused.stderr.splitlines()[0]
+    user_reads(noted.stderr.strip())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import pathlib
 import re
-import runpy
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -75,6 +74,8 @@ def main(argv: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
+    if config is not None and (note := command_line.note_of_questions()):
+        print(note, file=sys.stderr)
     print('the command is sound; not checked: memory, servers and lengths of prompts')
     if config is not None and 'nofiles' in given:
         paths = [f'{name}={path}' for name, path in _paths(config).items()]
@@ -149,10 +150,9 @@ def _config_of(
     """Returns the config of a file as it is, with the sections of the recipe; None if it cannot be read."""
     if not config_files:
         return None
-    path, _, variant = config_files[0].partition('=')[2].partition(':')
     try:
         command_line.check_arguments(['', config_files[0]], None)
-        config = runpy.run_path(path)['get_config'](*filter(None, [variant]))
+        config = command_line.config_of_file(config_files[0].partition('=')[2])
         if chosen_recipe is not None:
             config.recipe = chosen_recipe
         fields.add_missing_sections(config)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from absl import flags
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_flags
 
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.retrieval.suggestions import similar_path
@@ -216,6 +216,12 @@ def _schema(chosen_recipe: str | None) -> ConfigDict:
     return fields.default_config(chosen_recipe)
 
 
+def config_of_file(config_file: str) -> ConfigDict:
+    """Returns the config of a file, 'configs/drzero.py:mini', as no flag has changed it. Executes the file."""
+    path, _, variant = config_file.partition(':')
+    return runpy.run_path(path)['get_config'](*filter(None, [variant]))
+
+
 def _check_recipe_fields(argv: Sequence[str], chosen_recipe: str | None) -> None:
     """Called after flags failed; raises ConfigError if a flag sets a field that the config file does not have.
 
@@ -225,10 +231,8 @@ def _check_recipe_fields(argv: Sequence[str], chosen_recipe: str | None) -> None
     config_files = [value for flag, _, value in assignments if flag == 'config']
     if len(config_files) != 1:
         return
-    path, _, variant = config_files[0].partition(':')
     try:
-        get_config = runpy.run_path(path)['get_config']
-        config_recipe = get_config(*filter(None, [variant])).recipe
+        config_recipe = config_of_file(config_files[0]).recipe
         schema = fields.default_config(chosen_recipe or config_recipe)
     except Exception:
         # The config file itself fails, which the caller reports.
@@ -273,9 +277,12 @@ def _has_section(name: str, section: str) -> bool:
 def expanded(argv: Sequence[str]) -> list[str]:
     """Returns the arguments with packaged configs, short flags and repeated fields resolved; see these functions.
 
+    -h is --help, which the flag library does not know.
+
     Raises:
       ConfigError: a short flag without a value.
     """
+    argv = ['--help' if argument == '-h' else argument for argument in argv]
     return without_repeated_fields(with_short_flags(with_packaged_configs(argv)))
 
 
@@ -325,6 +332,28 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         # A config is a Python file, so any exception is possible.
         reason = f'{type(error).__name__}: {_last_line(error)}'
         raise ConfigError(f'the config could not be loaded: {reason}') from error
+
+
+def note_of_questions() -> str:
+    """Returns a line if the flags name another corpus than the config, and not other questions; '' otherwise."""
+    config_flag = flags.FLAGS['config']
+    config = config_flag.value
+    changed = config_flags.get_override_values(config_flag)
+    corpus = {'retrieval.path', 'retrieval.url'} & changed.keys()
+    if not corpus or not config.eval.file or 'eval.file' in changed:
+        return ''
+    file_config = config_of_file(config_flag.config_filename)
+    # The same index in another place.
+    is_same = (
+        pathlib.Path(config.retrieval.path).name == pathlib.Path(file_config.retrieval.path).name
+    )
+    if is_same and 'retrieval.url' not in changed:
+        return ''
+    return (
+        f'note: the corpus is another one than that of the config, and it is still evaluated on eval.file='
+        f'{config.eval.file}; python -m zeroplay_jax.inputs cloze makes questions of a corpus, and '
+        '--config.eval.file=FILE names them'
+    )
 
 
 def check_command(

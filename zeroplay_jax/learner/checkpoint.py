@@ -138,7 +138,7 @@ def _damage_text(step: int, damage: str) -> str:
 
 
 def _is_unexpected(record: logging.LogRecord) -> bool:
-    """Returns whether a line of the log is none of those that Orbax writes at every save in a folder per process."""
+    """Returns whether a line of the log is none of those that Orbax writes where no process is the first."""
     return not any(text in str(record.msg) for text in _EXPECTED_WARNINGS)
 
 
@@ -155,6 +155,7 @@ def stored_tree(folder: pathlib.Path) -> Json:
 
 def state_reader() -> ocp.PyTreeCheckpointHandler:
     """Returns what reads the arrays of a checkpoint."""
+    absl_logging.get_absl_logger().addFilter(_is_unexpected)
     # Orbax has one setting for all handlers of a process: who creates folders for metadata of arrays when a step is
     # saved. By default it is process 0; others with folders of their own would wait for it in vain. In a shared folder
     # None does no harm: each process creates the folder unless it is there.

@@ -12,7 +12,7 @@ from zeroplay_jax.runtime import atomic, identity
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.roles import Role
 from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.training import branch, build, run_folder
+from zeroplay_jax.training import branch, build, next_step, run_folder
 from zeroplay_jax.training.export import write_policy
 from zeroplay_jax.training.model_card import export_texts, model_card
 from zeroplay_jax.training.outcome import current_stop, learning_summary, proposal_summary
@@ -55,6 +55,7 @@ def finish(
         atomic.write_text(workdir / run_folder.REPORTED_FILE, f'{state["cursor"]}\n')
         print(table)
         print(f'{summary["seconds"]:.0f} s; the report is {report_path}')
+        print(next_step.advice(workdir, engine.recipe.evaluated_role))
     return summary
 
 

@@ -1,0 +1,93 @@
+"""What a newcomer meets in the first minutes: commands that say what there is, and libraries that keep quiet."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from zeroplay_jax import __main__ as commands
+from zeroplay_jax.settings.paths import EXAMPLE_TEXTS
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def run(module, *words, folder=ROOT):
+    environment = os.environ | {'PYTHONPATH': str(ROOT)}
+    # JAX looks for accelerators, as it does for anybody.
+    environment.pop('JAX_PLATFORMS', None)
+    return subprocess.run(
+        [sys.executable, '-m', module, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.fault('user-12', 'python -m zeroplay_jax')
+def test_the_package_lists_its_commands(capsys, user_reads):
+    assert commands.main([]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    for command, line in zip(commands.COMMANDS, listed):
+        assert line.startswith(f'python -m zeroplay_jax.{command} ') and line.endswith('.')
+    runnable = {
+        path.relative_to(ROOT / 'zeroplay_jax').with_suffix('').as_posix().replace('/', '.')
+        for folder in ('', 'retrieval', 'mini')
+        for path in (ROOT / 'zeroplay_jax' / folder).glob('*.py')
+        if "if __name__ == '__main__':" in path.read_text()
+    }
+    # What trains the checkpoints that come with the package is for its developers.
+    makers = {name for name in runnable if name.startswith('mini.') and name != 'mini.sample'}
+    assert runnable - makers - {'__main__'} == set(commands.COMMANDS)
+    user_reads(f'right: {listed[0]} …')
+
+
+@pytest.mark.parametrize(
+    ('word', 'line'),
+    [
+        ('main', 'python -m zeroplay_jax.main is the command'),
+        ('evalute', 'did you mean evaluate?'),
+        ('nothing', 'lists the commands'),
+    ],
+)
+def test_a_command_as_a_word_gets_its_form(word, line, capsys):
+    assert commands.main([word]) == 2
+    assert line in capsys.readouterr().err
+
+
+@pytest.mark.fault('user-12', '-h of main and evaluate')
+@pytest.mark.parametrize('module', ['main', 'evaluate'])
+def test_the_short_flag_for_help_helps(module, user_reads):
+    result = run(f'zeroplay_jax.{module}', '-h')
+    assert result.returncode == 0 and '--config: ' in result.stdout and not result.stderr
+    user_reads(f'right: {result.stdout.splitlines()[0]}')
+
+
+@pytest.mark.fault('user-10', 'retrieval.build on a machine without a TPU')
+def test_building_an_index_prints_nothing_of_libraries(tmp_path, user_reads):
+    words = ('--corpus', str(EXAMPLE_TEXTS), '--encoder', 'lexical', '--out', 'index')
+    result = run('zeroplay_jax.retrieval.build', *words, folder=tmp_path)
+    assert result.returncode == 0
+    *about, last = result.stderr.splitlines()
+    assert last.startswith('index: 44 passages') and len(about) == 1
+    user_reads(f'right: {last.split(",")[0]}, and no line of a library')
+
+
+@pytest.mark.fault('user-10', 'reading a checkpoint of several processes, or for an export')
+def test_orbax_does_not_report_sizes_that_it_does_not_log(caplog, user_reads):
+    from absl import logging
+
+    from zeroplay_jax.learner import checkpoint
+
+    checkpoint.state_reader()
+    logging.set_verbosity(logging.WARNING)
+    logger = logging.get_absl_logger()
+    record = logger.makeRecord(
+        'absl', 30, '', 0, 'Global object size logging disabled for `primary_host=None`.', (), None
+    )
+    assert not logger.filter(record)
+    assert logger.filter(logger.makeRecord('absl', 30, '', 0, 'something else', (), None))
+    user_reads('right: no line')

@@ -1,0 +1,55 @@
+"""The command after a run asks what training taught."""
+
+import json
+
+import pytest
+
+from zeroplay_jax.training import next_step
+
+
+def rows(step, **rewards):
+    return [
+        {'phase': 'evaluation', 'step': step, 'reward': reward, 'info': {'question': f'{name}?'}}
+        for name, reward in rewards.items()
+    ]
+
+
+@pytest.mark.fault('user-11', 'the command printed after training')
+def test_the_question_is_one_that_only_the_trained_policy_answers(tmp_path, user_reads):
+    logged = [
+        *rows(0, known=1, lost=1, gained=0, other=0),
+        *rows(5, known=0, lost=1, gained=0, other=1),
+        *rows(9, known=1, lost=0, gained=1, other=1),
+    ]
+    logged.insert(4, {'phase': 'solver', 'step': 3, 'reward': 1, 'info': {'question': 'trained?'}})
+    (tmp_path / 'trajectories.jsonl').write_text('\n'.join(map(json.dumps, logged)))
+    (tmp_path / 'policy' / 'solver').mkdir(parents=True)
+    line = next_step.advice(tmp_path, 'solver')
+    assert line.startswith('ask the trained policy, which answered this one wrong before: ')
+    assert line.endswith(f"--policy {tmp_path}/policy/solver 'gained?'")
+    user_reads(f'right: {line.partition(":")[0]}: …')
+
+
+@pytest.mark.parametrize(
+    ('logged', 'question'),
+    [
+        ([*rows(0, a=0, b=1), *rows(9, a=0, b=1)], ('b?', False)),
+        ([*rows(0, a=0.25, b=0.5), *rows(9, a=0.5, b=0.5)], ('a?', True)),
+        (rows(0, a=0, b=0), ('a?', False)),
+        ([], ('', False)),
+    ],
+)
+def test_without_a_gain_the_best_answer_is_shown(logged, question):
+    assert next_step.taught_question(logged) == question
+
+
+@pytest.mark.parametrize('name', ['solver', 'policy', 'proposer', None])
+def test_the_advice_names_the_evaluated_policy_if_there_is_one(tmp_path, name):
+    (tmp_path / 'trajectories.jsonl').touch()
+    if name is not None:
+        (tmp_path / 'policy' / name).mkdir(parents=True)
+    line = next_step.advice(tmp_path, 'solver')
+    if name in ('solver', 'policy'):
+        assert line.startswith('ask the trained policy: ') and line.endswith(f'/policy/{name}')
+    else:
+        assert line.startswith('there is no trained policy to ask: role solver has the weights')
