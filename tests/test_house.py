@@ -24,7 +24,7 @@ FLOORS = (
     {'training', 'configs'},
     {'api_arguments'},
     {'api'},
-    {'main', 'evaluate', 'compare', 'ask', 'report', 'inputs', 'quickstart', 'export'},
+    {'__main__', 'main', 'evaluate', 'compare', 'ask', 'report', 'inputs', 'quickstart', 'export'},
 )
 # Heavy or changeable libraries stay behind one door each: where they may be imported.
 DOORS = {
