@@ -124,7 +124,7 @@ def decode(data: bytes) -> str:
     except UnicodeDecodeError as error:
         raise _not_utf8(data, error) from None
     # UTF-16 without a mark is valid UTF-8 with a NUL at every second byte.
-    if b'\0' in data[:2]:
+    if data[:2].count(0) == 1:
         raise _foreign('UTF-16', _SAVE)
     return text
 
