@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.types import UserError
 
 # Field of generation_config.json with the ids that end a turn, in folders where `eos_token_id` also names the ends of
@@ -62,13 +63,9 @@ def template_ids(end_texts: Sequence[str], added_ids: dict[str, int]) -> set[int
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
     try:
-        fields = json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f'{path}: cannot be read ({reason}); copy the folder again') from None
-    if not isinstance(fields, dict):
-        raise UserError(f'{path}: is not a JSON object; copy the folder again')
-    return fields
+        return json_text.read_object(path, float)
+    except (OSError, ValueError) as error:
+        raise UserError(f'{path}: cannot be read ({error}); copy the folder again') from None
 
 
 def _ids(path: pathlib.Path, name: str, value: Any, vocabulary_size: int) -> set[int]:

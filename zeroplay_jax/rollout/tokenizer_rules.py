@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from typing import Any
 
 import tokenizers
 
+from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.rollout.token_bytes import is_white_space, marks_spaces
 from zeroplay_jax.types import UserError
 
@@ -174,10 +174,9 @@ def _template_text(folder: pathlib.Path) -> str:
     if not path.is_file():
         return ''
     try:
-        template = json.loads(path.read_text(encoding='utf-8')).get('chat_template') or ''
-    except (OSError, ValueError, RecursionError, AttributeError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f'{path}: cannot be read ({reason}); copy the folder again') from None
+        template = json_text.read_object(path, float).get('chat_template') or ''
+    except (OSError, ValueError) as error:
+        raise UserError(f'{path}: cannot be read ({error}); copy the folder again') from None
     if isinstance(template, list):
         # Named templates; messages without tools are written by this one.
         template = {entry['name']: entry['template'] for entry in template}.get('default', '')

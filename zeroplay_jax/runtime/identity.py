@@ -15,6 +15,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.runtime import atomic
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.types import Json, UserError
@@ -87,12 +88,12 @@ def read(workdir: pathlib.Path) -> Identity | None:
     """
     path = workdir / FILE_NAME
     try:
-        identity = json.loads(path.read_text(encoding='utf-8'))
+        identity = json_text.read_object(path, float)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError):
-        identity = None
-    if not isinstance(identity, dict) or not identity:
+    except (OSError, ValueError):
+        identity = {}
+    if not identity:
         raise UserError(f'{path}: is not the identity of a run; bring it back from a copy')
     return identity
 
@@ -100,10 +101,10 @@ def read(workdir: pathlib.Path) -> Identity | None:
 def of_checkpoint(step: pathlib.Path) -> Identity | None:
     """Returns the identity in the folder of a checkpoint; None if it has none, as those of earlier versions."""
     try:
-        state = json.loads((step / 'loop' / 'metadata').read_text(encoding='utf-8'))
+        state = json_text.read_object(step / 'loop' / 'metadata', float)
         identity = state.get(STATE_FIELD)
     # Damage is found by the checksums.
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (OSError, ValueError):
         return None
     return identity if isinstance(identity, dict) else None
 
@@ -117,10 +118,9 @@ def of_records(workdir: pathlib.Path) -> Identity:
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError, RecursionError):
+        return json_text.read_object(path, float)
+    except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def check_workdir(workdir: pathlib.Path) -> Identity | None:

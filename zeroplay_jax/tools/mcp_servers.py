@@ -11,7 +11,6 @@ The file is read at the start of a process and stays outside of the run's record
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import pathlib
 import re
@@ -19,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zeroplay_jax.objectives.registry import did_you_mean
+from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.settings.errors import ConfigError
 from zeroplay_jax.types import Json
 
@@ -120,15 +120,14 @@ def read_servers(value: str) -> list[McpServer]:
         return [McpServer('mcp', f'{FIELD}={value}', url=value)]
     path = pathlib.Path(value).expanduser()
     try:
-        content: Any = json.loads(path.read_text(encoding='utf-8-sig'))
+        content: Any = json_text.parse(path.read_bytes())
     except OSError as error:
         raise ConfigError(
             f'{FIELD}={value}: no such file ({error.strerror}); give a JSON file with "mcpServers", or the '
             'address of one server, such as http://127.0.0.1:8000/mcp'
         ) from None
-    except (ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f'{FIELD}={value}: not a JSON file ({reason})') from None
+    except json_text.Unusable as error:
+        raise ConfigError(f'{FIELD}={value}: not a JSON file ({error})') from None
     # Some editors call the same table "servers".
     table = None
     if isinstance(content, dict):
