@@ -12,8 +12,8 @@ Time: 30 h = 150 · 709 s, simulated on the compiler's estimates (benchmarks.sli
 written and 1,024 read tokens. This config has not been run.
 The paper: exact match 0.326 on average over seven sets (table 1), NQ 0.397. launch/README.md: MOUNT, derivations.
 
-Build the index of Wikipedia first (retrieval/README.md). The second command runs three steps per role with the
-built-in checkpoint, on two CPU cores: every stage runs, almost nothing is learnt.
+Build the index of Wikipedia first (retrieval/README.md). The second command runs three steps per role with a
+built-in checkpoint, on two CPU cores: every stage runs, both roles are updated, almost nothing is learnt.
 
 Every step draws documents from the index. With --config.inputs.documents=data/documents.jsonl they come from a file
 instead; none repeats before all with its hop count were used. Three iterations need this many:

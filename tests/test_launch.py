@@ -1,9 +1,10 @@
 """The launch scripts: what they would run, and what they refuse."""
 
+import re
 import shlex
 
 import pytest
-from launch_cases import OPTIONS, RUN, call, fake
+from launch_cases import OPTIONS, ROOT, RUN, call, fake
 
 
 def dry_run(script, *options, run=RUN):
@@ -158,6 +159,30 @@ def test_slurm_submits_one_process_per_node_with_all_its_gpus():
         *RUN,
         '--config.distributed.mode=auto',
     ]
+
+
+ONE_RUN = ('launch/README.md', 'launch/tpu_vm.sh', 'launch/xpk.sh', 'configs/drzero.py')
+ONE_RUN += ('docs/buckets.md', 'docs/texts-to-tpu.md')
+# Where the files of a run lie, and what belongs to a corpus.
+PLACES = ('workdir', 'policy', 'index', 'config.policy.path', 'config.retrieval', 'config.eval')
+PLACES += ('config.inputs', 'config.schedule.hop_ratio')
+
+
+@pytest.mark.fault('user-6', 'the commands of a run of Dr. Zero on a v5litepod-16')
+def test_every_page_has_the_same_flags_for_one_run_on_one_slice(user_reads):
+    flags_of = {}
+    for page in ONE_RUN:
+        text = re.sub(r'\\+\n\s*', ' ', (ROOT / page).read_text())
+        launch = r'launch/(?:tpu_vm|xpk)\.sh [^\n`]*v5litepod-16[^\n`]* --config=configs/drzero\.py [^\n`]*'
+        for number, command in enumerate(re.findall(launch, text)):
+            flags = re.findall(r'--([\w.]+)=(\S+)', command.split(' -- ')[1])
+            flags_of[page, number] = {
+                name: value for name, value in flags if not name.startswith(PLACES)
+            }
+    assert {page for page, _ in flags_of} == set(ONE_RUN) and len(flags_of) >= 7
+    (first, *others) = flags_of.values()
+    assert all(flags == first for flags in others), flags_of
+    user_reads(f'right: {len(flags_of)} commands with the same {len(first)} flags')
 
 
 def test_a_dry_run_makes_nothing(tmp_path):
