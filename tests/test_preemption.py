@@ -1,15 +1,19 @@
 """SIGTERM: a flag while a run trains, the end of the process while it loads, and the same for all processes."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 from host_processes import ROOT, processes
 
 from zeroplay_jax.runtime import interrupts, preemption
+from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.types import Preempted
 
 
@@ -24,6 +28,37 @@ def test_the_signal_only_sets_a_flag_while_it_is_watched():
     assert signal.getsignal(signal.SIGTERM) == before and not preemption.is_watched()
     with preemption.watched():
         preemption.raise_if_requested()  # of an earlier context nothing is left
+
+
+@pytest.mark.fault('P', 'SIGTERM in a long update, and while rollouts are played')
+def test_what_is_completed_first_is_said_at_once(capfd, user_reads):
+    for work in ('this update of solver', ''):
+        context = preemption.completing(work) if work else contextlib.nullcontext()
+        with preemption.watched(), context:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+        line = capfd.readouterr().err
+        assert len(line.splitlines()) == 2 and not line.splitlines()[0]
+        assert f'saves and ends after {work or "this round of its rollouts"}' in line
+        user_reads(line.strip())
+
+
+@pytest.mark.fault('P', 'what an engine says during an update')
+def test_an_update_is_named(user_reads):
+    works = []
+    stopped = RuntimeError()
+
+    def run(*_):
+        works.append(preemption._request.work)
+        raise stopped
+
+    engine = types.SimpleNamespace(updates=types.SimpleNamespace(run=run))
+    step = Step(Phase('solver', 1, ('proposer', 'solver')), 0, 0)
+    with pytest.raises(RuntimeError):
+        Engine._update_roles(engine, step, [], [])
+    assert works == ['this update of proposer, solver']
+    assert preemption._request.work != works[0]
+    user_reads(works[0])
 
 
 def test_a_program_keeps_its_own_handler_and_other_threads_install_none():

@@ -53,11 +53,19 @@ def _add_sections(config: ConfigDict, recipe: type[recipes.Recipe]) -> None:
         for name, settings in recipe.settings.items():
             if name not in config:
                 config[name] = ConfigDict(settings().model_dump())
+        added = []
         # The roles come second, because they may depend on the recipe's settings.
         for specification in recipe.roles(config):
             _check_role_name(recipe, specification)
             if specification.is_trained and specification.name not in config:
                 config[specification.name] = ConfigDict(TrainedRole().model_dump())
+                added.append(specification.name)
+        # A step draws as many tasks as the largest batch of its roles, so that a default would enlarge a small run. The
+        # reference follows fields that are set later, until the batch of the role itself is set.
+        is_built_in = recipe.__module__.startswith(recipes.BUILT_IN_PACKAGE)
+        for name in added:
+            if not is_built_in and name != recipe.evaluated_role in config:
+                config[name].batch = config[recipe.evaluated_role].get_oneway_ref('batch')
 
 
 def _check_role_name(recipe: type[recipes.Recipe], specification: recipes.RoleSpec) -> None:

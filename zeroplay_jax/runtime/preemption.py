@@ -8,6 +8,7 @@ others, and all of them drop the same step.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -24,6 +25,8 @@ from zeroplay_jax.types import Preempted
 _FOLDER = 'zeroplay_jax/preempted/'
 # Seconds between two looks at what other processes got.
 _POLL_SECONDS = 0.5
+# What a run completes while it plays rollouts: at most a compilation.
+_ROUND = 'this round of its rollouts, which are dropped'
 
 
 class _Request:
@@ -32,6 +35,8 @@ class _Request:
     def __init__(self) -> None:
         self.is_watched = False
         self.is_made = False
+        # What is completed before the run ends.
+        self.work = _ROUND
         self._is_announced = False
         self._next_look = 0.0
 
@@ -92,6 +97,22 @@ def raise_if_requested() -> None:
         raise Preempted('stopped by SIGTERM')
 
 
+@contextlib.contextmanager
+def completing(work: str) -> Iterator[None]:
+    """Returns a context whose work, named for a line to the user, is completed before the run ends."""
+    request = _request
+    request.work = work
+    try:
+        yield
+    finally:
+        request.work = _ROUND
+
+
 def _note(*_: Any) -> None:
-    """Signal handler: notes the request."""
+    """Signal handler: notes the request, and says at once what the run completes first, which may take minutes."""
+    if not _request.is_made:
+        line = f'SIGTERM: saves and ends after {_request.work}; the last checkpoint is complete in any case'
+        # sys.stderr is avoided, because the interrupted code may be using it. The terminal may be gone.
+        with contextlib.suppress(OSError):
+            os.write(2, f'\nzeroplay_jax: {line}\n'.encode())
     _request.is_made = True

@@ -13,6 +13,7 @@ from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.value_network import CHECKPOINT_PREFIX, ValueNetwork
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.runtime import preemption
 from zeroplay_jax.runtime.hosts import sums
 from zeroplay_jax.selfplay import step_metrics
 from zeroplay_jax.selfplay.batch_filter import GroupFilter
@@ -252,7 +253,8 @@ class Engine:
         has_learnt: dict[str, bool] = {}
         # Names of weights with an update that was skipped because its gradient was not finite.
         nonfinite: set[str] = set()
-        plans = self.updates.run(step, rows)
+        with preemption.completing(f'this update of {", ".join(step.phase.trains)}'):
+            plans = self.updates.run(step, rows)
         self.task_log += self.updates.task_log
         for role in step.phase.trains:
             role_stats, learnt = plans[role].stats, plans[role].learnt

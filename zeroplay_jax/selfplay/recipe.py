@@ -31,6 +31,7 @@ INITIAL_WEIGHTS = 'initial'
 RESERVED_ROLES = (INITIAL_WEIGHTS, 'judge', 'judge_grader', 'policy')
 # Built-in recipes. Every config has their sections, so that one config file can switch between recipes.
 BUILT_IN = ('drzero', 'piplay', 'ssp', 'dspo', 'scope')
+BUILT_IN_PACKAGE = 'zeroplay_jax.selfplay.recipes.'
 
 # Smallest number of tasks of each kind of phase whose prompts are measured before a run.
 _MEASURED_TASKS = 64
@@ -189,7 +190,7 @@ def recipe_class(name: str) -> type[Recipe]:
       ConfigError: one line; there is no such module, it cannot be imported, or it has no `Recipe` of its own.
     """
     path = name
-    built_in_path = f'zeroplay_jax.selfplay.recipes.{name}'
+    built_in_path = f'{BUILT_IN_PACKAGE}{name}'
     # A name without a dot that is not built in may be a single file of the user, my_recipe.py.
     if '.' not in name and importlib.util.find_spec(built_in_path):
         path = built_in_path

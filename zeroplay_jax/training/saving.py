@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from zeroplay_jax.learner.checkpoint import Checkpointer, remove_after
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.selfplay.recipe_attributes import RecipeAttributes
 from zeroplay_jax.types import Json, UserError
 
 # Folder of the best checkpoint in the workdir.
@@ -42,6 +44,8 @@ class Saver:
         state: dict[str, Any],
     ):
         self._engine = engine
+        self._shows_warnings = hosts.is_first
+        self._attributes = RecipeAttributes(engine.recipe)
         self._checkpoints = checkpoints
         self._state = state
         self._seconds_before = state['seconds']
@@ -57,6 +61,7 @@ class Saver:
 
     def save(self, next_number: int) -> None:
         """Starts to save the state before step `next_number`. All processes must call it, as the methods below."""
+        self._warn_of_attributes()
         self._state.update(self._snapshot(next_number))
         self._checkpoints.save(next_number, self._engine.device_state(), self._state)
 
@@ -102,6 +107,13 @@ class Saver:
         """Releases threads of the best checkpoint."""
         if self._best is not None:
             self._best.close()
+
+    def _warn_of_attributes(self) -> None:
+        """Prints a line about attributes of the recipe that a checkpoint lacks, once per process."""
+        line = self._attributes.warning() if self._shows_warnings else ''
+        if line:
+            self._shows_warnings = False
+            print(f'warning: {line}', file=sys.stderr)
 
     def _snapshot(self, next_number: int) -> Json:
         """Returns the state of the loop before step `next_number`."""
