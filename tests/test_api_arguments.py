@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import zeroplay_jax as zp
+from zeroplay_jax.objectives import masking
 from zeroplay_jax.objectives.losses import PolicyLoss
 from zeroplay_jax.tools.calculator import CalculatorTool
 from zeroplay_jax.types import POLICY, Trajectory, Turn, UserError
@@ -162,7 +163,12 @@ REWARDS = [[0.0, 1.0], [1.0, 0.0]]
 
 
 def coupled(logp, old_logp, advantage, mask, segment, **options):
-    return jnp.where(mask, jnp.cumsum(logp, 1), 0.0), {}
+    mask, logp = masking.masked('coupled', mask, logp)
+    return masking.spread(masking.segment_sum(logp, segment), segment), {}
+
+
+def centred(logp, old_logp, advantage, mask, segment, **options):
+    return -(advantage - jnp.mean(advantage)) * logp, {}
 
 
 COUPLED = PolicyLoss(coupled, elementwise=True)
@@ -176,6 +182,7 @@ COUPLED = PolicyLoss(coupled, elementwise=True)
         (REWARDS, {'loss': 3}, 'config.solver.loss=3: must be a text'),
         (REWARDS, {'loss': score_nan}, 'it is called with (logp, old_logp'),
         (REWARDS, {'loss': COUPLED}, 'loss coupled: declared elementwise'),
+        (REWARDS, {'loss': centred}, 'loss centred: the loss of a token changes with other'),
         (REWARDS, {'clip_lo': 0.2}, 'config.solver.clip_lo: no such field; did you mean'),
         (REWARDS, {'clip_low': -0.2}, 'config.solver.clip_low=-0.2: not possible'),
         (REWARDS, {'clip_low': 'small'}, 'config.solver.clip_low=small: must be a number'),

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.objectives import losses
+from zeroplay_jax.objectives.loss_checks import check_loss
 from zeroplay_jax.objectives.losses import LossFunction
 from zeroplay_jax.settings.errors import ConfigError
 from zeroplay_jax.settings.schema import TrainedRole
@@ -206,7 +207,9 @@ def role_settings(
         with checked.ignore_type():
             checked.loss = loss
     try:
-        losses.check_elementwise(losses.resolve_loss(loss))
+        policy_loss = losses.resolve_loss(loss)
+        if loss not in losses.POLICY_LOSSES:
+            check_loss(policy_loss, checked.clip_low, checked.clip_high, checked.dual_clip)
     except ValueError as error:
         raise UserError(f'{function}: {error}') from None
     if checked.distill_top_k:

@@ -8,13 +8,7 @@ import pytest
 from batches import CLIPS
 
 from zeroplay_jax.objectives import policy_gradient
-from zeroplay_jax.objectives.losses import (
-    POLICY_LOSSES,
-    LossError,
-    PolicyLoss,
-    check_elementwise,
-    resolve_loss,
-)
+from zeroplay_jax.objectives.losses import POLICY_LOSSES, PolicyLoss, resolve_loss
 
 OPTIONS = dict(dual_clip=0.0, **CLIPS)
 
@@ -159,27 +153,3 @@ def test_bad_names_are_one_clear_line(outside, name, message):
 def test_a_loss_per_sequence_is_not_elementwise():
     with pytest.raises(ValueError, match='ratio per sequence is not elementwise'):
         PolicyLoss(policy_gradient.sequence_pg, per_token=False, elementwise=True)
-
-
-def constant_count(logp, *_, **__):
-    return logp, {'tokens': (jnp.sum(logp), 5.0)}
-
-
-def is_refused(function):
-    """Whether the declaration that a function is elementwise is refused, in one line that names the function."""
-    try:
-        check_elementwise(PolicyLoss(function, elementwise=True))
-    except LossError as error:
-        assert f'{function.__name__}: declared elementwise' in str(error)
-        return True
-    return False
-
-
-@pytest.mark.parametrize('name', POLICY_LOSSES)
-def test_a_declaration_is_refused_if_it_is_false(name):
-    loss = POLICY_LOSSES[name]
-    assert is_refused(loss.function) == (not loss.elementwise)
-
-
-def test_a_constant_count_is_not_elementwise():
-    assert is_refused(constant_count)

@@ -12,13 +12,8 @@ from jaxtyping import Array, Bool, Float
 
 from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.objectives import aggregation, corrections, distillation, masking
-from zeroplay_jax.objectives.losses import (
-    POLICY_LOSSES,
-    LossError,
-    PolicyLoss,
-    check_elementwise,
-    resolve_loss,
-)
+from zeroplay_jax.objectives.loss_checks import check_loss
+from zeroplay_jax.objectives.losses import POLICY_LOSSES, LossError, PolicyLoss, resolve_loss
 from zeroplay_jax.objectives.types import AnyArray, DeviceStats
 from zeroplay_jax.policy import adapters, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
@@ -52,14 +47,14 @@ class LossConfig:
         """Reads a role's config.
 
         Raises:
-          ValueError: there is no loss of that name, or it is not elementwise although it says so.
+          ValueError: there is no loss of that name, or the losses of a rollout depend on others (`check_loss`).
         """
         # The name is resolved once here, not at every trace of the loss.
         policy_loss = resolve_loss(role.loss)
         # Tests check the built-in ones. Not when the config is read: that comes before processes are connected, and
         # computing starts the devices of JAX.
         if role.loss not in POLICY_LOSSES:
-            check_elementwise(policy_loss)
+            check_loss(policy_loss, role.clip_low, role.clip_high, role.dual_clip)
         values: dict[str, Any] = {'policy_loss': policy_loss}
         for field in dataclasses.fields(cls):
             if field.name not in values:

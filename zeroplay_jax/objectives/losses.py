@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from zeroplay_jax.objectives import policy_gradient
@@ -76,7 +75,7 @@ class PolicyLoss:
       elementwise: whether losses and statistics are those of each token alone, added up. The function is then called
         with chunks of tokens instead of whole rows, and the gradient computed in the same pass: the update computes
         the logits once. Must be False for a loss that couples the tokens of a rollout, and for a statistic that is
-        not a sum over tokens, such as a maximum or a constant count (`check_elementwise`).
+        not a sum over tokens, such as a count of rollouts (loss_checks.py).
     """
 
     function: LossFunction
@@ -214,36 +213,3 @@ def resolve_loss(name: str | LossFunction) -> PolicyLoss:
     if isinstance(loss, PolicyLoss):
         return loss
     return PolicyLoss(loss)
-
-
-def check_elementwise(loss: PolicyLoss) -> None:
-    """Compares the loss of eight tokens of a rollout with that of its halves, if it is declared elementwise.
-
-    Raises:
-      LossError: losses or statistics differ.
-    """
-    if not loss.elementwise:
-        return
-    rng = np.random.default_rng(0)
-    logp, old_logp, advantage = rng.normal(size=(3, 1, 8)).astype(np.float32) - 1
-    # The last token of each half is not learnt from.
-    mask = np.array([[True, True, True, False] * 2])
-    rollout = (logp, old_logp, advantage, mask, np.ones((1, 8), np.int32))
-    options = dict(clip_low=0.2, clip_high=0.28, dual_clip=3.0)
-    expected_losses, expected_stats = loss(*rollout, **options)
-    losses = []
-    stats: dict[str, Any] = {}
-    for half in (slice(0, 4), slice(4, 8)):
-        half_losses, half_stats = loss(*(array[:, half] for array in rollout), **options)
-        losses.append(half_losses)
-        for name, value in half_stats.items():
-            stats[name] = stats.get(name, 0) + np.array(value)
-    is_equal = np.allclose(np.concatenate(losses, 1), expected_losses, rtol=1e-4, atol=1e-5)
-    for name, expected in expected_stats.items():
-        is_equal &= np.allclose(stats[name], expected, rtol=1e-4, atol=1e-5)
-    if not is_equal:
-        name = getattr(loss.function, '__name__', repr(loss.function))
-        raise LossError(
-            f'loss {name}: declared elementwise, but losses or statistics of a rollout differ from those of its '
-            'halves; set elementwise=False'
-        )

@@ -1,0 +1,183 @@
+"""A loss of the user reads nothing that depends on micro.rows, packing or devices."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from zeroplay_jax.objectives import masking
+from zeroplay_jax.objectives.loss_checks import check_loss
+from zeroplay_jax.objectives.losses import POLICY_LOSSES, LossError, PolicyLoss
+
+
+def loss_of(of_tokens):
+    """A loss of a user: `of_tokens` gets (logp, ratio, advantage, mask, segment), 0 where masked."""
+
+    def users_loss(logp, old_logp, advantage, mask, segment, *, clip_low, clip_high, dual_clip):
+        mask, logp, old, advantage = masking.masked('users', mask, logp, old_logp, advantage)
+        ratio = jnp.exp(masking.log_ratio(logp, jax.lax.stop_gradient(old)))
+        return jnp.where(mask, of_tokens(logp, ratio, advantage, mask, segment), 0.0), {}
+
+    return users_loss
+
+
+def mean(values, mask, axis=None):
+    return jnp.sum(values * mask, axis, keepdims=True) / jnp.sum(mask, axis, keepdims=True)
+
+
+def whitened(logp, ratio, advantage, mask, segment):
+    deviation = jnp.where(mask, advantage - mean(advantage, mask), 0.0)
+    return -deviation * jax.lax.rsqrt(mean(deviation**2, mask)) * ratio
+
+
+def largest_covariance(logp, ratio, advantage, mask, segment):
+    """The 0.2 % of the tokens with the largest covariance have no gradient."""
+    covariance = (logp - mean(logp, mask)) * (advantage - mean(advantage, mask))
+    threshold = jnp.sort(jnp.ravel(covariance))[-max(1, int(0.002 * logp.size))]
+    return jnp.where(covariance >= threshold, 0.0, -advantage * ratio)
+
+
+def same_value_other_gradient(logp, ratio, advantage, mask, segment):
+    average = mean(logp, mask)
+    return -advantage * ratio + average - jax.lax.stop_gradient(average)
+
+
+def labels_of_all_rows(logp, ratio, advantage, mask, segment):
+    """Rollouts of different rows have the same labels."""
+    sums = jax.ops.segment_sum(logp.ravel(), segment.ravel(), num_segments=logp.size)
+    return -advantage * sums[segment]
+
+
+def previous_position(logp, ratio, advantage, mask, segment):
+    """The first rollout of a row gets the last value of the row."""
+    return -advantage * jnp.cumsum(logp, 1)
+
+
+COUPLED = {
+    'mean over [B, T]': lambda p, r, a, m, s: -(a - mean(a, m)) * r,
+    'advantages whitened over [B, T]': whitened,
+    'mean ratio of a row': lambda p, r, a, m, s: -a * r / mean(r, m, 1),
+    'size of the micro-batch': lambda p, r, a, m, s: -a * r / p.size,
+    'length of a row': lambda p, r, a, m, s: -a * r / p.shape[1],
+    'trained tokens of the micro-batch': lambda p, r, a, m, s: -a * r / m.sum(),
+    'no positive advantage': lambda p, r, a, m, s: jnp.where((a > 0).any(), -a * r, -a),
+    'a ratio of a thousand': lambda p, r, a, m, s: jnp.where((r > 1e3).any(), -a, -a * r),
+    'largest ratio of the micro-batch': lambda p, r, a, m, s: -a * r / jnp.max(r),
+    'a token that is far off stops all': lambda p, r, a, m, s: jnp.where((r > 10).any(), 0, -a * r),
+    'the largest 0.2 % of the micro-batch': largest_covariance,
+    'a gradient through a mean whose value cancels': same_value_other_gradient,
+    'labels of rollouts added over rows': labels_of_all_rows,
+    'cumulative sum over a row': previous_position,
+    'place in the row': lambda p, r, a, m, s: -a * r * jnp.arange(p.shape[1]),
+    'label of the rollout': lambda p, r, a, m, s: -a * r * s,
+    'noise over [B, T]': lambda p, r, a, m, s: (
+        -a * r * jax.random.bernoulli(jax.random.key(0), 0.9, p.shape)
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    'name', [pytest.param(name, marks=pytest.mark.fault('K', name)) for name in COUPLED]
+)
+def test_a_loss_that_reads_other_rollouts_is_refused(name, user_reads):
+    with pytest.raises(LossError, match='^loss users_loss: .* micro.rows, packing') as refusal:
+        check_loss(PolicyLoss(loss_of(COUPLED[name])))
+    assert '\n' not in str(refusal.value)
+    user_reads(refusal.value)
+
+
+@pytest.mark.fault('K', 'values outside of the mask')
+def test_a_loss_that_reads_masked_values_is_refused(user_reads):
+    def unmasked(logp, old_logp, advantage, mask, segment, **options):
+        return -advantage * masking.spread(masking.segment_sum(logp, segment), segment), {}
+
+    with pytest.raises(LossError, match='values where mask is False') as refusal:
+        check_loss(PolicyLoss(unmasked))
+    user_reads(refusal.value)
+
+
+def mean_and_one(logp, mask):
+    return mean(logp, mask)[0, 0], 1.0
+
+
+STATISTICS = {
+    'a mean with count 1': mean_and_one,
+    'a maximum': lambda logp, mask: (jnp.max(logp), jnp.float32(1)),
+    'a constant count': lambda logp, mask: (jnp.sum(jnp.where(mask, logp, 0)), 5.0),
+    'all positions counted': lambda logp, mask: (jnp.sum(jnp.where(mask, logp, 0)), logp.size),
+}
+
+
+@pytest.mark.parametrize(
+    'name', [pytest.param(name, marks=pytest.mark.fault('K', name)) for name in STATISTICS]
+)
+def test_a_statistic_that_is_no_sum_over_rollouts_is_refused(name, user_reads):
+    def measured(logp, old_logp, advantage, mask, segment, **options):
+        return -advantage * logp, {'figure': STATISTICS[name](logp, mask)}
+
+    with pytest.raises(LossError, match="loss measured: statistic 'figure'") as refusal:
+        check_loss(PolicyLoss(measured))
+    user_reads(refusal.value)
+
+
+WITHIN_A_ROLLOUT = {
+    'sequence ratio': lambda p, r, a, m, s: -a * of_rollout(jnp.log(r), m, s),
+    'product of the ratios': lambda p, r, a, m, s: (
+        -a * jnp.exp(of_rollout(jnp.log(r), m, s) * trained_tokens(m, s))
+    ),
+    'mean advantage of the rollout': lambda p, r, a, m, s: -(a - of_rollout(a, m, s)) * r,
+    'no loss': lambda p, r, a, m, s: jnp.zeros_like(p),
+    'nan': lambda p, r, a, m, s: jnp.full_like(p, jnp.nan),
+    'large': lambda p, r, a, m, s: 1e6 * r * a,
+}
+
+
+def trained_tokens(mask, segment):
+    return masking.spread(masking.segment_sum(mask, segment), segment)
+
+
+def of_rollout(values, mask, segment):
+    sums = masking.spread(masking.segment_sum(values, segment), segment)
+    return sums / jnp.maximum(trained_tokens(mask, segment), 1)
+
+
+@pytest.mark.parametrize('name', WITHIN_A_ROLLOUT)
+def test_a_loss_that_reads_its_rollout_alone_passes(name):
+    check_loss(PolicyLoss(loss_of(WITHIN_A_ROLLOUT[name])))
+
+
+def test_the_check_decides_under_a_transformation():
+    """`policy_loss` may be called in a function that is traced."""
+
+    @jax.jit
+    def traced(value):
+        check_loss(PolicyLoss(loss_of(WITHIN_A_ROLLOUT['large'])))
+        with pytest.raises(LossError):
+            check_loss(PolicyLoss(loss_of(whitened)))
+        return value
+
+    assert traced(1.0) == 1.0
+
+
+@pytest.mark.parametrize('settings', [(0.0, 0.0, 0.0), (3e-4, 4e-4, None), (0.2, 0.28, 3.0)])
+@pytest.mark.parametrize('name', POLICY_LOSSES)
+def test_built_in_losses_pass(name, settings):
+    check_loss(POLICY_LOSSES[name], *settings)
+
+
+@pytest.mark.parametrize('name', POLICY_LOSSES)
+def test_a_false_declaration_is_refused(name):
+    loss = POLICY_LOSSES[name]
+    if loss.elementwise:
+        return
+    with pytest.raises(LossError, match=f'loss {name}: declared elementwise'):
+        check_loss(PolicyLoss(loss.function, elementwise=True))
+
+
+def test_a_count_of_rollouts_is_not_elementwise():
+    def counted(logp, old_logp, advantage, mask, segment, **options):
+        rollouts = jnp.sum(masking.segment_sum(mask, segment) > 0, dtype=jnp.float32)
+        return -advantage * logp, {'rollouts': (rollouts, rollouts)}
+
+    check_loss(PolicyLoss(counted))
+    with pytest.raises(LossError, match='loss counted: declared elementwise'):
+        check_loss(PolicyLoss(counted, elementwise=True))
