@@ -3,7 +3,9 @@
 import textwrap
 
 import pytest
+from config_checks import ROOT
 
+from zeroplay_jax.configs import common, drzero
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.settings.errors import ConfigError
 
@@ -52,3 +54,19 @@ def test_a_role_cannot_be_called_like_something_else(tmp_path, monkeypatch, name
     module = write_recipe(tmp_path, f'role_called_{name}', f"'{name}'")
     with pytest.raises(ConfigError, match=f"a role cannot be called '{name}'"):
         fields.default_config(module)
+
+
+@pytest.mark.fault('L', 'a role that a recipe adds to a run with solver.batch=4')
+def test_an_added_role_has_the_batch_of_the_evaluated_one(monkeypatch, user_reads):
+    monkeypatch.syspath_prepend(ROOT / 'tests/outside_package')
+    config = drzero.get_config('mini')
+    config.recipe = 'zp_outside.critic'
+    common.add_sections(config)
+    config.lock()
+    config.solver.batch = 4
+    assert config.critic.batch == config.to_dict()['critic']['batch'] == 4
+    config.critic.batch = 8
+    assert (config.critic.batch, config.solver.batch) == (8, 4)
+    # Roles of the project's recipes keep their defaults.
+    assert common.get_config('zp_outside.critic').proposer.batch == 256
+    user_reads('right: critic.batch=4')

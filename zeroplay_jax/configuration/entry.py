@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from absl import app, logging
 
-from zeroplay_jax.configuration import command_line
+from zeroplay_jax.configuration import command_line, environment
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.quiet import quiet
 from zeroplay_jax.retrieval.tensorflow_import import import_tensorflow
@@ -19,8 +19,16 @@ from zeroplay_jax.runtime import interrupts
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
 
-# A full disk, a used-up quota, a read-only file system.
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+# A full disk, a used-up quota, a read-only file system; limits of the shell (ulimit -f, ulimit -n) and of the machine.
+_DISK_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EFBIG,
+    errno.EMFILE,
+    errno.ENFILE,
+)
+_LIMITS = {errno.EFBIG: ' (ulimit -f)', errno.EMFILE: ' (ulimit -n)'}
 _DISK_FIX = 'correct this and run the same command again, which resumes from the last checkpoint'
 
 
@@ -30,6 +38,7 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
     Exit status: 0; 2 after a `UserError` or a full or read-only disk, 3 or 4 after `TrainingStopped` (a run that trains
     nothing, an alarm) and 75 after `Preempted` (SIGTERM), each with its one line; 130 after Ctrl-C; 1 after a crash.
     """
+    environment.outlive_readers()
     try:
         app.run(main, flags_parser=command_line.parse_flags)
     # A normal exit of one failing process would wait for the other processes, which wait for this one in a collective.
@@ -75,11 +84,12 @@ def _disk_problem(error: BaseException) -> str:
         is_refused_file = isinstance(cause, PermissionError) and cause.filename is not None
         if isinstance(cause, OSError) and (cause.errno in _DISK_ERRORS or is_refused_file):
             place = cause.filename or 'a file of the run'
-            return f'{place}: {cause.strerror}; {_DISK_FIX}'
+            return f'{place}: {cause.strerror}{_LIMITS.get(cause.errno, "")}; {_DISK_FIX}'
         # Libraries in C++ raise other types, whose texts contain that of the operating system.
         for number in _DISK_ERRORS:
             if os.strerror(number) in str(cause):
-                return f'{os.strerror(number)} while a checkpoint was written; {_DISK_FIX}'
+                problem = f'{os.strerror(number)}{_LIMITS.get(number, "")}'
+                return f'{problem} while a checkpoint was written; {_DISK_FIX}'
         cause = cause.__cause__ or cause.__context__
     return ''
 
@@ -97,7 +107,11 @@ def load_libraries() -> None:
 
     TensorFlow only logs and searches here, so GPUs and TPUs are hidden from it. The output of its C++ code is hidden,
     unless the import fails. Sets TF_CPP_MIN_LOG_LEVEL and absl's log level.
+
+    Raises:
+      UserError: limits of the shell under which no run ends.
     """
+    environment.check_limits()
     _silence()
     with quiet():
         tf = import_tensorflow()

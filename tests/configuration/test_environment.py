@@ -1,0 +1,124 @@
+"""Output streams whose reader is gone or that were closed, and limits of the shell."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from config_checks import ROOT
+
+PROLOGUE = """import os, sys
+from zeroplay_jax.configuration import entry, environment
+"""
+# Stands for a run: it writes more than a pipe holds to both streams, then a file.
+WRITES = """
+def main(argv):
+    for stream in (sys.stdout, sys.stderr):
+        for _ in range(2000):
+            print('a line of a run' * 10, file=stream)
+    open(os.environ['RESULT'], 'w').write('complete')
+entry.app.run = lambda main, flags_parser: main([])
+entry.run_command('zeroplay_jax', main)
+"""
+
+
+def shell(tmp_path, code, redirection):
+    """(exit status, last line on what is left of the output, the result)."""
+    script, result = tmp_path / 'run.py', tmp_path / 'result'
+    script.write_text(PROLOGUE + code)
+    command = f'set -o pipefail; {sys.executable} {script} {redirection}'
+    done = subprocess.run(
+        ['bash', '-c', command],
+        cwd=ROOT,
+        env={**os.environ, 'RESULT': str(result), 'PYTHONPATH': str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    lines = (done.stdout + done.stderr).splitlines()
+    text = result.read_text() if result.exists() else ''
+    return done.returncode, [line for line in lines if 'a line of a run' not in line], text
+
+
+@pytest.mark.parametrize(
+    ('redirection', 'gone'),
+    [
+        pytest.param(
+            '| head -1', 'standard output', marks=pytest.mark.fault('new-pipe', '| head -1')
+        ),
+        pytest.param(
+            '2> >(head -1) >&1',
+            'standard error',
+            marks=pytest.mark.fault('new-pipe', '2> >(head -1)'),
+        ),
+        pytest.param('2>&1 | head -1', '', marks=pytest.mark.fault('new-pipe', '2>&1 | head -1')),
+        pytest.param('>&-', '', marks=pytest.mark.fault('new-pipe', 'closed output')),
+        pytest.param('2>&-', '', marks=pytest.mark.fault('new-pipe', 'closed error')),
+        pytest.param('<&- >&- 2>&-', '', marks=pytest.mark.fault('new-pipe', 'all three closed')),
+    ],
+)
+def test_a_command_outlives_the_readers_of_its_output(tmp_path, redirection, gone, user_reads):
+    status, lines, result = shell(tmp_path, WRITES, redirection)
+    assert (status, result) == (0, 'complete')
+    expected = [f'zeroplay_jax: {gone} has no reader any more; the command continues without it']
+    assert lines == (expected if gone else [])
+    user_reads('right: the command completes; ' + ''.join(lines))
+
+
+def test_no_file_of_a_run_gets_the_number_of_a_closed_stream(tmp_path):
+    code = """
+environment.outlive_readers()
+with open(os.environ['RESULT'], 'w') as file:
+    assert file.fileno() > 2
+    os.write(2, b'a message of a library')
+    print('a message', file=sys.stderr)
+    file.write('complete')
+"""
+    assert shell(tmp_path, code, '<&- >&- 2>&-')[::2] == (0, 'complete')
+
+
+@pytest.mark.parametrize(
+    ('limit', 'begins'),
+    [
+        pytest.param(
+            '-n 24',
+            'the shell allows 24 open files',
+            marks=pytest.mark.fault('new-ulimit', 'ulimit -n 24'),
+        ),
+        pytest.param(
+            '-f 100',
+            'the shell allows files of 102400 bytes',
+            marks=pytest.mark.fault('new-ulimit', 'ulimit -f 100'),
+        ),
+        pytest.param('-Sn 24', '', marks=pytest.mark.fault('new-ulimit', 'ulimit -Sn 24')),
+    ],
+)
+def test_limits_of_the_shell_are_one_line_before_anything_is_loaded(
+    tmp_path, limit, begins, user_reads
+):
+    code = """
+def main(argv):
+    import resource
+    environment.check_limits()
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 128
+entry.app.run = lambda main, flags_parser: main([])
+entry.run_command('zeroplay_jax', main)
+"""
+    script = tmp_path / 'run.py'
+    script.write_text(PROLOGUE + code)
+    done = subprocess.run(
+        ['bash', '-c', f'ulimit {limit}; {sys.executable} -B {script}'],
+        cwd=ROOT,
+        env={**os.environ, 'PYTHONPATH': str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    lines = done.stderr.splitlines()
+    if begins:
+        (line,) = lines
+        assert done.returncode == 2 and line.startswith(f'zeroplay_jax: {begins}')
+        user_reads(line)
+    else:
+        assert (done.returncode, lines) == (0, [])
+        user_reads('right: the limit is raised to what a run needs')
