@@ -84,7 +84,7 @@ def _disk_problem(error: BaseException) -> str:
         is_refused_file = isinstance(cause, PermissionError) and cause.filename is not None
         if isinstance(cause, OSError) and (cause.errno in _DISK_ERRORS or is_refused_file):
             place = cause.filename or 'a file of the run'
-            return f'{place}: {cause.strerror}{_LIMITS.get(cause.errno, "")}; {_DISK_FIX}'
+            return f'{place}: {cause.strerror}{_LIMITS.get(cause.errno or 0, "")}; {_DISK_FIX}'
         # Libraries in C++ raise other types, whose texts contain that of the operating system.
         for number in _DISK_ERRORS:
             if os.strerror(number) in str(cause):

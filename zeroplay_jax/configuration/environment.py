@@ -59,9 +59,9 @@ def check_limits() -> None:
 class _OutlivingFile(io.FileIO):
     """A stream of bytes that writes nowhere after its reader is gone, and says so on the other stream."""
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any, /) -> int:
         try:
-            return super().write(data)
+            return super().write(data) or 0
         except BrokenPipeError:
             descriptor = self.fileno()
             _point_nowhere(descriptor)
