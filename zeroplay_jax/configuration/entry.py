@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 from absl import app, logging
 
-from zeroplay_jax.configuration import command_line, environment
+from zeroplay_jax.configuration import command_line, shell_limits
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.quiet import quiet
 from zeroplay_jax.retrieval.tensorflow_import import import_tensorflow
-from zeroplay_jax.runtime import interrupts
+from zeroplay_jax.runtime import interrupts, streams
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
 
@@ -38,7 +38,8 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
     Exit status: 0; 2 after a `UserError` or a full or read-only disk, 3 or 4 after `TrainingStopped` (a run that trains
     nothing, an alarm) and 75 after `Preempted` (SIGTERM), each with its one line; 130 after Ctrl-C; 1 after a crash.
     """
-    environment.outlive_readers()
+    streams.open_closed()
+    streams.outlive_readers()
     try:
         app.run(main, flags_parser=command_line.parse_flags)
     # A normal exit of one failing process would wait for the other processes, which wait for this one in a collective.
@@ -111,7 +112,7 @@ def load_libraries() -> None:
     Raises:
       UserError: limits of the shell under which no run ends.
     """
-    environment.check_limits()
+    shell_limits.check_limits()
     _silence()
     with quiet():
         tf = import_tensorflow()

@@ -8,7 +8,8 @@ import pytest
 from config_checks import ROOT
 
 PROLOGUE = """import os, sys
-from zeroplay_jax.configuration import entry, environment
+from zeroplay_jax.configuration import entry, shell_limits
+from zeroplay_jax.runtime import streams
 """
 # Stands for a run: it writes more than a pipe holds to both streams, then a file.
 WRITES = """
@@ -65,9 +66,18 @@ def test_a_command_outlives_the_readers_of_its_output(tmp_path, redirection, gon
     user_reads('right: the command completes; ' + ''.join(lines))
 
 
+@pytest.mark.fault('new-pipe', 'python -m … 2>&-')
+def test_a_command_begins_without_standard_error(user_reads):
+    """The package itself is imported first, which prepares the line of Ctrl-C."""
+    command = f'{sys.executable} -m zeroplay_jax.main --config=nowhere.py 2>&-'
+    done = subprocess.run(['bash', '-c', command], cwd=ROOT, capture_output=True, timeout=60)
+    assert done.returncode == 2
+    user_reads('right: status 2, as with standard error')
+
+
 def test_no_file_of_a_run_gets_the_number_of_a_closed_stream(tmp_path):
     code = """
-environment.outlive_readers()
+streams.open_closed()
 with open(os.environ['RESULT'], 'w') as file:
     assert file.fileno() > 2
     os.write(2, b'a message of a library')
@@ -99,7 +109,7 @@ def test_limits_of_the_shell_are_one_line_before_anything_is_loaded(
     code = """
 def main(argv):
     import resource
-    environment.check_limits()
+    shell_limits.check_limits()
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 128
 entry.app.run = lambda main, flags_parser: main([])
 entry.run_command('zeroplay_jax', main)
