@@ -10,6 +10,7 @@ from config_checks import ROOT
 
 from zeroplay_jax.configuration import machines
 from zeroplay_jax.configuration.packaged import config as packaged_config
+from zeroplay_jax.runtime import workdir
 from zeroplay_jax.settings.errors import ConfigError, Mistakes, fail
 
 
@@ -112,6 +113,18 @@ def test_a_sound_command_is_called_sound(words, tmp_path):
     assert result.returncode == 0 and not result.stderr, result.stderr
     assert result.stdout.startswith('the command is sound; not checked: memory')
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_can_be_resumed_on_the_machine_that_is_named(tmp_path):
+    page = ('--config=configs/drzero.py:mini', '--config.mesh.replica=-1', '--workdir=run')
+    config = packaged_config('drzero', 'mini', {'mesh.replica': -1})
+    with workdir.claim(tmp_path / 'run', config.to_dict()) as write_config:
+        write_config()
+    on = '--on=4'
+    resumed = check(tmp_path, *page, on)
+    assert resumed.returncode == 0, resumed.stderr
+    other = check(tmp_path, *page, on, '--config.solver.steps=4')
+    assert other.returncode == 2 and 'solver.steps' in other.stderr
 
 
 @pytest.mark.fault('user-4', 'another --index, and the questions of the config')

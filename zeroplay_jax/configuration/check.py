@@ -213,18 +213,21 @@ def _check_config(config: ConfigDict, given: Mapping[str, str], mistakes: Mistak
     if not has_files:
         config.inputs.documents = ''
     _check_values(config, mistakes)
+    _find_packaged(config)
+    # A run keeps the -1 of a mesh in its config.
+    on_machine = config.copy_and_resolve_references()
     if 'on' in given:
-        mistakes.of(lambda: machines.resolve_mesh(config, machines.machine(given['on'])))
+        mistakes.of(lambda: machines.resolve_mesh(on_machine, machines.machine(given['on'])))
     recipe = recipe_class(config.recipe)
     for rule in rules.RULES:
-        if rule is fetch_addresses:
-            _find_packaged(config)
-        elif has_files or rule not in _FILE_RULES:
-            mistakes.of(rule, config, recipe)
-    mistakes.of(recipe.check, config)
+        # It downloads what lies in a bucket.
+        is_here = rule is not fetch_addresses and (has_files or rule not in _FILE_RULES)
+        if is_here:
+            mistakes.of(rule, on_machine, recipe)
+    mistakes.of(recipe.check, on_machine)
     if has_files:
-        mistakes.of(rules.check_evaluation, config)
-        mistakes.of(entry.check_heads, config)
+        mistakes.of(rules.check_evaluation, on_machine)
+        mistakes.of(entry.check_heads, on_machine)
     workdir = given.get('workdir')
     if workdir and has_files and not mistakes.lines and not objects.is_address(workdir):
         mistakes.of(resumption.check, workdir, config)
