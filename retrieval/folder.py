@@ -280,7 +280,7 @@ def _dense_index(
 def open_index(
     folder: pathlib.Path, encoder: Encoder | None = None, encoder_folder: str | None = None
 ) -> AnyIndex:
-    """Returns the index in a folder; checks only sizes and sampled blocks of its files (`verify` reads all bytes).
+    """Returns the index in a folder; of a large one it checks sizes and sampled blocks (`verify` reads all bytes).
 
     Args:
       folder: an index folder that `build` wrote.
@@ -290,7 +290,7 @@ def open_index(
     Raises:
       RetrievalError: damage, another version of the library that reads the index, or an encoder of other settings.
     """
-    # Reading all bytes would take minutes; the samples find truncated and interchanged files.
+    # Reading all bytes of a large one would take minutes; the samples find truncated and interchanged files.
     manifest = verify(folder, everything=False)
     kind = manifest['kind']
     _check_version(manifest, folder)

@@ -10,7 +10,8 @@ Of several runs it covers the runs, such as seeds, on these questions: Welch's t
 differences of run i and run i with --paired, and over the runs of the other side if one side is a single file, such as
 the policy before training.
 Results are refused if the retriever, the corpus, the number of passages per query, the prompts, the tools, the metric,
-the judge or the numbers of samples, questions or tokens differ: their difference would not measure the policy.
+the judge or the numbers of samples, questions or tokens differ: their difference would not measure the policy. So are
+two results of one run on a side.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from zeroplay_jax.evaluation import question_sets, seed_intervals
 from zeroplay_jax.retrieval import json_text, object_cache
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.runtime import identity
 from zeroplay_jax.types import UserError
 
 _ADVICE = 'name a file of zeroplay_jax.evaluate --out'
@@ -117,6 +119,19 @@ def _differences(
     return intervals, f'the runs on these questions ({statistic})'
 
 
+def _check_distinct(files: list[str], results: list[dict]) -> None:
+    """Raises UserError if two results of one side are of one run: they would count as two."""
+    file_of_run: dict[str, str] = {}
+    for file, result in zip(files, results, strict=True):
+        # Policies that no run exported, and results of earlier versions, name none.
+        run = result['settings'].get(identity.HASH_FIELD) or str(pathlib.Path(file).resolve())
+        if run in file_of_run:
+            raise UserError(
+                f'{file_of_run[run]} and {file} are of the same run; give one result of each run'
+            )
+        file_of_run[run] = file
+
+
 def _shared_sets(results: list[dict]) -> list[str]:
     """Returns the names of the sets that all results have; raises UserError if there is none."""
     shared = [
@@ -146,6 +161,8 @@ def main(argv: list[str] | None = None) -> int:
         other_paths = [pathlib.Path(object_cache.fetch(file, is_file=True)) for file in other_files]
         baselines = [_read_result(path) for path in base_paths]
         candidates = [_read_result(path) for path in other_paths]
+        _check_distinct(base_files, baselines)
+        _check_distinct(other_files, candidates)
         differences, covered = _differences(baselines, candidates, args.paired)
     except (UserError, RetrievalError) as error:
         print(f'zeroplay_jax.compare: {error}', file=sys.stderr)

@@ -81,3 +81,16 @@ def test_the_command_refuses_sides_that_do_not_fit(write, capsys):
         assert compare.main(arguments) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert text in line
+
+
+@pytest.mark.fault('A', 'the same run twice as two seeds of a side: compare')
+def test_two_results_of_one_run_are_not_two_runs(write, capsys, user_reads):
+    base = write('base', 5)
+    runs = [write(f'run{seed}', 6 + seed, run=run) for seed, run in enumerate(('1a', '2b', '1a'))]
+    assert compare.main(['--base', base, '--other', *runs[:2]]) == 0
+    capsys.readouterr()
+    for other in (runs, [runs[0], runs[0]], [base, base]):
+        assert compare.main(['--base', runs[0], '--other', *other]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f'{other[0]} and {other[-1]} are of the same run' in line
+    user_reads(line)

@@ -23,6 +23,7 @@ from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval import hub, progress
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout.requests import Request
+from zeroplay_jax.runtime import identity
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
 from zeroplay_jax.selfplay.roles import RolloutContext
@@ -274,7 +275,7 @@ def result_settings(
     """Returns the settings of a result; `compare` requires those of `SETTINGS` to be equal.
 
     Args:
-      policy: the checkpoint folder.
+      policy: the checkpoint folder; the run that exported it is a setting, too.
       retrieval: description of the searched corpus (`Library.about`).
       judge: name of the judge; '' for a metric without one.
       template: what was chosen for the chat template (`template_choice.record`); left out if nothing was.
@@ -288,7 +289,10 @@ def result_settings(
     # Left out where there is none, as in files of earlier versions.
     if rollout.response_tokens:
         tokens.append(rollout.response_tokens)
-    chosen = {'template': dict(template)} if template else {}
+    chosen: dict[str, Any] = {'template': dict(template)} if template else {}
+    exporter = identity.check_export(pathlib.Path(policy))
+    if exporter:
+        chosen[identity.HASH_FIELD] = exporter
     return chosen | {
         'policy': policy,
         'answerer': '',
