@@ -434,4 +434,4 @@ def test_a_misspelt_encoder_gets_the_name_that_was_meant(corpus, tmp_path, capsy
     (line,) = capsys.readouterr().err.splitlines()
     user_reads(line)
     assert end.value.code == 2 and 'lexcal: no such folder' in line
-    assert line.endswith("hf://owner/model, or 'lexical'; did you mean 'lexical'?")
+    assert "hf://owner/model, or 'lexical'; " in line and line.endswith("did you mean 'lexical'?")
