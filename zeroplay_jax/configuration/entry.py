@@ -6,8 +6,10 @@ import errno
 import os
 import pathlib
 import sys
+import threading
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 from absl import app, logging
 
@@ -40,6 +42,7 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
     """
     streams.open_closed()
     streams.outlive_readers()
+    sys.excepthook = _print_unless_late
     try:
         app.run(main, flags_parser=command_line.parse_flags)
     # A normal exit of one failing process would wait for the other processes, which wait for this one in a collective.
@@ -74,6 +77,16 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
             traceback.print_exc()
         _leave_other_processes(status)
         sys.exit(status)
+
+
+def _print_unless_late(kind: Any, error: BaseException, place: Any) -> None:
+    """Prints an exception that nothing caught, unless a library's thread was late for an event loop that has ended.
+
+    After the first file of a checkpoint that cannot be written, there is one for each of the others.
+    """
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if is_main_thread or str(error) != 'Event loop is closed':
+        sys.__excepthook__(kind, error, place)
 
 
 def _disk_problem(error: BaseException) -> str:

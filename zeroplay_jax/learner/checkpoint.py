@@ -138,7 +138,13 @@ def _damage_text(step: int, damage: str) -> str:
 
 
 def _is_unexpected(record: logging.LogRecord) -> bool:
-    """Returns whether a line of the log is none of those that Orbax writes where no process is the first."""
+    """Returns whether a line of the log is none of those that Orbax writes where no process is the first.
+
+    A file that cannot be written has no line either: Orbax logs pages of it in its threads, and raises it besides.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    if 'os_error_code=' in str(error):
+        return False
     return not any(text in str(record.msg) for text in _EXPECTED_WARNINGS)
 
 
@@ -226,9 +232,9 @@ class Checkpointer:
             async_options=async_options,
             multiprocessing_options=processes,
         )
+        absl_logging.get_absl_logger().addFilter(_is_unexpected)
         handlers = None
         if not is_shared:
-            absl_logging.get_absl_logger().addFilter(_is_unexpected)
             handlers = {
                 # A database (OCDBT) has a root that lists the shards of all processes. Without it each shard is a file,
                 # and the files of all processes together are a checkpoint.
