@@ -169,9 +169,11 @@ def _encoder(args: argparse.Namespace) -> Encoder:
     if not hub.is_name(args.encoder) and not pathlib.Path(args.encoder).is_dir():
         is_misspelt = difflib.get_close_matches(args.encoder, ['lexical'])
         suggestion = "; did you mean 'lexical'?" if is_misspelt else similar_path(args.encoder)
+        if args.encoder == 'bm25':
+            suggestion = '; BM25 has no encoder: give --kind bm25'
         raise RetrievalError(
             f'--encoder {args.encoder}: no such folder; name the folder of a BERT checkpoint, hf://owner/model, or '
-            f"'lexical'; BM25 has no encoder: --kind bm25{suggestion}"
+            f"'lexical'{suggestion}"
         )
     # Imported here, because it imports TensorFlow, which BM25 does not need.
     from .encoder import TextEncoder

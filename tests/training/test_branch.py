@@ -274,7 +274,9 @@ def test_a_base_without_a_record_is_compared_by_its_name(tmp_path, stored):
 
 def test_after_a_step_back_the_best_evaluation_is_saved_again(tmp_path):
     """Its checkpoint had replaced the best one before, and is later than the run."""
-    engine = types.SimpleNamespace(device_state=lambda: {'w': jnp.ones(3)}, host_state=dict)
+    engine = types.SimpleNamespace(
+        device_state=lambda: {'w': jnp.ones(3)}, host_state=dict, recipe=types.SimpleNamespace()
+    )
     first = {'cursor': 0, 'seconds': 0.0}
 
     def evaluated(state, number, value):
