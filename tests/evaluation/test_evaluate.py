@@ -108,7 +108,8 @@ def test_a_further_metric_is_measured_beside_exact_match():
     assert rows[3].parts == {'rubrics': 0.5}
     state = {'rubrics': {}}
     metrics = summary.record_scores(state, '7', rows, 'subem')
-    assert metrics == {'rubrics/mean': 0.5, 'rubrics/ungraded': 0.0, 'subem/mean': 2 / 3}
+    # The mean over two hop counts, as of exact match: 1 and 0.
+    assert metrics == {'rubrics/mean': 0.5, 'rubrics/ungraded': 0.0, 'subem/mean': 0.5}
     assert state == {'rubrics': {'7': [0.5]}, 'scores': {'7': [1.0, 1.0, 0.0]}}
     assert summary.record_scores({'rubrics': {}}, '7', rows, 'none') == {
         'rubrics/mean': 0.5,
