@@ -88,7 +88,7 @@ checked() {
     return 0
   fi
   said=$(.venv/bin/python "${program[@]:1}" --check ${on:+"--on=$on"} "$@") || exit
-  [[ ${option[dry-run]} == off ]] || sed 's/^/# /' <<< "$said"
+  [[ ${option[dry-run]} == off ]] || echo "# ${said//$'\n'/$'\n'# }"
 }
 
 # tpu_devices COUNT: prints COUNT slices of --type for `checked`; nothing for a type that it does not know.
