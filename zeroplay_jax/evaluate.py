@@ -135,6 +135,16 @@ def _check_flags(config) -> None:
         )
     if _OUT.value and not pathlib.Path(_OUT.value).absolute().parent.is_dir():
         raise UserError(f'--out={_OUT.value}: its folder does not exist; create it first')
+    if not _SETS.value:
+        # The held-out questions of a config are scored by its own fields.
+        for flag in (_METRIC, _SAMPLES, _LIMIT, _ANSWERER):
+            if flag.value != flag.default:
+                fix = 'add it, or leave it out'
+                if flag is _METRIC:
+                    fix = f'add it, or give --config.eval.metric={flag.value}'
+                raise UserError(
+                    f'--{flag.name}={flag.value}: is for the questions of --sets; {fix}'
+                )
     if config.distributed.mode != 'off':
         raise UserError('config.distributed.mode: an evaluation runs in one process; set it to off')
     _check_metric(_METRIC.value)

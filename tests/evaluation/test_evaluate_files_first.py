@@ -56,3 +56,19 @@ def test_a_request_that_cannot_be_sent_is_refused(name, user_reads):
     with pytest.raises(ConfigError, match=rf'config\.judge\.request=.*{reason}') as line:
         rules.check(config)
     user_reads(line.value)
+
+
+@pytest.mark.parametrize('flag', ['--metric=judge', '--samples=4', '--limit=3', '--answerer=x'])
+@pytest.mark.fault('kin-flags', 'flags of --sets without --sets')
+def test_flags_that_would_have_no_effect_are_refused(flag, user_reads):
+    command = [
+        sys.executable,
+        '-m',
+        'zeroplay_jax.evaluate',
+        '--config=configs/quickstart.py',
+        flag,
+    ]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    (line,) = ended.stderr.splitlines()
+    assert ended.returncode == 2 and f'{flag}: is for the questions of --sets' in line
+    user_reads(line)

@@ -92,6 +92,25 @@ BLOCKS = {
         {'content': [IMAGE], 'structuredContent': {'n': 1}},
         '[image (image/png), not shown]\n{"n": 1}',
     ),
+    'text beside structured': (
+        text_result('2 rows.') | {'structuredContent': {'rows': [1, 2]}},
+        '2 rows.\n{"rows": [1, 2]}',
+    ),
+    'text of structured': (
+        text_result('{"rows":[1, 2]}') | {'structuredContent': {'rows': [1, 2]}},
+        '{"rows":[1, 2]}',
+    ),
+    'text of a wrapped value': (
+        text_result('a word') | {'structuredContent': {'result': 'a word'}},
+        'a word',
+    ),
+    'a text per entry': (
+        {
+            'content': [*text_result('1')['content'], *text_result('b')['content']],
+            'structuredContent': {'result': [1, 'b']},
+        },
+        '1\nb',
+    ),
     'nothing': ({'content': []}, 'The tool returned nothing.'),
 }
 
@@ -208,10 +227,16 @@ def test_keys_come_from_the_environment_and_stay_out_of_results_and_logs(
     monkeypatch.setenv('THE_KEY', 'secret-value-1')
     monkeypatch.setenv('OTHER', 'not for the server')
     entry = process({'environment': 'environment', 'die': {'exit': 1}})
-    entry['env'] = {'TOKEN': 'Bearer ${THE_KEY}', 'MODE': '${env:MODE_UNSET:-fast}'}
+    entry['env'] = {
+        'TOKEN': 'Bearer ${THE_KEY}',
+        'MODE': '${env:MODE_UNSET:-fast}',
+        'TZ': 'Europe/Berlin',
+    }
     tools = opened(a=entry)
     seen = json.loads(call(tools['environment']).text)
     assert (seen['TOKEN'], seen['MODE'], seen['PATH']) == ('***', 'fast', os.environ['PATH'])
+    # A value that is no secret is what the server says.
+    assert seen['TZ'] == 'Europe/Berlin'
     assert 'OTHER' not in seen
     server = tools['die']._connection.server
     assert server.env['TOKEN'] == 'Bearer secret-value-1'
@@ -246,18 +271,33 @@ ECHO = {'command': 'echo-server'}
         ({'a': {'url': 'http://h/sse', 'type': 'sse'}}, 'speaks SSE'),
         ({'a': {'url': 'http://h/sse', 'transport': 'SSE'}}, 'speaks SSE'),
         ({'a': {**ECHO, 'args': 'x'}}, "'args' must be a list of texts, not str"),
-        ({'a': {**ECHO, 'env': {'KEY': 1}}}, "'env' must be an object of texts"),
+        ({'a': {**ECHO, 'env': {'KEY': 1}}}, "'env KEY' must be a text, not int"),
+        ({'a': {**ECHO, 'args': ['x', 3]}}, "'args 2' must be a text, not int"),
+        ({'a': {'command': ''}}, 'needs either "command"'),
+        ({'a': {'httpUrl': 'http://h'}}, "it has 'httpUrl'"),
+        ({'a': {**ECHO, 'disabled': 'true'}}, "'disabled' must be true or false, not str"),
+        ({'a': {**ECHO, 'enabled': 0}}, "'enabled' must be true or false, not int"),
+        (
+            '{"mcpServers": {"a": {"command": "x"}}, "servers": {}}',
+            'has "mcpServers" and "servers"',
+        ),
+        ({'a': {**ECHO, 'type': 'http'}}, "type='http' needs 'url'"),
+        ({'a': {'url': 'http://h', 'type': 'stdio'}}, "type='stdio' needs 'command'"),
+        ({'a': {'url': 'http://h', 'type': 'ws'}}, "type='ws' is not supported"),
+        ({'a': {'url': 'http://h', 'transport': {'type': 'sse'}}}, 'speaks SSE'),
+        ({'a': {**ECHO, 'tools': ['x'], 'rename': {'y': 'z'}}}, '"rename" names \'y\''),
+        ({'a': {**ECHO, 'disabledTools': ['x']}}, 'name the tools to use in "tools"'),
         ({'a': {**ECHO, 'tools': 'all'}}, "'tools' must be a list of texts"),
         ({'a': {**ECHO, 'rename': ['x']}}, "'rename' must be an object of texts"),
         ({'a': {**ECHO, 'disabled': True}}, 'all of its servers are disabled'),
         ({'a': {**ECHO, 'env': {'KEY': '${NOT_SET_HERE}'}}}, 'variable NOT_SET_HERE is not set'),
         ({'a': {**ECHO, 'args': ['${input:key}']}}, '${input:key} cannot be filled in'),
         ({'a': {'command': 'not-a-program-here'}}, 'cannot be started (No such file'),
-        ({'a': {**ECHO, 'cwd': '/not/there'}}, 'cannot be started'),
+        ({'a': {**ECHO, 'cwd': '/not/there'}}, "'/not/there', which is no folder"),
         ({'a': {'url': 'localhost:9'}}, '"url" is not a web address'),
         ({'a': {'url': 'http://[::1'}}, 'does not answer'),
-        ({'a': {'url': 'http://127.0.0.1:1', 'headers': {'K': 'é'}}}, 'does not answer'),
-        ({'a': {'url': 'http://127.0.0.1:1', 'headers': {'K': 'a\nb'}}}, 'does not answer'),
+        ({'a': {'url': 'http://127.0.0.1:1', 'headers': {'K': 'é'}}}, 'not printable ASCII'),
+        ({'a': {'url': 'http://127.0.0.1:1', 'headers': {'K': 'a\nb'}}}, 'not printable ASCII'),
     ],
 )
 @pytest.mark.fault('kin-mcp-file', 'files of servers that cannot be used')

@@ -87,6 +87,13 @@ TREE = {'type': 'object', 'properties': {'n': {'type': 'integer'},
         ({'type': 'array', 'minItems': 2, 'items': {'type': 'object', 'required': ['a'],
           'properties': {'a': {'enum': [1, 2]}}}}, {}, 'list of ({a: one of 1, 2})'),
         ({'type': 'array', 'uniqueItems': True, 'minItems': 3, 'items': {'enum': list('abcd')}}, {}, '"d"'),
+        ({'type': 'array', 'uniqueItems': True, 'minItems': 3, 'items': {'type': 'integer'}}, {}, 'list of (integer)'),
+        ({'type': 'array', 'uniqueItems': True, 'minItems': 3, 'items': {'type': 'string'}}, {}, 'list of (string)'),
+        ({'$ref': '#/$defs/shape'}, {'$defs': {
+            'shape': {'type': 'object', 'required': ['center'], 'properties': {'center': {'$ref': '#/$defs/point'}}},
+            'point': {'type': 'object', 'required': ['x', 'y'], 'properties': {
+                'x': {'type': 'number'}, 'y': {'$ref': '#/$defs/whole'}}},
+            'whole': {'type': 'integer'}}}, '{x: number, y: integer}'),
         ({'type': 'array', 'prefixItems': [{'type': 'integer'}, {'const': 'x'}], 'minItems': 2}, {}, '[integer, "x"]'),
         ({'$ref': '#/$defs/tree'}, {'$defs': {'tree': TREE}}, 'children'),
         ({'type': 'string', 'pattern': '^(?!x).+$', 'default': 'y'}, {}, 'matching'),

@@ -67,12 +67,12 @@ def _type(root: Json, schema: Any, depth: int) -> str:
     """Returns the type of a value in words."""
     if not isinstance(schema, dict):
         return 'any value' if schema else 'not allowed'
-    if depth > _MAX_DEPTH:
-        return 'object'
     if 'const' in schema:
         return _as_json(schema['const'])
     if 'enum' in schema:
         return _one_of(_as_json(value) for value in schema['enum'])
+    if depth > _MAX_DEPTH:
+        return _bare_type(root, schema)
     if '$ref' in schema:
         return _type(root, _target(root, schema['$ref']), depth + 1)
     for keyword, word in (('anyOf', ' or '), ('oneOf', ' or '), ('allOf', ' and ')):
@@ -87,6 +87,18 @@ def _type(root: Json, schema: Any, depth: int) -> str:
         if keyword in schema and not isinstance(schema[keyword], bool):
             bounds.append(f'{phrase} {schema[keyword]}')
     return ', '.join([words, *bounds])
+
+
+def _bare_type(root: Json, schema: Json) -> str:
+    """Returns the type of a value without that of its entries."""
+    for _ in range(_MAX_DEPTH):
+        if '$ref' not in schema:
+            break
+        schema = _target(root, schema['$ref'])
+        if not isinstance(schema, dict):
+            return 'any value'
+    kinds = schema.get('type', 'object' if 'properties' in schema else 'any value')
+    return ' or '.join(kinds) if isinstance(kinds, list) else kinds
 
 
 def _kind(root: Json, schema: Json, kind: str, depth: int) -> str:

@@ -224,11 +224,22 @@ class _Example:
         values: list[Any] = []
         if missing > 0:
             values = list(itertools.islice(self._valid(items, hint, f'{path}/items'), missing))
+        if schema.get('uniqueItems') and 0 < len(values) < missing:
+            yield entries + _distinct(values[0], missing)
         if values and not schema.get('uniqueItems'):
             yield entries + list(itertools.islice(itertools.cycle(values[:1]), missing))
         yield entries + values
         yield entries
         yield []
+
+
+def _distinct(value: Any, count: int) -> list[Any]:
+    """Returns values like one that differ from each other, as far as they can be made; they may be invalid."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return [value]
+    if isinstance(value, str):
+        return [value, *(f'{value} {number}' for number in range(2, count + 1))]
+    return [value + step for step in range(count)]
 
 
 _NOTHING = object()

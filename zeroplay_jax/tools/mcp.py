@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.tools.base import MAX_RESULT_CHARACTERS, Invocation, Tool, ToolResult
 from zeroplay_jax.tools.mcp_servers import McpServer, chosen_names, read_servers
 from zeroplay_jax.types import Json, UserError
@@ -163,14 +164,39 @@ def text_of(reply: Any) -> str:
 
     Returns:
       Its blocks, joined by line feeds: texts, the texts of resources, links, and a placeholder for each picture,
-      sound or binary resource. Without a text the structured content as JSON.
+      sound or binary resource. Behind them the structured content as JSON, unless the texts say it already.
     """
-    has_text = any(block.type == 'text' and block.text.strip() for block in reply.content)
     blocks = list(_block_texts(reply.content))
-    if not has_text and reply.structured_content is not None:
+    texts = [block.text for block in reply.content if block.type == 'text' and block.text.strip()]
+    if reply.structured_content is not None and not _says(texts, reply.structured_content):
         blocks.append(json.dumps(reply.structured_content, ensure_ascii=False))
     text = '\n'.join(block[:MAX_RESULT_CHARACTERS] for block in blocks)
     return text[:MAX_RESULT_CHARACTERS] if text.strip() else 'The tool returned nothing.'
+
+
+def _says(texts: Sequence[str], structured: Any) -> bool:
+    """Returns whether the texts of a result are its structured content: as JSON, or an entry of a list each."""
+    values = [structured]
+    # The form in which servers wrap a result that is no object.
+    if isinstance(structured, dict) and list(structured) == ['result']:
+        values.append(structured['result'])
+    for value in values:
+        if len(texts) == 1 and _is_text_of(texts[0], value):
+            return True
+        if isinstance(value, list) and len(texts) == len(value):
+            if all(_is_text_of(text, entry) for text, entry in zip(texts, value, strict=True)):
+                return True
+    return False
+
+
+def _is_text_of(text: str, value: Any) -> bool:
+    """Returns whether a text is a value, or the value as JSON."""
+    if text == str(value):
+        return True
+    try:
+        return json_text.parse(text.encode()) == value
+    except json_text.Unusable:
+        return False
 
 
 def _block_texts(blocks: Sequence[Any]) -> Iterator[str]:

@@ -26,9 +26,25 @@ FIELD = 'config.tools.mcp_servers'
 _KEYS = ('command', 'args', 'env', 'cwd', 'url', 'headers', 'tools', 'rename', 'prefix')
 # Keys of other clients about their own windows and questions.
 _IGNORED = ('type', 'transport', 'disabled', 'enabled', 'autoApprove', 'alwaysAllow', 'description')
+# Keys of other clients with tools that are not to be used.
+_EXCLUDING = ('exclude', 'excludeTools', 'excludedTools', 'disabledTools', 'disabled_tools')
+# Transport that an entry may name, in small letters without separators → the key that it belongs to.
+_TRANSPORTS = {
+    'stdio': 'command',
+    'local': 'command',
+    'http': 'url',
+    'streamablehttp': 'url',
+    'remote': 'url',
+}
 _VARIABLE = re.compile(r'\$\{([^}]*)\}')
 _ENVIRONMENT = re.compile(r'(?:env:)?([A-Za-z_]\w*)(?::-(.*))?', re.DOTALL)
 _MIN_SECRET = 8  # characters; shorter values are words such as 'true'
+# Names of variables, headers and entries of `env` whose values are secrets. Other values, such as a time zone or the
+# path of a repository, stand in results, which the policy has to read as they are.
+_SECRET_NAME = re.compile(
+    r'keys?(?![a-z])|token|secret|passw|passphrase|auth(?!ors?(?![a-z]))|credential|cookie|bearer|(?<![a-z])(pat|dsn)(?![a-z])',
+    re.IGNORECASE,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +75,7 @@ class McpServer:
     secrets: tuple[str, ...] = ()
 
     def without_secrets(self, text: str) -> str:
-        """Returns a text of the server without the values of its headers and environment."""
+        """Returns a text of the server without secrets: values whose name says that they are one."""
         for secret in self.secrets:
             text = text.replace(secret, '***')
         return text
@@ -71,10 +87,18 @@ class McpServer:
           ConfigError: a variable is not set, or of another kind.
         """
 
-        values: set[str] = set()
+        secrets: set[str] = set()
 
         def expand(text: str) -> str:
             return _VARIABLE.sub(lambda match: replacement(match[1]), text)
+
+        def expand_named(texts: Mapping[str, str]) -> dict[str, str]:
+            values = {name: expand(text) for name, text in texts.items()}
+            for name, value in values.items():
+                if _SECRET_NAME.search(name):
+                    # 'Bearer KEY' and KEY.
+                    secrets.update((value, *value.split()))
+            return values
 
         def replacement(expression: str) -> str:
             match = _ENVIRONMENT.fullmatch(expression)
@@ -87,11 +111,18 @@ class McpServer:
                 raise ConfigError(
                     f'{self.where}: the environment variable {match[1]} is not set; export it'
                 )
-            values.add(value)
+            if _SECRET_NAME.search(match[1]):
+                secrets.add(value)
             return value
 
-        env = {name: expand(value) for name, value in self.env.items()}
-        headers = {name: expand(value) for name, value in self.headers.items()}
+        env = expand_named(self.env)
+        headers = expand_named(self.headers)
+        for name, value in headers.items():
+            if not value.isascii() or not value.isprintable():
+                raise ConfigError(
+                    f'{self.where}: the value of the header {name!r} has a character that is not printable ASCII; '
+                    'correct it'
+                )
         server = dataclasses.replace(
             self,
             command=expand(self.command),
@@ -104,10 +135,16 @@ class McpServer:
         if server.url and not server.url.startswith(('http://', 'https://')):
             # The address may hold a key.
             raise ConfigError(f'{self.where}: "url" is not a web address such as https://host/mcp')
-        values |= {*env.values(), *headers.values()}
+        if server.cwd is not None:
+            folder = pathlib.Path(server.cwd).expanduser()
+            if not folder.is_dir():
+                raise ConfigError(
+                    f'{self.where}: "cwd" is {server.cwd!r}, which is no folder; correct it'
+                )
+            server = dataclasses.replace(server, cwd=str(folder))
         # The longest first: one may be part of another, as the key of 'Bearer key'.
-        secrets = sorted((value for value in values if len(value) >= _MIN_SECRET), key=len)
-        return dataclasses.replace(server, secrets=tuple(reversed(secrets)))
+        long_enough = sorted((text for text in secrets if len(text) >= _MIN_SECRET), key=len)
+        return dataclasses.replace(server, secrets=tuple(reversed(long_enough)))
 
 
 def read_servers(value: str) -> list[McpServer]:
@@ -131,6 +168,10 @@ def read_servers(value: str) -> list[McpServer]:
     # Some editors call the same table "servers".
     table = None
     if isinstance(content, dict):
+        if 'mcpServers' in content and 'servers' in content:
+            raise ConfigError(
+                f'{FIELD}={value}: has "mcpServers" and "servers"; put all servers into "mcpServers"'
+            )
         table = content.get('mcpServers', content.get('servers'))
     if not isinstance(table, dict) or not table:
         raise ConfigError(
@@ -142,6 +183,9 @@ def read_servers(value: str) -> list[McpServer]:
         where = f'{value}: server {name!r}'
         if not isinstance(entry, dict):
             raise ConfigError(f'{where}: must be an object with "command" or "url"')
+        for key in ('disabled', 'enabled'):
+            if key in entry:
+                _checked(where, key, entry[key], 'true or false', isinstance(entry[key], bool))
         if entry.get('disabled') is not True and entry.get('enabled') is not False:
             servers.append(_server(name, where, entry))
     if not servers:
@@ -151,13 +195,17 @@ def read_servers(value: str) -> list[McpServer]:
 
 def _server(name: str, where: str, entry: Json) -> McpServer:
     """Returns the server of one entry of the file."""
-    kind = str(entry.get('type', entry.get('transport', ''))).lower()
-    if kind == 'sse':
+    if bool(entry.get('command')) == bool(entry.get('url')):
+        given = ', '.join(map(repr, entry)) or 'nothing'
         raise ConfigError(
-            f'{where}: speaks SSE, an earlier protocol; give its address of streamable HTTP (often …/mcp)'
+            f'{where}: needs either "command" (a process) or "url" (streamable HTTP); it has {given}'
         )
-    if ('command' in entry) == ('url' in entry):
-        raise ConfigError(f'{where}: needs either "command" (a process) or "url" (streamable HTTP)')
+    _check_transport(where, entry)
+    for key in _EXCLUDING:
+        if entry.get(key):
+            raise ConfigError(
+                f'{where}: {key!r} is not supported; name the tools to use in "tools"'
+            )
     unknown = [key for key in entry if key not in (*_KEYS, *_IGNORED)]
     if unknown:
         logging.warning('%s: not used: %s', where, ', '.join(map(repr, unknown)))
@@ -167,14 +215,50 @@ def _server(name: str, where: str, entry: Json) -> McpServer:
             fields[key] = _checked(where, key, entry[key], 'a text', isinstance(entry[key], str))
     for key in ('args', 'tools'):
         if entry.get(key) is not None:
-            is_list = isinstance(entry[key], list) and all(isinstance(i, str) for i in entry[key])
-            fields[key] = tuple(_checked(where, key, entry[key], 'a list of texts', is_list))
+            values = _checked(
+                where, key, entry[key], 'a list of texts', isinstance(entry[key], list)
+            )
+            for number, text in enumerate(values, 1):
+                _checked(where, f'{key} {number}', text, 'a text', isinstance(text, str))
+            fields[key] = tuple(values)
+    # Another client's form of all tools.
+    if fields.get('tools') == ('*',):
+        del fields['tools']
     for key in ('env', 'headers', 'rename'):
         if entry.get(key) is not None:
             value = entry[key]
-            is_map = isinstance(value, dict) and all(isinstance(i, str) for i in value.values())
-            fields[key] = _checked(where, key, value, 'an object of texts', is_map)
+            fields[key] = _checked(where, key, value, 'an object of texts', isinstance(value, dict))
+            for inner, text in value.items():
+                _checked(where, f'{key} {inner}', text, 'a text', isinstance(text, str))
+    tools = fields.get('tools')
+    unused = [name for name in fields.get('rename', ()) if tools is not None and name not in tools]
+    if unused:
+        raise ConfigError(
+            f'{where}: "rename" names {unused[0]!r}, which "tools" leaves out; add it there'
+        )
     return McpServer(name, where, **fields)
+
+
+def _check_transport(where: str, entry: Json) -> None:
+    """Raises ConfigError if an entry names a transport that is unknown, or that its other keys contradict."""
+    for key in ('type', 'transport'):
+        value = entry.get(key)
+        if isinstance(value, dict):
+            value = value.get('type')
+        if value is None:
+            continue
+        transport = re.sub(r'[^a-z]', '', str(value).lower())
+        if transport == 'sse':
+            raise ConfigError(
+                f'{where}: speaks SSE, an earlier protocol; give its address of streamable HTTP (often …/mcp)'
+            )
+        belongs_to = _TRANSPORTS.get(transport)
+        if belongs_to is None:
+            raise ConfigError(
+                f'{where}: {key}={value!r} is not supported; give stdio or streamable-http'
+            )
+        if not entry.get(belongs_to):
+            raise ConfigError(f'{where}: {key}={value!r} needs {belongs_to!r}; correct one of them')
 
 
 def _checked(where: str, key: str, value: Any, form: str, is_valid: bool) -> Any:
