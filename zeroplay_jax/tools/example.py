@@ -223,7 +223,10 @@ class _Example:
         missing = max(fewest, 1) - len(entries)
         values: list[Any] = []
         if missing > 0:
-            values = list(itertools.islice(self._valid(items, hint, f'{path}/items'), missing))
+            candidates = self._valid(items, hint, f'{path}/items')
+            if schema.get('uniqueItems'):
+                candidates = _without_repeats(candidates)
+            values = list(itertools.islice(candidates, missing))
         if schema.get('uniqueItems') and 0 < len(values) < missing:
             yield entries + _distinct(values[0], missing)
         if values and not schema.get('uniqueItems'):
@@ -231,6 +234,14 @@ class _Example:
         yield entries + values
         yield entries
         yield []
+
+
+def _without_repeats(values: Iterator[Any]) -> Iterator[Any]:
+    seen: list[Any] = []
+    for value in values:
+        if value not in seen:
+            seen.append(value)
+            yield value
 
 
 def _distinct(value: Any, count: int) -> list[Any]:
