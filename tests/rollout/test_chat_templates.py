@@ -141,6 +141,19 @@ WRONG = {
     'replaced': (template("m.content | replace('<', '&lt;')"), 'becomes'),
     'list': (template('m.content[0].text'), 'leaves it out'),
     'short': (template("m.content if m.content | length > 3 else 'x'"), "'a' becomes 'x'"),
+    'question mark': (
+        template("m.content if m.content.endswith('?') else m.content ~ '?'"),
+        'becomes',
+    ),
+    'capitals': (
+        template('(m.content | capitalize) if m.content.isupper() else m.content'),
+        "'CAPITALS' becomes",
+    ),
+    'three words': (
+        template("'three' if m.content.split() | length == 3 else m.content"),
+        "becomes 'three'",
+    ),
+    'cut far': (template('m.content[:12000]'), 'becomes'),
     'random': (template('(range(1000) | random) ~ m.content'), 'at every call'),
     'clock': (template("strftime_now('%H:%M:%S') ~ m.content"), 'the time of the day'),
     'address': (template('(raise_exception | string) ~ m.content'), 'at every call'),
@@ -160,6 +173,17 @@ WRONG = {
 def test_other_templates_are_refused(opened, user_reads, kind):
     text, reason = WRONG[kind]
     refused(opened, text, reason, user_reads)
+
+
+@pytest.mark.fault(
+    'kin-results', 'a template that writes the second result otherwise than the first'
+)
+def test_results_that_are_written_otherwise_later_are_not_messages(opened, user_reads):
+    first = "{% if m.role == 'tool' and loop.index0 == 2 %}<results>{% endif %}"
+    codec = opened(template(turn=first + TURN.replace('TEXT', 'm.content')))
+    assert "second message of role 'tool' otherwise than the first" in codec.template.tool_error
+    assert codec.template.tool_role == 'environment'
+    user_reads(codec.template.tool_error)
 
 
 @pytest.mark.fault('kin-words', 'a template that looks for words in a question (/no_think)')

@@ -152,7 +152,10 @@ def test_what_was_sampled_has_the_scores_of_a_full_forward(played):
 
 @pytest.mark.parametrize(
     'fields',
-    [dict(token_budget=12), pytest.param(dict(attention='ragged'), marks=pytest.mark.long)],
+    [
+        dict(token_budget=12),
+        pytest.param(dict(token_budget=12, attention='ragged'), marks=pytest.mark.long),
+    ],
     ids=['budget', 'kernel'],
 )
 def test_pages_sample_the_same_tokens(played, fields):

@@ -249,3 +249,25 @@ def test_a_damaged_adapter_is_not_called_a_tokenizer(adapter, user_reads):
     with pytest.raises(UserError, match='adapter_config.json: cannot be read') as refusal:
         open_codec(adapter)
     user_reads(refusal.value)
+
+
+@pytest.mark.fault('kin-tokenizers', 'BPE that drops merges at random')
+def test_dropout_is_refused(edited, user_reads):
+    folder = edited(lambda specification: specification['model'].update(dropout=0.5))
+    with pytest.raises(UserError, match='BPE has dropout.*set "dropout" to null') as refusal:
+        open_codec(folder)
+    user_reads(refusal.value)
+
+
+@pytest.mark.parametrize('name', ['add_prefix_space', 'split_special_tokens'])
+@pytest.mark.fault('kin-tokenizers', 'settings of tokenizer_config.json that change ids')
+def test_settings_that_change_ids_are_refused(edited, user_reads, name):
+    folder = edited(lambda specification: None)
+    path = folder / 'tokenizer_config.json'
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps(fields | {name: False}))
+    open_codec(folder)
+    path.write_text(json.dumps(fields | {name: True}))
+    with pytest.raises(UserError, match=f'{name}=true changes the ids') as refusal:
+        open_codec(folder)
+    user_reads(refusal.value)

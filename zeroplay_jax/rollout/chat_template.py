@@ -45,7 +45,13 @@ _SENTINELS = (
     'a',
     'e\u0301 \u00e9 \u4f60\u597d \U0001f600 \u00a0\u0130\u00df\ufb01\u2028\u200b\u3000.',
     '**text** # Heading\n```json\n{}\n```',
-    'long ' * 2_000,
+    # Templates that look at the end, the case, the number of words or the length of a text.
+    'Who wrote it?',
+    'A short sentence.',
+    'CAPITALS',
+    'x',
+    'one two three',
+    'long ' * 20_000,
 )
 _STRING_LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'" + r'|"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _MOST_LITERAL_CHARACTERS = 100
@@ -256,11 +262,21 @@ class ChatTemplate:
         problem = ''
         for role in _TOOL_ROLES:
             try:
-                self.layout(('user', 'assistant', role))
+                self._check_later_results(role)
                 return role, problem
             except TemplateError as error:
                 problem = problem or str(error)
         return '', problem
+
+    def _check_later_results(self, role: str) -> None:
+        """Raises TemplateError if the second result of a chat is not written as the first one.
+
+        `Codec.suffix` writes every result as that of the first call.
+        """
+        first = self.layout(('user', 'assistant', role))
+        chat = self.layout(('user', 'assistant', role, 'assistant', role))
+        if chat.between[4:] != first.between[2:] or chat.forms[4] != first.forms[2]:
+            raise self._error(f'writes a second message of role {role!r} otherwise than the first')
 
     def _find_end_texts(self) -> tuple[str, ...]:
         texts = []

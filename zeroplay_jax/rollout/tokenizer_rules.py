@@ -69,6 +69,17 @@ def check(folder: pathlib.Path, specification: dict[str, Any], vocabulary_size: 
             f'{path}: its normaliser makes up to {growth:,.0f} characters of one; take the tokenizer of the '
             'published model'
         )
+    if specification['model'].get('dropout'):
+        raise UserError(
+            f'{path}: its BPE has dropout, which splits a text otherwise at every call; set "dropout" to null'
+        )
+    settings = _settings_of(folder)
+    for name in ('add_prefix_space', 'split_special_tokens'):
+        if settings.get(name):
+            raise UserError(
+                f'{folder / "tokenizer_config.json"}: {name}=true changes the ids of prompts and is not supported; '
+                'set it to false, or take a checkpoint that was trained without it'
+            )
     entries = _control_entries(specification)
     added_texts = {token['content'] for token in entries}
     for text, token_id in specification['model']['vocab'].items():
@@ -170,14 +181,19 @@ def _template_text(folder: pathlib.Path) -> str:
     path = folder / 'chat_template.jinja'
     if path.is_file():
         return path.read_text(encoding='utf-8')
-    path = folder / 'tokenizer_config.json'
-    if not path.is_file():
-        return ''
-    try:
-        template = json_text.read_object(path, float).get('chat_template') or ''
-    except (OSError, ValueError) as error:
-        raise UserError(f'{path}: cannot be read ({error}); copy the folder again') from None
+    template = _settings_of(folder).get('chat_template') or ''
     if isinstance(template, list):
         # Named templates; messages without tools are written by this one.
         template = {entry['name']: entry['template'] for entry in template}.get('default', '')
     return template
+
+
+def _settings_of(folder: pathlib.Path) -> dict[str, Any]:
+    """Returns the content of tokenizer_config.json; {} without the file."""
+    path = folder / 'tokenizer_config.json'
+    if not path.is_file():
+        return {}
+    try:
+        return json_text.read_object(path, float)
+    except (OSError, ValueError) as error:
+        raise UserError(f'{path}: cannot be read ({error}); copy the folder again') from None
