@@ -190,6 +190,9 @@ def project(tmp_path_factory):
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name)
     (copy / '.venv').symlink_to(ROOT / '.venv')
+    # The page about corpora names the fields of a file like this one.
+    row = {'key': 'a', 'heading': 'Otters', 'paragraph': 'An otter sleeps on its back.'}
+    (copy / 'passages.jsonl').write_text(json.dumps(row) + '\n')
     (copy / 'easy_recipe').mkdir()
     (copy / 'easy_recipe' / 'easy.py').write_text(easy_recipe())
     return copy
@@ -226,6 +229,14 @@ def test_every_page_is_covered():
     without = [page for page in listed if page not in PAGES and commands(page)]
     assert not without, f'commands that no test runs: {without}'
     assert len(runnable('README.md')) > 20
+
+
+def test_every_command_takes_the_environment_that_make_installs():
+    listed = subprocess.run(
+        ['git', 'ls-files', '*.md'], cwd=ROOT, capture_output=True, text=True
+    ).stdout.split()
+    bare = [(page, c) for page in listed for c in commands(page) if c.startswith('python -m')]
+    assert not bare, 'write .venv/bin/python'
 
 
 def launches():
