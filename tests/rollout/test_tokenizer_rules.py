@@ -271,3 +271,43 @@ def test_settings_that_change_ids_are_refused(edited, user_reads, name):
     with pytest.raises(UserError, match=f'{name}=true changes the ids') as refusal:
         open_codec(folder)
     user_reads(refusal.value)
+
+
+CLASSES = ['Qwen2Tokenizer', 'GPT2TokenizerFast', 'CohereTokenizer', 'PreTrainedTokenizerFast', '']
+
+
+@pytest.mark.fault('new-class', 'tokenizer.json beside the class of another tokenizer')
+@pytest.mark.parametrize('tokenizer_class', CLASSES)
+@pytest.mark.parametrize('model_type', ['qwen2', 'qwen3'])
+@pytest.mark.parametrize('normalizer', [None, {'type': 'NFC'}], ids=['plain', 'nfc'])
+def test_ids_are_those_of_auto_tokenizer_or_the_difference_is_said(
+    edited, user_reads, tokenizer_class, model_type, normalizer
+):
+    folder = edited(lambda specification: specification.update(normalizer=normalizer))
+    config = json.loads((folder / 'config.json').read_text())
+    names = {'qwen2': 'Qwen2ForCausalLM', 'qwen3': 'Qwen3ForCausalLM'}
+    config |= {'model_type': model_type, 'architectures': [names[model_type]]}
+    (folder / 'config.json').write_text(json.dumps(config))
+    settings = json.loads((folder / 'tokenizer_config.json').read_text())
+    settings.pop('tokenizer_class')
+    if tokenizer_class:
+        settings['tokenizer_class'] = tokenizer_class
+    (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
+
+    reference = transformers.AutoTokenizer.from_pretrained(str(folder))
+    rng = random.Random(0)
+    texts = ['1234567 a1b2', "WE'LL say it's", 'e\u0301', *(hard_text(rng) for _ in range(50))]
+    try:
+        codec = open_codec(folder)
+    except UserError as refusal:
+        assert 'set "tokenizer_class" to "PreTrainedTokenizerFast"' in str(refusal)
+        user_reads(refusal)
+        return
+    if codec.notes:
+        assert 'here tokenizer.json holds' in codec.notes[0]
+        user_reads('said: ' + codec.notes[0])
+        reference = transformers.PreTrainedTokenizerFast.from_pretrained(str(folder))
+    for text in texts:
+        expected = reference(text, add_special_tokens=False)['input_ids']
+        assert codec.encode_plain(text) == expected or any(token in text for token in codec._added)
+    user_reads('right: 53 texts have the ids of the tokenizer')

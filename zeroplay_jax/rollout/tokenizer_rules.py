@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 from typing import Any
 
 import tokenizers
+import transformers
 
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.rollout.token_bytes import is_white_space, marks_spaces
@@ -14,6 +16,24 @@ from zeroplay_jax.types import UserError
 
 # Characters that a normaliser may make of one.
 _MOST_GROWTH = 64
+
+# Classes that AutoTokenizer of `transformers` takes for the supported types of models, where a folder names none.
+_CLASS_OF_MODEL_TYPE = {
+    'qwen2': 'Qwen2Tokenizer',
+    'qwen3': 'Qwen2Tokenizer',
+    'gemma3': 'GemmaTokenizer',
+    'gemma3_text': 'GemmaTokenizer',
+}
+# Published tokenizers split digits, contractions, capitals, white space, marks and accents by different rules.
+_TEXTS = (
+    '1234567 a1b2',
+    "I'LL say it's late",
+    'camelCaseWord',
+    ' two  blanks\n\n and\tone\r\nline ',
+    '§12.5% “so…” x=(y)//z',
+    'e\u0301le\u0300ve',
+    '日本語 тест',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +115,70 @@ def check(folder: pathlib.Path, specification: dict[str, Any], vocabulary_size: 
                 f'{path}: the added token {token["content"]!r} has single_word=true, which is not supported; set it to '
                 'false'
             )
+
+
+def class_difference(folder: pathlib.Path, specification: dict[str, Any]) -> str:
+    """Returns how `transformers` reads the folder by the model type of config.json alone; '' if as here.
+
+    AutoTokenizer of `transformers` 5 does not read the rules of tokenizer.json where it knows the class of the
+    tokenizer: it takes the vocabulary and the rules of the class.
+
+    Args:
+      specification: content of tokenizer.json.
+
+    Raises:
+      UserError: the class that the folder names, or that `transformers` takes where it names none, has other rules.
+    """
+    config_path = folder / 'config.json'
+    model_type = json_text.read_object(config_path, float).get('model_type')
+    class_of_type = _CLASS_OF_MODEL_TYPE.get(str(model_type), '')
+    named = _settings_of(folder).get('tokenizer_class')
+    name = (named or class_of_type).removesuffix('Fast')
+    text = _text_split_otherwise(name, specification)
+    if text:
+        raise UserError(
+            f'{folder / "tokenizer_config.json"}: tokenizer_class {name} splits {text!r} into other words than '
+            'tokenizer.json does, and transformers 5 would take the rules of the class; set "tokenizer_class" to '
+            '"PreTrainedTokenizerFast" if those of tokenizer.json are right, or take both files of one model'
+        )
+    # Qwen 2 is on a list of types whose folders often name a wrong class.
+    if model_type == 'qwen2' and name != class_of_type:
+        text = _text_split_otherwise(class_of_type, specification)
+    if not text:
+        return ''
+    return (
+        f'{config_path}: for model_type={model_type!r} transformers 5 takes the rules of {class_of_type}, which splits '
+        f'{text!r} into other words than tokenizer.json does; here tokenizer.json holds, as in transformers 4'
+    )
+
+
+def _text_split_otherwise(name: str, specification: dict[str, Any]) -> str:
+    """Returns a text that a class of `transformers` splits otherwise than tokenizer.json; '' for none."""
+    # LlamaTokenizer: where tokenizer.json is byte-level, `transformers` reads its rules too.
+    if name in ('', 'LlamaTokenizer', 'PreTrainedTokenizer', 'TokenizersBackend'):
+        return ''
+    tokenizer_class = getattr(transformers, name, None)
+    if tokenizer_class is None or '__init__' not in vars(tokenizer_class):
+        return ''
+    # Without a vocabulary: the rules are what is compared.
+    rules_of_class = json.loads(tokenizer_class().backend_tokenizer.to_str())
+    return next(
+        (text for text in _TEXTS if _words(rules_of_class, text) != _words(specification, text)), ''
+    )
+
+
+def _words(specification: dict[str, Any], text: str) -> list[str]:
+    """Returns the texts within which tokens are merged."""
+    rules = {name: specification.get(name) for name in ('normalizer', 'pre_tokenizer')}
+    model = {'type': 'BPE', 'vocab': {}, 'merges': []}
+    version = specification.get('version', '1.0')
+    empty = {'version': version, 'added_tokens': [], 'model': model}
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(empty | rules))
+    if tokenizer.normalizer:
+        text = tokenizer.normalizer.normalize_str(text)
+    if not tokenizer.pre_tokenizer:
+        return [text]
+    return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
 
 def outside_error(

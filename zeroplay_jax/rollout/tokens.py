@@ -72,6 +72,7 @@ class Codec:
       eos_ids: ids that end an assistant turn, ascending.
       template: the chat template.
       date: the day that the template writes; '' if it writes none.
+      notes: what a user should know about the tokenizer, a line each.
 
     Raises:
       UserError: a tokenizer of another kind, tokens that the model does not know, or a template that cannot be used.
@@ -92,6 +93,8 @@ class Codec:
             )
         self._vocabulary_size = vocabulary_size(self.folder)
         tokenizer_rules.check(self.folder, specification, self._vocabulary_size)
+        difference = tokenizer_rules.class_difference(self.folder, specification)
+        self.notes = [difference] if difference else []
         self._added = tokenizer_rules.added_tokens(specification)
         self._plain = self._without_added_tokens(specification)
         # Sorted longest first, so that a token that contains another one is found as a whole.

@@ -20,9 +20,9 @@ def record(config, codec: Codec) -> dict[str, str]:
 
 
 def notes(config, codec: Codec) -> list[str]:
-    """Returns what a user should know about the chat template, a line each."""
+    """Returns what a user should know about tokenizer and chat template, a line each."""
     template = codec.template
-    lines = list(template.notes)
+    lines = [*codec.notes, *template.notes]
     if not syntax_of(config.tools.syntax).writes_messages:
         return lines
     role = record(config, codec).get('role of results')
