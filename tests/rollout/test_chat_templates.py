@@ -153,6 +153,7 @@ WRONG = {
         template("'three' if m.content.split() | length == 3 else m.content"),
         "becomes 'three'",
     ),
+    'empty': (template("m.content or 'nothing'"), "'' becomes 'nothing'"),
     'cut far': (template('m.content[:12000]'), 'becomes'),
     'random': (template('(range(1000) | random) ~ m.content'), 'at every call'),
     'clock': (template("strftime_now('%H:%M:%S') ~ m.content"), 'the time of the day'),
@@ -191,6 +192,10 @@ def test_words_that_a_template_looks_for_are_named(opened, user_reads):
     codec = opened(template("m.content.replace('/no_think', '')"))
     (note,) = [line for line in codec.template.notes if "'user'" in line]
     assert "'/no_think'" in note
+    user_reads(note)
+    both = "(m.content | upper) if 'alpha' in m.content and 'beta' in m.content else m.content"
+    (note,) = [line for line in opened(template(both)).template.notes if "'user'" in line]
+    assert 'alpha' in note and 'beta' in note
     user_reads(note)
 
 

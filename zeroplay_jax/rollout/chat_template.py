@@ -52,6 +52,7 @@ _SENTINELS = (
     'x',
     'one two three',
     'long ' * 20_000,
+    '',
 )
 _STRING_LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'" + r'|"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _MOST_LITERAL_CHARACTERS = 100
@@ -321,11 +322,12 @@ class ChatTemplate:
                 texts.append(_unescaped(literal))
         notes = self._header_notes()
         for roles in chats:
-            for text in texts:
+            # The last one is for conditions on several texts.
+            for text in (*texts, ' '.join(texts)):
                 # Such a text may be looked for at both ends, or anywhere.
                 if self._changes(roles, f'{text} x {text} y {text}'):
                     notes.append(
-                        f'{self._path}: the chat template changes messages of role {roles[-1]!r} with {text!r} in '
+                        f'{self._path}: the chat template changes messages of role {roles[-1]!r} with {_shown(text)} in '
                         'them; they are written unchanged here'
                     )
                     break
