@@ -327,8 +327,8 @@ class ChatTemplate:
                 # Such a text may be looked for at both ends, or anywhere.
                 if self._changes(roles, f'{text} x {text} y {text}'):
                     notes.append(
-                        f'{self._path}: the chat template changes messages of role {roles[-1]!r} with {_shown(text)} in '
-                        'them; they are written unchanged here'
+                        f'{self._path}: the chat template changes messages of role {roles[-1]!r} with {_shown(text)} '
+                        'in them; they are written unchanged here'
                     )
                     break
         return notes
