@@ -53,6 +53,7 @@ WITHOUT_EFFECT = frozenset(
         'task_type',
     ]
 )
+_MERGE = 'merge the adapter into its base with merge_and_unload of PEFT'
 _UNSET: tuple = (None, False, '', [], {})
 # Samples of a file of weights that are compared, and their length.
 _SAMPLES = 64
@@ -168,21 +169,21 @@ def read(folder) -> AdapterConfig:
     for field, supported in _SUPPORTED.items():
         if fields.get(field) not in supported:
             raise UserError(
-                f'{path}: {field}={fields.get(field)!r} is not supported; train the adapter again with '
+                f'{path}: {field}={fields.get(field)!r} is not supported; {_MERGE}, or train it with '
                 f'{field}={supported[0]!r}'
             )
     for field, value in fields.items():
         # PEFT gets new kinds of adapters by new fields.
         if field not in WITHOUT_EFFECT and field not in _SUPPORTED and value not in _UNSET:
             raise UserError(
-                f'{path}: {field}={value!r} is not supported; train the adapter again without it'
+                f'{path}: {field}={value!r} is not supported; {_MERGE}, or train it without'
             )
     # True and false are numbers in Python.
     if type(rank) is not int or rank < 1:
         raise UserError(f'{path}: r={rank!r} is not a whole number above 0; copy the folder again')
     if type(alpha) not in (int, float) or not 0 < alpha <= sys.float_info.max:
         raise UserError(
-            f'{path}: lora_alpha={alpha!r} is not a finite number above 0; copy the folder again'
+            f'{path}: lora_alpha={alpha!r} is not a finite number above 0; write the one of its training'
         )
     if not isinstance(stored_base, str) or not stored_base:
         raise UserError(

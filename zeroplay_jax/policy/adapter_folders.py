@@ -88,10 +88,15 @@ def load(folder, model: ModelConfig) -> Params:
     names = _tensor_names(model, config.linears, _WRAPPED_DECODER if is_wrapped else _DECODER)
     different = sorted(set(names.values()) ^ set(stored))
     if different:
-        state = 'is missing' if different[0] in names.values() else 'has no place'
+        is_missing = different[0] in names.values()
+        state = 'is missing' if is_missing else 'has no place'
+        fix = 'take the adapter of this model'
+        if is_missing:
+            fix += ', or merge one of some layers alone into its base with merge_and_unload of PEFT'
+        if 'embed_tokens' in different[0] or 'lm_head' in different[0]:
+            fix = 'save the adapter with save_embedding_layers=False, or merge it with merge_and_unload of PEFT'
         raise UserError(
-            f'{path}: tensor {different[0]} {state} in a model of {model.layers} layers; '
-            'take the adapter of this model'
+            f'{path}: tensor {different[0]} {state} in a model of {model.layers} layers; {fix}'
         )
     shapes = tensors(model)
     for (layer, linear, factor), name in names.items():

@@ -28,6 +28,11 @@ _LARGEST = {
 }
 
 
+# What to do about a value that is damaged, and about one that the decoder does not implement.
+OTHER_CONFIG = 'correct it, or take the config.json that belongs to the weights'
+OTHER_CHECKPOINT = 'the decoder does not compute it; take a checkpoint without it'
+
+
 class CheckpointError(UserError):
     """A checkpoint folder that cannot be used; the message names the file or field."""
 
@@ -46,8 +51,8 @@ class Fields:
     values: dict[str, Any]
     prefix: str = ''
 
-    def error(self, message: str) -> CheckpointError:
-        return CheckpointError(f'{self.path}: {message}; {SUPPORTED}')
+    def error(self, message: str, fix: str = OTHER_CONFIG) -> CheckpointError:
+        return CheckpointError(f'{self.path}: {message}; {fix}')
 
     def get(self, name: str) -> Any:
         return self.values.get(name)
@@ -185,8 +190,8 @@ def _check_type(fields: Fields, architecture: str, model_type: str) -> None:
     stated = fields.get('model_type')
     if stated not in (None, model_type):
         raise fields.error(
-            f'{fields.prefix}model_type={stated!r} is not the type of {architecture}, which is {model_type!r}; '
-            'correct the wrong one'
+            f'{fields.prefix}model_type={stated!r} is not the type of {architecture}, which is {model_type!r}',
+            fix='correct the wrong one',
         )
 
 
@@ -194,7 +199,7 @@ def _check_supported(fields: Fields) -> None:
     """Raises CheckpointError for a field whose value the decoder does not implement."""
     reason = known_fields.unsupported(fields.values)
     if reason:
-        raise fields.error(fields.prefix + reason)
+        raise fields.error(fields.prefix + reason, OTHER_CHECKPOINT)
 
 
 def _family_name(fields: Fields) -> str:
@@ -206,7 +211,7 @@ def _family_name(fields: Fields) -> str:
             if family.architecture in architectures or family.wrapper in architectures:
                 return name
         reason = _refusal_reason(architectures)
-    raise fields.error(f'architectures={architectures} is not supported{reason}')
+    raise fields.error(f'architectures={architectures} is not supported{reason}', fix=SUPPORTED)
 
 
 def _refusal_reason(architectures: list) -> str:

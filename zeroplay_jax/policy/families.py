@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from zeroplay_jax.policy import known_fields, rope_fields
 from zeroplay_jax.policy.adapter_config import base_folder
-from zeroplay_jax.policy.config_fields import CheckpointError, Fields, family_fields
+from zeroplay_jax.policy.config_fields import (
+    OTHER_CHECKPOINT,
+    CheckpointError,
+    Fields,
+    family_fields,
+)
 from zeroplay_jax.policy.decoder import ModelConfig
 from zeroplay_jax.policy.family_table import FAMILIES, SUPPORTED, Family
 from zeroplay_jax.policy.stored_tensors import has_other_head
@@ -127,7 +132,8 @@ def _check_activation(fields: Fields, family: Family) -> None:
     for field in ('hidden_act', 'hidden_activation'):
         value = fields.get(field)
         if value is not None and value not in names:
-            raise fields.error(fields.prefix + known_fields.refusal(field, value, names))
+            reason = known_fields.refusal(field, value, names)
+            raise fields.error(fields.prefix + reason, OTHER_CHECKPOINT)
 
 
 def _query_scale(fields: Fields, head_dim: int) -> float:
@@ -149,7 +155,8 @@ def _windows(fields: Fields, family: Family, layers: int) -> tuple[int, ...]:
     unknown_types = set(types) - set(_LAYER_TYPES)
     if unknown_types:
         raise fields.error(
-            f'layer_types: {min(unknown_types)!r} is not supported (only {", ".join(_LAYER_TYPES)})'
+            f'layer_types: {min(unknown_types)!r} is not supported (only {", ".join(_LAYER_TYPES)})',
+            OTHER_CHECKPOINT,
         )
     # () rather than zeros, so that equal models have equal configurations and share compiled functions.
     if 'sliding_attention' not in types:

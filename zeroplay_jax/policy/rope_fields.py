@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from zeroplay_jax.policy import rope
-from zeroplay_jax.policy.config_fields import Fields
+from zeroplay_jax.policy.config_fields import OTHER_CHECKPOINT, Fields
 from zeroplay_jax.policy.family_table import Family
 
 _SCALINGS = {'linear': rope.Linear, 'llama3': rope.Llama3, 'yarn': rope.Yarn}
@@ -82,16 +82,16 @@ def _sections_by_layer_type(fields: Fields, family: Family) -> tuple[Fields, Fie
     for name in newer.values:
         if name not in _LAYER_TYPES:
             raise fields.error(
-                f'rope_parameters.{name} has no effect in {family.architecture}; write it into '
-                'rope_parameters.full_attention or rope_parameters.sliding_attention'
+                f'rope_parameters.{name} has no effect in {family.architecture}',
+                fix='write it into rope_parameters.full_attention or rope_parameters.sliding_attention',
             )
     full = newer.section('full_attention')
     sliding = newer.section('sliding_attention')
     older = fields.section('rope_scaling')
     if 'type' in older.values and 'rope_type' not in older.values:
         raise fields.error(
-            f'rope_scaling.type is not read by every version of transformers in {family.architecture}; name it '
-            'rope_type'
+            f'rope_scaling.type is not read by every version of transformers in {family.architecture}',
+            fix='name it rope_type',
         )
     if older.values:
         full = dataclasses.replace(older, values=full.values | older.values)
@@ -100,8 +100,8 @@ def _sections_by_layer_type(fields: Fields, family: Family) -> tuple[Fields, Fie
     is_ambiguous = not family.sliding_theta and sliding.get('rope_theta') is None
     if is_ambiguous and stated_theta != family.rope_theta:
         raise fields.error(
-            f'rope_theta={stated_theta:g} is not read alike by all versions of transformers; write '
-            'rope_parameters.full_attention.rope_theta and rope_parameters.sliding_attention.rope_theta'
+            f'rope_theta={stated_theta:g} is not read alike by all versions of transformers',
+            fix='write rope_parameters.full_attention.rope_theta and rope_parameters.sliding_attention.rope_theta',
         )
     return full, sliding
 
@@ -139,7 +139,8 @@ def _scaling(section: Fields, max_positions: int) -> rope.Scaling | None:
     kind = _kind(section)
     if kind not in _TYPES:
         raise section.error(
-            f'{section.prefix}rope_type={kind!r} is not supported (only {", ".join(_TYPES)})'
+            f'{section.prefix}rope_type={kind!r} is not supported (only {", ".join(_TYPES)})',
+            OTHER_CHECKPOINT,
         )
     _check_rope_fields(section, kind)
     if kind == 'default':
@@ -180,9 +181,12 @@ def _check_rope_fields(section: Fields, kind: str) -> None:
         supported |= {field.name for field in dataclasses.fields(_SCALINGS[kind])}
     for name in sorted(section.values):
         if name not in supported and section.get(name) is not None:
-            raise section.error(f'{section.prefix}{name} is not supported with rope type {kind!r}')
+            raise section.error(
+                f'{section.prefix}{name} is not supported with rope type {kind!r}', OTHER_CHECKPOINT
+            )
     rotary_share = section.get('partial_rotary_factor')
     if rotary_share not in (None, 1):
         raise section.error(
-            f'{section.prefix}partial_rotary_factor={rotary_share!r} is not supported (only 1)'
+            f'{section.prefix}partial_rotary_factor={rotary_share!r} is not supported (only 1)',
+            OTHER_CHECKPOINT,
         )

@@ -11,13 +11,15 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from zeroplay_jax.policy.config_fields import CheckpointError, is_wrapped
+from zeroplay_jax.policy.config_fields import OTHER_CONFIG, CheckpointError, is_wrapped
 from zeroplay_jax.policy.decoder import ModelConfig
-from zeroplay_jax.policy.family_table import SUPPORTED
 from zeroplay_jax.policy.tensor_names import Tensor, decoder_name, tensors
 from zeroplay_jax.retrieval import json_text
 
 _DTYPES = ('F32', 'BF16', 'F16', 'F64')
+# Heads of classifiers and of reward and value models.
+_OTHER_HEADS = ('score.', 'v_head.', 'value_head.', 'classifier.')
+_PREFIX = 'model.'
 _EMBEDDING, _HEAD = 'model.embed_tokens.weight', 'lm_head.weight'
 # Weights of models are far smaller; a larger number is a damaged one, and products with it overflow.
 LARGEST_NUMBER = 2.0**20
@@ -194,12 +196,23 @@ def decoder_tensors(stored: StoredTensors) -> StoredTensors:
 
 def check_tensors(folder: Path, config: ModelConfig, stored: StoredTensors) -> None:
     """Raises CheckpointError unless the tensors of a folder are those that its config.json requires."""
+    for name in stored:
+        if name.startswith(_OTHER_HEADS):
+            raise CheckpointError(
+                f'{folder}: tensor {name} is the head of a classifier, reward or value model; take the checkpoint of a '
+                'language model'
+            )
     expected = tensors(config).values()
     for tensor in expected:
         if tensor.name not in stored:
             advice = ''
             if tensor.name == _HEAD:
                 advice = '; copy it, or write tie_word_embeddings=true into config.json'
+            elif tensor.name.removeprefix(_PREFIX) in stored:
+                advice = (
+                    f', and {tensor.name.removeprefix(_PREFIX)} is there, as AutoModel of transformers writes it; '
+                    'write the original with AutoModelForCausalLM'
+                )
             raise CheckpointError(f'{folder}: tensor {tensor.name} is missing{advice}')
         _check_tensor(folder, tensor, stored[tensor.name])
     unexpected = set(stored) - {tensor.name for tensor in expected}
@@ -208,7 +221,9 @@ def check_tensors(folder: Path, config: ModelConfig, stored: StoredTensors) -> N
     for name in sorted(unexpected):
         if not name.endswith('rotary_emb.inv_freq'):
             model = f'{config.family} model of {config.layers} layers'
-            raise CheckpointError(f'{folder}: tensor {name} has no place in a {model}; {SUPPORTED}')
+            raise CheckpointError(
+                f'{folder}: tensor {name} has no place in a {model}; {OTHER_CONFIG}'
+            )
 
 
 def _check_tensor(folder: Path, tensor: Tensor, stored: StoredTensor) -> None:
@@ -221,7 +236,7 @@ def _check_tensor(folder: Path, tensor: Tensor, stored: StoredTensor) -> None:
     if stored.shape != shape:
         raise CheckpointError(
             f'{folder}: tensor {tensor.name} has shape {stored.shape}, config.json asks for {shape} '
-            f'({", ".join(dims)}); {SUPPORTED}'
+            f'({", ".join(dims)}); {OTHER_CONFIG}'
         )
     check_dtype(stored)
 
