@@ -196,7 +196,8 @@ def test_processes_pack_their_own_rows_of_the_same_micro_batches(folder):
 def test_roles_are_joined_only_where_one_program_serves_them(folder):
     learners = make_learners(folder)
     assert joint_groups(learners, ROLES) == [('solver', 'proposer')]
-    for field, value in (('temperature', 0.5), ('old_logp', 'trainer'), ('distill_top_k', 5)):
+    changes = {'temperature': 0.5, 'old_logp': 'trainer', 'distill_top_k': 5}
+    for field, value in (changes | {'loss': 'test_batch_means:DECLARED'}).items():
         changed = ROLES | {'proposer': role(**{field: value})}
         assert joint_groups(learners, changed) == [('solver',), ('proposer',)]
     shared = dict.fromkeys(ROLES, learners['solver'])

@@ -42,6 +42,7 @@ class Batch:
       weight: float32, weight of the token in the loss, global denominator included.
       teacher: the teacher's view of the rows, or None.
       adapter: int32, index of the adapter of every token, `adapters.NO_ADAPTER` where empty; None: one for all.
+      means: name → float32, the mean over the batch of the optimiser step at every token, where the loss declares any.
     """
 
     tokens: np.ndarray
@@ -54,6 +55,7 @@ class Batch:
     weight: np.ndarray
     teacher: TeacherBatch | None = None
     adapter: np.ndarray | None = None
+    means: dict[str, np.ndarray] | None = None
 
     @classmethod
     def blank(cls, shape: tuple[int, int], teacher_tokens: int = 0) -> Batch:

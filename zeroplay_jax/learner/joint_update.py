@@ -24,6 +24,7 @@ from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.loss import LossConfig, policy_terms, wanted_tokens
 from zeroplay_jax.learner.update_statistics import host_statistics
 from zeroplay_jax.objectives import aggregation
+from zeroplay_jax.objectives.losses import resolve_loss
 from zeroplay_jax.objectives.types import AnyArray, DeviceStats, Stats
 from zeroplay_jax.policy import adapters, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
@@ -32,7 +33,7 @@ from zeroplay_jax.policy.transformer import ModelConfig, Params
 def joint_groups(learners: Mapping[str, Learner], config: Any) -> list[tuple[str, ...]]:
     """Divides the roles of a step into groups, each of which is updated in one pass; most are of one role.
 
-    Roles can be updated together if each trains an adapter of its own without a teacher. Those of one group have the
+    Roles can be updated together if each has an adapter of its own and no teacher or means. Those of a group have the
     same temperature, which is a constant of the program, and the same `old_logp`. If one of them has a loss per
     sequence, the logits of all are computed twice (`LossConfig.elementwise`): one pass through the decoder saves more.
 
@@ -45,7 +46,9 @@ def joint_groups(learners: Mapping[str, Learner], config: Any) -> list[tuple[str
         settings = config[role]
         # Roles that share weights are updated one after the other: the second starts from what the first has learnt.
         shares_weights = list(learners.values()).count(learner) > 1
-        if learner.base is None or shares_weights or settings.distill_top_k:
+        # Means over the batch are those of one role.
+        has_means = resolve_loss(settings.loss).batch_means is not None
+        if learner.base is None or shares_weights or settings.distill_top_k or has_means:
             groups[role] = [role]
         else:
             key = (settings.temperature, settings.old_logp)

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 from zeroplay_jax.learner import optimizer
 from zeroplay_jax.learner.batch import Batch
+from zeroplay_jax.learner.batch_means import with_blank_means, with_means
 from zeroplay_jax.learner.frozen_base import FrozenBase, initial_teacher, teacher_average
 from zeroplay_jax.learner.loss import LossConfig
 from zeroplay_jax.learner.role_update import RoleUpdate, make_role_update
@@ -189,7 +190,8 @@ class Learner:
         teacher_tokens = 0
         if config.distills:
             teacher_tokens = self.teacher_tokens
-        return Batch.blank(self.micro_shape, teacher_tokens)
+        batch = Batch.blank(self.micro_shape, teacher_tokens)
+        return with_blank_means(config.policy_loss, batch)
 
     def _to_device(self, tree: Any) -> Any:
         """Returns the tree on the devices; with `offload` it is copied from host memory."""
@@ -356,6 +358,8 @@ class Learner:
 
         gradients, device_stats = role_update.zero_gradients()
         weights = self.readable_weights()
+        policy_loss = role_update.config.policy_loss
+        batches = with_means(policy_loss, batches, role_update.score, weights, self._base_params)
         teacher = None
         if role_update.config.distills:
             teacher = self._readable(self._to_device(self.state['teacher']))

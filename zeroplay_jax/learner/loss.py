@@ -187,6 +187,7 @@ def policy_terms(
             clip_low=config.clip_low,
             clip_high=config.clip_high,
             dual_clip=config.dual_clip,
+            means=batch.means,
         )
     except LossError as error:
         raise UserError(str(error)) from error

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from zeroplay_jax.objectives import aggregation
@@ -53,14 +54,16 @@ def check_loss(
     rng = np.random.default_rng(0)
     for scales in _RATIO_SCALES:
         rollouts = _draw(rng, scales)
-        whole = _evaluate_parts(evaluate, [_packed(rng, rollouts)])
-        alone = _evaluate_parts(evaluate, _parts(rollouts, _TOKENS))
+        packed = _packed(rng, rollouts)
+        means = _batch_means(loss, packed, _parts(rollouts, _TOKENS))
+        whole = _evaluate_parts(evaluate, [packed], means)
+        alone = _evaluate_parts(evaluate, _parts(rollouts, _TOKENS), means)
         differences = _differences(whole, alone)
         if '' in differences:
             raise LossError(
                 f'loss {name}: the loss of a token changes with other rollouts of its micro-batch or with values '
                 'where mask is False, so that it would depend on micro.rows, packing and devices; reduce over the '
-                'trained tokens of one rollout (masking.masked, masking.segment_sum)'
+                'trained tokens of one rollout (masking.masked, masking.segment_sum), or declare PolicyLoss.batch_means'
             )
         if differences:
             raise LossError(
@@ -69,7 +72,7 @@ def check_loss(
             )
         if not loss.elementwise:
             continue
-        halves = _evaluate_parts(evaluate, _parts(rollouts, _TOKENS // 2))
+        halves = _evaluate_parts(evaluate, _parts(rollouts, _TOKENS // 2), means)
         if _differences(whole, halves):
             raise LossError(
                 f'loss {name}: declared elementwise, but losses or statistics of a rollout differ from those of its '
@@ -113,25 +116,49 @@ def _parts(rollouts: Mapping[str, np.ndarray], tokens: int) -> list[dict[str, np
     return [{name: array[part] for name, array in cut.items()} for part in range(len(cut['mask']))]
 
 
-def _evaluate(loss, options, batch):
+def _batch_means(loss, packed, parts) -> dict[str, np.ndarray]:
+    """Returns the means that the loss declares; raises LossError if their sums are not those over rollouts."""
+    if loss.batch_means is None:
+        return {}
+    names = ('logp', 'old_logp', 'advantage', 'mask', 'segment')
+    with jax.ensure_compile_time_eval():
+        sums_of = jax.jit(lambda batch: loss.batch_sums(*(batch[name] for name in names)))
+        whole, *of_rollouts = jax.device_get([sums_of(batch) for batch in (packed, *parts)])
+    means = {}
+    for key, sums in whole.items():
+        expected = np.sum([rollout[key] for rollout in of_rollouts], axis=0)
+        if not np.allclose(sums, expected, _RELATIVE, _OF_LARGEST, equal_nan=True):
+            name = getattr(loss.function, '__name__', repr(loss.function))
+            raise LossError(
+                f'loss {name}: batch_means: {key!r} of a token changes with other rollouts of its micro-batch or '
+                'with values where mask is False; return (values, weights) of each token alone'
+            )
+        means[key] = sums[0] / max(sums[1], 1e-30)
+    return means
+
+
+def _evaluate(loss, options, batch, means):
     """Returns losses and gradients of the tokens, and statistics, of one micro-batch."""
 
     def weighted(logp):
         arrays = (batch[name] for name in ('old_logp', 'advantage', 'mask', 'segment'))
-        token_losses, stats = loss(logp, *arrays, **options)
+        everywhere = {name: jnp.full(logp.shape, mean) for name, mean in means.items()}
+        token_losses, stats = loss(logp, *arrays, **options, means=everywhere)
         return aggregation.aggregate(token_losses, batch['weight']), (token_losses, stats)
 
     gradient, (token_losses, stats) = jax.grad(weighted, has_aux=True)(batch['logp'])
     return token_losses, gradient, stats
 
 
-def _evaluate_parts(evaluate, batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def _evaluate_parts(
+    evaluate, batches: Sequence[Mapping[str, np.ndarray]], means: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """Returns '' → (losses, gradients) of all trained tokens in order, and name → sum of the statistic."""
     tokens = []
     sums: dict[str, np.ndarray] = {}
     # Also where the caller is traced: the result decides here and now.
     with jax.ensure_compile_time_eval():
-        results = jax.device_get([evaluate(batch) for batch in batches])
+        results = jax.device_get([evaluate(batch, means) for batch in batches])
     for batch, (token_losses, gradient, stats) in zip(batches, results, strict=True):
         tokens.append(np.stack([token_losses, gradient])[:, batch['mask']])
         for name, pair in stats.items():

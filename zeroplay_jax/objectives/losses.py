@@ -15,12 +15,13 @@ The name may also refer to a `PolicyLoss`, which states properties of the loss t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from zeroplay_jax.objectives import policy_gradient
+from zeroplay_jax.objectives import masking, policy_gradient
 from zeroplay_jax.objectives.registry import check_signature, resolve
 from zeroplay_jax.objectives.types import AnyArray, DeviceStats
 
@@ -76,6 +77,10 @@ class PolicyLoss:
         with chunks of tokens instead of whole rows, and the gradient computed in the same pass: the update computes
         the logits once. Must be False for a loss that couples the tokens of a rollout, and for a statistic that is
         not a sum over tokens, such as a count of rollouts (loss_checks.py).
+      batch_means: means over the batch of an optimiser step that the loss reads: a function (logp, old_logp, advantage,
+        mask, segment) → {name: (values, weights)}, all [B, T], a mean being Σ values / Σ weights over the trained
+        tokens of all micro-batches and processes. They are computed in a pass before, have no gradient, and are
+        passed as `means`, name → [B, T], the same number at every token.
     """
 
     function: LossFunction
@@ -83,6 +88,7 @@ class PolicyLoss:
     uses_ratio: bool = True
     per_token: bool = True
     elementwise: bool = False
+    batch_means: Callable | None = None
 
     def __post_init__(self):
         if self.elementwise and not self.per_token:
@@ -101,6 +107,7 @@ class PolicyLoss:
         clip_low: float,
         clip_high: float,
         dual_clip: float | None,
+        means: Mapping[str, Float[AnyArray, 'batch length']] | None = None,
     ) -> tuple[Float[Array, 'batch length'], DeviceStats]:
         """Calls the function and checks its results.
 
@@ -109,6 +116,7 @@ class PolicyLoss:
         """
         # Every loss takes all options, also those that it ignores, so that callers need not know the loss.
         name = getattr(self.function, '__name__', repr(self.function))
+        declared = {} if self.batch_means is None else {'means': means}
         try:
             result = self.function(
                 logp,
@@ -119,6 +127,7 @@ class PolicyLoss:
                 clip_low=clip_low,
                 clip_high=clip_high,
                 dual_clip=dual_clip,
+                **declared,
             )
         except Exception as error:
             # Added to the error, so that its traceback still ends in the line of the function.
@@ -148,6 +157,34 @@ class PolicyLoss:
             )
         # A copy: the caller adds statistics of its own.
         return token_losses, dict(stats)
+
+    def batch_sums(
+        self,
+        logp: Float[AnyArray, 'batch length'],
+        old_logp: Float[AnyArray, 'batch length'],
+        advantage: Float[AnyArray, 'batch length'],
+        mask: Bool[AnyArray, 'batch length'],
+        segment: Int[AnyArray, 'batch length'],
+    ) -> DeviceStats:
+        """Returns name → (Σ values, Σ weights) of the declared means, over the trained tokens of one micro-batch.
+
+        Raises:
+          LossError: `batch_means` returns something else than pairs of arrays [B, T] by name.
+        """
+        assert self.batch_means is not None
+        name = getattr(self.function, '__name__', repr(self.function))
+        pairs = self.batch_means(logp, old_logp, advantage, mask, segment)
+        fix = 'return {name: (values, weights)}, both [B, T]'
+        if not isinstance(pairs, Mapping):
+            raise LossError(f'loss {name}: batch_means returned a {type(pairs).__name__}; {fix}')
+        sums = {}
+        for key, pair in pairs.items():
+            shapes = [jnp.shape(x) for x in pair] if isinstance(pair, tuple) else []
+            if shapes != [logp.shape] * 2:
+                raise LossError(f'loss {name}: batch_means: {key!r} is no pair of arrays; {fix}')
+            values, weights = (masking.total(x, mask)[0] for x in pair)
+            sums[key] = (values, weights)
+        return sums
 
 
 # Statistics of `corrections.agreement`, which every built-in loss reports.

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from zeroplay_jax.learner import loss as losses
 from zeroplay_jax.learner.batch import Batch
+from zeroplay_jax.learner.batch_means import with_means
 from zeroplay_jax.learner.packing import BatchPart, RoleRows, pack
 from zeroplay_jax.objectives import advantages, aggregation
 from zeroplay_jax.objectives.types import Stats
@@ -202,7 +203,13 @@ def rows_loss(
     loss_config = losses.LossConfig.of(settings)
     total_loss = jnp.float32(0)
     stats: dict[str, Any] = {}
-    for batch in pack_rows(rows, settings, micro_shape):
+    batches = with_means(
+        loss_config.policy_loss,
+        pack_rows(rows, settings, micro_shape),
+        lambda params, batch, _: _token_logp(model, params, batch, settings.temperature),
+        params,
+    )
+    for batch in batches:
         # Without a KL term the values are not used; any array of the shape will do.
         reference_logp: Any = batch.old_logp
         if settings.kl_coef:

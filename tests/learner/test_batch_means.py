@@ -1,0 +1,88 @@
+"""Means over the batch that a loss declares are the same however the batch is cut."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_learner import learner_of, make_rows, policy, role  # noqa: F401
+
+from zeroplay_jax.learner.batch_means import with_means
+from zeroplay_jax.learner.packing import pack
+from zeroplay_jax.objectives import masking
+from zeroplay_jax.objectives.loss_checks import check_loss
+from zeroplay_jax.objectives.losses import LossError, PolicyLoss
+from zeroplay_jax.policy import sharding
+from zeroplay_jax.selfplay.update_batch import rows_loss
+
+
+def moments(logp, old_logp, advantage, mask, segment):
+    ratio = jnp.exp(logp - old_logp)
+    return {'advantage': (advantage, mask), 'ratio': (ratio, jnp.ones_like(ratio))}
+
+
+def centred(logp, old_logp, advantage, mask, segment, *, clip_low, clip_high, dual_clip, means):
+    mask, logp, old_logp, advantage = masking.masked('centred', mask, logp, old_logp, advantage)
+    ratio = jnp.exp(logp - old_logp) / means['ratio']
+    shifted = jnp.where(mask, advantage - means['advantage'], 0.0)
+    return -shifted * ratio, {'mean_ratio': masking.total(means['ratio'], mask)}
+
+
+DECLARED = PolicyLoss(centred, batch_means=moments)
+
+
+def settings_of(elementwise):
+    settings = role()
+    with settings.ignore_type():
+        settings.loss = PolicyLoss(centred, elementwise=elementwise, batch_means=moments)
+    return settings
+
+
+def score(weights, batch, base):
+    return batch.old_logp - 0.3 * batch.advantage
+
+
+@pytest.mark.fault('K', 'declared means over the batch, cut and packed in other ways')
+def test_means_are_those_of_the_batch(policy, user_reads):  # noqa: F811
+    rows = make_rows(policy[0])
+    (whole,) = pack(rows, micro_rows=16, tokens=25, mode='token')
+    ratio = np.exp(score(None, whole, None) - whole.old_logp)[whole.mask]
+    expected = {'advantage': whole.advantage[whole.mask].mean(), 'ratio': ratio.mean()}
+    for micro, tokens, mesh in [(1, 25, (1, 1, 1)), (4, 60, (2, 2, 1)), (8, 25, (2, 2, 2))]:
+        batches = pack(rows, micro_rows=micro, tokens=tokens, mode='token')
+        place = sharding.rows(sharding.make_mesh(*mesh))
+        batches = [sharding.put_rows(batch, place) for batch in batches]
+        for batch in with_means(DECLARED, batches, score, {}):
+            for name, mean in expected.items():
+                np.testing.assert_allclose(batch.means[name], mean, rtol=1e-5)
+                assert batch.means[name].shape == (micro, tokens)
+    user_reads('right: the same means with micro.rows of 1, 4 and 8, other packing and devices')
+
+
+def test_the_update_and_policy_loss_read_the_same_means(policy):  # noqa: F811
+    """The value is that of one micro-batch for both forms of the loss."""
+    model, params = policy
+    rows = make_rows(model)
+    value, stats = rows_loss(model, params, params, rows, settings_of(False), (16, 25))
+    split, _ = rows_loss(model, params, params, rows, settings_of(False), (2, 60))
+    assert float(split) == pytest.approx(float(value), rel=1e-5)
+
+    learner = learner_of(model, params, settings_of(True), (4, 60))
+    update = learner.update('r', pack(rows, micro_rows=4, tokens=60, mode='token'))
+    assert update['loss'][0] == pytest.approx(float(value), rel=1e-5)
+    assert update['mean_ratio'][0] == pytest.approx(float(stats['mean_ratio'][0]), rel=1e-5)
+
+
+def test_a_declared_loss_passes_and_its_means_are_tried():
+    check_loss(PolicyLoss(centred, elementwise=True, batch_means=moments))
+
+    def of_rows(logp, old_logp, advantage, mask, segment):
+        values = jnp.ones_like(logp)
+        return {'advantage': (advantage - advantage.mean(), mask), 'ratio': (values, values)}
+
+    with pytest.raises(LossError, match="centred: batch_means: 'advantage' of a token changes"):
+        check_loss(PolicyLoss(centred, batch_means=of_rows))
+
+
+@pytest.mark.parametrize('result', [3, {'ratio': 3}, {'ratio': (1.0, 2.0)}], ids=str)
+def test_other_results_than_pairs_are_refused(result):
+    with pytest.raises(LossError, match=r'loss centred: batch_means.*; return {name: .values'):
+        check_loss(PolicyLoss(centred, batch_means=lambda *arrays: result))
