@@ -205,6 +205,7 @@ probed = dict(
 )"""
 
 
+@pytest.mark.long
 @pytest.mark.fault('user-2', 'notebook 04 with a folder of English texts and no questions')
 def test_a_corpus_of_the_users_own_trains_the_policy_that_reads_it(environment, user_reads):
     settings = {'TEXTS': 'zeroplay_jax/mini/texts'}

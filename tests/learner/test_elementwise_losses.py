@@ -110,7 +110,9 @@ def test_bfloat16_is_rounded_as_for_whole_rows(policy, mesh):
     assert {x.dtype for x in jax.tree.leaves(ours[0])} == {np.dtype('float32')}
 
 
-@pytest.mark.parametrize('mesh', [(1, 1, 1), (2, 2, 1)], ids=str)
+@pytest.mark.parametrize(
+    'mesh', [pytest.param((1, 1, 1), marks=pytest.mark.long), (2, 2, 1)], ids=str
+)
 def test_distillation_has_the_gradient_of_whole_rows(policy, mesh):
     rows = taught_rows(policy[0], 8)
     for number, row in enumerate(rows):

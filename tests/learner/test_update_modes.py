@@ -91,7 +91,15 @@ def on_one_device(policy, batches):
     return gradients, stats, exact
 
 
-@pytest.mark.parametrize('mesh', [(1, 4, 1), (2, 2, 2), (4, 1, 2)], ids=str)
+@pytest.mark.parametrize(
+    'mesh',
+    [
+        pytest.param((1, 4, 1), marks=pytest.mark.long),
+        (2, 2, 2),
+        pytest.param((4, 1, 2), marks=pytest.mark.long),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize('weights', ['masters', 'published'])
 def test_bfloat16_on_several_devices_is_as_exact_as_on_one(
     policy, batches, on_one_device, mesh, weights
