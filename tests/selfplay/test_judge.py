@@ -215,7 +215,7 @@ WITHOUT_VERDICT = {
     'no choices': (chat(CORRECT, choices=[]), 'failed', 'sent no choices'),
     'a stream': (b'data: {"choices": []}\n\ndata: [DONE]\n\n', 'failed', 'in pieces'),
     'text completions': (b'{"choices": [{"text": "Correct"}]}', 'failed', 'no message: .*Correct'),
-    'HTML': (b'<html>502</html>', 'failed', 'HTML.*502'),
+    'HTML': (b'<html>502</html>', 'failed', 'HTML; .*/v1.*502'),
     'a tag of unfinished thoughts': (chat({'content': '<think>Correct'}), 'unread', 'no verdict'),
 }
 

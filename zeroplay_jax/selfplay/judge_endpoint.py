@@ -156,6 +156,10 @@ def completion_text(body: bytes, section: str = 'judge') -> str:
     except json_text.Unusable as error:
         # Without the advice for files.
         reason = str(error).partition(';')[0]
+        if body.lstrip().startswith(b'<'):
+            reason = (
+                f'a web page in HTML; config.{section}.url names the API and often ends with /v1'
+            )
         text = short(body[:_QUOTED_BYTES].decode('utf-8', 'replace'))
         raise _NotWhole(f'no chat completion ({reason}): {text}') from None
     choices = reply.get('choices')
@@ -237,7 +241,7 @@ def _failure(error: Exception, config, model: str, section: str) -> str:
         return f'{kind}: {error}'
     status = error.status_code
     advice = {
-        400: f'config.{section}.request adds fields to the request or takes some away',
+        400: f'lower config.{section}.tokens, or change the request by config.{section}.request, as it says',
         401: f'check the key in {_KEYS[section]}',
         403: f'check the key in {_KEYS[section]}',
         404: f'check config.{section}.model={model}, and whether the address must end with /v1',
