@@ -63,10 +63,15 @@ def keep_programs() -> None:
     CompilationCache(str(folder), _CACHE_GIGABYTES)
 
 
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    return dict(fields.leaves(common.get_config()))
+
+
 def config_hash(config: Any) -> str:
     """Returns 16 hexadecimal digits that name the results of a config and of CODE."""
     # Of the changed fields only, so stored results stay valid if configs/common.py gets a new field.
-    defaults = dict(fields.leaves(common.get_config()))
+    defaults = _defaults()
     changes = {k: v for k, v in fields.leaves(config) if v != defaults[k]}
     # This field is not a property of an arm, and results of versions without it keep their names.
     changes.pop('stop_after_empty_steps', None)
@@ -173,6 +178,8 @@ class Runner:
         self.processes = processes
         self.deadline = deadline
         self._seconds: list[float] = []
+        # The same runs are looked for once per look and claim; a config takes milliseconds.
+        self._stored_path = functools.cache(functools.partial(stored_path, folder=folder))
         # A new interpreter for every process: JAX does not survive a fork.
         context = multiprocessing.get_context('spawn')
         self._pool = concurrent.futures.ProcessPoolExecutor(
@@ -189,7 +196,7 @@ class Runner:
         """Returns the results of those runs that are stored."""
         results: dict[Run, dict] = {}
         for arm, seed in runs:
-            path = stored_path(arm, seed, self.folder)
+            path = self._stored_path(arm, seed)
             if path.exists():
                 results[arm, seed] = json.loads(path.read_text())
         return results

@@ -1,9 +1,11 @@
 """Tests run on eight virtual CPU devices; smaller meshes are subsets. What is compiled is kept for the session."""
 
 import atexit
+import gc
 import math
 import os
 import shutil
+import sys
 import tempfile
 
 import pytest
@@ -53,6 +55,16 @@ def no_lines_about_progress():
     from zeroplay_jax.retrieval import progress
 
     progress._LINE_SECONDS = math.inf
+
+
+@pytest.fixture(scope='module', autouse=True)
+def programs_are_dropped_after_a_module():
+    """Programs of one module are rarely those of another; thousands of them take gigabytes and slow down the rest."""
+    yield
+    jax = sys.modules.get('jax')
+    if jax is not None:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture

@@ -85,13 +85,13 @@ def test_ctrl_c_is_one_line(tmp_path):
     ('command', 'module'),
     [
         ('main', 'absl'),
-        ('main', 'pydantic'),
+        pytest.param('main', 'pydantic', marks=pytest.mark.long),
         ('main', 'jax'),
         ('evaluate', 'ml_collections'),
-        ('evaluate', 'transformers'),
+        pytest.param('evaluate', 'transformers', marks=pytest.mark.long),
         ('ask', 'ml_collections'),
         ('inputs', 'numpy'),
-        ('report', 'numpy'),
+        pytest.param('report', 'numpy', marks=pytest.mark.long),
     ],
 )
 def test_ctrl_c_while_libraries_load_is_one_line(tmp_path, command, module):

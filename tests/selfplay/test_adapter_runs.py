@@ -106,6 +106,7 @@ def make_joint_engine():
     return ahead_runs.make_engine(config)
 
 
+@pytest.mark.long
 def test_a_run_with_roles_in_one_pass_is_resumed_with_the_same_bits():
     engine = make_joint_engine()
     records = ahead_runs.play(engine, last=1)

@@ -46,6 +46,7 @@ def whole(tmp_path_factory):
     return workdir
 
 
+@pytest.mark.long
 def test_a_killed_run_ends_with_the_same_bits(whole, tmp_path, monkeypatch):
     killed_runs.run_until(2, monkeypatch, make_config(), tmp_path / 'killed')
     _, at_step_2 = states(tmp_path / 'killed')
