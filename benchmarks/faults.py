@@ -21,6 +21,8 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 # Characters of a line in the table.
 _MAX_LINE = 300
+# The folder that pytest made for a test.
+_TEST_FOLDER = re.compile(r'/\S*?/pytest-of-[^/]+/pytest-\d+/[^/\s]+/')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +105,7 @@ def markdown(rows: Sequence[Row]) -> str:
     """Returns the table in markdown."""
     lines = ['| key | what is sent | verdict | what a user reads |', '|---|---|---|---|']
     for row in sorted(rows, key=_place):
-        one_line = ' '.join(row.line.split())
+        one_line = _TEST_FOLDER.sub('', ' '.join(row.line.split()))
         cells = [row.key, row.sent, row.verdict, one_line[:_MAX_LINE]]
         escaped_cells = [cell.replace('|', '\\|') for cell in cells]
         lines.append(f'| {" | ".join(escaped_cells)} |')
@@ -120,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     collector = Collector()
     tests = [str(ROOT / test) for test in options.tests]
-    pytest_flags = ['-q', '-m', 'fault and not long', '--no-header', '-p', 'no:cacheprovider']
+    pytest_flags = ['-q', '-m', 'fault', '--no-header', '-p', 'no:cacheprovider']
     status = pytest.main([*pytest_flags, *tests], plugins=[collector])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return int(status)
