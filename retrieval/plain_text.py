@@ -51,7 +51,9 @@ def join_divided_words(text: str) -> str:
         if whole in words:
             return first + second
         is_compound = hyphenated.lower() in words or second.lower() in words
-        # Only the inner part of a word is divided: 'GPT-4', 'x-axis' and 'Anglo-Saxon' are written with the hyphen.
+        # Only the inner part of a word is divided: 'GPT-4', 'COVID-related', 'x-axis', 'Anglo-Saxon' and
+        # 'state-of-the-art' are written with the hyphen.
+        is_compound |= first.isupper() or text[divided.start() - 1 : divided.start()] == '-'
         is_part = len(first) > 1 and second.islower()
         return hyphenated if is_compound or not is_part else first + second
 

@@ -95,9 +95,10 @@ def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
 def _name_of(field: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> str:
     """Returns the name under which a row has a field; '' for a missing title."""
     names = (fields[field],) if field in fields else _NAMES[field]
-    for name in names:
-        if name in row:
-            return name
+    stated = [name for name in names if name in row]
+    if stated:
+        # Some files have empty fields beside the one in use.
+        return next((name for name in stated if row[name] not in (None, '')), stated[0])
     if field == 'title' and field not in fields:
         return ''
     listed = ', '.join(f'"{name}"' for name in list(row)[:_LISTED_FIELDS])

@@ -85,9 +85,13 @@ def _passage(item: Any) -> Passage:
     # Without scores a server returns the documents themselves.
     document = item.get('document', item) if isinstance(item, Mapping) else item
     if isinstance(document, str):
-        document = {'contents': document}
+        # Beside a text the document is a reference, such as an id.
+        has_text = document is not item and _first_field(item, _TEXT_FIELDS) is not None
+        document = item if has_text else {'contents': document}
     if not isinstance(document, Mapping):
         raise MalformedReply(f'it is {_kind(document)}, not an object')
+    if isinstance(item, Mapping):
+        document = _with_id_and_title(document, item)
     text_field = _first_field(document, _TEXT_FIELDS)
     if text_field is None:
         names = ', '.join(map(repr, document)) or 'none'
@@ -104,6 +108,18 @@ def _passage(item: Any) -> Passage:
         'text': text,
         'score': _score(score),
     }
+
+
+def _with_id_and_title(document: Mapping[str, Any], item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a document with the id and title that stand in its metadata, as LangChain has them, or beside it."""
+    result = dict(document)
+    metadata = document.get('metadata')
+    for other in (metadata if isinstance(metadata, Mapping) else {}, item):
+        for fields in (_ID_FIELDS, ('title',)):
+            field = _first_field(other, fields)
+            if field is not None and _first_field(result, fields) is None:
+                result[field] = other[field]
+    return result
 
 
 def _title_and_text(document: Mapping[str, Any], text_field: str) -> tuple[str, str]:
@@ -172,11 +188,9 @@ def page(result: Any) -> DocumentPage | None:
 
 
 def _first_field(document: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
-    """Returns the first of these fields that a document has with a value."""
-    for name in names:
-        if document.get(name) is not None:
-            return name
-    return None
+    """Returns the first of these fields that a document has with a value, if possible not ''."""
+    stated = [name for name in names if document.get(name) is not None]
+    return next((name for name in stated if document[name] != ''), next(iter(stated), None))
 
 
 def _text(value: Any, field: str) -> str:

@@ -144,7 +144,7 @@ def _parquet_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
                 for row in batch.to_pylist():
                     number += 1
                     yield number, row
-    except ArrowException as error:
+    except (ArrowException, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
         raise RetrievalError(
             f'{source}: cannot be read as Parquet ({reason}); give a whole file'

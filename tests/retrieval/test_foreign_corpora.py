@@ -190,6 +190,7 @@ def test_characters_are_composed_as_in_queries(tmp_path, user_reads):
         ('line-\nend, a line-end', 'line-end, a line-end'),
         ('in-\nformation, information, formation', 'information, information, formation'),
         ('GPT-\n4, Anglo-\nSaxon and x-\naxis', 'GPT-4, Anglo-Saxon and x-axis'),
+        ('state-of-the-\nart, COVID-\nrelated', 'state-of-the-art, COVID-related'),
         ('pre-\nand postfix', 'pre-\nand postfix'),
         ('a list -\nand a dash --\nhere', 'a list -\nand a dash --\nhere'),
         ('an end-\n\nparagraph', 'an end-\n\nparagraph'),

@@ -37,7 +37,27 @@ READ = {
     'content, as RAGFlow': {'docid': '7', 'title': 'Lomi', 'content': WIRE[7:], 'score': '0.5'},
     'a document that is a text': {'document': WIRE, 'score': 0.5},
     'a text alone': WIRE,
+    'a reference beside a text': {'document': 'D7', 'title': 'Lomi', 'text': WIRE[7:]},
+    'an empty field before the one in use': {'contents': '', 'title': 'Lomi', 'text': WIRE[7:]},
+    'LangChain': {'page_content': WIRE[7:], 'metadata': {'id': '7', 'title': 'Lomi'}},
+    'id and title beside the document': {
+        'id': '7',
+        'title': 'Lomi',
+        'document': {'contents': 'Lomi is a city.'},
+    },
 }
+# Forms of READ without an id.
+WITHOUT_ID = (
+    'Search-R1, online: no id, no score',
+    'a title beside contents',
+    'a title beside contents that have it, too',
+    'a title repeated without quotes',
+    'an empty title beside contents',
+    'a document that is a text',
+    'a text alone',
+    'a reference beside a text',
+    'an empty field before the one in use',
+)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +66,7 @@ READ = {
 def test_a_passage_of_a_search_server_is_read(fake, name, user_reads):
     (passage,) = client_of(fake, [READ[name]]).retrieve(['q'], 3)[0]
     assert (passage['title'], passage['text']) == ('Lomi', 'Lomi is a city.')
+    assert (passage['id'] == '7') != (name in WITHOUT_ID)
     assert passage['id'] and isinstance(passage['score'], float)
     user_reads(f'right: title {passage["title"]!r}, text {passage["text"]!r}')
 

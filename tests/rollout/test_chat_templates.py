@@ -153,7 +153,7 @@ WRONG = {
         template("'three' if m.content.split() | length == 3 else m.content"),
         "becomes 'three'",
     ),
-    'empty': (template("m.content or 'nothing'"), "'' becomes 'nothing'"),
+    'links': (template('m.content | urlize'), 'becomes'),
     'cut far': (template('m.content[:12000]'), 'becomes'),
     'random': (template('(range(1000) | random) ~ m.content'), 'at every call'),
     'clock': (template("strftime_now('%H:%M:%S') ~ m.content"), 'the time of the day'),

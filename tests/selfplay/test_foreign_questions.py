@@ -46,6 +46,12 @@ FORMS = {
     'numbers in a list': ({'answers': [3, 4.5]}, ['3', '4.5']),
     'true': ({'answer': True}, ['yes', 'true']),
     'brackets that are no list': ({'answer': '[sic]'}, ['[sic]']),
+    'a list with intervals': ({'answers': ['[0, 1]', "['a' 'b']"]}, ['[0, 1]', "['a' 'b']"]),
+    'a number that is the text of a choice': (
+        {'answer': '7', 'choices': [{'label': 'A', 'text': '7'}, {'label': 'B', 'text': '9'}]},
+        ['7'],
+    ),
+    'answerable of a table': ({'answer': 'Lomi', 'answerable': 1.0}, ['Lomi']),
     'null beside answers': ({'answers': None, 'answer': 'Lomi', 'hops': None}, ['Lomi']),
 }
 

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import sys
+import time
 
 behaviour = json.loads(pathlib.Path(sys.argv[1]).read_text())
 
@@ -51,6 +52,8 @@ for line in sys.stdin:
         if 'exit' in result:
             sys.stderr.write('something broke\n')
             sys.exit(result['exit'])
+        if 'sleep' in result:
+            time.sleep(result['sleep'])
         if 'raw' in result:
             write(result['raw'])
             continue

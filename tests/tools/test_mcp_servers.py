@@ -179,6 +179,17 @@ def test_a_process_that_ends_is_started_again(process, opened, caplog, user_read
     user_reads(caplog.records[0].getMessage())
 
 
+@pytest.mark.fault('kin-mcp-hang', 'a server process of one thread that hangs in a call')
+def test_a_process_that_answers_no_call_is_started_again(process, opened, user_reads):
+    tools = opened(a=process({'echo': text_result('x'), 'hang': {'sleep': 600}}))
+    for tool in tools.values():
+        tool._call_seconds = 0.5
+    assert [call(tools[name]).error for name in ('hang', 'echo')] == ['timeout', 'timeout']
+    tools['echo']._call_seconds = SECONDS
+    assert call(tools['echo']).text == 'x'
+    user_reads('right: after two calls without a reply the process is started again')
+
+
 @pytest.mark.parametrize(
     ('result', 'cause'),
     [
@@ -287,6 +298,8 @@ ECHO = {'command': 'echo-server'}
         ({'a': {'url': 'http://h', 'transport': {'type': 'sse'}}}, 'speaks SSE'),
         ({'a': {**ECHO, 'tools': ['x'], 'rename': {'y': 'z'}}}, '"rename" names \'y\''),
         ({'a': {**ECHO, 'disabledTools': ['x']}}, 'name the tools to use in "tools"'),
+        ({'a': {**ECHO, 'includeTools': ['x']}}, 'name the tools to use in "tools"'),
+        ({'a': {**ECHO, 'envFile': '.env'}}, 'write its variables into "env"'),
         ({'a': {**ECHO, 'tools': 'all'}}, "'tools' must be a list of texts"),
         ({'a': {**ECHO, 'rename': ['x']}}, "'rename' must be an object of texts"),
         ({'a': {**ECHO, 'disabled': True}}, 'all of its servers are disabled'),

@@ -152,7 +152,6 @@ EXPLODING['a0'] = {'type': 'string'}
         (of_value({'$id': 'http://127.0.0.1:1/', '$ref': '#/x'}), 'holds another document'),
         (of_value({'unused': 1}, properties=True), 'is not valid at properties'),
         (of_value({'type': 'strnig'}), 'is not valid at properties/value/type'),
-        (of_value({'type': 'string', 'pattern': '('}), 'not a regular expression'),
         (of_value(False), 'no example that could be made for /value'),
         (of_value({'type': 'integer', 'minimum': 3, 'maximum': 2}), 'for /value'),
         (of_value({'enum': []}), 'for /value'),
@@ -219,6 +218,15 @@ def test_patterns_take_linear_time(keyword, user_reads):
     good = 'a' * 5_000
     assert tool.validated({'value': good if keyword == 'pattern' else {good: 1}})
     user_reads('right: matched by finite automata')
+
+
+@pytest.mark.parametrize('pattern', [r'^[\w-\.]+@([\w-]+\.)+[\w-]{2,4}$', r'^[\w-.]+$'])
+@pytest.mark.fault('new-pattern', 'patterns that JavaScript alone reads')
+def test_a_pattern_for_javascript_alone_is_left_to_the_tool(caplog, pattern, user_reads):
+    with caplog.at_level(logging.WARNING):
+        tool = checked(of_value({'type': 'string', 'pattern': pattern}))
+    assert tool.example_arguments and repr(pattern) in caplog.text
+    user_reads('said: ' + caplog.records[0].getMessage())
 
 
 def test_a_pattern_beyond_the_linear_engine_is_named_and_left_to_the_tool(caplog):

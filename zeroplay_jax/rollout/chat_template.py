@@ -51,8 +51,8 @@ _SENTINELS = (
     'CAPITALS',
     'x',
     'one two three',
+    'see https://example.org/a?b=1&c=2 or www.example.org',
     'long ' * 20_000,
-    '',
 )
 _STRING_LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'" + r'|"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _MOST_LITERAL_CHARACTERS = 100

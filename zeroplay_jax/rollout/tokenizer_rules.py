@@ -23,6 +23,8 @@ _CLASS_OF_MODEL_TYPE = {
     'qwen3': 'Qwen2Tokenizer',
     'gemma3': 'GemmaTokenizer',
     'gemma3_text': 'GemmaTokenizer',
+    # The class that reads tokenizer.json as it is, whatever the folder names.
+    'olmo3': 'TokenizersBackend',
 }
 # Published tokenizers split digits, contractions, capitals, white space, marks and accents by different rules.
 _TEXTS = (
@@ -132,28 +134,30 @@ def class_difference(folder: pathlib.Path, specification: dict[str, Any]) -> str
     config_path = folder / 'config.json'
     model_type = json_text.read_object(config_path, float).get('model_type')
     class_of_type = _CLASS_OF_MODEL_TYPE.get(str(model_type), '')
+    if class_of_type == 'TokenizersBackend':
+        return ''
     named = _settings_of(folder).get('tokenizer_class')
     name = (named or class_of_type).removesuffix('Fast')
-    text = _text_split_otherwise(name, specification)
+    text = _text_of_other_ids(name, specification)
     if text:
         raise UserError(
-            f'{folder / "tokenizer_config.json"}: tokenizer_class {name} splits {text!r} into other words than '
-            'tokenizer.json does, and transformers 5 would take the rules of the class; set "tokenizer_class" to '
+            f'{folder / "tokenizer_config.json"}: tokenizer_class {name} gives {text!r} other ids than tokenizer.json '
+            'does, and transformers 5 would take the rules of the class; set "tokenizer_class" to '
             '"PreTrainedTokenizerFast" if those of tokenizer.json are right, or take both files of one model'
         )
     # Qwen 2 is on a list of types whose folders often name a wrong class.
     if model_type == 'qwen2' and name != class_of_type:
-        text = _text_split_otherwise(class_of_type, specification)
+        text = _text_of_other_ids(class_of_type, specification)
     if not text:
         return ''
     return (
-        f'{config_path}: for model_type={model_type!r} transformers 5 takes the rules of {class_of_type}, which splits '
-        f'{text!r} into other words than tokenizer.json does; here tokenizer.json holds, as in transformers 4'
+        f'{config_path}: for model_type={model_type!r} transformers 5 takes the rules of {class_of_type}, which gives '
+        f'{text!r} other ids than tokenizer.json does; here tokenizer.json holds, as in transformers 4'
     )
 
 
-def _text_split_otherwise(name: str, specification: dict[str, Any]) -> str:
-    """Returns a text that a class of `transformers` splits otherwise than tokenizer.json; '' for none."""
+def _text_of_other_ids(name: str, specification: dict[str, Any]) -> str:
+    """Returns a text with other ids by the rules of a class of `transformers` than by tokenizer.json; '' for none."""
     # LlamaTokenizer: where tokenizer.json is byte-level, `transformers` reads its rules too.
     if name in ('', 'LlamaTokenizer', 'PreTrainedTokenizer', 'TokenizersBackend'):
         return ''
@@ -162,8 +166,15 @@ def _text_split_otherwise(name: str, specification: dict[str, Any]) -> str:
         return ''
     # Without a vocabulary: the rules are what is compared.
     rules_of_class = json.loads(tokenizer_class().backend_tokenizer.to_str())
+    texts = [text for text in _TEXTS if _words(rules_of_class, text) != _words(specification, text)]
+    if not texts:
+        return ''
+    # Other words may still have the same ids: some vocabularies have no token of two digits.
+    rules = {key: rules_of_class[key] for key in ('normalizer', 'pre_tokenizer')}
+    by_file = tokenizers.Tokenizer.from_str(json.dumps(specification))
+    by_class = tokenizers.Tokenizer.from_str(json.dumps(specification | rules))
     return next(
-        (text for text in _TEXTS if _words(rules_of_class, text) != _words(specification, text)), ''
+        (text for text in texts if by_class.encode(text).ids != by_file.encode(text).ids), ''
     )
 
 

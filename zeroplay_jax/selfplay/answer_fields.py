@@ -37,7 +37,7 @@ _CHOICES = ('choices', 'options', 'answer_choices', 'endings')
 _NAME_OF_CHOICE = re.compile(r'\(?(?:\d{1,2}|[A-Za-z])[).]?')
 # What stands between a worked solution and its result (GSM8K).
 _RESULT_MARK = '####'
-_TRUTH_VALUES = {'true': True, 'false': False, '1': True, '0': False}
+_TRUTH_VALUES = {'true': True, 'false': False, '1': True, '0': False, '1.0': True, '0.0': False}
 # A list of texts as Python prints it. Nothing of it is executed.
 _PYTHON_TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 _PYTHON_LIST = re.compile(
@@ -109,7 +109,10 @@ def _check_choices(record: Json, answers: list[str], name: str) -> None:
             # ARC has {"text": […], "label": […]}, others {"A": …, "B": …}.
             choices = choices.get('text', list(choices.values()))
         items = choices if isinstance(choices, list) else [choices]
-        texts = [str(item).strip() for item in items]
+        # Of choices that are objects the label alone is a name.
+        texts = [
+            str(item.get('text') if isinstance(item, dict) else item).strip() for item in items
+        ]
         for answer in answers:
             if _NAME_OF_CHOICE.fullmatch(answer.strip()) and answer.strip() not in texts:
                 raise ValueError(
@@ -124,7 +127,8 @@ def _texts_of(value: Any, name: str) -> list[str]:
         for item in value:
             if isinstance(item, list) or item is None:
                 raise ValueError(f'an answer of "{name}" is a JSON {type_name(item)}, not a text')
-            answers += _texts_of(item, name)
+            # In a list every text is an answer, also '[0, 1]'.
+            answers += [item] if isinstance(item, str) else _texts_of(item, name)
         return answers
     if isinstance(value, dict):
         return _texts_of_object(value, name)

@@ -178,11 +178,8 @@ def _patterns(schema: Json) -> list[str]:
 def matcher(pattern: str) -> Callable[[str], bool] | None:
     """Returns a function text → whether the pattern occurs in it, whose time is linear in the text.
 
-    None for patterns that no engine can match in linear time (look-around, back-references), or that the engine reads
-    otherwise than JSON schemas do.
-
-    Raises:
-      UnusableSchema: it is not a regular expression.
+    None for patterns that no engine can match in linear time (look-around, back-references), that the engine reads
+    otherwise than JSON schemas do, or that are written for JavaScript alone.
     """
     # Pydantic matches patterns by finite automata (the regex crate of Rust). Python's engine backtracks: on some
     # patterns one short text takes it hours.
@@ -191,12 +188,6 @@ def matcher(pattern: str) -> Callable[[str], bool] | None:
         text_type = Annotated[str, pydantic.StringConstraints(pattern=pattern)]
         adapter = pydantic.TypeAdapter(text_type)
     if adapter is None or _SET_OPERATION.search(pattern):
-        try:
-            re.compile(pattern)
-        except (re.error, RecursionError, OverflowError) as error:
-            if adapter is None:
-                problem = f'has {pattern[:60]!r}, which is not a regular expression ({error})'
-                raise UnusableSchema(problem) from None
         return None
 
     def occurs(text: str) -> bool:

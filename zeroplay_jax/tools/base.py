@@ -221,7 +221,9 @@ class Tool(abc.ABC):
             raise ValueError(f'{self.name}: its JSON schema {error}') from None
         for note in notes:
             # Matching it could take hours. The tool may still refuse what does not match.
-            logging.warning('tool %s: %s is not checked (look-around or the like)', self.name, note)
+            logging.warning(
+                'tool %s: %s is not checked (look-around, or for JavaScript alone)', self.name, note
+            )
 
     @functools.cached_property
     def example_arguments(self) -> dict[str, Any]:

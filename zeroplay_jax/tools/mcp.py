@@ -153,6 +153,9 @@ def _no_answer(server: McpServer, error: Exception, seconds: float) -> str:
     else:
         reason = reason_of(server, error)
     fix = 'correct its "command"' if server.command else 'start it or correct the address'
+    if server.command and isinstance(error, TimeoutError):
+        # The usual cause is a first download by npx or uvx.
+        fix = 'run its "command" once by hand, or raise config.tools.mcp_seconds'
     return f'{server.where}: the MCP server does not answer ({reason}); {fix}'
 
 

@@ -26,8 +26,23 @@ FIELD = 'config.tools.mcp_servers'
 _KEYS = ('command', 'args', 'env', 'cwd', 'url', 'headers', 'tools', 'rename', 'prefix')
 # Keys of other clients about their own windows and questions.
 _IGNORED = ('type', 'transport', 'disabled', 'enabled', 'autoApprove', 'alwaysAllow', 'description')
-# Keys of other clients with tools that are not to be used.
-_EXCLUDING = ('exclude', 'excludeTools', 'excludedTools', 'disabledTools', 'disabled_tools')
+# Keys of other clients → what to write instead.
+_TOOLS = 'name the tools to use in "tools"'
+_UNSUPPORTED = {
+    'exclude': _TOOLS,
+    'excludeTools': _TOOLS,
+    'excludedTools': _TOOLS,
+    'disabledTools': _TOOLS,
+    'disabled_tools': _TOOLS,
+    'include': _TOOLS,
+    'includeTools': _TOOLS,
+    'includedTools': _TOOLS,
+    'allowedTools': _TOOLS,
+    'allowed_tools': _TOOLS,
+    'enabledTools': _TOOLS,
+    'enabled_tools': _TOOLS,
+    'envFile': 'write its variables into "env"',
+}
 # Transport that an entry may name, in small letters without separators → the key that it belongs to.
 _TRANSPORTS = {
     'stdio': 'command',
@@ -42,7 +57,7 @@ _MIN_SECRET = 8  # characters; shorter values are words such as 'true'
 # Names of variables, headers and entries of `env` whose values are secrets. Other values, such as a time zone or the
 # path of a repository, stand in results, which the policy has to read as they are.
 _SECRET_NAME = re.compile(
-    r'keys?(?![a-z])|token|secret|passw|passphrase|auth(?!ors?(?![a-z]))|credential|cookie|bearer|(?<![a-z])(pat|dsn)(?![a-z])',
+    r'keys?(?![a-z])|(?<!max_)token(?!iz)|secret|passw|passphrase|auth(?!ors?(?![a-z]))|credential|cookie|bearer|(?<![a-z])(pat|dsn)(?![a-z])',
     re.IGNORECASE,
 )
 
@@ -184,7 +199,7 @@ def read_servers(value: str) -> list[McpServer]:
         if not isinstance(entry, dict):
             raise ConfigError(f'{where}: must be an object with "command" or "url"')
         for key in ('disabled', 'enabled'):
-            if key in entry:
+            if entry.get(key) is not None:
                 _checked(where, key, entry[key], 'true or false', isinstance(entry[key], bool))
         if entry.get('disabled') is not True and entry.get('enabled') is not False:
             servers.append(_server(name, where, entry))
@@ -201,17 +216,15 @@ def _server(name: str, where: str, entry: Json) -> McpServer:
             f'{where}: needs either "command" (a process) or "url" (streamable HTTP); it has {given}'
         )
     _check_transport(where, entry)
-    for key in _EXCLUDING:
+    for key, fix in _UNSUPPORTED.items():
         if entry.get(key):
-            raise ConfigError(
-                f'{where}: {key!r} is not supported; name the tools to use in "tools"'
-            )
+            raise ConfigError(f'{where}: {key!r} is not supported; {fix}')
     unknown = [key for key in entry if key not in (*_KEYS, *_IGNORED)]
     if unknown:
         logging.warning('%s: not used: %s', where, ', '.join(map(repr, unknown)))
     fields: dict[str, Any] = {}
     for key in ('command', 'url', 'prefix', 'cwd'):
-        if key in entry:
+        if entry.get(key) is not None:
             fields[key] = _checked(where, key, entry[key], 'a text', isinstance(entry[key], str))
     for key in ('args', 'tools'):
         if entry.get(key) is not None:

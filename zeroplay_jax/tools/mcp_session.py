@@ -30,6 +30,8 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 _MAX_TOOLS = 10_000
 _SSE_SECONDS = 2.0
 _CLOSE_SECONDS = 5.0
+# Calls in a row without a reply in time, after which the process of a server is started again.
+_MOST_UNANSWERED = 2
 _HTTP_TIMEOUT = httpx2.Timeout(30.0, read=None)  # seconds; calls have a limit of their own
 
 _Value = TypeVar('_Value')
@@ -66,6 +68,8 @@ class Connection:
         self.server = server
         self._is_process = bool(server.command)
         self._idle: list[_Session] = []
+        # Calls in a row that got no reply in time.
+        self._unanswered = 0
         self._opening = asyncio.Lock()
         atexit.register(self.close)
 
@@ -111,13 +115,21 @@ class Connection:
         try:
             reply = await session.run(session.call(tool, arguments))
         except RefusedCall:
+            self._unanswered = 0
             self._give_back(session)
             raise
-        except BaseException:
-            # A session over HTTP may still get the late reply; that of a process goes on with its other calls.
-            if not self._is_process or session.has_ended:
+        except BaseException as error:
+            is_late = isinstance(error, asyncio.CancelledError)
+            self._unanswered = self._unanswered + 1 if is_late else 0
+            # A session over HTTP may still get the late reply. That of a process goes on with its other calls, unless
+            # it answers none: then the process is started again.
+            hangs = self._unanswered >= _MOST_UNANSWERED
+            if not self._is_process or session.has_ended or hangs:
+                self._unanswered = 0
+                self._idle = [other for other in self._idle if other is not session]
                 session.abandon()
             raise
+        self._unanswered = 0
         self._give_back(session)
         return reply
 

@@ -1,0 +1,224 @@
+"""Compares what small runs leave behind in this checkout with another commit, on the same machine.
+
+    python -m benchmarks.pins --against HEAD~1
+    python -m benchmarks.pins --against v1.0 --only drzero,adapters
+
+Each workload is a command that runs once in each checkout, with the packages and the compiled programs of this one. The
+SHA-256 of the exported weights, of the rollouts and tasks, and of the metrics must be equal. Metrics and rollouts are
+hashed without clocks, versions and paths. Prints one line per workload and part; exit status 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+ROOT = pathlib.Path(__file__).parents[1]
+# A fraction of a minute each, and every role is updated.
+_SHORT = (
+    '--config.progress=False',
+    '--config.world.train=(0,3)',
+    '--config.world.evaluation=(0,1)',
+    '--config.eval.questions=3',
+    '--config.stop_after_empty_steps=0',
+    '--config.sampler.slots=16',
+    '--config.micro.rows=2',
+    '--config.schedule.iterations=1',
+)
+# Fewer pages than the slots can fill: rollouts wait for pages and are evicted.
+_FEW_PAGES = (
+    '--config.sampler.page=32',
+    '--config.sampler.pages=64',
+    '--config.sampler.token_budget=16',
+)
+_TEXTS = ('-m', 'zeroplay_jax.quickstart', '--corpus', 'zeroplay_jax/mini/texts', '--workdir')
+_TEXTS_SHORT = (
+    '--config.progress=False',
+    '--config.schedule.iterations=1',
+    '--config.proposer.steps=1',
+    '--config.solver.steps=2',
+    '--config.eval.questions=8',
+)
+# Names of fields that depend on the clock, the version or the machine.
+_CHANGING = ('seconds', 'tokens_per_second', 'mfu', 'memory', 'programs', 'run', 'version')
+# Part of a workload → its files, from the folder of the run.
+_PARTS = {
+    'weights': ('policy/*/*.safetensors', 'policy/*/*/*.safetensors'),
+    'rollouts': ('trajectories.jsonl', 'tasks.jsonl'),
+    'metrics': ('metrics.jsonl',),
+}
+
+
+def _main(recipe: str, *flags: str) -> tuple[str, ...]:
+    return ('-m', 'zeroplay_jax.main', f'--config=configs/{recipe}.py:mini', *_SHORT, *flags)
+
+
+# Name → arguments of Python; '{workdir}' stands for the folder of the run.
+WORKLOADS: dict[str, tuple[str, ...]] = {
+    **{name: _main(name) for name in ('drzero', 'piplay', 'ssp', 'dspo', 'scope')},
+    'texts': (*_TEXTS, '{workdir}', *_TEXTS_SHORT),
+    'adapters': _main('drzero', '--config.policy.adapters.rank=4'),
+    'pages': _main('drzero', *_FEW_PAGES),
+    'ahead': _main('drzero', '--config.rollout.ahead=1'),
+    'ppo': _main('dspo', '--config.solver.baseline=value', '--config.solver.loss=token_pg'),
+    'processes': _main('drzero'),
+}
+
+
+def command(name: str, workdir: pathlib.Path, cache: pathlib.Path) -> list[str]:
+    """Returns the command of a workload, for the folder of a checkout.
+
+    Args:
+      workdir: of the run.
+      cache: folder of compiled programs.
+    """
+    arguments = [part.format(workdir=workdir) for part in WORKLOADS[name]]
+    if '{workdir}' not in WORKLOADS[name]:
+        arguments.append(f'--workdir={workdir}')
+    arguments.append(f'--config.compilation.cache={cache}')
+    if name == 'processes':
+        # The script adds the interpreter and the module.
+        return ['launch/local_2proc.sh', '--', *arguments[2:]]
+    return ['.venv/bin/python', *arguments]
+
+
+def hashes(workdir: pathlib.Path) -> dict[str, str]:
+    """Returns part → SHA-256 of what a run has left; '' for a part without files."""
+    # The quickstart with texts makes the run in a folder beside its inputs.
+    run = workdir / 'run' if (workdir / 'run').is_dir() else workdir
+    result = {}
+    for part, patterns in _PARTS.items():
+        files = sorted(path for pattern in patterns for path in run.glob(pattern))
+        digest = hashlib.sha256()
+        for path in files:
+            digest.update(path.relative_to(run).as_posix().encode())
+            is_log = path.suffix == '.jsonl'
+            digest.update(_without_clocks(path) if is_log else path.read_bytes())
+        result[part] = digest.hexdigest() if files else ''
+    return result
+
+
+def _without_clocks(path: pathlib.Path) -> bytes:
+    """Returns the lines of a log without the fields that change from run to run."""
+    lines = []
+    # Texts may hold other characters at which `splitlines` splits.
+    for line in path.read_text(encoding='utf-8').split('\n'):
+        if line:
+            lines.append(json.dumps(_stable(json.loads(line)), sort_keys=True))
+    return '\n'.join(lines).encode()
+
+
+def _stable(record: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in record.items()
+        if not any(changing in name for changing in _CHANGING)
+    }
+
+
+def play(
+    name: str, tree: pathlib.Path, folder: pathlib.Path, cache: pathlib.Path
+) -> dict[str, str]:
+    """Runs a workload in a checkout and returns `hashes`.
+
+    Args:
+      tree: the checkout.
+      folder: of the run and of its output.
+      cache: folder of compiled programs.
+
+    Raises:
+      subprocess.CalledProcessError: the run failed.
+    """
+    workdir = folder / name
+    environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
+    with (folder / f'{name}.log').open('w') as log:
+        subprocess.run(
+            command(name, workdir, cache),
+            cwd=tree,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            check=True,
+        )
+    return hashes(workdir)
+
+
+@contextlib.contextmanager
+def checkout(commit: str, folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Makes a checkout of a commit with the packages of this one; removes it at the end."""
+    tree = folder / 'checkout'
+    git = ['git', '-C', str(ROOT), 'worktree']
+    subprocess.run([*git, 'add', '--quiet', '--detach', str(tree), commit], check=True)
+    try:
+        (tree / '.venv').symlink_to(ROOT / '.venv')
+        yield tree
+    finally:
+        subprocess.run([*git, 'remove', '--force', str(tree)], check=True)
+
+
+def compare(names: Sequence[str], commit: str, folder: pathlib.Path) -> list[dict[str, Any]]:
+    """Runs the workloads in this checkout and in that of a commit; prints and returns a row per workload and part."""
+    rows = []
+    with checkout(commit, folder) as other:
+        sides = {'ours': ROOT, 'theirs': other}
+        for side in sides:
+            (folder / side).mkdir()
+        for name in names:
+            results, seconds = {}, {}
+            for side, tree in sides.items():
+                start = time.monotonic()
+                results[side] = play(name, tree, folder / side, folder / 'programs')
+                seconds[side] = round(time.monotonic() - start, 1)
+            for part, ours in results['ours'].items():
+                is_equal = ours != '' and ours == results['theirs'][part]
+                row = {'workload': name, 'part': part, 'equal': is_equal, 'sha256': ours[:16]}
+                print(json.dumps(row | {'seconds': seconds}), flush=True)
+                rows.append(row)
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compares this checkout with a commit; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog='python -m benchmarks.pins',
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument('--against', required=True, metavar='COMMIT', help='the other commit')
+    parser.add_argument('--only', metavar='NAMES', help=f'some of {",".join(WORKLOADS)}')
+    parser.add_argument('--keep', action='store_true', help='keep the runs, for a closer look')
+    options = parser.parse_args(arguments)
+    names = options.only.split(',') if options.only else list(WORKLOADS)
+    unknown = sorted(set(names) - set(WORKLOADS))
+    if unknown:
+        parser.error(f'--only: no workload {unknown[0]}; give some of {",".join(WORKLOADS)}')
+    folder = pathlib.Path(tempfile.mkdtemp(prefix='pins.'))
+    try:
+        rows = compare(names, options.against, folder)
+    except subprocess.CalledProcessError as error:
+        options.keep = True
+        print(f'{" ".join(map(str, error.cmd))} failed with status {error.returncode}')
+        return 1
+    finally:
+        if options.keep:
+            print(f'runs and their output: {folder}')
+        else:
+            shutil.rmtree(folder)
+    differing = [row for row in rows if not row['equal']]
+    print(f'{len(rows) - len(differing)} of {len(rows)} parts equal')
+    return int(bool(differing))
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())
