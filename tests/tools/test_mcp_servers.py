@@ -160,11 +160,15 @@ def test_several_servers_with_chosen_and_renamed_tools(process, opened, user_rea
 
 def test_a_session_is_kept_open_and_lists_its_tools_once(process, opened, tmp_path):
     log = tmp_path / 'calls'
-    tools = opened(a=process({'echo': text_result('x')}, calls=str(log)))
+    server = process({'echo': text_result('x')}, calls=str(log))
+    tools = opened(a=server)
     for _ in range(5):
         assert call(tools['echo']).text == 'x'
     asked = [json.loads(line) for line in log.read_text().splitlines()]
     methods = [method for _, method in asked]
+    # A second list of the same servers, as training and evaluation make it, has no process of its own.
+    assert call(opened(a=server)['echo']).text == 'x'
+    asked = [json.loads(line) for line in log.read_text().splitlines()]
     assert len({process_id for process_id, _ in asked}) == 1
     assert methods.count('tools/call') == 5 and methods.count('tools/list') == 1
 

@@ -114,7 +114,7 @@ def list_tools(servers: str, call_seconds: float) -> list[McpTool]:
     servers_of_tools: dict[str, McpServer] = {}
     for unexpanded in read_servers(servers):
         server = unexpanded.expanded(os.environ)
-        connection = mcp_session.Connection(server)
+        connection = mcp_session.connection_to(server)
         try:
             listed = connection.list_tools(call_seconds)
         except Exception as error:

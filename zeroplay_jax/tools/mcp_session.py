@@ -152,6 +152,18 @@ class Connection:
             self._idle.append(session)
 
 
+_connections: dict[str, Connection] = {}
+
+
+def connection_to(server: McpServer) -> Connection:
+    """Returns the connection of this process to a server: training and evaluation use one, with one state."""
+    # All fields, also secrets: another key is another server.
+    key = repr(server)
+    if key not in _connections:
+        _connections[key] = Connection(server)
+    return _connections[key]
+
+
 def _result_of(coroutine: Coroutine[Any, Any, _Value], seconds: float) -> _Value:
     """Runs a coroutine in the loop of all sessions and returns its result."""
     limited = asyncio.wait_for(coroutine, seconds)
