@@ -26,6 +26,7 @@ def test_the_signal_only_sets_a_flag_while_it_is_watched():
         with pytest.raises(Preempted):
             preemption.raise_if_requested()
     assert signal.getsignal(signal.SIGTERM) == before and not preemption.is_watched()
+    preemption.raise_if_requested()
     with preemption.watched():
         preemption.raise_if_requested()  # of an earlier context nothing is left
 

@@ -79,7 +79,8 @@ def watched() -> Iterator[None]:
     try:
         yield
     finally:
-        _request.is_watched = False
+        # A later run of this process, as in a notebook, was not asked to end.
+        _request = _Request()
         signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
 
 
