@@ -122,17 +122,7 @@ class Run:
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """Returns the lines of a log without what depends on the clock."""
-        path = self.workdir / name
-        if not path.is_file():
-            return []
-        records = []
-        # Texts may contain characters at which `splitlines` splits, too.
-        for line in path.read_text(encoding='utf-8').split('\n'):
-            if not line:
-                continue
-            fields = json.loads(line).items()
-            records.append({k: v for k, v in fields if not any(word in k for word in _CLOCKS)})
-        return records
+        return log_records(self.workdir / name)
 
     def state(self) -> tuple[list[np.ndarray], dict[str, Any]]:
         """Returns the arrays and the JSON of the newest checkpoint."""
@@ -145,6 +135,20 @@ class Run:
         loop = json.loads((folder / 'loop' / 'metadata').read_text())
         loop.pop('seconds')
         return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)], loop
+
+
+def log_records(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns the lines of a log without what depends on the clock; [] without the file."""
+    if not path.is_file():
+        return []
+    records = []
+    # Texts may contain characters at which `splitlines` splits, too.
+    for line in path.read_text(encoding='utf-8').split('\n'):
+        if not line:
+            continue
+        fields = json.loads(line).items()
+        records.append({k: v for k, v in fields if not any(word in k for word in _CLOCKS)})
+    return records
 
 
 def wait(started: list[subprocess.Popen], seconds: float = TIMEOUT_SECONDS) -> list[int]:

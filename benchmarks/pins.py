@@ -23,18 +23,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from benchmarks.kills import FLAGS, log_records
+
 ROOT = pathlib.Path(__file__).parents[1]
 # A fraction of a minute each, and every role is updated.
-_SHORT = (
-    '--config.progress=False',
-    '--config.world.train=(0,3)',
-    '--config.world.evaluation=(0,1)',
-    '--config.eval.questions=3',
-    '--config.stop_after_empty_steps=0',
-    '--config.sampler.slots=16',
-    '--config.micro.rows=2',
-    '--config.schedule.iterations=1',
-)
+_SHORT = (*FLAGS, '--config.schedule.iterations=1')
 # Fewer pages than the slots can fill: rollouts wait for pages and are evicted.
 _FEW_PAGES = (
     '--config.sampler.page=32',
@@ -49,8 +42,8 @@ _TEXTS_SHORT = (
     '--config.solver.steps=2',
     '--config.eval.questions=8',
 )
-# Names of fields that depend on the clock, the version or the machine.
-_CHANGING = ('seconds', 'tokens_per_second', 'mfu', 'memory', 'programs', 'run', 'version')
+# Fields that name the run and its code.
+_NAMES = ('run', 'version')
 # Part of a workload → its files, from the folder of the run.
 _PARTS = {
     'weights': ('policy/*/*.safetensors', 'policy/*/*/*.safetensors'),
@@ -102,28 +95,20 @@ def hashes(workdir: pathlib.Path) -> dict[str, str]:
         digest = hashlib.sha256()
         for path in files:
             digest.update(path.relative_to(run).as_posix().encode())
-            is_log = path.suffix == '.jsonl'
-            digest.update(_without_clocks(path) if is_log else path.read_bytes())
+            digest.update(_content(path))
         result[part] = digest.hexdigest() if files else ''
     return result
 
 
-def _without_clocks(path: pathlib.Path) -> bytes:
-    """Returns the lines of a log without the fields that change from run to run."""
-    lines = []
-    # Texts may hold other characters at which `splitlines` splits.
-    for line in path.read_text(encoding='utf-8').split('\n'):
-        if line:
-            lines.append(json.dumps(_stable(json.loads(line)), sort_keys=True))
-    return '\n'.join(lines).encode()
-
-
-def _stable(record: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in record.items()
-        if not any(changing in name for changing in _CHANGING)
-    }
+def _content(path: pathlib.Path) -> bytes:
+    """Returns the bytes of a file; of a log without the fields that change from run to run."""
+    if path.suffix != '.jsonl':
+        return path.read_bytes()
+    records = log_records(path)
+    for record in records:
+        for name in _NAMES:
+            record.pop(name, None)
+    return json.dumps(records, sort_keys=True).encode()
 
 
 def play(

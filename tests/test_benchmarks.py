@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks import kills
+from benchmarks import kills, pins
 from benchmarks import rollout as bench
 from benchmarks.peers import timing, workload
 from zeroplay_jax.policy import transformer
@@ -184,6 +184,25 @@ def test_ratios_of_a_round_are_ours_over_theirs(fake_peers, monkeypatch, capsys)
 def test_scripts_of_the_other_engines_are_found_by_default():
     folder = bench.parse_arguments([]).peers
     assert {f'peer_{name}.py' for name in bench.PEERS} <= {path.name for path in folder.iterdir()}
+
+
+def test_runs_that_differ_by_the_clock_alone_have_one_hash(tmp_path):
+    record = {'step': 1, 'truncated_rate': 0.25, 'seconds/update': 1.0, 'run': 'a'}
+
+    def hashes_of(weights=b'w', **changes):
+        folder = tmp_path / 'policy' / 'solver'
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / 'model.safetensors').write_bytes(weights)
+        for name in ('metrics.jsonl', 'tasks.jsonl'):
+            (tmp_path / name).write_text(json.dumps(record | changes) + '\n')
+        return pins.hashes(tmp_path)
+
+    first = hashes_of()
+    assert all(first.values()) and first == hashes_of(**{'seconds/update': 2.0, 'run': 'b'})
+    other = hashes_of(truncated_rate=0.5)
+    assert other['weights'] == first['weights']
+    assert other['metrics'] != first['metrics'] and other['rollouts'] != first['rollouts']
+    assert hashes_of(weights=b'v')['weights'] != first['weights']
 
 
 def test_a_flip_has_to_be_found_by_the_start_after_it(tmp_path, monkeypatch):

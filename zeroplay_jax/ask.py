@@ -113,7 +113,7 @@ def _mcp_servers(text: str) -> str:
         if not text.startswith(('http://', 'https://')):
             mcp_servers.read_servers(text)
     except UserError as error:
-        raise argparse.ArgumentTypeError(str(error).partition(f'{mcp_servers.FIELD}=')[2]) from None
+        raise argparse.ArgumentTypeError(str(error).removeprefix(f'{mcp_servers.FIELD}=')) from None
     return text
 
 

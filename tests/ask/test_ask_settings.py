@@ -244,11 +244,19 @@ def broken(tmp_path):
         (['--tools=qwen', 'q'], ['--tools', "'qwen' is a call syntax", '--syntax=qwen']),
         (['--tools=serch', 'q'], ["'serch' is not a tool", 'did you mean search?']),
         (['--tools=search,bing', 'q'], ['--tools', "'bing' is not a tool", 'calculator']),
+        (
+            ['--mcp-servers=FOLDER/mcp.json', 'q'],
+            ['mcp.json: server', "'command' must be a text, not int"],
+        ),
         (['--mcp-servers=localhost:9', 'q'], ['--mcp-servers', 'no such file', 'http://']),
     ],
 )
-def test_a_wrong_call_is_one_line_before_anything_loads(capsys, monkeypatch, arguments, words):
+def test_a_wrong_call_is_one_line_before_anything_loads(
+    capsys, monkeypatch, tmp_path, arguments, words
+):
     monkeypatch.setattr(session, 'Session', None)  # calling it would be another error
+    (tmp_path / 'mcp.json').write_text('{"mcpServers": {"a": {"command": 3}}}')
+    arguments = [argument.replace('FOLDER', str(tmp_path)) for argument in arguments]
     line = refused(capsys, *arguments)
     assert all(word in line for word in words)
 

@@ -9,6 +9,7 @@ import pytest
 from config_checks import ROOT
 
 from zeroplay_jax.configuration import machines
+from zeroplay_jax.configuration.check import is_asked_for
 from zeroplay_jax.configuration.packaged import config as packaged_config
 from zeroplay_jax.runtime import workdir
 from zeroplay_jax.settings.errors import ConfigError, Mistakes, fail
@@ -78,6 +79,17 @@ CASES = {
             '--policy: names nothing',
         ],
     ),
+    'documents behind a server': (
+        [
+            *(MINI, '--workdir=run', '--config.retrieval.kind=http', '--config.retrieval.path='),
+            '--config.seed=x',
+        ],
+        [
+            'config.seed=x: must be a whole number',
+            "config.retrieval.path='': not an index folder",
+            'config.eval.file=',
+        ],
+    ),
 }
 
 
@@ -113,6 +125,24 @@ def test_a_sound_command_is_called_sound(words, tmp_path):
     assert result.returncode == 0 and not result.stderr, result.stderr
     assert result.stdout.startswith('the command is sound; not checked: memory')
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ('flag', 'is_check'),
+    [
+        *[(flag, True) for flag in ('--check', '-check', '--check=1', '-check=true', '--check=T')],
+        *[(flag, False) for flag in ('--check=false', '--check=0', '--checks', '--nocheck')],
+    ],
+)
+def test_every_form_of_the_flag_is_read_as_absl_reads_it(flag, is_check):
+    assert is_asked_for(['main', '--config=x.py', flag]) == is_check
+
+
+def test_files_may_be_left_out_by_a_value(tmp_path):
+    words = [MINI, '--workdir=run', '--policy=nowhere', '--files=false']
+    assert (
+        check(tmp_path, *words).returncode == check(tmp_path, *words[:-1], '--nofiles').returncode
+    )
 
 
 def test_a_run_can_be_resumed_on_the_machine_that_is_named(tmp_path):

@@ -66,6 +66,20 @@ def test_a_command_outlives_the_readers_of_its_output(tmp_path, redirection, gon
     user_reads('right: the command completes; ' + ''.join(lines))
 
 
+@pytest.mark.fault('new-pipe', 'python -u into a pipe')
+def test_an_unbuffered_stream_stays_so(user_reads):
+    code = (
+        'import os; from zeroplay_jax.runtime import streams; streams.outlive_readers(); '
+        'print("at once", end=""); os._exit(0)'
+    )
+    environment = {name: value for name, value in os.environ.items() if name != 'PYTHONUNBUFFERED'}
+    for flags, expected in (['-u'], b'at once'), ([], b''):
+        command = [sys.executable, *flags, '-c', code]
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE)
+        assert done.stdout == expected
+    user_reads('right: what is printed arrives at once')
+
+
 @pytest.mark.fault('new-pipe', 'python -m … 2>&-')
 def test_a_command_begins_without_standard_error(user_reads):
     """The package itself is imported first, which prepares the line of Ctrl-C."""

@@ -162,6 +162,18 @@ FAULTS = [
     (change_config(a_field_of_the_future=0.5), 'a_field_of_the_future=0.5 is not supported'),
     (change_config(r=3.7), 'r=3.7 is not a whole number above 0'),
     (change_config(r=-3), 'r=-3 is not a whole number above 0'),
+    (change_config(lora_alpha=0), 'above 0; write the one of its training'),
+    (change_config(use_dora=True), 'merge the adapter into its base with merge_and_unload of PEFT'),
+    (
+        change_tensors(
+            lambda t, name: t.update({'base_model.model.model.embed_tokens.weight': t[name]})
+        ),
+        'save the adapter with save_embedding_layers=False',
+    ),
+    (
+        change_tensors(lambda t, name: t.pop(name)),
+        'or merge one of some layers alone into its base',
+    ),
     (change_config(lora_alpha=float('nan')), 'lora_alpha=nan is not a finite number'),
     (change_config(target_modules='all-linear'), 'list the names of the modules'),
     (change_config(target_modules=['q_proj', 'embed_tokens']), "has 'embed_tokens'"),

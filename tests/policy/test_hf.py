@@ -194,6 +194,14 @@ BROKEN = [
         altered(lambda t: t | {'model.layers.0.self_attn.q_proj.bias': np.ones(32, 'f')}),
         'q_proj.bias has no place',
     ),
+    (
+        altered(lambda t: t | {'score.weight': np.ones((1, 32), 'f')}),
+        'score.weight is the head of a classifier, reward or value model',
+    ),
+    (
+        altered(lambda t: {k.removeprefix('model.'): v for k, v in t.items()}),
+        'as AutoModel of transformers writes it',
+    ),
 ]
 
 

@@ -163,6 +163,18 @@ def test_parquet(tmp_path, user_reads):
     user_reads(error.value)
 
 
+@pytest.mark.fault('F7', 'Parquet with a text that is no UTF-8')
+def test_a_column_that_is_no_text_is_one_line(tmp_path, user_reads):
+    pyarrow = pytest.importorskip('pyarrow')
+    parquet = pytest.importorskip('pyarrow.parquet')
+    data = pyarrow.array([b'\xff\xfeab']).view(pyarrow.string())
+    path = tmp_path / 'c.parquet'
+    parquet.write_table(pyarrow.table({'id': ['1'], 'contents': data}), path)
+    with pytest.raises(RetrievalError, match='c.parquet: cannot be read as Parquet') as error:
+        only(path)
+    user_reads(error.value)
+
+
 @pytest.mark.fault('F7', 'Parquet without pyarrow')
 def test_without_pyarrow_a_line_names_it(tmp_path, monkeypatch, user_reads):
     monkeypatch.setitem(sys.modules, 'pyarrow', None)

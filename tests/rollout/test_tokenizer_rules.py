@@ -273,6 +273,33 @@ def test_settings_that_change_ids_are_refused(edited, user_reads, name):
     user_reads(refusal.value)
 
 
+@pytest.mark.fault('new-class', 'rules of another class that give the same ids; Olmo 3')
+@pytest.mark.parametrize(
+    ('model_type', 'architecture'), [('llama', 'LlamaForCausalLM'), ('olmo3', 'Olmo3ForCausalLM')]
+)
+def test_other_rules_with_the_same_ids_are_accepted(edited, user_reads, model_type, architecture):
+    def split_digits(specification):
+        # As SmolLM2, whose vocabulary has no token of two digits.
+        by_digit = {'type': 'Digits', 'individual_digits': True}
+        steps = [by_digit, specification['pre_tokenizer']]
+        specification['pre_tokenizer'] = {'type': 'Sequence', 'pretokenizers': steps}
+        if model_type == 'olmo3':
+            specification['normalizer'] = {'type': 'NFC'}
+
+    folder = edited(split_digits)
+    for file, fields in (
+        ('config.json', {'model_type': model_type, 'architectures': [architecture]}),
+        ('tokenizer_config.json', {'tokenizer_class': 'GPT2Tokenizer'}),
+    ):
+        content = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps(content | fields))
+    codec, reference = open_codec(folder), transformers.AutoTokenizer.from_pretrained(str(folder))
+    for text in ('1234567 a1b2', "WE'LL say it's", 'e\u0301'):
+        assert codec.encode_plain(text) == reference(text, add_special_tokens=False)['input_ids']
+    assert not codec.notes
+    user_reads('right: the ids of AutoTokenizer')
+
+
 CLASSES = ['Qwen2Tokenizer', 'GPT2TokenizerFast', 'CohereTokenizer', 'PreTrainedTokenizerFast', '']
 
 

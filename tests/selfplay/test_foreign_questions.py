@@ -46,7 +46,11 @@ FORMS = {
     'numbers in a list': ({'answers': [3, 4.5]}, ['3', '4.5']),
     'true': ({'answer': True}, ['yes', 'true']),
     'brackets that are no list': ({'answer': '[sic]'}, ['[sic]']),
-    'a list with intervals': ({'answers': ['[0, 1]', "['a' 'b']"]}, ['[0, 1]', "['a' 'b']"]),
+    'brackets in a list': (
+        {'answers': ['[0, 1]', "['Til Tuesday]", '["Weird Al" Yankovic]']},
+        ['[0, 1]', "['Til Tuesday]", '["Weird Al" Yankovic]'],
+    ),
+    'a list as text in a list': ({'answers': ['["Lomi", "Lomi city"]']}, ['Lomi', 'Lomi city']),
     'a number that is the text of a choice': (
         {'answer': '7', 'choices': [{'label': 'A', 'text': '7'}, {'label': 'B', 'text': '9'}]},
         ['7'],
@@ -73,6 +77,7 @@ def test_answers_of_public_sets(tmp_path, name, user_reads):
 
 REFUSED = {
     'a list of numbers as text': ({'answer': '[1912, 1913]'}, 'may be meant as a list'),
+    'a NumPy array in a list': ({'answers': ["['a' 'b']"]}, 'may be meant as a list'),
     'a NumPy array as text': ({'answer': "['a' 'b']"}, 'may be meant as a list'),
     'an empty list as text': ({'answer': '[]'}, '"answer" has no answer'),
     'an object of another form': (

@@ -246,12 +246,16 @@ def test_keys_come_from_the_environment_and_stay_out_of_results_and_logs(
         'TOKEN': 'Bearer ${THE_KEY}',
         'MODE': '${env:MODE_UNSET:-fast}',
         'TZ': 'Europe/Berlin',
+        'MAX_TOKENS': '10000000',
+        'TOKENIZER': 'cl100k_base',
     }
+    entry |= {'url': None, 'cwd': None, 'prefix': None, 'disabled': None}
     tools = opened(a=entry)
     seen = json.loads(call(tools['environment']).text)
     assert (seen['TOKEN'], seen['MODE'], seen['PATH']) == ('***', 'fast', os.environ['PATH'])
     # A value that is no secret is what the server says.
     assert seen['TZ'] == 'Europe/Berlin'
+    assert (seen['MAX_TOKENS'], seen['TOKENIZER']) == ('10000000', 'cl100k_base')
     assert 'OTHER' not in seen
     server = tools['die']._connection.server
     assert server.env['TOKEN'] == 'Bearer secret-value-1'
@@ -364,6 +368,14 @@ def test_tools_of_two_servers_with_one_name_are_refused_with_both(process, opene
 def test_a_list_without_an_end_is_one_line(process, opened):
     with pytest.raises(UserError, match='list of tools has no end'):
         opened(a=process({}, tools=[listed(str(n)) for n in range(2_000)], pages=True))
+
+
+def test_a_command_that_does_not_begin_in_time_is_told_from_a_wrong_one(tmp_path):
+    (tmp_path / 'mcp.json').write_text(
+        json.dumps({'mcpServers': {'a': {'command': 'sleep', 'args': ['60']}}})
+    )
+    with pytest.raises(UserError, match='once by hand, or raise config.tools.mcp_seconds'):
+        mcp_tools.list_tools(str(tmp_path / 'mcp.json'), 0.5)
 
 
 def test_the_table_may_be_called_servers(process, opened):

@@ -40,6 +40,22 @@ def test_a_checkpoint_of_an_earlier_version_has_no_checksums_and_is_copied(tmp_p
     assert saved_steps(tmp_path / 'new' / 'checkpoints') == [4]
 
 
+def test_a_kill_while_a_log_is_rewritten_leaves_no_further_log(tmp_path, monkeypatch):
+    log = tmp_path / 'metrics.jsonl'
+    log.write_text('{"step": 1, "run": "there"}\n')
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(continuation.os, 'replace', die)
+        continuation._replace_hash(log, 'there', 'here')
+    # What a restart goes over.
+    assert list(tmp_path.glob('*.jsonl')) == [log]
+    continuation._replace_hash(log, 'there', 'here')
+    assert json.loads(log.read_text())['run'] == 'here' and list(tmp_path.iterdir()) == [log]
+
+
 def test_a_checkpoint_that_loses_its_checksums_meanwhile_is_not_copied(tmp_path, monkeypatch):
     """Its run removes it, and what is left of it may be incomplete."""
     save(tmp_path / 'old', 2, 4)

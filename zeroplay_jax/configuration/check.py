@@ -28,7 +28,7 @@ from zeroplay_jax.configuration import (
 from zeroplay_jax.configuration.adapter_rules import check_adapters
 from zeroplay_jax.configuration.bucket_rules import fetch_addresses
 from zeroplay_jax.configuration.checkpoint_rules import check_checkpoint
-from zeroplay_jax.configuration.file_rules import check_files, check_retrieval
+from zeroplay_jax.configuration.file_rules import check_documents, check_files, check_retrieval
 from zeroplay_jax.configuration.held_out_rules import check_held_out
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import object_cache, objects
@@ -42,11 +42,14 @@ _NAME = 'zeroplay_jax'
 _FILE_RULES = (check_adapters, check_retrieval, check_held_out, check_files, check_checkpoint)
 # Other fields than those of `fields.input_paths` that name files or folders.
 _FOLDER_FIELDS = ('policy.path', 'retrieval.path', 'retrieval.encoder', 'eval.file', 'eval.tasks')
+# What absl reads as false.
+_FALSE = ('false', 'f', '0')
 
 
 def is_asked_for(argv: Sequence[str]) -> bool:
     """Returns whether a command line is to be checked only."""
-    return bool({'--check', '-check', '--check=true', '--check=True'} & set(argv))
+    given = [flag for flag in argv if re.fullmatch('--?check(=.*)?', flag)]
+    return bool(given) and given[-1].partition('=')[2].lower() not in _FALSE
 
 
 def main(argv: Sequence[str]) -> int:
@@ -59,6 +62,8 @@ def main(argv: Sequence[str]) -> int:
     arguments = _arguments(argv, mistakes)
     # Flags of the command itself; of those without a value the name is enough.
     given = {flag.lstrip('-').partition('=')[0]: flag.partition('=')[2] for flag in arguments}
+    if given.get('files', '').lower() in _FALSE:
+        given['nofiles'] = ''
     config = _loaded(arguments, mistakes)
     _check_folders(given, mistakes)
     if config is not None:
@@ -224,6 +229,8 @@ def _check_config(config: ConfigDict, given: Mapping[str, str], mistakes: Mistak
         is_here = rule is not fetch_addresses and (has_files or rule not in _FILE_RULES)
         if is_here:
             mistakes.of(rule, on_machine, recipe)
+    if has_files:
+        mistakes.of(check_documents, on_machine, recipe)
     mistakes.of(recipe.check, on_machine)
     if has_files:
         mistakes.of(rules.check_evaluation, on_machine)

@@ -19,6 +19,7 @@ import dataclasses
 import pathlib
 import signal
 import string
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -174,7 +175,9 @@ class Agent:
         model = hf.read_config(folder, dtype=dtype)
         mesh = sharding.make_mesh()
         settings = config.sampler
-        families.check_context(folder, settings.context, 'sampler.context')
+        warning = families.check_context(folder, settings.context, 'sampler.context')
+        if warning:
+            print(f'warning: {warning}', file=sys.stderr)
         sampler_config = SamplerConfig(
             slots=1,
             context=settings.context,

@@ -56,14 +56,17 @@ class _OutlivingFile(io.FileIO):
             return memoryview(data).nbytes
 
 
-def _outliving(stream: TextIO, descriptor: int) -> TextIO:
+def _outliving(stream: io.TextIOWrapper, descriptor: int) -> TextIO:
     """Returns a text stream like `stream` over an `_OutlivingFile`."""
     stream.flush()
+    file = _OutlivingFile(descriptor, 'w', closefd=False)
+    # `python -u` has no buffer.
     return io.TextIOWrapper(
-        io.BufferedWriter(_OutlivingFile(descriptor, 'w', closefd=False)),
+        file if stream.write_through else io.BufferedWriter(file),
         encoding=stream.encoding,
         errors=stream.errors,
-        line_buffering=descriptor == 2,
+        line_buffering=stream.line_buffering or descriptor == 2,
+        write_through=stream.write_through,
     )
 
 

@@ -127,8 +127,10 @@ def _texts_of(value: Any, name: str) -> list[str]:
         for item in value:
             if isinstance(item, list) or item is None:
                 raise ValueError(f'an answer of "{name}" is a JSON {type_name(item)}, not a text')
-            # In a list every text is an answer, also '[0, 1]'.
-            answers += [item] if isinstance(item, str) else _texts_of(item, name)
+            if isinstance(item, str):
+                answers += _texts_in(item, name, is_item=True)
+            else:
+                answers += _texts_of(item, name)
         return answers
     if isinstance(value, dict):
         return _texts_of_object(value, name)
@@ -170,8 +172,15 @@ def _new_aliases(value: Any, name: str, answers: list[str]) -> list[str]:
     return aliases
 
 
-def _texts_in(text: str, name: str) -> list[str]:
-    """Returns the texts of a list that is written as a text; [text] for any other text."""
+def _texts_in(text: str, name: str, is_item: bool = False) -> list[str]:
+    """Returns the texts of a list that is written as a text; [text] for any other text.
+
+    Args:
+      is_item: whether the text stands in a list, where '[0, 1]' and "['Til Tuesday]" are answers.
+
+    Raises:
+      ValueError: the text may be meant as a list and cannot be read as one, as a NumPy array of texts.
+    """
     stripped = text.strip()
     if not (stripped.startswith('[') and stripped.endswith(']')):
         return [text]
@@ -184,7 +193,11 @@ def _texts_in(text: str, name: str) -> list[str]:
     if _PYTHON_LIST.fullmatch(stripped):
         literals = re.findall(_PYTHON_TEXT, stripped, re.DOTALL)
         return [_PYTHON_ESCAPE.sub(_unescaped, literal[1:-1]) for literal in literals]
-    if isinstance(value, list) or stripped[1:].lstrip()[:1] in ('"', "'"):
+    inner = stripped[1:-1].strip()
+    may_be_list = isinstance(value, list) or inner.startswith(('"', "'"))
+    if is_item:
+        may_be_list = inner.startswith(('"', "'")) and inner.endswith(('"', "'"))
+    if may_be_list:
         raise ValueError(
             f'an answer of "{name}" is the text {stripped[:60]!r}, which may be meant as a list; write a JSON list'
         )

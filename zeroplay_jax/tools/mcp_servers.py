@@ -26,8 +26,8 @@ FIELD = 'config.tools.mcp_servers'
 _KEYS = ('command', 'args', 'env', 'cwd', 'url', 'headers', 'tools', 'rename', 'prefix')
 # Keys of other clients about their own windows and questions.
 _IGNORED = ('type', 'transport', 'disabled', 'enabled', 'autoApprove', 'alwaysAllow', 'description')
-# Keys of other clients → what to write instead.
 _TOOLS = 'name the tools to use in "tools"'
+# Keys of other clients → what to write instead.
 _UNSUPPORTED = {
     'exclude': _TOOLS,
     'excludeTools': _TOOLS,

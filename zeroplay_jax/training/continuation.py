@@ -121,7 +121,8 @@ def copy(
 def _replace_hash(path: pathlib.Path, there: str, here: str) -> None:
     """Writes the hash of the new run in place of that of the other one at the end of each line of a log."""
     ends = [json.dumps({identity.HASH_FIELD: run})[1:].encode() + b'\n' for run in (there, here)]
-    copy = path.with_name(f'{_STAGED}.{path.name}')
+    # A name that is no log: a kill may leave it behind.
+    copy = path.with_name(f'{_STAGED}.{path.name}.part')
     with path.open('rb') as source, copy.open('wb') as target:
         for line in source:
             target.write(line.removesuffix(ends[0]) + ends[1] if line.endswith(ends[0]) else line)
