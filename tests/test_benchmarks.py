@@ -4,6 +4,7 @@ import argparse
 import ast
 import dataclasses
 import functools
+import json
 import pathlib
 import sys
 
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks import kills, pins
+from benchmarks import kills
+from benchmarks import pins as small_runs
 from benchmarks import rollout as bench
 from benchmarks.peers import timing, workload
 from zeroplay_jax.policy import transformer
@@ -195,7 +197,7 @@ def test_runs_that_differ_by_the_clock_alone_have_one_hash(tmp_path):
         (folder / 'model.safetensors').write_bytes(weights)
         for name in ('metrics.jsonl', 'tasks.jsonl'):
             (tmp_path / name).write_text(json.dumps(record | changes) + '\n')
-        return pins.hashes(tmp_path)
+        return small_runs.hashes(tmp_path)
 
     first = hashes_of()
     assert all(first.values()) and first == hashes_of(**{'seconds/update': 2.0, 'run': 'b'})
