@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # Characters of a line in the table.
 _MAX_LINE = 300
 # The folder that pytest made for a test.
-_TEST_FOLDER = re.compile(r'/\S*?/pytest-of-[^/]+/pytest-\d+/[^/\s]+/')
+_TEST_FOLDER = re.compile(r'/\S*?/pytest-of-[^/]+/pytest-\d+/([^/\s]+/)?')
 
 
 @dataclasses.dataclass(frozen=True)

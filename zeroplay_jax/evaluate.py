@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import datetime
 import json
 import pathlib
 import sys
@@ -75,6 +76,11 @@ _WORKDIR = flags.DEFINE_string(
 _ESTIMATE = flags.DEFINE_bool(
     'estimate', False, 'With --workdir: print the cost estimate only; --noestimate: evaluate.'
 )
+_DATE = flags.DEFINE_string(
+    'date',
+    '',
+    "Day for chat templates that write the date, as 2026-11-25; by default today.",
+)
 
 # Metrics that ask the judge of the config.
 _JUDGED_METRICS = ('judge', 'rubrics')
@@ -113,7 +119,8 @@ def main(argv: list[str]) -> None:
     # Public sets are downloaded here: before the weights, whose loading takes minutes.
     sets = _load_sets(config.seed)
     extra_weights = _ANSWERER_WEIGHTS if _ANSWERER.value else ''
-    run = build.build(config, extra_weights, judgements=_judgements(config))
+    judgements = _judgements(config)
+    run = build.build(config, extra_weights, date=_DATE.value, judgements=judgements)
     run.publish_weights(run.rollouts.scheduler.pools)
     # Until here Ctrl-C ended the process at once.
     interrupts.raise_again()
@@ -129,6 +136,7 @@ def _check_flags(config) -> None:
     """Raises UserError for missing files and for settings that an evaluation does not support."""
     if _OUT.value.startswith('gs:/'):
         raise UserError(f'--out={_OUT.value}: {LOCAL_RESULTS}')
+    _check_date(_DATE.value)
     if _OUT.value and not _SETS.value:
         raise UserError(
             f'--out={_OUT.value}: is for the answers to --sets; add it, or leave it out'
@@ -163,6 +171,19 @@ def _check_flags(config) -> None:
         # Read here as well as by `_load_sets`, so that an unusable line is reported before libraries are loaded.
         if pathlib.Path(path).is_file():
             (files.open_tasks if _METRIC.value == 'rubrics' else files.questions)(path)
+
+
+def _check_date(date: str) -> None:
+    """Raises UserError unless `date` is '' or a day such as 2026-11-25."""
+    if not date:
+        return
+    try:
+        day = datetime.date.fromisoformat(date).isoformat()
+    except ValueError:
+        day = ''
+    # Other forms, such as 20261125, would be recorded as other days.
+    if day != date:
+        raise UserError(f'--date={date}: is not a day such as 2026-11-25')
 
 
 def _judgements(config) -> tuple[str, ...]:
@@ -266,6 +287,7 @@ def _evaluate_in_workdir(config) -> None:
         samples=_SAMPLES.value,
         limit=_LIMIT.value,
         only_estimate=_ESTIMATE.value,
+        date=_DATE.value,
     )
     result = graded_evaluation.evaluate(config, plan)
     if not _ESTIMATE.value:

@@ -79,6 +79,10 @@ CASES = {
             '--policy: names nothing',
         ],
     ),
+    'a recipe that does not exist': (
+        [MINI, '--workdir=run', '--config.recipe=drzerro', '--config.seed=x'],
+        ['config.recipe=drzerro: no such recipe', 'config.seed=x: must be a whole number'],
+    ),
     'documents behind a server': (
         [
             *(MINI, '--workdir=run', '--config.retrieval.kind=http', '--config.retrieval.path='),

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -221,6 +222,7 @@ OWN_CORPUS = ['--config.retrieval.kind=folder', '--config.retrieval.path=INDEX']
             '--workdir=graded: is for one file of open tasks; add',
         ),
         (['--config.second_judge.kind=endpoint'], 'needs a folder for the grades; add --workdir'),
+        (['--date=20261125'], '--date=20261125: is not a day such as 2026-11-25'),
     ],
 )
 def test_what_an_evaluation_cannot_honour_is_refused(tmp_path, wrong, said):
@@ -247,6 +249,21 @@ def test_a_metric_of_another_package_scores_answers(tmp_path):
     result = json.loads(out.read_text())
     assert result['settings']['metric'] == 'zp_outside.rewards:last_word'
     assert any(answered['score'] == 1 for answered in result['sets']['set']['answered'])
+
+
+@pytest.mark.long
+def test_an_evaluation_has_the_day_that_it_was_given(tmp_path):
+    policy, path, out = tmp_path / 'policy', tmp_path / 'set.jsonl', tmp_path / 'out.json'
+    shutil.copytree(ROOT / 'zeroplay_jax/mini/clean', policy)
+    template = policy / 'chat_template.jinja'
+    template.write_text("{{ strftime_now('%d %b %Y') }}" + template.read_text())
+    (question,) = evaluation_questions([World(0, 'evaluation', 0.25)], 1, (1,))
+    path.write_text(json.dumps(question))
+    small = ['--config.world.train=(0,4)', '--config.world.evaluation=(0,2)']
+    flags = [f'--config.policy.path={policy}', f'--sets={path}', f'--out={out}']
+    done = evaluate(*small, *flags, '--date=2020-02-29')
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(out.read_text())['settings']['template'] == {'date': '2020-02-29'}
 
 
 def test_the_commands_from_a_set_to_a_comparison(tmp_path, capsys):

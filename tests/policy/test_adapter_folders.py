@@ -158,7 +158,6 @@ FAULTS = [
     (change_config(target_parameters=['x']), 'target_parameters'),
     (change_config(init_lora_weights='pissa'), "init_lora_weights='pissa' is not supported"),
     (change_config(alora_invocation_tokens=[1]), 'alora_invocation_tokens=[1] is not supported'),
-    (change_config(exclude_modules=['q_proj']), 'exclude_modules'),
     (change_config(a_field_of_the_future=0.5), 'a_field_of_the_future=0.5 is not supported'),
     (change_config(r=3.7), 'r=3.7 is not a whole number above 0'),
     (change_config(r=-3), 'r=-3 is not a whole number above 0'),
@@ -175,7 +174,7 @@ FAULTS = [
         'or merge one of some layers alone into its base',
     ),
     (change_config(lora_alpha=float('nan')), 'lora_alpha=nan is not a finite number'),
-    (change_config(target_modules='all-linear'), 'list the names of the modules'),
+    (change_config(target_modules={'q_proj': 1}), 'list the names of the modules'),
     (change_config(target_modules=['q_proj', 'embed_tokens']), "has 'embed_tokens'"),
     (change_config(r='three'), "r='three' is not a whole number"),
     (change_config(lora_alpha='three'), "lora_alpha='three' is not a finite number"),
@@ -199,6 +198,35 @@ def test_the_built_in_base_is_found_where_the_clone_of_the_training_is_gone(fold
     )
     assert "'/gone/clone/zeroplay_jax/mini/base' is not there" in warning
     assert warning.endswith(f' to {BUILT_IN_CHECKPOINT}\n')
+
+
+@pytest.mark.parametrize(
+    'fields',
+    [
+        {'target_modules': r'model\.layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj'},
+        {'exclude_modules': r'.*vision_tower.*', 'ensure_weight_tying': True},
+        {'init_lora_weights': 'eva', 'eva_config': {'rho': 1.0}},
+    ],
+)
+def test_fields_that_say_how_an_adapter_was_made_change_nothing(base, folder, fields):
+    _, model, params = base
+    change_config(**fields)(folder)
+    assert adapter_config.read(folder) == AdapterConfig(**CONFIG, base=base[0])
+    jax.tree.map(
+        np.testing.assert_array_equal, adapter_folders.load(folder, model), adapter_of(params, 1)
+    )
+
+
+def test_older_names_of_a_decoder_beside_an_encoder_are_read(base, folder):
+    _, model, params = base
+    path = folder / WEIGHTS_FILE
+    renamed = {}
+    for name, array in load_file(path).items():
+        renamed[name.replace('.model.layers.', '.language_model.model.layers.')] = array
+    save_file(renamed, path)
+    jax.tree.map(
+        np.testing.assert_array_equal, adapter_folders.load(folder, model), adapter_of(params, 1)
+    )
 
 
 @pytest.mark.parametrize('spoil,text', FAULTS, ids=[text for _, text in FAULTS])

@@ -140,6 +140,7 @@ CASES = [
     case('YaRN in the older form', 'qwen3', older(type='yarn', factor=4.0)),
     case('YaRN without rounding', 'qwen3', **rope(**YARN, truncate=False)),
     case('YaRN with other turns', 'qwen2', **rope(**YARN, beta_fast=4, beta_slow=2)),
+    case('YaRN of a trained extension', 'qwen2', **rope(**YARN, finetuned=True)),
     case('YaRN with its own factor of attention', 'llama3', **rope(**YARN, attention_factor=0.7)),
     case(
         'YaRN whose turns lie beyond the last channel',

@@ -396,7 +396,7 @@ def check_comparable(one: Json, other: Json) -> None:
     if differences:
         raise UserError(
             f'these results cannot be compared, they differ in {"; ".join(differences)}; '
-            'evaluate both alike'
+            'evaluate both alike (--date sets the day of a template)'
         )
     shared = [name for name in one['sets'] if name in other['sets']]
     if not shared:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import pathlib
 import sys
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.settings.paths import built_in_path
@@ -32,13 +35,18 @@ _SUPPORTED: dict[str, tuple] = {
     'layer_replication': (None,),
     'target_parameters': (None, []),
     # Other values, such as 'pissa', change the base when PEFT loads the adapter.
-    'init_lora_weights': (True, False, 'gaussian', 'orthogonal', None),
+    'init_lora_weights': (True, False, 'gaussian', 'orthogonal', 'eva', None),
 }
 # Fields of PEFT without an effect on a trained adapter of a supported kind.
 WITHOUT_EFFECT = frozenset(
     [
         'auto_mapping',
         'base_model_name_or_path',
+        # Concerns saved embeddings, which are refused.
+        'ensure_weight_tying',
+        'eva_config',
+        # Every module is looked up among the tensors.
+        'exclude_modules',
         'inference_mode',
         'layers_pattern',
         'lora_alpha',
@@ -189,6 +197,8 @@ def read(folder) -> AdapterConfig:
         raise UserError(
             f'{path}: base_model_name_or_path={stored_base!r} is no folder; write the folder of the base into the file'
         )
+    if isinstance(modules, str):
+        modules = _modules_of_tensors(path.parent / WEIGHTS_FILE)
     if not isinstance(modules, list) or not modules or not all(type(x) is str for x in modules):
         raise UserError(
             f'{path}: target_modules={modules!r} is not supported; list the names of the modules'
@@ -200,6 +210,21 @@ def read(folder) -> AdapterConfig:
     # A module may be named with its parents, such as self_attn.q_proj.
     names = {module.rpartition('.')[2].removesuffix(_MODULE_SUFFIX) for module in modules}
     return AdapterConfig(rank, float(alpha), tuple(sorted(names)), base)
+
+
+def _modules_of_tensors(path: pathlib.Path) -> list[str]:
+    """Returns the last parts of the names of the modules that a file has factors for; [] if it cannot be read.
+
+    PEFT writes a regular expression where `target_modules` was given as one. The tensors say which modules it matched.
+    """
+    modules = set()
+    # A file that is missing or damaged is reported by whoever reads the weights.
+    with contextlib.suppress(OSError, SafetensorError), safe_open(path, 'np') as file:
+        for name in file.keys():
+            module, factor, _ = name.partition('.lora_A.')
+            if factor:
+                modules.add(module.rpartition('.')[2])
+    return sorted(modules)
 
 
 # Cached: a command reads the file several times.

@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +28,11 @@ from zeroplay_jax.settings.adapters import LINEARS
 from zeroplay_jax.types import UserError
 
 _FACTORS = {A: 'lora_A', B: 'lora_B'}
-# The decoder in `transformers`, and in a model with an encoder of images.
+# The decoder in `transformers`, and in a model with an encoder of images, which older versions name otherwise.
 _DECODER = 'model.layers.'
 _WRAPPED_DECODER = 'model.language_model.layers.'
+_OLDER_WRAPPED_DECODER = 'language_model.model.layers.'
+_ADAPTED = 'base_model.model.'
 
 
 def wrapped_modules(model: ModelConfig, linears: Sequence[str]) -> tuple[str, ...]:
@@ -39,7 +41,7 @@ def wrapped_modules(model: ModelConfig, linears: Sequence[str]) -> tuple[str, ..
     The last part of a name would not do: the encoder has modules with the same one.
     """
     names = _tensor_names(model, linears, _WRAPPED_DECODER).values()
-    modules = {name.removeprefix('base_model.model.').rpartition('.lora_')[0] for name in names}
+    modules = {name.removeprefix(_ADAPTED).rpartition('.lora_')[0] for name in names}
     return tuple(sorted(modules))
 
 
@@ -60,10 +62,19 @@ def _tensor_names(
             layer = f'layer_{number}'
             kernel = whole[f'{layer}/{linear}/kernel'].name
             module_in_decoder = kernel.removesuffix('.weight').removeprefix(_DECODER)
-            module = f'base_model.model.{decoder}{module_in_decoder}'
+            module = f'{_ADAPTED}{decoder}{module_in_decoder}'
             for factor, peft_name in _FACTORS.items():
                 names[layer, linear, factor] = f'{module}.{peft_name}.weight'
     return names
+
+
+def _decoder_of(names: Iterable[str]) -> str:
+    """Returns with which name of the decoder's layers the tensors of an adapter begin."""
+    for name in names:
+        for decoder in (_WRAPPED_DECODER, _OLDER_WRAPPED_DECODER):
+            if name.startswith(_ADAPTED + decoder):
+                return decoder
+    return _DECODER
 
 
 def load(folder, model: ModelConfig) -> Params:
@@ -84,8 +95,7 @@ def load(folder, model: ModelConfig) -> Params:
             f'{folder / CONFIG_FILE}: target_modules has {unknown[0]!r}; only the linear layers '
             f'{", ".join(LINEARS)} can have adapters'
         )
-    is_wrapped = any(f'.{_WRAPPED_DECODER}' in name for name in stored)
-    names = _tensor_names(model, config.linears, _WRAPPED_DECODER if is_wrapped else _DECODER)
+    names = _tensor_names(model, config.linears, _decoder_of(stored))
     different = sorted(set(names.values()) ^ set(stored))
     if different:
         is_missing = different[0] in names.values()

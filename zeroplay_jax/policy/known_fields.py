@@ -46,6 +46,7 @@ _SUPPORTED_VALUES: dict[str, tuple] = {
     'logits_scaling': (1,),
     'mlp_bias': (False,),
     'n_routed_experts': (0,),
+    'no_rope_layers': ([],),
     'num_experts': (0,),
     'num_local_experts': (0,),
     'partial_rotary_factor': (1,),
@@ -53,6 +54,8 @@ _SUPPORTED_VALUES: dict[str, tuple] = {
     'pruned_heads': ({},),
     'quantization_config': (),
     'residual_multiplier': (1,),
+    'rope_interleave': (False,),
+    'rope_interleaved': (False,),
     'use_bidirectional_attention': (False,),
 }
 # Fields that change neither logits nor gradients: descriptions, defaults of generation (which older versions wrote

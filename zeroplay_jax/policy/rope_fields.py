@@ -14,7 +14,8 @@ _SCALINGS = {'linear': rope.Linear, 'llama3': rope.Llama3, 'yarn': rope.Yarn}
 _TYPES = ('default', *_SCALINGS)
 _ORIGINAL = 'original_max_position_embeddings'
 _LAYER_TYPES = ('full_attention', 'sliding_attention')
-_COMMON_FIELDS = {'rope_type', 'type', 'rope_theta', 'partial_rotary_factor'}
+# `finetuned` tells how a checkpoint was made.
+_COMMON_FIELDS = {'rope_type', 'type', 'rope_theta', 'partial_rotary_factor', 'finetuned'}
 
 
 @dataclasses.dataclass(frozen=True)

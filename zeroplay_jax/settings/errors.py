@@ -28,7 +28,8 @@ class Mistakes:
 
     def note(self, line: str, field: str = '') -> None:
         """Adds a line, unless there is one about the field: a later one is a consequence of the first."""
-        if not field or field not in self.fields:
+        is_consequence = bool(field) and field in self.fields
+        if not is_consequence and line not in self.lines:
             self.lines.append(line)
             self.fields.add(field)
 

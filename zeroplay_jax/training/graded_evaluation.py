@@ -53,6 +53,7 @@ class Plan:
       samples: answers per task; 1: greedy.
       limit: number of tasks drawn from the file; 0: all. A later start may have another limit.
       only_estimate: whether to print the estimate and stop.
+      date: the day that a chat template gets; '': that of the first start in the folder.
     """
 
     source: str
@@ -60,6 +61,7 @@ class Plan:
     samples: int = 1
     limit: int = 0
     only_estimate: bool = False
+    date: str = ''
 
 
 class _OnlyEstimate(Exception):
@@ -106,7 +108,7 @@ def evaluate(config, plan: Plan) -> dict[str, Any]:
                 run = build.build(
                     config,
                     before_weights=before_weights,
-                    date=input_record.start_date([plan.folder]),
+                    date=plan.date or input_record.start_date([plan.folder]),
                 )
             except _OnlyEstimate:
                 return _estimate_json(tasks, estimates)
