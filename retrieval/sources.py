@@ -99,7 +99,7 @@ def read(
     if skipped is None:
         skipped = BadLines(source, strict=True)
     # The suffix of a folder does not matter, so folders are handled before the suffix is read.
-    if holds_texts(source):
+    if holds_texts(source) or not source.exists():
         yield from _read_texts(source, skipped, passage_words)
         return
     if suffix_of(source) not in _PASSAGE_SUFFIXES:
@@ -167,7 +167,7 @@ def _read_texts(
     files = files_of(source)
     if not source.exists():
         raise RetrievalError(
-            f'{source}: cannot be read (no such file); give a text or a folder{similar_path(source)}'
+            f'{source}: cannot be read (no such file); give passages, a text or a folder{similar_path(source)}'
         )
     if not files:
         suffixes = sorted({path.suffix.lower() for path in visible_files(source)})

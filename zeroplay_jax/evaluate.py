@@ -79,7 +79,7 @@ _ESTIMATE = flags.DEFINE_bool(
 _DATE = flags.DEFINE_string(
     'date',
     '',
-    "Day for chat templates that write the date, as 2026-11-25; by default today.",
+    'Day for chat templates that write the date, as 2026-11-25; by default today.',
 )
 
 # Metrics that ask the judge of the config.

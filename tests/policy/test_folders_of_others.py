@@ -128,7 +128,9 @@ def test_every_field_of_a_model_with_an_encoder_of_images_is_known():
             'kin-config', 'quantised', dict(quantization_config={'bits': 4}), 'quantization_config'
         ),
         row('kin-config', 'scaled residuals', dict(residual_multiplier=0.2), 'residual_multiplier'),
-        row('kin-config', 'layers without positions', dict(no_rope_layers=[1, 0]), 'no_rope_layers'),
+        row(
+            'kin-config', 'layers without positions', dict(no_rope_layers=[1, 0]), 'no_rope_layers'
+        ),
         row('kin-config', 'pairs of neighbours', dict(rope_interleaved=True), 'rope_interleaved'),
         row('kin-config', 'a cap of 0', dict(attn_logit_softcapping=0.0), 'softcapping=0.0'),
         row('kin-config', 'experts', dict(num_local_experts=8), 'num_local_experts=8'),

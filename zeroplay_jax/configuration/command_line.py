@@ -317,6 +317,14 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
             default = defaults[field[1]]
             problem = f'must be {fields.type_name(default)}'
             fail(field[1], field[2], problem, f'give one such as {default!r}')
+        inner = [name for name in defaults if field and name.startswith(f'{field[1]}.')]
+        if field and inner:
+            fail(
+                field[1],
+                field[2],
+                'is a section',
+                f'give a field of it, such as --config.{inner[0]}=…',
+            )
         # The flag is not a field, so it is --config: the function of the config file raised this error.
         message = _last_line(error)
         config_file = re.match(r'flag (--config=.*?): ', str(error))
