@@ -1,6 +1,6 @@
-"""What the updates of a step cost with whole weights, with adapters role after role, and with adapters in one pass.
+"""What the updates of a step cost with whole weights and with adapters.
 
-The rows are those of the first step of `configs/ssp.py:mini` with weights of its own for each role, and all kinds of
+The rows are those of the first step of `configs/ssp.py:mini` with weights of its own for each role, and both kinds of
 updates get the same rows. Programs are compiled before anything is measured, and the kinds take turns.
 """
 
@@ -14,7 +14,7 @@ from unittest import mock
 
 from zeroplay_jax.configs import ssp
 from zeroplay_jax.configuration.rules import check
-from zeroplay_jax.learner.batch import Batch, JointBatch
+from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.selfplay import role_updates
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Step, all_steps
@@ -24,12 +24,8 @@ from zeroplay_jax.types import Row
 RANK = 8
 # Timed updates of each kind.
 REPEATS = 8
-# Kind of update → rank of the adapters, and whether the roles are updated in one pass.
-KINDS = {
-    'whole weights': (0, False),
-    f'rank {RANK}, role after role': (RANK, False),
-    f'rank {RANK}, in one pass': (RANK, True),
-}
+# Kind of update → rank of the adapters.
+KINDS = {'whole weights': 0, f'rank {RANK}': RANK}
 
 
 def make_engine(rank: int) -> Engine:
@@ -54,11 +50,6 @@ def first_rows(engine: Engine) -> tuple[Step, list[Row]]:
     return step, rows
 
 
-def separate_groups(learners: Any, config: Any) -> list[tuple[str, ...]]:
-    """Returns a group for each role, as `joint_groups` does where roles cannot share a pass."""
-    return [(role,) for role in learners]
-
-
 class PackedPlaces:
     """Counts micro-batches and their empty places while updates are packed.
 
@@ -73,15 +64,12 @@ class PackedPlaces:
         self.places = 0
         self.used = 0
 
-    def counted(self, pack: Callable[..., Sequence[Batch | JointBatch]]) -> Callable[..., Any]:
+    def counted(self, pack: Callable[..., Sequence[Batch]]) -> Callable[..., Any]:
         """Returns a packing function that counts what it returns."""
 
-        def pack_and_count(*args: Any, **settings: Any) -> Sequence[Batch | JointBatch]:
+        def pack_and_count(*args: Any, **settings: Any) -> Sequence[Batch]:
             packed = pack(*args, **settings)
-            for micro_batch in packed:
-                batch = micro_batch
-                if isinstance(batch, JointBatch):
-                    batch = batch.batch
+            for batch in packed:
                 self.micro_batches += 1
                 self.places += batch.segment.size
                 self.used += int((batch.segment > 0).sum())
@@ -90,15 +78,10 @@ class PackedPlaces:
         return pack_and_count
 
 
-def update(engine: Engine, step: Step, rows: list[Row], in_one_pass: bool) -> dict[str, float]:
+def update(engine: Engine, step: Step, rows: list[Row]) -> dict[str, float]:
     """Makes the updates of a step; returns their CPU seconds, micro-batches and share of empty places."""
     count = PackedPlaces()
-    groups = role_updates.joint_groups if in_one_pass else separate_groups
-    with (
-        mock.patch.object(role_updates, 'joint_groups', groups),
-        mock.patch.object(role_updates, 'pack_rows', count.counted(role_updates.pack_rows)),
-        mock.patch.object(role_updates, 'pack_roles', count.counted(role_updates.pack_roles)),
-    ):
+    with mock.patch.object(role_updates, 'pack_rows', count.counted(role_updates.pack_rows)):
         before = time.process_time()
         # It ends with a check of the new weights, so nothing is computed afterwards.
         engine.updates.run(step, rows)
@@ -113,16 +96,15 @@ def update(engine: Engine, step: Step, rows: list[Row], in_one_pass: bool) -> di
 def measure(repeats: int = REPEATS) -> tuple[int, dict[str, dict[str, float]]]:
     """Returns the number of rows, and kind of update → medians of its figures."""
     engines: dict[int, Engine] = {}
-    for rank, _ in KINDS.values():
-        if rank not in engines:
-            engines[rank] = make_engine(rank)
-            # A fresh adapter is its base, so that both engines play the same rollouts.
-            step, rows = first_rows(engines[rank])
+    for rank in KINDS.values():
+        engines[rank] = make_engine(rank)
+        # A fresh adapter is its base, so that both engines play the same rollouts.
+        step, rows = first_rows(engines[rank])
     figures: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     # The first one compiles.
     for number in range(repeats + 1):
-        for kind, (rank, in_one_pass) in KINDS.items():
-            figure = update(engines[rank], step, rows, in_one_pass)
+        for kind, rank in KINDS.items():
+            figure = update(engines[rank], step, rows)
             if number:
                 figures[kind].append(figure)
     medians: dict[str, dict[str, float]] = {}

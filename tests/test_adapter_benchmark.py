@@ -1,6 +1,5 @@
 """The comparison of adapters with whole weights: its configs, its table, and stored runs."""
 
-import dataclasses
 import json
 import types
 
@@ -8,7 +7,7 @@ import pytest
 
 from benchmarks import adapter_cost, adapters
 from zeroplay_jax.configuration import fields, rules
-from zeroplay_jax.learner.batch import Batch, JointBatch
+from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.selfplay import role_updates
 
 
@@ -54,34 +53,26 @@ def test_stored_runs_are_tabulated_and_not_executed_again(tmp_path, capsys, monk
     assert [row['rank'] for row in rows] == [0, 4] and rows[1]['area'] == 0.4
 
 
-def test_the_cost_counts_the_places_of_both_kinds_of_updates(monkeypatch):
+def test_the_cost_counts_the_places_of_updates(monkeypatch):
     batch = Batch.blank((2, 5))
     batch.segment[0, :3] = 1
-    joint = JointBatch(dataclasses.replace(batch), frozenset((0, 1)))
     monkeypatch.setattr(role_updates, 'pack_rows', lambda rows: [batch])
-    monkeypatch.setattr(role_updates, 'pack_roles', lambda roles: [joint])
-    monkeypatch.setattr(role_updates, 'joint_groups', lambda learners, config: [tuple(learners)])
 
     def run(step, rows):
-        for group in role_updates.joint_groups({'a': 1, 'b': 2}, None):
-            if len(group) > 1:
-                role_updates.pack_roles(rows)
-            else:
-                role_updates.pack_rows(rows)
+        for _ in range(2):
+            role_updates.pack_rows(rows)
 
     engine = types.SimpleNamespace(updates=types.SimpleNamespace(run=run))
-    separate = adapter_cost.update(engine, None, [], in_one_pass=False)
-    together = adapter_cost.update(engine, None, [], in_one_pass=True)
-    assert (separate['micro_batches'], together['micro_batches']) == (2, 1)
-    assert separate['empty'] == together['empty'] == 0.7
-    lines = adapter_cost.markdown(4, {'x': together | {'cpu_seconds': 1.0}})
-    assert lines.endswith('| x | 1 | 70 % | 1.00 |\n') and 'of 4 rollouts' in lines
+    figures = adapter_cost.update(engine, None, [])
+    assert figures['micro_batches'] == 2 and figures['empty'] == 0.7
+    lines = adapter_cost.markdown(4, {'x': figures | {'cpu_seconds': 1.0}})
+    assert lines.endswith('| x | 2 | 70 % | 1.00 |\n') and 'of 4 rollouts' in lines
 
 
 @pytest.mark.long
 def test_the_cost_of_updates_is_measured():
     rows, figures = adapter_cost.measure(repeats=1)
-    whole, separate, joint = figures.values()
-    assert rows and whole['micro_batches'] == separate['micro_batches'] > joint['micro_batches']
-    assert whole['empty'] == separate['empty'] > joint['empty']
+    whole, adapted = figures.values()
+    assert rows and whole['micro_batches'] == adapted['micro_batches']
+    assert whole['empty'] == adapted['empty']
     assert all(figure['cpu_seconds'] > 0 for figure in figures.values())

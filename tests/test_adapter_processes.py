@@ -15,7 +15,6 @@ ADAPTERS = [
 FILE = 'adapter_model.safetensors'
 
 
-# With separate weights the roles of a step are updated in one pass (learner/joint_update.py).
 @pytest.mark.long
 @pytest.mark.parametrize('weights', ['shared', 'separate'])
 def test_two_processes_play_and_learn_what_one_does(tmp_path, weights):

@@ -1,7 +1,6 @@
 """Losses of single tokens have their gradient computed with the logits: the same gradient, with fewer products."""
 
 import dataclasses
-import functools
 import re
 
 import jax
@@ -13,7 +12,6 @@ from test_learner import make_rows, role
 from test_teacher import DISTILS, other, packed, taught_rows
 
 from zeroplay_jax.learner.frozen_base import FrozenBase
-from zeroplay_jax.learner.joint_update import joint_loss
 from zeroplay_jax.learner.loss import LossConfig, loss
 from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.objectives import masking
@@ -194,7 +192,7 @@ def adapter_of(base, seed=0):
 
 
 def test_a_frozen_head_has_no_gradient(policy):
-    """Logits and the gradient of the states remain, for one role and for several in one pass."""
+    """Logits and the gradient of the states remain."""
     model, params = policy
     base = FrozenBase.of(params, sharding.make_mesh(), scale=4.0).params
     (batch,) = pack(make_rows(model, 4), micro_rows=4, tokens=60, mode='token')
@@ -205,23 +203,6 @@ def test_a_frozen_head_has_no_gradient(policy):
     ours = gradient((model, one), config, on_policy(batch), base=base)
     theirs = gradient((model, one), by_rows(config), on_policy(batch), base=base)
     assert_close(ours, theirs, FLOAT32)
-
-    adapter = np.arange(4, dtype=np.int32)[:, None] % 2 * np.ones_like(batch.tokens)
-    batch = dataclasses.replace(on_policy(batch), adapter=adapter)
-    configs = (config, LossConfig.of(role(loss='reinforce')))
-    both = (one, adapter_of(base, 1))
-
-    def joint(configs, params, batch):
-        return joint_loss(model, configs, params, batch, batch.old_logp - 0.3, base)
-
-    step = jax.grad(joint, argnums=1, has_aux=True)
-    assert head_products(functools.partial(step, configs), both, batch) == (1, 1, 0)
-    step = tiny.jit(step, static_argnums=0)
-    ours, our_stats = jax.device_get(step(configs, both, batch))
-    separate = (configs[0], by_rows(configs[1]))
-    theirs, their_stats = jax.device_get(step(separate, both, batch))
-    for role_stats, expected in zip(our_stats, their_stats, strict=True):
-        assert_close((ours, role_stats), (theirs, expected), FLOAT32)
 
 
 # The sum over tokens

@@ -13,10 +13,8 @@ from safetensors.numpy import load_file
 from zeroplay_jax.configs import drzero, dspo, piplay, scope, ssp
 from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.export import export
-from zeroplay_jax.policy import adapter_folders, hf, quantization
+from zeroplay_jax.policy import adapter_config, adapter_folders, hf, quantization
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.selfplay import role_updates
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.training import branch, loop, source_checkpoint
 from zeroplay_jax.training.run_weights import weights_of_roles
 
@@ -98,44 +96,6 @@ def test_with_steps_that_begin_early_a_resumed_run_has_the_same_bits():
     ahead_runs.same_weights(ahead_runs.weights(engine), final)
 
 
-def make_joint_engine():
-    config = make_config('ssp', weights='separate')
-    config.solver.update(steps=2, minibatches=2)
-    config.ssp.answerability_check = False
-    check(config)
-    return ahead_runs.make_engine(config)
-
-
-@pytest.mark.long
-def test_a_run_with_roles_in_one_pass_is_resumed_with_the_same_bits():
-    engine = make_joint_engine()
-    records = ahead_runs.play(engine, last=1)
-    device_state, host_state = arrays(engine.device_state()), json.dumps(engine.host_state())
-    records += ahead_runs.play(engine, first=1)
-    final = ahead_runs.weights(engine)
-    (joint,) = engine.updates._joint_updates.values()
-    assert joint._accumulate._cache_size() == 1
-    engine.versions.clear()
-    engine.restore(device_state, json.loads(host_state))
-    assert ahead_runs.play(engine, first=1) == records[1:]
-    ahead_runs.same_weights(ahead_runs.weights(engine), final)
-
-
-@pytest.mark.long
-def test_a_step_in_one_pass_has_the_metrics_of_separate_updates(monkeypatch):
-    engine = make_joint_engine()
-    state, host_state = arrays(engine.device_state()), json.dumps(engine.host_state())
-    (ours,) = ahead_runs.play(engine, last=1)
-    monkeypatch.setattr(role_updates, 'joint_groups', lambda learners, _: [(x,) for x in learners])
-    engine.versions.clear()
-    engine.restore(state, json.loads(host_state))
-    (theirs,) = ahead_runs.play(engine, last=1)
-    assert ours['metrics'].keys() == theirs['metrics'].keys()
-    assert ours['metrics']['solver/gradient_norm'] > 0
-    for name, value in theirs['metrics'].items():
-        assert ours['metrics'][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
-
-
 @pytest.mark.parametrize('base', ['none', pytest.param('int8', marks=pytest.mark.long)])
 def test_a_killed_run_is_resumed_exported_and_continued(tmp_path, monkeypatch, base):
     config = make_config('piplay')
@@ -166,8 +126,9 @@ def test_a_killed_run_is_resumed_exported_and_continued(tmp_path, monkeypatch, b
         # The merged folder holds the base that was trained over, with the adapter.
         read = hf.load(whole / 'policy' / name)
         if base == 'int8':
-            params = quantization.dequantized(hf.load(BUILT_IN_CHECKPOINT, quantized=True))
             folder = whole / 'policy' / name
+            base_weights = hf.load(adapter_config.base_folder(folder), quantized=True)
+            params = quantization.dequantized(base_weights)
             read = adapter_folders.add_to(params, folder, hf.read_config(folder))
         merged = hf.load(whole / 'policy' / f'{name}-merged')
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), read, merged)

@@ -41,7 +41,6 @@ class Batch:
         own before the first update of a batch.   sampler_logp: float32, the sampler's.   advantage: float32.
       weight: float32, weight of the token in the loss, global denominator included.
       teacher: the teacher's view of the rows, or None.
-      adapter: int32, index of the adapter of every token, `adapters.NO_ADAPTER` where empty; None: one for all.
       means: name → float32, the mean over the batch of the optimiser step at every token, where the loss declares any.
     """
 
@@ -54,7 +53,6 @@ class Batch:
     advantage: np.ndarray
     weight: np.ndarray
     teacher: TeacherBatch | None = None
-    adapter: np.ndarray | None = None
     means: dict[str, np.ndarray] | None = None
 
     @classmethod
@@ -92,29 +90,6 @@ class Batch:
             advantage=floats(),
             weight=floats(),
             teacher=teacher,
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class JointBatch:
-    """A micro-batch with rollouts of several roles, each with an adapter of its own.
-
-    Attributes:
-      batch: the rows; `adapter` is the index of the role of every token.
-      roles: indices of the roles with rollouts in this micro-batch, those of other processes included.
-    """
-
-    batch: Batch
-    roles: frozenset[int]
-
-    def of_role(self, role: int) -> Batch:
-        """Returns the batch with the tokens of one role trained only; all rows have the same adapter."""
-        is_own = self.batch.adapter == role
-        return dataclasses.replace(
-            self.batch,
-            mask=self.batch.mask & is_own,
-            weight=np.where(is_own, self.batch.weight, np.float32(0)),
-            adapter=None,
         )
 
 

@@ -215,15 +215,6 @@ class Learner:
         """Whether the trained weights are adapters."""
         return self.base is not None
 
-    @property
-    def weight_shardings(self) -> Any:
-        """Tree of the shardings of `readable_weights`."""
-        return self._readable_layout(self.state['params'])[1]
-
-    def role_update(self, role: str) -> RoleUpdate:
-        """Returns the programs of a role's update."""
-        return self._role_updates[role]
-
     def _readable_layout(self, params: Params) -> tuple[Any, Any]:
         """Returns shapes and shardings of what `_readable` returns; of `params` only the shapes are used."""
         if self._reads_view:
@@ -380,11 +371,11 @@ class Learner:
         del teacher
         params = None if self._reads_view else weights
         del weights
-        gradient_norm = self.apply_gradients(role, gradients, params)
+        gradient_norm = self._apply_gradients(role, gradients, params)
         return host_statistics(device_stats, gradient_norm)
 
-    def apply_gradients(
-        self, role: str, gradients: Params, params: Params | None = None
+    def _apply_gradients(
+        self, role: str, gradients: Params, params: Params | None
     ) -> Float[Array, '']:
         """Takes one optimiser step with these gradients and returns their norm; replaces `state`.
 

@@ -15,9 +15,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from zeroplay_jax.learner.batch import Batch, JointBatch, TeacherBatch
+from zeroplay_jax.learner.batch import Batch, TeacherBatch
 from zeroplay_jax.objectives import aggregation
-from zeroplay_jax.policy.adapters import NO_ADAPTER
 from zeroplay_jax.types import POLICY, Row, Trajectory, UserError
 
 # Orders in which trajectories are packed.
@@ -36,20 +35,6 @@ class BatchPart:
 
     rows: Sequence[int]
     fetch: Callable[[Sequence[Row], Sequence[int]], Sequence[Row | None]]
-
-
-class RoleRows(NamedTuple):
-    """The rollouts of one role in a batch of several roles.
-
-    Attributes:
-      rows: trajectories with their advantages.
-      mode: aggregation of the role's loss.
-      total: denominator of its weights, as of `pack`.
-    """
-
-    rows: Sequence[Row]
-    mode: str
-    total: float | int
 
 
 class _Slot(NamedTuple):
@@ -145,52 +130,6 @@ def pack(
         )
 
     return _micro_batches(whole, micro_rows)
-
-
-def pack_roles(
-    roles: Sequence[RoleRows],
-    *,
-    micro_rows: int,
-    tokens: int,
-    order: str = 'arrival',
-    part: BatchPart | None = None,
-) -> list[JointBatch]:
-    """Packs the trajectories of several roles together, so that a row may hold trajectories of each.
-
-    Args:
-      roles: trajectories by role; the index of a role is that of its adapter.
-      micro_rows, tokens, order, part: as of `pack`.
-
-    Returns:
-      Micro-batches as of `pack`; the weights of every role have its own mode and denominator.
-
-    Raises:
-      UserError: a trajectory is longer than L.
-    """
-    rows: list[Row] = []
-    role_of_row: dict[int, int] = {}
-    for index, role in enumerate(roles):
-        rows += role.rows
-        role_of_row |= {id(row): index for row in role.rows}
-    rows = _in_order(rows, order)
-    slots = _first_fit(rows, tokens, 0)
-    # Collected before the slots are reduced to those of this process: all processes need the same answer.
-    roles_of_micro_batch: dict[int, set[int]] = {}
-    for row, slot in zip(rows, slots, strict=True):
-        micro_batch = slot.row // micro_rows
-        roles_of_micro_batch.setdefault(micro_batch, set()).add(role_of_row[id(row)])
-
-    whole, sequence, local_rows = _written(rows, slots, micro_rows, tokens, 0, part)
-    # The last entry is that of empty positions, whose sequence is -1.
-    role_of_sequence = np.array([role_of_row[id(row)] for row in rows] + [NO_ADAPTER], np.int32)
-    whole = dataclasses.replace(whole, adapter=role_of_sequence[sequence])
-    for index, role in enumerate(roles):
-        is_trained = whole.mask & (whole.adapter == index)
-        whole.weight[:] += aggregation.token_weights(is_trained, sequence, role.mode, role.total)
-    return [
-        JointBatch(batch, frozenset(roles_of_micro_batch[number]))
-        for number, batch in enumerate(_micro_batches(whole, local_rows))
-    ]
 
 
 def _in_order(rows: Sequence[Row], order: str) -> list[Row]:

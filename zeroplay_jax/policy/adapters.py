@@ -109,12 +109,6 @@ def stack(adapters: Sequence[Params]) -> Params:
     return jax.tree_util.tree_map_with_path(concatenate, *adapters)
 
 
-def join_several(base: Params, adapters: Sequence[Params]) -> Params:
-    """Returns the base with adapters of equal shapes and scale side by side, in the order of `stack`."""
-    scale = jnp.broadcast_to(base[SCALE], (len(adapters),))
-    return join(base | {SCALE: scale}, stack(adapters))
-
-
 def merged(params: Params) -> Params:
     """Returns whole float32 weights that compute what a base with one adapter does, up to rounding.
 

@@ -94,7 +94,6 @@ def hidden(
     tokens: PackedInts,
     positions: PackedInts,
     segment: PackedInts,
-    adapter: PackedInts | None = None,
 ) -> Float[Array, 'batch length hidden_size']:
     """Returns the final hidden states of packed rows, in `config.dtype`.
 
@@ -104,14 +103,9 @@ def hidden(
       tokens: token ids.
       positions: position of every token within its segment.
       segment: segment number of every token, 0 for padding.
-      adapter: adapter of every token (policy/adapters.py); None: the only one, if the weights have adapters.
     """
     attend = _packed_attend(config, segment)
-    variables = {'params': params}
-    adapter_of_token = None if adapter is None else jnp.ravel(adapter)
-    hidden_states, _ = Decoder(config).apply(
-        variables, tokens, positions, attend, adapter=adapter_of_token
-    )
+    hidden_states, _ = Decoder(config).apply({'params': params}, tokens, positions, attend)
     return hidden_states
 
 
@@ -259,7 +253,6 @@ def score(
     temperature: float = 1.0,
     train_entropy: bool = False,
     wanted: Bool[AnyArray, 'batch length'] | None = None,
-    adapter: PackedInts | None = None,
 ) -> tuple[PerToken, PerToken]:
     """Returns the log-probability of every token and the entropy of the distribution that predicts it.
 
@@ -271,7 +264,7 @@ def score(
       computed from the previous segment; the caller must mask them.
     """
     scores = token_scores(
-        config, params, tokens, positions, segment, temperature, train_entropy, wanted, adapter
+        config, params, tokens, positions, segment, temperature, train_entropy, wanted
     )
     logp, entropy, _ = scores.arrays()
     return logp, entropy
@@ -286,7 +279,6 @@ def token_scores(
     temperature: float = 1.0,
     train_entropy: bool = False,
     wanted: Bool[AnyArray, 'batch length'] | None = None,
-    adapter: PackedInts | None = None,
 ) -> TokenScores:
     """Returns the scores (log-probability, entropy, {}) of every token, to be computed as arrays or within a loss.
 
@@ -299,9 +291,8 @@ def token_scores(
       temperature: divides the logits, as in the sampler.
       train_entropy: whether the entropy has a gradient.
       wanted: True at tokens whose values are needed. The others are 0, and no logits are computed for them. None: all.
-      adapter: as of `hidden`.
     """
-    hidden_states = hidden(config, params, tokens, positions, segment, adapter)
+    hidden_states = hidden(config, params, tokens, positions, segment)
 
     def score_chunk(head, chunk_hidden, shared, per_token):
         (chunk_tokens,) = per_token

@@ -8,11 +8,9 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from zeroplay_jax.learner.batch import Batch, JointBatch
+from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.learner.fingerprint import weights_are_finite
-from zeroplay_jax.learner.joint_update import JointUpdate, joint_groups
 from zeroplay_jax.learner.learner import Learner
-from zeroplay_jax.learner.packing import pack_roles
 from zeroplay_jax.learner.value_network import ValueNetwork
 from zeroplay_jax.objectives import schedules
 from zeroplay_jax.objectives.types import Stats
@@ -27,7 +25,6 @@ from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.selfplay.task_log import skipped_update_log
 from zeroplay_jax.selfplay.update_batch import (
     pack_rows,
-    role_rows,
     set_advantages,
     split_minibatches,
     trained_rows,
@@ -114,7 +111,6 @@ class RoleUpdates:
         self._versions = versions
         self._publish = publish_weights
         self._value_networks = value_networks
-        self._joint_updates: dict[tuple[str, ...], JointUpdate] = {}
         self.operations = 0.0
         self.task_log: list[Json] = []
 
@@ -130,14 +126,9 @@ class RoleUpdates:
         plans: dict[str, RolePlan] = {}
         # The order matters with shared weights (SSP): the second role is updated from weights that
         # the first one has just changed.
-        learners = {role: self._learners[self._weights_of[role]] for role in step.phase.trains}
-        for group in joint_groups(learners, self._config):
-            if len(group) > 1:
-                for plan in self._update_jointly(step, group, rows):
-                    plans[plan.role] = plan
-            else:
-                (role,) = group
-                plans[role] = self._update_role(step, role, _rows_of_role(rows, role))
+        for role in step.phase.trains:
+            role_rows = [row for row in rows if row.role == role]
+            plans[role] = self._update_role(step, role, role_rows)
         return plans
 
     def _plan(self, step: Step, role: str, rows: list[Row]) -> RolePlan:
@@ -227,47 +218,6 @@ class RoleUpdates:
             plan.add(number, learner.update(plan.role, packed, plan.distill_coef))
             plan.stats = added(plan.stats, network.update(value_batches))
 
-    def _update_jointly(
-        self, step: Step, roles: Sequence[str], rows: Sequence[Row]
-    ) -> list[RolePlan]:
-        """Makes the updates of several roles in one pass (learner/joint_update.py) and publishes their weights.
-
-        The first minibatches of all roles are one update of each, then the second ones. A role that has more of them is
-        then updated alone, by the same program.
-
-        Args:
-          rows: all rows of the step.
-        """
-        plans = []
-        for role in roles:
-            plans.append(self._plan(step, role, _rows_of_role(rows, role)))
-        updates = []
-        for number in range(max(len(plan.minibatches) for plan in plans)):
-            updates.append(self._pack_jointly(plans, number))
-        joint = self._joint_update(tuple(roles))
-        with self._offloaded_sampler([self._weights_of[role] for role in roles]):
-            # All roles of a group have the same setting.
-            if plans[0].settings.old_logp == 'trainer':
-                updates = [joint.recompute_old_logp(packed) for packed in updates]
-                for index, plan in enumerate(plans):
-                    first_update = [batch.of_role(index) for batch in updates[0]]
-                    plan.stats |= step_metrics.sampler_gap(first_update, self._context.hosts)
-            for number, packed in enumerate(updates):
-                updated = [plan for plan in plans if number < len(plan.minibatches)]
-                stats = joint.update(packed, [plan.role for plan in updated])
-                for plan in updated:
-                    plan.add(number, stats[plan.role])
-        for plan in plans:
-            self._publish_update(plan)
-        return plans
-
-    def _joint_update(self, roles: tuple[str, ...]) -> JointUpdate:
-        """Returns the programs of a group of roles, built at the first call."""
-        if roles not in self._joint_updates:
-            learners = {role: self._learners[self._weights_of[role]] for role in roles}
-            self._joint_updates[roles] = JointUpdate(learners)
-        return self._joint_updates[roles]
-
     def _publish_update(self, plan: RolePlan) -> None:
         """Publishes the weights of a role after its updates; adds to statistics and `task_log`."""
         self.task_log += plan.skipped
@@ -304,20 +254,3 @@ class RoleUpdates:
         learner = self._learners[self._weights_of[role]]
         part = batch_part(self._context.hosts, learner.mesh, micro.rows)
         return pack_rows(rows, settings, shape, distill_coef, teacher_tokens, micro.order, part)
-
-    def _pack_jointly(self, plans: Sequence[RolePlan], number: int) -> list[JointBatch]:
-        """Returns the micro-batches of the minibatches of this number of several roles (`packing.pack_roles`)."""
-        micro = self._config.micro
-        roles = []
-        for plan in plans:
-            rows = plan.minibatches[number] if number < len(plan.minibatches) else []
-            roles.append(role_rows(rows, plan.settings))
-        mesh = self._learners[self._weights_of[plans[0].role]].mesh
-        part = batch_part(self._context.hosts, mesh, micro.rows)
-        return pack_roles(
-            roles, micro_rows=micro.rows, tokens=micro.tokens, order=micro.order, part=part
-        )
-
-
-def _rows_of_role(rows: Sequence[Row], role: str) -> list[Row]:
-    return [row for row in rows if row.role == role]

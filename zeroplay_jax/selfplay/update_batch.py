@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from zeroplay_jax.learner import loss as losses
 from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.learner.batch_means import with_means
-from zeroplay_jax.learner.packing import BatchPart, RoleRows, pack
+from zeroplay_jax.learner.packing import BatchPart, pack
 from zeroplay_jax.objectives import advantages, aggregation
 from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.policy import transformer
@@ -112,34 +112,6 @@ def trained_rows(rows: Sequence[Row], settings: Any, distill_coef: float) -> lis
     return [row for row in rows if row.drop is None and (keeps_all or row.advantage)]
 
 
-def role_rows(rows: Sequence[Row], settings: Any, distill_coef: float = 0.0) -> RoleRows:
-    """Returns the rows that an update computes, with the aggregation and the denominator of all valid rows.
-
-    Dropped rows are left out, and with `skip_uninformative` rows without any gradient; those still count in the
-    denominator of the loss.
-
-    Args:
-      rows: rows of one role with advantages.
-      settings: `config.<role>`.
-      distill_coef: weight of the distillation term.
-    """
-    valid = _valid_rows(rows)
-    # Only policy tokens count: tool output has no loss and must not change a mean over a sequence.
-    lengths = np.array([row.trajectory.lengths[-1].policy for row in valid], np.int64)
-    # All valid rows of the optimiser step share one denominator. With a mean per micro-batch the weight of
-    # a token would depend on the rows that are packed with it.
-    if settings.aggregation == 'constant':
-        denominator = settings.constant_norm * len(valid)
-    else:
-        denominator = aggregation.denominator(lengths, settings.aggregation)
-    trained = trained_rows(valid, settings, distill_coef)
-    return RoleRows(trained, settings.aggregation, denominator)
-
-
-def _valid_rows(rows: Sequence[Row]) -> list[Row]:
-    return rows_per_context([row for row in rows if row.drop is None])
-
-
 def pack_rows(
     rows: Sequence[Row],
     settings: Any,
@@ -151,8 +123,11 @@ def pack_rows(
 ) -> list[Batch]:
     """Packs rows with advantages into the micro-batches of one optimiser step.
 
+    Dropped rows are left out, and with `skip_uninformative` rows without any gradient; those still count in the
+    denominator of the loss.
+
     Args:
-      rows: as of `role_rows`.
+      rows: rows of one role with advantages.
       settings: `config.<role>`.
       micro_shape: (B, L) of a micro-batch.
       distill_coef: weight of the distillation term.
@@ -160,18 +135,26 @@ def pack_rows(
       order: in which rollouts are packed, see `packing.pack`.
       part: the rows of this process, if there are several.
     """
-    trained, mode, denominator = role_rows(rows, settings, distill_coef)
+    valid = rows_per_context([row for row in rows if row.drop is None])
+    # Only policy tokens count: tool output has no loss and must not change a mean over a sequence.
+    lengths = np.array([row.trajectory.lengths[-1].policy for row in valid], np.int64)
+    # All valid rows of the optimiser step share one denominator. With a mean per micro-batch the weight of
+    # a token would depend on the rows that are packed with it.
+    if settings.aggregation == 'constant':
+        denominator = settings.constant_norm * len(valid)
+    else:
+        denominator = aggregation.denominator(lengths, settings.aggregation)
     # A row without a teacher prompt (its path was too long) is trained but not distilled.
     distilled_tokens = 0
-    for row in _valid_rows(rows):
+    for row in valid:
         if row.teacher_tokens:
             distilled_tokens += row.trajectory.lengths[-1].policy
     micro_rows, tokens = micro_shape
     return pack(
-        trained,
+        trained_rows(valid, settings, distill_coef),
         micro_rows=micro_rows,
         tokens=tokens,
-        mode=mode,
+        mode=settings.aggregation,
         total=denominator,
         teacher_tokens=teacher_tokens,
         teacher_total=float(distilled_tokens),
