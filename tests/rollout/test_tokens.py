@@ -227,13 +227,38 @@ def test_stop_string_is_found_wherever_the_bursts_are_cut(codec):
         assert hit == (len(ids) - 2, 'fade</answer>')
 
 
-def test_a_unigram_tokenizer_is_refused_by_name(tmp_path):
+LETTERS = {letter: number for number, letter in enumerate('<>|_/abcdefghijklmnopqrstuvwxyz')}
+OTHER_MODELS = {
+    'Unigram': tokenizers.models.Unigram([('<unk>', 0.0), ('a', -1.0)], unk_id=0),
+    'BPE of characters': tokenizers.models.BPE(LETTERS, []),
+    'BPE with ends of words': tokenizers.models.BPE(LETTERS, [], end_of_word_suffix='</w>'),
+    'WordPiece': tokenizers.models.WordPiece(LETTERS | {'[UNK]': 99}),
+    'WordLevel': tokenizers.models.WordLevel(LETTERS, unk_token='[UNK]'),
+}
+
+
+@pytest.mark.fault('kin-tokenizer', 'a tokenizer that is not byte-level')
+@pytest.mark.parametrize('name', OTHER_MODELS)
+def test_a_tokenizer_that_is_not_byte_level_is_refused_by_name(tmp_path, user_reads, name):
     folder = tiny.make_folder(tmp_path / 'policy')
-    model = tokenizers.models.Unigram([('<unk>', 0.0), ('a', -1.0)], unk_id=0)
-    tokenizers.Tokenizer(model).save(str(folder / 'tokenizer.json'))
-    with pytest.raises(ValueError, match='Unigram tokenizer is not byte-level') as caught:
-        Codec(folder)
-    assert str(folder) in str(caught.value)
+    tokenizer = tokenizers.Tokenizer(OTHER_MODELS[name])
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / 'tokenizer.json'))
+    with pytest.raises(UserError, match=f'{name.split()[0]} tokenizer is not byte-level') as refusal:
+        open_codec(folder)
+    assert str(folder) in str(refusal.value)
+    user_reads(refusal.value)
+
+
+def test_a_byte_without_a_token_is_refused(tmp_path):
+    folder = tiny.make_folder(tmp_path / 'policy')
+    path = folder / 'tokenizer.json'
+    specification = json.loads(path.read_text())
+    # The first byte of many characters of Latin scripts.
+    del specification['model']['vocab']['Ã']
+    path.write_text(json.dumps(specification))
+    with pytest.raises(UserError, match='is not byte-level'):
+        open_codec(folder)
 
 
 def test_token_bytes_cover_every_id(codec):

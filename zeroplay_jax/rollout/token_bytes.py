@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,8 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_ALPHABET = _byte_alphabet()
+# Bytes that no UTF-8 text has; some vocabularies leave them out.
+_NEVER_IN_UTF8 = frozenset([0xC0, 0xC1, *range(0xF5, 0x100)])
 _BYTE_TOKENS = {f'<0x{byte:02X}>': bytes([byte]) for byte in range(256)}
 
 
@@ -41,9 +44,32 @@ def marks_spaces(specification: dict[str, Any]) -> bool:
       specification: content of tokenizer.json.
     """
     model = specification['model']
-    has_bytes = model.get('byte_fallback') and _BYTE_TOKENS.keys() <= model['vocab'].keys()
+    # The vocabulary of other types is a list.
+    is_bpe = model['type'] == 'BPE' and model.get('byte_fallback')
+    has_bytes = is_bpe and _BYTE_TOKENS.keys() <= model['vocab'].keys()
     # Other normalisers, such as one that puts a space before every text, would change pieces of a prompt.
     return bool(has_bytes) and specification.get('normalizer') == _SPACES_MARKED
+
+
+def is_byte_level(specification: dict[str, Any]) -> bool:
+    """Returns whether a tokenizer is BPE over the characters of the byte-level alphabet, so that no text is lost.
+
+    Args:
+      specification: content of tokenizer.json.
+    """
+    model = specification['model']
+    # The names of both marks of parts of words, as in CLIP and in WordPiece: they are no text.
+    has_marks = model.get('end_of_word_suffix') or model.get('continuing_subword_prefix')
+    if model['type'] != 'BPE' or has_marks:
+        return False
+    steps = [specification.get('normalizer'), specification.get('pre_tokenizer')]
+    # Sequences of steps hold further ones. Only this one turns text into the characters of the alphabet.
+    if '"type": "ByteLevel"' not in json.dumps(steps):
+        return False
+    for character, byte in _BYTE_ALPHABET.items():
+        if character not in model['vocab'] and byte not in _NEVER_IN_UTF8:
+            return False
+    return True
 
 
 def bytes_function(specification: dict[str, Any]) -> Callable[[str], bytes]:

@@ -26,7 +26,7 @@ from zeroplay_jax.policy.config_fields import vocabulary_size
 from zeroplay_jax.rollout import stop_ids, tokenizer_rules
 from zeroplay_jax.rollout.chat_template import ChatTemplate
 from zeroplay_jax.rollout.messages import Message, Untrusted
-from zeroplay_jax.rollout.token_bytes import bytes_function
+from zeroplay_jax.rollout.token_bytes import bytes_function, is_byte_level, marks_spaces
 from zeroplay_jax.rollout.tokenizer_rules import outside_error
 from zeroplay_jax.types import PROMPT, Trajectory, UserError
 
@@ -84,12 +84,11 @@ class Codec:
         tokenizer_class = transformers.PreTrainedTokenizerFast
         tokenizer = tokenizer_class.from_pretrained(str(self.folder))
         specification = json.loads(tokenizer.backend_tokenizer.to_str())
-        vocabulary = specification['model']['vocab']
-        # Unigram vocabularies are lists of (token, score). They are never byte-level.
-        if not isinstance(vocabulary, dict):
+        if not is_byte_level(specification) and not marks_spaces(specification):
             model_type = specification['model']['type']
             raise UserError(
-                f'{self.folder}: a {model_type} tokenizer is not byte-level; choose a checkpoint with byte-level BPE'
+                f'{self.folder}: its {model_type} tokenizer is not byte-level: it loses blanks or characters of a text; '
+                'choose a checkpoint with byte-level BPE'
             )
         self._vocabulary_size = vocabulary_size(self.folder)
         tokenizer_rules.check(self.folder, specification, self._vocabulary_size)
