@@ -133,7 +133,7 @@ WRONG = {
     'blank': ('\n', 'leaves it out'),
     'constant': ('<|im_start|>user\nhello<|im_end|>\n', 'leaves it out'),
     'dropped': (only_roles('system'), 'leaves it out'),
-    'cut': (template('m.content[:100]'), r"'long long .* becomes"),
+    'cut': (template('m.content[:100]'), r"'medium medium .* becomes"),
     'upper': (template('m.content | upper'), 'leaves it out or changes it'),
     'reversed': (template('m.content | reverse'), 'leaves it out or changes it'),
     'doubled': (template('m.content ~ m.content'), 'writes it 2 times'),
@@ -154,6 +154,11 @@ WRONG = {
         "becomes 'three'",
     ),
     'links': (template('m.content | urlize'), 'becomes'),
+    'a hint for questions': (
+        template("m.content ~ (' Be brief.' if m.content[-1:] == '?' and m.content | length > 40)"),
+        'becomes',
+    ),
+    'cut in the middle': (template('m.content[:3000] if m.content | length < 9999'), 'becomes'),
     'cut far': (template('m.content[:12000]'), 'becomes'),
     'random': (template('(range(1000) | random) ~ m.content'), 'at every call'),
     'clock': (template("strftime_now('%H:%M:%S') ~ m.content"), 'the time of the day'),
@@ -176,13 +181,12 @@ def test_other_templates_are_refused(opened, user_reads, kind):
     refused(opened, text, reason, user_reads)
 
 
-@pytest.mark.fault(
-    'kin-results', 'a template that writes the second result otherwise than the first'
-)
-def test_results_that_are_written_otherwise_later_are_not_messages(opened, user_reads):
-    first = "{% if m.role == 'tool' and loop.index0 == 2 %}<results>{% endif %}"
-    codec = opened(template(turn=first + TURN.replace('TEXT', 'm.content')))
-    assert "second message of role 'tool' otherwise than the first" in codec.template.tool_error
+@pytest.mark.fault('kin-results', 'a template that writes one of several results otherwise')
+@pytest.mark.parametrize('which', ['loop.index0 == 2', 'loop.last', 'loop.index > 5'])
+def test_results_that_are_not_written_alike_are_not_messages(opened, user_reads, which):
+    mark = "{% if m.role == 'tool' and WHICH %}<results>{% endif %}".replace('WHICH', which)
+    codec = opened(template(turn=mark + TURN.replace('TEXT', 'm.content')))
+    assert "one of several messages of role 'tool' otherwise" in codec.template.tool_error
     assert codec.template.tool_role == 'environment'
     user_reads(codec.template.tool_error)
 

@@ -244,7 +244,9 @@ def test_a_tokenizer_that_is_not_byte_level_is_refused_by_name(tmp_path, user_re
     tokenizer = tokenizers.Tokenizer(OTHER_MODELS[name])
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / 'tokenizer.json'))
-    with pytest.raises(UserError, match=f'{name.split()[0]} tokenizer is not byte-level') as refusal:
+    with pytest.raises(
+        UserError, match=f'{name.split()[0]} tokenizer is not byte-level'
+    ) as refusal:
         open_codec(folder)
     assert str(folder) in str(refusal.value)
     user_reads(refusal.value)

@@ -47,11 +47,13 @@ _SENTINELS = (
     '**text** # Heading\n```json\n{}\n```',
     # Templates that look at the end, the case, the number of words or the length of a text.
     'Who wrote it?',
+    'Which of the two writers was born earlier, the one of Emma or the one of Middlemarch?',
     'A short sentence.',
     'CAPITALS',
     'x',
     'one two three',
     'see https://example.org/a?b=1&c=2 or www.example.org',
+    'medium ' * 1_000,
     'long ' * 20_000,
 )
 _STRING_LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'" + r'|"((?:[^"\\]|\\.)*)"', re.DOTALL)
@@ -270,14 +272,18 @@ class ChatTemplate:
         return '', problem
 
     def _check_later_results(self, role: str) -> None:
-        """Raises TemplateError if the second result of a chat is not written as the first one.
+        """Raises TemplateError if a result of a chat with three is not written as the only one of a shorter chat.
 
         `Codec.suffix` writes every result as that of the first call.
         """
         first = self.layout(('user', 'assistant', role))
-        chat = self.layout(('user', 'assistant', role, 'assistant', role))
-        if chat.between[4:] != first.between[2:] or chat.forms[4] != first.forms[2]:
-            raise self._error(f'writes a second message of role {role!r} otherwise than the first')
+        chat = self.layout(('user', *('assistant', role) * 3))
+        for index in (2, 4, 6):
+            is_written_alike = chat.between[index] == first.between[2]
+            if not is_written_alike or chat.forms[index] != first.forms[2]:
+                raise self._error(f'writes one of several messages of role {role!r} otherwise')
+        if chat.between[-1] != first.between[-1]:
+            raise self._error(f'ends a chat with several messages of role {role!r} otherwise')
 
     def _find_end_texts(self) -> tuple[str, ...]:
         texts = []
