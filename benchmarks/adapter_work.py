@@ -187,7 +187,6 @@ class Shapes:
             tpu_programs.with_shardings(params, shardings),
             self.mesh,
             weight_decay=settings.weight_decay,
-            teacher=settings.teacher,
         )
 
     def learners(self, rows: int) -> dict[str, Learner]:

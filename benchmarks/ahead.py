@@ -1,16 +1,11 @@
 """What steps that begin early (`rollout.ahead`) cost and save, on the miniature.
 
     python -m benchmarks.ahead
-    python -m benchmarks.ahead --train runs/ahead
 
-The first command prints seconds of rollouts per training step with `rollout.ahead` 0 and 1, where some searches are
+It prints seconds of rollouts per training step with `rollout.ahead` 0 and 1, where some searches are
 slow. A search takes 0.1 s at least and 2 s at most; one of ten takes 0.5 s or more. How long is a function of its
 queries. Both settings play the same questions, a step of one and a step of the other in turn. The first two steps
 compile programs and the last one begins no other; they are left out.
-
-The second command trains the quickstart with steps that begin early and every `rollout.switch`, and prints a table:
-exact match on held-out questions, and the means of metrics over the trained steps. A run that has ended in this folder
-is not repeated.
 """
 
 from __future__ import annotations
@@ -18,10 +13,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import itertools
-import json
-import pathlib
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -32,18 +23,8 @@ from zeroplay_jax.selfplay.schedule import all_steps
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.training import build
 
-ROOT = pathlib.Path(__file__).parents[1]
 STEPS = 10
 WARM_UP = 2
-# Fields of the config in all runs of --train: steps that begin early, and what they need.
-AHEAD: dict[str, object] = {
-    'rollout.ahead': 1,
-    'proposer.old_logp': 'trainer',
-    'proposer.tis_cap': 2.0,
-    'solver.old_logp': 'trainer',
-    'solver.tis_cap': 2.0,
-}
-SWITCHES = ('never', 'keep', 'recompute')
 
 
 def make_engine(ahead: int) -> Engine:
@@ -80,60 +61,13 @@ def seconds(queries: str) -> float:
     return min(0.1 * share**-0.7, 2.0)
 
 
-def train(workdir: pathlib.Path, fields: dict[str, object]) -> None:
-    """Runs the quickstart with these fields of the config, unless it has ended in this folder."""
-    if (workdir / 'summary.json').exists():
-        return
-    command = [sys.executable, '-m', 'zeroplay_jax.main', '--config=configs/quickstart.py']
-    command += [f'--workdir={workdir}']
-    command += [f'--config.{name}={value}' for name, value in fields.items()]
-    # The last line of stdout has to be the table's.
-    subprocess.run(command, cwd=ROOT, check=True, stdout=sys.stderr)
-
-
-def table_row(name: str, workdir: pathlib.Path) -> str:
-    """Returns the figures of a run that has ended, as a row of a Markdown table; metrics are means over steps."""
-    summary = json.loads((workdir / 'summary.json').read_text())
-    records = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
-    trained = [record for record in records if 'sampler_gap' in record]
-    cells = [name]
-    for moment in ('before', 'after'):
-        low, high = summary['ci95'][moment]
-        cells.append(f'{summary[f"em_{moment}"]:.3f} ({low:.3f} to {high:.3f})')
-    for figure in ('staleness', 'sampler_gap', 'importance_capped'):
-        values = [record.get(figure, 0.0) for record in trained]
-        cells.append(f'{np.mean(values):.2g}')
-    return '| ' + ' | '.join(cells) + ' |'
-
-
-def compare_training(folder: pathlib.Path) -> None:
-    """Trains with every setting and prints the table."""
-    head = 'rollout.switch | before | after | staleness | sampler_gap | importance_capped'
-    lines = [f'| {head} |', '|' + '---|' * 6]
-    for switch in SWITCHES:
-        workdir = folder / switch
-        train(workdir.absolute(), AHEAD | {'rollout.switch': switch})
-        lines.append(table_row(switch, workdir))
-    print('\n'.join(lines))
-
-
 def main() -> None:
-    """Prints seconds of rollouts per step, or with --train what was learnt."""
-    parser = argparse.ArgumentParser(
+    """Prints seconds of rollouts per step with and without early steps."""
+    argparse.ArgumentParser(
         prog='python -m benchmarks.ahead',
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument('--train', type=pathlib.Path, help='folder of the runs')
-    args = parser.parse_args()
-    if args.train:
-        compare_training(args.train)
-    else:
-        compare_seconds()
-
-
-def compare_seconds() -> None:
-    """Prints seconds of rollouts per step with and without early steps."""
+    ).parse_args()
     engines = {ahead: make_engine(ahead) for ahead in (0, 1)}
     rollout_seconds: dict[int, list[float]] = {0: [], 1: []}
     steps = all_steps(engines[0].recipe.phases())

@@ -41,7 +41,7 @@ def get_config(variant=''):
         )
     config = common.get_config('drzero')
     config.schedule.update(iterations=3, hop_ratio=(4, 3, 2, 1))  # appendix A, table 4; eq. 3
-    config.drzero.update(group='hop', grounding=False)  # eq. 3; grounding: ours
+    config.drzero.group = 'hop'  # eq. 3
     config.drzero.separate_format = True  # appendix A: four parts, which the code couples
     config.reward.update(solves=5, difficulty='linear', format_weight=0.5)  # table 5, eq. 4
 

@@ -15,28 +15,20 @@ for role in ('proposer', 'solver'):
 pytestmark = pytest.mark.long
 
 
-@pytest.mark.parametrize('switch', ['never', 'keep', 'recompute'])
-def test_a_kill_changes_nothing(tmp_path, monkeypatch, switch):
+def test_a_kill_changes_nothing(tmp_path, monkeypatch):
     start = test_run.start
-    flags = [*AHEAD, f'--config.rollout.switch={switch}']
-    monkeypatch.setattr(test_run, 'start', lambda workdir: start(workdir, *flags))
+    monkeypatch.setattr(test_run, 'start', lambda workdir: start(workdir, *AHEAD))
     test_run.finish(test_run.start(tmp_path / 'whole'))
     records = test_run.lines(tmp_path / 'whole')
     # Two steps of the proposer and five of the solver, twice.
     ages = [record['staleness'] for record in records if 'staleness' in record]
-    is_early = 2 * [0, 1, 0, 1, 1, 1, 1]
-    if switch == 'never':
-        assert ages == is_early
-    else:
-        assert all(0 < age < 1 if early else age == 0 for age, early in zip(ages, is_early))
+    assert ages == 2 * [0, 1, 0, 1, 1, 1, 1]
     test_run._kill_and_compare(tmp_path / 'whole', tmp_path / 'killed', 4, random.Random(0))
 
 
-@pytest.mark.parametrize('switch', ['never', 'recompute'])
-def test_two_processes_play_what_one_plays(tmp_path, switch):
+def test_two_processes_play_what_one_plays(tmp_path):
     # Proposals of later rounds, and passages that episodes of both steps wait for.
     flags = [*AHEAD, '--config.ssp.fill=resample', '--config.sampler.slots=8']
-    flags.append(f'--config.rollout.switch={switch}')
     for count in (1, 2):
         host_processes.finish(host_processes.play(tmp_path / str(count), count, *flags))
     one, two = tmp_path / '1', tmp_path / '2'

@@ -207,13 +207,11 @@ class Trajectory:
         with such a tag inside an unclosed call; 'eos': with an end token; 'turn_tokens', 'turns', 'response_tokens' or
         'context': at the limit of a turn's tokens, of turns, of all tokens behind the prompt, or of the slot's tokens.
       weights: name of the weights that sampled it.
-      version: version of those weights (`Scheduler.publish_weights`); with `rollout.switch` that of the first turn.
+      version: version of those weights (`Scheduler.publish_weights`).
       identity: the request's identity plus the sample index.
       earlier: with `rollout.drop_thinking`, the contexts before each cut, as trajectories without
         turns. Policy tokens of an earlier context are PROMPT in later ones, so every sampled token
         is labelled POLICY exactly once.
-      token_versions: int32 [T], version of the weights that sampled each token, -1 where source is not POLICY; None
-        where `version` sampled all of them.
     """
 
     tokens: np.ndarray
@@ -225,7 +223,6 @@ class Trajectory:
     version: int
     identity: tuple[int, ...]
     earlier: tuple[Trajectory, ...] = ()
-    token_versions: np.ndarray | None = None
 
     def __post_init__(self):
         same_length = self.tokens.shape == self.source.shape == self.logp.shape
@@ -257,25 +254,6 @@ class Trajectory:
         return sum(lengths.policy for lengths in self.lengths)
 
     @property
-    def mean_version(self) -> float:
-        """Version of the weights, averaged over the sampled tokens of all contexts."""
-        newer = 0.0
-        for context in self.contexts:
-            if context.token_versions is not None:
-                sampled = context.token_versions[context.source == POLICY]
-                newer += float(np.sum(sampled - self.version))
-        return self.version + newer / max(self.policy_tokens, 1)
-
-    @property
-    def newest_version(self) -> int:
-        """Newest version of the weights that sampled some of the tokens."""
-        newest = self.version
-        for context in self.contexts:
-            if context.token_versions is not None:
-                newest = max(newest, int(np.max(context.token_versions)))
-        return newest
-
-    @property
     def counts(self) -> TurnCounts:
         """Numbers of turns and calls."""
         calls = [turn.call for turn in self.turns if turn.call is not None]
@@ -303,7 +281,6 @@ class TrajectorySummary:
     """What all processes know about a rollout; only one of them has its `Trajectory`, where these fields are explained.
 
     Attributes:
-      mean_version: `Trajectory.mean_version`.
       teacher_tokens: length of `Row.teacher_prompt`; 0 without one.
     """
 
@@ -313,7 +290,6 @@ class TrajectorySummary:
     identity: tuple[int, ...]
     lengths: tuple[ContextLengths, ...]
     counts: TurnCounts
-    mean_version: float = 0.0
     teacher_tokens: int = 0
 
     @property
@@ -336,7 +312,7 @@ class RowInfo:
       answer: the solver's final answer.
       score: the answer's score in [0, 1], before penalties; None if it could not be graded. In SCOPE a
         proposal has one too: the mean over its answers.
-      valid: whether a proposal passed its recipe's checks (Dr. Zero, π-Play: format only, not grounding; SCOPE: it
+      valid: whether a proposal passed its recipe's checks (Dr. Zero, π-Play: format only; SCOPE: it
         also got a score); None for other roles.
       solve_count: how many solver rollouts answered a proposed question.
       rejected: reason code of a proposal that was not asked or, in SCOPE, got no score ('ungraded').

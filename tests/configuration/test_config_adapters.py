@@ -89,7 +89,7 @@ def test_every_row_of_the_papers_tables_takes_adapters(row):
 
 @pytest.mark.parametrize(
     'field,value',
-    [('alpha', 64.0), ('linears', ('q',)), ('weight_decay', 0.5), ('teacher', 'factors')],
+    [('alpha', 64.0), ('linears', ('q',)), ('weight_decay', 0.5)],
 )
 def test_settings_of_adapters_need_a_rank(field, value):
     text = message(make_config(rank=0, **{field: value}))
@@ -144,7 +144,6 @@ def test_roles_of_the_same_weights_start_from_the_same_adapter(adapter):
         ('rank', -1, 'give 0 or more'),
         ('alpha', 0.0, 'give more than 0'),
         ('linears', ('q', 'embedding'), 'give some of q, k, v'),
-        ('teacher', 'weights', 'give one of products, factors'),
         ('quantize', 'int4', 'give one of none, int8'),
     ],
 )

@@ -499,3 +499,26 @@ def test_a_run_of_an_earlier_version_goes_on_with_the_values_of_renamed_fields(s
     (tmp_path / 'config.json').write_text(json.dumps(config))
     with pytest.raises(workdir.WorkdirError, match='mcp_servers'):
         workdir.check(tmp_path, sound.to_dict())
+
+
+@pytest.mark.parametrize('name', renamed.REMOVED_FIELDS)
+def test_a_field_that_is_gone_says_what_to_do_instead(sound, tmp_path, name):
+    neutral, advice = renamed.REMOVED_FIELDS[name]
+    with pytest.raises(ConfigError) as refusal:
+        fields.check_name(name, sound)
+    assert str(refusal.value) == f'config.{name}: is gone; {advice}'
+    # A run of an earlier version goes on where the field did nothing.
+    path = tmp_path / 'config.json'
+    section, _, field = name.rpartition('.')
+    for value in (neutral, 'another'):
+        stored = sound.to_dict()
+        inner = stored
+        for part in section.split('.'):
+            inner = inner[part]
+        inner[field] = value
+        path.write_text(json.dumps(stored))
+        if value == neutral:
+            assert read_stored_config(path) is not None
+        else:
+            with pytest.raises(ConfigError, match=f'config.{name}: is gone'):
+                read_stored_config(path)

@@ -52,8 +52,7 @@ def record(engine, metrics, rows):
     rollouts = []
     for row in rows:
         t = row.trajectory
-        versions = t.version if t.token_versions is None else t.token_versions.tolist()
-        rollouts.append((t.identity, versions, t.tokens.tolist(), t.logp.tolist(), row.reward))
+        rollouts.append((t.identity, t.version, t.tokens.tolist(), t.logp.tolist(), row.reward))
     return dict(metrics=kept, rollouts=rollouts, log=json.dumps(engine.task_log))
 
 

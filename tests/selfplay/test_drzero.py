@@ -142,20 +142,6 @@ def test_a_failed_or_malformed_call_earns_nothing():
     assert proposing.read_proposal(trajectory(malformed, final), DOCUMENT).format['tool'] == 0
 
 
-def test_grounding_is_a_switch():
-    stray = proposal(answer='Mars')
-    context = ScriptedContext(proposer=[stray], solver=[answer('Mars')] + [answer('x')] * 4)
-    (row,) = play(recipe(), 'proposer', context, DOCUMENT).rows
-    assert row.parts['difficulty'] == 1.0
-    (row,) = play(
-        recipe(drzero__grounding=True), 'proposer', ScriptedContext(proposer=[stray]), DOCUMENT
-    ).rows
-    assert row.reward == 0
-    context = ScriptedContext(proposer=[proposal()], solver=[answer('Tarva')] + [answer('x')] * 4)
-    (row,) = play(recipe(drzero__grounding=True), 'proposer', context, DOCUMENT).rows
-    assert row.parts['difficulty'] == 1.0
-
-
 def test_group_key_is_the_hop_count_or_the_prompt():
     rows = play(
         recipe(),
@@ -191,11 +177,6 @@ def test_generation_keeps_the_best_formed_and_says_why_not():
         DOCUMENT,
     )
     assert out.questions == [] and out.drop == 'unfinished' and len(out.rows) == 2
-    game = recipe(pool__samples=1, drzero__grounding=True)
-    assert (
-        play(game, 'generate', ScriptedContext(proposer=[proposal(answer='Mars')]), DOCUMENT).drop
-        == 'ungrounded'
-    )
 
 
 def test_generation_can_keep_to_a_window_of_solve_rates():
@@ -356,7 +337,6 @@ def test_majority_labels_work_with_other_metrics(metric, rewarded):
 @pytest.mark.parametrize(
     'changes,problem',
     [
-        ({'drzero.grounding': True}, "drzero.grounding=True: it tests the proposer's answer"),
         ({'solver.distill_top_k': 8}, "labels=majority: the teacher would read the proposer's"),
     ],
 )

@@ -302,7 +302,7 @@ def test_a_file_of_documents_that_does_not_fit_is_named(tmp_path):
         (('answers',), 'one of the arguments --sets --corpus is required'),
         (('answers', '--sets=none.jsonl'), 'none.jsonl: cannot be read'),
         (('answers', '--corpus=none.txt'), 'none.txt: cannot be read'),
-        (('answers', '--corpus=none.doc'), 'name the file .jsonl, .tsv or .parquet'),
+        (('answers', '--corpus=none.doc'), 'none.doc: cannot be read (no such file)'),
         (('documents', '--corpus=none.jsonl', '--count=3'), 'none.jsonl: cannot be read'),
         (('documents', '--corpus=c.jsonl', '--count=x'), "'x' is not a whole number of 1 or more"),
         (

@@ -67,8 +67,7 @@ def make_row(**changes):
         identity=(1, 2),
     )
     earlier = dataclasses.replace(trajectory, turns=(), finish='continued')
-    token_versions = np.array([-1, 4], np.int32)
-    trajectory = dataclasses.replace(trajectory, earlier=(earlier,), token_versions=token_versions)
+    trajectory = dataclasses.replace(trajectory, earlier=(earlier,))
     info = RowInfo(
         question=QUESTION,
         answer='x',
@@ -112,14 +111,13 @@ def test_a_row_with_calls_of_several_tools_survives():
 def test_arrays_keep_their_bytes_and_contexts_their_order():
     row = make_row()
     received = saved(row)
-    for name in ('tokens', 'source', 'logp', 'token_versions'):
+    for name in ('tokens', 'source', 'logp'):
         before = getattr(row.trajectory, name)
         after = getattr(received.trajectory, name)
         assert after.dtype == before.dtype and after.tobytes() == before.tobytes()
     contexts = received.trajectory.contexts
     assert [context.finish for context in contexts] == ['continued', 'eos']
     assert contexts[0].logp.tobytes() == row.trajectory.logp.tobytes()
-    assert contexts[0].token_versions is None
     assert received.teacher_prompt.dtype == np.int32
     assert received.teacher_prompt.tolist() == [0, 1, 2]
 
@@ -153,7 +151,6 @@ def test_another_process_gets_everything_but_tokens_turns_and_details():
         assert getattr(first, name) == getattr(row, name)
     summary = first.trajectory
     assert isinstance(summary, TrajectorySummary) and first.process == 1
-    assert summary.mean_version == row.trajectory.mean_version == 3.5
     for name in ('finish', 'weights', 'version', 'identity', 'lengths', 'counts', 'policy_tokens'):
         assert getattr(summary, name) == getattr(row.trajectory, name), name
     assert first.teacher_prompt is None and first.teacher_tokens == row.teacher_tokens == 3

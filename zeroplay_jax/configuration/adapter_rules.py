@@ -40,7 +40,7 @@ def check_adapters(config: ConfigDict, recipe: type[Recipe]) -> None:
             fix = "set it to 'none', or policy.adapters.rank to a rank"
             fail('policy.adapters.quantize', settings.quantize, problem, fix)
         defaults = Adapters()
-        for name in ('alpha', 'linears', 'weight_decay', 'teacher'):
+        for name in ('alpha', 'linears', 'weight_decay'):
             if settings[name] != getattr(defaults, name):
                 problem = 'full fine-tuning has no adapters'
                 fix = 'set policy.adapters.rank to a rank, or take the flag away'

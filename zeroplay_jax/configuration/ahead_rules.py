@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from ml_collections import ConfigDict
 
 from zeroplay_jax.selfplay.recipe import Recipe
@@ -12,7 +10,6 @@ from zeroplay_jax.settings.errors import fail
 
 def check_ahead(config: ConfigDict, recipe: type[Recipe]) -> None:
     """Refuses settings that cannot work with rollouts in progress during an update, and losses that ignore age."""
-    _check_switch(config)
     if not config.rollout.ahead:
         return
     if config.offload:
@@ -30,21 +27,3 @@ def check_ahead(config: ConfigDict, recipe: type[Recipe]) -> None:
             problem = f'rollouts of older weights (rollout.ahead=1) need {role}.old_logp=trainer'
             fix = f'give a cap such as 2.0 and set {role}.old_logp to trainer'
             fail(f'{role}.tis_cap', settings.tis_cap, problem, fix)
-
-
-def _check_switch(config: ConfigDict) -> None:
-    """Refuses `rollout.switch` where no step begins early, or where evictions would decide which weights read what."""
-    switch = config.rollout.switch
-    if switch == 'never':
-        return
-    if not config.rollout.ahead:
-        problem = 'only rollouts of steps that begin early change weights'
-        fail('rollout.switch', switch, problem, 'set rollout.ahead=1, or never')
-    sampler = config.sampler
-    if not 0 < sampler.page < sampler.context:
-        return
-    all_pages = sampler.slots * math.ceil(sampler.context / sampler.page)
-    # An evicted rollout could not get the keys and values of the older weights back.
-    if switch == 'keep' and 0 < sampler.pages < all_pages:
-        problem = f'sampler.pages={sampler.pages} can evict rollouts, whose keys and values it has to keep'
-        fail('rollout.switch', switch, problem, 'set recompute, or sampler.pages=0')

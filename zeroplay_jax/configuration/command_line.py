@@ -23,7 +23,7 @@ from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.settings.errors import ConfigError, fail
 from zeroplay_jax.settings.paths import CONFIGS
-from zeroplay_jax.settings.renamed import RENAMED_FIELDS
+from zeroplay_jax.settings.renamed import OLD_FIELDS
 
 NO_WORKDIR = 'no folder for the run; give --workdir=FOLDER, such as --workdir=runs/first'
 
@@ -205,7 +205,7 @@ def check_arguments(argv: Sequence[str], chosen_recipe: str | None) -> None:
             name = flag.split('.', 1)[1]
             # A field of an unknown section may belong to an external recipe, whose fields are known only when the
             # config file is loaded; `_check_recipe_fields` checks it then.
-            if name.split('.')[0] in schema or '.' not in name or name in RENAMED_FIELDS:
+            if name.split('.')[0] in schema or '.' not in name or name in OLD_FIELDS:
                 fields.check_name(name, schema)
 
 

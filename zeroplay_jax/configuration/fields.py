@@ -13,7 +13,7 @@ from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.settings.bounds import IS_INPUT, Section
 from zeroplay_jax.settings.errors import ConfigError, fail
-from zeroplay_jax.settings.renamed import RENAMED_FIELDS
+from zeroplay_jax.settings.renamed import REMOVED_FIELDS, RENAMED_FIELDS
 from zeroplay_jax.settings.schema import Run, TrainedRole
 
 
@@ -128,6 +128,8 @@ def check_name(path: str, schema: ConfigDict) -> None:
     """
     if path in RENAMED_FIELDS:
         raise ConfigError(f'config.{path}: renamed; it is config.{RENAMED_FIELDS[path]} now')
+    if path in REMOVED_FIELDS:
+        raise ConfigError(f'config.{path}: is gone; {REMOVED_FIELDS[path][1]}')
     level: Any = schema
     closest_path = ['config']
     # A misspelt section is replaced by the closest one, so that the suggestion is a complete field.

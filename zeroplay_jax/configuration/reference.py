@@ -10,7 +10,7 @@ from typing import Any
 
 from zeroplay_jax.selfplay.recipe import BUILT_IN, recipe_class
 from zeroplay_jax.settings.bounds import Section
-from zeroplay_jax.settings.renamed import RENAMED_FIELDS
+from zeroplay_jax.settings.renamed import REMOVED_FIELDS, RENAMED_FIELDS
 from zeroplay_jax.settings.schema import Run, TrainedRole
 
 _INTRODUCTION = """# Configuration
@@ -53,10 +53,12 @@ def reference() -> str:
 
 
 def _old_names() -> str:
-    """Returns the table of renamed fields."""
+    """Returns the table of fields that were renamed or are gone."""
     lines = ['## Old names', '', '| old | new |', '|---|---|']
     for old_name, new_name in RENAMED_FIELDS.items():
         lines.append(f'| `{old_name}` | `{new_name}` |')
+    for name, (_, advice) in REMOVED_FIELDS.items():
+        lines.append(f'| `{name}` | gone: {advice} |')
     # An empty line ends the table.
     lines.append('')
     return '\n'.join(lines)

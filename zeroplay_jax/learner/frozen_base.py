@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -25,17 +24,15 @@ class FrozenBase:
         (`adapters.with_scale`).
       mesh: mesh of the learners.
       weight_decay: of the adapters, instead of the roles': it decays A and B, which pulls the policy to the base.
-      teacher: what the average of a teacher averages: 'products' (A·B) or 'factors' (A and B).
     """
 
     params: Params
     mesh: jax.sharding.Mesh
     weight_decay: float = 0.0
-    teacher: str = 'products'
 
     @classmethod
     def of(
-        cls, params: Params, mesh: jax.sharding.Mesh, scale: float, **settings: Any
+        cls, params: Params, mesh: jax.sharding.Mesh, scale: float, weight_decay: float = 0.0
     ) -> FrozenBase:
         """Returns the base of loaded weights.
 
@@ -43,10 +40,10 @@ class FrozenBase:
           params: as in the attributes, without the scale.
           mesh: mesh of the learners.
           scale: alpha / rank of the adapters.
-          settings: `weight_decay` and `teacher`.
+          weight_decay: as in the attributes.
         """
         scales = jax.device_put(np.full(1, scale, np.float32), sharding.replicated(mesh))
-        return cls(params | {adapters.SCALE: scales}, mesh, **settings)
+        return cls(params | {adapters.SCALE: scales}, mesh, weight_decay)
 
     @functools.cached_property
     def sampler_params(self) -> Params:
@@ -61,7 +58,7 @@ class FrozenBase:
 
 def initial_teacher(base: FrozenBase | None) -> Callable[[Params], Params]:
     """Returns the function from a learner's initial weights to those of its teacher."""
-    if base is not None and base.teacher == 'products':
+    if base is not None:
         # An average of products has a higher rank than the adapters: twice theirs is kept of it.
         return adapters.widened
     return copy_tree
@@ -69,6 +66,6 @@ def initial_teacher(base: FrozenBase | None) -> Callable[[Params], Params]:
 
 def teacher_average(base: FrozenBase | None) -> Callable[..., Params]:
     """Returns the function (teacher, student, rate) → the teacher's next weights (π-Play eq. 10)."""
-    if base is not None and base.teacher == 'products':
+    if base is not None:
         return adapters.average_products
     return distillation.ema

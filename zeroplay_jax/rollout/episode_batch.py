@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextvars
-import dataclasses
 from collections.abc import Callable, Coroutine, Mapping
 
 
@@ -17,27 +16,11 @@ def _nothing() -> None:
     """Default of `on_episode_end`: does nothing."""
 
 
-@dataclasses.dataclass
-class VersionSwitch:
-    """How the rollouts of a step that begins early change to newer weights after their first turn (`rollout.switch`).
-
-    Attributes:
-      names: names of the weights that change.
-      recomputes: whether the newer weights compute the keys and values of the whole context again.
-      versions: name of weights → version of the later turns, which wait while this is None: the step has not begun.
-    """
-
-    names: frozenset[str]
-    recomputes: bool
-    versions: Mapping[str, int] | None = None
-
-
 class EpisodeBatch:
     """Episodes that are started together or one after the other, such as those of a training step.
 
     Args:
       versions: name of weights → version that plays the requests of these episodes; the newest where none is named.
-      switch: version of turns after the first; None: the same.
 
     Attributes:
       counts: 'rollouts' (requested by these episodes) and 'judge/…' (their judgements).
@@ -45,11 +28,8 @@ class EpisodeBatch:
       tasks: episodes in progress and ended ones whose results nobody has read.
     """
 
-    def __init__(
-        self, versions: Mapping[str, int] | None = None, switch: VersionSwitch | None = None
-    ):
+    def __init__(self, versions: Mapping[str, int] | None = None):
         self.versions = dict(versions or {})
-        self.switch = switch
         self.counts: collections.Counter[str] = collections.Counter()
         self.coroutines: list[Coroutine] = []
         self.tasks: list[asyncio.Task] = []
@@ -62,15 +42,6 @@ class EpisodeBatch:
     def has_ended(self) -> bool:
         """Whether all episodes have ended."""
         return not self.coroutines and all(task.done() for task in self.tasks)
-
-    def begin(self, versions: Mapping[str, int]) -> None:
-        """Lets later turns begin, because the step of these episodes does.
-
-        Args:
-          versions: name of weights → version that plays later turns.
-        """
-        if self.switch is not None:
-            self.switch.versions = dict(versions)
 
     def report_ends(self, on_episode_end: Callable[[], None]) -> None:
         """Calls `on_episode_end` for every episode that has ended, and at the end of every other one."""

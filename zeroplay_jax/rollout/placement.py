@@ -3,8 +3,7 @@
 A rollout starts a turn only when all pages of the turn are reserved. It then never waits for another rollout before
 the turn has ended, so rollouts cannot block each other. Between two turns (its tool runs, or its next turn waits for
 pages) a rollout keeps its pages until an older one needs them; then it is evicted, and its tokens are prefilled again
-later. The oldest rollout in a slot of a shard can evict all others, so it always proceeds, and frees its slot at its
-end for one that has left its own (`Placement.leave_slot`).
+later. The oldest rollout in a slot of a shard can evict all others, so it always proceeds.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from zeroplay_jax.rollout.pages import PageAllocator, RowPages
-from zeroplay_jax.rollout.requests import NO_SLOT, ActiveRollout, RequestGroup
+from zeroplay_jax.rollout.requests import ActiveRollout, RequestGroup
 from zeroplay_jax.rollout.slot_state import SamplerConfig
 
 
@@ -64,7 +63,7 @@ class Placement:
     Attributes:
       rollouts: the rollout in every slot.
       open_groups: admitted requests with samples that still wait for a slot.
-      stats: 'evictions' and 'refilled_tokens' (prefilled once more because of them or of `rollout.switch`).
+      stats: 'evictions' and 'refilled_tokens' (prefilled once more because of them).
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class Placement:
         rows_of_version: dict[int, np.ndarray] = {}
         for rollout in self.active():
             if rollout.is_running:
-                version = rollout.version
+                version = rollout.group.version
                 if version not in rows_of_version:
                     rows_of_version[version] = np.zeros(self.config.slots, bool)
                 rows_of_version[version][rollout.slot] = True
@@ -123,8 +122,6 @@ class Placement:
         The other samples get slots as these become free. Slots would be idle until there is one for each of them.
         """
         admitted = [other for other in self.open_groups if other.shard == shard.number]
-        if group.holds_slots and not self._fits_early(group, shard, admitted):
-            return False
         # What the waiting samples of admitted requests will take.
         waiting_slots = sum(len(other.waiting) for other in admitted)
         waiting_pages = sum(len(other.waiting) * self._unshared_pages(other) for other in admitted)
@@ -132,15 +129,6 @@ class Placement:
         needed_pages = prompt_pages + self._unshared_pages(group)
         has_slot = len(shard.free_slots) > waiting_slots
         return has_slot and shard.allocator.available - waiting_pages >= needed_pages
-
-    def _fits_early(self, group: RequestGroup, shard: Shard, admitted: list[RequestGroup]) -> bool:
-        """Returns whether all samples of a group of `RequestGroup.holds_slots` fit into half of the shard's slots.
-
-        They wait in their slots for the end of the step in progress, which needs slots itself.
-        """
-        holding = [rollout for rollout in self._rollouts_of(shard) if rollout.group.holds_slots]
-        expected = sum(len(other.waiting) for other in admitted if other.holds_slots)
-        return len(holding) + expected + len(group.waiting) <= len(shard.slots) // 2
 
     def _unshared_pages(self, group: RequestGroup) -> int:
         """Returns the pages that a sample needs for its first turn beyond those it shares."""
@@ -237,37 +225,18 @@ class Placement:
     # ---- turns -----------------------------------------------------------------------------------
 
     def begin_turn(self, rollout: ActiveRollout) -> bool:
-        """Reserves the pages of a rollout's next turn, by eviction if necessary; returns False if it has to wait.
-
-        After `leave_slot` it also takes a slot; call it only if `has_slot_for` the rollout.
-        """
-        shard = self._shard_of(rollout)
-        has_slot = rollout.slot != NO_SLOT
+        """Reserves the pages of a rollout's next turn, by eviction if necessary; returns False if it has to wait."""
         if not self._reserve_turn(rollout):
             return False
-        shard.allocator.grow(rollout.pages, len(rollout.tokens))
+        self._shard_of(rollout).allocator.grow(rollout.pages, len(rollout.tokens))
         if rollout.is_evicted:
             # The device has nothing of it any more.
             self.stats['refilled_tokens'] += rollout.put_start
             rollout.put_start = 0
             rollout.is_evicted = False
-        if has_slot:
-            rollout.is_running = True
-            self._write_table(rollout)
-        else:
-            rollout.slot = shard.take_slot(rollout.pages)
-            self._occupy_slot(rollout)
+        rollout.is_running = True
+        self._write_table(rollout)
         return True
-
-    def has_slot_for(self, rollout: ActiveRollout) -> bool:
-        """Returns whether a rollout between two turns has a slot, or could get one."""
-        return rollout.slot != NO_SLOT or bool(self._shard_of(rollout).free_slots)
-
-    def leave_slot(self, rollout: ActiveRollout) -> None:
-        """Frees slot and pages of a rollout between two turns; `begin_turn` gives it others, with all its tokens."""
-        self.close(rollout)
-        rollout.slot = NO_SLOT
-        rollout.is_evicted = True
 
     def _reserve_turn(self, rollout: ActiveRollout) -> bool:
         """Reserves the pages of a rollout's turn; evicts younger rollouts of its shard if that gives enough pages."""
@@ -307,7 +276,7 @@ class Placement:
             return younger
         for other in self._rollouts_of(shard):
             is_parked = not other.is_running and bool(other.pages.pages)
-            if is_parked and not other.group.keeps_keys and other.identity > rollout.identity:
+            if is_parked and other.identity > rollout.identity:
                 younger.append(other)
         return sorted(younger, key=_identity, reverse=True)
 

@@ -69,11 +69,11 @@ class PoolWeights:
 
     def share_calls(self, rollout: ActiveRollout, other: ActiveRollout) -> bool:
         """Returns whether two rollouts can be in one prefill call."""
-        return rollout.version == other.version
+        return rollout.group.version == other.group.version
 
     def extend(self, sampler: Sampler, rollouts: Sequence[ActiveRollout]) -> None:
         """Prefills a chunk of rollouts that share calls; at least one."""
-        view = self.views[rollouts[0].version]
+        view = self.views[rollouts[0].group.version]
         sampler.extend(view, [rollout.slot for rollout in rollouts])
 
     def decode(self, sampler: Sampler, placement: Placement) -> list[DecodeChunk]:
@@ -188,7 +188,7 @@ class AdapterPoolWeights(PoolWeights):
         for rollout in rollouts:
             name = rollout.group.request.weights
             if name in self._versions:
-                adapter[rollout.slot] = self._place(name, rollout.version)
+                adapter[rollout.slot] = self._place(name, rollout.group.version)
         return adapter
 
     def _join(self) -> Params:
@@ -206,9 +206,6 @@ class AdapterPoolWeights(PoolWeights):
 
 def _refuse_lost(name: str, groups: Iterable[RequestGroup], versions: Collection[int]) -> None:
     """Raises RuntimeError if groups in progress are played by other versions than these."""
-    lost = 0
-    for group in groups:
-        later = group.later_version
-        lost += group.version not in versions or (later is not None and later not in versions)
+    lost = sum(group.version not in versions for group in groups)
     if lost:
         raise RuntimeError(f'weights {name!r} published while {lost} rollouts run')

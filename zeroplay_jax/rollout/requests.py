@@ -12,14 +12,10 @@ import numpy as np
 from jaxtyping import Int
 
 from zeroplay_jax.rollout.environment import Environment
-from zeroplay_jax.rollout.episode_batch import EpisodeBatch, VersionSwitch
+from zeroplay_jax.rollout.episode_batch import EpisodeBatch
 from zeroplay_jax.rollout.pages import RowPages
 from zeroplay_jax.rollout.tokens import StopMatcher
 from zeroplay_jax.types import POLICY, PROMPT, Trajectory, Turn
-
-# `ActiveRollout.slot` of a rollout without a slot, and the version of a token that no weights sampled.
-NO_SLOT = -1
-NO_VERSION = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +44,7 @@ class RequestGroup:
 
     Attributes:
       future: resolved with `results` when all samples have ended.
-      version: version of the weights that plays the first turn of all samples.
+      version: version of the weights that plays all samples.
       batch: the episodes that made the request; None for a request outside of episodes.
       shard: data shard of all its samples, which share pages.
       held: pages of the prompt, while samples wait for a slot.
@@ -76,32 +72,6 @@ class RequestGroup:
         self.waiting = collections.deque(range(request.samples))
         self.results: list[Trajectory | None] = [None] * request.samples
 
-    @property
-    def switch(self) -> VersionSwitch | None:
-        """Version of the turns after the first; None: `version`."""
-        switch = None if self.batch is None else self.batch.switch
-        if switch is None or self.request.weights not in switch.names:
-            return None
-        return switch
-
-    @property
-    def keeps_keys(self) -> bool:
-        """Whether newer weights read keys and values of older ones, which no prefill could compute again."""
-        return self.switch is not None and not self.switch.recomputes
-
-    @property
-    def holds_slots(self) -> bool:
-        """Whether its rollouts wait in their slots until their step begins."""
-        return self.keeps_keys and self.later_version is None
-
-    @property
-    def later_version(self) -> int | None:
-        """Version of the weights that plays the turns after the first; None if that is not known yet."""
-        switch = self.switch
-        if switch is None:
-            return self.version
-        return None if switch.versions is None else switch.versions[self.request.weights]
-
     def capacity(self, context: int) -> int:
         """Length at which a rollout ends: that of a slot, or less with a limit of the response."""
         response_tokens = self.request.env.limits.response_tokens
@@ -119,9 +89,8 @@ class ActiveRollout:
     """One sample in a slot: the host's copy of its tokens, and the turn in progress.
 
     Attributes:
-      slot: its slot; NO_SLOT after `Placement.leave_slot`.
+      slot: its slot.
       pages: its pages of the cache.
-      version: version of the weights that plays the turn in progress.
       is_running: whether a turn is in progress on the device.
       is_evicted: whether its pages were given to another rollout, see rollout/placement.py.
       put_start: position from which tokens are put when the next turn begins.
@@ -136,7 +105,6 @@ class ActiveRollout:
         self.sample = sample
         self.slot = slot
         self.pages = pages
-        self.version = group.version
         self.is_running = False
         self.is_evicted = False
         self.put_start = 0
@@ -146,7 +114,6 @@ class ActiveRollout:
         self.tokens: list[int] = [int(token) for token in request.prompt]
         self.source = [PROMPT] * len(self.tokens)
         self.logp = [0.0] * len(self.tokens)
-        self.token_versions = [NO_VERSION] * len(self.tokens)
         self.turns: list[Turn] = []
         self.earlier: list[Trajectory] = []
         self.tool_state: dict[str, dict[str, Any]] = {}
@@ -169,8 +136,6 @@ class ActiveRollout:
         self.tokens += ids
         self.source += [source] * len(ids)
         self.logp += logp
-        version = self.version if source == POLICY else NO_VERSION
-        self.token_versions += [version] * len(ids)
 
     def end_context(self, start: int, retained: list[int], ended: Trajectory) -> None:
         """Starts a new context of the first `start` tokens and the ids `retained` of the last turn.
@@ -185,14 +150,9 @@ class ActiveRollout:
         self.tokens = self.tokens[:start] + retained
         self.source = prefix_source + [PROMPT] * len(retained)
         self.logp = [0.0] * len(self.tokens)
-        self.token_versions = [NO_VERSION] * len(self.tokens)
 
     def trajectory(self, finish: str, turns: tuple[Turn, ...]) -> Trajectory:
         """Returns the record of the current context, without the earlier ones; `finish` is `Trajectory.finish`."""
-        version = self.group.version
-        token_versions = None
-        if not set(self.token_versions) <= {version, NO_VERSION}:
-            token_versions = np.asarray(self.token_versions, np.int32)
         return Trajectory(
             tokens=np.asarray(self.tokens, np.int32),
             source=np.asarray(self.source, np.int8),
@@ -200,7 +160,6 @@ class ActiveRollout:
             turns=turns,
             finish=finish,
             weights=self.group.request.weights,
-            version=version,
+            version=self.group.version,
             identity=self.identity,
-            token_versions=token_versions,
         )

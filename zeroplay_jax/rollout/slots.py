@@ -42,8 +42,6 @@ class SlotPool:
         self.queue: list[tuple[tuple[int, ...], int, RequestGroup]] = []
         # Rollouts with an observation, whose next turn `admit` begins once it has pages.
         self.waiting_for_pages: list[ActiveRollout] = []
-        # The same, whose next turn is played by weights that do not exist yet (`rollout.switch`).
-        self.waiting_for_weights: list[ActiveRollout] = []
         # `read_chunk` calls it with a rollout's identity and its new policy ids, for live display.
         self.on_tokens: Callable[[tuple[int, ...], list[int]], None] | None = None
 
@@ -84,15 +82,12 @@ class SlotPool:
 
     def groups(self) -> list[RequestGroup]:
         """Returns the groups of all rollouts and requests; one with several rollouts more than once."""
-        # Some of them have left their slots.
-        between_turns = self.waiting_for_weights + self.waiting_for_pages
-        groups = self.placement.groups() + [rollout.group for rollout in between_turns]
-        return groups + [entry[2] for entry in self.queue]
+        return self.placement.groups() + [entry[2] for entry in self.queue]
 
     @property
     def can_admit(self) -> bool:
         """Whether requests wait although no rollout is in a slot."""
-        return bool(self.queue) and not self.active and not self.queue[0][2].holds_slots
+        return bool(self.queue) and not self.active
 
     # ---- admission and prefill -----------------------------------------------------------------
 
@@ -102,7 +97,6 @@ class SlotPool:
         All tokens of observations and new prompts are put into their slots by one `put`, because every put is a device
         call; `prefill` computes their keys and values.
         """
-        self._switch_versions()
         rows = self._begin_turns()
         self.clone_siblings()
         blocked_shards = self._blocked_shards()
@@ -245,31 +239,7 @@ class SlotPool:
             rollout.append(ids.tolist(), ENV, [0.0] * len(ids))
             rollout.begin_turn()
             rollout.put_start = start
-            self._queue_turn(rollout)
-
-    def _queue_turn(self, rollout: ActiveRollout) -> None:
-        """Queues the next turn of a rollout; the second one may be played by newer weights than the first."""
-        switch = rollout.group.switch
-        if switch is None or len(rollout.turns) > 1:
             self.waiting_for_pages.append(rollout)
-            return
-        if switch.recomputes:
-            # Its pages may be those of its siblings' prompt, which the older weights still read. Without a slot it can
-            # wait for as long as the step in progress takes.
-            self.placement.leave_slot(rollout)
-        self.waiting_for_weights.append(rollout)
-
-    def _switch_versions(self) -> None:
-        """Gives rollouts whose step has begun the version of the weights that plays their later turns."""
-        still_waiting: list[ActiveRollout] = []
-        for rollout in self.waiting_for_weights:
-            version = rollout.group.later_version
-            if version is None:
-                still_waiting.append(rollout)
-            else:
-                rollout.version = version
-                self.waiting_for_pages.append(rollout)
-        self.waiting_for_weights = still_waiting
 
     def _begin_turns(self) -> list[PutRow]:
         """Begins the next turns that get pages, oldest rollouts first; returns their rows, to be put."""
@@ -278,10 +248,6 @@ class SlotPool:
         blocked_shards = set()
         for rollout in sorted(self.waiting_for_pages, key=_identity):
             shard = rollout.group.shard
-            if not self.placement.has_slot_for(rollout):
-                # Those that have slots go on: the end of one of them gives this one a slot.
-                waiting.append(rollout)
-                continue
             # No rollout overtakes an older one of its shard.
             if shard not in blocked_shards and self.placement.begin_turn(rollout):
                 rows.append(self._put_row(rollout, rollout.put_start))
@@ -438,7 +404,6 @@ class SlotPool:
             group.future.cancel()
         rollouts = self.placement.abandon(is_dropped)
         self.waiting_for_pages = [x for x in self.waiting_for_pages if not is_dropped(x.group)]
-        self.waiting_for_weights = [x for x in self.waiting_for_weights if not is_dropped(x.group)]
         self.queue = [entry for entry in self.queue if not is_dropped(entry[2])]
         heapq.heapify(self.queue)
         # Rows that are left after an error would decode in the next run.

@@ -52,7 +52,7 @@ def marks_spaces(specification: dict[str, Any]) -> bool:
 
 
 def is_byte_level(specification: dict[str, Any]) -> bool:
-    """Returns whether a tokenizer is BPE over the characters of the byte-level alphabet, so that no text is lost.
+    """Returns whether a tokenizer is BPE over the characters of the byte-level alphabet.
 
     Args:
       specification: content of tokenizer.json.
@@ -64,12 +64,16 @@ def is_byte_level(specification: dict[str, Any]) -> bool:
         return False
     steps = [specification.get('normalizer'), specification.get('pre_tokenizer')]
     # Sequences of steps hold further ones. Only this one turns text into the characters of the alphabet.
-    if '"type": "ByteLevel"' not in json.dumps(steps):
-        return False
+    return '"type": "ByteLevel"' in json.dumps(steps)
+
+
+def missing_bytes(specification: dict[str, Any]) -> int:
+    """Returns how many bytes of UTF-8 texts a byte-level tokenizer has no token for: it loses them."""
+    vocabulary = specification['model']['vocab']
+    missing = 0
     for character, byte in _BYTE_ALPHABET.items():
-        if character not in model['vocab'] and byte not in _NEVER_IN_UTF8:
-            return False
-    return True
+        missing += character not in vocabulary and byte not in _NEVER_IN_UTF8
+    return missing
 
 
 def bytes_function(specification: dict[str, Any]) -> Callable[[str], bytes]:

@@ -26,7 +26,12 @@ from zeroplay_jax.policy.config_fields import vocabulary_size
 from zeroplay_jax.rollout import stop_ids, tokenizer_rules
 from zeroplay_jax.rollout.chat_template import ChatTemplate
 from zeroplay_jax.rollout.messages import Message, Untrusted
-from zeroplay_jax.rollout.token_bytes import bytes_function, is_byte_level, marks_spaces
+from zeroplay_jax.rollout.token_bytes import (
+    bytes_function,
+    is_byte_level,
+    marks_spaces,
+    missing_bytes,
+)
 from zeroplay_jax.rollout.tokenizer_rules import outside_error
 from zeroplay_jax.types import PROMPT, Trajectory, UserError
 
@@ -84,16 +89,22 @@ class Codec:
         tokenizer_class = transformers.PreTrainedTokenizerFast
         tokenizer = tokenizer_class.from_pretrained(str(self.folder))
         specification = json.loads(tokenizer.backend_tokenizer.to_str())
-        if not is_byte_level(specification) and not marks_spaces(specification):
+        has_byte_tokens = marks_spaces(specification)
+        if not has_byte_tokens and not is_byte_level(specification):
             model_type = specification['model']['type']
             raise UserError(
-                f'{self.folder}: its {model_type} tokenizer is not byte-level: it loses blanks or characters of a text; '
+                f'{self.folder}: its {model_type} tokenizer is not byte-level, so texts lose blanks or characters; '
                 'choose a checkpoint with byte-level BPE'
             )
         self._vocabulary_size = vocabulary_size(self.folder)
         tokenizer_rules.check(self.folder, specification, self._vocabulary_size)
         difference = tokenizer_rules.class_difference(self.folder, specification)
         self.notes = [difference] if difference else []
+        missing = 0 if has_byte_tokens else missing_bytes(specification)
+        if missing:
+            self.notes.append(
+                f'{self.folder}: its tokenizer has no token for {missing} of 256 bytes, and drops characters with them'
+            )
         self._added = tokenizer_rules.added_tokens(specification)
         self._plain = self._without_added_tokens(specification)
         # Sorted longest first, so that a token that contains another one is found as a whole.

@@ -75,7 +75,7 @@ class GroupFilter:
             self._carried_over[role] = surplus
         excluded = filtered_groups_log(excluded_rows, surplus_groups)
         # Ages are numbers of versions that were published since, and measure how off-policy the batch is.
-        ages = [version - row.trajectory.mean_version for row in trained]
+        ages = [version - row.trajectory.version for row in trained]
         all_groups = {row.group for row in candidates}
         # 'kept': share of groups with reward variance; near 0, questions are too easy or too hard. 'full' below 1:
         # `fill_rounds` rounds did not fill the batch.

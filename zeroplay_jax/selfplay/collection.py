@@ -4,8 +4,7 @@ With `rollout.ahead=1` the first episodes of step s + 1 begin together with step
 one phase. They use the slots that step s leaves free, stay in progress while it updates the weights, and end with step
 s + 1. What is drawn, and the version of the weights that plays it, is a function of counts and outcomes, never of the
 clock: tasks are drawn in the order round 0 of s, round 0 of s + 1, further rounds of s; and all rollouts of step s + 1,
-those of further rounds included, are played by the weights that are current when step s begins. With `rollout.switch`
-this holds for the first turn of every rollout; the weights that are current when step s + 1 begins play the others.
+those of further rounds included, are played by the weights that are current when step s begins.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from zeroplay_jax.objectives import schedules
-from zeroplay_jax.rollout.episode_batch import EpisodeBatch, VersionSwitch
+from zeroplay_jax.rollout.episode_batch import EpisodeBatch
 from zeroplay_jax.selfplay.batch_filter import GroupFilter
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.selfplay.roles import RolloutContext
@@ -152,14 +151,12 @@ class Collector:
         saved = self._saved
         was_begun = self.has_begun(step) or (saved is not None and saved['step'] == step.number)
         current = self._begun(step, versions)
-        current.batch.begin(versions)
         self._next = None
         try:
             if next_step is not None and self._may_begin(step, next_step):
                 # Groups that this step will carry over are not known yet.
                 batches = [self.config[role].batch for role in step.phase.trains]
-                switch = self._switch(next_step)
-                self._next = self._begin(next_step, versions, max(batches), switch)
+                self._next = self._begin(next_step, versions, max(batches))
             self._end(current, on_episode_end)
         except BaseException:
             # Where the caller continues, or saves a checkpoint, it begins this step again, with the same draws and
@@ -202,28 +199,13 @@ class Collector:
             cursor = BatchCursor(**saved['cursor'])
             # The position is already behind these tasks.
             pool = self.pool.earlier(saved['pool_size'], saved['pool_drops'])
-            return self._start(step, cursor, pool, saved['versions'], self._switch(step))
+            return self._start(step, cursor, pool, saved['versions'])
         return self._begin(step, versions, self._missing_groups(step, []))
 
-    def _switch(self, step: Step) -> VersionSwitch | None:
-        """Returns how the rollouts of a step that begins early change to newer weights (`rollout.switch`)."""
-        setting = self.config.rollout.switch
-        if setting == 'never':
-            return None
-        # No other weights change before the step begins.
-        names = frozenset(self.context.roles[role].weights for role in step.phase.trains)
-        return VersionSwitch(names, recomputes=setting == 'recompute')
-
-    def _begin(
-        self,
-        step: Step,
-        versions: Mapping[str, int],
-        missing: int,
-        switch: VersionSwitch | None = None,
-    ) -> StepRollouts:
+    def _begin(self, step: Step, versions: Mapping[str, int], missing: int) -> StepRollouts:
         """Draws the first round of a step and starts its episodes."""
         cursor = BatchCursor(self.drawn, missing=missing, external=self.drawn_external)
-        rollouts = self._start(step, cursor, self.pool, versions, switch)
+        rollouts = self._start(step, cursor, self.pool, versions)
         self._advance(rollouts.tasks)
         return rollouts
 
@@ -233,15 +215,14 @@ class Collector:
         cursor: BatchCursor,
         pool: TaskPool,
         versions: Mapping[str, int],
-        switch: VersionSwitch | None,
     ) -> StepRollouts:
-        """Starts the episodes of a first round, drawn at `cursor`; `versions` and `switch` are as of `EpisodeBatch`."""
+        """Starts the episodes of a first round, drawn at `cursor`; `versions` is as of `EpisodeBatch`."""
         rollouts = StepRollouts(
             step=step,
             cursor=cursor,
             pool_size=len(pool.questions),
             pool_drops=dict(pool.drops),
-            batch=EpisodeBatch(versions, switch),
+            batch=EpisodeBatch(versions),
             tasks=self.recipe.tasks(step, pool, cursor),
         )
         # Nothing waits for a batch without episodes.

@@ -83,7 +83,6 @@ def _row_summary(row: Row, question: int | None) -> dict[str, Any]:
             trajectory.identity,
             trajectory.lengths,
             trajectory.counts,
-            trajectory.mean_version,
             row.teacher_tokens,
         ],
     }
@@ -122,7 +121,6 @@ def _summarised_row(record: Json, questions: Sequence[Question], process: int) -
         identity,
         lengths,
         counts,
-        mean_version,
         teacher_tokens,
     ) = record['rollout']
     trajectory = TrajectorySummary(
@@ -132,7 +130,6 @@ def _summarised_row(record: Json, questions: Sequence[Question], process: int) -
         identity=tuple(identity),
         lengths=tuple(ContextLengths(*context) for context in lengths),
         counts=TurnCounts(*counts),
-        mean_version=mean_version,
         teacher_tokens=teacher_tokens,
     )
     return Row(

@@ -28,8 +28,6 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
     record: dict[str, Any] = {}
     for name in _ARRAY_DTYPES:
         record[name] = getattr(trajectory, name).tolist()
-    if trajectory.token_versions is not None:
-        record['token_versions'] = trajectory.token_versions.tolist()
     record['turns'] = [dataclasses.asdict(turn) for turn in trajectory.turns]
     record['finish'] = trajectory.finish
     record['weights'] = trajectory.weights
@@ -48,8 +46,6 @@ def trajectory_from_json(saved: Json) -> Trajectory:
     arrays = {}
     for name, dtype in _ARRAY_DTYPES.items():
         arrays[name] = np.asarray(saved[name], dtype)
-    if 'token_versions' in saved:
-        arrays['token_versions'] = np.asarray(saved['token_versions'], np.int32)
     earlier = map(trajectory_from_json, saved['earlier'])
     return Trajectory(
         **arrays,

@@ -108,7 +108,7 @@ def staleness(
         updates = [weights_of[other] for other in step.phase.trains].count(weights)
         for row in rows:
             if row.role == role:
-                total += (versions[weights] - row.trajectory.mean_version) / updates
+                total += (versions[weights] - row.trajectory.version) / updates
                 count += 1
     return total, count
 

@@ -33,9 +33,6 @@ class Adapters(Section):
     """Adapted linear layers."""
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's weight decay of adapters, in place of <role>.weight_decay: it pulls the policy to the base."""
-    teacher: Literal['products', 'factors'] = 'products'
-    """What the EMA teacher averages: the products of the adapters, kept with twice the rank; or their factors
-    A and B, which is cheaper and another average."""
     quantize: Literal['none', 'int8'] = 'none'
     """Linear layers of the base: in policy.dtype, or int8 with a scale per output channel, which takes half the
     memory and changes the base a little."""

@@ -1,6 +1,8 @@
-"""Config fields that had other names in earlier versions."""
+"""Config fields that had other names in earlier versions, or are gone."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from zeroplay_jax.types import Json
 
@@ -11,7 +13,6 @@ RENAMED_FIELDS = {
     'retrieval.most_failed': 'retrieval.max_failure_rate',
     'judge.most_failed': 'judge.max_failure_rate',
     'schedule.group': 'drzero.group',
-    'reward.grounding': 'drzero.grounding',
     'schedule.first': 'ssp.first_update',
     'reward.invalid': 'ssp.invalid_reward',
     # One field for two recipes; it was split.
@@ -30,6 +31,25 @@ RENAMED_FIELDS = {
     'reward.hard_length': 'scope.hard_length',
 }
 
+# Fields that are gone: the value with which they did nothing, and what to do instead.
+REMOVED_FIELDS = {
+    'drzero.grounding': (
+        False,
+        'reject such proposals in a recipe of your own (Proposal.is_grounded)',
+    ),
+    'reward.grounding': (
+        False,
+        'reject such proposals in a recipe of your own (Proposal.is_grounded)',
+    ),
+    'policy.adapters.teacher': (
+        'products',
+        'leave it out; a teacher averages the products of adapters',
+    ),
+    'rollout.switch': ('never', 'leave it out; rollouts keep the weights with which they began'),
+}
+
+OLD_FIELDS = RENAMED_FIELDS.keys() | REMOVED_FIELDS.keys()
+
 # Of these only the name has changed, so that runs of earlier versions go on with their values.
 _SAME_VALUES = {('tools', 'mcp_url'): 'mcp_servers'}
 
@@ -43,3 +63,8 @@ def with_new_names(stored: Json) -> Json:
             kept = {name: value for name, value in fields.items() if name != old_name}
             renamed[section] = {**kept, new_name: fields[old_name]}
     return renamed
+
+
+def has_no_effect(name: str, value: Any) -> bool:
+    """Returns whether a field is gone and had a value with which it did nothing."""
+    return name in REMOVED_FIELDS and REMOVED_FIELDS[name][0] == value

@@ -86,7 +86,3 @@ class Rollout(Section):
     """Training steps whose rollouts may begin before the current one has ended: with 1 the next step's use the slots
     that the longest rollouts leave free, and are played by weights one step older (metric `staleness`). Needs
     old_logp='trainer' and tis_cap above 0 in every trained role."""
-    switch: Literal['never', 'keep', 'recompute'] = 'never'
-    """With ahead=1, whether rollouts of a step that begins early change to newer weights: the older ones play the first
-    turn, and all later turns wait until the step begins and are played by the newest. keep: these read keys and values
-    of the older weights. recompute: they compute the whole context again."""

@@ -232,7 +232,7 @@ def _restore(source: Source, engine: Engine) -> None:
         for part in _PARTS:
             if part in tree[name] and part in learner.state:
                 stored[part] = tree[name][part]
-        # `policy.adapters.teacher` decides its rank.
+        # Teachers of earlier versions may have the rank of the adapters.
         if 'teacher' in stored and _shapes(stored['teacher']) != _shapes(learner.state['teacher']):
             del stored['teacher']
         state = _merged(source, name, learner, _read(source, name, stored, learner))

@@ -60,7 +60,6 @@ def load_weights(
         mesh,
         settings.alpha / settings.rank,
         weight_decay=settings.weight_decay,
-        teacher=settings.teacher,
     )
     return {}, base
 

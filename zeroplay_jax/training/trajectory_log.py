@@ -74,7 +74,7 @@ def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row
     segments = []
     for span in text_spans(codec, trajectory):
         segments.append({'source': span['source'], 'text': span['text']})
-    record = {
+    return {
         'system': recipe,
         'step': step.number,
         'iteration': step.phase.iteration,
@@ -96,10 +96,6 @@ def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row
         'turns': [_call_record(turn.call) for turn in trajectory.turns],
         'segments': segments,
     }
-    # With `rollout.switch`: the turns after the first one.
-    if trajectory.newest_version != trajectory.version:
-        record['later_version'] = trajectory.newest_version
-    return record
 
 
 def _call_record(call: ToolCall | None) -> dict[str, Any] | None:

@@ -77,9 +77,7 @@ class Recipe(RecipeBase):
 
     async def episode(self, context, step, task):
         samples = self.config.proposer.samples
-        proposals = await proposing.propose(
-            context, 'proposer', task, samples, show_document=True, require_grounding=False
-        )
+        proposals = await proposing.propose(context, 'proposer', task, samples, show_document=True)
         games = [self._game(context, task, number, p) for number, p in enumerate(proposals)]
         rows = []
         for game_rows in await asyncio.gather(*games):

@@ -57,9 +57,6 @@ class Settings(Section):
 
     group: Literal['hop', 'prompt'] = 'hop'
     """The proposer's advantage groups: all proposals of a hop count (HRPO), or of a prompt (GRPO)."""
-    grounding: bool = False
-    """Reward and pool only questions that name the source document and whose answer is in the passages of
-    the last search. Neither in the paper nor in its code."""
     labels: Literal['proposer', 'majority'] = 'proposer'
     """What counts as the right answer to a question: the proposer's, or the most frequent one of the solver's
     rollouts (SQLM, R-Zero). These are the reward.solves rollouts in a step of the proposer. In the pool they
@@ -157,7 +154,6 @@ class Recipe(RecipeBase):
             task,
             samples,
             show_document=self.config.schedule.initial_document,
-            require_grounding=self.config.drzero.grounding,
             separate_format=self.config.drzero.separate_format,
         )
 
@@ -297,9 +293,6 @@ def _check_labels(config) -> None:
     """Refuses labels by majority together with parts that read the proposer's answer."""
     if config.drzero.labels == 'proposer':
         return
-    if config.drzero.grounding:
-        problem = "it tests the proposer's answer, which is no label with drzero.labels=majority"
-        fail('drzero.grounding', True, problem, 'set it to False')
     if config.solver.distill_top_k:
         problem = "the teacher would read the proposer's answer, which is not the label"
         fix = 'set it to proposer, or solver.distill_top_k to 0'

@@ -44,7 +44,6 @@ async def propose(
     samples: int,
     *,
     show_document: bool,
-    require_grounding: bool,
     separate_format: bool = False,
 ) -> list[Proposal]:
     """Returns `samples` proposals on the document and hop count of a task.
@@ -52,7 +51,6 @@ async def propose(
     Args:
       task: its payload is a `SeedDocument`.
       show_document: whether the prompt contains the document.
-      require_grounding: whether to reject ungrounded proposals.
       separate_format: whether to score the form as in the paper (`rewards.drzero_separate_format`).
 
     Raises:
@@ -69,14 +67,13 @@ async def propose(
     trajectories = await context.ask(role, identity, samples, hops=seed.hops, document=document)
     proposals = []
     for trajectory in trajectories:
-        proposals.append(read_proposal(trajectory, seed, require_grounding, separate_format))
+        proposals.append(read_proposal(trajectory, seed, separate_format))
     return proposals
 
 
 def read_proposal(
     trajectory: Trajectory,
     seed: SeedDocument,
-    require_grounding: bool = False,
     separate_format: bool = False,
 ) -> Proposal:
     """Returns the proposal in a rollout about the document `seed`, with the reason if it is rejected."""
@@ -95,8 +92,6 @@ def read_proposal(
     else:
         # Dr. Zero's code does not measure the difficulty of these proposals either.
         rejected = _format_problem(question, answer)
-    if rejected is None and require_grounding and not is_grounded:
-        rejected = 'ungrounded'
     return Proposal(trajectory, question, answer, format_score, is_grounded, rejected)
 
 
