@@ -35,6 +35,10 @@ _FEW_PAGES = (
     '--config.sampler.pages=64',
     '--config.sampler.token_budget=16',
 )
+# What steps that begin early need of the trained roles.
+_AHEAD = ['--config.rollout.ahead=1']
+for _role in ('proposer', 'solver'):
+    _AHEAD += [f'--config.{_role}.old_logp=trainer', f'--config.{_role}.tis_cap=2.0']
 _TEXTS = ('-m', 'zeroplay_jax.quickstart', '--corpus', 'zeroplay_jax/mini/texts', '--workdir')
 _TEXTS_SHORT = (
     '--config.progress=False',
@@ -43,8 +47,8 @@ _TEXTS_SHORT = (
     '--config.solver.steps=2',
     '--config.eval.questions=8',
 )
-# Fields that name the run and its code.
-_NAMES = ('run', 'version')
+# Fields that name the run, or depend on the clock.
+_VARYING = ('run', 'programs/cached', 'programs/compiled', 'evictions', 'refilled_tokens')
 # Part of a workload → its files, from the folder of the run.
 _PARTS = {
     'weights': ('policy/*/*.safetensors', 'policy/*/*/*.safetensors'),
@@ -63,7 +67,7 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     'texts': (*_TEXTS, '{workdir}', *_TEXTS_SHORT),
     'adapters': _main('drzero', '--config.policy.adapters.rank=4'),
     'pages': _main('drzero', *_FEW_PAGES),
-    'ahead': _main('drzero', '--config.rollout.ahead=1'),
+    'ahead': _main('drzero', *_AHEAD),
     'ppo': _main('dspo', '--config.solver.baseline=value', '--config.solver.loss=token_pg'),
     'processes': _main('drzero'),
     # For its CPU seconds: the others are dominated by what a process loads and compiles.
@@ -109,7 +113,7 @@ def _content(path: pathlib.Path) -> bytes:
         return path.read_bytes()
     records = log_records(path)
     for record in records:
-        for name in _NAMES:
+        for name in _VARYING:
             record.pop(name, None)
     return json.dumps(records, sort_keys=True).encode()
 

@@ -13,8 +13,8 @@ import pytest
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 if 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
-    # Programs are compiled without LLVM's optimisations, which take longer than the tests that run them; the commands
-    # that tests start compile as anybody's do.
+    # Programs are compiled without LLVM's optimisations, which take longer than the tests that run them; most commands
+    # that tests start are compiled alike.
     flags = ' --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
     os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + flags
 if (

@@ -140,7 +140,7 @@ def test_a_checkpoint_serves_either_number_of_processes(writers, one, two, tmp_p
 def test_when_a_process_dies_the_other_stops(tmp_path):
     running = play(tmp_path / 'run', 2, '--config.solver.steps=1000')
     deadline = time.time() + 300
-    while not (tmp_path / 'run' / 'checkpoints' / '2').exists() and time.time() < deadline:
+    while not (tmp_path / 'run' / 'checkpoints' / '1').exists() and time.time() < deadline:
         assert all(p.poll() is None for p in running), running[0].communicate()[0][-2000:]
         time.sleep(0.2)
     running[1].send_signal(signal.SIGKILL)

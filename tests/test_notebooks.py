@@ -44,7 +44,7 @@ def environment(tmp_path_factory):
         'ZEROPLAY_SMALL': '1',
         'ZEROPLAY_RUNS': str(folder / 'runs'),
         'JAX_PLATFORMS': 'cpu',
-        'XLA_FLAGS': '',
+        'XLA_FLAGS': '--xla_backend_optimization_level=0',
     }
 
 

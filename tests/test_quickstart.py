@@ -39,7 +39,11 @@ SMALL = (
 
 
 def call(module, *arguments, cwd=ROOT):
-    environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '', 'PYTHONPATH': str(ROOT)}
+    environment = os.environ | {
+        'JAX_PLATFORMS': 'cpu',
+        'XLA_FLAGS': '--xla_backend_optimization_level=0',
+        'PYTHONPATH': str(ROOT),
+    }
     command = [sys.executable, '-m', f'zeroplay_jax.{module}', *map(str, arguments)]
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=400
@@ -118,7 +122,11 @@ def test_the_printed_command_asks_the_trained_policy(played):
     command = advice.partition(': ')[2]
     assert '____' in command
     place = workdir.parents[1]
-    environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '', 'PYTHONPATH': str(ROOT)}
+    environment = os.environ | {
+        'JAX_PLATFORMS': 'cpu',
+        'XLA_FLAGS': '--xla_backend_optimization_level=0',
+        'PYTHONPATH': str(ROOT),
+    }
     asked = subprocess.run(
         ['bash', '-c', command],
         cwd=place,

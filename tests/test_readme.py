@@ -205,7 +205,11 @@ def easy_recipe():
 
 
 def run(project, command, **options):
-    environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu', 'PYTEST_ADDOPTS': ''}
+    environment = os.environ | {
+        'XLA_FLAGS': '--xla_backend_optimization_level=0',
+        'JAX_PLATFORMS': 'cpu',
+        'PYTEST_ADDOPTS': '',
+    }
     if not command.startswith('launch/'):
         for there, here in SHARED.items():
             command = command.replace(there, here)

@@ -68,7 +68,10 @@ SYSTEMS = {
 
 
 def start(system, workdir):
-    environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
+    environment = os.environ | {
+        'XLA_FLAGS': '--xla_backend_optimization_level=0',
+        'JAX_PLATFORMS': 'cpu',
+    }
     command = [
         sys.executable,
         '-m',

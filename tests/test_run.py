@@ -39,7 +39,10 @@ SMALL = [
 
 
 def start(workdir, *extra):
-    environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
+    environment = os.environ | {
+        'XLA_FLAGS': '--xla_backend_optimization_level=0',
+        'JAX_PLATFORMS': 'cpu',
+    }
     command = [sys.executable, '-m', 'zeroplay_jax.main', *SMALL, f'--workdir={workdir}', *extra]
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)

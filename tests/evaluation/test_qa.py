@@ -173,7 +173,10 @@ def evaluate(*arguments):
         *arguments,
     ]
     outside = str(ROOT / 'tests' / 'outside_package')
-    environment = os.environ | {'XLA_FLAGS': '', 'PYTHONPATH': outside}
+    environment = os.environ | {
+        'XLA_FLAGS': '--xla_backend_optimization_level=0',
+        'PYTHONPATH': outside,
+    }
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 

@@ -97,7 +97,9 @@ def test_the_gradient_and_the_statistics_are_those_of_whole_rows(policy, name, l
     assert_close(ours, theirs, FLOAT32)
 
 
-@pytest.mark.parametrize('mesh', [(1, 1, 1), (1, 4, 1)], ids=str)
+@pytest.mark.parametrize(
+    'mesh', [(1, 1, 1), pytest.param((1, 4, 1), marks=pytest.mark.long)], ids=str
+)
 def test_bfloat16_is_rounded_as_for_whole_rows(policy, mesh):
     (batch,) = pack(make_rows(policy[0], 16), micro_rows=8, tokens=60, mode='token')
     config = LossConfig.of(role(loss='reinforce', **TERMS))

@@ -86,7 +86,7 @@ LOSSES = [
     pytest.param('reinforce', 'token', marks=pytest.mark.long),
     pytest.param('cispo', 'token', marks=pytest.mark.long),
     pytest.param('sequence_pg', 'seq_mean_token_mean', marks=pytest.mark.long),
-    ('geometric_pg', 'seq_mean_token_mean'),
+    pytest.param('geometric_pg', 'seq_mean_token_mean', marks=pytest.mark.long),
 ]
 
 

@@ -93,6 +93,7 @@ def test_loss_counts_each_kind_of_token_once(blank, stock):
     np.testing.assert_allclose(value, expected, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_training_learns_and_is_reproducible(blank, stock):
     codec, config = Codec(blank), hf.read_config(blank)
     batch = first_batch(TINY, stock, codec, step=99)
@@ -107,6 +108,7 @@ def test_training_learns_and_is_reproducible(blank, stock):
     assert float(supervised.loss(config, TINY.context_weight, runs[0][0], batch)[0]) < before - 0.1
 
 
+@pytest.mark.long
 def test_build_writes_folders_with_log_and_hashes(tmp_path, monkeypatch):
     monkeypatch.setattr(base_model, 'DIAGNOSED_EPISODES', 4)
     monkeypatch.setattr(base_model, 'LIBRARY_COUNT', 1)

@@ -232,6 +232,7 @@ def test_splits_are_disjoint_and_have_their_sizes():
     assert abs(shares['held_out'] - 0.25) < 0.03
 
 
+@pytest.mark.long
 def test_training_resumes_bit_for_bit(texts, passages, tmp_path, monkeypatch):
     monkeypatch.setattr(supervised, 'LOG_EVERY', 2)
     small = {'hidden_size': 32, 'intermediate_size': 64, 'num_hidden_layers': 1}

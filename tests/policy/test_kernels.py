@@ -106,7 +106,7 @@ def plain():
     'kind,remat,mesh',
     [
         pytest.param('splash', False, None, marks=pytest.mark.long),
-        ('splash', True, (1, 2, 2)),
+        pytest.param('splash', True, (1, 2, 2), marks=pytest.mark.long),
         pytest.param('blocked', False, None, marks=pytest.mark.long),
         ('blocked', True, (1, 2, 2)),
     ],

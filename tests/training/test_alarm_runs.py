@@ -32,7 +32,10 @@ ARGUMENTS = [
 def stopped(tmp_path_factory):
     workdir = tmp_path_factory.mktemp('alarm') / 'run'
     command = [sys.executable, '-m', 'zeroplay_jax.main', *ARGUMENTS, f'--workdir={workdir}']
-    environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
+    environment = os.environ | {
+        'XLA_FLAGS': '--xla_backend_optimization_level=0',
+        'JAX_PLATFORMS': 'cpu',
+    }
     result = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
     )

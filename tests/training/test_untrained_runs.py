@@ -32,7 +32,10 @@ NOTHING = [
 
 
 def train(workdir, *extra):
-    environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
+    environment = os.environ | {
+        'XLA_FLAGS': '--xla_backend_optimization_level=0',
+        'JAX_PLATFORMS': 'cpu',
+    }
     command = [sys.executable, '-m', 'zeroplay_jax.main', *NOTHING, f'--workdir={workdir}', *extra]
     result = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
