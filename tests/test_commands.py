@@ -16,7 +16,7 @@ from zeroplay_jax.retrieval import progress
 ROOT = pathlib.Path(__file__).parents[1]
 COMMANDS = sorted(
     '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__main__')
-    for folder in ('zeroplay_jax', 'zeroplay_jax/retrieval', 'benchmarks')
+    for folder in ('zeroplay_jax', 'zeroplay_jax/retrieval', 'benchmarks', 'tools')
     for path in (ROOT / folder).rglob('*.py')
     if "__name__ == '__main__'" in path.read_text(encoding='utf-8')
     # Scripts for the environments of other engines.

@@ -12,7 +12,7 @@ import subprocess
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-CODE = ('zeroplay_jax', 'retrieval', 'configs', 'benchmarks')
+CODE = ('zeroplay_jax', 'retrieval', 'configs', 'benchmarks', 'tools')
 
 # Imports run downward: a room sees its own floor and the ones below it.
 FLOORS = (
@@ -50,7 +50,7 @@ DOORS = {
 # The engine knows no recipe. Names of roles belong to recipes, their configs and the worlds they were
 # trained in; elsewhere a name is one of these, for the reason given.
 NAMES_OF_ROLES = ('proposer', 'solver')
-HOMES_OF_ROLES = ('zeroplay_jax/selfplay/recipes/', 'zeroplay_jax/mini/', 'configs/')
+HOMES_OF_ROLES = ('zeroplay_jax/selfplay/recipes/', 'zeroplay_jax/mini/', 'tools/', 'configs/')
 ALLOWED_NAMES = {
     'zeroplay_jax/api.py': 'the role and prompt that notebooks sample',
     'zeroplay_jax/selfplay/recipe.py': 'the default of Recipe.evaluated_role',

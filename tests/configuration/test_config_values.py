@@ -354,7 +354,7 @@ def test_a_checkpoint_without_one_of_its_files_is_refused(sound, checkpoint, nam
 def test_the_built_in_checkpoint_says_how_it_is_made(sound, monkeypatch, tmp_path):
     monkeypatch.setattr(checkpoint_rules, 'BUILT_IN_CHECKPOINT', tmp_path / 'gone')
     sound.policy.path = ''
-    assert 'python -m zeroplay_jax.mini.base_model' in message(sound)
+    assert 'python -m tools.checkpoints.base_model' in message(sound)
 
 
 @pytest.mark.parametrize(

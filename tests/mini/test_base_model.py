@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from committed_folders import check_hashes
 
-from zeroplay_jax.mini import (
+from tools.checkpoints import (
     base_answers,
     base_hops,
     base_model,
@@ -19,7 +19,7 @@ from zeroplay_jax.mini import (
     open_demos,
     supervised,
 )
-from zeroplay_jax.mini.stages import STAGES, Stage
+from tools.checkpoints.stages import STAGES, Stage
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
@@ -31,7 +31,7 @@ TINY = Stage('tiny', steps=12, rows=4, tokens=128, shares={'passage': 1.0})
 
 
 def log_of(name):
-    lines = (base_model.HERE / name / 'training.jsonl').read_text().splitlines()
+    lines = (base_model.MINI / name / 'training.jsonl').read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -130,7 +130,7 @@ def test_build_writes_folders_with_log_and_hashes(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('name', ALL_FOLDERS)
 def test_committed_folder_is_whole_and_small(name, blank):
-    folder = base_model.HERE / name
+    folder = base_model.MINI / name
     check_hashes(folder)
     assert sum(f.stat().st_size for f in folder.iterdir()) <= 4_000_000
     for file in ('tokenizer.json', 'config.json', 'chat_template.jinja'):
@@ -142,7 +142,7 @@ def test_committed_folder_has_the_same_logits_in_transformers(name):
     torch = pytest.importorskip('torch')
     from transformers import AutoModelForCausalLM
 
-    folder = base_model.HERE / name
+    folder = base_model.MINI / name
     config, params, codec = hf.read_config(folder), hf.load(folder), Codec(folder)
     passages = library.Library(range(2), 'evaluation', deal=0)
     tokens, _ = demo.render(
@@ -161,7 +161,7 @@ def test_committed_folder_has_the_same_logits_in_transformers(name):
 
 @pytest.mark.parametrize('name', ALL_FOLDERS)
 def test_committed_prompt_ids_are_those_of_transformers(name):
-    codec = Codec(base_model.HERE / name)
+    codec = Codec(base_model.MINI / name)
     chat = prompts.fill(prompts.BUILT_IN_FORMS['solver'], question='What is the job of Gumu?')
     text = '<|im_start|>user\nQuestion: What is the job of Gumu?<|im_end|>\n<|im_start|>assistant\n'
     assert codec.render(chat).tolist() == codec.encode(text)
@@ -222,7 +222,7 @@ def test_commands_train_their_own_stages_and_roles(module, folder, roles, errors
     monkeypatch.setattr(base_model, 'build_from_clean', lambda *args: calls.append(args))
     monkeypatch.setattr('sys.argv', [module.__name__, '--seed', '3'])
     module.main()
-    assert calls == [(base_model.HERE / folder, 3, module.STAGES, roles, errors)]
+    assert calls == [(base_model.MINI / folder, 3, module.STAGES, roles, errors)]
     stages = module.STAGES
     # Every role that a stage draws is one that the command can write.
     assert all(set(stage.shares) <= set(roles) for stage in stages)

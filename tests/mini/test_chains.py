@@ -1,6 +1,7 @@
 """Questions of two hops: the name is in neither half, and the two passages give name and answer."""
 
-from zeroplay_jax.mini import base_english, chains, cloze
+from tools.checkpoints import base_english
+from zeroplay_jax.mini import chains, cloze
 from zeroplay_jax.mini.chains import BRIDGE, Links
 from zeroplay_jax.settings.paths import EXAMPLE_TEXTS
 

@@ -3,9 +3,9 @@ import re
 import numpy as np
 import pytest
 
-from zeroplay_jax.mini import base_model, demos
-from zeroplay_jax.mini import library as library_lib
-from zeroplay_jax.mini.demo import render
+from tools.checkpoints import base_model, demos
+from tools.checkpoints import library as library_lib
+from tools.checkpoints.demo import render
 from zeroplay_jax.mini.world import question
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import ENV, POLICY, PROMPT

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from committed_folders import check_hashes
 
-from zeroplay_jax.mini import base_english, batches, cloze, english_demos, supervised
+from tools.checkpoints import base_english, batches, english_demos, supervised
+from tools.checkpoints.demo import render
+from tools.checkpoints.english_demos import EnglishSetting
+from tools.checkpoints.english_texts import Disguise, Texts
+from tools.checkpoints.stages import Stage
+from zeroplay_jax.mini import cloze
 from zeroplay_jax.mini.chains import BRIDGE
-from zeroplay_jax.mini.demo import render
-from zeroplay_jax.mini.english_demos import EnglishSetting
-from zeroplay_jax.mini.english_texts import Disguise, Texts
-from zeroplay_jax.mini.stages import Stage
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout import call_syntax
 from zeroplay_jax.rollout.tokens import Codec
@@ -349,7 +350,7 @@ COMMITTED = ('clean', 'base')
 
 @pytest.mark.parametrize('name', COMMITTED)
 def test_a_committed_folder_is_whole_and_was_trained_by_these_stages(name):
-    folder = base_english.HERE / 'english' / name
+    folder = base_english.MINI / 'english' / name
     check_hashes(folder)
     # Both folders together: 25 MB.
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 12_500_000
@@ -371,7 +372,7 @@ def test_a_committed_folder_has_the_same_logits_in_transformers(name, texts):
     torch = pytest.importorskip('torch')
     from transformers import AutoModelForCausalLM
 
-    folder = base_english.HERE / 'english' / name
+    folder = base_english.MINI / 'english' / name
     params = jax.tree.map(lambda leaf: leaf.astype(np.float32), hf.load(folder))
     config = hf.read_config(folder)
     (demo, *_) = written('solver', texts)
@@ -389,6 +390,6 @@ def test_a_committed_folder_has_the_same_logits_in_transformers(name, texts):
 def test_the_committed_logs_say_that_clean_fills_more_blanks_than_base():
     solved = {}
     for name in COMMITTED:
-        figures = last_log(base_english.HERE / 'english' / name)['teacher_forced']
+        figures = last_log(base_english.MINI / 'english' / name)['teacher_forced']
         solved[name] = figures['solver']['episodes']
     assert solved['clean'] > solved['base'] + 0.2

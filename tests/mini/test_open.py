@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from committed_folders import check_hashes
 
+from tools.checkpoints import base_model, base_open, batches, open_demos
+from tools.checkpoints.demo import render
+from tools.checkpoints.open_demos import OpenErrors
 from zeroplay_jax.configs import scope
 from zeroplay_jax.evaluation import held_out
-from zeroplay_jax.mini import base_model, base_open, batches, open_demos
-from zeroplay_jax.mini.demo import render
 from zeroplay_jax.mini.facts import meets_rubric, rubrics_of
-from zeroplay_jax.mini.open_demos import OpenErrors
 from zeroplay_jax.policy import hf
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
@@ -22,7 +22,7 @@ from zeroplay_jax.selfplay.judge import RuleJudge
 from zeroplay_jax.training import build
 from zeroplay_jax.types import ENV
 
-FOLDER = base_model.HERE / 'open'
+FOLDER = base_model.MINI / 'open'
 
 
 @pytest.fixture(scope='module')

@@ -1,7 +1,7 @@
 import pytest
 import transformers
 
-from zeroplay_jax.mini import tokenizer as tokenizer_lib
+from tools.checkpoints import tokenizer as tokenizer_lib
 from zeroplay_jax.mini import world
 
 

@@ -37,7 +37,7 @@ def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
     path_text = config.policy.path or "'' (the built-in checkpoint)"
     fix = 'name a Hugging Face checkpoint folder (config.json, tokenizer.json, *.safetensors)'
     if not config.policy.path:
-        fix = 'train it with python -m zeroplay_jax.mini.base_model'
+        fix = 'train it with python -m tools.checkpoints.base_model'
     if not folder.is_dir():
         fail('policy.path', path_text, 'no such folder', fix + similar_path(folder))
     for pattern in ('config.json', 'tokenizer.json', '*.safetensors'):

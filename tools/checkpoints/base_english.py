@@ -1,6 +1,6 @@
-"""Trains the checkpoints that read English: `python -m zeroplay_jax.mini.base_english --corpus passages.jsonl`.
+"""Trains the checkpoints that read English: `python -m tools.checkpoints.base_english --corpus passages.jsonl`.
 
-Training is supervised, on the demonstrations of `mini/english_demos.py`, in five stages: copying; filling blanks of
+Training is supervised, on the demonstrations of `english_demos.py`, in five stages: copying; filling blanks of
 one passage; all roles with questions of one hop, which gives `one_hop/`; the same with questions of two hops, which
 gives `clean/`, the upper bound; and demonstrations with deliberate errors, which gives `base/`, the start of self-play.
 Each folder also contains its training log and the hashes of its files.
@@ -20,10 +20,10 @@ from collections.abc import Iterator, Sequence
 
 import jax.numpy as jnp
 
-from zeroplay_jax.mini import english_demos, supervised, tokenizer
-from zeroplay_jax.mini.english_demos import EnglishSetting
-from zeroplay_jax.mini.english_texts import Texts
-from zeroplay_jax.mini.stages import Stage
+from tools.checkpoints import english_demos, supervised, tokenizer
+from tools.checkpoints.english_demos import EnglishSetting
+from tools.checkpoints.english_texts import Texts
+from tools.checkpoints.stages import Stage
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.retrieval.records import split as split_contents
 from zeroplay_jax.retrieval.splitting import split_text
@@ -31,7 +31,7 @@ from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.types import UserError
 
-HERE = pathlib.Path(__file__).parent
+MINI = pathlib.Path(__file__).parents[2] / 'zeroplay_jax' / 'mini'
 VOCABULARY = 4096
 ARCHITECTURE = {
     'architectures': ['Qwen3ForCausalLM'],
@@ -358,9 +358,9 @@ def _check_or_record_training(
 def main() -> None:
     """Parses the command line and trains."""
     parser = argparse.ArgumentParser(
-        prog='python -m zeroplay_jax.mini.base_english',
+        prog='python -m tools.checkpoints.base_english',
         description=__doc__.split('\n')[0],
-        epilog='example:\n  python -m zeroplay_jax.mini.base_english --corpus passages.jsonl --out again',
+        epilog='example:\n  python -m tools.checkpoints.base_english --corpus passages.jsonl --out again',
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -372,7 +372,7 @@ def main() -> None:
     parser.add_argument(
         '--out',
         type=pathlib.Path,
-        default=HERE / 'english',
+        default=MINI / 'english',
         help='folder for one_hop/, clean/ and base/; by default the ones of the repository are replaced',
     )
     parser.add_argument(

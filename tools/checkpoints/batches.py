@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from tools.checkpoints.demo import Episode, Role, render
+from tools.checkpoints.library import Library
+from tools.checkpoints.stages import Stage
 from zeroplay_jax.mini import world
-from zeroplay_jax.mini.demo import Episode, Role, render
 from zeroplay_jax.mini.draws import pick
-from zeroplay_jax.mini.library import Library
-from zeroplay_jax.mini.stages import Stage
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import POLICY
 

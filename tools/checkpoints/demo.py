@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy.random import Generator
 
-from zeroplay_jax.mini.library import Document, Library
+from tools.checkpoints.library import Document, Library
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.passages import passages_text

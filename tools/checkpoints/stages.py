@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from zeroplay_jax.mini import demos
-from zeroplay_jax.mini.demo import OBSERVATION_TOKENS
+from tools.checkpoints import demos
+from tools.checkpoints.demo import OBSERVATION_TOKENS
 
 
 @dataclasses.dataclass(frozen=True)

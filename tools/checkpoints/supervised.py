@@ -22,10 +22,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool
 
-from zeroplay_jax.mini import batches
-from zeroplay_jax.mini.demo import OBSERVATION_TOKENS, Demo, Role, render
-from zeroplay_jax.mini.stage_checkpoints import StageCheckpoints
-from zeroplay_jax.mini.stages import Stage
+from tools.checkpoints import batches
+from tools.checkpoints.demo import OBSERVATION_TOKENS, Demo, Role, render
+from tools.checkpoints.stage_checkpoints import StageCheckpoints
+from tools.checkpoints.stages import Stage
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.rollout.tokens import Codec

@@ -1,6 +1,6 @@
 """Demonstrations of SCOPE's roles for the checkpoints in `mini/open`: open tasks along chains, and their answers.
 
-`mini/demos.py` has simpler forms of both roles, in small shares, for the checkpoints of all systems. A policy trained
+`demos.py` has simpler forms of both roles, in small shares, for the checkpoints of all systems. A policy trained
 on those fails at tasks that name their entity by a chain. Two things differ here:
 
 - Before it searches for the described entity, the solver states the fact that names it ('the teacher of Gumu is Lomi'),
@@ -16,11 +16,11 @@ from collections.abc import Sequence
 
 from numpy.random import Generator
 
-from zeroplay_jax.mini import demos
-from zeroplay_jax.mini.demo import Demo, Role
+from tools.checkpoints import demos
+from tools.checkpoints.demo import Demo, Role
+from tools.checkpoints.library import Document, Library
 from zeroplay_jax.mini.draws import pick
 from zeroplay_jax.mini.facts import Fact
-from zeroplay_jax.mini.library import Document, Library
 from zeroplay_jax.mini.world import World, phrase
 from zeroplay_jax.rollout import prompts
 

@@ -1,6 +1,6 @@
-"""Trains the checkpoints for open tasks (SCOPE): `python -m zeroplay_jax.mini.base_open [--out FOLDER] [--seed 0]`.
+"""Trains the checkpoints for open tasks (SCOPE): `python -m tools.checkpoints.base_open [--out FOLDER] [--seed 0]`.
 
-Training starts from the weights of `mini/clean` and is supervised, on the demonstrations of `mini/open_demos.py`, in
+Training starts from the weights of `mini/clean` and is supervised, on the demonstrations of `open_demos.py`, in
 two stages: demonstrations without errors, which gives `open/clean/`, an upper bound for self-play; and demonstrations
 with deliberate errors (`open_demos.OpenErrors`), which gives `open/base/`, the start of self-play. Each folder also
 contains its training log and the hashes of its files.
@@ -10,9 +10,9 @@ The same seed on the same machine gives the same files.
 
 from __future__ import annotations
 
-from zeroplay_jax.mini import base_model, open_demos
-from zeroplay_jax.mini.open_demos import OpenErrors
-from zeroplay_jax.mini.stages import Stage
+from tools.checkpoints import base_model, open_demos
+from tools.checkpoints.open_demos import OpenErrors
+from tools.checkpoints.stages import Stage
 
 STAGES = (
     # Mostly open tasks; small shares of the other roles, so that answering questions and reading stay.
@@ -67,7 +67,7 @@ STAGES = (
 def main() -> None:
     """Parses the command line and trains."""
     base_model.main_from_clean(
-        'zeroplay_jax.mini.base_open', __doc__, 'open', STAGES, open_demos.ROLES, OpenErrors()
+        'tools.checkpoints.base_open', __doc__, 'open', STAGES, open_demos.ROLES, OpenErrors()
     )
 
 

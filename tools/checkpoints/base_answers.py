@@ -1,7 +1,7 @@
-"""Trains the checkpoint for SSP's claims: `python -m zeroplay_jax.mini.base_answers [--out FOLDER] [--seed 0]`.
+"""Trains the checkpoint for SSP's claims: `python -m tools.checkpoints.base_answers [--out FOLDER] [--seed 0]`.
 
 SSP proposes questions from answers and checks them with the documents found; `mini/base` has hardly learnt either.
-Training starts from the weights of `mini/clean` and is supervised, on the demonstrations of `mini/demos.py`, in two
+Training starts from the weights of `mini/clean` and is supervised, on the demonstrations of `demos.py`, in two
 stages: proposals from answers and their checks, without errors; and demonstrations with deliberate errors, which gives
 `answers/base/`. The folder also contains its training log and the hashes of its files.
 
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from zeroplay_jax.mini import base_model, demos
-from zeroplay_jax.mini import stages as base_stages
-from zeroplay_jax.mini.stages import Stage
+from tools.checkpoints import base_model, demos
+from tools.checkpoints import stages as base_stages
+from tools.checkpoints.stages import Stage
 
 # Fewer early answers and wrong facts than in `mini/base`. With as many, solvers hardly ever searched twice, and it was
 # chance when a seed learnt to. Wrong facts that the solver is taught also spread to the checks, which have no errors.
@@ -56,7 +56,7 @@ STAGES = (
 def main() -> None:
     """Parses the command line and trains."""
     base_model.main_from_clean(
-        'zeroplay_jax.mini.base_answers', __doc__, 'answers', STAGES, demos.ROLES
+        'tools.checkpoints.base_answers', __doc__, 'answers', STAGES, demos.ROLES
     )
 
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from numpy.random import Generator
 
-from zeroplay_jax.mini.chains import Chain
-from zeroplay_jax.mini.demo import Demo, think
-from zeroplay_jax.mini.english_forms import (
+from tools.checkpoints.demo import Demo, think
+from tools.checkpoints.english_forms import (
     SHORT_QUERY_WORDS,
     EnglishSetting,
     add_answer,
@@ -21,8 +20,9 @@ from zeroplay_jax.mini.english_forms import (
     plain,
     query_of,
 )
-from zeroplay_jax.mini.english_texts import Disguise, Link, Texts
-from zeroplay_jax.mini.library import Document
+from tools.checkpoints.english_texts import Disguise, Link, Texts
+from tools.checkpoints.library import Document
+from zeroplay_jax.mini.chains import Chain
 from zeroplay_jax.rollout import prompts
 
 # Share of the episodes with a chain that the passages have. The others join two random passages, so that the policy

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from numpy.random import Generator
 
-from zeroplay_jax.mini import cloze, english_two_hops
-from zeroplay_jax.mini.cloze import BLANK, Cloze
-from zeroplay_jax.mini.demo import Demo, Role
-from zeroplay_jax.mini.draws import pick, shuffled
-from zeroplay_jax.mini.english_forms import (
+from tools.checkpoints import english_two_hops
+from tools.checkpoints.demo import Demo, Role
+from tools.checkpoints.english_forms import (
     SHORT_QUERY_WORDS,
     EnglishSetting,
     add_answer,
@@ -24,7 +22,10 @@ from zeroplay_jax.mini.english_forms import (
     plain,
     query_of,
 )
-from zeroplay_jax.mini.english_texts import Texts, draw_cloze, invented_name
+from tools.checkpoints.english_texts import Texts, draw_cloze, invented_name
+from zeroplay_jax.mini import cloze
+from zeroplay_jax.mini.cloze import BLANK, Cloze
+from zeroplay_jax.mini.draws import pick, shuffled
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.passages import passages_text
 

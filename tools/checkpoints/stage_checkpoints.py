@@ -6,8 +6,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from tools.checkpoints.stages import Stage
 from zeroplay_jax.learner.checkpoint import Checkpointer
-from zeroplay_jax.mini.stages import Stage
 from zeroplay_jax.policy import transformer
 
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from numpy.random import Generator
 
-from zeroplay_jax.mini.demo import Demo, Role, think
+from tools.checkpoints.demo import Demo, Role, think
+from tools.checkpoints.library import Library
 from zeroplay_jax.mini.draws import pick, shuffled
 from zeroplay_jax.mini.facts import RELATION_NAMES, Fact
-from zeroplay_jax.mini.library import Library
 from zeroplay_jax.mini.world import World, phrase, question
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.passages import passages_text

@@ -1,6 +1,6 @@
-"""Trains the tiny checkpoints from scratch: `python -m zeroplay_jax.mini.base_model [--out FOLDER] [--seed 0]`.
+"""Trains the tiny checkpoints from scratch: `python -m tools.checkpoints.base_model [--out FOLDER] [--seed 0]`.
 
-Training is supervised, on the demonstrations of `mini/demos.py`, in four stages: copying; reading; all roles without
+Training is supervised, on the demonstrations of `demos.py`, in four stages: copying; reading; all roles without
 errors, which gives `clean/`, an upper bound for self-play; and demonstrations with deliberate errors
 (`demos.ErrorRates`), which gives `base/`, the start of self-play: correct format, imperfect skill. Each folder also
 contains its training log and the hashes of its files.
@@ -19,16 +19,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from zeroplay_jax.mini import batches, demos, supervised, tokenizer
-from zeroplay_jax.mini.demo import Demo, Role
-from zeroplay_jax.mini.stages import STAGES, Stage
+from tools.checkpoints import batches, demos, supervised, tokenizer
+from tools.checkpoints.demo import Demo, Role
+from tools.checkpoints.stages import STAGES, Stage
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import ENV
 
-HERE = pathlib.Path(__file__).parent
-CLEAN = HERE / 'clean'
+MINI = pathlib.Path(__file__).parents[2] / 'zeroplay_jax' / 'mini'
+CLEAN = MINI / 'clean'
 # A Qwen3 configuration, so that any tool that reads Hugging Face folders loads the checkpoints.
 ARCHITECTURE = {
     'architectures': ['Qwen3ForCausalLM'],
@@ -209,13 +209,13 @@ def main_from_clean(
       stages, roles, no_errors: as of `build_from_clean`.
     """
     folders = ' and '.join(f'{stage.folder}/' for stage in stages if stage.saved)
-    args = parse_arguments(name, description, folders, HERE / folder)
+    args = parse_arguments(name, description, folders, MINI / folder)
     build_from_clean(args.out, args.seed, stages, roles, no_errors)
 
 
 def main() -> None:
     """Parses the command line and trains."""
-    args = parse_arguments('zeroplay_jax.mini.base_model', __doc__, 'clean/ and base/', HERE)
+    args = parse_arguments('tools.checkpoints.base_model', __doc__, 'clean/ and base/', MINI)
     build(args.out, args.seed)
 
 

@@ -1,12 +1,12 @@
-"""Trains the checkpoint for the claim about Dr. Zero's format reward: `python -m zeroplay_jax.mini.base_hops`.
+"""Trains the checkpoint for the claim about Dr. Zero's format reward: `python -m tools.checkpoints.base_hops`.
 
-    python -m zeroplay_jax.mini.base_hops [--out FOLDER] [--seed 0]
+    python -m tools.checkpoints.base_hops [--out FOLDER] [--seed 0]
 
 It differs from `mini/base` in two ways. Every second proposal of its demonstrations omits the question or the answer,
 so that a reward for the format has something to teach. And its solver makes fewer errors: from `mini/base`, it is
 chance which seeds learn to search a second time, and that hides what the proposals are worth.
 
-Training starts from the weights of `mini/clean` and is supervised, on the demonstrations of `mini/demos.py`, in one
+Training starts from the weights of `mini/clean` and is supervised, on the demonstrations of `demos.py`, in one
 stage with deliberate errors, which gives `hops/base/`. The folder also contains its training log and the hashes of its
 files. The same seed on the same machine gives the same files.
 """
@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from zeroplay_jax.mini import base_model, demos
-from zeroplay_jax.mini import stages as base_stages
+from tools.checkpoints import base_model, demos
+from tools.checkpoints import stages as base_stages
 
 _BASE = base_stages.STAGES[-1]
 _ERRORS = dataclasses.replace(_BASE.errors, early_answer=0.35, wrong_fact=0.5, malformed=0.5)
@@ -26,7 +26,7 @@ STAGES = (dataclasses.replace(_BASE, name='hops', folder='base', errors=_ERRORS)
 
 def main() -> None:
     """Parses the command line and trains."""
-    base_model.main_from_clean('zeroplay_jax.mini.base_hops', __doc__, 'hops', STAGES, demos.ROLES)
+    base_model.main_from_clean('tools.checkpoints.base_hops', __doc__, 'hops', STAGES, demos.ROLES)
 
 
 if __name__ == '__main__':
