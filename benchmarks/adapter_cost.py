@@ -15,7 +15,7 @@ from unittest import mock
 from zeroplay_jax.configs import ssp
 from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.learner.batch import Batch
-from zeroplay_jax.selfplay import role_updates
+from zeroplay_jax.selfplay import update as role_updates
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Step, all_steps
 from zeroplay_jax.training import build

@@ -19,11 +19,11 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from benchmarks import tpu_programs
-from zeroplay_jax.learner.frozen_base import FrozenBase
 from zeroplay_jax.learner.learner import Learner
+from zeroplay_jax.learner.weights_view import FrozenBase
 from zeroplay_jax.policy import adapters, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.rollout import slot_programs
+from zeroplay_jax.rollout import sampler
 from zeroplay_jax.selfplay.recipe import trained_roles
 from zeroplay_jax.training.run_weights import versions_in_use, weights_of_roles
 
@@ -231,7 +231,7 @@ class Shapes:
     def slots(self, count: int) -> tuple[dict, Any]:
         """Returns (programs, shapes of the slots) of a sampler with `count` slots on its host."""
         settings = {name: self.work.config.sampler[name] for name in _SAMPLER_FIELDS}
-        config = slot_programs.SamplerConfig(**settings, slots=count, eos=(0, 1))
+        config = sampler.SamplerConfig(**settings, slots=count, eos=(0, 1))
         return tpu_programs.slot_state(self.model, config, self.sampler_mesh)
 
     def lower_sampler(self, count: int) -> dict[str, jax.stages.Lowered]:

@@ -55,7 +55,7 @@ def _package_files() -> list[pathlib.Path]:
 
 def keep_programs() -> None:
     """Makes this process read and store compiled programs, for all processes and later calls."""
-    from zeroplay_jax.runtime.compilation import CompilationCache
+    from zeroplay_jax.runtime.devices import CompilationCache
 
     # A program for a CPU may depend on the number of cores.
     cores = len(os.sched_getaffinity(0))

@@ -8,7 +8,7 @@ turns, searches with passages. Two ways lead from there to the rows of the packe
 holds, and they take turns:
 
 - 'whole': every process gets every rollout as JSON and packs the whole batch (what the engine did before).
-- 'rows': every process gets summaries as JSON; tokens go as bytes where they are trained on (selfplay/row_exchange.py).
+- 'rows': every process gets summaries as JSON; tokens go as bytes where they are trained on (selfplay/rows.py).
 
 Both must give the same rows. The bytes are those that a host receives from others, padding included. CPU seconds are
 those of a process with all its threads, so they depend less on other work on the machine than the clock does.
@@ -29,11 +29,10 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from zeroplay_jax.learner.batch import Batch
-from zeroplay_jax.learner.packing import pack
+from zeroplay_jax.learner.batch import Batch, pack
 from zeroplay_jax.policy import sharding
-from zeroplay_jax.runtime import connect, hosts
-from zeroplay_jax.selfplay import row_exchange, serialization
+from zeroplay_jax.runtime import devices, hosts
+from zeroplay_jax.selfplay import rows
 from zeroplay_jax.types import (
     ENV,
     POLICY,
@@ -120,17 +119,17 @@ class Step:
             if self.hosts.owns((7, number)):
                 self.local[number] = make_outcome(number, mean_tokens)
         mesh = sharding.make_mesh(replica=self.hosts.count)
-        self.part = row_exchange.batch_part(self.hosts, mesh, MICRO_ROWS)
+        self.part = rows.batch_part(self.hosts, mesh, MICRO_ROWS)
 
     def whole(self) -> list[Batch]:
         """Gathers whole rollouts as JSON, packs everything and returns the local rows of the micro-batches."""
         records = []
         for number, outcome in self.local.items():
-            records.append([number, list(map(serialization.row_to_json, outcome.rows))])
+            records.append([number, list(map(rows.row_to_json, outcome.rows))])
         rows_of_number = {}
         for gathered in self.hosts.gather(records):
             for number, row_records in gathered:
-                rows_of_number[number] = list(map(serialization.row_from_json, row_records))
+                rows_of_number[number] = list(map(rows.row_from_json, row_records))
         batches = self._pack(rows_of_number)
         assert self.part is not None
         local_rows = np.array(self.part.rows)
@@ -140,12 +139,12 @@ class Step:
         """Gathers summaries, packs the local rows and returns them."""
         summaries = []
         for number, outcome in self.local.items():
-            summaries.append([number, row_exchange.outcome_summary(outcome)])
+            summaries.append([number, rows.outcome_summary(outcome)])
         rows_of_number = {}
         for process, gathered in enumerate(self.hosts.gather(summaries)):
             for number, summary in gathered:
                 local = self.local.get(number)
-                rows_of_number[number] = row_exchange.whole_outcome(summary, process, local).rows
+                rows_of_number[number] = rows.whole_outcome(summary, process, local).rows
         return self._pack(rows_of_number, self.part)
 
     def _pack(self, rows_of_number, part=None) -> list[Batch]:
@@ -208,7 +207,7 @@ def run_process(arguments: argparse.Namespace) -> None:
     """Measures all sizes in one process of several; process 0 prints the lines of the table."""
     process, port = arguments.join
     (count,) = arguments.processes
-    connect.connect('coordinator', f'localhost:{port}', count, process, 100)
+    devices.connect('coordinator', f'localhost:{port}', count, process, 100)
     received = _ReceivedBytes()
     for rollouts in arguments.rollouts:
         for tokens in arguments.tokens:

@@ -19,12 +19,11 @@ from benchmarks.gpu_costs import Cost, Peak
 from benchmarks.tpu_shapes import model_config
 from benchmarks.trained_rows import trained_row
 from zeroplay_jax.configs import common
+from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.learner.learner import Learner
-from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.rollout.sampler import PutRow, Sampler
-from zeroplay_jax.rollout.slot_programs import SamplerConfig
+from zeroplay_jax.rollout.sampler import PutRow, Sampler, SamplerConfig
 from zeroplay_jax.types import identity_key
 
 

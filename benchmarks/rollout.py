@@ -39,18 +39,17 @@ from benchmarks.peers.timing import median_seconds
 from benchmarks.peers.workload import TRAIN_BATCH, TRAIN_LEN, Rollouts
 from benchmarks.trained_rows import trained_row
 from zeroplay_jax.configs import common
+from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.learner.learner import Learner
-from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.rollout.call_syntax import TagSyntax
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.requests import Request
-from zeroplay_jax.rollout.sampler import Sampler
+from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
-from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.runtime.connect import divide_cpu
+from zeroplay_jax.runtime.devices import divide_cpu
 from zeroplay_jax.tools.base import Tool, ToolResult
 from zeroplay_jax.types import POLICY, Trajectory, UserError
 

@@ -28,7 +28,7 @@ from benchmarks import tpu_aot, tpu_estimates, tpu_kernels, tpu_programs, tpu_sh
 from benchmarks.hlo_estimate import Cycles, Program
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import ModelConfig
-from zeroplay_jax.rollout import slot_programs, token_steps
+from zeroplay_jax.rollout import sampler, token_steps
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.types import UserError
 
@@ -90,7 +90,7 @@ def lower(
     mesh = tpu_programs.host_mesh(name, topology)
     model = tpu_programs.sized(name, layers, dtype='bfloat16')
     has_chunks = tokens == size.budget
-    config = slot_programs.SamplerConfig(
+    config = sampler.SamplerConfig(
         slots=size.slots,
         context=tpu_programs.TOKENS,
         chunk=tpu_programs.CHUNK,
@@ -107,7 +107,7 @@ def lower(
     if not has_chunks:
         # Fewer slots can have a token.
         config = dataclasses.replace(config, slots=tokens)
-    programs = slot_programs.programs(model, config, mesh)
+    programs = sampler.programs(model, config, mesh)
     state = jax.eval_shape(programs['empty'])
     layout = jax.tree.map(lambda _: sharding.slots(mesh), state)
     cache_layout = jax.tree.map(lambda _: sharding.pages(mesh), state.cache)
@@ -125,9 +125,9 @@ def lower(
 
 def _decode_only(
     model: ModelConfig,
-    config: slot_programs.SamplerConfig,
+    config: sampler.SamplerConfig,
     mesh: jax.sharding.Mesh,
-    layout: slot_programs.SlotState,
+    layout: sampler.SlotState,
 ):
     """Returns the program 'decode' of a bucket alone, without the whole step beside it; `layout` is of the state."""
     local = config.of_shard(sharding.data_shards(mesh))

@@ -25,7 +25,7 @@ from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import attention, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig
-from zeroplay_jax.rollout import slot_programs
+from zeroplay_jax.rollout import sampler
 
 # Rows of a batch and tokens of a row.
 ROWS, TOKENS = 256, 4096
@@ -188,7 +188,7 @@ def published(name: str, mesh: Mesh, layers: int = 0):
 def slots(name: str, mesh: Mesh, count: int, layers: int = 0):
     """Returns (programs, shapes of the slots) of a sampler with `count` slots on its host's mesh."""
     model = sized(name, layers, dtype='bfloat16')
-    config = slot_programs.SamplerConfig(
+    config = sampler.SamplerConfig(
         slots=count,
         context=TOKENS,
         chunk=CHUNK,
@@ -201,9 +201,9 @@ def slots(name: str, mesh: Mesh, count: int, layers: int = 0):
     return slot_state(model, config, mesh)
 
 
-def slot_state(model: ModelConfig, config: slot_programs.SamplerConfig, mesh: Mesh):
+def slot_state(model: ModelConfig, config: sampler.SamplerConfig, mesh: Mesh):
     """Returns (programs, shapes of the slots) of a sampler on its host's mesh."""
-    programs = slot_programs.programs(model, config, mesh)
+    programs = sampler.programs(model, config, mesh)
     state = jax.eval_shape(programs['empty'])
     # Slots are split over the data axes; the caches also by key/value heads over 'model'.
     shardings = jax.tree.map(lambda _: sharding.slots(mesh), state)

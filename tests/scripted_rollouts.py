@@ -10,13 +10,12 @@ import pytest
 import tiny
 
 from zeroplay_jax.policy import hf, sharding
-from zeroplay_jax.rollout import prompts, sampling, slot_programs
+from zeroplay_jax.rollout import prompts, sampler, slot_state
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.requests import Request
-from zeroplay_jax.rollout.sampler import Sampler
+from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
-from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec
 
@@ -69,10 +68,10 @@ def scripted_policy(folder):
     tiny.make_folder(folder, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
     codec, model = Codec(folder), hf.read_config(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, 'sample', _scripted_sample)
-        slot_programs.programs.cache_clear()  # nothing compiled with another `sample`, before or after
+        patch.setattr(slot_state, 'sample', _scripted_sample)
+        sampler.programs.cache_clear()  # nothing compiled with another `sample`, before or after
         yield codec, model, hf.load(folder, model)
-        slot_programs.programs.cache_clear()
+        sampler.programs.cache_clear()
 
 
 def play(policy, syntax, tools, scripts, order=1, slots=2, **options):

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import adapter_cost, adapters
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.learner.batch import Batch
-from zeroplay_jax.selfplay import role_updates
+from zeroplay_jax.selfplay import update
 
 
 @pytest.mark.parametrize('arm', adapters.ARMS)
@@ -56,11 +56,11 @@ def test_stored_runs_are_tabulated_and_not_executed_again(tmp_path, capsys, monk
 def test_the_cost_counts_the_places_of_updates(monkeypatch):
     batch = Batch.blank((2, 5))
     batch.segment[0, :3] = 1
-    monkeypatch.setattr(role_updates, 'pack_rows', lambda rows: [batch])
+    monkeypatch.setattr(update, 'pack_rows', lambda rows: [batch])
 
     def run(step, rows):
         for _ in range(2):
-            role_updates.pack_rows(rows)
+            update.pack_rows(rows)
 
     engine = types.SimpleNamespace(updates=types.SimpleNamespace(run=run))
     figures = adapter_cost.update(engine, None, [])

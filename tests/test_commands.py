@@ -157,9 +157,9 @@ def test_ctrl_c_while_a_model_loads_is_not_lost_where_a_library_ignores_it(tmp_p
 def test_the_line_is_seen_also_where_libraries_are_silenced():
     code = """import os, signal, time
 from zeroplay_jax.retrieval import quiet
-from zeroplay_jax.runtime import interrupts
+from zeroplay_jax.runtime import signals
 signal.signal(signal.SIGINT, signal.default_int_handler)
-interrupts.exit_while_loading()
+signals.exit_while_loading()
 with quiet.quiet():
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(5)
@@ -167,7 +167,7 @@ with quiet.quiet():
     done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 130
     assert done.stderr.strip() == 'zeroplay_jax: stopped before it began'
-    raised = code.replace('with quiet', 'interrupts.raise_again()\nwith quiet')
+    raised = code.replace('with quiet', 'signals.raise_again()\nwith quiet')
     done = subprocess.run([sys.executable, '-c', raised], cwd=ROOT, capture_output=True, text=True)
     assert 'KeyboardInterrupt' in done.stderr
 

@@ -8,7 +8,7 @@ import sys
 ROOT = pathlib.Path(__file__).parents[1]
 CODE = """import sys
 import jax
-from zeroplay_jax.runtime.compilation import CompilationCache
+from zeroplay_jax.runtime.devices import CompilationCache
 unset = jax.config.jax_compilation_cache_dir
 assert CompilationCache('', 0.0).take_metrics() == {}
 assert jax.config.jax_compilation_cache_dir == unset

@@ -4,14 +4,15 @@ import jax.numpy as jnp
 import numpy as np
 from host_processes import finish, processes
 
-from zeroplay_jax.learner import checksums
+from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.learner.checkpoint import Checkpointer
 
 SCRIPT = """
 import sys
-from zeroplay_jax.runtime import connect, hosts
+from zeroplay_jax.runtime import hosts
+from zeroplay_jax.runtime import devices
 from zeroplay_jax.types import UserError
-connect.connect('coordinator', f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]), 10)
+devices.connect('coordinator', f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]), 10)
 import asyncio
 import jax, jax.numpy as jnp, numpy as np
 h = hosts.Hosts()
@@ -77,10 +78,11 @@ for _ in range(2):
 ROWS = """
 import dataclasses, json
 from zeroplay_jax.configs import common
-from zeroplay_jax.learner.packing import pack
+from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.policy import sharding
-from zeroplay_jax.selfplay import batch_filter, row_exchange
-from zeroplay_jax.selfplay.row_metrics import rows_per_context
+from zeroplay_jax.selfplay import rows
+from zeroplay_jax.selfplay import update
+from zeroplay_jax.selfplay.metrics import rows_per_context
 from zeroplay_jax.types import Outcome, Row, Trajectory, TrajectorySummary, Turn
 def make_row(number):
     rng = np.random.default_rng(number)
@@ -159,7 +161,8 @@ import contextlib, pathlib
 sys.path.insert(0, 'tests')
 from folder_bucket import FolderBucket
 from zeroplay_jax.configs import quickstart
-from zeroplay_jax.learner import checksums, mirror_restore
+from zeroplay_jax.learner import mirror_restore
+from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.retrieval import objects
 from zeroplay_jax.runtime import workdir
 from zeroplay_jax.learner import checkpoint
@@ -270,7 +273,7 @@ def test_exchanges_between_two_processes(tmp_path):
         checkpoints.save(step, {'w': jnp.full(8, float(step))}, {'cursor': step})
     checkpoints.close()
     newest = tmp_path / 'checkpoints' / '4'
-    names = checksums._names(newest)
+    names = checkpoint._names(newest)
     # Of these files the second process reads every second one, beginning with the second.
     name = names[1::2][-1]
     content = bytearray((newest / name).read_bytes())

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from host_processes import HEARTBEAT, ROOT, RUN, finish, free_port, play, processes
 
-from zeroplay_jax.runtime import connect
+from zeroplay_jax.runtime import devices
 from zeroplay_jax.types import UserError
 
 
@@ -185,9 +185,10 @@ def test_two_processes_that_train_nothing_both_stop_with_status_3(tmp_path):
 
 BREAKS = """
 import sys
-from zeroplay_jax.runtime import connect, hosts
+from zeroplay_jax.runtime import hosts
+from zeroplay_jax.runtime import devices
 from zeroplay_jax.configuration import entry
-connect.connect('coordinator', f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]), 10)
+devices.connect('coordinator', f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]), 10)
 def main(_):
     h = hosts.Hosts()
     h.gather(None)
@@ -226,16 +227,16 @@ def test_a_port_that_is_taken_is_one_line(tmp_path):
 
 def test_a_process_zero_that_never_comes_is_one_line(monkeypatch):
     place = f'localhost:{free_port()}'
-    monkeypatch.setattr(connect, 'JOIN_SECONDS', 0.1)
+    monkeypatch.setattr(devices, 'JOIN_SECONDS', 0.1)
     with pytest.raises(UserError, match=f'coordinator={place}: process 0 did not answer'):
-        connect.connect('coordinator', place, 2, 1, HEARTBEAT)
+        devices.connect('coordinator', place, 2, 1, HEARTBEAT)
 
 
 def test_processes_that_never_come_are_one_line():
     lines = (
-        'from zeroplay_jax.runtime import connect',
-        'connect.JOIN_SECONDS = 3.0',
-        "connect.connect('coordinator', '{}', 2, 0, 10)",
+        'from zeroplay_jax.runtime import devices',
+        'devices.JOIN_SECONDS = 3.0',
+        "devices.connect('coordinator', '{}', 2, 0, 10)",
     )
     code = '\n'.join(lines)
     call = [sys.executable, '-c', code.format(f'localhost:{free_port()}')]
@@ -251,7 +252,7 @@ def test_a_process_zero_that_comes_late_is_waited_for():
         opens = threading.Timer(1.0, late.listen)
         opens.start()
         started = time.monotonic()
-        connect._wait_until_open(place, 60.0)
+        devices._wait_until_open(place, 60.0)
         opens.join()
         assert 0.9 < time.monotonic() - started < 30
 

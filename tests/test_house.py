@@ -30,11 +30,11 @@ FLOORS = (
 DOORS = {
     'google': ('retrieval/objects.py',),
     'flax': ('zeroplay_jax/policy/', 'benchmarks/peers/'),
-    'clu': ('zeroplay_jax/runtime/scalar_writers.py',),
+    'clu': ('zeroplay_jax/runtime/log.py',),
     'jsonschema': ('zeroplay_jax/tools/argument_schema.py',),
     'matplotlib': ('zeroplay_jax/evaluation/curve_plot.py', 'benchmarks/claims_plot.py'),
     'mcp': ('zeroplay_jax/tools/mcp',),
-    'mlflow': ('zeroplay_jax/runtime/scalar_writers.py',),
+    'mlflow': ('zeroplay_jax/runtime/log.py',),
     'pyarrow': ('retrieval/rows.py',),
     'pydantic': (
         'zeroplay_jax/settings/',
@@ -45,7 +45,7 @@ DOORS = {
     'tensorflow': ('retrieval/', 'benchmarks/', 'zeroplay_jax/configuration/entry.py'),
     'tensorflow_text': ('retrieval/',),
     'torch': ('benchmarks/',),
-    'wandb': ('zeroplay_jax/runtime/scalar_writers.py',),
+    'wandb': ('zeroplay_jax/runtime/log.py',),
 }
 # The engine knows no recipe. Names of roles belong to recipes, their configs and the worlds they were
 # trained in; elsewhere a name is one of these, for the reason given.

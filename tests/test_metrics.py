@@ -6,8 +6,8 @@ import math
 import pytest
 
 from zeroplay_jax import report
-from zeroplay_jax.runtime import scalar_writers
-from zeroplay_jax.runtime.metrics import JsonLines, MetricsWriter
+from zeroplay_jax.runtime import log
+from zeroplay_jax.runtime.log import JsonLines, MetricsWriter
 from zeroplay_jax.types import UserError
 
 
@@ -89,7 +89,8 @@ def board_steps(folder, curve='solver/x'):
         for record in RawEventFileLoader(str(path)).Load():
             event = event_pb2.Event.FromString(record)
             found += [event.step for value in event.summary.value if value.tag == curve]
-    return found
+    # Files of one second are in the order of a counter without leading zeros.
+    return sorted(found)
 
 
 def write_steps(folder, first, last):
@@ -129,7 +130,7 @@ class Broken:
 
 
 def test_a_service_that_fails_costs_its_curves_and_not_the_run(tmp_path, capsys):
-    writer = scalar_writers.GuardedWriter('wandb', Broken())
+    writer = log.GuardedWriter('wandb', Broken())
     for step in range(3):
         writer.write(step, {'x': 1.0})
     writer.close()
@@ -146,7 +147,7 @@ class Unreachable:
 
 
 def test_a_service_that_fails_at_the_end_does_not_fail_the_run(capsys):
-    writer = scalar_writers.GuardedWriter('mlflow', Unreachable())
+    writer = log.GuardedWriter('mlflow', Unreachable())
     writer.write(0, {'x': 1.0})
     writer.close()
     writer.close()
@@ -158,7 +159,7 @@ def test_a_service_that_cannot_be_opened_is_one_line(tmp_path, monkeypatch):
     def refuse(*_):
         raise RuntimeError('no key\nmore')
 
-    monkeypatch.setitem(scalar_writers._WRITERS, 'wandb', refuse)
+    monkeypatch.setitem(log._WRITERS, 'wandb', refuse)
     with pytest.raises(UserError, match=r'config.log.writers: wandb cannot be opened \(no key\)'):
         MetricsWriter(tmp_path, 0, ('wandb',))
 

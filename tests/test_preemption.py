@@ -11,7 +11,7 @@ import types
 import pytest
 from host_processes import ROOT, processes
 
-from zeroplay_jax.runtime import interrupts, preemption
+from zeroplay_jax.runtime import signals
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.types import Preempted
@@ -19,23 +19,23 @@ from zeroplay_jax.types import Preempted
 
 def test_the_signal_only_sets_a_flag_while_it_is_watched():
     before = signal.getsignal(signal.SIGTERM)
-    preemption.raise_if_requested()
-    with preemption.watched():
-        assert preemption.is_watched()
+    signals.raise_if_requested()
+    with signals.watched():
+        assert signals.is_watched()
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Preempted):
-            preemption.raise_if_requested()
-    assert signal.getsignal(signal.SIGTERM) == before and not preemption.is_watched()
-    preemption.raise_if_requested()
-    with preemption.watched():
-        preemption.raise_if_requested()  # of an earlier context nothing is left
+            signals.raise_if_requested()
+    assert signal.getsignal(signal.SIGTERM) == before and not signals.is_watched()
+    signals.raise_if_requested()
+    with signals.watched():
+        signals.raise_if_requested()  # of an earlier context nothing is left
 
 
 @pytest.mark.fault('P', 'SIGTERM in a long update, and while rollouts are played')
 def test_what_is_completed_first_is_said_at_once(capfd, user_reads):
     for work in ('this update of solver', ''):
-        context = preemption.completing(work) if work else contextlib.nullcontext()
-        with preemption.watched(), context:
+        context = signals.completing(work) if work else contextlib.nullcontext()
+        with signals.watched(), context:
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)
         line = capfd.readouterr().err
@@ -50,7 +50,7 @@ def test_an_update_is_named(user_reads):
     stopped = RuntimeError()
 
     def run(*_):
-        works.append(preemption._request.work)
+        works.append(signals._request.work)
         raise stopped
 
     engine = types.SimpleNamespace(updates=types.SimpleNamespace(run=run))
@@ -58,7 +58,7 @@ def test_an_update_is_named(user_reads):
     with pytest.raises(RuntimeError):
         Engine._update_roles(engine, step, [], [])
     assert works == ['this update of proposer, solver']
-    assert preemption._request.work != works[0]
+    assert signals._request.work != works[0]
     user_reads(works[0])
 
 
@@ -66,14 +66,14 @@ def test_a_program_keeps_its_own_handler_and_other_threads_install_none():
     own = lambda *_: None
     before = signal.signal(signal.SIGTERM, own)
     try:
-        with preemption.watched():
-            assert signal.getsignal(signal.SIGTERM) is own and not preemption.is_watched()
+        with signals.watched():
+            assert signal.getsignal(signal.SIGTERM) is own and not signals.is_watched()
     finally:
         signal.signal(signal.SIGTERM, before)
 
     def enter():
-        with preemption.watched():
-            seen.append(preemption.is_watched())
+        with signals.watched():
+            seen.append(signals.is_watched())
 
     seen = []
     thread = threading.Thread(target=enter)
@@ -84,29 +84,30 @@ def test_a_program_keeps_its_own_handler_and_other_threads_install_none():
 
 def test_while_a_run_loads_it_ends_at_once_with_the_status_that_resumes():
     code = """import os, signal, time
-from zeroplay_jax.runtime import interrupts
-interrupts.exit_on_sigterm()
+from zeroplay_jax.runtime import signals
+signals.exit_on_sigterm()
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(5)
 """
     done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == interrupts.PREEMPTED_STATUS == 75
+    assert done.returncode == signals.PREEMPTED_STATUS == 75
     assert (
         done.stderr.strip() == 'zeroplay_jax: stopped by SIGTERM; the same command resumes the run'
     )
 
 
 TWO = """import os, signal, sys, time
-from zeroplay_jax.runtime import connect
-connect.connect('coordinator', f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]), 10)
-from zeroplay_jax.runtime import hosts, preemption
+from zeroplay_jax.runtime import devices
+devices.connect('coordinator', f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]), 10)
+from zeroplay_jax.runtime import hosts
+from zeroplay_jax.runtime import signals
 from zeroplay_jax.types import Preempted
 h = hosts.Hosts()
 def rounds():
     for _ in range(600):
-        preemption.raise_if_requested()
+        signals.raise_if_requested()
         time.sleep(0.05)
-with preemption.watched():
+with signals.watched():
     h.gather(0)
     if h.index == 1:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -12,7 +12,7 @@ from benchmarks import slices, slices_costs, slices_play, slices_workload, tpu_a
 from benchmarks.hlo_estimate import Program
 from benchmarks.slices_engines import Episode, Group, Settings, Tools
 from benchmarks.slices_workload import Workload
-from zeroplay_jax.rollout.slot_programs import SamplerConfig
+from zeroplay_jax.rollout.sampler import SamplerConfig
 
 SMALL = Workload(groups=8, samples=3)
 PAGED = dict(page=16, pages=256, slots=9)

@@ -16,7 +16,7 @@ from zeroplay_jax.configuration.stored import read_stored_config
 from zeroplay_jax.retrieval import hub
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.runtime.metrics import MetricsWriter
+from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.runtime.workdir import WorkdirError, claim
 from zeroplay_jax.settings import paths
 from zeroplay_jax.training import input_record, run_folder

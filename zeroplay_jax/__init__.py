@@ -54,10 +54,10 @@ os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
 _COMMANDS = ('ask', 'compare', 'evaluate', 'export', 'inputs', 'main', 'report')
 # While `python -m zeroplay_jax.main` imports this package, sys.argv begins with '-m'.
 if sys.argv[:1] == ['-m'] and {f'zeroplay_jax.{name}' for name in _COMMANDS} & set(sys.orig_argv):
-    from zeroplay_jax.runtime import interrupts, streams
+    from zeroplay_jax.runtime import signals, streams
 
     streams.open_closed()
-    interrupts.exit_while_loading()
+    signals.exit_while_loading()
 
 
 def __getattr__(name: str) -> Any:

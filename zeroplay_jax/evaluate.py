@@ -39,7 +39,7 @@ from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.registry import resolve
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.command import LOCAL_RESULTS
-from zeroplay_jax.runtime import interrupts
+from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay import files
@@ -123,7 +123,7 @@ def main(argv: list[str]) -> None:
     run = build.build(config, extra_weights, date=_DATE.value, judgements=judgements)
     run.publish_weights(run.rollouts.scheduler.pools)
     # Until here Ctrl-C ended the process at once.
-    interrupts.raise_again()
+    signals.raise_again()
     # The slot pools have copies, so the loaded weights are dropped to free their memory.
     run = dataclasses.replace(run, params={})
     if _SETS.value:

@@ -35,7 +35,7 @@ from zeroplay_jax.types import UserError
 
 if TYPE_CHECKING:
     # It imports JAX, whose devices are chosen first.
-    from zeroplay_jax.learner.frozen_base import FrozenBase
+    from zeroplay_jax.learner.weights_view import FrozenBase
 
 EXAMPLES = """examples:
   python -m zeroplay_jax.export runs/mini --out exported

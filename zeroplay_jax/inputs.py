@@ -25,7 +25,7 @@ from zeroplay_jax.retrieval.command import (
 )
 from zeroplay_jax.retrieval.corpus import Record, read
 from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.runtime import interrupts
+from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.selfplay import builders, cloze_files, files, inputs_help
 from zeroplay_jax.types import Json, UserError
@@ -428,7 +428,7 @@ def _run(args: argparse.Namespace) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes the files of one kind; returns the exit status, 2 after a user error, which is one line."""
-    interrupts.raise_again()
+    signals.raise_again()
     try:
         args = _parser().parse_args(argv)
         if args.kind == 'cloze' and args.held_out is None:

@@ -23,7 +23,7 @@ from ml_collections import config_flags
 from zeroplay_jax.configuration import check, command_line, entry, resumption
 from zeroplay_jax.configuration.checkpoint_rules import download
 from zeroplay_jax.retrieval import progress
-from zeroplay_jax.runtime import interrupts
+from zeroplay_jax.runtime import signals
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'The run: a Python file.', lock_config=True
@@ -45,8 +45,8 @@ flags.DEFINE_bool(
 def main(argv: list[str]) -> None:
     """Checks the command, then trains."""
     # Until the run trains, both signals end the process at once. The first one is so already, but in the quickstart.
-    interrupts.exit_while_loading()
-    interrupts.exit_on_sigterm()
+    signals.exit_while_loading()
+    signals.exit_on_sigterm()
     config = _CONFIG.value
     workdir = _WORKDIR.value
     command_line.check_command(argv, config, workdir)

@@ -31,7 +31,7 @@ from zeroplay_jax.retrieval.rows import COMPRESSED
 from zeroplay_jax.retrieval.sources import files_of, read, text_name
 from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.runtime import interrupts
+from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay import cloze_files, files
@@ -358,7 +358,7 @@ def _prepare(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs all steps and replaces sys.argv; exits with status 2 after a user error (one line), 130 after Ctrl-C."""
-    interrupts.raise_again()
+    signals.raise_again()
     try:
         args, command = _prepare(argv)
     except (UserError, RetrievalError) as error:

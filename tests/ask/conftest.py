@@ -20,7 +20,7 @@ from zeroplay_jax import ask
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.evaluation import agent
 from zeroplay_jax.retrieval import build
-from zeroplay_jax.rollout.slot_programs import DecodeChunk
+from zeroplay_jax.rollout.sampler import DecodeChunk
 from zeroplay_jax.rollout.tokens import Codec
 
 

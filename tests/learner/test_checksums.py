@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from zeroplay_jax.learner import checksums
+from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.learner.checkpoint import (
     Checkpointer,
     remove_after,
@@ -76,9 +76,9 @@ def test_bytes_flipped_at_200_places_are_found(workdir):
         damaged = bytearray(whole)
         damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
         path.write_bytes(damaged)
-        assert checksums.find_damage(folder), path
+        assert checkpoint.find_damage(folder), path
         path.write_bytes(whole)
-    assert not checksums.find_damage(folder)
+    assert not checkpoint.find_damage(folder)
 
 
 def test_each_file_that_is_cut_or_missing_is_found(workdir):
@@ -87,12 +87,12 @@ def test_each_file_that_is_cut_or_missing_is_found(workdir):
         whole = path.read_bytes()
         for cut in (0, len(whole) // 2, len(whole) - 1):
             path.write_bytes(whole[:cut])
-            assert checksums.find_damage(folder), (path, cut)
+            assert checkpoint.find_damage(folder), (path, cut)
         path.unlink()
-        assert checksums.find_damage(folder), path
+        assert checkpoint.find_damage(folder), path
         path.write_bytes(whole)
     (folder / 'states' / 'more').write_text('x')
-    assert 'states/more is not in' in checksums.find_damage(folder)
+    assert 'states/more is not in' in checkpoint.find_damage(folder)
 
 
 @pytest.mark.parametrize('name', ['states/manifest.ocdbt', 'loop/metadata', 'checksums.sha256'])
@@ -114,7 +114,7 @@ def test_processes_share_the_files_and_find_what_one_finds(workdir):
     folder = workdir / 'checkpoints' / '4'
     path = folder / 'loop' / 'metadata'
     path.write_bytes(b'x' + path.read_bytes()[1:])
-    found = [checksums.find_damage(folder, process, 3) for process in range(3)]
+    found = [checkpoint.find_damage(folder, process, 3) for process in range(3)]
     assert sorted(bool(text) for text in found) == [False, False, True]
 
 
@@ -182,7 +182,7 @@ def test_a_process_killed_while_it_hashes_leaves_no_step(tmp_path, monkeypatch):
 
     checkpoints = Checkpointer(tmp_path, keep=2)
     with monkeypatch.context() as patch:
-        patch.setattr(checksums, 'write', killed)
+        patch.setattr(checkpoint, 'write', killed)
         with pytest.raises(OSError):
             checkpoints.save(1, state(1), {'cursor': 1})
             checkpoints.wait()

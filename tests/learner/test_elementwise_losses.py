@@ -11,12 +11,12 @@ import tiny
 from test_learner import make_rows, role
 from test_teacher import DISTILS, other, packed, taught_rows
 
-from zeroplay_jax.learner.frozen_base import FrozenBase
+from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.learner.loss import LossConfig, loss
-from zeroplay_jax.learner.packing import pack
+from zeroplay_jax.learner.weights_view import FrozenBase
 from zeroplay_jax.objectives import masking
 from zeroplay_jax.objectives.losses import PolicyLoss
-from zeroplay_jax.policy import adapters, hf, sharding, token_chunks
+from zeroplay_jax.policy import adapters, hf, sharding, token_scores
 from zeroplay_jax.settings.adapters import LINEARS
 
 # No product of the layers has two of these sizes as its axes.
@@ -227,7 +227,7 @@ def test_a_sum_visits_wanted_tokens_once():
         return jnp.sum(values), jnp.sum(values**2)
 
     def total(head, states):
-        return token_chunks.sum_tokens(function, 7, None, head, states, (), factor, wanted)
+        return token_scores.sum_tokens(function, 7, None, head, states, (), factor, wanted)
 
     slopes, squares = jax.grad(total, (0, 1), has_aux=True)(head, states)
     jax.effects_barrier()
@@ -252,7 +252,7 @@ def test_statistics_of_a_sum_have_no_gradient():
         return value, value
 
     def statistic(head):
-        return token_chunks.sum_tokens(function, 2, None, head, states, (), ())[1]
+        return token_scores.sum_tokens(function, 2, None, head, states, (), ())[1]
 
     assert not jax.grad(statistic)(head)['head'].any()
 

@@ -9,9 +9,9 @@ import pytest
 import tiny
 
 from zeroplay_jax.configs import common
+from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.loss import LossConfig, loss
-from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.policy import hf, sharding, transformer
 from zeroplay_jax.types import ENV, POLICY, PROMPT, Row, Trajectory, UserError
 

@@ -8,7 +8,7 @@ import pytest
 from memory_bucket import MemoryBucket, outage
 from saved_runs import names, save, save_checkpoints, wait, wait_for
 
-from zeroplay_jax.learner import checksums
+from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.learner.mirror import Mirror
 from zeroplay_jax.learner.mirror_part import PartMirror
 from zeroplay_jax.learner.mirror_restore import bring_down
@@ -39,7 +39,7 @@ def save_part(steps, folder, step):
         (saved / 'states' / 'w').mkdir()
         (saved / 'states' / 'w' / '1').write_text(f'shard of step {step}')
         (saved / 'loop' / 'metadata').write_text('{"seconds": 1}')
-        checksums.write(saved)
+        checkpoint.write(saved)
 
     save(steps, folder, step, change)
 
@@ -89,11 +89,11 @@ def test_a_step_is_complete_when_all_processes_have_uploaded_their_files(
     # A copy of the folder is whole, and the state of the loop is that of the first process.
     assert bring_down(remote, tmp_path / 'there', remote.manifests()) == []
     there = tmp_path / 'there' / 'checkpoints' / '2'
-    assert checksums.find_damage(there) == ''
+    assert checkpoint.find_damage(there) == ''
     assert (there / 'states' / 'w' / '1').read_text() == 'shard of step 2'
     assert json.loads((there / 'loop' / 'metadata').read_text()) == {'cursor': 2}
     # The files of the run are as they were.
-    assert checksums.find_damage(two.folders[0] / 'checkpoints' / '2') == ''
+    assert checkpoint.find_damage(two.folders[0] / 'checkpoints' / '2') == ''
 
 
 def count_files(folder):
@@ -201,7 +201,7 @@ def test_an_upload_that_is_cut_off_leaves_the_best_step_of_complete_ones_whole(
     assert list(remote.manifests()) == [2]
     assert bring_down(remote, tmp_path / 'there', remote.manifests()) == []
     for name in ('checkpoints', 'best'):
-        assert checksums.find_damage(tmp_path / 'there' / name / '2') == ''
+        assert checkpoint.find_damage(tmp_path / 'there' / name / '2') == ''
         assert (tmp_path / 'there' / name / '2' / 'states' / 'w' / '1').exists()
 
 

@@ -8,8 +8,8 @@ import pytest
 import tiny
 from test_learner import make_rows, role
 
+from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.learner.learner import Learner
-from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.policy import hf, sharding
 
 

@@ -8,9 +8,9 @@ import pytest
 import tiny
 from test_learner import make_rows, role
 
+from zeroplay_jax.learner.batch import pack, prompt_length
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.loss import LossConfig, loss
-from zeroplay_jax.learner.packing import pack, prompt_length
 from zeroplay_jax.policy import hf, sharding, transformer
 from zeroplay_jax.types import POLICY, UserError
 

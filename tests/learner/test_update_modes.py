@@ -10,9 +10,9 @@ import tiny
 from test_learner import close, gradient, make_rows, role
 from test_teacher import DISTILS, TEACHER_TOKENS, packed, taught_rows
 
+from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.learner.learner import Learner
-from zeroplay_jax.learner.packing import pack
-from zeroplay_jax.policy import hf, sharding, token_chunks
+from zeroplay_jax.policy import hf, sharding, token_scores
 from zeroplay_jax.types import POLICY
 
 # Least and largest error of bfloat16 gradients on several devices, as a multiple of that on one device. An error is the
@@ -153,7 +153,7 @@ def test_logits_are_computed_for_trained_tokens_only(policy):
         return jnp.sum(chunk_states @ head['head'], -1) * per_token[0]
 
     def score(head, states):
-        values = token_chunks.map_tokens(function, 7, None, head, states, (), (factor,), wanted)
+        values = token_scores.map_tokens(function, 7, None, head, states, (), (factor,), wanted)
         return jnp.sum(values), values
 
     slopes, values = jax.grad(score, (0, 1), has_aux=True)(head, states)

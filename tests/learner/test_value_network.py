@@ -10,7 +10,7 @@ import tiny
 from test_learner import make_rows
 
 from zeroplay_jax.configs import common
-from zeroplay_jax.learner.packing import pack
+from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.learner.value_network import ValueNetwork
 from zeroplay_jax.objectives import advantages
 from zeroplay_jax.policy import hf, sharding, transformer

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from zeroplay_jax.objectives.schedules import alpha_at, closes_window, stratify
+from zeroplay_jax.objectives.rewards import alpha_at, closes_window, stratify
 
 
 def test_golden_counts(golden):

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from zeroplay_jax.objectives.verdicts import grade, rubrics, verdict, yes_no
+from zeroplay_jax.selfplay.judge import grade, rubrics, verdict, yes_no
 
 
 @pytest.mark.parametrize(
@@ -268,5 +268,5 @@ def test_hostile_text_is_nothing_to_any_reader(text):
 
 
 def test_verdicts_need_no_jax():
-    code = 'import sys; import zeroplay_jax.objectives.verdicts; sys.exit("jax" in sys.modules)'
+    code = 'import sys; import zeroplay_jax.selfplay.judge; sys.exit("jax" in sys.modules)'
     assert subprocess.run([sys.executable, '-c', code], check=False).returncode == 0

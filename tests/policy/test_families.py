@@ -11,17 +11,8 @@ import tiny
 import torch
 import transformers
 
-from zeroplay_jax.policy import (
-    config_fields,
-    families,
-    family_table,
-    hf,
-    rope,
-    sharding,
-    transformer,
-)
-from zeroplay_jax.rollout.sampler import PutRow, Sampler
-from zeroplay_jax.rollout.slot_programs import FILL, SamplerConfig
+from zeroplay_jax.policy import config_fields, families, hf, rope, sharding, transformer
+from zeroplay_jax.rollout.sampler import FILL, PutRow, Sampler, SamplerConfig
 
 TOLERANCE = 2e-4
 LENGTHS = (96, 61, 40)
@@ -419,7 +410,7 @@ def test_what_cannot_be_honoured_is_refused_by_field_with_a_way_out(
     with pytest.raises(hf.CheckpointError, match=message) as caught:
         hf.read_config(folder)
     line = str(caught.value)
-    ways = [config_fields.OTHER_CONFIG, config_fields.OTHER_CHECKPOINT, family_table.SUPPORTED]
+    ways = [config_fields.OTHER_CONFIG, config_fields.OTHER_CHECKPOINT, config_fields.SUPPORTED]
     assert line.endswith((*ways, 'correct the wrong one'))
     families = 'supported: Qwen2ForCausalLM, Qwen3ForCausalLM, LlamaForCausalLM, Olmo3ForCausalLM'
     assert (families in line) == ('architectures=' in line)

@@ -16,13 +16,13 @@ from zeroplay_jax.policy import (
     adapter_config,
     adapter_folders,
     adapters,
+    config_fields,
     families,
     hf,
-    known_fields,
     stored_tensors,
 )
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig
-from zeroplay_jax.policy.family_table import FAMILIES
+from zeroplay_jax.policy.config_fields import FAMILIES
 from zeroplay_jax.retrieval import hub
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout.tokens import open_codec
@@ -94,8 +94,8 @@ def test_every_field_of_a_config_class_is_read_without_effect_or_limited(name):
     fields = {field.name for field in dataclasses.fields(config_class)}
     unknown = []
     for field in fields:
-        is_read = known_fields.is_read(field, family.fields)
-        if not is_read and not known_fields.is_known(field):
+        is_read = config_fields.is_read(field, family.fields)
+        if not is_read and not config_fields.is_known(field):
             unknown.append(field)
     assert not unknown
     # The class accepts what is read beside its fields: older spellings.
@@ -109,7 +109,7 @@ def test_every_field_of_a_config_class_is_read_without_effect_or_limited(name):
 def test_every_field_of_a_model_with_an_encoder_of_images_is_known():
     assert Gemma3Config.model_type == FAMILIES['gemma3'].wrapper_type
     for field in dataclasses.fields(Gemma3Config):
-        assert field.name in known_fields.WRAPPER_FIELDS or known_fields.is_known(field.name)
+        assert field.name in config_fields.WRAPPER_FIELDS or config_fields.is_known(field.name)
 
 
 @pytest.mark.parametrize(

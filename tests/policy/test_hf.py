@@ -18,7 +18,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from zeroplay_jax.policy import hf, sharding, tensor_names, transformer
+from zeroplay_jax.policy import hf, sharding, stored_tensors, transformer
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -371,7 +371,7 @@ def large(tmp_path_factory):
     )
     path.mkdir()
     (path / 'config.json').write_text(json.dumps(model))
-    wanted = tensor_names.tensors(hf.read_config(path)).values()
+    wanted = stored_tensors.tensors(hf.read_config(path)).values()
     rng = np.random.default_rng(0)
     noise = rng.normal(size=1 << 20).astype(ml_dtypes.bfloat16)
     fill = lambda shape: np.resize(np.roll(noise, rng.integers(1 << 20)), shape)

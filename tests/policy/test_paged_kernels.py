@@ -6,15 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from zeroplay_jax.policy import (
-    paged_attention,
-    ragged_attention,
-    ragged_gpu,
-    ragged_rows,
-    ragged_tpu,
-    sharding,
-)
-from zeroplay_jax.policy.ragged_rows import StepShape
+from zeroplay_jax.policy import paged_attention, ragged_attention, ragged_gpu, ragged_tpu, sharding
+from zeroplay_jax.policy.paged_attention import StepShape
 from zeroplay_jax.types import UserError
 
 LONG = pytest.mark.long
@@ -223,7 +216,7 @@ def test_the_gpu_kernel_is_lowered_for_gpus(model):
     shape = StepShape(64, True)
 
     def attend(q, cache, table, row, position):
-        rows = ragged_rows.rows_of_tokens(table, row, position, shape)
+        rows = paged_attention.rows_of_tokens(table, row, position, shape)
         plan = ragged_gpu.make_plan(rows, q.shape[0], shape)
         return ragged_gpu.attend(q, cache, plan, shape, 100, head_dim**-0.5, interpret=False)
 
@@ -238,18 +231,22 @@ def test_rows_of_a_step():
     table = jnp.arange(5 * 2).reshape(5, 2)
     row = jnp.array([4, 1, 0, 0, 3, 3, 3, 5, 5], jnp.int32)
     position = jnp.array([9, 0, 4, 5, 0, 1, 2, -1, -1], jnp.int32)
-    rows = ragged_rows.rows_of_tokens(table, row, position, StepShape(5, True))
+    rows = paged_attention.rows_of_tokens(table, row, position, StepShape(5, True))
     assert int(rows.count) == 4 and int(rows.singles) == 2
     np.testing.assert_array_equal(rows.length[:4], [10, 1, 6, 3])
     np.testing.assert_array_equal(rows.start, [0, 1, 2, 4, 7, 7])
     np.testing.assert_array_equal(rows.table[:4], table[jnp.array([4, 1, 0, 3])])
-    assert int(ragged_rows.rows_of_tokens(table, row, position, StepShape(1, True)).singles) == 1
+    assert (
+        int(paged_attention.rows_of_tokens(table, row, position, StepShape(1, True)).singles) == 1
+    )
     # The kernel for TPUs gets the tokens before the chunks as a row of one position.
     _, chunks = ragged_tpu.make_plan(rows, 9, StepShape(5, True))
     assert int(chunks.count[0]) == 3
     np.testing.assert_array_equal(chunks.starts[:4], [0, 2, 4, 7])
     np.testing.assert_array_equal(chunks.lengths[:3], [1, 6, 3])
-    none = ragged_rows.rows_of_tokens(table, jnp.full(3, 5), jnp.full(3, -1), StepShape(5, True))
+    none = paged_attention.rows_of_tokens(
+        table, jnp.full(3, 5), jnp.full(3, -1), StepShape(5, True)
+    )
     assert int(none.count) == 0 and none.length.min() >= 1
     for call in ragged_tpu.make_plan(none, 3, StepShape(3, True)):
         assert int(call.count[0]) == 1 and call.starts[0] == 0 and call.starts[1] == 1

@@ -13,8 +13,7 @@ from test_families import fill_and_decode
 
 from zeroplay_jax.policy import adapters, hf, quantization, sharding, transformer
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.rollout.sampler import PutRow, Sampler
-from zeroplay_jax.rollout.slot_programs import SamplerConfig
+from zeroplay_jax.rollout.sampler import PutRow, Sampler, SamplerConfig
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.settings.adapters import LINEARS
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT

@@ -11,8 +11,7 @@ import pytest
 import tiny
 
 from zeroplay_jax.policy import attention, decoder, rope, sharding, transformer
-from zeroplay_jax.rollout.sampler import PutRow, Sampler
-from zeroplay_jax.rollout.slot_programs import FILL, SamplerConfig
+from zeroplay_jax.rollout.sampler import FILL, PutRow, Sampler, SamplerConfig
 
 # Every switch on at once; no published family has them all.
 CONFIG = transformer.ModelConfig(

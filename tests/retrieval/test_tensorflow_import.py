@@ -9,7 +9,7 @@ import os, pathlib, sys, tempfile
 from zeroplay_jax.retrieval.tensorflow_import import import_tensorflow
 tf = import_tensorflow()
 assert tf is import_tensorflow()
-from zeroplay_jax.runtime.scalar_writers import _import_metric_writers
+from zeroplay_jax.runtime.log import _import_metric_writers
 metric_writers = _import_metric_writers()
 assert 'keras' not in sys.modules and 'sklearn' not in sys.modules, 'Keras was loaded'
 assert 'TF_USE_LEGACY_KERAS' not in os.environ

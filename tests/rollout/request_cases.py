@@ -8,9 +8,8 @@ import tiny
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.requests import Request
-from zeroplay_jax.rollout.sampler import Sampler
+from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
-from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.tools.search import SearchTool
 

@@ -9,8 +9,8 @@ import pytest
 from request_cases import CONFIG, make_env, requests, run, same
 
 from zeroplay_jax.policy import adapters, sharding
-from zeroplay_jax.rollout.episode_batch import EpisodeBatch
 from zeroplay_jax.rollout.pool_weights import AdapterPoolWeights
+from zeroplay_jax.rollout.requests import EpisodeBatch
 from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool

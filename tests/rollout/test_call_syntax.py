@@ -9,7 +9,7 @@ from observations import SEARCH, TOOLS, added_ids, observation
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.call_syntax import SYNTAXES, syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
-from zeroplay_jax.rollout.messages import Untrusted
+from zeroplay_jax.rollout.foreign_text import Untrusted
 from zeroplay_jax.tools.base import ToolResult
 from zeroplay_jax.tools.search import SearchTool
 

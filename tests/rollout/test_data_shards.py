@@ -10,8 +10,7 @@ import pytest
 import tiny
 
 from zeroplay_jax.policy import attention, hf, sharding, transformer
-from zeroplay_jax.rollout.sampler import Sampler
-from zeroplay_jax.rollout.slot_programs import SamplerConfig
+from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 
 CONFIG = SamplerConfig(
     slots=32, context=96, chunk=8, fill_rows=16, burst=4, put_rows=4, put_tokens=16

@@ -144,7 +144,7 @@ def test_the_start_of_a_long_text_has_the_ids_of_the_whole(codec):
 def test_the_questions_of_a_prompt_are_escaped_as_well(codec):
     import types
 
-    from zeroplay_jax.selfplay.roles import Role, RolloutContext
+    from zeroplay_jax.selfplay.context import Role, RolloutContext
 
     env = dataclasses.replace(environment(codec, 'r_search'), codec=codec)
     role = Role('solver', 'initial', 'ask', env)

@@ -12,7 +12,7 @@ import weakref
 
 import pytest
 
-from zeroplay_jax.runtime.daemon_pool import DaemonPool
+from zeroplay_jax.runtime.hosts import DaemonPool
 
 ROOT = pathlib.Path(__file__).parents[2]
 # A run in small: one call that never returns, one that does, then the end of the process.

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from request_cases import CONFIG, echo, make_env, make_pool, requests, run, same
 
-from zeroplay_jax.rollout.decode_call import DecodeCall
-from zeroplay_jax.rollout.episode_batch import EpisodeBatch
+from zeroplay_jax.rollout.requests import EpisodeBatch
+from zeroplay_jax.rollout.sampler import DecodeChunk
 from zeroplay_jax.rollout.scheduler import Scheduler
-from zeroplay_jax.rollout.slot_programs import DecodeChunk
+from zeroplay_jax.rollout.slots import DecodeCall
 from zeroplay_jax.types import POLICY
 
 # So few pages that rollouts are evicted.

@@ -9,8 +9,8 @@ import pytest
 from request_cases import CONFIG, echo, make_env, make_pool, requests, run, same
 
 from zeroplay_jax.policy import sharding
+from zeroplay_jax.rollout.sampler import programs
 from zeroplay_jax.rollout.scheduler import Scheduler
-from zeroplay_jax.rollout.slot_programs import programs
 from zeroplay_jax.types import UserError
 
 # Nats per token between two shapes of the programs: they add up in another order.

@@ -10,7 +10,7 @@ from counted_device import CountedDevice
 
 from zeroplay_jax.rollout.placement import Placement
 from zeroplay_jax.rollout.requests import Request
-from zeroplay_jax.rollout.slot_programs import SamplerConfig
+from zeroplay_jax.rollout.sampler import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.types import ToolCall
 

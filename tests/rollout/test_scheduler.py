@@ -14,9 +14,8 @@ from request_cases import CONFIG, echo, make_env, make_pool, requests, run, same
 
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.rollout.environment import Environment
-from zeroplay_jax.rollout.sampler import PutRow, Sampler
+from zeroplay_jax.rollout.sampler import PutRow, Sampler, programs
 from zeroplay_jax.rollout.scheduler import PromptTooLong, Scheduler
-from zeroplay_jax.rollout.slot_programs import programs
 from zeroplay_jax.types import ENV, POLICY, PROMPT
 
 

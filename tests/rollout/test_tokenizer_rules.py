@@ -13,7 +13,7 @@ from hard_texts import hard_text
 from zeroplay_jax.configs import drzero
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.rollout.call_syntax import syntax_of
-from zeroplay_jax.rollout.messages import Untrusted
+from zeroplay_jax.rollout.foreign_text import Untrusted
 from zeroplay_jax.rollout.tokens import open_codec
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.role_environment import role_environment

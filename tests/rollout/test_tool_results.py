@@ -9,8 +9,8 @@ import pytest
 from counted_device import CountedDevice
 
 from zeroplay_jax.rollout.requests import Request
+from zeroplay_jax.rollout.sampler import SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
-from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.tools import registry

@@ -10,7 +10,7 @@ import pytest
 from request_cases import CONFIG, echo, make_env, make_pool, requests, run, same
 
 from zeroplay_jax.policy import sharding
-from zeroplay_jax.rollout.episode_batch import EpisodeBatch
+from zeroplay_jax.rollout.requests import EpisodeBatch
 from zeroplay_jax.rollout.scheduler import Scheduler
 
 MANY = dataclasses.replace(CONFIG, slots=24)

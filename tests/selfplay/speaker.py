@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from zeroplay_jax.rollout.slot_programs import DecodeChunk, SamplerConfig
+from zeroplay_jax.rollout.sampler import DecodeChunk, SamplerConfig
 
 
 class Speaker:

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from test_engine import Game, make, policy, trajectory  # noqa: F401
 
-from zeroplay_jax.rollout.episode_batch import current_batch
-from zeroplay_jax.runtime import preemption
-from zeroplay_jax.selfplay import step_metrics
-from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, evaluation_step
-from zeroplay_jax.selfplay.task_pool import TaskPool
+from zeroplay_jax.rollout.requests import current_batch
+from zeroplay_jax.runtime import signals
+from zeroplay_jax.selfplay import metrics
+from zeroplay_jax.selfplay.schedule import Phase, Step, TaskPool, all_steps, evaluation_step
 from zeroplay_jax.types import Preempted, Question, Row
 
 PAYS = lambda item: (1, 0) if item % 3 else (0, 0)
@@ -167,7 +166,7 @@ def test_a_preempted_step_leaves_the_state_before_it(game, monkeypatch, ahead, s
     kept = jax.tree.map(np.array, engine.device_state())
     assert bool(saved['carried_over'].get('solver')) == (surplus == 'carry')
     with monkeypatch.context() as patch:
-        patch.setattr(preemption, 'raise_if_requested', preempt)
+        patch.setattr(signals, 'raise_if_requested', preempt)
         with pytest.raises(Preempted):
             play(engine, schedule, last)
     dropped = json.loads(json.dumps(engine.host_state()))
@@ -258,5 +257,5 @@ def test_roles_of_the_same_weights_are_one_step_old_after_two_updates(game):
     rows = [Row('solver', trajectory((0, 0), version=2), 0.0, 0)]
     step = Step(Phase('selfplay', 1, ('solver', 'proposer')), 0, 0)
     engine.weights_of['proposer'] = 'solver'
-    staleness = step_metrics.staleness(step, rows, engine.weights_of, engine.versions)
+    staleness = metrics.staleness(step, rows, engine.weights_of, engine.versions)
     assert staleness == (1.0, 1)

@@ -13,8 +13,7 @@ from zeroplay_jax.selfplay.library_builder import linked_documents
 from zeroplay_jax.selfplay.recipes.drzero import Recipe
 from zeroplay_jax.selfplay.recipes.parts import proposing
 from zeroplay_jax.selfplay.recipes.parts.datasets import SeedDocument
-from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step
-from zeroplay_jax.selfplay.task_pool import TaskPool
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool
 from zeroplay_jax.settings.errors import ConfigError
 from zeroplay_jax.types import Question, Task, TaskDropped, ToolCall, Turn
 

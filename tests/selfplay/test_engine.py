@@ -13,14 +13,13 @@ from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import hf, sharding
 from zeroplay_jax.rollout.pool_weights import PoolWeights
-from zeroplay_jax.rollout.sampler import PutRow, Sampler
+from zeroplay_jax.rollout.sampler import PutRow, Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
-from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
-from zeroplay_jax.selfplay import row_metrics
+from zeroplay_jax.selfplay import metrics
+from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.recipe import RoleSpec
-from zeroplay_jax.selfplay.roles import RolloutContext
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.types import POLICY, PROMPT, Outcome, Row, RowInfo, Task, Trajectory
 
@@ -215,7 +214,7 @@ def test_every_context_of_a_rollout_is_a_row_with_its_advantage():
         whole, earlier=(trajectory((0, 1, 0), n=5), trajectory((0, 1, 0), n=6))
     )
     rows = [Row('solver', whole, 1.0, 0, advantage=0.5), Row('solver', cut, 0.0, 0, advantage=-0.5)]
-    found = row_metrics.rows_per_context(rows)
+    found = metrics.rows_per_context(rows)
     assert [len(r.trajectory.tokens) for r in found] == [8, 5, 6, 8]
     assert [r.advantage for r in found] == [0.5, -0.5, -0.5, -0.5]
     assert cut.policy_tokens == sum(int((r.trajectory.source == POLICY).sum()) for r in found[1:])

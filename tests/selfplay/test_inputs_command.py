@@ -16,8 +16,7 @@ from zeroplay_jax.selfplay import builders, files
 from zeroplay_jax.selfplay.library import Library
 from zeroplay_jax.selfplay.mentions import mentions
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.selfplay.schedule import BatchCursor, Step
-from zeroplay_jax.selfplay.task_pool import TaskPool
+from zeroplay_jax.selfplay.schedule import BatchCursor, Step, TaskPool
 from zeroplay_jax.types import UserError
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from test_engine import make, play, policy  # noqa: F401 - a fixture
 
-from zeroplay_jax.selfplay.learning_record import LearningRecord, shares_text
-from zeroplay_jax.selfplay.role_updates import RolePlan
+from zeroplay_jax.selfplay.records import LearningRecord, shares_text
 from zeroplay_jax.selfplay.schedule import Phase, Step
+from zeroplay_jax.selfplay.update import RolePlan
 from zeroplay_jax.training.outcome import learning_summary, remedy, stop_line
 from zeroplay_jax.types import Outcome, Row, TaskDropped
 

@@ -11,10 +11,10 @@ from zeroplay_jax.policy import hf
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.selfplay import library_builder, prompt_check
+from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.library import Document, SearchableCorpus
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.selfplay.role_environment import role_environment
-from zeroplay_jax.selfplay.roles import Role, RolloutContext
 from zeroplay_jax.settings.errors import ConfigError
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools.registry import build_tools

@@ -5,9 +5,9 @@ import json
 import pytest
 from scripted import final
 
-from zeroplay_jax.selfplay import proposal_record
-from zeroplay_jax.selfplay.proposal_record import ProposalRecord
+from zeroplay_jax.selfplay import records
 from zeroplay_jax.selfplay.recipes.parts.datasets import HiddenAnswer, SeedDocument
+from zeroplay_jax.selfplay.records import ProposalRecord
 from zeroplay_jax.types import Outcome, Question, Row, RowInfo, Task
 
 
@@ -86,7 +86,7 @@ def test_a_recipe_that_proposes_nothing_from_documents_has_neither():
 
 
 def test_the_sample_does_not_depend_on_interruptions(monkeypatch):
-    monkeypatch.setattr(proposal_record, 'SAMPLE_SIZE', 8)
+    monkeypatch.setattr(records, 'SAMPLE_SIZE', 8)
     steps = [
         [proposal(step, index, f'Gumu {step} {index}') for index in range(5)] for step in range(6)
     ]

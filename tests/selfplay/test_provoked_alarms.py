@@ -10,7 +10,7 @@ import pytest
 import scripted
 from test_engine import make, play, policy  # noqa: F401 - a fixture
 
-from zeroplay_jax.rollout import episode_batch
+from zeroplay_jax.rollout import requests
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.training.alarms import FIGURES, STOP, Alarms
 from zeroplay_jax.training.outcome import Stop, current_stop, stop_after
@@ -38,7 +38,7 @@ class Player:
     async def episode(self, context, step, task):
         outcome = await self._episode(context, step, task)
         for name, number in self.judged.items():
-            episode_batch.count(f'judge/{name}', number)
+            requests.count(f'judge/{name}', number)
         for number, row in enumerate(outcome.rows):
             row.trajectory = dataclasses.replace(
                 row.trajectory, turns=self.turns, identity=(*task.identity, number)

@@ -4,8 +4,8 @@ import pytest
 import scripted
 from scripted import trajectory
 
-from zeroplay_jax.selfplay import row_metrics
-from zeroplay_jax.selfplay.task_log import task_log
+from zeroplay_jax.selfplay import metrics
+from zeroplay_jax.selfplay.records import task_log
 from zeroplay_jax.types import Outcome, Question, Row, RowInfo, Task, ToolCall, Turn
 
 # Names that would be metrics if an entry of the question's provenance were taken for the row's own.
@@ -21,7 +21,7 @@ PROVENANCE = {
 
 def means(rows):
     """Metrics as the engine writes them: sums over counts, without those of count 0."""
-    stats = row_metrics.rollout_stats(rows, [Outcome(rows)])
+    stats = metrics.rollout_stats(rows, [Outcome(rows)])
     return {name: total / count for name, (total, count) in stats.items() if count}
 
 
@@ -60,7 +60,7 @@ def test_dropped_tasks_and_rollouts_are_one_share():
         Outcome([used, used]),
     ]
     rows = [row for outcome in outcomes for row in outcome.rows]
-    total, count = row_metrics.rollout_stats(rows, outcomes)['dropped_share']
+    total, count = metrics.rollout_stats(rows, outcomes)['dropped_share']
     assert total / count == (1 + 1 + 0.5 + 0) / 4
 
 
@@ -110,9 +110,9 @@ def test_a_step_of_several_trained_roles_has_the_reward_of_each():
     rows = [solver_row(), solver_row(), solver_row()]
     rows[0].role, rows[0].reward = 'proposer', 0.25
     rows[1].role, rows[1].reward = 'judge', 7.0
-    stats = row_metrics.rollout_stats(rows, [], ('proposer', 'solver'))
+    stats = metrics.rollout_stats(rows, [], ('proposer', 'solver'))
     assert stats['proposer/reward_mean'] == (0.25, 1) and stats['solver/reward_mean'] == (1.0, 1)
     assert 'judge/reward_mean' not in stats and stats['reward_mean'] == (8.25, 3)
     # Of a single role it is the mean of all rows.
-    names = row_metrics.rollout_stats(rows, [], ('solver',)).keys()
+    names = metrics.rollout_stats(rows, [], ('solver',)).keys()
     assert not [name for name in names if name.endswith('/reward_mean')]

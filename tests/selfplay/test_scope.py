@@ -10,8 +10,7 @@ from zeroplay_jax.configs import scope
 from zeroplay_jax.selfplay.library import Document
 from zeroplay_jax.selfplay.recipes.parts.datasets import SeedDocument
 from zeroplay_jax.selfplay.recipes.scope import Recipe
-from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step
-from zeroplay_jax.selfplay.task_pool import TaskPool
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool
 from zeroplay_jax.settings.errors import ConfigError
 from zeroplay_jax.types import Question, Task
 

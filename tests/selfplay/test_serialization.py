@@ -5,9 +5,9 @@ import json
 
 import numpy as np
 
-from zeroplay_jax.selfplay import row_exchange, serialization
-from zeroplay_jax.selfplay.row_metrics import rollout_stats
-from zeroplay_jax.selfplay.task_log import task_log
+from zeroplay_jax.selfplay import rows
+from zeroplay_jax.selfplay.metrics import rollout_stats
+from zeroplay_jax.selfplay.records import task_log
 from zeroplay_jax.types import (
     Outcome,
     Question,
@@ -44,14 +44,14 @@ TURNS = (
 
 def saved(row):
     """The row that a resumed run gets."""
-    text = json.dumps(serialization.row_to_json(row))
-    return serialization.row_from_json(json.loads(text))
+    text = json.dumps(rows.row_to_json(row))
+    return rows.row_from_json(json.loads(text))
 
 
 def sent(outcome, local=None):
     """The outcome that another process gets from process 1, or process 1 itself."""
-    text = json.dumps(row_exchange.outcome_summary(outcome))
-    return row_exchange.whole_outcome(json.loads(text), 1, local)
+    text = json.dumps(rows.outcome_summary(outcome))
+    return rows.whole_outcome(json.loads(text), 1, local)
 
 
 def make_row(**changes):
@@ -138,7 +138,7 @@ def test_a_restored_row_is_in_all_processes():
 
 def test_another_process_gets_everything_but_tokens_turns_and_details():
     row = make_row()
-    text = json.dumps(row_exchange.outcome_summary(Outcome([row, row])))
+    text = json.dumps(rows.outcome_summary(Outcome([row, row])))
     assert all(word not in text for word in ('"found"', 'a page', 'tokens'))
     outcome = sent(Outcome([row, row], [QUESTION], 'why'))
     # A question for the pool is whole; that of a row has no path, and both rows share it.
@@ -170,8 +170,8 @@ def test_metrics_and_task_log_are_the_same_with_summaries():
 def test_the_process_that_sampled_a_row_keeps_its_rollout_and_reads_its_numbers_back():
     row = make_row(reward=np.float32(0.1), parts={'a': np.float32(0.1)})
     outcome = Outcome([row])
-    text = json.dumps(row_exchange.outcome_summary(outcome), default=lambda scalar: scalar.item())
-    (received,) = row_exchange.whole_outcome(json.loads(text), 1, outcome).rows
+    text = json.dumps(rows.outcome_summary(outcome), default=lambda scalar: scalar.item())
+    (received,) = rows.whole_outcome(json.loads(text), 1, outcome).rows
     assert received.trajectory is row.trajectory and received.teacher_prompt is row.teacher_prompt
     assert received.info is row.info and received.process == 1
     assert type(received.reward) is float and type(received.parts['a']) is float

@@ -10,8 +10,7 @@ from scripted import ScriptedContext, ScriptedRole, final, searching
 from zeroplay_jax.configs import ssp
 from zeroplay_jax.selfplay.recipes.parts.datasets import HiddenAnswer
 from zeroplay_jax.selfplay.recipes.ssp import Recipe
-from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step
-from zeroplay_jax.selfplay.task_pool import TaskPool
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool
 from zeroplay_jax.types import Question, TaskDropped
 
 LOMI = dict(id=1, title='Lomi', text='Lomi is a city in Tarva.')

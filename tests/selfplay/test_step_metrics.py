@@ -10,8 +10,8 @@ import scripted
 
 from zeroplay_jax.policy import operations
 from zeroplay_jax.policy.decoder import ModelConfig
-from zeroplay_jax.runtime import device_figures
-from zeroplay_jax.selfplay import health_metrics, step_metrics
+from zeroplay_jax.runtime import devices
+from zeroplay_jax.selfplay import metrics
 from zeroplay_jax.types import Question, Row, RowInfo, ToolCall, Turn
 
 
@@ -28,9 +28,9 @@ def make_context(hosts=1, pages=8):
 
 def test_the_causes_of_a_step_add_up_to_its_wall_time(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(step_metrics.time, 'perf_counter', lambda: now[0])
+    monkeypatch.setattr(metrics.time, 'perf_counter', lambda: now[0])
     context = make_context(hosts=2)
-    clock = step_metrics.StepClock(context)
+    clock = metrics.StepClock(context)
     now[0] += 10
     context.scheduler.stats['tool_wait_seconds'] += 3
     context.scheduler.stats['peer_wait_seconds'] += 1
@@ -47,17 +47,17 @@ def test_the_causes_of_a_step_add_up_to_its_wall_time(monkeypatch):
         'seconds/update': 3.0,
     }
     # A single process exchanges nothing.
-    alone = step_metrics.StepClock(make_context())
+    alone = metrics.StepClock(make_context())
     alone.end_part('rollout')
     assert alone.metrics() == {'seconds/rollout': 0.0, 'seconds/tools': 0.0}
 
 
 def test_evictions_are_a_column_wherever_pages_can_be_taken():
     before = collections.Counter()
-    enough = step_metrics.throughput(make_context(pages=8), before, 4, 2.0)
+    enough = metrics.throughput(make_context(pages=8), before, 4, 2.0)
     assert not {'evictions', 'refilled_tokens'} & enough.keys()
     assert enough['tool_seconds/search/p50'] == 2.0
-    few = step_metrics.throughput(make_context(pages=7), before, 4, 2.0)
+    few = metrics.throughput(make_context(pages=7), before, 4, 2.0)
     assert few['evictions'] == few['refilled_tokens'] == 0.0
 
 
@@ -76,14 +76,14 @@ def test_operations_of_a_sequence_by_hand():
     rows = [Row('solver', scripted.trajectory(), 1.0, 0)] * 2
     for is_frozen in (False, True):
         row_operations = operations.update_operations(model, 4, 4, is_frozen)
-        assert step_metrics.operations(model, rows, is_frozen) == 2 * row_operations
+        assert metrics.operations(model, rows, is_frozen) == 2 * row_operations
     # A value network has no logits: three passes of an update, and one for the values before it.
-    assert step_metrics.value_operations(model, rows) == pytest.approx(
+    assert metrics.value_operations(model, rows) == pytest.approx(
         2 * 4 * operations.forward_operations(model, 4, 0)
     )
 
 
-def devices(*kinds, **stats):
+def machines(*kinds, **stats):
     return [types.SimpleNamespace(device_kind=kind, memory_stats=lambda: stats) for kind in kinds]
 
 
@@ -102,18 +102,18 @@ def devices(*kinds, **stats):
     ],
 )
 def test_the_utilisation_needs_a_known_peak(monkeypatch, kind, peak):
-    monkeypatch.setattr(jax, 'devices', lambda: devices(kind, kind))
+    monkeypatch.setattr(jax, 'devices', lambda: machines(kind, kind))
     expected = {} if peak is None else {'mfu': 0.25}
-    assert step_metrics.utilisation(peak or 1.0, 2.0) == expected
+    assert metrics.utilisation(peak or 1.0, 2.0) == expected
 
 
 def test_memory_is_that_of_the_fullest_device(monkeypatch):
-    full = devices('x', bytes_in_use=3 << 30, peak_bytes_in_use=5 << 30)
-    half = devices('x', bytes_in_use=1 << 30)
+    full = machines('x', bytes_in_use=3 << 30, peak_bytes_in_use=5 << 30)
+    half = machines('x', bytes_in_use=1 << 30)
     monkeypatch.setattr(jax, 'local_devices', lambda: full + half)
-    assert device_figures.memory() == {'memory/used_gib': 3.0, 'memory/peak_gib': 5.0}
-    monkeypatch.setattr(jax, 'local_devices', lambda: devices('cpu'))
-    assert device_figures.memory() == {}
+    assert devices.memory() == {'memory/used_gib': 3.0, 'memory/peak_gib': 5.0}
+    monkeypatch.setattr(jax, 'local_devices', lambda: machines('cpu'))
+    assert devices.memory() == {}
 
 
 def test_the_gap_counts_trained_tokens_only():
@@ -121,10 +121,10 @@ def test_the_gap_counts_trained_tokens_only():
     batch = types.SimpleNamespace(
         mask=mask, old_logp=np.log([[0.9, 0.5, 0.5]]), sampler_logp=np.log([[0.1, 0.4, 0.5]])
     )
-    (total, count) = step_metrics.sampler_gap([batch], make_context().hosts)['sampler_gap']
+    (total, count) = metrics.sampler_gap([batch], make_context().hosts)['sampler_gap']
     assert count == 2 and total == pytest.approx(0.1)
     batch.mask = ~np.ones_like(mask)
-    assert step_metrics.sampler_gap([batch], make_context().hosts) == {}
+    assert metrics.sampler_gap([batch], make_context().hosts) == {}
 
 
 # ---- figures of the alarms ---------------------------------------------------------------------------
@@ -139,14 +139,12 @@ def answer_row(*turns, answers=('Lomi',), score=1.0, **fields):
 
 def test_few_calls_of_rollouts_that_need_none_are_no_broken_tool():
     silent = [answer_row() for _ in range(40)]
-    assert 'call_error_share' not in health_metrics.row_health(
-        silent + [answer_row(FAILED)] * 9, ()
-    )
+    assert 'call_error_share' not in metrics.row_health(silent + [answer_row(FAILED)] * 9, ())
     calling = [answer_row(FAILED)] * 8 + [answer_row()] * 8
-    assert health_metrics.row_health(calling, ())['call_error_share'] == (8, 8)
+    assert metrics.row_health(calling, ())['call_error_share'] == (8, 8)
     # A role without tools cannot call one.
-    assert 'no_call_share' not in health_metrics.row_health(calling, ())
-    assert health_metrics.row_health(calling, ('solver',))['no_call_share'] == (8, 16)
+    assert 'no_call_share' not in metrics.row_health(calling, ())
+    assert metrics.row_health(calling, ('solver',))['no_call_share'] == (8, 16)
 
 
 @pytest.mark.parametrize(
@@ -162,12 +160,12 @@ def test_few_calls_of_rollouts_that_need_none_are_no_broken_tool():
 def test_evidence_is_an_accepted_answer_in_a_result(text, answers, missing):
     call = scripted.search_call(['q'], (({'title': 'T', 'text': text},),))
     row = answer_row(Turn('s', call), answers=answers)
-    assert health_metrics.evidence_counts([row], 0) == {'correct': 1, 'no_evidence': missing}
+    assert metrics.evidence_counts([row], 0) == {'correct': 1, 'no_evidence': missing}
     # A result without passages, such as that of a calculator; one that failed; and another process's.
     plain = answer_row(Turn('s', ToolCall('calculator', {}, text)), answers=answers)
-    assert health_metrics.evidence_counts([plain], 0)['no_evidence'] == missing
-    assert health_metrics.evidence_counts([row], 1)['correct'] == 0
-    assert health_metrics.evidence_counts([answer_row(score=0.4)], 0)['correct'] == 0
+    assert metrics.evidence_counts([plain], 0)['no_evidence'] == missing
+    assert metrics.evidence_counts([row], 1)['correct'] == 0
+    assert metrics.evidence_counts([answer_row(score=0.4)], 0)['correct'] == 0
 
 
 def test_equal_questions_of_one_task_are_no_duplicates():
@@ -181,4 +179,4 @@ def test_equal_questions_of_one_task_are_no_duplicates():
         proposal(task, f'Who founded {task}?', sample) for task in range(6) for sample in (0, 1)
     ]
     rows += [proposal(6, 'The same?'), proposal(7, 'the SAME')]
-    assert health_metrics.row_health(rows, ())['duplicate_share'] == (2, 8)
+    assert metrics.row_health(rows, ())['duplicate_share'] == (2, 8)

@@ -3,7 +3,7 @@
 import collections
 import json
 
-from zeroplay_jax.selfplay.task_pool import TaskPool
+from zeroplay_jax.selfplay.schedule import TaskPool
 from zeroplay_jax.types import Question
 
 

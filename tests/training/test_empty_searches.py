@@ -9,7 +9,7 @@ from zeroplay_jax.configs import common
 from zeroplay_jax.evaluation.open_corpus import OpenCorpus
 from zeroplay_jax.evaluation.rubric_grading import _is_doubtful
 from zeroplay_jax.retrieval.client import Client
-from zeroplay_jax.selfplay import health_metrics
+from zeroplay_jax.selfplay import metrics
 from zeroplay_jax.selfplay.library import Library, SearchableCorpus
 from zeroplay_jax.selfplay.library_builder import check_and_reset_failures
 from zeroplay_jax.selfplay.schedule import Phase, Step
@@ -88,10 +88,9 @@ def trajectory_of(*rows):
 
 def metrics_of(*rows):
     row = Row('solver', trajectory_of(*rows), reward=0.0, group=0)
-    counts = health_metrics.search_counts([row], 0)
+    counts = metrics.search_counts([row], 0)
     return {
-        name: total / count
-        for name, (total, count) in health_metrics.empty_search_share(counts).items()
+        name: total / count for name, (total, count) in metrics.empty_search_share(counts).items()
     }
 
 

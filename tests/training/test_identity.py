@@ -12,7 +12,7 @@ from zeroplay_jax.evaluation import report_builder
 from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.runtime import identity
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.runtime.metrics import MetricsWriter
+from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.runtime.workdir import claim
 from zeroplay_jax.training import branch, policy_settings, run_folder, source_checkpoint
 from zeroplay_jax.types import UserError

@@ -8,7 +8,7 @@ import pytest
 
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.runtime.metrics import MetricsWriter
+from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.training import loop, remote_run
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError

@@ -9,10 +9,10 @@ from zeroplay_jax.policy import adapters, hf
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import open_codec
 from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.recipe import RoleSpec, recipe_class
 from zeroplay_jax.selfplay.role_environment import role_environment
-from zeroplay_jax.selfplay.roles import Role
 from zeroplay_jax.settings.adapters import LINEARS
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools.registry import build_tools

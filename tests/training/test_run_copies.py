@@ -7,7 +7,7 @@ import pytest
 from memory_bucket import MemoryBucket
 from saved_runs import save_checkpoints
 
-from zeroplay_jax.learner import checksums
+from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.retrieval import objects
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.remote_workdir import (
@@ -70,7 +70,7 @@ def test_a_damaged_copy_is_downloaded_again_and_a_damaged_step_is_refused(remote
     # Of the same size, with a mark that says that it is the object of the bucket.
     content = file.read_bytes()
     file.write_bytes(content[::-1])
-    assert find() == source and checksums.find_damage(source.folder) == ''
+    assert find() == source and checkpoint.find_damage(source.folder) == ''
     file.write_bytes(content[::-1])
     remote.bucket.write(remote.name(f'{folder}/loop/metadata'), content[::-1])
     line = (

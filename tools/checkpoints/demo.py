@@ -17,7 +17,7 @@ from numpy.random import Generator
 from tools.checkpoints.library import Document, Library
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.call_syntax import syntax_of
-from zeroplay_jax.rollout.passages import passages_text
+from zeroplay_jax.rollout.foreign_text import passages_text
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import ENV, POLICY, PROMPT
 

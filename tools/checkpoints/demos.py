@@ -18,7 +18,7 @@ from zeroplay_jax.mini.draws import pick, shuffled
 from zeroplay_jax.mini.facts import RELATION_NAMES, Fact
 from zeroplay_jax.mini.world import World, phrase, question
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.rollout.passages import passages_text
+from zeroplay_jax.rollout.foreign_text import passages_text
 
 # Relations that the imperfect solver confuses with another relation of the same entity: every second one, so that
 # self-play can improve some relations while others are already right.

@@ -27,7 +27,7 @@ from zeroplay_jax.mini import cloze
 from zeroplay_jax.mini.cloze import BLANK, Cloze
 from zeroplay_jax.mini.draws import pick, shuffled
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.rollout.passages import passages_text
+from zeroplay_jax.rollout.foreign_text import passages_text
 
 
 def _question_form(question: str) -> str:

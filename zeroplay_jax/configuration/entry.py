@@ -17,7 +17,7 @@ from zeroplay_jax.configuration import command_line, shell_limits
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.quiet import quiet
 from zeroplay_jax.retrieval.tensorflow_import import import_tensorflow
-from zeroplay_jax.runtime import interrupts, streams
+from zeroplay_jax.runtime import signals, streams
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
 
@@ -57,7 +57,7 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
     except Preempted as error:
         print(f'{name}: {error}; the same command resumes the run', file=sys.stderr)
         # As above.
-        sys.exit(interrupts.PREEMPTED_STATUS)
+        sys.exit(signals.PREEMPTED_STATUS)
     except KeyboardInterrupt:
         message = 'stopped. What was saved is complete; the same command resumes the run'
         print(f'\n{name}: {message}', file=sys.stderr)
@@ -111,7 +111,7 @@ def _disk_problem(error: BaseException) -> str:
 def _leave_other_processes(status: int) -> None:
     """Exits at once if the run has other processes, which then stop by themselves; otherwise returns."""
     # If the module was never imported, this process has not joined any others.
-    processes = sys.modules.get('zeroplay_jax.runtime.connect')
+    processes = sys.modules.get('zeroplay_jax.runtime.devices')
     if processes is not None:
         processes.leave(status)
 
@@ -146,8 +146,8 @@ def connect(config) -> None:
     """
     _silence()
     # This import loads JAX, so the config must have been checked before.
-    from zeroplay_jax.runtime.connect import connect as join_processes
-    from zeroplay_jax.runtime.connect import divide_cpu
+    from zeroplay_jax.runtime.devices import connect as join_processes
+    from zeroplay_jax.runtime.devices import divide_cpu
 
     divide_cpu(config.cpu_devices)
     settings = config.distributed

@@ -32,9 +32,8 @@ from zeroplay_jax.policy import families, hf, sharding, transformer
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Environment, TurnEnd
 from zeroplay_jax.rollout.requests import Request
-from zeroplay_jax.rollout.sampler import Sampler
+from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
-from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec, text_spans
 from zeroplay_jax.selfplay.answers import final_answer, prompt_and_field

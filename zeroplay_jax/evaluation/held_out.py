@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
-from zeroplay_jax.selfplay.roles import RolloutContext
+from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.types import Outcome, Question, Row, RowInfo, TaskDropped, UserError
 
 

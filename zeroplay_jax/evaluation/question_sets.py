@@ -26,7 +26,7 @@ from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.runtime import identity
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
-from zeroplay_jax.selfplay.roles import RolloutContext
+from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.types import POLICY, Json, Question, TaskDropped, Trajectory, UserError
 
 COLLECTION = 'RUC-NLPIR/FlashRAG_datasets'

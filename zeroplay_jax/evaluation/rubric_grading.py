@@ -10,8 +10,8 @@ from zeroplay_jax.evaluation import question_sets
 from zeroplay_jax.evaluation.grading_record import Answer, Grade, GradingRecord, Judgement
 from zeroplay_jax.evaluation.rubric_tasks import RubricTask
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields
+from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.judge import Judge, RuleJudge
-from zeroplay_jax.selfplay.roles import RolloutContext
 from zeroplay_jax.types import Trajectory, UserError
 
 # Judgements before the share of lost ones is looked at: fewer say little, and a server that is down fails at once.

@@ -6,9 +6,299 @@ Array shapes: B packed rows of L tokens; M tokens of a teacher's row.
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
+
+from zeroplay_jax.objectives import aggregation
+from zeroplay_jax.types import POLICY, Row, Trajectory, UserError
+
+# ---- packing ---------------------------------------------------------------------------------------
+#
+# Packs trajectories into micro-batches of one static shape.
+#
+# Places are chosen by lengths alone. With several processes each fills in only the rows that its devices hold.
+#
+# Letters: B rows of a micro-batch, L tokens of a row, M tokens of a teacher's row.
+
+
+# Orders in which trajectories are packed.
+ORDERS = ('arrival', 'longest_first')
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchPart:
+    """The rows of every micro-batch that one of several processes holds.
+
+    Attributes:
+      rows: their indices within a micro-batch, ascending.
+      fetch: (trajectories, their rows within micro-batches) → the same with their tokens, None where the row belongs to
+        another process. All processes call it with the same arguments.
+    """
+
+    rows: Sequence[int]
+    fetch: Callable[[Sequence[Row], Sequence[int]], Sequence[Row | None]]
+
+
+class _Slot(NamedTuple):
+    """Where a trajectory is written.
+
+    Attributes:
+      row: index of its row, in the student's and in the teacher's view.
+      start: its first position in the student's row.
+      teacher_start: its first position in the teacher's row.
+      segment: its label in the row, from 1.
+    """
+
+    row: int
+    start: int
+    teacher_start: int
+    segment: int
+
+
+@dataclasses.dataclass
+class _RowUsage:
+    """What is in use in a row of the student's and of the teacher's view.
+
+    Attributes:
+      row: index of the row.
+      student_tokens, teacher_tokens: tokens in use in either view.
+      segments: number of trajectories in the row.
+    """
+
+    row: int
+    student_tokens: int = 0
+    teacher_tokens: int = 0
+    segments: int = 0
+
+    def fits(self, length: int, teacher_length: int, tokens: int, teacher_tokens: int) -> bool:
+        """Returns whether a trajectory fits into what is free in rows of `tokens` and `teacher_tokens` positions."""
+        student_end = self.student_tokens + length
+        teacher_end = self.teacher_tokens + teacher_length
+        return student_end <= tokens and teacher_end <= teacher_tokens
+
+    def take(self, length: int, teacher_length: int) -> _Slot:
+        """Returns the next slot of this row and marks its tokens as used."""
+        self.segments += 1
+        slot = _Slot(self.row, self.student_tokens, self.teacher_tokens, self.segments)
+        self.student_tokens += length
+        self.teacher_tokens += teacher_length
+        return slot
+
+
+def pack(
+    rows: Sequence[Row],
+    *,
+    micro_rows: int,
+    tokens: int,
+    mode: str,
+    total: float | int | None = None,
+    teacher_tokens: int = 0,
+    teacher_total: float | int | None = None,
+    order: str = 'arrival',
+    part: BatchPart | None = None,
+) -> list[Batch]:
+    """Packs trajectories by first fit into rows, and rows into micro-batches.
+
+    Args:
+      rows: trajectories with their advantages.
+      micro_rows: B.
+      tokens: L.
+      mode: aggregation (objectives/aggregation.py). It becomes token weights here, over the whole batch.
+      total: the denominator of the weights, where it is not that of these rows: rows of advantage 0 that were left out
+        count as well.
+      teacher_tokens: M where a teacher reads the trajectories behind its own prompts (`Row.teacher_prompt`), else 0.
+      teacher_total: number of distilled tokens of the whole batch, the denominator of the divergence.
+      order: 'arrival', or 'longest_first', which fills rows better (Johnson 1973, first-fit decreasing); trajectories
+        of equal length stay in the order of `rows`.
+      part: the rows of this process; then `total` and `teacher_total` are required. None: all rows.
+
+    Returns:
+      Micro-batches of B rows each, or of the rows of `part`; the last is filled up with empty rows.
+
+    Raises:
+      UserError: a trajectory is longer than L, or longer than M behind the teacher's prompt.
+    """
+    rows = _in_order(rows, order)
+    slots = _first_fit(rows, tokens, teacher_tokens)
+    whole, sequence, micro_rows = _written(rows, slots, micro_rows, tokens, teacher_tokens, part)
+    # Weights are computed before the cut into micro-batches, because the denominator is that of the whole batch.
+    whole.weight[:] = aggregation.token_weights(whole.mask, sequence, mode, total)
+    if whole.teacher is not None:
+        # Index 0 of the teacher's row is never that of a policy token, because a prompt comes before it.
+        has_teacher = whole.teacher.teacher_index > 0
+        is_distilled = whole.mask & has_teacher
+        whole.teacher.weight[:] = aggregation.token_weights(
+            is_distilled, sequence, 'token', teacher_total
+        )
+
+    return _micro_batches(whole, micro_rows)
+
+
+def _in_order(rows: Sequence[Row], order: str) -> list[Row]:
+    """Returns the trajectories in the order in which they are packed."""
+    if order not in ORDERS:
+        raise ValueError(f'pack: order is {order!r}; choose one of {ORDERS}')
+    if order == 'longest_first':
+        return sorted(rows, key=_length, reverse=True)
+    return list(rows)
+
+
+def _written(
+    rows: Sequence[Row],
+    slots: Sequence[_Slot],
+    micro_rows: int,
+    tokens: int,
+    teacher_tokens: int,
+    part: BatchPart | None,
+) -> tuple[Batch, np.ndarray, int]:
+    """Writes trajectories into their slots, those of this process.
+
+    Returns:
+      The rows of all micro-batches as one batch, with weights of 0; the index in `rows` of the trajectory of every
+      position, -1 where empty; and the number of rows per micro-batch that this process holds.
+    """
+    last_row = max((slot.row for slot in slots), default=-1)
+    # The number is rounded up: micro-batches have one shape, so that one compiled program serves all of them.
+    num_micro_batches = math.ceil((last_row + 1) / micro_rows)
+    packed_rows: Sequence[Row | None] = rows
+    if part is not None:
+        rows_in_micro_batch = [slot.row % micro_rows for slot in slots]
+        packed_rows = part.fetch(rows, rows_in_micro_batch)
+        slots = _local_slots(slots, micro_rows, part.rows)
+        micro_rows = len(part.rows)
+    shape = (num_micro_batches * micro_rows, tokens)
+    whole = Batch.blank(shape, teacher_tokens)
+
+    # Segments are labelled per row; the weights need labels that are unique in the whole batch.
+    sequence = np.full(shape, -1, np.int32)
+    placed_rows = zip(packed_rows, slots, strict=True)
+    for index, (row, slot) in enumerate(placed_rows):
+        if row is None:
+            continue
+        _write(whole, row, slot)
+        end = slot.start + _length(row)
+        sequence[slot.row, slot.start : end] = index
+    return whole, sequence, micro_rows
+
+
+def _micro_batches(whole: Batch, micro_rows: int) -> list[Batch]:
+    """Returns the rows of a batch in groups of `micro_rows`."""
+    num_rows = len(whole.tokens)
+    micro_batches = []
+    for start in range(0, num_rows, micro_rows):
+        micro_batches.append(_take_rows(whole, start, start + micro_rows))
+    return micro_batches
+
+
+def _local_slots(slots: Sequence[_Slot], micro_rows: int, part_rows: Sequence[int]) -> list[_Slot]:
+    """Returns the slots with their rows counted among those of one process; -1 where another process has the row."""
+    local_index = {row: index for index, row in enumerate(part_rows)}
+    local_slots = []
+    for slot in slots:
+        micro_batch, row = divmod(slot.row, micro_rows)
+        local_row = -1
+        if row in local_index:
+            first_row = micro_batch * len(part_rows)
+            local_row = first_row + local_index[row]
+        local_slots.append(slot._replace(row=local_row))
+    return local_slots
+
+
+def _write(whole: Batch, row: Row, slot: _Slot) -> None:
+    """Writes a trajectory into its slot, in both views; the weights stay 0."""
+    trajectory = row.trajectory
+    assert isinstance(trajectory, Trajectory)
+    length = len(trajectory.tokens)
+    end = slot.start + length
+    span = (slot.row, slice(slot.start, end))
+    whole.tokens[span] = trajectory.tokens
+    whole.positions[span] = np.arange(length)
+    whole.segment[span] = slot.segment
+    # Only tokens that the policy sampled are trained on: prompts and retrieved passages have no gradient.
+    whole.mask[span] = trajectory.source == POLICY
+    whole.old_logp[span] = trajectory.logp
+    # Both arrays hold the sampler's log-probs at first; Learner.recompute_old_logp replaces `old_logp`.
+    whole.sampler_logp[span] = trajectory.logp
+    whole.advantage[span] = row.advantage
+    if whole.teacher is not None and row.teacher_prompt is not None:
+        _write_teacher_view(whole.teacher, trajectory, row.teacher_prompt, slot)
+
+
+def _take_rows(batch: Batch, start: int, stop: int) -> Batch:
+    return jax.tree.map(lambda x: x[start:stop], batch)
+
+
+def _first_fit(rows: Sequence[Row], tokens: int, teacher_tokens: int) -> list[_Slot]:
+    """Returns a slot per trajectory, in the first row with enough free tokens in both views; raises as `pack` does."""
+    usages: list[_RowUsage] = []
+    slots = []
+    for row in rows:
+        length = _length(row)
+        teacher_length = 0
+        if teacher_tokens and row.teacher_tokens:
+            reply_length = length - prompt_length(row)
+            teacher_length = row.teacher_tokens + reply_length
+        # A trajectory is never cut: its prefix would be trained on with the reward of the whole.
+        if length > tokens:
+            raise UserError(
+                f'a trajectory of {length} tokens does not fit micro.tokens={tokens}; raise it'
+            )
+        if teacher_length > teacher_tokens:
+            raise UserError(
+                f'{teacher_length} tokens behind a teacher prompt do not fit '
+                f'privileged.tokens={teacher_tokens}; raise it'
+            )
+
+        # The first row with enough free tokens, or a new row.
+        for usage in usages:
+            if usage.fits(length, teacher_length, tokens, teacher_tokens):
+                break
+        else:
+            usage = _RowUsage(row=len(usages))
+            usages.append(usage)
+        slot = usage.take(length, teacher_length)
+        slots.append(slot)
+    return slots
+
+
+def _length(row: Row) -> int:
+    return row.trajectory.lengths[-1].tokens
+
+
+def prompt_length(row: Row) -> int:
+    """Returns the number of tokens before the first that is not part of the prompt."""
+    return row.trajectory.lengths[-1].prompt
+
+
+def _write_teacher_view(
+    view: TeacherBatch, trajectory: Trajectory, teacher_prompt: np.ndarray, slot: _Slot
+) -> None:
+    """Writes the trajectory behind the teacher's prompt, and each token's index there into `view.teacher_index`."""
+    student_prompt_length = trajectory.lengths[-1].prompt
+    reply = trajectory.tokens[student_prompt_length:]
+    tokens = np.concatenate([teacher_prompt, reply])
+    length = len(tokens)
+    end = slot.teacher_start + length
+    span = (slot.row, slice(slot.teacher_start, end))
+    view.tokens[span] = tokens
+    view.positions[span] = np.arange(length)
+    view.segment[span] = slot.segment
+
+    # Both views hold the same tokens after the prompt. The last token of the prompt is included: its output predicts
+    # the first token of the reply.
+    student_positions = np.arange(student_prompt_length - 1, len(trajectory.tokens))
+    prompt_difference = len(teacher_prompt) - student_prompt_length
+    teacher_positions = student_positions + prompt_difference
+    student_index = slot.start + student_positions
+    teacher_index = slot.teacher_start + teacher_positions
+    view.teacher_index[slot.row, student_index] = teacher_index
+
+
+# ---- batch -----------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

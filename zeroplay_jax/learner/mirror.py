@@ -12,7 +12,7 @@ import pathlib
 import shutil
 from collections.abc import Iterable, Sequence
 
-from zeroplay_jax.learner import checksums
+from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
 from zeroplay_jax.learner.uploads import STAGING, Uploads, link_folder
 from zeroplay_jax.retrieval.types import RetrievalError
@@ -307,7 +307,7 @@ class Mirror(Uploads):
 
 def _is_seal(path: str) -> bool:
     """Returns whether a file has the checksums of a checkpoint."""
-    return path.rpartition('/')[2] == checksums.FILE_NAME
+    return path.rpartition('/')[2] == checkpoint.FILE_NAME
 
 
 def _seal(staging: pathlib.Path, path: str, manifest: Manifest) -> RemoteFile:
@@ -318,13 +318,13 @@ def _seal(staging: pathlib.Path, path: str, manifest: Manifest) -> RemoteFile:
       path: of the file in it.
       manifest: files of all processes.
     """
-    folder = path.removesuffix(checksums.FILE_NAME)
+    folder = path.removesuffix(checkpoint.FILE_NAME)
     digests = {}
     for name, file in manifest.items():
         if name.startswith(folder) and name != path:
             digests[name.removeprefix(folder)] = file.sha256
     # The link must not lead to the file of the run.
     (staging / path).unlink()
-    checksums.write_digests(staging / folder, digests)
+    checkpoint.write_digests(staging / folder, digests)
     (digest,) = file_digests([staging / path])
     return RemoteFile(manifest[path].object, (staging / path).stat().st_size, digest)

@@ -10,7 +10,7 @@ import pathlib
 import shutil
 from collections.abc import Iterator
 
-from zeroplay_jax.learner import checksums
+from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
 from zeroplay_jax.learner.mirror import DOWNLOADS, RECORDS
 from zeroplay_jax.retrieval import progress
@@ -55,7 +55,7 @@ def bring_down(
     for step in candidates:
         manifest = manifests.get(step)
         if _is_local(folder, step, manifest):
-            damage = checksums.find_damage(folder / FOLDER / str(step))
+            damage = checkpoint.find_damage(folder / FOLDER / str(step))
             if not damage:
                 _conclude(lines, step, candidates[0])
                 return lines
@@ -203,7 +203,7 @@ def _conclude(lines: list[str], step: int, newest: int) -> None:
 
 def _is_local(folder: pathlib.Path, step: int, manifest: Manifest | None) -> bool:
     """Returns whether the local folder has a step, and the bucket the same or none of this number."""
-    path = f'{FOLDER}/{step}/{checksums.FILE_NAME}'
+    path = f'{FOLDER}/{step}/{checkpoint.FILE_NAME}'
     if not (folder / path).is_file():
         return False
     if manifest is None:

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import optax
 
 from zeroplay_jax.learner.batch import Batch
-from zeroplay_jax.learner.frozen_base import FrozenBase
 from zeroplay_jax.learner.loss import LossConfig, loss, wanted_tokens
+from zeroplay_jax.learner.weights_view import FrozenBase
 from zeroplay_jax.policy import adapters, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 

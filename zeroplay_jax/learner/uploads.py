@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from zeroplay_jax.learner import checksums
+from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.retrieval.object_cache import THREADS
 from zeroplay_jax.retrieval.objects import Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
@@ -146,11 +146,11 @@ def link_folder(
     Raises:
       FileNotFoundError: the run has removed the checkpoint meanwhile.
     """
-    digests = checksums.read(folder / name)
+    digests = checkpoint.read(folder / name)
     if digests is None:
-        raise RetrievalError(f'{folder / name}: {checksums.FILE_NAME} is damaged')
-    (seal,) = file_digests([folder / name / checksums.FILE_NAME])
-    digests[checksums.FILE_NAME] = seal
+        raise RetrievalError(f'{folder / name}: {checkpoint.FILE_NAME} is damaged')
+    (seal,) = file_digests([folder / name / checkpoint.FILE_NAME])
+    digests[checkpoint.FILE_NAME] = seal
     manifest = {}
     for file, digest in digests.items():
         path = f'{name}/{file}'

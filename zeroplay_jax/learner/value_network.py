@@ -18,8 +18,8 @@ from jaxtyping import Array, Float
 
 from zeroplay_jax.learner import optimizer
 from zeroplay_jax.learner.batch import Batch
+from zeroplay_jax.learner.learner import host_statistics
 from zeroplay_jax.learner.role_update import apply_gradients
-from zeroplay_jax.learner.update_statistics import host_statistics
 from zeroplay_jax.learner.weights_view import copy_tree
 from zeroplay_jax.objectives import aggregation
 from zeroplay_jax.objectives.types import DeviceStats, Stats

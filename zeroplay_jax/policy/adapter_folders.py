@@ -22,8 +22,8 @@ from zeroplay_jax.policy.stored_tensors import (
     check_dtype,
     file_headers,
     number_fault,
+    tensors,
 )
-from zeroplay_jax.policy.tensor_names import tensors
 from zeroplay_jax.settings.adapters import LINEARS
 from zeroplay_jax.types import UserError
 

@@ -6,16 +6,349 @@ Imports no JAX, because texts are encoded where none is loaded.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from zeroplay_jax.policy import known_fields
 from zeroplay_jax.policy.adapter_config import base_folder
-from zeroplay_jax.policy.family_table import FAMILIES, REFUSED, SUPPORTED
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.types import UserError
+
+# ---- family table ----------------------------------------------------------------------------------
+#
+# Model families as data: which switches of the decoder each has, and what its config.json may leave out.
+
+
+class Family(NamedTuple):
+    """A model family: its name in config.json, switches of ModelConfig, and defaults of absent fields.
+
+    Attributes:
+      architecture: class name in the field `architectures`.
+      wrapper: class name of models that have such a decoder among other parts; its fields are then in the section
+        `text_config`. '': none.
+      model_type: field `model_type` of a decoder alone; `transformers` chooses the class by it.
+      wrapper_type: the same of models with other parts.
+      fields: fields of config.json that are read beside those of all families (policy/config_fields.py).
+      max_positions: default of `max_position_embeddings`.
+      qkv_bias, qk_norm, norms, norm_offset, activation, scale_embedding, scale_sliding: as in ModelConfig.
+      full_every: without the field `layer_types`, every n-th layer has full attention and the others a sliding window;
+        0: all layers have full attention.
+      rope_theta: default base of the rotary frequencies.
+      sliding_theta: the same for layers with a sliding window; 0: that of the other layers.
+      head_dim: default size of a head; 0: hidden_size / num_attention_heads.
+      defaults: values of fields that config.json leaves out.
+    """
+
+    architecture: str
+    model_type: str
+    max_positions: int
+    fields: frozenset[str]
+    wrapper: str = ''
+    wrapper_type: str = ''
+    qkv_bias: bool = False
+    qk_norm: str = 'none'
+    norms: str = 'before'
+    norm_offset: float = 0.0
+    activation: str = 'silu'
+    scale_embedding: bool = False
+    full_every: int = 0
+    scale_sliding: bool = True
+    rope_theta: float = 10000.0
+    sliding_theta: float = 0.0
+    head_dim: int = 0
+    defaults: Mapping[str, Any] = {}
+
+
+# Published folders of Gemma 3 leave out the fields that have these values.
+_GEMMA3_DEFAULTS = {
+    'vocab_size': 262208,
+    'hidden_size': 2304,
+    'intermediate_size': 9216,
+    'num_hidden_layers': 26,
+    'num_attention_heads': 8,
+    'num_key_value_heads': 4,
+    'head_dim': 256,
+    'rms_norm_eps': 1e-6,
+    'query_pre_attn_scalar': 256,
+    'tie_word_embeddings': True,
+}
+
+# Fields that some families share: windows that a field enables, and the length before an extension of the positions
+# where it may be stated apart from the other rotary parameters.
+_QWEN_FIELDS = frozenset(
+    [
+        'hidden_act',
+        'layer_types',
+        'max_window_layers',
+        'original_max_position_embeddings',
+        'sliding_window',
+        'use_sliding_window',
+    ]
+)
+FAMILIES = {
+    'qwen2': Family('Qwen2ForCausalLM', 'qwen2', 32768, _QWEN_FIELDS, qkv_bias=True),
+    'qwen3': Family('Qwen3ForCausalLM', 'qwen3', 32768, _QWEN_FIELDS, qk_norm='head', head_dim=128),
+    'llama': Family(
+        'LlamaForCausalLM',
+        'llama',
+        2048,
+        frozenset(['hidden_act', 'original_max_position_embeddings']),
+    ),
+    'olmo3': Family(
+        'Olmo3ForCausalLM',
+        'olmo3',
+        2048,
+        frozenset(['hidden_act', 'layer_types', 'sliding_window']),
+        qk_norm='projection',
+        norms='after',
+        full_every=4,
+        scale_sliding=False,
+        rope_theta=500000.0,
+    ),
+    'gemma3': Family(
+        'Gemma3ForCausalLM',
+        'gemma3_text',
+        131072,
+        frozenset(
+            [
+                'hidden_activation',
+                'layer_types',
+                'query_pre_attn_scalar',
+                'rope_local_base_freq',
+                'sliding_window',
+                'sliding_window_pattern',
+            ]
+        ),
+        wrapper='Gemma3ForConditionalGeneration',
+        wrapper_type='gemma3',
+        qk_norm='head',
+        norms='both',
+        norm_offset=1.0,
+        activation='gelu_tanh',
+        scale_embedding=True,
+        full_every=6,
+        scale_sliding=False,
+        rope_theta=1000000.0,
+        sliding_theta=10000.0,
+        defaults=_GEMMA3_DEFAULTS,
+    ),
+}
+
+
+def _supported() -> str:
+    """Returns the sentence of error messages that lists the architectures."""
+    names = [family.architecture for family in FAMILIES.values()]
+    names += [family.wrapper for family in FAMILIES.values() if family.wrapper]
+    return 'supported: ' + ', '.join(names)
+
+
+SUPPORTED = _supported()
+# Beginning of the names of architectures that are refused with a reason of their own.
+REFUSED = {
+    'Qwen3_5': 'its gated delta-net layers (linear attention) keep a state that the key/value cache does not hold',
+    'Qwen3Next': 'its gated delta-net layers (linear attention) keep a state that the key/value cache does not hold',
+    'Gemma2': 'it caps its logits, which the decoder does not compute',
+}
+
+
+# ---- known fields ----------------------------------------------------------------------------------
+#
+# Which fields of a config.json a family reads, which change nothing, and which are refused.
+#
+# The config classes of `transformers` accept any field. One that its class has changes the computation, or is known not
+# to; one that it lacks is ignored there and here, after a warning, because whoever wrote it may have meant something.
+
+
+# Fields of all families that are read.
+_READ = frozenset(
+    [
+        'head_dim',
+        'hidden_size',
+        'intermediate_size',
+        'max_position_embeddings',
+        'num_attention_heads',
+        'num_hidden_layers',
+        'num_key_value_heads',
+        'partial_rotary_factor',
+        'rms_norm_eps',
+        'rope_parameters',
+        'rope_scaling',
+        'rope_theta',
+        'tie_word_embeddings',
+        'vocab_size',
+    ]
+)
+# Fields with which a model would compute something that the decoder does not implement -> their values with which it
+# does not, beside null. They are refused even where the family's class ignores them: a checkpoint that states one was
+# made for another computation.
+_SUPPORTED_VALUES: dict[str, tuple] = {
+    'add_cross_attention': (False,),
+    'attention_bias': (False,),
+    'attention_multiplier': (),
+    'attn_logit_softcapping': (),
+    'clip_qkv': (),
+    'embedding_multiplier': (1,),
+    'final_logit_softcapping': (),
+    'is_encoder_decoder': (False,),
+    'logits_scaling': (1,),
+    'mlp_bias': (False,),
+    'n_routed_experts': (0,),
+    'no_rope_layers': ([],),
+    'num_experts': (0,),
+    'num_local_experts': (0,),
+    'partial_rotary_factor': (1,),
+    'per_layer_config': ({}, []),
+    'pruned_heads': ({},),
+    'quantization_config': (),
+    'residual_multiplier': (1,),
+    'rope_interleave': (False,),
+    'rope_interleaved': (False,),
+    'use_bidirectional_attention': (False,),
+}
+# Fields that change neither logits nor gradients: descriptions, defaults of generation (which older versions wrote
+# here), settings of other tasks, and regularisation of a training other than ours.
+_WITHOUT_EFFECT = frozenset(
+    [
+        'architectures',
+        'attention_dropout',
+        'attn_implementation',
+        'auto_map',
+        'bad_words_ids',
+        'begin_suppress_tokens',
+        'bos_token_id',
+        'cache_implementation',
+        'chunk_size_feed_forward',
+        'decoder_start_token_id',
+        'diversity_penalty',
+        'do_sample',
+        'dtype',
+        'early_stopping',
+        'encoder_no_repeat_ngram_size',
+        'eos_token_id',
+        'exponential_decay_length_penalty',
+        'finetuning_task',
+        'forced_bos_token_id',
+        'forced_eos_token_id',
+        'id2label',
+        'initializer_range',
+        'is_decoder',
+        'label2id',
+        'length_penalty',
+        'max_length',
+        'min_length',
+        'model_type',
+        'name_or_path',
+        'no_repeat_ngram_size',
+        'num_beam_groups',
+        'num_beams',
+        'num_labels',
+        'num_return_sequences',
+        'output_attentions',
+        'output_hidden_states',
+        'output_scores',
+        'pad_token_id',
+        'prefix',
+        'pretraining_tp',
+        'problem_type',
+        'remove_invalid_values',
+        'repetition_penalty',
+        'return_dict',
+        'return_dict_in_generate',
+        'sep_token_id',
+        'suppress_tokens',
+        'task_specific_params',
+        'temperature',
+        'tokenizer_class',
+        'top_k',
+        'top_p',
+        'torch_dtype',
+        'torchscript',
+        'transformers_version',
+        'typical_p',
+        'unsloth_fixed',
+        'unsloth_version',
+        'use_bfloat16',
+        'use_cache',
+    ]
+)
+# Fields beside the decoder's section in a model with an encoder of images.
+WRAPPER_FIELDS = frozenset(
+    [
+        'boi_token_index',
+        'eoi_token_index',
+        'image_token_index',
+        'mm_tokens_per_image',
+        'text_config',
+        'tie_word_embeddings',
+        'vision_config',
+    ]
+)
+_UNSET: tuple = (None, False, 0, '', [], {})
+_SHOWN_CHARACTERS = 60
+
+
+def unsupported(values: Mapping[str, Any]) -> str:
+    """Returns why the value of a field is not supported, such as "mlp_bias=True … (only False)"; '' if all are."""
+    for name, supported in _SUPPORTED_VALUES.items():
+        value = values.get(name)
+        if value is None or value in supported:
+            continue
+        return refusal(name, value, supported)
+    return ''
+
+
+def refusal(name: str, value: Any, supported: tuple) -> str:
+    """Returns the message about a value that is not supported."""
+    choices = ', '.join(map(repr, supported)) or 'null'
+    return f'{name}={value!r} is not supported (only {choices})'
+
+
+def is_known(name: str) -> bool:
+    """Returns whether a field is without effect, or refused where it would have one."""
+    return name in _WITHOUT_EFFECT or name in _SUPPORTED_VALUES
+
+
+def is_read(name: str, family_fields: frozenset[str]) -> bool:
+    """Returns whether a field determines what a decoder computes.
+
+    Args:
+      name: of the field.
+      family_fields: those of the family beside the ones that all families have.
+    """
+    return name in _READ or name in family_fields
+
+
+def warn_of_unknown(path: Path, values: Mapping[str, Any], known: frozenset[str]) -> None:
+    """Prints one warning with the fields of an object that neither the family nor the tables here know.
+
+    Args:
+      path: of config.json.
+      values: the object.
+      known: fields that are read.
+    """
+    shown = []
+    for name, value in sorted(values.items()):
+        is_private = name.startswith('_')
+        if is_private or is_known(name) or is_read(name, known) or value in _UNSET:
+            continue
+        shown.append(f'{name}={value!r}'[:_SHOWN_CHARACTERS])
+    if shown:
+        _warn(path, ', '.join(shown))
+
+
+# Cached: a command reads the file several times.
+@functools.cache
+def _warn(path: Path, fields: str) -> None:
+    print(
+        f'warning: {path}: ignored, because models of this architecture have no such field: {fields}',
+        file=sys.stderr,
+    )
+
+
+# ---- config fields ---------------------------------------------------------------------------------
+
 
 # Sizes several times those of the largest models.
 _LARGEST_SIZE = 1 << 20
@@ -165,17 +498,17 @@ def family_fields(folder: Path) -> tuple[str, Fields]:
     if family.wrapper and family.wrapper in fields.get('architectures'):
         _check_type(fields, family.wrapper, family.wrapper_type)
         _check_supported(fields)
-        known_fields.warn_of_unknown(fields.path, fields.values, known_fields.WRAPPER_FIELDS)
+        warn_of_unknown(fields.path, fields.values, WRAPPER_FIELDS)
         # The flag of the whole model decides, not that of the section.
         flag = fields.boolean('tie_word_embeddings', family.defaults['tie_word_embeddings'])
         section = fields.section('text_config')
         fields = dataclasses.replace(section, values=section.values | {'tie_word_embeddings': flag})
     _check_type(fields, family.architecture, family.model_type)
     _check_supported(fields)
-    known_fields.warn_of_unknown(fields.path, fields.values, known)
+    warn_of_unknown(fields.path, fields.values, known)
     read = {}
     for field, value in fields.values.items():
-        if known_fields.is_read(field, known):
+        if is_read(field, known):
             read[field] = value
     fields = dataclasses.replace(fields, values=read)
     defaults = {'max_position_embeddings': family.max_positions} | dict(family.defaults)
@@ -197,7 +530,7 @@ def _check_type(fields: Fields, architecture: str, model_type: str) -> None:
 
 def _check_supported(fields: Fields) -> None:
     """Raises CheckpointError for a field whose value the decoder does not implement."""
-    reason = known_fields.unsupported(fields.values)
+    reason = unsupported(fields.values)
     if reason:
         raise fields.error(fields.prefix + reason, OTHER_CHECKPOINT)
 

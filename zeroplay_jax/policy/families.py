@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from zeroplay_jax.policy import known_fields, rope_fields
+from zeroplay_jax.policy import config_fields, rope_fields
 from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.policy.config_fields import (
+    FAMILIES,
     OTHER_CHECKPOINT,
+    SUPPORTED,
     CheckpointError,
+    Family,
     Fields,
     family_fields,
 )
 from zeroplay_jax.policy.decoder import ModelConfig
-from zeroplay_jax.policy.family_table import FAMILIES, SUPPORTED, Family
 from zeroplay_jax.policy.stored_tensors import has_other_head
 
 __all__ = ['FAMILIES', 'SUPPORTED', 'CheckpointError', 'read_config']
@@ -132,7 +134,7 @@ def _check_activation(fields: Fields, family: Family) -> None:
     for field in ('hidden_act', 'hidden_activation'):
         value = fields.get(field)
         if value is not None and value not in names:
-            reason = known_fields.refusal(field, value, names)
+            reason = config_fields.refusal(field, value, names)
             raise fields.error(fields.prefix + reason, OTHER_CHECKPOINT)
 
 

@@ -22,13 +22,14 @@ from zeroplay_jax.policy.decoder import ModelConfig, Params
 from zeroplay_jax.policy.families import FAMILIES, CheckpointError, read_config
 from zeroplay_jax.policy.stored_tensors import (
     StoredTensor,
+    Tensor,
     check_tensors,
     decoder_tensors,
     number_fault,
     open_file,
     read_headers,
+    tensors,
 )
-from zeroplay_jax.policy.tensor_names import Tensor, tensors
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.progress import bar as progress_bar
 from zeroplay_jax.types import UserError

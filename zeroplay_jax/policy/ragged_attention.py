@@ -19,9 +19,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
 
-from zeroplay_jax.policy import ragged_gpu, ragged_rows, ragged_tpu, sharding
-from zeroplay_jax.policy.paged_attention import AttendTokens, LayerPages
-from zeroplay_jax.policy.ragged_rows import StepShape
+from zeroplay_jax.policy import paged_attention, ragged_gpu, ragged_tpu, sharding
+from zeroplay_jax.policy.paged_attention import AttendTokens, LayerPages, StepShape
 
 
 def platform_of(mesh: Mesh) -> str:
@@ -61,7 +60,7 @@ def make_attend(
       shape: rows with one token come before chunks.
     """
     kernel = _kernel(mesh)
-    rows = ragged_rows.rows_of_tokens(table, row, position, shape)
+    rows = paged_attention.rows_of_tokens(table, row, position, shape)
     plan = kernel.make_plan(rows, row.shape[0], shape)
     is_used = position >= 0
     interpret = platform_of(mesh) == 'cpu'

@@ -16,8 +16,7 @@ from jax.experimental.pallas import triton
 from jaxtyping import Array, Bool, Float, Int
 
 from zeroplay_jax.policy.attention import MASKED_SCORE
-from zeroplay_jax.policy.paged_attention import LayerPages, Sums
-from zeroplay_jax.policy.ragged_rows import Rows, StepShape
+from zeroplay_jax.policy.paged_attention import LayerPages, Rows, StepShape, Sums
 from zeroplay_jax.types import UserError
 
 # Tokens of a tile of a chunk.

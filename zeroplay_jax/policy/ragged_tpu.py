@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from zeroplay_jax.policy.paged_attention import LayerPages
-from zeroplay_jax.policy.ragged_rows import Rows, StepShape
+from zeroplay_jax.policy.paged_attention import LayerPages, Rows, StepShape
 from zeroplay_jax.types import UserError
 
 # Width of a TPU register tile. Heads are padded to a multiple, because the kernel reads whole tiles.

@@ -7,8 +7,7 @@ import math
 from typing import Any
 
 from zeroplay_jax.policy import rope
-from zeroplay_jax.policy.config_fields import OTHER_CHECKPOINT, Fields
-from zeroplay_jax.policy.family_table import Family
+from zeroplay_jax.policy.config_fields import OTHER_CHECKPOINT, Family, Fields
 
 _SCALINGS = {'linear': rope.Linear, 'llama3': rope.Llama3, 'yarn': rope.Yarn}
 _TYPES = ('default', *_SCALINGS)

@@ -3,16 +3,393 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Shaped
 
-from zeroplay_jax.policy import token_chunks
+from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.attention import AnyArray
+
+# ---- token chunks ----------------------------------------------------------------------------------
+#
+# Applies a function of the output head to packed tokens, a chunk at a time.
+#
+# The logits of one chunk exist at a time, forward and backward: [batch, length, vocab] is never built. Tokens whose
+# result nobody reads can be left out. The backward pass is written by hand, because automatic differentiation cannot
+# reverse a loop whose number of iterations depends on the data.
+#
+# `sum_tokens` computes a loss that is a sum over the tokens, and its gradient in the same pass: three products with the
+# head per chunk (Liger Kernel's fused linear cross entropy, arXiv:2410.10989). `map_tokens` returns the results of the
+# tokens, for a loss that couples them: its gradient needs the logits a second time, which makes four products.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loop:
+    """Static part of the loop.
+
+    Attributes:
+      chunk_function: (head, states [tokens, hidden_size], shared, per_token) → what the loop puts together.
+      chunk: tokens of an iteration, on every device.
+      mesh: mesh of the arrays, or None.
+    """
+
+    chunk_function: Callable
+    chunk: int
+    mesh: Mesh | None
+
+
+def map_tokens(
+    function: Callable,
+    chunk: int,
+    mesh: Mesh | None,
+    head: Any,
+    states: Float[Array, 'batch length hidden_size'],
+    shared: Any,
+    per_token: tuple[Shaped[AnyArray, 'batch length *feature'], ...],
+    wanted: Bool[AnyArray, 'batch length'] | None = None,
+) -> Any:
+    """Returns the results of a function over the tokens of packed rows, `chunk` tokens at a time.
+
+    On a mesh every device loops over its own rows. The head is gathered once before the loop, in the dtype of the
+    states; its gradient is accumulated in float32 and summed over the devices once after the loop.
+
+    Args:
+      function: (head, states, shared, per_token) → tree of arrays [tokens], for a chunk of tokens. Pure, and closed
+        over static values only.
+      chunk: tokens per iteration and device.
+      mesh: mesh over whose data axes the rows are split; None: no mesh.
+      head: tree {parameter name: matrix}; it has a gradient.
+      states: hidden states; they have a gradient.
+      shared: tree that every token needs, without gradient.
+      per_token: arrays without gradient.
+      wanted: True where the result is needed. It is 0, without gradient, elsewhere. None: everywhere.
+
+    Returns:
+      The tree that `function` returns, with arrays [batch, length].
+    """
+    loop = _Loop(function, chunk, mesh)
+    return _map(loop, _widened(head), states, shared, per_token, wanted)
+
+
+def sum_tokens(
+    function: Callable,
+    chunk: int,
+    mesh: Mesh | None,
+    head: Any,
+    states: Float[Array, 'batch length hidden_size'],
+    shared: Any,
+    per_token: Any,
+    wanted: Bool[AnyArray, 'batch length'] | None = None,
+) -> tuple[Float[Array, ''], Any]:
+    """Returns the sum of a loss, and of statistics, over the tokens of packed rows.
+
+    Args: those of `map_tokens`, and here
+      function: (head, states, shared, per_token) → (loss, statistics), float32 scalars: sums over a chunk of tokens.
+        Zeros stand for tokens that fill the last chunk up; they must add nothing.
+      per_token: tree of arrays [batch, length, …], without gradient.
+
+    Returns:
+      (loss, statistics). The loss has a gradient, which is computed with it; the statistics have none.
+    """
+    loop = _Loop(function, chunk, mesh)
+    loss, statistics = _sum(loop, _widened(head), states, shared, per_token, wanted)
+    return loss, jax.lax.stop_gradient(statistics)
+
+
+def _widened(head):
+    """Returns matrices of at least float32.
+
+    They are cast to the dtype of the states before they are gathered. The gradient that leaves the loop is float32 all
+    the same, because that cast is inside of `_map` and `_sum`. XLA removes the pair of casts.
+    """
+    return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), head)
+
+
+def _narrowed(head, states):
+    return jax.tree.map(lambda matrix: matrix.astype(states.dtype), head)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _map(loop: _Loop, head, states, shared, per_token, wanted):
+    results, _ = _map_forward(loop, head, states, shared, per_token, wanted)
+    return results
+
+
+def _map_forward(loop: _Loop, head, states, shared, per_token, wanted):
+    """Returns the results and what the backward pass needs."""
+    whole = (_narrowed(head, states), shared)
+    rows = (states, per_token, wanted)
+    run = _on_shards(loop, functools.partial(_local_results, loop), P(sharding.ROW_AXES))
+    return run(whole, rows), (whole, rows)
+
+
+def _map_backward(loop: _Loop, saved, cotangents):
+    """Returns the gradients of `_map` by its arguments; None where there is none."""
+    whole, (states, per_token, wanted) = saved
+
+    # Once the cotangents are known, the gradient is that of a sum over tokens. The logits are computed again.
+    def weighted_sum(head, states, shared, inputs_and_cotangents):
+        inputs, chunk_cotangents = inputs_and_cotangents
+        results = loop.chunk_function(head, states, shared, inputs)
+        # Not `vdot`, which TPUs may compute in bfloat16.
+        products = jax.tree.map(
+            lambda cotangent, x: jnp.sum(cotangent * x), chunk_cotangents, results
+        )
+        return sum(jax.tree.leaves(products)), ()
+
+    sum_loop = dataclasses.replace(loop, chunk_function=weighted_sum)
+    _, gradients = _sums_and_gradients(sum_loop, whole, (states, (per_token, cotangents), wanted))
+    return *gradients, None, None, None
+
+
+_map.defvjp(_map_forward, _map_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _sum(loop: _Loop, head, states, shared, per_token, wanted):
+    """Returns (loss, statistics) without computing a gradient."""
+    whole = (_narrowed(head, states), shared)
+    run = _on_shards(loop, functools.partial(_local_sums, loop), P())
+    return run(whole, (states, per_token, wanted))
+
+
+def _sum_forward(loop: _Loop, head, states, shared, per_token, wanted):
+    """Returns (loss, statistics), and the gradients of the loss."""
+    whole = (_narrowed(head, states), shared)
+    return _sums_and_gradients(loop, whole, (states, per_token, wanted))
+
+
+def _sum_backward(loop: _Loop, gradients, cotangents):
+    """Returns the gradients of `_sum` by its arguments; None where there is none."""
+    loss_cotangent, _ = cotangents
+    scaled = jax.tree.map(lambda x: (x * loss_cotangent).astype(x.dtype), gradients)
+    return *scaled, None, None, None
+
+
+_sum.defvjp(_sum_forward, _sum_backward)
+
+
+def _sums_and_gradients(loop: _Loop, whole, rows):
+    """Returns (loss, statistics) and the gradients of the loss, (by the head, by the states)."""
+    # The head's gradient is a sum over the devices. `psum_scatter` would have XLA gather it over the 'model' axis
+    # first; of a plain sum it keeps the part that a device owns.
+    out_specs = (P(), (P(), P(sharding.ROW_AXES)))
+    run = _on_shards(loop, functools.partial(_local_sums_and_gradients, loop), out_specs)
+    return run(whole, rows)
+
+
+# One device's rows
+
+
+class _Chunks:
+    """The tokens of a device's rows as chunks of one size.
+
+    Attributes:
+      count: tokens.
+      padded: tokens of all chunks together.
+      iterations: of the loop over chunks; an array where it depends on the data.
+    """
+
+    def __init__(self, loop: _Loop, states, wanted):
+        """Cuts rows into chunks.
+
+        Args:
+          loop: chunk size and mesh.
+          states: [rows, length, hidden_size] of this device.
+          wanted: bool [rows, length], or None for all tokens.
+        """
+        self._shape = states.shape[:2]
+        self.count = states.shape[0] * states.shape[1]
+        self._chunk = min(loop.chunk, self.count)
+        self.iterations = -(-self.count // self._chunk)  # ceiling
+        self.padded = self.iterations * self._chunk
+        self._order = None
+        if wanted is None:
+            return
+        # Wanted tokens in ascending order, then distinct numbers beyond the last token, because `put` promises unique
+        # indices. `take` reads 0 for these numbers; what `put` writes there is dropped, or cut off by `folded`.
+        num_wanted = jnp.sum(wanted, dtype=jnp.int32)
+        index = jnp.arange(self.padded, dtype=jnp.int32)
+        (order,) = jnp.nonzero(jnp.ravel(wanted), size=self.padded, fill_value=0)
+        self._order = jnp.where(index < num_wanted, order.astype(jnp.int32), self.count + index)
+        iterations = -(-num_wanted // self._chunk)
+        # Devices that share rows communicate inside of the loop ('model' axis), so all devices make the same number
+        # of iterations: that of the device with the most tokens.
+        self.iterations = _maximum_over_shards(iterations, loop.mesh)
+
+    def flat(self, x):
+        """Returns [tokens, …] for an array [rows, length, …], padded to whole chunks if all tokens are wanted."""
+        flat = x.reshape(self.count, *x.shape[2:])
+        if self._order is not None:
+            return flat
+        padding = [(0, 0)] * flat.ndim
+        padding[0] = (0, self.padded - self.count)
+        return jnp.pad(flat, padding)
+
+    def folded(self, x):
+        """Returns [rows, length, …] for an array of `flat`."""
+        return x[: self.count].reshape(*self._shape, *x.shape[1:])
+
+    def take(self, tree, chunk):
+        """Returns the tokens of a chunk of flat arrays."""
+
+        def take_array(x):
+            if self._order is None:
+                return jax.lax.dynamic_slice_in_dim(x, chunk * self._chunk, self._chunk)
+            return jnp.take(x, self._indices(chunk), 0, mode='fill', fill_value=0)
+
+        return jax.tree.map(take_array, tree)
+
+    def put(self, x, chunk, values):
+        """Returns a flat array with the values of a chunk written to it."""
+        if self._order is None:
+            return jax.lax.dynamic_update_slice_in_dim(x, values, chunk * self._chunk, 0)
+        return x.at[self._indices(chunk)].set(values, mode='drop', unique_indices=True)
+
+    def _indices(self, chunk):
+        return jax.lax.dynamic_slice_in_dim(self._order, chunk * self._chunk, self._chunk)
+
+
+def _local_results(loop: _Loop, whole, rows):
+    """Returns the results [rows, length] of one device."""
+    head, shared = whole
+    states, per_token, wanted = rows
+    chunks = _Chunks(loop, states, wanted)
+    inputs = jax.tree.map(chunks.flat, (states, per_token))
+
+    def apply(chunk):
+        chunk_states, chunk_per_token = chunks.take(inputs, chunk)
+        return loop.chunk_function(head, chunk_states, shared, chunk_per_token)
+
+    def iteration(chunk, results):
+        return jax.tree.map(lambda x, y: chunks.put(x, chunk, y), results, apply(chunk))
+
+    result_shapes = jax.eval_shape(apply, 0)
+    results = _zeros(result_shapes, chunks.padded)
+    results = jax.lax.fori_loop(0, chunks.iterations, iteration, results)
+    return jax.tree.map(chunks.folded, results)
+
+
+def _local_sums(loop: _Loop, whole, rows):
+    """Returns (loss, statistics), summed over all devices."""
+    head, shared = whole
+    states, per_token, wanted = rows
+    chunks = _Chunks(loop, states, wanted)
+    inputs = jax.tree.map(chunks.flat, (states, per_token))
+
+    def apply(chunk):
+        chunk_states, chunk_per_token = chunks.take(inputs, chunk)
+        return loop.chunk_function(head, chunk_states, shared, chunk_per_token)
+
+    def iteration(chunk, sums):
+        return jax.tree.map(jnp.add, sums, apply(chunk))
+
+    sums = _zeros(jax.eval_shape(apply, 0), None)
+    sums = jax.lax.fori_loop(0, chunks.iterations, iteration, sums)
+    return _sum_over_shards(sums, loop.mesh)
+
+
+def _local_sums_and_gradients(loop: _Loop, whole, rows):
+    """Returns (loss, statistics) and (head gradient, states gradient).
+
+    Sums and head gradient, which is float32, are summed over all devices; the states gradient is of this device's rows
+    and in their dtype.
+    """
+    head, shared = whole
+    states, per_token, wanted = rows
+    chunks = _Chunks(loop, states, wanted)
+    inputs = jax.tree.map(chunks.flat, (states, per_token))
+
+    def apply(chunk):
+        chunk_states, chunk_per_token = chunks.take(inputs, chunk)
+
+        def chunk_loss(head, chunk_states):
+            return loop.chunk_function(head, chunk_states, shared, chunk_per_token)
+
+        return jax.value_and_grad(chunk_loss, (0, 1), has_aux=True)(head, chunk_states)
+
+    def iteration(step, totals):
+        sums, head_gradient, states_gradient = totals
+        # From the last chunk to the first, so that the float32 sum is rounded as in automatic differentiation of
+        # the loop.
+        chunk = chunks.iterations - 1 - step
+        chunk_sums, (chunk_head_gradient, chunk_states_gradient) = apply(chunk)
+        sums = jax.tree.map(jnp.add, sums, chunk_sums)
+        # A product of bfloat16 matrices is rounded to bfloat16; the sum over the chunks is not.
+        head_gradient = jax.tree.map(
+            lambda total, x: total + x.astype(total.dtype), head_gradient, chunk_head_gradient
+        )
+        return sums, head_gradient, chunks.put(states_gradient, chunk, chunk_states_gradient)
+
+    sum_shapes, _ = jax.eval_shape(apply, 0)
+    wide_shapes = jax.eval_shape(_widened, head)
+    state_shape = jax.ShapeDtypeStruct(states.shape[1:], states.dtype)
+    totals = (
+        _zeros(sum_shapes, None),
+        _zeros(wide_shapes, None),
+        _zeros(state_shape, chunks.padded),
+    )
+    sums, head_gradient, states_gradient = jax.lax.fori_loop(
+        0, chunks.iterations, iteration, totals
+    )
+    sums, head_gradient = _sum_over_shards((sums, head_gradient), loop.mesh)
+    return sums, (head_gradient, chunks.folded(states_gradient))
+
+
+def _zeros(shapes, tokens: int | None):
+    """Returns zeros of these shapes, with a first axis of `tokens` instead of their own unless that is None."""
+
+    def make(x):
+        shape = x.shape if tokens is None else (tokens, *x.shape[1:])
+        return jnp.zeros(shape, x.dtype)
+
+    return jax.tree.map(make, shapes)
+
+
+# Devices
+
+
+def _is_split(mesh: Mesh | None) -> bool:
+    """Returns whether rows are split over several shards."""
+    return mesh is not None and mesh.shape['replica'] * mesh.shape['fsdp'] > 1
+
+
+def _on_shards(loop: _Loop, local: Callable, out_specs) -> Callable:
+    """Returns the function (whole, rows) that runs `local` on every data shard with its own rows.
+
+    `whole` is a tree that every shard receives whole, `rows` a tree of arrays [batch, …]. The 'model' axis remains
+    with XLA.
+    """
+    if not _is_split(loop.mesh):
+        return local
+
+    # With the check of varying values, differentiating inside of the loop would sum the gradient of `whole` over the
+    # shards in every iteration, and a user's loss could not loop over constants such as `jnp.zeros`.
+    return jax.shard_map(
+        local,
+        mesh=loop.mesh,
+        in_specs=(P(), P(sharding.ROW_AXES)),
+        out_specs=out_specs,
+        axis_names=set(sharding.ROW_AXES),
+        check_vma=False,
+    )
+
+
+def _maximum_over_shards(x, mesh: Mesh | None):
+    return jax.lax.pmax(x, sharding.ROW_AXES) if _is_split(mesh) else x
+
+
+def _sum_over_shards(tree, mesh: Mesh | None):
+    return jax.lax.psum(tree, sharding.ROW_AXES) if _is_split(mesh) else tree
+
+
+# ---- token scores ----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +420,7 @@ class TokenScores:
 
     def arrays(self) -> Any:
         """Returns the tree of scores as arrays [batch, length]; 0 at the first token of a row and where not wanted."""
-        scores = self._run(token_chunks.map_tokens, self.function, self.shared, self.per_token)
+        scores = self._run(map_tokens, self.function, self.shared, self.per_token)
         # From the token that predicts to the predicted one.
         return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (1, 0))), scores)
 
@@ -74,7 +451,7 @@ class TokenScores:
 
         loss_inputs = jax.tree.map(lambda x: x[:, 1:], rows)
         return self._run(
-            token_chunks.sum_tokens,
+            sum_tokens,
             chunk_loss,
             (self.shared, shared),
             (self.per_token, loss_inputs),

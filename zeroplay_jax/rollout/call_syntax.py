@@ -17,9 +17,12 @@ import numpy as np
 from jaxtyping import Int
 
 from zeroplay_jax.rollout.call_text import arguments_as_json, as_json, read_function_call
-from zeroplay_jax.rollout.foreign_text import longest_fitting, without_surrogates
-from zeroplay_jax.rollout.messages import Untrusted
-from zeroplay_jax.rollout.passages import passages_text
+from zeroplay_jax.rollout.foreign_text import (
+    Untrusted,
+    longest_fitting,
+    passages_text,
+    without_surrogates,
+)
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.tools.base import (
     ERROR_TEXTS,

@@ -5,8 +5,63 @@ from __future__ import annotations
 import bisect
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from zeroplay_jax.types import Json
+
+# ---- messages --------------------------------------------------------------------------------------
+#
+# Chat messages whose parts are marked as trusted or not; imports nothing heavy.
+
+
+Message = dict[str, Any]  # {'role': str, 'content': str or a list of str and Untrusted}
+
+
+class Untrusted(str):
+    """Text from a model, a document or a tool: encoded as plain characters, never as control tokens."""
+
+
+# ---- passages --------------------------------------------------------------------------------------
+#
+# Layouts of retrieved passages; imports nothing heavy.
+
+
+# Style → heading of a passage, and separator between heading and text. The published checkpoints of each
+# code base were trained on exactly this layout, so not even a blank may change.
+_LAYOUTS = {
+    'search_r1': ('Doc {number}{id}(Title: {title})', ' '),
+    'verl': ('Doc {number}{id} (Title: {title})', '\n'),
+}
+
+
+def passages_text(documents: Sequence[Sequence[Json]], style: str, show_ids: bool = False) -> str:
+    """Returns the passages of one call as text; numbering restarts for every query.
+
+    Args:
+      documents: per query its passages, each {'title', 'text'}, with 'id' where ids are shown.
+      style: 'search_r1' (title and text on one line) or 'verl' (text on the next line).
+      show_ids: whether to add each passage's id, for tools that take one.
+    """
+    heading, separator = _LAYOUTS[style]
+    blocks = []
+    for passages in documents:
+        lines = []
+        for number, passage in enumerate(passages, 1):
+            shown_id = ''
+            # A tool of another package may return passages without ids.
+            if show_ids and 'id' in passage:
+                shown_id = f' [id {passage["id"]}]'
+            title = heading.format(number=number, id=shown_id, title=passage['title'])
+            lines.append(title + separator + passage['text'])
+        # An empty observation would look like a failed call.
+        block = '\n'.join(lines) or 'No passage found.'
+        blocks.append(block)
+    return '\n---\n'.join(blocks)
+
+
+# ---- foreign text ----------------------------------------------------------------------------------
+
 
 # Replaces the '<' of a tag in foreign text: visible, and known to language models from HTML.
 _ESCAPED = '&lt;'

@@ -17,8 +17,7 @@ from zeroplay_jax.policy import adapters, sharding
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.rollout.placement import Placement
 from zeroplay_jax.rollout.requests import ActiveRollout, RequestGroup
-from zeroplay_jax.rollout.sampler import Sampler
-from zeroplay_jax.rollout.slot_programs import DecodeChunk
+from zeroplay_jax.rollout.sampler import DecodeChunk, Sampler
 
 
 class PoolWeights:

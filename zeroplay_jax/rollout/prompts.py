@@ -11,7 +11,7 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 
-from zeroplay_jax.rollout.messages import Message, Untrusted
+from zeroplay_jax.rollout.foreign_text import Message, Untrusted
 from zeroplay_jax.types import Json
 
 # Name → one text for all sets, or set name → text.

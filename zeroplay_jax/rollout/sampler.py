@@ -3,16 +3,366 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from zeroplay_jax.policy import sharding
+from zeroplay_jax.policy import (
+    attention,
+    ragged_attention,
+    sharding,
+    transformer,
+    used_attention,
+)
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.rollout.slot_programs import DecodeChunk, SamplerConfig, SlotState, programs
+from zeroplay_jax.rollout import slot_state, token_steps
+from zeroplay_jax.rollout.slot_state import (
+    DECODE,
+    FILL,
+    NO_TOKEN,
+    REST,
+    DecodeChunk,
+    SamplerConfig,
+    SlotState,
+    empty_chunk,
+    empty_state,
+    locate,
+)
+from zeroplay_jax.types import UserError
+
+# ---- slot programs ---------------------------------------------------------------------------------
+#
+# The device programs of rollouts: slots with their own position, limit and random stream.
+#
+#   put     host tokens → the end of a row (a prompt, or an observation after a rewind)
+#   extend  keys and values of a few chunks of `chunk` tokens; not over pages
+#   decode  up to `burst` new tokens of every decoding row; over pages also keys and values of prompts and observations
+#   rewind  a row back to a length; nothing is erased, attention masks by position
+#   clone   a prefilled prompt → other rows (samples of a request share one prefill)
+#
+# Every program has static shapes and compiles once. Weights are an argument, so one compiled program
+# serves every set of weights. The result of a row depends on that row alone: its tokens, its key and
+# its position. Shapes never depend on the clock, hence neither do the samples.
+#
+# This module has the programs of pages as long as a slot; rollout/token_steps.py has `decode` of shorter pages. With
+# several data shards every shard runs the programs on its own slots and pages.
+
+
+# Pages of every slot; None where page s belongs to slot s.
+PageTable: TypeAlias = Int[Array, 'slots pages_per_slot'] | None
+
+__all__ = ['DECODE', 'FILL', 'REST', 'DecodeChunk', 'SamplerConfig', 'SlotState', 'programs']
+
+
+def _write_rows(field: Array, slots: Int[Array, ' rows'], values: Array | int) -> Array:
+    """Writes values into the rows `slots`; a row number beyond the last slot marks an idle entry."""
+    # Calls with fewer rows than the program has are padded with idle entries, so that shapes stay static.
+    return field.at[slots].set(values, mode='drop')
+
+
+def _lower_rows(field: Array, slots: Int[Array, ' rows'], values: Array) -> Array:
+    """Lowers a field to `values` in the rows `slots` where it is higher; idle entries as in `_write_rows`."""
+    return field.at[slots].min(values, mode='drop')
+
+
+def _put(
+    config: SamplerConfig,
+    state: SlotState,
+    slots: Int[Array, ' rows'],
+    tokens: Int[Array, 'rows tokens'],
+    count: Int[Array, ' rows'],
+    start: Int[Array, ' rows'],
+    limit: Int[Array, ' rows'],
+    temperature: Float[Array, ' rows'],
+    key: UInt32[Array, 'rows 2'],
+    table: PageTable = None,
+) -> SlotState:
+    """Writes tokens[q, :count[q]] at position start[q] of slots[q]; a number beyond the last slot marks an idle row."""
+    _, width = tokens.shape
+    offset = jnp.arange(width)[None]
+    # Entries beyond `count` get a position out of range, which mode='drop' ignores.
+    out_of_range = config.positions
+    position = jnp.where(offset < count[:, None], start[:, None] + offset, out_of_range)
+    length = start + count
+    # The token before `start` was sampled last. Its keys and values are always computed by `extend`, never
+    # taken from a decode chunk that ran past it: the two programs round differently, and whether a chunk
+    # ran past the token depends on where the chunk ended.
+    cached = jnp.maximum(start - 1, 0)
+    status = jnp.where(length - 1 > cached, FILL, DECODE)
+    page, index = locate(config, table, slots[:, None], position)
+    written_tokens = state.tokens.at[page, index].set(tokens, mode='drop')
+    return dataclasses.replace(
+        state,
+        tokens=written_tokens,
+        length=_write_rows(state.length, slots, length),
+        # `cached` is never raised here, because an earlier piece of the same tokens may not be prefilled yet.
+        cached=_lower_rows(state.cached, slots, cached),
+        limit=_write_rows(state.limit, slots, limit),
+        status=_write_rows(state.status, slots, status),
+        temperature=_write_rows(state.temperature, slots, temperature),
+        key=_write_rows(state.key, slots, key),
+    )
+
+
+def _extend(
+    model: ModelConfig,
+    config: SamplerConfig,
+    params: Params,
+    state: SlotState,
+    slots: Int[Array, ' rows'],
+    adapter: Int[Array, ' slots'] | None = None,
+) -> SlotState:
+    """Prefills one chunk per entry of `slots`; a number beyond the last slot marks an idle entry.
+
+    A slot that is there several times gets consecutive chunks.
+    """
+    # Chunks of the same slot in earlier entries.
+    entry = jnp.arange(slots.shape[0])
+    is_earlier = (slots[None] == slots[:, None]) & (entry[None] < entry[:, None])
+    start = state.cached.at[slots].get(mode='clip')
+    start = start + config.chunk * jnp.sum(is_earlier, -1, dtype=jnp.int32)
+    position = start[:, None] + jnp.arange(config.chunk)[None]
+    # Idle rows read some slot's tokens; `fill_cache` drops their keys and values.
+    readable_slots = jnp.minimum(slots, config.slots - 1)
+    tokens = state.tokens[readable_slots[:, None], position]
+    # A chunk that runs past the last token writes garbage there. It is at or beyond `cached`, so
+    # attention never reads it before the true keys and values replace it.
+    if adapter is not None:
+        adapter = adapter[readable_slots]
+    reads_used = config.attention == 'used'
+    cache = transformer.fill_cache(
+        model, params, tokens, slots, start, state.cache, reads_used, adapter
+    )
+    # The last token stays uncached: decode feeds it to predict the next one.
+    goal = state.length.at[slots].get(mode='clip') - 1
+    # The last chunk of a slot decides.
+    cached = state.cached.at[slots].max(jnp.minimum(start + config.chunk, goal), mode='drop')
+    status = jnp.where(cached.at[slots].get(mode='clip') >= goal, DECODE, FILL)
+    return dataclasses.replace(
+        state,
+        cache=cache,
+        cached=cached,
+        status=_write_rows(state.status, slots, status),
+    )
+
+
+def _is_live(state: SlotState, rows: Bool[Array, ' slots'] | None) -> Bool[Array, ' slots']:
+    """Returns which rows can decode another token; only some of `rows`, if it is given."""
+    is_decoding = state.status == DECODE
+    is_live = is_decoding & (state.length < state.limit)
+    return is_live if rows is None else is_live & rows
+
+
+def _decode(
+    model: ModelConfig,
+    config: SamplerConfig,
+    params: Params,
+    state: SlotState,
+    table: None = None,  # not used: page s belongs to slot s
+    age: None = None,  # not used: all rows decode at the same time
+    rows: Bool[Array, ' slots'] | None = None,
+    adapter: Int[Array, ' slots'] | None = None,
+) -> tuple[SlotState, DecodeChunk]:
+    """Decodes up to `burst` tokens of every DECODE row below its limit; ends early when no row can continue.
+
+    Args:
+      model, config: static shapes.
+      params: weights.
+      state: the slots.
+      table, age: None.
+      rows: slots that these weights play; None: all. The others are left as they are.
+      adapter: adapter of every slot (policy/adapters.py); None: the only one, if the weights have adapters.
+    """
+    slots = jnp.arange(config.slots, dtype=jnp.int32)
+    eos = jnp.asarray(config.eos or (NO_TOKEN,), jnp.int32)
+    out_of_range = config.positions
+    reads_used = config.attention == 'used'
+    first_chunk = empty_chunk(config)
+    live_at_start = _is_live(state, rows)
+    first_position = jnp.maximum(state.length - 1, 0)
+    cache = state.cache
+    # The chunk's keys and values go to a small buffer, written to the cache once at the end: a
+    # scatter into the whole cache at every step would dominate the time.
+    buffer = attention.empty_buffer(
+        model.layers, config.slots, config.burst, model.kv_heads, model.head_dim, model.dtype
+    )
+    # The loop only reads the cache, so the cache is a constant of the loop and not part of its carry.
+    state = dataclasses.replace(state, cache=())
+
+    def has_work(carry):
+        step, state, *_ = carry
+        return (step < config.burst) & jnp.any(_is_live(state, rows))
+
+    def decode_step(carry):
+        step, state, chunk, buffer = carry
+        live = _is_live(state, rows)
+        # Rows that ended read positions beyond their end; their results are masked below.
+        position = first_position + step
+        last_token = state.tokens[slots, position]
+        decoding_rows = used_attention.decoding_rows(live) if reads_used else None
+        hidden, buffer = transformer.hidden_step(
+            model, params, last_token, first_position, step, cache, buffer, decoding_rows, adapter
+        )
+        next_logits = transformer.logits(model, params, hidden)
+        token, logp = slot_state.sample(next_logits, state.temperature, state.key, state.length)
+        write_position = jnp.where(live, state.length, out_of_range)
+        is_end_token = jnp.any(token[:, None] == eos[None], -1)
+        at_end_token = live & is_end_token
+        chunk = DecodeChunk(
+            tokens=chunk.tokens.at[:, step].set(jnp.where(live, token, 0)),
+            logp=chunk.logp.at[:, step].set(jnp.where(live, logp, 0.0)),
+            count=chunk.count + live,
+        )
+        # The end token is part of the episode, as in the chat template. Stop strings are matched by the
+        # host, which has the bytes of the tokens.
+        state = dataclasses.replace(
+            state,
+            tokens=state.tokens.at[slots, write_position].set(token, mode='drop'),
+            cached=jnp.where(live, state.length, state.cached),
+            length=state.length + live,
+            status=jnp.where(at_end_token, REST, state.status),
+        )
+        return step + 1, state, chunk, buffer
+
+    carry = (jnp.int32(0), state, first_chunk, buffer)
+    _, state, chunk, buffer = jax.lax.while_loop(has_work, decode_step, carry)
+    # Rows that did not decode have garbage in the buffer, which must not reach their cache.
+    written_slots = jnp.where(live_at_start, slots, config.slots)
+    written_layers = []
+    for layer_cache, layer_buffer in zip(cache, buffer):
+        written = attention.write_window(layer_cache, layer_buffer, written_slots, first_position)
+        written_layers.append(written)
+    return dataclasses.replace(state, cache=tuple(written_layers)), chunk
+
+
+def _rewind(state: SlotState, slots: Int[Array, ' rows'], length: Int[Array, ' rows']) -> SlotState:
+    """Cuts rows to `length` and sets them to REST; entries beyond the last slot are idle."""
+    # The token at `length - 1` will be fed again, by `extend` or `decode`.
+    cached = jnp.maximum(length - 1, 0)
+    return dataclasses.replace(
+        state,
+        length=_lower_rows(state.length, slots, length),
+        cached=_lower_rows(state.cached, slots, cached),
+        status=_write_rows(state.status, slots, REST),
+    )
+
+
+def _clone(
+    state: SlotState,
+    source: Int[Array, ' rows'],
+    slots: Int[Array, ' rows'],
+    pages: Int[Array, ' rows'],
+    length: Int[Array, ' rows'],
+    limit: Int[Array, ' rows'],
+    temperature: Float[Array, ' rows'],
+    key: UInt32[Array, 'rows 2'],
+) -> SlotState:
+    """Makes each of `slots` start after a prefilled prompt of `length` tokens, whose last page is copied.
+
+    Args:
+      state: the slots.
+      source: pages that hold the ends of the prompts.
+      slots: rows that get the prompts.
+      pages: their pages for the ends of the prompts. The pages before it are shared and need no copy.
+      length: tokens of the prompts.
+      limit, temperature, key: of every row.
+    """
+
+    def copy_page(field: Array) -> Array:
+        # The whole page is copied, because a copy of the prompt's part would need a shape that depends on data. The
+        # rollout that prefilled it may have decoded further; `length` and `cached` hide its later tokens.
+        return _write_rows(field, pages, field[source])
+
+    return dataclasses.replace(
+        state,
+        cache=jax.tree.map(copy_page, state.cache),
+        tokens=copy_page(state.tokens),
+        length=_write_rows(state.length, slots, length),
+        cached=_write_rows(state.cached, slots, length - 1),
+        limit=_write_rows(state.limit, slots, limit),
+        status=_write_rows(state.status, slots, DECODE),
+        temperature=_write_rows(state.temperature, slots, temperature),
+        key=_write_rows(state.key, slots, key),
+    )
+
+
+def _layout(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> SlotState:
+    """Returns the sharding of every array of a state."""
+    shapes = jax.eval_shape(functools.partial(empty_state, model, config))
+    layout = jax.tree.map(lambda _: sharding.slots(mesh), shapes)
+    # The cache is also split by heads, because it is by far the largest part of the state.
+    cache_sharding = sharding.pages(mesh) if config.is_paged else sharding.cache(mesh)
+    cache_layout = jax.tree.map(lambda _: cache_sharding, shapes.cache)
+    return dataclasses.replace(layout, cache=cache_layout)
+
+
+@functools.lru_cache
+def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
+    """Returns the jitted programs of one shape by name ('empty' and those of the module), shared by all weights.
+
+    Over pages shorter than a slot there is no 'extend'.
+
+    All arrays but the weights have their first axis over the data shards. Numbers of slots and pages count within a
+    shard.
+
+    Raises:
+      UserError: slots, pages or heads cannot be split evenly over the mesh, or a rollout needs more pages.
+    """
+    shards = sharding.data_shards(mesh)
+    # One shard's part of the slots: what every program below sees.
+    local = config.of_shard(shards)
+    if model.kv_heads % mesh.shape['model']:
+        raise UserError(
+            f'{model.kv_heads} key/value heads must be divisible by mesh axis model of '
+            f'{mesh.shape["model"]}'
+        )
+    head_dim = model.head_dim
+    if config.attention == 'ragged':
+        ragged_attention.check(model.kv_heads, config.page, model.dtype, mesh)
+        head_dim = ragged_attention.cache_head_dim(head_dim, mesh)
+    if config.attention == 'used' and mesh.devices.flat[0].platform != 'cpu':
+        # Accelerators would compute one row after another, too.
+        local = dataclasses.replace(local, attention='xla')
+    layout = _layout(model, config, mesh)
+    # functools.partial makes a new object per shape, so that each keeps its own compilations.
+    bind = functools.partial
+    if config.is_paged:
+        decode = bind(token_steps.decode, model, local, mesh)
+    else:
+        decode = bind(_decode, model, local)
+    # The host reads chunks. A single shard gives them to all devices of the 'model' axis; several keep their own parts,
+    # because to gather them would be a collective.
+    chunk_layout = sharding.replicated(mesh) if shards == 1 else sharding.slots(mesh)
+    cached_layout = chunk_layout if config.is_paged else None
+    chunk = DecodeChunk(chunk_layout, chunk_layout, chunk_layout, cached_layout)
+
+    def state_update(function, has_params=False, out_shardings=layout):
+        # The state is donated: with two copies of the cache only half as many slots would fit into memory.
+        return jax.jit(
+            sharding.per_data_shard(function, mesh, has_params),
+            donate_argnums=int(has_params),
+            out_shardings=out_shardings,
+        )
+
+    compiled = dict(
+        empty=jax.jit(bind(empty_state, model, config, head_dim), out_shardings=layout),
+        put=state_update(bind(_put, local)),
+        decode=state_update(decode, has_params=True, out_shardings=(layout, chunk)),
+        rewind=state_update(bind(_rewind)),
+        clone=state_update(bind(_clone)),
+    )
+    if not config.is_paged:
+        compiled['extend'] = state_update(bind(_extend, model, local), has_params=True)
+    return compiled
+
+
+# ---- sampler ---------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

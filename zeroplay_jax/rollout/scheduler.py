@@ -23,13 +23,11 @@ from typing import Any, TypeVar
 import jax
 
 from zeroplay_jax.policy.transformer import Params
-from zeroplay_jax.rollout import episode_batch
-from zeroplay_jax.rollout.decode_call import DecodeCall
-from zeroplay_jax.rollout.episode_batch import EpisodeBatch
-from zeroplay_jax.rollout.requests import Request
-from zeroplay_jax.rollout.slots import SlotPool
+from zeroplay_jax.rollout import requests
+from zeroplay_jax.rollout.requests import EpisodeBatch, Request
+from zeroplay_jax.rollout.slots import DecodeCall, SlotPool
 from zeroplay_jax.rollout.tool_workers import ToolWorkers
-from zeroplay_jax.runtime import preemption
+from zeroplay_jax.runtime import signals
 from zeroplay_jax.types import Trajectory
 
 T = TypeVar('T')
@@ -145,8 +143,8 @@ class Scheduler:
         # The number breaks ties, so that the queue never compares two requests.
         self._request_count += 1
         self.stats['rollouts'] += request.samples
-        episode_batch.count('rollouts', request.samples)
-        pool.enqueue(request, self._request_count, future, episode_batch.current_batch.get())
+        requests.count('rollouts', request.samples)
+        pool.enqueue(request, self._request_count, future, requests.current_batch.get())
         if self._new_request is not None:
             self._new_request.set()
         return await future
@@ -236,7 +234,7 @@ class Scheduler:
 
         # Rounds run inside the event loop: they alternate with episodes in one thread, so neither needs locks.
         while not is_ended():
-            preemption.raise_if_requested()
+            signals.raise_if_requested()
             for _ in range(_LOOP_TURNS):
                 await asyncio.sleep(0)
             # `result` raises an episode's exception here, and not after the longest episode.
@@ -273,7 +271,7 @@ class Scheduler:
         # A call that never returns has no future to wait for, so its deadline has to be polled.
         has_deadlines = bool(self.workers.futures) and not self.workers.deterministic
         timeout = None
-        if preemption.is_watched():
+        if signals.is_watched():
             timeout = _PREEMPTION_CHECK_SECONDS
         if has_deadlines or polls:
             timeout = _DEADLINE_CHECK_SECONDS

@@ -18,9 +18,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int
 
 from zeroplay_jax.policy import paged_attention, ragged_attention, transformer
-from zeroplay_jax.policy.ragged_rows import StepShape
+from zeroplay_jax.policy.paged_attention import StepShape
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.rollout import sampling
+from zeroplay_jax.rollout import slot_state
 from zeroplay_jax.rollout.slot_state import (
     NO_TOKEN,
     REST,
@@ -202,7 +202,7 @@ def next_tokens(
         hidden = hidden[step.last]
         slot = jnp.arange(config.slots)
     next_token_logits = transformer.logits(model, params, hidden)
-    token, logp = sampling.sample(
+    token, logp = slot_state.sample(
         next_token_logits, state.temperature[slot], state.key[slot], state.length[slot]
     )
     if tokens < config.slots:

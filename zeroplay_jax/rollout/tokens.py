@@ -25,7 +25,7 @@ from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.policy.config_fields import vocabulary_size
 from zeroplay_jax.rollout import stop_ids, tokenizer_rules
 from zeroplay_jax.rollout.chat_template import ChatTemplate
-from zeroplay_jax.rollout.messages import Message, Untrusted
+from zeroplay_jax.rollout.foreign_text import Message, Untrusted
 from zeroplay_jax.rollout.token_bytes import (
     bytes_function,
     is_byte_level,

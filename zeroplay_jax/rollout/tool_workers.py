@@ -24,7 +24,7 @@ from typing import Any
 
 from zeroplay_jax.rollout.requests import ActiveRollout
 from zeroplay_jax.rollout.slots import SlotPool
-from zeroplay_jax.runtime.daemon_pool import DaemonPool
+from zeroplay_jax.runtime.hosts import DaemonPool
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
 from zeroplay_jax.types import ToolCall, UserError
 

@@ -12,7 +12,7 @@ from zeroplay_jax.objectives import rewards
 from zeroplay_jax.types import Json, Question, Trajectory, UserError
 
 if TYPE_CHECKING:
-    from zeroplay_jax.selfplay.roles import RolloutContext
+    from zeroplay_jax.selfplay.context import RolloutContext
 
 # Group keys must differ between steps, because surplus groups are carried over to the next one. A step has far fewer
 # tasks than this.

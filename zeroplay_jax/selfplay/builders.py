@@ -14,8 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from zeroplay_jax.objectives.rewards import normalize_answer
-from zeroplay_jax.objectives.schedules import stratify
+from zeroplay_jax.objectives.rewards import normalize_answer, stratify
 from zeroplay_jax.retrieval.corpus import Record, split
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.mentions import answer_of_title, mentions

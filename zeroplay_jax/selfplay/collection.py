@@ -16,14 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from zeroplay_jax.objectives import schedules
-from zeroplay_jax.rollout.episode_batch import EpisodeBatch
-from zeroplay_jax.selfplay.batch_filter import GroupFilter
+from zeroplay_jax.objectives import rewards
+from zeroplay_jax.rollout.requests import EpisodeBatch
+from zeroplay_jax.selfplay.context import RolloutContext
+from zeroplay_jax.selfplay.metrics import invalid_reason
 from zeroplay_jax.selfplay.recipe import Recipe
-from zeroplay_jax.selfplay.roles import RolloutContext
-from zeroplay_jax.selfplay.row_metrics import invalid_reason
-from zeroplay_jax.selfplay.schedule import BatchCursor, Step
-from zeroplay_jax.selfplay.task_pool import TaskPool
+from zeroplay_jax.selfplay.schedule import BatchCursor, Step, TaskPool
+from zeroplay_jax.selfplay.update import GroupFilter
 from zeroplay_jax.types import Json, Outcome, Row, Task, TaskDropped, UserError
 
 
@@ -72,7 +71,7 @@ def clears_pool(step: Step) -> bool:
     period = step.phase.clear_pool_every
     # Due at the first step and after every period: `index` is the number of steps before this one. SSP's code
     # tests a counter that is already incremented, which makes its first window one step short.
-    return bool(period) and (step.index == 0 or schedules.closes_window(step.index, period))
+    return bool(period) and (step.index == 0 or rewards.closes_window(step.index, period))
 
 
 class Collector:

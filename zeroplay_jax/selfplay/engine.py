@@ -13,20 +13,22 @@ from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.value_network import CHECKPOINT_PREFIX, ValueNetwork
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.rollout.scheduler import Scheduler
-from zeroplay_jax.runtime import preemption
+from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.hosts import sums
-from zeroplay_jax.selfplay import step_metrics
-from zeroplay_jax.selfplay.batch_filter import GroupFilter
+from zeroplay_jax.selfplay import metrics
 from zeroplay_jax.selfplay.collection import Collector, clears_pool, judge_counts
-from zeroplay_jax.selfplay.learning_record import LearningRecord, empty_step_reasons
-from zeroplay_jax.selfplay.proposal_record import ProposalRecord
+from zeroplay_jax.selfplay.context import RolloutContext
+from zeroplay_jax.selfplay.metrics import Stats, ratios, rollout_stats
 from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec
-from zeroplay_jax.selfplay.role_updates import RoleUpdates
-from zeroplay_jax.selfplay.roles import RolloutContext
-from zeroplay_jax.selfplay.row_metrics import Stats, ratios, rollout_stats
-from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.selfplay.task_log import filtered_groups_log, task_log
-from zeroplay_jax.selfplay.task_pool import TaskPool
+from zeroplay_jax.selfplay.records import (
+    LearningRecord,
+    ProposalRecord,
+    empty_step_reasons,
+    filtered_groups_log,
+    task_log,
+)
+from zeroplay_jax.selfplay.schedule import Step, TaskPool
+from zeroplay_jax.selfplay.update import GroupFilter, RoleUpdates
 from zeroplay_jax.types import Json, Outcome, Row
 
 # Omitted in steps that train no role: rewards are not used there, and Dr. Zero's generation leaves them 0.
@@ -157,7 +159,7 @@ class Engine:
         Raises:
           UserError: too many searches, tool calls or judgements failed, or a recipe made an unusable row.
         """
-        clock = step_metrics.StepClock(self.context)
+        clock = metrics.StepClock(self.context)
         # Never reset, so a step's share is a difference.
         scheduler_before = collections.Counter(self.scheduler.stats)
         self.scheduler.workers.seconds.clear()
@@ -173,9 +175,9 @@ class Engine:
         judge_stats = self.context.gather_judge_stats(judge_counts(collected.batch))
         # Computed over all sampled rows; the filter selects the trained ones in `RoleUpdates`.
         stats = rollout_stats(rows, outcomes, step.phase.trains)
-        stats |= step_metrics.health(rows, judge_stats, self.context)
+        stats |= metrics.health(rows, judge_stats, self.context)
         if self.config.rollout.ahead and step.phase.trains:
-            stats['staleness'] = step_metrics.staleness(step, rows, self.weights_of, self.versions)
+            stats['staleness'] = metrics.staleness(step, rows, self.weights_of, self.versions)
         self._drop_older_views()
         clock.end_part('rollout')
 
@@ -196,17 +198,17 @@ class Engine:
         for name, count in judge_stats.items():
             stats[f'judge/{name}'] = (count, 1)
 
-        metrics = ratios(stats)
-        metrics |= failure_metrics
+        figures = ratios(stats)
+        figures |= failure_metrics
         rollouts = collected.batch.counts['rollouts']
-        metrics |= step_metrics.throughput(
+        figures |= metrics.throughput(
             self.context, scheduler_before, rollouts, clock.rollout_seconds
         )
         clock.end_part('update')
-        metrics |= clock.metrics()
+        figures |= clock.metrics()
         if step.phase.trains:
-            metrics |= step_metrics.utilisation(self.updates.operations, clock.seconds['update'])
-        return metrics, rows
+            figures |= metrics.utilisation(self.updates.operations, clock.seconds['update'])
+        return figures, rows
 
     def _prepare_step(self, step: Step) -> list[Row]:
         """Resets dataset positions at the first step of a phase, and clears the question pool if that is due.
@@ -253,7 +255,7 @@ class Engine:
         has_learnt: dict[str, bool] = {}
         # Names of weights with an update that was skipped because its gradient was not finite.
         nonfinite: set[str] = set()
-        with preemption.completing(f'this update of {", ".join(step.phase.trains)}'):
+        with signals.completing(f'this update of {", ".join(step.phase.trains)}'):
             plans = self.updates.run(step, rows)
         self.task_log += self.updates.task_log
         for role in step.phase.trains:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.types import short
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.rollout.foreign_text import without_surrogates
-from zeroplay_jax.rollout.messages import Untrusted
+from zeroplay_jax.rollout.foreign_text import Untrusted, without_surrogates
 from zeroplay_jax.selfplay.judge import (
     GRADE_PROMPT,
     RUBRICS_PROMPT,
@@ -26,7 +25,7 @@ from zeroplay_jax.selfplay.judge import (
 from zeroplay_jax.types import UserError
 
 if TYPE_CHECKING:
-    from zeroplay_jax.selfplay.roles import RolloutContext
+    from zeroplay_jax.selfplay.context import RolloutContext
 
 # Section of the config → environment variable with the key of its server. No server gets the key of the other one: the
 # two may belong to different owners.

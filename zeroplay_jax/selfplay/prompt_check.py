@@ -18,8 +18,8 @@ import numpy as np
 from zeroplay_jax.rollout.scheduler import run_to_end
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.answers import prompt_fields
+from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.recipe import Recipe, trained_roles
-from zeroplay_jax.selfplay.roles import Role, RolloutContext
 from zeroplay_jax.settings.errors import fail
 from zeroplay_jax.settings.paths import HOPS_CHECKPOINT, OPEN_CHECKPOINT
 from zeroplay_jax.settings.rollouts import written_tokens

@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.rollout.prompts import Prompts
-from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, all_steps
-from zeroplay_jax.selfplay.task_pool import TaskPool
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool, all_steps
 from zeroplay_jax.settings.bounds import Section
 from zeroplay_jax.settings.errors import ConfigError
 from zeroplay_jax.types import Outcome, Task
 
 if TYPE_CHECKING:
+    from zeroplay_jax.selfplay.context import RolloutContext
     from zeroplay_jax.selfplay.library import Library
-    from zeroplay_jax.selfplay.roles import RolloutContext
 
 # Name of the slot pool with the frozen weights of the start.
 INITIAL_WEIGHTS = 'initial'

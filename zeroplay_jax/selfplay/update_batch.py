@@ -12,14 +12,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from zeroplay_jax.learner import loss as losses
-from zeroplay_jax.learner.batch import Batch
+from zeroplay_jax.learner.batch import Batch, BatchPart, pack
 from zeroplay_jax.learner.batch_means import with_means
-from zeroplay_jax.learner.packing import BatchPart, pack
 from zeroplay_jax.objectives import advantages, aggregation
 from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.selfplay.row_metrics import reward_columns, rows_per_context
+from zeroplay_jax.selfplay.metrics import reward_columns, rows_per_context
 from zeroplay_jax.types import Row
 
 

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zeroplay_jax.selfplay.learning_record import step_name
+from zeroplay_jax.selfplay.records import step_name
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.types import Json
 

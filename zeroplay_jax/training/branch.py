@@ -16,9 +16,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from zeroplay_jax.learner.checkpoint import FOLDER, arrays_by_path, state_reader, stored_tree
-from zeroplay_jax.learner.fingerprint import weights_fingerprint
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.value_network import CHECKPOINT_PREFIX, ValueNetwork
+from zeroplay_jax.learner.weights_view import weights_fingerprint
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.retrieval import hub, json_text, object_cache, objects

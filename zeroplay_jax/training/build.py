@@ -10,19 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 
-from zeroplay_jax.learner.frozen_base import FrozenBase
-from zeroplay_jax.learner.weights_view import publisher
+from zeroplay_jax.learner.weights_view import FrozenBase, publisher
 from zeroplay_jax.policy import hf, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.pool_weights import AdapterPoolWeights, PoolWeights
-from zeroplay_jax.rollout.sampler import Sampler
+from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
-from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec, open_codec
-from zeroplay_jax.runtime.connect import divide_cpu
+from zeroplay_jax.runtime.devices import divide_cpu
 from zeroplay_jax.selfplay import library_builder, prompt_check, template_choice
+from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.judge import (
     Judge,
@@ -39,7 +38,6 @@ from zeroplay_jax.selfplay.recipe import (
     recipe_class,
 )
 from zeroplay_jax.selfplay.role_environment import role_environment
-from zeroplay_jax.selfplay.roles import Role, RolloutContext
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools

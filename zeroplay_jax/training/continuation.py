@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zeroplay_jax.configuration import resumption
-from zeroplay_jax.learner import checksums
+from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.learner.checkpoint import FOLDER
 from zeroplay_jax.runtime import identity
 from zeroplay_jax.runtime import workdir as run_workdir
@@ -141,11 +141,11 @@ def _copy_checkpoint(
       OSError: the other run removes the checkpoint meanwhile.
     """
     # No step of an earlier version has checksums. If others have them, this one lost them while it was removed.
-    are_sealed = any(checksums.exist(step) for step in folder.parent.iterdir())
+    are_sealed = any(checkpoint.exist(step) for step in folder.parent.iterdir())
     staged = workdir / _STAGED
     shutil.rmtree(staged, ignore_errors=True)
     shutil.copytree(folder, staged)
-    damage = checksums.find_damage(staged) if are_sealed else ''
+    damage = checkpoint.find_damage(staged) if are_sealed else ''
     if damage:
         raise OSError(f'{folder}: {damage}')
     path = staged / 'loop' / 'metadata'
@@ -158,7 +158,7 @@ def _copy_checkpoint(
         state['cursor'] -= 1
     state[identity.STATE_FIELD] = run_identity
     path.write_text(json.dumps(state), encoding='utf-8')
-    checksums.write(staged)
+    checkpoint.write(staged)
     target = workdir / FOLDER / str(state['cursor'])
     target.parent.mkdir(exist_ok=True)
     os.replace(staged, target)

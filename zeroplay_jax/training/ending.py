@@ -6,11 +6,11 @@ import pathlib
 from typing import Any
 
 from zeroplay_jax.evaluation import report_builder
-from zeroplay_jax.learner.fingerprint import weights_fingerprint
+from zeroplay_jax.learner.weights_view import weights_fingerprint
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import atomic, identity
+from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.engine import Engine
-from zeroplay_jax.selfplay.roles import Role
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.training import branch, build, next_step, run_folder
 from zeroplay_jax.training.export import write_policy

@@ -6,9 +6,8 @@ import pathlib
 
 import jax
 
-from zeroplay_jax.learner.fingerprint import weights_fingerprint
-from zeroplay_jax.learner.frozen_base import FrozenBase
 from zeroplay_jax.learner.learner import Learner
+from zeroplay_jax.learner.weights_view import FrozenBase, weights_fingerprint
 from zeroplay_jax.policy import adapter_folders, adapters, hf, sharding
 from zeroplay_jax.policy.adapter_config import AdapterConfig
 from zeroplay_jax.policy.config_fields import is_wrapped

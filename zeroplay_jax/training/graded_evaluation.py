@@ -27,13 +27,13 @@ from zeroplay_jax.evaluation.rubric_grading import NamedJudge
 from zeroplay_jax.evaluation.rubric_tasks import RubricTask
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.runtime import atomic, interrupts, workdir
+from zeroplay_jax.runtime import atomic, signals, workdir
 from zeroplay_jax.runtime.digests import file_digests
 from zeroplay_jax.selfplay import files
+from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.judge import Judge, RuleJudge, TextJudge
 from zeroplay_jax.selfplay.judge_endpoint import check_judge, endpoint_writer
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.selfplay.roles import RolloutContext
 from zeroplay_jax.training import build, input_record, outcome
 from zeroplay_jax.types import Json, UserError
 
@@ -330,7 +330,7 @@ def _grade(
         pending += sum(not record.is_graded(judgement) for judgement in named)
     run.publish_weights(run.rollouts.scheduler.pools)
     # Until here Ctrl-C ended the process at once.
-    interrupts.raise_again()
+    signals.raise_again()
     # The slot pools have copies, so the loaded weights are dropped to free their memory.
     run = dataclasses.replace(run, params={})
     # Answers whose searches found something are recorded at once; an earlier start may have some.

@@ -14,13 +14,13 @@ from typing import Any
 
 from zeroplay_jax.learner.checkpoint import FOLDER, Checkpointer, saved_steps, set_damaged_aside
 from zeroplay_jax.retrieval import progress
-from zeroplay_jax.runtime import interrupts, preemption
-from zeroplay_jax.runtime.compilation import CompilationCache
+from zeroplay_jax.runtime import signals
+from zeroplay_jax.runtime.devices import CompilationCache
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.identity import STATE_FIELD, Identity, hash_of
-from zeroplay_jax.runtime.metrics import MetricsWriter
+from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.selfplay.engine import Engine
-from zeroplay_jax.selfplay.row_exchange import collect_records
+from zeroplay_jax.selfplay.rows import collect_records
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
 from zeroplay_jax.training import (
     branch,
@@ -129,7 +129,7 @@ def _run_at(place: remote_run.Place, config, source: str | None) -> dict:
 
         # ---- train ---------------------------------------------------------------------------------
         # Until here Ctrl-C ended the process at once: nothing was half done.
-        interrupts.raise_again()
+        signals.raise_again()
         # An early stop saves a checkpoint and then writes the report. If the run was killed in between, this call only
         # writes the report; the next one continues to train, as after any early stop.
         is_report_due = current_stop(config, state['stopped']) is not None
@@ -138,11 +138,11 @@ def _run_at(place: remote_run.Place, config, source: str | None) -> dict:
         if state['cursor'] < len(steps) and not is_report_due:
             run_folder.remove_exports(hosts, workdir)
             place.delete_policies()
-            with preemption.watched():
+            with signals.watched():
                 _train(config, place, context, engine, checkpoints, cache, steps, state)
                 checkpoints.close()
                 # The signal may have come during the last update.
-                hosts.run_on_all_and_gather(preemption.raise_if_requested)
+                hosts.run_on_all_and_gather(signals.raise_if_requested)
         checkpoints.close()
         summary = ending.finish(config, workdir, context, engine, steps, state, first_weights)
         place.upload_results()

@@ -12,7 +12,7 @@ from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Environment
 from zeroplay_jax.rollout.stop_ids import END_OF_TURN_FIELD
 from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.selfplay.roles import Role
+from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.settings.paths import built_in_name
 from zeroplay_jax.types import Json
 

@@ -10,14 +10,14 @@ from typing import Any
 from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.engine import Engine
-from zeroplay_jax.selfplay.learning_record import (
+from zeroplay_jax.selfplay.library import SearchableCorpus
+from zeroplay_jax.selfplay.records import (
     EQUAL_REWARDS,
     NONFINITE_GRADIENT,
     policies_text,
     shares_text,
     step_name,
 )
-from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.training.alarms import FIGURES, STOP, Alarm
 from zeroplay_jax.types import Json, TrainingStopped

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.selfplay.role_environment import role_environment
-from zeroplay_jax.selfplay.roles import Role
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
 from zeroplay_jax.training.run_weights import weights_of_roles
 from zeroplay_jax.training.tool_record import ATTRIBUTES, Listing

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Mapping
 
-from zeroplay_jax.selfplay.learning_record import step_name
+from zeroplay_jax.selfplay.records import step_name
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.types import Row, ToolCall, Trajectory
 

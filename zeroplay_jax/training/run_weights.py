@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from jax.sharding import Mesh
 
-from zeroplay_jax.learner.frozen_base import FrozenBase
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.value_network import ValueNetwork
+from zeroplay_jax.learner.weights_view import FrozenBase
 from zeroplay_jax.policy import adapter_config, adapter_folders, adapters, hf
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.selfplay.recipe import trained_roles

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from zeroplay_jax.learner import checksums
+from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
 from zeroplay_jax.retrieval import object_cache
 from zeroplay_jax.runtime import identity
@@ -68,11 +68,11 @@ def newest_checkpoint(workdir: pathlib.Path) -> Source:
     first_damage = ''
     steps = saved_steps(folder)
     # Steps of an earlier version have no checksums.
-    are_sealed = any(checksums.exist(folder / str(step)) for step in steps)
+    are_sealed = any(checkpoint.exist(folder / str(step)) for step in steps)
     for step in reversed(steps):
         path = folder / str(step)
         # A step that its run removes meanwhile counts as damaged.
-        damage = checksums.find_damage(path) if are_sealed else ''
+        damage = checkpoint.find_damage(path) if are_sealed else ''
         if not damage and path.is_dir():
             run = workdir if folder != workdir else workdir.parent
             identity.check_checkpoint(path, run)
@@ -154,9 +154,9 @@ def newest_on_all(hosts: Hosts, workdir: pathlib.Path, is_copy: bool = False) ->
 
 def _content(source: Source) -> list[Any]:
     """Returns the number of a step and the SHA-256 of its checksums, which tells its content; '' without checksums."""
-    if not checksums.exist(source.folder):
+    if not checkpoint.exist(source.folder):
         return [source.step, '']
-    (digest,) = file_digests([source.folder / checksums.FILE_NAME])
+    (digest,) = file_digests([source.folder / checkpoint.FILE_NAME])
     return [source.step, digest]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.runtime import atomic
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.selfplay.roles import Role
+from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.types import Json, UserError
 

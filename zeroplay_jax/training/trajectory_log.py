@@ -9,8 +9,8 @@ from typing import Any
 
 from zeroplay_jax.rollout.tokens import text_spans
 from zeroplay_jax.runtime.hosts import sums
-from zeroplay_jax.selfplay.roles import RolloutContext
-from zeroplay_jax.selfplay.row_exchange import collect_records
+from zeroplay_jax.selfplay.context import RolloutContext
+from zeroplay_jax.selfplay.rows import collect_records
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.types import Json, Row, ToolCall, Trajectory
 

@@ -12,7 +12,7 @@ import asyncio
 import dataclasses
 from typing import ClassVar, Literal
 
-from zeroplay_jax.objectives import rewards, schedules
+from zeroplay_jax.objectives import rewards
 from zeroplay_jax.rollout.prompts import BUILT_IN_FORMS, SEARCH_RULES, Prompts
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
@@ -326,5 +326,5 @@ def check_hop_groups(config) -> None:
 
 def _smallest_hop_group(ratio: tuple[float, ...], batch: int, samples: int) -> int:
     """Returns the number of proposals of the rarest hop count with a share above 0, for `batch` documents."""
-    documents = schedules.stratify(ratio, batch)
+    documents = rewards.stratify(ratio, batch)
     return samples * min(count for count, share in zip(documents, ratio) if share)

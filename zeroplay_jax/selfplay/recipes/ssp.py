@@ -14,7 +14,7 @@ import dataclasses
 from typing import Any, ClassVar, Literal
 
 from zeroplay_jax.objectives import rewards
-from zeroplay_jax.rollout.passages import passages_text
+from zeroplay_jax.rollout.foreign_text import passages_text
 from zeroplay_jax.rollout.prompts import BUILT_IN_FORMS, SEARCH_RULES, Prompts
 from zeroplay_jax.selfplay.answers import final_answer, group_of, retrieved_passages, score
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase

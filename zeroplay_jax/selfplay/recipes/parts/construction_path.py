@@ -18,8 +18,8 @@ from zeroplay_jax.rollout import prompts
 from zeroplay_jax.types import Json, Question, Trajectory, identity_rng
 
 if TYPE_CHECKING:
+    from zeroplay_jax.selfplay.context import RolloutContext
     from zeroplay_jax.selfplay.recipes.parts.datasets import SeedDocument
-    from zeroplay_jax.selfplay.roles import RolloutContext
 
 PROMPTS: prompts.Prompts = {
     'solver_with_path': {

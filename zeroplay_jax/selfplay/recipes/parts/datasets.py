@@ -10,12 +10,11 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from zeroplay_jax.objectives.schedules import stratify
+from zeroplay_jax.objectives.rewards import stratify
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.library import Library, documents_for
 from zeroplay_jax.selfplay.recipes.parts.phases import alternate
-from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step
-from zeroplay_jax.selfplay.task_pool import TaskPool
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool
 from zeroplay_jax.types import Json, Question, Task, UserError, identity_rng
 
 T = TypeVar('T')

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from zeroplay_jax.selfplay.schedule import Phase
-from zeroplay_jax.selfplay.task_pool import TaskPool
+from zeroplay_jax.selfplay.schedule import Phase, TaskPool
 from zeroplay_jax.settings.errors import fail
 
 

@@ -13,7 +13,7 @@ from zeroplay_jax.selfplay.recipes.parts.datasets import SeedDocument
 from zeroplay_jax.types import Json, Question, Row, RowInfo, Task, Trajectory
 
 if TYPE_CHECKING:
-    from zeroplay_jax.selfplay.roles import RolloutContext
+    from zeroplay_jax.selfplay.context import RolloutContext
 
 
 @dataclasses.dataclass(frozen=True)

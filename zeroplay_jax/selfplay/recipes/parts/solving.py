@@ -11,7 +11,7 @@ from zeroplay_jax.selfplay.recipes.parts.construction_path import teacher_prompt
 from zeroplay_jax.types import Question, Row, RowInfo, Task, Trajectory
 
 if TYPE_CHECKING:
-    from zeroplay_jax.selfplay.roles import RolloutContext
+    from zeroplay_jax.selfplay.context import RolloutContext
 
 # Answer metric → name of its reward part; another metric names the part itself.
 _PART_NAMES = {'em': 'exact_match', 'subem': 'contains_answer', 'judge': 'judged_correct'}

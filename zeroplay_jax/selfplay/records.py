@@ -8,11 +8,13 @@ continues them.
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
+from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.types import Json, Outcome, Row
+from zeroplay_jax.types import Json, Outcome, Row, Task
 
 # Reason codes in addition to those of recipes and rows.
 EQUAL_REWARDS = 'equal_rewards'
@@ -271,3 +273,247 @@ def _plain(reasons: Mapping[str, Mapping[str, int]]) -> Json:
 
 def _counters(reasons: Json) -> dict[str, collections.Counter[str]]:
     return {policy: collections.Counter(counts) for policy, counts in reasons.items()}
+
+
+# ---- proposal record -------------------------------------------------------------------------------
+#
+# Records the quality of the questions that a run proposes about documents, over the whole run.
+#
+# `readable` is counted in every step. `answerable` needs a search per question, so it is measured at the end, on a
+# sample of the proposals: those with the smallest hashes of their identities. The sample depends on the run alone,
+# not on when it was interrupted. A checkpoint holds counts and sample.
+
+
+# Enough for a standard error of 0.02; 500 records take about 100 kB of a checkpoint.
+SAMPLE_SIZE = 500
+# Queries per search.
+_BATCH = 50
+# Rejection reasons of rollouts from which question and answer (or the task) cannot be read.
+_UNREADABLE = ('unfinished', 'no_question', 'no_answer', 'no_task')
+
+
+class ProposalRecord:
+    """Counts and a sample of all proposals about documents."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._readable = 0
+        # [hash of the rollout's identity, query or None, hash of the document], sorted by the first hash.
+        self._sample: list[list[Any]] = []
+
+    def add(self, tasks: Sequence[Task], outcomes: Sequence[Outcome]) -> None:
+        """Counts the proposals of a step whose tasks have a document, and updates the sample."""
+        records: list[list[Any]] = []
+        for task, outcome in zip(tasks, outcomes, strict=True):
+            proposals = [row for row in outcome.rows if row.info.is_proposal]
+            document = _seed_document(task) if proposals else None
+            if document is None:
+                continue
+            for row in proposals:
+                self._total += 1
+                self._readable += row.info.rejected not in _UNREADABLE
+                records.append(_sample_record(row, document))
+        if records:
+            self._sample = sorted(self._sample + records, key=_hash_of)[:SAMPLE_SIZE]
+
+    @property
+    def readable(self) -> float | None:
+        """Share of the proposals from which question and answer could be read; None without proposals."""
+        if not self._total:
+            return None
+        return self._readable / self._total
+
+    def answerable(self, corpus: SearchableCorpus) -> float | None:
+        """Returns the share in [0, 1] of the sampled proposals whose question, as a query, finds its document.
+
+        Searches `corpus` for every question of the sample. A rejected proposal counts as not answerable. Queries whose
+        search failed are left out. None without proposals or if all searches failed.
+        """
+        num_measured = 0
+        num_answerable = 0
+        searchable = []
+        for record in self._sample:
+            if record[1]:
+                searchable.append(record)
+            else:
+                num_measured += 1
+        for start in range(0, len(searchable), _BATCH):
+            batch = searchable[start : start + _BATCH]
+            results = corpus.search([record[1] for record in batch])
+            for record, passages in zip(batch, results, strict=True):
+                if passages is None:
+                    continue
+                num_measured += 1
+                num_answerable += _contains(passages, record)
+        if not num_measured:
+            return None
+        return num_answerable / num_measured
+
+    def state(self) -> Json:
+        """Returns counts and sample as JSON, for a checkpoint."""
+        return {'total': self._total, 'readable': self._readable, 'sample': self._sample}
+
+    def restore(self, state: Json) -> None:
+        """Inverse of `state`; {} of an earlier version is an empty record."""
+        self._total = state.get('total', 0)
+        self._readable = state.get('readable', 0)
+        self._sample = [list(record) for record in state.get('sample', [])]
+
+
+def _seed_document(task: Task) -> Json | None:
+    """Returns a task's payload as JSON if it is a document (has 'title' and 'text'), else None."""
+    payload = task.payload
+    record = payload.to_json() if hasattr(payload, 'to_json') else payload
+    if not isinstance(record, dict) or not {'title', 'text'} <= record.keys():
+        return None
+    return record
+
+
+def _sample_record(row: Row, document: Json) -> list[Any]:
+    """Returns the entry of `ProposalRecord._sample` for a proposal; its query is None if it was rejected."""
+    query = None
+    if row.info.rejected is None and row.info.question is not None:
+        query = row.info.question.text
+    identity = ','.join(map(str, row.trajectory.identity))
+    content = f'{document["title"]}\n{document["text"]}'
+    return [_hash(identity), query, _hash(content)]
+
+
+def _contains(passages: Sequence[Json], record: Sequence[Any]) -> bool:
+    """Returns whether the document of a sample record is among the passages."""
+    content_hash = record[-1]
+    for passage in passages:
+        # Contents are compared and not ids: the documents may be those of another index, with other ids.
+        if _hash(f'{passage["title"]}\n{passage["text"]}') == content_hash:
+            return True
+    return False
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(errors='replace'), digest_size=8).hexdigest()
+
+
+def _hash_of(record: Sequence[Any]) -> str:
+    return record[0]
+
+
+# ---- task log --------------------------------------------------------------------------------------
+#
+# Makes the records of `tasks.jsonl`: questions made in a step, and dropped rollouts, tasks and groups with reasons.
+
+
+# Fields of a payload that are logged beside the questions made from it.
+_PAYLOAD_FIELDS = ('document_id', 'title', 'hops', 'type', 'question', 'answer', 'answers')
+
+
+def task_log(
+    tasks: Sequence[Task],
+    outcomes: Sequence[Outcome],
+    pool_refusals: Sequence[Sequence[str | None]],
+) -> list[Json]:
+    """Returns one record per question made and per rollout or task dropped, with the reason as its 'drop'.
+
+    Args:
+      outcomes: the outcomes of `tasks`, in the same order.
+      pool_refusals: per outcome and question, the reason code why the pool refused it, or None.
+    """
+    records: list[Json] = []
+    for task, outcome, refusals in zip(tasks, outcomes, pool_refusals, strict=True):
+        task_fields = _task_fields(task)
+        dropped_rollouts = _dropped_rollouts(task_fields, outcome.rows)
+        records += dropped_rollouts
+        # The task gets a record of its own only if no record of a rollout has its reason.
+        reasons = {record['drop'] for record in dropped_rollouts}
+        if outcome.drop and outcome.drop not in reasons:
+            records.append(task_fields | {'drop': outcome.drop})
+        # The first row of an outcome belongs to the proposer, if there is one. Its role and version are the
+        # same for all proposals of the outcome.
+        proposer_fields: dict[str, Any] = {'role': None, 'version': None}
+        if outcome.rows:
+            first = outcome.rows[0]
+            proposer_fields = {'role': first.role, 'version': first.trajectory.version}
+        for question, refusal in zip(outcome.questions, refusals, strict=True):
+            # The order decides where names coincide: the fields of the question win over the task's.
+            record = task_fields | proposer_fields | question.to_json()
+            records.append(record | {'drop': refusal})
+    return records
+
+
+def _task_fields(task: Task) -> dict[str, Any]:
+    """Returns the identity of a task and the logged fields of its payload."""
+    payload = task.payload
+    # Recipes of other packages may use plain dicts.
+    payload_fields = payload.to_json() if hasattr(payload, 'to_json') else payload
+    fields: dict[str, Any] = {'task': list(task.identity)}
+    for name in _PAYLOAD_FIELDS:
+        if name in payload_fields:
+            fields[name] = payload_fields[name]
+    return fields
+
+
+def _question_text(row: Row) -> str | None:
+    """Returns the text of a row's question; None without a question, or if its text is empty."""
+    question = row.info.question
+    if question is None:
+        return None
+    return question.text or None
+
+
+def _dropped_rollouts(task_fields: Json, rows: Sequence[Row]) -> list[Json]:
+    """Returns records of the rollouts that are not trained on or whose proposal is not asked."""
+    records: list[Json] = []
+    for row in rows:
+        reason = row.drop or row.info.rejected
+        if not reason:
+            continue
+        trajectory = row.trajectory
+        record = dict(task_fields)
+        # Identity, weights and version suffice to sample the rollout again.
+        record |= {
+            'role': row.role,
+            'rollout': list(trajectory.identity),
+            'weights': trajectory.weights,
+            'version': trajectory.version,
+            'question': _question_text(row),
+            'drop': reason,
+        }
+        records.append(record)
+    return records
+
+
+def filtered_groups_log(rows: Sequence[Row], surplus: Set[int]) -> list[Json]:
+    """Returns one record per group that the dynamic filter excluded, with the rewards of its rollouts.
+
+    The record's 'drop' is 'surplus' or 'uninformative'.
+
+    Args:
+      rows: rows of the excluded groups; dropped rows are ignored, because `task_log` has them.
+      surplus: keys of groups with reward variance for which the batch had no place; the others have none
+        ('uninformative').
+    """
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+        if row.drop is None:
+            groups.setdefault(row.group, []).append(row)
+    records: list[Json] = []
+    for key, group in groups.items():
+        first = group[0]
+        reason = 'surplus' if key in surplus else 'uninformative'
+        records.append(
+            {
+                # The first two integers name the task, the others a request within it.
+                'task': list(first.trajectory.identity[:2]),
+                'role': first.role,
+                'version': first.trajectory.version,
+                'question': _question_text(first),
+                'rewards': [row.reward for row in group],
+                'drop': reason,
+            }
+        )
+    return records
+
+
+def skipped_update_log(role: str, rows: Sequence[Row]) -> Json:
+    """Returns the record of an update whose gradient was not finite, with its rollouts, by which its cause is found."""
+    rollouts = [list(row.trajectory.identity) for row in rows]
+    return {'role': role, 'drop': 'nonfinite_gradient', 'rollouts': rollouts}

@@ -12,12 +12,11 @@ from jaxtyping import Int
 
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Environment
-from zeroplay_jax.rollout.episode_batch import EpisodeBatch
-from zeroplay_jax.rollout.requests import Request
+from zeroplay_jax.rollout.requests import EpisodeBatch, Request
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.runtime.hosts import Hosts, sums
 from zeroplay_jax.selfplay.judge import Judge
-from zeroplay_jax.selfplay.row_exchange import outcome_summary, whole_outcome
+from zeroplay_jax.selfplay.rows import outcome_summary, whole_outcome
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.types import Outcome, TaskDropped, Trajectory
 

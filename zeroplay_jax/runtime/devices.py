@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import os
+import pathlib
 import socket
 import sys
 import threading
@@ -153,3 +155,110 @@ def _wait_until_open(coordinator: str, seconds: float) -> None:
                     f'({reason}); start it, and make its host reachable from this one'
                 ) from None
             time.sleep(0.5)
+
+
+# ---- compilation -----------------------------------------------------------------------------------
+#
+# The compilation cache: programs that an earlier process compiled are read from a folder.
+
+
+# Events of JAX → names of the counts.
+_EVENTS = {
+    '/jax/compilation_cache/cache_hits': 'cached',
+    '/jax/compilation_cache/cache_misses': 'compiled',
+}
+
+
+class CompilationCache:
+    """Counts the programs that were read from the cache and those that were compiled, in this process.
+
+    Args:
+      folder: of the cache; several runs may share it. '' leaves JAX's own settings (JAX_COMPILATION_CACHE_DIR) as they
+        are and counts nothing.
+      gigabytes: size above which the programs that were not used for longest are removed; 0: no limit.
+    """
+
+    def __init__(self, folder: str, gigabytes: float):
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._is_used = bool(folder)
+        if not folder:
+            return
+        size = int(gigabytes * 1e9) if gigabytes else -1
+        jax.config.update('jax_compilation_cache_dir', str(pathlib.Path(folder).resolve()))
+        jax.config.update('jax_compilation_cache_max_size', size)
+        # JAX's own limits leave out programs that compile in less than a second; a run has dozens of them.
+        jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+        jax.config.update('jax_persistent_cache_min_entry_size_bytes', 0)
+        jax.monitoring.register_event_listener(self._count)
+
+    def take_metrics(self) -> dict[str, float]:
+        """Returns 'programs/cached' and 'programs/compiled' since the last call; {} without a cache."""
+        if not self._is_used:
+            return {}
+        metrics = {f'programs/{name}': float(self._counts[name]) for name in _EVENTS.values()}
+        self._counts.clear()
+        return metrics
+
+    def _count(self, event: str, **_: object) -> None:
+        if event in _EVENTS:
+            self._counts[_EVENTS[event]] += 1
+
+
+# ---- device figures --------------------------------------------------------------------------------
+#
+# Peak rate and memory of the devices of a run.
+
+
+# `Device.device_kind` → operations per second in bfloat16 without sparsity, by the vendors' data sheets. A device is
+# what JAX counts as one. The longest beginning that fits is taken: vendors add memory sizes and board forms.
+_PEAKS = {
+    'TPU v4': 275e12,
+    'TPU v5 lite': 197e12,
+    'TPU v5e': 197e12,
+    'TPU v5': 459e12,
+    'TPU v5p': 459e12,
+    'TPU v6 lite': 918e12,
+    'TPU v6e': 918e12,
+    'NVIDIA A100': 312e12,
+    'NVIDIA H100 80GB': 989e12,
+    'NVIDIA H200': 989e12,
+    'NVIDIA L4': 121e12,
+    'NVIDIA L40S': 362e12,
+}
+_GIB = 1 << 30
+
+
+def peak_operations() -> float | None:
+    """Returns the operations per second of all devices of the run at their peak; None if a device's is unknown."""
+    total = 0.0
+    for device in jax.devices():
+        peak = _peak_of(device.device_kind)
+        if peak is None:
+            return None
+        total += peak
+    return total
+
+
+def _peak_of(kind: str) -> float | None:
+    """Returns the peak of a device by its name."""
+    fitting = [name for name in _PEAKS if kind == name or kind.startswith((f'{name} ', f'{name}-'))]
+    if not fitting:
+        return None
+    return _PEAKS[max(fitting, key=len)]
+
+
+def memory() -> dict[str, float]:
+    """Returns 'memory/used_gib' and 'memory/peak_gib' of the fullest device of this process.
+
+    'peak' is that since the process started. {} on devices that do not report it, such as CPUs.
+    """
+    used = []
+    peaks = []
+    for device in jax.local_devices():
+        stats = device.memory_stats() or {}
+        if 'bytes_in_use' in stats:
+            used.append(stats['bytes_in_use'])
+            peaks.append(stats.get('peak_bytes_in_use', stats['bytes_in_use']))
+    if not used:
+        return {}
+    return {'memory/used_gib': max(used) / _GIB, 'memory/peak_gib': max(peaks) / _GIB}

@@ -1,0 +1,188 @@
+"""Makes Ctrl-C and SIGTERM end a command that is still loading at once, with one line and a status of its own.
+
+Libraries take seconds to import and models minutes to load, mostly in C++ code. A KeyboardInterrupt there becomes a
+traceback of the import machinery, an ImportError of a library, or nothing at all where a callback of a library is
+interrupted, whose exceptions are ignored. This module imports the standard library only, because it is the first one
+that a command loads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+
+# The status of a process that SIGINT ended: 128 + 2.
+_INTERRUPTED_STATUS = 130
+# Status of a run that SIGTERM asked to end: EX_TEMPFAIL of sysexits.h, the same command may succeed later. No other end
+# of a run has it.
+PREEMPTED_STATUS = 75
+
+
+def exit_while_loading() -> None:
+    """Makes Ctrl-C end the process at once; does nothing if another handler is installed.
+
+    Call it while nothing has begun that could be left half done, and `raise_again` afterwards.
+    """
+    # A process that was started in the background ignores the signal, and must continue to ignore it.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        _install(signal.SIGINT, b'stopped before it began', _INTERRUPTED_STATUS)
+
+
+def exit_on_sigterm() -> None:
+    """Makes SIGTERM end the process at once with `PREEMPTED_STATUS`, unless another handler is installed.
+
+    While a run trains, `preemption.watched` replaces the handler.
+    """
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        line = b'stopped by SIGTERM; the same command resumes the run'
+        _install(signal.SIGTERM, line, PREEMPTED_STATUS)
+
+
+def raise_again() -> None:
+    """Makes Ctrl-C raise KeyboardInterrupt again; does nothing unless `exit_while_loading` set the handler."""
+    # asyncio needs Python's own handler as well: it replaces no other one.
+    if is_exit(signal.getsignal(signal.SIGINT)):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def is_exit(handler: Any) -> bool:
+    """Returns whether a handler is one of this module."""
+    return isinstance(handler, functools.partial) and handler.func is _exit
+
+
+def _install(number: int, line: bytes, status: int) -> None:
+    # The descriptor is copied, because number 2 is redirected while libraries that print messages load.
+    signal.signal(number, functools.partial(_exit, os.dup(2), line, status))
+
+
+def _exit(terminal: int, line: bytes, status: int, *_: Any) -> NoReturn:
+    """Signal handler: writes one line to the file descriptor `terminal` and ends the process."""
+    # sys.stderr is avoided, because the interrupted code may be using it. The terminal may be gone.
+    try:
+        os.write(terminal, b'\nzeroplay_jax: ' + line + b'\n')
+    finally:
+        os._exit(status)
+
+
+# ---- preemption ------------------------------------------------------------------------------------
+#
+# SIGTERM asks a run to end: it drops the rollouts in progress, saves, and exits with status 75.
+#
+# Clusters send SIGTERM some seconds before they take a machine away. The signal only sets a flag, which rollouts look
+# at between two rounds; an update in progress is completed first. With several processes, one that got the signal
+# tells the others, and all of them drop the same step.
+
+
+# Folder of the key-value store with an entry for every process that got the signal.
+_FOLDER = 'zeroplay_jax/preempted/'
+# Seconds between two looks at what other processes got.
+_POLL_SECONDS = 0.5
+# What a run completes while it plays rollouts: at most a compilation.
+_ROUND = 'this round of its rollouts, which are dropped'
+
+
+class _Request:
+    """Whether this process, or another one of the run, was asked to end."""
+
+    def __init__(self) -> None:
+        self.is_watched = False
+        self.is_made = False
+        # What is completed before the run ends.
+        self.work = _ROUND
+        self._is_announced = False
+        self._next_look = 0.0
+
+    def reached(self) -> bool:
+        """Returns whether some process was asked; tells the others if it was this one."""
+        if not self.is_watched:
+            return self.is_made
+        # Imported here: commands watch signals before they load JAX.
+        import jax
+
+        from zeroplay_jax.runtime.hosts import key_value_store
+
+        if jax.process_count() == 1:
+            return self.is_made
+        if self.is_made:
+            if not self._is_announced:
+                self._is_announced = True
+                key_value_store().key_value_set(f'{_FOLDER}{jax.process_index()}', 'asked')
+            return True
+        # The store is another machine for most processes, and a round may take a millisecond.
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _POLL_SECONDS
+            self.is_made = self._is_announced = bool(key_value_store().key_value_dir_get(_FOLDER))
+        return self.is_made
+
+
+_request = _Request()
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """Returns a context in which SIGTERM makes `raise_if_requested` raise, instead of ending the process.
+
+    Without effect outside of the main thread, as in a notebook's thread, and where the program has its own handler.
+    """
+    global _request
+    previous = signal.getsignal(signal.SIGTERM)
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    # None: the handler of a C library. SIG_DFL and SIG_IGN are numbers.
+    has_own_handler = callable(previous) and not is_exit(previous)
+    if not is_main_thread or has_own_handler:
+        yield
+        return
+    _request = _Request()
+    _request.is_watched = True
+    signal.signal(signal.SIGTERM, _note)
+    try:
+        yield
+    finally:
+        # A later run of this process, as in a notebook, was not asked to end.
+        _request = _Request()
+        signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
+
+
+def is_watched() -> bool:
+    """Returns whether SIGTERM only sets a flag at present, so that waits have to look at it."""
+    return _request.is_watched
+
+
+def raise_if_requested() -> None:
+    """Raises Preempted if this process or another one of the run was asked to end.
+
+    Processes notice it at different times, so what they do next must be shared by `Hosts.run_on_all_and_gather`.
+    """
+    if _request.reached():
+        # Imported here: it loads NumPy, and Ctrl-C must end a command before that.
+        from zeroplay_jax.types import Preempted
+
+        raise Preempted('stopped by SIGTERM')
+
+
+@contextlib.contextmanager
+def completing(work: str) -> Iterator[None]:
+    """Returns a context whose work, named for a line to the user, is completed before the run ends."""
+    request = _request
+    request.work = work
+    try:
+        yield
+    finally:
+        request.work = _ROUND
+
+
+def _note(*_: Any) -> None:
+    """Signal handler: notes the request, and says at once what the run completes first, which may take minutes."""
+    if not _request.is_made:
+        line = f'SIGTERM: saves and ends after {_request.work}; the last checkpoint is complete in any case'
+        # sys.stderr is avoided, because the interrupted code may be using it. The terminal may be gone.
+        with contextlib.suppress(OSError):
+            os.write(2, f'\nzeroplay_jax: {line}\n'.encode())
+    _request.is_made = True

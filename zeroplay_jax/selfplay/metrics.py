@@ -1,0 +1,620 @@
+"""Computes metrics over the scored rollouts of a step, and finds the rows that no recipe can train on."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Container, Iterable, Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from zeroplay_jax.learner.batch import Batch
+from zeroplay_jax.objectives.answers import normalize_answer, sub_exact_match
+from zeroplay_jax.objectives.types import Stats
+from zeroplay_jax.policy import operations as model_operations
+from zeroplay_jax.policy.transformer import ModelConfig
+from zeroplay_jax.runtime import devices
+from zeroplay_jax.runtime.hosts import Hosts, sums
+from zeroplay_jax.selfplay.context import RolloutContext
+from zeroplay_jax.selfplay.schedule import Step
+from zeroplay_jax.types import Outcome, Row, Trajectory
+
+# Endings that the policy did not choose.
+TRUNCATED = ('context', 'response_tokens', 'turn_tokens', 'turns')
+
+
+class _Accumulator:
+    """Sums values and counts by name; `add` with weight 0 adds to the sum alone."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = collections.defaultdict(float)
+        self.counts: dict[str, float] = collections.defaultdict(float)
+
+    def add(self, name: str, value: float, weight: float = 1.0) -> None:
+        self.sums[name] += float(value)
+        self.counts[name] += weight
+
+    def stats(self) -> Stats:
+        stats: Stats = {}
+        for name, total in self.sums.items():
+            stats[name] = (total, self.counts[name])
+        return stats
+
+
+def rollout_stats(
+    rows: Sequence[Row], outcomes: Sequence[Outcome], trained_roles: Sequence[str] = ()
+) -> Stats:
+    """Returns (sum, count) per metric over rows: rewards, parts, turns, tool calls, endings, lengths, solve counts.
+
+    Args:
+      trained_roles: roles that the step trains; of several the mean reward of each is a metric as well.
+    """
+    accumulator = _Accumulator()
+    for row in rows:
+        _add_row(accumulator, row)
+    if len(trained_roles) > 1:
+        for row in rows:
+            if row.role in trained_roles:
+                accumulator.add(f'{row.role}/reward_mean', row.reward)
+    # `_add_row` leaves these counts 0. Solve counts are shares of the measured proposals, rejections and drops
+    # shares of all rows, and calls of a tool are averaged over all rows, with or without such a call.
+    measured = 0.0
+    for name, total in accumulator.sums.items():
+        if name.startswith('k_histogram/'):
+            measured += total
+    for name in accumulator.sums:
+        if name.startswith('k_histogram/'):
+            accumulator.counts[name] = measured
+        elif name.startswith(('rejected/', 'row_drop/', 'tool_calls/')):
+            accumulator.counts[name] = len(rows)
+    # The role is part of the key, because group keys are unique within a role only: HRPO's are hop counts.
+    rewards_of_group = collections.defaultdict(set)
+    for row in rows:
+        rewards_of_group[row.role, row.group].add(row.reward)
+    # The share of groups with reward variance is logged, because at 0 there is no policy gradient, which the
+    # mean reward does not reveal.
+    for rewards in rewards_of_group.values():
+        accumulator.add('informative_share', len(rewards) > 1)
+    dropped = sum(outcome.drop is not None for outcome in outcomes)
+    accumulator.add('dropped_episodes', dropped, len(outcomes) or 1)
+    # Per task, because a dropped task may have rows, too: they must not count twice.
+    for outcome in outcomes:
+        accumulator.add('dropped_share', _dropped_share(outcome))
+    return accumulator.stats()
+
+
+def _dropped_share(outcome: Outcome) -> float:
+    """Share of a task that is not used: 1 if the task is dropped, otherwise that of its dropped rows."""
+    if outcome.drop is not None:
+        return 1.0
+    if not outcome.rows:
+        return 0.0
+    dropped_rows = [row for row in outcome.rows if row.drop is not None]
+    return len(dropped_rows) / len(outcome.rows)
+
+
+def _add_row(accumulator: _Accumulator, row: Row) -> None:
+    """Adds the values of one row; those with weight 0 get their count in `rollout_stats`."""
+    trajectory = row.trajectory
+    accumulator.add('reward_mean', row.reward)
+    for name, value in row.parts.items():
+        accumulator.add(f'reward/{name}', value)
+    accumulator.add('turns', trajectory.counts.turns)
+    accumulator.add('truncated_rate', trajectory.finish in TRUNCATED)
+    accumulator.add('policy_tokens', trajectory.policy_tokens)
+    _add_tool_calls(accumulator, row)
+    info = row.info
+    # `valid` is None for solvers, so the rate is over proposals.
+    if info.valid is not None:
+        accumulator.add('valid_rate', info.valid)
+    # Longer answers contain a gold answer more easily (subEM): their length shows that drift.
+    if info.answer:
+        accumulator.add('answer_words', len(info.answer.split()))
+    if info.rejected:
+        accumulator.add(f'rejected/{info.rejected}', 1, weight=0)
+    if row.drop:
+        accumulator.add(f'row_drop/{row.drop}', 1, weight=0)
+    if info.solve_count is not None:
+        accumulator.add(f'k_histogram/{info.solve_count}', 1, weight=0)
+    if info.privileged_cut is not None:
+        accumulator.add('privileged_cut', info.privileged_cut)
+
+
+def _add_tool_calls(accumulator: _Accumulator, row: Row) -> None:
+    """Adds the number of valid calls of one row, in total and per tool, and its rate of failed calls."""
+    counts = row.trajectory.counts
+    accumulator.add('tool_calls', sum(counts.valid_calls.values()))
+    # The rate is over calls and not over rollouts, so that rollouts without a call do not lower it.
+    accumulator.add('tool_error_rate', counts.failed_calls, weight=counts.calls)
+    # Sorted, because this order decides that of the metrics.
+    for tool in sorted(counts.valid_calls):
+        accumulator.add(f'tool_calls/{tool}', counts.valid_calls[tool], weight=0)
+
+
+def reward_columns(
+    rows: Sequence[Row],
+) -> tuple[Float[np.ndarray, ' rows'], Int[np.ndarray, ' rows'], Bool[np.ndarray, ' rows']]:
+    """Returns rewards, group keys, and True for rows that are not dropped, as `objectives.advantages` takes them."""
+    # float64, because a length factor makes the rewards of a group differ by little, and advantages are
+    # divided by their deviation.
+    rewards = np.zeros(len(rows), np.float64)
+    groups = np.zeros(len(rows), np.int64)
+    valid = np.zeros(len(rows), bool)
+    for index, row in enumerate(rows):
+        rewards[index] = row.reward
+        groups[index] = row.group
+        valid[index] = row.drop is None
+    return rewards, groups, valid
+
+
+def invalid_reason(row: Row, truncated: str) -> str | None:
+    """Returns the reason code ('nonfinite_reward', 'truncated') of an unusable row; None if the row is usable.
+
+    Args:
+      truncated: `config.rollout.truncated`; 'drop' excludes rollouts that ended at a limit.
+    """
+    # One NaN would spread to the whole group through its mean.
+    if not math.isfinite(row.reward):
+        return 'nonfinite_reward'
+    if truncated == 'drop' and row.trajectory.finish in TRUNCATED:
+        return 'truncated'
+    return None
+
+
+def rows_per_context(rows: Sequence[Row]) -> list[Row]:
+    """Returns one row per context of each rollout (`Trajectory.contexts`), with the rollout's reward and advantage."""
+    # The advantage is copied to each context, as in SCOPE's code for Qwen3; each sampled token is
+    # POLICY in exactly one of them, so it is trained once.
+    split_rows: list[Row] = []
+    for row in rows:
+        for context in row.trajectory.contexts:
+            split_rows.append(dataclasses.replace(row, trajectory=context))
+    return split_rows
+
+
+def ratios(stats: Stats) -> dict[str, float]:
+    """Returns sums divided by their counts, without those of count 0."""
+    metrics = {}
+    for name, (total, count) in stats.items():
+        # A metric of count 0 (no search, no valid proposal) is left out, because 0 would be misleading.
+        if count:
+            metrics[name] = total / count
+    return metrics
+
+
+def added(left: Stats, right: Stats) -> Stats:
+    """Returns the sums of two sets of statistics, name by name."""
+    result = dict(left)
+    for name, (total, count) in right.items():
+        previous_total, previous_count = result.get(name, (0.0, 0.0))
+        result[name] = (previous_total + total, previous_count + count)
+    return result
+
+
+# ---- step metrics ----------------------------------------------------------------------------------
+#
+# Metrics of a step that are not sums over its rows: time by cause, throughput, memory, age, agreement of log-probs.
+
+
+class StepClock:
+    """Divides the wall time of this process in a step by cause; begins to count when it is made.
+
+    The causes exclude each other: the time of a part, 'rollout' or 'update', is without the waits in it. 'tools' is the
+    time in which no rollout decoded, because all of them waited for tools or judges. 'exchange' is that of exchanges
+    between processes, in which a process also waits for slower ones.
+
+    Attributes:
+      seconds: cause → seconds of the parts that have ended.
+      rollout_seconds: wall time of the part 'rollout' with the waits in it; 0 before it has ended.
+    """
+
+    def __init__(self, context: RolloutContext):
+        self._context = context
+        self.seconds: dict[str, float] = {}
+        self._part_started = time.perf_counter()
+        self._waits_before = self._waits()
+        self.rollout_seconds = 0.0
+
+    def _waits(self) -> dict[str, float]:
+        """Returns the seconds of waits by cause, since the start of the process."""
+        stats = self._context.scheduler.stats
+        waits = {'tools': float(stats['tool_wait_seconds'])}
+        if self._context.hosts.count > 1:
+            waits['exchange'] = self._context.hosts.seconds + float(stats['peer_wait_seconds'])
+        return waits
+
+    def end_part(self, name: str) -> None:
+        """Ends a part of the step, which is what follows the last call."""
+        now = time.perf_counter()
+        waits = self._waits()
+        part_seconds = now - self._part_started
+        if name == 'rollout':
+            self.rollout_seconds = part_seconds
+        for cause, seconds in waits.items():
+            waited = seconds - self._waits_before[cause]
+            self.seconds[cause] = self.seconds.get(cause, 0.0) + waited
+            part_seconds -= waited
+        self.seconds[name] = max(part_seconds, 0.0)
+        self._part_started = now
+        self._waits_before = waits
+
+    def metrics(self) -> dict[str, float]:
+        """Returns 'seconds/<cause>' for all causes."""
+        return {f'seconds/{cause}': seconds for cause, seconds in self.seconds.items()}
+
+
+def health(rows: Sequence[Row], judge_counts: Mapping[str, int], context: RolloutContext) -> Stats:
+    """Returns the metrics of `health_metrics`; all processes must call it.
+
+    Args:
+      rows: all scored rollouts of a step.
+      judge_counts: judgements of the step in all processes.
+      context: its roles say who can call tools.
+    """
+    with_tools = {name for name, role in context.roles.items() if role.env.tools}
+    process = context.hosts.index
+    local_counts = evidence_counts(rows, process)
+    local_counts |= search_counts(rows, process)
+    counts = sums(context.hosts.gather(local_counts))
+    stats = row_health(rows, with_tools)
+    stats |= evidence_share(counts)
+    stats |= empty_search_share(counts)
+    stats |= judge_health(judge_counts)
+    return stats
+
+
+def staleness(
+    step: Step, rows: Sequence[Row], weights_of: Mapping[str, str], versions: Mapping[str, int]
+) -> tuple[float, float]:
+    """Returns sum and count of the training steps between the weights that sampled a row and those it updates.
+
+    A row whose turns were sampled by several versions counts with the mean over its sampled tokens.
+
+    Args:
+      step: the step, which trains roles.
+      rows: its rows.
+      weights_of: trained role → name of its weights.
+      versions: name of weights → newest version, before the updates of the step.
+    """
+    total = 0.0
+    count = 0
+    for role in step.phase.trains:
+        weights = weights_of[role]
+        # Roles of the same weights update them one after the other in every step (SSP).
+        updates = [weights_of[other] for other in step.phase.trains].count(weights)
+        for row in rows:
+            if row.role == role:
+                total += (versions[weights] - row.trajectory.version) / updates
+                count += 1
+    return total, count
+
+
+def throughput(
+    context: RolloutContext, before: collections.Counter[str], rollouts: int, seconds: float
+) -> dict[str, float]:
+    """Returns the throughput of all processes since `before`, and the time of this process's tool calls.
+
+    All processes must call it.
+
+    Args:
+      before: a copy of `Scheduler.stats`.
+      rollouts: rollouts of the step, whenever they began.
+      seconds: wall time since `before`.
+    """
+    scheduler = context.scheduler
+    counters = ('generated_tokens', 'evictions', 'refilled_tokens')
+    local: dict[str, int] = {'rollouts': rollouts}
+    for name in counters:
+        local[name] = scheduler.stats[name] - before[name]
+    total = sums(context.hosts.gather(local))
+    metrics = {
+        # Counts proposals, attempts, checks and judgements alike: all of them are a cost of the step.
+        'rollouts': float(total['rollouts']),
+        'tokens_per_second': total['generated_tokens'] / max(seconds, 1e-9),
+    }
+    # Wherever there are fewer pages than the slots can fill, whether a rollout was evicted or not.
+    configs = [pool.sampler.config for pool in scheduler.pools.values()]
+    if any(config.page_count < config.slots * config.pages_per_slot for config in configs):
+        metrics |= {name: float(total[name]) for name in counters[1:]}
+    # These are of this process only: percentiles of several processes cannot be merged.
+    # A copy: tools of a step that was begun early are still running.
+    for tool, tool_seconds in list(scheduler.workers.seconds.items()):
+        metrics[f'tool_seconds/{tool}/p50'] = float(np.percentile(tool_seconds, 50))
+        metrics[f'tool_seconds/{tool}/p95'] = float(np.percentile(tool_seconds, 95))
+    return metrics | devices.memory()
+
+
+def sampler_gap(batches: Sequence[Batch], hosts: Hosts) -> Stats:
+    """Returns 'sampler_gap' of batches with recomputed log-probs; all processes must call it.
+
+    Args:
+      batches: micro-batches of one minibatch, from `Learner.recompute_old_logp`.
+
+    Returns:
+      Sum and count of |π_trainer − π_sampler| over the trained tokens; {} without any.
+    """
+    local = {'gap': 0.0, 'tokens': 0.0}
+    for batch in batches:
+        mask = np.asarray(batch.mask)
+        gap = np.exp(batch.old_logp) - np.exp(batch.sampler_logp)
+        local['gap'] += float(np.abs(gap[mask]).sum())
+        local['tokens'] += float(mask.sum())
+    total = sums(hosts.gather(local))
+    if not total['tokens']:
+        return {}
+    return {'sampler_gap': (total['gap'], total['tokens'])}
+
+
+def operations(model: ModelConfig, rows: Sequence[Row], is_frozen: bool) -> float:
+    """Returns the model's operations of an update on these rows, of all processes: forward and backward.
+
+    Neither recomputation (`policy.remat`) nor teacher or reference are counted.
+
+    Args:
+      is_frozen: whether the update trains adapters of a frozen base.
+    """
+    total = 0.0
+    for row in rows:
+        for lengths in row.trajectory.lengths:
+            total += model_operations.update_operations(
+                model, lengths.tokens, lengths.policy, is_frozen
+            )
+    return total
+
+
+def value_operations(model: ModelConfig, rows: Sequence[Row]) -> float:
+    """Returns the operations of a value network of this shape on these rows: values, and one update."""
+    total = 0.0
+    for row in rows:
+        for lengths in row.trajectory.lengths:
+            # An update has three passes, the values a fourth; there are no logits.
+            total += 4 / 3 * model_operations.update_operations(model, lengths.tokens, logits=0)
+    return total
+
+
+def utilisation(update_operations: float, seconds: float) -> dict[str, float]:
+    """Returns the metric 'mfu': operations of updates over those of all devices at their peak in bfloat16.
+
+    {} if the peak of the devices is unknown.
+
+    Args:
+      update_operations: `operations` of all updates.
+      seconds: wall time of the updates.
+    """
+    peak = devices.peak_operations()
+    if peak is None or seconds <= 0:
+        return {}
+    return {'mfu': update_operations / (peak * seconds)}
+
+
+# ---- health metrics --------------------------------------------------------------------------------
+#
+# Metrics of a step that show a run going wrong while its rewards look well; `training.alarms` watches them.
+#
+# They are computed once per step, on the host, from the rows. A figure that would rest on a few rows is left out.
+
+
+# A share of fewer cases is no evidence: two malformed calls of two are no broken tool.
+MIN_CASES = 8
+# The same for searches if all of them find nothing.
+_MIN_ALL_EMPTY = 2
+# Calls are judged only if at least this share of the rollouts makes one: a proposer that needs no search and
+# sometimes writes half a call has no broken tool either.
+_MIN_CALLS_PER_ROLLOUT = 0.25
+# Smallest score of an answer that counts as correct; graded metrics (F1) lie between 0 and 1.
+_CORRECT = 0.5
+# Name of the reward part that a judge's verdict sets.
+_JUDGED_PART = 'judged_correct'
+
+
+def row_health(rows: Sequence[Row], roles_with_tools: Container[str]) -> Stats:
+    """Returns (sum, count) per metric; all processes get the same values.
+
+    Args:
+      rows: all scored rollouts of a step.
+      roles_with_tools: roles that can call a tool.
+
+    Returns:
+      'call_error_share': calls that could not be parsed, were refused, failed or timed out.
+      'no_call_share': rollouts without a call, among those that answer a question and could call a tool.
+      'duplicate_share': proposed questions that another task of the step has, too.
+      'judge_agreement': judged answers whose verdict is that of a comparison with the accepted answers: correct if one
+        of them occurs in the answer.
+    """
+    counts = {
+        'call_error_share': _failed_calls(rows),
+        'no_call_share': _answers_without_call(rows, roles_with_tools),
+        'duplicate_share': _duplicate_questions(rows),
+        'judge_agreement': _agreeing_verdicts(rows),
+    }
+    return _measured(counts)
+
+
+def _measured(counts: Mapping[str, tuple[int, int]]) -> Stats:
+    """Returns the entries that rest on enough cases."""
+    stats: Stats = {}
+    for name, (total, cases) in counts.items():
+        if cases >= MIN_CASES:
+            stats[name] = (float(total), float(cases))
+    return stats
+
+
+def _failed_calls(rows: Sequence[Row]) -> tuple[int, int]:
+    """Returns the numbers of failed calls and of calls; (0, 0) if few rollouts call."""
+    failed = 0
+    calls = 0
+    for row in rows:
+        counts = row.trajectory.counts
+        failed += counts.failed_calls
+        calls += counts.calls
+    if calls < _MIN_CALLS_PER_ROLLOUT * len(rows):
+        return 0, 0
+    return failed, calls
+
+
+def _answers_without_call(rows: Sequence[Row], roles_with_tools: Container[str]) -> tuple[int, int]:
+    """Returns the numbers of answering rollouts without a call, and of all answering rollouts with tools."""
+    without_call = 0
+    answering = 0
+    for row in rows:
+        is_answer = row.info.question is not None and not row.info.is_proposal
+        if is_answer and row.role in roles_with_tools:
+            answering += 1
+            without_call += not row.trajectory.counts.calls
+    return without_call, answering
+
+
+def _duplicate_questions(rows: Sequence[Row]) -> tuple[int, int]:
+    """Returns the numbers of questions that several tasks propose, and of all questions, each once per task."""
+    # Several proposals of one task are about the same document: equal ones are samples of one prompt.
+    tasks_of_text: dict[str, set[tuple[int, ...]]] = collections.defaultdict(set)
+    for row in rows:
+        question = row.info.question
+        if not row.info.is_proposal or question is None:
+            continue
+        text = normalize_answer(question.text)
+        if text:
+            tasks_of_text[text].add(tuple(row.trajectory.identity[:2]))
+    duplicates = 0
+    questions = 0
+    for tasks in tasks_of_text.values():
+        questions += len(tasks)
+        if len(tasks) > 1:
+            duplicates += len(tasks)
+    return duplicates, questions
+
+
+def _agreeing_verdicts(rows: Sequence[Row]) -> tuple[int, int]:
+    """Returns the numbers of verdicts that agree with the comparison of texts, and of all verdicts on answers."""
+    agreeing = 0
+    verdicts = 0
+    for row in rows:
+        question = row.info.question
+        score = row.info.score
+        if _JUDGED_PART not in row.parts or question is None or score is None:
+            continue
+        verdicts += 1
+        is_contained = sub_exact_match(row.info.answer, question.answers)
+        agreeing += (score >= _CORRECT) == is_contained
+    return agreeing, verdicts
+
+
+# ---- answers without evidence ------------------------------------------------------------------------
+
+
+def evidence_counts(rows: Iterable[Row], process: int) -> dict[str, int]:
+    """Returns {'correct': correct answers, 'no_evidence': those of them that no result of a call contains}.
+
+    Only rollouts of this process are counted: the others' results are not here. Sum the counts over processes.
+
+    Args:
+      rows: all scored rollouts of a step.
+      process: index of this process.
+    """
+    counts = {'correct': 0, 'no_evidence': 0}
+    # Rollouts of a group find the same passages.
+    normalised: dict[str, str] = {}
+    for row in rows:
+        # Rows without a process are in all of them, and count in the first.
+        is_local = (row.process or 0) == process
+        if not is_local or not isinstance(row.trajectory, Trajectory) or not _is_correct(row):
+            continue
+        assert row.info.question is not None
+        counts['correct'] += 1
+        texts = []
+        for text in _result_texts(row.trajectory):
+            if text not in normalised:
+                normalised[text] = normalize_answer(text)
+            texts.append(normalised[text])
+        counts['no_evidence'] += not _is_found(row.info.question.answers, texts)
+    return counts
+
+
+def search_counts(rows: Iterable[Row], process: int) -> dict[str, int]:
+    """Returns {'searches': queries that were answered, 'empty_searches': those of them that found no passage}.
+
+    Only rollouts of this process are counted, as in `evidence_counts`.
+    """
+    counts = {'searches': 0, 'empty_searches': 0}
+    for row in rows:
+        is_local = (row.process or 0) == process
+        if not is_local or not isinstance(row.trajectory, Trajectory):
+            continue
+        for turn in row.trajectory.turns:
+            if turn.call is None or turn.call.error is not None:
+                continue
+            # One entry per query; calls of tools that return no passages have none.
+            for passages in turn.call.documents:
+                counts['searches'] += 1
+                counts['empty_searches'] += not passages
+    return counts
+
+
+def empty_search_share(counts: Mapping[str, int]) -> Stats:
+    """Returns 'empty_search_share' as (sum, count); `counts`: `search_counts`, summed over processes."""
+    searches, empty = counts['searches'], counts['empty_searches']
+    # Searches of which all find nothing are an empty index, also in small steps.
+    minimum = _MIN_ALL_EMPTY if empty == searches else MIN_CASES
+    if searches < minimum:
+        return {}
+    return {'empty_search_share': (float(empty), float(searches))}
+
+
+def evidence_share(counts: Mapping[str, int]) -> Stats:
+    """Returns 'no_evidence_share' as (sum, count): correct answers that no result of their calls contains.
+
+    Args:
+      counts: `evidence_counts`, summed over processes.
+    """
+    return _measured({'no_evidence_share': (counts['no_evidence'], counts['correct'])})
+
+
+def _is_correct(row: Row) -> bool:
+    """Whether a row is an answer to a question with accepted answers that was scored as correct."""
+    info = row.info
+    if info.question is None or info.is_proposal or not info.question.answers:
+        return False
+    return info.score is not None and info.score >= _CORRECT
+
+
+def _result_texts(trajectory: Trajectory) -> list[str]:
+    """Returns the texts that the calls of a rollout returned: of passages, or of results without passages."""
+    texts = []
+    for turn in trajectory.turns:
+        call = turn.call
+        if call is None or call.error is not None:
+            continue
+        for passages in call.documents:
+            for passage in passages:
+                texts.append(f'{passage["title"]} {passage["text"]}')
+        if not call.documents:
+            texts.append(call.text)
+    return texts
+
+
+def _is_found(answers: Sequence[str], texts: Sequence[str]) -> bool:
+    """Returns whether an accepted answer occurs, as whole words, in one of the normalised texts."""
+    for answer in answers:
+        words = normalize_answer(answer)
+        # An answer of articles and punctuation alone has no word that could be looked for.
+        if not words:
+            return True
+        # Scripts without blanks have no word boundaries, so only Latin letters and digits bound a word.
+        pattern = re.compile(rf'(?<![a-z0-9]){re.escape(words)}(?![a-z0-9])')
+        if any(pattern.search(text) for text in texts):
+            return True
+    return False
+
+
+def judge_health(judge_counts: Mapping[str, int]) -> Stats:
+    """Returns 'judge_lost_share' as (sum, count): judgements that failed or could not be read.
+
+    Args:
+      judge_counts: counts of a step, as in `Judge.stats`.
+    """
+    lost = judge_counts.get('failed', 0) + judge_counts.get('unread', 0)
+    return _measured({'judge_lost_share': (lost, judge_counts.get('asked', 0))})
