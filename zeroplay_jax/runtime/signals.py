@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-
 # The status of a process that SIGINT ended: 128 + 2.
 _INTERRUPTED_STATUS = 130
 # Status of a run that SIGTERM asked to end: EX_TEMPFAIL of sysexits.h, the same command may succeed later. No other end
