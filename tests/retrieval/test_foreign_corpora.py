@@ -163,6 +163,36 @@ def test_parquet(tmp_path, user_reads):
     user_reads(error.value)
 
 
+@pytest.mark.fault('kin-files', 'a TSV with two columns of one name')
+def test_a_column_that_occurs_twice_is_refused(tmp_path, user_reads):
+    path = tmp_path / 'c.tsv'
+    path.write_text('id\ttext\ttext\n1\tA town.\tA river.\n')
+    # Without headings no row can be read, so it is no bad line that could be skipped.
+    for strict in (True, False):
+        with pytest.raises(RetrievalError, match="c.tsv:1: the column 'text' occurs twice") as error:
+            only(path, skipped=corpus.BadLines(path, strict))
+    user_reads(error.value)
+
+
+@pytest.mark.parametrize('is_nested', [False, True])
+@pytest.mark.fault('kin-files', 'Parquet with two columns of one name')
+def test_a_column_of_parquet_that_occurs_twice_is_refused(tmp_path, is_nested, user_reads):
+    pyarrow = pytest.importorskip('pyarrow')
+    parquet = pytest.importorskip('pyarrow.parquet')
+    columns = [pyarrow.array([text]) for text in ('1', 'A town.', 'A river.')]
+    names = ['id', 'text', 'text']
+    table = pyarrow.table(columns, names=names)
+    if is_nested:
+        table = pyarrow.table({'inner': pyarrow.StructArray.from_arrays(columns, names=names)})
+    path = tmp_path / 'c.parquet'
+    parquet.write_table(table, path)
+    with pytest.raises(
+        RetrievalError, match='c.parquet: cannot be read .*; give .* columns of different names'
+    ) as error:
+        only(path)
+    user_reads(error.value)
+
+
 @pytest.mark.fault('F7', 'Parquet with a text that is no UTF-8')
 def test_a_column_that_is_no_text_is_one_line(tmp_path, user_reads):
     pyarrow = pytest.importorskip('pyarrow')
