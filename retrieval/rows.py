@@ -53,6 +53,10 @@ def rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
     Raises:
       RetrievalError: the file cannot be read, begins like a file of another kind, or has two columns of one name.
     """
+    if suffix_of(source) == '.csv':
+        raise RetrievalError(
+            f'{source}: CSV is not read; save it as .tsv, with tabs between the columns and their names in line 1'
+        )
     try:
         if suffix_of(source) == '.parquet':
             yield from _parquet_rows(source)
