@@ -40,7 +40,8 @@ def without_front_matter(whole_text: str) -> str:
 def split_title(whole_text: str, name: str) -> tuple[str, str]:
     """Returns (title, text) of a text file, without front matter.
 
-    The title is the first of these that exists and has at most `TITLE_CHARACTERS`. The lines that it is taken from are no part of the text.
+    The title is the first of these that exists and has at most `TITLE_CHARACTERS`. The lines that it is taken from are
+    no part of the text.
 
     1. Of Markdown: `title` of the front matter.
     2. Of Markdown: the first heading of level one, if it is among the first lines.
