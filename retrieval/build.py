@@ -18,7 +18,7 @@ import pathlib
 import time
 from collections.abc import Sequence
 
-from . import folder, hub, object_cache, shards
+from . import cleaning, folder, hub, object_cache, shards
 from .command import (
     FIELDS_HELP,
     Parser,
@@ -130,8 +130,11 @@ def _run(args: argparse.Namespace) -> None:
     parameters = {}
     if args.kind == 'scann':
         parameters = {name: getattr(args, name) for name in _SCANN_PARAMETERS}
+    source = pathlib.Path(object_cache.fetch(args.corpus))
+    if 'corpus' in stages:
+        cleaning.warn_of_other_files(source)
     folder.build(
-        pathlib.Path(object_cache.fetch(args.corpus)),
+        source,
         args.out,
         args.kind,
         encoder,

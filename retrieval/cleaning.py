@@ -6,6 +6,7 @@ import array
 import collections
 import dataclasses
 import json
+import logging
 import os
 import pathlib
 from collections.abc import Iterator
@@ -78,6 +79,17 @@ class Inventory:
         more = self.unusable - len(self.first_names)
         return f'{names} and {more} more' if more else names
 
+    def left_out(self) -> str:
+        """Returns what becomes of the unusable units, in a line; '' without any."""
+        if not self.unusable:
+            return ''
+        # In a file of passages, all but empty ones are indexed (see `write_clean`).
+        consequence = 'left out' if self.unit == 'files' else 'not asked about'
+        total = self.usable + self.unusable
+        line = f'{self.unusable} of {total} {self.unit} are {consequence}: {self}'
+        names = self.names()
+        return f'{line}; they are {names}' if names else line
+
     @property
     def unusable(self) -> int:
         """Number of units with a problem."""
@@ -107,7 +119,7 @@ class _CountedLines(BadLines):
         super().__init__(source, strict=False)
         self.first = ''
 
-    def add(self, number: int, reason: str) -> None:
+    def add(self, number: int, reason: str, text: pathlib.Path | None = None) -> None:
         """Counts a bad line; never raises."""
         self.count += 1
         if not self.first:
@@ -225,6 +237,18 @@ def _read_text(path: pathlib.Path) -> tuple[str, str | None]:
         return '', error.kind
     # Front matter alone is no text.
     return text, problem_of(without_front_matter(text))
+
+
+def warn_of_other_files(source: pathlib.Path) -> None:
+    """Warns of the files of a folder that are not read, if others are."""
+    if not source.is_dir():
+        return
+    texts = files_of(source)
+    inventory = Inventory('files', usable=len(texts))
+    _count_other_files(source, set(texts), inventory)
+    line = inventory.left_out()
+    if texts and line:
+        logging.warning('%s: %s', source, line)
 
 
 def _count_other_files(

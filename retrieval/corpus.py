@@ -261,7 +261,7 @@ def write(
       RetrievalError: a bad line (strict), a repeated id, no passage at all, a file that cannot be read.
     """
     # `read` counts the bad lines in this object.
-    skipped = BadLines(source, strict, fix='correct the line or pass --skip-bad-lines')
+    skipped = BadLines(source, strict, otherwise=' or pass --skip-bad-lines')
     digest = hashlib.sha256()
     # Repeated ids are found by hashes of 8 bytes. Two different ids out of 21 million have the same hash, and would be
     # refused by mistake, in one of 80,000 corpora.

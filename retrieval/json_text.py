@@ -6,7 +6,7 @@ import functools
 import json
 import math
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .types import RetrievalError
@@ -165,12 +165,15 @@ def _decoder(not_finite: Callable[[str], Any]) -> json.JSONDecoder:
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Returns the object of its pairs; Unusable if a key occurs twice, of which only the last would count."""
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
-        raise Unusable(f'the key {repeated[:60]!r} occurs twice in one object')
-    return value
+    refuse_repeated([key for key, _ in pairs], 'key')
+    return dict(pairs)
+
+
+def refuse_repeated(names: Sequence[str], kind: str) -> None:
+    """Raises Unusable if a name occurs twice: only the value of the last would count."""
+    if len(set(names)) < len(names):
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise Unusable(f'the {kind} {repeated[:60]!r} occurs twice')
 
 
 def _refuse_number(digits: str) -> Any:

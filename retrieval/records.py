@@ -92,6 +92,16 @@ def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
     return Record(str(record_id), contents(title, text) if has_title else text, document)
 
 
+def title_like(row: Mapping[str, Any]) -> str:
+    """Returns the name of a field of a row that may be a title under another name; '' without one."""
+    for name, value in row.items():
+        lower_name = name.lower()
+        is_named_so = lower_name.endswith('title') or lower_name == 'headline'
+        if is_named_so and isinstance(value, str) and value.strip():
+            return name
+    return ''
+
+
 def _name_of(field: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> str:
     """Returns the name under which a row has a field; '' for a missing title."""
     names = (fields[field],) if field in fields else _NAMES[field]

@@ -51,8 +51,12 @@ def rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
     from a suffix of `COMPRESSED`, is one; any other has JSON lines.
 
     Raises:
-      RetrievalError: the file cannot be read, or begins like a file of another kind.
+      RetrievalError: the file cannot be read, begins like a file of another kind, or has two columns of one name.
     """
+    if suffix_of(source) == '.csv':
+        raise RetrievalError(
+            f'{source}: CSV is not read; save it as .tsv, with tabs between the columns and their names in line 1'
+        )
     try:
         if suffix_of(source) == '.parquet':
             yield from _parquet_rows(source)
@@ -85,7 +89,7 @@ def _text_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
                 if suffix_of(source) != '.tsv':
                     yield number, _json_row(line)
                 elif headings is None:
-                    headings = _cells(line)
+                    headings = _headings(source, number, line)
                 else:
                     yield number, _tsv_row(headings, line)
             except Unusable as error:
@@ -119,6 +123,18 @@ def _cells(line: bytes) -> list[str]:
         raise Unusable(f'not a row of a TSV ({error})') from None
 
 
+def _headings(source: pathlib.Path, number: int, line: bytes) -> list[str]:
+    """Returns the names of the columns of a TSV; RetrievalError if no row could be read with them."""
+    try:
+        headings = _cells(line)
+        json_text.refuse_repeated(headings, 'column')
+    except Unusable as error:
+        raise RetrievalError(
+            f'{source}:{number}: {error}; give every column a name of its own in the first line'
+        ) from None
+    return headings
+
+
 def _tsv_row(headings: list[str], line: bytes) -> dict[str, Any]:
     """Returns {heading: cell} of a line of a TSV."""
     cells = _cells(line)
@@ -140,14 +156,16 @@ def _parquet_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
     try:
         number = 0
         with source.open('rb') as stream, ParquetFile(stream) as file:
+            json_text.refuse_repeated(file.schema_arrow.names, 'column')
             for batch in file.iter_batches(_BATCH_ROWS):
                 for row in batch.to_pylist():
                     number += 1
                     yield number, row
-    except (ArrowException, UnicodeDecodeError) as error:
+    except (ArrowException, ValueError) as error:
+        # pyarrow raises ValueError for a text that is no UTF-8, and for two fields of one name inside a column.
         reason = str(error).splitlines()[0]
         raise RetrievalError(
-            f'{source}: cannot be read as Parquet ({reason}); give a whole file'
+            f'{source}: cannot be read as Parquet ({reason}); give a whole file with columns of different names'
         ) from None
 
 

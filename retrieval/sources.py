@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import pathlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from .json_text import Unusable
 from .plain_text import read_text
-from .records import Record, contents, record_of, split
+from .records import Record, contents, record_of, split, title_like
 from .rows import rows, suffix_of
 from .splitting import split_record, split_text
 from .suggestions import similar_path
-from .titles import split_title, without_front_matter
+from .titles import TITLE_CHARACTERS, split_title, without_front_matter
 from .types import RetrievalError, short
 
 # Words of a passage that is cut from a longer text, as in Wikipedia-18.
@@ -44,30 +46,33 @@ class BadLines:
     Args:
       source: the file or folder, for messages.
       strict: True: the first bad line raises an error. False: the first ten are logged and all are counted.
-      fix: end of the error line: what the user of the command can do.
+      otherwise: end of the error line: what else the user of the command can do than correct the line.
     """
 
-    def __init__(self, source: pathlib.Path, strict: bool, fix: str = 'correct the line'):
+    def __init__(self, source: pathlib.Path, strict: bool, otherwise: str = ''):
         self.source = source
         self.strict = strict
-        self.fix = fix
+        self.otherwise = otherwise
         self.count = 0
 
-    def add(self, number: int, reason: str) -> None:
+    def add(self, number: int, reason: str, text: pathlib.Path | None = None) -> None:
         """Counts a bad line (or file) and logs it or raises an error, as the constructor says.
 
         Args:
           number: number of the line, from 1.
           reason: why it is bad.
+          text: the file, if it is a text; it has no lines that count.
 
         Raises:
           RetrievalError: `strict` is set.
         """
         self.count += 1
+        place = f'{self.source}:{number}' if text is None else text
         if self.strict:
-            raise RetrievalError(f'{self.source}:{number}: {reason}; {self.fix}')
+            unit = 'line' if text is None else 'file'
+            raise RetrievalError(f'{place}: {reason}; correct the {unit}{self.otherwise}')
         if self.count <= _LOGGED_LINES:
-            logging.warning('%s:%d: %s; skipped', self.source, number, reason)
+            logging.warning('%s: %s; skipped', place, reason)
 
 
 def read(
@@ -82,8 +87,9 @@ def read(
     Parquet, read by `rows.rows`; `records.record_of` says which of their fields are a passage.
 
     In a folder, all .txt and .md files are read in the order of their paths, without YAML front matter, and the number
-    counts files instead of lines. Without `passage_words` the first line of each is its title and the remainder is cut
-    into passages of 100 words; with it see `titles.split_title`. A single .txt or .md file is read as a folder with one
+    counts files instead of lines. Without `passage_words` the first line of each is its title (of a longer line than
+    `TITLE_CHARACTERS` the name of the file) and the remainder is cut into passages of 100 words; with it see
+    `titles.split_title`. A single .txt or .md file is read as a folder with one
     file.
 
     Args:
@@ -102,16 +108,23 @@ def read(
     if holds_texts(source) or not source.exists():
         yield from _read_texts(source, skipped, passage_words)
         return
-    if suffix_of(source) not in _PASSAGE_SUFFIXES:
+    suffix = suffix_of(source)
+    if suffix in _TEXT_SUFFIXES:
         raise RetrievalError(
-            f'{source}: unknown format; name the file .jsonl, .tsv or .parquet, texts followed by .gz or .zst if '
-            f'compressed{conversion([suffix_of(source)])}'
+            f'{source}: a text is read only as it is; decompress it, with gunzip, unzstd, bunzip2 or unxz'
+        )
+    # `rows` names what is wrong with CSV.
+    if suffix not in (*_PASSAGE_SUFFIXES, '.csv'):
+        raise RetrievalError(
+            f'{source}: unknown format; name the file .jsonl or .tsv (followed by .gz or .zst if compressed), or '
+            f'.parquet{conversion([suffix])}'
         )
     for number, row in rows(source):
         try:
             if isinstance(row, Unusable):
                 raise row
             record = _validated(record_of(row, fields or {}))
+            _warn_of_lost_title(source, row, record, fields or {})
         except Unusable as error:
             skipped.add(number, str(error))
             continue
@@ -119,12 +132,36 @@ def read(
             yield number, passage
 
 
+def _warn_of_lost_title(
+    source: pathlib.Path, row: Mapping[str, Any], record: Record, fields: Mapping[str, str]
+) -> None:
+    """Warns once per file of a passage without a title in a row that seems to have one under another name."""
+    if 'title' in fields or split(record.contents)[0]:
+        return
+    name = title_like(row)
+    if name:
+        _warn_once(
+            f'{source}: passages have no title, and their field "{name}" is not read; if it is the title, rename it to '
+            f'"title", or pass --fields title={name} to retrieval.build or inputs'
+        )
+
+
+@functools.lru_cache
+def _warn_once(line: str) -> None:
+    """Warns once of a line that is true of many passages, and of files that are read twice."""
+    logging.warning(line)
+
+
 def conversion(suffixes: Iterable[str]) -> str:
-    """Returns '; convert … with …' for suffixes of formats that hold texts; '' without any."""
-    programs = [
-        f'{suffix} with {_CONVERTERS[suffix]}' for suffix in suffixes if suffix in _CONVERTERS
-    ]
-    return f'; convert {", ".join(programs)}' if programs else ''
+    """Returns '; …' with what to do about files of these suffixes, which are no texts; '' if nothing is known."""
+    found = list(suffixes)
+    programs = [f'{suffix} with {_CONVERTERS[suffix]}' for suffix in found if suffix in _CONVERTERS]
+    ways = f'; convert {", ".join(programs)}' if programs else ''
+    if any(suffix in _PASSAGE_SUFFIXES for suffix in found):
+        ways += '; of passages give one file, not its folder (cat joins files of JSON lines)'
+    if any(suffix in _TEXT_SUFFIXES for suffix in found):
+        ways += '; decompress texts'
+    return ways
 
 
 def holds_texts(source: pathlib.Path) -> bool:
@@ -170,7 +207,7 @@ def _read_texts(
             f'{source}: cannot be read (no such file); give passages, a text or a folder{similar_path(source)}'
         )
     if not files:
-        suffixes = sorted({path.suffix.lower() for path in visible_files(source)})
+        suffixes = sorted({suffix_of(path) for path in visible_files(source)})
         raise RetrievalError(
             f'{source}: no .txt or .md file in it; give a folder of texts{conversion(suffixes)}'
         )
@@ -178,18 +215,23 @@ def _read_texts(
         try:
             whole_text = read_text(path)
         except (OSError, Unusable) as error:
-            skipped.add(number, f'{path} cannot be read as a text ({error})')
+            skipped.add(number, f'cannot be read as a text ({error})', path)
             continue
         name = text_name(source, path)
         if passage_words:
             title, text = split_title(whole_text, name)
             passage_texts = split_text(text, passage_words)
             if not passage_texts:
-                skipped.add(number, f'{path}: the file is empty')
+                skipped.add(number, 'the file is empty', path)
         else:
-            first_line, _, text = without_front_matter(whole_text).strip().partition('\n')
+            text = without_front_matter(whole_text).strip()
+            first_line, _, text_below = text.partition('\n')
             # Markdown headings start with '#'.
             title = first_line.lstrip('# ').strip()
+            if len(title) > TITLE_CHARACTERS:
+                title = pathlib.PurePath(name).stem
+            else:
+                text = text_below
             passage_texts = _blocks_of_words(text)
         for passage_number, passage_text in enumerate(passage_texts):
             passage_id = f'{name}#{passage_number}'
@@ -197,7 +239,7 @@ def _read_texts(
             try:
                 yield number, _validated(record)
             except Unusable as error:
-                skipped.add(number, f'{path}: {error}')
+                skipped.add(number, str(error), path)
 
 
 def _blocks_of_words(text: str) -> list[str]:

@@ -7,6 +7,8 @@ import re
 
 # A longer first line of a text is not its title but its first paragraph.
 _TITLE_WORDS = 15
+# The same in languages without blanks between words, and for texts that have no other line.
+TITLE_CHARACTERS = 200
 # Lines of a Markdown file in which its main heading is looked for; later ones are sections.
 _HEADING_LINES = 10
 # YAML between two lines of dashes at the start of a Markdown file, as Jekyll and Obsidian write it. The key in its
@@ -38,7 +40,8 @@ def without_front_matter(whole_text: str) -> str:
 def split_title(whole_text: str, name: str) -> tuple[str, str]:
     """Returns (title, text) of a text file, without front matter.
 
-    The title is the first of these that exists. The lines that it is taken from are no part of the text.
+    The title is the first of these that exists and has at most `TITLE_CHARACTERS`. The lines that it is taken from are
+    no part of the text.
 
     1. Of Markdown: `title` of the front matter.
     2. Of Markdown: the first heading of level one, if it is among the first lines.
@@ -60,7 +63,7 @@ def split_title(whole_text: str, name: str) -> tuple[str, str]:
     heading, text_below = _main_heading(text)
     # Most files repeat the title of their front matter as a heading.
     title = front_title or heading
-    if title and text_below.strip():
+    if title and len(title) <= TITLE_CHARACTERS and text_below.strip():
         return title, text_below
     return _first_line_title(text, path.stem)
 
@@ -79,7 +82,7 @@ def _first_line_title(text: str, default: str) -> tuple[str, str]:
     first_line, _, text_below = text.strip().partition('\n')
     # Markdown headings start with '#'.
     title = ' '.join(first_line.lstrip('# ').split())
-    is_short = len(title.split()) <= _TITLE_WORDS
+    is_short = len(title.split()) <= _TITLE_WORDS and len(title) <= TITLE_CHARACTERS
     # A horizontal rule or a date does not name a text.
     has_letter = any(character.isalpha() for character in title)
     if is_short and has_letter and not title.endswith('.') and text_below.strip():

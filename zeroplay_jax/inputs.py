@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from zeroplay_jax.retrieval import progress
+from zeroplay_jax.retrieval import cleaning, progress
 from zeroplay_jax.retrieval.command import (
     FIELDS_HELP,
     Parser,
@@ -315,6 +315,7 @@ def build(args: argparse.Namespace) -> builders.BuiltFile:
         sets = [_answer_lines(path) for path in args.sets]
         return builders.answers_of_sets(sets, args.count, args.seed, args.most_words, args.mix)
     source = str(args.corpus)
+    cleaning.warn_of_other_files(args.corpus)
     passages = _with_progress(read(args.corpus, fields=args.fields), source, 'passages')
     if args.kind == 'answers':
         return builders.answers_of_corpus(passages, source, args.count, args.seed, args.most_words)
@@ -411,6 +412,7 @@ def _run(args: argparse.Namespace) -> str:
         _write(args.out, built.lines)
         return _report(args, built)
     source = str(args.corpus)
+    cleaning.warn_of_other_files(args.corpus)
 
     def passages() -> Iterator[tuple[int, Record]]:
         return _with_progress(

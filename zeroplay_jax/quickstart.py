@@ -252,13 +252,8 @@ def _make_corpus(args: argparse.Namespace, origin: Json) -> None:
     total = inventory.usable + inventory.unusable
     english = f'{inventory.usable} of {total} {inventory.unit} are English text'
     _report('corpus', f'{english}; {inventory.passages} passages')
-    if inventory.unusable:
-        # In a file of passages, all but empty ones are indexed (see `cleaning.write_clean`).
-        consequence = 'left out' if inventory.unit == 'files' else 'not asked about'
-        line = f'{inventory.unusable} of {total} {inventory.unit} are {consequence}: {inventory}'
-        names = inventory.names()
-        if names:
-            line += f'; they are {names}'
+    line = inventory.left_out()
+    if line:
         print(f'{_NAME}: warning: {args.corpus}: {line}', file=sys.stderr)
 
 

@@ -183,7 +183,9 @@ def test_a_folder_of_texts(tmp_path, caplog):
 
     (texts / 'bad.txt').write_bytes(b'caf\xe9')
     (texts / 'empty.txt').write_text('  \n')
-    with pytest.raises(RetrievalError, match='bad.txt cannot be read as a text .*Latin-1'):
+    with pytest.raises(
+        RetrievalError, match='bad.txt: cannot be read as a text .*Latin-1.*; correct the file or'
+    ):
         corpus.write(texts, out)
     with caplog.at_level(logging.WARNING):
         assert corpus.write(texts, out, strict=False).skipped == 2

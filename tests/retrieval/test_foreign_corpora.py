@@ -3,13 +3,14 @@
 import bz2
 import gzip
 import json
+import logging
 import lzma
 import sys
 
 import pytest
 import zstandard
 
-from zeroplay_jax.retrieval import corpus, plain_text
+from zeroplay_jax.retrieval import build, corpus, plain_text
 from zeroplay_jax.retrieval.command import passage_fields
 from zeroplay_jax.retrieval.types import RetrievalError
 
@@ -140,9 +141,82 @@ def test_a_converter_is_named(tmp_path, name, user_reads):
     user_reads(error.value)
     (tmp_path / 'page.txt').write_bytes(b'<html><p>A town.')
     with pytest.raises(
-        RetrievalError, match='page.txt cannot be read as a text .it is HTML; convert it'
+        RetrievalError, match='page.txt: cannot be read as a text .it is HTML; convert it'
     ):
         list(corpus.read(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ('names', 'line'),
+    [
+        (['a.jsonl', 'b.jsonl.gz'], 'no .txt or .md file in it; .* give one file, not its folder'),
+        (['a.parquet'], 'no .txt or .md file in it; .* give one file, not its folder'),
+        (['a.txt.gz'], 'no .txt or .md file in it; .*; decompress texts'),
+    ],
+)
+@pytest.mark.fault('kin-files', 'a folder of shards')
+def test_a_folder_of_shards_is_refused(tmp_path, names, line, user_reads):
+    for name in names:
+        (tmp_path / name).write_bytes(b'x')
+    with pytest.raises(RetrievalError, match=line) as error:
+        list(corpus.read(tmp_path))
+    user_reads(error.value)
+
+
+@pytest.mark.parametrize(
+    ('name', 'line'),
+    [
+        ('a.txt.gz', 'decompress it, with gunzip'),
+        ('a.csv', 'CSV is not read; save it as .tsv, with tabs'),
+        ('a.csv.gz', 'CSV is not read; save it as .tsv, with tabs'),
+        ('a.xls', 'unknown format; name the file .jsonl or .tsv'),
+    ],
+)
+@pytest.mark.fault('kin-files', 'a file of another form')
+def test_a_file_of_another_form_is_refused(tmp_path, name, line, user_reads):
+    path = tmp_path / name
+    path.write_bytes(b'id,text\n1,A town.\n')
+    with pytest.raises(RetrievalError, match=line) as error:
+        only(path)
+    user_reads(error.value)
+
+
+@pytest.mark.parametrize('field', ['wikipedia_title', 'Title', 'headline'])
+@pytest.mark.fault('kin-files', 'a title under another name')
+def test_a_title_under_another_name_is_named_once(tmp_path, field, caplog, user_reads):
+    path = tmp_path / 'c.jsonl'
+    lines = [json_line({'id': n, field: 'Gumu', 'text': 'A town.'}) for n in range(3)]
+    path.write_bytes(b''.join(lines))
+    assert len(list(corpus.read(path))) == 3
+    assert list(corpus.read(path, fields={'title': field}))[0][1].contents == WIRE
+    (record,) = caplog.records
+    assert f'"{field}" is not read' in record.message
+    assert f'--fields title={field}' in record.message
+    user_reads(f'said: {record.message}')
+
+
+def test_fields_beside_a_title_are_not_named(tmp_path, caplog):
+    path = tmp_path / 'c.jsonl'
+    titled = {'id': 1, 'title': 'Gumu', 'text': 'A town.', 'subtitle': 'Its river'}
+    untitled = {'id': 2, 'text': 'A town.', 'subtitle': '', 'headline': 3}
+    path.write_bytes(json_line(titled) + json_line(untitled))
+    assert len(list(corpus.read(path))) == 2
+    assert not caplog.records
+
+
+@pytest.mark.fault('kin-files', 'a folder of texts and other files')
+def test_a_build_counts_the_files_that_it_does_not_read(tmp_path, caplog, user_reads):
+    texts = tmp_path / 'texts'
+    texts.mkdir()
+    for name in ('a.txt', 'b.rst', 'c.html', 'd', 'e.txt.gz', 'g.jsonl'):
+        (texts / name).write_text('Gumu\nA town.')
+    arguments = ['--corpus', str(texts), '--kind=bm25', '--stage=corpus']
+    with caplog.at_level(logging.WARNING):
+        build.main([*arguments, '--out', str(tmp_path / 'index')])
+    (record,) = [record for record in caplog.records if 'files' in record.message]
+    left_out = '1 .gz, 1 .html, 1 .jsonl, 1 .rst, 1 of other formats'
+    assert f'{texts}: 5 of 6 files are left out: {left_out}; they are b.rst' in record.message
+    user_reads(f'said: {record.message}')
 
 
 @pytest.mark.fault('F7', 'a corpus in Parquet')
@@ -159,6 +233,38 @@ def test_parquet(tmp_path, user_reads):
     ]
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(RetrievalError, match='c.parquet: cannot be read as Parquet') as error:
+        only(path)
+    user_reads(error.value)
+
+
+@pytest.mark.fault('kin-files', 'a TSV with two columns of one name')
+def test_a_column_that_occurs_twice_is_refused(tmp_path, user_reads):
+    path = tmp_path / 'c.tsv'
+    path.write_text('id\ttext\ttext\n1\tA town.\tA river.\n')
+    # Without headings no row can be read, so it is no bad line that could be skipped.
+    for strict in (True, False):
+        with pytest.raises(
+            RetrievalError, match="c.tsv:1: the column 'text' occurs twice"
+        ) as error:
+            only(path, skipped=corpus.BadLines(path, strict))
+    user_reads(error.value)
+
+
+@pytest.mark.parametrize('is_nested', [False, True])
+@pytest.mark.fault('kin-files', 'Parquet with two columns of one name')
+def test_a_column_of_parquet_that_occurs_twice_is_refused(tmp_path, is_nested, user_reads):
+    pyarrow = pytest.importorskip('pyarrow')
+    parquet = pytest.importorskip('pyarrow.parquet')
+    columns = [pyarrow.array([text]) for text in ('1', 'A town.', 'A river.')]
+    names = ['id', 'text', 'text']
+    table = pyarrow.table(columns, names=names)
+    if is_nested:
+        table = pyarrow.table({'inner': pyarrow.StructArray.from_arrays(columns, names=names)})
+    path = tmp_path / 'c.parquet'
+    parquet.write_table(table, path)
+    with pytest.raises(
+        RetrievalError, match='c.parquet: cannot be read .*; give .* columns of different names'
+    ) as error:
         only(path)
     user_reads(error.value)
 

@@ -195,6 +195,19 @@ def test_texts_get_the_title_of_their_first_line_or_of_their_file(tmp_path):
     assert skipped.count == 1 and records[0].id == 'a.md#0'
 
 
+@pytest.mark.parametrize('passage_words', [0, 80])
+@pytest.mark.parametrize('end', ['', 'a last line'])
+@pytest.mark.fault('kin-files', 'a text with a long first line')
+def test_a_long_first_line_is_no_title(passage_words, end, tmp_path, user_reads):
+    # Chinese has no blanks between words, so that the line counts as one word.
+    for line in (LONG.replace('\n', ' '), '山' * 201):
+        (tmp_path / 'a.txt').write_text(f'{line}\n{end}')
+        (_, record), *_ = sources.read(tmp_path, passage_words=passage_words)
+        title, text = corpus.split(record.contents)
+        assert title == 'a' and line.startswith(text.split()[0])
+    user_reads(f'right: {record.contents[:20]!r}')
+
+
 def test_one_text_is_a_corpus(tmp_path):
     path = tmp_path / 'book.txt'
     path.write_text(f'Lomi\n{LONG}')

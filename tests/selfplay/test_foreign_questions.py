@@ -56,6 +56,40 @@ FORMS = {
         ['7'],
     ),
     'answerable of a table': ({'answer': 'Lomi', 'answerable': 1.0}, ['Lomi']),
+    'SQuAD as JSON in a text': (
+        {'answers': '{"text": ["Lomi", "Lomi city"], "answer_start": [1, 2]}'},
+        ['Lomi', 'Lomi city'],
+    ),
+    'SQuAD as Python prints it': (
+        {'answers': """{'text': ['Lomi', "Lomi's"], 'answer_start': [1, 2], 'id': None}"""},
+        ['Lomi', "Lomi's"],
+    ),
+    'SQuAD as pandas prints it': (
+        {
+            'answers': "{'text': array(['Lomi', 'Lomi city'], dtype=object), 'answer_start': array([1], dtype=int32)}"
+        },
+        ['Lomi', 'Lomi city'],
+    ),
+    'TriviaQA as a text': (
+        {'answer': "{'value': 'Lomi', 'aliases': ['Lomi city']}"},
+        ['Lomi', 'Lomi city'],
+    ),
+    'verl as a text': ({'reward_model': "{'ground_truth': {'target': ['Lomi']}}"}, ['Lomi']),
+    'an object as text in a list': ({'answers': ["{'text': 'Lomi'}"]}, ['Lomi']),
+    'a NumPy array with commas': (
+        {'answer': "array(['Lomi', 'Lomi city'],\n      dtype=object)"},
+        ['Lomi', 'Lomi city'],
+    ),
+    'a NumPy array of short texts': ({'answer': "array(['Lomi'], dtype='<U4')"}, ['Lomi']),
+    'a tuple': ({'answer': "('Lomi', 'None (city)',)"}, ['Lomi', 'None (city)']),
+    'braces and brackets of formulas': (
+        {'answers': ['{1, 2}', '(1, 2)', '(sic)', '{x | x > 0}']},
+        ['{1, 2}', '(1, 2)', '(sic)', '{x | x > 0}'],
+    ),
+    'a pair of numbers': ({'answer': '(1, 2)'}, ['(1, 2)']),
+    'True of a table': ({'answer': 'True'}, ['True', 'yes']),
+    'FALSE of a table': ({'answer': 'FALSE'}, ['FALSE', 'no']),
+    'True among names': ({'answers': ['True', 'Spandau']}, ['True', 'Spandau']),
     'null beside answers': ({'answers': None, 'answer': 'Lomi', 'hops': None}, ['Lomi']),
 }
 
@@ -79,6 +113,14 @@ REFUSED = {
     'a list of numbers as text': ({'answer': '[1912, 1913]'}, 'may be meant as a list'),
     'a NumPy array in a list': ({'answers': ["['a' 'b']"]}, 'may be meant as a list'),
     'a NumPy array as text': ({'answer': "['a' 'b']"}, 'may be meant as a list'),
+    'a set of Python': ({'answer': "{'a', 'b'}"}, 'may be meant as a list'),
+    'a NumPy array of one text': ({'answer': "array('a', dtype='<U1')"}, 'may be meant as a list'),
+    'a broken object as text': ({'answer': "{'text': ['a' 'b']}"}, 'may be meant as a list'),
+    'a broken object in a list': ({'answers': ["{'text': ['a' 'b']}"]}, 'may be meant as a list'),
+    'an object of another form as text': (
+        {'answer': "{'name': 'Lomi'}"},
+        'an object without target, ground_truth, value',
+    ),
     'an empty list as text': ({'answer': '[]'}, '"answer" has no answer'),
     'an object of another form': (
         {'answer': {'name': 'Lomi'}},
@@ -109,6 +151,11 @@ def test_what_may_mean_two_things_is_refused(tmp_path, name, user_reads):
         {'answers': [], 'is_impossible': True},
         {'answers': {'text': [], 'answer_start': []}},
         {'answer': 'Lomi', 'answerable': 'False'},
+        {'answers': "{'text': array([], dtype=object), 'answer_start': array([], dtype=int32)}"},
+        {'answers': ['No Answer Present.']},
+        {'answers': "['No Answer Present.']"},
+        {'answer': 'CANNOTANSWER'},
+        {'answer': {'text': 'CANNOTANSWER', 'answer_start': 9}},
     ],
 )
 @pytest.mark.fault('third-14', 'questions without an answer')
@@ -206,6 +253,11 @@ def test_questions_in_another_unicode_form_are_the_same(tmp_path, capsys, user_r
         ({'answer': 'B', 'options': {'A': 'Lomi', 'B': 'Puto'}}, "'B', which names one of"),
         ({'answer': 'A', 'choices': {'label': ['A', 'B'], 'text': ['Lomi', 'Puto']}}, "'A'"),
         ({'answer': '(b)', 'options': 'A) Lomi B) Puto'}, 'write the text of that choice'),
+        ({'golden_answers': ['B'], 'metadata': {'choices': ['Lomi', 'Puto']}}, "'B', which names"),
+        ({'answer': 'B', 'choices': "['Lomi', 'Puto']"}, "'B', which names one of"),
+        ({'answer': 'b', 'opa': 'Lomi', 'opb': 'Puto', 'cop': 1}, 'one of "opa, opb"; write'),
+        ({'answer': 'B', 'A': 'Lomi', 'B': 'Puto'}, 'one of "A, B"; write'),
+        ({'opa': 'Lomi', 'opb': 'Puto', 'cop': 1}, 'no answers; write them into one of'),
         ({'answer': 'Two and one.\n#### 3'}, 'write only the result behind ####'),
     ],
 )

@@ -320,6 +320,30 @@ def test_a_mistake_is_one_line_and_writes_nothing(arguments, wrong, tmp_path, ca
     assert wrong in refused(capsys, tmp_path / 'out.jsonl', *arguments)
 
 
+@pytest.mark.fault('kin-files', 'a folder with a text in Latin-1')
+def test_a_text_that_cannot_be_read_is_a_file_and_no_line(tmp_path, capsys, caplog, user_reads):
+    texts = tmp_path / 'texts'
+    texts.mkdir()
+    (texts / 'a.txt').write_text(f'A\n{FILLER}')
+    (texts / 'b.txt').write_bytes(b'B\ncaf\xe9')
+    (texts / 'c.pdf').write_bytes(b'%PDF')
+    arguments = ['documents', f'--corpus={texts}', '--count=1']
+    error = refused(capsys, tmp_path / 'out.jsonl', *arguments)
+    assert f'inputs: {texts}/b.txt: cannot be read as a text' in error
+    assert error.endswith('save it as UTF-8); correct the file\n')
+    assert f'{texts}: 1 of 3 files are left out: 1 .pdf' in caplog.text
+    user_reads(error)
+
+
+@pytest.mark.fault('kin-files', 'questions in CSV')
+def test_questions_in_csv_are_refused(tmp_path, capsys, user_reads):
+    path = tmp_path / 'set.csv'
+    path.write_text('question,answer\nWhich town?,Lomi\n')
+    error = refused(capsys, tmp_path / 'out.jsonl', 'questions', f'--sets={path}')
+    assert 'set.csv: CSV is not read; save it as .tsv, with tabs between the columns' in error
+    user_reads(error)
+
+
 def test_a_file_is_there_whole_or_as_it_was(tmp_path, capsys):
     source = corpus_file(tmp_path / 'c.jsonl', *many(9))
     asked = ('documents', '--corpus', source, '--count=5')

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from zeroplay_jax.objectives.answers import normalize_answer
@@ -32,17 +35,31 @@ _ANSWERABLE_FIELDS = {
     'is_impossible': True,
     'unanswerable': True,
 }
+# Texts that stand for the answer of a question that has none (MS MARCO, QuAC), in small letters.
+_NO_ANSWER = ('no answer present.', 'cannotanswer')
 # Fields with the choices of a question, one of which its answer may name by number or letter (MMLU, RACE).
 _CHOICES = ('choices', 'options', 'answer_choices', 'endings')
+# Fields with one choice each (MedMCQA, SWAG, tables of MMLU).
+_ONE_CHOICE = re.compile(r'(?:op|[Oo]ption|[Cc]hoice|ending)[ _]?(?:\d|[A-Ea-e])|[A-E]')
+# Objects in which sets keep further fields of a question (FlashRAG, verl).
+_FURTHER_FIELDS = ('metadata', 'extra_info')
 _NAME_OF_CHOICE = re.compile(r'\(?(?:\d{1,2}|[A-Za-z])[).]?')
 # What stands between a worked solution and its result (GSM8K).
 _RESULT_MARK = '####'
 _TRUTH_VALUES = {'true': True, 'false': False, '1': True, '0': False, '1.0': True, '0.0': False}
-# A list of texts as Python prints it. Nothing of it is executed.
+_YES_OR_NO = {'true': 'yes', 'false': 'no'}
+# First and last characters of a list or object that is written as a text.
+_ENCLOSED = re.compile(r'\[.*\]|\{.*\}|(?:array)?\(.*\)', re.DOTALL)
+# What Python and NumPy print otherwise than JSON. Nothing of it is executed.
 _PYTHON_TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
-_PYTHON_LIST = re.compile(
-    rf'\[\s*(?:{_PYTHON_TEXT})(?:\s*,\s*(?:{_PYTHON_TEXT}))*\s*,?\s*\]', re.DOTALL
+_PYTHON_PART = re.compile(
+    rf'(?P<text>{_PYTHON_TEXT})'
+    r'|(?P<array>array\((?=\[)|(?<=\])\s*(?:,\s*dtype=[^()\s]+\s*)?\))'
+    r'|(?P<last_comma>,(?=\s*[\])}]))'
+    r'|(?P<other>[()]|\b(?:None|True|False)\b)',
+    re.DOTALL,
 )
+_IN_JSON = {'(': '[', ')': ']', 'None': 'null', 'True': 'true', 'False': 'false'}
 _PYTHON_ESCAPE = re.compile(r'\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[\'"\\nt])')
 _ESCAPED = {'n': '\n', 't': '\t'}
 
@@ -62,16 +79,22 @@ def is_unanswerable(record: Json) -> bool:
             raise ValueError(f'"{name}" is {str(value)[:60]!r}, not true or false')
         if truth_value == value_without:
             return True
-    # SQuAD 2 as its columns: the lists of texts and of places are empty.
-    answers = record.get('answers')
-    return isinstance(answers, dict) and answers.get('text') == answers.get('answer_start') == []
+    name = next((name for name in ANSWER_FIELDS if record.get(name) is not None), '')
+    answers = _read(record.get(name))
+    if isinstance(answers, dict):
+        # SQuAD 2 as its columns: the lists of texts and of places are empty.
+        if answers.get('text') == answers.get('answer_start') == []:
+            return True
+        answers = answers.get('text')
+    texts = answers if isinstance(answers, list) else [answers]
+    return bool(texts) and all(str(text).strip().lower() in _NO_ANSWER for text in texts)
 
 
 def accepted_answers(record: Json) -> list[str]:
     """Returns the accepted answers of a line as a list of texts, the main one first.
 
-    A field of `ANSWER_FIELDS` has them as a text, number or truth value, as a list of these, as a text with such a list
-    in it, or as an object of SQuAD, TriviaQA or verl.
+    A field of `ANSWER_FIELDS` has them as a text, number or truth value, as a list of these, as an object of SQuAD,
+    TriviaQA or verl, or as a text with such a list or object in it.
 
     Raises:
       ValueError: there is no answer, or one is empty or of another type.
@@ -101,10 +124,7 @@ def accepted_answers(record: Json) -> list[str]:
 
 def _check_choices(record: Json, answers: list[str], name: str) -> None:
     """Raises ValueError if an answer names one of the question's choices by number or letter and is not its text."""
-    for field in _CHOICES:
-        choices = record.get(field)
-        if not choices:
-            continue
+    for field, choices in _choices_of(record):
         if isinstance(choices, dict):
             # ARC has {"text": […], "label": […]}, others {"A": …, "B": …}.
             choices = choices.get('text', list(choices.values()))
@@ -118,6 +138,19 @@ def _check_choices(record: Json, answers: list[str], name: str) -> None:
                 raise ValueError(
                     f'"{name}" is {answer!r}, which names one of "{field}"; write the text of that choice'
                 )
+
+
+def _choices_of(record: Json) -> Iterator[tuple[str, Any]]:
+    """Yields (name of the field or fields, choices) of a question."""
+    for fields in (record, *map(record.get, _FURTHER_FIELDS)):
+        if not isinstance(fields, dict):
+            continue
+        for name in _CHOICES:
+            if fields.get(name):
+                yield name, _read(fields[name])
+        names = [name for name in fields if _ONE_CHOICE.fullmatch(name)]
+        if len(names) > 1:
+            yield ', '.join(names), [fields[name] for name in names]
 
 
 def _texts_of(value: Any, name: str) -> list[str]:
@@ -173,35 +206,58 @@ def _new_aliases(value: Any, name: str, answers: list[str]) -> list[str]:
 
 
 def _texts_in(text: str, name: str, is_item: bool = False) -> list[str]:
-    """Returns the texts of a list that is written as a text; [text] for any other text.
+    """Returns the texts of a list or object that is written as a text; [text] for any other text.
 
     Args:
       is_item: whether the text stands in a list, where '[0, 1]' and "['Til Tuesday]" are answers.
 
     Raises:
-      ValueError: the text may be meant as a list and cannot be read as one, as a NumPy array of texts.
+      ValueError: the text may be meant as a list or object and cannot be read as one, as a NumPy array without commas.
     """
     stripped = text.strip()
-    if not (stripped.startswith('[') and stripped.endswith(']')):
+    yes_or_no = _YES_OR_NO.get(stripped.lower())
+    if yes_or_no and not is_item:
+        # A table has truth values as texts. The text is the main answer, since it may be a name.
+        return [text, yes_or_no]
+    if not _ENCLOSED.fullmatch(stripped):
         return [text]
-    try:
-        value = json_text.parse(stripped)
-    except json_text.Unusable:
-        value = None
+    value = _read(stripped)
+    if isinstance(value, dict):
+        return _texts_of_object(value, name)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return value
-    if _PYTHON_LIST.fullmatch(stripped):
-        literals = re.findall(_PYTHON_TEXT, stripped, re.DOTALL)
-        return [_PYTHON_ESCAPE.sub(_unescaped, literal[1:-1]) for literal in literals]
     inner = stripped[1:-1].strip()
-    may_be_list = isinstance(value, list) or inner.startswith(('"', "'"))
+    # '(1, 2)' and '{1, 2}' are answers.
+    may_be_list = stripped.startswith('[') and isinstance(value, list)
+    may_be_list |= inner.startswith(('"', "'"))
     if is_item:
-        may_be_list = inner.startswith(('"', "'")) and inner.endswith(('"', "'"))
-    if may_be_list:
+        is_object = stripped.startswith('{')
+        may_be_list = inner.startswith(('"', "'")) and (is_object or inner.endswith(('"', "'")))
+    if may_be_list or stripped.startswith('array'):
         raise ValueError(
-            f'an answer of "{name}" is the text {stripped[:60]!r}, which may be meant as a list; write a JSON list'
+            f'an answer of "{name}" is the text {stripped[:60]!r}, which may be meant as a list or an object; write it '
+            'as JSON'
         )
     return [text]
+
+
+def _read(value: Any) -> Any:
+    """Returns the list or object in a text, as JSON, Python or NumPy print it; any other value as it is."""
+    if not isinstance(value, str) or not _ENCLOSED.fullmatch(value.strip()):
+        return value
+    for text in (value, _PYTHON_PART.sub(_json_part, value)):
+        with contextlib.suppress(json_text.Unusable):
+            written = json_text.parse(text)
+            if isinstance(written, list | dict):
+                return written
+    return value
+
+
+def _json_part(part: re.Match[str]) -> str:
+    """Returns a part of a value that Python printed as JSON has it."""
+    if part['text']:
+        return json.dumps(_PYTHON_ESCAPE.sub(_unescaped, part['text'][1:-1]))
+    return _IN_JSON[part['other']] if part['other'] else ''
 
 
 def _unescaped(escape: re.Match[str]) -> str:
