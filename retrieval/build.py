@@ -15,8 +15,9 @@ import difflib
 import json
 import logging
 import pathlib
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from . import cleaning, folder, hub, object_cache, shards
 from .command import (
@@ -42,11 +43,46 @@ _SCANN_PARAMETERS = (
 )
 
 
+# Arguments of an encoder that is a checkpoint.
+_ENCODING = ('query_prefix', 'passage_prefix', 'max_tokens', 'encoder_dtype', 'batch_tokens')
+# Arguments → what they need. Elsewhere they would have no effect, so they are refused.
+_NEEDS: tuple[tuple[tuple[str, ...], Callable[[argparse.Namespace], bool], str], ...] = (
+    (
+        ('encoder', 'dtype', 'shard_rows', 'host', 'hosts', *_ENCODING),
+        lambda args: args.kind != 'bm25',
+        'bm25 has no vectors; take it away, or choose another --kind',
+    ),
+    (
+        _ENCODING,
+        lambda args: args.encoder != 'lexical',
+        'the encoder lexical does not take it; take it away, or choose another --encoder',
+    ),
+    (
+        _SCANN_PARAMETERS,
+        lambda args: args.kind == 'scann',
+        'is for ScaNN alone; take it away, or choose --kind scann',
+    ),
+)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     # Progress and warnings go to stderr: stdout has the parameters of the index only.
     show_messages()
-    one_line(lambda: _run(_parser().parse_args(argv)))
+    one_line(lambda: _run(_arguments(argv)))
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Returns the arguments; RetrievalError for one that would have no effect."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    for names, is_met, reason in _NEEDS:
+        for name in names:
+            value = getattr(args, name)
+            if value != parser.get_default(name) and not is_met(args):
+                flag = f'--{name.replace("_", "-")} {shlex.quote(str(value))}'
+                raise RetrievalError(f'{flag}: {reason}')
+    return args
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import pathlib
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from . import object_cache
 from .types import RetrievalError
@@ -44,6 +45,25 @@ class Parser(argparse.ArgumentParser):
 def path_or_packaged(text: str) -> pathlib.Path:
     """Returns the path of a file or folder, also of one that comes with the package. For argparse's `type`."""
     return pathlib.Path(object_cache.packaged(text))
+
+
+def number_type(
+    kind: Callable[[str], Any], least: float, most: float = sys.float_info.max
+) -> Callable[[str], Any]:
+    """Returns a function for argparse's `type` for numbers from `least` to `most`; `kind` converts the text."""
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        # Comparisons with NaN are false.
+        if least <= value <= most:
+            return value
+        bounds = f'{least} or more' if most == sys.float_info.max else f'{least} to {most}'
+        raise argparse.ArgumentTypeError(f'{text!r} is not possible; give a number of {bounds}')
+
+    return parse
 
 
 def passage_words(text: str) -> int:

@@ -11,9 +11,11 @@ import pathlib
 from collections.abc import Sequence
 
 from . import folder, progress
-from .command import Parser, one_line
+from .command import Parser, number_type, one_line
 from .types import RetrievalError
 
+# Passages per query without --k; fewer if the index has fewer.
+_PASSAGES = 3
 # Characters of a passage that are printed, its id and title included.
 _PRINTED_CHARACTERS = 200
 
@@ -33,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     add('queries', nargs='*', metavar='QUERY', help='text to search for, each in quotes')
     add('--index', type=pathlib.Path, required=True, help='folder that retrieval.build wrote')
     add('--encoder', help='checkpoint folder, if it has moved since the build')
-    add('--k', type=int, default=3, help='passages per query')
+    add('--k', type=number_type(int, 1), help=f'passages per query ({_PASSAGES})')
     add('--verify', action='store_true', help='first compare every byte with the manifest')
     return parser
 
@@ -52,7 +54,8 @@ def _run(args: argparse.Namespace) -> None:
     if not args.queries:
         return
     index = folder.open_index(args.index, encoder_folder=args.encoder)
-    rows, scores = index.search(args.queries, args.k)
+    k = args.k or min(_PASSAGES, len(index))
+    rows, scores = index.search(args.queries, k)
     for query, query_rows, query_scores in zip(args.queries, rows, scores):
         print(query)
         # BM25 pads its results with −1.

@@ -41,7 +41,7 @@ from starlette.routing import Route
 from . import folder
 from .batching import MEANINGS, Batcher, Metrics, Refused
 from .batching import Limits as Limits
-from .command import Parser, one_line, show_messages
+from .command import Parser, number_type, one_line, show_messages
 from .connections import bounded_protocol
 from .documents import DocumentPage, document_page
 from .requests import OpenRequest, parse_open, parse_search
@@ -346,14 +346,26 @@ def _parser() -> argparse.ArgumentParser:
     add('--index', type=pathlib.Path, required=True, help='folder that retrieval.build wrote')
     add('--encoder', help='checkpoint folder, if it has moved since the build')
     add('--host', default='127.0.0.1', help='address to listen on; 0.0.0.0 opens it to the network')
-    add('--port', type=int, default=8000, help='0: any free one, named in the log')
+    add(
+        '--port',
+        type=number_type(int, 0, 65_535),
+        default=8000,
+        help='0: any free one, named in the log',
+    )
     # One option per limit.
     for field in dataclasses.fields(Limits):
         option = f'--max-{field.name.replace("_", "-")}'
         if field.name == 'default_k':
             option = '--default-k'
         description = f'{MEANINGS[field.name]} ({field.default})'
-        add(option, type=int, default=field.default, dest=field.name, help=description)
+        # With a limit of 0 the server would refuse everything.
+        add(
+            option,
+            type=number_type(int, 1),
+            default=field.default,
+            dest=field.name,
+            help=description,
+        )
     return parser
 
 

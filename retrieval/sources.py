@@ -106,6 +106,8 @@ def read(
         skipped = BadLines(source, strict=True)
     # The suffix of a folder does not matter, so folders are handled before the suffix is read.
     if holds_texts(source) or not source.exists():
+        if fields and source.exists():
+            raise RetrievalError(f'{source}: texts have no fields; take --fields away')
         yield from _read_texts(source, skipped, passage_words)
         return
     suffix = suffix_of(source)

@@ -1,5 +1,8 @@
 """Wrong arguments of `import zeroplay_jax as zp`: one line with the function, the argument and the fix."""
 
+import dataclasses
+import re
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -63,13 +66,23 @@ def refused(call, *parts):
         (('quickstart', 'mini'), 'quickstart has no variants'),
         (('zeroplay_jax.selfplay.recipes.ssp', 'mini'), 'no variant'),
         (('drzero', '', {'solver.bach': 4}), 'did you mean config.solver.batch'),
-        (('drzero', '', {'solver.batch': 'four'}), 'config.solver.batch=four: a value of another'),
+        (
+            ('drzero', '', {'solver.batch': 'four'}),
+            'config.solver.batch=four: must be a whole number',
+        ),
         (('drzero', '', 'solver.batch=4'), 'changes is a str'),
         (
             ('drzero', '', {'solver': 3}),
             "a section and not a field; name one of its fields, such as 'solver.NAME'",
         ),
         (('drzero', '', {3: 4}), 'no such field'),
+        (('drzero', '', {'solver': {'bach': 4}}), 'did you mean config.solver.batch'),
+        (('drzero', '', {'solver.batch': {'x': 4}}), 'is a value and has no fields; set'),
+        (
+            ('drzero', '', {'solver.steps': True}),
+            'config.solver.steps=True: must be a whole number',
+        ),
+        (('drzero', '', {'solver.learning_rate': None}), 'learning_rate=None: must be a number'),
     ],
 )
 def test_config(arguments, part):
@@ -80,7 +93,15 @@ def test_config(arguments, part):
     refused(lambda: zp.config(*arguments), part)
 
 
+def test_a_dict_of_a_section_sets_the_fields_that_it_names():
+    settings = zp.config('drzero', 'mini', {'solver': {'steps': 1}, 'eval': {'hops': [1, 2]}})
+    assert settings == zp.config('drzero', 'mini', {'solver.steps': 1, 'eval.hops': (1, 2)})
+
+
 def test_load_policy(tmp_path):
+    misspelt = zp.config('drzero', 'mini')
+    misspelt.solver.foo = 3
+    refused(lambda: zp.load_policy(settings=misspelt), 'config.solver.foo: no such field')
     refused(lambda: zp.load_policy(tmp_path / 'nowhere'), 'nowhere')
     refused(lambda: zp.load_policy(tmp_path), str(tmp_path))
     refused(lambda: zp.load_policy(settings='drzero'), 'load_policy: settings is a str')
@@ -96,7 +117,12 @@ def test_open_index(tmp_path):
     [
         ('Who?', {}, 'questions is a str'),
         (['Who?', 3], {}, 'questions[1] is a int'),
+        (['Who?', ' '], {}, 'questions[1] is empty'),
         (['Who?'], {'samples': 0}, 'samples=0'),
+        (['Who?'], {'samples': True}, 'samples=True'),
+        (['Who?'], {'seed': 'x'}, "seed='x'"),
+        (['Who?'], {'seed': -1}, 'seed=-1'),
+        (['Who?'], {'step': 1.5}, 'step=1.5'),
         (['Who?'], {'temperature': -1.0}, 'temperature=-1.0'),
         (['Who?'], {'tools': 'search'}, 'tools is a str'),
         (['Who?'], {'tools': ['serch']}, "'serch' is not a tool"),
@@ -114,6 +140,15 @@ def test_sample_rollouts_of_something_else(policy, index):
     refused(lambda: zp.sample_rollouts(policy, 'notes', ['Who?']), 'index is a str', 'open_index')
 
 
+def test_search(index):
+    refused(lambda: index.search(['Batos']), 'search: the query is a list')
+
+
+def test_parts_are_shown_in_one_line(policy, index):
+    assert re.fullmatch(r"Policy\('.*': Qwen\w+, [\d,]+ parameters\)", repr(policy))
+    assert repr(index) == "Index(about='the miniature world')"
+
+
 @pytest.mark.parametrize('value', [ROLLOUTS, ROLLOUTS[0], 'a text'])
 def test_show(value):
     refused(lambda: zp.show(value), 'show: ', 'rollouts[0][0]')
@@ -124,8 +159,8 @@ def test_show(value):
     [
         (ROLLOUTS, [], 'em', 'score: 0 entries of answers for 2 questions'),
         (ROLLOUTS, 'Rome', 'em', 'score: answers is a str'),
-        (ROLLOUTS, ['Rome', 3], 'em', 'score: answers[1] is a int'),
-        (ROLLOUTS, [['Rome'], [3]], 'em', 'score: answers[1] is a list'),
+        (ROLLOUTS, ['Rome', None], 'em', 'score: answers[1]: "answers" is a JSON null'),
+        (ROLLOUTS, [['Rome'], [None]], 'em', 'score: answers[1]: an answer of "answers" is a JSON'),
         (ROLLOUTS, ['Rome', 'Paris'], 'eem', "score: answer metric 'eem' is not built in"),
         (ROLLOUTS, ['Rome', 'Paris'], 'no_package.x:f', 'cannot import module'),
         (ROLLOUTS[0], ['Rome', 'Paris'], 'em', 'score: rollouts[0] is not a list of rollouts'),
@@ -134,6 +169,16 @@ def test_show(value):
 )
 def test_score(rollouts, answers, metric, part):
     refused(lambda: zp.score(rollouts, answers, metric), part)
+
+
+def test_answers_that_are_numbers_are_read_as_in_files():
+    year = dataclasses.replace(rollout(), turns=(Turn('<answer>1912</answer>'),))
+    assert zp.score([[year]] * 4, [[1912], 1912.0, ('1912',), ['1913']]).ravel().tolist() == [
+        1,
+        1,
+        1,
+        0,
+    ]
 
 
 def score_of_five(prediction, accepted):
@@ -191,6 +236,7 @@ COUPLED = PolicyLoss(coupled, elementwise=True)
         (REWARDS[:1], {}, 'rewards for 1 questions and rollouts of 2'),
         ([[0.0], [1.0, 0.0]], {}, '1 rewards for the 2 rollouts of question 0'),
         ([0.0, 1.0], {}, 'rewards is not a table of numbers'),
+        ([['1', '0'], ['0', '1']], {}, 'rewards is not a table of numbers'),
         ([[0.0, float('nan')], [1.0, 0.0]], {}, 'a reward of question 0 is nan'),
         (None, {}, 'rewards is not a table of numbers (NoneType)'),
     ],
@@ -208,6 +254,7 @@ def test_train(tmp_path):
     config = zp.config('dspo', 'mini')
     (tmp_path / 'file').touch()
     refused(lambda: zp.train('configs/dspo.py', tmp_path), 'train: settings is a str')
+    refused(lambda: zp.train(config, None), 'train: workdir is a NoneType')
     refused(lambda: zp.train(config, tmp_path / 'file' / 'run'), 'there is a file in this place')
     broken = zp.config('dspo', 'mini', {'solver.batch': 0})
     refused(lambda: zp.train(broken, tmp_path), 'config.solver.batch=0')

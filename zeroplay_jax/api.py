@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
@@ -26,6 +27,7 @@ from zeroplay_jax.learner.weights_view import publisher
 from zeroplay_jax.objectives import rewards as reward_functions
 from zeroplay_jax.objectives.losses import LossFunction
 from zeroplay_jax.policy import adapter_config, hf
+from zeroplay_jax.policy.family_table import FAMILIES
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.retrieval import hub, object_cache
 from zeroplay_jax.retrieval.types import RetrievalError
@@ -62,6 +64,12 @@ class Policy:
     opened: build.PolicyFolder
     params: Params
 
+    def __repr__(self) -> str:
+        # That of a dataclass has the whole config and all weights.
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        family = FAMILIES[self.model.family]
+        return f'Policy({str(self.opened.folder)!r}: {family.architecture}, {count:,} parameters)'
+
     @property
     def model(self) -> ModelConfig:
         """The architecture."""
@@ -83,9 +91,9 @@ class Index:
       questions: held-out questions with answers for the miniature world; none for other corpora.
     """
 
-    corpus: SearchableCorpus
+    corpus: SearchableCorpus = dataclasses.field(repr=False)
     about: str
-    questions: tuple[Question, ...] = ()
+    questions: tuple[Question, ...] = dataclasses.field(default=(), repr=False)
 
     def search(self, query: str) -> list[Json]:
         """Returns the passages {'id', 'title', 'text', 'score'} for one query, best first.
@@ -93,8 +101,9 @@ class Index:
             index.search('Arvenburg')[0]['text']
 
         Raises:
-          UserError: the search failed.
+          UserError: the query is not a text, or the search failed.
         """
+        arguments.check_query('search', query)
         (passages,) = self.corpus.search([query])
         if passages is None:
             raise UserError(f'{self.about}: the search for {query!r} failed; try it again')
@@ -191,13 +200,14 @@ def sample_rollouts(
         number of a step do in a run.
 
     Raises:
-      UserError: an unknown tool, or a question that is longer than `rollout.prompt_tokens`.
+      UserError: an unknown tool, a seed that is not possible, or a question that is blank or longer than
+        `rollout.prompt_tokens`.
     """
     function = 'sample_rollouts'
     arguments.check_instance(function, 'policy', policy, Policy, 'zp.load_policy()')
     arguments.check_instance(function, 'index', index, Index, 'zp.open_index()')
     arguments.check_questions(function, questions)
-    arguments.check_sampling(function, samples, temperature)
+    arguments.check_sampling(function, temperature, samples=samples, seed=seed, step=step)
     arguments.check_tools(function, tools)
     settings = _copy(function, policy.config)
     settings.seed = seed
@@ -264,7 +274,7 @@ def score(
 
     Args:
       rollouts: per question its samples; equally many for each.
-      answers: accepted answers per question.
+      answers: accepted answers per question, read as in a file of questions: also numbers.
       metric: 'em', 'subem', 'f1', or 'package.module:function'.
 
     Raises:
@@ -272,13 +282,13 @@ def score(
         `answers` per question.
     """
     arguments.check_rollouts('score', rollouts)
-    arguments.check_answers('score', answers, rollouts)
+    answer_lists = arguments.answer_texts('score', answers, rollouts)
     try:
         metric_function = reward_functions.resolve_answer_metric(metric)
     except ValueError as error:
         raise UserError(f'score: {error}') from None
     scores = []
-    for trajectories, accepted in zip(rollouts, answers, strict=True):
+    for trajectories, accepted in zip(rollouts, answer_lists, strict=True):
         predictions = [final_answer(trajectory) for trajectory in trajectories]
         values = [metric_function(prediction, accepted) for prediction in predictions]
         scores.append([arguments.checked_score('score', metric, value) for value in values])
@@ -358,6 +368,7 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
         written. Or an update made weights that are not finite.
     """
     arguments.check_settings('train', settings)
+    arguments.check_path('train', 'workdir', workdir)
     check_is_folder(workdir, allows_bucket=True)
     # Copied before: addresses in a bucket are replaced by the paths of their copies.
     settings = _copy('train', settings)
@@ -400,10 +411,11 @@ def _copy(function: str, settings: ConfigDict | None) -> ConfigDict:
     """Returns a copy of the settings that may be changed, or the defaults if `settings` is None.
 
     Raises:
-      UserError: `settings` is not a config; the error names `function`.
+      UserError: `settings` is not a config, which the error says with `function`, or a field of it is not possible.
     """
     if settings is None:
         return fields.default_config()
     arguments.check_settings(function, settings)
+    fields.check_asked(settings)
     # Copied, so that the caller's config is not changed, and its later changes do not affect a loaded policy.
     return settings.copy_and_resolve_references()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from zeroplay_jax.configuration import fields
 from zeroplay_jax.objectives import losses
 from zeroplay_jax.objectives.loss_checks import check_loss
 from zeroplay_jax.objectives.losses import LossFunction
+from zeroplay_jax.selfplay.answer_fields import accepted_answers
 from zeroplay_jax.settings.errors import ConfigError
 from zeroplay_jax.settings.schema import TrainedRole
 from zeroplay_jax.tools.base import Tool
@@ -47,8 +49,30 @@ def check_instance(function: str, name: str, value: Any, kind: type, source: str
         raise UserError(f'{function}: {name} is a {_kind(value)}; give what {source} returns')
 
 
+def check_path(function: str, name: str, value: Any) -> None:
+    """Refuses what is neither a text nor a path.
+
+    Raises:
+      UserError: one line.
+    """
+    if not isinstance(value, str | pathlib.Path):
+        raise UserError(
+            f"{function}: {name} is a {_kind(value)}; give a path, such as 'runs/first'"
+        )
+
+
+def check_query(function: str, query: Any) -> None:
+    """Refuses a search query that is not a text.
+
+    Raises:
+      UserError: one line.
+    """
+    if not isinstance(query, str):
+        raise UserError(f'{function}: the query is a {_kind(query)}; give one text')
+
+
 def check_questions(function: str, questions: Any) -> None:
-    """Refuses questions that are not a list of texts.
+    """Refuses questions that are not a list of texts, and blank ones.
 
     Raises:
       UserError: one line.
@@ -60,16 +84,22 @@ def check_questions(function: str, questions: Any) -> None:
             raise UserError(
                 f'{function}: questions[{number}] is a {_kind(question)}; give texts, such as question.text'
             )
+        if not question.strip():
+            raise UserError(f'{function}: questions[{number}] is empty; write one, or leave it out')
 
 
-def check_sampling(function: str, samples: Any, temperature: Any) -> None:
-    """Refuses a number of samples, or a temperature, that cannot be sampled with.
+def check_sampling(function: str, temperature: Any, **numbers: Any) -> None:
+    """Refuses a temperature, or one of the whole numbers samples, seed and step, that cannot be sampled with.
 
     Raises:
       UserError: one line.
     """
-    if not isinstance(samples, int) or samples < 1:
-        raise UserError(f'{function}: samples={samples!r} is not possible; give 1 or more')
+    for name, value in numbers.items():
+        least = 1 if name == 'samples' else 0
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if not is_whole or not least <= value <= fields.MAX_INT:
+            fix = f'give a whole number from {least} to {fields.MAX_INT}'
+            raise UserError(f'{function}: {name}={value!r} is not possible; {fix}')
     is_number = isinstance(temperature, int | float) and math.isfinite(temperature)
     if not is_number or temperature < 0:
         raise UserError(
@@ -117,11 +147,13 @@ def check_rollouts(function: str, rollouts: Any) -> None:
             )
 
 
-def check_answers(function: str, answers: Any, rollouts: Sequence[Sequence[Trajectory]]) -> None:
-    """Refuses answers that are not one entry per question, each a text or a list of texts.
+def answer_texts(
+    function: str, answers: Any, rollouts: Sequence[Sequence[Trajectory]]
+) -> list[list[str]]:
+    """Returns the accepted answers of each question, read as those of a question file.
 
     Raises:
-      UserError: one line.
+      UserError: one line; not one entry per question, or an entry without an answer or of another type.
     """
     if isinstance(answers, str) or not isinstance(answers, Sequence):
         raise UserError(
@@ -131,13 +163,17 @@ def check_answers(function: str, answers: Any, rollouts: Sequence[Sequence[Traje
         raise UserError(
             f'{function}: {len(answers)} entries of answers for {len(rollouts)} questions; give one per question'
         )
+    texts = []
     for number, accepted in enumerate(answers):
-        texts = [accepted] if isinstance(accepted, str) else accepted
-        is_list = isinstance(texts, Sequence)
-        if not is_list or not all(isinstance(text, str) for text in texts):
+        # A file has lists, `Question.answers` is a tuple.
+        value = list(accepted) if isinstance(accepted, tuple) else accepted
+        try:
+            texts.append(accepted_answers({'answers': value}))
+        except ValueError as error:
             raise UserError(
-                f'{function}: answers[{number}] is a {_kind(accepted)}; give a text or a list of texts'
-            )
+                f'{function}: answers[{number}]: {error}; give a text or a list of texts'
+            ) from None
+    return texts
 
 
 def checked_score(function: str, metric: str, value: Any) -> float:
@@ -167,7 +203,7 @@ def reward_table(
     """
     fix = 'give one list per question with one number per rollout, such as zp.score returns'
     try:
-        table = [[float(value) for value in values] for values in rewards]
+        table = [_floats(values) for values in rewards]
     except (TypeError, ValueError):
         raise UserError(
             f'{function}: rewards is not a table of numbers ({_kind(rewards)}); {fix}'
@@ -185,6 +221,14 @@ def reward_table(
             if not math.isfinite(value):
                 raise UserError(f'{function}: a reward of question {number} is {value}; {fix}')
     return table
+
+
+def _floats(values: Any) -> list[float]:
+    """Returns numbers as floats; TypeError for another content, such as a text of digits."""
+    values = list(values)
+    if any(isinstance(value, str) for value in values):
+        raise TypeError
+    return [float(value) for value in values]
 
 
 def role_settings(

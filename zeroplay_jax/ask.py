@@ -22,7 +22,6 @@ import pathlib
 import signal
 import sys
 import typing
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ml_collections import ConfigDict
@@ -35,7 +34,7 @@ from zeroplay_jax.evaluation.question_form import question_form
 from zeroplay_jax.evaluation.terminal import Printer
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.retrieval import hub, object_cache, progress
-from zeroplay_jax.retrieval.command import Parser
+from zeroplay_jax.retrieval.command import Parser, number_type
 from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.settings import schema
@@ -70,24 +69,6 @@ BUILT_IN_REMARK = ' (as it ships; --policy zeroplay_jax/mini/clean is seldom wro
 
 
 # ---- command line --------------------------------------------------------------------------------
-
-
-def _number(kind: Callable[[str], Any], minimum: float) -> Callable[[str], Any]:
-    """Returns an argparse type that accepts finite numbers of at least `minimum`; `kind` converts the text."""
-
-    def parse(text: str):
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        # Comparisons with NaN are false.
-        if minimum <= value < math.inf:
-            return value
-        raise argparse.ArgumentTypeError(
-            f'{text!r} is not possible; give a number of {minimum} or more'
-        )
-
-    return parse
 
 
 def _tool_names(text: str) -> tuple[str, ...]:
@@ -156,26 +137,26 @@ def _parser() -> Parser:
     parser.add_argument(
         '--turns',
         metavar='N',
-        type=_number(int, 1),
+        type=number_type(int, 1),
         help='largest number of turns; the last one cannot call a tool',
     )
     parser.add_argument(
         '--topk',
         metavar='N',
-        type=_number(int, 1),
+        type=number_type(int, 1),
         help='passages per search (fewer if the corpus has fewer)',
     )
     parser.add_argument(
         '--temperature',
         metavar='T',
-        type=_number(float, 0),
+        type=number_type(float, 0),
         default=0.0,
         help='0, the default, is greedy',
     )
     parser.add_argument(
         '--seed',
         metavar='N',
-        type=_number(int, 0),
+        type=number_type(int, 0),
         default=0,
         help='seed of the samples, for a temperature above 0',
     )

@@ -351,7 +351,7 @@ def test_the_commands_refuse_in_one_line(corpus, built, tmp_path, monkeypatch):
         build.main, '--corpus', corpus, '--out', tmp_path / 'big', '--kind', 'bm25'
     )
     assert 'manifest.json' in command(query.main, '--index', tmp_path, 'a')
-    assert 'k is 0' in command(query.main, '--index', built / 'bm25', '--k', 0, 'a')
+    assert "'0' is not possible" in command(query.main, '--index', built / 'bm25', '--k', 0, 'a')
     assert 'no query is given; write one' in command(query.main, '--index', built / 'bm25')
     for main in (build.main, query.main, server.main):
         assert 'arguments are required: --' in command(main)

@@ -88,11 +88,11 @@ def add_missing_sections(config: ConfigDict) -> None:
     _add_sections(config, recipes.recipe_class(config.recipe))
 
 
-def leaves(config: ConfigDict, prefix: str = '') -> Iterator[tuple[str, Any]]:
-    """Yields all fields of a config as (dotted name, value), in their order."""
+def leaves(config: ConfigDict | Mapping, prefix: str = '') -> Iterator[tuple[str, Any]]:
+    """Yields all fields of a config, or of nested dicts, as (dotted name, value), in their order."""
     for name in config:
         value = config[name]
-        if isinstance(value, ConfigDict):
+        if isinstance(value, ConfigDict | Mapping):
             yield from leaves(value, f'{prefix}{name}.')
         else:
             yield f'{prefix}{name}', value
@@ -175,7 +175,7 @@ _TYPE_ERRORS = (
     'tuple_type',
 )
 # Whole numbers beyond it do not fit in the integers of accelerators.
-_MAX_INT = 2**31 - 1
+MAX_INT = 2**31 - 1
 
 
 def type_name(value: Any) -> str:
@@ -185,6 +185,35 @@ def type_name(value: Any) -> str:
         return f'a list, each {type_name(value[0] if value else 0)}'
     names = {bool: 'true or false', int: 'a whole number', float: 'a number', str: 'a text'}
     return names[type(value)]
+
+
+def of_type(name: str, value: Any, default: Any) -> Any:
+    """Returns the value of a field with the type of its default: whole numbers as floats, lists as tuples.
+
+    Raises:
+      ConfigError: a value of another type.
+    """
+    if isinstance(default, float) and type(value) is int:
+        value = float(value)
+    if isinstance(default, tuple) and isinstance(value, list):
+        value = tuple(value)
+    # In Python a bool is an int.
+    is_number = not isinstance(value, bool) or isinstance(default, bool)
+    if not isinstance(value, type(default)) or not is_number:
+        fail(name, value, f'must be {type_name(default)}', f'give one such as {default!r}')
+    return value
+
+
+def check_asked(config: ConfigDict) -> None:
+    """Checks as `check_values` a config with which a policy is asked.
+
+    Raises:
+      ConfigError: the first problem.
+    """
+    checked = config.copy_and_resolve_references()
+    # The documents that the run of a policy trained on need not be there any more.
+    checked.inputs.documents = ''
+    check_values(checked)
 
 
 def check_values(config: ConfigDict) -> None:
@@ -215,8 +244,8 @@ def check_values(config: ConfigDict) -> None:
 def _check_size(name: str, value: Any) -> None:
     """Raises ConfigError if a whole number, alone or in a list, is too large for the integers of accelerators."""
     for number in value if isinstance(value, tuple) else (value,):
-        if isinstance(number, int) and abs(number) > _MAX_INT:
-            fail(name, value, 'not possible', f'give at most {_MAX_INT}')
+        if isinstance(number, int) and abs(number) > MAX_INT:
+            fail(name, value, 'not possible', f'give at most {MAX_INT}')
 
 
 def checked_section(section: type[Section], name: str, values: Mapping[str, Any]) -> ConfigDict:

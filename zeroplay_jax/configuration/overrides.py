@@ -9,7 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
-from zeroplay_jax.settings.errors import ConfigError, fail
+from zeroplay_jax.settings.errors import ConfigError
 
 PREFIX = '--config.'
 
@@ -28,10 +28,7 @@ def set_fields(config: ConfigDict, assignments: Sequence[str]) -> None:
         return
     for assignment in assignments:
         assign(config, assignment)
-    checked = config.copy_and_resolve_references()
-    # The documents that the run of a policy trained on need not be there any more.
-    checked.inputs.documents = ''
-    fields.check_values(checked)
+    fields.check_asked(config)
 
 
 def assign(config: ConfigDict, assignment: str) -> None:
@@ -63,10 +60,4 @@ def _value(name: str, text: str, default: Any) -> Any:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         value = {'true': True, 'false': False}.get(text.lower(), text)
-    if isinstance(default, float) and type(value) is int:
-        value = float(value)
-    if isinstance(default, tuple) and isinstance(value, list):
-        value = tuple(value)
-    if type(value) is not type(default):
-        fail(name, text, f'must be {fields.type_name(default)}', f'give one such as {default!r}')
-    return value
+    return fields.of_type(name, value, default)

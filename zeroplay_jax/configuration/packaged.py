@@ -24,7 +24,7 @@ def config(
     Args:
       name: a file of configs/ without '.py' ('drzero', 'quickstart'), or the import path of a recipe.
       variant: what follows the colon in --config=configs/drzero.py:mini.
-      changes: dotted field name → value.
+      changes: dotted field name → value, or section → dict of the fields of it that change.
 
     Raises:
       ConfigError: there is no such config, recipe, variant or field, or a value of another type.
@@ -42,20 +42,15 @@ def config(
     if changes is not None and not isinstance(changes, Mapping):
         fix = "give a dict, such as {'solver.batch': 16}"
         raise ConfigError(f'config: changes is a {type(changes).__name__}; {fix}')
-    changes = dict(changes or {})
-    # Checked here, because ml_collections would raise a KeyError without a suggestion.
-    for field in changes:
-        fields.check_name(str(field), settings)
     defaults = dict(fields.leaves(settings))
-    for field, value in changes.items():
-        try:
-            settings.update_from_flattened_dict({field: value})
-        except (TypeError, ValueError):
-            if field not in defaults:
-                fix = f"name one of its fields, such as '{field}.NAME'"
-                fail(field, value, 'a section and not a field', fix)
-            default = defaults[field]
-            fail(field, value, 'a value of another type', f'give one such as {default!r}')
+    for field, value in fields.leaves(changes or {}):
+        # Checked here, because ml_collections would raise a KeyError without a suggestion.
+        fields.check_name(field, settings)
+        if field not in defaults:
+            fix = f"name one of its fields, such as '{field}.NAME'"
+            fail(field, value, 'a section and not a field', fix)
+        checked_value = fields.of_type(field, value, defaults[field])
+        settings.update_from_flattened_dict({field: checked_value})
     return settings
 
 
