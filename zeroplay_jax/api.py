@@ -27,7 +27,7 @@ from zeroplay_jax.learner.weights_view import publisher
 from zeroplay_jax.objectives import rewards as reward_functions
 from zeroplay_jax.objectives.losses import LossFunction
 from zeroplay_jax.policy import adapter_config, hf
-from zeroplay_jax.policy.family_table import FAMILIES
+from zeroplay_jax.policy.config_fields import FAMILIES
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.retrieval import hub, object_cache
 from zeroplay_jax.retrieval.types import RetrievalError
