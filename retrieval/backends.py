@@ -12,7 +12,7 @@ from . import replies
 from .documents import DocumentPage, document_page
 from .exchange import Exchange, NoReply, Reply
 from .records import split
-from .types import CannotOpen, Index, Passage, RetrievalError, SearchFailed
+from .types import CannotOpen, Index, Passage, RetrievalError, SearchFailed, short
 
 # Characters of a server's error text that are quoted.
 _QUOTED_CHARACTERS = 200
@@ -168,6 +168,8 @@ class Http:
                 'give a URL (http://host:port), a timeout > 0, retries ≥ 0, a batch and a breaker ≥ 1'
             )
         self.name = self._base
+        # Why `ready` has returned False, for people.
+        self.problem = ''
         # Retries since the creation of this object; `Client.metrics` reports the increase.
         self.retried = 0
         self.connections = connections
@@ -223,11 +225,15 @@ class Http:
             # FastAPI answers 404 for an unknown path, and 405 for a known path with another method.
             if reply.status in (404, 405):
                 body = {'queries': ['ready'], 'topk': 1, 'return_scores': True}
-                return self._exchange.send('POST', f'{self._base}/retrieve', body).status == 200
+                reply = self._exchange.send('POST', f'{self._base}/retrieve', body)
+                self.problem = f'POST /retrieve: status {reply.status}'
+                return reply.status == 200
+            self.problem = f'GET /health: status {reply.status}'
             if reply.status != 200:
                 return False
             status = reply.json()
-        except (NoReply, ValueError, RecursionError):
+        except (NoReply, ValueError, RecursionError) as error:
+            self.problem = f'GET /health: {short(str(error))}'
             return False
         # The client caches answers by this name: after a restart with another index it uses none of them.
         self.name = self._base

@@ -71,8 +71,10 @@ class Client:
         deadline = time.monotonic() + seconds
         while not self.backend.ready():
             if time.monotonic() + pause > deadline:
+                reason = getattr(self.backend, 'problem', '')
+                problem = f' ({reason})' if reason else ''
                 raise RetrievalError(
-                    f'the search at {self.backend.name} is not ready after {seconds:.0f} s; start it with '
+                    f'the search at {self.backend.name} is not ready after {seconds:.0f} s{problem}; start it with '
                     'python -m zeroplay_jax.retrieval.server, or give its address'
                 )
             time.sleep(pause)

@@ -14,7 +14,7 @@ from .records import contents, split
 from .types import Passage, short
 
 # Names of the same field on different servers, the commonest first.
-_TEXT_FIELDS = ('contents', 'text', 'content', 'page_content', 'passage', 'snippet')
+_TEXT_FIELDS = ('contents', 'text', 'content', 'page_content', 'passage', 'snippet', 'body')
 _ID_FIELDS = ('id', '_id', 'docid', 'doc_id')
 # Digits of the id of a passage whose server gives none.
 _ID_DIGITS = 16
@@ -87,7 +87,7 @@ def _passage(item: Any) -> Passage:
     if isinstance(document, str):
         # Beside a text the document is a reference, such as an id.
         has_text = document is not item and _first_field(item, _TEXT_FIELDS) is not None
-        document = item if has_text else {'contents': document}
+        document = item if has_text else _object_in(document) or {'contents': document}
     if not isinstance(document, Mapping):
         raise MalformedReply(f'it is {_kind(document)}, not an object')
     if isinstance(item, Mapping):
@@ -108,6 +108,17 @@ def _passage(item: Any) -> Passage:
         'text': text,
         'score': _score(score),
     }
+
+
+def _object_in(text: str) -> dict[str, Any] | None:
+    """Returns the document in a JSON text, as some servers send it; None for any other text."""
+    if not text.startswith('{'):
+        return None
+    try:
+        document = json_text.parse_object(text, not_finite=float)
+    except json_text.Unusable:
+        return None
+    return document if _first_field(document, _TEXT_FIELDS) else None
 
 
 def _with_id_and_title(document: Mapping[str, Any], item: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -187,14 +187,22 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
             fix = 'put the question in quotes'
         raise UserError(f'{unknown[0]!r} has no meaning here; {fix}')
     if args.question is not None:
-        # Bytes of the command line that are not UTF-8 arrive as surrogates.
-        raw_question = args.question.encode(errors='surrogateescape')
-        args.question = raw_question.decode(errors='replace')
+        _check_encoding(args.question)
         if not args.question.strip():
             raise UserError('the question is empty; write one, or none for a prompt')
     elif args.json and sys.stdin.isatty():
         raise UserError('--json without a question; give one, or pipe questions in, one per line')
     return args
+
+
+def _check_encoding(question: str) -> None:
+    """Raises UserError for a question that was not UTF-8; its bytes have arrived as surrogates."""
+    try:
+        question.encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            'the question is not UTF-8; set the terminal to it, or convert a file with iconv -f latin1 -t utf-8'
+        ) from None
 
 
 # ---- how a policy is asked -----------------------------------------------------------------------
@@ -347,10 +355,18 @@ def _run_pipe(session: Session) -> int:
     for line in sys.stdin:
         if not line.strip():
             continue
-        if not session.as_json:
-            session.printer.line('question', line)
+        # Files of Windows begin with a byte order mark.
+        question = line.strip().removeprefix('\ufeff')
         # A question that cannot be asked does not stop the others.
-        if not session.try_to_answer(line.strip()):
+        try:
+            _check_encoding(question)
+        except UserError as error:
+            print(f'zeroplay_jax.ask: {error}', file=sys.stderr, flush=True)
+            status = 2
+            continue
+        if not session.as_json:
+            session.printer.line('question', question)
+        if not session.try_to_answer(question):
             status = 2
     return status
 
@@ -380,10 +396,10 @@ def _run(argv: list[str] | None) -> int:
     Replaces the handler of SIGINT, which is not restored.
     """
     args = _arguments(argv)
-    for stream in (sys.stdin, sys.stdout):
+    for stream, errors in ((sys.stdin, 'surrogateescape'), (sys.stdout, 'replace')):
         # In a notebook the standard streams have other types.
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors='replace')
+            stream.reconfigure(errors=errors)
     folder = _policy_folder(args.policy)
     config = _with_flags(settings(folder), args)
     # Libraries now load in C++ code, where a KeyboardInterrupt would be delayed.

@@ -41,7 +41,8 @@ def test_plain_text_in_a_pipe_and_an_index_of_ones_own(index):
 
 def test_out_of_the_box_questions_from_a_pipe_become_json_lines():
     code, out, _ = finish(
-        command('--json', stdin=subprocess.PIPE), f'{ONE["question"]}\n\n{TWO["question"]}\n'
+        command('--json', stdin=subprocess.PIPE),
+        f'\ufeff{ONE["question"]}\n\n{TWO["question"]}\r\n',
     )
     first, second = (json.loads(line) for line in out.splitlines())
     assert code == 0

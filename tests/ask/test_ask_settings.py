@@ -1,5 +1,6 @@
 """How `python -m zeroplay_jax.ask` asks a policy, and when it is called wrongly."""
 
+import io
 import json
 import shutil
 import signal
@@ -181,7 +182,7 @@ def test_any_folder_of_a_family_is_heard_burst_by_burst(server, tmp_path, capsys
         '--json',
         '--turns=1',
         '--temperature=1',
-        'ab\udcff',
+        'ab',
     ]
     handler = signal.getsignal(signal.SIGINT)
     try:
@@ -193,7 +194,7 @@ def test_any_folder_of_a_family_is_heard_burst_by_burst(server, tmp_path, capsys
     assert (
         prompt['source'] == 'prompt'
         and '<tool_call>' in prompt['text']
-        and 'Question: ab\ufffd' in prompt['text']
+        and 'Question: ab' in prompt['text']
     )
     assert policy['source'] == 'policy' and 0 < len(policy['tokens']) <= 256
     assert policy['text'].startswith(found['turns'][0]['text'])
@@ -297,3 +298,19 @@ def test_help_names_every_flag_and_examples():
         '--json',
     )
     assert all(flag in page for flag in (*flags, 'examples:', 'mini/base'))
+
+
+@pytest.mark.fault('kin-faces', 'questions that are not UTF-8, as an argument and in a pipe')
+def test_questions_in_another_encoding_are_refused(monkeypatch, capsys, user_reads):
+    asked = []
+    session = types.SimpleNamespace(
+        as_json=True, try_to_answer=lambda text: asked.append(text) or True
+    )
+    pipe = io.TextIOWrapper(io.BytesIO(b'caf\xe9?\nWho?\n'), 'utf-8', 'surrogateescape')
+    monkeypatch.setattr('sys.stdin', pipe)
+    assert ask._run_pipe(session) == 2 and asked == ['Who?']
+    line = capsys.readouterr().err
+    assert line.startswith('zeroplay_jax.ask: the question is not UTF-8; ')
+    with pytest.raises(UserError, match='the question is not UTF-8'):
+        ask._arguments(['caf\udce9?'])
+    user_reads(line)

@@ -244,7 +244,9 @@ def test_waiting_for_a_server(fake):
     client.wait_until_ready(1)
     assert client.backend.name == 'x'
     fake.health = (503, {'status': 'loading'})
-    with pytest.raises(RetrievalError, match='not ready after 0 s; start it'):
+    with pytest.raises(
+        RetrievalError, match=r'not ready after 0 s \(GET /health: status 503\); start it'
+    ):
         client.wait_until_ready(0.05, pause=0.01)
     fake.health = (404, b'')  # Search-R1's server has no such page: it is asked a query
     client.wait_until_ready(1)

@@ -37,6 +37,7 @@ READ = {
     'content, as RAGFlow': {'docid': '7', 'title': 'Lomi', 'content': WIRE[7:], 'score': '0.5'},
     'a document that is a text': {'document': WIRE, 'score': 0.5},
     'a text alone': WIRE,
+    'a document that is a JSON text': {'document': json.dumps({'id': '7', 'body': WIRE})},
     'a reference beside a text': {'document': 'D7', 'title': 'Lomi', 'text': WIRE[7:]},
     'an empty field before the one in use': {'contents': '', 'title': 'Lomi', 'text': WIRE[7:]},
     'LangChain': {'page_content': WIRE[7:], 'metadata': {'id': '7', 'title': 'Lomi'}},
