@@ -179,7 +179,7 @@ class Scheduler:
           also: a further condition, which must hold too; asked between rounds once the batch has ended.
 
         Raises:
-          Preempted: the run was asked to end (`preemption.watched`).
+          Preempted: the run was asked to end (`signals.watched`).
         """
         # `_run` returns nothing: the runner calls signal.getsignal, which formats a task's result,
         # and these results hold all trajectories of a step.

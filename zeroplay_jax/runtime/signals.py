@@ -37,7 +37,7 @@ def exit_while_loading() -> None:
 def exit_on_sigterm() -> None:
     """Makes SIGTERM end the process at once with `PREEMPTED_STATUS`, unless another handler is installed.
 
-    While a run trains, `preemption.watched` replaces the handler.
+    While a run trains, `watched` replaces the handler.
     """
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         line = b'stopped by SIGTERM; the same command resumes the run'

@@ -98,7 +98,7 @@ class RolloutContext:
         """Runs episodes and returns their outcomes, in the order of `episodes`, on every process.
 
         Each process runs the episodes whose identity it owns. The rows of other processes have summaries in place of
-        their trajectories (`row_exchange.whole_outcome`). All processes must call it with the same identities. An
+        their trajectories (`rows.whole_outcome`). All processes must call it with the same identities. An
         exception of an episode is raised on all processes.
 
         Args:

@@ -273,7 +273,7 @@ class Judge(abc.ABC):
 
     Attributes:
       stats: counts of this process since the start: 'asked' (all), 'unread' (reply could not be parsed), 'failed' (no
-        reply), 'rubrics_…' (what was repaired in lists of rubrics, by kind: `verdicts.rubrics`).
+        reply), 'rubrics_…' (what was repaired in lists of rubrics, by kind: `rubrics`).
       last_failure: why this process got no verdict the last time; '' if it always got one.
       last_lost: the count of `stats` for that judgement, 'failed' or 'unread'; '' if there was none.
     """

@@ -42,7 +42,7 @@ class RolePlan:
       distill_coef: weight of the distillation term.
       stats: statistics of the rows and, after `add`, of the updates.
       has_token_advantages: whether a value network gave a trained token an advantage other than 0.
-      learnt: whether an update had a gradient that teaches (`learning_record.teaches`, or `has_token_advantages`).
+      learnt: whether an update had a gradient that teaches (`records.teaches`, or `has_token_advantages`).
       skipped: records for tasks.jsonl of the updates that were skipped.
     """
 
@@ -76,7 +76,7 @@ class RoleUpdates:
     """Makes the updates of all roles that a step trains.
 
     Attributes:
-      operations: of the updates of the last step (`step_metrics.operations`).
+      operations: of the updates of the last step (`metrics.operations`).
       task_log: records for tasks.jsonl of the last step.
     """
 

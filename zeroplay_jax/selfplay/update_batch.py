@@ -131,7 +131,7 @@ def pack_rows(
       micro_shape: (B, L) of a micro-batch.
       distill_coef: weight of the distillation term.
       teacher_tokens: length M of a packed teacher row; 0 without a teacher.
-      order: in which rollouts are packed, see `packing.pack`.
+      order: in which rollouts are packed, see `batch.pack`.
       part: the rows of this process, if there are several.
     """
     valid = rows_per_context([row for row in rows if row.drop is None])
