@@ -80,8 +80,8 @@ import dataclasses, json
 from zeroplay_jax.configs import common
 from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.policy import sharding
-from zeroplay_jax.selfplay import rows
-from zeroplay_jax.selfplay import update
+from zeroplay_jax.selfplay import rows as row_exchange
+from zeroplay_jax.selfplay import update as batch_filter
 from zeroplay_jax.selfplay.metrics import rows_per_context
 from zeroplay_jax.types import Outcome, Row, Trajectory, TrajectorySummary, Turn
 def make_row(number):
@@ -165,7 +165,6 @@ from zeroplay_jax.learner import mirror_restore
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.retrieval import objects
 from zeroplay_jax.runtime import workdir
-from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.training import remote_run
 import orbax.checkpoint as ocp
 root = pathlib.Path(sys.argv[3])
@@ -210,20 +209,20 @@ def check(restored, step):
         for shard, wanted_shard in zip(array.addressable_shards, wanted.addressable_shards, strict=True):
             np.testing.assert_array_equal(shard.data, wanted_shard.data)
 # The folders of process 1 are created late, as on a slow disk.
-create = checksums.SealedTemporaryPath.create
+create = checkpoint.SealedTemporaryPath.create
 async def create_late(path):
     await asyncio.sleep(0.2 * h.index)
     return await create(path)
-checksums.SealedTemporaryPath.create = create_late
+checkpoint.SealedTemporaryPath.create = create_late
 place, restored = play('one', [2, 4])
-checksums.SealedTemporaryPath.create = create
+checkpoint.SealedTemporaryPath.create = create
 assert restored is None and place.damage_lines == []
 # On the same machines, and on two others.
 for name in ('one', 'two'):
     place, restored = play(name, [])
     check(restored, 4)
     # The folder has the files of both processes, with their checksums.
-    assert checksums.find_damage(place.workdir / 'checkpoints' / '4') == ''
+    assert checkpoint.find_damage(place.workdir / 'checkpoints' / '4') == ''
 assert place.workdir.name == 'a' and place.workdir.parent.name.endswith(f'.process_{h.index}')
 # While another run has the folder of process 1, none of both processes touches its folder.
 left = sorted(path.name for path in place.workdir.rglob('*'))

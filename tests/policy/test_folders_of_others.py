@@ -86,7 +86,7 @@ def change_tensors(folder, change):
 
 @pytest.mark.parametrize('name', FAMILIES)
 def test_every_field_of_a_config_class_is_read_without_effect_or_limited(name):
-    """Fails where a version of transformers adds a field: say in known_fields.py what it means."""
+    """Fails where a version of transformers adds a field: say in config_fields.py what it means."""
     family = FAMILIES[name]
     config_class = CLASSES[name]
     assert config_class.model_type == family.model_type
