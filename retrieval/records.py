@@ -8,11 +8,11 @@ from typing import Any
 
 from .json_text import Unusable, type_name
 
-# Names that public corpora give the fields of a passage, in the order in which they are looked for. `contents` has the
-# wire form; the others are plain.
-_NAMES = {
+# Names that public corpora and search servers give the fields of a passage, in the order in which they are looked for.
+# `contents` has the wire form; the others are plain.
+FIELD_NAMES = {
     'id': ('id', '_id', 'docid', 'doc_id', 'pid', 'passage_id'),
-    'text': ('contents', 'text', 'passage', 'content', 'body'),
+    'text': ('contents', 'text', 'passage', 'content', 'body', 'page_content', 'snippet'),
     'title': ('title',),
 }
 _WIRE = 'contents'
@@ -56,7 +56,7 @@ def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
     """Returns the passage in a row of a corpus file.
 
     The id is a text or whole number under `id`, `_id`, `docid`, `doc_id`, `pid` or `passage_id`. The text is under
-    `contents`, in wire form, or else under `text`, `passage`, `content` or `body`; `title` may be missing. A
+    `contents`, in wire form, or else under another name of `FIELD_NAMES`; `title` may be missing. A
     `document_name` separates documents of the same title. Other fields are ignored.
 
     Args:
@@ -104,7 +104,7 @@ def title_like(row: Mapping[str, Any]) -> str:
 
 def _name_of(field: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> str:
     """Returns the name under which a row has a field; '' for a missing title."""
-    names = (fields[field],) if field in fields else _NAMES[field]
+    names = (fields[field],) if field in fields else FIELD_NAMES[field]
     stated = [name for name in names if name in row]
     if stated:
         # Some files have empty fields beside the one in use.

@@ -10,12 +10,11 @@ from typing import Any
 
 from . import json_text
 from .documents import DocumentPage
-from .records import contents, split
+from .records import FIELD_NAMES, contents, split
 from .types import Passage, short
 
-# Names of the same field on different servers, the commonest first.
-_TEXT_FIELDS = ('contents', 'text', 'content', 'page_content', 'passage', 'snippet', 'body')
-_ID_FIELDS = ('id', '_id', 'docid', 'doc_id')
+_TEXT_FIELDS = FIELD_NAMES['text']
+_ID_FIELDS = FIELD_NAMES['id']
 # Digits of the id of a passage whose server gives none.
 _ID_DIGITS = 16
 # Bytes of a reply that are looked at for a quotation.

@@ -353,10 +353,10 @@ def _run_pipe(session: Session) -> int:
     """Asks every line of stdin; returns the exit status, 2 if some line could not be asked."""
     status = 0
     for line in sys.stdin:
-        if not line.strip():
-            continue
         # Files of Windows begin with a byte order mark.
-        question = line.strip().removeprefix('\ufeff')
+        question = line.removeprefix('\ufeff').strip()
+        if not question:
+            continue
         # A question that cannot be asked does not stop the others.
         try:
             _check_encoding(question)

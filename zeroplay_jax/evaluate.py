@@ -165,7 +165,10 @@ def _check_flags(config) -> None:
     _check_workdir(config)
     names = {pathlib.Path(path).stem for path in _SETS.value}
     if len(names) < len(_SETS.value):
-        raise UserError(f'--sets={",".join(_SETS.value)}: two sets have one name; rename a file')
+        problem = 'two sets have one name; rename a file'
+        if len(set(_SETS.value)) < len(_SETS.value):
+            problem = 'one set is given twice; name it once'
+        raise UserError(f'--sets={",".join(_SETS.value)}: {problem}')
     for path in _SETS.value:
         files.check_set(path, allow_public=_METRIC.value != 'rubrics')
         # Read here as well as by `_load_sets`, so that an unusable line is reported before libraries are loaded.

@@ -306,7 +306,9 @@ def test_questions_in_another_encoding_are_refused(monkeypatch, capsys, user_rea
     session = types.SimpleNamespace(
         as_json=True, try_to_answer=lambda text: asked.append(text) or True
     )
-    pipe = io.TextIOWrapper(io.BytesIO(b'caf\xe9?\nWho?\n'), 'utf-8', 'surrogateescape')
+    pipe = io.TextIOWrapper(
+        io.BytesIO(b'\xef\xbb\xbf\r\ncaf\xe9?\nWho?\n'), 'utf-8', 'surrogateescape'
+    )
     monkeypatch.setattr('sys.stdin', pipe)
     assert ask._run_pipe(session) == 2 and asked == ['Who?']
     line = capsys.readouterr().err

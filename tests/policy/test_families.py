@@ -237,6 +237,16 @@ def newer(family, **fields):
     }
 
 
+@pytest.mark.fault('kin-faces', 'config.json without rms_norm_eps')
+@pytest.mark.parametrize('name', families.FAMILIES)
+def test_an_epsilon_that_is_left_out_is_that_of_transformers(tmp_path, name, user_reads):
+    raw = newer('llama3' if name == 'llama' else name)
+    del raw['rms_norm_eps']
+    default = transformers.AutoConfig.for_model(raw['model_type']).rms_norm_eps
+    assert hf.read_config(write(tmp_path / 'policy', raw)).norm_eps == default
+    user_reads(f'right: {default}')
+
+
 def older(raw):
     """The same in the spelling of transformers 4."""
     raw = dict(raw)

@@ -81,6 +81,26 @@ def test_an_odd_retry_after_does_not_end_a_search(fake, seconds):
     assert backend.retrieve(['q'], 1)[0][0]['id'] == '7'
 
 
+NOT_READY = {
+    'a health page that redirects': ((307, b'', [('Location', '/x')]), 'GET /health: status 307'),
+    'a health page in gzip': (
+        (200, zlib.compress(b'{}', wbits=31), [('Content-Encoding', 'gzip')]),
+        'a compressed reply, which was not asked for',
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    'name', [pytest.param(name, marks=pytest.mark.fault('kin-faces', name)) for name in NOT_READY]
+)
+def test_a_server_that_is_not_ready_is_named_with_the_reason(fake, name, user_reads):
+    fake.health, reason = NOT_READY[name]
+    with pytest.raises(RetrievalError, match='not ready after 0 s') as line:
+        Client(http(fake)).wait_until_ready(0.05, pause=0.01)
+    user_reads(line.value)
+    assert reason in str(line.value)
+
+
 class Odd:
     """A backend of another package."""
 

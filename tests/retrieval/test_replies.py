@@ -35,6 +35,7 @@ READ = {
     'an empty title beside contents': {'document': {'title': '', 'contents': WIRE}},
     'title and text, id a number': {'document': {'id': 7, 'title': 'Lomi', 'text': WIRE[7:]}},
     'content, as RAGFlow': {'docid': '7', 'title': 'Lomi', 'content': WIRE[7:], 'score': '0.5'},
+    'body': {'id': '7', 'title': 'Lomi', 'body': WIRE[7:]},
     'a document that is a text': {'document': WIRE, 'score': 0.5},
     'a text alone': WIRE,
     'a document that is a JSON text': {'document': json.dumps({'id': '7', 'body': WIRE})},

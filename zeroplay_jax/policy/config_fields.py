@@ -37,6 +37,7 @@ class Family(NamedTuple):
         0: all layers have full attention.
       rope_theta: default base of the rotary frequencies.
       sliding_theta: the same for layers with a sliding window; 0: that of the other layers.
+      norm_eps: default of `rms_norm_eps`, as in transformers.
       head_dim: default size of a head; 0: hidden_size / num_attention_heads.
       defaults: values of fields that config.json leaves out.
     """
@@ -57,6 +58,7 @@ class Family(NamedTuple):
     scale_sliding: bool = True
     rope_theta: float = 10000.0
     sliding_theta: float = 0.0
+    norm_eps: float = 1e-6
     head_dim: int = 0
     defaults: Mapping[str, Any] = {}
 
@@ -70,7 +72,6 @@ _GEMMA3_DEFAULTS = {
     'num_attention_heads': 8,
     'num_key_value_heads': 4,
     'head_dim': 256,
-    'rms_norm_eps': 1e-6,
     'query_pre_attn_scalar': 256,
     'tie_word_embeddings': True,
 }
@@ -106,6 +107,7 @@ FAMILIES = {
         full_every=4,
         scale_sliding=False,
         rope_theta=500000.0,
+        norm_eps=1e-5,
     ),
     'gemma3': Family(
         'Gemma3ForCausalLM',

@@ -77,7 +77,7 @@ def read_config(folder, **overrides) -> ModelConfig:
         scale_sliding=rotary.scale_sliding,
         sliding_theta=sliding_theta,
         windows=windows,
-        norm_eps=fields.positive_float('rms_norm_eps'),
+        norm_eps=fields.positive_float('rms_norm_eps', family.norm_eps),
         # Flags are stale where a head was trained or merged apart.
         tied=fields.boolean('tie_word_embeddings', False) and not has_other_head(folder),
         qkv_bias=family.qkv_bias,
