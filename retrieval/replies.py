@@ -117,7 +117,9 @@ def _object_in(text: str) -> dict[str, Any] | None:
         document = json_text.parse_object(text, not_finite=float)
     except json_text.Unusable:
         return None
-    return document if _first_field(document, _TEXT_FIELDS) else None
+    # A text of its own may be JSON, too; a document has an id or a title beside its text.
+    is_named = _first_field(document, (*_ID_FIELDS, 'title')) is not None
+    return document if is_named and _first_field(document, _TEXT_FIELDS) else None
 
 
 def _with_id_and_title(document: Mapping[str, Any], item: Mapping[str, Any]) -> Mapping[str, Any]:

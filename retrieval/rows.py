@@ -127,7 +127,9 @@ def _headings(source: pathlib.Path, number: int, line: bytes) -> list[str]:
     """Returns the names of the columns of a TSV; RetrievalError if no row could be read with them."""
     try:
         headings = _cells(line)
-        json_text.refuse_repeated(headings, 'column')
+        # Spreadsheets write empty columns behind the last one.
+        named = [heading for heading in headings if heading.strip()]
+        json_text.refuse_repeated(named, 'column')
     except Unusable as error:
         raise RetrievalError(
             f'{source}:{number}: {error}; give every column a name of its own in the first line'

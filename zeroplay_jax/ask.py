@@ -396,7 +396,9 @@ def _run(argv: list[str] | None) -> int:
     Replaces the handler of SIGINT, which is not restored.
     """
     args = _arguments(argv)
-    for stream, errors in ((sys.stdin, 'surrogateescape'), (sys.stdout, 'replace')):
+    # Bytes of a pipe that are not UTF-8 stay visible to `_check_encoding`.
+    stdin_errors = 'replace' if sys.stdin.isatty() else 'surrogateescape'
+    for stream, errors in ((sys.stdin, stdin_errors), (sys.stdout, 'replace')):
         # In a notebook the standard streams have other types.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)

@@ -212,7 +212,8 @@ def check_asked(config: ConfigDict) -> None:
     """
     checked = config.copy_and_resolve_references()
     # The documents that the run of a policy trained on need not be there any more.
-    checked.inputs.documents = ''
+    if 'inputs' in checked:
+        checked.inputs.documents = ''
     check_values(checked)
 
 

@@ -94,7 +94,7 @@ const FAMILIES = [
     title: 'Evicted rollouts and recomputed tokens',
     group: SPEED,
     names: /^(evictions|refilled_tokens)$/,
-    help: 'Rollouts that lost their pages while they waited for a tool, and the tokens that were computed again, for them or because the weights changed (rollout.switch=recompute).',
+    help: 'Rollouts that lost their pages while they waited for a tool, and the tokens that were computed again for them.',
   },
   {
     title: 'Numbers that are not finite',
