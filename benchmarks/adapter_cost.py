@@ -15,7 +15,7 @@ from unittest import mock
 from zeroplay_jax.configs import ssp
 from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.learner.batch import Batch
-from zeroplay_jax.selfplay import update as role_updates
+from zeroplay_jax.selfplay import update as role_update
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Step, all_steps
 from zeroplay_jax.training import build
@@ -81,7 +81,7 @@ class PackedPlaces:
 def update(engine: Engine, step: Step, rows: list[Row]) -> dict[str, float]:
     """Makes the updates of a step; returns their CPU seconds, micro-batches and share of empty places."""
     count = PackedPlaces()
-    with mock.patch.object(role_updates, 'pack_rows', count.counted(role_updates.pack_rows)):
+    with mock.patch.object(role_update, 'pack_rows', count.counted(role_update.pack_rows)):
         before = time.process_time()
         # It ends with a check of the new weights, so nothing is computed afterwards.
         engine.updates.run(step, rows)

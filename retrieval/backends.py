@@ -220,20 +220,21 @@ class Http:
         Also sets `name` to the name of the index in the reply (its fingerprint), or to the address if the reply has
         none. A server without /health (Search-R1's) gets a query instead, and `name` stays as it is.
         """
+        request = 'GET /health'
         try:
             reply = self._exchange.send('GET', f'{self._base}/health')
             # FastAPI answers 404 for an unknown path, and 405 for a known path with another method.
-            if reply.status in (404, 405):
+            has_health = reply.status not in (404, 405)
+            if not has_health:
+                request = 'POST /retrieve'
                 body = {'queries': ['ready'], 'topk': 1, 'return_scores': True}
                 reply = self._exchange.send('POST', f'{self._base}/retrieve', body)
-                self.problem = f'POST /retrieve: status {reply.status}'
+            self.problem = f'{request}: status {reply.status}'
+            if reply.status != 200 or not has_health:
                 return reply.status == 200
-            self.problem = f'GET /health: status {reply.status}'
-            if reply.status != 200:
-                return False
             status = reply.json()
         except (NoReply, ValueError, RecursionError) as error:
-            self.problem = f'GET /health: {short(str(error))}'
+            self.problem = f'{request}: {short(str(error))}'
             return False
         # The client caches answers by this name: after a restart with another index it uses none of them.
         self.name = self._base

@@ -96,7 +96,7 @@ def title_like(row: Mapping[str, Any]) -> str:
     """Returns the name of a field of a row that may be a title under another name; '' without one."""
     for name, value in row.items():
         lower_name = name.lower()
-        is_named_so = lower_name.endswith('title') or lower_name == 'headline'
+        is_named_so = lower_name in ('title', 'headline') or lower_name.endswith('_title')
         if is_named_so and isinstance(value, str) and value.strip():
             return name
     return ''

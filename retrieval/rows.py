@@ -165,9 +165,9 @@ def _parquet_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
                     yield number, row
     except (ArrowException, ValueError) as error:
         # pyarrow raises ValueError for a text that is no UTF-8, and for two fields of one name inside a column.
-        reason = str(error).splitlines()[0]
+        reason, *_ = str(error).splitlines() or [type(error).__name__]
         raise RetrievalError(
-            f'{source}: cannot be read as Parquet ({reason}); give a whole file with columns of different names'
+            f'{source}: cannot be read as Parquet ({reason}); write it again without that, or write JSON lines'
         ) from None
 
 

@@ -138,7 +138,8 @@ def _warn_of_lost_title(
     source: pathlib.Path, row: Mapping[str, Any], record: Record, fields: Mapping[str, str]
 ) -> None:
     """Warns once per file of a passage without a title in a row that seems to have one under another name."""
-    if 'title' in fields or split(record.contents)[0]:
+    # With a field for it, this passage alone has no title.
+    if 'title' in fields or 'title' in row or split(record.contents)[0]:
         return
     name = title_like(row)
     if name:

@@ -62,9 +62,9 @@ def split_title(whole_text: str, name: str) -> tuple[str, str]:
     text = _without_decoration(text)
     heading, text_below = _main_heading(text)
     # Most files repeat the title of their front matter as a heading.
-    title = front_title or heading
-    if title and len(title) <= TITLE_CHARACTERS and text_below.strip():
-        return title, text_below
+    for title in (front_title, heading):
+        if title and len(title) <= TITLE_CHARACTERS and text_below.strip():
+            return title, text_below
     return _first_line_title(text, path.stem)
 
 

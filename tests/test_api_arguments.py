@@ -86,6 +86,7 @@ def reported(sent, *case):
             ('drzero', '', {'solver': {'bach': 4}}),
             'no such field; did you mean config.solver.batch',
         ),
+        (('drzero', '', {'slover': {}}), 'did you mean'),
         (('drzero', '', {'solver.batch': {'x': 4}}), 'is a value and has no fields; set'),
         reported(
             "zp.config(…, {'solver.steps': True})",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -88,15 +89,15 @@ def check_questions(function: str, questions: Any) -> None:
             raise UserError(f'{function}: questions[{number}] is empty; write one, or leave it out')
 
 
-def check_sampling(function: str, temperature: Any, **numbers: Any) -> None:
+def check_sampling(function: str, temperature: Any, **whole_numbers: Any) -> None:
     """Refuses a temperature, or one of the whole numbers samples, seed and step, that cannot be sampled with.
 
     Raises:
       UserError: one line.
     """
-    for name, value in numbers.items():
+    for name, value in whole_numbers.items():
         least = 1 if name == 'samples' else 0
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
         if not is_whole or not least <= value <= fields.MAX_INT:
             fix = f'give a whole number from {least} to {fields.MAX_INT}'
             raise UserError(f'{function}: {name}={value!r} is not possible; {fix}')

@@ -1,5 +1,6 @@
 """Every mistake in a value of a config is one line that names it."""
 
+import copy
 import json
 import math
 import re
@@ -507,18 +508,19 @@ def test_a_field_that_is_gone_says_what_to_do_instead(sound, tmp_path, name):
     with pytest.raises(ConfigError) as refusal:
         fields.check_name(name, sound)
     assert str(refusal.value) == f'config.{name}: is gone; {advice}'
-    # A run of an earlier version goes on where the field did nothing.
-    path = tmp_path / 'config.json'
+    # A run of an earlier version goes on where the field did nothing; its policy can be asked and exported anyway.
     section, _, field = name.rpartition('.')
-    for value in (neutral, 'another'):
-        stored = sound.to_dict()
+    current = sound.to_dict()
+    for value, is_resumed in ((neutral, True), ('another', False)):
+        stored = copy.deepcopy(current)
         inner = stored
         for part in section.split('.'):
-            inner = inner[part]
+            inner = inner.setdefault(part, {})
         inner[field] = value
-        path.write_text(json.dumps(stored))
-        if value == neutral:
-            assert read_stored_config(path) is not None
+        (tmp_path / 'config.json').write_text(json.dumps(stored))
+        assert read_stored_config(tmp_path / 'config.json') is not None
+        if is_resumed:
+            workdir.check(tmp_path, current)
         else:
-            with pytest.raises(ConfigError, match=f'config.{name}: is gone'):
-                read_stored_config(path)
+            with pytest.raises(workdir.WorkdirError, match=f'{name} \\(there another, now None'):
+                workdir.check(tmp_path, current)

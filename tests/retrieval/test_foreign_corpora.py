@@ -198,9 +198,10 @@ def test_a_title_under_another_name_is_named_once(tmp_path, field, caplog, user_
 def test_fields_beside_a_title_are_not_named(tmp_path, caplog):
     path = tmp_path / 'c.jsonl'
     titled = {'id': 1, 'title': 'Gumu', 'text': 'A town.', 'subtitle': 'Its river'}
-    untitled = {'id': 2, 'text': 'A town.', 'subtitle': '', 'headline': 3}
-    path.write_bytes(json_line(titled) + json_line(untitled))
-    assert len(list(corpus.read(path))) == 2
+    untitled = {'id': 2, 'text': 'A town.', 'jobtitle': 'Mayor', 'headline': 3}
+    empty = {'id': 3, 'title': '', 'text': 'A town.', 'page_title': 'Gumu'}
+    path.write_bytes(json_line(titled) + json_line(untitled) + json_line(empty))
+    assert len(list(corpus.read(path))) == 3
     assert not caplog.records
 
 
@@ -250,6 +251,13 @@ def test_a_column_that_occurs_twice_is_refused(tmp_path, user_reads):
     user_reads(error.value)
 
 
+def test_empty_columns_behind_the_last_one_are_read_over(tmp_path):
+    path = tmp_path / 'c.tsv'
+    path.write_text('id\ttext\t\t\n1\tA town.\t\t\n')
+    (record,) = [record for _, record in corpus.read(path)]
+    assert record.contents.endswith('A town.')
+
+
 @pytest.mark.parametrize('is_nested', [False, True])
 @pytest.mark.fault('kin-files', 'Parquet with two columns of one name')
 def test_a_column_of_parquet_that_occurs_twice_is_refused(tmp_path, is_nested, user_reads):
@@ -263,7 +271,7 @@ def test_a_column_of_parquet_that_occurs_twice_is_refused(tmp_path, is_nested, u
     path = tmp_path / 'c.parquet'
     parquet.write_table(table, path)
     with pytest.raises(
-        RetrievalError, match='c.parquet: cannot be read .*; give .* columns of different names'
+        RetrievalError, match='c.parquet: cannot be read .*(the column|duplicate field)'
     ) as error:
         only(path)
     user_reads(error.value)

@@ -233,3 +233,12 @@ def test_an_unfinished_build_with_other_passages_is_refused(tmp_path):
     folder.build(source, tmp_path / 'i', 'bm25', None, passage_words=80, stages=('corpus',))
     with pytest.raises(RetrievalError, match='passage_words was 80'):
         folder.build(source, tmp_path / 'i', 'bm25', None)
+
+
+def test_a_long_title_of_front_matter_leaves_the_heading(tmp_path):
+    title = 'word ' * 60
+    (tmp_path / 'a.md').write_text(
+        f'---\ntitle: {title}\n---\nAn introduction.\n\n# Gumu\n\nA town.'
+    )
+    ((_, record), *_) = corpus.read(tmp_path / 'a.md', passage_words=50)
+    assert corpus.split(record.contents)[0] == 'Gumu'

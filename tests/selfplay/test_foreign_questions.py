@@ -86,6 +86,9 @@ FORMS = {
         {'answers': ['{1, 2}', '(1, 2)', '(sic)', '{x | x > 0}']},
         ['{1, 2}', '(1, 2)', '(sic)', '{x | x > 0}'],
     ),
+    'code in a list': ({'answers': ['{"a": 1}', 'x']}, ['{"a": 1}', 'x']),
+    'an apostrophe in brackets': ({'answer': "('Til Tuesday)"}, ["('Til Tuesday)"]),
+    'one annotator without an answer': ({'answers': ['CANNOTANSWER', 'Lomi']}, ['Lomi']),
     'a pair of numbers': ({'answer': '(1, 2)'}, ['(1, 2)']),
     'True of a table': ({'answer': 'True'}, ['True', 'yes']),
     'FALSE of a table': ({'answer': 'FALSE'}, ['FALSE', 'no']),
@@ -156,6 +159,9 @@ def test_what_may_mean_two_things_is_refused(tmp_path, name, user_reads):
         {'answers': "['No Answer Present.']"},
         {'answer': 'CANNOTANSWER'},
         {'answer': {'text': 'CANNOTANSWER', 'answer_start': 9}},
+        {'answer': {'value': 'CANNOTANSWER'}},
+        {'answer': {'target': ['No Answer Present.']}},
+        {'reward_model': "{'ground_truth': {'target': ['No Answer Present.']}}"},
     ],
 )
 @pytest.mark.fault('third-14', 'questions without an answer')
@@ -254,6 +260,10 @@ def test_questions_in_another_unicode_form_are_the_same(tmp_path, capsys, user_r
         ({'answer': 'A', 'choices': {'label': ['A', 'B'], 'text': ['Lomi', 'Puto']}}, "'A'"),
         ({'answer': '(b)', 'options': 'A) Lomi B) Puto'}, 'write the text of that choice'),
         ({'golden_answers': ['B'], 'metadata': {'choices': ['Lomi', 'Puto']}}, "'B', which names"),
+        (
+            {'golden_answers': ['B'], 'metadata': '{"choices": ["Lomi", "Puto"]}'},
+            "'B', which names",
+        ),
         ({'answer': 'B', 'choices': "['Lomi', 'Puto']"}, "'B', which names one of"),
         ({'answer': 'b', 'opa': 'Lomi', 'opb': 'Puto', 'cop': 1}, 'one of "opa, opb"; write'),
         ({'answer': 'B', 'A': 'Lomi', 'B': 'Puto'}, 'one of "A, B"; write'),

@@ -42,6 +42,9 @@ def config(
     if changes is not None and not isinstance(changes, Mapping):
         fix = "give a dict, such as {'solver.batch': 16}"
         raise ConfigError(f'config: changes is a {type(changes).__name__}; {fix}')
+    for name in changes or {}:
+        # An empty dict has no fields, by which a misspelt section would be noticed.
+        fields.check_name(str(name), settings)
     defaults = dict(fields.leaves(settings))
     for field, value in fields.leaves(changes or {}):
         # Checked here, because ml_collections would raise a KeyError without a suggestion.

@@ -12,7 +12,7 @@ from zeroplay_jax.configuration import fields
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.settings.errors import ConfigError
 from zeroplay_jax.settings.paths import built_in_path
-from zeroplay_jax.settings.renamed import has_no_effect, with_new_names
+from zeroplay_jax.settings.renamed import REMOVED_FIELDS, with_new_names
 
 # Sections that distinguish a run's config.json from other files of that name.
 _REQUIRED = {'recipe', 'rollout', 'tools', 'retrieval'}
@@ -38,7 +38,8 @@ def read_stored_config(path: pathlib.Path) -> ConfigDict | None:
     try:
         config = fields.default_config(stored['recipe'])
         for name, value in _leaves(stored):
-            if has_no_effect(name, value):
+            # What is gone concerned training, and the policy of such a run can still be asked and exported.
+            if name in REMOVED_FIELDS:
                 continue
             fields.check_name(name, config)
             _set(config, name, value)

@@ -394,7 +394,7 @@ def _sum_over_shards(tree, mesh: Mesh | None):
 
 @dataclasses.dataclass(frozen=True)
 class TokenScores:
-    """The arguments of `token_chunks`, for scores of every token given the one before. Nothing is computed yet.
+    """Scores of every token given those before it, not computed yet: the arguments of `map_tokens` or `sum_tokens`.
 
     Attributes:
       function: (head, states, shared, per_token) → tree of scores [tokens], for a chunk of tokens.

@@ -350,7 +350,7 @@ def token_scores_with_teacher(
         # Statistics are for logging: a backward pass through them would be computed and multiplied by zero.
         return logp, entropy, {'divergence': divergence, **jax.lax.stop_gradient(statistics)}
 
-    # Cast before it is gathered on every device; `token_chunks` does the same with the student's.
+    # Cast before it is gathered on every device; `map_tokens` does the same with the student's.
     teacher_head = cast_matrices(_head(config, teacher_params), hidden_states.dtype)
     per_token = (tokens[:, 1:], teacher_hidden[:, :-1])
     return _token_scores(

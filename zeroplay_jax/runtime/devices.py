@@ -1,4 +1,4 @@
-"""Sets up the devices and processes of a run, and ends a process whose peers still run."""
+"""The devices of a run: joining processes, ending with them, the cache of compiled programs, peak rates and memory."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class MetricsWriter:
         self._trajectories.write(records)
 
     def write_tasks(self, records: Iterable[Json]) -> None:
-        """Writes the task log of a step (`selfplay.task_log`), each record with its step."""
+        """Writes the task log of a step (selfplay/records.py), each record with its step."""
         self._tasks.write(records)
 
     def write_alarms(self, records: Iterable[Json]) -> None:

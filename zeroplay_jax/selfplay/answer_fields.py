@@ -81,13 +81,21 @@ def is_unanswerable(record: Json) -> bool:
             return True
     name = next((name for name in ANSWER_FIELDS if record.get(name) is not None), '')
     answers = _read(record.get(name))
-    if isinstance(answers, dict):
-        # SQuAD 2 as its columns: the lists of texts and of places are empty.
-        if answers.get('text') == answers.get('answer_start') == []:
-            return True
-        answers = answers.get('text')
-    texts = answers if isinstance(answers, list) else [answers]
-    return bool(texts) and all(str(text).strip().lower() in _NO_ANSWER for text in texts)
+    # SQuAD 2 as its columns: the lists of texts and of places are empty.
+    if isinstance(answers, dict) and answers.get('text') == answers.get('answer_start') == []:
+        return True
+    return _says_no_answer(answers)
+
+
+def _says_no_answer(value: Any) -> bool:
+    """Returns whether an answer is a text that stands for none, or has nothing but such texts in it."""
+    value = _read(value)
+    if isinstance(value, list):
+        return bool(value) and all(map(_says_no_answer, value))
+    if isinstance(value, dict):
+        inner = _inner_fields(value)
+        return bool(inner) and _says_no_answer(value[inner[0]])
+    return str(value).strip().lower() in _NO_ANSWER
 
 
 def accepted_answers(record: Json) -> list[str]:
@@ -110,6 +118,8 @@ def accepted_answers(record: Json) -> list[str]:
         )
     name = names[0]
     answers = _texts_of(record[name], name)
+    # Of several annotators some may have found none.
+    answers = [answer for answer in answers if not _says_no_answer(answer)] or answers
     if not answers:
         raise ValueError(f'"{name}" has no answer')
     if not all(answer.strip() for answer in answers):
@@ -142,7 +152,8 @@ def _check_choices(record: Json, answers: list[str], name: str) -> None:
 
 def _choices_of(record: Json) -> Iterator[tuple[str, Any]]:
     """Yields (name of the field or fields, choices) of a question."""
-    for fields in (record, *map(record.get, _FURTHER_FIELDS)):
+    further_fields = [_read(record.get(name)) for name in _FURTHER_FIELDS]
+    for fields in (record, *further_fields):
         if not isinstance(fields, dict):
             continue
         for name in _CHOICES:
@@ -182,13 +193,18 @@ def _texts_of(value: Any, name: str) -> list[str]:
 
 def _texts_of_object(value: Json, name: str) -> list[str]:
     """Returns the texts of an answer that is an object."""
-    inner = [field for field in _INNER_FIELDS if value.get(field) is not None]
+    inner = _inner_fields(value)
     if not inner:
         raise ValueError(f'"{name}" is an object without {", ".join(_INNER_FIELDS)}')
     answers = _texts_of(value[inner[0]], name)
     for field in _INNER_ALIASES:
         answers += _new_aliases(value.get(field), name, answers)
     return answers
+
+
+def _inner_fields(value: Json) -> list[str]:
+    """Returns the fields of an answer that is an object which may have its text, the first one first."""
+    return [field for field in _INNER_FIELDS if value.get(field) is not None]
 
 
 def _new_aliases(value: Any, name: str, answers: list[str]) -> list[str]:
@@ -209,7 +225,7 @@ def _texts_in(text: str, name: str, is_item: bool = False) -> list[str]:
     """Returns the texts of a list or object that is written as a text; [text] for any other text.
 
     Args:
-      is_item: whether the text stands in a list, where '[0, 1]' and "['Til Tuesday]" are answers.
+      is_item: whether the text stands in a list, where '[0, 1]', '{"a": 1}' and "['Til Tuesday]" are answers.
 
     Raises:
       ValueError: the text may be meant as a list or object and cannot be read as one, as a NumPy array without commas.
@@ -223,17 +239,17 @@ def _texts_in(text: str, name: str, is_item: bool = False) -> list[str]:
         return [text]
     value = _read(stripped)
     if isinstance(value, dict):
-        return _texts_of_object(value, name)
+        is_answer = is_item and not _inner_fields(value)
+        return [text] if is_answer else _texts_of_object(value, name)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return value
     inner = stripped[1:-1].strip()
-    # '(1, 2)' and '{1, 2}' are answers.
-    may_be_list = stripped.startswith('[') and isinstance(value, list)
-    may_be_list |= inner.startswith(('"', "'"))
-    if is_item:
-        is_object = stripped.startswith('{')
-        may_be_list = inner.startswith(('"', "'")) and (is_object or inner.endswith(('"', "'")))
-    if may_be_list or stripped.startswith('array'):
+    # '(1, 2)', '{1, 2}' and "('Til Tuesday)" are answers.
+    has_texts = inner.startswith(('"', "'"))
+    if stripped.startswith('(') or (is_item and not stripped.startswith('{')):
+        has_texts = has_texts and inner.endswith(('"', "'"))
+    is_list = isinstance(value, list) and stripped.startswith('[') and not is_item
+    if has_texts or is_list or stripped.startswith('array'):
         raise ValueError(
             f'an answer of "{name}" is the text {stripped[:60]!r}, which may be meant as a list or an object; write it '
             'as JSON'

@@ -1,4 +1,4 @@
-"""Records which policies learn: their training steps with and without an update, and why a step was empty.
+"""What a run learnt, proposed and dropped: counts in checkpoints and summaries, and the lines of tasks.jsonl.
 
 A policy is one set of trained weights. A step is empty for it if none of its updates had a gradient that comes
 from rewards, from a teacher or from an entropy bonus. A checkpoint holds the counts, so that a resumed run

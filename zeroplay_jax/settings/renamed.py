@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
 
 from zeroplay_jax.types import Json
 
@@ -55,16 +55,21 @@ _SAME_VALUES = {('tools', 'mcp_url'): 'mcp_servers'}
 
 
 def with_new_names(stored: Json) -> Json:
-    """Returns the object in a config.json with the new names of fields whose values mean the same as before."""
-    renamed = dict(stored)
+    """Returns the object in a config.json as this version writes it.
+
+    Fields whose values mean the same as before get their new names; fields that are gone are left out where they did
+    nothing.
+    """
+    renamed = copy.deepcopy(stored)
     for (section, old_name), new_name in _SAME_VALUES.items():
         fields = renamed.get(section)
         if isinstance(fields, dict) and old_name in fields:
-            kept = {name: value for name, value in fields.items() if name != old_name}
-            renamed[section] = {**kept, new_name: fields[old_name]}
+            fields[new_name] = fields.pop(old_name)
+    for name, (neutral_value, _) in REMOVED_FIELDS.items():
+        *sections, field = name.split('.')
+        fields = renamed
+        for section in sections:
+            fields = fields.get(section) if isinstance(fields, dict) else None
+        if isinstance(fields, dict) and field in fields and fields[field] == neutral_value:
+            del fields[field]
     return renamed
-
-
-def has_no_effect(name: str, value: Any) -> bool:
-    """Returns whether a field is gone and had a value with which it did nothing."""
-    return name in REMOVED_FIELDS and REMOVED_FIELDS[name][0] == value
