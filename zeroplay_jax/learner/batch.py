@@ -1,4 +1,4 @@
-"""The packed batch: what one update of the learner reads.
+"""The packed batch, which one update of the learner reads, and how trajectories are packed into it.
 
 Array shapes: B packed rows of L tokens; M tokens of a teacher's row.
 """

@@ -1,6 +1,6 @@
 """Checkpoints: weights and optimisers of all roles, and the host state of the training loop, in one step of Orbax.
 
-Every step has checksums (`checksums`). A damaged one is moved aside, and the one before is restored.
+Every step has the SHA-256 of its files. A damaged one is moved aside, and the one before is restored.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weights as samplers read them, and as updates do with `micro.weights=published`."""
+"""Weights as samplers and updates read them: casts of the trained ones, the frozen base of adapters, fingerprints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes text of others (pages, tools, models, users) safe to store and to write into a prompt."""
+"""Text of others (pages, tools, models, users): marked as such, laid out, and made safe to store and to prompt with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests for rollouts, and what the host records of them while they run."""
+"""Episodes that run together, their requests for rollouts, and what the host records of these while they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host side of the slot programs: pads arguments to the static shapes and keeps the state."""
+"""The device programs of rollouts, and their calls: pads arguments to the static shapes and keeps the state."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Judges: they give verdicts by a policy on the same sampler, by a server, or by a rule.
 
-Replies are parsed strictly (selfplay/judge.py). An unparsable or missing verdict is `None`, is
-counted, and never means approval; each caller decides how to treat it.
+Replies are parsed strictly. An unparsable or missing verdict is `None`, is counted, and never means approval; each
+caller decides how to treat it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from zeroplay_jax.types import TaskDropped, UserError
 # Parses a judge's reply strictly: a reply that is not exactly one verdict gives None, which the caller handles.
 #
 # A reply may quote other texts, so a verdict must form a sentence of its own. Reasoning up to the last `</think>`, or
-# the mark of another family, is ignored, and a reply with unfinished reasoning has no verdict. `rubrics` takes well-
-# formed items of a list of criteria and counts what it repaired. Works on plain strings, without JAX.
+# the mark of another family, is ignored, and a reply with unfinished reasoning has no verdict. `rubrics` takes
+# well-formed items of a list of criteria and counts what it repaired. Works on plain strings, without JAX.
 
 
 # Words that are verdicts, with their meanings.

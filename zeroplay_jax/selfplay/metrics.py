@@ -1,4 +1,4 @@
-"""Computes metrics over the scored rollouts of a step, and finds the rows that no recipe can train on."""
+"""Figures of a step: over scored rollouts, over requests and judgements, of health, and of time and devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The updates of the trained roles of a step: advantages, minibatches, micro-batches, optimiser steps, publication."""
+"""The updates of the trained roles of a step: dynamic filter, advantages, minibatches, optimiser steps, publication."""
 
 from __future__ import annotations
 
