@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint folder as the headers of its files describe them, and whether a model fits them."""
+"""Tensors of a checkpoint folder: names and shapes for a model, the headers of its files, and whether both agree."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Makes Ctrl-C and SIGTERM end a command that is still loading at once, with one line and a status of its own.
+"""Ctrl-C and SIGTERM end a command that is loading at once, with one line; SIGTERM asks a run that trains to save.
 
 Libraries take seconds to import and models minutes to load, mostly in C++ code. A KeyboardInterrupt there becomes a
 traceback of the import machinery, an ImportError of a library, or nothing at all where a callback of a library is
 interrupted, whose exceptions are ignored. This module imports the standard library only, because it is the first one
-that a command loads.
+that a command loads; JAX is imported where processes talk to each other.
 """
 
 from __future__ import annotations
