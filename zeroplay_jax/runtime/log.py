@@ -1,4 +1,4 @@
-"""The log of a run: JSON lines that hold every step exactly once, and writers of curves (`scalar_writers`).
+"""The log of a run: JSON lines that hold every step exactly once, and the writers of curves.
 
 A killed run resumes from its last checkpoint, which may be some steps older than the last line it wrote. The lines
 after that checkpoint are removed when the files are opened; the run then repeats those steps and writes them again.

@@ -1,4 +1,4 @@
-"""The schedule of a run: phases of similar steps, evaluations, and positions in the recipe's tasks."""
+"""The schedule of a run: phases of similar steps, evaluations, positions in the tasks, and the question pool."""
 
 from __future__ import annotations
 
