@@ -105,7 +105,7 @@ def markdown(rows: Sequence[Row]) -> str:
     """Returns the table in markdown."""
     lines = ['| key | what is sent | verdict | what a user reads |', '|---|---|---|---|']
     for row in sorted(rows, key=_place):
-        one_line = _TEST_FOLDER.sub('', ' '.join(row.line.split()))
+        one_line = _TEST_FOLDER.sub('', ' '.join(row.line.split())).replace(f'{ROOT}/', '')
         cells = [row.key, row.sent, row.verdict, one_line[:_MAX_LINE]]
         escaped_cells = [cell.replace('|', '\\|') for cell in cells]
         lines.append(f'| {" | ".join(escaped_cells)} |')
