@@ -1,4 +1,4 @@
-"""The table of the claims benchmark in markdown, as benchmarks/README.md has it."""
+"""The table of the claims benchmark in markdown: results/claims.md."""
 
 from __future__ import annotations
 
