@@ -26,8 +26,8 @@ TITLES = {
 INTRODUCTION = """# Hyperparameters of the papers
 
 Every value of the five papers beside that of our config, and every value of a config that no paper gives. `both` stands
-for proposer and solver; a name in brackets is no config field. None of these configs has been run at this size. The page
-is generated from `docs/hyperparameters.toml`, and a test compares that file with the configs.
+for proposer and solver; a name in brackets is no config field. None of these configs has been run at this size. The
+page is generated from `docs/hyperparameters.toml`, and a test compares that file with the configs.
 
 Each system has a table of the paper's values and one of the others, which says why a value is ours:
 """
@@ -53,7 +53,9 @@ def page() -> str:
             if entry['kind'] == 'paper':
                 of_paper.append((field, ours, _joined(entry['source'], why, '; ')))
             else:
-                paper = _joined(_text(entry['paper']), entry['source'], '; ') if 'paper' in entry else ''
+                paper = ''
+                if 'paper' in entry:
+                    paper = _joined(_text(entry['paper']), entry['source'], '; ')
                 others.append((field, paper, ours, _joined(entry['kind'], why, ': ')))
         lines += ['', f'## {TITLES[system]}', '', f'`configs/{system}.py`', '']
         lines += ["| field | the paper's value, and ours | source |", '|---|---|---|']
