@@ -3,6 +3,7 @@
 python docs/hyperparameter_page.py > docs/hyperparameters.md
 """
 
+import itertools
 import pathlib
 import tomllib
 
@@ -24,10 +25,11 @@ TITLES = {
 }
 INTRODUCTION = """# Hyperparameters of the papers
 
-Every value of the five papers beside that of our config, with its source, and every value of a config that no paper
-gives. `both` stands for proposer and solver; a name in brackets is no config field. None of these configs has been run
-at this size. The page is generated from `docs/hyperparameters.toml`; a test compares that file with the configs, and
-every field that a config sets for its method has to be in it.
+Every value of the five papers beside that of our config, and every value of a config that no paper gives. `both` stands
+for proposer and solver; a name in brackets is no config field. None of these configs has been run at this size. The
+page is generated from `docs/hyperparameters.toml`, and a test compares that file with the configs.
+
+Each system has a table of the paper's values and one of the others, which says why a value is ours:
 """
 
 
@@ -40,17 +42,43 @@ def page() -> str:
     """Returns the page as Markdown."""
     lines = [INTRODUCTION, '| kind | meaning |', '|---|---|']
     for kind, meaning in KINDS.items():
-        lines.append(f'| {kind} | {meaning} |')
+        if kind != 'paper':
+            lines.append(f'| {kind} | {meaning} |')
     for system, entries in load().items():
-        lines += ['', f'## {TITLES[system]}', '', f'`configs/{system}.py`', '']
-        lines += ['| field | paper | source | ours | kind | remark |', '|---|---|---|---|---|---|']
+        of_paper = []
+        others = []
         for field, entry in entries.items():
-            name = field if field.startswith('(') else f'`{field}`'
-            paper = _text(entry['paper']) if 'paper' in entry else '–'
-            cells = [name, paper, entry.get('source', '–'), _text(entry['ours'])]
-            cells += [entry['kind'], entry.get('why', '')]
-            lines.append(f'| {" | ".join(cells)} |'.replace('|  |', '| |'))
+            why = entry.get('why')
+            ours = _text(entry['ours'])
+            if entry['kind'] == 'paper':
+                of_paper.append((field, ours, _joined(entry['source'], why, '; ')))
+            else:
+                paper = ''
+                if 'paper' in entry:
+                    paper = _joined(_text(entry['paper']), entry['source'], '; ')
+                others.append((field, paper, ours, _joined(entry['kind'], why, ': ')))
+        lines += ['', f'## {TITLES[system]}', '', f'`configs/{system}.py`', '']
+        lines += ["| field | the paper's value, and ours | source |", '|---|---|---|']
+        lines += _table_rows(of_paper)
+        lines += ['', '| field | paper | ours | kind |', '|---|---|---|---|']
+        lines += _table_rows(others)
     return '\n'.join(lines) + '\n'
+
+
+def _table_rows(rows: list[tuple[str, ...]]) -> list[str]:
+    """Returns the lines of a table; neighbours that differ only in the field are one line."""
+    lines = []
+    for cells, group in itertools.groupby(rows, key=lambda row: row[1:]):
+        names = []
+        for field, *_ in group:
+            names.append(field if field.startswith('(') else f'`{field}`')
+        lines.append(f'| {" | ".join((", ".join(names), *cells))} |'.replace('|  |', '| |'))
+    return lines
+
+
+def _joined(text: str, remark: str | None, separator: str) -> str:
+    """Returns a text with a remark behind it, if there is one."""
+    return f'{text}{separator}{remark}' if remark else text
 
 
 def _text(value) -> str:
