@@ -18,7 +18,7 @@ from benchmarks import tpu_programs, tpu_shapes
 from benchmarks.adapter_work import Row, Shapes, Work, adapter_mesh, work_of
 from benchmarks.tpu_cases import GIB, settle
 from benchmarks.tpu_programs import Compiled, OutOfMemory, bytes_per_chip
-from zeroplay_jax.runtime.atomic import write_text
+from zeroplay_jax.runtime.disk import write_text
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'adapters_aot.json'
 # Slots of a host in the one pool of all roles, in the order in which they are tried.

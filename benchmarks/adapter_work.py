@@ -25,7 +25,7 @@ from zeroplay_jax.policy import adapters, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import sampler
 from zeroplay_jax.selfplay.recipe import trained_roles
-from zeroplay_jax.training.run_weights import versions_in_use, weights_of_roles
+from zeroplay_jax.training.build import versions_in_use, weights_of_roles
 
 # A row of the compile tables.
 Row: TypeAlias = dict[str, Any]

@@ -36,7 +36,7 @@ from benchmarks import claims_arms
 from benchmarks.claims_runs import code_hash, config_hash, keep_programs
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import rules
-from zeroplay_jax.runtime.atomic import write_text
+from zeroplay_jax.runtime.disk import write_text
 
 RESULTS = pathlib.Path(__file__).parent / 'results'
 QUICKSTART = 'quickstart'
@@ -228,17 +228,17 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')
     if args.here:
-        from zeroplay_jax.configuration import entry
+        from zeroplay_jax.configuration import command_line
 
         arm, rank, factor, seed, path = args.here
-        entry.load_libraries()
+        command_line.load_libraries()
         run_here(arm, int(rank), float(factor), int(seed), pathlib.Path(path))
         return
     if args.cost:
         from benchmarks import adapter_cost
-        from zeroplay_jax.configuration import entry
+        from zeroplay_jax.configuration import command_line
 
-        entry.load_libraries()
+        command_line.load_libraries()
         print(adapter_cost.markdown(*adapter_cost.measure()), end='')
         return
     # Seeds are the outer loop, so that an interrupted benchmark has runs of every row.

@@ -44,7 +44,7 @@ from benchmarks import claims_table
 from benchmarks.claims_arms import ARMS, CLAIMS, LOOKS, MEASURES, Arm, Claim, Look, arm_differences
 from benchmarks.claims_plot import write_forest_plot
 from benchmarks.claims_runs import Run, Runner
-from zeroplay_jax.runtime.atomic import write_text
+from zeroplay_jax.runtime.disk import write_text
 
 RESULTS = pathlib.Path(__file__).parent / 'results'
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from benchmarks import claims_statistics as statistics
 from zeroplay_jax.configs import ablations
 from zeroplay_jax.configuration import fields
-from zeroplay_jax.settings.paths import PACKAGE
+from zeroplay_jax.settings.kinds import PACKAGE
 
 REGISTRATION = pathlib.Path(__file__).with_name('claims.toml')
 _CHECKPOINTS = PACKAGE / 'mini'

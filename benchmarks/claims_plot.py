@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zeroplay_jax.evaluation.curve_plot import MEAN_COLOUR, SETTINGS, TEXT_COLOUR
-from zeroplay_jax.runtime.atomic import write_text
+from zeroplay_jax.runtime.disk import write_text
 
 # Verdict → colour; each has a shape, too, for readers who do not tell the colours apart.
 COLOURS = {'holds': MEAN_COLOUR, 'does not hold': '#d1633c', 'undecided': TEXT_COLOUR}

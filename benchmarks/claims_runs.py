@@ -20,8 +20,8 @@ from typing import Any
 from benchmarks.claims_arms import config_of
 from zeroplay_jax.configs import common
 from zeroplay_jax.configuration import fields, rules
-from zeroplay_jax.runtime.atomic import write_text
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.runtime.disk import write_text
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 
 # Raised when a change of the code changes the result of a run, so that no stored run of the earlier code is reused.
 # 2: the rule judge grades facts; minibatches are drawn by prompt.
@@ -252,8 +252,8 @@ def _start_process(counter, processes: int) -> None:
     # More processes than cores: all of them may use any.
     os.sched_setaffinity(0, share or cores)
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-    from zeroplay_jax.configuration import entry
+    from zeroplay_jax.configuration import command_line
 
-    entry.load_libraries()
+    command_line.load_libraries()
     # All arms have programs in common, and all seeds of an arm have the same.
     keep_programs()

@@ -31,7 +31,7 @@ from zeroplay_jax.learner.checkpoint import (
     stored_tree,
 )
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.training.source_checkpoint import newest_checkpoint
+from zeroplay_jax.training.branch import newest_checkpoint
 
 EXAMPLES = """examples:
   python -m benchmarks.flips runs/mini --flips 200

@@ -25,7 +25,7 @@ from benchmarks.slices_costs import MachineCosts
 from benchmarks.slices_engines import Settings
 from benchmarks.slices_play import CAUSES, ENGINES, Result, default_settings, play
 from benchmarks.slices_workload import Part, Unit, Workload
-from zeroplay_jax.runtime.atomic import write_text
+from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import UserError
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'slices.json'

@@ -38,7 +38,7 @@ from benchmarks import (
 )
 from benchmarks.aot_arguments import SEVERAL, shared_parser
 from benchmarks.tpu_cases import GIB, Case
-from zeroplay_jax.runtime.atomic import write_text
+from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import UserError
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'tpu_aot.json'

@@ -27,7 +27,7 @@ from jax.experimental import topologies
 
 from benchmarks import tpu_aot, tpu_programs, tpu_shapes
 from zeroplay_jax.policy import ragged_tpu
-from zeroplay_jax.runtime.atomic import write_text
+from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import UserError
 
 # Generation → slice, places of a page.

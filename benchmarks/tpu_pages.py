@@ -29,7 +29,7 @@ from benchmarks.hlo_estimate import Cycles, Program
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.rollout import sampler, token_steps
-from zeroplay_jax.runtime.atomic import write_text
+from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import UserError
 
 # Slots per slot of the compile table, of which only the used places take memory, and the most of them.

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from zeroplay_jax.mini.chains import BRIDGE
-from zeroplay_jax.mini.cloze import BLANK
+from zeroplay_jax.data.chains import BRIDGE
+from zeroplay_jax.data.cloze import BLANK
 from zeroplay_jax.retrieval import folder
 from zeroplay_jax.types import Json
 

@@ -30,7 +30,7 @@ them), hence singleton='zero'. Every value with its source: docs/hyperparameters
 """
 
 from zeroplay_jax.configs import common
-from zeroplay_jax.settings.paths import HOPS_CHECKPOINT
+from zeroplay_jax.settings.kinds import HOPS_CHECKPOINT
 
 
 def get_config(variant=''):

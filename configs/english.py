@@ -17,8 +17,8 @@ Made for two CPU cores without a GPU.
 import pathlib
 
 from zeroplay_jax.configs import common
-from zeroplay_jax.selfplay import cloze_files, files
-from zeroplay_jax.settings.paths import ENGLISH_CHECKPOINT
+from zeroplay_jax.data import cloze_files, files
+from zeroplay_jax.settings.kinds import ENGLISH_CHECKPOINT
 
 
 def get_config(folder=''):

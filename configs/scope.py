@@ -33,7 +33,7 @@ Every value with its source: docs/hyperparameters.md.
 """
 
 from zeroplay_jax.configs import common
-from zeroplay_jax.settings.paths import OPEN_CHECKPOINT
+from zeroplay_jax.settings.kinds import OPEN_CHECKPOINT
 
 
 def get_config(variant=''):

@@ -27,7 +27,7 @@ PAGES = {
     'notebooks/README.md': 'notebooks.md',
     'retrieval/README.md': 'retrieval.md',
     'zeroplay_jax/objectives/README.md': 'objectives.md',
-    'zeroplay_jax/selfplay/recipes/README.md': 'recipe-differences.md',
+    'zeroplay_jax/recipes/README.md': 'recipe-differences.md',
 }
 
 # A fenced block, a link (or a picture, which begins with '!'), or code in a line. Code is matched so that its brackets

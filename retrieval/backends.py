@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import os
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
-from . import replies
-from .documents import DocumentPage, document_page
-from .exchange import Exchange, NoReply, Reply
-from .records import split
+import httpx2
+
+from . import json_text
+from .corpus import DocumentPage, document_page
+from .records import FIELD_NAMES, contents, split
 from .types import CannotOpen, Index, Passage, RetrievalError, SearchFailed, short
 
 # Characters of a server's error text that are quoted.
@@ -193,7 +202,7 @@ class Http:
             chunk = list(queries[start : start + self._batch])
             # Scores are always requested: without them the reference server (Search-R1's) unpacks its results wrongly.
             body = {'queries': chunk, 'topk': k, 'return_scores': True}
-            results.extend(self._request('/retrieve', body, len(chunk), replies.passages))
+            results.extend(self._request('/retrieve', body, len(chunk), passages))
         return results
 
     def open(
@@ -211,7 +220,7 @@ class Http:
                 'page': list(pages[start:end]),
                 'words_per_page': words_per_page,
             }
-            results.extend(self._request('/open', body, len(chunk), replies.page))
+            results.extend(self._request('/open', body, len(chunk), page))
         return results
 
     def ready(self) -> bool:
@@ -279,8 +288,8 @@ class Http:
                 if reply.status < 400:
                     # A proxy can answer 200 with its own text.
                     try:
-                        results = replies.results(reply.content, count, read)
-                    except replies.MalformedReply as error:
+                        results = parse_results(reply.content, count, read)
+                    except MalformedReply as error:
                         reason = f'a reply that is not of the protocol ({error})'
                     else:
                         self._record_outcome(failed=False)
@@ -333,3 +342,333 @@ def _passage(record_id: str, contents: str, score: Any) -> Passage:
     """Returns a search result from a passage in wire form."""
     title, text = split(contents)
     return {'id': record_id, 'title': title, 'text': text, 'score': float(score)}
+
+
+# ---- exchange --------------------------------------------------------------------------------------
+#
+# HTTP requests that end in time: one deadline and one size limit for each, whatever the server sends.
+
+
+# Seconds after its deadline in which a request must have been cancelled.
+_GRACE_SECONDS = 5.0
+_COMPRESSIONS = frozenset(('gzip', 'x-gzip', 'deflate', 'br', 'zstd', 'compress'))
+
+
+class NoReply(Exception):
+    """There is no whole reply that could be read; another attempt may bring one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """A whole HTTP reply."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    def json(self) -> Any:
+        """Returns the JSON value of the reply; raises ValueError, or RecursionError if it is nested too deeply."""
+        return json.loads(self.content)
+
+    def text(self) -> str:
+        """Returns the reply as text."""
+        return self.content.decode('utf-8', 'replace')
+
+
+class Exchange:
+    """Sends requests to a server. Safe to use from threads.
+
+    httpx limits the time of every single read, so a server that sends a byte now and then could hold a request forever.
+    asyncio can end a request at any point; hence an event loop, in a thread of its own, sends the requests.
+
+    Args:
+      seconds: deadline of a request, from the connection to the last byte of the reply.
+      reply_bytes: largest reply that is read.
+      connections: largest number of connections, all of which are kept open.
+    """
+
+    def __init__(self, seconds: float, reply_bytes: int, connections: int):
+        self._seconds = seconds
+        self._reply_bytes = reply_bytes
+        self._connections = connections
+        self._open()
+
+    def _open(self) -> None:
+        """Makes the HTTP client of this process."""
+        self._process = os.getpid()
+        self._loop = _event_loop(self._process)
+        connections = self._connections
+        limits = httpx2.Limits(max_connections=connections, max_keepalive_connections=connections)
+        # trust_env=False ignores proxies of the environment, because a search server is in the local network. A
+        # compressed reply of a few kilobytes could have gigabytes, so none is asked for.
+        self._client = httpx2.AsyncClient(
+            timeout=None, limits=limits, trust_env=False, headers={'Accept-Encoding': 'identity'}
+        )
+        closing = weakref.finalize(self, _close, self._client, self._loop)
+        # At the end of the process the system closes the connections.
+        closing.atexit = False
+
+    def send(self, method: str, url: str, body: Any = None) -> Reply:
+        """Returns the reply to a request.
+
+        Args:
+          method: 'GET' or 'POST'.
+          url: whole address.
+          body: JSON value; None sends no body.
+
+        Raises:
+          NoReply: the deadline passed, the connection failed, or the reply is compressed or too long.
+          ValueError: the request cannot be sent: an invalid address, or a body that is not Unicode.
+        """
+        # A forked process has no thread of the loop, and must not share sockets with its parent.
+        if self._process != os.getpid():
+            self._open()
+        request = self._send(method, url, body)
+        future = asyncio.run_coroutine_threadsafe(request, self._loop)
+        try:
+            return future.result(self._seconds + _GRACE_SECONDS)
+        except TimeoutError:
+            raise NoReply(f'no whole reply within {self._seconds:g} s') from None
+        except httpx2.TransportError as error:
+            raise NoReply(f'{type(error).__name__}: {error}') from error
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise ValueError(f'{type(error).__name__}: {error}') from error
+
+    async def _send(self, method: str, url: str, body: Any) -> Reply:
+        """As `send`; raises TimeoutError and httpx's exceptions."""
+        content = bytearray()
+        async with (
+            asyncio.timeout(self._seconds),
+            self._client.stream(method, url, json=body) as reply,
+        ):
+            codings = reply.headers.get('Content-Encoding', '').lower().replace(' ', '').split(',')
+            if not _COMPRESSIONS.isdisjoint(codings):
+                raise NoReply('a compressed reply, which was not asked for')
+            async for chunk in reply.aiter_raw():
+                content += chunk
+                if len(content) > self._reply_bytes:
+                    raise NoReply(f'a reply of more than {self._reply_bytes} bytes')
+        return Reply(reply.status_code, reply.headers, bytes(content))
+
+
+@functools.cache
+def _event_loop(process: int) -> asyncio.AbstractEventLoop:
+    """Returns the event loop of the process with this id, which runs in a daemon thread until the process ends."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name='search-requests', daemon=True).start()
+    return loop
+
+
+def _close(client: httpx2.AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
+    """Closes the connections of a client; does not wait for it."""
+    asyncio.run_coroutine_threadsafe(client.aclose(), loop)
+
+
+# ---- replies ---------------------------------------------------------------------------------------
+#
+# Reads the JSON replies of search servers, Search-R1's and those like it; a field that cannot be used is named.
+
+
+_TEXT_FIELDS = FIELD_NAMES['text']
+_ID_FIELDS = FIELD_NAMES['id']
+# Digits of the id of a passage whose server gives none.
+_ID_DIGITS = 16
+# Bytes of a reply that are looked at for a quotation.
+_QUOTED_BYTES = 400
+
+
+class MalformedReply(Exception):
+    """A reply is not of the protocol; the message says which part of it."""
+
+
+def parse_results(body: bytes, count: int, read: Callable[[Any], Any]) -> list[Any]:
+    """Returns the `count` parse_results of a reply, each converted by `read`.
+
+    Args:
+      body: of the reply, {"result": […]}.
+      count: number of queries or references of the request.
+      read: `passages` or `page`.
+
+    Raises:
+      MalformedReply: the body, or a result, has another form.
+    """
+    try:
+        # Numbers that are not finite are refused where they matter.
+        reply = json_text.parse_object(body, not_finite=float)
+    except json_text.Unusable as error:
+        # Without the advice for files.
+        reason = str(error).partition(';')[0]
+        text = short(body[:_QUOTED_BYTES].decode('utf-8', 'replace'))
+        raise MalformedReply(f'{reason}: {text}') from None
+    if not isinstance(reply.get('result'), list):
+        # Some servers report errors with status 200.
+        text = short(json.dumps(reply, ensure_ascii=False))
+        raise MalformedReply(f'no list "result" in {text}')
+    rows = reply['result']
+    # Results are matched to queries by position.
+    if len(rows) != count:
+        raise MalformedReply(f'{len(rows)} parse_results for {count} queries')
+    return [read(row) for row in rows]
+
+
+def passages(row: Any) -> list[Passage]:
+    """Returns the passages of one query from its JSON result.
+
+    Args:
+      row: [{'document': {…}, 'score'}, …], or only the documents. A document is a text in wire form (see `records`), or
+        has one under 'contents' or a similar name, and may have 'title' and 'id'. Without an id the passage gets one
+        made from its title and text; without a score 0. Passages without any text are left out.
+
+    Raises:
+      MalformedReply: names the field that is missing or of another type.
+    """
+    if not isinstance(row, list):
+        raise MalformedReply(f'the result of a query is {_kind(row)}, not a list')
+    read_passages = []
+    for number, item in enumerate(row, 1):
+        try:
+            passage = _passage_of(item)
+        except MalformedReply as error:
+            raise MalformedReply(f'passage {number} of a query: {error}') from None
+        if passage['title'].strip() or passage['text'].strip():
+            read_passages.append(passage)
+    return read_passages
+
+
+def _passage_of(item: Any) -> Passage:
+    """Returns one passage of a result; raises MalformedReply."""
+    # Without scores a server returns the documents themselves.
+    document = item.get('document', item) if isinstance(item, Mapping) else item
+    if isinstance(document, str):
+        # Beside a text the document is a reference, such as an id.
+        has_text = document is not item and _first_field(item, _TEXT_FIELDS) is not None
+        document = item if has_text else _object_in(document) or {'contents': document}
+    if not isinstance(document, Mapping):
+        raise MalformedReply(f'it is {_kind(document)}, not an object')
+    if isinstance(item, Mapping):
+        document = _with_id_and_title(document, item)
+    text_field = _first_field(document, _TEXT_FIELDS)
+    if text_field is None:
+        names = ', '.join(map(repr, document)) or 'none'
+        raise MalformedReply(
+            f'"document" has no "contents" (nor "title" and "text"); its fields: {short(names)}'
+        )
+    title, text = _title_and_text(document, text_field)
+    score = None
+    if isinstance(item, Mapping):
+        score = item.get('score')
+    return {
+        'id': _id(document, title, text),
+        'title': title,
+        'text': text,
+        'score': _score(score),
+    }
+
+
+def _object_in(text: str) -> dict[str, Any] | None:
+    """Returns the document in a JSON text, as some servers send it; None for any other text."""
+    if not text.startswith('{'):
+        return None
+    try:
+        document = json_text.parse_object(text, not_finite=float)
+    except json_text.Unusable:
+        return None
+    # A text of its own may be JSON, too; a document has an id or a title beside its text.
+    is_named = _first_field(document, (*_ID_FIELDS, 'title')) is not None
+    return document if is_named and _first_field(document, _TEXT_FIELDS) else None
+
+
+def _with_id_and_title(document: Mapping[str, Any], item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a document with the id and title that stand in its metadata, as LangChain has them, or beside it."""
+    result = dict(document)
+    metadata = document.get('metadata')
+    for other in (metadata if isinstance(metadata, Mapping) else {}, item):
+        for fields in (_ID_FIELDS, ('title',)):
+            field = _first_field(other, fields)
+            if field is not None and _first_field(result, fields) is None:
+                result[field] = other[field]
+    return result
+
+
+def _title_and_text(document: Mapping[str, Any], text_field: str) -> tuple[str, str]:
+    """Returns title and text of a document whose text is under `text_field`."""
+    whole_text = _text(document[text_field], text_field)
+    title_in_contents, text = split(whole_text)
+    title = ''
+    if document.get('title') is not None:
+        title = _text(document['title'], 'title')
+    # Beside a title of another text, a first line in quotes is a quotation.
+    if title_in_contents and title in ('', title_in_contents):
+        return title_in_contents, text
+    # The title may be repeated without quotes.
+    return title, whole_text.removeprefix(f'{title}\n') if title else whole_text
+
+
+def _id(document: Mapping[str, Any], title: str, text: str) -> str:
+    """Returns the id of a document as a text."""
+    field = _first_field(document, _ID_FIELDS)
+    if field is None:
+        # Passages are told apart by their ids, also those of different searches.
+        return hashlib.sha256(contents(title, text).encode()).hexdigest()[:_ID_DIGITS]
+    value = document[field]
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise MalformedReply(f'"{field}" is {_kind(value)}, not a text or a number')
+    return _text(str(value), field)
+
+
+def _score(value: Any) -> float:
+    """Returns a score as a number; 0 for none."""
+    if value is None:
+        return 0.0
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        # Some servers write numbers as texts.
+        score = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise MalformedReply(f'"score" is {_kind(value)}, not a number') from None
+    # Neither can be written into a log, which is JSON.
+    if not math.isfinite(score):
+        raise MalformedReply(f'"score" is {score}, which is not finite')
+    return score
+
+
+def page(result: Any) -> DocumentPage | None:
+    """Returns the page of one reference from its JSON result, None for null; raises MalformedReply."""
+    if result is None:
+        return None
+    if not isinstance(result, Mapping):
+        raise MalformedReply(f'a page is {_kind(result)}, not an object')
+    # The types are checked here, so that a policy never sees a value of another type.
+    numbers: dict[str, int] = {}
+    for field in ('page', 'pages'):
+        number = result.get(field)
+        if not isinstance(number, int):
+            raise MalformedReply(f'"{field}" of a page is {_kind(number)}, not a number')
+        numbers[field] = number
+    return DocumentPage(
+        title=_text(result.get('title'), 'title'),
+        text=_text(result.get('text'), 'text'),
+        page=numbers['page'],
+        pages=numbers['pages'],
+        id=_text(result.get('id'), 'id'),
+    )
+
+
+def _first_field(document: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    """Returns the first of these fields that a document has with a value, if possible not ''."""
+    stated = [name for name in names if document.get(name) is not None]
+    return next((name for name in stated if document[name] != ''), next(iter(stated), None))
+
+
+def _text(value: Any, field: str) -> str:
+    """Returns a text of a reply with unpaired surrogates replaced by U+FFFD; raises MalformedReply for another type."""
+    if not isinstance(value, str):
+        raise MalformedReply(f'"{field}" is {_kind(value)}, not a text')
+    # JSON escapes can write half of a surrogate pair, which no file and no request can hold.
+    return value.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
+
+
+def _kind(value: Any) -> str:
+    """Returns the type of a value in words."""
+    return f'a JSON {json_text.type_name(value)}'

@@ -19,7 +19,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 
-from . import cleaning, folder, hub, object_cache, shards
+from . import cleaning, downloads, folder, shards
 from .command import (
     FIELDS_HELP,
     Parser,
@@ -27,9 +27,9 @@ from .command import (
     passage_fields,
     passage_words,
     show_messages,
+    similar_path,
 )
 from .lexical import LexicalEncoder
-from .suggestions import similar_path
 from .types import Encoder, RetrievalError
 
 # Arguments that are parameters of `ScannIndex`.
@@ -166,7 +166,7 @@ def _run(args: argparse.Namespace) -> None:
     parameters = {}
     if args.kind == 'scann':
         parameters = {name: getattr(args, name) for name in _SCANN_PARAMETERS}
-    source = pathlib.Path(object_cache.fetch(args.corpus))
+    source = pathlib.Path(downloads.fetch(args.corpus))
     if 'corpus' in stages:
         cleaning.warn_of_other_files(source)
     folder.build(
@@ -205,7 +205,7 @@ def _encoder(args: argparse.Namespace) -> Encoder:
         )
     if args.encoder == 'lexical':
         return LexicalEncoder()
-    if not hub.is_name(args.encoder) and not pathlib.Path(args.encoder).is_dir():
+    if not downloads.is_name(args.encoder) and not pathlib.Path(args.encoder).is_dir():
         is_misspelt = difflib.get_close_matches(args.encoder, ['lexical'])
         suggestion = "; did you mean 'lexical'?" if is_misspelt else similar_path(args.encoder)
         if args.encoder == 'bm25':
@@ -218,7 +218,7 @@ def _encoder(args: argparse.Namespace) -> Encoder:
     from .encoder import TextEncoder
 
     return TextEncoder(
-        hub.fetch_model(args.encoder),
+        downloads.fetch_model(args.encoder),
         args.query_prefix,
         args.passage_prefix,
         args.max_tokens,

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from . import progress
-from .english import problem_of
+from .command import similar_path
+from .corpus import key_hash
 from .json_text import Unusable
-from .lookup import key_hash
-from .plain_text import read_text
 from .records import Record, contents, split
 from .sources import (
     BadLines,
@@ -25,12 +24,12 @@ from .sources import (
     files_of,
     holds_texts,
     read,
+    split_title,
     text_name,
     visible_files,
+    without_front_matter,
 )
-from .splitting import split_record, split_text
-from .suggestions import similar_path
-from .titles import split_title, without_front_matter
+from .texts import problem_of, read_text, split_record, split_text
 from .types import RetrievalError, short
 
 # Files that are named in the description of those left out.

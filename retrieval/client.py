@@ -24,7 +24,7 @@ from .backends import Backend as Backend
 from .backends import DocumentBackend
 from .backends import Http as Http
 from .backends import InProcess as InProcess
-from .documents import DocumentPage
+from .corpus import DocumentPage
 from .types import CannotOpen, Passage, RetrievalError, SearchFailed
 
 # Characters of the last failure that an error quotes.

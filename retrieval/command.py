@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import difflib
+import itertools
 import logging
 import math
+import os
 import pathlib
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any, NoReturn
 
-from . import object_cache
+from . import downloads
 from .types import RetrievalError
 
 _USER_ERROR = 2
@@ -44,7 +50,7 @@ class Parser(argparse.ArgumentParser):
 
 def path_or_packaged(text: str) -> pathlib.Path:
     """Returns the path of a file or folder, also of one that comes with the package. For argparse's `type`."""
-    return pathlib.Path(object_cache.packaged(text))
+    return pathlib.Path(downloads.packaged(text))
 
 
 def number_type(
@@ -120,3 +126,92 @@ def _end(status: int, line: str) -> NoReturn:
     # stdout may be piped into another program.
     print(f'retrieval: {line}', file=sys.stderr)
     sys.exit(status)
+
+
+# ---- suggestions -----------------------------------------------------------------------------------
+#
+# Suggests an existing path for one that does not exist.
+
+
+# Names of a folder that are compared; a folder may have millions of files.
+_MAX_NAMES = 10_000
+
+
+def similar_path(path: str | pathlib.Path) -> str:
+    """Returns '; did you mean PATH?' for a missing path with an existing one of similar spelling, else ''.
+
+    The first missing part of the path is replaced by the most similar name in its folder.
+    """
+    path = pathlib.Path(path)
+    for number in range(len(path.parts)):
+        folder = pathlib.Path(*path.parts[:number])
+        name = path.parts[number]
+        if (folder / name).exists():
+            continue
+        try:
+            names = [entry.name for entry in itertools.islice(folder.iterdir(), _MAX_NAMES)]
+        except OSError:
+            # No folder, or one that this user may not read.
+            return ''
+        # Sorted, because the order of a folder depends on the file system.
+        for similar_name in difflib.get_close_matches(name, sorted(names)):
+            candidate = folder.joinpath(similar_name, *path.parts[number + 1 :])
+            if candidate.exists():
+                return f'; did you mean {candidate}?'
+        return ''
+    return ''
+
+
+# ---- quiet -----------------------------------------------------------------------------------------
+#
+# Hides messages that C++ libraries write to the terminal directly, bypassing Python's logging.
+
+
+_STDERR = 2  # the file descriptor, which C++ writes to
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hides all output of this process to file descriptor 2; if the block raises, prints the hidden output."""
+    # Text that Python has buffered was written before the block and must appear.
+    sys.stderr.flush()
+    terminal = os.dup(_STDERR)
+    with tempfile.TemporaryFile() as hidden:
+        os.dup2(hidden.fileno(), _STDERR)
+        try:
+            yield
+        except BaseException:
+            # The hidden output probably explains the exception.
+            hidden.seek(0)
+            os.write(terminal, hidden.read())
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(terminal, _STDERR)
+            os.close(terminal)
+
+
+# ---- tensorflow import -----------------------------------------------------------------------------
+#
+# Imports TensorFlow without Keras: Keras takes a third of the import time and is not used here.
+
+
+_LEGACY_KERAS = 'TF_USE_LEGACY_KERAS'
+
+
+def import_tensorflow() -> ModuleType:
+    """Returns the module `tensorflow`; its first import loads neither Keras nor the packages that Keras imports."""
+    if 'tensorflow' in sys.modules:
+        return sys.modules['tensorflow']
+    # With the value 1 TensorFlow looks for the package tf_keras instead of keras. tf_keras is rarely installed, and
+    # then no Keras is loaded. The variable is restored, because later uses of tf.keras read it again.
+    before = os.environ.get(_LEGACY_KERAS)
+    os.environ[_LEGACY_KERAS] = '1'
+    try:
+        import tensorflow
+    finally:
+        if before is None:
+            del os.environ[_LEGACY_KERAS]
+        else:
+            os.environ[_LEGACY_KERAS] = before
+    return tensorflow

@@ -19,14 +19,14 @@ import functools
 import hashlib
 import logging
 import pathlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Shaped, UInt64
 
 from . import progress
-from .documents import row_number, title_run
-from .lookup import KeyTable, key_hash, write_table
 from .records import Record as Record
 from .records import contents as contents
 from .records import split as split
@@ -409,3 +409,193 @@ def _refuse_repeated_ids(
         f'{source}: passages {first} and {second} (counted from 0) have the same id {short(repeated_id)}, and '
         f'{repeated.size - 1} more ids repeat; give every passage its own id'
     )
+
+
+# ---- lookup ----------------------------------------------------------------------------------------
+#
+# Lookup of passages by a text key (an id or a title) through a sorted table of hashes on disk.
+#
+# A table is one file: uint64 [2, K], where row 0 holds the hashes of the keys in ascending order and row 1 the passage
+# number of each key. It is memory-mapped and searched by bisection, so a lookup reads a few pages of the file however
+# many passages there are.
+
+
+def key_hash(key: str) -> int:
+    """Returns the first 8 bytes of BLAKE2b of a key, as an unsigned integer."""
+    # A policy can produce a lone surrogate, which plain UTF-8 refuses to encode.
+    encoded = key.encode('utf-8', 'surrogatepass')
+    digest = hashlib.blake2b(encoded, digest_size=8).digest()
+    return int.from_bytes(digest, 'little')
+
+
+def write_table(
+    path: pathlib.Path, hashes: UInt64[np.ndarray, ' keys'], rows: UInt64[np.ndarray, ' keys']
+) -> None:
+    """Writes the table of `hashes` and the passage number that belongs to each."""
+    # The stable sort keeps the rows of equal hashes ascending, so that the first passage is found first.
+    order = np.argsort(hashes, kind='stable')
+    np.save(path, np.stack([hashes[order], rows[order]]))
+
+
+class KeyTable:
+    """A table written by `write_table`, opened for lookups."""
+
+    def __init__(self, path: pathlib.Path):
+        """Opens the file.
+
+        Raises:
+          RetrievalError: the file cannot be read or has another shape or dtype.
+        """
+        try:
+            # Not read into memory: the table of 21 million ids takes 0.3 GB.
+            table = np.load(path, mmap_mode='r')
+        except (OSError, ValueError) as error:
+            raise RetrievalError(
+                f'{path}: cannot be read ({error}); build the index again'
+            ) from error
+        if table.ndim != 2 or len(table) != 2 or table.dtype != np.uint64:
+            raise RetrievalError(
+                f'{path}: {table.dtype} {table.shape} is not a table of hashes; build the index again'
+            )
+        self._hashes = table[0]
+        self._rows = table[1]
+
+    def candidates(self, key: str) -> list[int]:
+        """Returns the ascending numbers of the passages whose key has the hash of `key`.
+
+        Different keys can share a hash: the caller compares the real key of each candidate.
+        """
+        # A Python integer would make NumPy convert the whole table to float64.
+        wanted_hash = np.uint64(key_hash(key))
+        first = np.searchsorted(self._hashes, wanted_hash, side='left')
+        last = np.searchsorted(self._hashes, wanted_hash, side='right')
+        return [int(row) for row in self._rows[first:last]]
+
+
+# ---- documents -------------------------------------------------------------------------------------
+#
+# Whole documents: the passages of one document joined and cut into pages of a fixed number of words.
+#
+# A corpus holds passages. A source that cuts long texts (an encyclopedia article, a file) into passages puts those of
+# one document in consecutive rows; `Corpus.document_rows` returns them and `Corpus.find_document` looks them up.
+
+
+# Words of a page where the caller does not choose: five passages of Wikipedia-18.
+WORDS_PER_PAGE = 500
+
+_WORD = re.compile(r'\S+')
+
+
+@runtime_checkable
+class DocumentCorpus(Protocol):
+    """A corpus that knows which passages make up a document (`MemoryCorpus`, `Corpus`)."""
+
+    def record(self, number: int) -> Record:
+        """Returns a passage in wire form."""
+        ...
+
+    def passage(self, number: int) -> Passage:
+        """Returns a passage as {'id', 'title', 'text'}."""
+        ...
+
+    def find_document(self, reference: str) -> range | None:
+        """Returns the rows of the document with this passage id or title, None if there is none."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentPage:
+    """One page of a document.
+
+    Attributes:
+      title: title of the document's first passage.
+      text: words of this page, with the white space between them as in the source.
+      page: number of this page, from 1.
+      pages: number of pages of the document, at least 1.
+      id: id of the document's first passage; opening it gives the same document.
+    """
+
+    title: str
+    text: str
+    page: int
+    pages: int
+    id: str
+
+
+def document_page(
+    corpus: DocumentCorpus, reference: str, page: int = 1, words_per_page: int = WORDS_PER_PAGE
+) -> DocumentPage | None:
+    """Returns one page of a document.
+
+    Args:
+      corpus: where the document is looked up.
+      reference: id of any of its passages, or its exact title.
+      page: number of the page, from 1.
+      words_per_page: words of every page but the last one, at least 1.
+
+    Returns:
+      The page; None where no document has this id or title, or the document has fewer pages.
+
+    Raises:
+      RetrievalError: `page` or `words_per_page` below 1, or a title where the index cannot look titles up.
+    """
+    if page < 1 or words_per_page < 1:
+        raise RetrievalError(
+            f'open: page {page} with {words_per_page} words per page; both must be at least 1'
+        )
+    # The lookup gives row numbers; the texts of these rows are read below.
+    rows = corpus.find_document(reference)
+    if rows is None:
+        return None
+    text = ' '.join(corpus.passage(row)['text'] for row in rows)
+    # Matches instead of `split`: with their positions the text is cut without changing the white space between words.
+    words = list(_WORD.finditer(text))
+    # A document without any words still has one (empty) page.
+    pages = max(1, -(-len(words) // words_per_page))
+    if page > pages:
+        return None
+    page_words = words[(page - 1) * words_per_page : page * words_per_page]
+    page_text = ''
+    if page_words:
+        page_text = text[page_words[0].start() : page_words[-1].end()]
+    # All pages have the id and title of the first passage, whichever passage was named.
+    first_row = rows[0]
+    title = corpus.passage(first_row)['title']
+    return DocumentPage(title, page_text, page, pages, corpus.record(first_row).id)
+
+
+def title_run(title_of: Callable[[int], str], row: int, total: int, window: int) -> range:
+    """Returns the run of consecutive rows around `row` with the same title; only `row` itself if the title is empty.
+
+    Args:
+      title_of: function from a row number to the title of that passage.
+      row: row number of a passage.
+      total: number of passages in the corpus.
+      window: largest number of rows looked at on each side of `row`.
+    """
+    title = title_of(row)
+    first = row
+    end = row + 1
+    # Passages without a title do not belong together.
+    if not title:
+        return range(first, end)
+    # The window bounds the number of passages read if a corpus has one title throughout.
+    lowest_row = max(0, row - window)
+    while first > lowest_row and title_of(first - 1) == title:
+        first -= 1
+    highest_end = min(total, row + 1 + window)
+    while end < highest_end and title_of(end) == title:
+        end += 1
+    return range(first, end)
+
+
+def row_number(reference: str) -> int | None:
+    """Returns the row number that a reference like '17' denotes; None for any other text, '017' included."""
+    # The length is checked first: converting a hostile text of a million digits takes seconds.
+    if len(reference) > 20 or not reference.isascii() or not reference.isdigit():
+        return None
+    number = int(reference)
+    # Leading zeros: '017' can be an id or a title, but never a row number as text.
+    if str(number) != reference:
+        return None
+    return number

@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Int, Int64
 
+from .command import import_tensorflow, quiet
 from .exact import ExactIndex as ExactIndex
 from .exact import Passages as Passages
 from .exact import check_queries as check_queries
 from .exact import check_vectors as check_vectors
 from .exact import read_passages as read_passages
-from .quiet import quiet
-from .tensorflow_import import import_tensorflow
 from .types import Encoder, RetrievalError
 from .types import Index as Index
 

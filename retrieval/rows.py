@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 import zstandard
 
 from . import json_text
+from .command import similar_path
 from .json_text import Unusable
-from .suggestions import similar_path
 from .types import RetrievalError
 
 # No line is longer; the limit bounds the memory that a file of another kind can take.

@@ -7,17 +7,16 @@ import functools
 import logging
 import os
 import pathlib
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from .command import similar_path
 from .json_text import Unusable
-from .plain_text import read_text
 from .records import Record, contents, record_of, split, title_like
 from .rows import rows, suffix_of
-from .splitting import split_record, split_text
-from .suggestions import similar_path
-from .titles import TITLE_CHARACTERS, split_title, without_front_matter
+from .texts import read_text, split_record, split_text
 from .types import RetrievalError, short
 
 # Words of a passage that is cut from a longer text, as in Wikipedia-18.
@@ -270,3 +269,140 @@ def _validated(record: Record) -> Record:
     if not title.strip() and not text.strip():
         raise Unusable('a passage with neither title nor text')
     return record if body is original else dataclasses.replace(record, contents=body)
+
+
+# ---- titles ----------------------------------------------------------------------------------------
+#
+# Titles of texts: the first line of a text, or of Markdown the title in its front matter or its main heading.
+
+
+# A longer first line of a text is not its title but its first paragraph.
+_TITLE_WORDS = 15
+# The same in languages without blanks between words, and for texts that have no other line.
+TITLE_CHARACTERS = 200
+# Lines of a Markdown file in which its main heading is looked for; later ones are sections.
+_HEADING_LINES = 10
+# YAML between two lines of dashes at the start of a Markdown file, as Jekyll and Obsidian write it. The key in its
+# first line tells it from a text that begins with a horizontal rule.
+_FRONT_MATTER = re.compile(
+    r'\s*---[ \t]*\r?\n(?=[\w-]+[ \t]*:).*?^(?:---|\.\.\.)[ \t]*$', re.DOTALL | re.MULTILINE
+)
+_FRONT_TITLE = re.compile(r'^title[ \t]*:[ \t]*(\S.*?)[ \t]*\r?$', re.MULTILINE)
+_COMMENT = re.compile(r'<!--.*?-->', re.DOTALL)
+_IMAGE = re.compile(r'!\[[^\]]*\](?:\([^)]*\)|\[[^\]]*\])')
+# The text of a link is its first group.
+_LINK = re.compile(r'\[([^\]]*)\](?:\([^)]*\)|\[[^\]]*\])')
+_TAG = re.compile(r'</?[a-zA-Z][^>]*>')
+_REFERENCE = re.compile(r'\s*\[[^\]]+\]:\s')
+_FENCE = re.compile(r'\s*(?:```|~~~)')
+_MAIN_HEADING = re.compile(r'#[ \t]+(.+)')
+_UNDERLINE = re.compile(r'=+\s*')
+_EMPHASIS = re.compile(r'\*+|`+|(?<!\w)_+|_+(?!\w)')
+
+
+def without_front_matter(whole_text: str) -> str:
+    """Returns a text without the YAML front matter at its start, which is no prose."""
+    front_matter = _FRONT_MATTER.match(whole_text)
+    if front_matter is None:
+        return whole_text
+    return whole_text[front_matter.end() :]
+
+
+def split_title(whole_text: str, name: str) -> tuple[str, str]:
+    """Returns (title, text) of a text file, without front matter.
+
+    The title is the first of these that exists and has at most `TITLE_CHARACTERS`. The lines that it is taken from are
+    no part of the text.
+
+    1. Of Markdown: `title` of the front matter.
+    2. Of Markdown: the first heading of level one, if it is among the first lines.
+    3. The first line, if it is short, contains a letter, has no full stop at its end and is followed by text. Of
+       Markdown it is the first one behind images, badges, tags, comments and lines of links only, which are left out
+       of the text.
+    4. The name of the file without its suffix.
+
+    Args:
+      whole_text: content of a file.
+      name: name of the file, with any folders in front.
+    """
+    path = pathlib.PurePath(name)
+    text = without_front_matter(whole_text)
+    if path.suffix.lower() != '.md':
+        return _first_line_title(text, path.stem)
+    front_title = _front_title(whole_text)
+    text = _without_decoration(text)
+    heading, text_below = _main_heading(text)
+    # Most files repeat the title of their front matter as a heading.
+    for title in (front_title, heading):
+        if title and len(title) <= TITLE_CHARACTERS and text_below.strip():
+            return title, text_below
+    return _first_line_title(text, path.stem)
+
+
+def _front_title(whole_text: str) -> str:
+    """Returns the title in the front matter; '' if there is none."""
+    front_matter = _FRONT_MATTER.match(whole_text)
+    title = _FRONT_TITLE.search(front_matter[0]) if front_matter else None
+    if title is None:
+        return ''
+    return _plain(title[1].strip('\'"'))
+
+
+def _first_line_title(text: str, default: str) -> tuple[str, str]:
+    """Returns (title, text) by the rules 3 and 4 of `split_title`."""
+    first_line, _, text_below = text.strip().partition('\n')
+    # Markdown headings start with '#'.
+    title = ' '.join(first_line.lstrip('# ').split())
+    is_short = len(title.split()) <= _TITLE_WORDS and len(title) <= TITLE_CHARACTERS
+    # A horizontal rule or a date does not name a text.
+    has_letter = any(character.isalpha() for character in title)
+    if is_short and has_letter and not title.endswith('.') and text_below.strip():
+        return title, text_below
+    return default, text
+
+
+def _main_heading(text: str) -> tuple[str, str]:
+    """Returns (first heading of level one, text without it if it is the first line); ('', text) without one."""
+    lines = text.split('\n', _HEADING_LINES)
+    is_code = False
+    for number, line in enumerate(lines[:_HEADING_LINES]):
+        # A comment in a block of code looks like a heading.
+        if _FENCE.match(line):
+            is_code = not is_code
+        if is_code:
+            continue
+        below = lines[number + 1 :]
+        title = ''
+        heading = _MAIN_HEADING.match(line)
+        if heading:
+            title = _plain(heading[1].rstrip('# \t\r'))
+        elif below and line.strip() and _UNDERLINE.fullmatch(below[0]):
+            title = _plain(line)
+            below = below[1:]
+        if any(character.isalpha() for character in title):
+            return title, '\n'.join(below) if number == 0 else text
+    return '', text
+
+
+def _without_decoration(text: str) -> str:
+    """Returns a Markdown text from its first line with words on: without badges, images, tags, comments, link lists."""
+    text = text.lstrip()
+    while text:
+        comment = _COMMENT.match(text)
+        line, _, below = text.partition('\n')
+        if comment:
+            text = text[comment.end() :].lstrip()
+            continue
+        words = _LINK.sub('', _IMAGE.sub('', _TAG.sub('', line)))
+        has_words = any(character.isalnum() for character in words)
+        # A line without any markup, such as a horizontal rule, is left as it is.
+        if words == line or (has_words and not _REFERENCE.match(line)):
+            break
+        text = below.lstrip()
+    return text
+
+
+def _plain(line: str) -> str:
+    """Returns a line of Markdown without images, tags, emphasis and the addresses of links."""
+    text = _TAG.sub('', _IMAGE.sub('', line))
+    return ' '.join(_EMPHASIS.sub('', _LINK.sub(r'\1', text)).split())

@@ -67,7 +67,6 @@ def make_files(folder: pathlib.Path) -> None:
 def table(commands: list[str]) -> str:
     """Returns the content of mistyped.txt for commands."""
     # Loaded once for all commands.
-    from zeroplay_jax.configuration import command_line, entry, rules  # noqa: F401
 
     os.chdir(ROOT)
     blocks = []

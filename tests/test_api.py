@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import zeroplay_jax as zp
-from zeroplay_jax.evaluation.held_out import evaluate
+from zeroplay_jax.evaluation.play import evaluate
 from zeroplay_jax.objectives import policy_gradient
 from zeroplay_jax.objectives.losses import POLICY_LOSSES
 from zeroplay_jax.selfplay.schedule import all_steps
-from zeroplay_jax.settings.errors import ConfigError
+from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.tools.base import Tool, ToolResult, string_parameter
 from zeroplay_jax.training import build, loop
 from zeroplay_jax.types import Trajectory, UserError
@@ -254,7 +254,7 @@ def test_an_index_that_is_none_is_refused(tmp_path):
 def test_a_config_has_the_fields_of_its_file_and_the_changes():
     config = zp.config('drzero', 'mini', {'solver.batch': 4})
     assert config.recipe == 'drzero' and config.solver.batch == 4 and config.solver.steps == 3
-    assert zp.config('zeroplay_jax.selfplay.recipes.ssp').recipe.endswith('ssp')
+    assert zp.config('zeroplay_jax.recipes.ssp').recipe.endswith('ssp')
     with pytest.raises(ConfigError, match='did you mean config.solver.batch'):
         zp.config(changes={'solver.bach': 4})
     with pytest.raises(ConfigError, match='no such recipe'):

@@ -70,7 +70,7 @@ def reported(sent, *case):
         (('drzerro',), "config: name='drzerro': no such recipe"),
         (('drzero', 'minni'), "no variant 'minni'"),
         (('quickstart', 'mini'), 'quickstart has no variants'),
-        (('zeroplay_jax.selfplay.recipes.ssp', 'mini'), 'no variant'),
+        (('zeroplay_jax.recipes.ssp', 'mini'), 'no variant'),
         (('drzero', '', {'solver.bach': 4}), 'no such field; did you mean config.solver.batch'),
         (
             ('drzero', '', {'solver.batch': 'four'}),

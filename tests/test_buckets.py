@@ -20,17 +20,17 @@ from memory_bucket import MemoryBucket
 from benchmarks import kills_bucket
 from zeroplay_jax import compare, report
 from zeroplay_jax.configs import quickstart
-from zeroplay_jax.configuration import resumption, rules
-from zeroplay_jax.configuration.bucket_rules import fetch_addresses
-from zeroplay_jax.configuration.stored import read_stored_config
-from zeroplay_jax.retrieval import object_cache, objects
+from zeroplay_jax.configuration import fields, rules
+from zeroplay_jax.configuration.fields import read_stored_config
+from zeroplay_jax.configuration.places import fetch_addresses
+from zeroplay_jax.retrieval import downloads, objects
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import remote_workdir
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.remote_workdir import RemoteFile, RemoteWorkdir
 from zeroplay_jax.runtime.workdir import WorkdirError
-from zeroplay_jax.settings.errors import ConfigError
-from zeroplay_jax.training import branch, remote_run, run_folder, source_checkpoint
+from zeroplay_jax.settings.kinds import ConfigError
+from zeroplay_jax.training import branch, bucket_run, run_folder
 from zeroplay_jax.types import Preempted, UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -56,34 +56,34 @@ def bucket(monkeypatch):
 def test_a_folder_is_copied_once_and_again_where_it_changed(bucket, cache):
     for name, content in (('p/a.json', b'1'), ('p/b/c.bin', b'22'), ('p/', b''), ('pq/d', b'3')):
         bucket.write(name, content)
-    downloads = []
+    copied = []
     download = bucket.download
-    bucket.download = lambda name, path: (downloads.append(name), download(name, path))
-    folder = pathlib.Path(object_cache.fetch('gs://bucket/p/'))
+    bucket.download = lambda name, path: (copied.append(name), download(name, path))
+    folder = pathlib.Path(downloads.fetch('gs://bucket/p/'))
     assert folder == cache / 'gs' / 'bucket' / 'p' and (folder / 'a.json').read_bytes() == b'1'
-    assert sorted(downloads) == ['p/a.json', 'p/b/c.bin']
-    downloads.clear()
+    assert sorted(copied) == ['p/a.json', 'p/b/c.bin']
+    copied.clear()
     bucket.write('p/a.json', b'4')
     bucket.delete('p/b/c.bin')
-    object_cache.fetch('gs://bucket/p')
-    assert downloads == ['p/a.json']
+    downloads.fetch('gs://bucket/p')
+    assert copied == ['p/a.json']
     assert [path.name for path in folder.rglob('*') if path.is_file()] == ['a.json']
     # A copy that somebody shortened is replaced.
     (folder / 'a.json').write_bytes(b'')
-    assert pathlib.Path(object_cache.fetch('gs://bucket/p/a.json')).read_bytes() == b'4'
-    assert object_cache.fetch('a/path') == 'a/path'
+    assert pathlib.Path(downloads.fetch('gs://bucket/p/a.json')).read_bytes() == b'4'
+    assert downloads.fetch('a/path') == 'a/path'
 
 
 def test_a_policy_of_a_run_brings_the_config_of_the_run(bucket):
     bucket.write('runs/a/policy/solver/config.json', b'{}')
     bucket.write('runs/a/config.json', b'{"recipe": 1}')
-    folder = pathlib.Path(object_cache.fetch(f'{ADDRESS}/policy/solver'))
+    folder = pathlib.Path(downloads.fetch(f'{ADDRESS}/policy/solver'))
     assert (folder.parent.parent / 'config.json').read_bytes() == b'{"recipe": 1}'
     bucket.write('runs/a/run.json', b'{}')
     with pytest.raises(
         RetrievalError, match='name a policy in it, such as gs://bucket/runs/a/policy'
     ):
-        object_cache.fetch(ADDRESS)
+        downloads.fetch(ADDRESS)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_policy_of_a_run_brings_the_config_of_the_run(bucket):
 )
 def test_what_cannot_be_fetched_is_one_line(bucket, address, line):
     with pytest.raises(RetrievalError, match=line) as error:
-        object_cache.fetch(address)
+        downloads.fetch(address)
     assert '\n' not in str(error.value)
 
 
@@ -142,14 +142,14 @@ def config():
 
 def begin(config, action=None):
     """Opens the run as training does, writes its config, and calls `action` with its place."""
-    with remote_run.opened(Hosts(), ADDRESS, config) as place:
+    with bucket_run.opened(Hosts(), ADDRESS, config) as place:
         with run_folder.claimed(Hosts(), place.workdir, config) as write_config:
             write_config()
             return action(place) if action else place
 
 
 def test_a_run_that_does_not_begin_leaves_nothing(bucket, config, cache):
-    with pytest.raises(UserError), remote_run.opened(Hosts(), ADDRESS, config) as place:
+    with pytest.raises(UserError), bucket_run.opened(Hosts(), ADDRESS, config) as place:
         with run_folder.claimed(Hosts(), place.workdir, config):
             raise UserError('the mesh does not fit')
     assert not bucket.contents and not cache.exists()
@@ -159,16 +159,16 @@ def test_a_process_that_waits_for_one_that_does_not_begin_has_an_id_of_its_own(
     bucket, config, monkeypatch
 ):
     contents_at_release = []
-    release = remote_run.Lease.release
+    release = bucket_run.Lease.release
 
     def release_and_look(lease):
         contents_at_release.append(set(bucket.contents))
         release(lease)
 
-    monkeypatch.setattr(remote_run.Lease, 'release', release_and_look)
+    monkeypatch.setattr(bucket_run.Lease, 'release', release_and_look)
     bucket.write('runs/a/run.json', b'{"id": "1"}')
     bucket.write('runs/a/lease.json', b'{}')
-    take = remote_run.Lease._wait_until_free
+    take = bucket_run.Lease._wait_until_free
 
     def wait_until_free(lease):
         # The holder ends before it has begun the run.
@@ -176,11 +176,11 @@ def test_a_process_that_waits_for_one_that_does_not_begin_has_an_id_of_its_own(
         bucket.delete('runs/a/lease.json')
         return take(lease)
 
-    monkeypatch.setattr(remote_run.Lease, '_wait_until_free', wait_until_free)
+    monkeypatch.setattr(bucket_run.Lease, '_wait_until_free', wait_until_free)
     begin(config)
     assert RemoteWorkdir(bucket, 'runs/a').run_id() not in (None, '1')
     bucket.contents.clear()
-    with pytest.raises(UserError), remote_run.opened(Hosts(), ADDRESS, config):
+    with pytest.raises(UserError), bucket_run.opened(Hosts(), ADDRESS, config):
         raise UserError('the mesh does not fit')
     assert contents_at_release[-1] == {'runs/a/lease.json'}
 
@@ -188,10 +188,10 @@ def test_a_process_that_waits_for_one_that_does_not_begin_has_an_id_of_its_own(
 def test_another_config_is_refused_by_its_address_before_the_run(bucket, config, cache):
     begin(config, lambda place: place.upload_results())
     shutil.rmtree(cache)
-    resumption.check(ADDRESS, config)
+    fields.check(ADDRESS, config)
     config.seed = 7
     with pytest.raises(WorkdirError, match=f'workdir {ADDRESS} belongs to another config: seed'):
-        resumption.check(ADDRESS, config)
+        fields.check(ADDRESS, config)
 
 
 def test_the_same_command_resumes_where_the_cache_lies_elsewhere(bucket, tmp_path, monkeypatch):
@@ -208,7 +208,7 @@ def test_the_same_command_resumes_where_the_cache_lies_elsewhere(bucket, tmp_pat
 
     with run_folder.claimed(Hosts(), tmp_path / 'run', config_of('one')) as write_config:
         write_config()
-    resumption.check(tmp_path / 'run', config_of('two'))
+    fields.check(tmp_path / 'run', config_of('two'))
     # Commands that read the run fetch the index for themselves.
     stored = read_stored_config(tmp_path / 'run' / 'config.json')
     assert stored.retrieval.path == 'gs://bucket/index' and stored.eval.hops == (2, 3)
@@ -220,7 +220,7 @@ def test_the_same_command_resumes_where_the_cache_lies_elsewhere(bucket, tmp_pat
 def test_a_resumed_run_reads_the_one_that_it_began_from_no_more(bucket, tmp_path, monkeypatch):
     source = remote_workdir.object_cache.cache_folder() / 'gs' / 'bucket' / 'runs' / 'old'
     (tmp_path / 'new').mkdir()
-    branch.write_record(tmp_path / 'new', source_checkpoint.Source(source, 2, source), {})
+    branch.write_record(tmp_path / 'new', branch.Source(source, 2, source), {})
     assert branch.read_record(tmp_path / 'new')['workdir'] == 'gs://bucket/runs/old'
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'another'))
     begins = functools.partial(branch.find, Hosts(), tmp_path / 'new')
@@ -238,7 +238,7 @@ def test_two_commands_do_not_copy_a_run_at_the_same_time(bucket, config):
     root = remote_workdir.local_run(ADDRESS).parents[1]
     bucket.write('runs/a/config.json', b'{"x": 1}')
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        with object_cache.locked(root):
+        with downloads.locked(root):
             copied = thread.submit(remote_workdir.local_run, ADDRESS)
             with pytest.raises(concurrent.futures.TimeoutError):
                 copied.result(0.2)
@@ -248,7 +248,7 @@ def test_two_commands_do_not_copy_a_run_at_the_same_time(bucket, config):
 
 def test_a_folder_of_other_objects_is_refused(bucket, config):
     bucket.write('runs/a/thesis.tex', b'x')
-    for start in (begin, lambda config: resumption.check(ADDRESS, config)):
+    for start in (begin, lambda config: fields.check(ADDRESS, config)):
         with pytest.raises(UserError, match="holds 'runs/a/thesis.tex' but no run.json"):
             start(config)
     bucket.contents.clear()
@@ -268,7 +268,7 @@ def test_sigterm_keeps_its_status_if_the_upload_fails(bucket, config, monkeypatc
     def fail(self):
         raise UserError('gs://bucket/x: 503')
 
-    monkeypatch.setattr(remote_run.Mirror, 'is_pending', fail)
+    monkeypatch.setattr(bucket_run.Mirror, 'is_pending', fail)
 
     def preempt(place):
         raise Preempted('stopped by SIGTERM, everything is saved before step 2 of 9')
@@ -377,10 +377,10 @@ def test_the_library_does_what_the_interface_says(emulator, tmp_path, monkeypatc
     emulator.delete('a/x')
     with pytest.raises(FileNotFoundError):
         emulator.download('a/x', tmp_path / 'back')
-    folder = pathlib.Path(object_cache.fetch('gs://bucket/a'))
+    folder = pathlib.Path(downloads.fetch('gs://bucket/a'))
     assert (folder / 'y').stat().st_size == 300_000
     with pytest.raises(RetrievalError, match='gs://no-such-bucket') as error:
-        object_cache.fetch('gs://no-such-bucket/a')
+        downloads.fetch('gs://no-such-bucket/a')
     assert '\n' not in str(error.value)
     monkeypatch.setattr(objects, '_REQUEST_SECONDS', 0.2)
     monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'http://localhost:{free_port()}')

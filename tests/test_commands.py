@@ -121,7 +121,7 @@ def test_ctrl_c_while_libraries_load_is_one_line(tmp_path, command, module):
 
 SWALLOWS = """import sys, time
 from zeroplay_jax import main
-from zeroplay_jax.configuration import entry
+from zeroplay_jax.configuration import command_line
 from zeroplay_jax.training import build
 
 def build_forever(*_, **__):
@@ -156,7 +156,7 @@ def test_ctrl_c_while_a_model_loads_is_not_lost_where_a_library_ignores_it(tmp_p
 
 def test_the_line_is_seen_also_where_libraries_are_silenced():
     code = """import os, signal, time
-from zeroplay_jax.retrieval import quiet
+from zeroplay_jax.retrieval import command
 from zeroplay_jax.runtime import signals
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signals.exit_while_loading()
@@ -174,7 +174,7 @@ with quiet.quiet():
 
 def test_a_cpu_is_divided_into_devices():
     code = """import ml_collections
-from zeroplay_jax.configuration import entry
+from zeroplay_jax.configuration import command_line
 from zeroplay_jax.settings import schema
 config = ml_collections.ConfigDict(schema.Run().model_dump())
 config.cpu_devices = 3
@@ -251,7 +251,8 @@ with progress.bar(1, 'steps') as bar:
 
 def test_work_without_a_measure_counts_its_seconds_even_where_libraries_are_silenced():
     code = """import time
-from zeroplay_jax.retrieval import progress, quiet
+from zeroplay_jax.retrieval import progress
+from zeroplay_jax.retrieval import command
 with progress.clock('index'), quiet.quiet():
     time.sleep(1.5)
 """

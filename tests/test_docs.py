@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from zeroplay_jax.configs import common
-from zeroplay_jax.configuration import resumption
+from zeroplay_jax.configuration import fields
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
@@ -205,5 +205,5 @@ def test_the_page_about_preemption_names_all_fields_that_a_resumed_run_may_chang
     text = (ROOT / 'docs/tpu-gpu.md').read_text(encoding='utf-8')
     paragraph = next(part for part in text.split('\n\n') if '`distributed.…`' in part)
     named = re.findall(r'`([^`]+)`', paragraph)
-    for field in resumption.changeable_fields(common.get_config()):
+    for field in fields.changeable_fields(common.get_config()):
         assert field in named or f'{field.partition(".")[0]}.…' in named, field

@@ -161,11 +161,11 @@ import contextlib, pathlib
 sys.path.insert(0, 'tests')
 from folder_bucket import FolderBucket
 from zeroplay_jax.configs import quickstart
-from zeroplay_jax.learner import mirror_restore
+from zeroplay_jax.training import bucket_run
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.retrieval import objects
 from zeroplay_jax.runtime import workdir
-from zeroplay_jax.training import remote_run
+from zeroplay_jax.training import bucket_run
 import orbax.checkpoint as ocp
 root = pathlib.Path(sys.argv[3])
 bucket = FolderBucket(root / 'bucket')

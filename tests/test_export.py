@@ -9,14 +9,14 @@ import pytest
 from safetensors import SafetensorError
 
 from zeroplay_jax.configs import quickstart
-from zeroplay_jax.configuration import checkpoint_rules
+from zeroplay_jax.configuration import places
 from zeroplay_jax.export import export, main
 from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.policy import hf
-from zeroplay_jax.retrieval import hub
+from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.workdir import claim
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.training import input_record
 from zeroplay_jax.types import UserError
 
@@ -26,11 +26,11 @@ def run(tmp_path, monkeypatch):
     """A run from hf://owner/model with a checkpoint; returns its workdir and the folder of the model's revision."""
     snapshot = tmp_path / 'models--owner--model' / 'snapshots' / '0a1b'
     shutil.copytree(BUILT_IN_CHECKPOINT, snapshot)
-    monkeypatch.setattr(hub, '_fetch', lambda *_: snapshot)
-    monkeypatch.setattr(hub, '_names', {})
+    monkeypatch.setattr(downloads, '_fetch', lambda *_: snapshot)
+    monkeypatch.setattr(downloads, '_names', {})
     config = quickstart.get_config()
     config.policy.path = 'hf://owner/model'
-    checkpoint_rules.download(config)
+    places.download(config)
     workdir = tmp_path / 'run'
     with claim(workdir, config.to_dict()) as write_config:
         write_config()
@@ -54,7 +54,7 @@ def test_a_newer_revision_of_the_model_is_refused(run, tmp_path, monkeypatch):
     new = old.with_name('2c3d')
     shutil.copytree(old, new)
     (new / 'tokenizer_config.json').write_text('{}')
-    monkeypatch.setattr(hub, '_fetch', lambda *_: new)
+    monkeypatch.setattr(downloads, '_fetch', lambda *_: new)
     out = tmp_path / 'out'
     line = (
         'another content of config.policy.path: tokenizer_config.json has other bytes in .*/2c3d; '

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from zeroplay_jax import __main__ as commands
-from zeroplay_jax.settings.paths import EXAMPLE_TEXTS
+from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 
 ROOT = pathlib.Path(__file__).parents[1]
 

@@ -187,7 +187,7 @@ BREAKS = """
 import sys
 from zeroplay_jax.runtime import hosts
 from zeroplay_jax.runtime import devices
-from zeroplay_jax.configuration import entry
+from zeroplay_jax.configuration import command_line
 devices.connect('coordinator', f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]), 10)
 def main(_):
     h = hosts.Hosts()

@@ -19,7 +19,9 @@ FLOORS = (
     {'types', 'runtime', 'policy', 'objectives', 'retrieval', 'settings'},
     {'tools'},
     {'rollout', 'learner', 'mini'},
+    {'data'},
     {'selfplay'},
+    {'recipes'},
     {'evaluation', 'configuration'},
     {'training', 'configs'},
     {'api_arguments'},
@@ -42,7 +44,7 @@ DOORS = {
         'zeroplay_jax/tools/argument_schema.py',
     ),
     'scann': ('retrieval/', 'benchmarks/'),
-    'tensorflow': ('retrieval/', 'benchmarks/', 'zeroplay_jax/configuration/entry.py'),
+    'tensorflow': ('retrieval/', 'benchmarks/', 'zeroplay_jax/configuration/command_line.py'),
     'tensorflow_text': ('retrieval/',),
     'torch': ('benchmarks/',),
     'wandb': ('zeroplay_jax/runtime/log.py',),
@@ -50,13 +52,13 @@ DOORS = {
 # The engine knows no recipe. Names of roles belong to recipes, their configs and the worlds they were
 # trained in; elsewhere a name is one of these, for the reason given.
 NAMES_OF_ROLES = ('proposer', 'solver')
-HOMES_OF_ROLES = ('zeroplay_jax/selfplay/recipes/', 'zeroplay_jax/mini/', 'tools/', 'configs/')
+HOMES_OF_ROLES = ('zeroplay_jax/recipes/', 'zeroplay_jax/mini/', 'tools/', 'configs/')
 ALLOWED_NAMES = {
     'zeroplay_jax/api.py': 'the role and prompt that notebooks sample',
     'zeroplay_jax/selfplay/recipe.py': 'the default of Recipe.evaluated_role',
     'zeroplay_jax/rollout/prompts.py': 'a shared prompt is called solver',
     'zeroplay_jax/selfplay/answers.py': 'asks for that prompt',
-    'zeroplay_jax/evaluation/held_out.py': 'the default of an argument; runs pass evaluated_role',
+    'zeroplay_jax/evaluation/play.py': 'the default of an argument; runs pass evaluated_role',
     'zeroplay_jax/evaluation/question_sets.py': 'the default of an argument; runs pass evaluated_role',
 }
 

@@ -10,8 +10,8 @@ import pytest
 from memory_bucket import MemoryBucket, outage
 
 from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.runtime import lease as leases
-from zeroplay_jax.runtime.lease import Lease
+from zeroplay_jax.runtime import remote_workdir as leases
+from zeroplay_jax.runtime.remote_workdir import Lease
 from zeroplay_jax.runtime.workdir import WorkdirError
 
 NAME = 'run/lease.json'

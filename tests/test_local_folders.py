@@ -12,7 +12,7 @@ from zeroplay_jax.retrieval import objects
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.workdir import WorkdirError
-from zeroplay_jax.training import remote_run
+from zeroplay_jax.training import bucket_run
 from zeroplay_jax.types import UserError
 
 ADDRESS = 'gs://bucket/runs/a'
@@ -22,7 +22,7 @@ ADDRESS = 'gs://bucket/runs/a'
 def config(tmp_path, monkeypatch):
     memory = MemoryBucket()
     monkeypatch.setattr(objects, 'open_bucket', lambda name: memory)
-    monkeypatch.setattr(remote_run, '_LOCK_SECONDS', 0.01)
+    monkeypatch.setattr(bucket_run, '_LOCK_SECONDS', 0.01)
     config = quickstart.get_config()
     config.bucket.spool = str(tmp_path / 'spool')
     return config
@@ -30,7 +30,7 @@ def config(tmp_path, monkeypatch):
 
 def begin(config):
     """Opens the run as training does; writes its config, so that it has begun."""
-    with remote_run.opened(Hosts(), ADDRESS, config) as place:
+    with bucket_run.opened(Hosts(), ADDRESS, config) as place:
         place.workdir.mkdir(parents=True, exist_ok=True)
         (place.workdir / 'config.json').write_text('{}')
         return place.workdir
@@ -41,7 +41,7 @@ def test_a_folder_that_stays_in_use_is_one_line_with_run_folder_and_machine(
 ):
     folder = begin(config).parent
     config.distributed.heartbeat = 1
-    monkeypatch.setattr(remote_run, '_STOP_SECONDS', -0.9)
+    monkeypatch.setattr(bucket_run, '_STOP_SECONDS', -0.9)
     place = f'local folder {folder} on {socket.gethostname()}'
     with run_workdir.locked(folder):
         with pytest.raises(WorkdirError, match=f'^{ADDRESS}: another process has the {place}; end'):

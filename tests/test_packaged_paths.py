@@ -7,8 +7,8 @@ import pytest
 import zeroplay_jax as zp
 from zeroplay_jax import ask, inputs, quickstart
 from zeroplay_jax.configuration import command_line, rules
-from zeroplay_jax.retrieval import build, object_cache
-from zeroplay_jax.settings.paths import EXAMPLE_TEXTS, PACKAGE
+from zeroplay_jax.retrieval import build, downloads
+from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS, PACKAGE
 
 CLEAN = 'zeroplay_jax/mini/clean'
 
@@ -62,9 +62,9 @@ def test_packaged_texts_are_found_from_any_folder(user_reads):
 
 def test_a_file_in_the_current_folder_takes_precedence():
     pathlib.Path(CLEAN).mkdir(parents=True)
-    assert object_cache.packaged(CLEAN) == CLEAN
+    assert downloads.packaged(CLEAN) == CLEAN
     for path in ('', 'elsewhere/mini/clean', 'zeroplay_jax/mini/none', 'zeroplay_jax/api.py'):
-        assert object_cache.packaged(path) == path
+        assert downloads.packaged(path) == path
 
 
 def test_a_packaged_config_may_be_the_next_argument():

@@ -15,7 +15,7 @@ from zeroplay_jax.configuration import rules
 from zeroplay_jax.retrieval import folder
 from zeroplay_jax.retrieval.corpus import split
 from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.settings.paths import EXAMPLE_TEXTS
+from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 from zeroplay_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]

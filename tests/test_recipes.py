@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from test_run import ROOT, final_states, finish, lines, without_clock
 
-from zeroplay_jax.configuration import packaged
+from zeroplay_jax.configuration import fields
 from zeroplay_jax.selfplay.recipe import recipe_class
 
 SMALL = [
@@ -128,7 +128,7 @@ def of_role(record, role, name):
 def test_every_trained_role_is_updated_by_rewards_that_differ(whole, user_reads):
     system, workdir = whole
     records = lines(workdir)
-    config = packaged.config(system, 'mini')
+    config = fields.config(system, 'mini')
     roles = [role for role in recipe_class(config.recipe).roles(config) if role.is_trained]
     shares = []
     for role in roles:

@@ -11,14 +11,14 @@ import sys
 import pytest
 
 from zeroplay_jax.configs import english, quickstart
-from zeroplay_jax.configuration import checkpoint_rules, entry, resumption
-from zeroplay_jax.configuration.stored import read_stored_config
-from zeroplay_jax.retrieval import hub
+from zeroplay_jax.configuration import command_line, fields, places
+from zeroplay_jax.configuration.fields import read_stored_config
+from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.runtime.workdir import WorkdirError, claim
-from zeroplay_jax.settings import paths
+from zeroplay_jax.settings import kinds
 from zeroplay_jax.training import input_record, run_folder
 from zeroplay_jax.types import UserError
 
@@ -85,7 +85,7 @@ def make_clone(folder):
     """A clone of the project as far as a built-in checkpoint is concerned; returns its package."""
     package = folder / 'zeroplay_jax'
     (package / 'mini' / 'english').mkdir(parents=True)
-    (package / 'mini' / 'english' / 'base').symlink_to(paths.ENGLISH_CHECKPOINT)
+    (package / 'mini' / 'english' / 'base').symlink_to(kinds.ENGLISH_CHECKPOINT)
     return package
 
 
@@ -96,23 +96,23 @@ def test_another_clone_resumes_a_run_from_a_built_in_checkpoint(tmp_path, monkey
     stored = json.loads((workdir / 'config.json').read_text())
     assert stored['policy']['path'] == name
     package = make_clone(tmp_path / 'clone')
-    monkeypatch.setattr(paths, 'PACKAGE', package)
+    monkeypatch.setattr(kinds, 'PACKAGE', package)
     config = english.get_config()
     config.policy.path = str(package.parent / name)
-    resumption.check(workdir, config)
+    fields.check(workdir, config)
     assert read_stored_config(workdir / 'config.json').policy.path == config.policy.path
     # As an earlier version stored it, in a clone that was moved since.
     stored['policy']['path'] = f'/gone/{name}'
     (workdir / 'config.json').write_text(json.dumps(stored))
-    resumption.check(workdir, config)
+    fields.check(workdir, config)
     assert read_stored_config(workdir / 'config.json').policy.path == config.policy.path
     # In a clone that is still there, with the same bytes; a README may change.
     other = tmp_path / 'other' / name
-    shutil.copytree(paths.ENGLISH_CHECKPOINT, other)
+    shutil.copytree(kinds.ENGLISH_CHECKPOINT, other)
     (other / 'README.md').write_text('changed')
     stored['policy']['path'] = f'{other.parent}/../english/base/'
     (workdir / 'config.json').write_text(json.dumps(stored))
-    resumption.check(workdir, config)
+    fields.check(workdir, config)
     assert read_stored_config(workdir / 'config.json').policy.path == config.policy.path
     # Another checkpoint is another run still, and so is a clone with files of its own.
     different = package.parent / 'zeroplay_jax' / 'mini' / 'base'
@@ -123,7 +123,7 @@ def test_another_clone_resumes_a_run_from_a_built_in_checkpoint(tmp_path, monkey
     for path in (different, other):
         config.policy.path = str(path)
         with pytest.raises(WorkdirError, match=r'policy\.path \(there'):
-            resumption.check(workdir, config)
+            fields.check(workdir, config)
 
 
 def test_a_name_leads_nowhere_out_of_the_built_in_files():
@@ -132,32 +132,32 @@ def test_a_name_leads_nowhere_out_of_the_built_in_files():
         '/x/zeroplay_jax/mini/base/../../../y',
         '/x/y',
     ):
-        assert paths.built_in_name(text) == text and paths.built_in_path(text) == text
-    assert paths.built_in_path('zeroplay_jax/mini/../types.py') == 'zeroplay_jax/mini/../types.py'
-    path = str(paths.BUILT_IN_CHECKPOINT)
-    assert paths.built_in_name(f'{path}/../clean/') == 'zeroplay_jax/mini/clean'
+        assert kinds.built_in_name(text) == text and kinds.built_in_path(text) == text
+    assert kinds.built_in_path('zeroplay_jax/mini/../types.py') == 'zeroplay_jax/mini/../types.py'
+    path = str(kinds.BUILT_IN_CHECKPOINT)
+    assert kinds.built_in_name(f'{path}/../clean/') == 'zeroplay_jax/mini/clean'
 
 
 def test_a_model_of_the_hub_is_stored_by_its_name(tmp_path, monkeypatch):
     snapshot = str(tmp_path / 'snapshots' / '0a1b')
-    monkeypatch.setattr(hub, '_fetch', lambda *_: pathlib.Path(snapshot))
-    monkeypatch.setattr(hub, '_names', {})
+    monkeypatch.setattr(downloads, '_fetch', lambda *_: pathlib.Path(snapshot))
+    monkeypatch.setattr(downloads, '_names', {})
     config = quickstart.get_config()
     config.policy.path = 'hf://owner/model'
-    checkpoint_rules.download(config)
+    places.download(config)
     assert config.policy.path == snapshot
     begin(tmp_path / 'run', config.to_dict())
     stored = json.loads((tmp_path / 'run' / 'config.json').read_text())
     assert stored['policy']['path'] == 'hf://owner/model'
     # The cache of another machine is elsewhere.
-    monkeypatch.setattr(hub, '_fetch', lambda *_: tmp_path / 'elsewhere')
+    monkeypatch.setattr(downloads, '_fetch', lambda *_: tmp_path / 'elsewhere')
     config.policy.path = 'hf://owner/model'
-    checkpoint_rules.download(config)
-    resumption.check(tmp_path / 'run', config)
+    places.download(config)
+    fields.check(tmp_path / 'run', config)
     # A path that the user gave is no name.
     config.policy.path = str(tmp_path / 'snapshots' / '2c3d')
     with pytest.raises(WorkdirError, match='policy.path .there hf://owner/model, now /'):
-        resumption.check(tmp_path / 'run', config)
+        fields.check(tmp_path / 'run', config)
 
 
 def make_snapshot(cache, revision):
@@ -172,42 +172,42 @@ def make_snapshot(cache, revision):
 def test_a_run_from_the_hub_is_resumed_with_its_revision(tmp_path, monkeypatch):
     workdir = tmp_path / 'run'
     old = make_snapshot(tmp_path / 'cache', '0a1b')
-    monkeypatch.setattr(hub, '_fetch', lambda *_: old)
-    monkeypatch.setattr(hub, '_names', {})
+    monkeypatch.setattr(downloads, '_fetch', lambda *_: old)
+    monkeypatch.setattr(downloads, '_names', {})
     config = quickstart.get_config()
     config.policy.path = 'hf://owner/model'
-    checkpoint_rules.download(config)
+    places.download(config)
     begin(workdir, config.to_dict())
     record(config, workdir, is_resumed=False)
     # The Hub has a newer revision, which only the content tells from the old one.
     new = make_snapshot(tmp_path / 'cache', '2c3d')
-    monkeypatch.setattr(hub, '_fetch', lambda *_: new)
-    monkeypatch.setattr(hub, '_names', {})
+    monkeypatch.setattr(downloads, '_fetch', lambda *_: new)
+    monkeypatch.setattr(downloads, '_names', {})
     config.policy.path = 'hf://owner/model'
-    checkpoint_rules.download(config)
-    resumption.check(workdir, config)
+    places.download(config)
+    fields.check(workdir, config)
     with pytest.raises(UserError, match='another content of config.policy.path'):
         record(config, workdir)
     config.policy.path = str(old)
-    resumption.check(workdir, config)
+    fields.check(workdir, config)
     record(config, workdir)
     # As earlier versions stored it: the path in a cache, perhaps of another machine.
     stored = json.loads((workdir / 'config.json').read_text())
     stored['policy']['path'] = '/elsewhere/models--owner--model/snapshots/0a1b'
     (workdir / 'config.json').write_text(json.dumps(stored))
     config.policy.path = 'hf://owner/model'
-    checkpoint_rules.download(config)
-    resumption.check(workdir, config)
+    places.download(config)
+    fields.check(workdir, config)
     config.policy.path = str(old).replace('--model', '--other')
     with pytest.raises(WorkdirError, match='there hf://owner/model, now hf://owner/other'):
-        resumption.check(workdir, config)
+        fields.check(workdir, config)
 
 
 def test_the_name_of_a_cached_file_is_read_from_its_path():
     path = '/c/datasets--a--b.c-d/snapshots/0a1b/data/x.jsonl'
-    assert hub.name_in_path(path) == 'hf://a/b.c-d/data/x.jsonl'
+    assert downloads.name_in_path(path) == 'hf://a/b.c-d/data/x.jsonl'
     for path in ('models--a--b/snapshots/1', '/c/models--a--b/blobs/1', '/c/models--a/snapshots/1'):
-        assert hub.name_in_path(path) == path
+        assert downloads.name_in_path(path) == path
 
 
 @pytest.mark.parametrize('address', ['gs://bucket/run', 's3://bucket/run', 'file:///run', 'gs:/b'])
@@ -308,7 +308,7 @@ def test_a_mesh_that_does_not_fit_is_refused_before_more_is_loaded(fields, line)
     config.mesh.update(replica=1, fsdp=1, model=1)
     config.update_from_flattened_dict(fields)
     with pytest.raises(UserError, match=line):
-        entry.check_devices(config)
+        command_line.check_devices(config)
 
 
 # What a run reads
@@ -407,8 +407,10 @@ def test_a_full_disk_that_a_library_reports_is_one_line():
     cause = ValueError(text)
     error = RuntimeError('saving failed')
     error.__context__ = cause
-    assert entry._disk_problem(error).startswith('No space left on device while a checkpoint')
-    assert entry._disk_problem(RuntimeError('anything else')) == ''
+    assert command_line._disk_problem(error).startswith(
+        'No space left on device while a checkpoint'
+    )
+    assert command_line._disk_problem(RuntimeError('anything else')) == ''
 
 
 def test_the_defaults_of_a_recipe_are_those_of_its_fields(tmp_path):
@@ -417,4 +419,4 @@ def test_the_defaults_of_a_recipe_are_those_of_its_fields(tmp_path):
     saved = json.loads((tmp_path / 'config.json').read_text())
     del saved['compilation'], saved['checkpoint']['best']
     (tmp_path / 'config.json').write_text(json.dumps(saved))
-    resumption.check(tmp_path, config)
+    fields.check(tmp_path, config)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         show,
         train,
     )
-    from zeroplay_jax.configuration.packaged import config
+    from zeroplay_jax.configuration.fields import config
     from zeroplay_jax.types import UserError
 
 __version__ = '0.2.0'
@@ -64,9 +64,9 @@ def __getattr__(name: str) -> Any:
     """Loads the module of a public name when it is first used."""
     # Loading the API imports JAX and transformers, which `--help` and config checks must not wait for (PEP 562).
     if name == 'config':
-        from zeroplay_jax.configuration import packaged
+        from zeroplay_jax.configuration import fields
 
-        return packaged.config
+        return fields.config
     if name == 'UserError':
         from zeroplay_jax import types
 

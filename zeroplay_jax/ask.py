@@ -26,25 +26,23 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ml_collections import ConfigDict
 
-from zeroplay_jax.configuration import entry, overrides
-from zeroplay_jax.configuration.bucket_rules import fetch_addresses
-from zeroplay_jax.configuration.checkpoint_rules import fetch_model
+from zeroplay_jax.configuration import command_line, fields
 from zeroplay_jax.configuration.command_line import index_fields
-from zeroplay_jax.evaluation.question_form import question_form
-from zeroplay_jax.evaluation.terminal import Printer
+from zeroplay_jax.configuration.places import fetch_addresses, fetch_model
+from zeroplay_jax.data.cloze import question_form
+from zeroplay_jax.evaluation.render import Printer
 from zeroplay_jax.policy import adapter_config
-from zeroplay_jax.retrieval import hub, object_cache, progress
-from zeroplay_jax.retrieval.command import Parser, number_type
-from zeroplay_jax.retrieval.suggestions import similar_path
+from zeroplay_jax.retrieval import downloads, progress
+from zeroplay_jax.retrieval.command import Parser, number_type, similar_path
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.settings import schema
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools import mcp_servers, registry
 from zeroplay_jax.training.policy_settings import settings
 from zeroplay_jax.types import UserError
 
 if TYPE_CHECKING:
-    from zeroplay_jax.evaluation.session import Session
+    from zeroplay_jax.evaluation.agent import Session
 
 EXAMPLES = """examples:
   python -m zeroplay_jax.ask
@@ -175,12 +173,12 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
       UserError, RetrievalError: a mistake in the command line.
     """
     args, unknown = _parser().parse_known_args(argv)
-    args.fields = [word for word in unknown if word.startswith(overrides.PREFIX)]
+    args.fields = [word for word in unknown if word.startswith(fields.PREFIX)]
     for field in args.fields:
         # Other commands have the field; here the folder decides about the config, so the flag comes first.
         if field.startswith(_POLICY_FIELD) and args.policy is None:
             args.policy = field.removeprefix(_POLICY_FIELD)
-    unknown = [word for word in unknown if not word.startswith(overrides.PREFIX)]
+    unknown = [word for word in unknown if not word.startswith(fields.PREFIX)]
     if unknown:
         fix = '--help shows the flags'
         if not unknown[0].startswith('-'):
@@ -216,7 +214,7 @@ def _policy_folder(path: str | None) -> pathlib.Path:
     """
     folder = BUILT_IN_CHECKPOINT
     if path is not None:
-        folder = pathlib.Path(hub.fetch_model(object_cache.fetch(path)))
+        folder = pathlib.Path(downloads.fetch_model(downloads.fetch(path)))
     fix = 'name a Hugging Face folder (config.json, tokenizer.json, *.safetensors)'
     # A likely mistake: the folder of a run, or of `make quickstart CORPUS=…`, instead of a policy in it.
     files_inside: list[pathlib.Path] = []
@@ -256,8 +254,8 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
     _set_mcp_servers(config, args.mcp_servers)
     _set_lengths(config, args.turns, args.topk)
     if args.index is not None:
-        overrides.set_fields(config, index_fields(args.index))
-    overrides.set_fields(config, args.fields)
+        fields.set_fields(config, index_fields(args.index))
+    fields.set_fields(config, args.fields)
     # No other file of the policy's run is read.
     if config.retrieval.kind == 'folder':
         fetch_addresses(config, section_name='retrieval')
@@ -375,11 +373,11 @@ def _load(args: argparse.Namespace, folder: pathlib.Path, config: ConfigDict) ->
     """Loads libraries, corpus and weights, and returns the session."""
     # With a search server, the libraries that search an index are not needed.
     if config.retrieval.kind != 'http':
-        entry.load_libraries()
+        command_line.load_libraries()
     # This import loads JAX, so it follows the checks of the command.
-    from zeroplay_jax.evaluation import session
+    from zeroplay_jax.evaluation import agent
 
-    return session.Session(
+    return agent.Session(
         config,
         folder,
         Printer(_is_coloured()),

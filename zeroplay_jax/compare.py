@@ -20,8 +20,8 @@ import argparse
 import pathlib
 import sys
 
-from zeroplay_jax.evaluation import question_sets, seed_intervals
-from zeroplay_jax.retrieval import json_text, object_cache
+from zeroplay_jax.evaluation import question_sets, statistics
+from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import identity
@@ -33,7 +33,7 @@ _ADVICE = 'name a file of zeroplay_jax.evaluate --out'
 def _read_result(path: pathlib.Path) -> dict:
     """Returns the result in a file of `zeroplay_jax.evaluate --out`; UserError for another file."""
     # The user knows the address of a file in a bucket, not the path of its copy.
-    address = object_cache.address_of(str(path))
+    address = downloads.address_of(str(path))
     try:
         result = json_text.read_object(path)
         # Any JSON file parses; these two fields tell a result from another file.
@@ -99,7 +99,7 @@ def _sides(args: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 def _differences(
     baselines: list[dict], candidates: list[dict], paired: bool
-) -> tuple[dict[str, seed_intervals.Interval], str]:
+) -> tuple[dict[str, statistics.Interval], str]:
     """Returns {set: (difference, low, high)}, and what the interval covers in words.
 
     Raises:
@@ -114,8 +114,8 @@ def _differences(
     for name in _shared_sets([*baselines, *candidates]):
         before = [result['sets'][name]['mean']['score'] for result in baselines]
         after = [result['sets'][name]['mean']['score'] for result in candidates]
-        intervals[name] = seed_intervals.difference(before, after, paired)
-    statistic = seed_intervals.statistic(len(baselines), len(candidates), paired)
+        intervals[name] = statistics.difference(before, after, paired)
+    statistic = statistics.statistic(len(baselines), len(candidates), paired)
     return intervals, f'the runs on these questions ({statistic})'
 
 
@@ -157,8 +157,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         args = _parser().parse_args(argv)
         base_files, other_files = _sides(args)
-        base_paths = [pathlib.Path(object_cache.fetch(file, is_file=True)) for file in base_files]
-        other_paths = [pathlib.Path(object_cache.fetch(file, is_file=True)) for file in other_files]
+        base_paths = [pathlib.Path(downloads.fetch(file, is_file=True)) for file in base_files]
+        other_paths = [pathlib.Path(downloads.fetch(file, is_file=True)) for file in other_files]
         baselines = [_read_result(path) for path in base_paths]
         candidates = [_read_result(path) for path in other_paths]
         _check_distinct(base_files, baselines)

@@ -32,17 +32,16 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 from ml_collections import config_flags
 
-from zeroplay_jax.configuration import command_line, entry
-from zeroplay_jax.configuration.bucket_rules import fetch_file
-from zeroplay_jax.configuration.checkpoint_rules import download, fetch_model
+from zeroplay_jax.configuration import command_line
+from zeroplay_jax.configuration.places import download, fetch_file, fetch_model
+from zeroplay_jax.data import files
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.registry import resolve
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.command import LOCAL_RESULTS
 from zeroplay_jax.runtime import signals
-from zeroplay_jax.runtime.atomic import write_text
+from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.runtime.workdir import check_is_folder
-from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.types import Question, UserError
 
@@ -112,7 +111,7 @@ def main(argv: list[str]) -> None:
         _evaluate_in_workdir(config)
         return
     with progress.clock('loading libraries', config.progress):
-        entry.load_libraries()
+        command_line.load_libraries()
         # This import loads JAX, so it follows the checks of the command.
         from zeroplay_jax.training import build
 
@@ -242,14 +241,14 @@ def _evaluate_held_out(config, run: RunContext) -> None:
       UserError: too many searches or judgements failed.
       TrainingStopped: no search found a passage.
     """
-    from zeroplay_jax.evaluation import held_out, statistics
+    from zeroplay_jax.evaluation import play, statistics
     from zeroplay_jax.training import outcome
 
     items = run.library.evaluation_items
     role = recipe_class(config.recipe).evaluated_role
     with progress.bar(len(items), 'questions') as bar:
         metric = config.eval.metric
-        correct, rows = held_out.evaluate(run.evaluation, items, 0, role, bar.update, metric)
+        correct, rows = play.evaluate(run.evaluation, items, 0, role, bar.update, metric)
     # Checked before anything is printed: figures of an evaluation with failed searches would mislead.
     outcome.raise_if_nothing_found(config, run.check_and_reset_failures())
     judge = run.rollouts.judge
@@ -281,10 +280,10 @@ def _evaluate_held_out(config, run: RunContext) -> None:
 def _evaluate_in_workdir(config) -> None:
     """Plays and grades the open tasks of --sets into --workdir; prints the figures and a JSON object."""
     with progress.clock('loading libraries', config.progress):
-        entry.load_libraries()
+        command_line.load_libraries()
         # This import loads JAX, so it follows the checks of the command.
-        from zeroplay_jax.training import graded_evaluation
-    plan = graded_evaluation.Plan(
+        from zeroplay_jax.training import graded
+    plan = graded.Plan(
         source=_SETS.value[0],
         folder=pathlib.Path(_WORKDIR.value),
         samples=_SAMPLES.value,
@@ -292,9 +291,9 @@ def _evaluate_in_workdir(config) -> None:
         only_estimate=_ESTIMATE.value,
         date=_DATE.value,
     )
-    result = graded_evaluation.evaluate(config, plan)
+    result = graded.evaluate(config, plan)
     if not _ESTIMATE.value:
-        print(graded_evaluation.summary_text(result, plan.folder))
+        print(graded.summary_text(result, plan.folder))
         # What there is per task is in results.json.
         result = {name: result[name] for name in ('judges', 'agreement', 'answers')}
     print(json.dumps(result))
@@ -396,4 +395,4 @@ def _result_settings(config, run: RunContext) -> Mapping[str, Any]:
 
 
 if __name__ == '__main__':
-    entry.run_command('zeroplay_jax.evaluate', main)
+    command_line.run_command('zeroplay_jax.evaluate', main)

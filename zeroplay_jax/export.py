@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any
 from ml_collections import ConfigDict
 from safetensors import SafetensorError
 
-from zeroplay_jax.configuration.checkpoint_rules import fetch_model
-from zeroplay_jax.configuration.stored import read_stored_config
+from zeroplay_jax.configuration.fields import read_stored_config
+from zeroplay_jax.configuration.places import fetch_model
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import identity
 from zeroplay_jax.runtime.remote_workdir import local_run
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.types import UserError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     # The devices of the run may be in use by it. Read when JAX is imported.
     os.environ['JAX_PLATFORMS'] = 'cpu'
     from zeroplay_jax.policy import hf
-    from zeroplay_jax.training import branch, input_record, source_checkpoint
+    from zeroplay_jax.training import branch, input_record
 
     start = pathlib.Path(
         fetch_model('config.policy.path', config.policy.path) or BUILT_IN_CHECKPOINT
@@ -122,7 +122,7 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     input_record.check_start(workdir, start)
     folders: list[pathlib.Path] = []
 
-    def write_folders(source: source_checkpoint.Source) -> None:
+    def write_folders(source: branch.Source) -> None:
         names = branch.policy_names(source)
         folders[:] = [out / name for name in names]
         if config.policy.adapters.merge:
@@ -150,9 +150,7 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
             raise
 
     checkpoint_folder = workdir / 'best' if best else workdir
-    source = source_checkpoint.read_newest(
-        lambda: source_checkpoint.newest_checkpoint(checkpoint_folder), write_folders
-    )
+    source = branch.read_newest(lambda: branch.newest_checkpoint(checkpoint_folder), write_folders)
     source.print_use()
     return folders
 
@@ -160,7 +158,7 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
 def _load_base(config: ConfigDict, start: pathlib.Path) -> FrozenBase:
     """Returns the base of a run with adapters, from its folder, in the dtype and quantisation of the run."""
     from zeroplay_jax.policy import hf, sharding
-    from zeroplay_jax.training.run_weights import load_weights
+    from zeroplay_jax.training.build import load_weights
 
     model = dataclasses.replace(hf.read_config(start), dtype=config.policy.dtype)
     mesh = sharding.make_mesh()
@@ -188,7 +186,7 @@ def _write_adapter(
       texts: further files by the name of their folder.
     """
     from zeroplay_jax.policy import hf
-    from zeroplay_jax.training.export import write_adapter, write_merged
+    from zeroplay_jax.training.policies import write_adapter, write_merged
 
     model = hf.read_config(start)
     write_adapter(config, start, model, adapter, folder, texts[folder.name])
@@ -247,18 +245,18 @@ def _cards_from_record(
     """
     from zeroplay_jax.rollout import prompts
     from zeroplay_jax.rollout.tokens import open_codec
-    from zeroplay_jax.training import model_card, recorded_roles
+    from zeroplay_jax.training import policies
 
     templates = prompts.select(config.prompts, recipe_class(config.recipe).prompts)
     cards = {}
-    for name, roles in recorded_roles.roles_of_weights(config, listings, open_codec(start)).items():
+    for name, roles in policies.roles_of_weights(config, listings, open_codec(start)).items():
         arguments = (config, start, roles, templates, name)
         if config.policy.adapters.rank:
-            card = model_card.model_card(*arguments, is_adapter=True, step=step)
+            card = policies.model_card(*arguments, is_adapter=True, step=step)
             cards[name] = {'README.md': card}
-            cards[f'{name}-merged'] = model_card.export_texts(*arguments, step=step)
+            cards[f'{name}-merged'] = policies.export_texts(*arguments, step=step)
         else:
-            cards[name] = model_card.export_texts(*arguments, step=step)
+            cards[name] = policies.export_texts(*arguments, step=step)
     return cards
 
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from zeroplay_jax.data import builders, cloze_files, files
 from zeroplay_jax.retrieval import cleaning, progress
 from zeroplay_jax.retrieval.command import (
     FIELDS_HELP,
@@ -26,8 +27,7 @@ from zeroplay_jax.retrieval.command import (
 from zeroplay_jax.retrieval.corpus import Record, read
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import signals
-from zeroplay_jax.runtime.atomic import write_text
-from zeroplay_jax.selfplay import builders, cloze_files, files, inputs_help
+from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import Json, UserError
 
 T = TypeVar('T')
@@ -75,7 +75,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog='python -m zeroplay_jax.inputs',
         description=__doc__,
-        epilog=inputs_help.EXAMPLES,
+        epilog=builders.EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(
@@ -130,8 +130,8 @@ def _add_answers(commands) -> None:
         commands,
         'answers',
         'answers to hide (SSP)',
-        inputs_help.ANSWERS,
-        inputs_help.ANSWERS_EXAMPLES,
+        builders.ANSWERS,
+        builders.ANSWERS_EXAMPLES,
     )
     sources = parser.add_mutually_exclusive_group(required=True)
     sources.add_argument(
@@ -167,8 +167,8 @@ def _add_questions(commands) -> None:
         commands,
         'questions',
         'questions with answers (DSPO)',
-        inputs_help.QUESTIONS,
-        inputs_help.QUESTIONS_EXAMPLES,
+        builders.QUESTIONS,
+        builders.QUESTIONS_EXAMPLES,
     )
     parser.add_argument(
         '--sets',
@@ -197,7 +197,7 @@ def _add_documents(commands) -> None:
     """Adds the subcommand `documents`, from a corpus."""
     summary = 'documents with hops (Dr. Zero, π-Play, SCOPE)'
     parser = _add_command(
-        commands, 'documents', summary, inputs_help.DOCUMENTS, inputs_help.DOCUMENTS_EXAMPLES
+        commands, 'documents', summary, builders.DOCUMENTS, builders.DOCUMENTS_EXAMPLES
     )
     _add_corpus(parser, required=True)
     _add_fields(parser)
@@ -226,7 +226,7 @@ def _add_documents(commands) -> None:
 def _add_cloze(commands) -> None:
     """Adds the subcommand `cloze`, which writes questions and documents of a corpus."""
     summary = 'held-out questions of any corpus, and documents to train on'
-    parser = _add_command(commands, 'cloze', summary, inputs_help.CLOZE, inputs_help.CLOZE_EXAMPLES)
+    parser = _add_command(commands, 'cloze', summary, builders.CLOZE, builders.CLOZE_EXAMPLES)
     _add_corpus(parser, required=True)
     _add_fields(parser)
     parser.add_argument(

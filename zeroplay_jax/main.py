@@ -20,8 +20,8 @@ import sys
 from absl import flags
 from ml_collections import config_flags
 
-from zeroplay_jax.configuration import check, command_line, entry, resumption
-from zeroplay_jax.configuration.checkpoint_rules import download
+from zeroplay_jax.configuration import check, command_line, fields
+from zeroplay_jax.configuration.places import download
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import signals
 
@@ -54,11 +54,11 @@ def main(argv: list[str]) -> None:
         print(note, file=sys.stderr)
     # A config.json names the files that were downloaded.
     download(config)
-    resumption.check(workdir, config)
-    entry.connect(config)
-    entry.check_devices(config)
+    fields.check(workdir, config)
+    command_line.connect(config)
+    command_line.check_devices(config)
     with progress.clock('loading libraries', config.progress):
-        entry.load_libraries()
+        command_line.load_libraries()
         # This import loads TensorFlow, so it follows all checks.
         from zeroplay_jax.training import loop
 
@@ -68,4 +68,4 @@ def main(argv: list[str]) -> None:
 if __name__ == '__main__':
     if check.is_asked_for(sys.argv):
         sys.exit(check.main(sys.argv))
-    entry.run_command('zeroplay_jax', main)
+    command_line.run_command('zeroplay_jax', main)

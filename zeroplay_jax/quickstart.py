@@ -22,21 +22,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from zeroplay_jax import main as training
-from zeroplay_jax.configuration import command_line, entry, fields, rules
-from zeroplay_jax.configuration.packaged import config as packaged_config
-from zeroplay_jax.mini.cloze import BLANK
-from zeroplay_jax.retrieval import cleaning, json_text, object_cache, progress
-from zeroplay_jax.retrieval.command import Parser, path_or_packaged
+from zeroplay_jax.configuration import command_line, fields, rules
+from zeroplay_jax.configuration.fields import config as packaged_config
+from zeroplay_jax.data import cloze_files, files
+from zeroplay_jax.data.cloze import BLANK
+from zeroplay_jax.retrieval import cleaning, downloads, json_text, progress
+from zeroplay_jax.retrieval.command import Parser, path_or_packaged, similar_path
 from zeroplay_jax.retrieval.rows import COMPRESSED
 from zeroplay_jax.retrieval.sources import files_of, read, text_name
-from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import signals
-from zeroplay_jax.runtime.atomic import write_text
+from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.runtime.workdir import check_is_folder
-from zeroplay_jax.selfplay import cloze_files, files
 from zeroplay_jax.selfplay.recipe import BUILT_IN, recipe_class
-from zeroplay_jax.settings.paths import CONFIGS
+from zeroplay_jax.settings.kinds import CONFIGS
 from zeroplay_jax.types import Json, Question, UserError
 
 # The name at the start of every error line, the same as for the run.
@@ -116,7 +115,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
         if has_all_sections:
             fields.check_name(field, config)
         if field == 'policy.path':
-            config.policy.path = object_cache.fetch(value)
+            config.policy.path = downloads.fetch(value)
     # Sections of a recipe from elsewhere are not in the config of this command.
     command_line.check_arguments([_NAME, *run_flags], chosen_recipe)
     rules.check_checkpoint(config, recipe_class(chosen_recipe or config.recipe))
@@ -263,7 +262,7 @@ def _make_index(args: argparse.Namespace) -> None:
     if out.exists():
         return
     with progress.clock('loading libraries'):
-        entry.load_libraries()
+        command_line.load_libraries()
         # These imports load TensorFlow and ScaNN, so they follow the checks of the corpus.
         from zeroplay_jax.retrieval import folder
         from zeroplay_jax.retrieval.lexical import LexicalEncoder
@@ -367,7 +366,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     # absl and ml_collections read the flags of the run from here.
     sys.argv = command
-    entry.run_command(_NAME, training.main)
+    command_line.run_command(_NAME, training.main)
 
 
 def _fail(status: int, reason: object) -> int:

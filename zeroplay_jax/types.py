@@ -56,7 +56,7 @@ class Question:
       answers: accepted answers; empty for an open task.
       hops: number of facts that have to be found to answer it (of searches, for an open task); 0: unknown.
       rubrics: grading criteria of an open task, each {'text', 'priority'}.
-      path: record of the question's construction (recipes/parts/construction_path.py), for a distillation teacher.
+      path: record of the question's construction (recipes/proposing.py), for a distillation teacher.
       unique_key: the pool keeps one question per non-empty key (SCOPE: the source document).
       solve_rate: measured share of solver rollouts that answer it, in [0, 1].
       origin: JSON-able provenance for the logs only (document, task identity, source file, …).

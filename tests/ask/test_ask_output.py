@@ -10,8 +10,8 @@ from ask_cases import (
     NAME,
 )
 
-from zeroplay_jax.evaluation import terminal
-from zeroplay_jax.evaluation.tag_stream import InvalidCall, TagStream
+from zeroplay_jax.evaluation import render
+from zeroplay_jax.evaluation.render import InvalidCall, TagStream
 from zeroplay_jax.types import ToolCall
 
 SEARCH_TAG = {'search': 'search'}
@@ -70,7 +70,7 @@ def test_text_is_reported_before_its_tag_is_closed():
 
 
 def test_control_characters_reach_no_terminal(capsys):
-    printer = terminal.Printer(True)
+    printer = render.Printer(True)
     passages = ({'title': 'T' + ATTACK, 'text': 'a\u202eb\rc'},)
     call = ToolCall('search', {'query_list': [ATTACK]}, documents=(passages,))
     printer.report('result', call)
@@ -84,7 +84,7 @@ def test_control_characters_reach_no_terminal(capsys):
     out = capsys.readouterr().out
     assert set(re.findall(r'\x1b\[([\d;]*m|.)', out)) == {'0m', '34m', '2m', '31m', '1;36m'}
     assert not re.search('[\x00-\x09\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202e]', out)
-    page = terminal.one_line_json({'text': ATTACK + '\u202e\nü'})
+    page = render.one_line_json({'text': ATTACK + '\u202e\nü'})
     assert not re.search('[\x00-\x1f\x7f-\x9f\u202e]', page) and 'ü' in page
     assert json.loads(page) == {'text': ATTACK + '\u202e\nü'}
 

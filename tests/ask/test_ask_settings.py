@@ -13,10 +13,10 @@ import tiny
 from ask_cases import BASE, CLEAN, NO_CORPUS, ROOT, refused
 
 from zeroplay_jax import ask
-from zeroplay_jax.configuration import adapter_rules, checkpoint_rules, fields
-from zeroplay_jax.evaluation import agent, session
-from zeroplay_jax.evaluation.open_corpus import OpenCorpus
-from zeroplay_jax.evaluation.tag_stream import TagStream
+from zeroplay_jax.configuration import fields, places, rules
+from zeroplay_jax.evaluation import agent
+from zeroplay_jax.evaluation.agent import OpenCorpus
+from zeroplay_jax.evaluation.render import TagStream
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
 from zeroplay_jax.retrieval.client import Client
 from zeroplay_jax.retrieval.types import SearchFailed
@@ -56,8 +56,8 @@ def test_the_settings_of_a_policy_are_those_of_whole_weights(exported, tmp_path)
         assert config.solver.adapter == ''
         # As load_policy gives it back, to train on.
         config.policy.path = str(folder)
-        adapter_rules.check_adapters(config, recipe_class(config.recipe))
-        checkpoint_rules.check_checkpoint(config, recipe_class(config.recipe))
+        rules.check_adapters(config, recipe_class(config.recipe))
+        places.check_checkpoint(config, recipe_class(config.recipe))
 
 
 def test_a_run_of_an_older_version_is_refused_with_the_new_name(exported):
@@ -149,7 +149,7 @@ def test_without_index_it_searches_what_its_run_searched(exported, index, capsys
     assert (searched().kind, searched().path) == ('folder', str(index))
     served = searched('--index=http://127.0.0.1:9')
     assert (served.kind, served.url) == ('http', 'http://127.0.0.1:9')
-    monkeypatch.setattr(session, 'Session', None)
+    monkeypatch.setattr(agent, 'Session', None)
     stored['retrieval']['path'] = 'gone'
     run.write_text(json.dumps(stored))
     assert 'gone (searched by its run): not an index folder' in refused(
@@ -255,7 +255,7 @@ def broken(tmp_path):
 def test_a_wrong_call_is_one_line_before_anything_loads(
     capsys, monkeypatch, tmp_path, arguments, words
 ):
-    monkeypatch.setattr(session, 'Session', None)  # calling it would be another error
+    monkeypatch.setattr(agent, 'Session', None)  # calling it would be another error
     (tmp_path / 'mcp.json').write_text('{"mcpServers": {"a": {"command": 3}}}')
     arguments = [argument.replace('FOLDER', str(tmp_path)) for argument in arguments]
     line = refused(capsys, *arguments)
@@ -270,10 +270,10 @@ def test_json_at_a_terminal_wants_a_question(capsys, monkeypatch):
 def test_what_cannot_be_used_is_said_before_the_weights_are_read(
     capsys, monkeypatch, broken, index
 ):
-    monkeypatch.setattr(session, 'Agent', None)
+    monkeypatch.setattr(agent, 'Agent', None)
     assert 'its tokenizer cannot be used' in refused(capsys, '--policy', broken, 'q')
     assert 'the question is too long' in refused(capsys, '--index', index, 'word ' * 100)
-    monkeypatch.setattr(session, 'READY_SECONDS', 0.0)
+    monkeypatch.setattr(agent, 'READY_SECONDS', 0.0)
     assert 'retrieval.server' in refused(capsys, '--index', 'http://127.0.0.1:9', 'q')
 
 

@@ -5,10 +5,10 @@ import types
 
 import pytest
 
-from zeroplay_jax.evaluation import session
-from zeroplay_jax.evaluation.question_form import question_form
-from zeroplay_jax.evaluation.terminal import Printer
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT
+from zeroplay_jax.data.cloze import question_form
+from zeroplay_jax.evaluation import agent
+from zeroplay_jax.evaluation.render import Printer
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT
 
 CLOZE = 'The village was founded by monks in ____.'
 
@@ -28,19 +28,17 @@ def open_session(monkeypatch):
     """Returns a session of the policy that reads English, whose rollouts end without an answer."""
     corpus = types.SimpleNamespace(source=None, description='c', examples=(), warning=lambda: '')
     role = types.SimpleNamespace(prompt_ids=lambda question: [])
-    monkeypatch.setattr(session, 'open_codec', lambda folder: None)
-    monkeypatch.setattr(session.template_choice, 'print_notes', lambda *_: None)
-    monkeypatch.setattr(session, 'open_ask_corpus', lambda config, seconds: corpus)
-    monkeypatch.setattr(session, 'build_role', lambda *_: role)
-    monkeypatch.setattr(session, 'Agent', Agent)
-    monkeypatch.setattr(session, 'trajectory_record', lambda *_: {'answer': None})
+    monkeypatch.setattr(agent, 'open_codec', lambda folder: None)
+    monkeypatch.setattr(agent.template_choice, 'print_notes', lambda *_: None)
+    monkeypatch.setattr(agent, 'open_ask_corpus', lambda config, seconds: corpus)
+    monkeypatch.setattr(agent, 'build_role', lambda *_: role)
+    monkeypatch.setattr(agent, 'Agent', Agent)
+    monkeypatch.setattr(agent, 'trajectory_record', lambda *_: {'answer': None})
 
     def open_one(as_json=False):
         config = types.SimpleNamespace(seed=0)
         form = question_form(ENGLISH_CHECKPOINT)
-        return session.Session(
-            config, ENGLISH_CHECKPOINT, Printer(False), as_json=as_json, form=form
-        )
+        return agent.Session(config, ENGLISH_CHECKPOINT, Printer(False), as_json=as_json, form=form)
 
     return open_one
 

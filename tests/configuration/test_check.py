@@ -8,14 +8,14 @@ import sys
 import pytest
 from config_checks import ROOT
 
-from zeroplay_jax.configuration import machines
+from zeroplay_jax.configuration import check
 from zeroplay_jax.configuration.check import is_asked_for
-from zeroplay_jax.configuration.packaged import config as packaged_config
+from zeroplay_jax.configuration.fields import config as packaged_config
 from zeroplay_jax.runtime import workdir
-from zeroplay_jax.settings.errors import ConfigError, Mistakes, fail
+from zeroplay_jax.settings.kinds import ConfigError, Mistakes, fail
 
 
-def check(folder, *arguments, flag='--check'):
+def checked(folder, *arguments, flag='--check'):
     command = [sys.executable, '-m', 'zeroplay_jax.main', *arguments, flag]
     environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
     return subprocess.run(
@@ -101,7 +101,7 @@ CASES = {
 @pytest.mark.parametrize('case', CASES)
 def test_every_mistake_has_its_line(case, tmp_path, user_reads):
     words, expected = CASES[case]
-    result = check(tmp_path, *words)
+    result = checked(tmp_path, *words)
     assert result.returncode == 2 and not result.stdout
     *lines, last = result.stderr.splitlines()
     for beginning in expected:
@@ -125,7 +125,7 @@ def test_every_mistake_has_its_line(case, tmp_path, user_reads):
     ],
 )
 def test_a_sound_command_is_called_sound(words, tmp_path):
-    result = check(tmp_path, *words)
+    result = checked(tmp_path, *words)
     assert result.returncode == 0 and not result.stderr, result.stderr
     assert result.stdout.startswith('the command is sound; not checked: memory')
     assert not list(tmp_path.iterdir())
@@ -145,7 +145,8 @@ def test_every_form_of_the_flag_is_read_as_absl_reads_it(flag, is_check):
 def test_files_may_be_left_out_by_a_value(tmp_path):
     words = [MINI, '--workdir=run', '--policy=nowhere', '--files=false']
     assert (
-        check(tmp_path, *words).returncode == check(tmp_path, *words[:-1], '--nofiles').returncode
+        checked(tmp_path, *words).returncode
+        == checked(tmp_path, *words[:-1], '--nofiles').returncode
     )
 
 
@@ -155,9 +156,9 @@ def test_a_run_can_be_resumed_on_the_machine_that_is_named(tmp_path):
     with workdir.claim(tmp_path / 'run', config.to_dict()) as write_config:
         write_config()
     on = '--on=4'
-    resumed = check(tmp_path, *page, on)
+    resumed = checked(tmp_path, *page, on)
     assert resumed.returncode == 0, resumed.stderr
-    other = check(tmp_path, *page, on, '--config.solver.steps=4')
+    other = checked(tmp_path, *page, on, '--config.solver.steps=4')
     assert other.returncode == 2 and 'solver.steps' in other.stderr
 
 
@@ -179,13 +180,13 @@ def test_questions_of_another_corpus_are_named(tmp_path, user_reads):
     )
     page = ('--config=page.py:mini', '--workdir=run')
     note = 'it is still evaluated on eval.file=own.jsonl; python -m zeroplay_jax.inputs cloze makes'
-    noted = check(tmp_path, *page, '--index=mine')
+    noted = checked(tmp_path, *page, '--index=mine')
     assert noted.returncode == 0 and len(noted.stderr.splitlines()) == 1 and note in noted.stderr
     for words in ([], ['--index=elsewhere/own'], ['--index=mine', '--config.eval.file=mine.jsonl']):
-        assert not check(tmp_path, *page, *words).stderr
+        assert not checked(tmp_path, *page, *words).stderr
     # A run says it before it looks for devices.
     mesh = ('--config.mesh.replica=64', '--config.micro.rows=64', '--config.sampler.slots=64')
-    refused = check(tmp_path, *page, '--index=mine', *mesh, flag='--nocheck')
+    refused = checked(tmp_path, *page, '--index=mine', *mesh, flag='--nocheck')
     assert refused.returncode == 2 and note in refused.stderr.splitlines()[0]
     user_reads(noted.stderr.strip())
 
@@ -199,7 +200,7 @@ def test_questions_of_another_corpus_are_named(tmp_path, user_reads):
     ],
 )
 def test_machines_have_the_devices_of_their_type(name, devices, hosts):
-    target = machines.machine(name)
+    target = check.machine(name)
     assert (target.devices, target.hosts) == (devices, hosts)
 
 
@@ -208,17 +209,17 @@ def test_machines_have_the_devices_of_their_type(name, devices, hosts):
 )
 def test_other_machines_are_refused(name):
     with pytest.raises(ConfigError, match='--on='):
-        machines.machine(name)
+        check.machine(name)
 
 
 def test_free_axes_of_a_mesh_are_resolved_and_replicas_do_not_span_hosts():
     config = packaged_config('drzero')
     config.mesh.update(replica=4, fsdp=-1, model=2)
-    machines.resolve_mesh(config, machines.machine('v5litepod-16'))
+    check.resolve_mesh(config, check.machine('v5litepod-16'))
     assert config.mesh.to_dict() == {'replica': 4, 'fsdp': 2, 'model': 2}
     config.mesh.update(replica=2, fsdp=4)
     with pytest.raises(ConfigError, match='multiple of 4'):
-        machines.resolve_mesh(config, machines.machine('v5litepod-16'))
+        check.resolve_mesh(config, check.machine('v5litepod-16'))
 
 
 def test_a_crash_is_hidden_behind_a_mistake_only():

@@ -10,8 +10,7 @@ from config_checks import message
 from zeroplay_jax.configs import ablations, drzero, dspo, ssp
 from zeroplay_jax.configuration import rules
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
-from zeroplay_jax.settings.errors import ConfigError
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError
 from zeroplay_jax.training import build
 
 LINEARS = ('down', 'gate', 'k', 'o', 'q', 'up', 'v')

@@ -19,7 +19,7 @@ from zeroplay_jax.configs import (
 from zeroplay_jax.configuration import rules
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.settings import schema
-from zeroplay_jax.settings.errors import ConfigError
+from zeroplay_jax.settings.kinds import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ from pydantic import Field
 
 from zeroplay_jax.selfplay.recipe import Recipe as Base
 from zeroplay_jax.selfplay.recipe import RoleSpec
-from zeroplay_jax.settings.bounds import PositiveInt, Section
-from zeroplay_jax.settings.errors import fail
+from zeroplay_jax.settings.kinds import PositiveInt, Section
+from zeroplay_jax.settings.kinds import fail
 
 
 class Settings(Section):

@@ -7,12 +7,12 @@ from config_checks import ROOT
 
 from zeroplay_jax.configs import common, drzero
 from zeroplay_jax.configuration import fields, rules
-from zeroplay_jax.settings.errors import ConfigError
+from zeroplay_jax.settings.kinds import ConfigError
 
 RECIPE = """
     from zeroplay_jax.selfplay.recipe import RoleSpec
-    from zeroplay_jax.selfplay.recipes import dspo
-    from zeroplay_jax.settings.bounds import PositiveInt, Section
+    from zeroplay_jax.recipes import dspo
+    from zeroplay_jax.settings.kinds import PositiveInt, Section
 
     class Settings(Section):
         '''Settings of the test.'''

@@ -20,19 +20,12 @@ from zeroplay_jax.configs import (
     scope,
     ssp,
 )
-from zeroplay_jax.configuration import (
-    checkpoint_rules,
-    command_line,
-    fields,
-    loss_properties,
-    rules,
-)
-from zeroplay_jax.configuration.stored import read_stored_config
+from zeroplay_jax.configuration import command_line, fields, places, rules
+from zeroplay_jax.configuration.fields import read_stored_config
 from zeroplay_jax.runtime import workdir
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.settings import renamed, schema
-from zeroplay_jax.settings.bounds import Section
-from zeroplay_jax.settings.errors import ConfigError
+from zeroplay_jax.settings.kinds import ConfigError, Section
 
 PAGES = [(quickstart, ())] + [
     (p, v) for p in (cross, drzero, dspo, piplay, scope, ssp) for v in ((), ('mini',))
@@ -353,7 +346,7 @@ def test_a_checkpoint_without_one_of_its_files_is_refused(sound, checkpoint, nam
 
 
 def test_the_built_in_checkpoint_says_how_it_is_made(sound, monkeypatch, tmp_path):
-    monkeypatch.setattr(checkpoint_rules, 'BUILT_IN_CHECKPOINT', tmp_path / 'gone')
+    monkeypatch.setattr(places, 'BUILT_IN_CHECKPOINT', tmp_path / 'gone')
     sound.policy.path = ''
     assert 'python -m tools.checkpoints.base_model' in message(sound)
 
@@ -410,8 +403,8 @@ def test_what_a_check_knows_of_losses_is_what_they_say():
     from zeroplay_jax.objectives.losses import POLICY_LOSSES
 
     for name, loss in POLICY_LOSSES.items():
-        assert loss.uses_ratio == (name not in loss_properties.LOSSES_WITHOUT_RATIO)
-        assert loss.per_token == (name not in loss_properties.LOSSES_PER_SEQUENCE)
+        assert loss.uses_ratio == (name not in rules.LOSSES_WITHOUT_RATIO)
+        assert loss.per_token == (name not in rules.LOSSES_PER_SEQUENCE)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from zeroplay_jax.configuration import entry
+from zeroplay_jax.configuration import command_line
 from zeroplay_jax.learner import checkpoint
 
 
@@ -17,9 +17,9 @@ def ended(monkeypatch, capsys, error):
     def run(main, flags_parser):
         raise error
 
-    monkeypatch.setattr(entry.app, 'run', run)
+    monkeypatch.setattr(command_line.app, 'run', run)
     with pytest.raises(SystemExit) as stopped:
-        entry.run_command('zeroplay_jax', lambda argv: None)
+        command_line.run_command('zeroplay_jax', lambda argv: None)
     return stopped.value.code, capsys.readouterr().err.splitlines()
 
 
@@ -55,7 +55,7 @@ def test_a_checkpoint_beyond_a_limit_of_the_shell_is_one_line(user_reads):
     other = ValueError('other')
     record.exc_info = (type(other), other, None)
     assert checkpoint._is_unexpected(record)
-    line = entry._disk_problem(error)
+    line = command_line._disk_problem(error)
     assert line.startswith('File too large (ulimit -f) while a checkpoint was written')
     user_reads(line)
 
@@ -63,7 +63,7 @@ def test_a_checkpoint_beyond_a_limit_of_the_shell_is_one_line(user_reads):
 def test_an_event_loop_that_has_ended_prints_nothing_from_threads_of_libraries(capsys):
     def late(text):
         error = RuntimeError(text)
-        entry._print_unless_late(type(error), error, None)
+        command_line._print_unless_late(type(error), error, None)
 
     for text in ('Event loop is closed', 'another error'):
         thread = threading.Thread(target=late, args=(text,))

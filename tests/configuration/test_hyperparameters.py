@@ -13,7 +13,7 @@ import pytest
 
 from zeroplay_jax.configs import ablations, common
 from zeroplay_jax.configuration import fields
-from zeroplay_jax.evaluation import held_out
+from zeroplay_jax.evaluation import play
 from zeroplay_jax.learner import optimizer
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.selfplay.judge import NoReply, TextJudge
@@ -79,8 +79,8 @@ def evaluation_temperature():
     context = types.SimpleNamespace(ask=ask)
     question = Question('q', ('a',))
     with pytest.raises(UserError), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(held_out, 'prompt_fields', lambda *_: {})
-        asyncio.run(held_out._answer(context, 'solver', (0, 0), question, 'none'))
+        patch.setattr(play, 'prompt_fields', lambda *_: {})
+        asyncio.run(play._answer_of(context, 'solver', (0, 0), question, 'none'))
     return asked[0]
 
 

@@ -8,7 +8,8 @@ import pytest
 from config_checks import ROOT
 
 PROLOGUE = """import os, sys
-from zeroplay_jax.configuration import entry, shell_limits
+from zeroplay_jax.configuration import command_line
+from zeroplay_jax.configuration import command_line
 from zeroplay_jax.runtime import streams
 """
 # Stands for a run: it writes more than a pipe holds to both streams, then a file.

@@ -8,12 +8,12 @@ from config_checks import message
 
 from zeroplay_jax import ask, export
 from zeroplay_jax.configs import common
-from zeroplay_jax.configuration import checkpoint_rules, watching_rules
+from zeroplay_jax.configuration import places, rules
 from zeroplay_jax.configuration.command_line import with_short_flags
-from zeroplay_jax.configuration.overrides import set_fields
-from zeroplay_jax.retrieval import hub
+from zeroplay_jax.configuration.fields import set_fields
+from zeroplay_jax.data import files
+from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.selfplay import files
 from zeroplay_jax.types import UserError
 
 
@@ -78,7 +78,7 @@ def test_a_wrong_field_is_one_line(word, text):
 
 
 def test_a_writer_that_is_not_installed_is_one_line(sound, monkeypatch):
-    monkeypatch.setattr(watching_rules, '_is_installed', lambda name: False)
+    monkeypatch.setattr(rules, '_is_installed', lambda name: False)
     sound.log.writers = ('tensorboard', 'wandb')
     assert 'the package wandb is not installed; install it with' in message(sound)
     sound.log.writers = ('tensorbord',)
@@ -122,22 +122,22 @@ def hub_folder(tmp_path, monkeypatch):
 
 
 def test_a_model_is_fetched_after_its_size_was_said(hub_folder, capsys):
-    assert hub.fetch_model('hf://Qwen/Qwen2.5-3B') == str(hub_folder.snapshot)
+    assert downloads.fetch_model('hf://Qwen/Qwen2.5-3B') == str(hub_folder.snapshot)
     line = 'downloads 1.5 GiB in 2 files from the Hugging Face Hub: Qwen/Qwen2.5-3B\n'
     assert capsys.readouterr().err == line
     # What is in the cache is neither announced nor in need of a connection.
     hub_folder.online = False
-    assert hub.fetch_model('hf://Qwen/Qwen2.5-3B') == str(hub_folder.snapshot)
+    assert downloads.fetch_model('hf://Qwen/Qwen2.5-3B') == str(hub_folder.snapshot)
     assert capsys.readouterr().err == ''
-    assert hub.fetch_model('some/folder') == 'some/folder'
+    assert downloads.fetch_model('some/folder') == 'some/folder'
 
 
 def test_a_file_of_a_dataset_is_fetched(hub_folder):
     name = 'hf://owner/set/data/test.jsonl'
-    assert hub.fetch_file(name) == str(hub_folder.snapshot / 'data' / 'test.jsonl')
+    assert downloads.fetch_file(name) == str(hub_folder.snapshot / 'data' / 'test.jsonl')
     assert {call[:2] for call in hub_folder.calls} == {('owner/set', 'dataset')}
     with pytest.raises(RetrievalError, match='the dataset has no such file'):
-        hub.fetch_file('hf://owner/set/data/train.jsonl')
+        downloads.fetch_file('hf://owner/set/data/train.jsonl')
 
 
 def test_without_a_connection_it_is_one_line(hub_folder):
@@ -145,7 +145,7 @@ def test_without_a_connection_it_is_one_line(hub_folder):
     config = common.get_config()
     config.policy.path = 'hf://Qwen/Qwen2.5-3B'
     with pytest.raises(UserError) as caught:
-        checkpoint_rules.download(config)
+        places.download(config)
     assert str(caught.value).startswith(
         'config.policy.path: hf://Qwen/Qwen2.5-3B could not be fetched (no route); download it'
     )
@@ -156,8 +156,8 @@ def test_a_run_reads_the_fetched_paths(hub_folder, sound):
         sound.policy.path = 'hf://Qwen/Qwen2.5-3B'
     sound.retrieval.update(kind='http')
     sound.eval.file = 'hf://owner/set/data/test.jsonl'
-    checkpoint_rules.check_checkpoint(sound, None)
-    checkpoint_rules.download(sound)
+    places.check_checkpoint(sound, None)
+    places.download(sound)
     assert sound.policy.path == str(hub_folder.snapshot)
     assert pathlib.Path(sound.eval.file).is_file()
 
@@ -166,7 +166,7 @@ def test_a_name_of_a_wrong_form_is_refused_before_anything_is_asked(hub_folder, 
     sound.policy.path = 'hf://Qwen'
     assert 'config.policy.path: hf://Qwen: names no model' in message(sound)
     with pytest.raises(UserError, match='config.eval.file: hf://owner/set: names no file of a'):
-        checkpoint_rules.file_exists('eval.file', 'hf://owner/set')
+        places.file_exists('eval.file', 'hf://owner/set')
     with pytest.raises(UserError, match='hf://owner/set: names no file of a dataset'):
         files.check_set('hf://owner/set')
     files.check_set('hf://owner/set/test.jsonl')

@@ -6,8 +6,8 @@ import types
 import numpy as np
 import pytest
 
-from zeroplay_jax.evaluation.held_out import evaluate
-from zeroplay_jax.training import summary
+from zeroplay_jax.evaluation.play import evaluate
+from zeroplay_jax.training import ending
 from zeroplay_jax.types import (
     POLICY,
     Question,
@@ -107,11 +107,11 @@ def test_a_further_metric_is_measured_beside_exact_match():
     ]
     assert rows[3].parts == {'rubrics': 0.5}
     state = {'rubrics': {}}
-    metrics = summary.record_scores(state, '7', rows, 'subem')
+    metrics = ending.record_scores(state, '7', rows, 'subem')
     # The mean over two hop counts, as of exact match: 1 and 0.
     assert metrics == {'rubrics/mean': 0.5, 'rubrics/ungraded': 0.0, 'subem/mean': 0.5}
     assert state == {'rubrics': {'7': [0.5]}, 'scores': {'7': [1.0, 1.0, 0.0]}}
-    assert summary.record_scores({'rubrics': {}}, '7', rows, 'none') == {
+    assert ending.record_scores({'rubrics': {}}, '7', rows, 'none') == {
         'rubrics/mean': 0.5,
         'rubrics/ungraded': 0.0,
     }

@@ -8,7 +8,7 @@ from test_qa import ROOT
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.configuration import rules
-from zeroplay_jax.settings.errors import ConfigError
+from zeroplay_jax.settings.kinds import ConfigError
 
 FILES = {
     'empty': ('', 'em'),

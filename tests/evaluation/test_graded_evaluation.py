@@ -13,7 +13,7 @@ from judge_server import JudgeServer
 
 from zeroplay_jax.configs import scope
 from zeroplay_jax.mini.world import World, evaluation_tasks
-from zeroplay_jax.training import graded_evaluation
+from zeroplay_jax.training import graded
 from zeroplay_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -42,23 +42,21 @@ def make_config(url):
 def test_an_evaluation_that_is_continued_asks_only_what_is_missing(tmp_path, capsys):
     path, folder = tmp_path / 'tasks.jsonl', tmp_path / 'run'
     rubrics = write_tasks(path)
-    plan = graded_evaluation.Plan(str(path), folder, limit=3)
+    plan = graded.Plan(str(path), folder, limit=3)
     with JudgeServer() as server:
         config = make_config(server.url)
-        estimate = graded_evaluation.evaluate(
-            config, graded_evaluation.Plan(str(path), folder, only_estimate=True)
-        )
+        estimate = graded.evaluate(config, graded.Plan(str(path), folder, only_estimate=True))
         assert estimate['judges']['second_judge']['judgements'] == rubrics
         assert estimate['judges']['judge']['prompt_tokens'] == 0 and not folder.exists()
         assert not server.prompts and 'at most' in capsys.readouterr().out
-        part = graded_evaluation.evaluate(config, plan)
+        part = graded.evaluate(config, plan)
         asked = len(server.prompts)
         assert 0 < asked < rubrics and part['tasks'] == 3
     with JudgeServer() as server:
         # The server has another address now, and the judge is allowed fewer requests at once.
         config = make_config(server.url)
         config.judge.at_once = 2
-        result = graded_evaluation.evaluate(config, graded_evaluation.Plan(str(path), folder))
+        result = graded.evaluate(config, graded.Plan(str(path), folder))
         assert len(server.prompts) == rubrics - asked
     scores = {entry['task']: entry for entry in result['task_scores']}
     assert list(scores) == ['1', '2', '3', '4', '5', '6']
@@ -71,24 +69,22 @@ def test_an_evaluation_that_is_continued_asks_only_what_is_missing(tmp_path, cap
     # Nothing is loaded for these.
     with pytest.raises(UserError, match=r'same judge as config.judge \(rule\)'):
         config.second_judge.kind = 'rule'
-        graded_evaluation.evaluate(config, plan)
+        graded.evaluate(config, plan)
     config = make_config('http://127.0.0.1:9/v1')
-    two_samples = graded_evaluation.Plan(str(path), folder, samples=2)
+    two_samples = graded.Plan(str(path), folder, samples=2)
     with pytest.raises(UserError, match=r'evaluation.samples \(there 1, now 2\)'):
-        graded_evaluation.evaluate(config, two_samples)
+        graded.evaluate(config, two_samples)
     config.policy.path = str(ROOT / 'zeroplay_jax' / 'mini' / 'base')
     with pytest.raises(UserError, match='belongs to another config: policy.path'):
-        graded_evaluation.evaluate(config, plan)
+        graded.evaluate(config, plan)
     foreign = tmp_path / 'foreign.jsonl'
     foreign.write_text('{"task": "Compare two treaties.", "rubrics": ["Names both."]}')
     config = make_config('http://127.0.0.1:9/v1')
     with pytest.raises(UserError, match=r'foreign.jsonl, line 1: rubric 1 states .*kind=endpoint'):
-        graded_evaluation.evaluate(
-            config, graded_evaluation.Plan(str(foreign), tmp_path / 'other', only_estimate=True)
-        )
+        graded.evaluate(config, graded.Plan(str(foreign), tmp_path / 'other', only_estimate=True))
     path.write_text(path.read_text().replace('Describe', 'Please describe', 1))
     with pytest.raises(UserError, match='another content of --sets: the file of tasks has other'):
-        graded_evaluation.evaluate(config, plan)
+        graded.evaluate(config, plan)
 
 
 def command(tasks, folder, url):

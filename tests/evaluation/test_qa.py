@@ -11,9 +11,9 @@ import huggingface_hub
 import pytest
 
 from zeroplay_jax import compare, inputs
+from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import question_sets
 from zeroplay_jax.mini.world import World, evaluation_questions, evaluation_tasks
-from zeroplay_jax.selfplay import files
 from zeroplay_jax.types import Question, UserError
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import sample_run
 
 from zeroplay_jax import report as command
 from zeroplay_jax.evaluation import report_builder, statistics
-from zeroplay_jax.evaluation.alarm_notes import alarm_notes
+from zeroplay_jax.evaluation.report_builder import alarm_notes
 from zeroplay_jax.types import UserError
 
 

@@ -10,17 +10,12 @@ import types
 import numpy as np
 import pytest
 
-from zeroplay_jax.evaluation import (
-    grading_estimate,
-    grading_results,
-    question_sets,
-    rubric_grading,
-    rubric_tasks,
-)
-from zeroplay_jax.evaluation.grading_record import Answer, Grade, GradingRecord, Judgement
+from zeroplay_jax.evaluation import grading_results, play, question_sets
+from zeroplay_jax.evaluation.play import Answer, Grade, GradingRecord, Judgement
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import open_codec
 from zeroplay_jax.selfplay.judge import RuleJudge
+from zeroplay_jax.training import graded
 from zeroplay_jax.types import POLICY, ToolCall, Trajectory, Turn, UserError
 
 RIVERS = ('Arv', 'Bero', 'Cilu')
@@ -41,7 +36,7 @@ def write_tasks(path, count, rubrics=3):
             json.dumps({'id': f'task {number}', 'task': f'Describe {city}.', 'rubrics': texts})
         )
     path.write_text('\n'.join(lines), encoding='utf-8')
-    return rubric_tasks.load(str(path))
+    return question_sets.load_tasks(str(path))
 
 
 def answer_to(task):
@@ -115,16 +110,14 @@ class StrictJudge(RuleJudge):
 
 
 def named(name, judge, max_lost=0.5):
-    return rubric_grading.NamedJudge(name, f'{name} key', judge, at_once=16, max_lost=max_lost)
+    return play.NamedJudge(name, f'{name} key', judge, at_once=16, max_lost=max_lost)
 
 
-def play(folder, tasks, context, judges, on_grades=lambda number: None, **options):
+def play_all(folder, tasks, context, judges, on_grades=lambda number: None, **options):
     folder.mkdir(exist_ok=True)
     with GradingRecord(folder) as record:
         judges = [named(name, judge) for name, judge in judges.items()]
-        rubric_grading.grade_tasks(
-            context, 'solver', tasks, judges, record, on_grades=on_grades, **options
-        )
+        play.grade_tasks(context, 'solver', tasks, judges, record, on_grades=on_grades, **options)
     with GradingRecord(folder) as record:
         keys = {judge.name: judge.key for judge in judges}
         return grading_results.results({}, 'tasks', tasks, keys, record, options.get('samples', 1))
@@ -136,7 +129,7 @@ def make_judges():
 
 def test_500_tasks_killed_twice_give_what_an_uninterrupted_evaluation_gives(tmp_path):
     tasks = write_tasks(tmp_path / 'tasks.jsonl', 500)
-    whole = play(tmp_path / 'whole', tasks, Context(), make_judges())
+    whole = play_all(tmp_path / 'whole', tasks, Context(), make_judges())
 
     folder, context, judges = tmp_path / 'parts', Context(), make_judges()
     done = []
@@ -151,14 +144,14 @@ def test_500_tasks_killed_twice_give_what_an_uninterrupted_evaluation_gives(tmp_
 
     for limit in (400, 1500):
         with pytest.raises(KeyboardInterrupt):
-            play(folder, tasks, context, judges, stop_at(limit))
+            play_all(folder, tasks, context, judges, stop_at(limit))
         for name in ('answers.jsonl', 'grades.jsonl'):
             # A write that was cut off.
             with (folder / name).open('a', encoding='utf-8') as file:
                 file.write('{"task": "task 49')
     played_before = context.played.total()
     assert 0 < played_before <= 500
-    parts = play(folder, tasks, context, judges)
+    parts = play_all(folder, tasks, context, judges)
     assert json.dumps(parts) == json.dumps(whole)
     assert grading_results.markdown(parts) == grading_results.markdown(whole)
     # The interrupt came after the grade was written and before it was counted: nothing was asked twice.
@@ -166,7 +159,7 @@ def test_500_tasks_killed_twice_give_what_an_uninterrupted_evaluation_gives(tmp_
     assert context.played.total() <= 500 + 2 * 16 and set(context.played) == {
         t.question.text for t in tasks
     }
-    again = play(folder, tasks, Context(), {'judge': None, 'second_judge': None})
+    again = play_all(folder, tasks, Context(), {'judge': None, 'second_judge': None})
     assert again == whole, 'a finished evaluation asks nothing'
 
     # 10 of 500 say nothing; the others know the mayor, 1/3 the river, 1/2 the country.
@@ -251,20 +244,20 @@ def test_a_judge_without_verdicts_stops_the_evaluation_early(tmp_path, kind, fix
     with pytest.raises(
         UserError, match=f'config.judge: 20 of 20 judgements.*Sorry.*{fix}'
     ) as error:
-        play(tmp_path / 'run', tasks, Context(), {'judge': judge})
+        play_all(tmp_path / 'run', tasks, Context(), {'judge': judge})
     assert '\n' not in str(error.value) and judge.asked < 100
     repaired = StrictJudge()
     if kind == 'failed':
-        result = play(tmp_path / 'run', tasks, Context(), {'judge': repaired})
+        result = play_all(tmp_path / 'run', tasks, Context(), {'judge': repaired})
         assert (
             len(repaired.asked) == 3 * 98 and result['judges']['judge']['judgements']['failed'] == 0
         )
         return
     # A reply that could not be read is a reply: it stays until it is removed.
     with pytest.raises(UserError, match='could not be read'):
-        play(tmp_path / 'run', tasks, Context(), {'judge': repaired})
+        play_all(tmp_path / 'run', tasks, Context(), {'judge': repaired})
     (tmp_path / 'run' / 'grades.jsonl').unlink()
-    play(tmp_path / 'run', tasks, Context(), {'judge': repaired})
+    play_all(tmp_path / 'run', tasks, Context(), {'judge': repaired})
     assert len(repaired.asked) == 3 * 98
 
 
@@ -280,10 +273,10 @@ def test_answers_after_failed_tool_calls_are_recorded_only_if_these_are_rare(tmp
 
     folder = tmp_path / 'run'
     with pytest.raises(UserError, match='20 of 40'):
-        play(folder, tasks, context(), make_judges(), samples=2, check_tools=refuse)
+        play_all(folder, tasks, context(), make_judges(), samples=2, check_tools=refuse)
     with GradingRecord(folder) as record:
         assert set(record.answers) == {task.id for task in tasks[20:]}
-    result = play(folder, tasks, context(), make_judges(), samples=2)
+    result = play_all(folder, tasks, context(), make_judges(), samples=2)
     assert result['answers']['given'] == 2 * 39
     assert sum(result['judges']['judge']['judgements'].values()) == 2 * 39 * 3
 
@@ -306,7 +299,7 @@ def test_an_unusable_line_is_named(tmp_path, lines, error):
     path = tmp_path / 'tasks.jsonl'
     path.write_text('\n'.join(lines))
     with pytest.raises(UserError, match=f'{path}, {error}'):
-        rubric_tasks.load(str(path))
+        question_sets.load_tasks(str(path))
 
 
 def test_a_prompt_that_is_too_long_is_found_before_anything_is_played(tmp_path):
@@ -314,7 +307,7 @@ def test_a_prompt_that_is_too_long_is_found_before_anything_is_played(tmp_path):
     long = dataclasses.replace(tasks[1].question, text='x' * 41)
     tasks[1] = dataclasses.replace(tasks[1], question=long)
     with pytest.raises(UserError, match='tasks.jsonl, line 2: .* has 41 tokens, at most 40'):
-        rubric_grading.check_prompts(Context(), 'solver', tasks, 'tasks.jsonl')
+        play.check_prompts(Context(), 'solver', tasks, 'tasks.jsonl')
 
 
 def test_a_rubric_that_the_rule_judge_cannot_read_is_found_before_anything_is_played(tmp_path):
@@ -326,9 +319,9 @@ def test_a_rubric_that_the_rule_judge_cannot_read_is_found_before_anything_is_pl
         dataclasses.replace(task, question=question)
         for task, question in zip(tasks, (readable, mixed), strict=False)
     ]
-    rubric_grading.check_rubrics_of_rule(tasks[:1], 'tasks.jsonl')
+    play.check_rubrics_of_rule(tasks[:1], 'tasks.jsonl')
     with pytest.raises(UserError, match=r'tasks.jsonl, line 2: rubric 2 states no fact'):
-        rubric_grading.check_rubrics_of_rule(tasks, 'tasks.jsonl')
+        play.check_rubrics_of_rule(tasks, 'tasks.jsonl')
 
 
 def test_a_damaged_line_of_the_record_is_named(tmp_path):
@@ -341,13 +334,13 @@ def test_the_estimate_counts_what_is_not_recorded(tmp_path):
     tasks = write_tasks(tmp_path / 'tasks.jsonl', 3)
     codec = open_codec(pathlib.Path('zeroplay_jax/mini/base'))
     templates = prompts.select('mini')
-    cost = grading_estimate.JudgeCost('judge', 'key', 100, (2.0, 4.0))
+    cost = graded.JudgeCost('judge', 'key', 100, (2.0, 4.0))
     with GradingRecord(tmp_path) as record:
         record.add_answers('task 0', (Answer(answer_to('Describe City0.'), 'answer', 1, 0.0, 9),))
         record.add_answers('task 1', (Answer(None, 'turns', 1, 0.0, 9),))
         record.add_grade(Judgement('key', 'task 0', 0, 2), Grade(True))
-        estimate = grading_estimate.estimate_judge(cost, tasks, record, 1, codec, templates, 64)
-        text = grading_estimate.estimate_text(tasks, record, 1, 64, [estimate])
+        estimate = graded.estimate_judge(cost, tasks, record, 1, codec, templates, 64)
+        text = graded.estimate_text(tasks, record, 1, 64, [estimate])
     expected = 0
     # Two judgements of the recorded answer, none of the missing one, three of an answer of 64 tokens.
     for task, rubric in ((0, 0), (0, 1), (2, 0), (2, 1), (2, 2)):
@@ -364,5 +357,5 @@ def test_the_estimate_counts_what_is_not_recorded(tmp_path):
     assert '0.00 in the currency of config.judge.prices' in text
     without_prices = dataclasses.replace(cost, prices=(0.0, 0.0))
     assert dataclasses.replace(estimate, cost=without_prices).price is None
-    rule = grading_estimate.JudgeCost('judge', 'rule', 0)
+    rule = graded.JudgeCost('judge', 'rule', 0)
     assert dataclasses.replace(estimate, cost=rule).price == 0

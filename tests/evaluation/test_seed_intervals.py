@@ -8,7 +8,7 @@ from scipy import stats
 from test_qa import result
 
 from zeroplay_jax import compare
-from zeroplay_jax.evaluation import seed_intervals
+from zeroplay_jax.evaluation import statistics
 
 BASE = [0.31, 0.35, 0.29, 0.40]
 OTHER = [0.42, 0.39, 0.47]
@@ -17,24 +17,24 @@ OTHER = [0.42, 0.39, 0.47]
 def test_two_sides_of_seeds_get_the_interval_of_welch():
     interval = stats.ttest_ind(OTHER, BASE, equal_var=False).confidence_interval(0.95)
     expected = (np.mean(OTHER) - np.mean(BASE), interval.low, interval.high)
-    np.testing.assert_allclose(seed_intervals.difference(BASE, OTHER, False), expected, rtol=1e-12)
+    np.testing.assert_allclose(statistics.difference(BASE, OTHER, False), expected, rtol=1e-12)
 
 
 def test_pairs_get_the_interval_of_their_differences():
     interval = stats.ttest_rel(OTHER, BASE[:3]).confidence_interval(0.95)
     expected = (np.mean(OTHER) - np.mean(BASE[:3]), interval.low, interval.high)
-    found = seed_intervals.difference(BASE[:3], OTHER, True)
+    found = statistics.difference(BASE[:3], OTHER, True)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_a_single_result_counts_as_exact():
     interval = stats.ttest_1samp(OTHER, 0.3).confidence_interval(0.95)
     expected = (np.mean(OTHER) - 0.3, interval.low - 0.3, interval.high - 0.3)
-    np.testing.assert_allclose(seed_intervals.difference([0.3], OTHER, False), expected, rtol=1e-12)
-    mean, low, high = seed_intervals.difference(OTHER, [0.3], False)
+    np.testing.assert_allclose(statistics.difference([0.3], OTHER, False), expected, rtol=1e-12)
+    mean, low, high = statistics.difference(OTHER, [0.3], False)
     np.testing.assert_allclose((-mean, -high, -low), expected, rtol=1e-12)
     # Equal runs have no spread.
-    assert seed_intervals.difference([0.5, 0.5], [0.75, 0.75], False) == (0.25, 0.25, 0.25)
+    assert statistics.difference([0.5, 0.5], [0.75, 0.75], False) == (0.25, 0.25, 0.25)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_the_command_says_what_its_interval_covers(write, capsys):
     assert '+0.150' in out and 'the choice of questions (Newcombe, paired), not the seed' in out
     assert compare.main(['--base', *base, '--other', *other]) == 0
     out = capsys.readouterr().out
-    _, low, high = seed_intervals.difference([0.3, 0.4, 0.35], [0.45, 0.6, 0.5], False)
+    _, low, high = statistics.difference([0.3, 0.4, 0.35], [0.45, 0.6, 0.5], False)
     assert f'0.350        0.517   +0.167 [{low:+.3f}, {high:+.3f}]' in out
     assert 'the runs on these questions (Welch' in out and '3 runs' in out
     assert compare.main(['--base', *base, '--other', *other, '--paired']) == 0

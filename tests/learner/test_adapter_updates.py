@@ -15,7 +15,7 @@ from zeroplay_jax.learner.loss import LossConfig, loss
 from zeroplay_jax.learner.weights_view import FrozenBase
 from zeroplay_jax.policy import adapters, hf, sharding
 from zeroplay_jax.policy.adapters import A, B
-from zeroplay_jax.settings.adapters import LINEARS
+from zeroplay_jax.settings.schema import LINEARS
 
 RANK, SCALE = 2, 4.0
 

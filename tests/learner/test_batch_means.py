@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from test_learner import learner_of, make_rows, policy, role  # noqa: F401
 
-from zeroplay_jax.learner.batch import pack
-from zeroplay_jax.learner.batch_means import with_means
+from zeroplay_jax.learner.batch import pack, with_means
 from zeroplay_jax.objectives import masking
 from zeroplay_jax.objectives.loss_checks import check_loss
 from zeroplay_jax.objectives.losses import LossError, PolicyLoss

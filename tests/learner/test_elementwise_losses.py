@@ -17,7 +17,7 @@ from zeroplay_jax.learner.weights_view import FrozenBase
 from zeroplay_jax.objectives import masking
 from zeroplay_jax.objectives.losses import PolicyLoss
 from zeroplay_jax.policy import adapters, hf, sharding, token_scores
-from zeroplay_jax.settings.adapters import LINEARS
+from zeroplay_jax.settings.schema import LINEARS
 
 # No product of the layers has two of these sizes as its axes.
 CHUNK, HIDDEN, VOCAB = 14, 32, 26

@@ -11,12 +11,11 @@ from memory_bucket import MemoryBucket, outage
 from saved_runs import names, save, save_checkpoints, wait
 
 from zeroplay_jax.learner.checkpoint import saved_steps
-from zeroplay_jax.learner.mirror import Mirror
-from zeroplay_jax.learner.mirror_restore import bring_down
 from zeroplay_jax.retrieval.objects import Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.runtime.lease import Lease
-from zeroplay_jax.runtime.remote_workdir import RemoteWorkdir
+from zeroplay_jax.runtime.remote_workdir import Lease, RemoteWorkdir
+from zeroplay_jax.training.bucket_run import bring_down
+from zeroplay_jax.training.mirror import Mirror
 from zeroplay_jax.types import UserError
 
 
@@ -206,7 +205,7 @@ def test_a_step_that_another_machine_ran_anew_replaces_the_local_one(remote, ste
 def test_errors_that_pass_are_tried_again_and_others_end_the_run(
     remote, steps, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr('zeroplay_jax.learner.uploads._FIRST_PAUSE', 0.01)
+    monkeypatch.setattr('zeroplay_jax.training.uploads._FIRST_PAUSE', 0.01)
     save(steps, tmp_path, 2)
     lease = Lease(remote.bucket, remote.name('lease.json'))
     mirror = Mirror(remote, tmp_path, lease, {}, 2, 30.0)
@@ -236,7 +235,7 @@ def test_a_step_whose_last_write_arrived_but_seemed_to_fail_stays_whole(
     remote, steps, tmp_path, monkeypatch, is_removed
 ):
     """Meanwhile the run logs the next step, or saves it and removes this one."""
-    monkeypatch.setattr('zeroplay_jax.learner.uploads._FIRST_PAUSE', 0.01)
+    monkeypatch.setattr('zeroplay_jax.training.uploads._FIRST_PAUSE', 0.01)
     here = tmp_path / 'here'
     save(steps, here, 2)
     write = remote.bucket.write
@@ -270,8 +269,8 @@ def test_a_step_whose_last_write_arrived_but_seemed_to_fail_stays_whole(
 def test_the_time_for_further_attempts_begins_when_nothing_arrives_any_more(
     remote, steps, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr('zeroplay_jax.learner.uploads._FIRST_PAUSE', 0.01)
-    monkeypatch.setattr('zeroplay_jax.learner.uploads.THREADS', 1)
+    monkeypatch.setattr('zeroplay_jax.training.uploads._FIRST_PAUSE', 0.01)
+    monkeypatch.setattr('zeroplay_jax.training.uploads.THREADS', 1)
     save(steps, tmp_path, 2)
     upload_object = remote.bucket.upload
     names_tried = []
@@ -304,7 +303,7 @@ def test_a_newest_step_without_one_of_its_files_ends_the_run(remote, steps, tmp_
 
 
 def test_lists_and_deletions_are_tried_again(remote, steps, tmp_path, monkeypatch):
-    monkeypatch.setattr('zeroplay_jax.learner.uploads._FIRST_PAUSE', 0.01)
+    monkeypatch.setattr('zeroplay_jax.training.uploads._FIRST_PAUSE', 0.01)
     save(steps, tmp_path, 2)
     upload(remote, tmp_path)
     save(steps, tmp_path, 4)

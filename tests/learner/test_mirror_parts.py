@@ -9,15 +9,12 @@ from memory_bucket import MemoryBucket, outage
 from saved_runs import names, save, save_checkpoints, wait, wait_for
 
 from zeroplay_jax.learner import checkpoint
-from zeroplay_jax.learner.mirror import Mirror
-from zeroplay_jax.learner.mirror_part import PartMirror
-from zeroplay_jax.learner.mirror_restore import bring_down
-from zeroplay_jax.learner.uploads import link_folder
 from zeroplay_jax.retrieval.objects import Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.runtime.lease import Lease
-from zeroplay_jax.runtime.remote_parts import Parts, merge
-from zeroplay_jax.runtime.remote_workdir import RemoteFile, RemoteWorkdir
+from zeroplay_jax.runtime.remote_workdir import Lease, RemoteFile, RemoteWorkdir
+from zeroplay_jax.training.bucket_run import bring_down
+from zeroplay_jax.training.mirror import Mirror, PartMirror
+from zeroplay_jax.training.uploads import Parts, link_folder, merge
 from zeroplay_jax.types import UserError
 
 
@@ -47,8 +44,8 @@ def save_part(steps, folder, step):
 @pytest.fixture
 def two(remote, tmp_path, monkeypatch):
     """Starts the uploads of two processes: `two.first`, and `two.second` when it is called."""
-    monkeypatch.setattr('zeroplay_jax.learner.mirror._PARTS_SECONDS', 0.02)
-    monkeypatch.setattr('zeroplay_jax.learner.mirror_part._POLL_SECONDS', 0.02)
+    monkeypatch.setattr('zeroplay_jax.training.mirror._PARTS_SECONDS', 0.02)
+    monkeypatch.setattr('zeroplay_jax.training.mirror._PART_POLL_SECONDS', 0.02)
     lease = Lease(remote.bucket, remote.name('lease.json'))
     shared_parts = Parts(remote, lease.id[:8], 2)
 
@@ -122,7 +119,7 @@ def test_a_step_that_another_process_has_removed_is_skipped(remote, steps, two):
 def test_outages_of_one_process_delay_the_step_and_errors_end_that_process(
     remote, steps, two, monkeypatch
 ):
-    monkeypatch.setattr('zeroplay_jax.learner.uploads._FIRST_PAUSE', 0.01)
+    monkeypatch.setattr('zeroplay_jax.training.uploads._FIRST_PAUSE', 0.01)
     save_part(steps, two.folders[1], 2)
     save(steps, two.folders[0], 2)
     remote.bucket.failures = {'list': outage(3), 'read': outage(3)}
@@ -147,7 +144,7 @@ def test_outages_of_one_process_delay_the_step_and_errors_end_that_process(
 def test_a_further_attempt_of_a_part_uploads_the_files_of_the_first_one(
     remote, steps, two, monkeypatch
 ):
-    monkeypatch.setattr('zeroplay_jax.learner.uploads._FIRST_PAUSE', 0.01)
+    monkeypatch.setattr('zeroplay_jax.training.uploads._FIRST_PAUSE', 0.01)
     upload_object = remote.bucket.upload
     failed = []
 
@@ -208,7 +205,7 @@ def test_an_upload_that_is_cut_off_leaves_the_best_step_of_complete_ones_whole(
 def test_an_outage_while_old_steps_are_removed_leaves_the_complete_one_alone(
     remote, steps, two, monkeypatch
 ):
-    monkeypatch.setattr('zeroplay_jax.learner.uploads._FIRST_PAUSE', 0.01)
+    monkeypatch.setattr('zeroplay_jax.training.uploads._FIRST_PAUSE', 0.01)
     # Of a process that died.
     remote.bucket.write('runs/a/checkpoints/1-0/w', b'x')
     remote.bucket.failures = {'delete': outage(1)}
@@ -279,7 +276,7 @@ def test_a_step_that_is_saved_while_its_files_are_looked_for_is_not_damaged(
             save_part(steps, two.folders[1], 4)
             raise
 
-    monkeypatch.setattr('zeroplay_jax.learner.mirror_part.link_folder', link_late)
+    monkeypatch.setattr('zeroplay_jax.training.mirror.link_folder', link_late)
     save_part(steps, two.folders[1], 2)
     save(steps, two.folders[0], 4)
     two.second()

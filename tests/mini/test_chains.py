@@ -1,9 +1,9 @@
 """Questions of two hops: the name is in neither half, and the two passages give name and answer."""
 
 from tools.checkpoints import base_english
-from zeroplay_jax.mini import chains, cloze
-from zeroplay_jax.mini.chains import BRIDGE, Links
-from zeroplay_jax.settings.paths import EXAMPLE_TEXTS
+from zeroplay_jax.data import chains, cloze
+from zeroplay_jax.data.chains import BRIDGE, Links
+from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 
 PASSAGES = [
     ('Gumu', 'In the year 1950 the town sold the old mill to Lomi Kelpar, a farmer.'),

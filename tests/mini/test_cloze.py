@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from zeroplay_jax.mini import cloze
-from zeroplay_jax.retrieval.splitting import split_text
-from zeroplay_jax.settings.paths import EXAMPLE_TEXTS
+from zeroplay_jax.data import cloze
+from zeroplay_jax.retrieval.texts import split_text
+from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 
 SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'corpus.jsonl'
 

@@ -13,12 +13,12 @@ from tools.checkpoints.demo import render
 from tools.checkpoints.english_demos import EnglishSetting
 from tools.checkpoints.english_texts import Disguise, Texts
 from tools.checkpoints.stages import Stage
-from zeroplay_jax.mini import cloze
-from zeroplay_jax.mini.chains import BRIDGE
+from zeroplay_jax.data import cloze
+from zeroplay_jax.data.chains import BRIDGE
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout import call_syntax
 from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.settings.paths import EXAMPLE_TEXTS
+from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.types import ENV, POLICY, UserError
 

@@ -11,7 +11,7 @@ import tiny
 
 from zeroplay_jax.policy import adapters, attention, hf, transformer
 from zeroplay_jax.policy.adapters import A, B
-from zeroplay_jax.settings.adapters import LINEARS
+from zeroplay_jax.settings.schema import LINEARS
 
 RANK, SCALE = 3, 2.0
 

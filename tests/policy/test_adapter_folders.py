@@ -14,9 +14,9 @@ from zeroplay_jax import api, ask
 from zeroplay_jax.configs import common
 from zeroplay_jax.policy import adapter_config, adapter_folders, adapters, hf, transformer
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig
-from zeroplay_jax.settings.adapters import LINEARS
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
-from zeroplay_jax.training import export
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
+from zeroplay_jax.settings.schema import LINEARS
+from zeroplay_jax.training import policies
 from zeroplay_jax.types import UserError
 
 CONFIG = dict(rank=3, alpha=6.0, linears=('down', 'q', 'v'))
@@ -106,7 +106,7 @@ def test_peft_computes_the_same_logits_with_every_family(family, tmp_path):
     trained = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), trained)
     config = common.get_config()
     config.policy.adapters.update(rank=3, alpha=6.0)
-    export.write_adapter(config, tmp_path / 'base', model, trained, tmp_path / 'adapter')
+    policies.write_adapter(config, tmp_path / 'base', model, trained, tmp_path / 'adapter')
     ids = np.arange(12, dtype=np.int32)[None]
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         str(tmp_path / 'base'), attn_implementation='eager'

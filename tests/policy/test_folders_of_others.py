@@ -23,7 +23,7 @@ from zeroplay_jax.policy import (
 )
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig
 from zeroplay_jax.policy.config_fields import FAMILIES
-from zeroplay_jax.retrieval import hub
+from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout.tokens import open_codec
 from zeroplay_jax.training import policy_settings
@@ -317,16 +317,16 @@ def test_an_index_that_is_none_is_refused(folder, text):
 )
 def test_names_on_the_hub_stay_in_their_folder(user_reads, name):
     with pytest.raises(RetrievalError) as caught:
-        hub.check_name(name, is_file=True)
-    hub.check_name('hf://a/b.c/.x/y..z.jsonl', is_file=True)
+        downloads.check_name(name, is_file=True)
+    downloads.check_name('hf://a/b.c/.x/y..z.jsonl', is_file=True)
     user_reads(caught.value)
 
 
 @pytest.mark.parametrize('name', ['hf://a/..', 'hf://../b', 'hf://./b'])
 def test_models_on_the_hub_have_names(name):
     with pytest.raises(RetrievalError, match='names no model'):
-        hub.check_name(name)
-    hub.check_name('hf://a.b/.c')
+        downloads.check_name(name)
+    downloads.check_name('hf://a.b/.c')
 
 
 @pytest.mark.parametrize(

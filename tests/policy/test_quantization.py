@@ -15,8 +15,8 @@ from zeroplay_jax.policy import adapters, hf, quantization, sharding, transforme
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.sampler import PutRow, Sampler, SamplerConfig
 from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.settings.adapters import LINEARS
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
+from zeroplay_jax.settings.schema import LINEARS
 
 # The built-in policy before it was degraded.
 TRAINED = BUILT_IN_CHECKPOINT.parent / 'clean'

@@ -13,7 +13,7 @@ import pytest
 import tiny
 
 from zeroplay_jax.policy import adapters, quantization, rope, sharding, transformer
-from zeroplay_jax.settings.adapters import LINEARS
+from zeroplay_jax.settings.schema import LINEARS
 
 # Every switch on at once, so that every rule has a parameter.
 CONFIG = transformer.ModelConfig(

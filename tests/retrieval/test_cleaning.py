@@ -6,7 +6,7 @@ import os
 import pytest
 
 from zeroplay_jax.retrieval import cleaning, corpus
-from zeroplay_jax.retrieval.english import problem_of
+from zeroplay_jax.retrieval.texts import problem_of
 from zeroplay_jax.retrieval.types import RetrievalError
 
 ENGLISH = 'The town of Lomi lies on the river Gumu and was founded by monks in the year 1203. It has a bridge.'

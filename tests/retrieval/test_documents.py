@@ -11,8 +11,13 @@ from zeroplay_jax.retrieval import corpus as corpus_lib
 from zeroplay_jax.retrieval import folder, server
 from zeroplay_jax.retrieval.bm25 import Bm25Index
 from zeroplay_jax.retrieval.client import Client, Http, InProcess
-from zeroplay_jax.retrieval.corpus import Corpus, MemoryCorpus, contents
-from zeroplay_jax.retrieval.documents import DocumentPage, document_page
+from zeroplay_jax.retrieval.corpus import (
+    Corpus,
+    DocumentPage,
+    MemoryCorpus,
+    contents,
+    document_page,
+)
 from zeroplay_jax.retrieval.types import RetrievalError, SearchFailed
 
 # (title, text) in order: runs of equal titles, a title that returns, passages without a title.
@@ -170,7 +175,7 @@ def test_a_damaged_file_is_named(tmp_path, name, harm):
 
 def test_hashes_that_collide_do_not_confuse_titles_or_ids(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus_lib, 'key_hash', lambda key: 7)
-    monkeypatch.setattr('zeroplay_jax.retrieval.lookup.key_hash', lambda key: 7)
+    monkeypatch.setattr('zeroplay_jax.retrieval.corpus.key_hash', lambda key: 7)
     monkeypatch.setattr(corpus_lib, '_refuse_repeated_ids', lambda *_: None)
     corpus = written(tmp_path, 'c.jsonl', json_lines(PASSAGES))
     assert corpus.find_document('p5') == range(5, 6)

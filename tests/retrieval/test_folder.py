@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from zeroplay_jax.mini import world
-from zeroplay_jax.retrieval import build, folder, manifest, query, server, shards
+from zeroplay_jax.retrieval import build, folder, query, server, shards
 from zeroplay_jax.retrieval.corpus import contents
 from zeroplay_jax.retrieval.lexical import LexicalEncoder
 from zeroplay_jax.retrieval.types import RetrievalError
@@ -181,11 +181,11 @@ def test_a_flipped_byte_is_found(copy, name):
 def test_a_flipped_byte_between_the_samples_is_found(copy, monkeypatch, user_reads):
     path = copy / 'vectors.npy'
     data = bytearray(path.read_bytes())
-    size, last = len(data), len(data) - manifest.BLOCK_BYTES
+    size, last = len(data), len(data) - folder.BLOCK_BYTES
     sampled = [
         range(
-            last * n // (manifest.BLOCKS - 1),
-            last * n // (manifest.BLOCKS - 1) + manifest.BLOCK_BYTES,
+            last * n // (folder.BLOCKS - 1),
+            last * n // (folder.BLOCKS - 1) + folder.BLOCK_BYTES,
         )
         for n in range(16)
     ]
@@ -196,7 +196,7 @@ def test_a_flipped_byte_between_the_samples_is_found(copy, monkeypatch, user_rea
         folder.open_index(copy)
     user_reads(refusal.value)
     # A large one is not read whole when it is opened.
-    monkeypatch.setattr(manifest, 'WHOLE_BYTES', 0)
+    monkeypatch.setattr(folder, 'WHOLE_BYTES', 0)
     folder.open_index(copy)
     with pytest.raises(RetrievalError, match=r'vectors.npy: its bytes are not those'):
         folder.verify(copy)

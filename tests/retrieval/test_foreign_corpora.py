@@ -10,7 +10,7 @@ import sys
 import pytest
 import zstandard
 
-from zeroplay_jax.retrieval import build, corpus, plain_text
+from zeroplay_jax.retrieval import build, corpus, texts
 from zeroplay_jax.retrieval.command import passage_fields
 from zeroplay_jax.retrieval.types import RetrievalError
 
@@ -324,7 +324,7 @@ def test_characters_are_composed_as_in_queries(tmp_path, user_reads):
 )
 @pytest.mark.fault('user-13', 'words divided at the end of a line')
 def test_words_divided_at_the_end_of_a_line_are_joined(text, joined, user_reads):
-    assert plain_text.join_divided_words(text) == joined
+    assert texts.join_divided_words(text) == joined
     user_reads(f'right: {joined!r}')
 
 

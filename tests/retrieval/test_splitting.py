@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from zeroplay_jax.retrieval import build, corpus, folder, sources, splitting
-from zeroplay_jax.retrieval.documents import document_page
-from zeroplay_jax.retrieval.sentences import split_paragraphs, split_sentences
+from zeroplay_jax.retrieval import build, corpus, folder, sources, texts
+from zeroplay_jax.retrieval.corpus import document_page
+from zeroplay_jax.retrieval.texts import split_paragraphs, split_sentences
 from zeroplay_jax.retrieval.types import RetrievalError
 
 SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'corpus.jsonl'
@@ -44,21 +44,21 @@ def hostile_text(seed):
 @pytest.mark.parametrize('seed', range(30))
 def test_passages_have_all_words_in_order_and_none_is_too_long(seed, max_words):
     text = hostile_text(seed)
-    passages = splitting.split_text(text, max_words)
+    passages = texts.split_text(text, max_words)
     assert ' '.join(passages).split() == text.split()
     assert all(0 < len(passage.split()) <= max_words for passage in passages)
-    assert splitting.split_text(text, max_words) == passages
+    assert texts.split_text(text, max_words) == passages
 
 
 def test_a_passage_ends_where_a_sentence_ends():
     sentence = 'The founder of Lomi was born in Gumu in the year 1903.'
-    passages = splitting.split_text(' '.join([sentence] * 20), 80)
+    passages = texts.split_text(' '.join([sentence] * 20), 80)
     assert passages == [' '.join([sentence] * count) for count in (6, 6, 6, 2)]
 
 
 def test_a_sentence_that_is_longer_than_a_passage_is_cut_between_words():
     words = [f'w{number}' for number in range(205)]
-    passages = splitting.split_text('A short one. Start ' + ' '.join(words) + '. Another one.', 80)
+    passages = texts.split_text('A short one. Start ' + ' '.join(words) + '. Another one.', 80)
     assert [len(passage.split()) for passage in passages] == [3, 80, 80, 48]
     assert passages[0] == 'A short one.'
 
@@ -72,7 +72,7 @@ def test_a_long_text_of_initials_or_without_blanks_takes_little_time():
         '.' * 300_000,
         '") ' * 100_000,
     ):
-        splitting.split_text(text, 80)
+        texts.split_text(text, 80)
     assert time.monotonic() - started < 20
 
 
@@ -110,7 +110,7 @@ def test_a_list_item_or_heading_is_not_joined_to_the_next_sentence():
         '# The garden\nIt has three parts:\n- an orchard\n- a pond with two small islands and a wooden bridge\n'
         '• a lawn\n\nThe orchard was planted by the monks.\n1. Buy flour.\n2) Wait\nHistory\nThe town grew.'
     )
-    (passage,) = splitting.split_text(text, 80)
+    (passage,) = texts.split_text(text, 80)
     assert passage.split() == text.split()
     assert split_paragraphs(passage) == [
         '# The garden',
@@ -125,12 +125,10 @@ def test_a_list_item_or_heading_is_not_joined_to_the_next_sentence():
         'The town grew.',
     ]
     # Sentences of prose stay on one line, and so do short lines that go on with a small letter.
-    assert splitting.split_text('One came.\nTwo came.\n\nThree came by', 80) == [
+    assert texts.split_text('One came.\nTwo came.\n\nThree came by', 80) == [
         'One came. Two came. Three came by'
     ]
-    assert splitting.split_text('The town of\nthe monks grew.', 80) == [
-        'The town of the monks grew.'
-    ]
+    assert texts.split_text('The town of\nthe monks grew.', 80) == ['The town of the monks grew.']
 
 
 def test_real_passages_keep_their_words():
@@ -139,7 +137,7 @@ def test_real_passages_keep_their_words():
     with SHARED.open() as lines:
         for line in itertools.islice(lines, 0, None, 37):
             _, text = corpus.split(json.loads(line)['contents'])
-            assert ' '.join(splitting.split_text(text, 40)).split() == text.split()
+            assert ' '.join(texts.split_text(text, 40)).split() == text.split()
 
 
 LONG = ' '.join(f'Sentence number {number} is about the river of Lomi.' for number in range(60))

@@ -1,6 +1,6 @@
 """A missing path next to one of similar spelling is suggested."""
 
-from zeroplay_jax.retrieval.suggestions import similar_path
+from zeroplay_jax.retrieval.command import similar_path
 
 
 def test_the_missing_part_of_a_path_is_replaced(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import sys
 
 CODE = """
 import os, pathlib, sys, tempfile
-from zeroplay_jax.retrieval.tensorflow_import import import_tensorflow
+from zeroplay_jax.retrieval.command import import_tensorflow
 tf = import_tensorflow()
 assert tf is import_tensorflow()
 from zeroplay_jax.runtime.log import _import_metric_writers

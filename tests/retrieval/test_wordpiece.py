@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 import tokenizers
 
+from zeroplay_jax.retrieval.encoder import WordPiece
 from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.retrieval.wordpiece import WordPiece
 
 ROOT = pathlib.Path(__file__).parents[2]
 CORPUS = ROOT.parent / 'shared' / 'data' / 'corpus.jsonl'

@@ -14,7 +14,7 @@ from zeroplay_jax.rollout.requests import EpisodeBatch
 from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
-from zeroplay_jax.settings.adapters import LINEARS
+from zeroplay_jax.settings.schema import LINEARS
 
 LONG = pytest.mark.long
 LAYOUTS = {

@@ -12,9 +12,8 @@ from zeroplay_jax.rollout.call_syntax import SYNTAXES, syntax_of
 from zeroplay_jax.rollout.foreign_text import without_tags
 from zeroplay_jax.tools.base import Tool, ToolResult, string_parameter
 from zeroplay_jax.tools.calculator import CalculatorTool
-from zeroplay_jax.tools.open_document import OpenTool
 from zeroplay_jax.tools.registry import build_tools
-from zeroplay_jax.tools.search import SearchTool
+from zeroplay_jax.tools.search import OpenTool, SearchTool
 from zeroplay_jax.types import ENV, POLICY, PROMPT
 
 HOSTILE = (

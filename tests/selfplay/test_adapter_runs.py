@@ -15,8 +15,8 @@ from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.export import export
 from zeroplay_jax.policy import adapter_config, adapter_folders, hf, quantization
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.training import branch, loop, source_checkpoint
-from zeroplay_jax.training.run_weights import weights_of_roles
+from zeroplay_jax.training import branch, loop
+from zeroplay_jax.training.build import weights_of_roles
 
 RECIPES = {'drzero': drzero, 'dspo': dspo, 'piplay': piplay, 'scope': scope, 'ssp': ssp}
 # π-Play, with a teacher, is the run that is killed below, which every run of the tests plays.
@@ -152,6 +152,6 @@ def test_a_killed_run_is_resumed_exported_and_continued(tmp_path, monkeypatch, b
     stored = load_file(whole / 'policy' / 'solver' / 'adapter_model.safetensors')[want]
     np.testing.assert_array_equal(np.asarray(learner.params['layer_0']['q']['lora_b']).T, stored)
     assert not np.asarray(engine.learners['proposer'].params['layer_0']['q']['lora_b']).any()
-    branch.load(Hosts(), source_checkpoint.newest_checkpoint(whole), engine)
+    branch.load(Hosts(), branch.newest_checkpoint(whole), engine)
     np.testing.assert_array_equal(np.asarray(learner.params['layer_0']['q']['lora_b']).T, stored)
     assert any(np.asarray(x).any() for x in jax.tree.leaves(learner.state['opt']))

@@ -5,11 +5,10 @@ import json
 
 from zeroplay_jax import inputs
 from zeroplay_jax.configs import english
-from zeroplay_jax.mini import chains
-from zeroplay_jax.mini.chains import BRIDGE
-from zeroplay_jax.mini.cloze import BLANK
+from zeroplay_jax.data import chains, cloze_files, files
+from zeroplay_jax.data.chains import BRIDGE
+from zeroplay_jax.data.cloze import BLANK
 from zeroplay_jax.retrieval.corpus import Record, contents, split
-from zeroplay_jax.selfplay import chain_files, cloze_files, files
 
 SYLLABLES = ('Ka', 'Lo', 'Mi', 'Ru', 'Te', 'Vo', 'Sa', 'Pe', 'Ni', 'Du')
 
@@ -93,8 +92,8 @@ def test_a_question_that_one_search_answers_has_not_two_hops():
         telling = text.replace('from the start', f'by bishop Xo{number}xylo')
         records[2 * number + 1] = Record(f'p{number}', contents(title, telling))
     passages = list(enumerate(records, 1))
-    found = chain_files.find(lambda: iter(passages), 0, 1000, _title)
-    chain_files.add_searches(lambda: iter(passages), found, 0)
+    found = chains.find(lambda: iter(passages), 0, 1000, _title)
+    chains.add_searches(lambda: iter(passages), found, 0)
     assert all(each.is_found_by_bridge for each in found)
     needing = {each.second.id for each in found if each.needs_bridge}
     without_telling_word = {f'p{number}' for number in range(1, 300, 2)}
@@ -136,9 +135,9 @@ def test_the_order_of_the_corpus_does_not_matter():
 def test_a_sentence_that_occurs_twice_is_not_asked_about():
     records = linked(300)
     sentence = f'The stone bridge over the river number 5x was designed by {name(5)}, an engineer.'
-    found = [each for each in chain_files.find(lambda: iter(enumerate(records)), 0, 1000, _title)]
+    found = [each for each in chains.find(lambda: iter(enumerate(records)), 0, 1000, _title)]
     assert any(each.chain.first.sentence == sentence for each in found)
-    chosen = chain_files.choose(found, 1000, 1000, {sentence.lower()})
+    chosen = chains.choose(found, 1000, 1000, {sentence.lower()})
     assert not any(each.chain.first.sentence == sentence for each in chosen)
     sentences = [sentence for each in chosen for sentence in each.sentences]
     assert len(sentences) == len(set(sentences)) > 500
@@ -157,7 +156,7 @@ def test_a_well_known_name_is_no_bridge():
         records.append(
             Record(f'm{number}', contents(f'Meeting {number}', f'{mentions} {number}z.'))
         )
-    found = chain_files.find(lambda: iter(enumerate(records)), 0, 1000, _title)
+    found = chains.find(lambda: iter(enumerate(records)), 0, 1000, _title)
     assert found and not any(each.chain.first.answer == name(5) for each in found)
 
 

@@ -7,12 +7,12 @@ import pathlib
 import pytest
 
 from zeroplay_jax import inputs
-from zeroplay_jax.mini.cloze import BLANK
+from zeroplay_jax.data import cloze_files, files
+from zeroplay_jax.data.cloze import BLANK
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval import cleaning
 from zeroplay_jax.retrieval.corpus import Record, contents, read, split
-from zeroplay_jax.selfplay import cloze_files, files
-from zeroplay_jax.settings.paths import EXAMPLE_TEXTS
+from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 from zeroplay_jax.types import UserError
 
 SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'corpus.jsonl'

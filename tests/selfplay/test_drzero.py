@@ -8,13 +8,13 @@ from scripted import ScriptedContext, search_call, trajectory
 
 from zeroplay_jax.configs import ablations, quickstart
 from zeroplay_jax.configs import drzero as drzero_config
+from zeroplay_jax.recipes import proposing
+from zeroplay_jax.recipes.datasets import SeedDocument
+from zeroplay_jax.recipes.drzero import Recipe
 from zeroplay_jax.selfplay import answers
 from zeroplay_jax.selfplay.library_builder import linked_documents
-from zeroplay_jax.selfplay.recipes.drzero import Recipe
-from zeroplay_jax.selfplay.recipes.parts import proposing
-from zeroplay_jax.selfplay.recipes.parts.datasets import SeedDocument
 from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool
-from zeroplay_jax.settings.errors import ConfigError
+from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.types import Question, Task, TaskDropped, ToolCall, Turn
 
 PASSAGES = [

@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from zeroplay_jax import inputs as command
+from zeroplay_jax.data import files
 from zeroplay_jax.objectives import answers as scores
-from zeroplay_jax.selfplay import files
 from zeroplay_jax.types import UserError
 
 # Name → (fields of a line besides the question, accepted answers).

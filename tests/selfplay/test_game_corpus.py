@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from zeroplay_jax.configs import quickstart
+from zeroplay_jax.data import files
 from zeroplay_jax.mini.world import World
+from zeroplay_jax.recipes.datasets import DocumentSampler
 from zeroplay_jax.retrieval.client import Client
 from zeroplay_jax.retrieval.types import RetrievalError, SearchFailed
-from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.library import Library, SearchableCorpus
 from zeroplay_jax.selfplay.library_builder import build_library, check_and_reset_failures
-from zeroplay_jax.selfplay.recipes.parts.datasets import DocumentSampler
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.types import UserError
 

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from zeroplay_jax.configs import quickstart
-from zeroplay_jax.configuration.held_out_rules import check_held_out
+from zeroplay_jax.configuration.rules import check_held_out
+from zeroplay_jax.data import files
 from zeroplay_jax.retrieval import client, folder
-from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.library_builder import build_library, check_and_reset_failures
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.settings.errors import ConfigError
+from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.types import UserError
 
 

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from zeroplay_jax.configs import common
-from zeroplay_jax.selfplay import files
+from zeroplay_jax.data import files
+from zeroplay_jax.recipes import datasets
 from zeroplay_jax.selfplay.library import Document, Library
-from zeroplay_jax.selfplay.recipes.parts import datasets
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.types import Question, UserError
 

@@ -11,10 +11,10 @@ import pytest
 from zeroplay_jax import inputs as command
 from zeroplay_jax.configs import common
 from zeroplay_jax.configuration import rules
-from zeroplay_jax.runtime.atomic import write_text
-from zeroplay_jax.selfplay import builders, files
+from zeroplay_jax.data import builders, files
+from zeroplay_jax.data.builders import mentions
+from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.selfplay.library import Library
-from zeroplay_jax.selfplay.mentions import mentions
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.selfplay.schedule import BatchCursor, Step, TaskPool
 from zeroplay_jax.types import UserError

@@ -10,10 +10,10 @@ import types
 import pytest
 
 from zeroplay_jax.configs import common
+from zeroplay_jax.recipes import ssp
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay.judge import RuleJudge, TextJudge
 from zeroplay_jax.selfplay.judge_endpoint import check_judge, endpoint_writer
-from zeroplay_jax.selfplay.recipes import ssp
 from zeroplay_jax.types import UserError
 
 RUBRICS = (

@@ -11,11 +11,11 @@ from scripted import ScriptedContext, final
 
 from zeroplay_jax.configs import common, quickstart
 from zeroplay_jax.configuration import rules
-from zeroplay_jax.evaluation.held_out import evaluate
-from zeroplay_jax.selfplay.recipes.drzero import Recipe as DrZero
-from zeroplay_jax.selfplay.recipes.parts.datasets import SeedDocument
+from zeroplay_jax.evaluation.play import evaluate
+from zeroplay_jax.recipes.datasets import SeedDocument
+from zeroplay_jax.recipes.drzero import Recipe as DrZero
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps
-from zeroplay_jax.settings.errors import ConfigError
+from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.training import build
 from zeroplay_jax.types import Question, Task
 
@@ -26,7 +26,7 @@ from zeroplay_jax.selfplay.answers import group_of
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.schedule import Phase
-from zeroplay_jax.settings.bounds import PositiveFloat, PositiveInt, Section
+from zeroplay_jax.settings.kinds import PositiveFloat, PositiveInt, Section
 from zeroplay_jax.types import Outcome, Question, Row, RowInfo, Task, TaskDropped
 
 ROLES = ('critic', 'solver', 'proposer')

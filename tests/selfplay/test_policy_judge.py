@@ -17,7 +17,7 @@ from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.selfplay import answers
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.judge import TextJudge, policy_writer
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.training import build
 from zeroplay_jax.types import Question
 

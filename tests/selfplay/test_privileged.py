@@ -4,8 +4,8 @@ import pytest
 import scripted
 
 from zeroplay_jax.configs import piplay
-from zeroplay_jax.selfplay.recipes.parts import construction_path
-from zeroplay_jax.selfplay.recipes.parts.datasets import SeedDocument
+from zeroplay_jax.recipes import proposing
+from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.types import Question, Turn, identity_rng
 
 LOMI = dict(id=1, title='Lomi', text='Lomi is a city in Tarva. ' * 10)
@@ -16,11 +16,11 @@ ASKED = dict(question='What is the country of the birthplace of Gumu?', answer='
 @pytest.fixture
 def path():
     rollout = scripted.searching(('Lomi', (LOMI,)), ('Tarva', (LOMI,)), **ASKED)
-    return construction_path.path_of(rollout, ITEM, **ASKED)
+    return proposing.path_of(rollout, ITEM, **ASKED)
 
 
 def text(kind, path, style='paper', step=0):
-    return construction_path.path_text(kind, path, style, identity_rng(0, step))
+    return proposing.path_text(kind, path, style, identity_rng(0, step))
 
 
 def test_a_path_is_data_that_survives_json(path):
@@ -34,7 +34,7 @@ def test_passages_belong_to_the_query_that_brought_them():
     documents = ((LOMI,), (dict(id=2, title='Gumu', text='x'),))
     both = Turn('<think> t</think>', scripted.search_call(['Lomi', 'Gumu'], documents))
     rollout = scripted.trajectory(both, *scripted.final(**ASKED).turns)
-    steps = construction_path.path_of(rollout, ITEM, **ASKED)['steps']
+    steps = proposing.path_of(rollout, ITEM, **ASKED)['steps']
     assert [(s['query'], [f[:13] for f in s['found']]) for s in steps] == [
         ('Lomi', ['(Title: Lomi)']),
         ('Gumu', ['(Title: Gumu)']),
@@ -68,7 +68,7 @@ def test_half_a_path_lacks_half_of_its_lines_whatever_they_say(path):
 def teacher_prompt(path, question=ASKED['question'], **changes):
     asked = Question(question, path=path)
     context = scripted.ScriptedContext()
-    return construction_path.teacher_prompt(context, config(**changes), (0, 0), asked, 'solver')
+    return proposing.teacher_prompt(context, config(**changes), (0, 0), asked, 'solver')
 
 
 def config(**changes):

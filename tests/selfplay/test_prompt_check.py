@@ -15,8 +15,7 @@ from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.library import Document, SearchableCorpus
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.selfplay.role_environment import role_environment
-from zeroplay_jax.settings.errors import ConfigError
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError
 from zeroplay_jax.tools.registry import build_tools
 from zeroplay_jax.training import build
 from zeroplay_jax.types import Question

@@ -5,8 +5,8 @@ import json
 import pytest
 from scripted import final
 
+from zeroplay_jax.recipes.datasets import HiddenAnswer, SeedDocument
 from zeroplay_jax.selfplay import records
-from zeroplay_jax.selfplay.recipes.parts.datasets import HiddenAnswer, SeedDocument
 from zeroplay_jax.selfplay.records import ProposalRecord
 from zeroplay_jax.types import Outcome, Question, Row, RowInfo, Task
 

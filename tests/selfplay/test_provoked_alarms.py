@@ -12,8 +12,7 @@ from test_engine import make, play, policy  # noqa: F401 - a fixture
 
 from zeroplay_jax.rollout import requests
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.training.alarms import FIGURES, STOP, Alarms
-from zeroplay_jax.training.outcome import Stop, current_stop, stop_after
+from zeroplay_jax.training.outcome import FIGURES, STOP, Alarms, Stop, current_stop, stop_after
 from zeroplay_jax.types import Question, RowInfo, ToolCall, Turn
 
 FOUND = Turn('s', scripted.search_call(['q'], (({'title': 'Mimi', 'text': 'Founder: Lomi.'},),)))

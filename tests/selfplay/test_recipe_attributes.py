@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from zeroplay_jax.configs import quickstart
+from zeroplay_jax.recipes.datasets import EpochDataset
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.selfplay.recipe import Recipe
-from zeroplay_jax.selfplay.recipe_attributes import RecipeAttributes
-from zeroplay_jax.selfplay.recipes.parts.datasets import EpochDataset
-from zeroplay_jax.training.saving import Saver
+from zeroplay_jax.selfplay.recipe import Recipe, RecipeAttributes
+from zeroplay_jax.training.loop import Saver
 
 
 class Score:

@@ -7,11 +7,11 @@ import scripted
 from scripted import ScriptedContext, final, searching
 
 from zeroplay_jax.configs import scope
+from zeroplay_jax.recipes.datasets import SeedDocument
+from zeroplay_jax.recipes.scope import Recipe
 from zeroplay_jax.selfplay.library import Document
-from zeroplay_jax.selfplay.recipes.parts.datasets import SeedDocument
-from zeroplay_jax.selfplay.recipes.scope import Recipe
 from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool
-from zeroplay_jax.settings.errors import ConfigError
+from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.types import Question, Task
 
 LOMI = dict(id=1, title='Lomi', text='Lomi is a city in Tarva. It is led by Puto.')

@@ -8,8 +8,8 @@ import scripted
 from scripted import ScriptedContext, ScriptedRole, final, searching
 
 from zeroplay_jax.configs import ssp
-from zeroplay_jax.selfplay.recipes.parts.datasets import HiddenAnswer
-from zeroplay_jax.selfplay.recipes.ssp import Recipe
+from zeroplay_jax.recipes.datasets import HiddenAnswer
+from zeroplay_jax.recipes.ssp import Recipe
 from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool
 from zeroplay_jax.types import Question, TaskDropped
 

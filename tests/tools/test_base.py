@@ -5,8 +5,7 @@ import pytest
 from zeroplay_jax.rollout.call_syntax import SYNTAXES, syntax_of
 from zeroplay_jax.tools.base import ERROR_TEXTS, InvalidArguments, Tool, string_parameter
 from zeroplay_jax.tools.calculator import CalculatorTool
-from zeroplay_jax.tools.open_document import OpenTool
-from zeroplay_jax.tools.search import SearchTool
+from zeroplay_jax.tools.search import OpenTool, SearchTool
 
 
 class Weather(Tool):

@@ -3,7 +3,7 @@
 import pytest
 
 from zeroplay_jax.tools.base import InvalidArguments, Invocation
-from zeroplay_jax.tools.open_document import OpenTool
+from zeroplay_jax.tools.search import OpenTool
 
 PAGES = {'7': 3, 'Long title': 2}
 

@@ -7,11 +7,11 @@ import pathlib
 import pytest
 
 from zeroplay_jax.configs import common, quickstart
-from zeroplay_jax.configuration import resumption
+from zeroplay_jax.configuration import fields
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.settings.alarms import Alarms as Section
+from zeroplay_jax.settings.schema import Alarms as Section
 from zeroplay_jax.settings.schema import Run
-from zeroplay_jax.training.alarms import ALARM_FIELDS, FIGURES, STOP, WARN, Alarms
+from zeroplay_jax.training.outcome import ALARM_FIELDS, FIGURES, STOP, WARN, Alarms
 
 
 def step(number, name='solver', trains=('solver',)):
@@ -32,7 +32,7 @@ def reached(alarms, number, metrics, **place):
 
 def test_every_figure_has_levels_that_a_resumed_run_may_change():
     assert set(Section.model_fields) == set(FIGURES)
-    assert set(ALARM_FIELDS) <= set(resumption.changeable_fields(common.get_config()))
+    assert set(ALARM_FIELDS) <= set(fields.changeable_fields(common.get_config()))
     assert len(ALARM_FIELDS) == 3 * len(FIGURES)
     # With the defaults every figure warns.
     assert all(getattr(Run().alarms, name).warn for name in FIGURES)

@@ -17,10 +17,10 @@ from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.remote_workdir import StepRemoved
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.settings import paths
-from zeroplay_jax.settings.bounds import InputPath, Section
-from zeroplay_jax.training import branch, input_record, source_checkpoint
-from zeroplay_jax.training.saving import Saver
+from zeroplay_jax.settings import kinds
+from zeroplay_jax.settings.kinds import InputPath, Section
+from zeroplay_jax.training import branch, input_record
+from zeroplay_jax.training.loop import Saver
 from zeroplay_jax.types import UserError
 
 FACTORS = {'layer_0': {'q': {adapters.A: jnp.ones((4, 2)), adapters.B: jnp.ones((2, 4))}}}
@@ -65,7 +65,7 @@ def engine():
 def test_a_half_removed_step_is_not_taken_for_one_of_an_earlier_version(tmp_path):
     save(tmp_path, 2, 4)
     (tmp_path / 'checkpoints' / '4' / 'checksums.sha256').unlink()
-    assert source_checkpoint.newest_checkpoint(tmp_path).step == 2
+    assert branch.newest_checkpoint(tmp_path).step == 2
 
 
 def test_a_run_that_removes_the_checkpoint_meanwhile_gives_its_next_one(
@@ -117,7 +117,7 @@ def find_copy(tmp_path, monkeypatch):
             steps.pop(0)()
             return str(tmp_path / 'copy')
 
-        monkeypatch.setattr(source_checkpoint, 'local_source', local_source)
+        monkeypatch.setattr(branch, 'local_source', local_source)
         hosts = SecondHost(True, *replies)
         return branch.find(hosts, tmp_path / 'new', 'gs://bucket/old', is_resumed=False)
 
@@ -127,7 +127,7 @@ def find_copy(tmp_path, monkeypatch):
 
 def identity_of(workdir):
     """What the first process says of a checkpoint that is equal to the one in a folder."""
-    return source_checkpoint._content(source_checkpoint.newest_checkpoint(workdir))
+    return branch._content(branch.newest_checkpoint(workdir))
 
 
 def raise_removed():
@@ -141,7 +141,7 @@ def test_hosts_take_the_step_that_the_first_one_chooses_each_from_its_copy(find_
     # The run removes step 6 after the first process has copied it.
     steps = [raise_removed, lambda: None]
     source = find_copy.find(steps, 6, ['/copy', [6, 'a']], 8, same)
-    assert source == source_checkpoint.Source(copy, 8, copy / 'checkpoints' / '8', is_copy=True)
+    assert source == branch.Source(copy, 8, copy / 'checkpoints' / '8', is_copy=True)
     assert find_copy.copied == [('gs://bucket/old', 6), ('gs://bucket/old', 8)]
     with pytest.raises(UserError, match='--from=gs://bucket/old: removes steps faster than all'):
         find_copy.find([raise_removed] * 5, *[6, same] * 5)
@@ -167,7 +167,7 @@ def test_a_damaged_copy_is_downloaded_again_and_refused_if_it_stays_so(find_copy
     same = ['/copy', identity_of(copy)]
     damage_of(copy, 8)
     forgotten = []
-    monkeypatch.setattr(source_checkpoint.object_cache, 'forget', forgotten.append)
+    monkeypatch.setattr(branch.object_cache, 'forget', forgotten.append)
     steps = [lambda: None] * 2
     with pytest.raises(UserError, match='was downloaded again. .* differs from its checksum; name'):
         find_copy.find(steps, 8, same)
@@ -182,12 +182,12 @@ def test_a_copy_that_another_command_has_replaced_is_refused_before_it_is_read(t
     first = identity_of(tmp_path)
     save(tmp_path, 10, keep=1)
     with pytest.raises(UserError, match='process 1 has another copy of checkpoint 10'):
-        source_checkpoint.newest_on_all(SecondHost(first), tmp_path, is_copy=True)
+        branch.newest_on_all(SecondHost(first), tmp_path, is_copy=True)
 
 
 def test_policies_are_checked_by_the_first_process_and_a_removed_checkpoint_is_one_line(tmp_path):
     save(tmp_path, 8)
-    source = source_checkpoint.newest_checkpoint(tmp_path)
+    source = branch.newest_checkpoint(tmp_path)
     branch.check_policies(Hosts(), source, ['solver'])
     with pytest.raises(UserError, match='has the policies solver and not proposer'):
         branch.check_policies(Hosts(), source, ['proposer'])
@@ -200,7 +200,7 @@ def test_policies_are_checked_by_the_first_process_and_a_removed_checkpoint_is_o
 
 def test_what_cannot_be_read_is_an_error_if_there_is_no_other_checkpoint(tmp_path, engine):
     save(tmp_path, 2)
-    origin = source_checkpoint.newest_checkpoint(tmp_path)
+    origin = branch.newest_checkpoint(tmp_path)
     (origin.folder / 'checksums.sha256').unlink()
     shutil.rmtree(origin.folder / 'states')
     with pytest.raises(FileNotFoundError):
@@ -209,7 +209,7 @@ def test_what_cannot_be_read_is_an_error_if_there_is_no_other_checkpoint(tmp_pat
 
 def test_a_teacher_of_another_shape_begins_with_the_loaded_weights(tmp_path, engine):
     save(tmp_path, 3, teacher=multiple(7))
-    branch.load(Hosts(), source_checkpoint.newest_checkpoint(tmp_path), engine)
+    branch.load(Hosts(), branch.newest_checkpoint(tmp_path), engine)
     teacher = engine.learners['solver'].state['teacher']
     want = adapters.widened(multiple(3))
     jax.tree.map(np.testing.assert_array_equal, teacher, want)
@@ -230,9 +230,7 @@ def test_adapters_that_mean_something_else_are_refused(tmp_path, field, value, f
     config = make_config()
     (tmp_path / 'config.json').write_text(json.dumps(config.to_dict()))
     (tmp_path / folder).mkdir()
-    origin = source_checkpoint.Source(
-        tmp_path / 'best' if folder == 'best' else tmp_path, 1, tmp_path
-    )
+    origin = branch.Source(tmp_path / 'best' if folder == 'best' else tmp_path, 1, tmp_path)
     branch.check_adapters(Hosts(), origin, config, {})
     config.policy.adapters.update({field: value})
     with pytest.raises(UserError, match=f'policy.adapters.{field}=') as error:
@@ -244,7 +242,7 @@ def test_adapters_of_another_base_are_refused_whatever_it_is_called(tmp_path):
     config = make_config()
     (tmp_path / 'checkpoints').mkdir()
     (tmp_path / 'config.json').write_text(json.dumps(config.to_dict()))
-    origin = source_checkpoint.Source(tmp_path, 1, tmp_path)
+    origin = branch.Source(tmp_path, 1, tmp_path)
     ours = {'policy.path': {'model.safetensors': {'bytes': 1, 'sha256': 'a'}}}
     other = {'policy.path': {'model.safetensors': {'bytes': 1, 'sha256': 'b'}}}
     config.policy.path = 'moved'
@@ -262,12 +260,12 @@ def test_a_base_without_a_record_is_compared_by_its_name(tmp_path, stored):
     (tmp_path / 'checkpoints').mkdir()
     config.policy.path = stored
     (tmp_path / 'config.json').write_text(json.dumps(config.to_dict()))
-    origin = source_checkpoint.Source(tmp_path, 1, tmp_path)
+    origin = branch.Source(tmp_path, 1, tmp_path)
     branch.check_adapters(Hosts(), origin, config, {})
-    config.policy.path = stored or str(paths.BUILT_IN_CHECKPOINT)
+    config.policy.path = stored or str(kinds.BUILT_IN_CHECKPOINT)
     branch.check_adapters(Hosts(), origin, config, {})
     config.policy.path = str(tmp_path)
-    line = f'policy.path: {stored or paths.BUILT_IN_CHECKPOINT} is another folder'
+    line = f'policy.path: {stored or kinds.BUILT_IN_CHECKPOINT} is another folder'
     with pytest.raises(UserError, match=line):
         branch.check_adapters(Hosts(), origin, config, {})
 

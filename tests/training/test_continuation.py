@@ -9,7 +9,7 @@ from zeroplay_jax.configs import drzero
 from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.training import continuation, input_record, source_checkpoint, tool_record
+from zeroplay_jax.training import branch, input_record, tool_record
 
 PHASE = Phase('solver', 8, ('solver',), iteration=1)
 STEPS = [Step(PHASE, number, number) for number in range(8)]
@@ -27,8 +27,8 @@ def save(workdir, *steps):
 
 def copy(source, workdir):
     workdir.mkdir()
-    return continuation.copy(
-        Hosts(), workdir, source_checkpoint.newest_checkpoint(source), STEPS, {}, {'seed': 0}, True
+    return branch.copy(
+        Hosts(), workdir, branch.newest_checkpoint(source), STEPS, {}, {'seed': 0}, True
     )
 
 
@@ -48,24 +48,24 @@ def test_a_kill_while_a_log_is_rewritten_leaves_no_further_log(tmp_path, monkeyp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
-        killed.setattr(continuation.os, 'replace', die)
-        continuation._replace_hash(log, 'there', 'here')
+        killed.setattr(branch.os, 'replace', die)
+        branch._replace_hash(log, 'there', 'here')
     # What a restart goes over.
     assert list(tmp_path.glob('*.jsonl')) == [log]
-    continuation._replace_hash(log, 'there', 'here')
+    branch._replace_hash(log, 'there', 'here')
     assert json.loads(log.read_text())['run'] == 'here' and list(tmp_path.iterdir()) == [log]
 
 
 def test_a_checkpoint_that_loses_its_checksums_meanwhile_is_not_copied(tmp_path, monkeypatch):
     """Its run removes it, and what is left of it may be incomplete."""
     save(tmp_path / 'old', 2, 4)
-    copytree = continuation.shutil.copytree
+    copytree = branch.shutil.copytree
 
     def copy_late(*args):
         (tmp_path / 'old' / 'checkpoints' / '4' / 'checksums.sha256').unlink(missing_ok=True)
         return copytree(*args)
 
-    monkeypatch.setattr(continuation.shutil, 'copytree', copy_late)
+    monkeypatch.setattr(branch.shutil, 'copytree', copy_late)
     assert copy(tmp_path / 'old', tmp_path / 'new').step == 2
     assert saved_steps(tmp_path / 'new' / 'checkpoints') == [2]
 
@@ -98,5 +98,5 @@ def test_another_search_index_or_tool_is_another_schedule(tmp_path, inputs, tool
     write(new, inputs, tools)
     (old / 'config.json').write_text(json.dumps(config.to_dict()))
     config.schedule.iterations += 1
-    source = source_checkpoint.Source(old, 4, old / 'checkpoints' / '4')
-    assert continuation.is_longer(Hosts(), new, source, config) == is_longer
+    source = branch.Source(old, 4, old / 'checkpoints' / '4')
+    assert branch.is_longer(Hosts(), new, source, config) == is_longer

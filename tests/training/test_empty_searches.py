@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from zeroplay_jax.configs import common
-from zeroplay_jax.evaluation.open_corpus import OpenCorpus
-from zeroplay_jax.evaluation.rubric_grading import _is_doubtful
+from zeroplay_jax.evaluation.agent import OpenCorpus
+from zeroplay_jax.evaluation.play import _is_doubtful
 from zeroplay_jax.retrieval.client import Client
 from zeroplay_jax.selfplay import metrics
 from zeroplay_jax.selfplay.library import Library, SearchableCorpus
 from zeroplay_jax.selfplay.library_builder import check_and_reset_failures
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.training import outcome
-from zeroplay_jax.training.alarms import Alarms
+from zeroplay_jax.training.outcome import Alarms
 from zeroplay_jax.types import Row, ToolCall, TrainingStopped, Trajectory, Turn
 
 PASSAGE = {'id': '7', 'title': 'T', 'text': 'x', 'score': 0.0}

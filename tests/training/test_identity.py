@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import pytest
 
 from zeroplay_jax.configs import drzero
-from zeroplay_jax.configuration import fields, resumption
+from zeroplay_jax.configuration import fields
 from zeroplay_jax.evaluation import report_builder
 from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.runtime import identity
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.runtime.workdir import claim
-from zeroplay_jax.training import branch, policy_settings, run_folder, source_checkpoint
+from zeroplay_jax.training import branch, policy_settings, run_folder
 from zeroplay_jax.types import UserError
 
 ROLLOUT = {'phase': 'solver', 'role': 'solver', 'segments': []}
@@ -99,11 +99,11 @@ def test_a_checkpoint_of_another_run_is_not_resumed(two_runs, user_reads):
 )
 def test_a_checkpoint_beside_another_config_is_not_read(two_runs, user_reads):
     run, other, _ = two_runs
-    assert source_checkpoint.newest_checkpoint(run).step == 4
+    assert branch.newest_checkpoint(run).step == 4
     for name in ('config.json', 'inputs.json'):
         exchange(run, other, name)
     with pytest.raises(UserError, match='4: is of another run') as refusal:
-        source_checkpoint.newest_checkpoint(run)
+        branch.newest_checkpoint(run)
     user_reads(refusal.value)
     # Not even with the other's identity beside them.
     exchange(run, other, 'identity.json')
@@ -116,10 +116,10 @@ def test_the_best_checkpoint_of_another_run_is_not_read(two_runs, user_reads):
     run, other, _ = two_runs
     for folder in two_runs[:2]:
         shutil.copytree(folder / 'checkpoints', folder / 'best')
-    assert source_checkpoint.newest_checkpoint(run / 'best').step == 4
+    assert branch.newest_checkpoint(run / 'best').step == 4
     exchange(run, other, 'best')
     with pytest.raises(UserError, match='best/4: is of another run') as refusal:
-        source_checkpoint.newest_checkpoint(run / 'best')
+        branch.newest_checkpoint(run / 'best')
     user_reads(refusal.value)
 
 
@@ -187,7 +187,7 @@ def test_fields_that_may_change_and_the_place_do_not_change_the_identity(tmp_pat
     run_identity = begin(tmp_path / 'run', config_of())
     changed = config_of()
     defaults = dict(fields.leaves(changed))
-    for name in resumption.changeable_fields(changed):
+    for name in fields.changeable_fields(changed):
         value = defaults[name]
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             changed.update_from_flattened_dict({name: value + 1})
@@ -229,8 +229,8 @@ def test_an_older_checkpoint_is_taken_with_a_warning(tmp_path, capsys, user_read
     path = tmp_path / 'run' / 'checkpoints' / '4' / 'loop' / 'metadata'
     path.write_bytes(path.read_bytes()[:-1])
     for source in (
-        source_checkpoint.newest_checkpoint(tmp_path / 'run'),
-        source_checkpoint.newest_on_all(Hosts(), tmp_path / 'run'),
+        branch.newest_checkpoint(tmp_path / 'run'),
+        branch.newest_on_all(Hosts(), tmp_path / 'run'),
     ):
         assert source.step == 2
         source.print_use('begins with')

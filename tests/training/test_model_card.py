@@ -13,13 +13,12 @@ from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.recipe import RoleSpec, recipe_class
 from zeroplay_jax.selfplay.role_environment import role_environment
-from zeroplay_jax.settings.adapters import LINEARS
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
+from zeroplay_jax.settings.schema import LINEARS
 from zeroplay_jax.tools.registry import build_tools
-from zeroplay_jax.training import recorded_roles, tool_record
-from zeroplay_jax.training.export import write_adapter
-from zeroplay_jax.training.model_card import export_texts, model_card, prompt_text
-from zeroplay_jax.training.run_weights import weights_of_roles
+from zeroplay_jax.training import policies, tool_record
+from zeroplay_jax.training.build import weights_of_roles
+from zeroplay_jax.training.policies import export_texts, model_card, prompt_text, write_adapter
 
 CLEAN = BUILT_IN_CHECKPOINT.parent / 'clean'
 QUESTION = 'What is the teacher of the founder of Mimi?'
@@ -114,7 +113,7 @@ def test_a_card_from_the_records_of_a_run_is_that_of_the_run(recipe, syntax, tmp
         name, weights = specification.name, weights_of_roles(config).get(specification.name, 'x')
         roles[name] = Role(name, weights, specification.prompt, env, prompt_tokens=limit)
     tool_record.check_or_write(Hosts(), tmp_path, roles, is_resumed=False)
-    recorded = recorded_roles.roles_of_weights(config, tool_record.read(tmp_path), codec)
+    recorded = policies.roles_of_weights(config, tool_record.read(tmp_path), codec)
     assert list(recorded) == (['policy'] if recipe == 'ssp' else ['proposer', 'solver'])
     templates = prompts.select('mini', recipe_class(recipe).prompts)
     for weights, ours in recorded.items():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from zeroplay_jax.training import next_step
+from zeroplay_jax.training import ending
 
 
 def rows(step, **rewards):
@@ -24,7 +24,7 @@ def test_the_question_is_one_that_only_the_trained_policy_answers(tmp_path, user
     logged.insert(4, {'phase': 'solver', 'step': 3, 'reward': 1, 'info': {'question': 'trained?'}})
     (tmp_path / 'trajectories.jsonl').write_text('\n'.join(map(json.dumps, logged)))
     (tmp_path / 'policy' / 'solver').mkdir(parents=True)
-    line = next_step.advice(tmp_path, 'solver')
+    line = ending.advice(tmp_path, 'solver')
     assert line.startswith('ask the trained policy, which answered this one wrong before: ')
     assert line.endswith(f"--policy {tmp_path}/policy/solver 'gained?'")
     user_reads(f'right: {line.partition(":")[0]}: …')
@@ -40,7 +40,7 @@ def test_the_question_is_one_that_only_the_trained_policy_answers(tmp_path, user
     ],
 )
 def test_without_a_gain_the_best_answer_is_shown(logged, question):
-    assert next_step.taught_question(logged) == question
+    assert ending.taught_question(logged) == question
 
 
 @pytest.mark.parametrize('name', ['solver', 'policy', 'proposer', None])
@@ -48,7 +48,7 @@ def test_the_advice_names_the_evaluated_policy_if_there_is_one(tmp_path, name):
     (tmp_path / 'trajectories.jsonl').touch()
     if name is not None:
         (tmp_path / 'policy' / name).mkdir(parents=True)
-    line = next_step.advice(tmp_path, 'solver')
+    line = ending.advice(tmp_path, 'solver')
     if name in ('solver', 'policy'):
         assert line.startswith('ask the trained policy: ') and line.endswith(f'/policy/{name}')
     else:

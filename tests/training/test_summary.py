@@ -2,7 +2,7 @@
 
 import json
 
-from zeroplay_jax.training.summary import summary_json
+from zeroplay_jax.training.ending import summary_json
 
 
 def test_lists_of_numbers_take_one_line():

@@ -13,7 +13,6 @@ from absl import logging as absl_logging
 
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.training.progress_bar import ProgressBar, _reward_texts
 from zeroplay_jax.training.rollout_text import (
     columns_of,
     evaluation_text,
@@ -21,7 +20,7 @@ from zeroplay_jax.training.rollout_text import (
     rollout_text,
     wrapped,
 )
-from zeroplay_jax.training.time_left import TimeLeft
+from zeroplay_jax.training.screen import ProgressBar, TimeLeft, _reward_texts
 from zeroplay_jax.types import POLICY, Question, Row, RowInfo, ToolCall, Trajectory, Turn
 
 METRICS = {
@@ -266,7 +265,7 @@ def test_without_a_terminal_a_line_is_printed_from_time_to_time(monkeypatch):
 _HIDDEN_WORK = """
 import time
 from zeroplay_jax.retrieval import progress
-from zeroplay_jax.retrieval.quiet import quiet
+from zeroplay_jax.retrieval.command import quiet
 progress._LINE_SECONDS = progress._LOOK_SECONDS = 0.01
 with progress.clock('build'), quiet():
     time.sleep(0.5)

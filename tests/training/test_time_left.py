@@ -3,7 +3,7 @@
 import pytest
 
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
-from zeroplay_jax.training.time_left import CompileClock, TimeLeft
+from zeroplay_jax.training.screen import CompileClock, TimeLeft
 
 ROLLOUTS = {'evaluation': 200, 'proposer': 96, 'generate': 16, 'solver': 40}
 SECONDS = {'evaluation': 8.0, 'proposer': 7.5, 'generate': 0.7, 'solver': 3.2}

@@ -14,7 +14,7 @@ from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.learner.value_network import CHECKPOINT_PREFIX
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.decoder import ModelConfig
-from zeroplay_jax.training import branch, loop, run_weights, source_checkpoint
+from zeroplay_jax.training import branch, build, loop
 
 NETWORK = CHECKPOINT_PREFIX + 'solver'
 
@@ -34,7 +34,7 @@ def make_config(**fields):
 
 
 def states(workdir):
-    source = source_checkpoint.newest_checkpoint(workdir)
+    source = branch.newest_checkpoint(workdir)
     arrays = ocp.StandardCheckpointer().restore((source.folder / 'states').resolve())
     return source, jax.tree.map(np.asarray, arrays)
 
@@ -95,12 +95,12 @@ def test_another_run_goes_on_with_the_value_network_if_there_is_one(
 def test_a_value_network_has_ten_times_the_rate_of_the_policy(rate, expected, monkeypatch):
     made = []
     monkeypatch.setattr(
-        run_weights, 'ValueNetwork', lambda model, mesh, settings, *_, **__: made.append(settings)
+        build, 'ValueNetwork', lambda model, mesh, settings, *_, **__: made.append(settings)
     )
     config = make_config()
     config.value_network.learning_rate = rate
     model = ModelConfig('qwen3', 8, 8, 8, 1, 1, 1, 8)
-    networks = run_weights.build_value_networks(config, model, sharding.make_mesh(), {})
+    networks = build.build_value_networks(config, model, sharding.make_mesh(), {})
     assert list(networks) == ['solver']
     assert made[0].learning_rate == pytest.approx(expected)
     # The config of the run stays as it was given.

@@ -26,9 +26,9 @@ from tools.checkpoints.english_texts import Texts
 from tools.checkpoints.stages import Stage
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.retrieval.records import split as split_contents
-from zeroplay_jax.retrieval.splitting import split_text
+from zeroplay_jax.retrieval.texts import split_text
 from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.runtime.atomic import write_text
+from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import UserError
 
 MINI = pathlib.Path(__file__).parents[2] / 'zeroplay_jax' / 'mini'

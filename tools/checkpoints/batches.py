@@ -13,7 +13,7 @@ from tools.checkpoints.demo import Episode, Role, render
 from tools.checkpoints.library import Library
 from tools.checkpoints.stages import Stage
 from zeroplay_jax.mini import world
-from zeroplay_jax.mini.draws import pick
+from zeroplay_jax.mini.names import pick
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import POLICY
 

@@ -14,8 +14,8 @@ from numpy.random import Generator
 
 from tools.checkpoints.demo import Demo, Role, think
 from tools.checkpoints.library import Library
-from zeroplay_jax.mini.draws import pick, shuffled
 from zeroplay_jax.mini.facts import RELATION_NAMES, Fact
+from zeroplay_jax.mini.names import pick, shuffled
 from zeroplay_jax.mini.world import World, phrase, question
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.foreign_text import passages_text

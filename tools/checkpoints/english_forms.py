@@ -9,9 +9,9 @@ from numpy.random import Generator
 from tools.checkpoints.demo import Demo
 from tools.checkpoints.english_texts import Disguise, Texts
 from tools.checkpoints.library import Document
-from zeroplay_jax.mini import cloze
-from zeroplay_jax.mini.cloze import Cloze
-from zeroplay_jax.mini.draws import pick, shuffled
+from zeroplay_jax.data import cloze
+from zeroplay_jax.data.cloze import Cloze
+from zeroplay_jax.mini.names import pick, shuffled
 
 # Words of a query that is too short to find its sentence reliably.
 SHORT_QUERY_WORDS = 3

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.random import Generator
 
 from tools.checkpoints.library import TOP_K, Document
-from zeroplay_jax.mini import chains, cloze
-from zeroplay_jax.mini.chains import Chain
-from zeroplay_jax.mini.draws import pick
+from zeroplay_jax.data import chains, cloze
+from zeroplay_jax.data.chains import Chain
+from zeroplay_jax.mini.names import pick
 from zeroplay_jax.retrieval.lexical import LexicalEncoder
 
 # Weights with which `draw_cloze` draws the kind of answer. Most questions of people ask for names and numbers; words

@@ -1,4 +1,4 @@
-"""Demonstrations with questions of two hops over English texts (`mini/chains.py`): the solver's and the proposer's.
+"""Demonstrations with questions of two hops over English texts (`data/chains.py`): the solver's and the proposer's.
 
 As in those of one hop, every token of a question, a search or an answer can be copied from a text that the policy sees.
 """
@@ -22,7 +22,7 @@ from tools.checkpoints.english_forms import (
 )
 from tools.checkpoints.english_texts import Disguise, Link, Texts
 from tools.checkpoints.library import Document
-from zeroplay_jax.mini.chains import Chain
+from zeroplay_jax.data.chains import Chain
 from zeroplay_jax.rollout import prompts
 
 # Share of the episodes with a chain that the passages have. The others join two random passages, so that the policy

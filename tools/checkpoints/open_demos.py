@@ -19,8 +19,8 @@ from numpy.random import Generator
 from tools.checkpoints import demos
 from tools.checkpoints.demo import Demo, Role
 from tools.checkpoints.library import Document, Library
-from zeroplay_jax.mini.draws import pick
 from zeroplay_jax.mini.facts import Fact
+from zeroplay_jax.mini.names import pick
 from zeroplay_jax.mini.world import World, phrase
 from zeroplay_jax.rollout import prompts
 

@@ -8,6 +8,8 @@ asked over the network.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import pathlib
 import re
 import sys
@@ -16,26 +18,20 @@ from collections.abc import Mapping, Sequence
 from absl import flags
 from ml_collections import ConfigDict
 
-from zeroplay_jax.configuration import (
-    command_line,
-    entry,
-    fields,
-    machines,
-    overrides,
-    resumption,
-    rules,
+from zeroplay_jax.configuration import command_line, fields, rules
+from zeroplay_jax.configuration.places import (
+    check_checkpoint,
+    check_documents,
+    check_files,
+    check_retrieval,
+    fetch_addresses,
 )
-from zeroplay_jax.configuration.adapter_rules import check_adapters
-from zeroplay_jax.configuration.bucket_rules import fetch_addresses
-from zeroplay_jax.configuration.checkpoint_rules import check_checkpoint
-from zeroplay_jax.configuration.file_rules import check_documents, check_files, check_retrieval
-from zeroplay_jax.configuration.held_out_rules import check_held_out
+from zeroplay_jax.configuration.rules import check_adapters, check_held_out
 from zeroplay_jax.objectives.registry import did_you_mean
-from zeroplay_jax.retrieval import object_cache, objects
+from zeroplay_jax.retrieval import downloads, objects
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.settings.errors import ConfigError, Mistakes
-from zeroplay_jax.settings.paths import PACKAGE
+from zeroplay_jax.settings.kinds import PACKAGE, ConfigError, Mistakes
 
 _NAME = 'zeroplay_jax'
 # Rules about what lies on a disk.
@@ -69,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     if config is not None:
         _check_config(config, given, mistakes)
     elif 'on' in given:
-        mistakes.of(machines.machine, given['on'])
+        mistakes.of(machine, given['on'])
     for line in mistakes.lines:
         print(f'{_NAME}: {line}', file=sys.stderr)
     if mistakes.lines:
@@ -124,7 +120,7 @@ def _loaded(arguments: Sequence[str], mistakes: Mistakes) -> ConfigDict | None:
         config = fields.default_config()
         for flag in sound:
             if re.match(r'--?config\.', flag):
-                overrides.assign(config, f'--{flag.lstrip("-")}')
+                fields.assign(config, f'--{flag.lstrip("-")}')
         mistakes.of(fields.check_values, config)
         return None
     count = len(mistakes.lines)
@@ -178,7 +174,7 @@ def _check_field(argument: str, schema: ConfigDict | None) -> None:
     name = flag.split('.', 1)[1]
     fields.check_name(name, schema)
     if equals:
-        overrides.assign(
+        fields.assign(
             schema.copy_and_resolve_references(), f'--config.{argument.partition(".")[2]}'
         )
         command_line.check_sections(['', argument], schema)
@@ -222,7 +218,7 @@ def _check_config(config: ConfigDict, given: Mapping[str, str], mistakes: Mistak
     # A run keeps the -1 of a mesh in its config.
     on_machine = config.copy_and_resolve_references()
     if 'on' in given:
-        mistakes.of(lambda: machines.resolve_mesh(on_machine, machines.machine(given['on'])))
+        mistakes.of(lambda: resolve_mesh(on_machine, machine(given['on'])))
     recipe = recipe_class(config.recipe)
     for rule in rules.RULES:
         # It downloads what lies in a bucket.
@@ -234,10 +230,10 @@ def _check_config(config: ConfigDict, given: Mapping[str, str], mistakes: Mistak
     mistakes.of(recipe.check, on_machine)
     if has_files:
         mistakes.of(rules.check_evaluation, on_machine)
-        mistakes.of(entry.check_heads, on_machine)
+        mistakes.of(command_line.check_heads, on_machine)
     workdir = given.get('workdir')
     if workdir and has_files and not mistakes.lines and not objects.is_address(workdir):
-        mistakes.of(resumption.check, workdir, config)
+        mistakes.of(fields.check, workdir, config)
 
 
 def _check_values(config: ConfigDict, mistakes: Mistakes) -> None:
@@ -261,4 +257,91 @@ def _paths(config: ConfigDict) -> dict[str, str]:
 def _find_packaged(config: ConfigDict) -> None:
     """Replaces paths of what comes with the package by those of this installation, in place."""
     for name, path in _paths(config).items():
-        config.update_from_flattened_dict({name: object_cache.packaged(path)})
+        config.update_from_flattened_dict({name: downloads.packaged(path)})
+
+
+# ---- machines --------------------------------------------------------------------------------------
+#
+# Devices of a machine by its name, and whether a mesh fits them, before there is such a machine. Imports no JAX.
+
+
+# Chips of a TPU host, by generation, in slices of several hosts; the largest slice with a single host; and how many
+# units of the name (chips, or cores of which two are a chip) a device has.
+_TPUS = {
+    'v2': (8, 8, 1),
+    'v3': (8, 8, 1),
+    'v4': (4, 4, 2),
+    'v5p': (4, 4, 2),
+    'v5litepod': (4, 8, 1),
+    'v6e': (4, 8, 1),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """Devices on which a run is to start.
+
+    Attributes:
+      name: as the user gave it.
+      devices: number of devices as JAX counts them, of all hosts.
+      hosts: number of hosts, each with one process.
+    """
+
+    name: str
+    devices: int
+    hosts: int
+
+
+def machine(name: str) -> Machine:
+    """Returns a machine by its name: 'v5litepod-16', '2*v5litepod-16', '8' devices or '2*8' devices on two hosts.
+
+    Raises:
+      ConfigError: there is no such machine.
+    """
+    match = re.fullmatch(r'(?:(\d{1,4})\*)?(?:(v\d\w*)-)?(\d{1,5})', name)
+    count = int(match[1] or 1) if match else 0
+    size = int(match[3]) if match else 0
+    if not match or not count or not size or (match[2] and match[2] not in _TPUS):
+        raise ConfigError(
+            f'--on={name}: no such machine; give an accelerator type such as v5litepod-16 or v5p-32, a number of '
+            'devices, or HOSTS*DEVICES such as 2*8'
+        )
+    if not match[2]:
+        return Machine(name, count * size, count)
+    devices_per_host, largest_host, units = _TPUS[match[2]]
+    devices = size // units
+    hosts = 1 if devices <= largest_host else devices // devices_per_host
+    if size % units or not devices or (hosts > 1 and devices % devices_per_host):
+        raise ConfigError(
+            f'--on={name}: there is no slice of this size; give one such as v5litepod-16'
+        )
+    return Machine(name, count * devices, count * hosts)
+
+
+def resolve_mesh(config: ConfigDict, target: Machine) -> None:
+    """Replaces the -1 of a mesh by its size on a machine, in place.
+
+    Raises:
+      ConfigError: the mesh is not made of all devices, or a replica would span hosts.
+    """
+    axes = ('replica', 'fsdp', 'model')
+    fixed = math.prod(size for size in config.mesh.values() if size != -1)
+    # At least 1: too many devices are named below.
+    free = max(1, target.devices // fixed)
+    sizes = {axis: free if config.mesh[axis] == -1 else config.mesh[axis] for axis in axes}
+    text = ', '.join(f'{axis}={size}' for axis, size in sizes.items())
+    required = math.prod(sizes.values())
+    hosts = f'{target.hosts} host{"s" if target.hosts > 1 else ""}'
+    if required != target.devices:
+        raise ConfigError(
+            f'config.mesh: {text}: is made of {required} devices, and {target.name} has {target.devices} on '
+            f'{hosts}; give sizes whose product is {target.devices}, such as '
+            f'replica={target.hosts}, fsdp=1, model={target.devices // target.hosts}'
+        )
+    # Every process rolls out with whole weights.
+    if sizes['replica'] % target.hosts:
+        raise ConfigError(
+            f'config.mesh: {text}: {target.name} has {hosts}, and each samples on replicas of its own; '
+            f'give a mesh.replica that is a multiple of {target.hosts}'
+        )
+    config.mesh.update(sizes)

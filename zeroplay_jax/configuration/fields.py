@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+import importlib
+import inspect
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pydantic
 from ml_collections import ConfigDict
 
 from zeroplay_jax.objectives.registry import did_you_mean
+from zeroplay_jax.retrieval import json_text, objects
+from zeroplay_jax.runtime import remote_workdir
+from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.selfplay import recipe as recipes
-from zeroplay_jax.settings.bounds import IS_INPUT, Section
-from zeroplay_jax.settings.errors import ConfigError, fail
-from zeroplay_jax.settings.renamed import REMOVED_FIELDS, RENAMED_FIELDS
+from zeroplay_jax.settings.kinds import CONFIGS, IS_INPUT, ConfigError, Section, built_in_path, fail
+from zeroplay_jax.settings.renamed import REMOVED_FIELDS, RENAMED_FIELDS, with_new_names
 from zeroplay_jax.settings.schema import Run, TrainedRole
+from zeroplay_jax.types import Json
 
 
 def default_config(recipe: str = 'drzero') -> ConfigDict:
@@ -341,3 +348,259 @@ def _fix(problem: Any, value: Any) -> str:
     if kind == 'value_error':
         return str(context['error'])
     return problem['msg']
+
+
+# ---- overrides -------------------------------------------------------------------------------------
+#
+# Sets fields of a config by flags --config.FIELD=VALUE, for commands that take their config from a policy's run.
+
+
+PREFIX = '--config.'
+
+
+def set_fields(config: ConfigDict, assignments: Sequence[str]) -> None:
+    """Sets fields in place and checks names, types and bounds of all of them.
+
+    Args:
+      config: a whole config.
+      assignments: flags such as '--config.rollout.max_turns=3'.
+
+    Raises:
+      ConfigError: one line; an unknown field, or a value of a wrong type or out of bounds.
+    """
+    if not assignments:
+        return
+    for assignment in assignments:
+        assign(config, assignment)
+    check_asked(config)
+
+
+def assign(config: ConfigDict, assignment: str) -> None:
+    """Sets one field in place; checks its name and type, and no bounds.
+
+    Raises:
+      ConfigError: one line; an unknown field, or a value of another type.
+    """
+    name, equals, text = assignment.removeprefix(PREFIX).partition('=')
+    if not equals:
+        raise ConfigError(f'{assignment}: has no value; give {PREFIX}{name}=VALUE')
+    check_name(name, config)
+    *sections, field = name.split('.')
+    section = config
+    for section_name in sections:
+        section = section[section_name]
+    section[field] = _value(name, text, section[field])
+
+
+def _value(name: str, text: str, default: Any) -> Any:
+    """Returns the value of a flag with the type of the field's value."""
+    if isinstance(default, ConfigDict):
+        raise ConfigError(
+            f'config.{name}: a section; set one of its fields, such as {next(iter(default))}'
+        )
+    if isinstance(default, str):
+        return text
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = {'true': True, 'false': False}.get(text.lower(), text)
+    return of_type(name, value, default)
+
+
+# ---- stored ----------------------------------------------------------------------------------------
+#
+# Reads the config.json that a run leaves in its folder.
+
+
+# Sections that distinguish a run's config.json from other files of that name.
+_REQUIRED = {'recipe', 'rollout', 'tools', 'retrieval'}
+
+
+def read_stored_config(path: pathlib.Path) -> ConfigDict | None:
+    """Returns the config in the config.json of a run; None if there is no such file or it is not that of a run.
+
+    Fields that are missing in the file get their defaults. Built-in checkpoints have their paths in this clone; names
+    on the Hub and addresses in a bucket stay as they are.
+
+    Raises:
+      ConfigError: one line; a field that this version does not have, with its new name if it was
+        renamed, or a value of another type.
+    """
+    try:
+        stored = with_new_names(json_text.read_object(path, float))
+    except (OSError, ValueError):
+        return None
+    if not stored.keys() >= _REQUIRED:
+        return None
+    # The values are written into the defaults, so that fields added since then have a value.
+    try:
+        config = default_config(stored['recipe'])
+        for name, value in _leaves(stored):
+            # What is gone concerned training, and the policy of such a run can still be asked and exported.
+            if name in REMOVED_FIELDS:
+                continue
+            check_name(name, config)
+            _set(config, name, value)
+    except (ConfigError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f'{path}: not a config of this version: {error}; correct it, or copy the policy elsewhere'
+        ) from None
+    return config
+
+
+def _leaves(stored: Mapping[str, Any], prefix: str = '') -> list[tuple[str, Any]]:
+    """Returns all values with their dotted names."""
+    leaves: list[tuple[str, Any]] = []
+    for name, value in stored.items():
+        if isinstance(value, dict):
+            leaves += _leaves(value, f'{prefix}{name}.')
+        else:
+            leaves.append((f'{prefix}{name}', value))
+    return leaves
+
+
+def _set(config: ConfigDict, name: str, value: Any) -> None:
+    """Sets the field with a dotted name."""
+    *sections, field = name.split('.')
+    section = config
+    for section_name in sections:
+        section = section[section_name]
+    # Built-in checkpoints are stored by name.
+    if isinstance(value, str):
+        value = built_in_path(value)
+    # Lists of a config are tuples, which JSON does not have.
+    if isinstance(value, list):
+        value = tuple(value)
+    section[field] = value
+
+
+# ---- packaged --------------------------------------------------------------------------------------
+#
+# The config files that come with the project, from Python. Imports no JAX.
+
+
+def config(
+    name: str = 'drzero', variant: str = '', changes: Mapping[str, Any] | None = None
+) -> ConfigDict:
+    """Returns the settings of a config file that comes with the project, or the defaults of a recipe.
+
+        config = zp.config('drzero', 'mini', {'solver.batch': 16, 'seed': 1})
+
+    Args:
+      name: a file of configs/ without '.py' ('drzero', 'quickstart'), or the import path of a recipe.
+      variant: what follows the colon in --config=configs/drzero.py:mini.
+      changes: dotted field name → value, or section → dict of the fields of it that change.
+
+    Raises:
+      ConfigError: there is no such config, recipe, variant or field, or a value of another type.
+    """
+    if (CONFIGS / f'{name}.py').is_file():
+        module = importlib.import_module(f'zeroplay_jax.configs.{name}')
+        settings = _of_variant(name, module.get_config, variant)
+    elif variant:
+        fix = 'leave it out, or name a file of configs/'
+        raise ConfigError(
+            f'config: {name!r} is not a file of configs/, so it has no variant {variant!r}; {fix}'
+        )
+    else:
+        settings = _defaults_of_recipe(name)
+    if changes is not None and not isinstance(changes, Mapping):
+        fix = "give a dict, such as {'solver.batch': 16}"
+        raise ConfigError(f'config: changes is a {type(changes).__name__}; {fix}')
+    for name in changes or {}:
+        # An empty dict has no fields, by which a misspelt section would be noticed.
+        check_name(str(name), settings)
+    defaults = dict(leaves(settings))
+    for field, value in leaves(changes or {}):
+        # Checked here, because ml_collections would raise a KeyError without a suggestion.
+        check_name(field, settings)
+        if field not in defaults:
+            fix = f"name one of its fields, such as '{field}.NAME'"
+            fail(field, value, 'a section and not a field', fix)
+        checked_value = of_type(field, value, defaults[field])
+        settings.update_from_flattened_dict({field: checked_value})
+    return settings
+
+
+def _defaults_of_recipe(name: str) -> ConfigDict:
+    """Returns the defaults of a recipe; ConfigError, which names the argument, if there is none of this name."""
+    try:
+        return default_config(name)
+    except ConfigError as error:
+        reason = str(error).removeprefix(f'config.recipe={name}: ')
+        raise ConfigError(f'config: name={name!r}: {reason}') from error
+
+
+def _of_variant(name: str, get_config: Callable[..., ConfigDict], variant: str) -> ConfigDict:
+    """Returns the config of a variant ('' for none) of the file `name`; ConfigError if the file does not have it."""
+    # `get_config` of a file without variants takes no argument.
+    if not variant:
+        return get_config()
+    if not inspect.signature(get_config).parameters:
+        raise ConfigError(
+            f'config: {name} has no variants, so not {variant!r} either; leave it out'
+        )
+    try:
+        return get_config(variant)
+    except ValueError as error:
+        raise ConfigError(f'config: {name}: {error}') from None
+
+
+# ---- resumption ------------------------------------------------------------------------------------
+#
+# Whether a workdir can be used for a config: a run is resumed only with the config that it was started with.
+#
+# Needs no JAX, so that a workdir of another run is refused within a second.
+
+
+# Fields that may change on resume: the result does not depend on them.
+CHANGEABLE_FIELDS = (
+    'progress',
+    'stop_after_empty_steps',
+    'log.samples_every',
+    'log.writers',
+    'log.project',
+    'profile.steps',
+    'checkpoint.every',
+    'checkpoint.keep',
+    'checkpoint.best',
+    'bucket.spool',
+    'bucket.seconds',
+    'compilation.cache',
+    'compilation.gigabytes',
+    'offload',
+    'distributed.mode',
+    'distributed.coordinator',
+    'distributed.processes',
+    'distributed.process',
+    'distributed.heartbeat',
+)
+
+
+def changeable_fields(config: ConfigDict) -> tuple[str, ...]:
+    """Returns the fields that may change when a run of this config is resumed."""
+    changeable = list(CHANGEABLE_FIELDS)
+    # Levels of alarms.
+    changeable += [name for name, _ in leaves(config) if name.startswith('alarms.')]
+    if config.rollout.deterministic:
+        # The limit has no effect in a deterministic run, which has no deadlines.
+        changeable.append('rollout.tool_timeout')
+    return tuple(changeable)
+
+
+def check(workdir: str | pathlib.Path, config: ConfigDict) -> None:
+    """Refuses a workdir of another config; changes nothing.
+
+    Raises:
+      WorkdirError: one line.
+    """
+    arguments = (config.to_dict(), changeable_fields(config), defaults(config))
+    if objects.is_address(workdir):
+        remote_workdir.check(str(workdir), config.bucket.spool, *arguments)
+    else:
+        run_workdir.check(pathlib.Path(workdir), *arguments)
+
+
+def defaults(config: ConfigDict) -> Json:
+    """Returns the defaults of all fields, which a config.json of an earlier version may lack."""
+    return default_config(config.recipe).to_dict()

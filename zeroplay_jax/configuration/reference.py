@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from zeroplay_jax.selfplay.recipe import BUILT_IN, recipe_class
-from zeroplay_jax.settings.bounds import Section
+from zeroplay_jax.settings.kinds import Section
 from zeroplay_jax.settings.renamed import REMOVED_FIELDS, RENAMED_FIELDS
 from zeroplay_jax.settings.schema import Run, TrainedRole
 

@@ -6,32 +6,351 @@ fix.
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import pathlib
 import re
+import sys
 from collections.abc import Callable, Iterator
 
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
-from zeroplay_jax.configuration.adapter_rules import check_adapters
-from zeroplay_jax.configuration.address_rules import check_addresses
-from zeroplay_jax.configuration.ahead_rules import check_ahead
-from zeroplay_jax.configuration.bucket_rules import fetch_addresses
-from zeroplay_jax.configuration.checkpoint_rules import check_checkpoint
-from zeroplay_jax.configuration.file_rules import check_documents, check_files, check_retrieval
-from zeroplay_jax.configuration.held_out_rules import check_held_out
-from zeroplay_jax.configuration.judge_rules import check_judge
-from zeroplay_jax.configuration.loss_properties import imported_loss, is_per_token, uses_ratio
-from zeroplay_jax.configuration.page_rules import check_pages, sampler_axes
-from zeroplay_jax.configuration.value_network_rules import check_value_networks
-from zeroplay_jax.configuration.watching_rules import check_writers
+from zeroplay_jax.configuration.places import (
+    check_addresses,
+    check_checkpoint,
+    check_documents,
+    check_files,
+    check_retrieval,
+    fetch_addresses,
+)
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
+from zeroplay_jax.policy import adapter_config
+from zeroplay_jax.policy.adapter_config import holds_other_weights
+from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, RoleSpec, recipe_class
-from zeroplay_jax.settings.errors import ConfigError, fail
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError, fail
 from zeroplay_jax.settings.rollouts import written_tokens
+from zeroplay_jax.settings.schema import LINEARS, Adapters, ValueNetwork
 from zeroplay_jax.tools.registry import check_name as check_tool_name
+from zeroplay_jax.types import UserError
+
+# ---- adapter rules ---------------------------------------------------------------------------------
+#
+# Rules about adapters (`policy.adapters`).
+
+
+def check_adapters(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses settings of adapters without a rank, and folders that do not fit the settings."""
+    settings = config.policy.adapters
+    trained = [role.name for role in recipe.roles(config) if role.is_trained]
+    folders = {role: config[role].adapter for role in trained if config[role].adapter}
+    for name, section in config.items():
+        if name in trained or not isinstance(section, ConfigDict):
+            continue
+        if section.get('adapter'):
+            problem = 'the run does not train this role'
+            fail(f'{name}.adapter', section.adapter, problem, "set it to ''")
+    if not settings.rank:
+        for role, folder in folders.items():
+            problem = 'full fine-tuning has no adapters'
+            fail(f'{role}.adapter', folder, problem, 'set policy.adapters.rank to its rank')
+        if settings.merge:
+            problem = 'full fine-tuning has no adapters'
+            fix = 'set it to false, or policy.adapters.rank to a rank'
+            fail('policy.adapters.merge', True, problem, fix)
+        if settings.quantize != 'none':
+            problem = 'full fine-tuning has no frozen base'
+            fix = "set it to 'none', or policy.adapters.rank to a rank"
+            fail('policy.adapters.quantize', settings.quantize, problem, fix)
+        defaults = Adapters()
+        for name in ('alpha', 'linears', 'weight_decay'):
+            if settings[name] != getattr(defaults, name):
+                problem = 'full fine-tuning has no adapters'
+                fix = 'set policy.adapters.rank to a rank, or take the flag away'
+                fail(f'policy.adapters.{name}', settings[name], problem, fix)
+        return
+    if config.weights == 'shared' and len({config[role].adapter for role in trained}) > 1:
+        role = next(iter(folders))
+        problem = 'the roles share their weights (weights=shared)'
+        fail(f'{role}.adapter', folders[role], problem, 'give all of them the same folder')
+    for role, folder in folders.items():
+        _check_folder(config, role, folder)
+
+
+def _check_folder(config: ConfigDict, role: str, folder: str) -> None:
+    """Raises ConfigError unless the adapter in a folder has the rank, alpha and layers of the config."""
+    settings = config.policy.adapters
+    try:
+        stored = adapter_config.read(folder)
+    except UserError as error:
+        raise ConfigError(f'config.{role}.adapter: {error}') from None
+    for linear in stored.linears:
+        if linear not in LINEARS:
+            problem = f'it adapts {linear}'
+            fix = f'train an adapter of some of {", ".join(LINEARS)}'
+            fail(f'{role}.adapter', folder, problem, fix)
+    pairs = (
+        ('rank', settings.rank, stored.rank),
+        ('alpha', settings.alpha, stored.alpha),
+        ('linears', tuple(sorted(settings.linears)), stored.linears),
+    )
+    for name, value, stored_value in pairs:
+        if value != stored_value:
+            problem = f'the adapter of {role}.adapter={folder} has {stored_value}'
+            fail(f'policy.adapters.{name}', value, problem, f'give {stored_value}')
+    _check_base(config, role, stored.base)
+
+
+def _check_base(config: ConfigDict, role: str, stored_base: pathlib.Path) -> None:
+    """Raises ConfigError if the adapter of a role was trained over other weights than those of the run."""
+    base = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
+    folder = config[role].adapter
+    if not base.is_dir():
+        # On the Hub or in a bucket, or refused by another rule.
+        return
+    if not stored_base.is_dir():
+        print(
+            f'warning: the adapter of config.{role}.adapter={folder} was trained over {stored_base}, which is not '
+            f'here; it is used over {base}',
+            file=sys.stderr,
+        )
+    elif holds_other_weights(stored_base, base):
+        problem = f'its adapter was trained over the weights in {stored_base}'
+        fail(f'{role}.adapter', folder, problem, 'set policy.path to that folder')
+
+
+# ---- ahead rules -----------------------------------------------------------------------------------
+#
+# Rules about rollouts that begin before the step before them has ended (`rollout.ahead`).
+
+
+def check_ahead(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses settings that cannot work with rollouts in progress during an update, and losses that ignore age."""
+    if not config.rollout.ahead:
+        return
+    if config.offload:
+        problem = 'rollouts are in progress during an update, which frees their cache'
+        fail('offload', True, problem, 'set it to false, or rollout.ahead to 0')
+    for specification in recipe.roles(config):
+        if not specification.is_trained:
+            continue
+        role = specification.name
+        settings = config[role]
+        # With old_logp=sampler the ratio would contain the age of the rollouts: the clip range would be spent on it,
+        # and losses without a ratio would ignore it. With old_logp=trainer the ratio begins at 1, and the truncated
+        # importance weight corrects the age alone.
+        if settings.old_logp != 'trainer' or not settings.tis_cap:
+            problem = f'rollouts of older weights (rollout.ahead=1) need {role}.old_logp=trainer'
+            fix = f'give a cap such as 2.0 and set {role}.old_logp to trainer'
+            fail(f'{role}.tis_cap', settings.tis_cap, problem, fix)
+
+
+# ---- page rules ------------------------------------------------------------------------------------
+#
+# Rules about the slots and pages of the sampler's cache.
+
+
+def sampler_axes(config: ConfigDict) -> tuple[str, ...]:
+    """Returns the mesh axes over which a process splits its slots and pages."""
+    # Each of several processes samples on its own replicas; `Sampler` checks their number.
+    return ('replica', 'fsdp') if config.distributed.mode == 'off' else ('fsdp',)
+
+
+def check_pages(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses pages that do not fit a slot, a cache that is too small for one rollout, and settings that need pages."""
+    sampler = config.sampler
+    context = sampler.context
+    if sampler.page > context:
+        fix = f'give at most {context} (sampler.context)'
+        fail('sampler.page', sampler.page, 'longer than a slot', fix)
+    if not 0 < sampler.page < context:
+        without_pages = dict(
+            pages=(0,), token_budget=(0,), decode_buckets=((),), attention=('xla', 'used')
+        )
+        for name, values in without_pages.items():
+            if sampler[name] not in values:
+                problem = 'a page is as long as a slot'
+                fail(f'sampler.{name}', sampler[name], problem, 'set sampler.page, such as 64')
+        return
+    if sampler.attention == 'used':
+        problem = f'sampler.page={sampler.page} is shorter than a slot'
+        fix = 'set xla, which reads used pages only, or sampler.page=0'
+        fail('sampler.attention', 'used', problem, fix)
+    if not sampler.token_budget:
+        problem = f'sampler.page={sampler.page} needs steps that prefill and decode'
+        fix = f'give the tokens of a step, such as {2 * sampler.slots}, or set sampler.page=0'
+        fail('sampler.token_budget', 0, problem, fix)
+    # An axis of -1 is resolved later; the sampler checks it then.
+    shards = max(math.prod(config.mesh[axis] for axis in sampler_axes(config)), 1)
+    _check_buckets(config, shards)
+    pages_per_rollout = math.ceil(context / sampler.page)
+    needed = pages_per_rollout * shards
+    if 0 < sampler.pages < needed:
+        problem = f'a rollout of {context} tokens (sampler.context) fills {pages_per_rollout} pages of {sampler.page}'
+        fail('sampler.pages', sampler.pages, problem, f'give {needed} or more')
+
+
+def _check_buckets(config: ConfigDict, shards: int) -> None:
+    """Refuses sizes of decode steps that do not ascend, or that no step is smaller than."""
+    sampler = config.sampler
+    buckets = tuple(sampler.decode_buckets)
+    whole_step = sampler.token_budget
+    if any(bucket >= whole_step for bucket in buckets):
+        problem = f'a whole step has {whole_step} tokens (sampler.token_budget)'
+        fail('sampler.decode_buckets', buckets, problem, f'give numbers below {whole_step}')
+    if list(buckets) != sorted(set(buckets)):
+        fail('sampler.decode_buckets', buckets, 'not ascending', 'give each once, smallest first')
+    if any(bucket % shards for bucket in buckets):
+        problem = f'cannot be split evenly over {shards} data shards'
+        fail('sampler.decode_buckets', buckets, problem, f'give multiples of {shards}')
+
+
+# ---- value network rules ---------------------------------------------------------------------------
+#
+# Rules about value networks (`<role>.baseline=value`, section `value_network`).
+
+
+def check_value_networks(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses settings that do not go with a value network, and a section `value_network` that nothing reads."""
+    trained = [role.name for role in recipe.roles(config) if role.is_trained]
+    roles = [role for role in trained if config[role].baseline == 'value']
+    for role in roles:
+        settings = config[role]
+        if settings.scale == 'std':
+            problem = 'a value network compares tokens, not the rollouts of a group'
+            fail(f'{role}.scale', 'std', problem, 'give batch, as PPO in verl, or none')
+        if not is_per_token(settings.loss):
+            problem = (
+                'a ratio per rollout has one advantage, and a value network gives one per token'
+            )
+            fail(f'{role}.loss', settings.loss, problem, 'take token_pg')
+        if config.policy.adapters.rank:
+            problem = 'a value network has whole weights, and the run trains adapters'
+            fail(f'{role}.baseline', 'value', problem, 'take mean, or policy.adapters.rank=0')
+    settings = config.value_network
+    if roles and config.rollout.drop_thinking and settings.discount * settings.gae_lambda < 1:
+        name = 'discount' if settings.discount < 1 else 'gae_lambda'
+        problem = 'with rollout.drop_thinking every context of a rollout ends with its reward'
+        fix = 'give 1, or rollout.drop_thinking=false'
+        fail(f'value_network.{name}', settings[name], problem, fix)
+    if roles:
+        return
+    for name, default in ValueNetwork().model_dump().items():
+        if config.value_network[name] != default:
+            problem = 'no trained role has a value network'
+            fail(
+                f'value_network.{name}',
+                config.value_network[name],
+                problem,
+                'set baseline=value of one',
+            )
+
+
+# ---- judge rules -----------------------------------------------------------------------------------
+#
+# Rules for `config.judge`.
+
+
+def check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses a judge that cannot answer for this corpus."""
+    judge = config.judge
+    # The rule compares sentences of the worlds' plain form; on other text it would reject everything.
+    is_used = 'judge' in (config.reward.answer, config.eval.metric) or bool(config.eval.tasks)
+    if is_used and judge.kind == 'rule' and config.retrieval.kind != 'world':
+        problem = 'the rule works in miniature worlds only'
+        fail('judge.kind', 'rule', problem, 'give policy or endpoint')
+    if judge.kind == 'policy' and judge.tokens >= config.sampler.context:
+        problem = (
+            f'a reply leaves no room for a prompt in a slot of {config.sampler.context} '
+            '(sampler.context)'
+        )
+        fail('judge.tokens', judge.tokens, problem, 'give less')
+
+
+# ---- watching rules --------------------------------------------------------------------------------
+#
+# Rules about where the metrics of a run go.
+
+
+# TensorBoard is a requirement of this package.
+_OPTIONAL = ('wandb', 'mlflow')
+
+
+def check_writers(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses a writer whose package is not installed."""
+    names = tuple(config.log.writers)
+    for name in names:
+        if name in _OPTIONAL and not _is_installed(name):
+            fix = f'install it with .venv/bin/pip install {name}, or leave it out'
+            fail('log.writers', names, f'the package {name} is not installed', fix)
+
+
+def _is_installed(name: str) -> bool:
+    # wandb leaves a folder of its name in the current one, which Python takes for a package without files.
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None
+
+
+# ---- held out rules --------------------------------------------------------------------------------
+#
+# Rule about the list of passages that training does not read.
+
+
+def check_held_out(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses a list of held-out passages that is missing, or that training would read nevertheless."""
+    path = config.retrieval.held_out
+    if not path:
+        return
+    if config.retrieval.kind == 'world':
+        problem = 'the miniature world holds out worlds, not passages'
+        fail('retrieval.held_out', path, problem, 'leave it empty')
+    if not pathlib.Path(path).is_file():
+        fix = 'name JSON lines with "document_id"; python -m zeroplay_jax.inputs cloze writes them'
+        fail('retrieval.held_out', path, 'no such file', fix + similar_path(path))
+    if 'documents' in recipe.input_files and not config.inputs.documents:
+        problem = 'documents to ask about would be drawn from all passages'
+        fix = 'name a file of documents in inputs.documents'
+        fail('retrieval.held_out', path, problem, fix)
+
+
+# ---- loss properties -------------------------------------------------------------------------------
+#
+# Properties of losses that a config is checked against.
+
+
+# Properties of the built-in losses, as objectives/losses.py states them: a check imports no JAX.
+LOSSES_WITHOUT_RATIO = ('reinforce',)
+LOSSES_PER_SEQUENCE = ('sequence_pg', 'geometric_pg')
+
+
+def uses_ratio(loss: str) -> bool:
+    """Returns whether a loss has an importance ratio."""
+    if ':' in loss:
+        return imported_loss(loss).uses_ratio
+    return loss not in LOSSES_WITHOUT_RATIO
+
+
+def is_per_token(loss: str) -> bool:
+    """Returns whether the ratio of a loss belongs to a token and not to a sequence."""
+    if ':' in loss:
+        return imported_loss(loss).per_token
+    return loss not in LOSSES_PER_SEQUENCE
+
+
+def imported_loss(name: str):
+    """Returns a loss of another package. Imports JAX, which built-in losses do not need here."""
+    from zeroplay_jax.objectives import losses
+
+    try:
+        return losses.resolve_loss(name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+# ---- rules -----------------------------------------------------------------------------------------
 
 
 def check(config: ConfigDict, has_evaluation: bool = True, is_training: bool = True) -> None:

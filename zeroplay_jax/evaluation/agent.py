@@ -27,16 +27,24 @@ import jax
 import numpy as np
 from jaxtyping import Int32
 
-from zeroplay_jax.evaluation.tag_stream import Report, TagStream
+from zeroplay_jax.data.cloze import QuestionForm
+from zeroplay_jax.evaluation.render import Printer, Report, TagStream, clean, one_line_json
 from zeroplay_jax.policy import families, hf, sharding, transformer
+from zeroplay_jax.retrieval import folder as index_folder
+from zeroplay_jax.retrieval import progress
+from zeroplay_jax.retrieval.client import Client, Http, InProcess
+from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Environment, TurnEnd
 from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
-from zeroplay_jax.rollout.tokens import Codec, text_spans
+from zeroplay_jax.rollout.tokens import Codec, open_codec, text_spans
+from zeroplay_jax.selfplay import template_choice
 from zeroplay_jax.selfplay.answers import final_answer, prompt_and_field
+from zeroplay_jax.selfplay.library import SearchableCorpus
+from zeroplay_jax.selfplay.library_builder import held_out_corpus_and_questions
 from zeroplay_jax.selfplay.recipe import RoleSpec, recipe_class
 from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.tools.registry import DocumentSource, build_tools
@@ -283,3 +291,259 @@ def trajectory_record(codec: Codec, question: str, trajectory: Trajectory) -> di
         'turns': [dataclasses.asdict(turn) for turn in trajectory.turns],
         'segments': list(text_spans(codec, trajectory)),
     }
+
+
+# ---- session ---------------------------------------------------------------------------------------
+#
+# A loaded policy that answers questions, and prints each rollout or writes it as JSON.
+
+
+# Seconds that a search server may take to become ready.
+READY_SECONDS = 5.0
+# `Trajectory.finish` → reason that is printed if the rollout has no answer. 'answer' is among the keys: a rollout can
+# end with the closing tag of an answer that has no opening tag.
+ENDINGS = {
+    'answer': 'its tags do not match',
+    'malformed': 'it is inside a tool call that was never closed',
+    'eos': 'the policy ended without one',
+    'turn_tokens': 'a turn was longer than the limit',
+    'response_tokens': 'turns and results together were longer than the limit of a response',
+    'turns': 'the policy called a tool in its last turn too, in which it had to answer (--turns)',
+    'context': 'its context is full',
+}
+
+
+class Session:
+    """An agent, its corpus and the printer of its answers.
+
+    Args:
+      config: config of a run, with which the policy is asked; see `open_ask_corpus` for what is overwritten.
+      folder: Hugging Face folder of the policy.
+      printer: prints the rollouts.
+      temperature: 0 is greedy.
+      as_json: write one JSON object per question to stdout instead of printing the rollout.
+      first_question: a question whose length is checked before the weights are loaded; None: no check.
+      form: the form of question that the policy reads; a question of another form gives a note. None: any form.
+
+    Raises:
+      UserError: a file or server that cannot be used, or a first question that is too long.
+    """
+
+    def __init__(
+        self,
+        config,
+        folder: pathlib.Path,
+        printer: Printer,
+        *,
+        temperature: float = 0.0,
+        as_json: bool = False,
+        first_question: str | None = None,
+        form: QuestionForm | None = None,
+    ):
+        self.printer = printer
+        self.as_json = as_json
+        self._folder = folder
+        self._temperature = temperature
+        self._seed = config.seed
+        self._form = form
+        self._form_was_noted = False
+        self._codec = open_codec(folder)
+        template_choice.print_notes(config, self._codec, 'zeroplay_jax.ask: ')
+        self._corpus = open_ask_corpus(config, READY_SECONDS)
+        self._role = build_role(config, self._codec, self._corpus.source)
+        # The question is checked before the weights are loaded, which takes longest.
+        if first_question is not None:
+            self._role.prompt_ids(first_question)
+        self._agent = Agent(config, folder, self._role)
+        self._question_count = 0
+
+    def answer(self, question: str, stoppable: bool = False) -> None:
+        """Asks the policy and prints the rollout, or its JSON record with `as_json`.
+
+        A stopped rollout gives a note and no record. Failed searches give a warning on stderr.
+
+        Args:
+          stoppable: whether Ctrl-C ends this answer instead of the command.
+
+        Raises:
+          UserError: the question is too long.
+        """
+        # A question that is too long is refused before it gets a number, so that later samples do not depend on it.
+        self._role.prompt_ids(question)
+        number = self._question_count
+        self._question_count += 1
+        # The form of question that the policy reads, if this question has another one.
+        other_form = self._form
+        if other_form is not None and other_form.fits(question):
+            other_form = None
+        if other_form is not None:
+            self._note_form(other_form)
+        with contextlib.ExitStack() as clock:
+            # The first answer waits for XLA to compile.
+            clock.enter_context(progress.clock('thinking'))
+
+            def report(kind: str, content: Any) -> None:
+                """Prints an event, unless the rollout is written as JSON."""
+                if not self.as_json:
+                    # The clock would overwrite the answer on the same terminal.
+                    clock.close()
+                    self.printer.report(kind, content)
+
+            trajectory = self._agent.ask(
+                question, number, self._temperature, report, stoppable=stoppable
+            )
+        # None: the user stopped the answer.
+        if trajectory is None:
+            self.printer.line('note', 'stopped', label='')
+            return
+        record = trajectory_record(self._codec, question, trajectory)
+        if self.as_json:
+            record['policy'] = str(self._folder)
+            record['search'] = self._corpus.description
+            record['temperature'] = self._temperature
+            record['seed'] = self._seed
+            print(one_line_json(record), flush=True)
+        elif record['answer'] is None:
+            reason = ENDINGS[trajectory.finish]
+            if other_form is not None:
+                reason += (
+                    f'; the question has no {other_form.mark}, and this policy only fills in blanks'
+                )
+            self.printer.line('note', f'no answer: {reason}', label='')
+        warning = self._corpus.warning()
+        if warning:
+            print(f'zeroplay_jax.ask: {clean(warning)}', file=sys.stderr)
+
+    def _note_form(self, form: QuestionForm) -> None:
+        """Prints once which form of question the policy reads; on stderr where stdout has JSON."""
+        if self._form_was_noted:
+            return
+        self._form_was_noted = True
+        if self.as_json:
+            print(f'zeroplay_jax.ask: {form.hint}', file=sys.stderr, flush=True)
+        else:
+            self.printer.line('note', form.hint)
+
+    def try_to_answer(self, question: str, stoppable: bool = False) -> bool:
+        """Calls `answer`; prints a user error as one line on stderr. Returns False after such an error, else True."""
+        try:
+            self.answer(question, stoppable)
+        except UserError as error:
+            print(f'zeroplay_jax.ask: {error}', file=sys.stderr, flush=True)
+            return False
+        return True
+
+    def greet(self, remark: str = '') -> None:
+        """Prints what is asked (policy, corpus, example questions, keys), above the first prompt of the terminal.
+
+        Args:
+          remark: text after the folder of the policy.
+        """
+        self.printer.line('note', f'{self._folder}{remark}', label='policy')
+        self.printer.line('note', self._corpus.description, label='search')
+        if self._form is not None:
+            self.printer.line('note', self._form.hint, label='asks')
+            self._form_was_noted = True
+        for question in self._corpus.examples:
+            self.printer.line('note', question, label='try')
+        self.printer.line('note', 'Ctrl-C stops an answer, Ctrl-D ends', label='')
+
+
+# ---- open corpus -----------------------------------------------------------------------------------
+#
+# Opens the corpus that the policy searches in `zeroplay_jax.ask`, where it answers a user's questions.
+
+
+# One question of each of these hop counts is shown as an example.
+_EXAMPLE_HOPS = (1, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenCorpus:
+    """A corpus that was opened.
+
+    Attributes:
+      source: searches and opens the documents.
+      description: names the corpus in one line.
+      examples: questions that the corpus answers; none for a corpus of the user.
+    """
+
+    source: SearchableCorpus
+    description: str
+    examples: tuple[str, ...] = ()
+
+    def warning(self) -> str:
+        """Returns an error text if too many searches failed, or none found a passage, since the last call; else ''.
+
+        Resets the client's counters.
+
+        The limit is 0 for a folder or a server (any failure counts) and `retrieval.max_failure_rate` for the worlds.
+        """
+        client = self.source.client
+        failure = ''
+        try:
+            client.check_failure_rate()
+        except RetrievalError as error:
+            failure = str(error)
+        # Resets the counters, so that a failure is reported once.
+        counts = client.metrics()
+        answered = counts['search/answered']
+        if not failure and answered and answered == counts['search/empty']:
+            failure = (
+                f'none of the {answered:.0f} searches found a passage in {self.description}; check that its index has '
+                'passages, in the language of the question'
+            )
+        return failure
+
+
+def open_ask_corpus(config, ready_seconds: float) -> OpenCorpus:
+    """Opens the corpus of `config.retrieval`.
+
+    For 'world': one corpus of all training and held-out worlds, with examples.
+
+    Args:
+      config: config of the run; for 'world', eval.questions and eval.hops are overwritten.
+      ready_seconds: how long to wait for a search server.
+
+    Raises:
+      UserError: the folder is not an index, or the server does not answer in time.
+    """
+    try:
+        if config.retrieval.kind == 'http':
+            return _open_server(config, ready_seconds)
+        if config.retrieval.kind == 'folder':
+            return _open_folder(config)
+    except RetrievalError as error:
+        raise UserError(str(error)) from None
+    return _open_world(config)
+
+
+def _open_server(config, ready_seconds: float) -> OpenCorpus:
+    """Waits for the search server and returns its corpus."""
+    # A rollout abandons a tool call after `tool_timeout`, so two attempts have to fit into it.
+    backend = Http(config.retrieval.url, timeout=config.rollout.tool_timeout / 2, retries=1)
+    # With a limit of 0, every failed search is reported to the user.
+    client = Client(backend, max_failure_rate=0.0)
+    client.wait_until_ready(ready_seconds)
+    source = SearchableCorpus(client, config.tools.top_k, config.tools.page_words)
+    return OpenCorpus(source, config.retrieval.url)
+
+
+def _open_folder(config) -> OpenCorpus:
+    """Returns the corpus of an index folder."""
+    path = pathlib.Path(config.retrieval.path)
+    index = index_folder.open_index(path, encoder_folder=config.retrieval.encoder or None)
+    client = Client(InProcess(index, index_folder.fingerprint(path)), max_failure_rate=0.0)
+    # An index cannot return more passages than it has.
+    top_k = min(config.tools.top_k, len(index))
+    source = SearchableCorpus(client, top_k, config.tools.page_words)
+    return OpenCorpus(source, f'{path}, {len(index)} passages')
+
+
+def _open_world(config) -> OpenCorpus:
+    """Returns the corpus of all worlds; overwrites eval.questions and eval.hops of the config."""
+    config.eval.update(questions=1, hops=_EXAMPLE_HOPS)
+    source, questions = held_out_corpus_and_questions(config)
+    description = f'the miniature world: worlds {config.world.train} and {config.world.evaluation}'
+    examples = tuple(question.text for question in questions)
+    return OpenCorpus(source, description, examples)

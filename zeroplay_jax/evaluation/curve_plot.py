@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from zeroplay_jax.evaluation import statistics
-from zeroplay_jax.runtime.atomic import write_text
+from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import UserError
 
 TEXT_COLOUR = '#6b7785'  # contrast of at least 4.5 : 1 on white and on black backgrounds

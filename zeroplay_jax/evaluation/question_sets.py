@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.objectives.rewards import normalize_answer
-from zeroplay_jax.retrieval import hub, progress
+from zeroplay_jax.retrieval import downloads, progress
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.runtime import identity
-from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.types import POLICY, Json, Question, TaskDropped, Trajectory, UserError
@@ -76,7 +76,7 @@ def load(name: str, limit: int = 0, seed: int = 0, rubrics: bool = False) -> lis
     """
     # Public sets have answers only, so open tasks always come from a file.
     if rubrics:
-        questions = files.open_tasks(path_of(name) if hub.is_name(name) else name)
+        questions = files.open_tasks(path_of(name) if downloads.is_name(name) else name)
     else:
         questions = files.questions(path_of(name))
     return files.sample(questions, limit or len(questions), seed)
@@ -91,9 +91,9 @@ def path_of(name: str) -> str:
     if pathlib.Path(name).is_file():
         return name
     files.check_set(name)
-    if hub.is_name(name):
+    if downloads.is_name(name):
         try:
-            return hub.fetch_file(name)
+            return downloads.fetch_file(name)
         except RetrievalError as error:
             raise UserError(str(error)) from None
     # Imported here, because it is slow to load and needed for public names only.
@@ -407,3 +407,69 @@ def check_comparable(one: Json, other: Json) -> None:
             raise UserError(
                 f'the questions of {name} differ between the two results; evaluate both on the same'
             )
+
+
+# ---- rubric tasks ----------------------------------------------------------------------------------
+#
+# Open tasks of a file, as a graded evaluation records them: with an id and the place in the file.
+
+
+# Characters of a wrong value that an error quotes.
+_QUOTED_CHARACTERS = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class RubricTask:
+    """One line of a file of open tasks.
+
+    Attributes:
+      id: its "id", or the number of the line as a text; unique in the file.
+      index: position among the tasks of the file, from 0. The randomness of its rollouts derives from it.
+      line: number of the line, from 1.
+      question: the task and its rubrics.
+    """
+
+    id: str
+    index: int
+    line: int
+    question: Question
+
+    @property
+    def rubrics(self) -> list[str]:
+        """The texts of the rubrics, in the order of the file."""
+        return [rubric['text'] for rubric in self.question.rubrics]
+
+
+def load_tasks(path: str) -> list[RubricTask]:
+    """Returns the tasks of a file of JSON lines {"task", "rubrics": list of texts, "id": text or number, optional}.
+
+    Raises:
+      UserError: an unusable line, or two lines with one id; the message has the numbers of the lines.
+    """
+    line_of_id: dict[str, int] = {}
+    tasks = []
+    for number, question, record in files.numbered_open_tasks(path):
+        task_id = _task_id(path, number, record.get('id'))
+        if task_id in line_of_id:
+            raise UserError(
+                f'{path}, line {number}: the id {task_id!r} is also that of line {line_of_id[task_id]}; give each '
+                'task an id of its own, or leave all "id" out'
+            )
+        line_of_id[task_id] = number
+        tasks.append(RubricTask(task_id, len(tasks), number, question))
+    return tasks
+
+
+def _task_id(path: str, number: int, value: object) -> str:
+    """Returns the id of a task as a text; raises UserError for one that is neither a text nor a whole number."""
+    if value is None:
+        return str(number)
+    # isinstance would accept true, because bool is a subclass of int.
+    if type(value) is int:
+        return str(value)
+    if isinstance(value, str) and value.strip():
+        return value
+    raise UserError(
+        f'{path}, line {number}: "id" is {repr(value)[:_QUOTED_CHARACTERS]}; give a text or a whole number, or leave '
+        'it out'
+    )

@@ -6,14 +6,19 @@ Array shapes: B packed rows of L tokens; M tokens of a teacher's row.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from zeroplay_jax.objectives import aggregation
+from zeroplay_jax.objectives.losses import LossError, PolicyLoss
+from zeroplay_jax.objectives.types import DeviceStats
+from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.types import POLICY, Row, Trajectory, UserError
 
 # ---- packing ---------------------------------------------------------------------------------------
@@ -387,3 +392,62 @@ class Batch:
 for _batch_class in (Batch, TeacherBatch):
     _field_names = [field.name for field in dataclasses.fields(_batch_class)]
     jax.tree_util.register_dataclass(_batch_class, data_fields=_field_names, meta_fields=[])
+
+
+# ---- batch means -----------------------------------------------------------------------------------
+#
+# Means over the batch of an optimiser step, for losses that declare them: a pass before that of the gradients.
+#
+# Sums and weights of micro-batches, shards and processes are added up before the division, so that a mean is the same
+# number however the batch is cut.
+
+
+def with_means(
+    loss: PolicyLoss,
+    batches: Sequence[Batch],
+    score: Callable,
+    weights: Params,
+    base: Params | None = None,
+) -> list[Batch]:
+    """Returns the micro-batches of an optimiser step with the means that the loss declares; unchanged without any.
+
+    Args:
+      loss: of the role.
+      batches: arrays [B, L], those of all processes.
+      score: (weights, micro-batch, base) → log-probs of its tokens, [B, L].
+      weights, base: those being trained, and the frozen base of adapters or None.
+
+    Raises:
+      UserError: the function of the means returns something else.
+    """
+    if loss.batch_means is None:
+        return list(batches)
+    micro_batches = [_sums(loss, score(weights, batch, base), batch) for batch in batches]
+    totals = jax.tree.map(lambda *x: jnp.sum(jnp.stack(x)), *micro_batches)
+    return [dataclasses.replace(batch, means=_spread(totals, batch)) for batch in batches]
+
+
+def with_blank_means(loss: PolicyLoss, batch: Batch) -> Batch:
+    """Returns the batch with shapes of the means, of which only the names are used; raises as `with_means` does."""
+    if loss.batch_means is None:
+        return batch
+    names = jax.eval_shape(functools.partial(_sums, loss), batch.old_logp, batch)
+    return dataclasses.replace(batch, means=dict.fromkeys(names, batch.weight))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _sums(loss: PolicyLoss, logp: Any, batch: Batch) -> DeviceStats:
+    try:
+        return loss.batch_sums(logp, batch.old_logp, batch.advantage, batch.mask, batch.segment)
+    except LossError as error:
+        raise UserError(str(error)) from error
+
+
+@jax.jit
+def _spread(totals: DeviceStats, batch: Batch) -> dict[str, Any]:
+    """Returns every mean at all tokens, sharded as the rows are: a loss may be called with chunks of tokens."""
+    means = {}
+    for name, (total, count) in totals.items():
+        mean = jax.lax.stop_gradient(total / jnp.maximum(count, 1e-30))
+        means[name] = jnp.where(batch.segment >= 0, mean, 0.0)
+    return means

@@ -23,7 +23,7 @@ from absl import logging as absl_logging
 from orbax.checkpoint.path import atomicity
 
 from zeroplay_jax.policy import sharding
-from zeroplay_jax.runtime.digests import file_digests
+from zeroplay_jax.runtime.disk import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.types import Json, UserError
 

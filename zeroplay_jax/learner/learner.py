@@ -19,8 +19,7 @@ from jax.experimental import multihost_utils
 from jaxtyping import Array, Float
 
 from zeroplay_jax.learner import optimizer
-from zeroplay_jax.learner.batch import Batch
-from zeroplay_jax.learner.batch_means import with_blank_means, with_means
+from zeroplay_jax.learner.batch import Batch, with_blank_means, with_means
 from zeroplay_jax.learner.loss import LossConfig
 from zeroplay_jax.learner.role_update import RoleUpdate, make_role_update
 from zeroplay_jax.learner.weights_view import (

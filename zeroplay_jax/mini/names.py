@@ -10,10 +10,11 @@ import functools
 import hashlib
 import itertools
 import zlib
+from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
-
-from zeroplay_jax.mini.draws import shuffled
+from numpy.random import Generator
 
 # Kind → names in one world. Languages, mountains and lakes are values of relations and have no passage.
 NAMES_PER_WORLD = {
@@ -100,3 +101,24 @@ def _checksum(name: str) -> int:
 
 def _pair_digest(pair: tuple[str, str]) -> bytes:
     return hashlib.blake2b('|'.join(pair).encode()).digest()
+
+
+# ---- draws -----------------------------------------------------------------------------------------
+#
+# Random draws from sequences of any values.
+
+
+T = TypeVar('T')
+
+
+def pick(rng: Generator, values: Sequence[T]) -> T:
+    """Returns one of the values with equal probability."""
+    # Generator.choice would convert the values into a NumPy array and return NumPy strings.
+    index = int(rng.integers(len(values)))
+    return values[index]
+
+
+def shuffled(rng: Generator, values: Sequence[T]) -> list[T]:
+    """Returns the values in random order."""
+    order = rng.permutation(len(values))
+    return [values[i] for i in order]

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zeroplay_jax.mini.draws import shuffled
+from zeroplay_jax.mini.names import shuffled
 from zeroplay_jax.mini.world import Item, World, evaluation_questions
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
-from zeroplay_jax.mini.draws import pick, shuffled
 from zeroplay_jax.mini.facts import CLOSED, RELATIONS, Fact, rubrics_of
-from zeroplay_jax.mini.names import NAMES_PER_WORLD, name_pairs
+from zeroplay_jax.mini.names import NAMES_PER_WORLD, name_pairs, pick, shuffled
 from zeroplay_jax.types import UserError
 
 Item = dict[str, Any]  # a question or an open task

@@ -24,7 +24,7 @@ from zeroplay_jax.policy.stored_tensors import (
     number_fault,
     tensors,
 )
-from zeroplay_jax.settings.adapters import LINEARS
+from zeroplay_jax.settings.schema import LINEARS
 from zeroplay_jax.types import UserError
 
 _FACTORS = {A: 'lora_A', B: 'lora_B'}

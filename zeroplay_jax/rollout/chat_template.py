@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import html
 import json
 import pathlib
 import re
@@ -18,7 +19,6 @@ from typing import Any, TypeVar
 
 from transformers.utils import chat_template_utils
 
-from zeroplay_jax.rollout.content_form import FORMS, ContentForm
 from zeroplay_jax.types import UserError
 
 T = TypeVar('T')
@@ -416,3 +416,56 @@ def _advice(folder: pathlib.Path) -> str:
     return (
         ', as base models have none; copy chat_template.jinja of its instruction-tuned model there'
     )
+
+
+# ---- content form ----------------------------------------------------------------------------------
+#
+# What chat templates do to the text of a message: nothing, or they trim and escape it.
+
+
+_ESCAPES: dict[str, Callable[[str], str]] = {
+    'none': lambda text: text,
+    'JSON': lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+    'ASCII JSON': lambda text: json.dumps(text)[1:-1],
+    # As the filter `e` of Jinja writes it.
+    'HTML': lambda text: html.escape(text).replace('&quot;', '&#34;').replace('&#x27;', '&#39;'),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ContentForm:
+    """What a template does to the text of a message.
+
+    Attributes:
+      left, right: characters that are trimmed at the beginning and at the end, as `str.strip` takes them: '' for none,
+        None for white space.
+      escape: key of _ESCAPES.
+    """
+
+    left: str | None = ''
+    right: str | None = ''
+    escape: str = 'none'
+
+    def apply(self, parts: Sequence[str]) -> list[str]:
+        """Returns the parts of a text as the template writes them. Their types, such as `Untrusted`, are kept."""
+        written = [(type(part), str(part)) for part in parts]
+        for index, (kind, text) in enumerate(written):
+            written[index] = (kind, text.lstrip(self.left))
+            if written[index][1]:
+                break
+        for index, (kind, text) in reversed(list(enumerate(written))):
+            written[index] = (kind, text.rstrip(self.right))
+            if written[index][1]:
+                break
+        escape = _ESCAPES[self.escape]
+        return [kind(escape(text)) for kind, text in written]
+
+
+_TRIMMED: tuple[str | None, ...] = ('', '\n', ' ', None)
+# The form that changes least comes first.
+FORMS = tuple(
+    ContentForm(left, right, escape)
+    for escape in _ESCAPES
+    for left in _TRIMMED
+    for right in _TRIMMED
+)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from zeroplay_jax.retrieval import json_text
-from zeroplay_jax.runtime import atomic
+from zeroplay_jax.runtime import disk
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.types import Json, UserError
 
@@ -77,7 +77,7 @@ def find_difference(there: Identity, here: Identity) -> str:
 def write(workdir: pathlib.Path, identity: Identity) -> None:
     """Writes identity.json."""
     text = json.dumps(identity, indent=1, sort_keys=True)
-    atomic.write_text(workdir / FILE_NAME, text + '\n')
+    disk.write_text(workdir / FILE_NAME, text + '\n')
 
 
 def read(workdir: pathlib.Path) -> Identity | None:

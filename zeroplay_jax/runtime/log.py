@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
-from zeroplay_jax.retrieval.tensorflow_import import import_tensorflow
-from zeroplay_jax.runtime import atomic, identity
+from zeroplay_jax.retrieval.command import import_tensorflow
+from zeroplay_jax.runtime import disk, identity
 from zeroplay_jax.types import Json, UserError
 
 
@@ -354,7 +354,7 @@ def _run_id(workdir: pathlib.Path) -> str:
     """Returns the id of the run in a workdir, which is made at the first call."""
     path = workdir / _ID_FILE
     if not path.is_file():
-        atomic.write_text(path, uuid.uuid4().hex)
+        disk.write_text(path, uuid.uuid4().hex)
     return path.read_text(encoding='utf-8').strip()
 
 

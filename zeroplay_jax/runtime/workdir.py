@@ -16,9 +16,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
-from zeroplay_jax.retrieval import hub, json_text, object_cache, objects
+from zeroplay_jax.retrieval import downloads, json_text, objects
 from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.settings.paths import built_in_name
+from zeroplay_jax.settings.kinds import built_in_name
 from zeroplay_jax.settings.renamed import with_new_names
 from zeroplay_jax.types import Json, UserError
 
@@ -199,7 +199,7 @@ def flat_config(config: Json) -> dict[str, Any]:
     """Returns dotted name of a field → value, in the form in which configs of different places are compared."""
     # A run from hf://owner/model is resumed with any path of the model in a cache, because the Hub may have a newer
     # revision since. inputs.json compares the content.
-    return _map_texts(_flatten(_plain(config)), hub.name_in_path)
+    return _map_texts(_flatten(_plain(config)), downloads.name_in_path)
 
 
 def _plain(config: Json) -> Json:
@@ -222,7 +222,7 @@ def portable(path: str) -> str:
     Names are addresses in a bucket and names on the Hub, of which `path` is the local copy, and those of built-in
     checkpoints.
     """
-    return built_in_name(hub.name_of(object_cache.address_of(path)))
+    return built_in_name(downloads.name_of(downloads.address_of(path)))
 
 
 def _read_config(path: pathlib.Path) -> Json:

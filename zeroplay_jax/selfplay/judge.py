@@ -17,7 +17,7 @@ from zeroplay_jax.mini import facts
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.answers import extract_last, normalize_answer
 from zeroplay_jax.rollout import requests
-from zeroplay_jax.tools.failure_log import FailureLog
+from zeroplay_jax.tools.base import FailureLog
 from zeroplay_jax.types import TaskDropped, UserError
 
 # ---- verdicts --------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from zeroplay_jax.data.files import HeldOutPassages
 from zeroplay_jax.types import Json, Question, UserError
 
 if TYPE_CHECKING:
@@ -77,19 +78,6 @@ class SearchableCorpus:
             else:
                 records.append(dataclasses.asdict(page))
         return records
-
-
-@dataclasses.dataclass(frozen=True)
-class HeldOutPassages:
-    """The passages of the documents that held-out questions are about.
-
-    Attributes:
-      ids: ids of the passages.
-      titles: titles of their documents, without the empty one.
-    """
-
-    ids: frozenset[str] = frozenset()
-    titles: frozenset[str] = frozenset()
 
 
 class TrainingCorpus(SearchableCorpus):

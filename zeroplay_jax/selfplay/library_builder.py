@@ -7,6 +7,8 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
+from zeroplay_jax.data import files
+from zeroplay_jax.data.files import HeldOutPassages
 from zeroplay_jax.mini.world import World, evaluation_questions, evaluation_tasks
 from zeroplay_jax.retrieval import folder as index_folder
 from zeroplay_jax.retrieval import progress
@@ -16,11 +18,9 @@ from zeroplay_jax.retrieval.corpus import split
 from zeroplay_jax.retrieval.index import Index, ScannIndex
 from zeroplay_jax.retrieval.lexical import LexicalEncoder
 from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.library import (
     UNLIMITED_DEPTH,
     Document,
-    HeldOutPassages,
     Library,
     NoDocuments,
     SearchableCorpus,

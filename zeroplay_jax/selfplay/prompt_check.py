@@ -20,8 +20,7 @@ from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.recipe import Recipe, trained_roles
-from zeroplay_jax.settings.errors import fail
-from zeroplay_jax.settings.paths import HOPS_CHECKPOINT, OPEN_CHECKPOINT
+from zeroplay_jax.settings.kinds import HOPS_CHECKPOINT, OPEN_CHECKPOINT, fail
 from zeroplay_jax.settings.rollouts import written_tokens
 from zeroplay_jax.tools.registry import BUILT_IN
 from zeroplay_jax.types import Question, TaskDropped, Trajectory

@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from zeroplay_jax.learner import loss as losses
-from zeroplay_jax.learner.batch import Batch, BatchPart, pack
-from zeroplay_jax.learner.batch_means import with_means
+from zeroplay_jax.learner.batch import Batch, BatchPart, pack, with_means
 from zeroplay_jax.objectives import advantages, aggregation
 from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.policy import transformer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from zeroplay_jax.settings.bounds import (
+from zeroplay_jax.settings.kinds import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,

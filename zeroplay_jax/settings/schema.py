@@ -13,9 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from zeroplay_jax.settings.adapters import Adapters
-from zeroplay_jax.settings.alarms import Alarms
-from zeroplay_jax.settings.bounds import (
+from zeroplay_jax.settings.kinds import (
     BelowOne,
     DistillCoefficients,
     DocumentsFile,
@@ -23,22 +21,256 @@ from zeroplay_jax.settings.bounds import (
     HopRatio,
     Hops,
     InputPath,
+    MeshAxis,
     NonNegativeFloat,
     NonNegativeInt,
     OpenFraction,
     PositiveFloat,
     PositiveInt,
+    Prices,
+    RequestFields,
+    RubricCount,
     Section,
     Window,
     WorldSeeds,
     one_of_or_function,
     requires,
 )
-from zeroplay_jax.settings.bucket import Bucket
-from zeroplay_jax.settings.devices import Distributed, Mesh
-from zeroplay_jax.settings.judges import Judge, SecondJudge
 from zeroplay_jax.settings.rollouts import Rollout, Sampler
-from zeroplay_jax.settings.watching import Log, Profile
+
+# ---- adapters --------------------------------------------------------------------------------------
+#
+# Config fields of adapters; `schema.Policy` has them as a section.
+
+
+# The linear layers of a decoder layer, all of which can have adapters.
+LINEARS = ('q', 'k', 'v', 'o', 'gate', 'up', 'down')
+
+
+class Adapters(Section):
+    """Low-rank adapters of all roles over one frozen base (docs/adapters.md)."""
+
+    rank: NonNegativeInt = 0
+    """Rank of the trained update of every adapted linear layer; 0: full fine-tuning."""
+    alpha: PositiveFloat = 32.0
+    """The product of an adapter is multiplied with alpha / rank."""
+    linears: Annotated[
+        tuple[str, ...],
+        requires(
+            lambda x: x and set(x) <= set(LINEARS) and len(set(x)) == len(x),
+            f'give some of {", ".join(LINEARS)}, each once',
+        ),
+    ] = LINEARS
+    """Adapted linear layers."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's weight decay of adapters, in place of <role>.weight_decay: it pulls the policy to the base."""
+    quantize: Literal['none', 'int8'] = 'none'
+    """Linear layers of the base: in policy.dtype, or int8 with a scale per output channel, which takes half the
+    memory and changes the base a little."""
+    merge: bool = False
+    """Also export every trained policy as a whole folder, policy/<weights>-merged."""
+
+
+# ---- alarms ----------------------------------------------------------------------------------------
+#
+# Config fields of the alarms; `schema.Run` has them as a section. What they watch: `training.alarms`.
+
+
+class Alarm(Section):
+    """Levels of one watched figure."""
+
+    warn: NonNegativeFloat = 0.0
+    """Level from which a line warns; 0: never."""
+    stop: NonNegativeFloat = 0.0
+    """Level from which the run is saved and stopped with exit status 4; 0: never."""
+    steps: PositiveInt = 3
+    """Steps in a row that must reach a level."""
+
+
+class Alarms(Section):
+    """Figures that show a run going wrong. Each has three fields: `warn`, the level from which a line warns; `stop`,
+    the level from which the run is saved and stopped with exit status 4; and `steps`, the number of steps in a row that
+    must reach the level. 0 switches a level off. All of them may be changed when a run is resumed
+    ([what they watch](learning-nothing.md#alarms))."""
+
+    # The mean difference in float32 is below 1e-6, in bfloat16 of the order of 0.01; a few updates between sampling and
+    # training add as much again.
+    sampler_gap: Alarm = Alarm(warn=0.03, stop=0.2)
+    """Mean difference between the probabilities that sampler and trainer compute for the sampled tokens."""
+    # Small policies that have nearly solved their task are healthy at 0.03.
+    entropy: Alarm = Alarm(warn=0.01)
+    """Entropy of the next token, in nats, at most."""
+    length: Alarm = Alarm(warn=3.0)
+    """Sampled tokens per rollout as a multiple of the mean of the first three steps of the same phase."""
+    # A policy may need some steps to learn how calls are written.
+    tool_errors: Alarm = Alarm(warn=0.5, stop=0.9, steps=5)
+    """Share of calls that could not be parsed, were refused, failed or timed out."""
+    # A search that finds nothing at all is an empty index: no healthy policy writes only such queries.
+    empty_searches: Alarm = Alarm(warn=0.5, stop=1.0, steps=2)
+    """Share of searches that find no passage. The stop has exit status 3; with it an evaluation stops, too, if none of
+    its searches finds a passage."""
+    no_call: Alarm = Alarm(warn=0.8)
+    """Share of answering rollouts without any call."""
+    no_evidence: Alarm = Alarm(warn=0.9)
+    """Share of correct answers that no result of the rollout's calls contains."""
+    duplicates: Alarm = Alarm(warn=0.5)
+    """Share of proposed questions that another task of the same step has, too."""
+    judge_agreement: Alarm = Alarm(warn=0.5)
+    """Share of a judge's verdicts that agree with the accepted answers, at most."""
+    # `judge.max_failure_rate` stops a run whose judge is gone.
+    judge_lost: Alarm = Alarm(warn=0.3)
+    """Share of judgements that failed or could not be read."""
+    staleness: Alarm = Alarm(warn=3.0)
+    """Training steps between the sampling of a rollout and its update."""
+    # A single update that is skipped does no harm: half of them, twice in a row, is no accident.
+    nonfinite: Alarm = Alarm(warn=0.001, stop=0.5, steps=2)
+    """Share of updates or rewards that are not finite. Weights that are not finite stop the run at once, whatever the
+    levels are."""
+
+
+# ---- bucket ----------------------------------------------------------------------------------------
+#
+# Config fields of runs whose workdir is in a bucket; `schema.Run` has them as a section.
+
+
+class Bucket(Section):
+    """Runs with --workdir=gs://bucket/path ([workdirs in a bucket](buckets.md))."""
+
+    spool: Annotated[str, requires(lambda x: '://' not in x, 'name a local folder')] = ''
+    """Local folder in which such runs work before their files are uploaded; '' is in the user's cache
+    ($XDG_CACHE_HOME, ~/.cache). It needs room for checkpoint.keep + 2 checkpoints. Several hosts need not share it."""
+    seconds: PositiveFloat = 600.0
+    """How long an upload is tried again before the run ends. With one process, what it saved stays in the local folder
+    and is uploaded by the same command; with several, the run resumes from the newest complete step in the bucket."""
+
+
+# ---- devices ---------------------------------------------------------------------------------------
+#
+# Config fields of the devices and processes of a run; `schema.Run` has them as sections.
+
+
+class Mesh(Section):
+    """Devices per mesh axis; -1 for at most one axis: all devices that remain."""
+
+    replica: MeshAxis = 1
+    """Replicas of the weights: one or several per process."""
+    fsdp: MeshAxis = 1
+    """Shards of weights and batch rows."""
+    model: MeshAxis = 1
+    """Tensor-parallel shards."""
+
+
+class Distributed(Section):
+    """Several processes in one run."""
+
+    mode: Literal['off', 'auto', 'coordinator'] = 'off'
+    """off: one process; auto: TPU VMs, SLURM and GKE provide the addresses; coordinator: as below."""
+    coordinator: str = ''
+    """host:port of process 0."""
+    processes: PositiveInt = 1
+    """Number of processes; mesh.replica must be a multiple."""
+    process: NonNegativeInt = 0
+    """Index of this process."""
+    heartbeat: PositiveInt = 100
+    """Seconds without a sign of life from a process after which the others stop."""
+
+
+# ---- judges ----------------------------------------------------------------------------------------
+#
+# Fields of the judges.
+
+
+class Judge(Section):
+    """Verdicts where no string comparison decides."""
+
+    kind: Literal['rule', 'policy', 'endpoint'] = 'rule'
+    """rule (miniature worlds), policy (the initial weights), or endpoint (a server)."""
+    url: str = 'http://127.0.0.1:8001/v1'
+    """endpoint: an OpenAI-compatible server; its key is read from OPENAI_API_KEY."""
+    model: str = 'judge'
+    """endpoint: name of the model."""
+    rubric_model: str = ''
+    """endpoint: another model that writes rubrics; '' is `model`."""
+    grade_model: str = ''
+    """endpoint: another model that grades by rubrics; '' is `model`."""
+    temperature: NonNegativeFloat = 0.0
+    """Sampling temperature."""
+    tokens: PositiveInt = 512
+    """Longest reply."""
+    grade_tokens: NonNegativeInt = 0
+    """Longest reply that grades an answer by a rubric; 0: `tokens`. A policy's also ends where its slot is full."""
+    request: RequestFields = ''
+    """endpoint: further fields of the request, a JSON object; null takes a field away. Servers of reasoning models want
+    `{"max_completion_tokens": 4096, "temperature": null}`."""
+    timeout: PositiveFloat = 60.0
+    """endpoint: seconds per attempt."""
+    retries: NonNegativeInt = 3
+    """endpoint: further attempts."""
+    # Higher than for searches: small judges often write replies that cannot be parsed.
+    max_failure_rate: Fraction = 0.5
+    """Share of judgements without a verdict in a step above which the run stops."""
+    rubrics: RubricCount = (3, 5)
+    """Fewest and most items of a rubric list."""
+    at_once: PositiveInt = 64
+    """`evaluate --workdir`: judgements in progress at the same time, of each judge."""
+    prices: Prices = (0.0, 0.0)
+    """endpoint: prices of a million prompt tokens and of a million reply tokens, for the estimate that
+    `evaluate --workdir` prints; (0, 0): unknown."""
+
+
+class SecondJudge(Section):
+    """A second judge of `evaluate --workdir`, whose grades are compared with those of `judge`; timeout, retries and
+    max_failure_rate are those of `judge`."""
+
+    kind: Literal['none', 'rule', 'endpoint'] = 'none'
+    """none, rule (miniature worlds), or endpoint (a server)."""
+    url: str = 'http://127.0.0.1:8002/v1'
+    """endpoint: an OpenAI-compatible server; its key is read from SECOND_JUDGE_API_KEY."""
+    model: str = 'judge'
+    """endpoint: name of the model."""
+    temperature: NonNegativeFloat = 0.0
+    """Sampling temperature."""
+    tokens: PositiveInt = 512
+    """Longest reply."""
+    request: RequestFields = ''
+    """As judge.request."""
+    prices: Prices = (0.0, 0.0)
+    """As judge.prices."""
+
+
+# ---- watching --------------------------------------------------------------------------------------
+#
+# Config fields of what a run logs and traces; `schema.Run` has them as sections.
+
+
+WRITERS = ('tensorboard', 'wandb', 'mlflow')
+
+
+class Log(Section):
+    """What a run prints on the terminal beside its progress bar, and where its metrics go."""
+
+    samples_every: NonNegativeInt = 10
+    """Steps between two printed rollouts (question, searches, answer, reward); 0: none."""
+    writers: tuple[Literal['tensorboard', 'wandb', 'mlflow'], ...] = ('tensorboard',)
+    """Where metrics go beside metrics.jsonl: tensorboard, wandb (Weights & Biases), mlflow. The last two have to be
+    installed (pip install wandb, mlflow) and are set up by their own environment variables, such as WANDB_MODE=offline
+    and MLFLOW_TRACKING_URI."""
+    project: Annotated[str, requires(bool, 'give the name of a project')] = 'zeroplay_jax'
+    """wandb, mlflow: project or experiment; the run is named after its workdir."""
+
+
+class Profile(Section):
+    """Traces of jax.profiler, in the folder profile/ of the workdir
+    ([where the time goes](tpu-gpu.md#where-the-time-goes))."""
+
+    steps: Annotated[
+        tuple[int, ...],
+        requires(lambda x: all(step >= 0 for step in x), 'give numbers of steps, such as (2, 3)'),
+    ] = ()
+    """Numbers of the steps that are traced; a step that compiles programs is not a typical one."""
+
+
+# ---- schema ----------------------------------------------------------------------------------------
 
 
 class Policy(Section):
@@ -398,7 +630,7 @@ class Run(Section):
     """A run. Sections of recipes and of trained roles come in addition."""
 
     recipe: str = 'drzero'
-    """A module of zeroplay_jax/selfplay/recipes, or package.module of a recipe of your own."""
+    """A module of zeroplay_jax/recipes, or package.module of a recipe of your own."""
     seed: NonNegativeInt = 0
     """The whole run is a function of the config and this number."""
     progress: bool = True

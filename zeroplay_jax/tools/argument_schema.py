@@ -7,13 +7,16 @@ an engine whose time is linear in the text, and the number of references that on
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import importlib
 import json
 import math
 import re
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any
 
 import jsonschema
@@ -308,3 +311,252 @@ def has_only_finite_numbers(value: Any) -> bool:
     if isinstance(value, list):
         return all(has_only_finite_numbers(item) for item in value)
     return True
+
+
+# ---- argument text ---------------------------------------------------------------------------------
+#
+# The arguments of a tool in words, for the prompt: names, types, allowed values and descriptions.
+
+
+_MAX_DESCRIBED_DEPTH = 3  # of objects within objects that are described
+_MAX_CHOICES = 40  # allowed values that are named
+_MAX_TYPE = 600  # characters about the type of one argument
+_MAX_DESCRIPTION = 200  # characters
+_MAX_TEXT = 6_000  # characters about all arguments
+# Keyword → words in front of its value.
+_BOUNDS = (
+    ('minimum', 'at least'),
+    ('exclusiveMinimum', 'above'),
+    ('maximum', 'at most'),
+    ('exclusiveMaximum', 'below'),
+    ('multipleOf', 'a multiple of'),
+    ('minLength', 'characters at least'),
+    ('maxLength', 'characters at most'),
+    ('minItems', 'entries at least'),
+    ('maxItems', 'entries at most'),
+    ('pattern', 'matching'),
+    ('format', 'format'),
+)
+
+
+def explain_arguments(schema: Json) -> str:
+    """Returns what a prompt says about the arguments; '' if there are none.
+
+    Args:
+      schema: JSON schema of an object that passed `argument_schema.check_schema`.
+    """
+    explained = _entries(schema, schema, 0, '; ')
+    if not explained:
+        return ''
+    return f' Arguments: {_cut(explained, _MAX_TEXT)}.'
+
+
+def _entries(root: Json, schema: Json, depth: int, separator: str) -> str:
+    """Returns the entries of an object in words."""
+    required = schema.get('required', [])
+    entries: list[str] = []
+    length = 0
+    for name, child in schema.get('properties', {}).items():
+        entry = f'{name}: {_cut(_type(root, child, depth), _MAX_TYPE)}'
+        if not isinstance(required, list) or name not in required:
+            entry += ', optional'
+        description = child.get('description') if isinstance(child, dict) else None
+        if isinstance(description, str) and description.strip():
+            line = ' '.join(description.split()).rstrip('.')
+            entry += f' ({_cut(line, _MAX_DESCRIPTION)})'
+        entries.append(entry)
+        length += len(entry)
+        # The rest would be cut anyway.
+        if length > _MAX_TEXT:
+            break
+    return separator.join(entries)
+
+
+def _type(root: Json, schema: Any, depth: int) -> str:
+    """Returns the type of a value in words."""
+    if not isinstance(schema, dict):
+        return 'any value' if schema else 'not allowed'
+    if 'const' in schema:
+        return _as_json(schema['const'])
+    if 'enum' in schema:
+        return _one_of(_as_json(value) for value in schema['enum'])
+    if depth > _MAX_DESCRIBED_DEPTH:
+        return _bare_type(root, schema)
+    if '$ref' in schema:
+        return _type(root, _target(root, schema['$ref']), depth + 1)
+    for keyword, word in (('anyOf', ' or '), ('oneOf', ' or '), ('allOf', ' and ')):
+        if keyword in schema:
+            choices = [_type(root, choice, depth + 1) for choice in schema[keyword][:_MAX_CHOICES]]
+            return word.join(dict.fromkeys(choices))
+    kinds = schema.get('type', 'object' if 'properties' in schema else 'any value')
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    words = ' or '.join(_kind(root, schema, kind, depth) for kind in kinds)
+    bounds = []
+    for keyword, phrase in _BOUNDS:
+        if keyword in schema and not isinstance(schema[keyword], bool):
+            bounds.append(f'{phrase} {schema[keyword]}')
+    return ', '.join([words, *bounds])
+
+
+def _bare_type(root: Json, schema: Json) -> str:
+    """Returns the type of a value without that of its entries."""
+    for _ in range(_MAX_DESCRIBED_DEPTH):
+        if '$ref' not in schema:
+            break
+        schema = _target(root, schema['$ref'])
+        if not isinstance(schema, dict):
+            return 'any value'
+    kinds = schema.get('type', 'object' if 'properties' in schema else 'any value')
+    return ' or '.join(kinds) if isinstance(kinds, list) else kinds
+
+
+def _kind(root: Json, schema: Json, kind: str, depth: int) -> str:
+    """Returns a type with that of its entries."""
+    if kind == 'array' and isinstance(schema.get('items'), dict):
+        return f'list of ({_type(root, schema["items"], depth + 1)})'
+    if kind == 'array' and isinstance(schema.get('prefixItems'), list):
+        return f'[{", ".join(_type(root, child, depth + 1) for child in schema["prefixItems"])}]'
+    if kind == 'array':
+        return 'list'
+    if kind == 'object' and schema.get('properties'):
+        return f'{{{_entries(root, schema, depth + 1, ", ")}}}'
+    if kind == 'object' and isinstance(schema.get('additionalProperties'), dict):
+        return f'object of ({_type(root, schema["additionalProperties"], depth + 1)})'
+    return kind
+
+
+def _target(root: Json, reference: str) -> Any:
+    try:
+        return referenced(root, reference)
+    except UnusableSchema:
+        return True
+
+
+def _one_of(values: Iterable[str]) -> str:
+    named = list(values)
+    if len(named) > _MAX_CHOICES:
+        named = [*named[:_MAX_CHOICES], f'… ({len(named)} values)']
+    return 'one of ' + ', '.join(named)
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + '…'
+
+
+# ---- pattern sample --------------------------------------------------------------------------------
+#
+# Texts in which a regular expression occurs, for examples of arguments.
+
+
+# The parser of Python's regular expressions; it has no public name.
+_parser: Any = importlib.import_module('re._parser')
+# Characters that are tried for 'any' and 'none of these'.
+_CHARACTERS = 'a1A_- .,/:@#x2é'
+_OF_CATEGORY = {
+    'CATEGORY_DIGIT': '1234567890',
+    'CATEGORY_SPACE': ' ',
+    'CATEGORY_WORD': 'abcdefghijkl',
+    'CATEGORY_NOT_DIGIT': 'a',
+    'CATEGORY_NOT_SPACE': 'a',
+    'CATEGORY_NOT_WORD': '-',
+}
+_MAX_REPEATS = 200
+
+
+def samples(pattern: str) -> Iterator[str]:
+    """Yields texts in which a pattern may occur: with few repeats first. They must be checked.
+
+    None at all for patterns that Python does not read.
+    """
+    # JSON schemas write named groups as JavaScript does.
+    in_python = re.sub(r'\(\?<(?=[A-Za-z_])', '(?P<', pattern)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            tree = _parser.parse(in_python)
+    except (re.error, RecursionError, OverflowError):
+        return
+    for further_repeats in (0, 1, 3, 7):
+        yield _Sample(further_repeats, 0).text(tree)
+    for variant in range(1, 12):
+        yield _Sample(0, variant).text(tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sample:
+    """The choices of one sample.
+
+    Attributes:
+      further_repeats: how much more often repeats occur than they must.
+      variant: which characters and alternatives are taken, counted around.
+    """
+
+    further_repeats: int
+    variant: int
+
+    def text(self, tree: Any) -> str:
+        """Returns the text of a parsed pattern."""
+        return ''.join(self._part(str(operation), value) for operation, value in tree)
+
+    def _part(self, operation: str, value: Any) -> str:
+        """Returns the text of one operation; '' for those that match a place, such as '^'."""
+        if operation == 'LITERAL':
+            return chr(value)
+        if operation == 'ANY':
+            return _CHARACTERS[0]
+        if operation == 'NOT_LITERAL':
+            return _other_character([('LITERAL', value)])
+        if operation == 'IN':
+            return self._character(value)
+        if operation == 'BRANCH':
+            return self.text(self._one_of(value[1]))
+        if operation == 'SUBPATTERN':
+            return self.text(value[-1])
+        if operation == 'ATOMIC_GROUP':
+            return self.text(value)
+        if operation in ('MAX_REPEAT', 'MIN_REPEAT', 'POSSESSIVE_REPEAT'):
+            fewest, most, repeated = value
+            count = min(fewest + self.further_repeats, int(most), _MAX_REPEATS)
+            return self.text(repeated) * count
+        return ''
+
+    def _character(self, choices: Any) -> str:
+        """Returns a character of a set in brackets."""
+        if str(choices[0][0]) == 'NEGATE':
+            return _other_character(choices[1:])
+        operation, value = self._one_of(choices)
+        if str(operation) == 'RANGE':
+            return chr(value[0] + self.variant % (value[1] - value[0] + 1))
+        if str(operation) == 'CATEGORY':
+            return self._one_of(_OF_CATEGORY.get(str(value), 'a'))
+        return chr(value)
+
+    def _one_of(self, choices: Any) -> Any:
+        return choices[self.variant % len(choices)]
+
+
+def _other_character(choices: Any) -> str:
+    for character in _CHARACTERS:
+        if not any(_holds(str(operation), value, character) for operation, value in choices):
+            return character
+    return ''
+
+
+def _holds(operation: str, value: Any, character: str) -> bool:
+    """Returns whether an entry of a set in brackets has this character."""
+    if operation == 'RANGE':
+        return value[0] <= ord(character) <= value[1]
+    if operation == 'LITERAL':
+        return value == ord(character)
+    name = str(value)
+    by_kind = {
+        'DIGIT': character.isdigit(),
+        'SPACE': character.isspace(),
+        'WORD': character.isalnum() or character == '_',
+    }
+    is_of_kind = by_kind.get(name.rpartition('_')[2], False)
+    return is_of_kind != ('_NOT_' in name)

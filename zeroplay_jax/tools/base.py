@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import logging
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,11 +27,10 @@ from zeroplay_jax.tools.argument_schema import (
     ArgumentCheck,
     UnusableSchema,
     check_schema,
+    explain_arguments,
     has_only_finite_numbers,
 )
-from zeroplay_jax.tools.argument_text import explain_arguments
 from zeroplay_jax.tools.example import example_arguments
-from zeroplay_jax.tools.failure_log import FailureLog
 from zeroplay_jax.types import Json
 
 # Observations for calls without a result, by reason code. Each names the problem and the next step:
@@ -241,3 +241,53 @@ def string_parameter(name: str, description: str) -> dict[str, Any]:
         # A misspelt parameter becomes an error that the policy reads; otherwise its value would be ignored.
         'additionalProperties': False,
     }
+
+
+# ---- failure log -----------------------------------------------------------------------------------
+#
+# A log of failed calls that a broken tool cannot flood.
+
+
+class FailureLog:
+    """Logs the first failed call of a tool or judge, and again whenever the number of failed calls has doubled.
+
+    A broken tool fails in every rollout, thousands of times per step with the same cause. Safe to
+    use from several threads.
+
+    Args:
+      caller: begins every line, such as 'tool search'.
+    """
+
+    def __init__(self, caller: str):
+        self._caller = caller
+        self._lock = threading.Lock()
+        self._count = 0
+        self._next_logged = 1
+        self._failed_before_run = 0
+
+    def take_failed_before_run(self) -> int:
+        """Returns how many calls failed before they were run since this method was last called."""
+        with self._lock:
+            count = self._failed_before_run
+            self._failed_before_run = 0
+        return count
+
+    def add(self, cause: str, before_run: bool = False) -> None:
+        """Counts one failed call; logs it if it is the first, or if the number has doubled since the last line.
+
+        Args:
+          cause: reason of the failure.
+          before_run: whether the call failed while its arguments were checked, so that `Tool.run` never got it.
+        """
+        with self._lock:
+            self._failed_before_run += before_run
+            self._count += 1
+            count = self._count
+            if count < self._next_logged:
+                return
+            self._next_logged = 2 * count
+        if count == 1:
+            logging.warning('%s: a call failed: %s', self._caller, cause)
+        else:
+            # The cause is logged again, because it may differ from that of the first failure.
+            logging.warning('%s: %d calls failed, the last: %s', self._caller, count, cause)

@@ -14,8 +14,8 @@ from zeroplay_jax.tools.argument_schema import (
     has_only_finite_numbers,
     matcher,
     referenced,
+    samples,
 )
-from zeroplay_jax.tools.pattern_sample import samples
 from zeroplay_jax.types import Json
 
 _MAX_DEPTH = 12  # of values within values

@@ -19,7 +19,7 @@ from typing import Any
 
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import json_text
-from zeroplay_jax.settings.errors import ConfigError
+from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.types import Json
 
 FIELD = 'config.tools.mcp_servers'

@@ -21,8 +21,7 @@ from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval.types import CannotOpen
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.calculator import CalculatorTool
-from zeroplay_jax.tools.open_document import OpenTool
-from zeroplay_jax.tools.search import SearchTool
+from zeroplay_jax.tools.search import OpenTool, SearchTool
 from zeroplay_jax.types import Json, UserError
 
 

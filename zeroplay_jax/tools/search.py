@@ -93,3 +93,108 @@ def _search_result(passages_per_query: Sequence[Sequence[Json] | None]) -> ToolR
             return ToolResult(error='failed')
         answered.append(tuple(passages))
     return ToolResult(documents=tuple(answered))
+
+
+# ---- open document ---------------------------------------------------------------------------------
+#
+# `open`: a whole document, page by page, by an id or title that a search showed.
+
+
+# (references, page numbers from 1) → per pair {'id', 'title', 'text', 'page', 'pages'}, or None if not found.
+OpenFunction = Callable[[Sequence[str], Sequence[int]], Sequence[Json | None]]
+
+
+class OpenTool(Tool):
+    """Shows documents of a corpus page by page.
+
+    Without a page number the first call shows page 1, and the next call for the same document shows the page
+    after the one shown last. The last document and page are stored in `Invocation.state`.
+
+    Args:
+      open_documents: reads the requested pages of many rollouts in one call.
+      workers: how many calls of `open_documents` may be in progress at once.
+    """
+
+    name = 'open'
+    description = 'the document that a passage belongs to, page by page'
+    purpose = 'To read a whole document'
+    argument_hint = 'id or title of a passage'
+    takes_document_ids = True
+    returns = 'its first page, and at the next call the following one, comes'
+    parameters = {
+        'type': 'object',
+        'properties': {
+            'document': {'type': 'string', 'description': argument_hint},
+            'page': {'type': 'integer', 'minimum': 1},
+        },
+        'required': ['document'],
+        'additionalProperties': False,
+    }
+    errors = {
+        'not_found': 'There is no such document. Give an id or a title that a search showed.',
+        'no_such_page': 'The document has no further page.',
+    }
+
+    def __init__(self, open_documents: OpenFunction, workers: int = 1):
+        self._open_documents = open_documents
+        self.workers = workers
+
+    def prepare(self, arguments: Json) -> dict[str, Any]:
+        """Strips the reference.
+
+        Raises:
+          InvalidArguments: 'not_found' for an empty one.
+        """
+        reference = arguments['document'].strip()
+        if not reference:
+            raise InvalidArguments('not_found')
+        return {**arguments, 'document': reference}
+
+    def run(self, calls: Sequence[Invocation]) -> list[ToolResult]:
+        """Returns one page per call, and stores in each call's state which document and page it showed."""
+        # One request serves the calls of all rollouts, because the documents may be on a server.
+        references = [call.arguments['document'] for call in calls]
+        pages = [self._requested_page(call) for call in calls]
+        documents = self._open_documents(references, pages)
+        results = []
+        for call, page, document in zip(calls, pages, documents, strict=True):
+            results.append(self._result(call, page, document))
+        return results
+
+    @staticmethod
+    def _requested_page(call: Invocation) -> int:
+        """Returns the page number of the call, or else the page after the one shown last."""
+        if 'page' in call.arguments:
+            return call.arguments['page']
+        # References are compared as written: a title and an id of the same document count as different.
+        is_same_document = call.state.get('document') == call.arguments['document']
+        if not is_same_document:
+            return 1
+        return call.state['page'] + 1
+
+    @staticmethod
+    def _result(call: Invocation, page: int, document: Json | None) -> ToolResult:
+        """Returns the result of a call, and stores document and page in the call's state after a success.
+
+        Args:
+          page: number of the page that was requested.
+          document: that page, {'id', 'title', 'text', 'page', 'pages'}; None if it was not found.
+        """
+        # Every document has a page 1, so only a wrong reference can fail there.
+        if document is None and page == 1:
+            return ToolResult(error='not_found')
+        if document is None:
+            return ToolResult(error='no_such_page')
+        call.state['document'] = call.arguments['document']
+        call.state['page'] = page
+        # The number of pages tells the policy whether another call is worth its tokens.
+        heading = f'{document["title"]} (page {page} of {document["pages"]})'
+        # The page is recorded like a passage of a search, because answer checks and teachers read `documents`
+        # alone. Without a query it has no score.
+        passage = {
+            'id': document['id'],
+            'title': document['title'],
+            'text': document['text'],
+            'score': 0.0,
+        }
+        return ToolResult(text=f'{heading}\n{document["text"]}', documents=((passage,),))

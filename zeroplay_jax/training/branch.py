@@ -7,28 +7,46 @@ more iterations (`continuation`). The other run is only read; it may be finished
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
+import os
 import pathlib
+import shutil
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from zeroplay_jax.learner.checkpoint import FOLDER, arrays_by_path, state_reader, stored_tree
+from zeroplay_jax.configuration import fields
+from zeroplay_jax.learner import checkpoint
+from zeroplay_jax.learner.checkpoint import (
+    FOLDER,
+    arrays_by_path,
+    saved_steps,
+    state_reader,
+    stored_tree,
+)
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.value_network import CHECKPOINT_PREFIX, ValueNetwork
 from zeroplay_jax.learner.weights_view import weights_fingerprint
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import Params
-from zeroplay_jax.retrieval import hub, json_text, object_cache, objects
-from zeroplay_jax.runtime import atomic
+from zeroplay_jax.retrieval import downloads, json_text, objects
+from zeroplay_jax.runtime import disk, identity
+from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime import workdir as workdir_files
+from zeroplay_jax.runtime.disk import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.runtime.remote_workdir import StepRemoved, local_source, newest_step
 from zeroplay_jax.selfplay.engine import Engine
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT, built_in_path
-from zeroplay_jax.training import input_record, source_checkpoint
-from zeroplay_jax.training.source_checkpoint import Source
+from zeroplay_jax.selfplay.schedule import Step
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, built_in_path
+from zeroplay_jax.training import input_record, tool_record
+from zeroplay_jax.training.run_folder import REPORTED_FILE
 from zeroplay_jax.types import Json, UserError
 
 FILE_NAME = 'from.json'
@@ -56,7 +74,7 @@ def find(
 
     def begins_locally() -> bool:
         recorded = read_record(workdir)
-        began_from = object_cache.address_of(recorded['workdir']) if recorded else None
+        began_from = downloads.address_of(recorded['workdir']) if recorded else None
         wanted = _full_name(source) if source else None
         # A resumed run needs the flag no more.
         if began_from != wanted and not (is_resumed and wanted is None):
@@ -77,16 +95,16 @@ def find(
         return None
     # Not before: a resumed run needs the other one no more, which may be gone.
     if objects.is_address(source):
-        return source_checkpoint.copy_on_all(hosts, source)
+        return copy_on_all(hosts, source)
     paths = hosts.run_on_all_and_gather(lambda: str(pathlib.Path(source).resolve()))
-    return source_checkpoint.newest_on_all(hosts, pathlib.Path(paths[0]))
+    return newest_on_all(hosts, pathlib.Path(paths[0]))
 
 
 def _full_name(source: str) -> str:
     """Returns the address or the absolute path in --from."""
     if objects.is_address(source):
         return source.rstrip('/')
-    return object_cache.address_of(str(pathlib.Path(source).resolve()))
+    return downloads.address_of(str(pathlib.Path(source).resolve()))
 
 
 def check_policies(hosts: Hosts, source: Source, names: list[str]) -> None:
@@ -173,7 +191,7 @@ def _is_same_folder(stored_path: str, path: str) -> bool:
     if names[0] == names[1]:
         return True
     # What is on the Hub or in a bucket has no path.
-    if any(hub.is_name(name) or objects.is_address(name) for name in names):
+    if any(downloads.is_name(name) or objects.is_address(name) for name in names):
         return False
     stored_folder, folder = (pathlib.Path(built_in_path(name)).resolve() for name in names)
     return stored_folder == folder
@@ -215,8 +233,8 @@ def load(hosts: Hosts, source: Source, engine: Engine) -> Source:
     Raises:
       UserError: the weights have other shapes.
     """
-    loaded = source_checkpoint.read_newest(
-        lambda: source_checkpoint.newest_on_all(hosts, source.workdir, source.is_copy),
+    loaded = read_newest(
+        lambda: newest_on_all(hosts, source.workdir, source.is_copy),
         lambda newest: hosts.run_on_all_and_gather(lambda: _restore(newest, engine)),
     )
     for name in engine.learners:
@@ -312,9 +330,9 @@ def record(hosts: Hosts, workdir: pathlib.Path, source: Source, engine: Engine) 
 
 def write_record(workdir: pathlib.Path, source: Source, fingerprints: dict[str, list[int]]) -> None:
     """Writes from.json; `fingerprints`: name → fingerprint of the weights with which training began."""
-    address = object_cache.address_of(str(source.workdir))
+    address = downloads.address_of(str(source.workdir))
     content = {'workdir': address, 'step': source.step, 'weights': fingerprints}
-    atomic.write_text(workdir / FILE_NAME, json.dumps(content, indent=1) + '\n')
+    disk.write_text(workdir / FILE_NAME, json.dumps(content, indent=1) + '\n')
 
 
 def read_record(workdir: pathlib.Path) -> Json | None:
@@ -335,3 +353,361 @@ def read_record(workdir: pathlib.Path) -> Json | None:
             f'{path}: cannot be read ({error}); bring it back from a copy, or choose another workdir'
         ) from None
     return content
+
+
+# ---- continuation ----------------------------------------------------------------------------------
+#
+# A run that continues the schedule of another one with more iterations (`--from`).
+#
+# It ends bit for bit as if it had had that many iterations from its start: beside weights, moments and teachers it
+# takes question pool, positions in the inputs, evaluations and logs. The other run is only read, and may be finished,
+# killed or still running.
+
+
+# Files of a workdir that a continued run takes along; steps behind its checkpoint are removed when they are opened.
+_PATTERNS = ('*.jsonl', 'events.out.tfevents*', REPORTED_FILE)
+# Parts of the loop's state with results by the number of their step.
+_RESULTS = ('evaluations', 'rubrics', 'scores')
+_STAGED = '.continued'
+
+
+def is_longer(hosts: Hosts, workdir: pathlib.Path, source: Source, config) -> bool:
+    """Returns whether a new run continues the schedule of another one instead of beginning a new one.
+
+    It does if it has more iterations, and equal values of all other fields that must not change when a run is resumed,
+    and if both read the same files, search the same index and have the same tools. All processes must call it, after
+    the inputs and the tools of the new run were recorded.
+
+    Args:
+      workdir: of the new run.
+      source: the newest checkpoint of the other run; one of its folder `best` is never continued.
+      config: of the new run.
+    """
+
+    def read_both(name: str) -> list[dict[str, Any]]:
+        return [dict(read_object(folder / name)) for folder in (source.workdir, workdir)]
+
+    def compare_locally() -> bool:
+        if not hosts.is_first or not (source.workdir / FOLDER).is_dir():
+            return False
+        stored = read_object(source.workdir / 'config.json').get('schedule', {})
+        iterations = stored.get('iterations')
+        if not isinstance(iterations, int) or config.schedule.iterations <= iterations:
+            return False
+        like_stored = config.to_dict()
+        like_stored['schedule']['iterations'] = iterations
+        changeable = fields.changeable_fields(config)
+        try:
+            run_workdir.check(source.workdir, like_stored, changeable, fields.defaults(config))
+        except run_workdir.WorkdirError:
+            return False
+        try:
+            difference = input_record.find_difference(*read_both(input_record.FILE_NAME))
+            difference += tool_record.find_role_difference(*read_both(tool_record.FILE_NAME))
+        # A record that another program has changed.
+        except (AttributeError, TypeError):
+            return False
+        return not difference
+
+    return hosts.run_on_all_and_gather(compare_locally)[0]
+
+
+def copy(
+    hosts: Hosts,
+    workdir: pathlib.Path,
+    source: Source,
+    steps: Sequence[Step],
+    first_weights: dict[str, list[int]],
+    run_identity: identity.Identity,
+    is_shared: bool,
+) -> Source:
+    """Copies logs and newest checkpoint of another run, as if the new run had made them; returns the checkpoint.
+
+    All processes must call it before they open a `Checkpointer`.
+
+    Args:
+      workdir: of the new run.
+      source: a checkpoint of the other run; its newest one is taken.
+      steps: all steps of the new run.
+      first_weights: fingerprints of the weights with which the other run has begun.
+      run_identity: of the new run, which logs and checkpoint get.
+      is_shared: whether all processes have the same workdir.
+    """
+
+    def copy_locally(newest: Source) -> None:
+        if is_shared and not hosts.is_first:
+            return
+        workdir.mkdir(parents=True, exist_ok=True)
+        recorded = read_record(source.workdir)
+        weights = recorded['weights'] if recorded else first_weights
+        write_record(workdir, newest, weights)
+        # The checkpoint comes last: with it the run counts as begun. Logs that reach further than it are cut.
+        for pattern in _PATTERNS:
+            for path in source.workdir.glob(pattern):
+                shutil.copyfile(path, workdir / path.name)
+        there = identity.hash_of(identity.of_checkpoint(newest.folder))
+        for path in workdir.glob('*.jsonl') if there else ():
+            _replace_hash(path, there, identity.hash_of(run_identity))
+        _copy_checkpoint(newest.folder, workdir, steps, run_identity)
+
+    copied = read_newest(
+        lambda: newest_on_all(hosts, source.workdir, source.is_copy),
+        lambda newest: hosts.run_on_all_and_gather(lambda: copy_locally(newest)),
+    )
+    return copied
+
+
+def _replace_hash(path: pathlib.Path, there: str, here: str) -> None:
+    """Writes the hash of the new run in place of that of the other one at the end of each line of a log."""
+    ends = [json.dumps({identity.HASH_FIELD: run})[1:].encode() + b'\n' for run in (there, here)]
+    # A name that is no log: a kill may leave it behind.
+    copy = path.with_name(f'{_STAGED}.{path.name}.part')
+    with path.open('rb') as source, copy.open('wb') as target:
+        for line in source:
+            target.write(line.removesuffix(ends[0]) + ends[1] if line.endswith(ends[0]) else line)
+    os.replace(copy, path)
+
+
+def _copy_checkpoint(
+    folder: pathlib.Path,
+    workdir: pathlib.Path,
+    steps: Sequence[Step],
+    run_identity: identity.Identity,
+) -> None:
+    """Copies a checkpoint into the workdir of a longer run, without the evaluation at the end of the shorter one.
+
+    Raises:
+      OSError: the other run removes the checkpoint meanwhile.
+    """
+    # No step of an earlier version has checksums. If others have them, this one lost them while it was removed.
+    are_sealed = any(checkpoint.exist(step) for step in folder.parent.iterdir())
+    staged = workdir / _STAGED
+    shutil.rmtree(staged, ignore_errors=True)
+    shutil.copytree(folder, staged)
+    damage = checkpoint.find_damage(staged) if are_sealed else ''
+    if damage:
+        raise OSError(f'{folder}: {damage}')
+    path = staged / 'loop' / 'metadata'
+    state: dict[str, Any] = json.loads(path.read_text(encoding='utf-8'))
+    number = str(state['cursor'] - 1)
+    # The evaluation that ends the shorter schedule is no step of the longer one. It changes nothing but its results.
+    if number in state['evaluations'] and steps[int(number)].phase.name != 'evaluation':
+        for name in _RESULTS:
+            state.get(name, {}).pop(number, None)
+        state['cursor'] -= 1
+    state[identity.STATE_FIELD] = run_identity
+    path.write_text(json.dumps(state), encoding='utf-8')
+    checkpoint.write(staged)
+    target = workdir / FOLDER / str(state['cursor'])
+    target.parent.mkdir(exist_ok=True)
+    os.replace(staged, target)
+
+
+# ---- source checkpoint -----------------------------------------------------------------------------
+#
+# Which checkpoint of another run is read (`branch`, `continuation`, `export`); that run may be in progress.
+
+
+# Steps of a run in a bucket that are tried, while the run removes them before all processes have copied them.
+_COPIES = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A checkpoint of another run.
+
+    Attributes:
+      workdir: that run's workdir, or its folder `best`; absolute.
+      step: number of the checkpoint.
+      folder: folder of the checkpoint.
+      is_copy: whether `workdir` is this process's copy of a run in a bucket, so that each host has another one.
+      damage: of a newer checkpoint, in words; '' if this is the newest.
+    """
+
+    workdir: pathlib.Path
+    step: int
+    folder: pathlib.Path
+    is_copy: bool = False
+    damage: str = ''
+
+    def print_use(self, verb: str = '') -> None:
+        """Prints which checkpoint is read, and before it a warning if a newer one is damaged."""
+        if self.damage:
+            print(
+                f'warning: {self.workdir}: {self.damage}; takes checkpoint {self.step} in its place',
+                file=sys.stderr,
+            )
+        print(f'{verb} checkpoint {self.step} of {self.workdir}'.lstrip(), file=sys.stderr)
+
+
+class Damaged(UserError):
+    """All checkpoints of a run are damaged."""
+
+
+def newest_checkpoint(workdir: pathlib.Path) -> Source:
+    """Returns the newest whole checkpoint of a run, which may be in progress; changes nothing.
+
+    Args:
+      workdir: the run's workdir, or its folder `best`.
+
+    Raises:
+      Damaged, UserError: one line; there is no whole checkpoint, or it is of another run than the records beside it.
+    """
+    folder = steps_folder(workdir)
+    damage = ''
+    first_damage = ''
+    steps = saved_steps(folder)
+    # Steps of an earlier version have no checksums.
+    are_sealed = any(checkpoint.exist(folder / str(step)) for step in steps)
+    for step in reversed(steps):
+        path = folder / str(step)
+        # A step that its run removes meanwhile counts as damaged.
+        damage = checkpoint.find_damage(path) if are_sealed else ''
+        if not damage and path.is_dir():
+            run = workdir if folder != workdir else workdir.parent
+            identity.check_checkpoint(path, run)
+            return dataclasses.replace(_source(workdir, step), damage=first_damage)
+        if damage and not first_damage and path.is_dir():
+            first_damage = f'checkpoint {step} is damaged: {damage}'
+    remedy = 'name the workdir of a run that has saved a step'
+    if damage:
+        raise Damaged(f'{workdir}: its checkpoints are damaged: {damage}; {remedy}')
+    raise UserError(f'{workdir}: it has no checkpoint; {remedy}')
+
+
+def _source(workdir: pathlib.Path, step: int, is_copy: bool = False) -> Source:
+    folder = steps_folder(workdir) / str(step)
+    return Source(workdir.resolve(), step, folder.resolve(), is_copy)
+
+
+def steps_folder(workdir: pathlib.Path) -> pathlib.Path:
+    """Returns the folder with the steps of a run, of which `workdir` may be the folder `best`."""
+    folder = workdir / FOLDER
+    return folder if folder.is_dir() else workdir
+
+
+def read_newest(choose: Callable[[], Source], read: Callable[[Source], object]) -> Source:
+    """Calls `read` with a checkpoint of a run that may be in progress; returns the checkpoint that was read.
+
+    If the run removes the checkpoint meanwhile, `read` is called again with its next one.
+
+    Args:
+      choose: returns the newest checkpoint.
+      read: raises any exception if it cannot read the checkpoint.
+
+    Raises:
+      UserError: of `read` or `choose`. Other exceptions of `read` are raised if there is no other checkpoint.
+    """
+    source = choose()
+    while True:
+        try:
+            read(source)
+        except UserError:
+            raise
+        # Orbax and its libraries raise exceptions of many types.
+        except Exception:
+            newest = choose()
+            if newest.step == source.step:
+                raise
+            source = newest
+        else:
+            return source
+
+
+def newest_on_all(hosts: Hosts, workdir: pathlib.Path, is_copy: bool = False) -> Source:
+    """Returns the `newest_checkpoint` that the first process finds. All processes must call it.
+
+    Args:
+      hosts: processes of the new run.
+      workdir: of the other run, or its folder `best`, for this process.
+      is_copy: whether each process has another folder. Then each compares its checkpoint with the checksums.
+
+    Raises:
+      UserError: one line; a process has no whole checkpoint, or a copy of another one.
+    """
+
+    def find_locally() -> list[Any] | None:
+        # The first process decides: the run may save or remove a step between two looks.
+        if not hosts.is_first and not is_copy:
+            return None
+        newest = newest_checkpoint(workdir)
+        damages.append(newest.damage)
+        return _content(newest)
+
+    damages: list[str] = []
+    contents = hosts.run_on_all_and_gather(find_locally)
+    if is_copy:
+        _check_equal(workdir, contents)
+    chosen = _source(workdir, contents[0][0], is_copy)
+    return dataclasses.replace(chosen, damage=damages[0] if damages else '')
+
+
+def _content(source: Source) -> list[Any]:
+    """Returns the number of a step and the SHA-256 of its checksums, which tells its content; '' without checksums."""
+    if not checkpoint.exist(source.folder):
+        return [source.step, '']
+    (digest,) = file_digests([source.folder / checkpoint.FILE_NAME])
+    return [source.step, digest]
+
+
+def _check_equal(source: str | pathlib.Path, contents: Sequence[list[Any]]) -> None:
+    """Raises UserError unless all processes have the same checkpoint."""
+    for process, content in enumerate(contents):
+        if content != contents[0]:
+            raise UserError(
+                f'--from={source}: process {process} has another copy of checkpoint {content[0]} than process 0 of '
+                f'{contents[0][0]}; run the command again'
+            )
+
+
+def copy_on_all(hosts: Hosts, address: str) -> Source:
+    """Copies the newest step of a run in a bucket to every host; returns the copy of this process.
+
+    All processes must call it, and copy the step that the first one chooses.
+
+    Args:
+      hosts: processes of the new run.
+      address: of the other run, or of its folder `best`.
+
+    Raises:
+      UserError: one line; there is no such run, its step is damaged, or it removes steps faster than they are copied.
+    """
+    for _ in range(_COPIES):
+        steps = hosts.run_on_all_and_gather(
+            lambda: newest_step(address) if hosts.is_first else None
+        )
+        copies = hosts.run_on_all_and_gather(functools.partial(_copy, address, steps[0]))
+        # A process whose step was removed; the run has saved a newer one before.
+        if None in copies:
+            continue
+        _check_equal(address, [content for _, content in copies])
+        folder, (step, _) = copies[hosts.index]
+        return _source(pathlib.Path(folder), step, is_copy=True)
+    raise UserError(
+        f'--from={address}: removes steps faster than all hosts copy them; run the command again'
+    )
+
+
+def _copy(address: str, step: int) -> list[Any] | None:
+    """Copies a step to this host; returns its folder and `_content`, or None if the run has removed the step.
+
+    Raises:
+      UserError: one line; the step is damaged in the bucket.
+    """
+    try:
+        source = _whole_copy(address, step)
+    except StepRemoved:
+        return None
+    return [str(source.workdir), _content(source)]
+
+
+def _whole_copy(address: str, step: int) -> Source:
+    """Returns the copy of a step; a damaged one is downloaded again."""
+    try:
+        return newest_checkpoint(pathlib.Path(local_source(address, step)))
+    except Damaged:
+        downloads.forget(address)
+    try:
+        return newest_checkpoint(pathlib.Path(local_source(address, step)))
+    except Damaged as error:
+        raise UserError(f'--from={address}: was downloaded again. {error}') from None

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import itertools
+import json
 import pathlib
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from zeroplay_jax.evaluation import report_builder
+import numpy as np
+
+from zeroplay_jax.evaluation import report_builder, statistics
 from zeroplay_jax.learner.weights_view import weights_fingerprint
 from zeroplay_jax.retrieval import progress
-from zeroplay_jax.runtime import atomic, identity
-from zeroplay_jax.selfplay.context import Role
+from zeroplay_jax.rollout.tokens import text_spans
+from zeroplay_jax.runtime import disk, identity
+from zeroplay_jax.runtime.hosts import sums
+from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.selfplay.rows import collect_records
 from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.training import branch, build, next_step, run_folder
-from zeroplay_jax.training.export import write_policy
-from zeroplay_jax.training.model_card import export_texts, model_card
+from zeroplay_jax.training import branch, build, run_folder
 from zeroplay_jax.training.outcome import current_stop, learning_summary, proposal_summary
-from zeroplay_jax.training.summary import summarise_run, summary_json
-from zeroplay_jax.types import Json
+from zeroplay_jax.training.policies import export_texts, model_card, write_policy
+from zeroplay_jax.types import Json, Question, Row, ToolCall, Trajectory
 
 
 def finish(
@@ -50,12 +61,12 @@ def finish(
     exporter = identity.export_texts(state[identity.STATE_FIELD])
     _export(config, workdir, context, engine, shows_progress, left_out, exporter)
     if hosts.is_first:
-        atomic.write_text(workdir / 'summary.json', summary_json(summary))
+        disk.write_text(workdir / 'summary.json', summary_json(summary))
         report_path = report_builder.write_report(workdir)
-        atomic.write_text(workdir / run_folder.REPORTED_FILE, f'{state["cursor"]}\n')
+        disk.write_text(workdir / run_folder.REPORTED_FILE, f'{state["cursor"]}\n')
         print(table)
         print(f'{summary["seconds"]:.0f} s; the report is {report_path}')
-        print(next_step.advice(workdir, engine.recipe.evaluated_role))
+        print(advice(workdir, engine.recipe.evaluated_role))
     return summary
 
 
@@ -120,3 +131,306 @@ def _roles_of(context: build.RunContext, engine: Engine, weights: str) -> list[R
             position = 0 if role == engine.recipe.evaluated_role else len(roles)
             roles.insert(position, context.rollouts.roles[role])
     return roles
+
+
+# ---- summary ---------------------------------------------------------------------------------------
+#
+# Makes `summary.json`, results before and after training with those of every question, and its table.
+
+
+def record_scores(
+    state: dict[str, Any], number: str, rows: Sequence[Row], metric: str
+) -> dict[str, float]:
+    """Adds the scores of an evaluation other than exact match to the loop's state; returns their metrics.
+
+    Args:
+      state: gets `state['rubrics'][number]`, the score of each open task, and `state['scores'][number]`, that of each
+        question by `metric`; nothing where there is none.
+      number: number of the evaluation.
+      rows: its rollouts, in the order of questions and tasks.
+      metric: `config.eval.metric`.
+    """
+    metrics: dict[str, float] = {}
+    graded_rows = [row for row in rows if 'rubrics' in row.parts]
+    if graded_rows:
+        rubric_scores = [row.reward for row in graded_rows]
+        ungraded = [row.drop is not None for row in graded_rows]
+        state['rubrics'][number] = rubric_scores
+        # An ungraded answer counts as 0 in the mean, so its share is shown beside it.
+        metrics['rubrics/mean'] = float(np.mean(rubric_scores))
+        metrics['rubrics/ungraded'] = float(np.mean(ungraded))
+    scored_rows = [row for row in rows if metric in row.parts]
+    if scored_rows:
+        scores = [row.parts[metric] for row in scored_rows]
+        # A checkpoint of an earlier version has no such entry.
+        state.setdefault('scores', {})[number] = scores
+        # The mean over hop counts, as of exact match. The group of an evaluation's row is its hop count.
+        by_hop = statistics.by_hop([row.group for row in scored_rows], scores)
+        mean, _, _ = statistics.mean_interval(statistics.headline(by_hop))
+        metrics[f'{_metric_name(metric)}/mean'] = mean
+    return metrics
+
+
+def _metric_name(metric: str) -> str:
+    """Returns the name of a metric in logs: of 'package.module:function' the function."""
+    return metric.rpartition(':')[2]
+
+
+def summarise_run(
+    config, library, external_items: int, state: Mapping[str, Any], steps: int
+) -> tuple[dict[str, Any], str]:
+    """Returns the summary of a run and its table for the terminal.
+
+    Args:
+      library: the run's library, for its evaluation questions.
+      external_items: items of the run with a question or answer from outside.
+      state: the loop's state; 'evaluations', 'rubrics', 'scores' and 'seconds' are read.
+      steps: number of steps of the schedule, evaluations included.
+    """
+    # Ordered by step. The schedule begins with an evaluation, so there is at least one.
+    evaluations = list(state['evaluations'].values())
+    before = _by_hops(evaluations[0])
+    after = _by_hops(evaluations[-1])
+    # Results are stored per question, with a fingerprint of the questions, for paired comparisons of runs.
+    results: dict[str, Any] = {
+        'questions': _fingerprint(library.questions),
+        'before': evaluations[0],
+        'after': evaluations[-1],
+        'evaluations': state['evaluations'],
+    }
+    summary = statistics.summarise(before, after)
+    summary |= {
+        'results': results,
+        'seconds': round(state['seconds'], 1),
+        'seed': config.seed,
+        'steps': steps,
+        'outside_questions': external_items,
+    }
+    table = 'Exact match on held-out questions, with 95 % intervals:\n\n'
+    table += statistics.before_after_table(before, after)
+    rubric_scores = list(state['rubrics'].values())
+    if rubric_scores:
+        results['tasks'] = _fingerprint(library.open_tasks)
+        results['rubrics'] = state['rubrics']
+        summary['rubrics'] = statistics.summarise_scores(rubric_scores[0], rubric_scores[-1])
+        line = statistics.scores_line(summary['rubrics'])
+        table += f'\nrubrics met by answers to open tasks: {line}'
+    further_scores = list(state.get('scores', {}).values())
+    if further_scores:
+        name = _metric_name(config.eval.metric)
+        results['scores'] = {'metric': name, 'evaluations': state['scores']}
+        hops = [question.hops for question in library.questions]
+        first = statistics.by_hop(hops, further_scores[0])
+        last = statistics.by_hop(hops, further_scores[-1])
+        summary['scores'] = statistics.summarise_scores(first, last)
+        line = statistics.scores_line(summary['scores'], 'questions')
+        table += f'\n{name} of the answers: {line}'
+    return summary, table
+
+
+def _by_hops(results: Json) -> dict[int, np.ndarray]:
+    """Returns hop count → whether each question was answered, bool [questions], from its JSON form."""
+    # Keys of JSON objects are texts.
+    return {int(hops): np.array(correct, bool) for hops, correct in results.items()}
+
+
+def summary_json(summary: Json) -> str:
+    """Returns the text of summary.json: indented, every list of numbers on one line."""
+    text = json.dumps(summary, indent=2)
+    number_list = re.compile(r'\[[-+\d.eE,\s]+\]')
+    return number_list.sub(lambda match: ' '.join(match[0].split()), text) + '\n'
+
+
+def _fingerprint(questions: Sequence[Question]) -> str:
+    """Returns a hash of the questions with all fields, by which paired comparisons recognise equal sets."""
+    records = [question.to_json() for question in questions]
+    # Keys are sorted, so that the order of the fields does not matter.
+    text = json.dumps(records, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# ---- trajectory log --------------------------------------------------------------------------------
+#
+# Makes the records of `trajectories.jsonl`: whole rollouts of a step, as the report shows them.
+
+
+# Number of rollouts per step whose text `rendering_check` tokenises again.
+_RENDERING_SAMPLE = 16
+
+
+def trajectory_records(
+    recipe: str, context: RolloutContext, step: Step, rows: Sequence[Row], limit: int
+) -> list[Json]:
+    """Returns the records of about `limit` rollouts of a step: all rollouts of a question, of each kind in turn.
+
+    The kind of a question is its hop count, and whether it is an open task. All processes must call it; only process 0
+    gets the records.
+    """
+    make_record = functools.partial(trajectory_record, recipe, context, step)
+    return collect_records(context.hosts, _selected(rows, limit), make_record)
+
+
+def _selected(rows: Sequence[Row], limit: int) -> list[Row]:
+    """Returns whole questions, of alternating kinds, until there are at least `limit` rollouts or no more questions.
+
+    All rollouts of a question are logged, so that they can be compared.
+    """
+    rollouts_of_question: dict[tuple, list[Row]] = {}
+    for row in rows:
+        # The last integer of an identity is the index of the sample.
+        key = (row.role, row.trajectory.identity[:-1])
+        rollouts_of_question.setdefault(key, []).append(row)
+    questions_of_kind: dict[tuple, list[list[Row]]] = {}
+    for rollouts in rollouts_of_question.values():
+        question = rollouts[0].info.question
+        hops = None if question is None else question.hops
+        # The kind distinguishes questions from open tasks, and hop counts; an evaluation may have all of them.
+        kind = ('rubrics' in rollouts[0].parts, hops)
+        questions_of_kind.setdefault(kind, []).append(rollouts)
+    # One question of each kind in turn, until there are enough rollouts.
+    selected: list[Row] = []
+    for round_of_kinds in itertools.zip_longest(*questions_of_kind.values()):
+        for rollouts in round_of_kinds:
+            if rollouts and len(selected) < limit:
+                selected += rollouts
+    return selected
+
+
+def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row) -> Json:
+    """Returns the record of one rollout, with its text in segments of one author each."""
+    trajectory = row.trajectory
+    assert isinstance(trajectory, Trajectory)
+    codec = context.roles[row.role].env.codec
+    question = row.info.question
+    teacher_prompt = None
+    if row.teacher_prompt is not None:
+        teacher_prompt = codec.decode(row.teacher_prompt)
+    # The identity of the task in which the question was made, by which its proposal can be found in the log; None for
+    # questions from outside the run.
+    parent = None
+    if question is not None:
+        parent = question.origin.get('task')
+    # The report distinguishes the authors: prompt, policy and environment.
+    segments = []
+    for span in text_spans(codec, trajectory):
+        segments.append({'source': span['source'], 'text': span['text']})
+    return {
+        'system': recipe,
+        'step': step.number,
+        'iteration': step.phase.iteration,
+        'phase': step.phase.name,
+        'role': row.role,
+        'is_proposal': row.info.is_proposal,
+        'weights': trajectory.weights,
+        'version': trajectory.version,
+        'rollout': list(trajectory.identity),
+        'parent': parent,
+        'group': row.group,
+        'reward': row.reward,
+        'parts': row.parts,
+        'advantage': row.advantage,
+        'drop': row.drop,
+        'finish': trajectory.finish,
+        'info': row.info.to_json(),
+        'teacher': teacher_prompt,
+        'turns': [_call_record(turn.call) for turn in trajectory.turns],
+        'segments': segments,
+    }
+
+
+def _call_record(call: ToolCall | None) -> dict[str, Any] | None:
+    """Returns a call with its result as JSON; None for a turn without a call."""
+    if call is None:
+        return None
+    return {
+        'tool': call.tool,
+        'arguments': call.arguments,
+        'error': call.error,
+        'documents': call.documents,
+        'text': call.text,
+    }
+
+
+def rendering_check(context: RolloutContext, rows: Sequence[Row]) -> dict[str, float]:
+    """Returns a metric: the share of rollouts whose decoded text (the whole context) tokenises to the same ids again.
+
+    All processes must call it.
+
+    Args:
+      rows: at least one; the first `_RENDERING_SAMPLE` are measured.
+    """
+    # Training uses the sampled ids. The metric shows how often a system that tokenises the text again between
+    # turns would train on other ids, which users of such systems report as a drift in long runs.
+    codec = context.roles[rows[0].role].env.codec
+    counts = {'same': 0, 'measured': 0}
+    for row in rows[:_RENDERING_SAMPLE]:
+        # Each process measures the rollouts that it sampled.
+        if isinstance(row.trajectory, Trajectory):
+            ids = row.trajectory.tokens
+            counts['same'] += codec.encode(codec.decode(ids)) == ids.tolist()
+            counts['measured'] += 1
+    total = sums(context.hosts.gather(counts))
+    return {'same_ids_when_rendered_again': total['same'] / total['measured']}
+
+
+# ---- next step -------------------------------------------------------------------------------------
+#
+# What to do after a run: the command that asks the trained policy a question which training taught it to answer.
+
+
+def advice(workdir: pathlib.Path, role: str) -> str:
+    """Returns the line about the next step: a command, or why there is no trained policy to ask.
+
+    Args:
+      workdir: of a finished run.
+      role: the evaluated one.
+    """
+    policies = workdir / 'policy'
+    # Shared weights are not exported under the name of a role.
+    policy = next(
+        (policies / name for name in (role, 'policy') if (policies / name).is_dir()), None
+    )
+    if policy is None:
+        return f'there is no trained policy to ask: role {role} has the weights of its start'
+    question, is_learnt = taught_question(_evaluated(workdir / 'trajectories.jsonl'))
+    python = pathlib.Path(sys.executable)
+    # A relative path is easier to read if the environment lies in the current folder.
+    if python.is_relative_to(pathlib.Path.cwd()):
+        python = python.relative_to(pathlib.Path.cwd())
+    command = [str(python), '-m', 'zeroplay_jax.ask', '--policy', str(policy)]
+    if question:
+        command.append(question)
+    about = ', which answered this one wrong before' if is_learnt else ''
+    return f'ask the trained policy{about}: {shlex.join(command)}'
+
+
+def taught_question(rows: Iterable[Json]) -> tuple[str, bool]:
+    """Returns a question of the logged evaluations, and whether it was answered better after training than before.
+
+    The first one with the greatest gain; without any gain the one with the greatest reward at last; ('', False) if no
+    evaluation was logged.
+
+    Args:
+      rows: logged rollouts of evaluations.
+    """
+    rewards: dict[int, dict[str, float]] = {}
+    for row in rows:
+        question = row['info'].get('question')
+        if question and row['reward'] is not None:
+            rewards.setdefault(row['step'], {})[question] = row['reward']
+    if not rewards:
+        return '', False
+    before, after = rewards[min(rewards)], rewards[max(rewards)]
+    gains = {question: reward - before.get(question, reward) for question, reward in after.items()}
+    # `max` takes the first one of equals.
+    question = max(after, key=lambda text: (gains[text], after[text]))
+    return question, gains[question] > 0
+
+
+def _evaluated(path: pathlib.Path) -> Iterator[Json]:
+    """Yields the logged rollouts of evaluations, one at a time: the file of a long run is large."""
+    with path.open(encoding='utf-8') as file:
+        for line in file:
+            row = json.loads(line)
+            if row['phase'] == 'evaluation':
+                yield row

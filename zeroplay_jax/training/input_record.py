@@ -15,11 +15,11 @@ from typing import Any
 from zeroplay_jax.configuration.fields import input_paths
 from zeroplay_jax.policy.adapter_config import base_folder, is_adapter
 from zeroplay_jax.retrieval import json_text
-from zeroplay_jax.runtime import atomic
-from zeroplay_jax.runtime.digests import file_digests
+from zeroplay_jax.runtime import disk
+from zeroplay_jax.runtime.disk import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.library import has_index
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT, POLICY_SUFFIXES
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, POLICY_SUFFIXES
 from zeroplay_jax.types import UserError
 
 FILE_NAME = 'inputs.json'
@@ -151,7 +151,7 @@ def write(
             if SERVER in saved:
                 _check_equal(path, {SERVER: saved[SERVER]}, server)
             current |= server
-        atomic.write_text(path, json.dumps(current, indent=1) + '\n')
+        disk.write_text(path, json.dumps(current, indent=1) + '\n')
         return current
 
     return hosts.run_on_all_and_gather(write_locally)[0]

@@ -2,52 +2,63 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
 import itertools
+import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
-from zeroplay_jax.learner.checkpoint import FOLDER, Checkpointer, saved_steps, set_damaged_aside
+import jax
+
+from zeroplay_jax.evaluation import statistics
+from zeroplay_jax.evaluation.play import evaluate
+from zeroplay_jax.learner.checkpoint import (
+    FOLDER,
+    Checkpointer,
+    remove_after,
+    saved_steps,
+    set_damaged_aside,
+)
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.devices import CompilationCache
-from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.runtime.hosts import Hosts, sums
 from zeroplay_jax.runtime.identity import STATE_FIELD, Identity, hash_of
 from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.selfplay.recipe import RecipeAttributes
 from zeroplay_jax.selfplay.rows import collect_records
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
 from zeroplay_jax.training import (
     branch,
+    bucket_run,
     build,
-    continuation,
     ending,
     input_record,
-    remote_run,
     run_folder,
     tool_record,
 )
-from zeroplay_jax.training.alarms import Alarm, Alarms
-from zeroplay_jax.training.evaluation_step import evaluate_step
-from zeroplay_jax.training.export import fingerprints
+from zeroplay_jax.training.branch import Source
+from zeroplay_jax.training.ending import record_scores, rendering_check, trajectory_records
 from zeroplay_jax.training.outcome import (
+    Alarm,
+    Alarms,
     current_stop,
+    raise_if_nothing_found,
     raise_if_stopped_or_untrained,
     raise_if_weights_are_lost,
     stop_after,
 )
-from zeroplay_jax.training.profiling import traced
-from zeroplay_jax.training.progress_bar import ProgressBar
+from zeroplay_jax.training.policies import fingerprints
 from zeroplay_jax.training.rollout_text import evaluation_text, rollout_text
-from zeroplay_jax.training.saving import Saver
-from zeroplay_jax.training.source_checkpoint import Source
-from zeroplay_jax.training.trajectory_log import rendering_check, trajectory_records
-from zeroplay_jax.types import Preempted, Row, UserError
+from zeroplay_jax.training.screen import ProgressBar
+from zeroplay_jax.types import Json, Preempted, Row, UserError
 
 
 def run(config, workdir, source: str | None = None) -> dict:
@@ -69,14 +80,14 @@ def run(config, workdir, source: str | None = None) -> dict:
       Preempted: SIGTERM asked the run to end while it trained. A checkpoint is written before.
     """
     hosts = Hosts()
-    with remote_run.opened(hosts, workdir, config) as place:
+    with bucket_run.opened(hosts, workdir, config) as place:
         summary = _run_at(place, config, source)
     # Raised after the workdir is released, and on every process, so that all exit with the same status.
     raise_if_stopped_or_untrained(config, summary)
     return summary
 
 
-def _run_at(place: remote_run.Place, config, source: str | None) -> dict:
+def _run_at(place: bucket_run.Place, config, source: str | None) -> dict:
     """Runs `config` in a local folder; arguments and errors are those of `run`."""
     hosts = place.hosts
     workdir = place.workdir
@@ -117,8 +128,8 @@ def _run_at(place: remote_run.Place, config, source: str | None) -> dict:
         recorded = input_record.write(hosts, workdir, config, inputs, about, template, is_resumed)
         identity = run_folder.record_identity(hosts, workdir, config, recorded, is_resumed)
         tool_record.check_or_write(hosts, workdir, context.rollouts.roles, is_resumed)
-        if origin is not None and continuation.is_longer(hosts, workdir, origin, config):
-            origin = continuation.copy(
+        if origin is not None and branch.is_longer(hosts, workdir, origin, config):
+            origin = branch.copy(
                 hosts, workdir, origin, steps, first_weights, identity, place.is_shared
             )
         checkpoints = Checkpointer(workdir, config.checkpoint.keep, is_shared=place.is_shared)
@@ -188,7 +199,7 @@ def _first_state(
 
 def _train(
     config,
-    place: remote_run.Place,
+    place: bucket_run.Place,
     context: build.RunContext,
     engine: Engine,
     checkpoints: Checkpointer,
@@ -268,7 +279,7 @@ def _train(
                 break
 
 
-def _check_uploads(place: remote_run.Place, saver: Saver, next_number: int) -> None:
+def _check_uploads(place: bucket_run.Place, saver: Saver, next_number: int) -> None:
     """Raises UserError if nothing can be uploaded any more; saves the state before step `next_number` then."""
     try:
         place.raise_if_failed()
@@ -426,3 +437,207 @@ def _build_on_all(hosts: Hosts, config, date: str) -> build.RunContext:
 
     hosts.run_on_all_and_gather(build_locally)
     return built[0]
+
+
+# ---- profiling -------------------------------------------------------------------------------------
+#
+# Traces of jax.profiler for single steps of a run.
+
+
+_PROFILE_FOLDER = 'profile'
+
+
+@contextlib.contextmanager
+def traced(steps: Container[int], step: int, workdir: pathlib.Path) -> Iterator[None]:
+    """Writes a trace of the block to workdir/profile/step_<number> if its step is one of `steps`.
+
+    Every process writes its own files there; TensorBoard's profile plugin and Perfetto show them.
+
+    Args:
+      steps: `config.profile.steps`.
+      step: number of the step that the block runs.
+      workdir: folder of the run.
+    """
+    if step not in steps:
+        yield
+        return
+    with jax.profiler.trace(str(workdir / _PROFILE_FOLDER / f'step_{step}')):
+        yield
+
+
+# ---- evaluation step -------------------------------------------------------------------------------
+#
+# A step of a run that evaluates: its metrics and rows, and its results in the state of the run.
+
+
+def evaluate_step(
+    context: build.RunContext,
+    engine: Engine,
+    step: Step,
+    state: dict[str, Any],
+    on_episode_end: Callable[[], None],
+) -> tuple[dict[str, float], list[Row]]:
+    """Evaluates the recipe's `evaluated_role`; returns metrics and rows, and adds the results to `state`.
+
+    With the step's number as a text for the key, `state['evaluations']` gets hop count (a text; 0: unknown) → 0 or 1
+    per question, `state['rubrics']` the score of each open task, and `state['scores']` that of each question by
+    `eval.metric`.
+
+    Raises:
+      UserError: too many searches, tool calls or judgements failed; `state` is then unchanged.
+      TrainingStopped: no search found a passage; `state` is unchanged.
+    """
+    judge_before = collections.Counter(context.evaluation.judge_stats)
+    correct, rows = evaluate(
+        context.evaluation,
+        context.library.evaluation_items,
+        step.number,
+        engine.recipe.evaluated_role,
+        on_episode_end,
+        engine.config.eval.metric,
+    )
+    # Checked before any result enters the state: failed searches, tools and judgements would be measured
+    # as errors of the policy.
+    hosts = context.rollouts.hosts
+    searches = dict(sums(hosts.run_on_all_and_gather(context.check_and_reset_failures)))
+    raise_if_nothing_found(engine.config, searches)
+    rollouts = context.evaluation
+    judge_stats = rollouts.gather_judge_stats(rollouts.judge_stats - judge_before)
+    # Keys are texts and values numbers, because the state is stored as JSON.
+    results_by_hops: dict[str, list[int]] = {}
+    metrics: dict[str, float] = {}
+    for hops, is_correct in correct.items():
+        results_by_hops[str(hops)] = is_correct.astype(int).tolist()
+        # Questions of a file may have no hop count: then the mean says all.
+        if hops:
+            metrics[f'em/hop{hops}'] = float(is_correct.mean())
+    state['evaluations'][str(step.number)] = results_by_hops
+    headline = statistics.headline(correct)
+    metrics['em/mean'] = statistics.mean_interval(headline)[0]
+    metrics |= record_scores(state, str(step.number), rows, engine.config.eval.metric)
+    for name, count in judge_stats.items():
+        metrics[f'judge/{name}'] = float(count)
+    return metrics, rows
+
+
+# ---- saving ----------------------------------------------------------------------------------------
+#
+# Saves the state of a run: the last steps, and the best evaluation beside them (`config.checkpoint.best`).
+
+
+# Folder of the best checkpoint in the workdir.
+BEST_FOLDER = 'best'
+
+
+class Saver:
+    """Saves checkpoints of `engine.device_state()` (weights, moments, teachers) and the state of the loop.
+
+    Checkpoints in `best` that are newer than the run are removed: it was resumed from a step before, and saves them
+    again. All processes must create it.
+
+    Args:
+      hosts: processes of the run.
+      workdir: folder of the run.
+      best_metric: name of a metric of evaluations; '' keeps no best checkpoint.
+      engine: the engine.
+      checkpoints: the last steps of the run.
+      state: the state of the loop (`loop._train`), which is updated in place.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        workdir: pathlib.Path,
+        best_metric: str,
+        engine: Engine,
+        checkpoints: Checkpointer,
+        state: dict[str, Any],
+    ):
+        self._engine = engine
+        self._shows_warnings = hosts.is_first
+        self._attributes = RecipeAttributes(engine.recipe)
+        self._checkpoints = checkpoints
+        self._state = state
+        self._seconds_before = state['seconds']
+        self._best_metric = best_metric
+        self._best: Checkpointer | None = None
+        if best_metric:
+            is_shared = checkpoints.is_shared
+            kept = remove_after(hosts, workdir / BEST_FOLDER, state['cursor'], is_shared)
+            # A later one had replaced the best one of the steps before.
+            if state.get('best') and state['best']['checkpoint'] not in kept:
+                del state['best']
+            self._best = Checkpointer(workdir, 1, BEST_FOLDER, is_shared)
+
+    def save(self, next_number: int) -> None:
+        """Starts to save the state before step `next_number`. All processes must call it, as the methods below."""
+        self._warn_of_attributes()
+        self._state.update(self._snapshot(next_number))
+        self._checkpoints.save(next_number, self._engine.device_state(), self._state)
+
+    def save_now(self, next_number: int) -> None:
+        """Saves the state before step `next_number`, unless it is saved already, and waits until it is on disk."""
+        if self._state['cursor'] < next_number:
+            self.save(next_number)
+        self._checkpoints.wait()
+
+    def save_if_best(self, next_number: int, metrics: Mapping[str, float]) -> None:
+        """Saves the state after an evaluation if its metric is larger than all before, and waits until it is on disk.
+
+        Sets `state['best']` to {'metric', 'value', 'checkpoint'}. A checkpoint holds it, so that a resumed run compares
+        with the same value.
+
+        Args:
+          next_number: number of the step after the evaluation.
+          metrics: of the evaluation.
+
+        Raises:
+          UserError: evaluations have no such metric.
+        """
+        if self._best is None:
+            return
+        name = self._best_metric
+        if name not in metrics:
+            names = ', '.join(sorted(metrics))
+            raise UserError(
+                f'config.checkpoint.best={name}: not a metric of evaluations, which have {names}'
+            )
+        value = metrics[name]
+        best = self._state.get('best')
+        # The metric may be changed when a run is resumed.
+        if best and best['metric'] == name and value <= best['value']:
+            return
+        self._state['best'] = {'metric': name, 'value': value, 'checkpoint': next_number}
+        loop_state = self._snapshot(next_number)
+        self._best.save(next_number, self._engine.device_state(), loop_state)
+        # The run's own checkpoint, which says where the best one is, must not be complete before it.
+        self._best.wait()
+
+    def close(self) -> None:
+        """Releases threads of the best checkpoint."""
+        if self._best is not None:
+            self._best.close()
+
+    def _warn_of_attributes(self) -> None:
+        """Prints a line about attributes of the recipe that a checkpoint lacks, once per process."""
+        line = self._attributes.warning() if self._shows_warnings else ''
+        if line:
+            self._shows_warnings = False
+            print(f'warning: {line}', file=sys.stderr)
+
+    def _snapshot(self, next_number: int) -> Json:
+        """Returns the state of the loop before step `next_number`."""
+        loop_state = dict(self._state)
+        loop_state['engine'] = self._engine.host_state()
+        loop_state['cursor'] = next_number
+        loop_state['seconds'] = self._seconds_before + _process_age()
+        return loop_state
+
+
+def _process_age() -> float:
+    """Returns the seconds since this process started, imports included; needs Linux."""
+    # The program's name is in brackets and may contain any character, so fields are read after the last
+    # bracket. Field 22 of proc(5), here index 19, is the start time in clock ticks since boot.
+    fields = pathlib.Path('/proc/self/stat').read_text().rpartition(')')[2].split()
+    start_seconds = int(fields[19]) / os.sysconf('SC_CLK_TCK')
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_seconds

@@ -9,13 +9,12 @@ import jax
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configs import common, drzero, english
-from zeroplay_jax.configuration.fields import default_config
-from zeroplay_jax.configuration.stored import read_stored_config
+from zeroplay_jax.configuration.fields import default_config, read_stored_config
 from zeroplay_jax.policy import families
 from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.runtime import identity
 from zeroplay_jax.selfplay.recipe import trained_roles
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT
 
 
 def settings(folder: pathlib.Path) -> ConfigDict:

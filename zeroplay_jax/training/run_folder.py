@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from zeroplay_jax.configuration import resumption
+from zeroplay_jax.configuration import fields
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
 from zeroplay_jax.runtime import identity
 from zeroplay_jax.runtime import workdir as run_workdir
@@ -39,8 +39,8 @@ def claimed(hosts: Hosts, workdir: pathlib.Path, config) -> Iterator[Callable[[]
                 claim = run_workdir.claim(
                     workdir,
                     config.to_dict(),
-                    resumption.changeable_fields(config),
-                    resumption.defaults(config),
+                    fields.changeable_fields(config),
+                    fields.defaults(config),
                 )
                 writers.append(stack.enter_context(claim))
 
@@ -112,7 +112,7 @@ def record_identity(
 
 
 def _identity_of(config, inputs: dict[str, Any]) -> identity.Identity:
-    changeable = resumption.changeable_fields(config)
+    changeable = fields.changeable_fields(config)
     return identity.identity_of(config.to_dict(), changeable, inputs)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zeroplay_jax.retrieval import json_text
-from zeroplay_jax.runtime import atomic
+from zeroplay_jax.runtime import disk
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.tools.base import Tool
@@ -77,7 +77,7 @@ def check_or_write(
         if is_resumed and path.is_file():
             _check_equal(path, current)
         else:
-            atomic.write_text(path, json.dumps(current, indent=2, ensure_ascii=False) + '\n')
+            disk.write_text(path, json.dumps(current, indent=2, ensure_ascii=False) + '\n')
 
     hosts.run_on_all_and_gather(check_locally)
 

@@ -10,14 +10,12 @@ from typing import Annotated
 from pydantic import Field
 
 from zeroplay_jax.objectives import rewards
+from zeroplay_jax.recipes import proposing, solving
+from zeroplay_jax.recipes.datasets import DocumentSampler, simultaneous
 from zeroplay_jax.selfplay.answers import final_answer, group_of, score
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
-from zeroplay_jax.selfplay.recipes.parts import proposing, solving
-from zeroplay_jax.selfplay.recipes.parts.datasets import DocumentSampler
-from zeroplay_jax.selfplay.recipes.parts.phases import simultaneous
-from zeroplay_jax.settings.bounds import NonNegativeFloat, Section
-from zeroplay_jax.settings.errors import fail
+from zeroplay_jax.settings.kinds import NonNegativeFloat, Section, fail
 from zeroplay_jax.types import Outcome, Row, RowInfo, Task, TaskDropped
 
 # Groups of one document: its proposals, then the drafts of each proposal.

@@ -1,0 +1,288 @@
+"""Rules about the files and folders that a config names."""
+
+from __future__ import annotations
+
+import pathlib
+import urllib.parse
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+from zeroplay_jax.configuration import fields
+from zeroplay_jax.data import files
+from zeroplay_jax.policy.adapter_config import base_folder
+from zeroplay_jax.retrieval import downloads
+from zeroplay_jax.retrieval.command import similar_path
+from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.selfplay.library import has_index
+from zeroplay_jax.selfplay.recipe import Recipe
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError, fail
+from zeroplay_jax.tools.mcp_servers import read_servers
+from zeroplay_jax.types import UserError
+
+# Field → function that reads its file and raises UserError at the first unusable line. They run here as well as in
+# the run, because that one loads its libraries before: a file of 100,000 lines costs about a second.
+_READERS: dict[str, Callable[[str], object]] = {
+    'eval.file': files.questions,
+    'eval.tasks': files.open_tasks,
+    'inputs.answers': files.read_lines,
+    'inputs.questions': files.questions,
+    'inputs.tasks': files.open_tasks,
+    'inputs.documents': files.documents,
+    'retrieval.held_out': files.held_out_passages,
+}
+
+
+def check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses a missing index folder."""
+    path = config.retrieval.path
+    if config.retrieval.kind == 'folder' and not has_index(path):
+        fix = 'build one with python -m zeroplay_jax.retrieval.build'
+        fail('retrieval.path', path, 'not an index folder', fix + similar_path(path))
+
+
+def check_documents(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses a search server without an index folder for a training run that reads documents from one."""
+    retrieval = config.retrieval
+    if retrieval.kind != 'http' or has_index(retrieval.path):
+        return
+    reader = ''
+    if recipe.reads_documents(config):
+        reader = f'recipe {config.recipe} takes its documents'
+    elif retrieval.held_out:
+        reader = 'retrieval.held_out is compared'
+    if reader:
+        problem = (
+            f'not an index folder: {retrieval.url} answers searches, but {reader} from a folder'
+        )
+        fix = 'name the folder that the server serves by --config.retrieval.path=FOLDER'
+        if 'documents' in recipe.input_files and not retrieval.held_out:
+            fix += ', or a file of documents by --config.inputs.documents=FILE'
+        fail('retrieval.path', retrieval.path, problem, fix + similar_path(retrieval.path))
+
+
+def check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses missing files, files that the recipe or the corpus does not take, and files with an unusable line."""
+    is_world = config.retrieval.kind == 'world'
+    for name, lines in (('file', 'questions with answers'), ('tasks', 'open tasks with rubrics')):
+        path = config.eval[name]
+        if not path:
+            continue
+        if is_world:
+            problem = 'the miniature world has its own questions'
+            fail(
+                f'eval.{name}',
+                path,
+                problem,
+                'leave it empty, or set retrieval.kind to folder or http',
+            )
+        if not file_exists(f'eval.{name}', path):
+            fix = f'name JSON lines of {lines} to evaluate on{similar_path(path)}'
+            fail(f'eval.{name}', path, 'no such file', fix)
+    for name in ('answers', 'questions', 'tasks', 'documents'):
+        path = config.inputs[name]
+        if path and name not in recipe.input_files:
+            fail(f'inputs.{name}', path, f'recipe {config.recipe} takes none', 'leave it empty')
+        if path and not file_exists(f'inputs.{name}', path):
+            fix = f'name a file of JSON lines{similar_path(path)}'
+            fail(f'inputs.{name}', path, 'no such file', fix)
+    for field, read in _READERS.items():
+        section, name = field.split('.')
+        path = config[section][name]
+        # Files of the Hub are downloaded later.
+        if path and not downloads.is_name(path):
+            try:
+                read(path)
+            except UserError as error:
+                raise ConfigError(f'config.{field}: {error}') from None
+
+
+# ---- checkpoint rules ------------------------------------------------------------------------------
+#
+# Rules about policy folders and files, on the disk or on the Hugging Face Hub (hf://…), and their download.
+
+
+# Fields that may be a name on the Hub: of a model, or of a file of a dataset.
+_MODEL_FIELDS = ('policy.path', 'retrieval.encoder')
+_FILE_FIELDS = ('eval.file', 'eval.tasks', 'inputs.questions', 'inputs.answers', 'inputs.tasks')
+
+
+def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses a policy folder that is not a checkpoint.
+
+    Raises:
+      ConfigError: one line; what is missing.
+    """
+    if downloads.is_name(config.policy.path):
+        _check_name('policy.path', config.policy.path)
+        return
+    try:
+        # Of an adapter, the folder of its base.
+        folder = base_folder(config.policy.path or BUILT_IN_CHECKPOINT)
+    except UserError as error:
+        raise ConfigError(f'config.policy.path: {error}') from None
+    path_text = config.policy.path or "'' (the built-in checkpoint)"
+    fix = 'name a Hugging Face checkpoint folder (config.json, tokenizer.json, *.safetensors)'
+    if not config.policy.path:
+        fix = 'train it with python -m tools.checkpoints.base_model'
+    if not folder.is_dir():
+        fail('policy.path', path_text, 'no such folder', fix + similar_path(folder))
+    for pattern in ('config.json', 'tokenizer.json', '*.safetensors'):
+        if not any(folder.glob(pattern)):
+            fail('policy.path', path_text, f'the folder has no {pattern}', fix)
+
+
+def file_exists(field: str, path: str) -> bool:
+    """Returns whether a file exists, or may: nothing is asked over the network.
+
+    Raises:
+      ConfigError: a name on the Hub that names no file of a dataset.
+    """
+    if downloads.is_name(path):
+        _check_name(field, path, is_file=True)
+        return True
+    return pathlib.Path(path).is_file()
+
+
+def _check_name(field: str, name: str, is_file: bool = False) -> None:
+    """Raises ConfigError for a name on the Hub of a wrong form."""
+    try:
+        downloads.check_name(name, is_file)
+    except RetrievalError as error:
+        raise ConfigError(f'config.{field}: {error}') from None
+
+
+def download(config: ConfigDict) -> None:
+    """Replaces names on the Hub by the paths of what they name, in place; downloads what is not in the cache.
+
+    Call it after the config was checked: a model may take minutes. Prints a line with the size before.
+
+    Raises:
+      ConfigError: one line; what could not be fetched.
+    """
+    for field in _MODEL_FIELDS:
+        section, name = field.split('.')
+        config[section][name] = fetch_model(f'config.{field}', config[section][name])
+    for field in _FILE_FIELDS:
+        section, name = field.split('.')
+        try:
+            config[section][name] = downloads.fetch_file(config[section][name])
+        except RetrievalError as error:
+            raise ConfigError(f'config.{field}: {error}') from None
+
+
+def fetch_model(flag: str, path: str) -> str:
+    """Returns the local folder of a model of the Hub or in a bucket, downloaded if need be; a path as it is.
+
+    Args:
+      flag: the flag or field, for the error.
+      path: a name of the Hub, gs://bucket/path, or a path.
+
+    Raises:
+      ConfigError: one line; it could not be fetched.
+    """
+    try:
+        return downloads.fetch_model(downloads.fetch(path))
+    except RetrievalError as error:
+        raise ConfigError(f'{flag}: {error}') from None
+
+
+# ---- bucket rules ----------------------------------------------------------------------------------
+#
+# Files and folders that a config names in a bucket (gs://bucket/path), or in the package, get local paths.
+
+
+def fetch_addresses(
+    config: ConfigDict, recipe: type[Recipe] | None = None, section_name: str = ''
+) -> None:
+    """Replaces addresses in a bucket by the paths of their local copies, in place; downloads what is outdated.
+
+    Paths of what comes with the package, such as zeroplay_jax/mini/clean, become those of this installation.
+
+    A rule like the others, so that the rules after it read local files; `recipe` is not used.
+
+    Args:
+      config: is changed.
+      recipe: not used.
+      section_name: only its fields; '': all.
+
+    Raises:
+      ConfigError: one line; what could not be fetched.
+    """
+    for name, value in fields.leaves(config):
+        if not isinstance(value, str):
+            continue
+        *sections, field = name.split('.')
+        if section_name and sections[:1] != [section_name]:
+            continue
+        section = config
+        for part in sections:
+            section = section[part]
+        try:
+            section[field] = downloads.fetch(value)
+        except RetrievalError as error:
+            raise ConfigError(f'config.{name}: {error}') from None
+
+
+def fetch_file(path: str) -> str:
+    """Returns the path of the local copy of a question set in a bucket; any other text as it is.
+
+    Raises:
+      ConfigError: one line; it could not be fetched.
+    """
+    try:
+        return downloads.fetch(path)
+    except RetrievalError as error:
+        raise ConfigError(f'--sets: {error}') from None
+
+
+# ---- address rules ---------------------------------------------------------------------------------
+#
+# Rules about the addresses of servers that a run calls.
+
+
+def check_addresses(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses addresses in use that are no web addresses or hold a password."""
+    if config.judge.kind == 'endpoint':
+        fix = 'give one such as http://127.0.0.1:8001/v1'
+        _check_address('judge.url', config.judge.url, fix, 'set OPENAI_API_KEY instead')
+    if config.second_judge.kind == 'endpoint':
+        fix = 'give one such as http://127.0.0.1:8002/v1'
+        url = config.second_judge.url
+        _check_address('second_judge.url', url, fix, 'set SECOND_JUDGE_API_KEY instead')
+    if config.retrieval.kind == 'http':
+        fix = 'give one such as http://127.0.0.1:8000'
+        _check_address('retrieval.url', config.retrieval.url, fix, _TUNNEL)
+    if 'mcp' in config.tools.names:
+        servers = config.tools.mcp_servers
+        # The keys of a server may be set on another machine only, so that they are not looked up here.
+        if '://' not in servers:
+            read_servers(servers)
+        else:
+            fix = 'give one such as http://127.0.0.1:8000/mcp'
+            _check_address('tools.mcp_servers', servers, fix, 'give a file with headers instead')
+
+
+_TUNNEL = 'give an address without one, such as that of a tunnel'
+
+
+def _check_address(field: str, address: str, fix: str, password_fix: str) -> None:
+    """Raises ConfigError for one address; the password is not in the error text.
+
+    Args:
+      field: name of the setting.
+      fix: what to do about an address that cannot be read.
+      password_fix: what to do about a password.
+    """
+    try:
+        parts = urllib.parse.urlsplit(address)
+        # `urlsplit` reads the port at the first access, and raises there.
+        is_address = parts.scheme in ('http', 'https') and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
+        fail(field, address, 'not a web address', fix)
+    # A run writes its config into its workdir and into its report.
+    if '@' in parts.netloc:
+        hidden = parts._replace(netloc='***@' + parts.netloc.rpartition('@')[2])
+        fail(field, hidden.geturl(), 'the config must hold no password', password_fix)

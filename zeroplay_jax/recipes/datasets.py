@@ -1,0 +1,506 @@
+"""What the tasks of recipes start from: documents to ask about, answers to hide, questions to solve."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from zeroplay_jax.data import files
+from zeroplay_jax.objectives.rewards import stratify
+from zeroplay_jax.selfplay.library import Library, documents_for
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool
+from zeroplay_jax.settings.kinds import fail
+from zeroplay_jax.types import Json, Question, Task, UserError, identity_rng
+
+T = TypeVar('T')
+# (hops, task type) of a document.
+Cell = tuple[int, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class SeedDocument:
+    """A document that a proposer starts from.
+
+    Attributes:
+      title, text: the passage.
+      hops: number of facts that the question must need (SCOPE: of searches).
+      task_type: type of the open task (SCOPE); '' where the file names none.
+      link: name in the text about which there is another document, shown in brackets (Dr. Zero, π-Play); '' for none.
+      origin: provenance for the logs.
+    """
+
+    title: str
+    text: str
+    hops: int
+    task_type: str = ''
+    link: str = ''
+    origin: Json = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the record of the task log."""
+        record: dict[str, Any] = {
+            'title': self.title,
+            'text': self.text,
+            'hops': self.hops,
+            **self.origin,
+        }
+        if self.link:
+            record['link'] = self.link
+        if self.task_type:
+            record['type'] = self.task_type
+        return record
+
+    @classmethod
+    def from_json(cls, record: Json) -> SeedDocument:
+        """Returns the document of a line of `inputs.documents`."""
+        return cls(
+            title=record['title'],
+            text=record['text'],
+            hops=record['hops'],
+            task_type=record.get('type', ''),
+            link=record.get('link', ''),
+            origin=files.provenance(record),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class HiddenAnswer:
+    """An answer for which a proposer invents a question (SSP).
+
+    Attributes:
+      answer: the text.
+      hops: number of searches that the question must need.
+      noise_from: identities of the tasks whose passages are mixed into the answerability check.
+      origin: provenance for the logs.
+    """
+
+    answer: str
+    hops: int
+    noise_from: tuple[tuple[int, int], ...] = ()
+    origin: Json = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the record of the task log."""
+        return {'answer': self.answer, 'hops': self.hops, **self.origin}
+
+
+class EpochDataset(Generic[T]):
+    """A non-empty list of items as an endless sequence that is reshuffled every epoch."""
+
+    def __init__(self, items: Sequence[T], seed: int):
+        self._items = items
+        self._seed = seed
+
+    def take(self, begin: int, count: int) -> list[T]:
+        """Returns items `begin` to `begin + count` of the endless sequence."""
+        size = len(self._items)
+        # Every epoch has a generator of its own: its order does not depend on how many items were taken
+        # before, so a resumed run continues where it stopped.
+        orders: dict[int, np.ndarray] = {}
+        taken: list[T] = []
+        for index in range(begin, begin + count):
+            epoch, position = divmod(index, size)
+            if epoch not in orders:
+                rng = identity_rng(self._seed, epoch)
+                orders[epoch] = rng.permutation(size)
+            item_index = orders[epoch][position]
+            taken.append(self._items[item_index])
+        return taken
+
+
+class DocumentSampler:
+    """Samples documents, with hop counts in the exact ratio of `schedule.hop_ratio` in every step.
+
+    They are drawn from the corpus for every step, or taken from the file `inputs.documents`.
+
+    Args:
+      phases: the recipe's schedule, for a file; None: `alternate`.
+      batch_of_phase: documents per step of each phase that reads them; None: those of `alternate`.
+    """
+
+    def __init__(
+        self,
+        config,
+        library: Library,
+        phases: Sequence[Phase] | None = None,
+        batch_of_phase: Mapping[str, int] | None = None,
+    ):
+        self._from_file: DocumentFile | None = None
+        if config.inputs.documents:
+            if phases is None:
+                phases = alternate(config)
+            if batch_of_phase is None:
+                # Phases that read documents; the solver reads the pool.
+                batch_of_phase = {
+                    'proposer': config.proposer.batch,
+                    'generate': config.pool.batch,
+                }
+            self._from_file = DocumentFile(config, phases, batch_of_phase)
+            # With a file no documents of the corpus are needed: a search server has none.
+            return
+        self._seed = config.seed
+        self._ratio = tuple(config.schedule.hop_ratio)
+        self._documents = library.documents
+        # Entry h − 1: indices of the documents from which a chain of h hops can start.
+        self._usable: list[Sequence[int]] = []
+        for hops, _ in enumerate(self._ratio, 1):
+            usable = documents_for(library.documents, hops)
+            self._usable.append(usable)
+
+    def tasks(self, step: Step, size: int) -> list[Task]:
+        """Returns tasks on `size` documents, a function of the arguments.
+
+        Within a step no document repeats while there are enough. Steps that draw from the corpus are independent of
+        each other; a file is used up, per hop count and task type, before a document repeats.
+
+        Raises:
+          UserError: no document can start a question of some hop count of the ratio.
+        """
+        if self._from_file:
+            return self._from_file.tasks(step, size)
+        # The ratio is exact in every batch. Dr. Zero's code draws hop counts independently, which
+        # in a small batch leaves rare hop counts with a single proposal and nothing to compare it to.
+        documents_per_hops = stratify(self._ratio, size)
+        rng = identity_rng(self._seed, step.number)
+        seeds: list[SeedDocument] = []
+        used: set[int] = set()
+        # One generator draws the whole batch, so the order of the hop counts is part of the random stream.
+        for hops, count in enumerate(documents_per_hops, 1):
+            indices = self._draw(rng, hops, count, used)
+            used.update(indices)
+            for index in indices:
+                seed = self._seed_document(index, hops)
+                seeds.append(seed)
+        return _numbered_tasks(step, seeds)
+
+    def _draw(self, rng: np.random.Generator, hops: int, count: int, used: set[int]) -> list[int]:
+        """Draws the indices of `count` documents for a hop count, outside `used` as far as possible."""
+        usable = self._usable[hops - 1]
+        if not count:
+            return []
+        if not len(usable):
+            raise UserError(
+                f'no document can start a question of {hops} hops: lower config.schedule.hop_ratio '
+                'there'
+            )
+        # More than `count` are drawn, so that enough remain when those used for other hop counts are left out.
+        draws = min(count + len(used), len(usable))
+        positions = rng.choice(len(usable), draws, replace=False)
+        candidates = [int(usable[position]) for position in positions]
+        unused = [index for index in candidates if index not in used]
+        indices = unused[:count]
+        # A small corpus cannot fill the batch without repeats: missing documents are drawn with replacement.
+        missing = count - len(indices)
+        repeats = rng.integers(0, len(usable), missing)
+        indices += [int(usable[position]) for position in repeats.tolist()]
+        return indices
+
+    def _seed_document(self, index: int, hops: int) -> SeedDocument:
+        document = self._documents[index]
+        # A document without an id has no provenance.
+        origin: dict[str, str] = {}
+        if document.id:
+            origin['document_id'] = document.id
+        return SeedDocument(document.title, document.text, hops, origin=origin)
+
+
+class DocumentFile:
+    """Documents of `inputs.documents` with the hops, and task types, that the file assigns.
+
+    Every batch has the hops in the exact ratio of the config. Its types alternate, so their counts differ by one at
+    most. No document repeats before all others with its hops and type were used.
+
+    Args:
+      phases: the recipe's schedule.
+      batch_of_phase: documents per step of each phase that reads them.
+
+    Raises:
+      UserError: a line is unusable, or no document has some hops or type that the config requires.
+    """
+
+    def __init__(self, config, phases: Sequence[Phase], batch_of_phase: Mapping[str, int]):
+        path = config.inputs.documents
+        self._ratio = tuple(config.schedule.hop_ratio)
+        self._phases = phases
+        self._batch_of_phase = batch_of_phase
+        # Cells are consumed independently of each other, because their shares in a batch are fixed
+        # while the file may hold any number of documents of each.
+        cells: dict[Cell, list[SeedDocument]] = {}
+        # The default ('',) selects all types.
+        wanted_types = set(config.inputs.types) - {''}
+        for record in files.documents(path):
+            seed = SeedDocument.from_json(record)
+            cell = (seed.hops, seed.task_type)
+            if not wanted_types or seed.task_type in wanted_types:
+                cells.setdefault(cell, []).append(seed)
+        found_types = {task_type for _, task_type in cells}
+        self._types = sorted(found_types)
+        self._check(path, cells, wanted_types)
+        self._datasets: dict[Cell, EpochDataset[SeedDocument]] = {}
+        for cell, seeds in cells.items():
+            self._datasets[cell] = EpochDataset(seeds, config.seed)
+
+    def _check(self, path: str, cells, wanted_types: set[str]) -> None:
+        """Raises UserError if a type, or a hop count of some type, that the config requires has no document."""
+        absent_types = wanted_types - set(self._types)
+        if absent_types:
+            raise UserError(
+                f'{path}: no document of type {min(absent_types)!r}; correct config.inputs.types'
+            )
+        for hops in _hops_with_share(self._ratio):
+            for task_type in self._types:
+                if (hops, task_type) in cells:
+                    continue
+                of_type = f' of type {task_type!r}' if task_type else ''
+                raise UserError(
+                    f'{path}: no document{of_type} has {hops} hops, as {self._ratio} requires; build '
+                    'the file with this ratio, or change config.schedule.hop_ratio'
+                )
+
+    def tasks(self, step: Step, size: int) -> list[Task]:
+        """Returns tasks on the next `size` documents, a function of the arguments; UserError for an unknown phase."""
+        used_before = self._used_before(step)
+        seeds: list[SeedDocument] = []
+        for cell, count in self._cell_counts(size).items():
+            first = used_before[cell]
+            seeds += self._datasets[cell].take(first, count)
+        return _numbered_tasks(step, seeds)
+
+    def _cell_counts(self, size: int) -> collections.Counter[Cell]:
+        """Returns how many documents of each (hops, type) a batch of `size` documents holds."""
+        cells: collections.Counter[Cell] = collections.Counter()
+        # Types alternate over the batch and not within each hop count, where the first type would get the odd
+        # document of every hop count.
+        types = itertools.cycle(self._types)
+        for hops, task_type in zip(_stratified_hops(self._ratio, size), types):
+            cell = (int(hops), task_type)
+            cells[cell] += 1
+        return cells
+
+    def _used_before(self, step: Step) -> collections.Counter[Cell]:
+        """Returns how many documents of each cell all earlier steps used."""
+        # This is computed from the schedule and not counted, so there is no state to checkpoint. Positions
+        # continue across phases: until a cell is exhausted, generation does not repeat the documents that the
+        # proposer trained on.
+        used: collections.Counter[Cell] = collections.Counter()
+        for phase in self._phases:
+            # Iteration and name identify a phase: `alternate` has each name once per iteration.
+            same_iteration = phase.iteration == step.phase.iteration
+            is_current = same_iteration and phase.name == step.phase.name
+            steps = phase.steps
+            if is_current:
+                steps = step.index
+            # The batch is 0 for solver phases, which use no documents.
+            batch = self._batch_of_phase.get(phase.name, 0)
+            for cell, count in self._cell_counts(batch).items():
+                used[cell] += count * steps
+            if is_current:
+                return used
+        # Without this error every step of the unknown phase would get the same documents.
+        raise UserError(
+            f'config.inputs.documents: phase {step.phase.name!r} of the recipe is not in the schedule '
+            'that DocumentSampler was given; pass it the phases of the recipe'
+        )
+
+
+def pool_tasks(
+    config, step: Step, pool: TaskPool, cursor: BatchCursor, role: str = 'solver'
+) -> list[Task]:
+    """Returns tasks on the next questions of the pool, as many as the round needs (`_round_size`); [] ends the step."""
+    count = _round_size(config[role], cursor)
+    iteration = step.phase.iteration
+    questions = pool.batch(config.seed, iteration, cursor.phase, count)
+    return _numbered_tasks(step, questions, first=cursor.step)
+
+
+def dataset_tasks(
+    config,
+    dataset: EpochDataset[Question],
+    step: Step,
+    cursor: BatchCursor,
+    role: str = 'solver',
+) -> list[Task]:
+    """Returns tasks on the next questions of a dataset, as many as the round needs (`_round_size`); [] ends the step.
+
+    Every phase begins at the first question of the dataset's order again. The tasks count as external.
+    """
+    count = _round_size(config[role], cursor)
+    questions = dataset.take(cursor.phase, count)
+    return _numbered_tasks(step, questions, first=cursor.step, external=True)
+
+
+def _numbered_tasks(
+    step: Step, payloads: Sequence[Any], first: int = 0, external: bool = False
+) -> list[Task]:
+    """Returns one task per payload, with the identity (step number, index within the step); `first`: first index."""
+    tasks: list[Task] = []
+    for index, payload in enumerate(payloads, first):
+        identity = (step.number, index)
+        tasks.append(Task(identity, payload, external))
+    return tasks
+
+
+def _round_size(settings, cursor: BatchCursor) -> int:
+    """Returns the number of tasks of a round; 0 ends the step.
+
+    Round 0 takes as many as groups are missing. With the dynamic filter, further rounds take a whole batch each, which
+    keeps the slots busy, until no group is missing or `fill_rounds` is reached.
+
+    Args:
+      settings: `config.<role>`.
+    """
+    if cursor.round == 0:
+        return cursor.missing
+    if not settings.filter_groups or not cursor.missing:
+        return 0
+    # The rounds are limited, because a policy that solves all questions, or none, yields no informative group.
+    if cursor.round >= settings.fill_rounds:
+        return 0
+    return settings.batch
+
+
+def _hops_with_share(ratio: Sequence[float]) -> list[int]:
+    """Returns the hop counts to which a ratio gives a share above 0."""
+    return [hops for hops, share in enumerate(ratio, 1) if share]
+
+
+def _stratified_hops(ratio: Sequence[float], size: int) -> np.ndarray:
+    """Returns the hop counts of `size` items in the exact ratio, ascending."""
+    hop_counts = np.arange(len(ratio)) + 1
+    items_per_hops = stratify(ratio, size)
+    return np.repeat(hop_counts, items_per_hops)
+
+
+def training_questions(config, library: Library) -> list[Question]:
+    """Returns the questions of the file `inputs.questions`, or without one those of the training worlds.
+
+    Raises:
+      UserError: there is neither a file nor a miniature world, or a line is unusable.
+    """
+    if config.inputs.questions:
+        return files.questions(config.inputs.questions)
+    if library.worlds is None:
+        raise UserError(
+            f'recipe {config.recipe} needs questions, and there are none; name a file in '
+            'config.inputs.questions'
+        )
+    hops = _hops_with_share(config.schedule.hop_ratio)
+    return library.worlds.questions(config.inputs.world_questions, hops)
+
+
+def hidden_answers(config, library: Library) -> list[HiddenAnswer]:
+    """Returns the answers of the file `inputs.answers`, or without one those of the training worlds.
+
+    Over all of them, hops are in the exact ratio of `schedule.hop_ratio`, in random order.
+
+    Raises:
+      UserError: there is neither a file nor a miniature world, or a line is unusable.
+    """
+    # (answer, provenance). SSP's gates compare with one text, so the first accepted answer is used.
+    answers: list[tuple[str, Json]] = []
+    if config.inputs.answers:
+        for record in files.read_lines(config.inputs.answers):
+            answer = files.accepted_answers(record)[0]
+            origin = files.provenance(record)
+            answers.append((answer, origin))
+    elif library.worlds is not None:
+        for answer in library.worlds.answers():
+            answers.append((answer, {}))
+    else:
+        raise UserError(
+            f'recipe {config.recipe} needs answers, and there are none; name a file in '
+            'config.inputs.answers'
+        )
+    # Hops are shuffled, because a file may be sorted: a topic must not always get the same hop count.
+    hops = _stratified_hops(config.schedule.hop_ratio, len(answers))
+    rng = identity_rng(config.seed, 0)
+    shuffled_hops = rng.permutation(hops).tolist()
+    hidden: list[HiddenAnswer] = []
+    for (answer, answer_origin), answer_hops in zip(answers, shuffled_hops, strict=True):
+        hidden_answer = HiddenAnswer(answer, answer_hops, origin=answer_origin)
+        hidden.append(hidden_answer)
+    return hidden
+
+
+# ---- phases ----------------------------------------------------------------------------------------
+#
+# Schedules that several recipes share.
+
+
+def is_trained(config, role: str, iteration: int) -> bool:
+    """Returns whether a role is trained in this iteration (`config.<role>.train_iterations`; -1: always)."""
+    limit = config[role].train_iterations
+    return limit < 0 or iteration < limit
+
+
+def generation_steps(config) -> int:
+    """Returns the number of generation steps of an iteration: `pool.batches` or, at 0, as many as the solver needs."""
+    questions_needed = config.solver.steps * config.solver.batch
+    # A document gives at most one question. Rounded up, so that no question is trained on twice if none is rejected
+    # or filtered.
+    return config.pool.batches or math.ceil(questions_needed / config.pool.batch)
+
+
+def pool_is_full(config, pool: TaskPool) -> bool:
+    """Returns whether generation ends because the pool has `pool.target` questions."""
+    return 0 < config.pool.target <= len(pool.questions)
+
+
+def check_target(config) -> None:
+    """Refuses a `pool.target` that the generation steps of an iteration cannot reach.
+
+    Raises:
+      ConfigError: there are fewer documents than questions to generate.
+    """
+    documents = generation_steps(config) * config.pool.batch
+    if config.pool.target > documents:
+        problem = f'a document gives one question at most, and an iteration reads {documents}'
+        fix = 'raise pool.batches (generation steps) or pool.batch (documents per step)'
+        fail('pool.target', config.pool.target, problem, fix)
+
+
+def alternate(config) -> list[Phase]:
+    """Returns iterations × (proposer is trained, proposer generates questions, solver is trained on them).
+
+    After its `train_iterations` a role has no phase of its own; questions are generated all the same.
+    """
+    steps = generation_steps(config)
+    phases: list[Phase] = []
+    for iteration in range(config.schedule.iterations):
+        iteration_phases = (
+            Phase('proposer', config.proposer.steps, ('proposer',)),
+            # clear_pool_every is a period in steps: with the length of the phase, the pool is cleared once, at its
+            # first step, so that the solver trains on questions of the latest proposer.
+            Phase('generate', steps, clear_pool_every=steps),
+            Phase('solver', config.solver.steps, ('solver',)),
+        )
+        for phase in iteration_phases:
+            # 'generate' trains no role, so it is in every iteration.
+            if all(is_trained(config, role, iteration) for role in phase.trains):
+                phases.append(dataclasses.replace(phase, iteration=iteration))
+    return phases
+
+
+def simultaneous(
+    config, steps: int, roles: tuple[str, ...], clear_pool_every: int = 0
+) -> list[Phase]:
+    """Returns one phase per iteration, in which every step trains all of `roles`, in this order.
+
+    A phase leaves out a role whose `train_iterations` are over.
+
+    Args:
+      steps: steps per phase.
+      clear_pool_every: see `Phase`.
+    """
+    phases: list[Phase] = []
+    for iteration in range(config.schedule.iterations):
+        # A role that is no longer trained still makes rollouts (SSP's ablations with a fixed proposer or solver).
+        trained = tuple(role for role in roles if is_trained(config, role, iteration))
+        phases.append(Phase('selfplay', steps, trained, iteration, clear_pool_every))
+    return phases

@@ -1,0 +1,334 @@
+"""Dr. Zero: a proposer asks about documents, a solver answers by searching, and they are trained in turns.
+
+An iteration trains the proposer against the frozen solver, generates a set of questions, and trains
+the solver on them. The proposer is rewarded for questions that the solver answers sometimes but not
+always (Dr. Zero eq. 4) and for their form. Its advantages are relative to all proposals of the same
+hop count (HRPO, eq. 3), the solver's to all answers to the same question (GRPO, eq. 5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import ClassVar, Literal
+
+from zeroplay_jax.objectives import rewards
+from zeroplay_jax.recipes import proposing, solving
+from zeroplay_jax.recipes.datasets import (
+    DocumentSampler,
+    alternate,
+    check_target,
+    pool_is_full,
+    pool_tasks,
+)
+from zeroplay_jax.recipes.proposing import Proposal
+from zeroplay_jax.rollout.prompts import BUILT_IN_FORMS, SEARCH_RULES, Prompts
+from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
+from zeroplay_jax.selfplay.recipe import RoleSpec
+from zeroplay_jax.settings.kinds import Section, fail
+from zeroplay_jax.types import Outcome, Question, Row, Task, TaskDropped
+
+_PROPOSER_PROMPT = (
+    SEARCH_RULES
+    + """
+
+Your task is to invent one hard question that can be checked. A hop is one fact that has to be found in one document; \
+a question of {hops} hops needs {hops} such facts, each leading to the next. The document below holds the first. \
+Search exactly one time fewer than there are hops, each time for something that the last document named, and follow \
+the chain away from the document you were given.
+
+The question must:
+1. have one answer only, and that answer must be short: a name, a date, a number, or yes or no;
+2. have its answer stated in the last document you read;
+3. not contain its own answer;
+4. need every hop, so that no single document answers it;
+5. be understood on its own: name the starting point, never 'the document';
+6. not be answerable from general knowledge without searching.
+
+Finish with the question between <question> and </question> and its answer between <answer> and </answer>.
+
+Hops: {hops}
+Document: {document}"""
+)
+
+
+# `check_hop_groups` suggests no larger `proposer.batch`.
+_LARGEST_SUGGESTED_BATCH = 10_000
+
+
+class Settings(Section):
+    """Settings of Dr. Zero's game."""
+
+    group: Literal['hop', 'prompt'] = 'hop'
+    """The proposer's advantage groups: all proposals of a hop count (HRPO), or of a prompt (GRPO)."""
+    labels: Literal['proposer', 'majority'] = 'proposer'
+    """What counts as the right answer to a question: the proposer's, or the most frequent one of the solver's
+    rollouts (SQLM, R-Zero). These are the reward.solves rollouts in a step of the proposer. In the pool they
+    are the pool.measure rollouts, or without them those of each group that the solver is trained on."""
+    separate_format: bool = False
+    """Score the four parts of the form one by one (paper), instead of all or nothing in question and answer (code)."""
+
+
+class Recipe(RecipeBase):
+    """Proposer and solver with separate weights."""
+
+    settings = {'drzero': Settings}
+    prompts: ClassVar[Prompts] = {
+        'proposer': {
+            'mini': BUILT_IN_FORMS['proposer'],
+            'paper': _PROPOSER_PROMPT,
+        },
+        **proposing.PROMPTS,
+    }
+    input_files = ('documents',)
+    filterable_roles = ('solver',)
+    distillable_roles = ('solver',)
+
+    def __init__(self, config, library):
+        super().__init__(config, library)
+        self.documents = DocumentSampler(config, library)
+
+    @classmethod
+    def roles(cls, config):
+        """Returns two trained roles; under HRPO the proposer's advantage groups span prompts."""
+        by_hop = config.drzero.group == 'hop'
+        return (
+            RoleSpec('proposer', 'proposer', groups_span_prompts=by_hop),
+            RoleSpec('solver', 'solver'),
+        )
+
+    @classmethod
+    def check(cls, config):
+        """Refuses hop counts with a single proposal, a window without measured solve rates, and mixed labels."""
+        check_hop_groups(config)
+        check_target(config)
+        _check_labels(config)
+        # Without measured solve rates the window would accept all questions.
+        is_full_window = tuple(config.pool.window) == (0.0, 1.0)
+        if not is_full_window and not config.pool.measure:
+            problem = 'solve rates are not measured'
+            fix = 'give pool.measure solver rollouts per question'
+            fail('pool.window', tuple(config.pool.window), problem, fix)
+
+    def phases(self):
+        """Returns iterations × (proposer, generate, solver)."""
+        return alternate(self.config)
+
+    def tasks(self, step, pool, cursor):
+        """Returns tasks on documents, with hop counts in the exact ratio; for the solver, on questions of the pool."""
+        if step.phase.name == 'solver':
+            return pool_tasks(self.config, step, pool, cursor)
+        # Rejected proposals are not replaced: the proposer learns validity from their low rewards.
+        if cursor.round > 0:
+            return []
+        if step.phase.name == 'generate':
+            if pool_is_full(self.config, pool):
+                return []
+            return self.documents.tasks(step, self.config.pool.batch)
+        return self.documents.tasks(step, self.config.proposer.batch)
+
+    def rollouts_per_step(self, phase):
+        """Adds the attempts that measure the difficulty of proposals to the estimate of the base class."""
+        rollouts = super().rollouts_per_step(phase)
+        if phase.name == 'proposer':
+            return rollouts * (1 + self.config.reward.solves)
+        if phase.name == 'generate':
+            # Only the best proposal on a document is measured.
+            return rollouts + self.config.pool.batch * self.config.pool.measure
+        return rollouts
+
+    async def episode(self, context, step, task):
+        """Runs one task of any phase: proposals to train on, a question for the pool, or answers of the solver."""
+        if step.phase.name == 'proposer':
+            return await self._propose(context, task)
+        if step.phase.name == 'generate':
+            return await self._generate(context, task)
+        question: Question = task.payload
+        # With labels='majority', a question of the pool has no answer unless it was measured.
+        rows = await solving.solver_rows(
+            context, self.config, 'solver', task, question, by_majority=not question.answers
+        )
+        return Outcome(rows)
+
+    async def _proposals(self, context, task: Task, samples: int) -> list[Proposal]:
+        """Returns `samples` proposals on the document of a task, with the recipe's settings."""
+        return await proposing.propose(
+            context,
+            'proposer',
+            task,
+            samples,
+            show_document=self.config.schedule.initial_document,
+            separate_format=self.config.drzero.separate_format,
+        )
+
+    async def _propose(self, context, task: Task) -> Outcome:
+        """Runs a task of the phase 'proposer': returns proposals with rewards for difficulty and form."""
+        proposals = await self._proposals(context, task, self.config.proposer.samples)
+        pending = []
+        for number, proposal in enumerate(proposals):
+            identity = (*task.identity, number)
+            question = None if proposal.rejected else self._asked_question(proposal)
+            pending.append(self._measure(context, identity, question, self.config.reward.solves))
+        # All proposals are attempted concurrently, so that the slots stay busy.
+        measured_questions = await asyncio.gather(*pending)
+        rows = []
+        for proposal, measured in zip(proposals, measured_questions, strict=True):
+            rows.append(self._proposal_row(task, proposal, measured))
+        return Outcome(rows)
+
+    def _proposal_row(
+        self, task: Task, proposal: Proposal, measured: tuple[Question, int] | None
+    ) -> Row:
+        """Returns the row of a proposal with its reward.
+
+        Args:
+          measured: what `_measure` returned for the question, with `reward.solves` rollouts.
+        """
+        settings = self.config.reward
+        row = proposing.proposal_row('proposer', task, proposal)
+        # Parts of the form are rewarded although others are missing, if the score has separate parts; otherwise it is 0
+        # then. An ungrounded proposal earns nothing.
+        is_paid = proposal.rejected != 'ungrounded'
+        row.parts['format'] = settings.format_weight * proposal.format['raw'] * is_paid
+        row.parts['difficulty'] = 0.0
+        if proposal.rejected is None and measured is None:
+            row.info.rejected = 'prompt_too_long'
+        if measured is not None:
+            question, solve_count = measured
+            # What counted as right, for the logs; the proposer's own answer is in the text of its rollout.
+            record = proposing.question_record(task, proposal)
+            row.info.question = dataclasses.replace(record, answers=question.answers)
+            row.info.solve_count = solve_count
+            row.parts['difficulty'] = rewards.difficulty(
+                solve_count, settings.solves, settings.difficulty, settings.target
+            )
+        # Dr. Zero eq. 4: difficulty, which is 0 if all or none of the rollouts solve the question, plus format.
+        row.reward = row.parts['format'] + row.parts['difficulty']
+        if self.config.drzero.group == 'hop':
+            # HRPO (eq. 3) compares proposals of one hop count, because higher hop counts earn less.
+            row.group = task.payload.hops
+        return row
+
+    def _asked_question(self, proposal: Proposal) -> Question:
+        """Returns the question that a proposal puts to the solver, without answers if the majority decides.
+
+        Args:
+          proposal: has a question and an answer, i.e. it was not rejected.
+        """
+        # `str` tells the type checker that neither is None.
+        answers: tuple[str, ...] = (str(proposal.answer),)
+        if self.config.drzero.labels == 'majority':
+            answers = ()
+        return Question(str(proposal.question), answers)
+
+    async def _measure(
+        self, context, identity: tuple[int, ...], question: Question | None, attempts: int
+    ) -> tuple[Question, int] | None:
+        """Returns a question with its label, and how many of `attempts` solver rollouts are right by it.
+
+        None if the question is None, or too long for the solver.
+        """
+        if question is None:
+            return None
+        try:
+            return await solving.solve_count(
+                context,
+                'solver',
+                self.config.reward.answer,
+                (*identity, 1),
+                question,
+                attempts,
+                by_majority=not question.answers,
+            )
+        except TaskDropped:
+            # Caught here, because the other proposals on the document must stay.
+            return None
+
+    async def _generate(self, context, task: Task) -> Outcome:
+        """Runs a task of the phase 'generate': returns at most one question for the pool.
+
+        With `pool.measure`, the question's solve rate must lie in `pool.window`.
+        """
+        settings = self.config.pool
+        proposals = await self._proposals(context, task, settings.samples)
+        rows = [proposing.proposal_row('proposer', task, proposal) for proposal in proposals]
+        # Chosen by form and not by difficulty, as in Dr. Zero's code: difficulty would cost rollouts for every
+        # proposal. On ties the first is taken.
+        best = max(proposals, key=_quality)
+        if best.rejected:
+            return Outcome(rows, drop=best.rejected)
+        # The question is cut to a number of words, as in Dr. Zero's code.
+        words = str(best.question).split()[: settings.question_words]
+        asked = dataclasses.replace(self._asked_question(best), text=' '.join(words))
+        question = dataclasses.replace(
+            self.pool_question(task, best), text=asked.text, answers=asked.answers
+        )
+        if settings.measure:
+            measured = await self._measure(context, task.identity, asked, settings.measure)
+            if measured is None:
+                return Outcome(rows, drop='prompt_too_long')
+            labelled, solve_count = measured
+            if not labelled.answers:
+                return Outcome(rows, drop='no_majority')
+            solve_rate = solve_count / settings.measure
+            low, high = settings.window
+            if not low <= solve_rate <= high:
+                return Outcome(rows, drop='outside_window')
+            question = dataclasses.replace(
+                question, answers=labelled.answers, solve_rate=solve_rate
+            )
+        return Outcome(rows, questions=[question])
+
+    def pool_question(self, task: Task, proposal: Proposal) -> Question:
+        """Returns the pool's record of a question, with its construction path if the solver distils."""
+        question = proposing.question_record(task, proposal)
+        # A path holds whole passages; without a teacher it would only enlarge checkpoints and logs.
+        if not self.config.solver.distill_top_k:
+            return question
+        return dataclasses.replace(question, path=proposing.construction_path(task, proposal))
+
+
+def _quality(proposal: Proposal) -> tuple[bool, float]:
+    """Returns the sort key of a proposal: those that can be asked are better, then those with a better form."""
+    return proposal.rejected is None, proposal.format['raw']
+
+
+def _check_labels(config) -> None:
+    """Refuses labels by majority together with parts that read the proposer's answer."""
+    if config.drzero.labels == 'proposer':
+        return
+    if config.solver.distill_top_k:
+        problem = "the teacher would read the proposer's answer, which is not the label"
+        fix = 'set it to proposer, or solver.distill_top_k to 0'
+        fail('drzero.labels', 'majority', problem, fix)
+
+
+def check_hop_groups(config) -> None:
+    """Refuses a batch in which some hop count has fewer than two proposals, which HRPO cannot compare.
+
+    Raises:
+      ConfigError: `proposer.batch` is too small for the rarest hop count of the ratio.
+    """
+    proposer = config.proposer
+    is_relative = proposer.baseline in ('mean', 'loo') or proposer.scale == 'std'
+    # With singleton='raw' (Dr. Zero's code) the reward itself is the advantage of a lone proposal, so the
+    # user has chosen to train on it without a comparison.
+    if config.drzero.group != 'hop' or not is_relative or proposer.singleton == 'raw':
+        return
+    ratio = tuple(config.schedule.hop_ratio)
+    if _smallest_hop_group(ratio, proposer.batch, proposer.samples) >= 2:
+        return
+    problem = f'a hop count of schedule.hop_ratio={ratio} gets fewer than 2 rollouts to compare'
+    fix = 'choose less uneven shares'
+    # Batch sizes are tried one by one: `stratify` rounds, so there is no simple formula.
+    for batch in range(proposer.batch, _LARGEST_SUGGESTED_BATCH):
+        if _smallest_hop_group(ratio, batch, proposer.samples) >= 2:
+            fix = f'give {batch} or more'
+            break
+    fail('proposer.batch', proposer.batch, problem, f'{fix}, or leave the rare hop count out')
+
+
+def _smallest_hop_group(ratio: tuple[float, ...], batch: int, samples: int) -> int:
+    """Returns the number of proposals of the rarest hop count with a share above 0, for `batch` documents."""
+    documents = rewards.stratify(ratio, batch)
+    return samples * min(count for count, share in zip(documents, ratio) if share)

@@ -1,0 +1,73 @@
+"""DSPO: one agent on given questions, sequence-level policy gradients, and a dynamic filter.
+
+There is no self-play: questions come from a file, or from the training worlds, and count as external. A
+question whose rollouts all earn the same has no gradient. The engine's filter leaves it out, and further
+questions are sampled until the batch is full (DSPO eq. 9).
+"""
+
+from __future__ import annotations
+
+from absl import logging
+
+from zeroplay_jax.recipes import solving
+from zeroplay_jax.recipes.datasets import (
+    EpochDataset,
+    dataset_tasks,
+    training_questions,
+)
+from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
+from zeroplay_jax.selfplay.recipe import RoleSpec
+from zeroplay_jax.selfplay.schedule import Phase
+from zeroplay_jax.settings.kinds import fail
+from zeroplay_jax.types import Outcome
+
+
+class Recipe(RecipeBase):
+    """A solver on given questions."""
+
+    input_files = ('questions',)
+    filterable_roles = ('solver',)
+
+    def __init__(self, config, library):
+        super().__init__(config, library)
+        questions = training_questions(config, library)
+        self._dataset = EpochDataset(questions, config.seed)
+        # This is a warning and not an error: strictly on-policy DSPO is a valid baseline, in which the clip
+        # settings have no effect.
+        if config.solver.loss == 'sequence_pg' and config.solver.minibatches == 1:
+            logging.warning(
+                'config.solver.minibatches=1: with one update per batch the sequence ratio is 1 and '
+                'never clipped; DSPO is then a per-sequence REINFORCE. Give 2 or more to use it.'
+            )
+
+    @classmethod
+    def roles(cls, config):
+        """Returns the only role."""
+        return (RoleSpec('solver', 'solver'),)
+
+    @classmethod
+    def check(cls, config):
+        """Refuses a corpus of the user without questions."""
+        # A prepared corpus (NQ, HotpotQA, …) comes without questions to train on.
+        if config.retrieval.kind != 'world' and not config.inputs.questions:
+            problem = 'dspo needs questions, and only miniature worlds have their own'
+            fail('inputs.questions', '', problem, 'name a file')
+
+    def phases(self):
+        """Returns one phase of solver steps per iteration; each begins at the first question of the dataset again."""
+        steps = self.config.solver.steps
+        phases: list[Phase] = []
+        # Several phases rather than one: surplus groups of the filter are discarded between them,
+        # which bounds the age of the rollouts that are trained on.
+        for iteration in range(self.config.schedule.iterations):
+            phases.append(Phase('solver', steps, ('solver',), iteration))
+        return phases
+
+    def tasks(self, step, pool, cursor):
+        """Returns tasks on the next questions of the dataset."""
+        return dataset_tasks(self.config, self._dataset, step, cursor)
+
+    async def episode(self, context, step, task):
+        """Runs the solver on one question; returns all rollouts as rows."""
+        rows = await solving.solver_rows(context, self.config, 'solver', task, task.payload)
+        return Outcome(rows)

@@ -1,0 +1,28 @@
+"""π-Play: Dr. Zero's game, in which a teacher that knows how a question was made teaches the solver.
+
+The examiner (proposer) records for every question its path from a document to the answer. A
+teacher, an exponential moving average of the solver, reads the question with that path and
+predicts every token that the solver wrote (π-Play eqs. 9 and 11). The solver learns from its reward
+and from the teacher (eqs. 7 and 8).
+
+Distillation belongs to the engine: `solver.distill_top_k` turns it on for every recipe whose
+questions have a path. This recipe differs from Dr. Zero only in always recording it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from zeroplay_jax.recipes import drzero, proposing
+
+
+class Recipe(drzero.Recipe):
+    """Dr. Zero with paths in all questions, also for ablations that do not distil."""
+
+    def pool_question(self, task, proposal):
+        """Returns the pool's record of a question, always with its construction path."""
+        question = proposing.question_record(task, proposal)
+        # Dr. Zero records a path only if the solver distils. Here the pool's records must be the same with and
+        # without distillation, or the ablation would compare different runs.
+        path = proposing.construction_path(task, proposal)
+        return dataclasses.replace(question, path=path)

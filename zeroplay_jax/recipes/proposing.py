@@ -1,0 +1,375 @@
+"""Parses a proposer's rollout about a document: question, answer, format score and validity (Dr. Zero)."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zeroplay_jax.objectives import rewards
+from zeroplay_jax.recipes.datasets import SeedDocument
+from zeroplay_jax.rollout import prompts
+from zeroplay_jax.selfplay.answers import group_of, retrieved_passages
+from zeroplay_jax.types import Json, Question, Row, RowInfo, Task, Trajectory, identity_rng
+
+if TYPE_CHECKING:
+    from zeroplay_jax.recipes.datasets import SeedDocument
+    from zeroplay_jax.selfplay.context import RolloutContext
+
+# ---- construction path -----------------------------------------------------------------------------
+#
+# Question construction paths (π-Play): what a distillation teacher reads and the student does not.
+#
+# `path_of` records a path as data when a question is made: {'title', 'hops', 'question', 'answer', 'document',
+# 'steps': [{'think', 'query', 'found'}]}. `teacher_prompt` turns it into the prompt, in the form that
+# `config.privileged.kind` names.
+
+
+PROMPTS: prompts.Prompts = {
+    'solver_with_path': {
+        'mini': prompts.BUILT_IN_FORMS['solver_with_path'],
+        'paper': prompts.SOLVER
+        + """
+
+For reference, this is how the question was made, from its first document to its answer. Use it to solve the question \
+again in the form asked for above, with your own searches and thoughts.
+
+{path}""",
+    }
+}
+# A passage of at most this many characters is not shortened: it is little more than its title.
+_SHORT_PASSAGE = 80
+
+
+def path_of(trajectory: Trajectory, seed: SeedDocument, question: str, answer: str) -> Json:
+    """Returns the record of the path that a proposer's rollout took from its document to its question.
+
+    It has one step {'think', 'query', 'found'} per query, in order; 'found' lists the passages as texts.
+    """
+    steps: list[Json] = []
+    for turn in trajectory.turns:
+        call = turn.call
+        # Calls that were not run returned nothing, so they are left out.
+        if call is None or call.tool != 'search' or not call.is_valid:
+            continue
+        queries = call.queries
+        thought = rewards.extract_last(turn.text, 'think') or ''
+        # A failed search has queries and no passages; its queries stay in the path, with nothing found.
+        for query, passages in itertools.zip_longest(queries, call.documents, fillvalue=()):
+            texts = [prompts.document_text(passage) for passage in passages]
+            steps.append({'think': thought, 'query': query, 'found': texts})
+    document = ''
+    if seed.text:
+        document = prompts.document_text({'title': seed.title, 'text': seed.text})
+    return {
+        'title': seed.title,
+        'hops': seed.hops,
+        'question': question,
+        'answer': answer,
+        'document': document,
+        'steps': steps,
+    }
+
+
+def path_text(kind: str, path: Json, style: str, rng: np.random.Generator) -> str:
+    """Returns a path as the teacher reads it.
+
+    Args:
+      kind: 'answer', 'answer_hop', 'qcp' or 'qcp_partial' (a random half of the lines of the whole path, in order; of
+        the names in the style 'mini'). Document, question and answer are lines like all others.
+      style: name of the prompt set; 'mini' is the chain of names that the built-in checkpoint was trained on.
+      rng: draws the lines of 'qcp_partial'; other kinds do not use it.
+    """
+    # The kinds are those of π-Play's ablation of privileged information.
+    if kind == 'answer':
+        return path['answer']
+    if kind == 'answer_hop':
+        return f'{path["answer"]} ({path["hops"]})'
+    lines = _lines(path)
+    separator = '\n'
+    if style == 'mini':
+        lines = _names(path)
+        # The form of the built-in checkpoint's training data.
+        separator = ' > '
+    if kind == 'qcp_partial':
+        # Sorted, so that the selected lines stay in the order in which the proposer wrote them.
+        half = sorted(rng.permutation(len(lines))[: len(lines) // 2])
+        lines = [lines[index] for index in half]
+    return separator.join(lines)
+
+
+def _lines(path: Json) -> list[str]:
+    """Returns the lines of a path: the document, per step thought, query and passages, the question, the answer."""
+    lines: list[str] = []
+    if path['document']:
+        lines.append(f'Document: {path["document"]}')
+    for step in path['steps']:
+        if step['think']:
+            lines.append(f'Thought: {step["think"]}')
+        lines.append(f'Search: {step["query"]}')
+        for passage in step['found']:
+            lines.append(f'Found: {passage}')
+    # The answer comes last, as in the proposer's own rollout.
+    lines.append(f'Question: {path["question"]}')
+    lines.append(f'Answer: {path["answer"]}')
+    return lines
+
+
+def _names(path: Json) -> list[str]:
+    """Returns the names from the document to the answer."""
+    names = [path['title']]
+    for step in path['steps']:
+        names.append(step['query'])
+    names.append(path['answer'])
+    # Each name occurs once, because the last query may be the answer itself.
+    return list(dict.fromkeys(filter(None, names)))
+
+
+def teacher_prompt(
+    context: RolloutContext, config, identity: tuple[int, ...], question: Question, role: str
+) -> tuple[np.ndarray | None, float]:
+    """Returns the teacher's prompt, int32 [tokens], and 1.0 if it was too long before any cut, else 0.0.
+
+    A prompt longer than `privileged.prompt_tokens` is shortened: passages that searches found are replaced by their
+    titles, longest first; the first document is never cut. If it is too long even then, the prompt is None. With kind
+    'none' there is no limit.
+
+    Args:
+      identity: names the request within the run; the random draws of 'qcp_partial' derive from it.
+      question: has a `path` unless `privileged.kind` is 'none'.
+      role: the student. With kind 'none' the teacher reads its prompt; otherwise the prompt 'solver_with_path', with
+        this role's tools.
+    """
+    kind = config.privileged.kind
+    if kind == 'none':
+        # The teacher reads the student's prompt. It is then only an average of earlier students, which is the
+        # baseline of the ablation.
+        return context.prompt_ids(role, question=question.text), 0.0
+    assert question.path is not None
+    # Copied, because the question stays in the pool and is trained on again in later epochs.
+    path = copy.deepcopy(dict(question.path))
+    was_cut = 0.0
+    # The length in tokens is known only after rendering, so passages are cut one at a time.
+    while True:
+        # Created anew in every pass of this loop, so that 'qcp_partial' keeps the same lines. The 1
+        # separates this stream from others of the same identity.
+        rng = identity_rng(config.seed, *identity, 1)
+        reference = path_text(kind, path, config.prompts, rng)
+        ids = context.prompt_ids(role, 'solver_with_path', path=reference, question=question.text)
+        if len(ids) <= config.privileged.prompt_tokens:
+            return ids, was_cut
+        if not _shorten_longest_passage(path):
+            return None, 1.0
+        was_cut = 1.0
+
+
+def _shorten_longest_passage(path: dict[str, Any]) -> bool:
+    """Cuts the longest passage of `path` down to its title, in place; returns False if all are short already."""
+    # (length, step, position): among passages of equal length the last one is cut.
+    candidates: list[tuple[int, int, int]] = []
+    for step_number, step in enumerate(path['steps']):
+        for number, passage in enumerate(step['found']):
+            if len(passage) > _SHORT_PASSAGE:
+                candidates.append((len(passage), step_number, number))
+    if not candidates:
+        return False
+    _, step_number, number = max(candidates)
+    passages = path['steps'][step_number]['found']
+    passage = passages[number]
+    # In '(Title: …) text' the title ends at the first closing bracket. Without a bracket one character is kept.
+    title_end = max(passage.find(')') + 1, 1)
+    # The title is cut as well: a longer one would be a candidate again, and `teacher_prompt` would not end.
+    passages[number] = passage[:title_end][:_SHORT_PASSAGE]
+    return True
+
+
+# ---- proposing -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """A proposer's rollout with its parsed proposal.
+
+    Attributes:
+      trajectory: the rollout.
+      question, answer: texts in its final turn; None if there is none.
+      format: Dr. Zero's format score 'raw' and its parts.
+      is_grounded: whether the answer is in the passages of the last search and the question names the source.
+      rejected: why the question is not asked (unfinished, no_question, no_answer, leaks_answer, ungrounded); None
+        if it is.
+    """
+
+    trajectory: Trajectory
+    question: str | None
+    answer: str | None
+    format: dict[str, float]
+    is_grounded: bool
+    rejected: str | None
+
+
+async def propose(
+    context: RolloutContext,
+    role: str,
+    task: Task,
+    samples: int,
+    *,
+    show_document: bool,
+    separate_format: bool = False,
+) -> list[Proposal]:
+    """Returns `samples` proposals on the document and hop count of a task.
+
+    Args:
+      task: its payload is a `SeedDocument`.
+      show_document: whether the prompt contains the document.
+      separate_format: whether to score the form as in the paper (`rewards.drzero_separate_format`).
+
+    Raises:
+      TaskDropped: the prompt is too long.
+    """
+    seed: SeedDocument = task.payload
+    # Without the document the proposer knows the hop count only (an ablation of Dr. Zero).
+    document = ''
+    if show_document:
+        shown = {'title': seed.title, 'text': seed.text, 'link': seed.link}
+        document = prompts.document_text(shown)
+    # The last integer keeps proposals apart from the solver rollouts of the same task.
+    identity = (*task.identity, 0)
+    trajectories = await context.ask(role, identity, samples, hops=seed.hops, document=document)
+    proposals = []
+    for trajectory in trajectories:
+        proposals.append(read_proposal(trajectory, seed, separate_format))
+    return proposals
+
+
+def read_proposal(
+    trajectory: Trajectory,
+    seed: SeedDocument,
+    separate_format: bool = False,
+) -> Proposal:
+    """Returns the proposal in a rollout about the document `seed`, with the reason if it is rejected."""
+    # Only the final turn is read: a question drafted in an earlier turn was not submitted.
+    final_text = ''
+    if trajectory.finish == 'answer':
+        final_text = trajectory.turns[-1].text
+    question = rewards.extract_last(final_text, 'question')
+    answer = rewards.extract_last(final_text, 'answer')
+    format_score = _format_score(trajectory, seed, question, answer, separate_format)
+    is_grounded = _is_grounded(trajectory, seed, question, answer)
+    # The first reason that applies is logged, so the order of the checks must not change.
+    rejected: str | None = None
+    if trajectory.finish != 'answer':
+        rejected = 'unfinished'
+    else:
+        # Dr. Zero's code does not measure the difficulty of these proposals either.
+        rejected = _format_problem(question, answer)
+    return Proposal(trajectory, question, answer, format_score, is_grounded, rejected)
+
+
+def _format_score(
+    trajectory: Trajectory,
+    seed: SeedDocument,
+    question: str | None,
+    answer: str | None,
+    separate: bool,
+) -> dict[str, float]:
+    """Returns Dr. Zero's format score of a rollout and its parts, by its code or, if `separate`, by its paper."""
+    texts: list[str] = []
+    successful_searches = 0
+    responses = 0
+    for turn in trajectory.turns:
+        texts.append(turn.text)
+        call = turn.call
+        if call is None:
+            continue
+        # An error message counts as a response, because the policy can react to it.
+        responses += bool(call.documents) or call.error is not None
+        is_search = call.tool == 'search' and call.is_valid
+        successful_searches += is_search and call.error is None
+    counts: dict[str, Any] = dict(calls=successful_searches, responses=responses, hops=seed.hops)
+    if separate:
+        return rewards.drzero_separate_format(texts, question=question, answer=answer, **counts)
+    passages = retrieved_passages(trajectory)
+    retrieved = [f'{passage["title"]} {passage["text"]}' for passage in passages]
+    return rewards.drzero_format(
+        texts,
+        question=question,
+        answer=answer,
+        source=f'{seed.title} {seed.text}',
+        retrieved=' '.join(retrieved),
+        **counts,
+    )
+
+
+def _format_problem(question: str | None, answer: str | None) -> str | None:
+    """Returns why a proposal cannot be asked (no_question, no_answer, leaks_answer); None if it can."""
+    if not question:
+        return 'no_question'
+    if not answer:
+        return 'no_answer'
+    # An answer with an empty normal form is contained in every question.
+    if rewards.normalize_answer(answer) in rewards.normalize_answer(question):
+        return 'leaks_answer'
+    return None
+
+
+def _is_grounded(
+    trajectory: Trajectory, seed: SeedDocument, question: str | None, answer: str | None
+) -> bool:
+    """Returns whether the answer is in the passages of the last search and the question names the source document.
+
+    Failed searches do not count. If none succeeded, the source document takes the place of the passages.
+    """
+    if not question or not answer:
+        return False
+    last_passages = seed.text
+    searches = [call for call in trajectory.calls_of('search') if call.documents]
+    if searches:
+        # The last search is the last hop; an answer from an earlier passage would need fewer hops than requested.
+        texts = []
+        for query_passages in searches[-1].documents:
+            for passage in query_passages:
+                texts.append(passage['text'])
+        last_passages = ' '.join(texts)
+    # Compared without normalisation, which would accept answers by coincidence.
+    return answer in last_passages and seed.title in question
+
+
+def question_record(task: Task, proposal: Proposal) -> Question:
+    """Returns the proposed question with its provenance, as it enters the pool and the log."""
+    seed: SeedDocument = task.payload
+    answers: tuple[str, ...] = ()
+    if proposal.answer is not None:
+        answers = (proposal.answer,)
+    # Document, task and version of the weights identify the rollouts that may have made a question.
+    origin = {
+        'document': seed.title,
+        'task': list(task.identity),
+        'version': proposal.trajectory.version,
+        **seed.origin,
+    }
+    return Question(proposal.question or '', answers, seed.hops, origin=origin)
+
+
+def proposal_row(role: str, task: Task, proposal: Proposal) -> Row:
+    """Returns a row of the prompt's group with reward 0.0.
+
+    The recipe sets the reward, and the parts that count in it: `parts['format']` and `parts['difficulty']`.
+    """
+    # These are logged only. The part that counts in the reward is called 'format', without a suffix.
+    parts = {f'format_{name}': value for name, value in proposal.format.items()}
+    # `valid`: format alone. `rejected`: also set for an unfinished or ungrounded proposal.
+    info = RowInfo(
+        question=question_record(task, proposal),
+        valid=proposal.rejected in (None, 'ungrounded'),
+        rejected=proposal.rejected,
+    )
+    return Row(role, proposal.trajectory, 0.0, group_of(task.identity), parts, info=info)
+
+
+def construction_path(task: Task, proposal: Proposal) -> Json:
+    """Returns the record of how a proposal was made (`path_of`), for a distillation teacher."""
+    question = proposal.question or ''
+    return path_of(proposal.trajectory, task.payload, question, proposal.answer or '')

@@ -1,0 +1,165 @@
+"""Gets a solver's rollouts on a question, scores them and makes rows of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from zeroplay_jax.objectives import rewards
+from zeroplay_jax.recipes.proposing import teacher_prompt
+from zeroplay_jax.selfplay.answers import final_answer, group_of, score
+from zeroplay_jax.types import Question, Row, RowInfo, Task, Trajectory
+
+if TYPE_CHECKING:
+    from zeroplay_jax.selfplay.context import RolloutContext
+
+# Answer metric → name of its reward part; another metric names the part itself.
+_PART_NAMES = {'em': 'exact_match', 'subem': 'contains_answer', 'judge': 'judged_correct'}
+
+
+async def attempts(
+    context: RolloutContext,
+    role: str,
+    metric: str,
+    identity: tuple[int, ...],
+    question: Question,
+    samples: int,
+    *,
+    by_majority: bool = False,
+) -> tuple[Question, list[tuple[Trajectory, float | None]]]:
+    """Returns a question as it was scored, and rollouts on it with their scores.
+
+    Args:
+      role: role that answers, with its own prompt.
+      metric: `answers.score` lists the metrics.
+      identity: names the request within the run; all randomness derives from it.
+      samples: number of rollouts.
+      by_majority: whether the most frequent answer of these rollouts (`rewards.majority_answer`) takes the place of the
+        accepted ones. If no rollout answers, the question has none, and all scores are 0.
+
+    Returns:
+      The question with the accepted answers that were used; per rollout its score in [0, 1], None where the judge gave
+      no verdict.
+
+    Raises:
+      TaskDropped: the prompt is too long.
+    """
+    trajectories = await context.ask(role, identity, samples, question=question.text)
+    answers = [final_answer(trajectory) for trajectory in trajectories]
+    if by_majority:
+        majority = rewards.majority_answer(answers)
+        if majority is None:
+            unlabelled = dataclasses.replace(question, answers=())
+            return unlabelled, [(trajectory, 0.0) for trajectory in trajectories]
+        question = dataclasses.replace(question, answers=(majority,))
+    scored = []
+    for number, (trajectory, answer) in enumerate(zip(trajectories, answers, strict=True)):
+        # The sample's number is part of the identity, because each judgement needs its own random stream.
+        value = await score(context, metric, (*identity, number), question, answer)
+        scored.append((trajectory, value))
+    return question, scored
+
+
+async def solve_count(
+    context: RolloutContext,
+    role: str,
+    metric: str,
+    identity: tuple[int, ...],
+    question: Question,
+    samples: int,
+    *,
+    by_majority: bool = False,
+) -> tuple[Question, int]:
+    """Returns a question as it was scored, and how many of `samples` rollouts answer it (score of at least one half).
+
+    Arguments, the question that is returned, and errors are those of `attempts`.
+    """
+    scored_question, scored = await attempts(
+        context, role, metric, identity, question, samples, by_majority=by_majority
+    )
+    # The threshold is for graded metrics (F1); exact match is 0 or 1. An answer without a verdict counts as
+    # not solved, so a failing judge makes questions look harder, never easier.
+    solved = 0
+    for _, value in scored:
+        solved += value is not None and value >= 0.5
+    return scored_question, solved
+
+
+async def solver_rows(
+    context: RolloutContext,
+    config,
+    role: str,
+    task: Task,
+    question: Question,
+    *,
+    by_majority: bool = False,
+) -> list[Row]:
+    """Returns `config.<role>.samples` rollouts on a question as rows of one group, with their rewards.
+
+    The rows also have the teacher's prompt if the role distils and the question has a construction path.
+
+    Args:
+      task: its identity names the request and, with its first two integers, the group.
+      question: need not be the payload of `task`.
+      by_majority: see `attempts`.
+
+    Raises:
+      TaskDropped: the solver's prompt is too long.
+    """
+    settings = config[role]
+    metric = config.reward.answer
+    ids_for_teacher = None
+    privileged_cut = None
+    if settings.distill_top_k and question.path is not None:
+        # The whole group shares one prompt, which depends on the question and not on the rollout.
+        ids_for_teacher, privileged_cut = teacher_prompt(
+            context, config, task.identity, question, role
+        )
+    question, scored = await attempts(
+        context,
+        role,
+        metric,
+        task.identity,
+        question,
+        settings.samples,
+        by_majority=by_majority,
+    )
+    rows = []
+    for trajectory, value in scored:
+        parts = {_PART_NAMES.get(metric, metric): value or 0.0}
+        if config.reward.overlong_buffer:
+            parts['overlong'] = overlong_part(config, trajectory)
+        # A rollout without a verdict is dropped: it is neither right nor wrong, and any reward would be noise.
+        drop = 'ungraded' if value is None else None
+        info = RowInfo(
+            question=question,
+            answer=final_answer(trajectory),
+            score=value,
+            privileged_cut=privileged_cut,
+        )
+        row = Row(
+            role=role,
+            trajectory=trajectory,
+            reward=sum(parts.values()),
+            group=group_of(task.identity),
+            parts=parts,
+            drop=drop,
+            info=info,
+            teacher_prompt=ids_for_teacher,
+        )
+        rows.append(row)
+    return rows
+
+
+def overlong_part(config, trajectory: Trajectory) -> float:
+    """Returns the penalty, from 0 to -1, of a rollout that nearly fills its slot (DAPO's soft overlong shaping).
+
+    0 if `reward.overlong_buffer` is 0.
+    """
+    buffer = config.reward.overlong_buffer
+    if not buffer:
+        return 0.0
+    # DAPO counts the response alone. Here prompt and observations count too, because they fill the slot as well.
+    # After a cut of thoughts (rollout.drop_thinking) only the last context counts.
+    length = len(trajectory.tokens)
+    return rewards.overlong_penalty(length, config.sampler.context, buffer)

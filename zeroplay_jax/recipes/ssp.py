@@ -1,0 +1,393 @@
+"""SSP: one policy hides an answer in a question and, as solver, finds it again; every step trains both.
+
+The proposer gets an answer and searches backwards for a question. A rule gate rejects unusable
+questions. An answerability check asks the policy to answer from the passages that the proposer
+read, mixed with passages of other proposers, without searching: a question that is not answered in
+this way is ambiguous or unfounded. Accepted questions are solved n times. The proposer is rewarded
+with the share of rollouts that fail (SSP alg. 1), the solver for its answers. `config.ssp.fill`
+determines what replaces rejected questions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+from zeroplay_jax.objectives import rewards
+from zeroplay_jax.recipes import solving
+from zeroplay_jax.recipes.datasets import (
+    EpochDataset,
+    HiddenAnswer,
+    hidden_answers,
+    simultaneous,
+)
+from zeroplay_jax.rollout.foreign_text import passages_text
+from zeroplay_jax.rollout.prompts import BUILT_IN_FORMS, SEARCH_RULES, Prompts
+from zeroplay_jax.selfplay.answers import final_answer, group_of, retrieved_passages, score
+from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
+from zeroplay_jax.selfplay.recipe import RoleSpec
+from zeroplay_jax.settings.kinds import NonNegativeInt, PositiveInt, Section, fail
+from zeroplay_jax.types import (
+    Json,
+    Outcome,
+    Question,
+    Row,
+    RowInfo,
+    Task,
+    TaskDropped,
+    Trajectory,
+    identity_rng,
+)
+
+_PROPOSER_PROMPT = (
+    SEARCH_RULES
+    + """
+
+You are given an answer. Work backwards and invent a hard question whose only answer it is, using exactly {hops} \
+searches or more. First find something that is connected with the answer, rather than the answer itself; then let each \
+search take you one fact further away. Build the question from what you found.
+
+The question must:
+1. rest on facts that you retrieved, and have this one answer only;
+2. neither contain the answer nor hint at its wording;
+3. need every one of those facts, so that nobody can answer it without searching;
+4. be understood on its own, without the pages you read.
+
+Check all four before you write. Finish with the question between <question> and </question>.
+
+Searches: {hops}
+Answer: {answer}"""
+)
+
+_CHECKER_PROMPT = """Answer the question from the material below alone; some of it has nothing to do with the \
+question. Think briefly inside <think> and </think>, then give only the short answer between <answer> and </answer>. \
+If the material leaves more than one answer open, say so instead of guessing.
+
+Material:
+{documents}
+
+Question: {question}"""
+
+# Thresholds of the released code (`rewards.ssp_gate`), which the paper does not have.
+_CODE_GATE: dict[str, Any] = dict(
+    chars=(10, 1000), words=10, searches=2, distinct=True, whole_words=False
+)
+
+
+class Settings(Section):
+    """Settings of SSP."""
+
+    answerability_check: bool = True
+    """Check that a question can be answered from the passages that its proposer read."""
+    checker: Literal['policy', 'judge'] = 'policy'
+    """Who answers in that check: the policy, as in the paper's algorithm 1, or the judge, as in the released code."""
+    noise: NonNegativeInt = 4
+    """Other proposers whose passages are mixed into the check."""
+    noise_unit: Literal['trajectory', 'document'] = 'trajectory'
+    """All passages of a proposer (SSP's code), or one of each."""
+    code_gate: bool = False
+    """The stricter rule gate of the released code."""
+    fill: Literal['pad', 'resample', 'replay_full', 'replay_reset'] = 'pad'
+    """Replacement for rejected questions: none, new answers, or earlier questions."""
+    fill_period: PositiveInt = 10
+    """replay_reset: steps after which the pool of earlier questions is emptied."""
+    fill_rounds: PositiveInt = 5
+    """resample: largest number of rounds per step after the first one."""
+    invalid_reward: float = 0.0
+    """Reward of a rejected proposal (−0.1: the paper's penalty variant)."""
+    first_update: Literal['solver', 'proposer'] = 'solver'
+    """Role that is updated first in a step."""
+
+
+class Recipe(RecipeBase):
+    """Proposer, solver and checker; configs/ssp.py lets proposer and solver share their weights."""
+
+    settings = {'ssp': Settings}
+    prompts: ClassVar[Prompts] = {
+        'proposer_from_answer': {
+            'mini': BUILT_IN_FORMS['proposer_from_answer'],
+            'paper': _PROPOSER_PROMPT,
+        },
+        'answer_from_documents': {
+            'mini': BUILT_IN_FORMS['answer_from_documents'],
+            'paper': _CHECKER_PROMPT,
+        },
+    }
+    input_files = ('answers',)
+
+    def __init__(self, config, library):
+        super().__init__(config, library)
+        self._answers = EpochDataset(hidden_answers(config, library), config.seed)
+
+    @classmethod
+    def roles(cls, config):
+        """Returns proposer, solver and checker; the checker is the solver without tools, limited to one turn."""
+        return (
+            RoleSpec('proposer', 'proposer_from_answer', terminal_tags=('question',)),
+            RoleSpec('solver', 'solver'),
+            RoleSpec('checker', 'answer_from_documents', weights_from='solver', tools=()),
+        )
+
+    @classmethod
+    def check(cls, config):
+        """Refuses the engine's filter, and a corpus of the user without answers."""
+        if config.solver.filter_groups:
+            fix = 'set it to false, or take another recipe'
+            fail('solver.filter_groups', True, 'ssp fills its batches by config.ssp.fill', fix)
+        judge_answers = config.ssp.answerability_check and config.ssp.checker == 'judge'
+        if judge_answers and config.judge.kind == 'rule':
+            problem = 'the judge is a rule, which cannot read'
+            fail('ssp.checker', 'judge', problem, 'set judge.kind to endpoint or policy')
+        if config.retrieval.kind != 'world' and not config.inputs.answers:
+            problem = 'ssp needs answers, and only miniature worlds have their own'
+            fail('inputs.answers', '', problem, 'name a file')
+
+    @classmethod
+    def judgements(cls, config):
+        """Adds the answers of the answerability check."""
+        names = super().judgements(config)
+        is_checker = config.ssp.answerability_check and config.ssp.checker == 'judge'
+        return (*names, 'answer') if is_checker else names
+
+    def phases(self):
+        """Returns a schedule in which both roles are trained in every step."""
+        settings = self.config.ssp
+        # The solver is first, as in the paper (alg. 1); the released code updates the proposer first.
+        roles = ('solver', 'proposer')
+        if settings.first_update == 'proposer':
+            roles = ('proposer', 'solver')
+        period = settings.fill_period if settings.fill == 'replay_reset' else 0
+        return simultaneous(self.config, self.config.solver.steps, roles, period)
+
+    def tasks(self, step, pool, cursor):
+        """Returns tasks on a batch of answers; in later rounds on further answers or earlier questions (`ssp.fill`)."""
+        settings = self.config.ssp
+        if cursor.round == 0:
+            return self._answer_tasks(step, cursor, self.config.proposer.batch)
+        if not cursor.missing:
+            return []
+        if settings.fill == 'resample' and cursor.round <= settings.fill_rounds:
+            # A round draws as many answers as groups are missing. A batch that is incomplete after the last
+            # round stays so: SSP's code duplicates valid questions instead, which doubles their weight.
+            return self._answer_tasks(step, cursor, cursor.missing)
+        if settings.fill.startswith('replay') and cursor.round == 1:
+            # The pool is shuffled in every step: the step's number takes the place of the iteration. It holds the
+            # questions of earlier steps only: those of this step are added after its last round.
+            questions = pool.batch(self.config.seed, step.number, 0, cursor.missing)
+            tasks = []
+            for index, question in enumerate(questions, cursor.step):
+                tasks.append(Task((step.number, index), question))
+            return tasks
+        return []
+
+    def _answer_tasks(self, step, cursor, count: int) -> list[Task]:
+        """Returns tasks on the next `count` answers of the dataset; every phase begins at the first answer again.
+
+        The noise of each comes from the tasks after it in the step; after the last task the first one follows.
+        """
+        # Tasks of earlier rounds count as neighbours, so that a round of one task has noise as well.
+        total = cursor.step + count
+        neighbours = min(self.config.ssp.noise, total - 1)
+        answers = self._answers.take(cursor.external, count)
+        tasks = []
+        for number, answer in enumerate(answers, cursor.step):
+            # The next tasks are as good as random ones, because answers are in random order already.
+            noise_from: list[tuple[int, int]] = []
+            for offset in range(neighbours):
+                noise_from.append((step.number, (number + 1 + offset) % total))
+            payload = dataclasses.replace(answer, noise_from=tuple(noise_from))
+            tasks.append(Task((step.number, number), payload, external=True))
+        return tasks
+
+    async def episode(self, context, step, task):
+        """Runs one task: hides an answer, checks the question and solves it; or solves an earlier question again."""
+        try:
+            if isinstance(task.payload, Question):
+                rows = await solving.solver_rows(context, self.config, 'solver', task, task.payload)
+                return Outcome(rows)
+            return await self._propose_and_solve(context, task)
+        finally:
+            # Checks of other episodes wait for this episode's passages. If it failed before sharing them, it
+            # shares none; otherwise this call has no effect.
+            context.hosts.share(task.identity, [])
+
+    async def _propose_and_solve(self, context, task: Task) -> Outcome:
+        """Returns proposals that hide one answer, and the solver's rollouts on those that pass both checks."""
+        hidden: HiddenAnswer = task.payload
+        proposals = await context.ask(
+            'proposer',
+            (*task.identity, 0),
+            self.config.proposer.samples,
+            hops=hidden.hops,
+            answer=hidden.answer,
+        )
+        # The passages that a proposer read are noise for the checks of other episodes. They are shared before
+        # any check: two episodes whose checks wait for each other would never end.
+        passages = []
+        for trajectory in proposals:
+            passages += retrieved_passages(trajectory)
+        context.hosts.share(task.identity, passages)
+        proposer_rows: list[Row] = []
+        solver_rows: list[Row] = []
+        questions: list[Question] = []
+        rejections: list[str] = []
+        for number, trajectory in enumerate(proposals):
+            question = self._question(task, trajectory)
+            reason, attempts = await self._try_question(context, task, number, trajectory, question)
+            proposer_rows.append(self._proposer_row(task, trajectory, question, reason, attempts))
+            if reason is None:
+                questions.append(question)
+                solver_rows += attempts
+            else:
+                rejections.append(reason)
+        drop = None if questions else rejections[0]
+        return Outcome(proposer_rows + solver_rows, questions, drop)
+
+    def _question(self, task: Task, trajectory: Trajectory) -> Question:
+        """Returns the question of a rollout, with '' as its text if there is none; its answer is the hidden one."""
+        hidden: HiddenAnswer = task.payload
+        text = None
+        if trajectory.finish == 'answer':
+            text = rewards.extract_last(trajectory.turns[-1].text, 'question')
+        origin = {'task': list(task.identity), **hidden.origin}
+        return Question(text or '', (hidden.answer,), hidden.hops, origin=origin)
+
+    async def _try_question(
+        self, context, task: Task, number: int, trajectory: Trajectory, question: Question
+    ) -> tuple[str | None, list[Row]]:
+        """Checks a question and, if it is accepted, solves it.
+
+        Args:
+          number: index of the question among the proposals of the task.
+
+        Returns:
+          Why the question is rejected, or None; the solver's rows, [] for a rejected question.
+        """
+        reason = self._rule_gate(trajectory, question)
+        attempts: list[Row] = []
+        try:
+            if reason is None and self.config.ssp.answerability_check:
+                reason = await self._answerability(context, task, number, trajectory, question)
+            if reason is None:
+                solver_task = Task((*task.identity, 1, number), question)
+                attempts = await solving.solver_rows(
+                    context, self.config, 'solver', solver_task, question
+                )
+        except TaskDropped as drop:
+            return drop.reason, []
+        if number > 0:
+            # The questions of one answer are separate groups. The first one has the key of its task; the
+            # others get negative keys, which cannot collide with those of tasks.
+            samples = self.config.proposer.samples
+            for row in attempts:
+                row.group = -(group_of(task.identity) * samples + number)
+        return reason, attempts
+
+    def _rule_gate(self, trajectory: Trajectory, question: Question) -> str | None:
+        """Returns why a question is rejected by rule ('unfinished', or a code of `rewards.ssp_gate`); else None."""
+        if trajectory.finish != 'answer':
+            return 'unfinished'
+        # Queries of failed searches do not count.
+        queries: list[str] = []
+        for call in trajectory.calls_of('search'):
+            if call.error is None and call.arguments is not None:
+                queries += call.queries
+        thresholds = _CODE_GATE if self.config.ssp.code_gate else {}
+        text = question.text or None
+        return rewards.ssp_gate(text, list(question.answers), queries, **thresholds)
+
+    async def _answerability(
+        self, context, task: Task, number: int, trajectory: Trajectory, question: Question
+    ) -> str | None:
+        """Asks the checker to answer the question from the passages that the proposer read, mixed with noise.
+
+        Returns:
+          None if it gives the accepted answer, else 'unanswerable'.
+
+        Raises:
+          TaskDropped: the prompt is too long even without noise.
+        """
+        hidden: HiddenAnswer = task.payload
+        read_passages = retrieved_passages(trajectory)
+        read_ids = {passage['id'] for passage in read_passages}
+        noise = await self._noise(context, hidden, read_ids)
+        rng = identity_rng(self.config.seed, *task.identity, 2)
+        # A server is no role, and its limit is not known here.
+        checker = 'judge' if self.config.ssp.checker == 'judge' else 'checker'
+        limit = context.roles[checker].prompt_tokens if checker in context.roles else None
+        while True:
+            # Shuffled: the position of a passage must not show whether its proposer read it.
+            material = read_passages + noise
+            order = rng.permutation(len(material))
+            shuffled = [material[index] for index in order]
+            # The layout does not follow config.tools.syntax: the built-in checkpoint was trained on this prompt.
+            documents = passages_text([shuffled], 'search_r1')
+            fields = dict(documents=documents, question=question.text)
+            # If the prompt is too long, noise is dropped, one passage at a time. If it is too long even
+            # without noise, `ask` raises below.
+            if not noise or limit is None:
+                break
+            ids = context.prompt_ids(checker, 'answer_from_documents', **fields)
+            if len(ids) <= limit:
+                break
+            noise = noise[:-1]
+        identity = (*task.identity, 2, number)
+        if checker == 'judge':
+            answer = await context.judge.answer(identity, question.text, documents)
+        else:
+            # Temperature 0, because acceptance must not depend on a lucky sample.
+            (reply,) = await context.ask('checker', identity, 1, 0.0, **fields)
+            answer = final_answer(reply)
+        metric = self.config.reward.answer
+        identity = (*task.identity, 3, number)
+        value = await score(context, metric, identity, question, answer)
+        # A missing verdict rejects the question. SSP's code accepts one whose check raises an error, so a
+        # failing judge admits unchecked questions.
+        is_answered = value is not None and value >= 0.5
+        return None if is_answered else 'unanswerable'
+
+    async def _noise(self, context, hidden: HiddenAnswer, read_ids: set) -> list[Json]:
+        """Waits for the passages of the episodes in `hidden.noise_from`; returns those not in `read_ids`."""
+        noise: list[Json] = []
+        for identity in hidden.noise_from:
+            passages = await context.hosts.await_shared(tuple(identity))
+            if self.config.ssp.noise_unit == 'document':
+                passages = passages[:1]
+            # A passage that both proposers read is evidence and not noise.
+            for passage in passages:
+                if passage['id'] not in read_ids:
+                    noise.append(passage)
+        return noise
+
+    def _proposer_row(
+        self,
+        task: Task,
+        trajectory: Trajectory,
+        question: Question,
+        reason: str | None,
+        attempts: list[Row],
+    ) -> Row:
+        """Returns the row of a proposal with its reward.
+
+        Args:
+          reason: reason code of a rejected question, or None.
+          attempts: the solver's rows on the question; [] if it was rejected.
+        """
+        settings = self.config.reward
+        # Ungraded attempts are left out of the solve rate and do not count as failures.
+        scores = [row.info.score or 0.0 for row in attempts if row.drop is None]
+        info = RowInfo(question=question, valid=reason is None, rejected=reason)
+        reward = self.config.ssp.invalid_reward
+        drop = None
+        if reason is None:
+            info.solve_count = sum(value >= 0.5 for value in scores)
+            if scores:
+                # The difficulty 'one_minus' is SSP's 1 − solve rate (alg. 1): zero-sum with the solver's reward.
+                reward = rewards.difficulty(
+                    sum(scores), len(scores), settings.difficulty, settings.target
+                )
+            else:
+                # No attempt could be judged: the value of the question is unknown.
+                drop = 'ungraded'
+        group = group_of(task.identity)
+        return Row('proposer', trajectory, reward, group, {'hard': reward}, drop, info)

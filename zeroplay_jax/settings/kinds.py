@@ -1,0 +1,296 @@
+"""Bounds of config values: pydantic types whose errors say how to fix the value."""
+
+from __future__ import annotations
+
+import contextvars
+import filecmp
+import math
+import os
+import pathlib
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
+
+import pydantic
+from pydantic import AfterValidator, Field
+
+from zeroplay_jax.objectives.registry import did_you_mean
+from zeroplay_jax.retrieval import json_text
+from zeroplay_jax.retrieval.command import similar_path
+from zeroplay_jax.retrieval.objects import is_address
+from zeroplay_jax.types import UserError
+
+
+class Section(pydantic.BaseModel):
+    """A group of fields. The text below a field is its documentation."""
+
+    # Strict: 1 for a bool, or '3' for a number, is more likely a mistake than an intention. Numbers are finite, also
+    # those in lists.
+    model_config = pydantic.ConfigDict(
+        strict=True,
+        extra='forbid',
+        use_attribute_docstrings=True,
+        frozen=True,
+        allow_inf_nan=False,
+    )
+
+
+def requires(is_allowed: Callable[[Any], Any], fix: str) -> AfterValidator:
+    """Returns a pydantic validator that refuses values for which `is_allowed` is false.
+
+    The user reads 'config.FIELD=VALUE: not possible; {fix}'.
+    """
+
+    def validate(value: Any) -> Any:
+        # pydantic keeps the text of a ValueError, and `configuration.fields` shows it as the fix.
+        if not is_allowed(value):
+            raise ValueError(fix)
+        return value
+
+    return AfterValidator(validate)
+
+
+def one_of_or_function(*choices: str) -> AfterValidator:
+    """Returns a pydantic validator that accepts the built-in names `choices` and 'package.module:function'."""
+
+    def validate(value: str) -> str:
+        module, colon, function = value.partition(':')
+        is_path = colon and module and function
+        if value not in choices and not is_path:
+            fix = f'give one of {", ".join(choices)}, or package.module:function'
+            raise ValueError(fix + did_you_mean(value, choices))
+        return value
+
+    return AfterValidator(validate)
+
+
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, requires(lambda x: 0 <= x <= 1, 'give 0 to 1')]
+OpenFraction = Annotated[float, requires(lambda x: 0 < x < 1, 'give more than 0, less than 1')]
+BelowOne = Annotated[float, requires(lambda x: 0 <= x < 1, 'give 0 or more and less than 1')]
+MeshAxis = Annotated[
+    int, requires(lambda x: x == -1 or x >= 1, 'give 1 or more, or -1 for all devices that remain')
+]
+WorldSeeds = Annotated[
+    tuple[int, ...],
+    requires(
+        lambda x: len(x) == 2 and x[0] >= 0 and x[1] >= 1,
+        'give (first seed, how many), such as (0, 8)',
+    ),
+]
+# The papers ask for up to four hops, and the miniature worlds contain chains of that length.
+MAX_HOPS = 4
+HopRatio = Annotated[
+    tuple[float, ...],
+    requires(
+        lambda x: 1 <= len(x) <= MAX_HOPS and min(x) >= 0 and 0 < sum(x) < math.inf,
+        'give up to four shares, 0 or more and not all 0, such as (4, 3, 2, 1)',
+    ),
+]
+Hops = Annotated[
+    tuple[int, ...],
+    requires(
+        lambda x: x and set(x) <= set(range(1, MAX_HOPS + 1)) and len(set(x)) == len(x),
+        'give some of 1, 2, 3, 4, each once',
+    ),
+]
+Window = Annotated[
+    tuple[float, ...],
+    requires(
+        lambda x: len(x) == 2 and 0 <= x[0] <= x[1] <= 1, 'give (low, high) with 0 ≤ low ≤ high ≤ 1'
+    ),
+]
+Sizes = Annotated[
+    tuple[int, ...],
+    requires(lambda x: all(size >= 1 for size in x), 'give numbers of 1 or more, such as (64,)'),
+]
+RubricCount = Annotated[
+    tuple[int, ...],
+    requires(lambda x: len(x) == 2 and 1 <= x[0] <= x[1], 'give (fewest, most), such as (3, 5)'),
+]
+Prices = Annotated[
+    tuple[float, ...],
+    requires(
+        lambda x: len(x) == 2 and min(x) >= 0,
+        'give two prices, 0 or more, such as (0.5, 1.5)',
+    ),
+]
+
+
+def _check_request(text: str) -> str:
+    """Raises ValueError with the fix for a text that is neither '' nor a JSON object of fields that a judge may set."""
+    if not text:
+        return text
+    try:
+        request = json_text.parse_object(text)
+    except json_text.Unusable as error:
+        raise ValueError(
+            f'give a JSON object such as \'{{"reasoning_effort": "low"}}\' ({error})'
+        ) from None
+    for name in ('model', 'messages', 'stream', 'n'):
+        if name in request:
+            raise ValueError(f'take {name!r} away, which is set by other means')
+    return text
+
+
+RequestFields = Annotated[str, AfterValidator(_check_request)]
+DistillCoefficients = Annotated[
+    tuple[float, ...],
+    requires(lambda x: x and min(x) >= 0, 'give a list of weights, 0 or more, such as (0.1, 0.03)'),
+]
+
+
+# The file or folder of such a field is an input of the run: a resume on another content of it is refused.
+IS_INPUT = 'is_input'
+InputPath = Annotated[str, Field(json_schema_extra={IS_INPUT: True})]
+
+
+def _check_documents_file(path: str) -> str:
+    """Raises ValueError with the fix for a path that is neither '' nor a file."""
+    # A file in a bucket is looked up when it is fetched.
+    if path and not is_address(path) and not pathlib.Path(path).is_file():
+        fix = 'name an existing file; python -m zeroplay_jax.inputs documents writes one'
+        raise ValueError(fix + similar_path(path))
+    return path
+
+
+DocumentsFile = Annotated[InputPath, AfterValidator(_check_documents_file)]
+
+
+# ---- errors ----------------------------------------------------------------------------------------
+#
+# Errors about a config: one line with the field, its value, the problem and the fix.
+
+
+class ConfigError(UserError):
+    """A config that cannot run."""
+
+
+class Mistakes:
+    """Collects all mistakes of a config, where a run stops at the first.
+
+    Attributes:
+      lines: the mistakes, in the order of the checks.
+      fields: dotted names of the fields about which there is a line, and of those that are not to be judged.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.fields: set[str] = set()
+
+    def note(self, line: str, field: str = '') -> None:
+        """Adds a line, unless there is one about the field: a later one is a consequence of the first."""
+        is_consequence = bool(field) and field in self.fields
+        if not is_consequence and line not in self.lines:
+            self.lines.append(line)
+            self.fields.add(field)
+
+    def of(self, check: Callable[..., object], *arguments: Any) -> None:
+        """Calls a check and notes what it refuses.
+
+        Behind a mistake that `fail` reports the check goes on with the refused value, so it may also crash: that is
+        ignored.
+        """
+        token = _collector.set(self)
+        count = len(self.lines)
+        try:
+            check(*arguments)
+        except UserError as error:
+            field = re.match(r'config\.([\w.]+)[=:]', str(error))
+            self.note(str(error), field[1] if field else '')
+        except Exception:
+            if len(self.lines) == count:
+                raise
+        finally:
+            _collector.reset(token)
+
+
+_collector: contextvars.ContextVar[Mistakes | None] = contextvars.ContextVar(
+    'mistakes', default=None
+)
+
+
+def fail(field: str, value: Any, problem: str, fix: str) -> NoReturn:  # type: ignore[misc]
+    """Raises ConfigError for `config.{field}`. Under `Mistakes.of` the line is noted and the function returns."""
+    # Texts are written without quotes, as on a command line; an empty one would be invisible and keeps them.
+    value_text = repr(value)
+    if isinstance(value, str) and value:
+        value_text = value
+    line = f'config.{field}={value_text}: {problem}; {fix}'
+    collector = _collector.get()
+    if collector is None:
+        raise ConfigError(line)
+    # The checks are written for a function that does not return; `Mistakes.of` says what happens behind it.
+    collector.note(line, field)
+
+
+# ---- paths -----------------------------------------------------------------------------------------
+#
+# Folders that come with the package.
+
+
+PACKAGE = pathlib.Path(__file__).parents[1]
+# The checkpoint behind policy.path=''.
+BUILT_IN_CHECKPOINT = PACKAGE / 'mini' / 'base'
+# A small policy that also sets and does open tasks (configs/scope.py:mini).
+OPEN_CHECKPOINT = PACKAGE / 'mini' / 'open' / 'base'
+# Answers some questions of every hop count: three steps have something to learn (configs/drzero.py:mini).
+HOPS_CHECKPOINT = PACKAGE / 'mini' / 'hops' / 'base'
+CONFIGS = PACKAGE / 'configs'
+# A small policy that reads English, for texts of the user (configs/english.py).
+ENGLISH_CHECKPOINT = PACKAGE / 'mini' / 'english' / 'base'
+# Fifteen short texts, an example of a user's corpus.
+EXAMPLE_TEXTS = PACKAGE / 'mini' / 'texts'
+# Files of a policy folder that a run reads; a README may change.
+POLICY_SUFFIXES = ('.json', '.safetensors', '.jinja', '.txt')
+# Path of a checkpoint or text that some clone or installation of the project brings.
+_IN_A_CLONE = re.compile(r'/(?:.*/)?(zeroplay_jax/mini/.+)')
+
+
+def built_in_name(path: str) -> str:
+    """Returns the name of a file or folder that comes with the package, such as 'zeroplay_jax/mini/clean'.
+
+    The name is the same in all clones of the project. A path in a clone that was moved or removed has it, too. Any
+    other text is returned as it is.
+    """
+    match = _IN_A_CLONE.fullmatch(os.path.normpath(path))
+    if match is None:
+        return path
+    local_path = PACKAGE.parent / match[1]
+    if not os.path.exists(local_path):
+        return path
+    # A clone that still exists may have changed its files.
+    if os.path.exists(path) and not _has_same_content(path, local_path):
+        return path
+    return match[1]
+
+
+def _has_same_content(path: str, local_path: pathlib.Path) -> bool:
+    """Returns whether two files, or two folders in the files that a run reads, have the same bytes."""
+    if os.path.samefile(path, local_path):
+        return True
+    if os.path.isfile(path) and local_path.is_file():
+        return filecmp.cmp(path, local_path, shallow=False)
+    if not (os.path.isdir(path) and local_path.is_dir()):
+        return False
+    names = _names_of_read_files(path)
+    if names != _names_of_read_files(local_path):
+        return False
+    equal_names, _, _ = filecmp.cmpfiles(path, local_path, names, shallow=False)
+    return sorted(equal_names) == names
+
+
+def _names_of_read_files(folder: str | pathlib.Path) -> list[str]:
+    return sorted(name for name in os.listdir(folder) if name.endswith(POLICY_SUFFIXES))
+
+
+def built_in_path(text: str) -> str:
+    """Returns the path, in this clone, of what `built_in_name` names; any other text as it is."""
+    name = os.path.normpath(built_in_name(text))
+    path = PACKAGE.parent / name
+    if name.startswith('zeroplay_jax/mini/') and os.path.exists(path):
+        return str(path)
+    return text

@@ -1,0 +1,617 @@
+"""A run whose workdir is in a bucket: it works in a local folder, which is mirrored while the run goes on.
+
+Of a run of several processes each has a local folder of its own, and uploads the shards that it owns.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import os
+import pathlib
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from zeroplay_jax.learner import checkpoint
+from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
+from zeroplay_jax.retrieval import objects, progress
+from zeroplay_jax.retrieval.downloads import THREADS
+from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.runtime import workdir as run_workdir
+from zeroplay_jax.runtime.disk import file_digests
+from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.runtime.remote_workdir import (
+    CHECKPOINT_FOLDERS,
+    LEASE_FILE,
+    RUN_FILE,
+    Lease,
+    Manifest,
+    RemoteFile,
+    RemoteWorkdir,
+    checkpoint_files,
+    manifest_of,
+    manifest_text,
+    spool,
+)
+from zeroplay_jax.training.mirror import DOWNLOADS, RECORDS, SUFFIX_DIGITS, Mirror, PartMirror
+from zeroplay_jax.training.uploads import Parts
+from zeroplay_jax.types import Preempted, TrainingStopped, UserError
+
+# Between two looks whether everything is uploaded.
+_WAIT_SECONDS = 0.1
+# Between two looks whether a local folder is free.
+_LOCK_SECONDS = 0.5
+# In which a process ends after it has missed the heartbeat of process 0.
+_STOP_SECONDS = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a run works. All processes must call the methods.
+
+    Attributes:
+      hosts: processes of the run.
+      workdir: local folder.
+      damage_lines: lines about damaged checkpoints of a run in a bucket; [] on all processes but the first.
+      mirror: uploads the folder of a run in a bucket: all of it in the first process, and checkpoints only in the
+        others; None for a workdir that is a folder.
+    """
+
+    hosts: Hosts
+    workdir: pathlib.Path
+    damage_lines: list[str] = dataclasses.field(default_factory=list)
+    mirror: Mirror | PartMirror | None = None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the folder belongs to a workdir in a bucket."""
+        return self.mirror is not None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all processes have the same folder."""
+        return self.mirror is None or self.hosts.count == 1
+
+    def raise_if_failed(self) -> None:
+        """Raises UserError (one line) if uploads have failed for `config.bucket.seconds`."""
+        if self.mirror is not None:
+            self.hosts.run_on_all_and_gather(self.mirror.raise_if_failed)
+
+    def wait(self) -> None:
+        """Waits until the newest checkpoint is in the bucket; raises as `raise_if_failed`."""
+        if self.mirror is None:
+            return
+        # Process 0 must not wait for one whose uploads have failed.
+        while any(self.hosts.run_on_all_and_gather(self.mirror.is_pending)):
+            time.sleep(_WAIT_SECONDS)
+
+    def upload_results(self) -> None:
+        """Uploads everything that the run has written; raises as `raise_if_failed`."""
+        self.wait()
+        self._call_in_first(Mirror.upload_results)
+
+    def delete_policies(self) -> None:
+        """Removes exported policies from the bucket; raises as `raise_if_failed`."""
+        self._call_in_first(Mirror.delete_policies)
+
+    def _call_in_first(self, method: Callable[[Mirror], None]) -> None:
+        if self.mirror is None:
+            return
+
+        def call() -> None:
+            if isinstance(self.mirror, Mirror):
+                method(self.mirror)
+
+        self.hosts.run_on_all_and_gather(call)
+
+
+@contextlib.contextmanager
+def opened(hosts: Hosts, workdir: str | pathlib.Path, config) -> Iterator[Place]:
+    """Returns a context with the local folder of a run; a folder as it is.
+
+    For a workdir in a bucket, the first process takes the lease, and all bring the newest checkpoint down and upload
+    until the context ends. If the run ends early by itself or by SIGTERM, the last checkpoint is uploaded before. All
+    processes must call it.
+
+    Raises:
+      UserError: one line; the bucket, the run in it or the local folder cannot be used.
+      WorkdirError: another process has the lease, or a local folder for longer than processes of a killed run live.
+    """
+    if not objects.is_address(workdir):
+        yield Place(hosts, pathlib.Path(workdir))
+        return
+    with contextlib.ExitStack() as stack:
+        opened_runs: list[_Run] = []
+
+        def open_in_first() -> _Shared | None:
+            if not hosts.is_first:
+                return None
+            run = stack.enter_context(_opened(hosts, str(workdir), config))
+            opened_runs.append(run)
+            return run.shared()
+
+        shared = hosts.run_on_all_and_gather(open_in_first)[0]
+        run = opened_runs[0] if opened_runs else None
+        folder = _folder(hosts, config, shared[0], str(workdir))
+        # A process of a run whose first process was killed may still write its folder, which no lease protects.
+        seconds = config.distributed.heartbeat + _STOP_SECONDS
+        reserved = _reserved(folder, str(workdir), seconds)
+        hosts.run_on_all_and_gather(lambda: stack.enter_context(reserved))
+        if hosts.count == 1:
+            assert run is not None
+            place = _place_of_one(hosts, run, folder, config)
+        else:
+            place = _place_of_several(hosts, str(workdir), shared, run, folder, config)
+        if place.mirror is not None:
+            stack.callback(place.mirror.close)
+        try:
+            yield place
+        except (Preempted, TrainingStopped) as error:
+            try:
+                place.wait()
+            except UserError as failure:
+                # The status of the end is what a launch script looks at.
+                error.args = (f'{error}. {failure}',)
+            raise
+
+
+# Id of the run, digits of the id of the lease, and the complete steps in the bucket as text.
+_Shared = tuple[str, str, list[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """A run in a bucket that the first process has opened.
+
+    Attributes:
+      remote: its workdir.
+      run_id: its id.
+      lease: of this process on the workdir.
+      manifests: complete steps in the bucket.
+    """
+
+    remote: RemoteWorkdir
+    run_id: str
+    lease: Lease
+    manifests: dict[int, Manifest]
+
+    def shared(self) -> _Shared:
+        """Returns what the other processes need."""
+        texts = [manifest_text(step, files).decode() for step, files in self.manifests.items()]
+        return self.run_id, self.lease.id[:SUFFIX_DIGITS], texts
+
+
+@contextlib.contextmanager
+def _opened(hosts: Hosts, address: str, config) -> Iterator[_Run]:
+    """Takes the lease of a run in a bucket, in the first process; returns a context with the run.
+
+    Raises:
+      UserError, WorkdirError: as `opened`.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            remote = RemoteWorkdir.open(address)
+            # A folder of other objects is refused before a lease is written to it.
+            remote.run_id()
+            lease = Lease(remote.bucket, remote.name(LEASE_FILE))
+            stack.callback(lease.release)
+            # Read after the lease was taken, because its last holder wrote them, or removed the id of its run.
+            stored_id = remote.run_id()
+            run_id = stored_id or remote.create_run()
+            if stored_id is None:
+                folder = _folder(hosts, config, run_id, address)
+                stack.callback(_remove_unless_begun, remote, folder, lease)
+            manifests = remote.manifests()
+        except RetrievalError as error:
+            raise UserError(str(error)) from None
+        yield _Run(remote, run_id, lease, manifests)
+
+
+def _folder(hosts: Hosts, config, run_id: str, address: str) -> pathlib.Path:
+    """Returns the local folder of this process."""
+    process = hosts.index if hosts.count > 1 else None
+    _, path = objects.split(address)
+    return spool(config.bucket.spool, run_id, path, process)
+
+
+@contextlib.contextmanager
+def _reserved(folder: pathlib.Path, address: str, seconds: float) -> Iterator[None]:
+    """Reserves the local folder of this process while the context is open.
+
+    Args:
+      folder: the folder.
+      address: of the run.
+      seconds: to wait for a process that has the folder.
+
+    Raises:
+      InUse: one line; the folder is still in use by another process.
+      UserError: one line; the folder cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            # The lock lies beside the folder of the run, so that a run that does not begin leaves none.
+            _enter_when_free(stack, folder.parent, address, seconds)
+        except OSError as error:
+            raise unwritable(folder, error) from None
+        yield
+
+
+def _enter_when_free(
+    stack: contextlib.ExitStack, folder: pathlib.Path, address: str, seconds: float
+) -> None:
+    """Reserves a folder until the stack is closed; waits for another process that has it, with a line on stderr."""
+    place = f'local folder {folder} on {socket.gethostname()}'
+    deadline: float | None = None
+    while True:
+        try:
+            stack.enter_context(run_workdir.locked(folder))
+            return
+        except run_workdir.InUse:
+            pass
+        now = time.monotonic()
+        if deadline is None:
+            print(
+                f'waits up to {seconds:.0f} s for the process that has the {place}', file=sys.stderr
+            )
+            deadline = now + seconds
+        if now >= deadline:
+            raise run_workdir.InUse(
+                f'{address}: another process has the {place}; end it, or wait until it has ended'
+            )
+        time.sleep(_LOCK_SECONDS)
+
+
+def _place_of_one(hosts: Hosts, run: _Run, folder: pathlib.Path, config) -> Place:
+    """Returns the place of a run of one process, with its newest checkpoint."""
+    remote, manifests = run.remote, run.manifests
+    try:
+        lines = bring_down(remote, folder, manifests)
+    except RetrievalError as error:
+        raise UserError(str(error)) from None
+    keep, seconds = config.checkpoint.keep, config.bucket.seconds
+    mirror = Mirror(remote, folder, run.lease, manifests, keep, seconds)
+    return Place(hosts, folder, lines, mirror)
+
+
+def _place_of_several(
+    hosts: Hosts,
+    address: str,
+    shared: _Shared,
+    run: _Run | None,
+    folder: pathlib.Path,
+    config,
+) -> Place:
+    """Returns the place of this process of several, with the newest checkpoint.
+
+    Args:
+      hosts: processes of the run.
+      address: of its workdir.
+      shared: what the first process has found.
+      run: the run, in the first process.
+      folder: local folder of this process.
+      config: of the run.
+    """
+    _, lease, texts = shared
+    manifests: dict[int, Manifest] = {}
+    for text in texts:
+        step, files = manifest_of(text.encode())
+        assert files is not None
+        manifests[step] = files
+
+    def open_on_each() -> RemoteWorkdir:
+        try:
+            return RemoteWorkdir.open(address)
+        except RetrievalError as error:
+            raise UserError(str(error)) from None
+
+    remotes: list[RemoteWorkdir] = []
+    # A host without credentials is an error in all processes.
+    hosts.run_on_all_and_gather(lambda: remotes.append(open_on_each()))
+    (remote,) = remotes
+    lines = bring_down_on_all(hosts, remote, folder, manifests)
+    parts = Parts(remote, lease, hosts.count)
+    keep, seconds = config.checkpoint.keep, config.bucket.seconds
+    if run is None:
+        newest = max(manifests, default=-1)
+        part_mirror = PartMirror(remote, folder, parts, hosts.index, newest, seconds)
+        return Place(hosts, folder, mirror=part_mirror)
+    mirror = Mirror(remote, folder, run.lease, manifests, keep, seconds, parts)
+    return Place(hosts, folder, lines, mirror)
+
+
+def _remove_unless_begun(remote: RemoteWorkdir, folder: pathlib.Path, lease: Lease) -> None:
+    """Removes the id of a run that did not begin, so that the address is empty again."""
+    if (folder / 'config.json').exists():
+        return
+    with contextlib.suppress(RetrievalError):
+        if lease.renew():
+            remote.bucket.delete(remote.name(RUN_FILE))
+
+
+# ---- mirror restore --------------------------------------------------------------------------------
+#
+# Brings the newest whole checkpoint of a run down from a bucket, with the logs up to it.
+
+
+_DAMAGED = 'damaged'
+
+
+def bring_down(
+    remote: RemoteWorkdir, folder: pathlib.Path, manifests: dict[int, Manifest]
+) -> list[str]:
+    """Makes the newest whole checkpoint the newest one of a local folder; returns a line about each damaged one.
+
+    A step in the local folder is taken as it is if it is whole and either not in the bucket, because the process died
+    before it was uploaded, or the same there. Any other one is downloaded, with logs and records.
+
+    The steps that are found damaged are moved to folder/damaged, or are no steps any more in the bucket: they are
+    removed from `manifests` as well.
+
+    Args:
+      remote: workdir of the run in a bucket.
+      folder: local folder of the run; it is created only if something is downloaded.
+      manifests: complete steps in the bucket.
+
+    Raises:
+      UserError: one line; there are steps, and all of them are damaged.
+      RetrievalError: the bucket cannot be read.
+    """
+    lines: list[str] = []
+    candidates = sorted({*saved_steps(folder / FOLDER), *manifests}, reverse=True)
+    for step in candidates:
+        manifest = manifests.get(step)
+        if _is_local(folder, step, manifest):
+            damage = checkpoint.find_damage(folder / FOLDER / str(step))
+            if not damage:
+                _conclude(lines, step, candidates[0])
+                return lines
+            target = folder / _DAMAGED / str(step)
+            _move(folder / FOLDER / str(step), target)
+            lines.append(f'checkpoint {step} is damaged: {damage}; it is now in {target}')
+        if manifest is not None:
+            damage = _download(remote, folder, step, manifest)
+            if not damage:
+                _conclude(lines, step, candidates[0])
+                return lines
+            # A damaged step must not count among those that are kept.
+            remote.delete_manifest(step)
+            del manifests[step]
+            lines.append(f'checkpoint {step} of {remote.address} is damaged: {damage}')
+    if candidates:
+        raise _all_damaged(remote, lines)
+    return []
+
+
+def bring_down_on_all(
+    hosts: Hosts, remote: RemoteWorkdir, folder: pathlib.Path, manifests: dict[int, Manifest]
+) -> list[str]:
+    """Makes the newest whole step in the bucket the only checkpoint of the folder of each process.
+
+    For runs of several processes, each of which has saved its own shards in a folder of its own and needs those of all.
+    What is in the folder already is not downloaded. Steps in the folders that are not in the bucket are removed: the
+    processes may have died before all of them saved it. All processes must call it.
+
+    Args:
+      hosts: processes of the run.
+      remote: as in `bring_down`.
+      folder: local folder of this process.
+      manifests: complete steps in the bucket, equal in all processes; damaged ones are removed.
+
+    Returns:
+      A line about each damaged step, equal in all processes.
+
+    Raises:
+      UserError: one line; there are steps, and all of them are damaged, or the bucket cannot be read or the folder of
+        a process cannot be written.
+    """
+    lines: list[str] = []
+    candidates = sorted(manifests, reverse=True)
+    for step in candidates:
+        # Only process 0 writes logs and records.
+        files = manifests[step] if hosts.is_first else checkpoint_files(manifests[step])
+        with _staged_on_all(hosts, remote, folder, step, files) as damage:
+            if not damage:
+                hosts.run_on_all_and_gather(functools.partial(_replace, folder))
+        if not damage:
+            _conclude(lines, step, candidates[0])
+            return lines
+        hosts.run_on_all_and_gather(functools.partial(_delete_manifest, hosts, remote, step))
+        del manifests[step]
+        lines.append(f'checkpoint {step} of {remote.address} is damaged: {damage}')
+    if candidates:
+        raise _all_damaged(remote, lines)
+    hosts.run_on_all_and_gather(functools.partial(_remove_checkpoints, folder))
+    return []
+
+
+@contextlib.contextmanager
+def _staged_on_all(
+    hosts: Hosts, remote: RemoteWorkdir, folder: pathlib.Path, step: int, files: Manifest
+) -> Iterator[str]:
+    """Downloads files into a folder that exists in this context only; returns their damage in any process, or ''."""
+    staging = folder / DOWNLOADS
+
+    def download() -> str:
+        # Of a process that was killed.
+        shutil.rmtree(staging, ignore_errors=True)
+        try:
+            return _download_whole(remote, staging, files, folder, hosts.is_first)
+        except RetrievalError as error:
+            raise UserError(str(error)) from None
+
+    try:
+        with progress.clock(f'download step {step}', hosts.is_first):
+            damages = hosts.run_on_all_and_gather(download)
+        yield next(filter(None, damages), '')
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _delete_manifest(hosts: Hosts, remote: RemoteWorkdir, step: int) -> None:
+    """Removes the object that makes a damaged step complete, in process 0."""
+    if not hosts.is_first:
+        return
+    try:
+        remote.delete_manifest(step)
+    except RetrievalError as error:
+        raise UserError(str(error)) from None
+
+
+def _all_damaged(remote: RemoteWorkdir, lines: list[str]) -> UserError:
+    return UserError(
+        f'{remote.address}: all checkpoints are damaged ({lines[0]}); choose another workdir'
+    )
+
+
+def _replace(folder: pathlib.Path) -> None:
+    """Replaces all steps of a local folder by the downloaded one.
+
+    Raises:
+      UserError: one line; the folder cannot be written.
+    """
+    _remove_checkpoints(folder)
+    try:
+        _install(folder, folder / DOWNLOADS)
+    except OSError as error:
+        raise unwritable(folder, error) from None
+
+
+def _remove_checkpoints(folder: pathlib.Path) -> None:
+    """Removes all steps from a local folder.
+
+    Raises:
+      UserError: one line; the folder cannot be written.
+    """
+    for name in CHECKPOINT_FOLDERS:
+        try:
+            shutil.rmtree(folder / name)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise unwritable(folder, error) from None
+
+
+def unwritable(folder: pathlib.Path, error: OSError) -> UserError:
+    """Returns the error of a run whose local folder cannot be written."""
+    return UserError(
+        f'{folder}: cannot be written ({error}); free disk space, change its rights, or set '
+        'config.bucket.spool to another folder'
+    )
+
+
+def _conclude(lines: list[str], step: int, newest: int) -> None:
+    """Adds to the last line what the run does, if there is one."""
+    if lines and step < newest:
+        lines[-1] += (
+            f'; the run resumes from {step}, and steps {step} to {newest - 1} are run again'
+        )
+
+
+def _is_local(folder: pathlib.Path, step: int, manifest: Manifest | None) -> bool:
+    """Returns whether the local folder has a step, and the bucket the same or none of this number."""
+    path = f'{FOLDER}/{step}/{checkpoint.FILE_NAME}'
+    if not (folder / path).is_file():
+        return False
+    if manifest is None:
+        return True
+    # Equal checksums mean equal files. In a run that is not deterministic, another machine may have run the step anew.
+    (digest,) = file_digests([folder / path])
+    return path in manifest and manifest[path].sha256 == digest
+
+
+def _download(remote: RemoteWorkdir, folder: pathlib.Path, step: int, manifest: Manifest) -> str:
+    """Downloads a step into the local folder, if it is whole; returns its damage in words, or ''."""
+    staging = folder / DOWNLOADS
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        with progress.clock(f'download step {step}'):
+            damage = _download_whole(remote, staging, manifest)
+        if not damage:
+            _install(folder, staging)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return damage
+
+
+def _download_whole(
+    remote: RemoteWorkdir,
+    staging: pathlib.Path,
+    manifest: Manifest,
+    present: pathlib.Path | None = None,
+    has_records: bool = True,
+) -> str:
+    """Downloads the files of a step, and the records as they are now; returns the damage in words, or ''.
+
+    Args:
+      remote: workdir of the run in a bucket.
+      staging: gets the files.
+      manifest: the files.
+      present: a folder whose files are linked instead, where they are equal.
+      has_records: whether records are downloaded, too.
+    """
+    paths = list(manifest)
+    names = {path: file.object for path, file in manifest.items()}
+    for name in RECORDS if has_records else ():
+        names.setdefault(name, name)
+
+    def download(path: str) -> str:
+        target = staging / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if present is not None and path in manifest and _is_equal(present / path, manifest[path]):
+            os.link(present / path, target)
+            return ''
+        try:
+            remote.bucket.download(remote.name(names[path]), target)
+        except FileNotFoundError:
+            # Records may be younger than the step, such as that of the report, or not written by this run.
+            return f'{path} is missing' if path in manifest else ''
+        return ''
+
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as threads:
+        missing = list(filter(None, threads.map(download, names)))
+    if missing:
+        return missing[0]
+    digests = file_digests([staging / path for path in paths])
+    for path, digest in zip(paths, digests, strict=True):
+        # A run that is started writes its records anew, so those of an older step may have changed.
+        if digest != manifest[path].sha256 and path not in RECORDS:
+            return f'{path} differs from its checksum'
+    return ''
+
+
+def _is_equal(path: pathlib.Path, file: RemoteFile) -> bool:
+    """Returns whether a local file has the content of a file of a step."""
+    if not path.is_file() or path.stat().st_size != file.size:
+        return False
+    (digest,) = file_digests([path])
+    return digest == file.sha256
+
+
+def _install(folder: pathlib.Path, staging: pathlib.Path) -> None:
+    """Moves downloaded files into the local folder, the checkpoint last."""
+    # Curves of later steps, and logs of another machine, would be mixed with them.
+    for pattern in ('*.jsonl', 'events.out.tfevents.*'):
+        for path in folder.glob(pattern):
+            path.unlink()
+    for path in sorted(staging.iterdir()):
+        if path.is_file():
+            os.replace(path, folder / path.name)
+    # The run's own step comes last: with it the run counts as begun.
+    for name in reversed(CHECKPOINT_FOLDERS):
+        if not (staging / name).is_dir():
+            continue
+        (folder / name).mkdir(exist_ok=True)
+        for step in (staging / name).iterdir():
+            _move(step, folder / name / step.name)
+
+
+def _move(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Renames a folder; one that is at the target is removed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(target, ignore_errors=True)
+    os.rename(source, target)

@@ -1,0 +1,453 @@
+"""Writes trained weights as folders that other libraries load, and fingerprints of the weights of a run."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from zeroplay_jax.learner.learner import Learner
+from zeroplay_jax.learner.weights_view import FrozenBase, weights_fingerprint
+from zeroplay_jax.policy import adapter_folders, adapters, hf, sharding
+from zeroplay_jax.policy.adapter_config import AdapterConfig
+from zeroplay_jax.policy.config_fields import is_wrapped
+from zeroplay_jax.policy.transformer import ModelConfig, Params
+from zeroplay_jax.retrieval import downloads, json_text
+from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.environment import Environment
+from zeroplay_jax.rollout.tokens import END_OF_TURN_FIELD, Codec
+from zeroplay_jax.selfplay.context import Role
+from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.selfplay.role_environment import role_environment
+from zeroplay_jax.settings.kinds import built_in_name
+from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
+from zeroplay_jax.training import build
+from zeroplay_jax.training.build import weights_of_roles
+from zeroplay_jax.training.tool_record import ATTRIBUTES, Listing
+from zeroplay_jax.types import Json
+
+
+def write_policy(
+    config,
+    context: build.RunContext,
+    learner: Learner,
+    texts: dict[str, str],
+    adapter_texts: dict[str, str],
+    folder: pathlib.Path,
+) -> None:
+    """Writes the weights of a learner to a folder; all processes must call it.
+
+    It is a folder of Hugging Face with whole weights; with `policy.adapters` one of PEFT, and with
+    `policy.adapters.merge` there is a folder of whole weights beside it, with '-merged' behind its name.
+
+    Args:
+      texts: further files of a folder with whole weights.
+      adapter_texts: the same of a folder with an adapter.
+      folder: must not exist. A folder beside it that exists is left as it is.
+    """
+    if context.base is None:
+        hf.save(folder, context.model, learner.params, like=context.folder, texts=texts)
+        return
+    merged_folder = folder.with_name(f'{folder.name}-merged')
+    hosts = context.rollouts.hosts
+    # Written first, so that both are there when the other one is. The first process decides for all.
+    if config.policy.adapters.merge and not hosts.gather(merged_folder.exists())[0]:
+        write_merged(
+            context.folder, context.model, context.base, learner.params, merged_folder, texts
+        )
+    write_adapter(config, context.folder, context.model, learner.params, folder, adapter_texts)
+
+
+def write_adapter(
+    config,
+    base: pathlib.Path,
+    model: ModelConfig,
+    adapter: Params,
+    folder: pathlib.Path,
+    texts: dict[str, str] | None = None,
+) -> None:
+    """Writes an adapter of a run as a PEFT folder.
+
+    Args:
+      config: config of the run.
+      base: folder of the base.
+      model: its architecture.
+      texts: further files of the folder.
+    """
+    settings = config.policy.adapters
+    modules: tuple[str, ...] = ()
+    if is_wrapped(base):
+        modules = adapter_folders.wrapped_modules(model, settings.linears)
+    adapter_config = AdapterConfig(
+        rank=settings.rank,
+        alpha=settings.alpha,
+        linears=tuple(sorted(settings.linears)),
+        base=base.resolve(),
+        modules=modules,
+    )
+    adapter_folders.save(folder, model, adapter_config, adapter, texts)
+
+
+def write_merged(
+    like: pathlib.Path,
+    model: ModelConfig,
+    base: FrozenBase,
+    adapter: Params,
+    folder: pathlib.Path,
+    texts: dict[str, str] | None = None,
+) -> None:
+    """Writes the weights of a base with an adapter, float32, as a folder of Hugging Face.
+
+    Args:
+      like: folder of the base.
+      model: its architecture.
+      base: its weights, as updates read them.
+      texts: further files of the folder.
+    """
+    joined = adapters.join(base.params, adapter)
+    shapes = jax.eval_shape(adapters.merged, joined)
+    layout = sharding.parameter_shardings(shapes, base.mesh, training_layout=True)
+    whole = jax.jit(adapters.merged, out_shardings=layout)(joined)
+    hf.save(folder, model, whole, like=like, texts=texts)
+
+
+def fingerprints(engine: Engine) -> dict[str, list[int]]:
+    """Returns name of weights → their fingerprint."""
+    return {
+        name: weights_fingerprint(learner.params, learner.mesh)
+        for name, learner in engine.learners.items()
+    }
+
+
+# ---- model card ------------------------------------------------------------------------------------
+#
+# Files that say how to run an exported policy: README.md, which is a model card, and generation_config.json.
+
+
+_GENERATION_FILE = 'generation_config.json'
+
+
+def export_texts(
+    config,
+    folder: pathlib.Path,
+    roles: Sequence[Role],
+    templates: Json,
+    weights: str,
+    step: int | None = None,
+) -> dict[str, str]:
+    """Returns the texts of README.md and generation_config.json for an exported policy.
+
+    Args:
+      config: config of the run.
+      folder: checkpoint folder that the run started from.
+      roles: roles that the policy plays, at least one; the evaluated one first.
+      templates: prompts by name.
+      weights: name of the policy.
+      step: number of the checkpoint, if the folder is not that of the end of the run in its workdir.
+    """
+    return {
+        'README.md': model_card(config, folder, roles, templates, weights, step=step),
+        _GENERATION_FILE: generation_config(folder, [role.env for role in roles]),
+    }
+
+
+def generation_config(folder: pathlib.Path, environments: Sequence[Environment]) -> str:
+    """Returns generation_config.json: that of the start, with every stop string that is one token as an end token.
+
+    Without it `generate` would write the result of a call itself, instead of stopping behind the call. The end tokens
+    of the start are kept in a field of their own, which this package reads.
+    """
+    codec = environments[0].codec
+    path = folder / _GENERATION_FILE
+    fields: dict[str, object] = {}
+    if path.is_file():
+        fields = json_text.read_object(path, float)
+    end_ids = list(codec.eos_ids)
+    for stop in stop_strings(environments):
+        ids = codec.encode(stop)
+        if len(ids) == 1 and ids[0] not in end_ids:
+            end_ids.append(ids[0])
+    fields[END_OF_TURN_FIELD] = list(codec.eos_ids)
+    fields['eos_token_id'] = end_ids
+    return json.dumps(fields, indent=2) + '\n'
+
+
+def stop_strings(environments: Sequence[Environment]) -> list[str]:
+    """Returns the strings that end a turn of any of the environments, each once."""
+    # A dict keeps the order.
+    stops: dict[str, None] = {}
+    for environment in environments:
+        stops.update(dict.fromkeys(environment.stops))
+    return list(stops)
+
+
+def _base_name(folder: pathlib.Path) -> str:
+    """Returns how a card calls a checkpoint: its name on the Hub or in this package, else the name of its folder."""
+    hub_name = downloads.name_of(str(folder))
+    if downloads.is_name(hub_name):
+        return hub_name.removeprefix(downloads.PREFIX)
+    resolved = str(folder.resolve())
+    name = built_in_name(resolved)
+    return name if name != resolved else folder.resolve().name
+
+
+def model_card(
+    config,
+    folder: pathlib.Path,
+    roles: Sequence[Role],
+    templates: Json,
+    weights: str,
+    is_adapter: bool = False,
+    step: int | None = None,
+) -> str:
+    """Returns the model card in Markdown with a YAML header.
+
+    Args:
+      config, folder, roles, templates, weights, step: as of `export_texts`.
+      is_adapter: whether the folder has an adapter (PEFT) and not whole weights.
+    """
+    base = _base_name(folder)
+    environments = [role.env for role in roles]
+    stops = stop_strings(environments)
+    role_names = ', '.join(role.name for role in roles)
+    recipe = config.recipe
+    header = [
+        '---',
+        # JSON texts are YAML texts: a name may hold a colon.
+        f'base_model: {json.dumps(base)}',
+        f'library_name: {"peft" if is_adapter else "transformers"}',
+        'pipeline_tag: text-generation',
+        'tags: [zeroplay_jax, search-agent, self-play, reinforcement-learning]',
+        '---',
+    ]
+    tools = ', '.join(config.tools.names)
+    origin = 'the base' if is_adapter else 'this folder'
+    lines = [
+        *header,
+        f'# {weights}, trained by self-play',
+        '',
+        '| | |',
+        '|---|---|',
+        f'| base | `{base}` |',
+        *_adapter_rows(config, is_adapter),
+        f'| recipe | `{recipe}`, seed {config.seed} |',
+        f'| roles | {role_names} |',
+        f'| tools | {tools} |',
+        f'| call syntax | `{config.tools.syntax}` |',
+        f'| prompts | `{config.prompts}` |',
+        f'| limits | {_limits(config.rollout)} |',
+        '',
+        *_origin(step),
+        '',
+        '## Prompts',
+        '',
+        f'A prompt is one user message, rendered by the chat template of {origin}. Fields in braces are filled in.',
+        '',
+    ]
+    for role in roles:
+        lines += [f'`{role.name}`:', '', '```text', prompt_text(role, templates), '```', '']
+    lines += _turns(roles[0], stops)
+    limit = roles[0].env.limits.turn_tokens
+    lines += _adapter_usage(base, stops, limit) if is_adapter else _usage(stops, limit)
+    lines += [
+        '',
+        'With zeroplay_jax, searches included: `python -m zeroplay_jax.ask --policy FOLDER --index INDEX "question"`.',
+    ]
+    return '\n'.join(lines) + '\n'
+
+
+def prompt_text(role: Role, templates: Json) -> str:
+    """Returns the prompt of a role as text: with the explanation of its tools, and its other fields in braces."""
+    template = templates[role.prompt]
+    explanation = role.env.syntax.explain(role.env.tools)
+    fields = {}
+    for _, name, _, _ in string.Formatter().parse(template):
+        if name is not None and name != 'tools':
+            fields[name] = '{' + name + '}'
+    (message,) = prompts.fill(template, explanation, **fields)
+    return ''.join(message['content'])
+
+
+def _limits(rollout) -> str:
+    """Returns the limits of a rollout in words."""
+    limits = (
+        f'{rollout.max_turns} turns of {rollout.turn_tokens} tokens, results of '
+        f'{rollout.observation_tokens}'
+    )
+    if rollout.response_tokens:
+        limits += f', {rollout.response_tokens} behind the prompt'
+    return limits
+
+
+def _origin(step: int | None) -> list[str]:
+    """Returns the lines about the run; `step` as of `export_texts`."""
+    if step is not None:
+        return [
+            f'It was trained with zeroplay_jax; the weights are those of checkpoint {step} of its run. The figures of',
+            'the run are in `metrics.jsonl` of its workdir. The licence is that of the base.',
+        ]
+    return [
+        'It was trained with zeroplay_jax; the figures of its run are in `summary.json` and `report.html` of the',
+        'workdir, two folders above this one. The licence is that of the base.',
+    ]
+
+
+def _adapter_rows(config, is_adapter: bool) -> list[str]:
+    """Returns the rows of the card's table about an adapter, or about the one that was merged into whole weights."""
+    settings = config.policy.adapters
+    if not settings.rank:
+        return []
+    layers = ', '.join(settings.linears)
+    place = '' if is_adapter else ', merged into these weights'
+    rows = [
+        f'| adapter | LoRA of rank {settings.rank}, alpha {settings.alpha:g}, on {layers}{place} |'
+    ]
+    if settings.quantize != 'none':
+        # The base of an adapter is as it is on disk; merged weights are those that were trained over.
+        rows.append(f'| trained over | the base with linear layers in {settings.quantize}{place} |')
+    return rows
+
+
+def _turns(role: Role, stops: Sequence[str]) -> list[str]:
+    """Returns the lines about where a turn ends."""
+    return [
+        '## Turns',
+        '',
+        f'A turn ends behind one of the stop strings `{_listed(stops)}`. Behind a call, append its result and let the',
+        'policy write on; it must not write the result itself:',
+        '',
+        '```text',
+        _result_text(role.env, role.env.codec),
+        '```',
+        '',
+    ]
+
+
+def _listed(stops: Sequence[str]) -> str:
+    return json.dumps(list(stops), ensure_ascii=False)
+
+
+def _usage(stops: Sequence[str], limit: int) -> list[str]:
+    """Returns the lines about how to run whole weights with transformers, `limit` tokens per turn."""
+    return [
+        '## With transformers',
+        '',
+        '`generation_config.json` stops at the stop strings that are single tokens of this tokenizer. `stop_strings`',
+        'stops at all of them, whatever their tokens:',
+        '',
+        '```python',
+        'from transformers import AutoModelForCausalLM, AutoTokenizer',
+        '',
+        "folder = '.'",
+        'tokenizer = AutoTokenizer.from_pretrained(folder)',
+        'model = AutoModelForCausalLM.from_pretrained(folder)',
+        *_generation(stops, limit),
+        '```',
+    ]
+
+
+def _adapter_usage(base: str, stops: Sequence[str], limit: int) -> list[str]:
+    """Returns the lines about how to run an adapter with PEFT, `limit` tokens per turn."""
+    return [
+        '## With PEFT',
+        '',
+        'The folder of the base is in `adapter_config.json`, as `base_model_name_or_path`. `generate` needs the stop',
+        'strings, because the base knows nothing of them:',
+        '',
+        '```python',
+        'from peft import PeftModel',
+        'from transformers import AutoModelForCausalLM, AutoTokenizer',
+        '',
+        "folder = '.'",
+        f'base = BASE  # the folder of {base}',
+        'tokenizer = AutoTokenizer.from_pretrained(base)',
+        'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)',
+        *_generation(stops, limit),
+        '```',
+    ]
+
+
+def _generation(stops: Sequence[str], limit: int) -> list[str]:
+    """Returns the lines of Python that generate a turn with a model and its tokenizer."""
+    return [
+        "messages = [{'role': 'user', 'content': PROMPT}]  # the prompt above, with its field filled in",
+        'inputs = tokenizer.apply_chat_template(',
+        "    messages, add_generation_prompt=True, return_dict=True, return_tensors='pt'",
+        ')',
+        f'stops = {_listed(stops)}',
+        f'ids = model.generate(**inputs, max_new_tokens={limit}, stop_strings=stops, tokenizer=tokenizer)',
+        "print(tokenizer.decode(ids[0, inputs['input_ids'].shape[1] :]))",
+    ]
+
+
+def _result_text(environment: Environment, codec: Codec) -> str:
+    """Returns how a result is written into the context of a policy."""
+    ids = environment.syntax.wrap(codec, '…', environment.limits.observation_tokens)
+    return codec.decode(ids)
+
+
+# ---- recorded roles --------------------------------------------------------------------------------
+#
+# The roles of a run from the records in its workdir, without its tools, index and weights.
+
+
+class RecordedTool(Tool):
+    """A tool as the policy of a run saw it. It explains itself and cannot be called.
+
+    Args:
+      name: of the tool.
+      attributes: of its record (`tool_record`).
+    """
+
+    def __init__(self, name: str, attributes: Mapping[str, Any]):
+        self.name = name
+        # Those of another version are left out: they could replace a method.
+        for attribute in ATTRIBUTES:
+            if attribute in attributes:
+                setattr(self, attribute, attributes[attribute])
+
+    def run(self, calls: Sequence[Invocation]) -> Sequence[ToolResult]:
+        """Raises TypeError."""
+        raise TypeError(f'{self.name} is the record of a tool')
+
+
+def roles_of_weights(
+    config: Any, listings: Mapping[str, Listing], codec: Codec
+) -> dict[str, list[Role]]:
+    """Returns name of weights → the roles that they play in training, the evaluated one first.
+
+    Args:
+      config: config of the run.
+      listings: tools of each role, as `tool_record.read` returned them.
+      codec: tokenizer of the policy.
+
+    Raises:
+      UserError: the chat template cannot write the results of the tools.
+    """
+    recipe = recipe_class(config.recipe)
+    weights_of = weights_of_roles(config)
+    roles_by_weights: dict[str, list[Role]] = {}
+    for specification in recipe.roles(config):
+        if not specification.is_trained:
+            continue
+        tools: dict[str, Tool] = {}
+        for name, attributes in listings.get(specification.name, {}).items():
+            tools[name] = RecordedTool(name, attributes)
+        env, prompt_tokens = role_environment(config, specification, codec, tools)
+        weights = weights_of[specification.name]
+        role = Role(
+            name=specification.name,
+            weights=weights,
+            prompt=specification.prompt,
+            env=env,
+            prompt_tokens=prompt_tokens,
+        )
+        roles = roles_by_weights.setdefault(weights, [])
+        position = 0 if role.name == recipe.evaluated_role else len(roles)
+        roles.insert(position, role)
+    return roles_by_weights

@@ -1,0 +1,419 @@
+"""The progress bar of a run, and the lines that are printed above it."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
+
+import jax.monitoring
+from absl import logging as absl_logging
+
+from zeroplay_jax.retrieval import progress
+from zeroplay_jax.selfplay.schedule import Phase, Step
+from zeroplay_jax.training.rollout_text import COLUMNS, wrapped
+
+# Episodes between two updates of their count: a terminal is slow, and episodes end in bursts.
+_EPISODES_PER_UPDATE = 8
+# Names of the shown values, most important first: the last ones are left out where space is short.
+_ORDER = ('speed', 'drop', 'reward', 'em', 'episodes')
+# Columns of the bar itself, of the blanks around it, and of the longest time.
+_BAR_COLUMNS = 3
+_TIME_COLUMNS = len(' || 00:00:00 left')
+
+
+@dataclasses.dataclass(frozen=True)
+class _CurrentStep:
+    """Clock of the step that runs.
+
+    Attributes:
+      begin: `time.monotonic()` at its begin.
+      compiled_before: seconds of compilations before it.
+      prediction: predicted time of this step and all further ones; None before the first step has ended.
+    """
+
+    begin: float
+    compiled_before: float
+    prediction: Prediction | None
+
+
+class ProgressBar:
+    """A bar of one line over all steps, drawn only if a terminal is attached; a context manager.
+
+    Args:
+      shown: whether to draw the bar at all.
+      steps: all steps of the run.
+      cursor: number of the first step to run.
+      rollouts: planned rollouts per step of a phase, for the time left.
+    """
+
+    def __init__(
+        self,
+        shown: bool,
+        steps: Sequence[Step],
+        cursor: int,
+        rollouts: Callable[[Phase], int],
+    ):
+        self._time_left = TimeLeft(steps, rollouts)
+        self._compile_clock = compile_clock()
+        self._total = len(steps)
+        self._current = self._begin(cursor)
+        # Phase of this iteration → name of a value (`_ORDER`) → texts for it, the longest first, such as 'reward 0.31'.
+        self._values: dict[str, dict[str, tuple[str, ...]]] = {}
+        self._phase = ''
+        self._iteration = 0
+        # Texts of the newest exact match.
+        self._exact_match: tuple[str, ...] = ()
+        self._episodes = 0
+        self._description = ''
+        # While the bar is open, `sys.stderr` prints above it (`__enter__`).
+        self._stream = sys.stderr
+        self._redirection = contextlib.ExitStack()
+        self._bar = progress.bar(
+            self._total,
+            'steps',
+            initial=cursor,
+            shown=shown,
+            leave=True,
+            time_left=self._time_left_text,
+        )
+
+    def begin_step(self, step: Step) -> None:
+        """Shows phase, iteration and step."""
+        position = ''
+        if step.phase.name != 'evaluation':
+            position = f' {step.phase.iteration + 1}.{step.index + 1}'
+        self._description = step.phase.name + position
+        self._phase = step.phase.name
+        if step.phase.iteration != self._iteration:
+            self._iteration = step.phase.iteration
+            self._values.clear()
+        if step.phase.name == 'evaluation':
+            self._exact_match = ()
+        self._current = self._begin(step.number)
+        self._episodes = 0
+        self._show()
+
+    def end_episode(self) -> None:
+        """Counts an episode of the step; redraws the bar from time to time."""
+        self._episodes += 1
+        if self._episodes % _EPISODES_PER_UPDATE == 0:
+            self._show()
+
+    def end_step(self, step: Step, metrics: Mapping[str, float]) -> None:
+        """Advances the bar, shows the main metrics and records the duration for the time left."""
+        self._time_left.add(step, self._step_seconds(self._current))
+        self._current = self._begin(step.number + 1)
+        self._bar.update()
+        values = _shown_metrics(metrics)
+        self._exact_match = values.pop('em', self._exact_match)
+        self._values.setdefault(self._phase, {}).update(values)
+        self._show()
+
+    def write(self, text: str) -> None:
+        """Prints lines above the bar, to standard error; works without a bar as well."""
+        self._bar.write(text, file=self._stream)
+
+    def write_wrapped(self, text: str) -> None:
+        """Prints a text above the bar in lines of 80 columns; further lines are indented."""
+        # Two columns are kept free for the indentation.
+        lines = wrapped(text, COLUMNS - 2)
+        self.write('\n  '.join(lines))
+
+    def _begin(self, next_step: int) -> _CurrentStep:
+        """Returns the clock of a step that begins now."""
+        prediction = self._time_left.predict(next_step)
+        return _CurrentStep(time.monotonic(), self._compile_clock.seconds, prediction)
+
+    def _step_seconds(self, current: _CurrentStep) -> float:
+        """Returns the seconds since a step began, without compilations."""
+        # Every program compiles once, so this time is not needed to predict further steps.
+        compiled = self._compile_clock.seconds - current.compiled_before
+        return max(time.monotonic() - current.begin - compiled, 0.0)
+
+    def _time_left_text(self) -> str:
+        # Called by the thread that redraws the line: it reads this one attribute, which is replaced as a
+        # whole, and never `TimeLeft`, which the main thread changes.
+        current = self._current
+        if current.prediction is None:
+            return '--:-- left'
+        seconds = current.prediction.seconds_left(self._step_seconds(current))
+        return f'{self._bar.format_interval(round(seconds))} left'
+
+    def _show(self) -> None:
+        """Draws the line, with as many values as fit (`_ORDER`)."""
+        # Values of earlier steps of the same phase: those of another phase would be read as if they were its own.
+        values = dict(self._values.get(self._phase, {}))
+        # The result of an evaluation is shown until the next one begins.
+        values['em'] = self._exact_match
+        if self._episodes:
+            values['episodes'] = (f'{self._episodes} episodes',)
+        # Counts and time are those of the whole run, so the phase stands behind them, before its own values. The counts
+        # are measured at their final width, so that no value disappears as the numbers grow.
+        counts = f'{self._total}/{self._total}, {self._description}'
+        free_columns = COLUMNS - len(counts) - _BAR_COLUMNS - _TIME_COLUMNS
+        shown = [self._description]
+        for name in _ORDER:
+            # A comma and a blank precede the value.
+            fitting = [text for text in values.get(name, ()) if len(text) + 2 <= free_columns]
+            if fitting:
+                shown.append(fitting[0])
+                free_columns -= len(fitting[0]) + 2
+        self._bar.set_postfix_str(', '.join(shown))
+
+    def __enter__(self):
+        if not self._bar.disable:
+            self._redirection.enter_context(lines_above(self._stream, self.write))
+        return self
+
+    def __exit__(self, *_):
+        self._bar.close()
+        self._redirection.close()
+
+
+def _shown_metrics(metrics: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
+    """Returns the texts of the main metrics by name, such as {'em': ('EM 0.31',)}; what is absent is left out.
+
+    Of several texts for one metric the longest that fits is shown. An evaluation has only the exact match, generation
+    no reward. 'drop' is the share of tasks and rows not used.
+    """
+    values: dict[str, tuple[str, ...]] = {}
+    if 'tokens_per_second' in metrics:
+        values['speed'] = (f'{_short(metrics["tokens_per_second"])} tok/s',)
+    if 'dropped_share' in metrics:
+        values['drop'] = (f'drop {round(100 * metrics["dropped_share"])}%',)
+    reward_texts = _reward_texts(metrics)
+    if reward_texts:
+        values['reward'] = reward_texts
+    if 'em/mean' in metrics:
+        values['em'] = (f'EM {metrics["em/mean"]:.2f}',)
+    return values
+
+
+def _reward_texts(metrics: Mapping[str, float]) -> tuple[str, ...]:
+    """Returns texts of the mean reward, the longest first; where a step trains several roles, of each role."""
+    if 'reward_mean' not in metrics:
+        return ()
+    mean_text = f'reward {metrics["reward_mean"]:.2f}'
+    rewards: dict[str, float] = {}
+    for name, value in metrics.items():
+        role, slash, metric = name.rpartition('/')
+        if slash and metric == 'reward_mean':
+            rewards[role] = value
+    if not rewards:
+        return (mean_text,)
+    with_names = _joined(rewards, max(map(len, rewards)))
+    # In 80 columns there is often space for initials only: as many letters as tell the roles apart.
+    length = 1
+    while len({role[:length] for role in rewards}) < len(rewards):
+        length += 1
+    return f'reward {with_names}', with_names, _joined(rewards, length), mean_text
+
+
+def _joined(rewards: Mapping[str, float], length: int) -> str:
+    """Returns the rewards behind the names of their roles, of which `length` letters are shown."""
+    return ' '.join(f'{role[:length]} {value:.2f}' for role, value in rewards.items())
+
+
+def _short(number: float) -> str:
+    """Returns a number in at most four characters, such as 812, 1.2k or 15k, if it is below a million."""
+    if number < 1_000:
+        return f'{number:.0f}'
+    if number < 10_000:
+        return f'{number / 1_000:.1f}k'
+    return f'{number / 1_000:.0f}k'
+
+
+# ---- time left -------------------------------------------------------------------------------------
+#
+# Estimates the time that the remaining steps of a run take, by kind of phase.
+#
+# Steps of different phases take different times, and the first ones contain compilations, so the mean over all
+# steps so far would be wrong for a long time. Here a phase is predicted from its own recent steps, without the time
+# of compilations, and a phase that has not begun from its number of rollouts.
+
+
+# Recent steps of a phase: enough to average over, few enough to follow rollouts that grow longer.
+_RECENT_STEPS = 8
+# If only steps without an update have been seen, an update is assumed to take as long as its rollouts.
+_UPDATE_FACTOR = 2.0
+# Only XLA's compilations are counted: events of tracing are nested, so their sum would exceed the time they took.
+_COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Predicted durations.
+
+    Attributes:
+      total: seconds of all remaining steps, the one that runs included.
+      current: seconds of the step that runs.
+    """
+
+    total: float
+    current: float
+
+    def seconds_left(self, elapsed: float) -> float:
+        """Returns the seconds left, `elapsed` seconds after the current step began."""
+        # The time left of the current step is never negative, even if it takes longer than predicted.
+        return self.total - min(elapsed, self.current)
+
+
+class TimeLeft:
+    """Predicts the seconds of the remaining steps.
+
+    Args:
+      steps: all steps of the run.
+      rollouts: planned rollouts per step of a phase.
+    """
+
+    def __init__(self, steps: Sequence[Step], rollouts: Callable[[Phase], int]):
+        self._steps = steps
+        self._rollouts = rollouts
+        self._seconds: dict[str, collections.deque[float]] = {}
+        self._phases: dict[str, Phase] = {}
+        # Names of phases of which a second step was added.
+        self._repeated: set[str] = set()
+
+    def add(self, step: Step, seconds: float) -> None:
+        """Records the duration of a step, without compilations."""
+        name = step.phase.name
+        recent = self._seconds.setdefault(name, collections.deque(maxlen=_RECENT_STEPS))
+        # The first step of a phase also traces its programs, so its duration is dropped when a second one is known.
+        if recent and name not in self._repeated:
+            recent.clear()
+            self._repeated.add(name)
+        recent.append(seconds)
+        self._phases[name] = step.phase
+
+    def predict(self, next_step: int) -> Prediction | None:
+        """Predicts all steps from number `next_step` on; None before the first step has ended."""
+        if not self._seconds:
+            return None
+        remaining_steps = self._steps[next_step:]
+        if not remaining_steps:
+            return Prediction(0.0, 0.0)
+        # Steps are counted per phase, because there are few kinds of phases but thousands of steps.
+        count_of_phase: collections.Counter[str] = collections.Counter()
+        phases: dict[str, Phase] = {}
+        for step in remaining_steps:
+            count_of_phase[step.phase.name] += 1
+            phases[step.phase.name] = step.phase
+        total = 0.0
+        for name, count in count_of_phase.items():
+            total += count * self._step_seconds(phases[name])
+        return Prediction(total, current=self._step_seconds(remaining_steps[0].phase))
+
+    def _step_seconds(self, phase: Phase) -> float:
+        """Returns the predicted seconds of a step of a phase; at least one step must have been added."""
+        recent = self._seconds.get(phase.name)
+        if recent:
+            return sum(recent) / len(recent)
+        # A phase that was not seen yet is predicted from phases like it: those that train roles, or those that do not.
+        trains = bool(phase.trains)
+        rate = self._seconds_per_rollout(trains)
+        if rate is None:
+            factor = _UPDATE_FACTOR if trains else 1 / _UPDATE_FACTOR
+            other_rate = self._seconds_per_rollout(not trains)
+            # `predict` has made sure that some phase was seen.
+            assert other_rate is not None
+            rate = factor * other_rate
+        return rate * self._rollouts(phase)
+
+    def _seconds_per_rollout(self, trains: bool) -> float | None:
+        """Returns the mean of the phases seen so far that train roles (or that do not); None if there is none."""
+        seconds = 0.0
+        rollouts = 0
+        for phase in self._phases.values():
+            if bool(phase.trains) == trains:
+                seconds += self._step_seconds(phase)
+                rollouts += self._rollouts(phase)
+        if not rollouts:
+            return None
+        return seconds / rollouts
+
+
+class CompileClock:
+    """Counts the seconds that XLA spent on compilations in this process."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def add(self, event: str, seconds: float, **_details) -> None:
+        """Adds the duration of a compilation; JAX calls it for all of its duration events."""
+        if event == _COMPILE_EVENT:
+            self.seconds += seconds
+
+
+# Cached, because JAX keeps every listener for the lifetime of the process.
+@functools.cache
+def compile_clock() -> CompileClock:
+    """Returns the clock of this process, which runs since the first call."""
+    clock = CompileClock()
+    jax.monitoring.register_event_duration_secs_listener(clock.add)
+    return clock
+
+
+# ---- log lines -------------------------------------------------------------------------------------
+#
+# Prints what libraries log above the progress bar instead of into its line.
+
+
+class _LinesAbove:
+    """A stream that passes whole lines on to `write`; everything else is that of the stream it replaces."""
+
+    def __init__(self, stream: TextIO, write: Callable[[str], None]):
+        self._stream = stream
+        self._write = write
+        self._line = ''
+
+    def write(self, text: str) -> int:
+        self._line += text
+        # Loggers write a message and its line end in one or in two calls.
+        *lines, self._line = self._line.split('\n')
+        for line in lines:
+            self._write(line)
+        return len(text)
+
+    def close_line(self) -> None:
+        """Writes an incomplete last line."""
+        if self._line:
+            self._write(self._line)
+            self._line = ''
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def lines_above(stream: TextIO, write: Callable[[str], None]) -> Iterator[None]:
+    """A context in which messages of loggers, and other writes to standard error, go to `write`, line by line.
+
+    Args:
+      stream: standard error, on which a bar is drawn.
+      write: prints a line above the bar.
+    """
+    lines = _LinesAbove(stream, write)
+    # Loggers keep the stream that they were made with, so each of them has to be changed: that of absl, which Orbax
+    # uses, and those of the root logger.
+    handlers: list[Any] = [absl_logging.get_absl_handler().python_handler]
+    handlers += logging.getLogger().handlers
+    redirected = []
+    for handler in handlers:
+        if getattr(handler, 'stream', None) is stream:
+            handler.stream = lines
+            redirected.append(handler)
+    sys.stderr = lines
+    try:
+        yield
+    finally:
+        sys.stderr = stream
+        for handler in redirected:
+            handler.stream = stream
+        lines.close_line()
