@@ -166,7 +166,7 @@ class Shapes:
         self.sampler_mesh = sampler_mesh
         fields: dict[str, Any] = {name: work.config.policy[name] for name in _COMPUTATION_FIELDS}
         self.model = tpu_programs.sized(work.model, work.layers, **fields)
-        # One device needs no layout constraints, as in `run_weights.build_learners`.
+        # One device needs no layout constraints, as in `build.build_learners`.
         self.learner_model = dataclasses.replace(
             self.model,
             attention=attention,

@@ -344,9 +344,9 @@ def _passage(record_id: str, contents: str, score: Any) -> Passage:
     return {'id': record_id, 'title': title, 'text': text, 'score': float(score)}
 
 
-# ---- exchange --------------------------------------------------------------------------------------
+# ---- HTTP requests ---------------------------------------------------------------------------------
 #
-# HTTP requests that end in time: one deadline and one size limit for each, whatever the server sends.
+# They end in time: one deadline and one size limit for each, whatever the server sends.
 
 
 # Seconds after its deadline in which a request must have been cancelled.
@@ -464,9 +464,9 @@ def _close(client: httpx2.AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
     asyncio.run_coroutine_threadsafe(client.aclose(), loop)
 
 
-# ---- replies ---------------------------------------------------------------------------------------
+# ---- replies of servers ----------------------------------------------------------------------------
 #
-# Reads the JSON replies of search servers, Search-R1's and those like it; a field that cannot be used is named.
+# Search-R1's and those like it; a field that cannot be used is named.
 
 
 _TEXT_FIELDS = FIELD_NAMES['text']

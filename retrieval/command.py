@@ -1,4 +1,4 @@
-"""Error handling shared by the commands: a user error is one line and status 2, without a traceback."""
+"""What the commands share: errors of one line, suggested paths, quiet libraries."""
 
 from __future__ import annotations
 
@@ -128,9 +128,7 @@ def _end(status: int, line: str) -> NoReturn:
     sys.exit(status)
 
 
-# ---- suggestions -----------------------------------------------------------------------------------
-#
-# Suggests an existing path for one that does not exist.
+# ---- suggested paths -------------------------------------------------------------------------------
 
 
 # Names of a folder that are compared; a folder may have millions of files.
@@ -162,9 +160,9 @@ def similar_path(path: str | pathlib.Path) -> str:
     return ''
 
 
-# ---- quiet -----------------------------------------------------------------------------------------
+# ---- quiet libraries -------------------------------------------------------------------------------
 #
-# Hides messages that C++ libraries write to the terminal directly, bypassing Python's logging.
+# C++ libraries write to the terminal directly, past the logging of Python.
 
 
 _STDERR = 2  # the file descriptor, which C++ writes to
@@ -191,9 +189,9 @@ def quiet() -> Iterator[None]:
             os.close(terminal)
 
 
-# ---- tensorflow import -----------------------------------------------------------------------------
+# ---- TensorFlow ------------------------------------------------------------------------------------
 #
-# Imports TensorFlow without Keras: Keras takes a third of the import time and is not used here.
+# Imported without Keras, which takes a third of the import time and is not used here.
 
 
 _LEGACY_KERAS = 'TF_USE_LEGACY_KERAS'

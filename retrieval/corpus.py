@@ -6,7 +6,7 @@ tables and whatever the operating system caches:
     passages.bin    the records one after another: id, line feed, contents (UTF-8)
     offsets.npy     uint64 [N + 1], where each record starts
     documents.npy   uint64 [D], first passage of each document
-    titles.npy      lookup table (see `lookup`) from titles to the first passages of documents
+    titles.npy      lookup table (below) from titles to the first passages of documents
     ids.npy         lookup table from ids to passages
 
 Consecutive passages that were cut from one text are a document (see `Corpus.document_rows`).
@@ -411,7 +411,7 @@ def _refuse_repeated_ids(
     )
 
 
-# ---- lookup ----------------------------------------------------------------------------------------
+# ---- lookup tables ---------------------------------------------------------------------------------
 #
 # Lookup of passages by a text key (an id or a title) through a sorted table of hashes on disk.
 #

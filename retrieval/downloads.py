@@ -1,6 +1,7 @@
-"""Folders and files of the Hugging Face Hub by name: hf://owner/model, or hf://owner/dataset/path/file.jsonl.
+"""Local copies of files and folders: of the Hugging Face Hub (hf://owner/model), of buckets (gs://bucket/path).
 
-They are downloaded into the library's cache, after a line with their size. What is in the cache needs no connection.
+Models and datasets of the Hub go to the library's cache, after a line with their size. What is in the cache needs no
+connection.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def size_text(count: int) -> str:
     return f'{count} bytes'
 
 
-# ---- object cache ----------------------------------------------------------------------------------
+# ---- buckets ---------------------------------------------------------------------------------------
 #
 # Local copies of files and folders in a bucket (gs://bucket/path), kept in the user's cache.
 #

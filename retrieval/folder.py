@@ -520,9 +520,9 @@ def _sample(path: pathlib.Path) -> str:
     return total.hexdigest()
 
 
-# ---- word spaces -----------------------------------------------------------------------------------
+# ---- texts without spaces --------------------------------------------------------------------------
 #
-# Recognises texts of languages that write no spaces between words, which an index of words cannot search.
+# Languages that write no spaces between words cannot be searched by an index of words.
 
 
 # Thai and Lao, Burmese, Khmer, Japanese syllables, Chinese characters (also those of Japanese).

@@ -389,9 +389,9 @@ if __name__ == '__main__':
     main()
 
 
-# ---- requests --------------------------------------------------------------------------------------
+# ---- bodies of requests ----------------------------------------------------------------------------
 #
-# Parses and validates the bodies of HTTP requests; an invalid one raises `Refused` with status 400 or 413.
+# An invalid one raises `Refused` with status 400 or 413.
 
 
 # Characters of a wrong value that an error quotes.

@@ -273,7 +273,7 @@ def _validated(record: Record) -> Record:
 
 # ---- titles ----------------------------------------------------------------------------------------
 #
-# Titles of texts: the first line of a text, or of Markdown the title in its front matter or its main heading.
+# The first line of a text, or of Markdown the title in its front matter or its main heading.
 
 
 # A longer first line of a text is not its title but its first paragraph.

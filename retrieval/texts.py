@@ -1,4 +1,4 @@
-"""Decides whether a text is English prose by its letters and frequent words, without a model or a dictionary."""
+"""Plain texts: reading, paragraphs and sentences, passages, and whether a text is English prose."""
 
 from __future__ import annotations
 
@@ -165,9 +165,9 @@ def split_paragraphs(text: str) -> list[str]:
     return [' '.join(words) for words in paragraphs]
 
 
-# ---- splitting -------------------------------------------------------------------------------------
+# ---- passages --------------------------------------------------------------------------------------
 #
-# Cuts long texts into passages of whole sentences.
+# Long texts are cut into passages of whole sentences.
 
 
 # A passage that is longer by up to this factor is not cut: half a passage of Wikipedia-18 contains too few facts.
@@ -245,9 +245,9 @@ def split_record(record: Record, max_words: int) -> Iterator[Record]:
         yield Record(f'{record.id}#{number}', contents(title, passage_text), document)
 
 
-# ---- plain text ------------------------------------------------------------------------------------
+# ---- files -----------------------------------------------------------------------------------------
 #
-# Reads files of plain text as people keep them: any line ends, words divided at the end of a line.
+# As people keep them: any line ends, words divided at the end of a line.
 
 
 _SOFT_HYPHEN = '\u00ad'

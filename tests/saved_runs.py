@@ -1,4 +1,4 @@
-"""Local folders of runs that upload their checkpoints, for tests of `learner.mirror`."""
+"""Local folders of runs that upload their checkpoints, for tests of `training.mirror`."""
 
 import time
 

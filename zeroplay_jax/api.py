@@ -428,9 +428,9 @@ def _copy(function: str, settings: ConfigDict | None) -> ConfigDict:
     return settings.copy_and_resolve_references()
 
 
-# ---- api arguments ---------------------------------------------------------------------------------
+# ---- arguments -------------------------------------------------------------------------------------
 #
-# Checks of the arguments of the API's functions. An error is one line: the function, the argument and the fix.
+# An error is one line: the function, the argument and the remedy.
 
 
 _FLAT_ROLLOUTS = 'give what sample_rollouts returns: one list of rollouts per question'

@@ -105,6 +105,9 @@ class SecondHost:
     def run_on_all_and_gather(self, call):
         return self.gather(call())
 
+    def run_on_first(self, call):
+        return self.replies.pop(0)
+
 
 @pytest.fixture
 def find_copy(tmp_path, monkeypatch):

@@ -81,7 +81,7 @@ _UNEVEN_SHARES = _TWO_HOP_SHARES | {
     'fill': 0.04,
     'solver_two_hops': 0.2,
     'proposer': 0.26,
-    # The documents of self-play have links (`selfplay.cloze_files`).
+    # The documents of self-play have links (`data.cloze_files`).
     'proposer_two_hops': 0.0,
     'proposer_with_link': 0.2,
     'proposer_from_answer': 0.02,

@@ -262,7 +262,7 @@ def _find_packaged(config: ConfigDict) -> None:
 
 # ---- machines --------------------------------------------------------------------------------------
 #
-# Devices of a machine by its name, and whether a mesh fits them, before there is such a machine. Imports no JAX.
+# Devices of a machine by its name, and whether a mesh fits them, before there is such a machine.
 
 
 # Chips of a TPU host, by generation, in slices of several hosts; the largest slice with a single host; and how many

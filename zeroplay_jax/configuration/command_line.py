@@ -406,9 +406,9 @@ def _last_line(error: Exception) -> str:
     return str(error).strip().splitlines()[-1].strip()
 
 
-# ---- entry -----------------------------------------------------------------------------------------
+# ---- start and end of a command --------------------------------------------------------------------
 #
-# Start and end of a command: user errors become one line, and the output of libraries is hidden.
+# User errors become one line, and the output of libraries is hidden.
 
 
 # A full disk, a used-up quota, a read-only file system; limits of the shell (ulimit -f, ulimit -n) and of the machine.
@@ -593,9 +593,7 @@ def _heads(config) -> tuple[int, int] | None:
         return None
 
 
-# ---- shell limits ----------------------------------------------------------------------------------
-#
-# The limits of the shell that started a command.
+# ---- limits of the shell ---------------------------------------------------------------------------
 
 
 # Files that a small run has open at once, with a margin; larger ones have connections and index files besides.

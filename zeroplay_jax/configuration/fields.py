@@ -1,4 +1,7 @@
-"""Makes ml_collections configs from the schema, and checks names, types and bounds of their fields against it."""
+"""Configs: defaults from the schema, checks of names, types and bounds, flags, configs of runs and of the package.
+
+Imports no JAX.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +109,7 @@ def leaves(config: ConfigDict | Mapping, prefix: str = '') -> Iterator[tuple[str
 
 
 def input_paths(config: ConfigDict) -> Iterator[tuple[str, str]]:
-    """Yields (dotted name, value) of all fields of the type `bounds.InputPath` that are not empty."""
+    """Yields (dotted name, value) of all fields of the type `kinds.InputPath` that are not empty."""
     values = dict(leaves(config))
     for section_name, section in _sections(config).items():
         prefix = f'{section_name}.' if section_name else ''
@@ -116,7 +119,7 @@ def input_paths(config: ConfigDict) -> Iterator[tuple[str, str]]:
 
 
 def _input_fields(section: type[Section], prefix: str) -> Iterator[str]:
-    """Yields the dotted names of the fields of a section, and of those in it, that have the type `bounds.InputPath`."""
+    """Yields the dotted names of the fields of a section, and of those in it, that have the type `kinds.InputPath`."""
     for name, field in section.model_fields.items():
         if isinstance(field.default, Section):
             yield from _input_fields(type(field.default), f'{prefix}{name}.')
@@ -350,9 +353,9 @@ def _fix(problem: Any, value: Any) -> str:
     return problem['msg']
 
 
-# ---- overrides -------------------------------------------------------------------------------------
+# ---- flags of commands -----------------------------------------------------------------------------
 #
-# Sets fields of a config by flags --config.FIELD=VALUE, for commands that take their config from a policy's run.
+# Fields set by --config.FIELD=VALUE, for commands that take their config from the run of a policy.
 
 
 PREFIX = '--config.'
@@ -407,9 +410,9 @@ def _value(name: str, text: str, default: Any) -> Any:
     return of_type(name, value, default)
 
 
-# ---- stored ----------------------------------------------------------------------------------------
+# ---- configs of runs -------------------------------------------------------------------------------
 #
-# Reads the config.json that a run leaves in its folder.
+# The config.json that a run leaves in its folder.
 
 
 # Sections that distinguish a run's config.json from other files of that name.
@@ -474,9 +477,9 @@ def _set(config: ConfigDict, name: str, value: Any) -> None:
     section[field] = value
 
 
-# ---- packaged --------------------------------------------------------------------------------------
+# ---- configs of the package ------------------------------------------------------------------------
 #
-# The config files that come with the project, from Python. Imports no JAX.
+# The config files that come with the project, for Python.
 
 
 def config(
@@ -548,9 +551,7 @@ def _of_variant(name: str, get_config: Callable[..., ConfigDict], variant: str) 
 
 # ---- resumption ------------------------------------------------------------------------------------
 #
-# Whether a workdir can be used for a config: a run is resumed only with the config that it was started with.
-#
-# Needs no JAX, so that a workdir of another run is refused within a second.
+# A run is resumed only with the config that it was started with.
 
 
 # Fields that may change on resume: the result does not depend on them.

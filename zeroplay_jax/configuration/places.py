@@ -1,4 +1,4 @@
-"""Rules about the files and folders that a config names."""
+"""Rules about what a config names outside the config: files, folders, checkpoints, buckets, servers."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ def check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
                 raise ConfigError(f'config.{field}: {error}') from None
 
 
-# ---- checkpoint rules ------------------------------------------------------------------------------
+# ---- checkpoints -----------------------------------------------------------------------------------
 #
-# Rules about policy folders and files, on the disk or on the Hugging Face Hub (hf://…), and their download.
+# Policy folders and files, on the disk or on the Hugging Face Hub (hf://…), and their download.
 
 
 # Fields that may be a name on the Hub: of a model, or of a file of a dataset.
@@ -187,9 +187,9 @@ def fetch_model(flag: str, path: str) -> str:
         raise ConfigError(f'{flag}: {error}') from None
 
 
-# ---- bucket rules ----------------------------------------------------------------------------------
+# ---- buckets and the package -----------------------------------------------------------------------
 #
-# Files and folders that a config names in a bucket (gs://bucket/path), or in the package, get local paths.
+# Files and folders in a bucket (gs://bucket/path), or in the package, get local paths.
 
 
 def fetch_addresses(
@@ -236,9 +236,7 @@ def fetch_file(path: str) -> str:
         raise ConfigError(f'--sets: {error}') from None
 
 
-# ---- address rules ---------------------------------------------------------------------------------
-#
-# Rules about the addresses of servers that a run calls.
+# ---- servers ---------------------------------------------------------------------------------------
 
 
 def check_addresses(config: ConfigDict, recipe: type[Recipe]) -> None:

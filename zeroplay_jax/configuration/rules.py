@@ -37,9 +37,7 @@ from zeroplay_jax.settings.schema import LINEARS, Adapters, ValueNetwork
 from zeroplay_jax.tools.registry import check_name as check_tool_name
 from zeroplay_jax.types import UserError
 
-# ---- adapter rules ---------------------------------------------------------------------------------
-#
-# Rules about adapters (`policy.adapters`).
+# ---- adapters (policy.adapters) --------------------------------------------------------------------
 
 
 def check_adapters(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -122,9 +120,7 @@ def _check_base(config: ConfigDict, role: str, stored_base: pathlib.Path) -> Non
         fail(f'{role}.adapter', folder, problem, 'set policy.path to that folder')
 
 
-# ---- ahead rules -----------------------------------------------------------------------------------
-#
-# Rules about rollouts that begin before the step before them has ended (`rollout.ahead`).
+# ---- rollouts of the next step (rollout.ahead) -----------------------------------------------------
 
 
 def check_ahead(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -148,9 +144,7 @@ def check_ahead(config: ConfigDict, recipe: type[Recipe]) -> None:
             fail(f'{role}.tis_cap', settings.tis_cap, problem, fix)
 
 
-# ---- page rules ------------------------------------------------------------------------------------
-#
-# Rules about the slots and pages of the sampler's cache.
+# ---- slots and pages of the sampler ----------------------------------------------------------------
 
 
 def sampler_axes(config: ConfigDict) -> tuple[str, ...]:
@@ -208,9 +202,7 @@ def _check_buckets(config: ConfigDict, shards: int) -> None:
         fail('sampler.decode_buckets', buckets, problem, f'give multiples of {shards}')
 
 
-# ---- value network rules ---------------------------------------------------------------------------
-#
-# Rules about value networks (`<role>.baseline=value`, section `value_network`).
+# ---- value networks (<role>.baseline=value) --------------------------------------------------------
 
 
 def check_value_networks(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -249,9 +241,7 @@ def check_value_networks(config: ConfigDict, recipe: type[Recipe]) -> None:
             )
 
 
-# ---- judge rules -----------------------------------------------------------------------------------
-#
-# Rules for `config.judge`.
+# ---- judges ----------------------------------------------------------------------------------------
 
 
 def check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -270,9 +260,7 @@ def check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
         fail('judge.tokens', judge.tokens, problem, 'give less')
 
 
-# ---- watching rules --------------------------------------------------------------------------------
-#
-# Rules about where the metrics of a run go.
+# ---- where metrics go ------------------------------------------------------------------------------
 
 
 # TensorBoard is a requirement of this package.
@@ -294,9 +282,7 @@ def _is_installed(name: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-# ---- held out rules --------------------------------------------------------------------------------
-#
-# Rule about the list of passages that training does not read.
+# ---- passages that training does not read ----------------------------------------------------------
 
 
 def check_held_out(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -316,9 +302,7 @@ def check_held_out(config: ConfigDict, recipe: type[Recipe]) -> None:
         fail('retrieval.held_out', path, problem, fix)
 
 
-# ---- loss properties -------------------------------------------------------------------------------
-#
-# Properties of losses that a config is checked against.
+# ---- properties of losses --------------------------------------------------------------------------
 
 
 # Properties of the built-in losses, as objectives/losses.py states them: a check imports no JAX.
@@ -350,7 +334,7 @@ def imported_loss(name: str):
         raise ConfigError(str(error)) from None
 
 
-# ---- rules -----------------------------------------------------------------------------------------
+# ---- all rules -------------------------------------------------------------------------------------
 
 
 def check(config: ConfigDict, has_evaluation: bool = True, is_training: bool = True) -> None:

@@ -395,9 +395,7 @@ def documents_of_corpus(
     return BuiltFile(_shuffled(documents, seed), dropped)
 
 
-# ---- inputs help -----------------------------------------------------------------------------------
-#
-# Texts that `python -m zeroplay_jax.inputs --help` shows.
+# ---- texts of --help -------------------------------------------------------------------------------
 
 
 EXAMPLES = """examples:
@@ -477,9 +475,9 @@ CLOZE_EXAMPLES = """examples:
 """
 
 
-# ---- mentions --------------------------------------------------------------------------------------
+# ---- names and dates -------------------------------------------------------------------------------
 #
-# Finds names and dates in a text by rules, without a language model.
+# Found in a text by rules, without a language model.
 
 
 # Capital letters of Latin script: the blocks up to Latin Extended-B.

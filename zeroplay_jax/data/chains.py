@@ -205,9 +205,9 @@ class Links:
                 self.chains[index] = linked
 
 
-# ---- chain files -----------------------------------------------------------------------------------
+# ---- questions of a corpus -------------------------------------------------------------------------
 #
-# Finds the questions of two hops in any corpus (`mini.chains`), in memory that does not grow with the corpus.
+# In memory that does not grow with the corpus.
 
 
 # Clauses that are stored per name; a corpus may have many more about a well-known one.

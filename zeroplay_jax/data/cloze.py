@@ -132,9 +132,9 @@ def clozes(sentence: str) -> list[Cloze]:
     return sorted(cases, key=lambda case: len(case.left))
 
 
-# ---- cloze passages --------------------------------------------------------------------------------
+# ---- passages --------------------------------------------------------------------------------------
 #
-# Passages of a corpus with the sentences that cloze questions can be made of.
+# Passages of a corpus with the sentences that questions can be made of.
 
 
 # A new stream of (line number, passage) at every call: a corpus is read several times.
@@ -143,7 +143,7 @@ Passages = Callable[[], Iterable[tuple[int, Record]]]
 
 @dataclasses.dataclass
 class Passage:
-    """A passage with the sentences that a question can be made of (`mini.cloze.sentences`)."""
+    """A passage with the sentences that a question can be made of (`sentences`)."""
 
     line: int
     id: str
@@ -169,9 +169,9 @@ def parse(line: int, record: Record) -> Passage | None:
     return Passage(line, record.id, title, text, usable_sentences)
 
 
-# ---- question form ---------------------------------------------------------------------------------
+# ---- form of a question ----------------------------------------------------------------------------
 #
-# The form of question that the built-in policies for texts read; imports nothing heavy.
+# How the built-in policies for texts read a question.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -406,9 +406,9 @@ def _take(
     return [question for _, question in ranked[:count]]
 
 
-# ---- cloze split -----------------------------------------------------------------------------------
+# ---- split by document -----------------------------------------------------------------------------
 #
-# Splits the documents of a corpus by hashes of their names: those with the lowest are held out.
+# The documents with the lowest hashes of their names are held out.
 
 
 # Largest share of the documents that is held out, which a small corpus reaches. All others may be trained on.

@@ -7,7 +7,7 @@
 `report` receives the rollout's events while it runs, as (kind, content): the policy's text and its
 invalid calls (see `TagStream`); for a valid tool call 'call' with the `ToolCall`; and for every
 call, also an invalid one, 'result' with the `ToolCall` and its passages, text or error. Texts are
-exactly as the policy and the corpus wrote them: `terminal.clean` makes them safe to print.
+exactly as the policy and the corpus wrote them: `render.clean` makes them safe to print.
 """
 
 from __future__ import annotations
@@ -293,9 +293,9 @@ def trajectory_record(codec: Codec, question: str, trajectory: Trajectory) -> di
     }
 
 
-# ---- session ---------------------------------------------------------------------------------------
+# ---- a session of questions ------------------------------------------------------------------------
 #
-# A loaded policy that answers questions, and prints each rollout or writes it as JSON.
+# A loaded policy answers questions; each rollout is printed or written as JSON.
 
 
 # Seconds that a search server may take to become ready.
@@ -449,9 +449,7 @@ class Session:
         self.printer.line('note', 'Ctrl-C stops an answer, Ctrl-D ends', label='')
 
 
-# ---- open corpus -----------------------------------------------------------------------------------
-#
-# Opens the corpus that the policy searches in `zeroplay_jax.ask`, where it answers a user's questions.
+# ---- the corpus of `ask` ---------------------------------------------------------------------------
 
 
 # One question of each of these hop counts is shown as an example.

@@ -259,7 +259,7 @@ def kappa_text(measured: Mapping[str, Any]) -> str:
     return interval_text([measured['kappa'], *measured['kappa_interval']])
 
 
-# ---- agreement -------------------------------------------------------------------------------------
+# ---- agreement of two judges -----------------------------------------------------------------------
 #
 # Agreement of two judges on the same items: raw agreement and Cohen's kappa, with intervals over tasks.
 #

@@ -1,4 +1,7 @@
-"""Held-out evaluation: one greedy rollout per question, through the same sampler and tools as training."""
+"""Evaluations: greedy answers to held-out questions, and open tasks whose answers judges grade.
+
+Both play through the same sampler and tools as training.
+"""
 
 from __future__ import annotations
 
@@ -129,9 +132,9 @@ async def _answer_of(
     return Outcome([row])
 
 
-# ---- rubric grading --------------------------------------------------------------------------------
+# ---- open tasks ------------------------------------------------------------------------------------
 #
-# Plays open tasks and has every answer graded, rubric by rubric, by one judge or two; records both at once.
+# Every answer is graded, rubric by rubric, by one judge or two; both are recorded at once.
 
 
 # Judgements before the share of lost ones is looked at: fewer say little, and a server that is down fails at once.
@@ -405,7 +408,7 @@ class _Grader:
         )
 
 
-# ---- grading record --------------------------------------------------------------------------------
+# ---- record of a graded evaluation -----------------------------------------------------------------
 #
 # Answers and grades of a graded evaluation on disk: appended one by one, and read again when it is resumed.
 #

@@ -409,9 +409,9 @@ def check_comparable(one: Json, other: Json) -> None:
             )
 
 
-# ---- rubric tasks ----------------------------------------------------------------------------------
+# ---- open tasks ------------------------------------------------------------------------------------
 #
-# Open tasks of a file, as a graded evaluation records them: with an id and the place in the file.
+# Tasks of a file with an id and their place in the file, as a graded evaluation records them.
 
 
 # Characters of a wrong value that an error quotes.

@@ -1,4 +1,7 @@
-"""Output of a rollout for a terminal: labelled lines, and text that cannot control the terminal."""
+"""A rollout as text: for a terminal, with the results of its calls, and while it is still being generated.
+
+No text of a policy or page can control the terminal.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ class Printer:
         self._held_blanks = ''
 
     def report(self, kind: str, content: Any) -> None:
-        """Prints one event: one of `tag_stream.TagStream`, or 'call' or 'result' with a `ToolCall`."""
+        """Prints one event: one of `TagStream`, or 'call' or 'result' with a `ToolCall`."""
         if kind == 'end':
             self._end_line()
         elif kind == 'call':
@@ -171,9 +174,9 @@ class Printer:
         self._held_blanks = ''
 
 
-# ---- sampled rollout -------------------------------------------------------------------------------
+# ---- rollouts with results -------------------------------------------------------------------------
 #
-# A rollout with the results of its tool calls as the policy read them, and its text.
+# A rollout with the results of its tool calls as the policy read them.
 
 
 # More tokens than any result has.
@@ -258,9 +261,9 @@ def _observation_text(observation: Observation) -> str:
     return f'{observation.text} {left_out}'.strip()
 
 
-# ---- tag stream ------------------------------------------------------------------------------------
+# ---- text while it is generated --------------------------------------------------------------------
 #
-# Splits the text of a policy at its tags while the text is still being generated.
+# Splits the text of a policy at its tags.
 
 
 # Called with the kind and the content of an event.

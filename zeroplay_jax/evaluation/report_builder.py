@@ -408,9 +408,7 @@ def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
-# ---- alarm notes -----------------------------------------------------------------------------------
-#
-# Sums up the alarms of a run for its report.
+# ---- alarms in the report --------------------------------------------------------------------------
 
 
 def alarm_notes(path: Path) -> list[str]:

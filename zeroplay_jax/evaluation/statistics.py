@@ -366,7 +366,7 @@ def _combine(intervals: list[Interval]) -> Interval:
     return mean, float(mean - below_mean), float(mean + above_mean)
 
 
-# ---- seed intervals --------------------------------------------------------------------------------
+# ---- several runs of two sides ---------------------------------------------------------------------
 #
 # Differences between several runs of two sides, with 95 % intervals over runs, such as runs of different seeds.
 #

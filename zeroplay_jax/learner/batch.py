@@ -23,11 +23,8 @@ from zeroplay_jax.types import POLICY, Row, Trajectory, UserError
 
 # ---- packing ---------------------------------------------------------------------------------------
 #
-# Packs trajectories into micro-batches of one static shape.
-#
-# Places are chosen by lengths alone. With several processes each fills in only the rows that its devices hold.
-#
-# Letters: B rows of a micro-batch, L tokens of a row, M tokens of a teacher's row.
+# Trajectories become micro-batches of one static shape. Places are chosen by lengths alone. With several processes each
+# fills in only the rows that its devices hold.
 
 
 # Orders in which trajectories are packed.
@@ -303,7 +300,7 @@ def _write_teacher_view(
     view.teacher_index[slot.row, student_index] = teacher_index
 
 
-# ---- batch -----------------------------------------------------------------------------------------
+# ---- arrays of a batch -----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -394,7 +391,7 @@ for _batch_class in (Batch, TeacherBatch):
     jax.tree_util.register_dataclass(_batch_class, data_fields=_field_names, meta_fields=[])
 
 
-# ---- batch means -----------------------------------------------------------------------------------
+# ---- means over a batch ----------------------------------------------------------------------------
 #
 # Means over the batch of an optimiser step, for losses that declare them: a pass before that of the gradients.
 #

@@ -103,9 +103,7 @@ def _pair_digest(pair: tuple[str, str]) -> bytes:
     return hashlib.blake2b('|'.join(pair).encode()).digest()
 
 
-# ---- draws -----------------------------------------------------------------------------------------
-#
-# Random draws from sequences of any values.
+# ---- random draws ----------------------------------------------------------------------------------
 
 
 T = TypeVar('T')

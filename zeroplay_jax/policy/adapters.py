@@ -42,7 +42,7 @@ def init(base: Params, linears: Sequence[str], rank: int, seed: int, name: str) 
 
     Args:
       base: arrays or shapes of the base.
-      linears: names of the adapted linear layers, some of `settings.adapters.LINEARS`.
+      linears: names of the adapted linear layers, some of `settings.schema.LINEARS`.
       rank: columns of A.
       seed: of the run.
       name: of the adapter.

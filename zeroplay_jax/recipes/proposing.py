@@ -1,4 +1,4 @@
-"""Parses a proposer's rollout about a document: question, answer, format score and validity (Dr. Zero)."""
+"""What a proposer does: its rollout is read as a proposal, and the path of its construction is kept for a teacher."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ if TYPE_CHECKING:
     from zeroplay_jax.recipes.datasets import SeedDocument
     from zeroplay_jax.selfplay.context import RolloutContext
 
-# ---- construction path -----------------------------------------------------------------------------
+# ---- construction paths (π-Play) -------------------------------------------------------------------
 #
-# Question construction paths (π-Play): what a distillation teacher reads and the student does not.
-#
-# `path_of` records a path as data when a question is made: {'title', 'hops', 'question', 'answer', 'document',
-# 'steps': [{'think', 'query', 'found'}]}. `teacher_prompt` turns it into the prompt, in the form that
-# `config.privileged.kind` names.
+# What a distillation teacher reads and the student does not. `path_of` records a path as data when a question is made:
+# {'title', 'hops', 'question', 'answer', 'document', 'steps': [{'think', 'query', 'found'}]}. `teacher_prompt` turns it
+# into the prompt, in the form that `config.privileged.kind` names.
 
 
 PROMPTS: prompts.Prompts = {
@@ -186,7 +184,9 @@ def _shorten_longest_passage(path: dict[str, Any]) -> bool:
     return True
 
 
-# ---- proposing -------------------------------------------------------------------------------------
+# ---- proposals (Dr. Zero) --------------------------------------------------------------------------
+#
+# Question, answer, format score and validity.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -451,9 +451,9 @@ def syntax_of(name: str) -> CallSyntax:
     return SYNTAXES[name]
 
 
-# ---- call text -------------------------------------------------------------------------------------
+# ---- texts of calls --------------------------------------------------------------------------------
 #
-# Texts of calls: arguments as JSON, and calls in the form of a Python function call.
+# Arguments as JSON, and calls in the form of a Python function call.
 
 
 # A call in the form of a Python function call, and what separates its keyword arguments.

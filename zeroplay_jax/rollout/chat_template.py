@@ -418,9 +418,9 @@ def _advice(folder: pathlib.Path) -> str:
     )
 
 
-# ---- content form ----------------------------------------------------------------------------------
+# ---- texts of messages -----------------------------------------------------------------------------
 #
-# What chat templates do to the text of a message: nothing, or they trim and escape it.
+# What a template does to them: nothing, or it trims and escapes them.
 
 
 _ESCAPES: dict[str, Callable[[str], str]] = {

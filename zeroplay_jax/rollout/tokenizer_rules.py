@@ -278,9 +278,9 @@ def _settings_of(folder: pathlib.Path) -> dict[str, Any]:
         raise UserError(f'{path}: cannot be read ({error}); copy the folder again') from None
 
 
-# ---- token bytes -----------------------------------------------------------------------------------
+# ---- bytes of tokens -------------------------------------------------------------------------------
 #
-# The bytes that the tokens of a vocabulary stand for: byte-level BPE, or BPE over characters with tokens for bytes.
+# Byte-level BPE, or BPE over characters with tokens for bytes.
 
 
 # How SentencePiece vocabularies write a space, and the normaliser of tokenizer.json that does so and nothing else.

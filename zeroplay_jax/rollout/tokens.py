@@ -406,9 +406,9 @@ def text_spans(codec: Codec, trajectory: Trajectory) -> Iterator[dict[str, Any]]
             yield {'source': source, 'text': text, 'tokens': ids}
 
 
-# ---- stop ids --------------------------------------------------------------------------------------
+# ---- ends of a turn --------------------------------------------------------------------------------
 #
-# The ids that end a turn: those that the files of a checkpoint name, and the token that its chat template writes.
+# Ids that the files of a checkpoint name, and the token that its chat template writes.
 
 
 # Field of generation_config.json with the ids that end a turn, in folders where `eos_token_id` also names the ends of

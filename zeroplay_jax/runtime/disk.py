@@ -1,4 +1,4 @@
-"""Atomic file writes: a file is replaced completely or not at all."""
+"""Files on disk: replaced completely or not at all, and their SHA-256, several at a time."""
 
 from __future__ import annotations
 
@@ -36,8 +36,6 @@ def write_text(path: Path, text: str | Iterable[str]) -> None:
 
 
 # ---- digests ---------------------------------------------------------------------------------------
-#
-# SHA-256 of files, several at a time.
 
 
 # Hashing releases Python's lock, and a network disk has more to give than one reader takes.

@@ -268,6 +268,14 @@ class Hosts:
             return []
         return [json.loads(message) for message in received]
 
+    def run_on_first(self, call: Callable[[], Any]) -> Any:
+        """Runs `call` in process 0 and returns its result, a JSON value, in all. All processes must call this.
+
+        Raises:
+          Exception: as `run_on_all_and_gather`.
+        """
+        return self.run_on_all_and_gather(lambda: call() if self.is_first else None)[0]
+
     def run_on_all_and_gather(self, call: Callable[[], Any]) -> list[Any]:
         """Runs `call` in every process and returns all results in process order.
 

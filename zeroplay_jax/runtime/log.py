@@ -161,7 +161,7 @@ class MetricsWriter:
         self._tasks.write(records)
 
     def write_alarms(self, records: Iterable[Json]) -> None:
-        """Writes the alarms of a step (`training.alarms.Alarm`), each record with its step."""
+        """Writes the alarms of a step (`training.outcome.Alarm`), each record with its step."""
         self._alarms.write(records)
 
     def close(self) -> None:

@@ -5,7 +5,7 @@
     config.json, …      records of the start, under their own names
     checkpoints/8-1f…/  a checkpoint, file by file, as Orbax wrote it; best/… alike; 1f…: id of the lease
     logs/8-1f…/         the logs when checkpoint 8 was uploaded; objects cannot be appended to
-    parts/00000008-1f…/ files of each process of a run of several (`remote_parts`), until the step is complete
+    parts/00000008-1f…/ files of each process of a run of several (`training.uploads`), until the step is complete
     steps/00000008.json written last: all files of checkpoint 8 with sizes and SHA-256. Without it there is no step 8
     policy/…, summary.json, report.html    results, when the run has ended
 

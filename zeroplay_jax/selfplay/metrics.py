@@ -393,7 +393,7 @@ def utilisation(update_operations: float, seconds: float) -> dict[str, float]:
 
 # ---- health metrics --------------------------------------------------------------------------------
 #
-# Metrics of a step that show a run going wrong while its rewards look well; `training.alarms` watches them.
+# Metrics of a step that show a run going wrong while its rewards look well; `training.outcome` watches them.
 #
 # They are computed once per step, on the host, from the rows. A figure that would rest on a few rows is left out.
 

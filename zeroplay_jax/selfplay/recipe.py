@@ -106,7 +106,7 @@ class Recipe:
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Refuses settings that cannot work together (`settings.errors.fail`)."""
+        """Refuses settings that cannot work together (`settings.kinds.fail`)."""
 
     @classmethod
     def reads_documents(cls, config: Any) -> bool:
@@ -237,9 +237,9 @@ def trained_roles(config: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-# ---- recipe attributes -----------------------------------------------------------------------------
+# ---- changing attributes ---------------------------------------------------------------------------
 #
-# Finds attributes of a recipe that change while a run plays: a checkpoint does not hold them.
+# A checkpoint does not hold attributes of a recipe that change while a run plays; they are found here.
 
 
 # Larger containers are taken for data: only their length is compared, so that a checkpoint costs no time.

@@ -1,4 +1,4 @@
-"""Bounds of config values: pydantic types whose errors say how to fix the value."""
+"""Kinds of config values: pydantic types whose errors say how to mend a value, and paths of the package."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ DocumentsFile = Annotated[InputPath, AfterValidator(_check_documents_file)]
 
 # ---- errors ----------------------------------------------------------------------------------------
 #
-# Errors about a config: one line with the field, its value, the problem and the fix.
+# One line with the field, its value, the problem and the remedy.
 
 
 class ConfigError(UserError):
@@ -227,9 +227,7 @@ def fail(field: str, value: Any, problem: str, fix: str) -> NoReturn:  # type: i
     collector.note(line, field)
 
 
-# ---- paths -----------------------------------------------------------------------------------------
-#
-# Folders that come with the package.
+# ---- folders of the package ------------------------------------------------------------------------
 
 
 PACKAGE = pathlib.Path(__file__).parents[1]

@@ -39,8 +39,6 @@ from zeroplay_jax.settings.kinds import (
 from zeroplay_jax.settings.rollouts import Rollout, Sampler
 
 # ---- adapters --------------------------------------------------------------------------------------
-#
-# Config fields of adapters; `schema.Policy` has them as a section.
 
 
 # The linear layers of a decoder layer, all of which can have adapters.
@@ -73,7 +71,7 @@ class Adapters(Section):
 
 # ---- alarms ----------------------------------------------------------------------------------------
 #
-# Config fields of the alarms; `schema.Run` has them as a section. What they watch: `training.alarms`.
+# What they watch is in `training.outcome`.
 
 
 class Alarm(Section):
@@ -129,8 +127,6 @@ class Alarms(Section):
 
 
 # ---- bucket ----------------------------------------------------------------------------------------
-#
-# Config fields of runs whose workdir is in a bucket; `schema.Run` has them as a section.
 
 
 class Bucket(Section):
@@ -144,9 +140,7 @@ class Bucket(Section):
     and is uploaded by the same command; with several, the run resumes from the newest complete step in the bucket."""
 
 
-# ---- devices ---------------------------------------------------------------------------------------
-#
-# Config fields of the devices and processes of a run; `schema.Run` has them as sections.
+# ---- devices and processes -------------------------------------------------------------------------
 
 
 class Mesh(Section):
@@ -176,8 +170,6 @@ class Distributed(Section):
 
 
 # ---- judges ----------------------------------------------------------------------------------------
-#
-# Fields of the judges.
 
 
 class Judge(Section):
@@ -238,9 +230,7 @@ class SecondJudge(Section):
     """As judge.prices."""
 
 
-# ---- watching --------------------------------------------------------------------------------------
-#
-# Config fields of what a run logs and traces; `schema.Run` has them as sections.
+# ---- logs and traces -------------------------------------------------------------------------------
 
 
 WRITERS = ('tensorboard', 'wandb', 'mlflow')
@@ -270,7 +260,7 @@ class Profile(Section):
     """Numbers of the steps that are traced; a step that compiles programs is not a typical one."""
 
 
-# ---- schema ----------------------------------------------------------------------------------------
+# ---- the whole config ------------------------------------------------------------------------------
 
 
 class Policy(Section):

@@ -313,9 +313,9 @@ def has_only_finite_numbers(value: Any) -> bool:
     return True
 
 
-# ---- argument text ---------------------------------------------------------------------------------
+# ---- arguments in words ----------------------------------------------------------------------------
 #
-# The arguments of a tool in words, for the prompt: names, types, allowed values and descriptions.
+# For the prompt: names, types, allowed values and descriptions.
 
 
 _MAX_DESCRIBED_DEPTH = 3  # of objects within objects that are described
@@ -447,9 +447,7 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + '…'
 
 
-# ---- pattern sample --------------------------------------------------------------------------------
-#
-# Texts in which a regular expression occurs, for examples of arguments.
+# ---- examples of patterns --------------------------------------------------------------------------
 
 
 # The parser of Python's regular expressions; it has no public name.

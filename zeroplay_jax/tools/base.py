@@ -243,9 +243,9 @@ def string_parameter(name: str, description: str) -> dict[str, Any]:
     }
 
 
-# ---- failure log -----------------------------------------------------------------------------------
+# ---- failed calls ----------------------------------------------------------------------------------
 #
-# A log of failed calls that a broken tool cannot flood.
+# Logged so that a broken tool cannot flood the log.
 
 
 class FailureLog:

@@ -337,11 +337,9 @@ def speaks_sse(server: McpServer) -> bool:
         return False
 
 
-# ---- mcp stdio -------------------------------------------------------------------------------------
+# ---- processes -------------------------------------------------------------------------------------
 #
-# A transport to an MCP server that is a process: one JSON message a line, over its standard input and output.
-#
-# The library has such a transport, without a limit on the length of a line.
+# One JSON message a line, over standard input and output. The library's transport has no limit for a line.
 
 
 _END_SECONDS = 1.0  # for a process to end by itself, and again after SIGTERM

@@ -1,4 +1,4 @@
-"""`search`: passages for one or several queries."""
+"""`search`, passages for one or several queries, and `open`, a whole document page by page."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ def _search_result(passages_per_query: Sequence[Sequence[Json] | None]) -> ToolR
     return ToolResult(documents=tuple(answered))
 
 
-# ---- open document ---------------------------------------------------------------------------------
+# ---- open ------------------------------------------------------------------------------------------
 #
-# `open`: a whole document, page by page, by an id or title that a search showed.
+# By an id or title that a search showed.
 
 
 # (references, page numbers from 1) → per pair {'id', 'title', 'text', 'page', 'pages'}, or None if not found.

@@ -1,8 +1,8 @@
-"""A run that begins with the weights of another one (`--from`): more steps, another learning rate or corpus.
+"""A run that begins with another one (`--from`): with its weights, or as the same run with more iterations.
 
 It takes weights, optimiser moments and teachers of all roles, so that a proposer and its solver continue as a pair.
 Schedule, question pool, positions in the inputs and evaluations begin anew, unless the new run is the other one with
-more iterations (`continuation`). The other run is only read; it may be finished, killed or still running.
+more iterations. The other run is only read; it may be finished, killed or still running.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.retrieval import downloads, json_text, objects
 from zeroplay_jax.runtime import disk, identity
 from zeroplay_jax.runtime import workdir as run_workdir
-from zeroplay_jax.runtime import workdir as workdir_files
 from zeroplay_jax.runtime.disk import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.remote_workdir import StepRemoved, local_source, newest_step
@@ -90,14 +89,14 @@ def find(
             raise UserError(f'--from={source}: is the workdir itself; choose another --workdir')
         return True
 
-    begins = hosts.run_on_all_and_gather(lambda: begins_locally() if hosts.is_first else False)[0]
+    begins = hosts.run_on_first(begins_locally)
     if source is None or not begins:
         return None
     # Not before: a resumed run needs the other one no more, which may be gone.
     if objects.is_address(source):
         return copy_on_all(hosts, source)
-    paths = hosts.run_on_all_and_gather(lambda: str(pathlib.Path(source).resolve()))
-    return newest_on_all(hosts, pathlib.Path(paths[0]))
+    path = hosts.run_on_first(lambda: str(pathlib.Path(source).resolve()))
+    return newest_on_all(hosts, pathlib.Path(path))
 
 
 def _full_name(source: str) -> str:
@@ -114,8 +113,6 @@ def check_policies(hosts: Hosts, source: Source, names: list[str]) -> None:
     """
 
     def check_locally() -> None:
-        if not hosts.is_first:
-            return
         try:
             present = policy_names(source)
         except FileNotFoundError:
@@ -129,7 +126,7 @@ def check_policies(hosts: Hosts, source: Source, names: list[str]) -> None:
                 'with the same trained roles and the same config.weights'
             )
 
-    hosts.run_on_all_and_gather(check_locally)
+    hosts.run_on_first(check_locally)
 
 
 def check_adapters(hosts: Hosts, source: Source, config, inputs: dict[str, Any]) -> None:
@@ -142,12 +139,7 @@ def check_adapters(hosts: Hosts, source: Source, config, inputs: dict[str, Any])
       config: of the new run.
       inputs: of the new run, as `input_record.check` returned them; those of the first process are used.
     """
-
-    def check_locally() -> None:
-        if hosts.is_first:
-            _check_adapters(source, config, inputs)
-
-    hosts.run_on_all_and_gather(check_locally)
+    hosts.run_on_first(lambda: _check_adapters(source, config, inputs))
 
 
 def _check_adapters(source: Source, config, inputs: dict[str, Any]) -> None:
@@ -187,7 +179,7 @@ def _check_adapters(source: Source, config, inputs: dict[str, Any]) -> None:
 
 def _is_same_folder(stored_path: str, path: str) -> bool:
     """Returns whether two values of `policy.path` name the same folder."""
-    names = [workdir_files.portable(stored_path), workdir_files.portable(path)]
+    names = [run_workdir.portable(stored_path), run_workdir.portable(path)]
     if names[0] == names[1]:
         return True
     # What is on the Hub or in a bucket has no path.
@@ -355,13 +347,10 @@ def read_record(workdir: pathlib.Path) -> Json | None:
     return content
 
 
-# ---- continuation ----------------------------------------------------------------------------------
+# ---- more iterations of the same run ---------------------------------------------------------------
 #
-# A run that continues the schedule of another one with more iterations (`--from`).
-#
-# It ends bit for bit as if it had had that many iterations from its start: beside weights, moments and teachers it
-# takes question pool, positions in the inputs, evaluations and logs. The other run is only read, and may be finished,
-# killed or still running.
+# The run ends bit for bit as if it had had that many iterations from its start: beside weights, moments and teachers it
+# takes question pool, positions in the inputs, evaluations and logs.
 
 
 # Files of a workdir that a continued run takes along; steps behind its checkpoint are removed when they are opened.
@@ -388,7 +377,7 @@ def is_longer(hosts: Hosts, workdir: pathlib.Path, source: Source, config) -> bo
         return [dict(read_object(folder / name)) for folder in (source.workdir, workdir)]
 
     def compare_locally() -> bool:
-        if not hosts.is_first or not (source.workdir / FOLDER).is_dir():
+        if not (source.workdir / FOLDER).is_dir():
             return False
         stored = read_object(source.workdir / 'config.json').get('schedule', {})
         iterations = stored.get('iterations')
@@ -409,7 +398,7 @@ def is_longer(hosts: Hosts, workdir: pathlib.Path, source: Source, config) -> bo
             return False
         return not difference
 
-    return hosts.run_on_all_and_gather(compare_locally)[0]
+    return hosts.run_on_first(compare_locally)
 
 
 def copy(
@@ -450,11 +439,10 @@ def copy(
             _replace_hash(path, there, identity.hash_of(run_identity))
         _copy_checkpoint(newest.folder, workdir, steps, run_identity)
 
-    copied = read_newest(
+    return read_newest(
         lambda: newest_on_all(hosts, source.workdir, source.is_copy),
         lambda newest: hosts.run_on_all_and_gather(lambda: copy_locally(newest)),
     )
-    return copied
 
 
 def _replace_hash(path: pathlib.Path, there: str, here: str) -> None:
@@ -503,9 +491,9 @@ def _copy_checkpoint(
     os.replace(staged, target)
 
 
-# ---- source checkpoint -----------------------------------------------------------------------------
+# ---- checkpoints of another run --------------------------------------------------------------------
 #
-# Which checkpoint of another run is read (`branch`, `continuation`, `export`); that run may be in progress.
+# That run may be in progress.
 
 
 # Steps of a run in a bucket that are tried, while the run removes them before all processes have copied them.
@@ -673,10 +661,8 @@ def copy_on_all(hosts: Hosts, address: str) -> Source:
       UserError: one line; there is no such run, its step is damaged, or it removes steps faster than they are copied.
     """
     for _ in range(_COPIES):
-        steps = hosts.run_on_all_and_gather(
-            lambda: newest_step(address) if hosts.is_first else None
-        )
-        copies = hosts.run_on_all_and_gather(functools.partial(_copy, address, steps[0]))
+        step = hosts.run_on_first(lambda: newest_step(address))
+        copies = hosts.run_on_all_and_gather(functools.partial(_copy, address, step))
         # A process whose step was removed; the run has saved a newer one before.
         if None in copies:
             continue

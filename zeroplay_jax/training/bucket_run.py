@@ -128,14 +128,12 @@ def opened(hosts: Hosts, workdir: str | pathlib.Path, config) -> Iterator[Place]
     with contextlib.ExitStack() as stack:
         opened_runs: list[_Run] = []
 
-        def open_in_first() -> _Shared | None:
-            if not hosts.is_first:
-                return None
+        def open_in_first() -> _Shared:
             run = stack.enter_context(_opened(hosts, str(workdir), config))
             opened_runs.append(run)
             return run.shared()
 
-        shared = hosts.run_on_all_and_gather(open_in_first)[0]
+        shared = hosts.run_on_first(open_in_first)
         run = opened_runs[0] if opened_runs else None
         folder = _folder(hosts, config, shared[0], str(workdir))
         # A process of a run whose first process was killed may still write its folder, which no lease protects.
@@ -333,9 +331,9 @@ def _remove_unless_begun(remote: RemoteWorkdir, folder: pathlib.Path, lease: Lea
             remote.bucket.delete(remote.name(RUN_FILE))
 
 
-# ---- mirror restore --------------------------------------------------------------------------------
+# ---- restoring -------------------------------------------------------------------------------------
 #
-# Brings the newest whole checkpoint of a run down from a bucket, with the logs up to it.
+# Brings the newest whole checkpoint of a run down from the bucket, with the logs up to it.
 
 
 _DAMAGED = 'damaged'

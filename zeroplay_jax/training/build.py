@@ -452,9 +452,9 @@ def build_engine(config, run: RunContext) -> Engine:
     )
 
 
-# ---- run weights -----------------------------------------------------------------------------------
+# ---- weights ---------------------------------------------------------------------------------------
 #
-# The weights of a run: which role has which, loading them, and the learners that train them.
+# Which role has which weights, loading them, and the learners that train them.
 
 
 def weights_of_roles(config) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The end of a run: trained weights, summary.json and the report."""
+"""The end of a run: trained weights, summary.json, the trajectory log, the report and what to do next."""
 
 from __future__ import annotations
 
@@ -133,9 +133,9 @@ def _roles_of(context: build.RunContext, engine: Engine, weights: str) -> list[R
     return roles
 
 
-# ---- summary ---------------------------------------------------------------------------------------
+# ---- summary.json ----------------------------------------------------------------------------------
 #
-# Makes `summary.json`, results before and after training with those of every question, and its table.
+# Results before and after training with those of every question.
 
 
 def record_scores(
@@ -249,9 +249,9 @@ def _fingerprint(questions: Sequence[Question]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-# ---- trajectory log --------------------------------------------------------------------------------
+# ---- trajectories.jsonl ----------------------------------------------------------------------------
 #
-# Makes the records of `trajectories.jsonl`: whole rollouts of a step, as the report shows them.
+# Whole rollouts of a step, as the report shows them.
 
 
 # Number of rollouts per step whose text `rendering_check` tokenises again.
@@ -373,9 +373,9 @@ def rendering_check(context: RolloutContext, rows: Sequence[Row]) -> dict[str, f
     return {'same_ids_when_rendered_again': total['same'] / total['measured']}
 
 
-# ---- next step -------------------------------------------------------------------------------------
+# ---- the next command ------------------------------------------------------------------------------
 #
-# What to do after a run: the command that asks the trained policy a question which training taught it to answer.
+# It asks the trained policy a question which training taught it to answer.
 
 
 def advice(workdir: pathlib.Path, role: str) -> str:

@@ -1,7 +1,7 @@
 """Graded evaluation of a file of open tasks, in a folder that belongs to one policy and file and can be resumed.
 
 The folder holds `config.json` and `inputs.json`, to which its answers are bound, `answers.jsonl` and `grades.jsonl`
-(`evaluation.grading_record`), and at the end `results.json` and `results.md`. Judges are not bound: their settings are
+(`evaluation.play`), and at the end `results.json` and `results.md`. Judges are not bound: their settings are
 part of the name under which grades are recorded, so that another judge grades the same answers.
 """
 
@@ -42,7 +42,7 @@ class Plan:
     """What to evaluate.
 
     Attributes:
-      source: file of open tasks (`rubric_tasks.load_tasks`), or its name on the Hub.
+      source: file of open tasks (`question_sets.load_tasks`), or its name on the Hub.
       folder: folder of the evaluation.
       samples: answers per task; 1: greedy.
       limit: number of tasks drawn from the file; 0: all. A later start may have another limit.
@@ -365,9 +365,9 @@ def _result_settings(config, plan: Plan, run: build.RunContext, judge: str) -> J
     )
 
 
-# ---- grading estimate ------------------------------------------------------------------------------
+# ---- estimate --------------------------------------------------------------------------------------
 #
-# What a graded evaluation will ask for: rollouts, judge requests, tokens at most, and their price.
+# Rollouts, judge requests, tokens at most, and their price.
 
 
 # Prices are per this many tokens.

@@ -140,9 +140,7 @@ def write(
       UserError: a resumed run whose search server has another index than at its start.
     """
 
-    def write_locally() -> dict[str, Entry] | None:
-        if not hosts.is_first:
-            return None
+    def write_locally() -> dict[str, Entry]:
         path = workdir / FILE_NAME
         current = entries | template_entry(template)
         if config.retrieval.kind == 'http':
@@ -154,7 +152,7 @@ def write(
         disk.write_text(path, json.dumps(current, indent=1) + '\n')
         return current
 
-    return hosts.run_on_all_and_gather(write_locally)[0]
+    return hosts.run_on_first(write_locally)
 
 
 def template_entry(template: Mapping[str, str]) -> dict[str, Entry]:

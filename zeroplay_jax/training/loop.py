@@ -422,10 +422,7 @@ def _log_step(
 def _start_date(hosts: Hosts, workdir: pathlib.Path, origin: Source | None) -> str:
     """Returns the day of the run's prompts, the same on all processes."""
     workdirs = [workdir] if origin is None else [workdir, origin.workdir]
-    dates = hosts.run_on_all_and_gather(
-        lambda: input_record.start_date(workdirs) if hosts.is_first else ''
-    )
-    return dates[0]
+    return hosts.run_on_first(lambda: input_record.start_date(workdirs))
 
 
 def _build_on_all(hosts: Hosts, config, date: str) -> build.RunContext:
@@ -439,9 +436,9 @@ def _build_on_all(hosts: Hosts, config, date: str) -> build.RunContext:
     return built[0]
 
 
-# ---- profiling -------------------------------------------------------------------------------------
+# ---- traces ----------------------------------------------------------------------------------------
 #
-# Traces of jax.profiler for single steps of a run.
+# Of jax.profiler, for single steps.
 
 
 _PROFILE_FOLDER = 'profile'
@@ -465,9 +462,9 @@ def traced(steps: Container[int], step: int, workdir: pathlib.Path) -> Iterator[
         yield
 
 
-# ---- evaluation step -------------------------------------------------------------------------------
+# ---- evaluation ------------------------------------------------------------------------------------
 #
-# A step of a run that evaluates: its metrics and rows, and its results in the state of the run.
+# A step of a run that evaluates: metrics, rows, and results in the state of the run.
 
 
 def evaluate_step(
@@ -520,9 +517,9 @@ def evaluate_step(
     return metrics, rows
 
 
-# ---- saving ----------------------------------------------------------------------------------------
+# ---- checkpoints -----------------------------------------------------------------------------------
 #
-# Saves the state of a run: the last steps, and the best evaluation beside them (`config.checkpoint.best`).
+# The last steps, and the best evaluation beside them (`config.checkpoint.best`).
 
 
 # Folder of the best checkpoint in the workdir.

@@ -334,12 +334,10 @@ def _seal(staging: pathlib.Path, path: str, manifest: Manifest) -> RemoteFile:
     return RemoteFile(manifest[path].object, (staging / path).stat().st_size, digest)
 
 
-# ---- mirror part -----------------------------------------------------------------------------------
+# ---- one process of several ------------------------------------------------------------------------
 #
-# Uploads the shards of one process of several, each of which has a folder of its own.
-#
-# Process 0 says which step is due (`runtime.remote_parts`), and completes it when all processes have uploaded theirs
-# (`mirror`).
+# Uploads the shards of a process, which has a folder of its own. Process 0 says which step is due (`uploads`), and
+# completes it when all processes have uploaded theirs.
 
 
 # Between two looks for the step that is due. Nothing is asked while the newest step of this process is complete.

@@ -1,4 +1,4 @@
-"""Reports whether a run trained its policies: why it stops, fields of summary.json, and exit status 3 or 4."""
+"""How a run ends: whether it trained its policies, alarms, fields of summary.json, exit status 3 or 4."""
 
 from __future__ import annotations
 
@@ -284,13 +284,8 @@ def proposal_summary(hosts: Hosts, engine: Engine, corpus: SearchableCorpus) -> 
     Measuring 'answerable' searches `corpus`, that of training.
     """
 
-    def measure() -> float | None:
-        # Only one process searches, because all have the same sample.
-        if not hosts.is_first:
-            return None
-        return engine.proposals.answerable(corpus)
-
-    answerable = hosts.run_on_all_and_gather(measure)[0]
+    # Only one process searches, because all have the same sample.
+    answerable = hosts.run_on_first(lambda: engine.proposals.answerable(corpus))
     return {'readable': engine.proposals.readable, 'answerable': answerable}
 
 

@@ -1,4 +1,4 @@
-"""Writes trained weights as folders that other libraries load, and fingerprints of the weights of a run."""
+"""Exported policies: folders that other libraries load, their model cards, and fingerprints of weights."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def fingerprints(engine: Engine) -> dict[str, list[int]]:
 
 # ---- model card ------------------------------------------------------------------------------------
 #
-# Files that say how to run an exported policy: README.md, which is a model card, and generation_config.json.
+# README.md and generation_config.json, which say how to run an exported policy.
 
 
 _GENERATION_FILE = 'generation_config.json'
@@ -391,9 +391,9 @@ def _result_text(environment: Environment, codec: Codec) -> str:
     return codec.decode(ids)
 
 
-# ---- recorded roles --------------------------------------------------------------------------------
+# ---- roles of a run --------------------------------------------------------------------------------
 #
-# The roles of a run from the records in its workdir, without its tools, index and weights.
+# From the records in its workdir, without its tools, index and weights.
 
 
 class RecordedTool(Tool):

@@ -29,22 +29,21 @@ def claimed(hosts: Hosts, workdir: pathlib.Path, config) -> Iterator[Callable[[]
     Yields:
       A function that writes config.json; on the other processes it does nothing.
     """
-    # run_on_all_and_gather shares errors, so the lock is taken inside it; the ExitStack holds it until this context
+    # run_on_first shares errors, so the lock is taken inside it; the ExitStack holds it until this context
     # ends. `writers` passes the function out of the call; it is empty on the other processes.
     with contextlib.ExitStack() as stack:
         writers: list[Callable[[], None]] = []
 
         def claim_locally() -> None:
-            if hosts.is_first:
-                claim = run_workdir.claim(
-                    workdir,
-                    config.to_dict(),
-                    fields.changeable_fields(config),
-                    fields.defaults(config),
-                )
-                writers.append(stack.enter_context(claim))
+            claim = run_workdir.claim(
+                workdir,
+                config.to_dict(),
+                fields.changeable_fields(config),
+                fields.defaults(config),
+            )
+            writers.append(stack.enter_context(claim))
 
-        hosts.run_on_all_and_gather(claim_locally)
+        hosts.run_on_first(claim_locally)
         yield writers[0] if writers else _write_nothing
 
 
@@ -66,8 +65,6 @@ def check_identity(hosts: Hosts, workdir: pathlib.Path, config, inputs: dict[str
     """
 
     def check_locally() -> None:
-        if not hosts.is_first:
-            return
         current = _identity_of(config, inputs)
         there = identity.read(workdir)
         identity.check_current(workdir / identity.FILE_NAME, there, current)
@@ -81,7 +78,7 @@ def check_identity(hosts: Hosts, workdir: pathlib.Path, config, inputs: dict[str
                 file=sys.stderr,
             )
 
-    hosts.run_on_all_and_gather(check_locally)
+    hosts.run_on_first(check_locally)
 
 
 def record_identity(
@@ -96,9 +93,7 @@ def record_identity(
       is_resumed: whether the run has a checkpoint.
     """
 
-    def record_locally() -> identity.Identity | None:
-        if not hosts.is_first:
-            return None
+    def record_locally() -> identity.Identity:
         recorded = None
         if is_resumed:
             newest = saved_steps(workdir / FOLDER)[-1]
@@ -108,7 +103,7 @@ def record_identity(
         identity.write(workdir, current)
         return current
 
-    return hosts.run_on_all_and_gather(record_locally)[0]
+    return hosts.run_on_first(record_locally)
 
 
 def _identity_of(config, inputs: dict[str, Any]) -> identity.Identity:

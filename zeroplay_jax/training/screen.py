@@ -360,9 +360,9 @@ def compile_clock() -> CompileClock:
     return clock
 
 
-# ---- log lines -------------------------------------------------------------------------------------
+# ---- lines of libraries ----------------------------------------------------------------------------
 #
-# Prints what libraries log above the progress bar instead of into its line.
+# Printed above the progress bar instead of into its line.
 
 
 class _LinesAbove:

@@ -71,15 +71,13 @@ def check_or_write(
     path = workdir / FILE_NAME
 
     def check_locally() -> None:
-        if not hosts.is_first:
-            return
         current = listings(roles)
         if is_resumed and path.is_file():
             _check_equal(path, current)
         else:
             disk.write_text(path, json.dumps(current, indent=2, ensure_ascii=False) + '\n')
 
-    hosts.run_on_all_and_gather(check_locally)
+    hosts.run_on_first(check_locally)
 
 
 def read(workdir: pathlib.Path) -> dict[str, Listing] | None:

@@ -173,7 +173,7 @@ def link_folder(
     return manifest
 
 
-# ---- remote parts ----------------------------------------------------------------------------------
+# ---- parts of a step -------------------------------------------------------------------------------
 #
 # Parts of a step in a bucket: the files that each of several processes uploads.
 #
