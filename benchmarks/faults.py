@@ -101,14 +101,14 @@ def _place(row: Row) -> tuple[str, int, str]:
     return table, int(number or 0), row.key
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """Returns the table in markdown."""
-    lines = ['| key | what is sent | verdict | what a user reads |', '|---|---|---|---|']
+def table_of(rows: Sequence[Row]) -> str:
+    """Returns the table, its columns divided by tabs."""
+    lines = ['key\twhat is sent\tverdict\twhat a user reads']
     for row in sorted(rows, key=_place):
         one_line = _TEST_FOLDER.sub('', ' '.join(row.line.split())).replace(f'{ROOT}/', '')
-        cells = [row.key, row.sent, row.verdict, one_line[:_MAX_LINE]]
-        escaped_cells = [cell.replace('|', '\\|') for cell in cells]
-        lines.append(f'| {" | ".join(escaped_cells)} |')
+        # Quotes at the beginning of a cell would be those of the format.
+        cells = [row.key, ' '.join(row.sent.split()), row.verdict, one_line[:_MAX_LINE]]
+        lines.append('\t'.join(cells).replace('"', "'"))
     return '\n'.join(lines) + '\n'
 
 
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog='python -m benchmarks.faults', description=__doc__.splitlines()[0]
     )
-    parser.add_argument('--out', type=pathlib.Path, help='file of the table in markdown')
+    parser.add_argument('--out', type=pathlib.Path, help='file of the table (.tsv)')
     parser.add_argument('tests', nargs='*', default=['tests'], help='files or folders of tests')
     options = parser.parse_args(arguments)
     collector = Collector()
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = pytest.main([*pytest_flags, *tests], plugins=[collector])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return int(status)
-    table = markdown(collector.rows)
+    table = table_of(collector.rows)
     print(table)
     if options.out:
         options.out.write_text(table, encoding='utf-8')

@@ -207,3 +207,14 @@ def test_the_page_about_preemption_names_all_fields_that_a_resumed_run_may_chang
     named = re.findall(r'`([^`]+)`', paragraph)
     for field in fields.changeable_fields(common.get_config()):
         assert field in named or f'{field.partition(".")[0]}.…' in named, field
+
+
+def test_the_files_to_read_exist():
+    """docs/reading.md and AGENTS.md name files by their places in the repository or in the package."""
+    for page in ('docs/reading.md', 'AGENTS.md'):
+        text = (ROOT / page).read_text(encoding='utf-8')
+        paths = set(re.findall(r'[a-z_]+(?:/[a-z_]+)+\.(?:py|md)', text))
+        assert len(paths) > 1
+        folders = (ROOT, ROOT / 'zeroplay_jax', ROOT / 'docs')
+        missing = [path for path in paths if not any((f / path).is_file() for f in folders)]
+        assert not missing

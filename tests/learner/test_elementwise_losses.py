@@ -16,7 +16,8 @@ from zeroplay_jax.learner.loss import LossConfig, loss
 from zeroplay_jax.learner.weights_view import FrozenBase
 from zeroplay_jax.objectives import masking
 from zeroplay_jax.objectives.losses import PolicyLoss
-from zeroplay_jax.policy import adapters, hf, sharding, token_scores
+from zeroplay_jax.policy import adapters, hf, sharding
+from zeroplay_jax.policy.head import Head, sum_tokens
 from zeroplay_jax.settings.schema import LINEARS
 
 # No product of the layers has two of these sizes as its axes.
@@ -227,7 +228,7 @@ def test_a_sum_visits_wanted_tokens_once():
         return jnp.sum(values), jnp.sum(values**2)
 
     def total(head, states):
-        return token_scores.sum_tokens(function, 7, None, head, states, (), factor, wanted)
+        return sum_tokens(function, Head(head, False, 7, None), states, (), factor, wanted)
 
     slopes, squares = jax.grad(total, (0, 1), has_aux=True)(head, states)
     jax.effects_barrier()
@@ -252,7 +253,7 @@ def test_statistics_of_a_sum_have_no_gradient():
         return value, value
 
     def statistic(head):
-        return token_scores.sum_tokens(function, 2, None, head, states, (), ())[1]
+        return sum_tokens(function, Head(head, False, 2, None), states, (), ())[1]
 
     assert not jax.grad(statistic)(head)['head'].any()
 

@@ -8,7 +8,7 @@ import pytest
 import tiny
 from test_learner import make_rows, role
 
-from zeroplay_jax.learner.batch import pack, prompt_length
+from zeroplay_jax.learner.batch import Batch, pack, prompt_length
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.loss import LossConfig, loss
 from zeroplay_jax.policy import hf, sharding, transformer
@@ -124,6 +124,34 @@ def test_against_probabilities_in_float64(policy):
             values.append(np.sum(np.exp(a) * (a - b)))
     value, _ = gradient(policy, teacher, packed(rows), distill_top_k=model.vocab_size)
     assert value == pytest.approx(np.mean(values), rel=1e-4)
+
+
+def test_no_gradient_reaches_the_teacher(policy):
+    model, params = policy
+    config = LossConfig.of(role(**DISTILS))
+    batch = packed(taught_rows(model))[0]
+
+    def total(student, teacher):
+        return loss(model, config, student, batch, batch.old_logp, teacher, 1.0)[0]
+
+    student_slope, teacher_slope = jax.jit(jax.grad(total, (0, 1)))(params, other(params))
+    assert any(np.any(x) for x in jax.tree.leaves(student_slope))
+    assert not any(np.any(x) for x in jax.tree.leaves(teacher_slope))
+
+
+def test_the_logits_of_a_batch_never_exist_at_once(policy):
+    model = dataclasses.replace(policy[0], vocab_size=151_936, logit_chunk=128)
+    params = jax.eval_shape(lambda key: transformer.init(model, key), jax.random.key(0))
+    config = LossConfig.of(role(**DISTILS))
+    rows, length = 2, 1024
+    batch = Batch.blank((rows, length), length)
+
+    def total(student, teacher):
+        return loss(model, config, student, batch, batch.old_logp, teacher, 1.0)[0]
+
+    compiled = jax.jit(jax.grad(total)).lower(params, params).compile()
+    logits_bytes = rows * length * model.vocab_size * 4
+    assert compiled.memory_analysis().temp_size_in_bytes < logits_bytes
 
 
 def test_the_teacher_follows_its_student_and_is_kept(policy):

@@ -12,7 +12,8 @@ from test_teacher import DISTILS, TEACHER_TOKENS, packed, taught_rows
 
 from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.learner.learner import Learner
-from zeroplay_jax.policy import hf, sharding, token_scores
+from zeroplay_jax.policy import hf, sharding
+from zeroplay_jax.policy.head import Head, map_tokens
 from zeroplay_jax.types import POLICY
 
 # Least and largest error of bfloat16 gradients on several devices, as a multiple of that on one device. An error is the
@@ -150,10 +151,10 @@ def test_logits_are_computed_for_trained_tokens_only(policy):
 
     def function(head, chunk_states, shared, per_token):
         jax.debug.callback(visited.append, chunk_states.shape[0])
-        return jnp.sum(chunk_states @ head['head'], -1) * per_token[0]
+        return jnp.sum(chunk_states @ head['head'], -1) * per_token
 
     def score(head, states):
-        values = token_scores.map_tokens(function, 7, None, head, states, (), (factor,), wanted)
+        values = map_tokens(function, Head(head, False, 7, None), states, (), factor, wanted)
         return jnp.sum(values), values
 
     slopes, values = jax.grad(score, (0, 1), has_aux=True)(head, states)

@@ -12,7 +12,7 @@ import optax
 import pytest
 import tiny
 
-from zeroplay_jax.policy import adapters, quantization, rope, sharding, transformer
+from zeroplay_jax.policy import adapters, head, quantization, rope, sharding, transformer
 from zeroplay_jax.settings.schema import LINEARS
 
 # Every switch on at once, so that every rule has a parameter.
@@ -71,13 +71,18 @@ def loss(config, params, inputs, weight):
 
 def elementwise_loss(config, params, inputs, weight):
     """The same gradient, computed with the logits."""
+    tokens, positions, segment = inputs
+    states = transformer.hidden(config, params, tokens, positions, segment)
 
-    def weighted_sum(scores, weight, shared):
-        logp, _, _ = scores
+    def weighted_sum(matrices, states, _, per_token):
+        tokens, weight = per_token
+        chunk_logits = head.logits(config, matrices, states)
+        logp, _ = head.logp_and_entropy(chunk_logits, tokens, train_entropy=False)
         return jnp.sum(logp * weight), ()
 
-    scores = transformer.token_scores(config, params, *inputs)
-    return scores.loss(weighted_sum, weight, (), elementwise=True)[0]
+    output_head = head.head_of(config, params, states.dtype)
+    per_token = (tokens[:, 1:], weight[:, 1:])
+    return head.sum_tokens(weighted_sum, output_head, states[:, :-1], (), per_token)[0]
 
 
 def on_mesh(setting, shape):

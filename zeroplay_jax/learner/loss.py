@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from zeroplay_jax.learner.batch import Batch
+from zeroplay_jax.learner.batch import Batch, TeacherBatch
 from zeroplay_jax.objectives import aggregation, corrections, distillation, masking
 from zeroplay_jax.objectives.loss_checks import check_loss
 from zeroplay_jax.objectives.losses import POLICY_LOSSES, LossError, PolicyLoss, resolve_loss
 from zeroplay_jax.objectives.types import AnyArray, DeviceStats
-from zeroplay_jax.policy import adapters, transformer
+from zeroplay_jax.policy import adapters, head, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.types import UserError
 
@@ -100,34 +100,92 @@ def loss(
       The loss, float32; and its statistics as (sum, count).
     """
     params = adapters.join(base, params)
-    if teacher_params is not None:
-        teacher_params = adapters.join(base, teacher_params)
+    states = transformer.hidden(model, params, batch.tokens, batch.positions, batch.segment)
+    # The state of a token predicts the next one.
+    predicted = {'tokens': batch.tokens[:, 1:]}
+    teacher_matrices: Params = {}
     teacher_weight = None
     if config.distills and batch.teacher is not None:
+        assert teacher_params is not None
+        teacher_params = jax.lax.stop_gradient(adapters.join(base, teacher_params))
+        teacher_states = _teacher_states(model, teacher_params, batch.teacher)
+        predicted['teacher_states'] = teacher_states[:, :-1]
+        teacher_matrices = head.frozen_matrices(model, teacher_params, states.dtype)
         teacher_weight = batch.teacher.weight
-        scores = _scores_with_teacher(model, config, params, teacher_params, batch)
-    else:
-        scores = transformer.token_scores(
-            model,
-            params,
-            batch.tokens,
-            batch.positions,
-            batch.segment,
-            config.temperature,
-            config.entropy_coef > 0,
-            wanted_tokens(model, batch),
-        )
     rows = (dataclasses.replace(batch, teacher=None), ref_logp, teacher_weight)
-    total_loss, stats = scores.loss(
-        functools.partial(_loss_of_scores, config), rows, distill_coef, config.elementwise
-    )
+    scores = functools.partial(_scores, model, config)
+
+    def chunk_loss(matrices, states, shared, per_token):
+        teacher_matrices, distill_coef = shared
+        predicted, tokens = per_token
+        token_scores = scores(matrices, states, teacher_matrices, predicted)
+        # Losses take rows: the chunk is one row.
+        one_row = jax.tree.map(lambda x: x[None], (token_scores, tokens))
+        return _terms(config, *one_row, distill_coef)
+
+    wanted = wanted_tokens(model, batch)
+    wanted = None if wanted is None else wanted[:, 1:]
+    output_head = head.head_of(model, params, states.dtype)
+    states = states[:, :-1]
+    if config.elementwise:
+        shared = (teacher_matrices, distill_coef)
+        per_token = (predicted, jax.tree.map(lambda x: x[:, 1:], rows))
+        total_loss, stats = head.sum_tokens(
+            chunk_loss, output_head, states, shared, per_token, wanted
+        )
+    else:
+        of_predicted = head.map_tokens(
+            scores, output_head, states, teacher_matrices, predicted, wanted
+        )
+        # From the token that predicts to the predicted one.
+        of_tokens = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (1, 0))), of_predicted)
+        total_loss, stats = _terms(config, of_tokens, rows, distill_coef)
     # The denominator is in the weights already, so the sum over micro-batches is the mean: its count is set to 1 when
     # the update is complete.
     stats['loss'] = (jax.lax.stop_gradient(total_loss), jnp.float32(0))
     return total_loss, stats
 
 
-def _loss_of_scores(config, scores, rows, distill_coef):
+def _teacher_states(
+    model: ModelConfig, params: Params, rows: TeacherBatch
+) -> Float[Array, 'batch length hidden_size']:
+    """Returns the teacher's hidden states at the student's tokens, without gradient."""
+    states = transformer.hidden(model, params, rows.tokens, rows.positions, rows.segment)
+    # The teacher's rows hold the same rollouts behind other prompts.
+    aligned = jnp.take_along_axis(states, rows.teacher_index[..., None], 1)
+    return jax.lax.stop_gradient(aligned)
+
+
+def _scores(model, config, matrices, states, teacher_matrices, predicted):
+    """Returns (log-probs, entropies, divergences by name) of a chunk of tokens: the only logits that exist are here.
+
+    Args:
+      model: static shape of the decoder.
+      config: static part of the loss.
+      matrices: of the head.
+      states: [tokens, hidden_size], of the tokens before the predicted ones.
+      teacher_matrices: of the teacher's head; not read without a teacher.
+      predicted: {'tokens': ids, 'teacher_states': where there is a teacher}.
+    """
+    chunk_logits = head.logits(model, matrices, states) / config.temperature
+    logp, entropy = head.logp_and_entropy(
+        chunk_logits, predicted['tokens'], config.entropy_coef > 0
+    )
+    if 'teacher_states' not in predicted:
+        return logp, entropy, {}
+    teacher_logits = head.logits(model, teacher_matrices, predicted['teacher_states'])
+    divergence, statistics = distillation.topk_tail_divergence(
+        chunk_logits,
+        teacher_logits / config.temperature,
+        k=config.distill_top_k,
+        kind=config.distill_kind,
+        tail=config.distill_tail,
+    )
+    # Statistics are for logging: a backward pass through them would be computed and multiplied by zero.
+    return logp, entropy, {'divergence': divergence, **jax.lax.stop_gradient(statistics)}
+
+
+def _terms(config, scores, rows, distill_coef):
     """Returns (loss, statistics) of tokens: sums, which add up over chunks of tokens as over micro-batches.
 
     Args:
@@ -216,33 +274,3 @@ def policy_terms(
     if config.entropy_coef:
         per_token = per_token + config.entropy_coef * negative_entropy
     return per_token, stats
-
-
-def _scores_with_teacher(model, config, params, teacher_params, batch):
-    """Returns the scores log-prob, entropy, and {'divergence', 'tail_mass'} against a teacher with its own prompt."""
-    teacher_batch = batch.teacher
-    teacher_states = transformer.hidden(
-        model, teacher_params, teacher_batch.tokens, teacher_batch.positions, teacher_batch.segment
-    )
-    # The teacher's rows hold the same rollouts behind other prompts: gather its states at the student's tokens.
-    aligned_states = jnp.take_along_axis(teacher_states, teacher_batch.teacher_index[..., None], 1)
-    divergence_function = functools.partial(
-        distillation.topk_tail_divergence,
-        k=config.distill_top_k,
-        kind=config.distill_kind,
-        tail=config.distill_tail,
-    )
-    # A divergence needs the student's logits, which exist for a chunk of tokens at a time only.
-    return transformer.token_scores_with_teacher(
-        model,
-        params,
-        teacher_params,
-        batch.tokens,
-        batch.positions,
-        batch.segment,
-        aligned_states,
-        divergence_function,
-        config.temperature,
-        config.entropy_coef > 0,
-        wanted_tokens(model, batch),
-    )

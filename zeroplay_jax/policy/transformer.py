@@ -7,7 +7,6 @@ function. Axis names as in policy/attention.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
@@ -15,17 +14,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from zeroplay_jax.policy import (
-    adapters,
     attention,
     blocked_attention,
+    head,
     kernels,
     paged_attention,
     used_attention,
 )
 from zeroplay_jax.policy.attention import AnyArray, LayerBuffer, LayerCache
 from zeroplay_jax.policy.decoder import Attend, Decoder, ModelConfig, Params, cast_matrices
+from zeroplay_jax.policy.head import logits as logits
 from zeroplay_jax.policy.paged_attention import LayerPages
-from zeroplay_jax.policy.token_scores import TokenScores
 
 # Token ids, positions or segment numbers of packed rows.
 PackedInts: TypeAlias = Int[AnyArray, 'batch length']
@@ -37,13 +36,6 @@ _LINEAR_ATTENTION = {
     'blocked': blocked_attention.attend_packed,
     'splash': kernels.attend_packed,
 }
-
-# (student logits, teacher logits) -> (divergence, statistics by name), for a chunk of tokens.
-ChunkLogits: TypeAlias = Float[Array, 'tokens vocab']
-ChunkValues: TypeAlias = Float[Array, ' tokens']
-Divergence: TypeAlias = Callable[
-    [ChunkLogits, ChunkLogits], tuple[ChunkValues, dict[str, ChunkValues]]
-]
 
 
 def init(config: ModelConfig, key: jax.Array) -> Params:
@@ -232,18 +224,6 @@ def hidden_tokens(
     return hidden_states[:, 0], cache
 
 
-def logits(
-    config: ModelConfig, params: Params, hidden_states: Float[Array, 'tokens hidden_size']
-) -> Float[Array, 'tokens vocab']:
-    """Returns the float32 logits of the output head; `_head(config, params)` suffices as `params`."""
-    # `product` accumulates in float32 also for bfloat16 inputs: rounded logits would change the log-probabilities.
-    if config.tied:
-        embedding = params['embedding'].astype(hidden_states.dtype)
-        return attention.product('nd,vd->nv', hidden_states, embedding)
-    head = params['head'].astype(hidden_states.dtype)
-    return attention.product('nd,dv->nv', hidden_states, head)
-
-
 def score(
     config: ModelConfig,
     params: Params,
@@ -256,32 +236,6 @@ def score(
 ) -> tuple[PerToken, PerToken]:
     """Returns the log-probability of every token and the entropy of the distribution that predicts it.
 
-    Args: those of `token_scores`.
-
-    Returns:
-      (log-probabilities, entropy in nats), float32 [batch, length]; index t belongs to token t, predicted from token
-      t − 1. The first token of a segment has no prediction: its values are 0 at the start of a row and otherwise
-      computed from the previous segment; the caller must mask them.
-    """
-    scores = token_scores(
-        config, params, tokens, positions, segment, temperature, train_entropy, wanted
-    )
-    logp, entropy, _ = scores.arrays()
-    return logp, entropy
-
-
-def token_scores(
-    config: ModelConfig,
-    params: Params,
-    tokens: PackedInts,
-    positions: PackedInts,
-    segment: PackedInts,
-    temperature: float = 1.0,
-    train_entropy: bool = False,
-    wanted: Bool[AnyArray, 'batch length'] | None = None,
-) -> TokenScores:
-    """Returns the scores (log-probability, entropy, {}) of every token, to be computed as arrays or within a loss.
-
     Args:
       config: of the model.
       params: weights.
@@ -291,111 +245,25 @@ def token_scores(
       temperature: divides the logits, as in the sampler.
       train_entropy: whether the entropy has a gradient.
       wanted: True at tokens whose values are needed. The others are 0, and no logits are computed for them. None: all.
-    """
-    hidden_states = hidden(config, params, tokens, positions, segment)
-
-    def score_chunk(head, chunk_hidden, shared, per_token):
-        (chunk_tokens,) = per_token
-        chunk_logits = logits(config, head, chunk_hidden) / temperature
-        return *_logp_and_entropy(chunk_logits, chunk_tokens, train_entropy), {}
-
-    return _token_scores(config, score_chunk, params, hidden_states, (), (tokens[:, 1:],), wanted)
-
-
-def token_scores_with_teacher(
-    config: ModelConfig,
-    params: Params,
-    teacher_params: Params,
-    tokens: PackedInts,
-    positions: PackedInts,
-    segment: PackedInts,
-    teacher_hidden: Float[Array, 'batch length hidden_size'],
-    divergence_function: Divergence,
-    temperature: float = 1.0,
-    train_entropy: bool = False,
-    wanted: Bool[AnyArray, 'batch length'] | None = None,
-) -> TokenScores:
-    """Scores tokens as `token_scores` does, and compares the student's distributions with a teacher's.
-
-    The logits of both exist for one chunk of tokens at a time.
-
-    Args:
-      config: of both models.
-      params: weights of the student.
-      teacher_params: weights of the teacher, of which the output head is used here.
-      tokens: token ids of packed rows of the student.
-      positions: position of every token within its segment.
-      segment: segment number of every token, 0 for padding.
-      teacher_hidden: result of the teacher's `hidden`, gathered so that each entry predicts the same token as the
-        student's entry at that index; the prompts before it may differ.
-      divergence_function: function that compares two [tokens, vocab] arrays of logits.
-      temperature: divides the logits of both.
-      train_entropy: whether the entropy has a gradient.
-      wanted: as in `token_scores`.
 
     Returns:
-      The scores (log-probability, entropy, {'divergence': divergence} with its statistics), of which log-probability
-      and divergence have gradients; these reach `params` only.
+      (log-probabilities, entropy in nats), float32 [batch, length]; index t belongs to token t, predicted from token
+      t − 1. The first token of a segment has no prediction: its values are 0 at the start of a row and otherwise
+      computed from the previous segment; the caller must mask them.
     """
     hidden_states = hidden(config, params, tokens, positions, segment)
-    # No gradient may reach the teacher, even if it shares arrays with the student.
-    teacher_params, teacher_hidden = jax.lax.stop_gradient((teacher_params, teacher_hidden))
 
-    def score_chunk(head, chunk_hidden, teacher_head, per_token):
-        chunk_tokens, chunk_teacher_hidden = per_token
-        chunk_logits = logits(config, head, chunk_hidden) / temperature
-        teacher_logits = logits(config, teacher_head, chunk_teacher_hidden) / temperature
-        logp, entropy = _logp_and_entropy(chunk_logits, chunk_tokens, train_entropy)
-        divergence, statistics = divergence_function(chunk_logits, teacher_logits)
-        # Statistics are for logging: a backward pass through them would be computed and multiplied by zero.
-        return logp, entropy, {'divergence': divergence, **jax.lax.stop_gradient(statistics)}
+    def score_chunk(matrices, chunk_states, _, chunk_tokens):
+        chunk_logits = logits(config, matrices, chunk_states) / temperature
+        return head.logp_and_entropy(chunk_logits, chunk_tokens, train_entropy)
 
-    # Cast before it is gathered on every device; `map_tokens` does the same with the student's.
-    teacher_head = cast_matrices(_head(config, teacher_params), hidden_states.dtype)
-    per_token = (tokens[:, 1:], teacher_hidden[:, :-1])
-    return _token_scores(
-        config, score_chunk, params, hidden_states, teacher_head, per_token, wanted
+    scores = head.map_tokens(
+        score_chunk,
+        head.head_of(config, params, hidden_states.dtype),
+        hidden_states[:, :-1],
+        (),
+        tokens[:, 1:],
+        None if wanted is None else wanted[:, 1:],
     )
-
-
-def _token_scores(
-    config: ModelConfig, function: Callable, params, hidden_states, shared, per_token, wanted
-) -> TokenScores:
-    """Returns `TokenScores` of these arguments; the head has no gradient if it belongs to a frozen base."""
-    head = _head(config, params)
-    is_frozen = adapters.has_frozen_base(params)
-    if is_frozen:
-        head = cast_matrices(jax.lax.stop_gradient(head), hidden_states.dtype)
-    return TokenScores(
-        function,
-        config.logit_chunk,
-        config.mesh,
-        head,
-        is_frozen,
-        hidden_states,
-        shared,
-        per_token,
-        wanted,
-    )
-
-
-def _head(config: ModelConfig, params: Params) -> Params:
-    """Returns the parameters that `logits` reads."""
-    # Only these become inputs of the loop over chunks: everything that enters it is gathered on every device.
-    name = 'embedding' if config.tied else 'head'
-    return {name: params[name]}
-
-
-def _logp_and_entropy(chunk_logits, chunk_tokens, train_entropy: bool):
-    """Returns log-probabilities of the tokens [tokens] and entropy [tokens] for logits [tokens, vocab]."""
-    log_normaliser = jax.nn.logsumexp(chunk_logits, -1)
-    # log p = logit - log Z, without an array of all log-probabilities.
-    token_logits = jnp.take_along_axis(chunk_logits, chunk_tokens[:, None], 1)
-    logp = token_logits[:, 0] - log_normaliser
-    if not train_entropy:
-        # The entropy is only a metric: with a gradient, its backward pass would be computed and multiplied by zero.
-        chunk_logits, log_normaliser = jax.lax.stop_gradient((chunk_logits, log_normaliser))
-    # H = -Σ p log p = log Z - Σ p · logit.
-    probs = jnp.exp(chunk_logits - log_normaliser[:, None])
-    entropy = log_normaliser - jnp.sum(probs * chunk_logits, -1)
-    return logp, entropy
+    # From the token that predicts to the predicted one.
+    return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (1, 0))), scores)

@@ -1,4 +1,13 @@
-"""Scores of packed tokens that are computed a chunk at a time: as arrays, or reduced to a loss with its gradient."""
+"""The output head over packed tokens: logits, log-probabilities, and functions of a chunk of tokens at a time.
+
+The logits of one chunk exist at a time, forward and backward: [batch, length, vocab] is never built. Tokens whose
+result nobody reads can be left out. The backward pass is written by hand, because automatic differentiation cannot
+reverse a loop whose number of iterations depends on the data.
+
+`sum_tokens` computes a loss that is a sum over the tokens, and its gradient in the same pass: three products with the
+head per chunk (Liger Kernel's fused linear cross entropy, arXiv:2410.10989). `map_tokens` returns the results of the
+tokens, for a loss that couples them: its gradient needs the logits a second time, which makes four products.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +20,86 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Float, Shaped
+from jaxtyping import Array, Bool, Float, Int
 
-from zeroplay_jax.policy import sharding
+from zeroplay_jax.policy import adapters, attention, sharding
 from zeroplay_jax.policy.attention import AnyArray
+from zeroplay_jax.policy.decoder import ModelConfig, Params, cast_matrices
 
-# ---- token chunks ----------------------------------------------------------------------------------
-#
-# Applies a function of the output head to packed tokens, a chunk at a time.
-#
-# The logits of one chunk exist at a time, forward and backward: [batch, length, vocab] is never built. Tokens whose
-# result nobody reads can be left out. The backward pass is written by hand, because automatic differentiation cannot
-# reverse a loop whose number of iterations depends on the data.
-#
-# `sum_tokens` computes a loss that is a sum over the tokens, and its gradient in the same pass: three products with the
-# head per chunk (Liger Kernel's fused linear cross entropy, arXiv:2410.10989). `map_tokens` returns the results of the
-# tokens, for a loss that couples them: its gradient needs the logits a second time, which makes four products.
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """The output head of a policy, and how tokens are sent through it.
+
+    Attributes:
+      matrices: tree {parameter name: matrix}; it has a gradient unless it is frozen.
+      is_frozen: whether it belongs to a frozen base, of which no gradient is computed.
+      chunk: tokens per iteration and device.
+      mesh: mesh over whose data axes the rows are split; None: no mesh.
+    """
+
+    matrices: Params
+    is_frozen: bool
+    chunk: int
+    mesh: Mesh | None
+
+
+def head_of(config: ModelConfig, params: Params, dtype: Any) -> Head:
+    """Returns the head of a policy, whose hidden states have `dtype`."""
+    # Only these become inputs of the loop over chunks: everything that enters it is gathered on every device.
+    name = 'embedding' if config.tied else 'head'
+    matrices = {name: params[name]}
+    is_frozen = adapters.has_frozen_base(params)
+    if is_frozen:
+        matrices = frozen_matrices(config, params, dtype)
+    return Head(matrices, is_frozen, config.logit_chunk, config.mesh)
+
+
+def frozen_matrices(config: ModelConfig, params: Params, dtype: Any) -> Params:
+    """Returns the matrices of a head without gradient, such as a teacher's."""
+    name = 'embedding' if config.tied else 'head'
+    # Cast before they are gathered on every device; the loops do the same with those that are trained.
+    return cast_matrices(jax.lax.stop_gradient({name: params[name]}), dtype)
+
+
+def logits(
+    config: ModelConfig, matrices: Params, hidden_states: Float[Array, 'tokens hidden_size']
+) -> Float[Array, 'tokens vocab']:
+    """Returns the float32 logits of the output head; `matrices` may be all weights."""
+    # `product` accumulates in float32 also for bfloat16 inputs: rounded logits would change the log-probabilities.
+    if config.tied:
+        embedding = matrices['embedding'].astype(hidden_states.dtype)
+        return attention.product('nd,vd->nv', hidden_states, embedding)
+    matrix = matrices['head'].astype(hidden_states.dtype)
+    return attention.product('nd,dv->nv', hidden_states, matrix)
+
+
+def logp_and_entropy(
+    chunk_logits: Float[Array, 'tokens vocab'],
+    chunk_tokens: Int[AnyArray, ' tokens'],
+    train_entropy: bool,
+) -> tuple[Float[Array, ' tokens'], Float[Array, ' tokens']]:
+    """Returns the log-probabilities of tokens and the entropies, in nats, of the distributions they are of.
+
+    Args:
+      chunk_logits: divided by the temperature.
+      chunk_tokens: ids.
+      train_entropy: whether the entropy has a gradient.
+    """
+    log_normaliser = jax.nn.logsumexp(chunk_logits, -1)
+    # log p = logit - log Z, without an array of all log-probabilities.
+    token_logits = jnp.take_along_axis(chunk_logits, chunk_tokens[:, None], 1)
+    logp = token_logits[:, 0] - log_normaliser
+    if not train_entropy:
+        # The entropy is only a metric: with a gradient, its backward pass would be computed and multiplied by zero.
+        chunk_logits, log_normaliser = jax.lax.stop_gradient((chunk_logits, log_normaliser))
+    # H = -Σ p log p = log Z - Σ p · logit.
+    probs = jnp.exp(chunk_logits - log_normaliser[:, None])
+    entropy = log_normaliser - jnp.sum(probs * chunk_logits, -1)
+    return logp, entropy
+
+
+# ---- loops over chunks of tokens -----------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,42 +119,36 @@ class _Loop:
 
 def map_tokens(
     function: Callable,
-    chunk: int,
-    mesh: Mesh | None,
-    head: Any,
+    head: Head,
     states: Float[Array, 'batch length hidden_size'],
     shared: Any,
-    per_token: tuple[Shaped[AnyArray, 'batch length *feature'], ...],
+    per_token: Any,
     wanted: Bool[AnyArray, 'batch length'] | None = None,
 ) -> Any:
-    """Returns the results of a function over the tokens of packed rows, `chunk` tokens at a time.
+    """Returns the results of a function over the tokens of packed rows, a chunk of tokens at a time.
 
     On a mesh every device loops over its own rows. The head is gathered once before the loop, in the dtype of the
     states; its gradient is accumulated in float32 and summed over the devices once after the loop.
 
     Args:
-      function: (head, states, shared, per_token) → tree of arrays [tokens], for a chunk of tokens. Pure, and closed
-        over static values only.
-      chunk: tokens per iteration and device.
-      mesh: mesh over whose data axes the rows are split; None: no mesh.
-      head: tree {parameter name: matrix}; it has a gradient.
+      function: (matrices of the head, states, shared, per_token) → tree of arrays [tokens], for a chunk of tokens.
+        Pure, and closed over static values only.
+      head: see `head_of`.
       states: hidden states; they have a gradient.
       shared: tree that every token needs, without gradient.
-      per_token: arrays without gradient.
+      per_token: tree of arrays [batch, length, …], without gradient.
       wanted: True where the result is needed. It is 0, without gradient, elsewhere. None: everywhere.
 
     Returns:
       The tree that `function` returns, with arrays [batch, length].
     """
-    loop = _Loop(function, chunk, mesh)
-    return _map(loop, _widened(head), states, shared, per_token, wanted)
+    loop, matrices, shared = _loop_of(function, head, shared)
+    return _map(loop, matrices, states, shared, per_token, wanted)
 
 
 def sum_tokens(
     function: Callable,
-    chunk: int,
-    mesh: Mesh | None,
-    head: Any,
+    head: Head,
     states: Float[Array, 'batch length hidden_size'],
     shared: Any,
     per_token: Any,
@@ -90,16 +157,28 @@ def sum_tokens(
     """Returns the sum of a loss, and of statistics, over the tokens of packed rows.
 
     Args: those of `map_tokens`, and here
-      function: (head, states, shared, per_token) → (loss, statistics), float32 scalars: sums over a chunk of tokens.
-        Zeros stand for tokens that fill the last chunk up; they must add nothing.
-      per_token: tree of arrays [batch, length, …], without gradient.
+      function: (matrices of the head, states, shared, per_token) → (loss, statistics), float32 scalars: sums over a
+        chunk of tokens. Zeros stand for tokens that fill the last chunk up; they must add nothing.
 
     Returns:
       (loss, statistics). The loss has a gradient, which is computed with it; the statistics have none.
     """
-    loop = _Loop(function, chunk, mesh)
-    loss, statistics = _sum(loop, _widened(head), states, shared, per_token, wanted)
+    loop, matrices, shared = _loop_of(function, head, shared)
+    loss, statistics = _sum(loop, matrices, states, shared, per_token, wanted)
     return loss, jax.lax.stop_gradient(statistics)
+
+
+def _loop_of(function: Callable, head: Head, shared: Any) -> tuple[_Loop, Params, Any]:
+    """Returns (loop, matrices that have a gradient, arrays without gradient that every token needs)."""
+    if not head.is_frozen:
+        return _Loop(function, head.chunk, head.mesh), _widened(head.matrices), shared
+
+    # Among the arrays without gradient: no product is computed for a gradient that nobody reads.
+    def with_frozen_head(_, states, matrices_and_shared, per_token):
+        matrices, other_shared = matrices_and_shared
+        return function(matrices, states, other_shared, per_token)
+
+    return _Loop(with_frozen_head, head.chunk, head.mesh), {}, (head.matrices, shared)
 
 
 def _widened(head):
@@ -387,93 +466,3 @@ def _maximum_over_shards(x, mesh: Mesh | None):
 
 def _sum_over_shards(tree, mesh: Mesh | None):
     return jax.lax.psum(tree, sharding.ROW_AXES) if _is_split(mesh) else tree
-
-
-# ---- token scores ----------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenScores:
-    """Scores of every token given those before it, not computed yet: the arguments of `map_tokens` or `sum_tokens`.
-
-    Attributes:
-      function: (head, states, shared, per_token) → tree of scores [tokens], for a chunk of tokens.
-      chunk: tokens per iteration and device.
-      mesh: mesh over whose data axes the rows are split; None: no mesh.
-      head: tree {parameter name: matrix}; it has a gradient unless it is frozen.
-      is_frozen: whether the head belongs to a frozen base, of which no gradient is computed.
-      states: [batch, length, hidden_size], hidden states of all tokens; that of a token predicts the next one.
-      shared: tree that every token needs, without gradient.
-      per_token: tree of arrays [batch, length - 1, …], of the predicted tokens, without gradient.
-      wanted: bool [batch, length], True at the tokens whose scores are needed; None: all.
-    """
-
-    function: Callable
-    chunk: int
-    mesh: Mesh | None
-    head: Any
-    is_frozen: bool
-    states: Float[Array, 'batch length hidden_size']
-    shared: Any
-    per_token: Any
-    wanted: Bool[AnyArray, 'batch length'] | None
-
-    def arrays(self) -> Any:
-        """Returns the tree of scores as arrays [batch, length]; 0 at the first token of a row and where not wanted."""
-        scores = self._run(map_tokens, self.function, self.shared, self.per_token)
-        # From the token that predicts to the predicted one.
-        return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (1, 0))), scores)
-
-    def loss(
-        self, function: Callable, rows: Any, shared: Any, elementwise: bool
-    ) -> tuple[Float[Array, ''], Any]:
-        """Returns (loss, statistics) of the scores.
-
-        Args:
-          function: (scores, rows, shared) → (loss, statistics), float32 scalars: sums over tokens. Where the weight of
-            a token is 0, it adds nothing. Only the loss has a gradient.
-          rows: tree of arrays [batch, length] without gradient.
-          shared: tree without gradient.
-          elementwise: whether each term of the sums is of one token alone. The function is then applied to chunks,
-            arrays [1, tokens], and the gradient computed with the scores. Otherwise it is applied to whole rows, and
-            the logits are computed again for the gradient.
-        """
-        if not elementwise:
-            return function(self.arrays(), rows, shared)
-
-        def chunk_loss(head, states, both_shared, both_per_token):
-            score_shared, loss_shared = both_shared
-            score_inputs, loss_inputs = both_per_token
-            scores = self.function(head, states, score_shared, score_inputs)
-            # Losses take rows: the chunk is one row.
-            one_row = jax.tree.map(lambda x: x[None], (scores, loss_inputs))
-            return function(*one_row, loss_shared)
-
-        loss_inputs = jax.tree.map(lambda x: x[:, 1:], rows)
-        return self._run(
-            sum_tokens,
-            chunk_loss,
-            (self.shared, shared),
-            (self.per_token, loss_inputs),
-        )
-
-    def _run(self, over_tokens: Callable, function: Callable, shared, per_token):
-        """Calls `map_tokens` or `sum_tokens` for the predictions of all tokens but the first."""
-        wanted = None if self.wanted is None else self.wanted[:, 1:]
-        head = self.head
-        if self.is_frozen:
-            # Passed among the arrays without gradient: no product is computed for a gradient that nobody reads.
-            head, shared, function = {}, (self.head, shared), _with_frozen_head(function)
-        return over_tokens(
-            function, self.chunk, self.mesh, head, self.states[:, :-1], shared, per_token, wanted
-        )
-
-
-def _with_frozen_head(function: Callable) -> Callable:
-    """Returns `function` with its head among the shared arrays."""
-
-    def call(_, states, head_and_shared, per_token):
-        head, shared = head_and_shared
-        return function(head, states, shared, per_token)
-
-    return call
