@@ -399,14 +399,6 @@ def test_the_address_of_a_judge_can_be_read(sound, address):
     assert 'config.judge.url=' in message(sound) and 'not a web address' in message(sound)
 
 
-def test_what_a_check_knows_of_losses_is_what_they_say():
-    from zeroplay_jax.objectives.losses import POLICY_LOSSES
-
-    for name, loss in POLICY_LOSSES.items():
-        assert loss.uses_ratio == (name not in rules.LOSSES_WITHOUT_RATIO)
-        assert loss.per_token == (name not in rules.LOSSES_PER_SEQUENCE)
-
-
 @pytest.mark.parametrize(
     ('field', 'value', 'suggestion'),
     [

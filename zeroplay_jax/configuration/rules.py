@@ -26,6 +26,7 @@ from zeroplay_jax.configuration.places import (
 )
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
+from zeroplay_jax.objectives.loss_properties import BUILT_IN_LOSSES, LossProperties
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.policy.adapter_config import holds_other_weights
 from zeroplay_jax.retrieval.command import similar_path
@@ -214,7 +215,7 @@ def check_value_networks(config: ConfigDict, recipe: type[Recipe]) -> None:
         if settings.scale == 'std':
             problem = 'a value network compares tokens, not the rollouts of a group'
             fail(f'{role}.scale', 'std', problem, 'give batch, as PPO in verl, or none')
-        if not is_per_token(settings.loss):
+        if not properties_of(settings.loss).per_token:
             problem = (
                 'a ratio per rollout has one advantage, and a value network gives one per token'
             )
@@ -305,26 +306,12 @@ def check_held_out(config: ConfigDict, recipe: type[Recipe]) -> None:
 # ---- properties of losses --------------------------------------------------------------------------
 
 
-# Properties of the built-in losses, as objectives/losses.py states them: a check imports no JAX.
-LOSSES_WITHOUT_RATIO = ('reinforce',)
-LOSSES_PER_SEQUENCE = ('sequence_pg', 'geometric_pg')
+def properties_of(loss: str) -> LossProperties:
+    """Returns the properties of the loss that a config names."""
+    return imported_loss(loss) if ':' in loss else BUILT_IN_LOSSES[loss]
 
 
-def uses_ratio(loss: str) -> bool:
-    """Returns whether a loss has an importance ratio."""
-    if ':' in loss:
-        return imported_loss(loss).uses_ratio
-    return loss not in LOSSES_WITHOUT_RATIO
-
-
-def is_per_token(loss: str) -> bool:
-    """Returns whether the ratio of a loss belongs to a token and not to a sequence."""
-    if ':' in loss:
-        return imported_loss(loss).per_token
-    return loss not in LOSSES_PER_SEQUENCE
-
-
-def imported_loss(name: str):
+def imported_loss(name: str) -> LossProperties:
     """Returns a loss of another package. Imports JAX, which built-in losses do not need here."""
     from zeroplay_jax.objectives import losses
 
@@ -533,7 +520,7 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
                 'the correction compares trainer and sampler, and only the sampler is evaluated'
             )
             fail(f'{role}.tis_cap', settings.tis_cap, problem, f'set {role}.old_logp to trainer')
-        if settings.minibatches > 1 and not uses_ratio(settings.loss):
+        if settings.minibatches > 1 and not properties_of(settings.loss).uses_ratio:
             problem = (
                 f'{settings.loss} has no ratio, and later updates see rollouts of older weights'
             )
@@ -542,7 +529,7 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
         # With drop_thinking every context of a rollout becomes a separate row. Sums over tokens do not change; means
         # over sequences and sequence ratios would count contexts, not rollouts.
         splits_rollouts = config.rollout.drop_thinking
-        has_token_ratio = not splits_rollouts or is_per_token(settings.loss)
+        has_token_ratio = not splits_rollouts or properties_of(settings.loss).per_token
         if splits_rollouts and not (has_token_ratio and settings.aggregation == 'token'):
             problem = (
                 f'{settings.loss} over {settings.aggregation} is defined on whole rollouts, and every '

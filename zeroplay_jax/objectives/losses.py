@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from zeroplay_jax.objectives import masking, policy_gradient
+from zeroplay_jax.objectives.loss_properties import BUILT_IN_LOSSES, LossProperties
 from zeroplay_jax.objectives.registry import check_signature, resolve
 from zeroplay_jax.objectives.types import AnyArray, DeviceStats
 
@@ -64,19 +65,11 @@ class LossFunction(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class PolicyLoss:
+class PolicyLoss(LossProperties):
     """A loss function with its properties; callable with the signature of `LossFunction`.
 
     Attributes:
       function: computes the per-token loss.
-      statistics: names of the statistics that it returns, checked when it is traced; None: any names.
-      uses_ratio: whether the loss corrects for the difference between `logp` and `old_logp`. Without it a batch serves
-        one update only (`config.<role>.minibatches` = 1).
-      per_token: whether the ratio is per token, not per sequence. A ratio per sequence needs whole rollouts.
-      elementwise: whether losses and statistics are those of each token alone, added up. The function is then called
-        with chunks of tokens instead of whole rows, and the gradient computed in the same pass: the update computes
-        the logits once. Must be False for a loss that couples the tokens of a rollout, and for a statistic that is
-        not a sum over tokens, such as a count of rollouts (loss_checks.py).
       batch_means: means over the batch of an optimiser step that the loss reads: a function (logp, old_logp, advantage,
         mask, segment) → {name: (values, weights)}, all [B, T], a mean being Σ values / Σ weights over the trained
         tokens of all micro-batches and processes. They are computed in a pass before, have no gradient, and are
@@ -84,17 +77,7 @@ class PolicyLoss:
     """
 
     function: LossFunction
-    statistics: tuple[str, ...] | None = None
-    uses_ratio: bool = True
-    per_token: bool = True
-    elementwise: bool = False
     batch_means: Callable | None = None
-
-    def __post_init__(self):
-        if self.elementwise and not self.per_token:
-            raise ValueError(
-                'a loss with a ratio per sequence is not elementwise; set one of the two to False'
-            )
 
     def __call__(
         self,
@@ -187,46 +170,12 @@ class PolicyLoss:
         return sums
 
 
-# Statistics of `corrections.agreement`, which every built-in loss reports.
-_AGREEMENT = ('ratio', 'approx_kl', 'prob_gap')
+def _built_in(name: str) -> PolicyLoss:
+    properties = dataclasses.asdict(BUILT_IN_LOSSES[name])
+    return PolicyLoss(getattr(policy_gradient, name), **properties)
 
-# Explicit entries instead of registration by decorator: the set of names does not depend on which modules
-# have been imported.
-POLICY_LOSSES: Mapping[str, PolicyLoss] = {
-    'reinforce': PolicyLoss(
-        policy_gradient.reinforce,
-        statistics=(*_AGREEMENT, 'logp'),
-        uses_ratio=False,
-        per_token=True,
-        elementwise=True,
-    ),
-    'token_pg': PolicyLoss(
-        policy_gradient.token_pg,
-        statistics=(*_AGREEMENT, 'clip_share', 'dual_clip_share'),
-        uses_ratio=True,
-        per_token=True,
-        elementwise=True,
-    ),
-    'sequence_pg': PolicyLoss(
-        policy_gradient.sequence_pg,
-        statistics=(*_AGREEMENT, 'clip_share', 'sequence_ratio'),
-        uses_ratio=True,
-        per_token=False,
-    ),
-    'geometric_pg': PolicyLoss(
-        policy_gradient.geometric_pg,
-        statistics=(*_AGREEMENT, 'clip_share', 'sequence_ratio'),
-        uses_ratio=True,
-        per_token=False,
-    ),
-    'cispo': PolicyLoss(
-        policy_gradient.cispo,
-        statistics=(*_AGREEMENT, 'clip_share'),
-        uses_ratio=True,
-        per_token=True,
-        elementwise=True,
-    ),
-}
+
+POLICY_LOSSES: Mapping[str, PolicyLoss] = {name: _built_in(name) for name in BUILT_IN_LOSSES}
 
 
 def resolve_loss(name: str | LossFunction) -> PolicyLoss:

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from zeroplay_jax.objectives.loss_properties import BUILT_IN_LOSSES
 from zeroplay_jax.settings.kinds import (
     BelowOne,
     DistillCoefficients,
@@ -536,9 +537,7 @@ class TrainedRole(Section):
     """Advantage of a row that is alone in its group (Dr. Zero's code: raw)."""
     skip_uninformative: bool = True
     """Leave out rows of advantage 0, which contribute nothing without a KL or entropy term or a value network."""
-    loss: Annotated[
-        str, one_of_or_function('reinforce', 'token_pg', 'sequence_pg', 'geometric_pg', 'cispo')
-    ] = 'token_pg'
+    loss: Annotated[str, one_of_or_function(*BUILT_IN_LOSSES)] = 'token_pg'
     """Policy loss: reinforce (no ratio), token_pg (PPO, GRPO), sequence_pg (GSPO, DSPO), geometric_pg
     (GMPO), cispo, or package.module:function."""
     # DAPO clips higher above 1 (0.28); sequence ratios (GSPO) are clipped at 3e-4 and 4e-4.
