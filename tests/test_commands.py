@@ -133,7 +133,7 @@ def build_forever(*_, **__):
             pass
 
 build.build = build_forever
-entry.run_command('zeroplay_jax', main.main)
+command_line.run_command('zeroplay_jax', main.main)
 """
 
 
@@ -156,11 +156,11 @@ def test_ctrl_c_while_a_model_loads_is_not_lost_where_a_library_ignores_it(tmp_p
 
 def test_the_line_is_seen_also_where_libraries_are_silenced():
     code = """import os, signal, time
-from zeroplay_jax.retrieval import command
+from zeroplay_jax.retrieval.command import quiet
 from zeroplay_jax.runtime import signals
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signals.exit_while_loading()
-with quiet.quiet():
+with quiet():
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(5)
 """
@@ -178,7 +178,7 @@ from zeroplay_jax.configuration import command_line
 from zeroplay_jax.settings import schema
 config = ml_collections.ConfigDict(schema.Run().model_dump())
 config.cpu_devices = 3
-entry.connect(config)
+command_line.connect(config)
 import jax
 print(jax.device_count())
 """
@@ -191,7 +191,9 @@ print(jax.device_count())
     assert done.stdout.strip() == '5', done.stderr
     # A notebook that has used JAX keeps the devices that it has.
     environment['XLA_FLAGS'] = ''
-    command[2] = code.replace('entry.connect', 'import jax; jax.devices(); entry.connect')
+    command[2] = code.replace(
+        'command_line.connect', 'import jax; jax.devices(); command_line.connect'
+    )
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == '1', done.stderr
 
@@ -252,8 +254,8 @@ with progress.bar(1, 'steps') as bar:
 def test_work_without_a_measure_counts_its_seconds_even_where_libraries_are_silenced():
     code = """import time
 from zeroplay_jax.retrieval import progress
-from zeroplay_jax.retrieval import command
-with progress.clock('index'), quiet.quiet():
+from zeroplay_jax.retrieval.command import quiet
+with progress.clock('index'), quiet():
     time.sleep(1.5)
 """
     shown = on_a_terminal(code)

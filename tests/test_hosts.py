@@ -195,8 +195,8 @@ def main(_):
     if not h.is_first:
         raise ValueError('nobody thought of this')
     h.gather(None)
-entry.command_line.parse_flags = lambda argv: entry.app.flags.FLAGS(argv[:1])
-entry.run_command('breaks', main)
+command_line.parse_flags = lambda argv: command_line.app.flags.FLAGS(argv[:1])
+command_line.run_command('breaks', main)
 """
 
 

@@ -9,7 +9,6 @@ from config_checks import ROOT
 
 PROLOGUE = """import os, sys
 from zeroplay_jax.configuration import command_line
-from zeroplay_jax.configuration import command_line
 from zeroplay_jax.runtime import streams
 """
 # Stands for a run: it writes more than a pipe holds to both streams, then a file.
@@ -19,8 +18,8 @@ def main(argv):
         for _ in range(2000):
             print('a line of a run' * 10, file=stream)
     open(os.environ['RESULT'], 'w').write('complete')
-entry.app.run = lambda main, flags_parser: main([])
-entry.run_command('zeroplay_jax', main)
+command_line.app.run = lambda main, flags_parser: main([])
+command_line.run_command('zeroplay_jax', main)
 """
 
 
@@ -124,10 +123,10 @@ def test_limits_of_the_shell_are_one_line_before_anything_is_loaded(
     code = """
 def main(argv):
     import resource
-    shell_limits.check_limits()
+    command_line.check_limits()
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 128
-entry.app.run = lambda main, flags_parser: main([])
-entry.run_command('zeroplay_jax', main)
+command_line.app.run = lambda main, flags_parser: main([])
+command_line.run_command('zeroplay_jax', main)
 """
     script = tmp_path / 'run.py'
     script.write_text(PROLOGUE + code)
