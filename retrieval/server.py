@@ -385,10 +385,6 @@ def _run(args: argparse.Namespace) -> None:
     serve(load, args.host, args.port, limits)
 
 
-if __name__ == '__main__':
-    main()
-
-
 # ---- bodies of requests ----------------------------------------------------------------------------
 #
 # An invalid one raises `Refused` with status 400 or 413.
@@ -568,3 +564,7 @@ def bounded_protocol(most_connections: int, head_seconds: float) -> type[H11Prot
             super().connection_lost(exc)
 
     return BoundedProtocol
+
+
+if __name__ == '__main__':
+    main()
