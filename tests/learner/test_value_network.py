@@ -7,14 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from ml_collections import ConfigDict
 from test_learner import make_rows
 
-from zeroplay_jax.configs import common
 from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.learner.value_network import ValueNetwork
 from zeroplay_jax.objectives import advantages
 from zeroplay_jax.policy import hf, sharding, transformer
 from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.settings.schema import TrainedRole
+from zeroplay_jax.settings.schema import ValueNetwork as ValueNetworkFields
 from zeroplay_jax.types import POLICY
 
 
@@ -39,8 +41,8 @@ def untied(tmp_path_factory):
 
 def network_of(policy, mesh=(1, 1, 1), offload=False, **settings):
     model, params = policy
-    config = common.get_config().value_network
-    config.update(dict(learning_rate=3e-3, value_clip=0.0) | settings)
+    fields = TrainedRole().model_dump() | ValueNetworkFields().model_dump()
+    config = ConfigDict(fields | dict(learning_rate=3e-3, value_clip=0.0) | settings)
     mesh = sharding.make_mesh(*mesh)
     model = dataclasses.replace(model, mesh=mesh if mesh.size > 1 else None)
     placed = jax.device_put(params, sharding.parameter_shardings(params, mesh))

@@ -101,7 +101,7 @@ class ValueNetwork:
         Args:
           model: static shape of the policy.
           mesh: devices.
-          settings: `config.value_network`.
+          settings: fields of `config.value_network`, and of the role for the optimiser.
           params: initial weights of the policy; they are copied.
           offload: whether the state lies in host memory and is moved to the devices only while it is used.
         """

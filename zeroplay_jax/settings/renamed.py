@@ -45,6 +45,23 @@ REMOVED_FIELDS = {
         'products',
         'leave it out; a teacher averages the products of adapters',
     ),
+    'value_network.warmup_steps': (
+        0,
+        'set <role>.warmup_steps; a value network has the optimiser of its role',
+    ),
+    'value_network.weight_decay': (
+        0.01,
+        'set <role>.weight_decay; a value network has the optimiser of its role',
+    ),
+    'value_network.beta1': (0.9, 'set <role>.beta1; a value network has the optimiser of its role'),
+    'value_network.beta2': (
+        0.999,
+        'set <role>.beta2; a value network has the optimiser of its role',
+    ),
+    'value_network.clip_norm': (
+        1.0,
+        'set <role>.clip_norm; a value network has the optimiser of its role',
+    ),
     'rollout.switch': ('never', 'leave it out; rollouts keep the weights with which they began'),
 }
 

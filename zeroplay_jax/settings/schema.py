@@ -592,21 +592,11 @@ class TrainedRole(Section):
 
 
 class ValueNetwork(Section):
-    """The value networks of roles with baseline=value (PPO): optimiser, loss and advantages. They read float32 masters,
-    whatever micro.weights is."""
+    """The value networks of roles with baseline=value (PPO): learning rate, loss and advantages. Warm-up, AdamW and
+    gradient norm are those of the role. They read float32 masters, whatever micro.weights is."""
 
     learning_rate: NonNegativeFloat = 0.0
     """Peak; constant after the warm-up. 0: ten times that of the role's policy, as in Search-R1."""
-    warmup_steps: NonNegativeInt = 0
-    """Length n of the linear warm-up: update i has i/n of the rate."""
-    weight_decay: NonNegativeFloat = 0.01
-    """AdamW, matrices only."""
-    beta1: BelowOne = 0.9
-    """AdamW."""
-    beta2: BelowOne = 0.999
-    """AdamW."""
-    clip_norm: PositiveFloat = 1.0
-    """Global gradient norm."""
     value_clip: NonNegativeFloat = 0.5
     """Distance that a value may move from that before the updates of a step; 0: no limit."""
     discount: Fraction = 1.0

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.value_network import ValueNetwork
@@ -568,7 +569,8 @@ def build_value_networks(
     networks: dict[str, ValueNetwork] = {}
     for role in trained_roles(config):
         if config[role].baseline == 'value':
-            settings = config.value_network.copy_and_resolve_references()
+            # The optimiser is the role's, but for the rate.
+            settings = ConfigDict(config[role].to_dict() | config.value_network.to_dict())
             settings.learning_rate = settings.learning_rate or 10 * config[role].learning_rate
             networks[role] = ValueNetwork(model, mesh, settings, params, offload=config.offload)
     return networks
