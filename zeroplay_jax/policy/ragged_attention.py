@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
 
-from zeroplay_jax.policy import paged_attention, ragged_gpu, ragged_tpu, sharding
+from zeroplay_jax.policy import paged_attention, sharding
 from zeroplay_jax.policy.paged_attention import AttendTokens, LayerPages, StepShape
 
 
@@ -30,7 +30,14 @@ def platform_of(mesh: Mesh) -> str:
 
 def _kernel(mesh: Mesh) -> types.ModuleType:
     """Returns the module of the platform's kernel. On CPUs the one for GPUs is interpreted, which serves tests only."""
-    return ragged_tpu if platform_of(mesh) == 'tpu' else ragged_gpu
+    # Imported here: Pallas takes a while to load, and most runs need neither.
+    if platform_of(mesh) == 'tpu':
+        from zeroplay_jax.policy import ragged_tpu
+
+        return ragged_tpu
+    from zeroplay_jax.policy import ragged_gpu
+
+    return ragged_gpu
 
 
 def cache_head_dim(head_dim: int, mesh: Mesh) -> int:

@@ -7,6 +7,7 @@ function. Axis names as in policy/attention.py.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
@@ -15,9 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from zeroplay_jax.policy import (
     attention,
-    blocked_attention,
     head,
-    kernels,
     paged_attention,
     used_attention,
 )
@@ -30,12 +29,6 @@ from zeroplay_jax.policy.paged_attention import LayerPages
 PackedInts: TypeAlias = Int[AnyArray, 'batch length']
 # Log-probabilities and other figures of every token of packed rows.
 PerToken: TypeAlias = Float[Array, 'batch length']
-
-# Attention of packed rows whose memory is linear in the length, by the name in `ModelConfig.attention`.
-_LINEAR_ATTENTION = {
-    'blocked': blocked_attention.attend_packed,
-    'splash': kernels.attend_packed,
-}
 
 
 def init(config: ModelConfig, key: jax.Array) -> Params:
@@ -59,10 +52,22 @@ def published(config: ModelConfig, params: Params) -> Params:
     return cast_matrices(params, config.dtype)
 
 
+def _linear_attention(name: str) -> Callable:
+    """Returns an attention of packed rows with memory linear in the length, by its name in `ModelConfig`."""
+    # Imported here: Pallas takes a while to load, and most runs need no kernel.
+    if name == 'splash':
+        from zeroplay_jax.policy import kernels
+
+        return kernels.attend_packed
+    from zeroplay_jax.policy import blocked_attention
+
+    return blocked_attention.attend_packed
+
+
 def _packed_attend(config: ModelConfig, segment) -> Attend:
     """Returns the attention function of packed rows. It passes the (absent) cache through."""
-    if config.attention in _LINEAR_ATTENTION:
-        attend_packed = _LINEAR_ATTENTION[config.attention]
+    if config.attention != 'dense':
+        attend_packed = _linear_attention(config.attention)
 
         def attend_linear(q, k, v, cache, window):
             out = attend_packed(q, k, v, segment, window, config.mesh)
