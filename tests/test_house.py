@@ -49,6 +49,20 @@ DOORS = {
     'torch': ('benchmarks/',),
     'wandb': ('zeroplay_jax/runtime/log.py',),
 }
+# Loaded before a mistake in a command is reported, within a second: neither they nor what they import load these.
+SLOW_LIBRARIES = {'flax', 'jax', 'optax', 'orbax', 'scann', 'tensorflow', 'transformers'}
+QUICK = {
+    '': ('main', 'evaluate', 'export', 'inputs', 'quickstart', 'report', 'types'),
+    'configuration': ('check', 'command_line', 'fields', 'places', 'rules'),
+    'data': ('answer_fields', 'builders', 'chains', 'cloze', 'cloze_files', 'files'),
+    'objectives': ('advantages', 'answers', 'format_scores', 'loss_properties', 'rewards'),
+    'recipes': ('datasets', 'drzero', 'dspo', 'piplay', 'proposing', 'scope', 'solving', 'ssp'),
+    'rollout': ('foreign_text', 'pages', 'prompts'),
+    'runtime': ('disk', 'identity', 'remote_workdir', 'signals', 'workdir'),
+    'selfplay': ('answers', 'library', 'recipe', 'schedule'),
+    'settings': ('kinds', 'renamed', 'rollouts', 'schema'),
+    'tools': ('argument_schema', 'base', 'calculator', 'mcp', 'registry', 'search'),
+}
 # The engine knows no recipe. Names of roles belong to recipes, their configs and the worlds they were
 # trained in; elsewhere a name is one of these, for the reason given.
 NAMES_OF_ROLES = ('proposer', 'solver')
@@ -148,6 +162,48 @@ def test_no_imports_in_a_circle():
         assert set(graphlib.TopologicalSorter(graph).static_order()) >= set(
             graph
         )  # a circle raises
+
+
+def imports_at_load(path):
+    """Dotted names that loading a file imports: not those in functions or for type checkers."""
+    statements = [n for n in tree(path).body if isinstance(n, (ast.Import, ast.ImportFrom))]
+    for node in statements:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        else:
+            module = node.module or ''
+            if node.level:
+                folder = path.relative_to(ROOT).parent.parts
+                module = '.'.join(
+                    (*folder[: len(folder) - node.level + 1], *filter(None, [module]))
+                )
+            yield module
+            yield from (f'{module}.{alias.name}' for alias in node.names)
+
+
+def libraries_of(module_name, files):
+    """Libraries that loading a module loads, through any number of files of the project."""
+    libraries = set()
+    loaded, waiting = set(), [module_name]
+    while waiting:
+        current = waiting.pop()
+        if current in loaded:
+            continue
+        loaded.add(current)
+        for dotted in map(real_folder, imports_at_load(files[current])):
+            if room(dotted) is None and not dotted.startswith('zeroplay_jax'):
+                libraries.add(dotted.split('.')[0])
+            elif dotted in files:
+                waiting.append(dotted)
+    return libraries
+
+
+@pytest.mark.parametrize('folder', QUICK)
+def test_what_is_loaded_before_a_mistake_is_reported_loads_no_slow_library(folder):
+    files = {module(path): path for path in OURS}
+    for name_of_file in QUICK[folder]:
+        module_name = '.'.join(filter(None, ['zeroplay_jax', folder, name_of_file]))
+        assert not libraries_of(module_name, files) & SLOW_LIBRARIES, module_name
 
 
 def test_retrieval_stands_alone():
