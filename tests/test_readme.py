@@ -131,7 +131,6 @@ MADE = {  # what is there afterwards
     '--out own/index': 'own/index/manifest.json',
     '--out own/questions.jsonl': 'own/held_out.jsonl',
     'inputs questions --sets nq ': 'data/nq_test.jsonl',
-    'zeroplay_jax.report /mnt/share/runs/drzero': 'runs/mini/report.html',
     '--out=base.json': 'base.json',
     '--out=trained.json': 'trained.json',
 }

@@ -57,16 +57,14 @@ _LARGEST_SUGGESTED_BATCH = 10_000
 
 
 class Settings(Section):
-    """Settings of Dr. Zero's game."""
+    """Settings of Dr. Zero and π-Play."""
 
     group: Literal['hop', 'prompt'] = 'hop'
-    """The proposer's advantage groups: all proposals of a hop count (HRPO), or of a prompt (GRPO)."""
+    """The proposer's advantage groups: hop counts (HRPO) or prompts (GRPO)."""
     labels: Literal['proposer', 'majority'] = 'proposer'
-    """What counts as the right answer to a question: the proposer's, or the most frequent one of the solver's
-    rollouts (SQLM, R-Zero). These are the reward.solves rollouts in a step of the proposer. In the pool they
-    are the pool.measure rollouts, or without them those of each group that the solver is trained on."""
+    """What counts as right: the proposer's answer, or the most frequent one of the solver's rollouts (SQLM, R-Zero)."""
     separate_format: bool = False
-    """Score the four parts of the form one by one (paper), instead of all or nothing in question and answer (code)."""
+    """Score the four parts of the form one by one (paper), or all or nothing (code)."""
 
 
 class Recipe(RecipeBase):

@@ -89,13 +89,13 @@ class Settings(Section):
     """Settings of SCOPE."""
 
     gates: bool = True
-    """Check both quality gates before rubrics are written."""
+    """Check both quality gates."""
     relevant_to: Literal['source', 'evidence'] = 'source'
-    """What a task has to be about: the source document, as in the paper's figure 14, or that and the passages found."""
+    """What a task has to be about: its source document (paper), or also the passages found."""
     searches_below_hops: Annotated[int, requires(lambda x: x in (0, 1), 'give 0 or 1')] = 0
-    """How many fewer searches than `hops` are required."""
+    """How many fewer searches than hops are required."""
     code_format: bool = False
-    """Format scores as the released code computes them, not as the paper defines them."""
+    """Format scores of the released code, not the paper's."""
     search_weight: NonNegativeFloat = 0.1
     """Weight of searching in the solver's reward."""
     length_factor: bool = True
@@ -103,7 +103,7 @@ class Settings(Section):
     soft_length: NonNegativeInt = 1024
     """Tokens up to which answers are not discounted."""
     hard_length: PositiveInt = 2048
-    """Tokens from which an answer is worth almost nothing."""
+    """Tokens from which answers are worth almost nothing."""
 
 
 @dataclasses.dataclass

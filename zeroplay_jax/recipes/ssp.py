@@ -78,25 +78,26 @@ class Settings(Section):
     """Settings of SSP."""
 
     answerability_check: bool = True
-    """Check that a question can be answered from the passages that its proposer read."""
+    """Check that the proposer's passages answer its question."""
     checker: Literal['policy', 'judge'] = 'policy'
-    """Who answers in that check: the policy, as in the paper's algorithm 1, or the judge, as in the released code."""
+    """Who answers in that check (paper: policy; code: judge)."""
     noise: NonNegativeInt = 4
-    """Other proposers whose passages are mixed into the check."""
+    """Other proposers whose passages are mixed in."""
     noise_unit: Literal['trajectory', 'document'] = 'trajectory'
-    """All passages of a proposer (SSP's code), or one of each."""
+    """Mix in all passages of each (code), or one."""
     code_gate: bool = False
-    """The stricter rule gate of the released code."""
+    """The code's stricter rule gate."""
     fill: Literal['pad', 'resample', 'replay_full', 'replay_reset'] = 'pad'
-    """Replacement for rejected questions: none, new answers, or earlier questions."""
+    """Replacement for rejected questions: pad: none; resample: new answers; replay_full, replay_reset: earlier
+    questions."""
     fill_period: PositiveInt = 10
-    """replay_reset: steps after which the pool of earlier questions is emptied."""
+    """replay_reset: steps after which earlier questions are forgotten."""
     fill_rounds: PositiveInt = 5
-    """resample: largest number of rounds per step after the first one."""
+    """resample: further rounds per step."""
     invalid_reward: float = 0.0
     """Reward of a rejected proposal (−0.1: the paper's penalty variant)."""
     first_update: Literal['solver', 'proposer'] = 'solver'
-    """Role that is updated first in a step."""
+    """Role that is updated first."""
 
 
 class Recipe(RecipeBase):

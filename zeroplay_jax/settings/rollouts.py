@@ -14,41 +14,36 @@ from zeroplay_jax.settings.kinds import (
 
 
 class Sampler(Section):
-    """Static shapes of the rollout programs."""
+    """Shapes of the rollout programs."""
 
     # Static shapes: every other value compiles other programs.
     slots: PositiveInt = 96
-    """Rollouts decoded concurrently, per set of weights and process."""
+    """Concurrent rollouts per process and set of weights."""
     context: PositiveInt = 512
-    """Tokens that a slot can hold: prompt, all turns and observations."""
+    """Tokens of a slot: prompt, turns and observations."""
     chunk: PositiveInt = 32
     """Prefill: tokens of a chunk; not read with page."""
     fill_rows: PositiveInt = 16
-    """Prefill: chunks per call; a row can have several. Not read with page."""
+    """Prefill: chunks per call; not read with page."""
     burst: PositiveInt = 8
-    """Decode steps per call; stop strings are searched between two calls."""
+    """Decode steps per call."""
     put_rows: PositiveInt = 16
     """Host to device: rows per call and data shard."""
     put_tokens: PositiveInt = 96
     """Host to device: tokens per row and call."""
     page: NonNegativeInt = 0
-    """Tokens of a page of the cache; 0 or the context: a page is as long as a slot (the fastest on CPUs). Shorter pages
-    (16 to 128) hold more rollouts in the same memory, siblings share their prompt, and attention reads used pages
-    only; they need token_budget."""
+    """Tokens of a page of the cache; 0: as long as a slot (fastest on CPUs). Pages of 16 to 128 hold more rollouts and
+    share prompts ([slots and pages](concepts.md#slots-and-pages))."""
     pages: NonNegativeInt = 0
-    """Pages of the cache, over all data shards of a process; 0: as many as the slots can fill. With fewer, rollouts are
-    admitted by free pages, and one that waits for a tool may be evicted and prefilled again (`evictions`)."""
+    """Pages of a process; 0: as many as the slots can fill. With fewer, waiting rollouts may be evicted."""
     token_budget: NonNegativeInt = 0
-    """With page: tokens of a step, in which prompts are prefilled while other rollouts decode, over all data shards of
-    a process."""
+    """Required with page: tokens of a step, prefill and decode together, per process."""
     decode_buckets: Sizes = ()
-    """Ascending numbers of tokens for which a smaller decode step is compiled; needs page. Steps without prefill take
-    the smallest that suffices, which saves time when few rollouts are left. Log-probs then depend in the last digits on
-    how many rollouts decode together."""
+    """With page: token counts of smaller steps without prefill. Log-probs then depend in the last digits on how many
+    rollouts decode together."""
     attention: Literal['xla', 'used', 'ragged'] = 'xla'
-    """xla: one product over all slots. used: without page; on CPUs every row reads its used places only, one after
-    another (log-probs differ in the last digits), elsewhere as xla. ragged: with page, a kernel (JAX's on TPUs, an own
-    one on GPUs)."""
+    """xla: all slots at once. used: on CPUs, without page, used positions only. ragged: with page, a kernel for TPUs
+    and GPUs."""
 
 
 def written_tokens(rollout: Any) -> int:
@@ -61,28 +56,25 @@ class Rollout(Section):
     """Limits of a rollout."""
 
     prompt_tokens: PositiveInt = 96
-    """Longest prompt; a task with a longer one is dropped."""
+    """Longest prompt; longer ones drop their task."""
     turn_tokens: PositiveInt = 64
     """Longest assistant turn."""
     response_tokens: NonNegativeInt = 0
-    """Most tokens behind the prompt, all turns and observations; 0: as many as the slot holds."""
+    """Most tokens after the prompt, with observations; 0: until the slot is full."""
     observation_tokens: PositiveInt = 128
-    """Longest observation; longer ones are cut at the end."""
+    """Longest observation; the end is cut off."""
     max_turns: PositiveInt = 5
-    """Assistant turns; the last one cannot call a tool."""
+    """Assistant turns; the last cannot call a tool."""
     drop_thinking: bool = False
-    """Thoughts (…</think>) leave the context at the end of their turn, and every context becomes a
-    training row, as SCOPE's code does (Qwen3's own template drops them only before the last question)."""
+    """Remove thoughts (…</think>) when their turn ends; every context becomes a training row."""
     truncated: Literal['keep', 'drop'] = 'keep'
-    """Whether rollouts that ended at a limit are trained on; for a penalty see reward.overlong_buffer."""
+    """Train on rollouts that ended at a limit, or drop them."""
     deterministic: bool = True
-    """Wait for slow tools. False: a call that takes too long becomes an error observation."""
+    """Wait for slow tools. False: slow calls become error observations."""
     tool_timeout: PositiveFloat = 30.0
-    """Time limit of a tool call in seconds, only without `deterministic`."""
+    """Seconds per tool call if not `deterministic`."""
     overlap: Literal['auto', 'on', 'off'] = 'auto'
-    """Whether the host reads a decode call while the next one runs. The end of a turn is then noticed one call later.
-    auto: on accelerators, where the device would wait for the host, and not on CPUs. Rollouts are the same."""
+    """Decode while the host reads the call before; auto: on accelerators. Rollouts are the same."""
     ahead: Literal[0, 1] = 0
-    """Training steps whose rollouts may begin before the current one has ended: with 1 the next step's use the slots
-    that the longest rollouts leave free, and are played by weights one step older (metric `staleness`). Needs
-    old_logp='trainer' and tis_cap above 0 in every trained role."""
+    """1: rollouts of the next step use free slots, with weights one step older ([what it
+    needs](concepts.md#steps-that-begin-early))."""

@@ -47,12 +47,12 @@ LINEARS = ('q', 'k', 'v', 'o', 'gate', 'up', 'down')
 
 
 class Adapters(Section):
-    """Low-rank adapters of all roles over one frozen base (docs/adapters.md)."""
+    """Low-rank adapters over one frozen base ([adapters](adapters.md))."""
 
     rank: NonNegativeInt = 0
-    """Rank of the trained update of every adapted linear layer; 0: full fine-tuning."""
+    """Rank of the update of an adapted layer; 0: full fine-tuning."""
     alpha: PositiveFloat = 32.0
-    """The product of an adapter is multiplied with alpha / rank."""
+    """Updates are multiplied by alpha / rank."""
     linears: Annotated[
         tuple[str, ...],
         requires(
@@ -62,12 +62,11 @@ class Adapters(Section):
     ] = LINEARS
     """Adapted linear layers."""
     weight_decay: NonNegativeFloat = 0.0
-    """AdamW's weight decay of adapters, in place of <role>.weight_decay: it pulls the policy to the base."""
+    """In place of <role>.weight_decay; pulls the policy to the base."""
     quantize: Literal['none', 'int8'] = 'none'
-    """Linear layers of the base: in policy.dtype, or int8 with a scale per output channel, which takes half the
-    memory and changes the base a little."""
+    """int8 halves the memory of linear layers of the base and changes it a little."""
     merge: bool = False
-    """Also export every trained policy as a whole folder, policy/<weights>-merged."""
+    """Also export whole weights, to policy/<weights>-merged."""
 
 
 # ---- alarms ----------------------------------------------------------------------------------------
@@ -87,44 +86,41 @@ class Alarm(Section):
 
 
 class Alarms(Section):
-    """Figures that show a run going wrong. Each has three fields: `warn`, the level from which a line warns; `stop`,
-    the level from which the run is saved and stopped with exit status 4; and `steps`, the number of steps in a row that
-    must reach the level. 0 switches a level off. All of them may be changed when a run is resumed
-    ([what they watch](learning-nothing.md#alarms))."""
+    """Figures that show a run going wrong ([what they watch](learning-nothing.md#alarms)). `warn`: level from which a
+    line warns; `stop`: level from which the run is saved and stopped with exit status 4; 0: never; `steps`: steps in a
+    row that must reach the level."""
 
     # The mean difference in float32 is below 1e-6, in bfloat16 of the order of 0.01; a few updates between sampling and
     # training add as much again.
     sampler_gap: Alarm = Alarm(warn=0.03, stop=0.2)
-    """Mean difference between the probabilities that sampler and trainer compute for the sampled tokens."""
+    """Mean difference of token probabilities between sampler and trainer."""
     # Small policies that have nearly solved their task are healthy at 0.03.
     entropy: Alarm = Alarm(warn=0.01)
-    """Entropy of the next token, in nats, at most."""
+    """Entropy of the next token in nats, at most."""
     length: Alarm = Alarm(warn=3.0)
-    """Sampled tokens per rollout as a multiple of the mean of the first three steps of the same phase."""
+    """Sampled tokens per rollout, relative to the phase's first three steps."""
     # A policy may need some steps to learn how calls are written.
     tool_errors: Alarm = Alarm(warn=0.5, stop=0.9, steps=5)
-    """Share of calls that could not be parsed, were refused, failed or timed out."""
+    """Share of calls that were malformed, refused, failed or timed out."""
     # A search that finds nothing at all is an empty index: no healthy policy writes only such queries.
     empty_searches: Alarm = Alarm(warn=0.5, stop=1.0, steps=2)
-    """Share of searches that find no passage. The stop has exit status 3; with it an evaluation stops, too, if none of
-    its searches finds a passage."""
+    """Share of searches that find no passage; stops with exit status 3, also evaluations."""
     no_call: Alarm = Alarm(warn=0.8)
-    """Share of answering rollouts without any call."""
+    """Share of answering rollouts without a call."""
     no_evidence: Alarm = Alarm(warn=0.9)
-    """Share of correct answers that no result of the rollout's calls contains."""
+    """Share of correct answers that no tool result contains."""
     duplicates: Alarm = Alarm(warn=0.5)
-    """Share of proposed questions that another task of the same step has, too."""
+    """Share of proposed questions that occur twice in a step."""
     judge_agreement: Alarm = Alarm(warn=0.5)
-    """Share of a judge's verdicts that agree with the accepted answers, at most."""
+    """Share of verdicts that agree with the accepted answers, at most."""
     # `judge.max_failure_rate` stops a run whose judge is gone.
     judge_lost: Alarm = Alarm(warn=0.3)
     """Share of judgements that failed or could not be read."""
     staleness: Alarm = Alarm(warn=3.0)
-    """Training steps between the sampling of a rollout and its update."""
+    """Training steps between sampling and update."""
     # A single update that is skipped does no harm: half of them, twice in a row, is no accident.
     nonfinite: Alarm = Alarm(warn=0.001, stop=0.5, steps=2)
-    """Share of updates or rewards that are not finite. Weights that are not finite stop the run at once, whatever the
-    levels are."""
+    """Share of updates or rewards that are not finite. Weights that are not finite always stop the run."""
 
 
 # ---- bucket ----------------------------------------------------------------------------------------
@@ -134,21 +130,20 @@ class Bucket(Section):
     """Runs with --workdir=gs://bucket/path ([workdirs in a bucket](buckets.md))."""
 
     spool: Annotated[str, requires(lambda x: '://' not in x, 'name a local folder')] = ''
-    """Local folder in which such runs work before their files are uploaded; '' is in the user's cache
-    ($XDG_CACHE_HOME, ~/.cache). It needs room for checkpoint.keep + 2 checkpoints. Several hosts need not share it."""
+    """Local folder in which such a run works, not shared by hosts, with room for checkpoint.keep + 2 checkpoints; '':
+    in the user's cache."""
     seconds: PositiveFloat = 600.0
-    """How long an upload is tried again before the run ends. With one process, what it saved stays in the local folder
-    and is uploaded by the same command; with several, the run resumes from the newest complete step in the bucket."""
+    """How long a failed upload is repeated before the run ends."""
 
 
 # ---- devices and processes -------------------------------------------------------------------------
 
 
 class Mesh(Section):
-    """Devices per mesh axis; -1 for at most one axis: all devices that remain."""
+    """Devices per mesh axis; one may be -1: all that remain."""
 
     replica: MeshAxis = 1
-    """Replicas of the weights: one or several per process."""
+    """Replicas of the weights, a multiple of the processes."""
     fsdp: MeshAxis = 1
     """Shards of weights and batch rows."""
     model: MeshAxis = 1
@@ -159,41 +154,41 @@ class Distributed(Section):
     """Several processes in one run."""
 
     mode: Literal['off', 'auto', 'coordinator'] = 'off'
-    """off: one process; auto: TPU VMs, SLURM and GKE provide the addresses; coordinator: as below."""
+    """auto: addresses from TPU VMs, SLURM or GKE; coordinator: as below."""
     coordinator: str = ''
     """host:port of process 0."""
     processes: PositiveInt = 1
-    """Number of processes; mesh.replica must be a multiple."""
+    """Number of processes."""
     process: NonNegativeInt = 0
     """Index of this process."""
     heartbeat: PositiveInt = 100
-    """Seconds without a sign of life from a process after which the others stop."""
+    """Seconds without a sign of life after which the other processes stop."""
 
 
 # ---- judges ----------------------------------------------------------------------------------------
 
 
 class Judge(Section):
-    """Verdicts where no string comparison decides."""
+    """Verdicts where no string comparison decides. Fields marked `endpoint` are read with that kind only."""
 
     kind: Literal['rule', 'policy', 'endpoint'] = 'rule'
-    """rule (miniature worlds), policy (the initial weights), or endpoint (a server)."""
+    """rule (miniature worlds), policy (initial weights), endpoint (a server)."""
     url: str = 'http://127.0.0.1:8001/v1'
-    """endpoint: an OpenAI-compatible server; its key is read from OPENAI_API_KEY."""
+    """endpoint: OpenAI-compatible server; the key is in OPENAI_API_KEY."""
     model: str = 'judge'
-    """endpoint: name of the model."""
+    """endpoint: the model's name."""
     rubric_model: str = ''
-    """endpoint: another model that writes rubrics; '' is `model`."""
+    """endpoint: model that writes rubrics; '': `model`."""
     grade_model: str = ''
-    """endpoint: another model that grades by rubrics; '' is `model`."""
+    """endpoint: model that grades by rubrics; '': `model`."""
     temperature: NonNegativeFloat = 0.0
     """Sampling temperature."""
     tokens: PositiveInt = 512
     """Longest reply."""
     grade_tokens: NonNegativeInt = 0
-    """Longest reply that grades an answer by a rubric; 0: `tokens`. A policy's also ends where its slot is full."""
+    """Longest reply that grades by a rubric; 0: `tokens`."""
     request: RequestFields = ''
-    """endpoint: further fields of the request, a JSON object; null takes a field away. Servers of reasoning models want
+    """endpoint: further fields of the request as JSON; null removes one. For reasoning models:
     `{"max_completion_tokens": 4096, "temperature": null}`."""
     timeout: PositiveFloat = 60.0
     """endpoint: seconds per attempt."""
@@ -201,26 +196,25 @@ class Judge(Section):
     """endpoint: further attempts."""
     # Higher than for searches: small judges often write replies that cannot be parsed.
     max_failure_rate: Fraction = 0.5
-    """Share of judgements without a verdict in a step above which the run stops."""
+    """Share of failed judgements in a step above which the run stops."""
     rubrics: RubricCount = (3, 5)
     """Fewest and most items of a rubric list."""
     at_once: PositiveInt = 64
-    """`evaluate --workdir`: judgements in progress at the same time, of each judge."""
+    """`evaluate --workdir`: concurrent judgements of each judge."""
     prices: Prices = (0.0, 0.0)
-    """endpoint: prices of a million prompt tokens and of a million reply tokens, for the estimate that
-    `evaluate --workdir` prints; (0, 0): unknown."""
+    """endpoint: prices of a million prompt and reply tokens, for the estimate of `evaluate --workdir`."""
 
 
 class SecondJudge(Section):
-    """A second judge of `evaluate --workdir`, whose grades are compared with those of `judge`; timeout, retries and
-    max_failure_rate are those of `judge`."""
+    """A second judge of `evaluate --workdir`, compared with `judge`, which sets timeout, retries and
+    max_failure_rate."""
 
     kind: Literal['none', 'rule', 'endpoint'] = 'none'
-    """none, rule (miniature worlds), or endpoint (a server)."""
+    """none, rule, or endpoint."""
     url: str = 'http://127.0.0.1:8002/v1'
-    """endpoint: an OpenAI-compatible server; its key is read from SECOND_JUDGE_API_KEY."""
+    """As judge.url; the key is in SECOND_JUDGE_API_KEY."""
     model: str = 'judge'
-    """endpoint: name of the model."""
+    """As judge.model."""
     temperature: NonNegativeFloat = 0.0
     """Sampling temperature."""
     tokens: PositiveInt = 512
@@ -238,93 +232,88 @@ WRITERS = ('tensorboard', 'wandb', 'mlflow')
 
 
 class Log(Section):
-    """What a run prints on the terminal beside its progress bar, and where its metrics go."""
+    """Terminal output and destinations of metrics."""
 
     samples_every: NonNegativeInt = 10
-    """Steps between two printed rollouts (question, searches, answer, reward); 0: none."""
+    """Steps between two printed rollouts; 0: none."""
     writers: tuple[Literal['tensorboard', 'wandb', 'mlflow'], ...] = ('tensorboard',)
-    """Where metrics go beside metrics.jsonl: tensorboard, wandb (Weights & Biases), mlflow. The last two have to be
-    installed (pip install wandb, mlflow) and are set up by their own environment variables, such as WANDB_MODE=offline
-    and MLFLOW_TRACKING_URI."""
+    """Where metrics go beside metrics.jsonl: tensorboard, wandb, mlflow. The last two must be installed, and are set up
+    by their own environment variables (WANDB_MODE, MLFLOW_TRACKING_URI)."""
     project: Annotated[str, requires(bool, 'give the name of a project')] = 'zeroplay_jax'
-    """wandb, mlflow: project or experiment; the run is named after its workdir."""
+    """wandb, mlflow: project or experiment; the run has the name of its workdir."""
 
 
 class Profile(Section):
-    """Traces of jax.profiler, in the folder profile/ of the workdir
-    ([where the time goes](tpu-gpu.md#where-the-time-goes))."""
+    """Traces of jax.profiler, in profile/ of the workdir ([where the time goes](tpu-gpu.md#where-the-time-goes))."""
 
     steps: Annotated[
         tuple[int, ...],
         requires(lambda x: all(step >= 0 for step in x), 'give numbers of steps, such as (2, 3)'),
     ] = ()
-    """Numbers of the steps that are traced; a step that compiles programs is not a typical one."""
+    """Numbers of traced steps; avoid steps that compile."""
 
 
 # ---- the whole config ------------------------------------------------------------------------------
 
 
 class Policy(Section):
-    """Model and how it is computed."""
+    """The model."""
 
     path: str = ''
-    """Hugging Face checkpoint folder, or the folder of an adapter, which is then added to its base; '' is the
-    built-in tiny checkpoint."""
+    """Hugging Face folder, hf://owner/model, or adapter folder, which is added to its base; '': the built-in policy."""
     adapters: Adapters = Adapters()
     dtype: Literal['float32', 'bfloat16'] = 'float32'
-    """Dtype of activations (float32 on CPUs, bfloat16 on TPU and GPU)."""
+    """Dtype of activations; use bfloat16 on TPUs and GPUs."""
     remat: bool = False
     """Recompute layers in the backward pass."""
     remat_policy: Literal['nothing_saveable', 'dots_with_no_batch_dims_saveable'] = (
         'nothing_saveable'
     )
-    """What `remat` keeps: nothing, or the results of projections."""
+    """What `remat` keeps: nothing, or results of projections."""
     attention: Literal['dense', 'blocked', 'splash'] = 'dense'
-    """Attention of packed rows: dense; blocked, whose memory is linear in micro.tokens; or splash, the TPU
-    kernel (micro.tokens in steps of 128)."""
+    """Attention in updates: dense; blocked, whose memory is linear in micro.tokens; splash, a TPU kernel (micro.tokens:
+    multiples of 128)."""
     scan: bool = False
-    """Training runs the layers as a loop (lax.scan): compiles faster, holds the weights twice."""
+    """Run the layers of an update as a loop: compiles faster, holds the weights twice."""
     logit_chunk: PositiveInt = 1024
-    """Tokens whose logits exist at the same time in scoring."""
+    """Tokens whose logits exist at the same time."""
     logits: Literal['all', 'trained'] = 'all'
-    """Tokens whose logits an update computes: all, or those that the policy wrote. The gradients are equal
-    up to the order of sums."""
+    """Compute logits of all tokens, or of those that the policy wrote (less work)."""
 
 
 class Tools(Section):
-    """Tools of the policy and how it calls them (docs/tools.md)."""
+    """Tools and how the policy calls them ([tools](tools.md))."""
 
     names: tuple[str, ...] = ('search',)
-    """Tools: search, open, calculator, mcp, or package.module:attribute."""
+    """search, open, calculator, mcp, or package.module:attribute."""
     syntax: Literal['search_r1', 'r_search', 'qwen', 'olmo'] = 'search_r1'
-    """search_r1: <search>…</search> in the text; r_search: the same with <observation> for results;
-    qwen: <tool_call>{json}</tool_call>; olmo: <function_calls>search(query="…")</function_calls>."""
+    """search_r1: <search>…</search>; r_search: the same, results in <observation>; qwen: <tool_call>{json}</tool_call>;
+    olmo: <function_calls>search(query="…")</function_calls>."""
     top_k: PositiveInt = 3
     """search: passages per query."""
     max_queries: PositiveInt = 3
-    """search: queries of one call that are run."""
+    """search: queries per call; more are ignored."""
     page_words: PositiveInt = 200
-    """open: words per page of a document."""
+    """open: words per page."""
     max_failure_rate: Fraction = 0.5
-    """Share of failed or timed-out calls of one tool in a step above which the run stops."""
+    """Share of failed calls of one tool in a step above which the run stops."""
     mcp_servers: str = 'http://127.0.0.1:8000/mcp'
-    """mcp: a JSON file with "mcpServers", as other MCP clients have, or the address of one server."""
+    """mcp: JSON file with "mcpServers", or a server's address."""
     mcp_seconds: PositiveFloat = 60.0
-    """mcp: time limit of a call, also with rollout.deterministic."""
+    """mcp: time limit of a call, always."""
 
 
 class Retrieval(Section):
     """Corpus and index."""
 
     kind: Literal['world', 'folder', 'http'] = 'world'
-    """world: miniature worlds, in process; folder: an index of retrieval.build; http: a search server."""
+    """world (miniature worlds), folder (an index of retrieval.build), http (a search server)."""
     path: str = ''
-    """folder, http: the index folder; for http only its corpus is read, for documents to ask about, and recipes and
-    evaluations that read none need no folder."""
+    """Index folder; for http only where documents of the corpus are read."""
     encoder: str = ''
-    """folder: current folder of the text encoder; '' is its location when the index was built."""
+    """folder: text encoder; '': where it was when the index was built."""
     url: str = 'http://127.0.0.1:8000'
-    """http: a server with Search-R1's protocol."""
+    """http: server with Search-R1's protocol."""
     timeout: PositiveFloat = 30.0
     """http: seconds per attempt."""
     retries: NonNegativeInt = 4
@@ -332,14 +321,13 @@ class Retrieval(Section):
     ready_seconds: PositiveFloat = 600.0
     """http: how long to wait for the server at the start."""
     cache: NonNegativeInt = 100_000
-    """Queries whose results are kept in memory."""
+    """Queries whose results stay in memory."""
     max_failure_rate: Fraction = 0.1
     """Share of failed searches in a step above which the run stops."""
     overfetch: PositiveInt = 32
     """Candidates per query that are scored again exactly."""
     held_out: InputPath = ''
-    """folder, http: JSON lines with the document_id and title of passages that training neither finds nor opens;
-    evaluations do. '': training searches all passages."""
+    """folder, http: JSON lines (document_id, title) of passages that only evaluations find; '': none."""
 
 
 class World(Section):
@@ -348,35 +336,35 @@ class World(Section):
     train: WorldSeeds = (0, 40)
     """Training worlds: (first seed, count)."""
     evaluation: WorldSeeds = (0, 12)
-    """Held-out worlds: (first seed, count); training never sees or searches them."""
+    """Held-out worlds: (first seed, count)."""
     near_misses: Fraction = 0.25
-    """Share of entities that get a document with a near-miss title."""
+    """Share of entities with a distractor: a document of similar title."""
 
 
 class Schedule(Section):
     """Iterations and the distribution of hops."""
 
     iterations: PositiveInt = 3
-    """Outer iterations: each has a proposer phase, a generation phase and a solver phase."""
+    """Iterations of proposer, generation and solver phase."""
     hop_ratio: HopRatio = (4, 3, 2, 1)
-    """Shares of documents for 1-, 2-, 3- and 4-hop questions, exact in every batch."""
+    """Exact shares of 1-, 2-, 3- and 4-hop questions in every batch."""
     initial_document: bool = True
-    """Show the proposer its document (False: Dr. Zero's ablation)."""
+    """Show the proposer its document."""
 
 
 class Inputs(Section):
-    """External data. Which files a recipe takes is said in its documentation."""
+    """Files of JSON lines. '' takes what the miniature worlds or the corpus have."""
 
     answers: InputPath = ''
-    """JSON lines of answers to hide (SSP); '' takes those of the training worlds."""
+    """SSP: answers to hide."""
     questions: InputPath = ''
-    """JSON lines of questions with answers (DSPO); '' takes those of the training worlds."""
+    """DSPO: questions with answers."""
     documents: DocumentsFile = ''
-    """JSON lines of documents with hops (Dr. Zero, π-Play, SCOPE); '' draws them from the corpus."""
+    """Dr. Zero, π-Play, SCOPE: documents with hops."""
     types: tuple[str, ...] = ('',)
-    """Task types to take from `documents` ('planning', …); ('',): all."""
+    """Task types to take from `documents`; ('',): all."""
     tasks: InputPath = ''
-    """JSON lines of open tasks with rubrics (SCOPE); '' lets the challenger write them."""
+    """SCOPE: open tasks with rubrics, in place of the challenger's."""
     world_questions: PositiveInt = 300
     """Training worlds: questions per hop count."""
 
@@ -392,78 +380,78 @@ class Reward(Section):
     difficulty: Annotated[
         str, one_of_or_function('linear', 'parabolic', 'one_minus', 'triangle', 'solvable')
     ] = 'linear'
-    """Proposer's reward for k of n solved: linear: (n−k)/(n−1) inside 0<k<n; parabolic: 4·p·(1−p);
-    one_minus; triangle; solvable: 1 inside 0<k<n; or package.module:function."""
+    """Proposer's reward for k of n solved: linear: (n−k)/(n−1) inside 0<k<n; parabolic: 4·p·(1−p); one_minus; triangle;
+    solvable: 1 inside 0<k<n; or package.module:function."""
     answer: Annotated[str, one_of_or_function('em', 'subem', 'f1', 'judge')] = 'em'
-    """Solver's reward for an answer: em, subem, f1, judge, or package.module:function."""
+    """Solver's reward: em, subem, f1, judge, or package.module:function."""
     overlong_buffer: NonNegativeInt = 0
-    """Tokens before the end of a slot over which a rollout loses up to 1; 0: none."""
+    """Tokens before the end of a slot over which a rollout loses up to 1."""
     target: OpenFraction = 0.5
-    """triangle: mean score at which a task gets the highest reward."""
+    """triangle: mean score with the highest reward."""
     format_weight: NonNegativeFloat = 0.5
-    """Weight of the format score; 0: off."""
+    """Weight of the format score."""
 
 
 class Pool(Section):
-    """Task generation: the questions that the solver trains on."""
+    """Generation of the questions that the solver trains on."""
 
     batch: PositiveInt = 256
     """Documents per generation step."""
     batches: NonNegativeInt = 0
     """Generation steps per iteration; 0: enough for new questions in every solver step."""
     samples: PositiveInt = 5
-    """Proposals per document, of which one is kept: the best-formed (Dr. Zero) or the first in `window` (SCOPE)."""
+    """Proposals per document; one is kept: the best-formed (Dr. Zero) or the first in `window` (SCOPE)."""
     question_words: PositiveInt = 50
-    """Longer questions are cut to this many words (Dr. Zero's code)."""
+    """Longer questions are cut."""
     window: Window = (0.0, 1.0)
-    """Keep questions whose measured solve rate is inside (Dr. Zero, π-Play: needs measure > 0; SCOPE: mean score)."""
+    """Keep questions whose solve rate (SCOPE: mean score) is inside; Dr. Zero, π-Play: needs measure."""
     measure: NonNegativeInt = 0
-    """Solver rollouts per generated question before it enters the pool; 0: none (SCOPE: reward.solves)."""
+    """Solver rollouts per generated question; 0: none (SCOPE: reward.solves)."""
     target: NonNegativeInt = 0
-    """Generation ends when the pool has this many questions, after at most `batches` steps; 0: all steps are run.
-    With fewer questions than the solver phase needs, the solver trains on them again."""
+    """Questions at which generation ends, at the latest after `batches`; 0: run all. The solver repeats questions if
+    there are too few."""
 
 
 class Privileged(Section):
     """What the distillation teacher sees."""
 
     kind: Literal['none', 'answer', 'answer_hop', 'qcp_partial', 'qcp'] = 'qcp'
-    """Nothing, the answer, answer and hop count, half or all of the question construction path."""
+    """Nothing, the answer, answer and hop count, half or all of the construction path."""
     prompt_tokens: PositiveInt = 256
-    """Longest teacher prompt; found passages are cut to their titles until it fits."""
+    """Longest teacher prompt; passages are cut to titles until it fits."""
     tokens: PositiveInt = 768
     """Length of a packed teacher row."""
 
 
 class MicroBatch(Section):
-    """One packed micro-batch of the learner."""
+    """A packed micro-batch of the learner."""
 
     rows: PositiveInt = 8
     """Packed rows."""
     tokens: PositiveInt = 512
     """Tokens per packed row."""
     order: Literal['arrival', 'longest_first'] = 'arrival'
-    """Order in which rollouts are packed; longest_first needs fewer rows."""
+    """Packing order; longest_first needs fewer rows."""
     weights: Literal['masters', 'published'] = 'masters'
-    """What a micro-batch reads: the float32 masters, gathered every time (least memory), or the weights
-    of the sampler, gathered over replicas once per update."""
+    """masters: gather the float32 weights for every micro-batch (least memory); published: the sampler's, once per
+    update."""
 
 
 class Evaluation(Section):
     """Held-out evaluation inside a run."""
 
     every: NonNegativeInt = 0
-    """Steps of the evaluated role between evaluations; 0: only at the start and the end."""
+    """Steps of the evaluated role between evaluations; 0: only at start and end."""
     questions: PositiveInt = 100
-    """Questions per hop count on the miniature worlds; from a file, in all (a fixed random sample)."""
+    """Questions per hop count (miniature worlds), or in all (a fixed sample of the file)."""
     file: InputPath = ''
-    """JSON lines of questions with answers, for any corpus but the miniature worlds."""
+    """JSON lines of questions with answers; for any corpus but the miniature worlds."""
     tasks: InputPath = ''
-    """JSON lines of open tasks with rubrics; SCOPE makes its own from the miniature worlds."""
+    """JSON lines of open tasks with rubrics; SCOPE has its own for miniature worlds."""
     metric: Annotated[str, one_of_or_function('none', 'subem', 'f1', 'judge')] = 'none'
-    """Further score of the answers, beside exact match: none, subem, f1, judge, or package.module:function."""
+    """Score beside exact match: none, subem, f1, judge, or package.module:function."""
     hops: Hops = (1, 2, 3, 4)
-    """Hop counts to evaluate, on the miniature worlds."""
+    """Hop counts on the miniature worlds."""
 
 
 class Checkpoint(Section):
@@ -480,12 +468,11 @@ class Checkpoint(Section):
             'give a metric of evaluations such as em/mean, em/hop1 or rubrics/mean',
         ),
     ] = ''
-    """Metric of evaluations, such as em/mean: the checkpoint with its largest value is kept as well, in the folder
-    best of the workdir; '': none."""
+    """Evaluation metric, such as em/mean, whose best checkpoint is also kept in best/."""
 
 
 class Compilation(Section):
-    """Compiled programs that are kept between processes."""
+    """Cache of compiled programs."""
 
     cache: Annotated[
         str,
@@ -494,19 +481,18 @@ class Compilation(Section):
             'name a folder, which is created if it is missing',
         ),
     ] = ''
-    """Folder of the cache, which runs may share; every step then logs how many programs came from it. '' leaves
-    JAX's own setting (JAX_COMPILATION_CACHE_DIR)."""
+    """Its folder, which runs may share; '': JAX's own setting (JAX_COMPILATION_CACHE_DIR)."""
     gigabytes: NonNegativeFloat = 0.0
-    """Size above which programs that were not used for longest are removed; 0: no limit."""
+    """Size above which the least recently used programs are removed; 0: no limit."""
 
 
 class TrainedRole(Section):
-    """One trained role: optimiser, batch, advantages and loss."""
+    """A trained role, such as proposer or solver."""
 
     learning_rate: PositiveFloat = 1e-6
     """Peak; constant after the warm-up."""
     warmup_steps: NonNegativeInt = 0
-    """Length n of the linear warm-up: update i has i/n of the rate."""
+    """Updates of the linear warm-up."""
     weight_decay: NonNegativeFloat = 0.01
     """AdamW, matrices only."""
     beta1: BelowOne = 0.9
@@ -518,28 +504,27 @@ class TrainedRole(Section):
     steps: NonNegativeInt = 50
     """Training steps per phase."""
     batch: PositiveInt = 256
-    """Episodes (documents or questions) per step."""
+    """Documents or questions per step."""
     samples: PositiveInt = 1
-    """Rollouts per prompt that are trained on."""
+    """Trained rollouts per prompt."""
     prompt_tokens: NonNegativeInt = 0
-    """Longest prompt of this role; 0: rollout.prompt_tokens."""
+    """Longest prompt; 0: rollout.prompt_tokens."""
     # No top-p or top-k: the loss could not correct for the tokens that they exclude.
     temperature: PositiveFloat = 1.0
-    """Of training rollouts; log-probs are those of the scaled softmax."""
+    """Of training rollouts and their log-probs."""
     baseline: Literal['mean', 'loo', 'value', 'none'] = 'mean'
-    """Subtracted from a reward: mean of its group, mean of the other rows of the group (RLOO), or the prediction of a
-    value network for every token (PPO; section value_network)."""
+    """Subtracted from a reward: mean of the group, mean of its other rows (RLOO), a value network (PPO), or none."""
     scale: Literal['std', 'batch', 'none'] = 'std'
-    """Divisor of advantages: deviation of the group, or of the batch's tokens (REINFORCE++-baseline, PPO)."""
+    """Divisor of advantages: deviation of the group, of the batch's tokens (REINFORCE++-baseline, PPO), or none."""
     std_ddof: Annotated[int, requires(lambda x: x in (0, 1), 'give one of 0, 1')] = 1
-    """1: sample deviation (verl, torch); 0: population."""
+    """1: sample deviation; 0: population."""
     singleton: Literal['zero', 'raw'] = 'zero'
-    """Advantage of a row that is alone in its group (Dr. Zero's code: raw)."""
+    """Advantage of a row alone in its group."""
     skip_uninformative: bool = True
-    """Leave out rows of advantage 0, which contribute nothing without a KL or entropy term or a value network."""
+    """Leave out rows of advantage 0 where they contribute nothing."""
     loss: Annotated[str, one_of_or_function(*BUILT_IN_LOSSES)] = 'token_pg'
-    """Policy loss: reinforce (no ratio), token_pg (PPO, GRPO), sequence_pg (GSPO, DSPO), geometric_pg
-    (GMPO), cispo, or package.module:function."""
+    """reinforce (no ratio), token_pg (PPO, GRPO), sequence_pg (GSPO, DSPO), geometric_pg (GMPO), cispo, or
+    package.module:function."""
     # DAPO clips higher above 1 (0.28); sequence ratios (GSPO) are clipped at 3e-4 and 4e-4.
     clip_low: Annotated[float, requires(lambda x: 0 < x <= 1, 'give more than 0, at most 1')] = 0.2
     """Ratio clip below 1."""
@@ -551,89 +536,87 @@ class TrainedRole(Section):
     ] = 3.0
     """Bound of the loss at negative advantage, as a multiple; 0: off."""
     aggregation: Literal['token', 'seq_mean_token_mean', 'seq_mean_token_sum', 'constant'] = 'token'
-    """Mean over tokens, over sequences, or a sum over a constant (Dr. GRPO)."""
+    """Mean over tokens, over sequences, or sum over a constant (Dr. GRPO)."""
     constant_norm: PositiveFloat = 1.0
-    """constant: tokens that a rollout's sum is divided by."""
+    """constant: divisor of a rollout's sum."""
     kl_coef: NonNegativeFloat = 0.0
-    """Coefficient of the KL to the initial weights; 0: no reference policy is kept."""
+    """Weight of the KL to the initial weights; 0: no reference policy."""
     kl_kind: Literal['k1', 'k2', 'k3', 'k1+', 'k3+'] = 'k3'
-    """KL estimator; k1+ and k3+ have that value with the gradient of k2."""
+    """KL estimator; k1+ and k3+ have the gradient of k2."""
     entropy_coef: NonNegativeFloat = 0.0
     """Entropy bonus coefficient."""
     minibatches: PositiveInt = 1
-    """Optimiser steps per rollout batch; with 1 the importance ratio is identically 1."""
+    """Optimiser steps per batch; with 1 the ratio is 1."""
     old_logp: Literal['sampler', 'trainer'] = 'sampler'
-    """Denominator of the ratio: the sampler's log-probs, or the trainer's before the first update."""
+    """Denominator of the ratio: log-probs of the sampler, or of the trainer before the update."""
     tis_cap: NonNegativeFloat = 0.0
     """Cap of the importance weight trainer/sampler (truncated importance sampling); 0: none."""
     tis_level: Literal['token', 'sequence'] = 'token'
     """Level of that weight."""
     filter_groups: bool = False
-    """Dynamic filter: train on groups with reward variance only, sampling until the batch is full."""
+    """Dynamic filter: train on groups with reward variance, sampling until the batch is full."""
     fill_rounds: PositiveInt = 4
-    """Sampling rounds per step with the filter, the first one included; then the batch stays short."""
+    """Sampling rounds of the filter; then the batch stays short."""
     surplus: Literal['carry', 'drop'] = 'carry'
-    """Groups beyond a full batch: carried over to the next step, or dropped."""
+    """Groups beyond a full batch: carried to the next step, or dropped."""
     train_iterations: Annotated[int, Field(ge=-1)] = -1
-    """Iterations in which the role is trained; -1: all, 0: none."""
+    """Iterations in which the role is trained; -1: all."""
     distill_top_k: NonNegativeInt = 0
-    """Tokens on which the teacher's distribution is matched, plus one tail outcome; 0: no teacher."""
+    """Tokens on which the teacher is matched; 0: no teacher."""
     distill_coef: DistillCoefficients = (0.0,)
-    """Distillation coefficient per iteration; the last one stays."""
+    """Weight of distillation per iteration; the last one stays."""
     # π-Play's text leaves the direction open; reverse is that of the work it cites (SDPO).
     distill_kind: Literal['reverse', 'forward', 'jsd'] = 'reverse'
-    """Divergence: reverse is KL(student ‖ teacher)."""
+    """reverse: KL(student ‖ teacher); forward; jsd."""
     distill_tail: bool = True
-    """Keep the probability of all other tokens as one outcome."""
+    """Match all other tokens as one outcome."""
     distill_ema_rate: Fraction = 0.05
-    """Share of the student that the EMA teacher takes over after every batch."""
+    """Share of the student in each update of the EMA teacher."""
     adapter: InputPath = ''
-    """Adapter folder (PEFT) that the role starts from; needs policy.adapters.rank."""
+    """PEFT folder that the role starts from; needs policy.adapters.rank."""
 
 
 class ValueNetwork(Section):
-    """The value networks of roles with baseline=value (PPO): learning rate, loss and advantages. Warm-up, AdamW and
-    gradient norm are those of the role. They read float32 masters, whatever micro.weights is."""
+    """Value networks of roles with baseline=value (PPO). Warm-up, AdamW and clip_norm are those of the role."""
 
     learning_rate: NonNegativeFloat = 0.0
-    """Peak; constant after the warm-up. 0: ten times that of the role's policy, as in Search-R1."""
+    """Peak; 0: ten times the policy's."""
     value_clip: NonNegativeFloat = 0.5
-    """Distance that a value may move from that before the updates of a step; 0: no limit."""
+    """Most that a value may move in a step; 0: no limit."""
     discount: Fraction = 1.0
-    """γ of the advantages, per trained token."""
+    """γ per trained token."""
     gae_lambda: Fraction = 1.0
-    """λ of the advantages (GAE): 1: reward minus value."""
+    """λ of GAE; 1: reward minus value."""
 
 
 class Run(Section):
     """A run. Sections of recipes and of trained roles come in addition."""
 
     recipe: str = 'drzero'
-    """A module of zeroplay_jax/recipes, or package.module of a recipe of your own."""
+    """Built-in recipe, or package.module of your own."""
     seed: NonNegativeInt = 0
-    """The whole run is a function of the config and this number."""
+    """A run is a function of config and seed."""
     progress: bool = True
-    """Progress bars, if the terminal is one, and printed rollouts (log.samples_every)."""
+    """Progress bars and printed rollouts."""
     stop_after_empty_steps: NonNegativeInt = 2
-    """Consecutive training steps of a policy that train nothing, after which the run stops with exit
-    status 3 (at once if a step has no tasks); 0: never."""
+    """Steps in a row that train nothing after which the run stops with [exit status
+    3](learning-nothing.md#while-it-runs); 0: never."""
     policy: Policy = Policy()
     mesh: Mesh = Mesh()
     cpu_devices: PositiveInt = 1
-    """JAX devices that a CPU is divided into. With one per core and mesh.replica=-1, small models run faster than
-    with one device on all cores. A number in XLA_FLAGS has priority."""
+    """JAX devices of a CPU. One per core, with mesh.replica=-1, is fastest for small models. XLA_FLAGS has priority."""
     offload: bool = False
-    """Keep learner state in host memory except during its update; free the KV cache meanwhile."""
+    """Keep learner state in host memory except during its update, and free the KV cache then."""
     distributed: Distributed = Distributed()
     sampler: Sampler = Sampler()
     rollout: Rollout = Rollout()
     tools: Tools = Tools()
     weights: Literal['separate', 'shared'] = 'separate'
-    """Whether the trained roles are separate policies or one."""
+    """Trained roles are separate policies, or one."""
     shared_optimizer: bool = False
-    """With shared weights: one set of optimiser moments for all roles."""
+    """With shared weights: one set of optimiser moments."""
     prompts: Literal['mini', 'paper'] = 'mini'
-    """Prompt set: the short form of the built-in checkpoint, or full instructions."""
+    """mini: short, for built-in policies; paper: full instructions."""
     retrieval: Retrieval = Retrieval()
     world: World = World()
     schedule: Schedule = Schedule()
@@ -653,4 +636,4 @@ class Run(Section):
     profile: Profile = Profile()
     alarms: Alarms = Alarms()
     log_trajectories: NonNegativeInt = 16
-    """Approximate number of rollouts per step that are logged for the report: whole questions."""
+    """Approximate number of rollouts per step in trajectories.jsonl."""
