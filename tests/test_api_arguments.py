@@ -127,6 +127,7 @@ def test_load_policy(tmp_path):
 
 def test_open_index(tmp_path):
     refused(lambda: zp.open_index(tmp_path / 'nowhere'), 'nowhere')
+    refused(lambda: zp.open_index(tmp_path), str(tmp_path))
     refused(lambda: zp.open_index(settings={'seed': 1}), 'open_index: settings is a dict')
 
 

@@ -165,7 +165,6 @@ from zeroplay_jax.training import bucket_run
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.retrieval import objects
 from zeroplay_jax.runtime import workdir
-from zeroplay_jax.training import bucket_run
 import orbax.checkpoint as ocp
 root = pathlib.Path(sys.argv[3])
 bucket = FolderBucket(root / 'bucket')
@@ -185,7 +184,7 @@ def states_of(step):
     }
 def play(name, steps):
     config.bucket.spool = str(root / name)
-    with remote_run.opened(h, 'gs://bucket/runs/a', config) as place:
+    with bucket_run.opened(h, 'gs://bucket/runs/a', config) as place:
         place.workdir.mkdir(parents=True, exist_ok=True)
         (place.workdir / 'config.json').write_text('{}')
         checkpoints = Checkpointer(place.workdir, 2, is_shared=place.is_shared)
@@ -226,7 +225,7 @@ for name in ('one', 'two'):
 assert place.workdir.name == 'a' and place.workdir.parent.name.endswith(f'.process_{h.index}')
 # While another run has the folder of process 1, none of both processes touches its folder.
 left = sorted(path.name for path in place.workdir.rglob('*'))
-config.distributed.heartbeat, remote_run._STOP_SECONDS = 1, 0
+config.distributed.heartbeat, bucket_run._STOP_SECONDS = 1, 0
 taken = contextlib.nullcontext() if h.is_first else workdir.locked(place.workdir.parent)
 with taken:
     try:
@@ -238,18 +237,18 @@ with taken:
 assert sorted(path.name for path in place.workdir.rglob('*')) == left
 h.gather(None)
 # A full disk of one process ends both with its line.
-install = mirror_restore._install
+install = bucket_run._install
 def install_in_full_folder(*paths):
     raise OSError(28, 'No space left on device')
 if not h.is_first:
-    mirror_restore._install = install_in_full_folder
+    bucket_run._install = install_in_full_folder
 try:
     play('full', [])
     raise AssertionError('no error')
 except UserError as error:
     assert 'No space left on device' in str(error), error
     assert str(error).startswith('process 1: ') == h.is_first, error
-mirror_restore._install = install
+bucket_run._install = install
 # A missing shard of one process: both go back to the step before.
 h.gather(None)
 (shard,) = [entry.name for entry in bucket.list('runs/a/checkpoints/4-') if '/split/1' in entry.name]

@@ -195,8 +195,8 @@ def main(_):
     if not h.is_first:
         raise ValueError('nobody thought of this')
     h.gather(None)
-entry.command_line.parse_flags = lambda argv: entry.app.flags.FLAGS(argv[:1])
-entry.run_command('breaks', main)
+command_line.parse_flags = lambda argv: command_line.app.flags.FLAGS(argv[:1])
+command_line.run_command('breaks', main)
 """
 
 
@@ -255,12 +255,3 @@ def test_a_process_zero_that_comes_late_is_waited_for():
         devices._wait_until_open(place, 60.0)
         opens.join()
         assert 0.9 < time.monotonic() - started < 30
-
-
-def test_a_workdir_that_is_taken_is_one_line_in_every_process(tmp_path):
-    (tmp_path / 'run').mkdir()
-    (tmp_path / 'run' / 'thesis.tex').write_text('mine')
-    running = play(tmp_path / 'run', 2)
-    out = [p.communicate(timeout=120)[0] for p in running]
-    assert [p.returncode for p in running] == [2, 2]
-    assert all("holds 'thesis.tex' but no config.json" in text for text in out)

@@ -5,7 +5,6 @@ import math
 
 import pytest
 
-from zeroplay_jax import report
 from zeroplay_jax.runtime import log
 from zeroplay_jax.runtime.log import JsonLines, MetricsWriter
 from zeroplay_jax.types import UserError
@@ -64,16 +63,6 @@ def test_scripts_read_the_curves_of_the_board(tmp_path, user_reads):
         (2, 2.0),
     ]
     user_reads('right: the steps and values of the run')
-
-
-def test_report_command(tmp_path, capsys):
-    assert report.main([str(tmp_path / 'nothing')]) == 2
-    assert 'Traceback' not in capsys.readouterr().err
-    metrics = MetricsWriter(tmp_path, 0)
-    metrics.write_scalars(0, 0, 'solver', {'reward_mean': 0.5})
-    metrics.close()
-    assert report.main([str(tmp_path)]) == 0
-    assert (tmp_path / 'report.html').read_text().startswith('<!doctype html>')
 
 
 # ---- curves ----

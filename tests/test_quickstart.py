@@ -3,11 +3,12 @@
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
-import sys
 
 import pytest
+from python_process import ROOT, run_python
 
 from zeroplay_jax import quickstart
 from zeroplay_jax.configs import english
@@ -18,7 +19,6 @@ from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 from zeroplay_jax.types import UserError
 
-ROOT = pathlib.Path(__file__).parents[1]
 SMALL = (
     # So few steps may all be empty.
     '--config.stop_after_empty_steps=0',
@@ -38,16 +38,9 @@ SMALL = (
 )
 
 
-def call(module, *arguments, cwd=ROOT):
-    environment = os.environ | {
-        'JAX_PLATFORMS': 'cpu',
-        'XLA_FLAGS': '--xla_backend_optimization_level=0',
-        'PYTHONPATH': str(ROOT),
-    }
-    command = [sys.executable, '-m', f'zeroplay_jax.{module}', *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=400
-    )
+def play(place):
+    words = ('--corpus=the texts', '--workdir=runs/a b', *SMALL)
+    return run_python('-m', 'zeroplay_jax.quickstart', *words, cwd=place, PYTHONPATH=str(ROOT))
 
 
 def lines(path):
@@ -60,7 +53,7 @@ def played(tmp_path_factory):
     place = tmp_path_factory.mktemp('my own')
     shutil.copytree(EXAMPLE_TEXTS, place / 'the texts')
     (place / 'the texts' / 'picture.png').write_bytes(b'\x89PNG')
-    done = call('quickstart', '--corpus=the texts', '--workdir=runs/a b', *SMALL, cwd=place)
+    done = play(place)
     assert done.returncode == 0, done.stderr[-3000:]
     return place / 'runs' / 'a b', done
 
@@ -122,22 +115,16 @@ def test_the_printed_command_asks_the_trained_policy(played):
     command = advice.partition(': ')[2]
     assert '____' in command
     place = workdir.parents[1]
-    environment = os.environ | {
-        'JAX_PLATFORMS': 'cpu',
-        'XLA_FLAGS': '--xla_backend_optimization_level=0',
-        'PYTHONPATH': str(ROOT),
-    }
-    asked = subprocess.run(
-        ['bash', '-c', command],
-        cwd=place,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    python, *words = shlex.split(command)
+    assert 'python' in python
+    asked = run_python(*words, cwd=place, PYTHONPATH=str(ROOT))
     assert asked.returncode == 0, asked.stderr[-2000:]
     # What the policy writes is up to the policy.
     assert 'answer' in asked.stdout
+
+
+def times(workdir):
+    return {path: path.stat().st_mtime_ns for path in workdir.glob('*') if path.name != 'run'}
 
 
 def policy_files(workdir):
@@ -148,16 +135,12 @@ def policy_files(workdir):
 def test_the_same_command_repeats_no_step(played):
     workdir, _ = played
     place = workdir.parents[1]
-    before = {path: path.stat().st_mtime_ns for path in workdir.glob('*')}
+    before, policies = times(workdir), policy_files(workdir)
     summary = (workdir / 'run' / 'summary.json').read_bytes()
-    policies = policy_files(workdir)
-    again = call('quickstart', '--corpus=the texts', '--workdir=runs/a b', *SMALL, cwd=place)
+    again = play(place)
     assert again.returncode == 0, again.stderr[-2000:]
     assert again.stdout.count('== ') == 1 and 'the report is' in again.stdout
-    after = {path: path.stat().st_mtime_ns for path in workdir.glob('*')}
-    assert {p: t for p, t in after.items() if p.name != 'run'} == {
-        p: t for p, t in before.items() if p.name != 'run'
-    }
+    assert times(workdir) == before
     assert summary == (workdir / 'run' / 'summary.json').read_bytes()
     assert policies == policy_files(workdir)
 
@@ -281,43 +264,6 @@ def test_an_unusable_corpus_is_refused_and_leaves_nothing(tmp_path, capsys, name
     error = capsys.readouterr().err
     assert caught.value.code == 2 and error.count('\n') == 1 and message in error
     assert not (tmp_path / 'w').exists()
-
-
-def test_a_refused_corpus_can_be_corrected(texts, tmp_path, capsys):
-    (tmp_path / 'few').mkdir()
-    shutil.copy(texts / 'saturn.txt', tmp_path / 'few')
-    arguments = (f'--corpus={tmp_path / "few"}', f'--workdir={tmp_path / "w"}', '--encoder=bm25')
-    with pytest.raises(SystemExit):
-        quickstart.main(list(arguments))
-    shutil.copytree(texts, tmp_path / 'few', dirs_exist_ok=True)
-    prepare(*arguments)
-    assert (tmp_path / 'w' / 'index').is_dir()
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'message'),
-    [
-        ((), '--corpus'),
-        (('--corpus=none',), 'none: no such file or folder'),
-        (('--corpus=none', '--encoder=e5'), 'invalid choice'),
-        (('--corpus=none', '--eval=none.jsonl'), 'none.jsonl: cannot be read'),
-        (('--corpus=none', '--config.solver.stepps=1'), 'stepps'),
-        (('--corpus=none', '--config.policy.path=weights'), 'weights: no such folder'),
-        (('--corpus=none', '--policy=weights'), 'config.policy.path=weights: no such folder'),
-        # This command builds its index.
-        (('--corpus=none', '--index=index'), 'has no meaning here'),
-        (
-            ('--corpus=none', '--config.recipe=zp_outside.critic', '--config.solver.stepps=1'),
-            'stepps',
-        ),
-        (('--corpus=none', '--solver.steps=1'), 'has no meaning here'),
-        (('--corpus=none', 'more'), 'has no meaning here'),
-    ],
-)
-def test_a_mistake_in_the_command_is_one_line(tmp_path, monkeypatch, capsys, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    assert message in refused(capsys, *arguments)
-    assert not list(tmp_path.iterdir())
 
 
 def test_without_a_workdir_the_run_is_called_after_the_corpus(texts, tmp_path, monkeypatch):

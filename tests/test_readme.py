@@ -11,6 +11,7 @@ import time
 import urllib.request
 
 import pytest
+from host_processes import free_port
 
 ROOT = pathlib.Path(__file__).parents[1]
 SHELL = ('', 'bash', 'sh')  # how fences of commands begin
@@ -263,19 +264,6 @@ def test_a_command_of_the_launch_page_is_accepted(project, command):
     assert '# the command is sound' in done.stdout
 
 
-@pytest.mark.parametrize('page', PAGES)
-def test_links_and_pictures_are_there(page):
-    listed = subprocess.run(
-        ['git', 'ls-files'], cwd=ROOT, capture_output=True, text=True
-    ).stdout.split('\n')
-    for link in re.findall(r'\]\(([^)#]+)', (ROOT / page).read_text(encoding='utf-8')):
-        if '://' not in link:
-            path = os.path.normpath(os.path.join(os.path.dirname(page), link))
-            assert path in listed or any(name.startswith(f'{path}/') for name in listed), (
-                f'{page}: {link}'
-            )
-
-
 def test_the_launch_page_names_every_kind_of_machine():
     assert {re.match(r'launch/(\w+)', command)[1] for command in dry_runs()} == {
         'local_2proc',
@@ -399,14 +387,6 @@ def test_the_commands_and_the_client_of_the_retrieval_page(project):
             assert done.returncode == 0 and "'title': 'Title" in done.stdout, done.stderr[-2000:]
         finally:
             serving.terminate()
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        return s.getsockname()[1]
 
 
 def wait(url):

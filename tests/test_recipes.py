@@ -1,16 +1,14 @@
 """Every recipe's small variant, whole: each stage is exercised, and a killed run ends as if nothing had happened."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 
 import jax
 import numpy as np
 import pytest
-from test_run import ROOT, final_states, finish, lines, without_clock
+from python_process import start_python
+from test_run import final_states, finish, lines, without_clock
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.selfplay.recipe import recipe_class
@@ -68,26 +66,8 @@ SYSTEMS = {
 
 
 def start(system, workdir):
-    environment = os.environ | {
-        'XLA_FLAGS': '--xla_backend_optimization_level=0',
-        'JAX_PLATFORMS': 'cpu',
-    }
-    command = [
-        sys.executable,
-        '-m',
-        'zeroplay_jax.main',
-        f'--config=configs/{system}.py:mini',
-        *SMALL,
-    ]
-    command += [*SYSTEMS[system][0], f'--workdir={workdir}']
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = [f'--config=configs/{system}.py:mini', *SMALL, *SYSTEMS[system][0]]
+    return start_python('-m', 'zeroplay_jax.main', *words, f'--workdir={workdir}')
 
 
 # `cross` combines parts of the others, and other tests play whole runs of `drzero` and `ssp` (test_hosts.py).

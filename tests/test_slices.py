@@ -296,23 +296,3 @@ def test_a_change_is_played_with_everything_else_as_it_is():
     assert {'ahead=1', 'pages in the memory of the slots'} <= set(results)
     paged = slices_play.default_settings(machine(), 'pages')
     assert 'twice the token budget' in dict(slices.changes(machine(), paged, SMALL, 'pages', 0))
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'words'),
-    [
-        ([], 'give --machine or --all'),
-        (['--machine', 'v9'], "no machine 'v9'; there are v5e:4x4"),
-        (['--machine', 'h200', '--model', 'gpt'], "no model 'gpt'; there are qwen2.5-3b"),
-        (['--machine', 'h200', '--config', 'nowhere.py'], '--config=nowhere.py: no such file'),
-        (['--machine', 'h200', '--metrics', 'nowhere'], '--metrics nowhere'),
-        (['--machine', 'h200', '--engine', 'x'], 'invalid choice'),
-        (['--machine', 'h200', '--hosts', '-1'], 'positive'),
-        (['--machine', 'h200', '--wrong'], 'unrecognized arguments'),
-    ],
-)
-def test_a_wrong_argument_is_said_in_one_line(arguments, words, capsys):
-    with pytest.raises(SystemExit, match='2'):
-        slices.main(arguments)
-    error = capsys.readouterr().err
-    assert error.startswith('slices: ') and words in error and error.count('\n') == 1

@@ -11,7 +11,6 @@ import sample_run
 from zeroplay_jax import report as command
 from zeroplay_jax.evaluation import report_builder, statistics
 from zeroplay_jax.evaluation.report_builder import alarm_notes
-from zeroplay_jax.types import UserError
 
 
 def page_data(path):
@@ -160,31 +159,6 @@ def test_the_command_prints_the_path_it_wrote(run, other, tmp_path, capsys):
     assert [one['name'] for one in page_data(out)['runs']] == ['one', 'two']
 
 
-@pytest.mark.parametrize(
-    ('arguments', 'message'),
-    [
-        (['{empty}'], 'contains none of summary.json, metrics.jsonl, trajectories.jsonl'),
-        (['{empty}/nowhere'], 'no such folder; pass the workdir of a run'),
-        (['{run}', '{run}/../one'], 'is listed twice'),
-        (['{run}', '--out', '{empty}'], 'is a folder; pass the path of a file'),
-        (['{run}', '--out', '{empty}/no/page.html'], 'create it first'),
-        ([], 'the following arguments are required: WORKDIR; python -m zeroplay_jax.report --help'),
-        (['{run}', '{run}', '--picture', '{empty}/curve.svg'], 'pass one WORKDIR and no --out'),
-        (
-            ['{run}', '--picture', '{empty}/curve.svg', '--out', '{empty}/page.html'],
-            'pass one WORKDIR and no --out',
-        ),
-        (['{run}', '--out', '{empty}/page.pdf'], 'page.pdf: end its name with .html'),
-    ],
-)
-def test_user_errors_are_one_line_and_exit_code_2(run, tmp_path, capsys, arguments, message):
-    arguments = [argument.format(run=run, empty=tmp_path) for argument in arguments]
-    assert command.main(arguments) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith('zeroplay_jax.report: ') and message in line
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.fault('user-3', 'report --out into a folder that cannot be written')
 def test_a_file_that_cannot_be_written_is_named_and_not_its_draft(run, capsys, user_reads):
     assert command.main([str(run), '--out', '/proc/x.html']) == 2
@@ -243,11 +217,6 @@ def test_the_workdir_around_a_run_gets_a_hint(tmp_path, capsys):
     (tmp_path / 'run').mkdir()
     assert command.main([str(tmp_path)]) == 2
     assert f'for example {tmp_path / "run"}' in capsys.readouterr().err
-
-
-def test_a_folder_without_a_run_is_a_user_error(tmp_path):
-    with pytest.raises(UserError, match='metrics.jsonl'):
-        report_builder.write_report(tmp_path)
 
 
 def test_an_older_log_has_proposals_where_it_has_their_validity(tmp_path):

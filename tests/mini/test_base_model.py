@@ -21,7 +21,6 @@ from tools.checkpoints import (
 )
 from tools.checkpoints.stages import STAGES, Stage
 from zeroplay_jax.policy import hf, transformer
-from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import POLICY
 
@@ -157,15 +156,6 @@ def test_committed_folder_has_the_same_logits_in_transformers(name):
         theirs = model(torch.from_numpy(tokens.astype(np.int64))).logits[0].numpy()
     assert ours.std() > 1
     np.testing.assert_allclose(ours, theirs, atol=2e-4)
-
-
-@pytest.mark.parametrize('name', ALL_FOLDERS)
-def test_committed_prompt_ids_are_those_of_transformers(name):
-    codec = Codec(base_model.MINI / name)
-    chat = prompts.fill(prompts.BUILT_IN_FORMS['solver'], question='What is the job of Gumu?')
-    text = '<|im_start|>user\nQuestion: What is the job of Gumu?<|im_end|>\n<|im_start|>assistant\n'
-    assert codec.render(chat).tolist() == codec.encode(text)
-    assert codec.decode(codec.render(chat)) == text
 
 
 def test_clean_reads_and_base_is_uneven():

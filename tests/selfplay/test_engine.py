@@ -318,6 +318,7 @@ def test_a_batch_without_a_finite_gradient_is_skipped_and_named(policy, monkeypa
     monkeypatch.setattr(engine.updates, 'pack', poisoned)
     values, rows = play(engine, 0)
     assert values['skipped_updates'] == 1
+    assert engine.learning.last_reasons == {'solver': {'nonfinite_gradient': 2}}
     (record,) = engine.task_log
     assert record['drop'] == 'nonfinite_gradient'
     assert record['rollouts'] == [list(row.trajectory.identity) for row in rows]

@@ -4,18 +4,14 @@ import collections
 import json
 
 import pytest
+from input_files import library, write
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.data import files
 from zeroplay_jax.recipes import datasets
-from zeroplay_jax.selfplay.library import Document, Library
+from zeroplay_jax.selfplay.library import Document
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.types import Question, UserError
-
-
-def library(documents=(), worlds=None):
-    """A library of documents that nobody searches."""
-    return Library(None, None, documents, (), worlds=worlds)
 
 
 def test_a_dataset_takes_every_item_once_an_epoch_and_is_a_function_of_the_place():
@@ -25,46 +21,6 @@ def test_a_dataset_takes_every_item_once_an_epoch_and_is_a_function_of_the_place
         and dealt[:7] != dealt[7:14]
     )
     assert datasets.EpochDataset(range(7), seed=3).take(5, 6) == dealt[5:11]
-
-
-@pytest.mark.parametrize(
-    'record',
-    [
-        {'answers': ['Lomi', 'Lomi city']},
-        {'golden_answers': ['Lomi', 'Lomi city']},
-        {'answer': 'Lomi'},
-        {'target': ['Lomi']},
-        {'answers': {'target': ['Lomi']}},
-    ],
-)
-def test_gold_answers_become_a_list_of_texts(record):
-    assert files.accepted_answers(record)[0] == 'Lomi' and isinstance(
-        files.accepted_answers(record), list
-    )
-
-
-@pytest.mark.parametrize(
-    'record,problem',
-    [
-        ({}, 'no answers'),
-        ({'answer': ''}, 'an answer of "answer" is empty'),
-        ({'answers': []}, '"answers" has no answer'),
-        ({'answers': [['a']]}, 'an answer of "answers" is a JSON list'),
-        ({'answers': [None]}, 'an answer of "answers" is a JSON null'),
-        ({'answer': None}, '"answer" is a JSON null'),
-        ({'reward_model': {'ground_truth': {}}}, '"reward_model" is an object without target'),
-    ],
-)
-def test_a_line_without_an_answer_is_refused(record, problem):
-    with pytest.raises(ValueError, match=problem):
-        files.accepted_answers(record)
-
-
-def write(path, *lines):
-    path.write_text(
-        '\n'.join(line if isinstance(line, str) else json.dumps(line) for line in lines)
-    )
-    return str(path)
 
 
 def test_questions_of_a_file(tmp_path):
@@ -114,12 +70,6 @@ def test_a_bad_line_is_named(tmp_path, line, problem):
     with pytest.raises(UserError, match=r'q\.jsonl, line 2: every line must be') as error:
         files.read_lines(path, 'question')
     assert f'({problem}' in str(error.value)
-
-
-def test_an_error_of_json_counts_characters_and_no_second_line(tmp_path):
-    path = write(tmp_path / 'q.jsonl', {'question': 'Who?', 'answer': 'A'}, '{"question": "x"')
-    with pytest.raises(UserError, match=r"line 2: .*: Expecting ',' delimiter at character 17\)"):
-        files.read_lines(path, 'question')
 
 
 @pytest.mark.parametrize('field', ['question', 'answer'])

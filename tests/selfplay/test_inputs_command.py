@@ -7,6 +7,7 @@ import pathlib
 import re
 
 import pytest
+from input_files import library, write
 
 from zeroplay_jax import inputs as command
 from zeroplay_jax.configs import common
@@ -14,27 +15,14 @@ from zeroplay_jax.configuration import rules
 from zeroplay_jax.data import builders, files
 from zeroplay_jax.data.builders import mentions
 from zeroplay_jax.runtime.disk import write_text
-from zeroplay_jax.selfplay.library import Library
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.selfplay.schedule import BatchCursor, Step, TaskPool
 from zeroplay_jax.types import UserError
 
-
-def library(documents=(), worlds=None):
-    """A library of documents that nobody searches."""
-    return Library(None, None, documents, (), worlds=worlds)
-
-
-def write(path, *lines):
-    path.write_text(
-        '\n'.join(line if isinstance(line, str) else json.dumps(line) for line in lines)
-    )
-    return str(path)
-
-
 ROOT = pathlib.Path(__file__).parents[2]
 DATA = ROOT.parent / 'shared' / 'data'
 FILLER = ' '.join(['word'] * 20)
+HOPS_OF_TWENTY = {1: 8, 2: 6, 3: 4, 4: 2}
 
 
 def built(capsys, out, *arguments):
@@ -207,8 +195,7 @@ def test_questions_of_sets_come_in_one_form_without_those_held_out(tmp_path, cap
     refused(capsys, tmp_path / 'x.jsonl', 'questions', '--sets', sets, '--count=13')
 
 
-@pytest.mark.parametrize('recipe', ['drzero', 'piplay'])
-def test_documents_are_dealt_with_the_hops_that_they_were_given(recipe, tmp_path, capsys):
+def test_documents_are_dealt_with_the_hops_that_they_were_given(tmp_path, capsys):
     source = corpus_file(tmp_path / 'c.jsonl', *many(300), ('Short', 'too short'), ('', FILLER))
     out = tmp_path / 'd.jsonl'
     lines, said = built(capsys, out, 'documents', '--corpus', source, '--count=200')
@@ -219,16 +206,11 @@ def test_documents_are_dealt_with_the_hops_that_they_were_given(recipe, tmp_path
     seen = []
     for phase, number in (('proposer', 0), ('proposer', 1), ('generate', 0)):
         change = {'inputs': {'documents': str(out)}, 'proposer': {'steps': 2}}
-        tasks = play(recipe, change, phase, number)
-        assert [task.payload for task in play(recipe, change, phase, number)] == [
+        tasks = play('drzero', change, phase, number)
+        assert [task.payload for task in play('drzero', change, phase, number)] == [
             task.payload for task in tasks
         ]
-        assert collections.Counter(task.payload.hops for task in tasks) == {
-            1: 8,
-            2: 6,
-            3: 4,
-            4: 2,
-        }
+        assert collections.Counter(task.payload.hops for task in tasks) == HOPS_OF_TWENTY
         assert all(
             hops[task.payload.title] == task.payload.hops and not task.external for task in tasks
         )
@@ -292,32 +274,6 @@ def test_a_file_of_documents_that_does_not_fit_is_named(tmp_path):
         config = common.get_config()
         config.inputs.documents = 'none.jsonl'
         rules.check(config)
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'wrong'),
-    [
-        ((), 'arguments are required'),
-        (('answers',), 'one of the arguments --sets --corpus is required'),
-        (('answers', '--sets=none.jsonl'), 'none.jsonl: cannot be read'),
-        (('answers', '--corpus=none.txt'), 'none.txt: cannot be read'),
-        (('answers', '--corpus=none.doc'), 'none.doc: cannot be read (no such file)'),
-        (('documents', '--corpus=none.jsonl', '--count=3'), 'none.jsonl: cannot be read'),
-        (('documents', '--corpus=c.jsonl', '--count=x'), "'x' is not a whole number of 1 or more"),
-        (
-            ('documents', '--corpus=c.jsonl', '--count=3', '--hops=1:-1'),
-            'one to four whole numbers',
-        ),
-        (('documents', '--corpus=c.jsonl', '--count=3', '--types=a,a'), 'each once'),
-        (('documents', '--corpus=c.jsonl', '--count=3'), 'c.jsonl:2: not JSON'),
-        (('questions', '--sets=s.jsonl'), 's.jsonl, line 1: every line must be'),
-    ],
-)
-def test_a_mistake_is_one_line_and_writes_nothing(arguments, wrong, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / 'c.jsonl', {'id': 'a', 'contents': f'"A"\n{FILLER}'}, '{')
-    write(tmp_path / 's.jsonl', {'question': 'Who?', 'answer': ''})
-    assert wrong in refused(capsys, tmp_path / 'out.jsonl', *arguments)
 
 
 @pytest.mark.fault('kin-files', 'a folder with a text in Latin-1')
@@ -388,23 +344,13 @@ def test_real_files_become_inputs(tmp_path, capsys):
     out, corpus = tmp_path / 'out.jsonl', DATA / 'corpus.jsonl'
     lines, said = built(capsys, out, 'answers', '--sets', sets, '--count=400')
     assert ' yes_no' in said and len({line['answer'].lower() for line in lines}) == 400
-    assert len(play('ssp', {'inputs': {'answers': str(out)}}, 'selfplay')) == 20
     lines, _ = built(capsys, out, 'answers', '--corpus', corpus, '--count=3000')
     kinds = collections.Counter(line['kind'] for line in lines)
     assert len(lines) == 3000 and min(kinds[kind] for kind in ('title', 'entity', 'date')) > 50
-    assert len(play('ssp', {'inputs': {'answers': str(out)}}, 'selfplay')) == 20
     held_out = DATA / 'musique.jsonl'
     lines, _ = built(capsys, out, 'questions', '--sets', f'{sets},{held_out}', '--not-in', held_out)
-    assert {pathlib.Path(line['source']).stem for line in lines} == {'nq', 'hotpotqa'} and len(
-        lines
-    ) > 500
-    assert len(play('dspo', {'inputs': {'questions': str(out)}}, 'solver')) == 20
+    sources = {pathlib.Path(line['source']).stem for line in lines}
+    assert sources == {'nq', 'hotpotqa'} and len(lines) > 500
     built(capsys, out, 'documents', '--corpus', corpus, '--count=1000')
-    for recipe in ('drzero', 'piplay', 'scope'):
-        tasks = play(recipe, {'inputs': {'documents': str(out)}})
-        assert collections.Counter(task.payload.hops for task in tasks) == {
-            1: 8,
-            2: 6,
-            3: 4,
-            4: 2,
-        }
+    tasks = play('drzero', {'inputs': {'documents': str(out)}})
+    assert collections.Counter(task.payload.hops for task in tasks) == HOPS_OF_TWENTY

@@ -1,11 +1,9 @@
 """Steps that train nothing are counted, with their reasons, by the policy that learnt nothing."""
 
 import collections
-import dataclasses
 import json
 import types
 
-import numpy as np
 import pytest
 from test_engine import make, play, policy  # noqa: F401 - a fixture
 
@@ -57,24 +55,6 @@ def test_an_entropy_bonus_trains_without_reward_variance(policy):  # noqa: F811
     engine, _ = make(policy, lambda item: (1, 1), entropy_coef=0.01)
     play(engine, 0)
     assert engine.learning.trained_steps == {'solver': 1}
-
-
-def test_a_gradient_that_is_not_finite_trains_nothing(policy, monkeypatch):  # noqa: F811
-    engine, _ = make(policy, lambda item: (1, 0))
-    pack = engine.updates.pack
-
-    def poisoned(role, rows, distill):
-        batches = []
-        for batch in pack(role, rows, distill):
-            advantage = np.where(batch.mask, np.float32('nan'), batch.advantage)
-            batches.append(dataclasses.replace(batch, advantage=advantage))
-        return batches
-
-    monkeypatch.setattr(engine.updates, 'pack', poisoned)
-    play(engine, 0)
-    play(engine, 1)
-    assert engine.learning.last_reasons == {'solver': {'nonfinite_gradient': 2}}
-    assert engine.learning.stuck_policies(2) == ['solver']
 
 
 def test_dropped_tasks_are_counted_with_their_reasons_and_a_training_step_starts_anew(

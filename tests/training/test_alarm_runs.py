@@ -1,14 +1,10 @@
 """A whole run that an alarm stops: saved, with a status of its own, and in the report; and what it measured."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
+from python_process import run_python
 
-ROOT = pathlib.Path(__file__).parents[2]
 ARGUMENTS = [
     '--config=configs/drzero.py:mini',
     '--config.world.train=(0,4)',
@@ -31,14 +27,7 @@ ARGUMENTS = [
 @pytest.fixture(scope='module')
 def stopped(tmp_path_factory):
     workdir = tmp_path_factory.mktemp('alarm') / 'run'
-    command = [sys.executable, '-m', 'zeroplay_jax.main', *ARGUMENTS, f'--workdir={workdir}']
-    environment = os.environ | {
-        'XLA_FLAGS': '--xla_backend_optimization_level=0',
-        'JAX_PLATFORMS': 'cpu',
-    }
-    result = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
+    result = run_python('-m', 'zeroplay_jax.main', *ARGUMENTS, f'--workdir={workdir}')
     assert 'Traceback' not in result.stderr, result.stderr[-2000:]
     return workdir, result
 

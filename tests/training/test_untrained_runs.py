@@ -1,15 +1,11 @@
 """Whole runs that train nothing: they stop with status 3, say so everywhere, lose nothing, and can go on."""
 
 import json
-import os
-import pathlib
 import shutil
-import subprocess
-import sys
 
 import pytest
+from python_process import run_python
 
-ROOT = pathlib.Path(__file__).parents[2]
 # Every rollout ends after its first token, and those that end at a limit are not trained on.
 NOTHING = [
     '--config=configs/drzero.py:mini',
@@ -32,14 +28,8 @@ NOTHING = [
 
 
 def train(workdir, *extra):
-    environment = os.environ | {
-        'XLA_FLAGS': '--xla_backend_optimization_level=0',
-        'JAX_PLATFORMS': 'cpu',
-    }
-    command = [sys.executable, '-m', 'zeroplay_jax.main', *NOTHING, f'--workdir={workdir}', *extra]
-    result = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
+    words = [*NOTHING, f'--workdir={workdir}', *extra]
+    result = run_python('-m', 'zeroplay_jax.main', *words)
     assert 'Traceback' not in result.stderr, result.stderr[-2000:]
     return result
 
