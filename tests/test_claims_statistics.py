@@ -26,25 +26,9 @@ def test_the_area_is_the_mean_height_of_the_curve_over_the_common_steps():
     assert statistics.value(FAST, shorter, 'final').tolist() == [1.0, 0.0]
 
 
-def test_rollouts_are_an_axis_of_their_own():
-    # Up to 200 rollouts: half of FAST, all of SLOW.
-    assert statistics.value(FAST, SLOW, 'area_of_rollouts').tolist() == [0.5, 0.0]
-    assert statistics.value(SLOW, FAST, 'area_of_rollouts').tolist() == [0.5, 0.0]
-    (difference,) = statistics.differences([FAST], [SLOW], 'area')
-    assert difference.tolist() == [0.25, 0.25]
-
-
 def test_a_gain_is_measured_against_the_start_of_the_same_run():
     run = curve((0, 0, [1, 0]), (8, 9, [1, 1]))
     assert statistics.differences([run], [run], 'gain').tolist() == [[0, 1]]
-
-
-def test_the_worst_drop_is_seen_although_it_is_made_good():
-    falls = curve((0, 0, [1, 1]), (4, 1, [0, 0]), (8, 2, [1, 1]), (12, 3, [0, 0]))
-    assert statistics.value(falls, falls, 'worst_drop') == -1
-    # Up to the last step that both have.
-    assert statistics.value(falls, curve((0, 0, [1]), (2, 1, [1])), 'worst_drop') == -0.5
-    assert statistics.value(FAST, FAST, 'worst_drop') == 0
 
 
 def test_the_worst_drop_is_a_share_of_the_maximum_before_it():
@@ -64,25 +48,6 @@ def test_rubrics_are_a_column_of_their_own():
 # ---- verdicts ----
 
 
-def draws(rates, questions=200):
-    rng = np.random.default_rng(0)
-    return np.array([(rng.random(questions) < rate) * 1.0 for rate in rates])
-
-
-def test_verdicts_of_claims():
-    good, bad = draws([0.9, 0.92, 0.88]), draws([0.4, 0.42, 0.38])
-    holds = statistics.judge(good - bad)
-    assert holds['verdict'] == 'holds' and holds['interval'][0] > 0 and holds['p'] < 0.05
-    assert statistics.judge(bad - good)['verdict'] == 'does not hold'
-    equal = statistics.judge(good - good)
-    assert (equal['verdict'], equal['difference'], equal['p']) == ('undecided', 0, 1)
-    few_seeds = statistics.judge(draws([0.9, 0.5, 0.7]) - draws([0.5, 0.6, 0.4]))
-    assert few_seeds['verdict'] == 'undecided' and few_seeds['seeds_needed'] > 10
-    few_questions = statistics.judge(draws([0.9] * 3, 40) - draws([0.4] * 3, 40))
-    width = lambda result: result['interval'][1] - result['interval'][0]
-    assert width(few_questions) > 1.5 * width(statistics.judge(draws([0.9] * 3) - draws([0.4] * 3)))
-
-
 def test_the_p_value_and_the_interval_decide_alike():
     rng = np.random.default_rng(3)
     for _ in range(200):
@@ -95,24 +60,12 @@ def test_the_p_value_and_the_interval_decide_alike():
 def test_seeds_and_questions_both_count(of_seeds):
     # Differences that are 0 on average, but differ between questions: some are easier for one of the arms.
     rng, missed = np.random.default_rng(5), 0
-    for _ in range(600):
+    for _ in range(300):
         by_seed, by_question = of_seeds * rng.normal(size=(8, 1)), 0.45 * rng.normal(size=160)
         both = by_seed + by_question + 0.2 * rng.normal(size=(8, 160))
         low, high = statistics.judge(both)['interval']
         missed += low > 0 or high < 0
-    assert 0.02 < missed / 600 < 0.08
-
-
-def test_no_number_of_seeds_makes_up_for_few_questions():
-    rng = np.random.default_rng(6)
-    by_question = rng.normal(size=30)
-    result = statistics.judge(by_question + 0.01 * rng.normal(size=(8, 30)))
-    assert result['seeds_needed'] is None
-    by_seed = 0.2 * rng.normal(size=(8, 1))
-    needed = statistics.judge(by_seed + np.zeros(30))['seeds_needed']
-    again = 0.2 * rng.normal(size=(needed, 1)) + np.zeros(30)
-    low, high = statistics.judge(again)['interval']
-    assert 8 < needed and (high - low) / 2 == pytest.approx(0.05, rel=0.4)
+    assert 0.02 < missed / 300 < 0.08
 
 
 def test_holms_correction():
@@ -132,11 +85,11 @@ def test_holms_correction():
 def test_a_p_value_of_several_looks_is_one():
     rng, shares = np.random.default_rng(4), [0.5, 0.25, 0.25]
     wrong = 0
-    for _ in range(2000):
+    for _ in range(600):
         values = rng.normal(size=16)
         p_values = [statistics.judge(values[:n, None])['p'] for n in (8, 12, 16)]
         wrong += statistics.sequential_p(p_values, shares) < 0.05
-    assert 0.02 < wrong / 2000 < 0.06
+    assert 0.02 < wrong / 600 < 0.06
     assert statistics.sequential_p([0.01], shares) == 0.02
     assert statistics.sequential_p([0.9, 0.8], shares) == 1
     assert sum(look.share for look in claims_arms.LOOKS) == pytest.approx(1)

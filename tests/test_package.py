@@ -134,19 +134,8 @@ def test_the_installed_package_is_the_wheels_and_requires_what_the_project_does(
     assert any(requirement.startswith('mcp==') for requirement in requires)
 
 
-# Each loads most libraries once more.
-LONG_TO_IMPORT = ('retrieval.build', 'report', 'ask', 'compare', 'evaluate', 'inputs')
-
-
-@pytest.mark.parametrize(
-    'module',
-    [
-        'main',
-        'retrieval.server',
-        'quickstart',
-        *(pytest.param(name, marks=pytest.mark.long) for name in LONG_TO_IMPORT),
-    ],
-)
+# The others are the same files.
+@pytest.mark.parametrize('module', ['main', 'retrieval.server'])
 def test_commands_explain_themselves(python, tmp_path, module):
     out, err = finish(start(python, tmp_path, '-m', f'zeroplay_jax.{module}', '--help'))
     assert 'usage' in (out + err).lower() or '--config' in out + err

@@ -3,10 +3,10 @@
 import dataclasses
 import json
 
-import jax
 import numpy as np
 import pytest
-from committed_folders import check_hashes
+from committed_folders import check_hashes, check_logits, check_stages, figures_of
+from example_texts import example_passages
 
 from tools.checkpoints import base_english, batches, english_demos, supervised
 from tools.checkpoints.demo import render
@@ -15,10 +15,8 @@ from tools.checkpoints.english_texts import Disguise, Texts
 from tools.checkpoints.stages import Stage
 from zeroplay_jax.data import cloze
 from zeroplay_jax.data.chains import BRIDGE
-from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout import call_syntax
 from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.types import ENV, POLICY, UserError
 
@@ -35,11 +33,7 @@ TINY = Stage(
 
 @pytest.fixture(scope='module')
 def passages():
-    result = []
-    for path in sorted(EXAMPLE_TEXTS.glob('*.txt')):
-        title, _, text = path.read_text().partition('\n')
-        result.append((title, text))
-    return result
+    return example_passages()
 
 
 @pytest.fixture(scope='module')
@@ -300,7 +294,7 @@ def test_a_training_writes_folders_and_guards_its_work_folder(tmp_path, monkeypa
     base_english.build(corpus, tmp_path / 'out', tmp_path / 'work', 0, stages)
     folder = tmp_path / 'out' / 'clean'
     assert json.loads((folder / 'config.json').read_text())['hidden_size'] == 32
-    assert set(last_log(folder)['teacher_forced']) == set(TINY.shares)
+    assert set(figures_of(folder)) == set(TINY.shares)
     with pytest.raises(UserError, match='another seed'):
         base_english.build(corpus, tmp_path / 'out', tmp_path / 'work', 1, stages)
     write_corpus(corpus, 4)
@@ -334,15 +328,10 @@ def write_corpus(path, copies):
     """The example texts, several times under other titles, so that every split has some."""
     lines = []
     for copy in range(copies):
-        for file in sorted(EXAMPLE_TEXTS.glob('*.txt')):
-            title, _, text = file.read_text().partition('\n')
+        for title, text in example_passages():
             contents = f'"{title} {copy}"\n{text}'
             lines.append(json.dumps({'id': str(len(lines)), 'contents': contents}) + '\n')
     path.write_text(''.join(lines))
-
-
-def last_log(folder):
-    return json.loads((folder / 'training.jsonl').read_text().splitlines()[-1])
 
 
 COMMITTED = ('clean', 'base')
@@ -357,39 +346,18 @@ def test_a_committed_folder_is_whole_and_was_trained_by_these_stages(name):
     architecture = json.loads((folder / 'config.json').read_text())
     assert base_english.ARCHITECTURE.items() <= (architecture | {'torch_dtype': 'float32'}).items()
 
-    trained_steps = {}
-    for line in (folder / 'training.jsonl').read_text().splitlines():
-        entry = json.loads(line)
-        if 'step' in entry:
-            trained_steps[entry['stage']] = entry['step']
     folders = [stage.folder or stage.name for stage in base_english.STAGES]
-    stages = base_english.STAGES[: folders.index(name) + 1]
-    assert trained_steps == {stage.name: stage.steps for stage in stages}
+    check_stages(folder, base_english.STAGES[: folders.index(name) + 1])
 
 
 @pytest.mark.parametrize('name', COMMITTED)
 def test_a_committed_folder_has_the_same_logits_in_transformers(name, texts):
-    torch = pytest.importorskip('torch')
-    from transformers import AutoModelForCausalLM
-
     folder = base_english.MINI / 'english' / name
-    params = jax.tree.map(lambda leaf: leaf.astype(np.float32), hf.load(folder))
-    config = hf.read_config(folder)
     (demo, *_) = written('solver', texts)
-    tokens = render(Codec(folder), demo, base_english.OBSERVATION_TOKENS).tokens[None]
-    positions = np.arange(tokens.shape[1])[None]
-    x = transformer.hidden(config, params, tokens, positions, np.ones_like(tokens))
-    logits = np.asarray(transformer.logits(config, params, x[0]))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    with torch.no_grad():
-        expected = model(torch.from_numpy(tokens.astype(np.int64))).logits[0].numpy()
-    assert logits.std() > 1
-    np.testing.assert_allclose(logits, expected, atol=2e-4)
+    check_logits(folder, render(Codec(folder), demo, base_english.OBSERVATION_TOKENS).tokens)
 
 
 def test_the_committed_logs_say_that_clean_fills_more_blanks_than_base():
-    solved = {}
-    for name in COMMITTED:
-        figures = last_log(base_english.MINI / 'english' / name)['teacher_forced']
-        solved[name] = figures['solver']['episodes']
-    assert solved['clean'] > solved['base'] + 0.2
+    folders = [base_english.MINI / 'english' / name for name in COMMITTED]
+    clean, base = (figures_of(folder)['solver']['episodes'] for folder in folders)
+    assert clean > base + 0.2

@@ -9,9 +9,7 @@ from input_files import library, write
 from zeroplay_jax.configs import common
 from zeroplay_jax.data import files
 from zeroplay_jax.recipes import datasets
-from zeroplay_jax.selfplay.library import Document
-from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.types import Question, UserError
+from zeroplay_jax.types import UserError
 
 
 def test_a_dataset_takes_every_item_once_an_epoch_and_is_a_function_of_the_place():
@@ -21,19 +19,6 @@ def test_a_dataset_takes_every_item_once_an_epoch_and_is_a_function_of_the_place
         and dealt[:7] != dealt[7:14]
     )
     assert datasets.EpochDataset(range(7), seed=3).take(5, 6) == dealt[5:11]
-
-
-def test_questions_of_a_file(tmp_path):
-    config = common.get_config()
-    lines = [
-        {'question': 'Who?', 'golden_answers': ['A']},
-        {'question': 'Where?', 'answer': 'B', 'hops': 2},
-    ]
-    config.inputs.questions = write(tmp_path / 'q.jsonl', *lines, '')
-    assert datasets.training_questions(config, library()) == [
-        Question('Who?', ('A',), hops=0),
-        Question('Where?', ('B',), hops=2),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -117,32 +102,3 @@ def test_answers_get_hop_counts_in_the_exact_ratio():
     hidden = datasets.hidden_answers(config, library(worlds=Worlds()))
     assert collections.Counter(item.hops for item in hidden) == {1: 8, 2: 6, 3: 4}
     assert [item.answer for item in hidden] == texts
-
-
-def test_given_tasks_have_rubrics(tmp_path):
-    path = write(
-        tmp_path / 't.jsonl',
-        {'task': 'Describe Lomi.', 'rubrics': ['Name the river.', 'Name the mayor.']},
-    )
-    (item,) = files.open_tasks(path)
-    assert (
-        item.text == 'Describe Lomi.'
-        and [rubric['text'] for rubric in item.rubrics][1] == 'Name the mayor.'
-    )
-    for bad in (
-        {'task': 'x'},
-        {'task': 'x', 'rubrics': []},
-        {'task': 'x', 'rubrics': ['']},
-        {'rubrics': ['a']},
-    ):
-        with pytest.raises(UserError, match=r't\.jsonl'):
-            files.open_tasks(write(tmp_path / 't.jsonl', bad))
-
-
-def test_documents_come_in_the_exact_ratio_and_each_once():
-    config = common.get_config()
-    documents = tuple(Document(f'd{i}', 'text', 1 + i % 4) for i in range(80))
-    sampler = datasets.DocumentSampler(config, library(documents))
-    drawn = sampler.tasks(Step(Phase('proposer', 1), 0, 5), 20)
-    assert collections.Counter(t.payload.hops for t in drawn) == {1: 8, 2: 6, 3: 4, 4: 2}
-    assert len({t.payload.title for t in drawn}) == 20

@@ -170,7 +170,7 @@ def test_a_damaged_copy_is_downloaded_again_and_refused_if_it_stays_so(find_copy
     same = ['/copy', identity_of(copy)]
     damage_of(copy, 8)
     forgotten = []
-    monkeypatch.setattr(branch.object_cache, 'forget', forgotten.append)
+    monkeypatch.setattr(branch.downloads, 'forget', forgotten.append)
     steps = [lambda: None] * 2
     with pytest.raises(UserError, match='was downloaded again. .* differs from its checksum; name'):
         find_copy.find(steps, 8, same)
