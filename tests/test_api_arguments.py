@@ -6,13 +6,14 @@ import pathlib
 import re
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from trajectories import make_trajectory
 
 import zeroplay_jax as zp
 from zeroplay_jax.objectives import masking
 from zeroplay_jax.objectives.losses import PolicyLoss
-from zeroplay_jax.types import POLICY, Trajectory, Turn, UserError
+from zeroplay_jax.tools.calculator import CalculatorTool
+from zeroplay_jax.types import Turn, UserError
 
 CHANGES = {'world.train': (0, 1), 'world.evaluation': (0, 1), 'sampler.slots': 2}
 
@@ -33,19 +34,10 @@ def index(settings):
 
 
 def rollout(sample=0):
-    length = 4
-    return Trajectory(
-        np.zeros(length, np.int32),
-        np.full(length, POLICY, np.int8),
-        np.zeros(length, np.float32),
-        (Turn('<answer>Rome</answer>'),),
-        'answer',
-        'solver',
-        0,
-        (0, 0, sample),
-    )
+    return make_trajectory(Turn('<answer>Rome</answer>'), identity=(0, 0, sample))
 
 
+# These, and what begins with score_, are named by calls of the table.
 ROLLOUTS = [[rollout(0), rollout(1)], [rollout(2), rollout(3)]]
 
 
@@ -84,7 +76,8 @@ def answers(**names):
 def test_every_wrong_call_has_the_answer_of_the_table(policy, index, tmp_path):
     (tmp_path / 'file').touch()
     (tmp_path / 'empty').mkdir()
-    written = answers(policy=policy, index=index, folder=tmp_path)
+    names = {'policy': policy, 'index': index, 'folder': tmp_path}
+    written = answers(**names, CalculatorTool=CalculatorTool)
     assert written == CALLS.read_text(encoding='utf-8')
 
 

@@ -4,17 +4,22 @@
 """
 
 import difflib
+import importlib
 import json
 import os
 import pathlib
 import shlex
 import sys
 import tempfile
+import warnings
 
 import mistyped
 from python_process import ROOT, run_python
 
 TABLE = ROOT / 'tests' / 'refusals.txt'
+LIBRARIES = ('zeroplay_jax.evaluation.agent', 'zeroplay_jax.evaluation.report_builder')
+LIBRARIES += ('zeroplay_jax.configuration.command_line', 'zeroplay_jax.data.builders')
+LIBRARIES += ('benchmarks.slices_play', 'benchmarks.tpu_programs', 'benchmarks.claims_runs')
 PATHS = [ROOT, *(ROOT / 'tests' / name for name in ('', 'evaluation', 'outside_package'))]
 
 
@@ -37,10 +42,12 @@ def test_every_wrong_call_has_the_answer_of_the_table_and_writes_nothing():
 
 def show():
     """Prints the table."""
-    from zeroplay_jax.evaluation import agent
-
-    # Nothing is loaded for these answers.
-    agent.Session = None
+    # Loaded once for all commands.
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    warnings.filterwarnings('ignore', '.* found in sys.modules after import', RuntimeWarning)
+    # No policy is loaded for these answers.
+    sys.modules['zeroplay_jax.evaluation.agent'].Session = None
     os.environ['PYTHONPATH'] = os.pathsep.join(map(str, PATHS))
     os.chdir(ROOT)
     with tempfile.TemporaryDirectory() as name:

@@ -97,27 +97,27 @@ def test_another_clone_resumes_a_run_from_a_built_in_checkpoint(tmp_path, monkey
     monkeypatch.setattr(kinds, 'PACKAGE', package)
     config = english.get_config()
     config.policy.path = str(package.parent / name)
-    fields.check(workdir, config)
-    assert read_stored_config(workdir / 'config.json').policy.path == config.policy.path
+
+    def check(path):
+        """The run, stored with this path, is resumed from the checkpoint of the clone."""
+        stored['policy']['path'] = path
+        (workdir / 'config.json').write_text(json.dumps(stored))
+        fields.check(workdir, config)
+        assert read_stored_config(workdir / 'config.json').policy.path == config.policy.path
+
+    check(name)
     # As an earlier version stored it, in a clone that was moved since.
-    stored['policy']['path'] = f'/gone/{name}'
-    (workdir / 'config.json').write_text(json.dumps(stored))
-    fields.check(workdir, config)
-    assert read_stored_config(workdir / 'config.json').policy.path == config.policy.path
+    check(f'/gone/{name}')
     # In a clone that is still there, with the same bytes; a README may change.
     other = tmp_path / 'other' / name
     shutil.copytree(kinds.ENGLISH_CHECKPOINT, other)
     (other / 'README.md').write_text('changed')
-    stored['policy']['path'] = f'{other.parent}/../english/base/'
-    (workdir / 'config.json').write_text(json.dumps(stored))
-    fields.check(workdir, config)
-    assert read_stored_config(workdir / 'config.json').policy.path == config.policy.path
+    check(f'{other.parent}/../english/base/')
     # Another checkpoint is another run still, and so is a clone with files of its own.
-    different = package.parent / 'zeroplay_jax' / 'mini' / 'base'
+    check(name)
+    different = package / 'mini' / 'base'
     different.mkdir()
     (other / 'generation_config.json').write_text('{}')
-    stored['policy']['path'] = name
-    (workdir / 'config.json').write_text(json.dumps(stored))
     for path in (different, other):
         config.policy.path = str(path)
         with pytest.raises(WorkdirError, match=r'policy\.path \(there'):
@@ -146,23 +146,22 @@ def make_snapshot(cache, revision):
 
 
 def test_a_run_from_the_hub_is_resumed_with_its_revision(tmp_path, monkeypatch):
-    workdir = tmp_path / 'run'
+    workdir, config = tmp_path / 'run', quickstart.get_config()
+
+    def download(snapshot):
+        monkeypatch.setattr(downloads, '_fetch', lambda *_: snapshot)
+        monkeypatch.setattr(downloads, '_names', {})
+        config.policy.path = 'hf://owner/model'
+        places.download(config)
+
     old = make_snapshot(tmp_path / 'cache', '0a1b')
-    monkeypatch.setattr(downloads, '_fetch', lambda *_: old)
-    monkeypatch.setattr(downloads, '_names', {})
-    config = quickstart.get_config()
-    config.policy.path = 'hf://owner/model'
-    places.download(config)
+    download(old)
     begin(workdir, config.to_dict())
     stored = json.loads((workdir / 'config.json').read_text())
     assert stored['policy']['path'] == 'hf://owner/model'
     record(config, workdir, is_resumed=False)
     # The Hub has a newer revision, which only the content tells from the old one.
-    new = make_snapshot(tmp_path / 'cache', '2c3d')
-    monkeypatch.setattr(downloads, '_fetch', lambda *_: new)
-    monkeypatch.setattr(downloads, '_names', {})
-    config.policy.path = 'hf://owner/model'
-    places.download(config)
+    download(make_snapshot(tmp_path / 'cache', '2c3d'))
     fields.check(workdir, config)
     with pytest.raises(UserError, match='another content of config.policy.path'):
         record(config, workdir)
@@ -172,8 +171,7 @@ def test_a_run_from_the_hub_is_resumed_with_its_revision(tmp_path, monkeypatch):
     # As earlier versions stored it: the path in a cache, perhaps of another machine.
     stored['policy']['path'] = '/elsewhere/models--owner--model/snapshots/0a1b'
     (workdir / 'config.json').write_text(json.dumps(stored))
-    config.policy.path = 'hf://owner/model'
-    places.download(config)
+    download(old)
     fields.check(workdir, config)
     config.policy.path = str(old).replace('--model', '--other')
     with pytest.raises(WorkdirError, match='there hf://owner/model, now hf://owner/other'):

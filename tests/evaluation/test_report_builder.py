@@ -100,51 +100,58 @@ def test_a_failed_write_keeps_the_old_report(run, monkeypatch):
     assert not list(run.glob('.report*'))
 
 
-def test_differences_between_runs_are_paired_by_question(run, other, tmp_path):
-    both = report_builder.write_report(run, other, out=tmp_path / 'both.html')
-    (_, differences) = page_data(both)['differences']
-    reference_flags = np.array(sample_run.AFTER)
-    flags = np.array(sample_run.BETTER)
-    assert differences['4'] == list(statistics.paired_difference(reference_flags, flags))
+@pytest.fixture
+def compared(run, tmp_path):
+    """Returns the data of the page about the run and another one."""
+
+    def compare(other):
+        page = report_builder.write_report(run, other, out=tmp_path / 'both.html')
+        return page_data(page)
+
+    return compare
+
+
+def test_differences_between_runs_are_paired_by_question(compared, other):
+    (_, differences) = compared(other)['differences']
+    after, better = np.array(sample_run.AFTER), np.array(sample_run.BETTER)
+    assert differences['4'] == list(statistics.paired_difference(after, better))
     # The headline excludes four hops.
-    headline_difference = statistics.paired_difference(
-        {hop: reference_flags for hop in (1, 2, 3)}, {hop: flags for hop in (1, 2, 3)}
-    )
-    assert differences['mean'] == list(headline_difference)
+    headline = [dict.fromkeys((1, 2, 3), flags) for flags in (after, better)]
+    assert differences['mean'] == list(statistics.paired_difference(*headline))
 
 
-def test_a_summary_without_a_hop_count_gets_no_interval(run, tmp_path):
-    other = sample_run.write_run(tmp_path / 'other', count=1, after=sample_run.BETTER)
-    path = other / 'summary.json'
-    summary = json.loads(path.read_text())
-    del summary['results']['after']['4']
-    path.write_text(json.dumps(summary))
-    data = page_data(report_builder.write_report(run, other, out=tmp_path / 'both.html'))
+def change_summary(folder, change):
+    summary = json.loads((folder / 'summary.json').read_text())
+    change(summary)
+    (folder / 'summary.json').write_text(json.dumps(summary))
+
+
+@pytest.mark.parametrize(
+    ('questions', 'change', 'note'),
+    [
+        ('these', lambda s: s['results']['after'].pop('4'), 'the hop counts differ'),
+        ('those', lambda s: None, 'the held-out questions differ'),
+        ('these', lambda s: s.update(results=None), 'no results per question'),
+        ('these', lambda s: s.update(results=[1]), 'no results per question'),
+        ('these', lambda s: s.update(results={'after': {'one': [1]}}), 'no results per question'),
+    ],
+)
+def test_runs_that_cannot_be_paired_get_no_interval(compared, tmp_path, questions, change, note):
+    better = dict(count=1, after=sample_run.BETTER, questions=questions)
+    other = sample_run.write_run(tmp_path / 'other', **better)
+    change_summary(other, change)
+    data = compared(other)
     assert data['differences'][1]['mean'] == pytest.approx([0.05])
-    assert has_note(data['runs'][1], 'the hop counts differ')
+    assert has_note(data['runs'][1], note)
 
 
-def test_runs_with_different_questions_get_no_interval(run, tmp_path):
-    different = sample_run.write_run(
-        tmp_path / 'different', count=1, after=sample_run.BETTER, questions='those'
-    )
-    out = tmp_path / 'both.html'
-    data = page_data(report_builder.write_report(run, different, out=out))
-    assert data['differences'][1]['mean'] == pytest.approx([0.05])
-    assert has_note(data['runs'][1], 'the held-out questions differ')
-    summary = json.loads((different / 'summary.json').read_text())
-    for results in (None, [1], {'after': {'one': [1]}}):
-        (different / 'summary.json').write_text(json.dumps(summary | {'results': results}))
-        data = page_data(report_builder.write_report(run, different, out=out))
-        assert data['differences'][1]['4'] == pytest.approx([0.05])
-        assert has_note(data['runs'][1], 'no results per question')
-
-
-def test_runs_with_equal_folder_names_get_distinct_names(run, tmp_path):
+def test_runs_with_equal_folder_names_get_distinct_names(run, compared, tmp_path):
     (tmp_path / 'later').mkdir()
     namesake = sample_run.write_run(tmp_path / 'later' / 'one', count=1)
-    data = page_data(report_builder.write_report(run, namesake, out=tmp_path / 'both.html'))
-    assert [one['name'] for one in data['runs']] == [f'{run.parent.name}/one', 'later/one']
+    assert [one['name'] for one in compared(namesake)['runs']] == [
+        f'{run.parent.name}/one',
+        'later/one',
+    ]
 
 
 # ----------------------------------------------------------------------------- command

@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 
-import numpy as np
 from absl import logging as absl_logging
+from trajectories import make_trajectory
 
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.selfplay.schedule import Phase, Step
@@ -21,7 +21,7 @@ from zeroplay_jax.training.rollout_text import (
     wrapped,
 )
 from zeroplay_jax.training.screen import ProgressBar, TimeLeft, _reward_texts
-from zeroplay_jax.types import POLICY, Question, Row, RowInfo, ToolCall, Trajectory, Turn
+from zeroplay_jax.types import Question, Row, RowInfo, ToolCall, Turn
 
 METRICS = {
     'tokens_per_second': 812.3,
@@ -201,11 +201,8 @@ def test_hostile_text_becomes_plain_text():
 def make_row(**info):
     documents = (({'id': '1', 'title': 'Lomi ' + HOSTILE, 'text': 'long'},),)
     call = ToolCall('search', {'query': 'where is Gumu'}, documents=documents)
-    tokens = np.zeros(2, np.int32)
-    source = np.full(2, POLICY, np.int8)
-    logp = np.zeros(2, np.float32)
     turns = (Turn('<search>…</search>', call), Turn('<answer>Lomi</answer>'))
-    trajectory = Trajectory(tokens, source, logp, turns, 'answer', 'w', 0, (1, 0, 0))
+    trajectory = make_trajectory(*turns, identity=(1, 0, 0))
     question = Question('Where is Gumu? ' * 30, ('Lomi', 'Lomi City'))
     return Row('solver', trajectory, 0.5, 0, info=RowInfo(question=question, **info))
 
