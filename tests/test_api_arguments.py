@@ -1,19 +1,20 @@
 """Wrong arguments of `import zeroplay_jax as zp`: one line with the function, the argument and the fix."""
 
 import dataclasses
-import functools
 import pathlib
 import re
 
 import jax.numpy as jnp
 import pytest
+import refused_calls
+from refused_calls import check_table
 from trajectories import make_trajectory
 
 import zeroplay_jax as zp
 from zeroplay_jax.objectives import masking
 from zeroplay_jax.objectives.losses import PolicyLoss
 from zeroplay_jax.tools.calculator import CalculatorTool
-from zeroplay_jax.types import Turn, UserError
+from zeroplay_jax.types import Turn
 
 CHANGES = {'world.train': (0, 1), 'world.evaluation': (0, 1), 'sampler.slots': 2}
 
@@ -42,10 +43,7 @@ ROLLOUTS = [[rollout(0), rollout(1)], [rollout(2), rollout(3)]]
 
 
 def refused(call, *parts):
-    with pytest.raises(UserError) as caught:
-        call()
-    text = str(caught.value)
-    assert '\n' not in text, text
+    text = refused_calls.refused(call)
     # What and where, and after the semicolon how to correct it.
     for part in (*parts, '; '):
         assert part in text, text
@@ -58,27 +56,14 @@ def reported(sent, *case):
 
 
 CALLS = pathlib.Path(__file__).parent / 'golden' / 'api_refusals.txt'
-PROMPT = '>>> '
-
-
-def answers(**names):
-    """The calls of api_refusals.txt with the lines that they are refused with, as the file has them."""
-    blocks = []
-    for line in CALLS.read_text(encoding='utf-8').splitlines():
-        if line.startswith(PROMPT):
-            call = functools.partial(eval, line.removeprefix(PROMPT), globals() | names)
-            text = refused(call).replace(str(names['folder']), 'FOLDER')
-            text = re.sub(r' at 0x\w+', '', text)
-            blocks.append(f'{line}\n{text}\n')
-    return '\n'.join(blocks)
 
 
 def test_every_wrong_call_has_the_answer_of_the_table(policy, index, tmp_path):
     (tmp_path / 'file').touch()
     (tmp_path / 'empty').mkdir()
     names = {'policy': policy, 'index': index, 'folder': tmp_path}
-    written = answers(**names, CalculatorTool=CalculatorTool)
-    assert written == CALLS.read_text(encoding='utf-8')
+    names['CalculatorTool'] = CalculatorTool
+    check_table(CALLS, globals() | names, tmp_path)
 
 
 @pytest.mark.parametrize(

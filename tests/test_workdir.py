@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 from python_process import ROOT, run_python
+from refused_calls import check_table
 
 from zeroplay_jax.configs import english, quickstart
 from zeroplay_jax.configuration import command_line, fields, places
@@ -185,40 +186,18 @@ def test_the_name_of_a_cached_file_is_read_from_its_path():
         assert downloads.name_in_path(path) == path
 
 
-@pytest.mark.parametrize(
-    ('address', 'allows_bucket', 'line'),
-    [
-        ('gs://bucket/run', False, 'give a folder'),
-        ('file:///run', False, 'give a folder'),
-        ('s3://bucket/run', True, 'gs://bucket/path'),
-        ('gs:/b', True, 'gs://bucket/path'),
-        ('gs://bucket', True, 'gs://bucket/path'),
-        ('gs://b u/run', True, 'gs://bucket/path'),
-        ('gs://bucket/a//b', True, 'gs://bucket/path'),
-    ],
-)
-def test_other_addresses_are_no_workdir(address, allows_bucket, line):
-    with pytest.raises(WorkdirError, match=line) as error:
-        run_workdir.check_is_folder(address, allows_bucket)
-    assert '\n' not in str(error.value)
+def test_what_is_no_folder_for_a_run_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {'check_is_folder': run_workdir.check_is_folder, 'check_mesh': check_mesh}
+    check_table(ROOT / 'tests' / 'golden' / 'workdir_refusals.txt', names, tmp_path)
     run_workdir.check_is_folder('gs://bucket/runs/a', allows_bucket=True)
 
 
-@pytest.mark.parametrize(
-    ('workdir', 'line'),
-    [
-        ('/proc/x', r'--workdir=/proc/x: cannot be created \(No such file or directory\)'),
-        ('/dev/full', '--workdir=/dev/full: there is a file in this place; name a folder'),
-        ('/dev/full/x', 'there is a file in this place'),
-        ('x' * 300, r'cannot be created \(File name too long\); name another folder'),
-        (f'a/{"x" * 300}/b', 'File name too long'),
-    ],
-)
-def test_a_place_where_no_folder_can_be_is_refused(tmp_path, monkeypatch, workdir, line):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(WorkdirError, match=line) as error:
-        run_workdir.check_is_folder(workdir)
-    assert '\n' not in str(error.value)
+def check_mesh(rows=16, **sizes):
+    config = quickstart.get_config()
+    config.micro.rows = rows
+    config.mesh.update({'replica': 1, 'fsdp': 1, 'model': 1} | sizes)
+    command_line.check_devices(config)
 
 
 def test_the_check_of_a_place_leaves_nothing(tmp_path):
@@ -256,28 +235,6 @@ def test_what_cannot_run_is_refused_before_jax_is_loaded(tmp_path, case):
     assert result.returncode == 2
     assert line in result.stderr and len(result.stderr.splitlines()) == 1, result.stderr
     assert sorted(tmp_path.rglob('*')) == before
-
-
-@pytest.mark.parametrize(
-    ('fields', 'line'),
-    [
-        ({'mesh.fsdp': 16, 'micro.rows': 16}, 'needs 16 devices, there are 8'),
-        ({'mesh.model': 4, 'micro.rows': 4}, 'num_key_value_heads=2 is not divisible by mesh axis'),
-        # There are too few devices as well, but no number of devices suits such a mesh.
-        ({'mesh.model': 3, 'mesh.fsdp': 16}, 'num_attention_heads=4 is not divisible by mesh axis'),
-        (
-            {'mesh.model': -1, 'micro.rows': 8},
-            "num_attention_heads=4 is not divisible .* 'model' of 8",
-        ),
-        ({'mesh.replica': 4, 'micro.rows': 6}, 'config.micro.rows=6: must be divisible by'),
-    ],
-)
-def test_a_mesh_that_does_not_fit_is_refused_before_more_is_loaded(fields, line):
-    config = quickstart.get_config()
-    config.mesh.update(replica=1, fsdp=1, model=1)
-    config.update_from_flattened_dict(fields)
-    with pytest.raises(UserError, match=line):
-        command_line.check_devices(config)
 
 
 # What a run reads

@@ -8,6 +8,7 @@ import pathlib
 import types
 
 import pytest
+from refused_calls import check_table
 from trajectories import make_trajectory
 
 from zeroplay_jax.evaluation import grading_results, play, question_sets
@@ -264,25 +265,13 @@ def test_answers_after_failed_tool_calls_are_recorded_only_if_these_are_rare(tmp
     assert sum(result['judges']['judge']['judgements'].values()) == 2 * 39 * 3
 
 
-@pytest.mark.parametrize(
-    ('lines', 'error'),
-    [
-        (['{"task": "a"}'], 'line 1: "rubrics" must be a list of texts'),
-        (['{"task": "a", "rubrics": ["r"]}', '{"rubrics": ["r"]}'], 'line 2: every line must be'),
-        (['{"task": "a", "rubrics": ["r"], "id": true}'], 'line 1: "id" is True; give a text or a'),
-        (
-            ['{"task": "a", "rubrics": ["r"], "id": 2}', '{"task": "b", "rubrics": ["r"]}'],
-            "line 2: the id '2' is also that of line 1; give each task",
-        ),
-        (['{"task": " ", "rubrics": ["r"]}'], r'line 1: .*\("task" is empty\)'),
-        (['{"task": "a", "rubrics": ["r", "s", "r"]}'], 'line 1: a rubric occurs twice'),
-    ],
-)
-def test_an_unusable_line_is_named(tmp_path, lines, error):
-    path = tmp_path / 'tasks.jsonl'
-    path.write_text('\n'.join(lines))
-    with pytest.raises(UserError, match=f'{path}, {error}'):
+def test_an_unusable_line_is_named(tmp_path):
+    def load(*lines):
+        path = tmp_path / 'tasks.jsonl'
+        path.write_text('\n'.join(map(json.dumps, lines)))
         question_sets.load_tasks(str(path))
+
+    check_table(pathlib.Path(__file__).parent / 'bad_tasks.txt', {'load': load}, tmp_path)
 
 
 def test_a_prompt_that_is_too_long_is_found_before_anything_is_played(tmp_path):
