@@ -8,9 +8,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from benchmarks import slices, slices_costs, slices_play, slices_workload, tpu_aot, tpu_kernels
+from benchmarks import slices, slices_costs, slices_play, slices_workload, tpu_kernels
 from benchmarks.hlo_estimate import Program
-from benchmarks.slices_engines import Episode, Group, Settings, Tools
+from benchmarks.slices_engines import Episode, Group, Settings
 from benchmarks.slices_workload import Workload
 from zeroplay_jax.rollout.sampler import SamplerConfig
 
@@ -100,15 +100,6 @@ def test_a_cache_that_no_rollout_fits_is_refused():
     settings = dataclasses.replace(SETTINGS['pages'], pages=3)
     with pytest.raises(RuntimeError, match='too small'):
         slices_play.play(machine(), 'pages', settings, [SMALL.draw(0)], SMALL.latencies)
-
-
-def test_threads_take_batches_in_order():
-    tools = Tools(lambda: 1.0, 2)
-    for now, name in ((0.0, 'a'), (0.5, 'b'), (0.6, 'c')):
-        tools.submit(now, [name])
-    assert tools.next_end == 1.0 and tools.finished(0.9) == []
-    assert tools.finished(1.5) == ['a', 'b'] and tools.next_end == 2.0
-    assert tools.finished(2.0) == ['c'] and tools.next_end is None
 
 
 @pytest.mark.parametrize('ahead', [0, 1])
@@ -203,17 +194,6 @@ def test_bundles_of_a_kernel_are_counted_by_the_depth_of_their_loop():
     lines = ['     0   :  { a }', '   0x1 LB: > { b }', '   0x2   : > { c }', '   0x3 LB: >> { d }']
     lines += ['   0x4 LB: >>> { e }', '   0x5   : >>> { f }', '   0x6 PF: > { g }', 'second line }']
     assert tpu_kernels.loop_bundles('\n'.join(lines)) == dict(block=2, row=1, grid=3)
-
-
-def test_estimates_and_kernels_are_stored_for_the_machines_of_the_table():
-    table = json.loads(tpu_aot.RESULTS.read_text())
-    rows = [row for row in table['rows'] if row['model'] == slices.ALL_MODEL]
-    for row in rows:
-        if row['program'] != 'update':
-            assert row['estimated_seconds'] >= row['roofline_seconds']
-    for generation in ('v5e', 'v5p', 'v6e'):
-        kernel = table['kernels'][tpu_kernels.key(slices.ALL_MODEL, generation)]
-        assert kernel['decode']['block'] > 100 and kernel['block'] % kernel['page'] == 0
 
 
 def test_peak_rates_and_estimates_are_told_apart():

@@ -26,6 +26,15 @@ from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.types import Question, UserError
 
 
+@pytest.fixture
+def stored(exported):
+    """The config of the policy's run; `save` writes it."""
+    path = exported.parents[1] / 'config.json'
+    fields = json.loads(path.read_text())
+    save = lambda: path.write_text(json.dumps(fields))
+    return types.SimpleNamespace(path=path, fields=fields, save=save)
+
+
 def test_a_policy_in_its_run_is_asked_as_it_was_trained(exported):
     config = ask.settings(exported)
     assert (config.recipe, config.rollout.max_turns, config.world.train) == ('scope', 3, (1, 2))
@@ -36,12 +45,11 @@ def test_a_policy_in_its_run_is_asked_as_it_was_trained(exported):
     )
 
 
-def test_the_settings_of_a_policy_are_those_of_whole_weights(exported, tmp_path):
-    run = exported.parents[1] / 'config.json'
-    stored = json.loads(run.read_text())
-    stored['policy']['adapters'] = {'rank': 8, 'alpha': 4.0, 'quantize': 'int8', 'merge': True}
-    stored['solver']['adapter'] = '/some/adapter'
-    run.write_text(json.dumps(stored))
+def test_the_settings_of_a_policy_are_those_of_whole_weights(exported, stored, tmp_path):
+    adapters = {'rank': 8, 'alpha': 4.0, 'quantize': 'int8', 'merge': True}
+    stored.fields['policy']['adapters'] = adapters
+    stored.fields['solver']['adapter'] = '/some/adapter'
+    stored.save()
     # A merged policy, an adapter of the run, and an adapter from elsewhere.
     folders = [exported, exported.parent / 'solver-adapter', tmp_path / 'elsewhere' / 'adapter']
     for folder in folders[1:]:
@@ -58,16 +66,22 @@ def test_the_settings_of_a_policy_are_those_of_whole_weights(exported, tmp_path)
         places.check_checkpoint(config, recipe_class(config.recipe))
 
 
-def test_a_run_of_an_older_version_is_refused_with_the_new_name(exported):
-    run = exported.parents[1] / 'config.json'
-    stored = json.loads(run.read_text())
-    stored['tools']['family'] = stored['tools'].pop('syntax')
-    run.write_text(json.dumps(stored))
-    with pytest.raises(
-        UserError, match='tools.family: renamed; it is config.tools.syntax'
-    ) as error:
+@pytest.mark.parametrize(
+    ('change', 'line'),
+    [
+        (
+            lambda fields: fields['tools'].update(family=fields['tools'].pop('syntax')),
+            'tools.family: renamed; it is config.tools.syntax',
+        ),
+        (lambda fields: fields.update(unheard=1), 'unheard.*copy the policy elsewhere'),
+    ],
+)
+def test_a_run_of_another_version_is_refused(exported, stored, change, line):
+    change(stored.fields)
+    stored.save()
+    with pytest.raises(UserError, match=line) as error:
         ask.settings(exported)
-    assert str(run) in str(error.value) and '\n' not in str(error.value)
+    assert str(stored.path) in str(error.value) and '\n' not in str(error.value)
 
 
 def asked(exported, text, own_prompts, monkeypatch, recipe_name='scope'):
@@ -129,30 +143,23 @@ def test_an_mcp_server_joins_the_other_tools(exported):
     assert tools(f'--mcp-servers={url}', '--tools=mcp,calculator').names == ('mcp', 'calculator')
 
 
-def test_a_run_of_another_version_is_refused(exported):
-    run = exported.parents[1] / 'config.json'
-    run.write_text(json.dumps(json.loads(run.read_text()) | {'unheard': 1}))
-    with pytest.raises(UserError, match='unheard.*copy the policy elsewhere'):
-        ask.settings(exported)
+def test_without_index_it_searches_what_its_run_searched(
+    exported, stored, index, capsys, monkeypatch
+):
+    stored.fields['retrieval'] |= {'kind': 'folder', 'path': str(index)}
+    stored.save()
 
+    def searched(*flags):
+        return ask._with_flags(ask.settings(exported), ask._arguments(list(flags))).retrieval
 
-def test_without_index_it_searches_what_its_run_searched(exported, index, capsys, monkeypatch):
-    run = exported.parents[1] / 'config.json'
-    stored = json.loads(run.read_text())
-    stored['retrieval'] |= {'kind': 'folder', 'path': str(index)}
-    run.write_text(json.dumps(stored))
-    searched = lambda *flags: (
-        ask._with_flags(ask.settings(exported), ask._arguments(list(flags))).retrieval
-    )
     assert (searched().kind, searched().path) == ('folder', str(index))
     served = searched('--index=http://127.0.0.1:9')
     assert (served.kind, served.url) == ('http', 'http://127.0.0.1:9')
     monkeypatch.setattr(agent, 'Session', None)
-    stored['retrieval']['path'] = 'gone'
-    run.write_text(json.dumps(stored))
-    assert 'gone (searched by its run): not an index folder' in refused(
-        capsys, '--policy', exported, 'q'
-    )
+    stored.fields['retrieval']['path'] = 'gone'
+    stored.save()
+    line = 'gone (searched by its run): not an index folder'
+    assert line in refused(capsys, '--policy', exported, 'q')
 
 
 def test_more_turns_and_passages_get_more_room(exported):
