@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 from python_process import ROOT, run_python
+from run_files import lines, summary_of
 
 from zeroplay_jax import quickstart
 from zeroplay_jax.configs import english
@@ -43,10 +44,6 @@ def play(place):
     return run_python('-m', 'zeroplay_jax.quickstart', *words, cwd=place, PYTHONPATH=str(ROOT))
 
 
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 @pytest.fixture(scope='module')
 def played(tmp_path_factory):
     """(workdir, what the command wrote) of a run on the example texts; there is a blank in every path."""
@@ -72,7 +69,7 @@ def test_every_step_says_what_it_made(played):
 def test_the_run_has_a_report_a_policy_and_a_real_index(played):
     workdir, _ = played
     assert (workdir / 'run' / 'report.html').is_file()
-    summary = json.loads((workdir / 'run' / 'summary.json').read_text())
+    summary = summary_of(workdir / 'run')
     # Self-play without questions from outside.
     assert summary['outside_questions'] == 0
     # Whether so small a run has reward variance may depend on the processor's rounding.
@@ -84,8 +81,8 @@ def test_the_run_has_a_report_a_policy_and_a_real_index(played):
 
 def test_training_never_draws_a_held_out_document(played):
     workdir, _ = played
-    titles = {split(line['contents'])[0] for line in lines(workdir / 'corpus.jsonl')}
-    held_out = {question['title'] for question in lines(workdir / 'questions.jsonl')}
+    titles = {split(line['contents'])[0] for line in lines(workdir, 'corpus.jsonl')}
+    held_out = {question['title'] for question in lines(workdir, 'questions.jsonl')}
     log = (workdir / 'run' / 'tasks.jsonl').read_text()
     drawn = {title for title in titles if json.dumps(title) in log}
     prompts = (workdir / 'run' / 'trajectories.jsonl').read_text()
@@ -96,12 +93,12 @@ def test_training_never_draws_a_held_out_document(played):
 
 def test_training_finds_no_held_out_passage_and_evaluations_do(played):
     workdir, _ = played
-    held_out = {line['document_id'] for line in lines(workdir / 'held_out.jsonl')}
-    passages = {line['id'] for line in lines(workdir / 'corpus.jsonl')}
-    trained = {line['document_id'] for line in lines(workdir / 'documents.jsonl')}
+    held_out = {line['document_id'] for line in lines(workdir, 'held_out.jsonl')}
+    passages = {line['id'] for line in lines(workdir, 'corpus.jsonl')}
+    trained = {line['document_id'] for line in lines(workdir, 'documents.jsonl')}
     assert held_out and held_out < passages and not held_out & trained
     found = {False: set(), True: set()}
-    for row in lines(workdir / 'run' / 'trajectories.jsonl'):
+    for row in lines(workdir / 'run', 'trajectories.jsonl'):
         for call in filter(None, row['turns']):
             ids = {passage['id'] for each in call['documents'] for passage in each}
             found[row['phase'] == 'evaluation'] |= ids
@@ -181,7 +178,7 @@ def test_bm25_and_own_questions(texts, tmp_path, capsys):
     assert not (workdir / 'questions.jsonl').exists()
     assert not english.get_config(str(workdir)).retrieval.held_out
     # Nothing is held out: all documents can be trained on.
-    assert len({line['title'] for line in lines(workdir / 'documents.jsonl')}) == 15
+    assert len({line['title'] for line in lines(workdir, 'documents.jsonl')}) == 15
     assert command[-3:] == [
         '--config.seed=3',
         f'--config.eval.file={own}',

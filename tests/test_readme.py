@@ -12,6 +12,7 @@ import urllib.request
 
 import pytest
 from host_processes import free_port
+from run_files import lines
 
 ROOT = pathlib.Path(__file__).parents[1]
 SHELL = ('', 'bash', 'sh')  # how fences of commands begin
@@ -162,8 +163,8 @@ def blocks(page, *languages):
 
 
 def commands(page):
-    lines = ''.join(blocks(page, *SHELL)).replace('\\\n', ' ').split('\n')
-    return [' '.join(line.split('  #')[0].split()) for line in lines if line.strip()]
+    calls = ''.join(blocks(page, *SHELL)).replace('\\\n', ' ').split('\n')
+    return [' '.join(call.split('  #')[0].split()) for call in calls if call.strip()]
 
 
 def runnable(page):
@@ -315,24 +316,19 @@ def test_a_command_of_the_readme_does_what_it_says(project, command):
 
 def test_the_recipe_of_the_documentation_is_short_and_was_run(project):
     assert easy_recipe().count('\n') < 50
-    records = [
-        json.loads(line) for line in (project / 'runs/easy/metrics.jsonl').read_text().splitlines()
-    ]
-    played = [r for r in records if r['phase'] == 'solver']
-    assert {r['iteration'] for r in played} == {0, 1, 2}  # questions of one, two and three hops
-    rows = [
-        json.loads(line)
-        for line in (project / 'runs/easy/trajectories.jsonl').read_text().splitlines()
-    ]
-    hops = {(r['iteration'], r['info']['hops']) for r in rows if r['phase'] == 'solver'}
+    workdir = project / 'runs/easy'
+    iterations = {r['iteration'] for r in lines(workdir) if r['phase'] == 'solver'}
+    assert iterations == {0, 1, 2}  # questions of one, two and three hops
+    solved = [r for r in lines(workdir, 'trajectories.jsonl') if r['phase'] == 'solver']
+    hops = {(r['iteration'], r['info']['hops']) for r in solved}
     assert hops == {(0, 1), (1, 2), (2, 3)}
 
 
 @pytest.mark.fault('user-11', 'the example of the README')
 def test_the_python_example_of_the_readme_runs(project, user_reads):
     (example,) = blocks('README.md', 'python')
-    lines = [line for line in example.splitlines() if line and not line.startswith('import')]
-    assert len(lines) <= 10
+    statements = [x for x in example.splitlines() if x and not x.startswith('import')]
+    assert len(statements) <= 10
     script = project / 'example.py'
     small = {
         'world.train': (0, 4),

@@ -1,10 +1,10 @@
 """Whole runs that train nothing: they stop with status 3, say so everywhere, lose nothing, and can go on."""
 
-import json
 import shutil
 
 import pytest
 from python_process import run_python
+from run_files import lines, summary_of
 
 # Every rollout ends after its first token, and those that end at a limit are not trained on.
 NOTHING = [
@@ -34,13 +34,8 @@ def train(workdir, *extra):
     return result
 
 
-def summary_of(workdir):
-    return json.loads((workdir / 'summary.json').read_text())
-
-
 def steps_of(workdir):
-    lines = (workdir / 'metrics.jsonl').read_text().splitlines()
-    return [json.loads(line)['step'] for line in lines]
+    return [record['step'] for record in lines(workdir)]
 
 
 @pytest.fixture(scope='module')
