@@ -56,8 +56,27 @@ def written(role, texts, setting=NO_ERRORS):
     return [english_demos.ROLES[role].write(texts, rng, setting) for _ in range(DEMOS_PER_ROLE)]
 
 
+def turns_of(demo):
+    return [part.content for part in demo.parts if part.source == POLICY]
+
+
+def results_of(demo):
+    """The documents that each search finds."""
+    return [part.content for part in demo.parts if part.source == ENV]
+
+
 def policy_text(demo):
-    return ''.join(part.content for part in demo.parts if part.source == POLICY)
+    return ''.join(turns_of(demo))
+
+
+def restored(demo, clause=None):
+    """The question, or its clause, with the answer in its blank."""
+    text = demo.fields['question'] if clause is None else clause
+    return text.replace(cloze.BLANK, tag(policy_text(demo), 'answer'))
+
+
+def in_one_line(text):
+    return ' '.join(text.split())
 
 
 def tag(text, name):
@@ -74,7 +93,7 @@ def test_every_role_writes_episodes_that_fit(role, texts, codec):
 
 def test_a_solver_reads_its_answer_and_never_its_question(texts):
     for demo in written('solver', texts):
-        (documents,) = [part.content for part in demo.parts if part.source == ENV]
+        (documents,) = results_of(demo)
         answer = tag(policy_text(demo), 'answer')
         assert any(answer in document['text'] for document in documents)
         assert cloze.BLANK in demo.fields['question']
@@ -92,9 +111,8 @@ def test_a_thought_restores_the_sentence_of_the_question(texts):
 
 def test_a_proposal_can_be_answered_from_its_document(texts):
     for demo in written('proposer', texts):
-        text = policy_text(demo)
-        question, answer = tag(text, 'question'), tag(text, 'answer')
-        assert question.replace(cloze.BLANK, answer) in demo.fields['document']
+        question = tag(policy_text(demo), 'question')
+        assert restored(demo, question) in demo.fields['document']
 
 
 def test_answers_have_the_same_tokens_in_the_text_and_alone(texts, codec):
@@ -113,8 +131,7 @@ def test_deliberate_errors(texts):
     for demo in written('solver', texts, setting):
         text = policy_text(demo)
         assert len(tag(text, 'search').split()) == 3
-        restored = demo.fields['question'].replace(cloze.BLANK, tag(text, 'answer'))
-        wrong += not any(restored in document['text'] for document in texts.documents)
+        wrong += not any(restored(demo) in document['text'] for document in texts.documents)
     # A disguised question is in no document, so both kinds count.
     assert wrong == DEMOS_PER_ROLE
     for demo in written('proposer', texts, setting):
@@ -128,11 +145,10 @@ def test_deliberate_errors(texts):
 def test_a_solver_of_two_hops_reads_the_bridge_and_then_the_answer(texts):
     for demo in written('solver_two_hops', texts):
         question = demo.fields['question']
-        turns = [part.content for part in demo.parts if part.source == POLICY]
+        turns = turns_of(demo)
         first_documents, second_documents = (
-            [' '.join(document['text'].split()) for document in part.content]
-            for part in demo.parts
-            if part.source == ENV
+            [in_one_line(document['text']) for document in documents]
+            for documents in results_of(demo)
         )
         assert len(turns) == 3 and question.count(BRIDGE) == 2
         thought, clause_query = tag(turns[1], 'think'), tag(turns[1], 'search')
@@ -142,8 +158,7 @@ def test_a_solver_of_two_hops_reads_the_bridge_and_then_the_answer(texts):
         sentence = question[: question.rindex(BRIDGE)].strip().replace(BRIDGE, bridge)
         assert any(sentence in text for text in first_documents)
         clause = question[question.rindex(BRIDGE) :].replace(BRIDGE, bridge)
-        answer = tag(turns[2], 'answer')
-        assert any(clause.replace(cloze.BLANK, answer) in text for text in second_documents)
+        assert any(restored(demo, clause) in text for text in second_documents)
         assert clause_query.startswith(bridge) and cloze.BLANK not in clause_query
 
 
@@ -152,27 +167,27 @@ def test_a_proposal_of_two_hops_is_about_its_document_and_a_passage_found(role, 
     for demo in written(role, texts):
         assert demo.fields['hops'] == 2
         text = policy_text(demo)
-        bridge, question, answer = (tag(text, name) for name in ('search', 'question', 'answer'))
-        (documents,) = [part.content for part in demo.parts if part.source == ENV]
+        bridge, question = tag(text, 'search'), tag(text, 'question')
+        (documents,) = results_of(demo)
         # With a link, the document says which name leads on.
         name = f'[ {bridge} ]' if role == 'proposer_with_link' else bridge
         sentence = question[: question.rindex(BRIDGE)].strip().replace(BRIDGE, name)
         clause = question[question.rindex(BRIDGE) :].replace(BRIDGE, bridge)
-        assert sentence in ' '.join(demo.fields['document'].split())
-        passages = [' '.join(document['text'].split()) for document in documents]
-        assert any(clause.replace(cloze.BLANK, answer) in passage for passage in passages)
+        assert sentence in in_one_line(demo.fields['document'])
+        passages = [in_one_line(document['text']) for document in documents]
+        assert any(restored(demo, clause) in passage for passage in passages)
 
 
 def test_deliberate_errors_of_two_hops(texts):
     setting = EnglishSetting(short_query=1.0, wrong_span=1.0, malformed=1.0)
     searches = set()
     for demo in written('solver_two_hops', texts, setting):
-        turns = [part.content for part in demo.parts if part.source == POLICY]
+        turns = turns_of(demo)
         assert len(tag(turns[0], 'search').split()) == 3
         searches.add(len(turns) - 1)
         clause = demo.fields['question'].rpartition(BRIDGE)[2]
-        restored = clause.replace(cloze.BLANK, tag(turns[-1], 'answer'))
-        assert not any(restored in document['text'] for document in texts.documents)
+        sentence = restored(demo, clause)
+        assert not any(sentence in document['text'] for document in texts.documents)
     # Without the passage of the first sentence the solver answers at once.
     assert searches == {1, 2}
     for demo in written('proposer_two_hops', texts, setting):
@@ -213,7 +228,7 @@ def test_merged_names_are_the_same_name_in_a_disguise(texts):
 def test_the_parser_of_rollouts_reads_the_calls(texts):
     syntax = call_syntax.syntax_of('search_r1')
     for demo in written('solver', texts):
-        first_turn = next(part.content for part in demo.parts if part.source == POLICY)
+        first_turn = turns_of(demo)[0]
         call = syntax.parse(first_turn, {'search': SearchTool(lambda queries: [])})
         assert call.queries == [tag(first_turn, 'search')]
 
