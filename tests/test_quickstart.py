@@ -155,9 +155,10 @@ def texts(tmp_path):
     return shutil.copytree(EXAMPLE_TEXTS, tmp_path / 'texts')
 
 
-def prepare(*arguments):
+def prepare(texts, workdir, *arguments):
     """What `main` does before the run; returns the run's command line."""
-    return quickstart._prepare(list(map(str, arguments)))[1]
+    flags = [f'--corpus={texts}', f'--workdir={workdir}', '--encoder=bm25', *arguments]
+    return quickstart._prepare(flags)[1]
 
 
 def contents(workdir):
@@ -168,8 +169,8 @@ def test_bm25_and_own_questions(texts, tmp_path, capsys):
     own = tmp_path / 'own questions.jsonl'
     own.write_text(json.dumps({'question': 'Who discovered Titan?', 'answer': 'Huygens'}) + '\n')
     workdir = tmp_path / 'w'
-    arguments = ('--corpus', texts, '--workdir', workdir, '--encoder=bm25', '--eval', own)
-    command = prepare(*arguments, '--seed=3', '--config.solver.steps=1')
+    flags = (f'--eval={own}', '--seed=3', '--config.solver.steps=1')
+    command = prepare(texts, workdir, *flags)
     output = capsys.readouterr()
     assert "1 of 1 questions have no ____, such as 'Who discovered Titan?'" in output.err
     assert '1 questions decide little' in output.err
@@ -188,14 +189,14 @@ def test_bm25_and_own_questions(texts, tmp_path, capsys):
 
 def test_an_interrupted_command_gives_the_same_files(texts, tmp_path, monkeypatch):
     whole, stopped = tmp_path / 'whole', tmp_path / 'stopped'
-    prepare('--corpus', texts, '--workdir', whole, '--encoder=bm25')
+    prepare(texts, whole)
     for step in ('_make_questions', '_make_index'):
         with monkeypatch.context() as patch:
             patch.setattr(quickstart, step, interrupt)
             with pytest.raises(SystemExit) as caught:
                 quickstart.main([f'--corpus={texts}', f'--workdir={stopped}', '--encoder=bm25'])
             assert caught.value.code == 130
-    prepare('--corpus', texts, '--workdir', stopped, '--encoder=bm25')
+    prepare(texts, stopped)
     assert contents(whole) == contents(stopped)
     assert folder.fingerprint(whole / 'index') == folder.fingerprint(stopped / 'index')
 
@@ -216,7 +217,7 @@ def refused(capsys, *arguments):
 
 def test_a_workdir_of_something_else_is_refused(texts, tmp_path, capsys):
     workdir = tmp_path / 'w'
-    prepare('--corpus', texts, '--workdir', workdir, '--encoder=bm25')
+    prepare(texts, workdir)
     before = contents(workdir)
     arguments = (f'--corpus={texts}', f'--workdir={workdir}')
     assert 'was begun with encoder bm25, not lexical' in refused(capsys, *arguments)
@@ -296,7 +297,7 @@ def test_sections_of_a_recipe_from_elsewhere_are_settings():
 
 
 def test_the_config_is_sound(texts, tmp_path):
-    prepare('--corpus', texts, '--workdir', tmp_path / 'w', '--encoder=bm25')
+    prepare(texts, tmp_path / 'w')
     config = english.get_config(str(tmp_path / 'w'))
     rules.check(config)
     assert config.eval.questions >= 200
