@@ -85,11 +85,11 @@ def test_holms_correction():
 def test_a_p_value_of_several_looks_is_one():
     rng, shares = np.random.default_rng(4), [0.5, 0.25, 0.25]
     wrong = 0
-    for _ in range(600):
+    for _ in range(2000):
         values = rng.normal(size=16)
         p_values = [statistics.judge(values[:n, None])['p'] for n in (8, 12, 16)]
         wrong += statistics.sequential_p(p_values, shares) < 0.05
-    assert 0.02 < wrong / 600 < 0.06
+    assert 0.02 < wrong / 2000 < 0.06
     assert statistics.sequential_p([0.01], shares) == 0.02
     assert statistics.sequential_p([0.9, 0.8], shares) == 1
     assert sum(look.share for look in claims_arms.LOOKS) == pytest.approx(1)
