@@ -32,7 +32,7 @@ def call(script, *words, path=None, **environment):
     if path is not None:
         environment['PATH'] = f'{path}:{environment["PATH"]}'
     command = [LAUNCH / f'{script}.sh', *map(str, words)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=40)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
 
 
 def fake(folder, program, script):

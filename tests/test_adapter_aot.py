@@ -123,41 +123,14 @@ def test_stored_rows_are_not_compiled_again(tmp_path, monkeypatch):
         adapter_cases.measure([('qwen2.5-7b', machine)], 8, path, again=False)
 
 
-WRONG = [
-    (['--config', 'ssp'], 'give --adapters'),
-    (['--model', 'qwen3-4b'], 'give --adapters'),
-    (['--adapters', '32', '--topology', 'v5e:8x8'], 'here the slices are v5e:2x2'),
-    (['--topology', 'v5e:2x4'], 'here the slices are v5e:4x4'),
-    (['--adapters', '-1'], 'rank of 1 or more'),
-]
-
-
-@pytest.mark.parametrize('arguments,text', WRONG)
-def test_wrong_arguments_are_refused(arguments, text, capsys):
-    with pytest.raises(SystemExit, match='2'):
-        tpu_aot.parse_arguments(arguments)
-    assert text in capsys.readouterr().err
-
-
 @pytest.mark.parametrize('module', [tpu_aot, gpu_aot])
-def test_both_commands_take_the_same_cases(module, tmp_path, capsys):
+def test_both_commands_take_the_same_cases(module, tmp_path):
     out = tmp_path / 'rows.json'
     flags = ['--adapters', '32', '--config', 'ssp', '--config', 'dspo', '--model', 'qwen3-4b']
     args = module.parse_arguments([*flags, '--again', '--unrolled', '--out', str(out)])
     assert (args.adapters, args.config, args.model) == (32, ['ssp', 'dspo'], ['qwen3-4b'])
     assert args.again and args.unrolled and args.out == out
     assert module.parse_arguments(['--adapters', '4']).out is None
-    for wrong in ('-1', 'x', '1.5'):
-        with pytest.raises(SystemExit, match='2'):
-            module.parse_arguments(['--adapters', wrong])
-        assert 'argument --adapters: ' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize('arguments', [[], ['--adapters', '0']])
-def test_a_gpu_needs_adapters(arguments, capsys):
-    with pytest.raises(SystemExit, match='2'):
-        gpu_aot.parse_arguments(arguments)
-    assert '--adapters' in capsys.readouterr().err
 
 
 def test_a_missing_gpu_compiler_is_one_line(monkeypatch, capsys):

@@ -1,14 +1,11 @@
 """The comparison of adapters with whole weights: its configs, its table, and stored runs."""
 
 import json
-import types
 
 import pytest
 
 from benchmarks import adapter_cost, adapters
 from zeroplay_jax.configuration import fields, rules
-from zeroplay_jax.learner.batch import Batch
-from zeroplay_jax.selfplay import update
 
 
 @pytest.mark.parametrize('arm', adapters.ARMS)
@@ -51,22 +48,6 @@ def test_stored_runs_are_tabulated_and_not_executed_again(tmp_path, capsys, monk
     assert f'| dspo | rank 4 | × 10 {cells}' in printed
     rows = json.loads((tmp_path / 'adapters.json').read_text())['rows']
     assert [row['rank'] for row in rows] == [0, 4] and rows[1]['area'] == 0.4
-
-
-def test_the_cost_counts_the_places_of_updates(monkeypatch):
-    batch = Batch.blank((2, 5))
-    batch.segment[0, :3] = 1
-    monkeypatch.setattr(update, 'pack_rows', lambda rows: [batch])
-
-    def run(step, rows):
-        for _ in range(2):
-            update.pack_rows(rows)
-
-    engine = types.SimpleNamespace(updates=types.SimpleNamespace(run=run))
-    figures = adapter_cost.update(engine, None, [])
-    assert figures['micro_batches'] == 2 and figures['empty'] == 0.7
-    lines = adapter_cost.markdown(4, {'x': figures | {'cpu_seconds': 1.0}})
-    assert lines.endswith('| x | 2 | 70 % | 1.00 |\n') and 'of 4 rollouts' in lines
 
 
 @pytest.mark.long

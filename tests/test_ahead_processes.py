@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import test_hosts
 import test_run
+from run_files import lines
 
 AHEAD = ['--config.rollout.ahead=1', '--config.checkpoint.every=1']
 for role in ('proposer', 'solver'):
@@ -19,7 +20,7 @@ def test_a_kill_changes_nothing(tmp_path, monkeypatch):
     start = test_run.start
     monkeypatch.setattr(test_run, 'start', lambda workdir: start(workdir, *AHEAD))
     test_run.finish(test_run.start(tmp_path / 'whole'))
-    records = test_run.lines(tmp_path / 'whole')
+    records = lines(tmp_path / 'whole')
     # Two steps of the proposer and five of the solver, twice.
     ages = [record['staleness'] for record in records if 'staleness' in record]
     assert ages == 2 * [0, 1, 0, 1, 1, 1, 1]

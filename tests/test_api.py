@@ -3,20 +3,18 @@
 import asyncio
 import dataclasses
 import re
-import subprocess
-import sys
 import traceback
 
 import jax
 import numpy as np
 import pytest
+from python_process import run_python
 
 import zeroplay_jax as zp
 from zeroplay_jax.evaluation.play import evaluate
 from zeroplay_jax.objectives import policy_gradient
 from zeroplay_jax.objectives.losses import POLICY_LOSSES
 from zeroplay_jax.selfplay.schedule import all_steps
-from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.tools.base import Tool, ToolResult, string_parameter
 from zeroplay_jax.training import build, loop
 from zeroplay_jax.types import Trajectory, UserError
@@ -82,23 +80,19 @@ def assert_same(trajectory, other):
     assert trajectory.identity == other.identity
 
 
-def test_the_import_loads_nothing_heavy():
-    code = (
-        'import sys, zeroplay_jax as zp; assert "train" in dir(zp) and zp.__version__\n'
-        'assert not {"os", "sys", "Any"} & set(dir(zp))\n'
-        'heavy = {"jax", "tensorflow", "transformers", "flax", "pydantic", "numpy"}\n'
-        'sys.exit(", ".join(heavy & set(sys.modules)) or None)'
-    )
-    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-
-
-def test_a_config_needs_no_accelerator_library():
-    code = (
-        'import sys, zeroplay_jax as zp; zp.config("drzero", "mini")\n'
-        'sys.exit(", ".join({"jax", "tensorflow", "transformers"} & set(sys.modules)) or None)'
-    )
-    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ('code', 'heavy'),
+    [
+        (
+            'assert "train" in dir(zp) and zp.__version__ and not {"os", "sys", "Any"} & set(dir(zp))',
+            {'jax', 'tensorflow', 'transformers', 'flax', 'pydantic', 'numpy'},
+        ),
+        ('zp.config("drzero", "mini")', {'jax', 'tensorflow', 'transformers'}),
+    ],
+)
+def test_nothing_heavy_is_loaded(code, heavy):
+    loaded = f'sys.exit(", ".join({heavy} & set(sys.modules)) or None)'
+    result = run_python('-c', f'import sys, zeroplay_jax as zp\n{code}\n{loaded}')
     assert result.returncode == 0, result.stderr
 
 
@@ -193,11 +187,6 @@ def test_an_error_of_a_loss_names_field_and_function_and_keeps_its_line(policy, 
     assert note in text.splitlines() and 'return logp @ {}, {}' in text
 
 
-def test_equal_rewards_have_no_loss(policy, rollouts):
-    loss, stats = zp.policy_loss(policy, rollouts, np.ones((len(rollouts), 2)))
-    assert loss == 0 and stats['informative_groups'] == 0
-
-
 class FixedSearch(Tool):
     name = 'search'
     description = 'always the same'
@@ -240,32 +229,15 @@ def test_the_shown_results_are_what_the_policy_read(policy, index):
     assert zp.show(Trajectory(**plain)).count('and Gumu') == 2_000 * rollout.valid_calls
 
 
-def test_the_index_answers_queries(index):
-    title = index.questions[0].text.rstrip('?').split()[-1]
-    passages = index.search(title)
-    assert {'id', 'title', 'text', 'score'} <= passages[0].keys()
-
-
-def test_an_index_that_is_none_is_refused(tmp_path):
-    with pytest.raises(UserError):
-        zp.open_index(tmp_path)
-
-
 def test_a_config_has_the_fields_of_its_file_and_the_changes():
     config = zp.config('drzero', 'mini', {'solver.batch': 4})
     assert config.recipe == 'drzero' and config.solver.batch == 4 and config.solver.steps == 3
     assert zp.config('zeroplay_jax.recipes.ssp').recipe.endswith('ssp')
-    with pytest.raises(ConfigError, match='did you mean config.solver.batch'):
-        zp.config(changes={'solver.bach': 4})
-    with pytest.raises(ConfigError, match='no such recipe'):
-        zp.config('no_such_recipe')
 
 
-def test_training_checks_the_config_and_runs_the_loop(monkeypatch, tmp_path):
+def test_training_runs_the_loop(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(loop, 'run', lambda *arguments: calls.append(arguments) or {'steps': 0})
     config = zp.config('dspo', 'mini')
     assert zp.train(config, tmp_path) == {'steps': 0}
     assert calls == [(config, tmp_path)]
-    with pytest.raises(ConfigError, match='solver.batch'):
-        zp.train(zp.config('dspo', 'mini', {'solver.batch': 0}), tmp_path)

@@ -26,25 +26,9 @@ def test_the_area_is_the_mean_height_of_the_curve_over_the_common_steps():
     assert statistics.value(FAST, shorter, 'final').tolist() == [1.0, 0.0]
 
 
-def test_rollouts_are_an_axis_of_their_own():
-    # Up to 200 rollouts: half of FAST, all of SLOW.
-    assert statistics.value(FAST, SLOW, 'area_of_rollouts').tolist() == [0.5, 0.0]
-    assert statistics.value(SLOW, FAST, 'area_of_rollouts').tolist() == [0.5, 0.0]
-    (difference,) = statistics.differences([FAST], [SLOW], 'area')
-    assert difference.tolist() == [0.25, 0.25]
-
-
 def test_a_gain_is_measured_against_the_start_of_the_same_run():
     run = curve((0, 0, [1, 0]), (8, 9, [1, 1]))
     assert statistics.differences([run], [run], 'gain').tolist() == [[0, 1]]
-
-
-def test_the_worst_drop_is_seen_although_it_is_made_good():
-    falls = curve((0, 0, [1, 1]), (4, 1, [0, 0]), (8, 2, [1, 1]), (12, 3, [0, 0]))
-    assert statistics.value(falls, falls, 'worst_drop') == -1
-    # Up to the last step that both have.
-    assert statistics.value(falls, curve((0, 0, [1]), (2, 1, [1])), 'worst_drop') == -0.5
-    assert statistics.value(FAST, FAST, 'worst_drop') == 0
 
 
 def test_the_worst_drop_is_a_share_of_the_maximum_before_it():
@@ -64,25 +48,6 @@ def test_rubrics_are_a_column_of_their_own():
 # ---- verdicts ----
 
 
-def draws(rates, questions=200):
-    rng = np.random.default_rng(0)
-    return np.array([(rng.random(questions) < rate) * 1.0 for rate in rates])
-
-
-def test_verdicts_of_claims():
-    good, bad = draws([0.9, 0.92, 0.88]), draws([0.4, 0.42, 0.38])
-    holds = statistics.judge(good - bad)
-    assert holds['verdict'] == 'holds' and holds['interval'][0] > 0 and holds['p'] < 0.05
-    assert statistics.judge(bad - good)['verdict'] == 'does not hold'
-    equal = statistics.judge(good - good)
-    assert (equal['verdict'], equal['difference'], equal['p']) == ('undecided', 0, 1)
-    few_seeds = statistics.judge(draws([0.9, 0.5, 0.7]) - draws([0.5, 0.6, 0.4]))
-    assert few_seeds['verdict'] == 'undecided' and few_seeds['seeds_needed'] > 10
-    few_questions = statistics.judge(draws([0.9] * 3, 40) - draws([0.4] * 3, 40))
-    width = lambda result: result['interval'][1] - result['interval'][0]
-    assert width(few_questions) > 1.5 * width(statistics.judge(draws([0.9] * 3) - draws([0.4] * 3)))
-
-
 def test_the_p_value_and_the_interval_decide_alike():
     rng = np.random.default_rng(3)
     for _ in range(200):
@@ -95,38 +60,12 @@ def test_the_p_value_and_the_interval_decide_alike():
 def test_seeds_and_questions_both_count(of_seeds):
     # Differences that are 0 on average, but differ between questions: some are easier for one of the arms.
     rng, missed = np.random.default_rng(5), 0
-    for _ in range(600):
+    for _ in range(300):
         by_seed, by_question = of_seeds * rng.normal(size=(8, 1)), 0.45 * rng.normal(size=160)
         both = by_seed + by_question + 0.2 * rng.normal(size=(8, 160))
         low, high = statistics.judge(both)['interval']
         missed += low > 0 or high < 0
-    assert 0.02 < missed / 600 < 0.08
-
-
-def test_no_number_of_seeds_makes_up_for_few_questions():
-    rng = np.random.default_rng(6)
-    by_question = rng.normal(size=30)
-    result = statistics.judge(by_question + 0.01 * rng.normal(size=(8, 30)))
-    assert result['seeds_needed'] is None
-    by_seed = 0.2 * rng.normal(size=(8, 1))
-    needed = statistics.judge(by_seed + np.zeros(30))['seeds_needed']
-    again = 0.2 * rng.normal(size=(needed, 1)) + np.zeros(30)
-    low, high = statistics.judge(again)['interval']
-    assert 8 < needed and (high - low) / 2 == pytest.approx(0.05, rel=0.4)
-
-
-@pytest.mark.parametrize('spread', [0.0, 0.05, 0.15])
-def test_arms_that_do_not_differ_seldom_get_a_verdict(spread):
-    rng, wrong = np.random.default_rng(1), 0
-    hard = rng.normal(size=200)
-    for _ in range(300):
-        sides = []
-        for _side in range(2):
-            rates = np.clip(0.5 + spread * rng.normal(size=3), 0, 1)
-            chances = np.clip(rates[:, None] + 0.2 * hard, 0, 1)
-            sides.append((rng.random((3, 200)) < chances) * 1.0)
-        wrong += statistics.judge(sides[0] - sides[1])['verdict'] != 'undecided'
-    assert wrong / 300 < 0.08  # 5 % and what 300 draws leave open
+    assert 0.02 < missed / 300 < 0.08
 
 
 def test_holms_correction():
@@ -141,18 +80,6 @@ def test_holms_correction():
         'undecided',
         'does not hold',
     ]
-
-
-def test_claims_without_results_count_in_the_correction():
-    rows = [dict(p=0.02, interval=[0.1, 0.2])]
-    statistics.correct_verdicts(rows, family=3)
-    assert rows[0]['p_holm'] == 0.06 and rows[0]['verdict_holm'] == 'undecided'
-
-
-def test_twenty_true_hypotheses_seldom_give_one_verdict():
-    rng = np.random.default_rng(2)
-    any_wrong = sum(min(statistics.holm(rng.random(20))) < 0.05 for _ in range(2000)) / 2000
-    assert 0.03 < any_wrong < 0.07
 
 
 def test_a_p_value_of_several_looks_is_one():

@@ -1,5 +1,7 @@
 """What every command has in common: a help with an example, and progress for people alone."""
 
+import argparse
+import json
 import os
 import pathlib
 import pty
@@ -9,11 +11,10 @@ import sys
 import termios
 import time
 
+import mistyped
 import pytest
+from python_process import FAST, ROOT, run_python
 
-from zeroplay_jax.retrieval import progress
-
-ROOT = pathlib.Path(__file__).parents[1]
 COMMANDS = sorted(
     '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__main__')
     for folder in ('zeroplay_jax', 'zeroplay_jax/retrieval', 'benchmarks', 'tools')
@@ -24,10 +25,6 @@ COMMANDS = sorted(
 )
 
 
-# Runs a command as `python -m` does; arguments that its --help says nothing about are named on stderr.
-WATCHED = """import argparse, runpy, sys
-shown = argparse.ArgumentParser.parse_known_args
-
 def arguments(parser):
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -37,38 +34,62 @@ def arguments(parser):
         else:
             yield action
 
-def parse(parser, *given):
+
+def parse_watched(parser, *given):
+    """Parses; arguments that --help says nothing about are named."""
     for action in arguments(parser):
         if not action.help:
-            print('no help for', action.option_strings or action.dest, file=sys.stderr)
-    return shown(parser, *given)
+            print('no help for', action.option_strings or action.dest)
+    return parse(parser, *given)
 
-argparse.ArgumentParser.parse_known_args = parse
-del sys.argv[0]
-runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)
-"""
+
+parse = argparse.ArgumentParser.parse_known_args
+
+
+def print_helps(output):
+    """Prints what --help of every command prints, by processes that this one forks after loading libraries."""
+    import jax  # noqa: F401
+    import transformers  # noqa: F401
+
+    argparse.ArgumentParser.parse_known_args = parse_watched
+    texts = {}
+    for module in COMMANDS:
+        process = os.fork()
+        if not process:
+            mistyped._run(module, ['--help'], pathlib.Path(output))
+        _, status = os.waitpid(process, 0)
+        texts[module] = (status, pathlib.Path(output).read_text())
+    print(json.dumps(texts))
+
+
+@pytest.fixture(scope='module')
+def helps(tmp_path_factory):
+    output = tmp_path_factory.mktemp('helps') / 'output'
+    code = f'import test_commands; test_commands.print_helps({str(output)!r})'
+    printed = run_python('-c', code, PYTHONPATH=f'{ROOT}:{ROOT / "tests"}')
+    assert printed.returncode == 0, printed.stderr[-2000:]
+    return json.loads(printed.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize('module', COMMANDS)
-def test_help_says_how_to_give_the_command_and_what_every_argument_is(module):
-    command = [sys.executable, '-c', WATCHED, module, '--help']
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    examples = [
-        line
-        for line in shown.stdout.split('\n')
-        if f'python -m {module}' in line and 'usage:' not in line
-    ]
-    assert shown.returncode == 0 and examples and 'Traceback' not in shown.stderr
-    assert 'no help for' not in shown.stderr, shown.stderr
+def test_help_says_how_to_give_the_command_and_what_every_argument_is(helps, module):
+    status, text = helps[module]
+    lines = [line for line in text.split('\n') if 'usage:' not in line]
+    assert status == 0 and any(f'python -m {module}' in line for line in lines), text[-2000:]
+    assert 'Traceback' not in text and 'no help for' not in text
+
+
+def start_interruptible(*words):
+    """Also where the tests themselves run in the background, whose children begin deaf to Ctrl-C."""
+    command = ['env', '--default-signal=INT', sys.executable, *words]
+    environment = os.environ | FAST
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
 
 
 def test_ctrl_c_is_one_line(tmp_path):
-    # Also where the tests themselves run in the background, whose children begin deaf to it.
-    command = ['env', '--default-signal=INT', sys.executable, '-m', 'zeroplay_jax.main']
-    command += ['--config=configs/quickstart.py', f'--workdir={tmp_path}/run']
-    environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    running = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+    words = ['-m', 'zeroplay_jax.main', '--config=configs/quickstart.py']
+    running = start_interruptible(*words, f'--workdir={tmp_path}/run')
     deadline = time.monotonic() + 120
     while not (tmp_path / 'run' / 'config.json').exists() and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -85,10 +106,8 @@ def test_ctrl_c_is_one_line(tmp_path):
     ('command', 'module'),
     [
         ('main', 'absl'),
-        pytest.param('main', 'pydantic', marks=pytest.mark.long),
         ('main', 'jax'),
         ('evaluate', 'ml_collections'),
-        pytest.param('evaluate', 'transformers', marks=pytest.mark.long),
         ('ask', 'ml_collections'),
         ('inputs', 'numpy'),
         pytest.param('report', 'numpy', marks=pytest.mark.long),
@@ -103,11 +122,8 @@ def test_ctrl_c_while_libraries_load_is_one_line(tmp_path, command, module):
         'inputs': ['answers', '--corpus', str(tmp_path), '--out', str(tmp_path / 'out')],
         'report': [str(tmp_path)],
     }
-    arguments = ['env', '--default-signal=INT', sys.executable, '-X', 'importtime']
-    arguments += ['-m', f'zeroplay_jax.{command}', *flags[command]]
-    environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    running = subprocess.Popen(arguments, cwd=ROOT, env=environment, **pipes)
+    words = ['-X', 'importtime', '-m', f'zeroplay_jax.{command}', *flags[command]]
+    running = start_interruptible(*words)
     for line in running.stderr:
         name = line.rpartition('|')[2].strip()
         if line.startswith('import time:') and name.partition('.')[0] == module:
@@ -139,11 +155,8 @@ command_line.run_command('zeroplay_jax', main.main)
 
 def test_ctrl_c_while_a_model_loads_is_not_lost_where_a_library_ignores_it(tmp_path):
     """As garbage collection does, whose callbacks ignore exceptions."""
-    command = ['env', '--default-signal=INT', sys.executable, '-c', SWALLOWS]
-    command += ['--config=configs/quickstart.py', f'--workdir={tmp_path}/run']
-    environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    running = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+    flags = ['--config=configs/quickstart.py', f'--workdir={tmp_path}/run']
+    running = start_interruptible('-c', SWALLOWS, *flags)
     assert running.stdout.readline() == 'loads\n', running.communicate()[1][-2000:]
     running.send_signal(signal.SIGINT)
     try:
@@ -156,19 +169,19 @@ def test_ctrl_c_while_a_model_loads_is_not_lost_where_a_library_ignores_it(tmp_p
 
 def test_the_line_is_seen_also_where_libraries_are_silenced():
     code = """import os, signal, time
-from zeroplay_jax.retrieval.command import quiet
+from zeroplay_jax.retrieval import command
 from zeroplay_jax.runtime import signals
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signals.exit_while_loading()
-with quiet():
+with command.quiet():
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(5)
 """
-    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
+    done = run_python('-c', code)
     assert done.returncode == 130
     assert done.stderr.strip() == 'zeroplay_jax: stopped before it began'
-    raised = code.replace('with quiet', 'signals.raise_again()\nwith quiet')
-    done = subprocess.run([sys.executable, '-c', raised], cwd=ROOT, capture_output=True, text=True)
+    raised = code.replace('with command', 'signals.raise_again()\nwith command')
+    done = run_python('-c', raised)
     assert 'KeyboardInterrupt' in done.stderr
 
 
@@ -182,20 +195,12 @@ command_line.connect(config)
 import jax
 print(jax.device_count())
 """
-    environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
-    command = [sys.executable, '-c', code]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.stdout.strip() == '3', done.stderr
-    environment['XLA_FLAGS'] = '--xla_force_host_platform_device_count=5'
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.stdout.strip() == '5', done.stderr
     # A notebook that has used JAX keeps the devices that it has.
-    environment['XLA_FLAGS'] = ''
-    command[2] = code.replace(
-        'command_line.connect', 'import jax; jax.devices(); command_line.connect'
-    )
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.stdout.strip() == '1', done.stderr
+    used = code.replace('command_line.connect', 'import jax; jax.devices(); command_line.connect')
+    five = '--xla_force_host_platform_device_count=5'
+    for program, flags, devices in ((code, '', '3'), (code, five, '5'), (used, '', '1')):
+        done = run_python('-c', program, XLA_FLAGS=flags)
+        assert done.stdout.strip() == devices, done.stderr
 
 
 def on_a_terminal(code):
@@ -227,7 +232,7 @@ def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else():
         'with progress.bar(3, "steps", "count") as bar: bar.update(3)',
     )
     code = '\n'.join(lines)
-    silent = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True)
+    silent = run_python('-c', code)
     assert silent.returncode == 0 and not silent.stdout and not silent.stderr
     shown = on_a_terminal(code)
     assert 'count' in shown and '/3' in shown and 'compiling' not in shown
@@ -254,17 +259,11 @@ with progress.bar(1, 'steps') as bar:
 def test_work_without_a_measure_counts_its_seconds_even_where_libraries_are_silenced():
     code = """import time
 from zeroplay_jax.retrieval import progress
-from zeroplay_jax.retrieval.command import quiet
-with progress.clock('index'), quiet():
+from zeroplay_jax.retrieval import command
+with progress.clock('index'), command.quiet():
     time.sleep(1.5)
 """
     shown = on_a_terminal(code)
     assert 'index: 00:00' in shown and 'index: 00:01' in shown
-    silent = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True)
+    silent = run_python('-c', code)
     assert silent.returncode == 0 and not silent.stdout and not silent.stderr
-
-
-def test_a_bar_that_is_not_wanted_says_nothing(capsys):
-    with progress.bar(2, 'steps', shown=False) as bar:
-        bar.update(2)
-    assert capsys.readouterr().err == ''

@@ -1,11 +1,7 @@
 """Programs are kept between processes where a config names a folder, and a step says how many."""
 
-import os
-import pathlib
-import subprocess
-import sys
+from python_process import run_python
 
-ROOT = pathlib.Path(__file__).parents[1]
 CODE = """import sys
 import jax
 from zeroplay_jax.runtime.devices import CompilationCache
@@ -20,11 +16,9 @@ print(cache.take_metrics(), cache.take_metrics())
 
 
 def test_a_second_process_reads_what_the_first_compiled(tmp_path):
-    environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
     printed = []
     for _ in range(2):
-        command = [sys.executable, '-c', CODE, str(tmp_path / 'programs')]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        done = run_python('-c', CODE, tmp_path / 'programs', XLA_FLAGS='')
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout.strip())
     none = "{'programs/cached': 0.0, 'programs/compiled': 0.0}"

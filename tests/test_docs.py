@@ -13,7 +13,8 @@ from zeroplay_jax.configs import common
 from zeroplay_jax.configuration import fields
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+PAGES = sorted(ROOT.glob('*.md')) + sorted(ROOT.glob('[a-z]*/*.md'))
+PAGES += sorted((ROOT / 'benchmarks' / 'peers').glob('*.md'))
 
 needs_mkdocs = pytest.mark.skipif(
     not all(importlib.util.find_spec(name) for name in ('mkdocs', 'material')),
@@ -55,7 +56,7 @@ def faulty_links(page):
     return faults
 
 
-@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_anchors_resolve(page):
     assert not faulty_links(page)
 
@@ -103,17 +104,6 @@ def test_the_site_loads_nothing_from_the_network(site):
 
 
 @needs_mkdocs
-def test_links_to_the_repository_lead_to_pages_of_the_site(site):
-    text = (site / 'results.html').read_text()
-    assert 'href="benchmarks.html#the-table"' in text
-    assert 'src="quickstart.svg"' in text and (site / 'quickstart.svg').is_file()
-    assert '../benchmarks' not in text
-    # The site has no source files: the text of a link to one stays.
-    launch = (site / 'launch.html').read_text()
-    assert 'href="retrieval.html"' in launch
-
-
-@needs_mkdocs
 def test_the_hook_leaves_code_and_missing_files_alone():
     spec = importlib.util.spec_from_file_location('pages', ROOT / 'docs' / 'repository_pages.py')
     hook = importlib.util.module_from_spec(spec)
@@ -131,15 +121,6 @@ def test_the_hook_leaves_code_and_missing_files_alone():
     for written, expected in cases.items():
         assert hook.adapt_links(written, 'results.md') == expected
     assert hook.adapt_links('[a](../retrieval/README.md)', 'launch.md') == '[a](retrieval.md)'
-
-
-@needs_mkdocs
-def test_a_broken_link_fails_the_strict_build(tmp_path):
-    (tmp_path / 'docs').mkdir()
-    (tmp_path / 'docs' / 'index.md').write_text('[missing](missing.md)\n')
-    (tmp_path / 'mkdocs.yml').write_text('site_name: test\n')
-    result = build(tmp_path / 'site', '--config-file', str(tmp_path / 'mkdocs.yml'))
-    assert result.returncode != 0 and 'missing.md' in result.stderr
 
 
 def python_blocks(page):

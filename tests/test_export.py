@@ -101,48 +101,55 @@ FULL_ERRORS = {
 }
 
 
+@pytest.fixture
+def refusal(run, tmp_path, capsys):
+    """Returns a function that exports the run; it gives the last line of the errors."""
+
+    def export_it(out=tmp_path / 'out'):
+        assert main([str(run[0]), '--out', str(out)]) == 2
+        return capsys.readouterr().err.splitlines()[-1]
+
+    return export_it
+
+
 @pytest.mark.parametrize(
     ('name', 'reason'), [('file', 'File exists'), ('file/out', 'Not a directory')]
 )
-def test_a_file_in_place_of_the_output_folder_asks_for_another(run, tmp_path, capsys, name, reason):
-    workdir, _ = run
+def test_a_file_in_place_of_the_output_folder_asks_for_another(refusal, tmp_path, name, reason):
     (tmp_path / 'file').write_text('mine')
-    assert main([str(workdir), '--out', str(tmp_path / name)]) == 2
-    line = f'zeroplay_jax.export: {tmp_path / name}: {reason}; choose another --out\n'
-    assert capsys.readouterr().err.endswith(line)
+    out = tmp_path / name
+    assert refusal(out) == f'zeroplay_jax.export: {out}: {reason}; choose another --out'
 
 
 @pytest.mark.parametrize('case', FULL_ERRORS)
-def test_a_full_disk_asks_for_another_output_folder(run, tmp_path, monkeypatch, capsys, case):
-    workdir, _ = run
+def test_a_full_disk_asks_for_another_output_folder(refusal, tmp_path, monkeypatch, case):
     function, error = FULL_ERRORS[case]
     monkeypatch.setattr(f'zeroplay_jax.policy.hf.{function}', raising(error))
-    assert main([str(workdir), '--out', str(tmp_path / 'out')]) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
+    line = refusal()
     assert line.startswith(f'zeroplay_jax.export: {tmp_path / "out"}: ') and FULL in line
     assert line.endswith('; choose another --out')
 
 
+FIX = 'correct this and run the same command again'
+
+
 @pytest.mark.parametrize('has_name', [True, False])
-def test_an_input_that_cannot_be_read_is_named(run, tmp_path, monkeypatch, capsys, has_name):
-    workdir, snapshot = run
-    path = snapshot / 'tokenizer_config.json'
+def test_an_input_that_cannot_be_read_is_named(run, refusal, tmp_path, monkeypatch, has_name):
+    path = run[1] / 'tokenizer_config.json'
     # The file of the cache to which it led is gone.
     path.unlink()
     path.symlink_to(tmp_path / 'gone')
-    want = f'{path}: No such file or directory; correct this and run the same command again'
+    problem = f'{path}: No such file or directory'
     if not has_name:
-        want = '[Errno 5] Input/output error; correct this and run the same command again'
+        problem = '[Errno 5] Input/output error'
         error = OSError(errno.EIO, 'Input/output error')
         monkeypatch.setattr(input_record, 'check_start', raising(error))
-    assert main([str(workdir), '--out', str(tmp_path / 'out')]) == 2
-    assert capsys.readouterr().err == f'zeroplay_jax.export: {want}\n'
+    assert refusal() == f'zeroplay_jax.export: {problem}; {FIX}'
 
 
 def test_an_input_that_fails_while_it_is_copied_does_not_blame_the_output(
-    run, tmp_path, monkeypatch, capsys
+    refusal, tmp_path, monkeypatch
 ):
-    workdir, snapshot = run
     read_bytes = pathlib.Path.read_bytes
 
     def fail(path):
@@ -151,16 +158,13 @@ def test_an_input_that_fails_while_it_is_copied_does_not_blame_the_output(
         return read_bytes(path)
 
     monkeypatch.setattr(pathlib.Path, 'read_bytes', fail)
-    assert main([str(workdir), '--out', str(tmp_path / 'out')]) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert 'tokenizer_config.json: Input/output error; correct this and run the same' in line
+    assert f'tokenizer_config.json: Input/output error; {FIX}' in refusal()
     assert not list(tmp_path.glob('out/*'))
 
 
-def test_a_run_around_the_output_folder_that_cannot_be_read_is_named(run, monkeypatch, capsys):
+def test_a_run_around_the_output_folder_that_cannot_be_read_is_named(run, refusal, monkeypatch):
     workdir, _ = run
     error = PermissionError(errno.EACCES, 'Permission denied', str(workdir))
     monkeypatch.setattr(input_record, 'check_start', raising(error))
-    assert main([str(workdir), '--out', str(workdir / 'exported')]) == 2
-    line = f'zeroplay_jax.export: {workdir}: Permission denied; correct this and run the same'
-    assert capsys.readouterr().err.startswith(line)
+    line = f'zeroplay_jax.export: {workdir}: Permission denied; {FIX}'
+    assert refusal(workdir / 'exported').startswith(line)

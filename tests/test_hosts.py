@@ -1,6 +1,5 @@
 """Two processes joined by gloo play what one would, from anybody's checkpoint, and nobody waits for the dead."""
 
-import json
 import os
 import shutil
 import signal
@@ -13,7 +12,9 @@ import time
 import numpy as np
 import pytest
 from host_processes import HEARTBEAT, ROOT, RUN, finish, free_port, play, processes
+from run_files import lines, summary_of, without_clock
 
+from zeroplay_jax.learner.checkpoint import saved_steps
 from zeroplay_jax.runtime import devices
 from zeroplay_jax.types import UserError
 
@@ -41,9 +42,7 @@ def read(workdir, name):
 
 
 def metrics(workdir):
-    clocks = ('second', 'tokens_per')
-    records = [json.loads(line) for line in read(workdir, 'metrics.jsonl').splitlines()]
-    return [{k: v for k, v in r.items() if not any(c in k for c in clocks)} for r in records]
+    return without_clock(lines(workdir))
 
 
 def moments(workdir):
@@ -53,30 +52,20 @@ def moments(workdir):
 
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
-    for step in sorted(
-        int(p.name) for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit()
-    ):
-        path, reader = (
-            (workdir / 'checkpoints' / str(step) / 'states').resolve(),
-            ocp.StandardCheckpointer(),
-        )
-        tree = reader.restore(path, jax.tree.map(shape, reader.metadata(path).item_metadata.tree))
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
-        mu = [
-            (str(path), np.asarray(x))
-            for path, x in leaves
-            if "'mu'" in str(path) or '.mu' in str(path)
-        ]
+    for step in saved_steps(workdir / 'checkpoints'):
+        folder = (workdir / 'checkpoints' / str(step) / 'states').resolve()
+        reader = ocp.StandardCheckpointer()
+        shapes = jax.tree.map(shape, reader.metadata(folder).item_metadata.tree)
+        leaves = jax.tree_util.tree_leaves_with_path(reader.restore(folder, shapes))
+        named = [(str(path), np.asarray(x)) for path, x in leaves]
+        mu = [(name, x) for name, x in named if "'mu'" in name or '.mu' in name]
         assert mu
         yield step, mu
 
 
 def test_two_processes_play_what_one_plays(one, two):
     assert read(two[0], 'trajectories.jsonl') == read(one[0], 'trajectories.jsonl')
-    reasons = {
-        json.loads(line)['info'].get('rejected')
-        for line in read(two[0], 'trajectories.jsonl').splitlines()
-    }
+    reasons = {row['info'].get('rejected') for row in lines(two[0], 'trajectories.jsonl')}
     assert len(reasons - {None}) >= 1  # something was turned away, by both alike
     ours, theirs = metrics(two[0]), metrics(one[0])
     assert [r['step'] for r in ours] == list(range(len(theirs)))
@@ -111,8 +100,7 @@ def test_a_signal_to_one_process_saves_the_same_step_in_all(two, tmp_path):
     running[1].send_signal(signal.SIGTERM)
     texts = [p.communicate(timeout=120)[0] for p in running]
     assert [p.returncode for p in running] == [75, 75], texts
-    steps = [int(p.name) for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit()]
-    assert max(steps) == len(metrics(workdir))
+    assert max(saved_steps(workdir / 'checkpoints')) == len(metrics(workdir))
     finish(play(workdir, 2))
     assert read(workdir, 'trajectories.jsonl') == read(two[0], 'trajectories.jsonl')
     assert metrics(workdir) == metrics(two[0])
@@ -124,15 +112,12 @@ def test_a_checkpoint_serves_either_number_of_processes(writers, one, two, tmp_p
     whole = (one, two)[writers - 1][0]
     workdir = tmp_path / 'run'
     shutil.copytree(whole, workdir)
-    steps = sorted(
-        (p for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit()),
-        key=lambda p: int(p.name),
-    )
-    for path in steps[2:]:
-        shutil.rmtree(path)
+    steps = saved_steps(workdir / 'checkpoints')
+    for step in steps[2:]:
+        shutil.rmtree(workdir / 'checkpoints' / str(step))
     shutil.rmtree(workdir / 'policy')
     out = finish(play(workdir, 3 - writers))
-    assert f'resumes at step {steps[1].name} of' in out[0]
+    assert f'resumes at step {steps[1]} of' in out[0]
     assert read(workdir, 'trajectories.jsonl') == read(whole, 'trajectories.jsonl')
     assert (workdir / 'policy' / 'policy' / 'model.safetensors').exists()
 
@@ -177,7 +162,7 @@ def test_two_processes_that_train_nothing_both_stop_with_status_3(tmp_path):
     )
     out = [p.communicate(timeout=600)[0] for p in running]
     assert [p.returncode for p in running] == [3, 3], out
-    summary = json.loads(read(workdir, 'summary.json'))
+    summary = summary_of(workdir)
     assert summary['trained'] is False and '2 steps in a row' in summary['stopped']
     assert any(summary['stopped'] in text for text in out)
     assert not (workdir / 'policy').exists()
@@ -186,6 +171,7 @@ def test_two_processes_that_train_nothing_both_stop_with_status_3(tmp_path):
 BREAKS = """
 import sys
 from zeroplay_jax.runtime import hosts
+from zeroplay_jax.learner.checkpoint import saved_steps
 from zeroplay_jax.runtime import devices
 from zeroplay_jax.configuration import command_line
 devices.connect('coordinator', f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]), 10)
@@ -255,12 +241,3 @@ def test_a_process_zero_that_comes_late_is_waited_for():
         devices._wait_until_open(place, 60.0)
         opens.join()
         assert 0.9 < time.monotonic() - started < 30
-
-
-def test_a_workdir_that_is_taken_is_one_line_in_every_process(tmp_path):
-    (tmp_path / 'run').mkdir()
-    (tmp_path / 'run' / 'thesis.tex').write_text('mine')
-    running = play(tmp_path / 'run', 2)
-    out = [p.communicate(timeout=120)[0] for p in running]
-    assert [p.returncode for p in running] == [2, 2]
-    assert all("holds 'thesis.tex' but no config.json" in text for text in out)

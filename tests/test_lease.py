@@ -8,6 +8,7 @@ import time
 
 import pytest
 from memory_bucket import MemoryBucket, outage
+from saved_runs import wait_for
 
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import remote_workdir as leases
@@ -62,9 +63,7 @@ def test_whoever_loses_the_lease_notices_and_leaves_the_other_one_alone():
     bucket = MemoryBucket()
     lease = Lease(bucket, NAME, seconds=0.2)
     left_behind(bucket)
-    deadline = time.monotonic() + 10
-    while not lease.lost and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: lease.lost)
     assert 'was taken by process 12 on tpu-7' in lease.lost and not lease.renew()
     lease.release()
     assert json.loads(bucket.read(NAME)[0])['process'] == 12
@@ -88,9 +87,7 @@ def test_rights_that_are_taken_away_end_the_run_with_a_line():
     lease = Lease(bucket, NAME, seconds=0.1)
     bucket.failures['delete'] = [RetrievalError('gs://bucket/x: not allowed')]
     bucket.errors.append(RetrievalError('gs://bucket/run/lease.json: not allowed'))
-    deadline = time.monotonic() + 10
-    while not lease.lost and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: lease.lost)
     assert lease.lost == 'gs://bucket/run/lease.json: not allowed' and not lease.renew()
     lease.release()
     other = Lease(MemoryBucket(), NAME)

@@ -14,12 +14,12 @@ import zipfile
 
 import pytest
 from packaging.requirements import Requirement
+from run_files import lines, without_clock
 
 ROOT = pathlib.Path(__file__).parents[1]
 OUTSIDE = ROOT / 'tests' / 'outside_package'
 SOURCES = ('pyproject.toml', 'MANIFEST.in', 'README.md', 'LICENSE', 'requirements.txt')
 FOLDERS = ('zeroplay_jax', 'retrieval', 'configs')
-CLOCKS = ('seconds', 'tokens_per_second')
 
 
 def pip(*arguments, python=sys.executable):
@@ -128,25 +128,14 @@ def test_the_installed_package_is_the_wheels_and_requires_what_the_project_does(
     assert pathlib.Path(file).is_relative_to(python.parents[1])
     assert version == distribution_version
     assert top == [True, True]
-    lines = (ROOT / 'requirements.txt').read_text().splitlines()
-    pins = {Requirement(line) for line in lines if line and not line.startswith('#')}
+    required = (ROOT / 'requirements.txt').read_text().splitlines()
+    pins = {Requirement(line) for line in required if line and not line.startswith('#')}
     assert pins < {Requirement(line) for line in requires}
     assert any(requirement.startswith('mcp==') for requirement in requires)
 
 
-# Each loads most libraries once more.
-LONG_TO_IMPORT = ('retrieval.build', 'report', 'ask', 'compare', 'evaluate', 'inputs')
-
-
-@pytest.mark.parametrize(
-    'module',
-    [
-        'main',
-        'retrieval.server',
-        'quickstart',
-        *(pytest.param(name, marks=pytest.mark.long) for name in LONG_TO_IMPORT),
-    ],
-)
+# The others are the same files.
+@pytest.mark.parametrize('module', ['main', 'retrieval.server'])
 def test_commands_explain_themselves(python, tmp_path, module):
     out, err = finish(start(python, tmp_path, '-m', f'zeroplay_jax.{module}', '--help'))
     assert 'usage' in (out + err).lower() or '--config' in out + err
@@ -177,17 +166,6 @@ def start_training(python, folder, workdir):
     return start(python, folder, '-m', 'zeroplay_jax.main', config, f'--workdir={workdir}')
 
 
-def records(workdir, name):
-    return [json.loads(line) for line in (workdir / name).read_text().splitlines()]
-
-
-def without_clocks(metrics):
-    return [
-        {name: value for name, value in record.items() if not any(c in name for c in CLOCKS)}
-        for record in metrics
-    ]
-
-
 @pytest.fixture(scope='module')
 def whole_run(python, tmp_path_factory):
     folder = tmp_path_factory.mktemp('elsewhere')
@@ -196,7 +174,7 @@ def whole_run(python, tmp_path_factory):
 
 
 def test_an_outside_package_trains_three_roles_with_its_tool_loss_and_rewards(whole_run):
-    steps = [r for r in records(whole_run, 'metrics.jsonl') if r['phase'] == 'selfplay']
+    steps = [r for r in lines(whole_run, 'metrics.jsonl') if r['phase'] == 'selfplay']
     assert len(steps) == 3
     for role in ('proposer', 'solver', 'critic'):
         assert any(step[f'{role}/gradient_norm'] > 0 for step in steps)
@@ -204,7 +182,7 @@ def test_an_outside_package_trains_three_roles_with_its_tool_loss_and_rewards(wh
     # The critic makes two updates per batch, so its ratio moves and the loss penalises it.
     assert any(step['critic/ratio_penalty'] > 0 for step in steps)
     assert all('reward/zp_outside.rewards:last_word' in step for step in steps)
-    trajectories = records(whole_run, 'trajectories.jsonl')
+    trajectories = lines(whole_run, 'trajectories.jsonl')
     assert {record['role'] for record in trajectories} == {'proposer', 'solver', 'critic'}
     calls = [call for record in trajectories for call in record['turns'] if call]
     # Only the outside tool has this argument and this error, which depends on the rollout's earlier calls.
@@ -234,7 +212,7 @@ def test_an_outside_run_that_is_killed_ends_like_one_that_was_not(whole_run, pyt
     for role in ('proposer', 'solver', 'critic'):
         weights = pathlib.Path('policy') / role / 'model.safetensors'
         assert (whole_run / weights).read_bytes() == (killed / weights).read_bytes()
-    metrics = [without_clocks(records(run, 'metrics.jsonl')) for run in (whole_run, killed)]
+    metrics = [without_clock(lines(run)) for run in (whole_run, killed)]
     assert metrics[0] == metrics[1]
     for name in ('trajectories.jsonl', 'tasks.jsonl'):
-        assert records(whole_run, name) == records(killed, name)
+        assert lines(whole_run, name) == lines(killed, name)

@@ -3,13 +3,12 @@
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 import types
 
 import pytest
-from host_processes import ROOT, processes
+from host_processes import processes
+from python_process import run_python
 
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.selfplay.engine import Engine
@@ -89,7 +88,7 @@ signals.exit_on_sigterm()
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(5)
 """
-    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
+    done = run_python('-c', code)
     assert done.returncode == signals.PREEMPTED_STATUS == 75
     assert (
         done.stderr.strip() == 'zeroplay_jax: stopped by SIGTERM; the same command resumes the run'

@@ -11,6 +11,8 @@ import time
 import urllib.request
 
 import pytest
+from host_processes import free_port
+from run_files import lines
 
 ROOT = pathlib.Path(__file__).parents[1]
 SHELL = ('', 'bash', 'sh')  # how fences of commands begin
@@ -160,8 +162,8 @@ def blocks(page, *languages):
 
 
 def commands(page):
-    lines = ''.join(blocks(page, *SHELL)).replace('\\\n', ' ').split('\n')
-    return [' '.join(line.split('  #')[0].split()) for line in lines if line.strip()]
+    calls = ''.join(blocks(page, *SHELL)).replace('\\\n', ' ').split('\n')
+    return [' '.join(call.split('  #')[0].split()) for call in calls if call.strip()]
 
 
 def runnable(page):
@@ -262,19 +264,6 @@ def test_a_command_of_the_launch_page_is_accepted(project, command):
     assert '# the command is sound' in done.stdout
 
 
-@pytest.mark.parametrize('page', PAGES)
-def test_links_and_pictures_are_there(page):
-    listed = subprocess.run(
-        ['git', 'ls-files'], cwd=ROOT, capture_output=True, text=True
-    ).stdout.split('\n')
-    for link in re.findall(r'\]\(([^)#]+)', (ROOT / page).read_text(encoding='utf-8')):
-        if '://' not in link:
-            path = os.path.normpath(os.path.join(os.path.dirname(page), link))
-            assert path in listed or any(name.startswith(f'{path}/') for name in listed), (
-                f'{page}: {link}'
-            )
-
-
 def test_the_launch_page_names_every_kind_of_machine():
     assert {re.match(r'launch/(\w+)', command)[1] for command in dry_runs()} == {
         'local_2proc',
@@ -326,24 +315,19 @@ def test_a_command_of_the_readme_does_what_it_says(project, command):
 
 def test_the_recipe_of_the_documentation_is_short_and_was_run(project):
     assert easy_recipe().count('\n') < 50
-    records = [
-        json.loads(line) for line in (project / 'runs/easy/metrics.jsonl').read_text().splitlines()
-    ]
-    played = [r for r in records if r['phase'] == 'solver']
-    assert {r['iteration'] for r in played} == {0, 1, 2}  # questions of one, two and three hops
-    rows = [
-        json.loads(line)
-        for line in (project / 'runs/easy/trajectories.jsonl').read_text().splitlines()
-    ]
-    hops = {(r['iteration'], r['info']['hops']) for r in rows if r['phase'] == 'solver'}
+    workdir = project / 'runs/easy'
+    iterations = {r['iteration'] for r in lines(workdir) if r['phase'] == 'solver'}
+    assert iterations == {0, 1, 2}  # questions of one, two and three hops
+    solved = [r for r in lines(workdir, 'trajectories.jsonl') if r['phase'] == 'solver']
+    hops = {(r['iteration'], r['info']['hops']) for r in solved}
     assert hops == {(0, 1), (1, 2), (2, 3)}
 
 
 @pytest.mark.fault('user-11', 'the example of the README')
 def test_the_python_example_of_the_readme_runs(project, user_reads):
     (example,) = blocks('README.md', 'python')
-    lines = [line for line in example.splitlines() if line and not line.startswith('import')]
-    assert len(lines) <= 10
+    statements = [x for x in example.splitlines() if x and not x.startswith('import')]
+    assert len(statements) <= 10
     script = project / 'example.py'
     small = {
         'world.train': (0, 4),
@@ -398,14 +382,6 @@ def test_the_commands_and_the_client_of_the_retrieval_page(project):
             assert done.returncode == 0 and "'title': 'Title" in done.stdout, done.stderr[-2000:]
         finally:
             serving.terminate()
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        return s.getsockname()[1]
 
 
 def wait(url):

@@ -2,19 +2,20 @@
 happened, and every line of the log stands once."""
 
 import json
-import os
 import pathlib
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
+from python_process import start_python
+from run_files import lines, summary_of, without_clock
 from test_metrics import board_steps
 
-ROOT = pathlib.Path(__file__).parents[1]
+from zeroplay_jax import export
+from zeroplay_jax.learner.checkpoint import saved_steps
+
 SMALL = [
     '--config=configs/quickstart.py',
     '--config.world.train=(0,4)',
@@ -39,13 +40,7 @@ SMALL = [
 
 
 def start(workdir, *extra):
-    environment = os.environ | {
-        'XLA_FLAGS': '--xla_backend_optimization_level=0',
-        'JAX_PLATFORMS': 'cpu',
-    }
-    command = [sys.executable, '-m', 'zeroplay_jax.main', *SMALL, f'--workdir={workdir}', *extra]
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+    return start_python('-m', 'zeroplay_jax.main', *SMALL, f'--workdir={workdir}', *extra)
 
 
 def finish(process):
@@ -58,21 +53,12 @@ def final_states(workdir):
     import jax
     import orbax.checkpoint as ocp
 
-    step = max(int(p.name) for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit())
-    tree = ocp.StandardCheckpointer().restore(
-        (workdir / 'checkpoints' / str(step) / 'states').resolve()
-    )
-    loop = json.loads((workdir / 'checkpoints' / str(step) / 'loop' / 'metadata').read_text())
+    step = max(saved_steps(workdir / 'checkpoints'))
+    folder = (workdir / 'checkpoints' / str(step)).resolve()
+    tree = ocp.StandardCheckpointer().restore(folder / 'states')
+    loop = json.loads((folder / 'loop' / 'metadata').read_text())
+    loop.pop('seconds')
     return jax.tree.map(np.asarray, tree), loop
-
-
-def lines(workdir, name='metrics.jsonl'):
-    return [json.loads(line) for line in (workdir / name).read_text().split('\n') if line]
-
-
-def without_clock(records):
-    clocks = ('seconds', 'tokens_per_second')
-    return [{k: v for k, v in r.items() if not any(c in k for c in clocks)} for r in records]
 
 
 @pytest.fixture(scope='module')
@@ -83,7 +69,7 @@ def uninterrupted(tmp_path_factory):
 
 def test_a_run_leaves_what_the_readme_says(uninterrupted):
     workdir, printed = uninterrupted
-    summary = json.loads((workdir / 'summary.json').read_text())
+    summary = summary_of(workdir)
     want = {
         'em_before',
         'em_after',
@@ -225,9 +211,7 @@ def _kill_and_compare(whole, workdir, kills, rng, *extra):
     import jax
 
     jax.tree.map(np.testing.assert_array_equal, a, b)
-    assert {k: v for k, v in loop_a.items() if k != 'seconds'} == {
-        k: v for k, v in loop_b.items() if k != 'seconds'
-    }
+    assert loop_a == loop_b
     assert without_clock(lines(whole)) == without_clock(lines(workdir))
     for name in ('trajectories.jsonl', 'tasks.jsonl', 'alarms.jsonl'):
         assert lines(whole, name) == lines(workdir, name)
@@ -242,23 +226,12 @@ def _preempt(process, workdir):
     _, err = process.communicate(timeout=120)
     assert process.returncode == 75, err[-2000:]
     assert err.strip().endswith('the same command resumes the run')
-    steps = [int(p.name) for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit()]
-    assert max(steps) == _cursor(workdir)
+    assert max(saved_steps(workdir / 'checkpoints')) == _cursor(workdir)
 
 
 def _cursor(workdir):
     path = workdir / 'metrics.jsonl'
     return len(path.read_text().splitlines()) if path.exists() else 0
-
-
-def test_a_workdir_of_another_config_is_refused_in_one_line(uninterrupted):
-    process = start(uninterrupted[0], '--config.solver.batch=8')
-    _, err = process.communicate(timeout=120)
-    assert (
-        process.returncode == 2
-        and 'solver.batch (there 4, now 8)' in err
-        and 'Traceback' not in err
-    )
 
 
 @pytest.mark.long
@@ -279,7 +252,7 @@ def test_a_run_begins_with_the_weights_of_another(uninterrupted, tmp_path):
     before = sorted((path, path.stat().st_mtime_ns) for path in whole.rglob('*'))
     finish(start(workdir, f'--from={whole}', *short))
     assert before == sorted((path, path.stat().st_mtime_ns) for path in whole.rglob('*'))
-    summaries = [json.loads((path / 'summary.json').read_text()) for path in (whole, workdir)]
+    summaries = [summary_of(path) for path in (whole, workdir)]
     assert summaries[1]['results']['before'] == summaries[0]['results']['after']
     last = len(lines(whole))
     assert summaries[1]['from'] == {'workdir': str(whole.resolve()), 'step': last}
@@ -293,8 +266,7 @@ def test_a_run_begins_with_the_weights_of_another(uninterrupted, tmp_path):
     assert best['value'] == max(means)
     # The newest checkpoint is what the run exported; and it needs the other run no more.
     exported = tmp_path / 'exported'
-    command = [sys.executable, '-m', 'zeroplay_jax.export', str(workdir), '--out', str(exported)]
-    assert subprocess.run(command, cwd=ROOT).returncode == 0
+    assert export.main([str(workdir), '--out', str(exported)]) == 0
     for role in ('proposer', 'solver'):
         name = pathlib.Path(role, 'model.safetensors')
         assert (exported / name).read_bytes() == (workdir / 'policy' / name).read_bytes()

@@ -8,9 +8,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from benchmarks import slices, slices_costs, slices_play, slices_workload, tpu_aot, tpu_kernels
+from benchmarks import slices, slices_costs, slices_play, slices_workload, tpu_kernels
 from benchmarks.hlo_estimate import Program
-from benchmarks.slices_engines import Episode, Group, Settings, Tools
+from benchmarks.slices_engines import Episode, Group, Settings
 from benchmarks.slices_workload import Workload
 from zeroplay_jax.rollout.sampler import SamplerConfig
 
@@ -100,15 +100,6 @@ def test_a_cache_that_no_rollout_fits_is_refused():
     settings = dataclasses.replace(SETTINGS['pages'], pages=3)
     with pytest.raises(RuntimeError, match='too small'):
         slices_play.play(machine(), 'pages', settings, [SMALL.draw(0)], SMALL.latencies)
-
-
-def test_threads_take_batches_in_order():
-    tools = Tools(lambda: 1.0, 2)
-    for now, name in ((0.0, 'a'), (0.5, 'b'), (0.6, 'c')):
-        tools.submit(now, [name])
-    assert tools.next_end == 1.0 and tools.finished(0.9) == []
-    assert tools.finished(1.5) == ['a', 'b'] and tools.next_end == 2.0
-    assert tools.finished(2.0) == ['c'] and tools.next_end is None
 
 
 @pytest.mark.parametrize('ahead', [0, 1])
@@ -205,17 +196,6 @@ def test_bundles_of_a_kernel_are_counted_by_the_depth_of_their_loop():
     assert tpu_kernels.loop_bundles('\n'.join(lines)) == dict(block=2, row=1, grid=3)
 
 
-def test_estimates_and_kernels_are_stored_for_the_machines_of_the_table():
-    table = json.loads(tpu_aot.RESULTS.read_text())
-    rows = [row for row in table['rows'] if row['model'] == slices.ALL_MODEL]
-    for row in rows:
-        if row['program'] != 'update':
-            assert row['estimated_seconds'] >= row['roofline_seconds']
-    for generation in ('v5e', 'v5p', 'v6e'):
-        kernel = table['kernels'][tpu_kernels.key(slices.ALL_MODEL, generation)]
-        assert kernel['decode']['block'] > 100 and kernel['block'] % kernel['page'] == 0
-
-
 def test_peak_rates_and_estimates_are_told_apart():
     estimated = slices_costs.machine_costs('v5p:2x2x4', 'qwen2.5-7b')
     peak = slices_costs.machine_costs('v5p:2x2x4', 'qwen2.5-7b', peak=True)
@@ -296,23 +276,3 @@ def test_a_change_is_played_with_everything_else_as_it_is():
     assert {'ahead=1', 'pages in the memory of the slots'} <= set(results)
     paged = slices_play.default_settings(machine(), 'pages')
     assert 'twice the token budget' in dict(slices.changes(machine(), paged, SMALL, 'pages', 0))
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'words'),
-    [
-        ([], 'give --machine or --all'),
-        (['--machine', 'v9'], "no machine 'v9'; there are v5e:4x4"),
-        (['--machine', 'h200', '--model', 'gpt'], "no model 'gpt'; there are qwen2.5-3b"),
-        (['--machine', 'h200', '--config', 'nowhere.py'], '--config=nowhere.py: no such file'),
-        (['--machine', 'h200', '--metrics', 'nowhere'], '--metrics nowhere'),
-        (['--machine', 'h200', '--engine', 'x'], 'invalid choice'),
-        (['--machine', 'h200', '--hosts', '-1'], 'positive'),
-        (['--machine', 'h200', '--wrong'], 'unrecognized arguments'),
-    ],
-)
-def test_a_wrong_argument_is_said_in_one_line(arguments, words, capsys):
-    with pytest.raises(SystemExit, match='2'):
-        slices.main(arguments)
-    error = capsys.readouterr().err
-    assert error.startswith('slices: ') and words in error and error.count('\n') == 1

@@ -1,13 +1,10 @@
 """The record of a run's tools: a run is not resumed with tools that its policy would see otherwise."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 import types
 
 import pytest
+from python_process import run_python
 
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.tools.base import Tool, ToolResult, string_parameter
@@ -15,8 +12,6 @@ from zeroplay_jax.tools.calculator import CalculatorTool
 from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.training import tool_record
 from zeroplay_jax.types import UserError
-
-ROOT = pathlib.Path(__file__).parents[1]
 
 
 class Weather(Tool):
@@ -153,18 +148,10 @@ SMALL = [
 ]
 
 
-def run(folder, *flags):
-    command = [sys.executable, '-m', 'zeroplay_jax.main', '--config=configs/dspo.py:mini']
-    command += [f'--workdir={folder}/run', "--config.tools.names=('search','their_clock:Clock')"]
-    environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(folder)}
-    return subprocess.run(
-        [*command, *SMALL, *flags],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+def run(folder):
+    words = ['-m', 'zeroplay_jax.main', '--config=configs/dspo.py:mini', f'--workdir={folder}/run']
+    words.append("--config.tools.names=('search','their_clock:Clock')")
+    return run_python(*words, *SMALL, PYTHONPATH=str(folder))
 
 
 @pytest.mark.long

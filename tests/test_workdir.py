@@ -5,10 +5,10 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import pytest
+from python_process import ROOT, run_python
+from refused_calls import check_table
 
 from zeroplay_jax.configs import english, quickstart
 from zeroplay_jax.configuration import command_line, fields, places
@@ -22,7 +22,6 @@ from zeroplay_jax.settings import kinds
 from zeroplay_jax.training import input_record, run_folder
 from zeroplay_jax.types import UserError
 
-ROOT = pathlib.Path(__file__).parents[1]
 CONFIG = {'seed': 0, 'solver': {'batch': 32}}
 
 
@@ -99,27 +98,27 @@ def test_another_clone_resumes_a_run_from_a_built_in_checkpoint(tmp_path, monkey
     monkeypatch.setattr(kinds, 'PACKAGE', package)
     config = english.get_config()
     config.policy.path = str(package.parent / name)
-    fields.check(workdir, config)
-    assert read_stored_config(workdir / 'config.json').policy.path == config.policy.path
+
+    def check(path):
+        """The run, stored with this path, is resumed from the checkpoint of the clone."""
+        stored['policy']['path'] = path
+        (workdir / 'config.json').write_text(json.dumps(stored))
+        fields.check(workdir, config)
+        assert read_stored_config(workdir / 'config.json').policy.path == config.policy.path
+
+    check(name)
     # As an earlier version stored it, in a clone that was moved since.
-    stored['policy']['path'] = f'/gone/{name}'
-    (workdir / 'config.json').write_text(json.dumps(stored))
-    fields.check(workdir, config)
-    assert read_stored_config(workdir / 'config.json').policy.path == config.policy.path
+    check(f'/gone/{name}')
     # In a clone that is still there, with the same bytes; a README may change.
     other = tmp_path / 'other' / name
     shutil.copytree(kinds.ENGLISH_CHECKPOINT, other)
     (other / 'README.md').write_text('changed')
-    stored['policy']['path'] = f'{other.parent}/../english/base/'
-    (workdir / 'config.json').write_text(json.dumps(stored))
-    fields.check(workdir, config)
-    assert read_stored_config(workdir / 'config.json').policy.path == config.policy.path
+    check(f'{other.parent}/../english/base/')
     # Another checkpoint is another run still, and so is a clone with files of its own.
-    different = package.parent / 'zeroplay_jax' / 'mini' / 'base'
+    check(name)
+    different = package / 'mini' / 'base'
     different.mkdir()
     (other / 'generation_config.json').write_text('{}')
-    stored['policy']['path'] = name
-    (workdir / 'config.json').write_text(json.dumps(stored))
     for path in (different, other):
         config.policy.path = str(path)
         with pytest.raises(WorkdirError, match=r'policy\.path \(there'):
@@ -138,28 +137,6 @@ def test_a_name_leads_nowhere_out_of_the_built_in_files():
     assert kinds.built_in_name(f'{path}/../clean/') == 'zeroplay_jax/mini/clean'
 
 
-def test_a_model_of_the_hub_is_stored_by_its_name(tmp_path, monkeypatch):
-    snapshot = str(tmp_path / 'snapshots' / '0a1b')
-    monkeypatch.setattr(downloads, '_fetch', lambda *_: pathlib.Path(snapshot))
-    monkeypatch.setattr(downloads, '_names', {})
-    config = quickstart.get_config()
-    config.policy.path = 'hf://owner/model'
-    places.download(config)
-    assert config.policy.path == snapshot
-    begin(tmp_path / 'run', config.to_dict())
-    stored = json.loads((tmp_path / 'run' / 'config.json').read_text())
-    assert stored['policy']['path'] == 'hf://owner/model'
-    # The cache of another machine is elsewhere.
-    monkeypatch.setattr(downloads, '_fetch', lambda *_: tmp_path / 'elsewhere')
-    config.policy.path = 'hf://owner/model'
-    places.download(config)
-    fields.check(tmp_path / 'run', config)
-    # A path that the user gave is no name.
-    config.policy.path = str(tmp_path / 'snapshots' / '2c3d')
-    with pytest.raises(WorkdirError, match='policy.path .there hf://owner/model, now /'):
-        fields.check(tmp_path / 'run', config)
-
-
 def make_snapshot(cache, revision):
     """A revision of owner/model in a cache of the Hub's library; returns its folder."""
     snapshot = cache / 'models--owner--model' / 'snapshots' / revision
@@ -170,21 +147,22 @@ def make_snapshot(cache, revision):
 
 
 def test_a_run_from_the_hub_is_resumed_with_its_revision(tmp_path, monkeypatch):
-    workdir = tmp_path / 'run'
+    workdir, config = tmp_path / 'run', quickstart.get_config()
+
+    def download(snapshot):
+        monkeypatch.setattr(downloads, '_fetch', lambda *_: snapshot)
+        monkeypatch.setattr(downloads, '_names', {})
+        config.policy.path = 'hf://owner/model'
+        places.download(config)
+
     old = make_snapshot(tmp_path / 'cache', '0a1b')
-    monkeypatch.setattr(downloads, '_fetch', lambda *_: old)
-    monkeypatch.setattr(downloads, '_names', {})
-    config = quickstart.get_config()
-    config.policy.path = 'hf://owner/model'
-    places.download(config)
+    download(old)
     begin(workdir, config.to_dict())
+    stored = json.loads((workdir / 'config.json').read_text())
+    assert stored['policy']['path'] == 'hf://owner/model'
     record(config, workdir, is_resumed=False)
     # The Hub has a newer revision, which only the content tells from the old one.
-    new = make_snapshot(tmp_path / 'cache', '2c3d')
-    monkeypatch.setattr(downloads, '_fetch', lambda *_: new)
-    monkeypatch.setattr(downloads, '_names', {})
-    config.policy.path = 'hf://owner/model'
-    places.download(config)
+    download(make_snapshot(tmp_path / 'cache', '2c3d'))
     fields.check(workdir, config)
     with pytest.raises(UserError, match='another content of config.policy.path'):
         record(config, workdir)
@@ -192,11 +170,9 @@ def test_a_run_from_the_hub_is_resumed_with_its_revision(tmp_path, monkeypatch):
     fields.check(workdir, config)
     record(config, workdir)
     # As earlier versions stored it: the path in a cache, perhaps of another machine.
-    stored = json.loads((workdir / 'config.json').read_text())
     stored['policy']['path'] = '/elsewhere/models--owner--model/snapshots/0a1b'
     (workdir / 'config.json').write_text(json.dumps(stored))
-    config.policy.path = 'hf://owner/model'
-    places.download(config)
+    download(old)
     fields.check(workdir, config)
     config.policy.path = str(old).replace('--model', '--other')
     with pytest.raises(WorkdirError, match='there hf://owner/model, now hf://owner/other'):
@@ -210,38 +186,18 @@ def test_the_name_of_a_cached_file_is_read_from_its_path():
         assert downloads.name_in_path(path) == path
 
 
-@pytest.mark.parametrize('address', ['gs://bucket/run', 's3://bucket/run', 'file:///run', 'gs:/b'])
-def test_an_address_is_no_folder(address):
-    with pytest.raises(WorkdirError, match='give a folder'):
-        run_workdir.check_is_folder(address)
-    run_workdir.check_is_folder(address.replace(':', ''), allows_bucket=True)
-
-
-@pytest.mark.parametrize(
-    'address', ['s3://bucket/run', 'gs:/b', 'gs://bucket', 'gs://b u/run', 'gs://bucket/a//b']
-)
-def test_only_a_path_in_a_bucket_is_a_workdir(address):
-    with pytest.raises(WorkdirError, match='gs://bucket/path') as error:
-        run_workdir.check_is_folder(address, allows_bucket=True)
-    assert '\n' not in str(error.value)
+def test_what_is_no_folder_for_a_run_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {'check_is_folder': run_workdir.check_is_folder, 'check_mesh': check_mesh}
+    check_table(ROOT / 'tests' / 'golden' / 'workdir_refusals.txt', names, tmp_path)
     run_workdir.check_is_folder('gs://bucket/runs/a', allows_bucket=True)
 
 
-@pytest.mark.parametrize(
-    ('workdir', 'line'),
-    [
-        ('/proc/x', r'--workdir=/proc/x: cannot be created \(No such file or directory\)'),
-        ('/dev/full', '--workdir=/dev/full: there is a file in this place; name a folder'),
-        ('/dev/full/x', 'there is a file in this place'),
-        ('x' * 300, r'cannot be created \(File name too long\); name another folder'),
-        (f'a/{"x" * 300}/b', 'File name too long'),
-    ],
-)
-def test_a_place_where_no_folder_can_be_is_refused(tmp_path, monkeypatch, workdir, line):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(WorkdirError, match=line) as error:
-        run_workdir.check_is_folder(workdir)
-    assert '\n' not in str(error.value)
+def check_mesh(rows=16, **sizes):
+    config = quickstart.get_config()
+    config.micro.rows = rows
+    config.mesh.update({'replica': 1, 'fsdp': 1, 'model': 1} | sizes)
+    command_line.check_devices(config)
 
 
 def test_the_check_of_a_place_leaves_nothing(tmp_path):
@@ -252,8 +208,6 @@ def test_the_check_of_a_place_leaves_nothing(tmp_path):
 
 REFUSED = {
     'another seed': (['--config.seed=1'], 'seed (there 0, now 1); choose another workdir'),
-    'another rate': (['--config.solver.learning_rate=0.5'], 'solver.learning_rate (there '),
-    'another service': (['--workdir=s3://bucket/run'], 'give a folder, or gs://bucket/path'),
     'wrong columns': (
         [
             '--config.retrieval.kind=http',
@@ -274,41 +228,13 @@ def test_what_cannot_run_is_refused_before_jax_is_loaded(tmp_path, case):
     (tmp_path / 'questions.jsonl').write_text('{"question": "who?", "reply": "x"}\n')
     # If it were imported, JAX would end the process.
     (tmp_path / 'jax.py').write_text('raise SystemExit("jax was imported")\n')
-    command = [sys.executable, '-m', 'zeroplay_jax.main', f'--config={ROOT}/configs/quickstart.py']
-    environment = os.environ | {'PYTHONPATH': f'{tmp_path}:{ROOT}'}
+    words = [f'--config={ROOT}/configs/quickstart.py', '--workdir=run', *flags]
+    paths = {'PYTHONPATH': f'{tmp_path}:{ROOT}', 'PYTHONDONTWRITEBYTECODE': '1'}
     before = sorted(tmp_path.rglob('*'))
-    result = subprocess.run(
-        [*command, '--workdir=run', *flags],
-        cwd=tmp_path,
-        env=environment | {'PYTHONDONTWRITEBYTECODE': '1'},
-        capture_output=True,
-        text=True,
-    )
+    result = run_python('-m', 'zeroplay_jax.main', *words, cwd=tmp_path, **paths)
     assert result.returncode == 2
     assert line in result.stderr and len(result.stderr.splitlines()) == 1, result.stderr
     assert sorted(tmp_path.rglob('*')) == before
-
-
-@pytest.mark.parametrize(
-    ('fields', 'line'),
-    [
-        ({'mesh.fsdp': 16, 'micro.rows': 16}, 'needs 16 devices, there are 8'),
-        ({'mesh.model': 4, 'micro.rows': 4}, 'num_key_value_heads=2 is not divisible by mesh axis'),
-        # There are too few devices as well, but no number of devices suits such a mesh.
-        ({'mesh.model': 3, 'mesh.fsdp': 16}, 'num_attention_heads=4 is not divisible by mesh axis'),
-        (
-            {'mesh.model': -1, 'micro.rows': 8},
-            "num_attention_heads=4 is not divisible .* 'model' of 8",
-        ),
-        ({'mesh.replica': 4, 'micro.rows': 6}, 'config.micro.rows=6: must be divisible by'),
-    ],
-)
-def test_a_mesh_that_does_not_fit_is_refused_before_more_is_loaded(fields, line):
-    config = quickstart.get_config()
-    config.mesh.update(replica=1, fsdp=1, model=1)
-    config.update_from_flattened_dict(fields)
-    with pytest.raises(UserError, match=line):
-        command_line.check_devices(config)
 
 
 # What a run reads

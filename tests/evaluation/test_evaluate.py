@@ -3,16 +3,14 @@
 import asyncio
 import types
 
-import numpy as np
 import pytest
+from trajectories import make_trajectory
 
 from zeroplay_jax.evaluation.play import evaluate
 from zeroplay_jax.training import ending
 from zeroplay_jax.types import (
-    POLICY,
     Question,
     TaskDropped,
-    Trajectory,
     Turn,
     UserError,
 )
@@ -45,20 +43,7 @@ class Context:
         self.asked[identity] = (role, samples, temperature, prompt, fields)
         if 'too long' in str(fields):
             raise TaskDropped('prompt_too_long')
-        source = np.full(2, POLICY, np.int8)
-        turn = Turn('<answer>Rome</answer>')
-        return [
-            Trajectory(
-                np.zeros(2, np.int32),
-                source,
-                np.zeros(2, np.float32),
-                (turn,),
-                'answer',
-                'w',
-                0,
-                identity,
-            )
-        ]
+        return [make_trajectory(Turn('<answer>Rome</answer>'), identity=identity)]
 
     def run_episodes(self, episodes, on_episode_end):
         async def run_all():

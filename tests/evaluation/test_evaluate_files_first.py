@@ -1,15 +1,13 @@
 """`evaluate` reads its files before libraries and weights are loaded."""
 
-import subprocess
-import sys
-
 import pytest
-from test_qa import ROOT
+from python_process import run_python
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.configuration import rules
 from zeroplay_jax.settings.kinds import ConfigError
 
+EVALUATE = ('-m', 'zeroplay_jax.evaluate', '--config=configs/quickstart.py')
 FILES = {
     'empty': ('', 'em'),
     'no JSON': ('<html>', 'em'),
@@ -27,11 +25,8 @@ def test_a_file_that_cannot_be_used_is_refused_before_anything_is_loaded(
     content, metric = FILES[name]
     path = tmp_path / 'set.jsonl'
     path.write_text(content)
-    command = [
-        *(sys.executable, '-X', 'importtime', '-m', 'zeroplay_jax.evaluate'),
-        *('--config=configs/quickstart.py', f'--sets={path}', f'--metric={metric}'),
-    ]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    words = [*EVALUATE, f'--sets={path}', f'--metric={metric}']
+    ended = run_python('-X', 'importtime', *words)
     lines = [line for line in ended.stderr.splitlines() if not line.startswith('import time:')]
     assert ended.returncode == 2 and len(lines) == 1 and 'set.jsonl' in lines[0]
     assert '| jax\n' not in ended.stderr
@@ -61,14 +56,7 @@ def test_a_request_that_cannot_be_sent_is_refused(name, user_reads):
 @pytest.mark.parametrize('flag', ['--metric=judge', '--samples=4', '--limit=3', '--answerer=x'])
 @pytest.mark.fault('kin-flags', 'flags of --sets without --sets')
 def test_flags_that_would_have_no_effect_are_refused(flag, user_reads):
-    command = [
-        sys.executable,
-        '-m',
-        'zeroplay_jax.evaluate',
-        '--config=configs/quickstart.py',
-        flag,
-    ]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = run_python(*EVALUATE, flag)
     (line,) = ended.stderr.splitlines()
     assert ended.returncode == 2 and f'{flag}: is for the questions of --sets' in line
     user_reads(line)

@@ -1,22 +1,19 @@
 """Evaluation on question sets: what is read, what is reported, and which results may be compared."""
 
 import json
-import os
-import pathlib
 import shutil
-import subprocess
-import sys
 
 import huggingface_hub
 import pytest
+from python_process import ROOT, run_python
+from results import result
 
 from zeroplay_jax import compare, inputs
 from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import question_sets
 from zeroplay_jax.mini.world import World, evaluation_questions, evaluation_tasks
-from zeroplay_jax.types import Question, UserError
+from zeroplay_jax.types import UserError
 
-ROOT = pathlib.Path(__file__).parents[2]
 DATA = ROOT.parent / 'shared' / 'data'
 
 
@@ -64,13 +61,6 @@ def test_open_tasks_are_graded_rubric_by_rubric(tmp_path):
     path.write_text(json.dumps({'task': 'x', 'rubrics': []}))
     with pytest.raises(UserError, match='"rubrics" must be a list of texts'):
         question_sets.load(str(path), rubrics=True)
-
-
-def test_neither_a_file_nor_a_name():
-    with pytest.raises(UserError, match='hotpotq is not a file .*; did you mean hotpotqa?'):
-        files.check_set('hotpotq')
-    with pytest.raises(UserError, match='is not a file nor one of nq, triviaqa'):
-        question_sets.load('nqq')
 
 
 @pytest.fixture
@@ -130,14 +120,6 @@ def test_the_seven_sets_of_the_papers_are_read(name):
     assert len(found) > 50 and all(question.text and question.answers for question in found)
 
 
-def result(scores, **settings):
-    base = dict.fromkeys(question_sets.SETTINGS, 'same') | settings
-    questions = [Question(f'q{i}', ('a',)) for i in range(len(scores))]
-    return question_sets.results(
-        base, {'set': (questions, [question_sets.Answered(s, 1, 0.0, 'a') for s in scores])}
-    )
-
-
 def test_a_paired_interval_is_narrow_where_all_questions_move_alike():
     gaps = question_sets.compare(result([0.0] * 40), result([1.0] * 40))
     mean, low, high = gaps['set']
@@ -157,27 +139,9 @@ def test_results_on_other_questions_are_not_compared():
         question_sets.compare(result([1.0]), result([1.0, 0.0]))
 
 
-def test_compare_says_what_is_no_result(tmp_path, capsys):
-    path = tmp_path / 'x.json'
-    path.write_text('{}')
-    assert compare.main([str(path), str(path)]) == 2
-    assert 'name a file of zeroplay_jax.evaluate --out' in capsys.readouterr().err
-
-
 def evaluate(*arguments):
-    command = [
-        sys.executable,
-        '-m',
-        'zeroplay_jax.evaluate',
-        '--config=configs/quickstart.py',
-        *arguments,
-    ]
-    outside = str(ROOT / 'tests' / 'outside_package')
-    environment = os.environ | {
-        'XLA_FLAGS': '--xla_backend_optimization_level=0',
-        'PYTHONPATH': outside,
-    }
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    words = ['-m', 'zeroplay_jax.evaluate', '--config=configs/quickstart.py', *arguments]
+    return run_python(*words, PYTHONPATH=str(ROOT / 'tests' / 'outside_package'))
 
 
 @pytest.mark.long
@@ -201,37 +165,6 @@ def test_a_judge_that_is_down_gives_no_result(tmp_path):
     assert (
         found.returncode == 2 and 'the judge does not answer' in found.stderr and not out.exists()
     )
-
-
-OWN_CORPUS = ['--config.retrieval.kind=folder', '--config.retrieval.path=INDEX']
-# An evaluation of sets asks nothing else: eval.file may be empty.
-
-
-@pytest.mark.parametrize(
-    'wrong,said',
-    [
-        (['--config.distributed.mode=auto'], 'an evaluation runs in one process'),
-        (
-            ['--metric=rubrics', *OWN_CORPUS],
-            'works in the miniature',
-        ),
-        (
-            ['--metric=eem'],
-            "metric 'eem' is not built in; choose one of em, subem, f1, judge, rubrics, or give",
-        ),
-        (['--metric=zp_outside.rewards:first_word'], "has no 'first_word'"),
-        (
-            ['--workdir=graded', '--metric=em'],
-            '--workdir=graded: is for one file of open tasks; add',
-        ),
-        (['--config.second_judge.kind=endpoint'], 'needs a folder for the grades; add --workdir'),
-        (['--date=20261125'], '--date=20261125: is not a day such as 2026-11-25'),
-    ],
-)
-def test_what_an_evaluation_cannot_honour_is_refused(tmp_path, wrong, said):
-    (tmp_path / 'manifest.json').write_text('{}')
-    found = evaluate('--sets=nq', *(flag.replace('INDEX', str(tmp_path)) for flag in wrong))
-    assert found.returncode == 2 and said in found.stderr and 'Traceback' not in found.stderr
 
 
 @pytest.mark.long
@@ -288,5 +221,3 @@ def test_the_commands_from_a_set_to_a_comparison(tmp_path, capsys):
     swapped = evaluate(*small, f'--sets={path}', f'--out={b}', '--answerer=zeroplay_jax/mini/clean')
     assert swapped.returncode == 0, swapped.stderr[-2000:]
     assert compare.main([str(a), str(b)]) == 0 and 'difference' in capsys.readouterr().out
-    wrong = evaluate(*small, f'--sets={path}', f'--out={tmp_path}/none/x.json')
-    assert wrong.returncode == 2 and 'its folder does not exist' in wrong.stderr

@@ -6,8 +6,6 @@ import pytest
 import sample_run
 from page_queries import COUNT, DETAIL, LEGENDS, OPEN_GROUPS, TITLES
 
-from zeroplay_jax.evaluation import report_builder
-
 
 def test_nothing_is_loaded_and_nothing_fails(page, both, browser):
     for url in (page, both):
@@ -25,14 +23,14 @@ def test_headline_and_table(page, browser):
     assert rows == 5  # four hop counts and the mean
 
 
-def test_a_run_that_trained_nothing_opens_with_a_banner(page, browser, tmp_path):
+def test_a_run_that_trained_nothing_opens_with_a_banner(page, browser, tmp_path, open_run):
     browser.open(page)
     assert browser.js('document.getElementById("banner").children.length') == 0
     folder = sample_run.write_run(tmp_path / 'untrained', count=4)
     summary = json.loads((folder / 'summary.json').read_text())
     warning = f'Nothing was trained in solver. {sample_run.ATTACK}'
     (folder / 'summary.json').write_text(json.dumps(summary | {'warning': warning}))
-    browser.open(report_builder.write_report(folder).as_uri())
+    open_run(folder)
     # The first element of the page that shows anything, and its text stays text.
     assert browser.js('document.body.firstElementChild.innerText').startswith('Nothing was trained')
     assert browser.js('document.title') == 'untrained – run report'
@@ -112,13 +110,13 @@ def test_counters_that_were_not_logged_are_zero(page, browser):
     assert browser.js(LEGENDS.format('#charts'))[3] == [['0 correct', '0.5'], ['5 correct', '0']]
 
 
-def test_values_that_are_not_finite_are_gaps_and_absent_ones_are_not(tmp_path, browser):
+def test_values_that_are_not_finite_are_gaps_and_absent_ones_are_not(tmp_path, browser, open_run):
     rows = [{'step': i, 'iteration': 0, 'phase': 'solver', 'entropy': 1.0 + i} for i in range(6)]
     rows[2]['entropy'] = float('nan')
     del rows[4]['entropy']
     rows[4]['ratio'] = 1.0
     sample_run.write_lines(tmp_path / 'metrics.jsonl', rows)
-    browser.open(report_builder.write_report(tmp_path).as_uri())
+    open_run(tmp_path)
     browser.js(OPEN_GROUPS)
     browser.until('plots.length > 0')
     entropy = 'plots.find((plot) => plot.data[0].length === 5)'
@@ -183,7 +181,7 @@ def test_charts_are_drawn_in_the_colours_of_the_theme_and_printed_light(page, br
 @pytest.mark.parametrize(
     'names', [('search_seconds',), ('tool_seconds/search', 'tool_seconds/open')]
 )
-def test_tool_latency_of_old_and_new_logs(tmp_path, browser, names):
+def test_tool_latency_of_old_and_new_logs(tmp_path, browser, names, open_run):
     rows = []
     for i in range(3):
         row = {'step': i, 'iteration': 0, 'phase': 'solver', 'tool_calls': 2 + i}
@@ -192,7 +190,7 @@ def test_tool_latency_of_old_and_new_logs(tmp_path, browser, names):
             row |= {f'{name}/p50': 0.1 + j + i, f'{name}/p95': 0.2 + j + i}
         rows.append(row)
     sample_run.write_lines(tmp_path / 'metrics.jsonl', rows)
-    browser.open(report_builder.write_report(tmp_path).as_uri())
+    open_run(tmp_path)
     browser.js(OPEN_GROUPS)
     browser.until('plots.length === 2')
     assert browser.js(TITLES.format('#groups')) == ['Tool calls', 'Tool latency']
@@ -215,19 +213,6 @@ def test_questions_have_difficulty_tool_calls_and_topics(page, browser):
     for text in ('Distinct documents', 'river', '100 %'):
         assert text in table
     assert 'which' not in table.lower()
-
-
-def test_topics_do_not_depend_on_the_names_of_roles(run, browser, tmp_path):
-    folder = sample_run.write_run(tmp_path / 'renamed')
-    log = folder / 'trajectories.jsonl'
-    log.write_text(
-        log.read_text().replace('"proposer"', '"author"').replace('"solver"', '"proposer"')
-    )
-    topics = []
-    for workdir in (run, folder):
-        browser.open(report_builder.write_report(workdir, out=tmp_path / 'page.html').as_uri())
-        topics.append(browser.js('document.querySelector(".topics table").innerText'))
-    assert topics[0] == topics[1] and 'river' in topics[0]
 
 
 # Contrast ratios (WCAG) of all texts with their backgrounds: [ratio, class and text], the smallest first.
@@ -360,9 +345,9 @@ FILTER = """(() => {{
 }})()"""
 
 
-def test_twenty_thousand_trajectories(tmp_path, browser):
+def test_twenty_thousand_trajectories(tmp_path, browser, open_run):
     sample_run.write_run(tmp_path / 'long', count=20_000)
-    browser.open(report_builder.write_report(tmp_path / 'long').as_uri())
+    open_run(tmp_path / 'long')
     assert browser.js(COUNT) == '20,000 of 20,000 trajectories'
     # Only visible rows are in the document.
     assert browser.js('document.querySelectorAll("#rows .row").length') < 80
@@ -378,13 +363,3 @@ def test_twenty_thousand_trajectories(tmp_path, browser):
     for letter in 'page 19998:':
         browser.key(letter)
     browser.until(f'{COUNT} === "1 of 20,000 trajectories"')
-
-
-def test_a_killed_run_has_a_report(tmp_path, browser):
-    sample_run.write_run(tmp_path, count=3)
-    (tmp_path / 'summary.json').unlink()
-    with (tmp_path / 'trajectories.jsonl').open('a') as file:
-        file.write('{"step": 4, "phase": "sol')
-    browser.open(report_builder.write_report(tmp_path).as_uri())
-    assert 'line 4) is incomplete' in browser.js('document.getElementById("notes").innerText')
-    assert browser.js(COUNT) == '3 of 3 trajectories'

@@ -4,8 +4,6 @@ import pytest
 import sample_run
 from page_queries import COUNT, DETAIL, LEGENDS, OPEN_GROUPS, TITLES
 
-from zeroplay_jax.evaluation import report_builder
-
 
 def test_filters_of_the_address(page, browser):
     browser.open(page + '#role=solver&low=0.5')
@@ -68,7 +66,7 @@ def test_tool_calls_are_shown_with_arguments_and_errors(page, browser):
     assert ['env', 'tool result'] in browser.js(BLOCKS)
 
 
-def test_unusual_calls_are_shown(tmp_path, browser):
+def test_unusual_calls_are_shown(tmp_path, browser, open_run):
     calls = [
         {'tool': 'calculator', 'arguments': None, 'error': 'not_parsed', 'text': 'failed'},
         {'tool': 'open', 'arguments': {'ids': [1, 2]}, 'error': None, 'documents': []},
@@ -76,7 +74,7 @@ def test_unusual_calls_are_shown(tmp_path, browser):
     segments = [{'source': 'policy', 'text': 'first'}, {'source': 'policy', 'text': 'second'}]
     row = sample_run.trajectory(1) | {'turns': calls, 'segments': segments, 'info': None}
     sample_run.write_lines(tmp_path / 'trajectories.jsonl', [row])
-    browser.open(report_builder.write_report(tmp_path).as_uri())
+    open_run(tmp_path)
     texts = browser.js(
         '[...document.querySelectorAll(".block.call .text")].map((x) => x.innerText)'
     )
@@ -98,13 +96,13 @@ def test_the_caption_tells_whether_a_rollout_is_trained_on(page, browser, index,
     assert browser.js('document.querySelector("#detail .legend .policy").textContent') == caption
 
 
-def test_a_step_may_train_two_roles(tmp_path, browser):
+def test_a_step_may_train_two_roles(tmp_path, browser, open_run):
     where = {'phase': 'selfplay', 'iteration': 0}
     losses = [where | {'step': i, 'proposer/loss': i, 'solver/loss': 2 * i} for i in range(3)]
     rollouts = [sample_run.trajectory(i) | where | {'step': 1} for i in (1, 2)]
     sample_run.write_lines(tmp_path / 'metrics.jsonl', losses)
     sample_run.write_lines(tmp_path / 'trajectories.jsonl', rollouts)
-    browser.open(report_builder.write_report(tmp_path).as_uri())
+    open_run(tmp_path)
     assert browser.js(TITLES.format('#groups')) == ['Loss']
     browser.js(OPEN_GROUPS)
     browser.until('plots.length > 0')

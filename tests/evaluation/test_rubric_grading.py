@@ -7,8 +7,9 @@ import json
 import pathlib
 import types
 
-import numpy as np
 import pytest
+from refused_calls import check_table
+from trajectories import make_trajectory
 
 from zeroplay_jax.evaluation import grading_results, play, question_sets
 from zeroplay_jax.evaluation.play import Answer, Grade, GradingRecord, Judgement
@@ -16,25 +17,19 @@ from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import open_codec
 from zeroplay_jax.selfplay.judge import RuleJudge
 from zeroplay_jax.training import graded
-from zeroplay_jax.types import POLICY, ToolCall, Trajectory, Turn, UserError
+from zeroplay_jax.types import ToolCall, Turn, UserError
 
 RIVERS = ('Arv', 'Bero', 'Cilu')
 
 
 def write_tasks(path, count, rubrics=3):
     """Writes tasks about cities: rubric i is about the river, the country or the mayor."""
+    facts = ('lies on the river Arv', 'is a city in Tarva', 'is led by Puto')[:rubrics]
     lines = []
     for number in range(count):
-        city = f'City{number}'
-        facts = (
-            f'{city} lies on the river Arv',
-            f'{city} is a city in Tarva',
-            f'{city} is led by Puto',
-        )
-        texts = [f'State that {fact}.' for fact in facts[:rubrics]]
-        lines.append(
-            json.dumps({'id': f'task {number}', 'task': f'Describe {city}.', 'rubrics': texts})
-        )
+        texts = [f'State that City{number} {fact}.' for fact in facts]
+        task = {'id': f'task {number}', 'task': f'Describe City{number}.', 'rubrics': texts}
+        lines.append(json.dumps(task))
     path.write_text('\n'.join(lines), encoding='utf-8')
     return question_sets.load_tasks(str(path))
 
@@ -77,18 +72,7 @@ class Context:
             'search', {'query': task}, error=self.error if task in self.failing else None
         )
         turns = (Turn('', call), Turn(f'<answer>{answer_to(task)}</answer>'))
-        tokens = np.zeros(3, np.int32)
-        rollout = Trajectory(
-            tokens,
-            np.full(3, POLICY, np.int8),
-            tokens.astype(np.float32),
-            turns,
-            'answer',
-            'w',
-            0,
-            identity,
-        )
-        return [rollout] * samples
+        return [make_trajectory(*turns, identity=identity)] * samples
 
 
 class StrictJudge(RuleJudge):
@@ -281,25 +265,13 @@ def test_answers_after_failed_tool_calls_are_recorded_only_if_these_are_rare(tmp
     assert sum(result['judges']['judge']['judgements'].values()) == 2 * 39 * 3
 
 
-@pytest.mark.parametrize(
-    ('lines', 'error'),
-    [
-        (['{"task": "a"}'], 'line 1: "rubrics" must be a list of texts'),
-        (['{"task": "a", "rubrics": ["r"]}', '{"rubrics": ["r"]}'], 'line 2: every line must be'),
-        (['{"task": "a", "rubrics": ["r"], "id": true}'], 'line 1: "id" is True; give a text or a'),
-        (
-            ['{"task": "a", "rubrics": ["r"], "id": 2}', '{"task": "b", "rubrics": ["r"]}'],
-            "line 2: the id '2' is also that of line 1; give each task",
-        ),
-        (['{"task": " ", "rubrics": ["r"]}'], r'line 1: .*\("task" is empty\)'),
-        (['{"task": "a", "rubrics": ["r", "s", "r"]}'], 'line 1: a rubric occurs twice'),
-    ],
-)
-def test_an_unusable_line_is_named(tmp_path, lines, error):
-    path = tmp_path / 'tasks.jsonl'
-    path.write_text('\n'.join(lines))
-    with pytest.raises(UserError, match=f'{path}, {error}'):
+def test_an_unusable_line_is_named(tmp_path):
+    def load(*lines):
+        path = tmp_path / 'tasks.jsonl'
+        path.write_text('\n'.join(map(json.dumps, lines)))
         question_sets.load_tasks(str(path))
+
+    check_table(pathlib.Path(__file__).parent / 'bad_tasks.txt', {'load': load}, tmp_path)
 
 
 def test_a_prompt_that_is_too_long_is_found_before_anything_is_played(tmp_path):
@@ -311,14 +283,11 @@ def test_a_prompt_that_is_too_long_is_found_before_anything_is_played(tmp_path):
 
 
 def test_a_rubric_that_the_rule_judge_cannot_read_is_found_before_anything_is_played(tmp_path):
-    tasks = write_tasks(tmp_path / 'tasks.jsonl', 3)
-    rubrics = ({'text': 'State that Babin makes ships.'}, {'text': 'Is polite.'})
-    readable = dataclasses.replace(tasks[0].question, rubrics=rubrics[:1])
-    mixed = dataclasses.replace(tasks[1].question, rubrics=rubrics)
-    tasks = [
-        dataclasses.replace(task, question=question)
-        for task, question in zip(tasks, (readable, mixed), strict=False)
-    ]
+    path = tmp_path / 'tasks.jsonl'
+    readable = {'task': 'Describe Babin.', 'rubrics': ['State that Babin makes ships.']}
+    mixed = {'task': 'Describe it.', 'rubrics': [*readable['rubrics'], 'Is polite.']}
+    path.write_text('\n'.join(map(json.dumps, (readable, mixed))))
+    tasks = question_sets.load_tasks(str(path))
     play.check_rubrics_of_rule(tasks[:1], 'tasks.jsonl')
     with pytest.raises(UserError, match=r'tasks.jsonl, line 2: rubric 2 states no fact'):
         play.check_rubrics_of_rule(tasks, 'tasks.jsonl')

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
+from results import result
 from scipy import stats
-from test_qa import result
 
 from zeroplay_jax import compare
 from zeroplay_jax.evaluation import statistics
@@ -63,24 +63,6 @@ def test_the_command_says_what_its_interval_covers(write, capsys):
     assert '3 paired differences' in capsys.readouterr().out
     assert compare.main(['--base', base[0], '--other', *other]) == 0
     assert 'over 3 runs; the single result' in capsys.readouterr().out
-
-
-def test_the_command_refuses_sides_that_do_not_fit(write, capsys):
-    one, two = write('one', 5), write('two', 6)
-    longer, elsewhere = write('longer', 5, of=21), write('elsewhere', 5, retrieval='other')
-    faults = {
-        'not both': [one, two, '--base', one],
-        '3 files; give two': [one, two, one],
-        'no results; give two files': ['--base', one],
-        '1 and 2 files cannot be paired': ['--base', one, '--other', one, two, '--paired'],
-        'one pair has no variance': ['--base', one, '--other', two, '--paired'],
-        'the questions of set differ': ['--base', one, two, '--other', longer, two],
-        'they differ in retrieval': ['--base', one, elsewhere, '--other', two, one],
-    }
-    for text, arguments in faults.items():
-        assert compare.main(arguments) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert text in line
 
 
 @pytest.mark.fault('A', 'the same run twice as two seeds of a side: compare')

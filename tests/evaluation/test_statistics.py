@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from refused_calls import refused
 
 from zeroplay_jax.evaluation import statistics
 
@@ -68,13 +69,6 @@ def test_agreement_between_pairs_narrows_the_interval():
     other_difference, other_low, other_high = statistics.paired_difference(*_pairs(0, 55, 45, 0))
     assert difference == pytest.approx(other_difference)
     assert high - low < 0.5 * (other_high - other_low)
-
-
-def test_swapping_the_sides_mirrors_the_interval():
-    before, after = _pairs(20, 25, 5, 10)
-    difference, low, high = statistics.paired_difference(before, after)
-    mirrored = statistics.paired_difference(after, before)
-    assert mirrored == pytest.approx((-difference, -high, -low))
 
 
 @pytest.mark.parametrize('rates', [(0.6, 0.9), (0.05, 0.9)])
@@ -164,17 +158,15 @@ def test_both_scores_are_means_over_hop_counts(user_reads):
 @pytest.mark.parametrize(
     ('before', 'after', 'message'),
     [
-        (_flags(0, 0), _flags(0, 0), 'non-empty'),
-        (np.array([0, 2]), np.array([0, 1]), 'between 0 and 1'),
-        (_flags(1, 3), _flags(1, 4), 'ask the same'),
-        ({1: _flags(1, 3)}, {2: _flags(1, 3)}, 'ask the same'),
+        ([], [], 'non-empty'),
+        ([0, 2], [0, 1], 'between 0 and 1'),
+        ([1, 0, 0], [1, 0], 'ask the same'),
+        ({1: [1, 0]}, {2: [1, 0]}, 'ask the same'),
         ({}, {}, 'no hop count'),
     ],
 )
 def test_invalid_samples_are_errors_of_one_line(before, after, message):
-    with pytest.raises(ValueError, match=message) as error:
-        statistics.paired_difference(before, after)
-    assert '\n' not in str(error.value)
+    assert message in refused(statistics.paired_difference, before, after, error=ValueError)
 
 
 def test_questions_without_hops_get_neither_column_nor_line_of_hops():

@@ -1,11 +1,10 @@
 import dataclasses
-import json
 import zlib
 
 import jax
 import numpy as np
 import pytest
-from committed_folders import check_hashes
+from committed_folders import check_hashes, check_logits, check_stages, figures_of, log_of
 
 from tools.checkpoints import (
     base_answers,
@@ -21,18 +20,12 @@ from tools.checkpoints import (
 )
 from tools.checkpoints.stages import STAGES, Stage
 from zeroplay_jax.policy import hf, transformer
-from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import POLICY
 
 FOLDERS = ('base', 'clean')
 ALL_FOLDERS = (*FOLDERS, 'open/base', 'open/clean', 'answers/base', 'hops/base')
 TINY = Stage('tiny', steps=12, rows=4, tokens=128, shares={'passage': 1.0})
-
-
-def log_of(name):
-    lines = (base_model.MINI / name / 'training.jsonl').read_text().splitlines()
-    return [json.loads(line) for line in lines]
 
 
 @pytest.fixture(scope='module')
@@ -120,10 +113,7 @@ def test_build_writes_folders_with_log_and_hashes(tmp_path, monkeypatch):
     base_model.build(tmp_path, 0, stages)
     assert [p.name for p in tmp_path.iterdir()] == ['clean']
     check_hashes(tmp_path / 'clean')
-    log = [
-        json.loads(line)
-        for line in (tmp_path / 'clean' / 'training.jsonl').read_text().splitlines()
-    ]
+    log = log_of(tmp_path / 'clean')
     assert [entry['stage'] for entry in log[1:]] == ['warm', 'clean', 'clean']
     assert set(demos.ROLES) <= set(log[-1]['teacher_forced'])
 
@@ -139,74 +129,35 @@ def test_committed_folder_is_whole_and_small(name, blank):
 
 @pytest.mark.parametrize('name', ALL_FOLDERS)
 def test_committed_folder_has_the_same_logits_in_transformers(name):
-    torch = pytest.importorskip('torch')
-    from transformers import AutoModelForCausalLM
-
     folder = base_model.MINI / name
-    config, params, codec = hf.read_config(folder), hf.load(folder), Codec(folder)
     passages = library.Library(range(2), 'evaluation', deal=0)
-    tokens, _ = demo.render(
-        codec, demos.solver(passages, np.random.default_rng(0), demos.ErrorRates())
-    )
-    tokens = tokens[None]
-    positions, segment = np.arange(tokens.shape[1])[None], np.ones_like(tokens)
-    x = transformer.hidden(config, params, tokens, positions, segment)
-    ours = np.asarray(transformer.logits(config, params, x[0]))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    with torch.no_grad():
-        theirs = model(torch.from_numpy(tokens.astype(np.int64))).logits[0].numpy()
-    assert ours.std() > 1
-    np.testing.assert_allclose(ours, theirs, atol=2e-4)
+    episode = demos.solver(passages, np.random.default_rng(0), demos.ErrorRates())
+    check_logits(folder, demo.render(Codec(folder), episode).tokens)
 
 
-@pytest.mark.parametrize('name', ALL_FOLDERS)
-def test_committed_prompt_ids_are_those_of_transformers(name):
-    codec = Codec(base_model.MINI / name)
-    chat = prompts.fill(prompts.BUILT_IN_FORMS['solver'], question='What is the job of Gumu?')
-    text = '<|im_start|>user\nQuestion: What is the job of Gumu?<|im_end|>\n<|im_start|>assistant\n'
-    assert codec.render(chat).tolist() == codec.encode(text)
-    assert codec.decode(codec.render(chat)) == text
-
-
-def test_clean_reads_and_base_is_uneven():
-    """The clean checkpoint solves teacher-forced episodes of unseen names; the base one does not yet."""
-    share = {}
-    for name in FOLDERS:
-        share[name] = log_of(name)[-1]['teacher_forced']['solver']['episodes']
-    assert share['clean'] > 0.85
-    assert share['base'] < 0.5
-
-
-def trained_steps(name):
-    return {entry['stage']: entry['step'] for entry in log_of(name) if 'step' in entry}
-
-
-@pytest.mark.parametrize('name', FOLDERS)
-def test_committed_folder_was_trained_by_these_stages(name):
+def test_committed_folders_were_trained_by_these_stages():
     names = [stage.name for stage in STAGES]
-    stages = STAGES[: names.index(name) + 1]
-    assert trained_steps(name) == {stage.name: stage.steps for stage in stages}
+    for name in FOLDERS:
+        check_stages(base_model.MINI / name, STAGES[: names.index(name) + 1])
+    for name, stages in (('answers', base_answers.STAGES), ('hops', base_hops.STAGES)):
+        check_stages(base_model.MINI / name / 'base', stages)
 
 
-def test_ssps_checkpoint_proposes_and_checks_better_than_base_and_still_answers_badly():
-    stages = {stage.name: stage.steps for stage in base_answers.STAGES}
-    assert trained_steps('answers/base') == stages
-    share = {name: log_of(name)[-1]['teacher_forced'] for name in ('base', 'answers/base')}
-    proposals = {name: roles['proposer_from_answer']['tokens'] for name, roles in share.items()}
-    # Whole episodes are not the measure: any of several facts may be asked for.
-    assert proposals['answers/base'] > proposals['base'] + 0.005
-    checks = {name: roles['answer_from_documents']['episodes'] for name, roles in share.items()}
-    assert checks['answers/base'] > checks['base'] + 0.05
-    assert share['answers/base']['solver']['episodes'] < 0.4
-
-
-def test_the_checkpoint_for_the_format_reward_solves_more_than_base_and_proposes_like_it():
-    assert trained_steps('hops/base') == {stage.name: stage.steps for stage in base_hops.STAGES}
-    share = {name: log_of(name)[-1]['teacher_forced'] for name in ('base', 'hops/base')}
-    episodes = {name: roles['solver']['episodes'] for name, roles in share.items()}
-    assert episodes['base'] < episodes['hops/base'] < 0.7
-    proposals = {name: roles['proposer']['tokens'] for name, roles in share.items()}
-    assert abs(proposals['hops/base'] - proposals['base']) < 0.03
+def test_what_the_committed_folders_can_do():
+    figures = {name: figures_of(base_model.MINI / name) for name in ALL_FOLDERS}
+    solved = {name: roles['solver']['episodes'] for name, roles in figures.items()}
+    # The clean checkpoint solves teacher-forced episodes of unseen names; the base one does not yet.
+    assert solved['clean'] > 0.85 and solved['base'] < 0.5
+    base, answers, hops = (figures[name] for name in ('base', 'answers/base', 'hops/base'))
+    # That of SSP proposes and checks better than base. Whole episodes are not the measure: any of several facts may
+    # be asked for.
+    proposals = [roles['proposer_from_answer']['tokens'] for roles in (base, answers)]
+    checks = [roles['answer_from_documents']['episodes'] for roles in (base, answers)]
+    assert proposals[1] > proposals[0] + 0.005 and checks[1] > checks[0] + 0.05
+    assert solved['answers/base'] < 0.4
+    # That for the format reward solves more than base, and proposes like it.
+    assert solved['base'] < solved['hops/base'] < 0.7
+    assert abs(hops['proposer']['tokens'] - base['proposer']['tokens']) < 0.03
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """Questions of two hops: the name is in neither half, and the two passages give name and answer."""
 
+from example_texts import example_passages
+
 from tools.checkpoints import base_english
 from zeroplay_jax.data import chains, cloze
 from zeroplay_jax.data.chains import BRIDGE, Links
-from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 
 PASSAGES = [
     ('Gumu', 'In the year 1950 the town sold the old mill to Lomi Kelpar, a farmer.'),
@@ -74,11 +75,7 @@ def test_a_clause_says_something_about_its_subject():
 
 
 def test_properties_of_all_chains_of_the_example_texts():
-    passages = []
-    for path in sorted(EXAMPLE_TEXTS.glob('*.txt')):
-        title, _, text = path.read_text().partition('\n')
-        passages.append((title, text))
-    passages = base_english.cut(passages, 50)
+    passages = base_english.cut(example_passages(), 50)
     links = Links(passages)
     assert links.statements
     found = [(index, each) for index, chain in links.chains.items() for each in chain]

@@ -6,10 +6,10 @@ import pathlib
 import time
 
 import pytest
+from example_texts import example_passages
 
 from zeroplay_jax.data import cloze
 from zeroplay_jax.retrieval.texts import split_text
-from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 
 SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'corpus.jsonl'
 
@@ -33,10 +33,9 @@ def check(text):
 
 
 def test_questions_of_the_example_texts():
-    paths = sorted(EXAMPLE_TEXTS.glob('*.txt'))
-    assert len(paths) == 15
-    for path in paths:
-        _, _, text = path.read_text().partition('\n')
+    passages = example_passages()
+    assert len(passages) == 15
+    for _, text in passages:
         assert 120 <= len(text.split()) <= 250 and check(text) > 30
 
 

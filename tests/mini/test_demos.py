@@ -6,7 +6,6 @@ import pytest
 from tools.checkpoints import base_model, demos
 from tools.checkpoints import library as library_lib
 from tools.checkpoints.demo import render
-from zeroplay_jax.mini.world import question
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import ENV, POLICY, PROMPT
 
@@ -172,9 +171,3 @@ def test_search_is_the_real_ranking(library):
         assert len({d['title'] for d in found}) == library_lib.TOP_K
     twins = [(a, b) for w in library.worlds for a, b in w.originals.items()]
     assert np.mean([b in {d['title'] for d in library.search(a)} for a, b in twins]) > 0.2
-
-
-def test_question_form_is_the_worlds(library):
-    world = library.worlds[0]
-    chain = world.chain(2, np.random.default_rng(0))
-    assert truth(library, question(chain)) == (chain[-1][2], 2)

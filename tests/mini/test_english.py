@@ -3,10 +3,10 @@
 import dataclasses
 import json
 
-import jax
 import numpy as np
 import pytest
-from committed_folders import check_hashes
+from committed_folders import check_hashes, check_logits, check_stages, figures_of
+from example_texts import example_passages
 
 from tools.checkpoints import base_english, batches, english_demos, supervised
 from tools.checkpoints.demo import render
@@ -15,10 +15,8 @@ from tools.checkpoints.english_texts import Disguise, Texts
 from tools.checkpoints.stages import Stage
 from zeroplay_jax.data import cloze
 from zeroplay_jax.data.chains import BRIDGE
-from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout import call_syntax
 from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.types import ENV, POLICY, UserError
 
@@ -35,11 +33,7 @@ TINY = Stage(
 
 @pytest.fixture(scope='module')
 def passages():
-    result = []
-    for path in sorted(EXAMPLE_TEXTS.glob('*.txt')):
-        title, _, text = path.read_text().partition('\n')
-        result.append((title, text))
-    return result
+    return example_passages()
 
 
 @pytest.fixture(scope='module')
@@ -62,8 +56,27 @@ def written(role, texts, setting=NO_ERRORS):
     return [english_demos.ROLES[role].write(texts, rng, setting) for _ in range(DEMOS_PER_ROLE)]
 
 
+def turns_of(demo):
+    return [part.content for part in demo.parts if part.source == POLICY]
+
+
+def results_of(demo):
+    """The documents that each search finds."""
+    return [part.content for part in demo.parts if part.source == ENV]
+
+
 def policy_text(demo):
-    return ''.join(part.content for part in demo.parts if part.source == POLICY)
+    return ''.join(turns_of(demo))
+
+
+def restored(demo, clause=None):
+    """The question, or its clause, with the answer in its blank."""
+    text = demo.fields['question'] if clause is None else clause
+    return text.replace(cloze.BLANK, tag(policy_text(demo), 'answer'))
+
+
+def in_one_line(text):
+    return ' '.join(text.split())
 
 
 def tag(text, name):
@@ -80,7 +93,7 @@ def test_every_role_writes_episodes_that_fit(role, texts, codec):
 
 def test_a_solver_reads_its_answer_and_never_its_question(texts):
     for demo in written('solver', texts):
-        (documents,) = [part.content for part in demo.parts if part.source == ENV]
+        (documents,) = results_of(demo)
         answer = tag(policy_text(demo), 'answer')
         assert any(answer in document['text'] for document in documents)
         assert cloze.BLANK in demo.fields['question']
@@ -98,9 +111,8 @@ def test_a_thought_restores_the_sentence_of_the_question(texts):
 
 def test_a_proposal_can_be_answered_from_its_document(texts):
     for demo in written('proposer', texts):
-        text = policy_text(demo)
-        question, answer = tag(text, 'question'), tag(text, 'answer')
-        assert question.replace(cloze.BLANK, answer) in demo.fields['document']
+        question = tag(policy_text(demo), 'question')
+        assert restored(demo, question) in demo.fields['document']
 
 
 def test_answers_have_the_same_tokens_in_the_text_and_alone(texts, codec):
@@ -119,8 +131,7 @@ def test_deliberate_errors(texts):
     for demo in written('solver', texts, setting):
         text = policy_text(demo)
         assert len(tag(text, 'search').split()) == 3
-        restored = demo.fields['question'].replace(cloze.BLANK, tag(text, 'answer'))
-        wrong += not any(restored in document['text'] for document in texts.documents)
+        wrong += not any(restored(demo) in document['text'] for document in texts.documents)
     # A disguised question is in no document, so both kinds count.
     assert wrong == DEMOS_PER_ROLE
     for demo in written('proposer', texts, setting):
@@ -134,11 +145,10 @@ def test_deliberate_errors(texts):
 def test_a_solver_of_two_hops_reads_the_bridge_and_then_the_answer(texts):
     for demo in written('solver_two_hops', texts):
         question = demo.fields['question']
-        turns = [part.content for part in demo.parts if part.source == POLICY]
+        turns = turns_of(demo)
         first_documents, second_documents = (
-            [' '.join(document['text'].split()) for document in part.content]
-            for part in demo.parts
-            if part.source == ENV
+            [in_one_line(document['text']) for document in documents]
+            for documents in results_of(demo)
         )
         assert len(turns) == 3 and question.count(BRIDGE) == 2
         thought, clause_query = tag(turns[1], 'think'), tag(turns[1], 'search')
@@ -148,8 +158,7 @@ def test_a_solver_of_two_hops_reads_the_bridge_and_then_the_answer(texts):
         sentence = question[: question.rindex(BRIDGE)].strip().replace(BRIDGE, bridge)
         assert any(sentence in text for text in first_documents)
         clause = question[question.rindex(BRIDGE) :].replace(BRIDGE, bridge)
-        answer = tag(turns[2], 'answer')
-        assert any(clause.replace(cloze.BLANK, answer) in text for text in second_documents)
+        assert any(restored(demo, clause) in text for text in second_documents)
         assert clause_query.startswith(bridge) and cloze.BLANK not in clause_query
 
 
@@ -158,27 +167,27 @@ def test_a_proposal_of_two_hops_is_about_its_document_and_a_passage_found(role, 
     for demo in written(role, texts):
         assert demo.fields['hops'] == 2
         text = policy_text(demo)
-        bridge, question, answer = (tag(text, name) for name in ('search', 'question', 'answer'))
-        (documents,) = [part.content for part in demo.parts if part.source == ENV]
+        bridge, question = tag(text, 'search'), tag(text, 'question')
+        (documents,) = results_of(demo)
         # With a link, the document says which name leads on.
         name = f'[ {bridge} ]' if role == 'proposer_with_link' else bridge
         sentence = question[: question.rindex(BRIDGE)].strip().replace(BRIDGE, name)
         clause = question[question.rindex(BRIDGE) :].replace(BRIDGE, bridge)
-        assert sentence in ' '.join(demo.fields['document'].split())
-        passages = [' '.join(document['text'].split()) for document in documents]
-        assert any(clause.replace(cloze.BLANK, answer) in passage for passage in passages)
+        assert sentence in in_one_line(demo.fields['document'])
+        passages = [in_one_line(document['text']) for document in documents]
+        assert any(restored(demo, clause) in passage for passage in passages)
 
 
 def test_deliberate_errors_of_two_hops(texts):
     setting = EnglishSetting(short_query=1.0, wrong_span=1.0, malformed=1.0)
     searches = set()
     for demo in written('solver_two_hops', texts, setting):
-        turns = [part.content for part in demo.parts if part.source == POLICY]
+        turns = turns_of(demo)
         assert len(tag(turns[0], 'search').split()) == 3
         searches.add(len(turns) - 1)
         clause = demo.fields['question'].rpartition(BRIDGE)[2]
-        restored = clause.replace(cloze.BLANK, tag(turns[-1], 'answer'))
-        assert not any(restored in document['text'] for document in texts.documents)
+        sentence = restored(demo, clause)
+        assert not any(sentence in document['text'] for document in texts.documents)
     # Without the passage of the first sentence the solver answers at once.
     assert searches == {1, 2}
     for demo in written('proposer_two_hops', texts, setting):
@@ -219,7 +228,7 @@ def test_merged_names_are_the_same_name_in_a_disguise(texts):
 def test_the_parser_of_rollouts_reads_the_calls(texts):
     syntax = call_syntax.syntax_of('search_r1')
     for demo in written('solver', texts):
-        first_turn = next(part.content for part in demo.parts if part.source == POLICY)
+        first_turn = turns_of(demo)[0]
         call = syntax.parse(first_turn, {'search': SearchTool(lambda queries: [])})
         assert call.queries == [tag(first_turn, 'search')]
 
@@ -300,7 +309,7 @@ def test_a_training_writes_folders_and_guards_its_work_folder(tmp_path, monkeypa
     base_english.build(corpus, tmp_path / 'out', tmp_path / 'work', 0, stages)
     folder = tmp_path / 'out' / 'clean'
     assert json.loads((folder / 'config.json').read_text())['hidden_size'] == 32
-    assert set(last_log(folder)['teacher_forced']) == set(TINY.shares)
+    assert set(figures_of(folder)) == set(TINY.shares)
     with pytest.raises(UserError, match='another seed'):
         base_english.build(corpus, tmp_path / 'out', tmp_path / 'work', 1, stages)
     write_corpus(corpus, 4)
@@ -334,15 +343,10 @@ def write_corpus(path, copies):
     """The example texts, several times under other titles, so that every split has some."""
     lines = []
     for copy in range(copies):
-        for file in sorted(EXAMPLE_TEXTS.glob('*.txt')):
-            title, _, text = file.read_text().partition('\n')
+        for title, text in example_passages():
             contents = f'"{title} {copy}"\n{text}'
             lines.append(json.dumps({'id': str(len(lines)), 'contents': contents}) + '\n')
     path.write_text(''.join(lines))
-
-
-def last_log(folder):
-    return json.loads((folder / 'training.jsonl').read_text().splitlines()[-1])
 
 
 COMMITTED = ('clean', 'base')
@@ -357,39 +361,18 @@ def test_a_committed_folder_is_whole_and_was_trained_by_these_stages(name):
     architecture = json.loads((folder / 'config.json').read_text())
     assert base_english.ARCHITECTURE.items() <= (architecture | {'torch_dtype': 'float32'}).items()
 
-    trained_steps = {}
-    for line in (folder / 'training.jsonl').read_text().splitlines():
-        entry = json.loads(line)
-        if 'step' in entry:
-            trained_steps[entry['stage']] = entry['step']
     folders = [stage.folder or stage.name for stage in base_english.STAGES]
-    stages = base_english.STAGES[: folders.index(name) + 1]
-    assert trained_steps == {stage.name: stage.steps for stage in stages}
+    check_stages(folder, base_english.STAGES[: folders.index(name) + 1])
 
 
 @pytest.mark.parametrize('name', COMMITTED)
 def test_a_committed_folder_has_the_same_logits_in_transformers(name, texts):
-    torch = pytest.importorskip('torch')
-    from transformers import AutoModelForCausalLM
-
     folder = base_english.MINI / 'english' / name
-    params = jax.tree.map(lambda leaf: leaf.astype(np.float32), hf.load(folder))
-    config = hf.read_config(folder)
     (demo, *_) = written('solver', texts)
-    tokens = render(Codec(folder), demo, base_english.OBSERVATION_TOKENS).tokens[None]
-    positions = np.arange(tokens.shape[1])[None]
-    x = transformer.hidden(config, params, tokens, positions, np.ones_like(tokens))
-    logits = np.asarray(transformer.logits(config, params, x[0]))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    with torch.no_grad():
-        expected = model(torch.from_numpy(tokens.astype(np.int64))).logits[0].numpy()
-    assert logits.std() > 1
-    np.testing.assert_allclose(logits, expected, atol=2e-4)
+    check_logits(folder, render(Codec(folder), demo, base_english.OBSERVATION_TOKENS).tokens)
 
 
 def test_the_committed_logs_say_that_clean_fills_more_blanks_than_base():
-    solved = {}
-    for name in COMMITTED:
-        figures = last_log(base_english.MINI / 'english' / name)['teacher_forced']
-        solved[name] = figures['solver']['episodes']
-    assert solved['clean'] > solved['base'] + 0.2
+    folders = [base_english.MINI / 'english' / name for name in COMMITTED]
+    clean, base = (figures_of(folder)['solver']['episodes'] for folder in folders)
+    assert clean > base + 0.2

@@ -4,19 +4,16 @@ import asyncio
 import types
 
 import numpy as np
+from trajectories import make_trajectory
 
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.collection import Collector
 from zeroplay_jax.selfplay.library import Library
-from zeroplay_jax.types import POLICY, ToolCall, Trajectory, Turn
+from zeroplay_jax.types import ToolCall, Turn
 
 
 def trajectory(*turns, finish='answer'):
-    n = 4
-    source = np.full(n, POLICY, np.int8)
-    return Trajectory(
-        np.arange(n, dtype=np.int32), source, -np.ones(n, np.float32), turns, finish, 'w', 0, (0,)
-    )
+    return make_trajectory(*turns, finish=finish)
 
 
 def search_call(queries, documents=(), error=None):

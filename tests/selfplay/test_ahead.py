@@ -4,13 +4,19 @@ Here episodes sample nothing; test_ahead_runs.py plays the miniature.
 """
 
 import asyncio
+import copy
 import dataclasses
-import json
 
-import jax
-import numpy as np
 import pytest
-from test_engine import Game, make, policy, trajectory  # noqa: F401
+from test_engine import (  # noqa: F401
+    Game,
+    assert_equal_arrays,
+    assert_equal_states,
+    make,
+    policy,
+    snapshot,
+    trajectory,
+)
 
 from zeroplay_jax.rollout.requests import current_batch
 from zeroplay_jax.runtime import signals
@@ -46,11 +52,10 @@ def game(policy):  # noqa: F811
         key = (ahead, name, *options.items())
         if key not in engines:
             engine, game = make(policy, PAYS, ahead, **(FILTERED | options))
-            state = jax.tree.map(np.array, engine.device_state())
-            engines[key] = (engine, game, state, json.dumps(engine.host_state()))
-        engine, game, state, host_state = engines[key]
+            engines[key] = (engine, game, snapshot(engine))
+        engine, game, state = engines[key]
         engine.versions.clear()
-        engine.restore(state, json.loads(host_state))
+        engine.restore(*copy.deepcopy(state))
         game.__class__ = Versions
         for attribute in ('phases', 'episode', 'waits'):
             vars(game).pop(attribute, None)
@@ -119,12 +124,12 @@ def test_what_ends_last_decides_nothing(game):
         engine, played = game()
         played.waits = waits
         records = play(engine, all_steps(played.phases()))
-        return records, jax.tree.map(np.array, engine.device_state())
+        return records, snapshot(engine)
 
     records, state = result()
     slow_records, slow_state = result((0, 1), (2, 0))
     assert records == slow_records
-    jax.tree.map(np.testing.assert_array_equal, state, slow_state)
+    assert_equal_states(state, slow_state)
 
 
 @pytest.mark.parametrize('last', [1, 2, 3])
@@ -132,18 +137,15 @@ def test_a_resumed_run_begins_the_same_step_again(game, last):
     whole, played = game()
     schedule = all_steps(played.phases())
     play(whole, schedule, 0, last)
-    kept = jax.tree.map(np.array, whole.device_state())
-    saved = json.loads(json.dumps(whole.host_state()))
-    assert saved['ahead']['step'] == last
+    saved = snapshot(whole)
+    assert saved[1]['ahead']['step'] == last
     expected = play(whole, schedule, last)
     resumed, _ = game(name='resumed')
-    resumed.restore(kept, saved)
+    resumed.restore(*copy.deepcopy(saved))
     # Saved again before the step begins, it is the same state.
-    assert json.loads(json.dumps(resumed.host_state())) == saved
-    jax.tree.map(np.testing.assert_array_equal, resumed.device_state(), kept)
+    assert_equal_states(snapshot(resumed), saved)
     assert play(resumed, schedule, last) == expected
-    assert resumed.host_state() == whole.host_state()
-    jax.tree.map(np.testing.assert_array_equal, resumed.device_state(), whole.device_state())
+    assert_equal_states(snapshot(resumed), snapshot(whole))
 
 
 def preempt(*_):
@@ -162,24 +164,23 @@ def test_a_preempted_step_leaves_the_state_before_it(game, monkeypatch, ahead, s
     engine, played = game(name=surplus, **options)
     schedule = all_steps(played.phases())
     play(engine, schedule, 0, last)
-    saved = json.loads(json.dumps(engine.host_state()))
-    kept = jax.tree.map(np.array, engine.device_state())
+    kept, saved = snapshot(engine)
     assert bool(saved['carried_over'].get('solver')) == (surplus == 'carry')
     with monkeypatch.context() as patch:
         patch.setattr(signals, 'raise_if_requested', preempt)
         with pytest.raises(Preempted):
             play(engine, schedule, last)
-    dropped = json.loads(json.dumps(engine.host_state()))
+    arrays, dropped = snapshot(engine)
     if surplus == 'carry' and last == 2:
         # The position in the datasets is reset at the first step of a phase in any case.
         assert dropped['drawn'] == [0, 0]
         dropped['drawn'] = saved['drawn']
     assert dropped == saved
-    jax.tree.map(np.testing.assert_array_equal, engine.device_state(), kept)
+    assert_equal_arrays(arrays, kept)
     records = play(engine, schedule, last)
     whole, _ = game(name=f'whole {surplus}', **options)
     assert play(whole, schedule)[last:] == records
-    jax.tree.map(np.testing.assert_array_equal, engine.device_state(), whole.device_state())
+    assert_equal_arrays(engine.device_state(), whole.device_state())
 
 
 def test_the_pool_is_read_as_it_was_when_the_tasks_were_drawn():

@@ -69,6 +69,11 @@ def test_training_starts_from_no_document_of_a_question():
     asked |= {question.get('first_document_id') for question in built.questions}
     trained = {document['document_id'] for document in built.documents}
     assert not asked & trained
+    listed = {passage['document_id']: passage['title'] for passage in built.held_out_passages}
+    titles = {record.id: split(record.contents)[0] for record in records}
+    assert listed == {document: titles[document] for document in asked - {None}}
+    # Each document has one passage.
+    assert len(listed) == len(built.held_out_passages) == built.held_out
     # Two documents per question of two hops, and some of them have questions of one hop too.
     assert 80 <= built.held_out <= 60 + 40
     of_two_hops = [document for document in built.documents if document['hops'] == 2]
@@ -78,8 +83,9 @@ def test_training_starts_from_no_document_of_a_question():
     assert {each['document_id'] for each in of_two_hops} <= one_hop_ids
     assert all(each['document_id'].startswith('t') for each in of_two_hops)
     # The line names the person, whose document has this title.
-    titles = {split(record.contents)[0] for record in records}
-    assert all(each['link'] in titles and each['link'] in each['text'] for each in of_two_hops)
+    assert all(
+        each['link'] in titles.values() and each['link'] in each['text'] for each in of_two_hops
+    )
     # The other end of the link is not held out either.
     assert not {each['link'] for each in of_two_hops} & {line['title'] for line in built.questions}
 
@@ -183,20 +189,6 @@ def test_a_small_corpus_holds_out_no_more_than_40_percent_with_two_hops():
     built = build(linked(200), count=240)
     assert hops(built.questions)[2] == 20
     assert built.total == 400 and 150 < built.held_out <= 160
-
-
-def test_every_passage_of_a_held_out_document_is_listed():
-    records = linked(300)
-    built = build(records)
-    listed = {line['document_id'] for line in built.held_out_passages}
-    asked = {question['document_id'] for question in built.questions}
-    asked |= {line['first_document_id'] for line in built.questions if line['hops'] == 2}
-    trained = {document['document_id'] for document in built.documents}
-    assert asked <= listed and not listed & trained
-    # Each document has one passage.
-    assert len(listed) == len(built.held_out_passages) == built.held_out
-    titles = {record.id: split(record.contents)[0] for record in records}
-    assert all(titles[line['document_id']] == line['title'] for line in built.held_out_passages)
 
 
 def test_the_command_and_the_config_take_the_ratio_of_the_file(tmp_path, capsys):

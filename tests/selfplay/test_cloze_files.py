@@ -1,7 +1,6 @@
 """Held-out questions and training documents of a corpus: no document is in both, every question has one passage."""
 
 import itertools
-import json
 import pathlib
 
 import pytest
@@ -225,31 +224,3 @@ def test_the_command_writes_both_files_and_says_how_to_use_them(tmp_path, capsys
     before = out.read_bytes(), documents.read_bytes()
     assert run(*arguments, '--passage-words=80') == 0
     assert before == (out.read_bytes(), documents.read_bytes())
-
-
-def test_the_advice_of_errors_is_about_flags_that_the_command_has(tmp_path, capsys):
-    source = tmp_path / 'c.jsonl'
-    source.write_text('no JSON\n')
-    arguments = ['--corpus', source, '--out', tmp_path / 'o', '--documents', tmp_path / 'd']
-    assert run(*arguments) == 2
-    error = capsys.readouterr().err
-    assert 'correct the line' in error and '--skip-bad-lines' not in error
-    assert run(*arguments, '--passage-words=5') == 2
-    assert "'5' words are too few for a passage" in capsys.readouterr().err
-
-
-def test_a_mistake_is_one_line_and_writes_nothing(tmp_path, capsys):
-    source = tmp_path / 'c.jsonl'
-    source.write_text(json.dumps({'id': '1', 'contents': '"A"\nToo short.'}) + '\n')
-    cases = {
-        '0 questions can be made': [source, tmp_path / 'o', tmp_path / 'd'],
-        'is the corpus or --out': [source, tmp_path / 'o', tmp_path / 'o'],
-        'is one of the inputs': [source, source, tmp_path / 'd'],
-        '--held-out': [source, tmp_path / 'x.jsonl', tmp_path / 'x_passages.jsonl'],
-        'cannot be read': [tmp_path / 'none.jsonl', tmp_path / 'o', tmp_path / 'd'],
-    }
-    for message, (corpus, out, documents) in cases.items():
-        assert run('--corpus', corpus, '--out', out, '--documents', documents) == 2
-        error = capsys.readouterr().err
-        assert message in error and error.count('\n') == 1
-    assert [path.name for path in tmp_path.iterdir()] == ['c.jsonl']

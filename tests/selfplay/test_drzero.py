@@ -1,6 +1,7 @@
 """Dr. Zero as an episode: who is asked what, and what each outcome pays."""
 
 import collections
+from unittest.mock import AsyncMock
 
 import pytest
 import scripted
@@ -59,25 +60,46 @@ def play(game, phase, context, payload):
 DOCUMENT = SeedDocument('Gumu', PASSAGES[0][1], hops=2)
 
 
+def propose(*rollouts, solver=(), document=DOCUMENT, **changes):
+    """(rows of the proposer's phase, what was asked)."""
+    context = ScriptedContext(proposer=rollouts, solver=solver)
+    return play(recipe(**changes), 'proposer', context, document).rows, context.asked
+
+
+def generate(*rollouts, solver=(), **changes):
+    """The outcome of a task of the generation."""
+    context = ScriptedContext(proposer=rollouts, solver=solver)
+    return play(recipe(**{'pool__samples': 1} | changes), 'generate', context, DOCUMENT)
+
+
+def rewards(solver, question, **changes):
+    rows = play(recipe(**changes), 'solver', ScriptedContext(solver=solver), question).rows
+    return [row.reward for row in rows]
+
+
+def answers_of(*texts):
+    return [answer(text) for text in texts]
+
+
+UNFINISHED = answer('x', finish='context')
+
+
 def test_a_proposer_sees_the_link_of_a_document():
     linked = SeedDocument('Gumu', 'Lomis met Lomi in Lomi.', hops=2, link='Lomi')
-    context = ScriptedContext(proposer=[proposal()], solver=[answer('x')] * 5)
-    play(recipe(), 'proposer', context, linked)
-    assert context.asked[0][3]['document'] == '(Title: Gumu) Lomis met [ Lomi ] in Lomi.'
+    _, asked = propose(proposal(), solver=answers_of(*'xxxxx'), document=linked)
+    assert asked[0][3]['document'] == '(Title: Gumu) Lomis met [ Lomi ] in Lomi.'
     assert SeedDocument.from_json(linked.to_json()) == linked
 
 
 @pytest.mark.parametrize('solved,difficulty', [(0, 0.0), (1, 1.0), (2, 0.75), (4, 0.25), (5, 0.0)])
 def test_a_proposer_is_paid_for_form_and_for_being_solved_sometimes(solved, difficulty):
-    context = ScriptedContext(
-        proposer=[proposal()], solver=[answer('tarva')] * solved + [answer('Lomi')] * (5 - solved)
-    )
-    (row,) = play(recipe(), 'proposer', context, DOCUMENT).rows
+    solver = [answer('tarva')] * solved + [answer('Lomi')] * (5 - solved)
+    (row,), asked = propose(proposal(), solver=solver)
     assert row.group == 2 and row.info.solve_count == solved
     assert row.parts['difficulty'] == difficulty and row.reward == pytest.approx(0.5 + difficulty)
-    assert [a[0] for a in context.asked] == ['proposer', 'solver']
-    assert context.asked[1][3] == {'question': 'What is the country of the birthplace of Gumu?'}
-    assert context.asked[0][1] != context.asked[1][1]
+    assert [role for role, *_ in asked] == ['proposer', 'solver']
+    assert asked[1][3] == {'question': 'What is the country of the birthplace of Gumu?'}
+    assert asked[0][1] != asked[1][1]
 
 
 @pytest.mark.parametrize(
@@ -91,18 +113,9 @@ def test_a_proposer_is_paid_for_form_and_for_being_solved_sometimes(solved, diff
     ],
 )
 def test_a_proposal_without_form_pays_nothing_and_is_not_asked(bad, reason):
-    context = ScriptedContext(proposer=[bad])
-    (row,) = play(recipe(), 'proposer', context, DOCUMENT).rows
-    assert (
-        row.reward == 0
-        and row.drop is None
-        and len(context.asked) == 1
-        and row.info.rejected == reason
-    )
-    assert (
-        play(recipe(pool__samples=1), 'generate', ScriptedContext(proposer=[bad]), DOCUMENT).drop
-        == reason
-    )
+    (row,), asked = propose(bad)
+    assert (row.reward, row.drop, row.info.rejected, len(asked)) == (0, None, reason, 1)
+    assert generate(bad).drop == reason
 
 
 @pytest.mark.parametrize(
@@ -118,72 +131,49 @@ def test_a_proposal_without_form_pays_nothing_and_is_not_asked(bad, reason):
 )
 def test_the_papers_four_parts_of_the_form_are_paid_one_by_one(rollout, form, rejected):
     """Appendix A; the code pays nothing as soon as the question or the answer is missing."""
-    context = ScriptedContext(proposer=[rollout], solver=[answer('x')] * 5)
-    game = recipe(drzero__separate_format=True)
-    (row,) = play(game, 'proposer', context, DOCUMENT).rows
+    (row,), asked = propose(rollout, solver=answers_of(*'xxxxx'), drzero__separate_format=True)
     assert row.parts['format'] == pytest.approx(0.5 * form) and row.info.rejected == rejected
     assert row.info.valid is (rejected is None)
-    assert len(context.asked) == (1 if rejected else 2)
+    assert len(asked) == (1 if rejected else 2)
 
 
 def test_a_missing_search_costs_the_tool_part():
-    context = ScriptedContext(proposer=[proposal(search=False)], solver=[answer('x')] * 5)
-    (row,) = play(recipe(), 'proposer', context, DOCUMENT).rows
+    (row,), _ = propose(proposal(search=False), solver=answers_of(*'xxxxx'))
     # think 1, tool 0 for two hops without a search, answer 0: it stands in nothing that was read
     assert row.reward == pytest.approx(0.5 * (1 + 1 + 0 + 0) / 4)
 
 
-def test_a_failed_or_malformed_call_earns_nothing():
-    failed = Turn('<think> a</think><search> Lomi</search>', search_call(['Lomi'], error='failed'))
-    final = proposal().turns[-1]
-    assert proposing.read_proposal(trajectory(failed, final), DOCUMENT).format['tool'] == 0
-    malformed = Turn('<think> a</think></search>', ToolCall('', None, error='malformed'))
-    assert proposing.read_proposal(trajectory(malformed, final), DOCUMENT).format['tool'] == 0
+@pytest.mark.parametrize(
+    'call', [search_call(['Lomi'], error='failed'), ToolCall('', None, error='malformed')]
+)
+def test_a_failed_or_malformed_call_earns_nothing(call):
+    rollout = trajectory(Turn('<think> a</think>', call), proposal().turns[-1])
+    assert proposing.read_proposal(rollout, DOCUMENT).format['tool'] == 0
 
 
 def test_group_key_is_the_hop_count_or_the_prompt():
-    rows = play(
-        recipe(),
-        'proposer',
-        ScriptedContext(proposer=[proposal()], solver=[answer('x')] * 5),
-        DOCUMENT,
-    ).rows
-    assert [r.group for r in rows] == [2]
-    game = recipe(drzero__group='prompt', proposer__samples=3)
-    rows = play(
-        game,
-        'proposer',
-        ScriptedContext(proposer=[proposal()] * 3, solver=[answer('x')] * 15),
-        DOCUMENT,
-    ).rows
-    assert len({r.group for r in rows}) == 1 and rows[0].group == answers.group_of((7, 0))
+    (row,), _ = propose(proposal(), solver=answers_of(*'xxxxx'))
+    assert row.group == 2
+    changes = dict(drzero__group='prompt', proposer__samples=3)
+    rows, _ = propose(*[proposal()] * 3, solver=answers_of(*'x' * 15), **changes)
+    assert {row.group for row in rows} == {answers.group_of((7, 0))}
 
 
 def test_generation_keeps_the_best_formed_and_says_why_not():
-    weak, good = proposal(answer='a b c d e f g h i j k'), proposal()
-    game = recipe(pool__samples=2)
-    out = play(game, 'generate', ScriptedContext(proposer=[weak, good]), DOCUMENT)
-    (question,) = out.questions
-    assert (
-        question.answers == ('Tarva',)
-        and question.hops == 2
-        and question.origin['document'] == 'Gumu'
-    )
-    out = play(
-        game,
-        'generate',
-        ScriptedContext(proposer=[trajectory(Turn('no'), finish='eos')] * 2),
-        DOCUMENT,
-    )
-    assert out.questions == [] and out.drop == 'unfinished' and len(out.rows) == 2
+    (question,) = generate(
+        proposal(answer='a b c d e f g h i j k'), proposal(), pool__samples=2
+    ).questions
+    assert question.answers == ('Tarva',) and question.hops == 2
+    assert question.origin['document'] == 'Gumu'
+    outcome = generate(*[trajectory(Turn('no'), finish='eos')] * 2, pool__samples=2)
+    assert (outcome.questions, outcome.drop, len(outcome.rows)) == ([], 'unfinished', 2)
 
 
 def test_generation_can_keep_to_a_window_of_solve_rates():
-    game = recipe(pool__samples=1, pool__measure=4, pool__window=(0.2, 0.8))
-    easy = ScriptedContext(proposer=[proposal()], solver=[answer('Tarva')] * 4)
-    assert play(game, 'generate', easy, DOCUMENT).drop == 'outside_window'
-    fair = ScriptedContext(proposer=[proposal()], solver=[answer('Tarva')] * 2 + [answer('x')] * 2)
-    assert play(game, 'generate', fair, DOCUMENT).questions[0].solve_rate == 0.5
+    window = dict(pool__measure=4, pool__window=(0.2, 0.8))
+    assert generate(proposal(), solver=[answer('Tarva')] * 4, **window).drop == 'outside_window'
+    fair = answers_of('Tarva', 'Tarva', 'x', 'x')
+    assert generate(proposal(), solver=fair, **window).questions[0].solve_rate == 0.5
 
 
 def test_a_solver_is_paid_for_exact_match_of_its_final_answer():
@@ -194,37 +184,28 @@ def test_a_solver_is_paid_for_exact_match_of_its_final_answer():
         trajectory(Turn('Tarva'), finish='eos'),
         trajectory(Turn('<answer> Tarva</answer>'), Turn('<think> hm'), finish='turn_tokens'),
     ]
-    item = Question('Where?', ('Tarva',))
-    rows = play(recipe(), 'solver', ScriptedContext(solver=tries), item).rows
-    assert [r.reward for r in rows] == [1, 0, 0, 0, 0] and {r.group for r in rows} == {
-        answers.group_of((7, 0))
-    }
+    context = ScriptedContext(solver=tries)
+    rows = play(recipe(), 'solver', context, Question('Where?', ('Tarva',))).rows
+    assert [row.reward for row in rows] == [1, 0, 0, 0, 0]
+    assert {row.group for row in rows} == {answers.group_of((7, 0))}
 
 
 def test_a_prompt_that_is_too_long_drops_the_episode():
-    class LongPrompts(ScriptedContext):
-        async def ask(self, *_, **__):
-            raise TaskDropped('prompt_too_long')
-
-    assert play(recipe(), 'proposer', LongPrompts(), DOCUMENT).drop == 'prompt_too_long'
-
-
-def test_documents_can_open_what_they_are_asked_for():
-    depth = {d.title: d.depth for d in linked_documents(PASSAGES)}
-    assert depth == {'Gumu': 3, 'Lomi': 2, 'Tarva': 3, 'Puto': 1}
+    context = ScriptedContext()
+    context.ask = AsyncMock(side_effect=TaskDropped('prompt_too_long'))
+    assert play(recipe(), 'proposer', context, DOCUMENT).drop == 'prompt_too_long'
 
 
 def test_every_batch_holds_the_hops_in_the_exact_ratio():
+    depth = {d.title: d.depth for d in linked_documents(PASSAGES)}
+    assert depth == {'Gumu': 3, 'Lomi': 2, 'Tarva': 3, 'Puto': 1}
     game = recipe(schedule__hop_ratio=(4, 3, 2), proposer__batch=9)
     step = Step(Phase('proposer', 1), 0, 3)
     tasks = game.tasks(step, TaskPool(), BatchCursor())
     assert collections.Counter(t.payload.hops for t in tasks) == {1: 4, 2: 3, 3: 2}
-    depth = {d.title: d.depth for d in linked_documents(PASSAGES)}
     assert all(depth[t.payload.title] >= t.payload.hops for t in tasks)
-    assert (
-        tasks == game.tasks(step, TaskPool(), BatchCursor())
-        and len({t.identity for t in tasks}) == 9
-    )
+    assert tasks == game.tasks(step, TaskPool(), BatchCursor())
+    assert len({t.identity for t in tasks}) == 9
     with pytest.raises(ValueError, match='no document can start a question of 4 hops'):
         recipe().tasks(step, TaskPool(), BatchCursor())
 
@@ -234,77 +215,63 @@ def test_phases_alternate():
     assert names == [('proposer', ('proposer',)), ('generate', ()), ('solver', ('solver',))] * 2
 
 
+# ---- labels by majority ----
+
+MAJORITY = dict(drzero__labels='majority')
+
+
 @pytest.mark.parametrize(
-    'answers_of_the_solver,agreeing,difficulty',
+    'texts,agreeing,difficulty',
     [
         (['Lomi', 'Puto', 'lomi', 'Lomi.', 'Tarva'], 3, 0.5),
         (['Lomi', 'Puto', 'Tarva', 'Gumu', 'x'], 1, 1.0),
         (['the Lomi'] * 5, 5, 0.0),
     ],
 )
-def test_by_majority_the_solvers_most_frequent_answer_is_right(
-    answers_of_the_solver, agreeing, difficulty
-):
-    game = recipe(drzero__labels='majority')
-    solver = [answer(text) for text in answers_of_the_solver]
-    proposed = 'Tarva, which counts for nothing'
-    context = ScriptedContext(proposer=[proposal(answer=proposed)], solver=solver)
-    (row,) = play(game, 'proposer', context, DOCUMENT).rows
-    assert row.info.solve_count == agreeing
-    assert row.parts['difficulty'] == difficulty
+def test_the_solvers_most_frequent_answer_is_right(texts, agreeing, difficulty):
+    proposed = proposal(answer='Tarva, which counts for nothing')
+    (row,), _ = propose(proposed, solver=answers_of(*texts), **MAJORITY)
+    assert (row.info.solve_count, row.parts['difficulty']) == (agreeing, difficulty)
     # The log shows what counted as right.
     (label,) = row.info.question.answers
-    assert label in answers_of_the_solver and label != proposed
+    assert label in texts
 
 
 def test_an_answer_of_the_majority_becomes_the_label_of_the_pools_question():
-    game = recipe(
-        drzero__labels='majority', pool__measure=4, pool__samples=1, pool__window=(0.3, 0.7)
-    )
-    solver = [answer('Lomi'), answer('Puto'), answer(' LOMI'), answer('Gumu')]
-    context = ScriptedContext(proposer=[proposal(answer='Tarva')], solver=solver)
-    outcome = play(game, 'generate', context, DOCUMENT)
-    (question,) = outcome.questions
+    measured = MAJORITY | dict(pool__measure=4, pool__window=(0.3, 0.7))
+    solver = answers_of('Lomi', 'Puto', ' LOMI', 'Gumu')
+    (question,) = generate(proposal(), solver=solver, **measured).questions
     assert question.answers == ('Lomi',) and question.solve_rate == 0.5
     # The label holds for the solver's training, whatever its rollouts then answer.
-    solver = [answer('Puto')] * 4 + [answer('Lomi')]
-    rows = play(game, 'solver', ScriptedContext(solver=solver), question).rows
-    assert [row.reward for row in rows] == [0, 0, 0, 0, 1]
-    agreed = ScriptedContext(proposer=[proposal()], solver=[answer('Lomi')] * 4)
-    assert play(game, 'generate', agreed, DOCUMENT).drop == 'outside_window'
+    solver = answers_of('Puto', 'Puto', 'Puto', 'Puto', 'Lomi')
+    assert rewards(solver, question, **measured) == [0, 0, 0, 0, 1]
+    agreed = [answer('Lomi')] * 4
+    assert generate(proposal(), solver=agreed, **measured).drop == 'outside_window'
 
 
 def test_a_pools_question_that_was_not_measured_gets_its_label_from_every_group():
-    game = recipe(drzero__labels='majority', pool__samples=1)
-    outcome = play(game, 'generate', ScriptedContext(proposer=[proposal()]), DOCUMENT)
-    (question,) = outcome.questions
+    (question,) = generate(proposal(), **MAJORITY).questions
     # As in a checkpoint of the pool.
     question = Question.from_json(question.to_json())
     assert question.answers == ()
-    solver = [answer('Puto'), answer('Lomi'), answer('puto'), answer('x', finish='context')]
-    rows = play(game, 'solver', ScriptedContext(solver=[*solver, answer('y')]), question).rows
+    solver = [*answers_of('Puto', 'Lomi', 'puto'), UNFINISHED, answer('y')]
+    context = ScriptedContext(solver=solver)
+    rows = play(recipe(**MAJORITY), 'solver', context, question).rows
     assert [row.reward for row in rows] == [1, 0, 1, 0, 0]
     assert all(row.info.question.answers == ('Puto',) for row in rows)
-    silent = ScriptedContext(solver=[answer('x', finish='context')] * 5)
-    rows = play(game, 'solver', silent, question).rows
-    assert [row.reward for row in rows] == [0] * 5
 
 
 def test_an_unfinished_rollout_disagrees_and_a_question_that_nobody_answers_has_no_label():
-    game = recipe(drzero__labels='majority', pool__measure=4, pool__samples=1)
-    unfinished = answer('x', finish='context')
-    some = ScriptedContext(
-        proposer=[proposal()], solver=[answer('Lomi'), unfinished, unfinished, answer('Lomi')]
-    )
-    (question,) = play(game, 'generate', some, DOCUMENT).questions
+    measured = MAJORITY | dict(pool__measure=4)
+    solver = [answer('Lomi'), UNFINISHED, UNFINISHED, answer('Lomi')]
+    (question,) = generate(proposal(), solver=solver, **measured).questions
     assert question.answers == ('Lomi',) and question.solve_rate == 0.5
-    none = ScriptedContext(proposer=[proposal()], solver=[unfinished] * 4)
-    assert play(game, 'generate', none, DOCUMENT).drop == 'no_majority'
+    assert generate(proposal(), solver=[UNFINISHED] * 4, **measured).drop == 'no_majority'
 
 
 def test_a_question_is_measured_as_it_enters_the_pool():
-    game = recipe(pool__measure=4, pool__samples=1, pool__question_words=5)
     context = ScriptedContext(proposer=[proposal()], solver=[answer('Tarva')] * 4)
+    game = recipe(pool__measure=4, pool__samples=1, pool__question_words=5)
     (question,) = play(game, 'generate', context, DOCUMENT).questions
     assert question.text == context.asked[1][3]['question'] == 'What is the country of'
 
@@ -324,29 +291,21 @@ def longest(prediction, golds):
     ],
 )
 def test_majority_labels_work_with_other_metrics(metric, rewarded):
-    game = recipe(drzero__labels='majority', reward__answer=metric)
+    changes = MAJORITY | dict(reward__answer=metric)
     question = Question('Who?', (), 1)
-    solver = [answer(text) for text in ('2', '2', '1942', '7')] + [answer('', finish='context')]
-    rows = play(game, 'solver', ScriptedContext(solver=solver), question).rows
-    assert [row.reward for row in rows] == rewarded
-    nobody = ScriptedContext(solver=[answer('', finish='context')] * 5)
-    assert [row.reward for row in play(game, 'solver', nobody, question).rows] == [0] * 5
+    assert (
+        rewards([*answers_of('2', '2', '1942', '7'), UNFINISHED], question, **changes) == rewarded
+    )
+    assert rewards([UNFINISHED] * 5, question, **changes) == [0] * 5
 
 
-@pytest.mark.parametrize(
-    'changes,problem',
-    [
-        ({'solver.distill_top_k': 8}, "labels=majority: the teacher would read the proposer's"),
-    ],
-)
-def test_parts_that_read_the_proposers_answer_are_refused_with_labels_by_majority(changes, problem):
+def test_a_teacher_that_reads_the_proposers_answer_is_refused_with_labels_by_majority():
     config = drzero_config.get_config('mini')
-    config.update_from_flattened_dict(changes)
+    config.solver.distill_top_k = 8
     Recipe.check(config)
     config.drzero.labels = 'majority'
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match="labels=majority: the teacher would read the proposer's"):
         Recipe.check(config)
-    assert problem in str(error.value)
 
 
 def test_the_rows_of_the_baselines():

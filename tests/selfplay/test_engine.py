@@ -35,16 +35,8 @@ def trajectory(identity, version=0, n=8):
     rng = np.random.default_rng(abs(hash(identity)) % 2**31)
     source = np.array([PROMPT] * 3 + [POLICY] * (n - 3), np.int8)
     logp = np.where(source == POLICY, -rng.uniform(1, 3, n), 0).astype(np.float32)
-    return Trajectory(
-        rng.integers(0, 20, n).astype(np.int32),
-        source,
-        logp,
-        (),
-        'eos',
-        'solver',
-        version,
-        identity,
-    )
+    tokens = rng.integers(0, 20, n).astype(np.int32)
+    return Trajectory(tokens, source, logp, (), 'eos', 'solver', version, identity)
 
 
 class Game:
@@ -108,20 +100,35 @@ def play(engine, index):
     return engine.run_step(Step(engine.recipe.phases()[0], index, index), lambda: None)
 
 
+def snapshot(engine):
+    """(arrays of the devices, state of the host), as a checkpoint holds them."""
+    arrays = jax.tree.map(np.array, engine.device_state())
+    return arrays, json.loads(json.dumps(engine.host_state()))
+
+
+def assert_equal_arrays(ours, theirs):
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def assert_equal_states(ours, theirs):
+    assert ours[1] == theirs[1]
+    assert_equal_arrays(ours[0], theirs[0])
+
+
 MIXED = lambda item: (1, 0) if item % 2 else (0, 0)  # every second item has something to teach
 
 
 def trained(engine, monkeypatch):
     """Items that reach the packing, per update."""
-    seen, pack = [], engine.updates.pack
-    monkeypatch.setattr(
-        engine.updates,
-        'pack',
-        lambda role, rows, d: (
-            seen.append([r.info.details['item'] for r in rows]) or pack(role, rows, d)
-        ),
-    )
-    return seen
+    items = []
+    pack = engine.updates.pack
+
+    def noted(role, rows, distill):
+        items.append([row.info.details['item'] for row in rows])
+        return pack(role, rows, distill)
+
+    monkeypatch.setattr(engine.updates, 'pack', noted)
+    return items
 
 
 def test_without_the_filter_a_step_asks_once(policy, monkeypatch):
@@ -195,17 +202,14 @@ def test_the_state_holds_surplus_and_place(policy):
     options = dict(filter_groups=True, batch=3)
     whole, game = make(policy, pays, **options)
     play(whole, 0)
-    saved = json.loads(json.dumps(whole.host_state()))
-    kept = jax.tree.map(np.array, whole.device_state())
+    saved = snapshot(whole)
     play(whole, 1)
     again, _ = make(policy, pays, **options)
-    again.restore(kept, saved)
-    assert again.drawn == 6 and [
-        r['info']['details']['item'] for r in again.filter.state()['solver']
-    ] == [4, 4, 5, 5]
+    again.restore(*saved)
+    waiting = again.filter.state()['solver']
+    assert again.drawn == 6 and [r['info']['details']['item'] for r in waiting] == [4, 4, 5, 5]
     play(again, 1)
-    assert again.host_state() == whole.host_state()
-    jax.tree.map(np.testing.assert_array_equal, again.device_state(), whole.device_state())
+    assert_equal_states(snapshot(again), snapshot(whole))
 
 
 def test_every_context_of_a_rollout_is_a_row_with_its_advantage():
@@ -305,7 +309,7 @@ def test_a_reward_that_is_not_finite_is_told_with_its_rollout(policy):
 def test_a_batch_without_a_finite_gradient_is_skipped_and_named(policy, monkeypatch):
     engine, _ = make(policy, lambda item: (1, 0), batch=2)
     learner = engine.learners['solver']
-    before = jax.tree.map(np.asarray, learner.params)
+    before = jax.tree.map(np.array, learner.params)
     pack = engine.updates.pack
 
     def poisoned(role, rows, distill):
@@ -318,10 +322,11 @@ def test_a_batch_without_a_finite_gradient_is_skipped_and_named(policy, monkeypa
     monkeypatch.setattr(engine.updates, 'pack', poisoned)
     values, rows = play(engine, 0)
     assert values['skipped_updates'] == 1
+    assert engine.learning.last_reasons == {'solver': {'nonfinite_gradient': 2}}
     (record,) = engine.task_log
     assert record['drop'] == 'nonfinite_gradient'
     assert record['rollouts'] == [list(row.trajectory.identity) for row in rows]
-    jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.asarray, learner.params))
+    assert_equal_arrays(before, learner.params)
 
 
 def test_minibatches_are_drawn_by_prompt_and_not_in_the_order_of_issue(policy, monkeypatch):

@@ -2,168 +2,40 @@
 
 import json
 import logging
+import pathlib
 
 import pytest
+from input_files import write
 
 from zeroplay_jax import inputs as command
 from zeroplay_jax.data import files
 from zeroplay_jax.objectives import answers as scores
 from zeroplay_jax.types import UserError
 
-# Name → (fields of a line besides the question, accepted answers).
-FORMS = {
-    'one text': ({'answer': 'Lomi'}, ['Lomi']),
-    'a list': ({'golden_answers': ['Lomi', 'Lomi city']}, ['Lomi', 'Lomi city']),
-    'NQ-open': ({'answer': ['Lomi', 'Lomi city']}, ['Lomi', 'Lomi city']),
-    'SQuAD': (
-        {'answers': {'text': ['Lomi', 'Lomi city'], 'answer_start': [3, 3]}},
-        ['Lomi', 'Lomi city'],
-    ),
-    'SQuAD as objects': ({'answers': [{'text': 'Lomi', 'answer_start': 3}]}, ['Lomi']),
-    'TriviaQA': (
-        {
-            'answer': {
-                'value': 'Lomi',
-                'aliases': ['LOMI', 'Lomi city'],
-                'normalized_aliases': ['lomi', 'lomi town'],
-            }
-        },
-        ['Lomi', 'Lomi city', 'lomi town'],
-    ),
-    'MuSiQue': (
-        {'answer': 'Lomi', 'answer_aliases': ['Lomi city', ''], 'answerable': True},
-        ['Lomi', 'Lomi city'],
-    ),
-    'verl': ({'reward_model': {'ground_truth': {'target': ['Lomi']}}}, ['Lomi']),
-    'a JSON list as text': ({'answers': '["Lomi", "Lomi city"]'}, ['Lomi', 'Lomi city']),
-    'a Python list as text': (
-        {'answer': """['Lomi', "Lomi's", 'a \\'b\\' \\xe9']"""},
-        ['Lomi', "Lomi's", "a 'b' é"],
-    ),
-    'PopQA': ({'possible_answers': '["Lomi", "Lomi city"]', 'obj': 'Lomi'}, ['Lomi', 'Lomi city']),
-    'a number': ({'answer': 1912}, ['1912']),
-    'a number of a table': ({'answer': 1912.0}, ['1912', '1912.0']),
-    'numbers in a list': ({'answers': [3, 4.5]}, ['3', '4.5']),
-    'true': ({'answer': True}, ['yes', 'true']),
-    'brackets that are no list': ({'answer': '[sic]'}, ['[sic]']),
-    'brackets in a list': (
-        {'answers': ['[0, 1]', "['Til Tuesday]", '["Weird Al" Yankovic]']},
-        ['[0, 1]', "['Til Tuesday]", '["Weird Al" Yankovic]'],
-    ),
-    'a list as text in a list': ({'answers': ['["Lomi", "Lomi city"]']}, ['Lomi', 'Lomi city']),
-    'a number that is the text of a choice': (
-        {'answer': '7', 'choices': [{'label': 'A', 'text': '7'}, {'label': 'B', 'text': '9'}]},
-        ['7'],
-    ),
-    'answerable of a table': ({'answer': 'Lomi', 'answerable': 1.0}, ['Lomi']),
-    'SQuAD as JSON in a text': (
-        {'answers': '{"text": ["Lomi", "Lomi city"], "answer_start": [1, 2]}'},
-        ['Lomi', 'Lomi city'],
-    ),
-    'SQuAD as Python prints it': (
-        {'answers': """{'text': ['Lomi', "Lomi's"], 'answer_start': [1, 2], 'id': None}"""},
-        ['Lomi', "Lomi's"],
-    ),
-    'SQuAD as pandas prints it': (
-        {
-            'answers': "{'text': array(['Lomi', 'Lomi city'], dtype=object), 'answer_start': array([1], dtype=int32)}"
-        },
-        ['Lomi', 'Lomi city'],
-    ),
-    'TriviaQA as a text': (
-        {'answer': "{'value': 'Lomi', 'aliases': ['Lomi city']}"},
-        ['Lomi', 'Lomi city'],
-    ),
-    'verl as a text': ({'reward_model': "{'ground_truth': {'target': ['Lomi']}}"}, ['Lomi']),
-    'an object as text in a list': ({'answers': ["{'text': 'Lomi'}"]}, ['Lomi']),
-    'a NumPy array with commas': (
-        {'answer': "array(['Lomi', 'Lomi city'],\n      dtype=object)"},
-        ['Lomi', 'Lomi city'],
-    ),
-    'a NumPy array of short texts': ({'answer': "array(['Lomi'], dtype='<U4')"}, ['Lomi']),
-    'a tuple': ({'answer': "('Lomi', 'None (city)',)"}, ['Lomi', 'None (city)']),
-    'braces and brackets of formulas': (
-        {'answers': ['{1, 2}', '(1, 2)', '(sic)', '{x | x > 0}']},
-        ['{1, 2}', '(1, 2)', '(sic)', '{x | x > 0}'],
-    ),
-    'code in a list': ({'answers': ['{"a": 1}', 'x']}, ['{"a": 1}', 'x']),
-    'an apostrophe in brackets': ({'answer': "('Til Tuesday)"}, ["('Til Tuesday)"]),
-    'one annotator without an answer': ({'answers': ['CANNOTANSWER', 'Lomi']}, ['Lomi']),
-    'a pair of numbers': ({'answer': '(1, 2)'}, ['(1, 2)']),
-    'True of a table': ({'answer': 'True'}, ['True', 'yes']),
-    'FALSE of a table': ({'answer': 'FALSE'}, ['FALSE', 'no']),
-    'True among names': ({'answers': ['True', 'Spandau']}, ['True', 'Spandau']),
-    'null beside answers': ({'answers': None, 'answer': 'Lomi', 'hops': None}, ['Lomi']),
-}
+# Name, fields of a line besides the question, and the accepted answers or what is said.
+FORMS = json.loads((pathlib.Path(__file__).parent / 'question_forms.json').read_text('utf-8'))
 
 
-def write(path, *records):
-    path.write_text(''.join(json.dumps(record) + '\n' for record in records))
-    return str(path)
+def third_14(form):
+    name, *case = form
+    return pytest.param(*case, id=name, marks=pytest.mark.fault('third-14', name))
 
 
-@pytest.mark.parametrize(
-    'name', [pytest.param(form, marks=pytest.mark.fault('third-14', form)) for form in FORMS]
-)
-def test_answers_of_public_sets(tmp_path, name, user_reads):
-    fields, expected = FORMS[name]
+@pytest.mark.parametrize(('fields', 'expected'), map(third_14, FORMS['right']))
+def test_answers_of_public_sets(tmp_path, fields, expected, user_reads):
     (question,) = files.questions(write(tmp_path / 'q.jsonl', {'question': 'Which town?'} | fields))
     assert list(question.answers) == expected
     user_reads(f'right: {expected}')
 
 
-REFUSED = {
-    'a list of numbers as text': ({'answer': '[1912, 1913]'}, 'may be meant as a list'),
-    'a NumPy array in a list': ({'answers': ["['a' 'b']"]}, 'may be meant as a list'),
-    'a NumPy array as text': ({'answer': "['a' 'b']"}, 'may be meant as a list'),
-    'a set of Python': ({'answer': "{'a', 'b'}"}, 'may be meant as a list'),
-    'a NumPy array of one text': ({'answer': "array('a', dtype='<U1')"}, 'may be meant as a list'),
-    'a broken object as text': ({'answer': "{'text': ['a' 'b']}"}, 'may be meant as a list'),
-    'a broken object in a list': ({'answers': ["{'text': ['a' 'b']}"]}, 'may be meant as a list'),
-    'an object of another form as text': (
-        {'answer': "{'name': 'Lomi'}"},
-        'an object without target, ground_truth, value',
-    ),
-    'an empty list as text': ({'answer': '[]'}, '"answer" has no answer'),
-    'an object of another form': (
-        {'answer': {'name': 'Lomi'}},
-        'an object without target, ground_truth, value',
-    ),
-    'an empty list of SQuAD': ({'answers': {'text': []}}, '"answers" has no answer'),
-    'a text as answerable': (
-        {'answer': 'Lomi', 'answerable': 'maybe'},
-        '"answerable" is .maybe., not true or false',
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    'name', [pytest.param(form, marks=pytest.mark.fault('third-14', form)) for form in REFUSED]
-)
-def test_what_may_mean_two_things_is_refused(tmp_path, name, user_reads):
-    fields, problem = REFUSED[name]
+@pytest.mark.parametrize(('fields', 'problem'), map(third_14, FORMS['two meanings']))
+def test_what_may_mean_two_things_is_refused(tmp_path, fields, problem, user_reads):
     with pytest.raises(UserError, match=rf'q.jsonl, line 1: .*{problem}') as refusal:
         files.questions(write(tmp_path / 'q.jsonl', {'question': 'Which town?'} | fields))
     user_reads(refusal.value)
 
 
-@pytest.mark.parametrize(
-    'fields',
-    [
-        {'answer': 'Lomi', 'answerable': False},
-        {'answers': [], 'is_impossible': True},
-        {'answers': {'text': [], 'answer_start': []}},
-        {'answer': 'Lomi', 'answerable': 'False'},
-        {'answers': "{'text': array([], dtype=object), 'answer_start': array([], dtype=int32)}"},
-        {'answers': ['No Answer Present.']},
-        {'answers': "['No Answer Present.']"},
-        {'answer': 'CANNOTANSWER'},
-        {'answer': {'text': 'CANNOTANSWER', 'answer_start': 9}},
-        {'answer': {'value': 'CANNOTANSWER'}},
-        {'answer': {'target': ['No Answer Present.']}},
-        {'reward_model': "{'ground_truth': {'target': ['No Answer Present.']}}"},
-    ],
-)
+@pytest.mark.parametrize('fields', FORMS['no answer'])
 @pytest.mark.fault('third-14', 'questions without an answer')
 def test_questions_without_an_answer_are_left_out_and_counted(
     tmp_path, fields, caplog, user_reads, capsys
@@ -252,25 +124,7 @@ def test_questions_in_another_unicode_form_are_the_same(tmp_path, capsys, user_r
     user_reads(f'right: {report.strip()}')
 
 
-@pytest.mark.parametrize(
-    ('fields', 'problem'),
-    [
-        ({'answer': 1, 'choices': ['Lomi', 'Puto']}, '\'1\', which names one of "choices"'),
-        ({'answer': 'B', 'options': {'A': 'Lomi', 'B': 'Puto'}}, "'B', which names one of"),
-        ({'answer': 'A', 'choices': {'label': ['A', 'B'], 'text': ['Lomi', 'Puto']}}, "'A'"),
-        ({'answer': '(b)', 'options': 'A) Lomi B) Puto'}, 'write the text of that choice'),
-        ({'golden_answers': ['B'], 'metadata': {'choices': ['Lomi', 'Puto']}}, "'B', which names"),
-        (
-            {'golden_answers': ['B'], 'metadata': '{"choices": ["Lomi", "Puto"]}'},
-            "'B', which names",
-        ),
-        ({'answer': 'B', 'choices': "['Lomi', 'Puto']"}, "'B', which names one of"),
-        ({'answer': 'b', 'opa': 'Lomi', 'opb': 'Puto', 'cop': 1}, 'one of "opa, opb"; write'),
-        ({'answer': 'B', 'A': 'Lomi', 'B': 'Puto'}, 'one of "A, B"; write'),
-        ({'opa': 'Lomi', 'opb': 'Puto', 'cop': 1}, 'no answers; write them into one of'),
-        ({'answer': 'Two and one.\n#### 3'}, 'write only the result behind ####'),
-    ],
-)
+@pytest.mark.parametrize(('fields', 'problem'), FORMS['no policy could give'])
 @pytest.mark.fault(
     'kin-answers', 'an answer that names a choice (MMLU, RACE, ARC), or a worked solution'
 )

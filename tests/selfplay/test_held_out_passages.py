@@ -1,8 +1,7 @@
 """Training reads no passage of a held-out document; evaluations search the whole corpus."""
 
-import json
-
 import pytest
+from input_files import write
 
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration.rules import check_held_out
@@ -14,11 +13,6 @@ from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.types import UserError
 
 
-def write(path, lines):
-    path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
-    return str(path)
-
-
 @pytest.fixture(scope='module')
 def place(tmp_path_factory):
     """A folder with an index of 40 passages about the same word; the first 20 are about it most."""
@@ -27,7 +21,7 @@ def place(tmp_path_factory):
     for number in range(40):
         text = 'river ' * (40 - number) + f'and number{number}.'
         lines.append({'id': f'p{number}', 'contents': f'"Town {number // 2}"\n{text}'})
-    write(place / 'c.jsonl', lines)
+    write(place / 'c.jsonl', *lines)
     folder.build(place / 'c.jsonl', place / 'index', 'bm25', None)
     return place
 
@@ -42,7 +36,7 @@ def config(place):
 
 def library_without(config, place, numbers):
     held_out = [{'document_id': f'p{n}', 'title': f'Town {n // 2}'} for n in numbers]
-    config.retrieval.held_out = write(place / 'held_out.jsonl', held_out)
+    config.retrieval.held_out = write(place / 'held_out.jsonl', *held_out)
     return build_library(config)
 
 
@@ -106,7 +100,7 @@ def test_without_a_list_training_and_evaluation_share_one_corpus(config):
 
 
 def test_a_list_that_cannot_be_used_is_one_line(config, place, tmp_path):
-    path = write(tmp_path / 'list.jsonl', [{'document_id': 'a'}, {'title': 'A'}])
+    path = write(tmp_path / 'list.jsonl', {'document_id': 'a'}, {'title': 'A'})
     with pytest.raises(UserError, match='list.jsonl, line 2: .*"document_id"'):
         files.held_out_passages(path)
     drzero, ssp = recipe_class('drzero'), recipe_class('ssp')
@@ -127,7 +121,7 @@ def test_a_list_that_cannot_be_used_is_one_line(config, place, tmp_path):
 
 def test_a_list_of_another_index_is_refused(config, place):
     other = [{'document_id': 'p1', 'title': 'Town 0'}, {'document_id': 'page 7#3', 'title': ''}]
-    config.retrieval.held_out = write(place / 'other.jsonl', other)
+    config.retrieval.held_out = write(place / 'other.jsonl', *other)
     with pytest.raises(UserError, match=r"has no passage 'page 7#3'; make both from one corpus"):
         build_library(config)
 

@@ -26,7 +26,7 @@ RUBRICS = (
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Answers chat completions from a list of texts; an int is an HTTP status instead, a tuple (text, why it ended).
+    """Answers chat completions from a list of texts; an int is an HTTP status instead.
 
     Bytes are the whole body of a reply with status 200, None a reply that ends in the middle.
     """
@@ -48,20 +48,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if reply is None:
             self._send(200, b'{"choices": [', length=500)
             return
-        text, ended = reply if isinstance(reply, tuple) else (reply, 'stop')
-        message = {'role': 'assistant', 'content': text}
-        choice = {'index': 0, 'finish_reason': ended, 'message': message}
-        shape = {
-            'id': 'x',
-            'object': 'chat.completion',
-            'created': 0,
-            'model': 'judge',
-            'choices': [choice],
-        }
         if isinstance(reply, int):
             self._send(reply, json.dumps({'error': {'message': 'no'}}).encode())
         else:
-            self._send(200, json.dumps(shape).encode())
+            self._send(200, chat({'role': 'assistant', 'content': reply}))
 
     def _send(self, status, data, length=0):
         self.send_response(status)
@@ -96,6 +86,10 @@ def judge_of():
         server.server_close()
 
 
+def verdict(judge):
+    return asyncio.run(judge.correct((0,), 'q', ['a'], 'a'))
+
+
 def test_an_endpoint_is_asked_and_read_strictly(judge_of):
     judge, server = judge_of(
         ['Correct', 'Incorrect', 'Yes.', RUBRICS, '<think>fine</think><score>1</score>', 'hm']
@@ -120,42 +114,40 @@ def test_an_endpoint_is_asked_and_read_strictly(judge_of):
 
 def test_a_server_that_fails_gives_no_verdict_and_is_counted(judge_of):
     judge, _ = judge_of([500, 503])
-    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is None
+    assert verdict(judge) is None
     assert (
         asyncio.run(judge.gate((0,), 'relevance', 't', 'd')) is None
     )  # another loop, another connection
     assert judge.stats['failed'] == 2
 
 
-def completion(choice):
-    return json.dumps({'id': 'x', 'object': 'chat.completion', 'choices': choice}).encode()
+def completion(choices, **fields):
+    return json.dumps({'object': 'chat.completion', 'choices': choices} | fields).encode()
 
 
-ODD_REPLIES = {
-    'html': b'<html><body>502 Bad Gateway</body></html>',
-    'nothing': b'',
-    'null': b'null',
-    'list': b'[]',
-    'string': b'"Correct"',
-    'number': b'1',
-    'no choices': b'{}',
-    'choices null': completion(None),
-    'choices empty': completion([]),
-    'choices a number': completion(3),
-    'choice null': completion([None]),
-    'no message': completion([{'index': 0, 'finish_reason': 'stop'}]),
-    'message null': completion([{'message': None}]),
-    'message a text': completion([{'message': 'Correct'}]),
-    'content null': completion([{'message': {'content': None}}]),
-    'content a number': completion([{'message': {'content': 1}}]),
-    'a part that is an image': completion([{'message': {'content': [{'type': 'image_url'}]}}]),
-    'deep': b'[' * 200_000 + b']' * 200_000,
-    'not utf-8': b'\xff\xfe',
-}
+def chat(message, reason='stop', **fields):
+    choice = {'index': 0, 'finish_reason': reason, 'message': message}
+    return completion([choice], **fields)
+
+
+ODD_REPLIES = (
+    b'<html><body>502 Bad Gateway</body></html>',
+    b'',
+    b'null',
+    b'[]',
+    b'"Correct"',
+    b'{}',
+    b'[' * 200_000 + b']' * 200_000,
+    b'\xff\xfe',
+    *map(completion, (None, [], 3, [None], [{'index': 0, 'finish_reason': 'stop'}])),
+    *map(chat, (None, 'Correct', {'content': None}, {'content': 1})),
+    # A part that is an image.
+    chat({'content': [{'type': 'image_url'}]}),
+)
 
 
 def test_no_reply_of_a_server_ends_the_run(judge_of, caplog):
-    judge, _ = judge_of(list(ODD_REPLIES.values()))
+    judge, _ = judge_of(ODD_REPLIES)
 
     async def ask():
         return [await judge.correct((0,), 'q', ['a'], 'a') for _ in ODD_REPLIES]
@@ -163,11 +155,6 @@ def test_no_reply_of_a_server_ends_the_run(judge_of, caplog):
     assert asyncio.run(ask()) == [None] * len(ODD_REPLIES)
     assert judge.stats == {'asked': len(ODD_REPLIES), 'failed': len(ODD_REPLIES)}
     assert caplog.records[0].getMessage().startswith('judge: a call failed: ')
-
-
-def chat(message, reason='stop', **fields):
-    choice = {'index': 0, 'finish_reason': reason, 'message': message}
-    return json.dumps({'object': 'chat.completion', 'choices': [choice]} | fields).encode()
 
 
 RIGHT = {
@@ -190,7 +177,7 @@ RIGHT = {
 )
 def test_forms_of_replies_are_read(judge_of, name, user_reads):
     judge, _ = judge_of([RIGHT[name]])
-    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is True
+    assert verdict(judge) is True
     user_reads('right: Correct')
 
 
@@ -212,7 +199,7 @@ WITHOUT_VERDICT = {
         'failed',
         'sent an error: .*overloaded',
     ),
-    'no choices': (chat(CORRECT, choices=[]), 'failed', 'sent no choices'),
+    'no choices': (completion([]), 'failed', 'sent no choices'),
     'a stream': (b'data: {"choices": []}\n\ndata: [DONE]\n\n', 'failed', 'in pieces'),
     'text completions': (b'{"choices": [{"text": "Correct"}]}', 'failed', 'no message: .*Correct'),
     'HTML': (b'<html>502</html>', 'failed', 'HTML; .*/v1.*502'),
@@ -226,7 +213,7 @@ WITHOUT_VERDICT = {
 def test_a_reply_without_a_verdict_is_counted_and_its_reason_named(judge_of, name, user_reads):
     reply, count, reason = WITHOUT_VERDICT[name]
     judge, _ = judge_of([reply])
-    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is None
+    assert verdict(judge) is None
     assert judge.stats == {'asked': 1, count: 1}
     with pytest.raises(UserError, match=reason) as line:
         judge.check_failure_rate(judge.stats)
@@ -237,7 +224,7 @@ def test_a_reply_without_a_verdict_is_counted_and_its_reason_named(judge_of, nam
 def test_fields_of_the_request_are_added_and_taken_away(judge_of, user_reads):
     request = '{"max_completion_tokens": 4096, "temperature": null, "reasoning_effort": "low"}'
     judge, server = judge_of(['Correct'], request=request)
-    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is True
+    assert verdict(judge) is True
     (_, body) = server.asked[0]
     assert body.keys() == {'model', 'messages', 'max_completion_tokens', 'reasoning_effort'}
     assert body['max_completion_tokens'] == 4096
@@ -247,9 +234,9 @@ def test_fields_of_the_request_are_added_and_taken_away(judge_of, user_reads):
 @pytest.mark.fault('kin-cut', 'a reply of a judge that ends in the middle')
 def test_a_reply_that_ends_in_the_middle_is_named_as_such(judge_of, user_reads):
     judge, _ = judge_of([None, 'Correct'], timeout=60.0)
-    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is None
+    assert verdict(judge) is None
     assert 'without sending complete message' in judge.last_failure
-    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is True
+    assert verdict(judge) is True
     user_reads(judge.last_failure)
 
 
@@ -311,49 +298,18 @@ def test_the_address_may_name_the_endpoint(judge_of, user_reads):
     config = _settings(server)
     config.url += '/chat/completions'
     judge = TextJudge(endpoint_writer(config, prompts.select('paper')), (3, 5))
-    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is True
+    assert verdict(judge) is True
     user_reads('right: Correct')
 
 
 def test_a_reply_that_is_not_whole_json_is_asked_for_again(judge_of):
-    whole = completion([{'index': 0, 'finish_reason': 'stop', 'message': {'content': 'Correct'}}])
+    whole = chat(CORRECT)
     judge, server = judge_of(
         [whole[:-9], b'<html>', whole, whole[:-9], whole[:-9], b'{'], retries=2
     )
-    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is True
-    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is None
+    assert verdict(judge) is True
+    assert verdict(judge) is None
     assert len(server.asked) == 6 and judge.stats == {'asked': 2, 'failed': 1}
-
-
-@pytest.mark.parametrize(
-    ('message', 'reason'),
-    [
-        ({'content': None, 'refusal': 'I cannot judge this.'}, 'stop'),
-        ({'content': None}, 'content_filter'),
-    ],
-)
-def test_a_refusal_is_a_reply_without_a_verdict(judge_of, message, reason):
-    judge, _ = judge_of([completion([{'index': 0, 'finish_reason': reason, 'message': message}])])
-    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is None
-    assert judge.stats == {'asked': 1, 'unread': 1}
-
-
-def test_the_reason_is_in_the_line_that_stops_the_run(judge_of):
-    judge, server = judge_of([401])
-    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is None
-    with pytest.raises(UserError, match=r'1 of 1 judgements.*the last: .*AuthenticationError.*401'):
-        judge.check_failure_rate(judge.stats)
-    server.shutdown()
-    server.server_close()
-    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is None
-    with pytest.raises(UserError, match=r'the last: .*APIConnectionError'):
-        judge.check_failure_rate(judge.stats)
-
-
-def test_an_unreadable_text_is_quoted(judge_of):
-    judge, _ = judge_of(['Perhaps.'])
-    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is None
-    assert judge.stats['unread'] == 1 and "no verdict in 'Perhaps.'" in judge.last_failure
 
 
 def test_half_a_surrogate_pair_in_a_rubric_can_be_stored(judge_of):
@@ -372,19 +328,13 @@ def test_what_was_repaired_in_rubrics_is_counted(judge_of):
 
 def test_a_passing_failure_is_tried_again(judge_of):
     judge, server = judge_of([500, 'Correct'], retries=1)
-    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is True and len(server.asked) == 2
+    assert verdict(judge) is True and len(server.asked) == 2
 
 
-def test_a_verdict_that_was_cut_off_is_none_and_counted(judge_of):
-    judge, _ = judge_of([('Correct', 'length'), ('Correct', 'stop')])
-    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is None and judge.stats['failed'] == 1
-    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is True
-
-
-def test_rubrics_and_grades_may_come_from_other_models(judge_of):
-    judge, server = judge_of(
-        [RUBRICS, '<score>1</score>', 'Yes'], rubric_model='writer', grade_model='grader'
-    )
+def test_rubrics_and_grades_may_come_from_other_models_and_grades_be_longer(judge_of):
+    models = dict(rubric_model='writer', grade_model='grader')
+    replies = [RUBRICS, '<score>1</score>', 'Yes']
+    judge, server = judge_of(replies, tokens=64, grade_tokens=256, **models)
 
     async def ask():
         await judge.rubrics((0,), 'Describe Lomi.', 'doc')
@@ -392,13 +342,15 @@ def test_rubrics_and_grades_may_come_from_other_models(judge_of):
         await judge.gate((0,), 'entities', 'Describe Lomi.', 'doc')
 
     asyncio.run(ask())
-    assert [body['model'] for _, body in server.asked] == ['writer', 'grader', 'judge']
+    bodies = [body for _, body in server.asked]
+    assert [body['model'] for body in bodies] == ['writer', 'grader', 'judge']
+    assert [body['max_tokens'] for body in bodies[1:]] == [256, 64]
 
 
 def test_the_key_comes_from_the_environment(judge_of, monkeypatch):
     monkeypatch.setenv('OPENAI_API_KEY', 'secret-1')
     judge, server = judge_of(['Correct'])
-    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is True
+    assert verdict(judge) is True
     assert server.keys == ['Bearer secret-1']
 
 
@@ -450,17 +402,6 @@ def test_the_rule_judge_says_which_rubric_it_cannot_read():
     assert asyncio.run(judge.grade((0,), 'Describe Lomi.', 'Large.', 'Name its size.')) is None
     with pytest.raises(UserError, match="1 of 1 judgements.*'Name its size.' states no fact"):
         judge.check_failure_rate(judge.stats)
-
-
-def test_grades_may_be_longer_than_other_replies(judge_of):
-    judge, server = judge_of(['<score>1</score>', 'Yes'], tokens=64, grade_tokens=256)
-
-    async def ask():
-        await judge.grade((0,), 'Describe Lomi.', 'It is a city.', 'Name the city.')
-        await judge.gate((0,), 'entities', 'Describe Lomi.', 'doc')
-
-    asyncio.run(ask())
-    assert [body['max_tokens'] for _, body in server.asked] == [256, 64]
 
 
 def test_a_server_may_answer_a_question_from_documents(judge_of):

@@ -1,11 +1,9 @@
 """Steps that train nothing are counted, with their reasons, by the policy that learnt nothing."""
 
 import collections
-import dataclasses
 import json
 import types
 
-import numpy as np
 import pytest
 from test_engine import make, play, policy  # noqa: F401 - a fixture
 
@@ -59,24 +57,6 @@ def test_an_entropy_bonus_trains_without_reward_variance(policy):  # noqa: F811
     assert engine.learning.trained_steps == {'solver': 1}
 
 
-def test_a_gradient_that_is_not_finite_trains_nothing(policy, monkeypatch):  # noqa: F811
-    engine, _ = make(policy, lambda item: (1, 0))
-    pack = engine.updates.pack
-
-    def poisoned(role, rows, distill):
-        batches = []
-        for batch in pack(role, rows, distill):
-            advantage = np.where(batch.mask, np.float32('nan'), batch.advantage)
-            batches.append(dataclasses.replace(batch, advantage=advantage))
-        return batches
-
-    monkeypatch.setattr(engine.updates, 'pack', poisoned)
-    play(engine, 0)
-    play(engine, 1)
-    assert engine.learning.last_reasons == {'solver': {'nonfinite_gradient': 2}}
-    assert engine.learning.stuck_policies(2) == ['solver']
-
-
 def test_dropped_tasks_are_counted_with_their_reasons_and_a_training_step_starts_anew(
     policy,  # noqa: F811
     monkeypatch,
@@ -123,19 +103,32 @@ def test_a_checkpoint_of_an_earlier_version_has_no_counts(policy):  # noqa: F811
     assert not learning_summary(again, [training_step(0)], ['solver'], None)['trained']
 
 
-def test_every_policy_has_reasons_of_its_own(policy):  # noqa: F811
+@pytest.fixture
+def engine_of(policy):  # noqa: F811
+    """Returns an engine of two policies with a record."""
+
+    def make_engine(record):
+        engine, _ = make(policy, lambda item: (1, 1))
+        engine.learning = record
+        engine.weights_of = {'proposer': 'first', 'solver': 'second'}
+        return engine
+
+    return make_engine
+
+
+def reasons_of(**reasons):
+    """Policy → reason, of each of two tasks."""
+    return {name: collections.Counter({reason: 2}) for name, reason in reasons.items()}
+
+
+def test_every_policy_has_reasons_of_its_own(engine_of):
     record = LearningRecord()
-    reasons = {
-        'first': collections.Counter(truncated=2),
-        'second': collections.Counter(equal_rewards=2),
-    }
+    reasons = reasons_of(first='truncated', second='equal_rewards')
     step = training_step(0, 1)
     record.add_training_step(step, {'first': False, 'second': False}, reasons)
     record.add_training_step(training_step(1), {'second': False}, {'second': reasons['second']})
     record.restore(json.loads(json.dumps(record.state())))
-    engine, _ = make(policy, lambda item: (1, 1))
-    engine.learning = record
-    engine.weights_of = {'proposer': 'first', 'solver': 'second'}
+    engine = engine_of(record)
     assert 'turn_tokens' in remedy(engine, 'first')
     assert 'config.solver.samples' in remedy(engine, 'second')
     trains_both = Step(Phase('both', 1, ('proposer', 'solver')), 0, 0)
@@ -146,23 +139,20 @@ def test_every_policy_has_reasons_of_its_own(policy):  # noqa: F811
     assert 'first: truncated 100 % of 2 tasks; second: equal_rewards 100 % of 2 tasks' in line
 
 
-def test_the_stop_line_counts_only_steps_that_were_empty_for_all_policies_it_names(policy):  # noqa: F811
+def test_the_stop_line_counts_only_steps_that_were_empty_for_all_policies_it_names(engine_of):
     record = LearningRecord()
-    reasons = {name: collections.Counter(equal_rewards=2) for name in ('first', 'second')}
+    reasons = reasons_of(first='equal_rewards', second='equal_rewards')
     # The second policy learnt in the first two of five steps.
     for index in range(5):
         step = training_step(index, 9)
         record.add_training_step(step, {'first': False, 'second': index < 2}, reasons)
-    engine, _ = make(policy, lambda item: (1, 1))
-    engine.learning = record
-    engine.weights_of = {'proposer': 'first', 'solver': 'second'}
-    line = stop_line(engine, record.stuck_policies(3), step)
+    line = stop_line(engine_of(record), record.stuck_policies(3), step)
     assert line.startswith('stopped: 3 steps in a row trained nothing in first, second')
 
 
 def test_policies_of_a_step_are_counted_one_by_one():
     record = LearningRecord()
-    reasons = {'second': collections.Counter(equal_rewards=3)}
+    reasons = reasons_of(second='equal_rewards')
     for index in range(2):
         record.add_training_step(training_step(index), {'first': True, 'second': False}, reasons)
     assert record.stuck_policies(2) == ['second']

@@ -50,11 +50,14 @@ def documents(long_share, count=40):
     ]
 
 
-def flags_in(text):
-    """The settings that a message asks for."""
+def apply_flags(config, text):
+    """Sets what a message asks for; returns the names."""
     words = text.replace(',', ' ').split()
     flags = [word.removeprefix('--config.') for word in words if word.startswith('--config.')]
-    return {name: int(value) for name, value in (flag.split('=') for flag in flags)}
+    for flag in flags:
+        name, value = flag.split('=')
+        config.update_from_flattened_dict({name: int(value)})
+    return {flag.partition('=')[0] for flag in flags}
 
 
 def test_documents_that_are_too_long_are_refused_with_the_length_they_need():
@@ -65,9 +68,7 @@ def test_documents_that_are_too_long_are_refused_with_the_length_they_need():
     assert message.startswith('config.rollout.prompt_tokens=96: too short for 100 % of ')
     assert 'role proposer' in message and '\n' not in message and 'config.policy.path' in message
     # With what the line says the run can start.
-    for name, value in flags_in(message).items():
-        section, field = name.split('.')
-        config[section][field] = value
+    apply_flags(config, message)
     assert config.rollout.prompt_tokens > 96
     turns = config.rollout.max_turns * config.rollout.turn_tokens
     assert config.micro.tokens >= config.sampler.context >= config.rollout.prompt_tokens + turns
@@ -81,8 +82,7 @@ def test_the_limit_of_one_role_is_the_field_that_a_refusal_names():
         measure(config, documents(0.0))
     message = str(caught.value)
     assert message.startswith('config.proposer.prompt_tokens=32: too short for ')
-    assert set(flags_in(message)) == {'proposer.prompt_tokens'}
-    config.proposer.prompt_tokens = flags_in(message)['proposer.prompt_tokens']
+    assert apply_flags(config, message) == {'proposer.prompt_tokens'}
     # The solver keeps the limit of all roles, as before.
     assert measure(config, documents(0.0), [Question('Who is it?')]) == []
 
@@ -136,11 +136,8 @@ def test_all_fields_that_are_too_small_are_part_of_one_line():
         measure(config, worlds=material)
     message = str(caught.value)
     assert 'role proposer' in message and 'role checker' in message and '\n' not in message
-    values = flags_in(message)
-    assert {'rollout.prompt_tokens', 'sampler.context', 'micro.tokens'} <= values.keys()
-    for name, value in values.items():
-        section, field = name.split('.')
-        config[section][field] = value
+    names = apply_flags(config, message)
+    assert {'rollout.prompt_tokens', 'sampler.context', 'micro.tokens'} <= names
     assert measure(config, worlds=material) == []
 
 

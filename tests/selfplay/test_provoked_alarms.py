@@ -105,44 +105,13 @@ def test_a_healthy_step_reaches_no_level_but_that_of_random_log_probs(engine, pl
     assert {alarm.name for alarm in defaults.check(step, metrics)} == {'sampler_gap'}
 
 
-def spoil_entropy(one, player, monkeypatch):
-    # Logits a thousand times as large leave one token.
+def scale_weights(one, factor):
     learner = one.learners['solver']
-    params = jax.tree.map(lambda x: 1000 * x if x.ndim > 1 else x, learner.state['params'])
+    params = jax.tree.map(lambda x: factor * x if x.ndim > 1 else x, learner.state['params'])
     learner.state = learner.state | {'params': params}
 
 
-def spoil_tools(one, player, monkeypatch):
-    player.turns = (FAILED, ANSWER)
-
-
-def spoil_calls(one, player, monkeypatch):
-    player.turns = (ANSWER,)
-
-
-def spoil_evidence(one, player, monkeypatch):
-    other = scripted.search_call(['q'], (({'title': 'Duvo', 'text': 'Lomina is a river.'},),))
-    player.turns = (Turn('s', other), ANSWER)
-
-
-def spoil_questions(one, player, monkeypatch):
-    player.proposes = True
-
-
-def spoil_judge(one, player, monkeypatch):
-    player.parts = {'judged_correct': 1.0}
-    player.question = Question('Who founded Mimi?', ('Duvo',))
-
-
-def lose_judge(one, player, monkeypatch):
-    player.judged = {'asked': 4, 'unread': 1, 'failed': 1}
-
-
-def spoil_rewards(one, player, monkeypatch):
-    player.rewards = (math.nan, 1.0)
-
-
-def spoil_gradient(one, player, monkeypatch):
+def spoil_gradient(one, monkeypatch):
     pack = one.updates.pack
 
     def poisoned(role, rows, distill):
@@ -155,40 +124,37 @@ def spoil_gradient(one, player, monkeypatch):
     monkeypatch.setattr(one.updates, 'pack', poisoned)
 
 
-def spoil_weights(one, player, monkeypatch):
-    learner = one.learners['solver']
-    params = jax.tree.map(lambda x: x * np.float32('nan'), learner.state['params'])
-    learner.state = learner.state | {'params': params}
-
-
-def change_nothing(one, player, monkeypatch):
-    pass
-
-
-# Name of the alarm, its level, and how the run is spoilt.
+OTHER = scripted.search_call(['q'], (({'title': 'Duvo', 'text': 'Lomina is a river.'},),))
+JUDGED = {'parts': {'judged_correct': 1.0}, 'question': Question('Who founded Mimi?', ('Duvo',))}
+# Name of the alarm, its level, and what the player does.
 CASES = [
-    ('sampler_gap', 0.01, change_nothing),
-    ('entropy', 0.001, spoil_entropy),
-    ('tool_errors', 0.9, spoil_tools),
-    ('no_call', 0.9, spoil_calls),
-    ('no_evidence', 0.9, spoil_evidence),
-    ('duplicates', 0.9, spoil_questions),
-    ('judge_agreement', 0.1, spoil_judge),
-    ('judge_lost', 0.5, lose_judge),
-    ('nonfinite', 0.5, spoil_gradient),
-    ('nonfinite', 0.5, spoil_rewards),
+    ('sampler_gap', 0.01, {}),
+    ('entropy', 0.001, {}),
+    ('tool_errors', 0.9, {'turns': (FAILED, ANSWER)}),
+    ('no_call', 0.9, {'turns': (ANSWER,)}),
+    ('no_evidence', 0.9, {'turns': (Turn('s', OTHER), ANSWER)}),
+    ('duplicates', 0.9, {'proposes': True}),
+    ('judge_agreement', 0.1, JUDGED),
+    ('judge_lost', 0.5, {'judged': {'asked': 4, 'unread': 1, 'failed': 1}}),
+    ('nonfinite', 0.5, {'rewards': (math.nan, 1.0)}),
+    ('nonfinite', 0.5, {}),
 ]
 
 
-def test_weights_that_are_lost_are_measured(engine, player, monkeypatch):
-    spoil_weights(engine[0], player, monkeypatch)
+def test_weights_that_are_lost_are_measured(engine, player):
+    scale_weights(engine[0], np.float32('nan'))
     metrics, _ = play(engine[0], 0)
     assert metrics['nonfinite_weights'] == 1
 
 
-@pytest.mark.parametrize(('name', 'level', 'spoil'), CASES)
-def test_it_stops_within_two_steps(engine, player, monkeypatch, name, level, spoil):
-    spoil(engine[0], player, monkeypatch)
+@pytest.mark.parametrize(('name', 'level', 'changes'), CASES)
+def test_it_stops_within_two_steps(engine, player, monkeypatch, name, level, changes):
+    vars(player).update(changes)
+    if name == 'entropy':
+        # Logits a thousand times as large leave one token.
+        scale_weights(engine[0], 1000)
+    if name == 'nonfinite' and not changes:
+        spoil_gradient(engine[0], monkeypatch)
     index, stop = first_stop(engine, name, level)
     assert index is not None and index <= 1
     assert stop.cause == name and stop.line.startswith(f'stopped: step {index} (solver')

@@ -29,11 +29,8 @@ class Judge:
         rubrics=3,
         grade=lambda answer, rubric: rubric in answer,
     ):
-        self.gates, self.items, self.graded = (
-            dict(entities=entities, relevance=relevance),
-            rubrics,
-            grade,
-        )
+        self.gates = dict(entities=entities, relevance=relevance)
+        self.items, self.graded = rubrics, grade
         self.asked, self.seen = [], []
 
     async def gate(self, identity, name, task, document):
@@ -70,22 +67,26 @@ def challenge(task='Describe the birthplace of Gumu.'):
     return searching(('Lomi', (LOMI,)), task=task)
 
 
+GOOD_TRIES = [final(answer=GOOD)] * 2
+
+
+def challenged(judge, rollout=None, solver=GOOD_TRIES, **changes):
+    """(row of a challenge, what was asked)."""
+    context = ScriptedContext(judge, proposer=[rollout or challenge()], solver=solver)
+    game = recipe(proposer__samples=1, **changes)
+    (row,) = play(game, 'proposer', context, ITEM).rows
+    return row, context.asked
+
+
 def test_a_challenger_is_paid_for_form_and_for_being_half_done():
-    judge = Judge(rubrics=2, grade=lambda answer, rubric: rubric in answer)
-    context = ScriptedContext(
-        judge, proposer=[challenge()], solver=[final(answer='In Tarva'), final(answer=GOOD)]
-    )
-    (row,) = play(recipe(proposer__samples=1), 'proposer', context, ITEM).rows
+    judge = Judge(rubrics=2)
+    row, _ = challenged(judge, solver=[final(answer='In Tarva'), final(answer=GOOD)])
     assert row.info.score == 0.75  # one answer meets half of the rubrics, the other all
-    assert row.parts['difficulty'] == pytest.approx(0.5) and row.parts['format'] == pytest.approx(
-        0.5
-    )
+    assert row.parts['difficulty'] == pytest.approx(0.5)
+    assert row.parts['format'] == pytest.approx(0.5)
     assert row.reward == pytest.approx(1.0) and row.drop is None
-    assert judge.seen[0].endswith('(Title: Lomi) ' + LOMI['text']) and judge.asked[:3] == [
-        'entities',
-        'relevance',
-        'rubrics',
-    ]
+    assert judge.seen[0].endswith('(Title: Lomi) ' + LOMI['text'])
+    assert judge.asked[:3] == ['entities', 'relevance', 'rubrics']
 
 
 @pytest.mark.parametrize(
@@ -97,22 +98,17 @@ def test_a_challenger_is_paid_for_form_and_for_being_half_done():
     ],
 )
 def test_what_the_judge_does_not_approve_pays_its_form_only_and_is_not_tried(judge, reason, asked):
-    context = ScriptedContext(judge, proposer=[challenge()])
-    (row,) = play(recipe(proposer__samples=1), 'proposer', context, ITEM).rows
-    assert (
-        row.info.rejected == reason
-        and row.parts['difficulty'] == 0
-        and row.reward == row.parts['format'] > 0
-    )
-    assert len(judge.asked) == asked and len(context.asked) == 1
+    row, requests = challenged(judge)
+    assert row.info.rejected == reason and row.parts['difficulty'] == 0
+    assert row.reward == row.parts['format'] > 0
+    assert len(judge.asked) == asked and len(requests) == 1
 
 
 @pytest.mark.parametrize(('setting', 'read'), [('source', 'Gumu'), ('evidence', 'Lomi')])
 def test_a_task_has_to_be_about_its_source(setting, read):
     judge = Judge()
     judge.gate = gate = AsyncMock(return_value=True)
-    context = ScriptedContext(judge, proposer=[challenge()], solver=[final(answer=GOOD)] * 2)
-    play(recipe(proposer__samples=1, scope__relevant_to=setting), 'proposer', context, ITEM)
+    challenged(judge, scope__relevant_to=setting)
     documents = [call.args[3] for call in gate.await_args_list]
     assert len(documents) == 2
     assert all(document.split('\n')[-1].startswith(f'(Title: {read})') for document in documents)
@@ -126,25 +122,20 @@ def test_a_rule_follows_facts_through_the_evidence():
 
 
 def test_gates_are_a_switch():
-    judge = Judge(entities=False)
-    context = ScriptedContext(judge, proposer=[challenge()], solver=[final(answer=GOOD)] * 2)
-    (row,) = play(recipe(proposer__samples=1, scope__gates=False), 'proposer', context, ITEM).rows
+    row, _ = challenged(Judge(entities=False), scope__gates=False)
     assert row.info.rejected is None and row.parts['difficulty'] > 0
 
 
 def test_no_task_no_trial():
-    context = ScriptedContext(Judge(), proposer=[final(answer='x')])
-    (row,) = play(recipe(proposer__samples=1), 'proposer', context, ITEM).rows
-    assert row.info.rejected == 'no_task' and not context.judge.asked
+    judge = Judge()
+    row, _ = challenged(judge, final(answer='x'))
+    assert row.info.rejected == 'no_task' and not judge.asked
 
 
 def test_answers_that_cannot_be_graded_say_nothing_about_the_task():
-    judge = Judge(grade=lambda answer, rubric: None)
-    context = ScriptedContext(judge, proposer=[challenge()], solver=[final(answer=GOOD)] * 2)
-    (row,) = play(recipe(proposer__samples=1), 'proposer', context, ITEM).rows
+    row, _ = challenged(Judge(grade=lambda answer, rubric: None))
     assert row.info.rejected == 'ungraded' and row.parts['difficulty'] == 0
-    context = ScriptedContext(Judge(), proposer=[challenge()], solver=[final(finish='turns')] * 2)
-    (row,) = play(recipe(proposer__samples=1), 'proposer', context, ITEM).rows
+    row, _ = challenged(Judge(), solver=[final(finish='turns')] * 2)
     assert row.info.score == 0  # no answer is worth nothing, and that is known
 
 

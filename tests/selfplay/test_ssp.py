@@ -1,7 +1,8 @@
 """SSP as an episode: the gate, the check with other people's passages, zero-sum rewards, and how a batch is filled."""
 
-import collections
 import dataclasses
+import types
+from unittest.mock import AsyncMock
 
 import pytest
 import scripted
@@ -57,13 +58,23 @@ class Answerer:
         return self.reply
 
 
+WRONG = [final(answer='x')] * 3
+
+
+def episode(proposal=None, solver=WRONG, checker=(), judge=None, **changes):
+    """(outcome of one hidden answer, the context that was asked)."""
+    scripts = dict(proposer=[proposal or hidden()], checker=checker, solver=solver)
+    context = ScriptedContext(judge, **scripts)
+    (outcome,) = play(recipe(**changes), context, [ITEM])
+    return outcome, context
+
+
 @pytest.mark.parametrize(
     'reply,drop', [('tarva', None), ('Puto', 'unanswerable'), (None, 'unanswerable')]
 )
 def test_the_check_may_be_the_judges_as_in_the_released_code(reply, drop):
     judge = Answerer(reply)
-    context = ScriptedContext(judge, proposer=[hidden()], solver=[final(answer='x')] * 3)
-    (out,) = play(recipe(ssp__checker='judge'), context, [ITEM])
+    out, context = episode(judge=judge, ssp__checker='judge')
     assert out.drop == drop and 'checker' not in {role for role, *_ in context.asked}
     ((question, documents),) = judge.asked
     assert question == 'What is the country of Lomi?' and LOMI['text'] in documents
@@ -71,11 +82,9 @@ def test_the_check_may_be_the_judges_as_in_the_released_code(reply, drop):
 
 @pytest.mark.parametrize('right,reward', [(0, 1.0), (1, 2 / 3), (3, 0.0)])
 def test_the_game_is_zero_sum(right, reward):
-    tries = [final(answer='Tarva')] * right + [final(answer='x')] * (3 - right)
-    context = ScriptedContext(proposer=[hidden()], checker=[final(answer='tarva')], solver=tries)
-    (out,) = play(recipe(), context, [ITEM])
-    roles = collections.Counter(row.role for row in out.rows)
-    assert roles == {'proposer': 1, 'solver': 3} and out.drop is None
+    tries = [final(answer='Tarva')] * right + WRONG[right:]
+    out, _ = episode(checker=[final(answer='tarva')], solver=tries)
+    assert [row.role for row in out.rows] == ['proposer', *['solver'] * 3] and out.drop is None
     assert out.rows[0].reward == pytest.approx(reward) and out.rows[0].info.solve_count == right
     assert [q.answers for q in out.questions] == [('Tarva',)]
 
@@ -90,17 +99,15 @@ def test_the_game_is_zero_sum(right, reward):
     ],
 )
 def test_the_gate_turns_away_before_anybody_is_asked(rollout, reason):
-    context = ScriptedContext(proposer=[rollout])
-    (out,) = play(recipe(ssp__invalid_reward=-0.1), context, [ITEM])
+    out, context = episode(rollout, ssp__invalid_reward=-0.1)
     assert out.drop == reason and out.rows[0].reward == -0.1 and len(context.asked) == 1
 
 
 def test_what_the_material_does_not_answer_is_turned_away():
-    context = ScriptedContext(proposer=[hidden()], checker=[final(answer='Puto')])
-    (out,) = play(recipe(), context, [ITEM])
+    out, _ = episode(checker=[final(answer='Puto')])
     assert out.drop == 'unanswerable' and out.rows[0].reward == 0 and not out.questions
-    context = ScriptedContext(proposer=[hidden()], solver=[final(answer='x')] * 3)
-    assert play(recipe(ssp__answerability_check=False), context, [ITEM])[0].drop is None
+    out, _ = episode(ssp__answerability_check=False)
+    assert out.drop is None
 
 
 @pytest.mark.parametrize('noise,seen', [(0, 1), (1, 2), (4, 3)])
@@ -136,12 +143,9 @@ def test_replayed_questions_do_not_use_up_the_deck():
 
 
 def test_a_judge_without_verdicts_says_nothing_about_a_question():
-    class Silent:
-        async def correct(self, *_):
-            return None
-
-    context = ScriptedContext(Silent(), proposer=[hidden()], solver=[final(answer='x')] * 3)
-    (out,) = play(recipe(reward__answer='judge', ssp__answerability_check=False), context, [ITEM])
+    judge = types.SimpleNamespace(correct=AsyncMock(return_value=None))
+    changes = dict(reward__answer='judge', ssp__answerability_check=False)
+    out, _ = episode(judge=judge, **changes)
     assert [row.drop for row in out.rows] == ['ungraded'] * 4
 
 
@@ -149,8 +153,7 @@ def test_a_question_that_is_too_long_is_turned_away_alone():
     def too_long(fields):
         raise TaskDropped('prompt_too_long')
 
-    context = ScriptedContext(proposer=[hidden()], checker=too_long)
-    (out,) = play(recipe(), context, [ITEM])
+    out, _ = episode(checker=too_long)
     assert out.drop == 'prompt_too_long' and len(out.rows) == 1 and out.rows[0].reward == 0
 
 
@@ -220,11 +223,11 @@ def test_an_old_question_is_solved_again_without_a_proposer():
 
 
 def test_phases_train_both_roles_or_the_one_that_still_learns():
-    assert [p.trains for p in recipe().phases()] == [('solver', 'proposer')]
-    assert [p.trains for p in recipe(ssp__first_update='proposer').phases()] == [
-        ('proposer', 'solver')
-    ]
-    assert [p.trains for p in recipe(proposer__train_iterations=0).phases()] == [('solver',)]
-    assert [
-        p.clear_pool_every for p in recipe(ssp__fill='replay_reset', ssp__fill_period=4).phases()
-    ] == [4]
+    def phase(**changes):
+        (phase,) = recipe(**changes).phases()
+        return phase
+
+    assert phase().trains == ('solver', 'proposer')
+    assert phase(ssp__first_update='proposer').trains == ('proposer', 'solver')
+    assert phase(proposer__train_iterations=0).trains == ('solver',)
+    assert phase(ssp__fill='replay_reset', ssp__fill_period=4).clear_pool_every == 4

@@ -1,14 +1,9 @@
 """A whole run that an alarm stops: saved, with a status of its own, and in the report; and what it measured."""
 
-import json
-import os
-import pathlib
-import subprocess
-import sys
-
 import pytest
+from python_process import run_python
+from run_files import lines, summary_of
 
-ROOT = pathlib.Path(__file__).parents[2]
 ARGUMENTS = [
     '--config=configs/drzero.py:mini',
     '--config.world.train=(0,4)',
@@ -31,20 +26,9 @@ ARGUMENTS = [
 @pytest.fixture(scope='module')
 def stopped(tmp_path_factory):
     workdir = tmp_path_factory.mktemp('alarm') / 'run'
-    command = [sys.executable, '-m', 'zeroplay_jax.main', *ARGUMENTS, f'--workdir={workdir}']
-    environment = os.environ | {
-        'XLA_FLAGS': '--xla_backend_optimization_level=0',
-        'JAX_PLATFORMS': 'cpu',
-    }
-    result = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
+    result = run_python('-m', 'zeroplay_jax.main', *ARGUMENTS, f'--workdir={workdir}')
     assert 'Traceback' not in result.stderr, result.stderr[-2000:]
     return workdir, result
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_it_saves_reports_and_ends_with_status_4(stopped):
@@ -56,19 +40,19 @@ def test_it_saves_reports_and_ends_with_status_4(stopped):
     assert '--config.alarms.sampler_gap.stop=0 keeps it from stopping' in last_line
     # At once, not only at the end.
     assert 'alarm: step 1 (proposer 1.1)' in ' '.join(result.stderr.split())
-    assert [record['step'] for record in lines(workdir / 'metrics.jsonl')] == [0, 1]
+    assert [record['step'] for record in lines(workdir)] == [0, 1]
     assert (workdir / 'checkpoints' / '2').is_dir()
-    summary = json.loads((workdir / 'summary.json').read_text())
+    summary = summary_of(workdir)
     assert summary['stopped_by'] == 'sampler_gap' and summary['stopped'] in result.stderr
     assert 'sampler and trainer differ' in summary['warning']
-    (record,) = lines(workdir / 'alarms.jsonl')
+    (record,) = lines(workdir, 'alarms.jsonl')
     assert (record['step'], record['name'], record['level']) == (1, 'sampler_gap', 'stop')
     assert 'Alarm sampler_gap (stopped the run, step 1)' in (workdir / 'report.html').read_text()
 
 
 def test_its_metrics_have_the_time_by_cause_and_the_watched_figures(stopped):
     workdir, _ = stopped
-    _, first = lines(workdir / 'metrics.jsonl')
+    _, first = lines(workdir)
     causes = {'seconds/rollout', 'seconds/tools', 'seconds/update', 'seconds/save'}
     watched = {'sampler_gap', 'nonfinite_updates', 'nonfinite_weights'}
     assert causes | watched <= first.keys()

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refused_calls import refused
 
 from zeroplay_jax.configs import drzero
 from zeroplay_jax.configuration import fields
@@ -170,7 +171,7 @@ def test_a_damaged_copy_is_downloaded_again_and_refused_if_it_stays_so(find_copy
     same = ['/copy', identity_of(copy)]
     damage_of(copy, 8)
     forgotten = []
-    monkeypatch.setattr(branch.object_cache, 'forget', forgotten.append)
+    monkeypatch.setattr(branch.downloads, 'forget', forgotten.append)
     steps = [lambda: None] * 2
     with pytest.raises(UserError, match='was downloaded again. .* differs from its checksum; name'):
         find_copy.find(steps, 8, same)
@@ -224,53 +225,60 @@ def make_config():
     return config
 
 
+@pytest.fixture
+def check_against(tmp_path):
+    """Returns a function that checks configs and files against a run of this config."""
+    (tmp_path / 'checkpoints').mkdir()
+    (tmp_path / 'best').mkdir()
+
+    def begin(config, folder=tmp_path):
+        (tmp_path / 'config.json').write_text(json.dumps(config.to_dict()))
+        source = branch.Source(folder, 1, tmp_path)
+        return lambda config, files={}: branch.check_adapters(Hosts(), source, config, files)
+
+    return begin
+
+
 @pytest.mark.parametrize(
     ('field', 'value'),
     [('rank', 8), ('rank', 0), ('alpha', 8.0), ('linears', ('q', 'v')), ('quantize', 'int8')],
 )
-@pytest.mark.parametrize('folder', ['checkpoints', 'best'])
-def test_adapters_that_mean_something_else_are_refused(tmp_path, field, value, folder):
+@pytest.mark.parametrize('folder', ['', 'best'])
+def test_adapters_that_mean_something_else_are_refused(
+    tmp_path, check_against, field, value, folder
+):
     config = make_config()
-    (tmp_path / 'config.json').write_text(json.dumps(config.to_dict()))
-    (tmp_path / folder).mkdir()
-    origin = branch.Source(tmp_path / 'best' if folder == 'best' else tmp_path, 1, tmp_path)
-    branch.check_adapters(Hosts(), origin, config, {})
+    check = check_against(config, tmp_path / folder)
+    check(config)
     config.policy.adapters.update({field: value})
-    with pytest.raises(UserError, match=f'policy.adapters.{field}=') as error:
-        branch.check_adapters(Hosts(), origin, config, {})
-    assert '\n' not in str(error.value)
+    assert f'policy.adapters.{field}=' in refused(check, config)
 
 
-def test_adapters_of_another_base_are_refused_whatever_it_is_called(tmp_path):
+def test_adapters_of_another_base_are_refused_whatever_it_is_called(tmp_path, check_against):
     config = make_config()
-    (tmp_path / 'checkpoints').mkdir()
-    (tmp_path / 'config.json').write_text(json.dumps(config.to_dict()))
-    origin = branch.Source(tmp_path, 1, tmp_path)
+    check = check_against(config)
     ours = {'policy.path': {'model.safetensors': {'bytes': 1, 'sha256': 'a'}}}
     other = {'policy.path': {'model.safetensors': {'bytes': 1, 'sha256': 'b'}}}
     config.policy.path = 'moved'
     with pytest.raises(UserError, match='another base .policy.path: .* is another folder'):
-        branch.check_adapters(Hosts(), origin, config, ours)
+        check(config, ours)
     (tmp_path / input_record.FILE_NAME).write_text(json.dumps(ours))
-    branch.check_adapters(Hosts(), origin, config, ours)
+    check(config, ours)
     with pytest.raises(UserError, match='another base .*model.safetensors has other bytes'):
-        branch.check_adapters(Hosts(), origin, config, other)
+        check(config, other)
 
 
 @pytest.mark.parametrize('stored', ['hf://owner/model', 'gs://bucket/model', '/gone/model', ''])
-def test_a_base_without_a_record_is_compared_by_its_name(tmp_path, stored):
+def test_a_base_without_a_record_is_compared_by_its_name(tmp_path, check_against, stored):
     config = make_config()
-    (tmp_path / 'checkpoints').mkdir()
     config.policy.path = stored
-    (tmp_path / 'config.json').write_text(json.dumps(config.to_dict()))
-    origin = branch.Source(tmp_path, 1, tmp_path)
-    branch.check_adapters(Hosts(), origin, config, {})
-    config.policy.path = stored or str(kinds.BUILT_IN_CHECKPOINT)
-    branch.check_adapters(Hosts(), origin, config, {})
+    check = check_against(config)
+    check(config)
+    name = stored or str(kinds.BUILT_IN_CHECKPOINT)
+    config.policy.path = name
+    check(config)
     config.policy.path = str(tmp_path)
-    line = f'policy.path: {stored or kinds.BUILT_IN_CHECKPOINT} is another folder'
-    with pytest.raises(UserError, match=line):
-        branch.check_adapters(Hosts(), origin, config, {})
+    assert f'policy.path: {name} is another folder' in refused(check, config)
 
 
 def test_after_a_step_back_the_best_evaluation_is_saved_again(tmp_path):

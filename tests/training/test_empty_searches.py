@@ -2,8 +2,8 @@
 
 import types
 
-import numpy as np
 import pytest
+from trajectories import make_trajectory
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.evaluation.agent import OpenCorpus
@@ -15,7 +15,7 @@ from zeroplay_jax.selfplay.library_builder import check_and_reset_failures
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.training import outcome
 from zeroplay_jax.training.outcome import Alarms
-from zeroplay_jax.types import Row, ToolCall, TrainingStopped, Trajectory, Turn
+from zeroplay_jax.types import Row, ToolCall, TrainingStopped, Turn
 
 PASSAGE = {'id': '7', 'title': 'T', 'text': 'x', 'score': 0.0}
 
@@ -74,16 +74,7 @@ def test_ask_says_that_no_search_found_a_passage(user_reads):
 
 def trajectory_of(*rows):
     calls = [ToolCall('search', {'query_list': ['q']}, documents=documents) for documents in rows]
-    return Trajectory(
-        tokens=np.zeros(1, np.int32),
-        source=np.zeros(1, np.int8),
-        logp=np.zeros(1, np.float32),
-        turns=tuple(Turn('', call) for call in calls),
-        finish='answer',
-        weights='solver',
-        version=0,
-        identity=(0, 0),
-    )
+    return make_trajectory(*(Turn('', call) for call in calls), identity=(0, 0))
 
 
 def metrics_of(*rows):

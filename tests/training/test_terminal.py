@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 
-import numpy as np
 from absl import logging as absl_logging
+from trajectories import make_trajectory
 
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.selfplay.schedule import Phase, Step
@@ -21,7 +21,7 @@ from zeroplay_jax.training.rollout_text import (
     wrapped,
 )
 from zeroplay_jax.training.screen import ProgressBar, TimeLeft, _reward_texts
-from zeroplay_jax.types import POLICY, Question, Row, RowInfo, ToolCall, Trajectory, Turn
+from zeroplay_jax.types import Question, Row, RowInfo, ToolCall, Turn
 
 METRICS = {
     'tokens_per_second': 812.3,
@@ -49,6 +49,10 @@ def make_steps(name='proposer', count=134):
     return [Step(phase, number, number) for number in range(count)]
 
 
+def bar_of(steps, first=0, is_shown=True):
+    return ProgressBar(is_shown, steps, first, lambda phase: 8)
+
+
 def drawn_lines(terminal):
     text = re.sub(r'\x1b\[[A-Z]', '', terminal.getvalue())
     return [line for line in re.split(r'[\r\n]', text) if line.strip()]
@@ -57,7 +61,7 @@ def drawn_lines(terminal):
 def test_the_bar_shows_speed_drops_and_time_left_in_80_columns(monkeypatch):
     terminal = use_terminal(monkeypatch)
     steps = make_steps()
-    with ProgressBar(True, steps, 0, lambda phase: 8) as bar:
+    with bar_of(steps) as bar:
         bar.begin_step(steps[0])
         bar.end_step(steps[0], {'em/mean': 0.24})
         bar.begin_step(steps[1])
@@ -77,7 +81,7 @@ def test_a_step_of_several_roles_shows_the_reward_of_each_in_80_columns(monkeypa
     terminal = use_terminal(monkeypatch)
     rewards = {'proposer/reward_mean': 0.05, 'solver/reward_mean': 0.31}
     steps = make_steps('selfplay')
-    with ProgressBar(True, steps, 0, lambda phase: 8) as bar:
+    with bar_of(steps) as bar:
         for step in steps[:2]:
             bar.begin_step(step)
             bar.end_step(step, METRICS | rewards)
@@ -91,6 +95,10 @@ def test_a_step_of_several_roles_shows_the_reward_of_each_in_80_columns(monkeypa
     assert _reward_texts(similar)[2:] == ('ch 0.50 cr 1.00', 'reward 0.70')
 
 
+def after_time(terminal):
+    return drawn_lines(terminal)[-1].partition('left, ')[2].rstrip()
+
+
 def test_a_phase_shows_no_values_of_another_one(monkeypatch):
     terminal = use_terminal(monkeypatch)
     names = ('evaluation', 'proposer', 'generate', 'proposer', 'evaluation')
@@ -99,12 +107,12 @@ def test_a_phase_shows_no_values_of_another_one(monkeypatch):
     steps = [Step(phase, 0, number) for number, phase in enumerate(phases)]
     metrics = ({'em/mean': 0.24}, METRICS, {'tokens_per_second': 99.0}, METRICS, {'em/mean': 0.5})
     begun, ended = [], []
-    with ProgressBar(True, steps, 0, lambda phase: 8) as bar:
+    with bar_of(steps) as bar:
         for step, values in zip(steps, metrics, strict=True):
             bar.begin_step(step)
-            begun.append(drawn_lines(terminal)[-1].partition('left, ')[2].rstrip())
+            begun.append(after_time(terminal))
             bar.end_step(step, values)
-            ended.append(drawn_lines(terminal)[-1].partition('left, ')[2].rstrip())
+            ended.append(after_time(terminal))
     proposer = '812 tok/s, drop 75%, reward 0.53, EM 0.24'
     assert begun == [
         'evaluation',
@@ -126,13 +134,13 @@ def test_notices_are_printed_with_and_without_a_terminal(monkeypatch):
     terminal = use_terminal(monkeypatch)
     notice = 'step 3 (proposer 1.1) trained nothing: ' + 'prompt_too_long 97 %, ' * 5
     steps = make_steps(count=2)
-    with ProgressBar(True, steps, 0, lambda phase: 8) as bar:
+    with bar_of(steps) as bar:
         bar.write_wrapped(notice)
     lines = [line for line in drawn_lines(terminal) if 'too_long' in line]
     assert len(lines) == 2 and all(len(line) <= 80 for line in lines)
     quiet = io.StringIO()
     monkeypatch.setattr(progress.sys, 'stderr', quiet)
-    with ProgressBar(False, steps, 0, lambda phase: 8) as bar:
+    with bar_of(steps, is_shown=False) as bar:
         bar.begin_step(steps[0])
         bar.end_step(steps[0], METRICS)
         bar.write_wrapped(notice)
@@ -144,7 +152,7 @@ def test_lines_of_libraries_do_not_break_the_bar(monkeypatch):
     handler = absl_logging.get_absl_handler().python_handler
     monkeypatch.setattr(handler, 'stream', terminal)
     steps = make_steps(count=2)
-    with ProgressBar(True, steps, 0, lambda phase: 8) as bar:
+    with bar_of(steps) as bar:
         bar.begin_step(steps[0])
         # As Orbax does; a logger without a handler; a warning; and a print that ends no line.
         handler.emit(logging.LogRecord('absl', logging.WARNING, '', 1, 'from Orbax', (), None))
@@ -181,7 +189,7 @@ def test_only_the_main_thread_computes_the_estimate(monkeypatch):
     use_terminal(monkeypatch)
     steps = make_steps(count=3)
     texts = []
-    with ProgressBar(True, steps, 0, lambda phase: 8) as bar:
+    with bar_of(steps) as bar:
         bar.begin_step(steps[0])
         bar.end_step(steps[0], METRICS)
         redraw = threading.Thread(target=lambda: texts.append(bar._time_left_text()))
@@ -201,11 +209,8 @@ def test_hostile_text_becomes_plain_text():
 def make_row(**info):
     documents = (({'id': '1', 'title': 'Lomi ' + HOSTILE, 'text': 'long'},),)
     call = ToolCall('search', {'query': 'where is Gumu'}, documents=documents)
-    tokens = np.zeros(2, np.int32)
-    source = np.full(2, POLICY, np.int8)
-    logp = np.zeros(2, np.float32)
     turns = (Turn('<search>…</search>', call), Turn('<answer>Lomi</answer>'))
-    trajectory = Trajectory(tokens, source, logp, turns, 'answer', 'w', 0, (1, 0, 0))
+    trajectory = make_trajectory(*turns, identity=(1, 0, 0))
     question = Question('Where is Gumu? ' * 30, ('Lomi', 'Lomi City'))
     return Row('solver', trajectory, 0.5, 0, info=RowInfo(question=question, **info))
 
@@ -249,7 +254,7 @@ def test_without_a_terminal_a_line_is_printed_from_time_to_time(monkeypatch):
     with progress.clock('loading'):
         wait_for('loading: 00:')
         # The newest one is shown.
-        with ProgressBar(True, steps, 1, lambda phase: 8) as bar:
+        with bar_of(steps, first=1) as bar:
             bar.begin_step(steps[1])
             bar.end_step(steps[1], METRICS)
             wait_for('2/4 steps, 00:0')

@@ -1,15 +1,11 @@
 """Whole runs that train nothing: they stop with status 3, say so everywhere, lose nothing, and can go on."""
 
-import json
-import os
-import pathlib
 import shutil
-import subprocess
-import sys
 
 import pytest
+from python_process import run_python
+from run_files import lines, summary_of
 
-ROOT = pathlib.Path(__file__).parents[2]
 # Every rollout ends after its first token, and those that end at a limit are not trained on.
 NOTHING = [
     '--config=configs/drzero.py:mini',
@@ -32,25 +28,14 @@ NOTHING = [
 
 
 def train(workdir, *extra):
-    environment = os.environ | {
-        'XLA_FLAGS': '--xla_backend_optimization_level=0',
-        'JAX_PLATFORMS': 'cpu',
-    }
-    command = [sys.executable, '-m', 'zeroplay_jax.main', *NOTHING, f'--workdir={workdir}', *extra]
-    result = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
+    words = [*NOTHING, f'--workdir={workdir}', *extra]
+    result = run_python('-m', 'zeroplay_jax.main', *words)
     assert 'Traceback' not in result.stderr, result.stderr[-2000:]
     return result
 
 
-def summary_of(workdir):
-    return json.loads((workdir / 'summary.json').read_text())
-
-
 def steps_of(workdir):
-    lines = (workdir / 'metrics.jsonl').read_text().splitlines()
-    return [json.loads(line)['step'] for line in lines]
+    return [record['step'] for record in lines(workdir)]
 
 
 @pytest.fixture(scope='module')

@@ -1,0 +1,12 @@
+"""Rollouts of a few tokens, all sampled from the policy."""
+
+import numpy as np
+
+from zeroplay_jax.types import POLICY, Trajectory
+
+
+def make_trajectory(*turns, finish='answer', identity=(0,), length=4):
+    tokens = np.arange(length, dtype=np.int32)
+    source = np.full(length, POLICY, np.int8)
+    logp = -np.ones(length, np.float32)
+    return Trajectory(tokens, source, logp, turns, finish, 'w', 0, identity)
