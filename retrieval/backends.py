@@ -482,7 +482,7 @@ class MalformedReply(Exception):
 
 
 def parse_results(body: bytes, count: int, read: Callable[[Any], Any]) -> list[Any]:
-    """Returns the `count` parse_results of a reply, each converted by `read`.
+    """Returns the `count` results of a reply, each converted by `read`.
 
     Args:
       body: of the reply, {"result": […]}.
@@ -507,7 +507,7 @@ def parse_results(body: bytes, count: int, read: Callable[[Any], Any]) -> list[A
     rows = reply['result']
     # Results are matched to queries by position.
     if len(rows) != count:
-        raise MalformedReply(f'{len(rows)} parse_results for {count} queries')
+        raise MalformedReply(f'{len(rows)} results for {count} queries')
     return [read(row) for row in rows]
 
 

@@ -532,7 +532,7 @@ _WITHOUT_SPACES = re.compile(
 # Passages that are judged, and characters of each: enough for a share, and read in a moment from any corpus.
 _PASSAGES = 1_000
 _CHARACTERS = 1_000
-# Single names in their own script are no reason to warn_of_missing_spaces.
+# Single names in their own script are no reason to warn.
 _LEAST_SHARE = 0.02
 
 
