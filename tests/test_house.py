@@ -57,7 +57,7 @@ QUICK = {
     'data': ('answer_fields', 'builders', 'chains', 'cloze', 'cloze_files', 'files'),
     'objectives': ('advantages', 'answers', 'format_scores', 'loss_properties', 'rewards'),
     'recipes': ('datasets', 'drzero', 'dspo', 'piplay', 'proposing', 'scope', 'solving', 'ssp'),
-    'rollout': ('foreign_text', 'pages', 'prompts'),
+    'rollout': ('foreign_text', 'pages', 'prompts', 'sampler_config'),
     'runtime': ('disk', 'identity', 'remote_workdir', 'signals', 'workdir'),
     'selfplay': ('answers', 'library', 'recipe', 'schedule'),
     'settings': ('kinds', 'renamed', 'rollouts', 'schema'),

@@ -170,10 +170,10 @@ def test_one_compilation_per_program(policy):
     [
         (
             dict(page=16, pages=5, token_budget=8),
-            'sampler.pages=5 over 1 data shards: .* needs 6 pages of 16',
+            'sampler.pages=5: .* fills 6 pages of 16',
         ),
         (dict(pages=9), 'sampler.pages=9: a page is as long as a slot'),
-        (dict(token_budget=8), 'sampler.token_budget=8 needs pages'),
+        (dict(token_budget=8), 'sampler.token_budget=8: a page is as long as a slot'),
     ],
 )
 def test_a_cache_that_cannot_work_is_refused(policy, changes, message):

@@ -58,14 +58,14 @@ def test_smaller_steps_sample_the_same_tokens(policy, expected):
 @pytest.mark.parametrize(
     'changes,message',
     [
-        (dict(attention='ragged'), 'sampler.attention=ragged needs pages'),
-        (dict(decode_buckets=(2,)), r'sampler.decode_buckets=\(2,\) needs pages'),
-        (dict(page=16), 'sampler.page=16 needs steps that prefill .* set sampler.token_budget'),
+        (dict(attention='ragged'), 'sampler.attention=ragged: a page is as long as a slot'),
+        (dict(decode_buckets=(2,)), r'sampler.decode_buckets=\(2,\): a page is as long as a slot'),
+        (dict(page=16), 'sampler.page=16 needs steps that prefill .* give the tokens of a step'),
         (
             dict(page=16, token_budget=9, decode_buckets=(9,)),
-            'must be ascending .* below sampler.token_budget=9',
+            'a whole step has 9 tokens',
         ),
-        (dict(page=16, token_budget=9, decode_buckets=(3, 2)), 'must be ascending'),
+        (dict(page=16, token_budget=9, decode_buckets=(3, 2)), 'not ascending'),
         (dict(page=24, token_budget=9, attention='ragged'), 'sampler.page=24'),
     ],
 )

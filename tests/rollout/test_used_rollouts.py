@@ -37,7 +37,7 @@ def test_devices_change_no_token(policy, rollouts):
 
 
 def test_pages_shorter_than_a_slot_are_refused():
-    with pytest.raises(UserError, match='sampler.attention=used with sampler.page=16: set'):
+    with pytest.raises(UserError, match='sampler.attention=used: sampler.page=16 is shorter'):
         dataclasses.replace(USED, page=16, token_budget=8).of_shard(1)
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Bool
 
 from zeroplay_jax.rollout.pages import PageAllocator, RowPages
 from zeroplay_jax.rollout.requests import ActiveRollout, RequestGroup
-from zeroplay_jax.rollout.slot_state import SamplerConfig
+from zeroplay_jax.rollout.sampler_config import SamplerConfig
 
 
 class Shard:

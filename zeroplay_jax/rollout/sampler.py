@@ -22,13 +22,13 @@ from zeroplay_jax.policy import (
 )
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import slot_state, token_steps
+from zeroplay_jax.rollout.sampler_config import SamplerConfig
 from zeroplay_jax.rollout.slot_state import (
     DECODE,
     FILL,
     NO_TOKEN,
     REST,
     DecodeChunk,
-    SamplerConfig,
     SlotState,
     empty_chunk,
     empty_state,

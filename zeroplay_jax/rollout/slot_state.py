@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from zeroplay_jax.policy import attention, paged_attention
 from zeroplay_jax.policy.transformer import ModelConfig
-from zeroplay_jax.types import UserError
+from zeroplay_jax.rollout.sampler_config import SamplerConfig
 
 # ---- sampling --------------------------------------------------------------------------------------
 #
@@ -76,134 +76,6 @@ FILL, DECODE, REST = 0, 1, 2
 # An id that no token has. It takes the place of the end tokens in a config without any, because an empty
 # array would need a branch of its own in the decode loop.
 NO_TOKEN = -1
-
-
-@dataclasses.dataclass(frozen=True)
-class SamplerConfig:
-    """Static shape of the programs.
-
-    Attributes:
-      slots: rollouts in progress at the same time.
-      context: tokens that a slot can hold.
-      chunk: tokens of a row that are prefilled together; not read over pages shorter than a slot.
-      fill_rows: chunks of a prefill call, of which several can be of one row; not read over such pages either.
-      burst: steps of a decode call.
-      put_rows: rows of a put or clone call per data shard.
-      put_tokens: tokens per row of a put call.
-      eos: ids of the tokens that end a turn.
-      page: tokens of a page; 0: a page is as long as a slot.
-      pages: pages of the cache; 0: as many as the slots can fill.
-      token_budget: tokens of a step over pages shorter than a slot, which prefills and decodes at once.
-      decode_buckets: ascending numbers of tokens for which a smaller step without prefill is compiled.
-      attention: 'xla'; over pages shorter than a slot also 'ragged', a kernel; over pages as long as
-        a slot also 'used', which reads used places only, one row after another.
-    """
-
-    slots: int
-    context: int
-    chunk: int
-    fill_rows: int
-    burst: int
-    put_rows: int
-    put_tokens: int
-    eos: tuple[int, ...] = ()
-    page: int = 0
-    pages: int = 0
-    token_budget: int = 0
-    decode_buckets: tuple[int, ...] = ()
-    attention: str = 'xla'
-
-    @property
-    def is_paged(self) -> bool:
-        """Whether pages are shorter than a slot."""
-        return 0 < self.page < self.context
-
-    @property
-    def positions(self) -> int:
-        """Positions per slot in the cache."""
-        if self.is_paged:
-            return self.pages_per_slot * self.page
-        # More than `context`, because a chunk that begins near its end runs past it.
-        return self.context + max(self.chunk, self.burst)
-
-    @property
-    def page_tokens(self) -> int:
-        """Positions of a page."""
-        return self.page if self.is_paged else self.positions
-
-    @property
-    def pages_per_slot(self) -> int:
-        """Pages of a rollout that fills its slot."""
-        return -(-self.context // self.page) if self.is_paged else 1
-
-    @property
-    def page_count(self) -> int:
-        """Pages of the cache."""
-        return self.pages or self.slots * self.pages_per_slot
-
-    def of_shard(self, shards: int) -> SamplerConfig:
-        """Returns the shape of one of `shards` equal data shards.
-
-        Raises:
-          UserError: slots, pages or budget cannot be split evenly, or a shard has too few pages for one rollout.
-        """
-        for name in ('slots', 'pages', 'token_budget'):
-            value = getattr(self, name)
-            if value % shards:
-                raise UserError(
-                    f'sampler.{name}={value} must be divisible by mesh axes replica × fsdp = {shards}'
-                )
-        if self.pages and not self.is_paged and self.pages != self.slots:
-            raise UserError(
-                f'sampler.pages={self.pages}: a page is as long as a slot; set sampler.page, or sampler.pages=0'
-            )
-        if self.is_paged and not self.token_budget:
-            raise UserError(
-                f'sampler.page={self.page} needs steps that prefill and decode; set sampler.token_budget, such as '
-                f'{2 * self.slots}'
-            )
-        for name, is_set in (
-            ('token_budget', bool(self.token_budget)),
-            ('decode_buckets', bool(self.decode_buckets)),
-            ('attention', self.attention == 'ragged'),
-        ):
-            if is_set and not self.is_paged:
-                raise UserError(
-                    f'sampler.{name}={getattr(self, name)} needs pages; set sampler.page below '
-                    f'sampler.context={self.context}'
-                )
-        if self.attention == 'used' and self.is_paged:
-            raise UserError(
-                f'sampler.attention=used with sampler.page={self.page}: set sampler.page=0, or sampler.attention=xla, '
-                'which reads used pages only'
-            )
-        self._check_buckets(shards)
-        if self.page_count // shards < self.pages_per_slot:
-            raise UserError(
-                f'sampler.pages={self.pages} over {shards} data shards: one rollout of '
-                f'sampler.context={self.context} needs {self.pages_per_slot} pages of {self.page_tokens} tokens; '
-                f'give at least {self.pages_per_slot * shards}'
-            )
-        return dataclasses.replace(
-            self,
-            slots=self.slots // shards,
-            pages=self.page_count // shards,
-            token_budget=self.token_budget // shards,
-            decode_buckets=tuple(bucket // shards for bucket in self.decode_buckets),
-            # Rounded up: a call never has fewer rows than the config says.
-            fill_rows=-(-self.fill_rows // shards),
-        )
-
-    def _check_buckets(self, shards: int) -> None:
-        """Raises UserError unless the buckets ascend, can be split evenly and are smaller than a whole step."""
-        previous = 0
-        for bucket in self.decode_buckets:
-            if not previous < bucket < self.token_budget or bucket % shards:
-                raise UserError(
-                    f'sampler.decode_buckets={self.decode_buckets} must be ascending multiples of {shards} data shards '
-                    f'below sampler.token_budget={self.token_budget}'
-                )
-            previous = bucket
 
 
 @jax.tree_util.register_dataclass
