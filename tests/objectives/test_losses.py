@@ -95,9 +95,8 @@ def test_a_function_outside_the_project_is_a_loss(batch, outside):
     loss = resolve_loss('outside_losses:squared')
     per_token, stats = loss(*arrays(batch), **OPTIONS)
     mask = batch['mask']
-    np.testing.assert_allclose(
-        per_token, np.where(mask, batch['advantage'] * batch['logp'] ** 2, 0), rtol=1e-6
-    )
+    expected = np.where(mask, batch['advantage'] * batch['logp'] ** 2, 0)
+    np.testing.assert_allclose(per_token, expected, rtol=1e-6)
     assert set(stats) == {'square'} and stats['square'][1] == mask.sum()
     assert loss.uses_ratio and loss.per_token and loss.statistics is None
     # It may couple tokens.
