@@ -10,7 +10,12 @@ from zeroplay_jax.policy import paged_attention, ragged_attention, ragged_gpu, r
 from zeroplay_jax.policy.paged_attention import StepShape
 from zeroplay_jax.types import UserError
 
-LONG = pytest.mark.long
+
+def long(*values):
+    """A row of the tests that take minutes."""
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
 # Largest difference to the plain path. bfloat16: the weights of the values are rounded to it in the plain path and on
 # GPUs and not on TPUs; results, of a size of about 1, have 8 bits.
 TOLERANCE = {'float32': 2e-6, 'bfloat16': 2e-2}
@@ -35,6 +40,7 @@ def on(request, monkeypatch, tpu_kernel):
 
 
 BOTH = pytest.mark.parametrize('on', ['tpu', 'gpu'], indirect=True)
+GPU = pytest.mark.parametrize('on', ['gpu', long('tpu')], indirect=True)
 
 
 class Case:
@@ -121,12 +127,12 @@ STEPS = {
         ('mixed', 20),
         ('singles', 0),
         ('idle', 0),
-        pytest.param('mixed', 0, marks=LONG),
-        pytest.param('singles', 20, marks=LONG),
-        pytest.param('chunks', 0, marks=LONG),
-        pytest.param('chunks', 20, marks=LONG),
-        pytest.param('no-singles', 0, marks=LONG),
-        pytest.param('no-chunks', 0, marks=LONG),
+        long('mixed', 0),
+        long('singles', 20),
+        long('chunks', 0),
+        long('chunks', 20),
+        long('no-singles', 0),
+        long('no-chunks', 0),
     ],
 )
 def test_kernels_equal_the_plain_path(on, step, window):
@@ -151,13 +157,13 @@ HEADS = {
     [
         ('0.5B', 16, 'bfloat16'),
         ('7B', 128, 'bfloat16'),
-        pytest.param('gemma', 16, 'bfloat16', marks=LONG),
-        pytest.param('3B', 32, 'bfloat16', marks=LONG),
-        pytest.param('mha', 32, 'float32', marks=LONG),
-        pytest.param('0.5B', 32, 'float32', marks=LONG),
-        pytest.param('7B', 16, 'float32', marks=LONG),
-        pytest.param('3B', 128, 'float32', marks=LONG),
-        pytest.param('mha', 16, 'bfloat16', marks=LONG),
+        long('gemma', 16, 'bfloat16'),
+        long('3B', 32, 'bfloat16'),
+        long('mha', 32, 'float32'),
+        long('0.5B', 32, 'float32'),
+        long('7B', 16, 'float32'),
+        long('3B', 128, 'float32'),
+        long('mha', 16, 'bfloat16'),
     ],
 )
 def test_heads_pages_and_dtypes(on, model, page, dtype):
@@ -169,7 +175,7 @@ def test_heads_pages_and_dtypes(on, model, page, dtype):
 
 
 @BOTH
-@pytest.mark.parametrize('dtype', ['bfloat16', pytest.param('float32', marks=LONG)])
+@pytest.mark.parametrize('dtype', ['bfloat16', long('float32')])
 def test_neighbours_and_pages_change_no_bit(on, dtype):
     """A row alone, the same shape of the step: same bits beside other rows and in other pages."""
     together = Case(MIXED, 16, 4, 2, 128, dtype)
@@ -189,7 +195,7 @@ def test_neighbours_and_pages_change_no_bit(on, dtype):
     np.testing.assert_array_equal(together.kernel(StepShape(8, True)), out)
 
 
-@pytest.mark.parametrize('on', ['gpu', pytest.param('tpu', marks=LONG)], indirect=True)
+@GPU
 def test_every_device_computes_its_heads(on):
     case = Case(MIXED, 16, 8, 4, 128, 'float32')
     whole = case.kernel(StepShape(8, True))
@@ -197,8 +203,8 @@ def test_every_device_computes_its_heads(on):
     np.testing.assert_allclose(split, whole, atol=TOLERANCE['float32'])
 
 
-@pytest.mark.parametrize('on', ['gpu', pytest.param('tpu', marks=LONG)], indirect=True)
-@pytest.mark.parametrize('seed', [0, pytest.param(1, marks=LONG), pytest.param(2, marks=LONG)])
+@GPU
+@pytest.mark.parametrize('seed', [0, long(1), long(2)])
 def test_random_steps(on, seed):
     rng = np.random.default_rng(seed)
     slots = rng.permutation(SLOTS)
@@ -231,22 +237,19 @@ def test_rows_of_a_step():
     table = jnp.arange(5 * 2).reshape(5, 2)
     row = jnp.array([4, 1, 0, 0, 3, 3, 3, 5, 5], jnp.int32)
     position = jnp.array([9, 0, 4, 5, 0, 1, 2, -1, -1], jnp.int32)
-    rows = paged_attention.rows_of_tokens(table, row, position, StepShape(5, True))
+    rows_of = paged_attention.rows_of_tokens
+    rows = rows_of(table, row, position, StepShape(5, True))
     assert int(rows.count) == 4 and int(rows.singles) == 2
     np.testing.assert_array_equal(rows.length[:4], [10, 1, 6, 3])
     np.testing.assert_array_equal(rows.start, [0, 1, 2, 4, 7, 7])
     np.testing.assert_array_equal(rows.table[:4], table[jnp.array([4, 1, 0, 3])])
-    assert (
-        int(paged_attention.rows_of_tokens(table, row, position, StepShape(1, True)).singles) == 1
-    )
+    assert int(rows_of(table, row, position, StepShape(1, True)).singles) == 1
     # The kernel for TPUs gets the tokens before the chunks as a row of one position.
     _, chunks = ragged_tpu.make_plan(rows, 9, StepShape(5, True))
     assert int(chunks.count[0]) == 3
     np.testing.assert_array_equal(chunks.starts[:4], [0, 2, 4, 7])
     np.testing.assert_array_equal(chunks.lengths[:3], [1, 6, 3])
-    none = paged_attention.rows_of_tokens(
-        table, jnp.full(3, 5), jnp.full(3, -1), StepShape(5, True)
-    )
+    none = rows_of(table, jnp.full(3, 5), jnp.full(3, -1), StepShape(5, True))
     assert int(none.count) == 0 and none.length.min() >= 1
     for call in ragged_tpu.make_plan(none, 3, StepShape(3, True)):
         assert int(call.count[0]) == 1 and call.starts[0] == 0 and call.starts[1] == 1

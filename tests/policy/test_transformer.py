@@ -38,9 +38,8 @@ def batch(config, rows=4, length=24, seed=0):
     """tokens, positions, segment int32 [B, L]: two segments a row and some empty places."""
     first, empty = length // 2, 3
     lengths = [first, length - first - empty, empty]
-    tokens = (
-        np.random.default_rng(seed).integers(0, config.vocab_size, (rows, length)).astype(np.int32)
-    )
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, config.vocab_size, (rows, length)).astype(np.int32)
     positions = np.concatenate([np.arange(n) for n in lengths]).astype(np.int32)
     segment = np.repeat([1, 2, 0], lengths).astype(np.int32)
     return tokens, *(np.broadcast_to(x, tokens.shape) for x in (positions, segment))
@@ -117,12 +116,8 @@ def temporaries(function, config, rows, length):
     weight = jax.ShapeDtypeStruct((rows, length), jnp.float32)
     shapes = jax.eval_shape(functools.partial(transformer.init, config), jax.random.key(0))
     gradient = jax.jit(jax.value_and_grad(function, argnums=1), static_argnums=0)
-    return (
-        gradient.lower(config, shapes, inputs, weight)
-        .compile()
-        .memory_analysis()
-        .temp_size_in_bytes
-    )
+    compiled = gradient.lower(config, shapes, inputs, weight).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
 
 
 def test_scoring_a_large_vocabulary_never_holds_all_logits():
@@ -171,10 +166,8 @@ def test_score_with_teacher_gives_the_divergence_of_whole_logits_and_scores_as_s
         z, t = (transformer.logits(CONFIG, p, y[:, :-1].reshape(-1, 32)) / 0.7 for p, y in sides)
         value, stats = divergence(z, t)
         value, gap = (jnp.pad(y.reshape(4, 23), ((0, 0), (1, 0))) for y in (value, stats['gap']))
-        return jnp.sum((transformer.score(CONFIG, student, *inputs, 0.7)[0] + value) * weight), (
-            value,
-            gap,
-        )
+        logp, _ = transformer.score(CONFIG, student, *inputs, 0.7)
+        return jnp.sum((logp + value) * weight), (value, gap)
 
     (total, ours), grads = tiny.jit(jax.value_and_grad(chunked, has_aux=True))(params)
     (expected, theirs), expected_grads = tiny.jit(jax.value_and_grad(whole, has_aux=True))(params)
@@ -188,18 +181,17 @@ def test_score_with_teacher_gives_the_divergence_of_whole_logits_and_scores_as_s
 def test_distillation_trains_the_student_alone_and_equal_policies_do_not_differ(params):
     inputs = batch(CONFIG)
     states = hidden(CONFIG, params, *inputs)
-    loss = lambda student, teacher, states: jnp.sum(
-        score_with_teacher(CONFIG, student, teacher, inputs, states)[2]
-    )
-    student, teacher, moved = tiny.jit(jax.grad(loss, argnums=(0, 1, 2)))(
-        params, tiny.random_params(CONFIG, seed=1), states
-    )
+
+    def loss(student, teacher, states):
+        _, _, value, stats = score_with_teacher(CONFIG, student, teacher, inputs, states)
+        return jnp.sum(value), (value, stats['gap'])
+
+    gradient = tiny.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
+    (student, *others), _ = gradient(params, tiny.random_params(CONFIG, seed=1), states)
     assert np.linalg.norm(student['layer_0']['q']['kernel']) > 0
-    assert not any(np.any(x) for x in jax.tree.leaves((teacher, moved)))
-    _, _, value, stats = tiny.jit(score_with_teacher, static_argnums=0)(
-        CONFIG, params, params, inputs, states
-    )
-    assert np.abs(value).max() < 1e-5 and stats['gap'].max() < 1e-5
+    assert not any(np.any(x) for x in jax.tree.leaves(others))
+    _, (value, gap) = gradient(params, params, states)
+    assert np.abs(value).max() < 1e-5 and gap.max() < 1e-5
 
 
 def test_distillation_never_holds_all_logits():
@@ -236,13 +228,12 @@ def test_what_a_policy_keeps_for_the_backward_pass(params):
         pull = jax.eval_shape(lambda p: jax.vjp(forward, p)[1], params)
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pull))
 
-    nothing, projections = (
-        kept(remat=True, remat_policy=policy) for policy in decoder.REMAT_POLICIES
-    )
+    policies = decoder.REMAT_POLICIES
+    nothing, projections = (kept(remat=True, remat_policy=policy) for policy in policies)
     assert kept() > 2 * projections > 2 * nothing
-    own = sum(x.nbytes for x in jax.tree.leaves(params))
+    weights = sum(x.nbytes for x in jax.tree.leaves(params))
     assert projections - nothing >= CONFIG.layers * 256 * 4 * (2 * 32 + 2 * 16 + 2 * 64)
-    assert nothing < own + (CONFIG.layers + 2) * 256 * 32 * 4 + 4 * 256 * 256 * 4
+    assert nothing < weights + (CONFIG.layers + 2) * 256 * 32 * 4 + 4 * 256 * 256 * 4
 
 
 # Rotary embedding
@@ -301,61 +292,46 @@ def test_no_loop_computes_the_angles_where_xla_fuses_well(platform):
 # Mixed precision
 
 
+def float_types(variables):
+    types = [str(getattr(variable.aval, 'dtype', '')) for variable in variables]
+    return {name for name in types if 'float' in name}
+
+
 def primitives(jaxpr):
     """(name, dtypes of the inputs, dtypes of the outputs) of every operation, inner ones too."""
     for equation in jaxpr.eqns:
-        floats = lambda xs: {
-            str(x.aval.dtype) for x in xs if 'float' in str(getattr(x.aval, 'dtype', ''))
-        }
-        yield equation.primitive.name, floats(equation.invars), floats(equation.outvars)
+        yield equation.primitive.name, float_types(equation.invars), float_types(equation.outvars)
         for inner in jax.extend.core.jaxprs_in_params(equation.params):
             yield from primitives(inner)
 
 
 def test_bfloat16_computes_products_and_nothing_delicate_with_it(params):
     config = dataclasses.replace(CONFIG, dtype='bfloat16')
-    seen = list(
-        primitives(
-            jax.make_jaxpr(functools.partial(transformer.score, config))(
-                params, *batch(CONFIG)
-            ).jaxpr
-        )
-    )
-    products = [inputs for name, inputs, _ in seen if name == 'dot_general']
-    assert len(products) == 2 * 9 + 1 and all(inputs == {'bfloat16'} for inputs in products)
-    delicate = [
-        (name, inputs)
-        for name, inputs, _ in seen
-        if name in ('exp', 'log', 'rsqrt', 'cos', 'sin', 'reduce_sum')
-    ]
-    assert {name for name, _ in delicate} == {'exp', 'log', 'rsqrt', 'cos', 'sin', 'reduce_sum'}
-    assert all(inputs == {'float32'} for _, inputs in delicate)
+    program = jax.make_jaxpr(functools.partial(transformer.score, config))(params, *batch(CONFIG))
+    products, delicate = [], {}
+    for name, inputs, outputs in primitives(program.jaxpr):
+        if name == 'dot_general':
+            products.append((inputs, outputs))
+        elif name in ('exp', 'log', 'rsqrt', 'cos', 'sin', 'reduce_sum'):
+            delicate.setdefault(name, set()).update(inputs)
+    assert len(products) == 2 * 9 + 1 and all(inputs == {'bfloat16'} for inputs, _ in products)
+    assert len(delicate) == 6 and set().union(*delicate.values()) == {'float32'}
     # Scores of attention and logits leave their products in float32.
-    assert (
-        sum(outputs == {'float32'} for name, _, outputs in seen if name == 'dot_general') == 2 + 1
-    )
-    assert {
-        x.dtype
-        for x in jax.eval_shape(
-            functools.partial(transformer.score, config), params, *batch(CONFIG)
-        )
-    } == {jnp.dtype('float32')}
+    assert sum(outputs == {'float32'} for _, outputs in products) == 2 + 1
+    assert [str(value.dtype) for value in program.out_avals] == ['float32', 'float32']
 
 
 def test_product_has_the_gradient_of_the_product():
     rng = np.random.default_rng(0)
     a, b, g = (rng.normal(size=s).astype(np.float32) for s in ((5, 3), (7, 3), (5, 7)))
-    spec = 'nd,vd->nv'
-    out, pull = jax.vjp(functools.partial(attention.product, spec), a, b)
+    product = functools.partial(attention.product, 'nd,vd->nv')
+    out, pull = jax.vjp(product, a, b)
     np.testing.assert_allclose(out, a @ b.T, atol=1e-6)
     for ours, theirs in zip(pull(g), (g @ b, g.T @ a)):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    low, pull = jax.vjp(
-        functools.partial(attention.product, spec), *(jnp.asarray(x, jnp.bfloat16) for x in (a, b))
-    )
-    assert low.dtype == jnp.float32 and {x.dtype for x in pull(jnp.asarray(g))} == {
-        jnp.dtype('bfloat16')
-    }
+    low, pull = jax.vjp(product, jnp.asarray(a, jnp.bfloat16), jnp.asarray(b, jnp.bfloat16))
+    assert low.dtype == jnp.float32
+    assert [str(x.dtype) for x in pull(jnp.asarray(g))] == ['bfloat16', 'bfloat16']
 
 
 # Log-probs of tokens that a bfloat16 policy samples, against what the trainer finds for them: both round differently
