@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import jax
 import numpy as np
 import peft
 import pytest
@@ -11,6 +10,7 @@ import tiny
 import torch
 import transformers
 from safetensors.numpy import load_file, save_file
+from small_policies import adapter_of, equal
 
 from zeroplay_jax import api, ask
 from zeroplay_jax.configs import common
@@ -25,27 +25,20 @@ CONFIG = dict(rank=3, alpha=6.0, linears=('down', 'q', 'v'))
 
 
 @pytest.fixture(scope='module')
-def base(tmp_path_factory):
-    folder = tiny.make_folder(tmp_path_factory.mktemp('folders') / 'base', letters=tiny.LETTERS)
-    model = hf.read_config(folder)
-    return folder, model, hf.load(folder, model)
+def base(published):
+    model = hf.read_config(published)
+    return published, model, hf.load(published, model)
 
 
-def adapter_of(params, seed, linears=CONFIG['linears']):
-    adapter = adapters.init(params, linears, 3, seed, 'role')
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), adapter)
-
-
-def equal(ours, theirs):
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+def small_adapter(params):
+    return adapter_of(params, CONFIG['linears'], 1)
 
 
 @pytest.fixture
 def folder(base, tmp_path):
     base_folder, model, params = base
     config = AdapterConfig(**CONFIG, base=base_folder)
-    adapter_folders.save(tmp_path / 'adapter', model, config, adapter_of(params, 1))
+    adapter_folders.save(tmp_path / 'adapter', model, config, small_adapter(params))
     return tmp_path / 'adapter'
 
 
@@ -57,7 +50,7 @@ def logits(model, params, ids):
 
 def test_a_folder_is_read_as_it_was_written(base, folder):
     _, model, params = base
-    equal(adapter_folders.load(folder, model), adapter_of(params, 1))
+    equal(adapter_folders.load(folder, model), small_adapter(params))
     assert adapter_config.read(folder) == AdapterConfig(**CONFIG, base=base[0])
     with pytest.raises(FileExistsError):
         adapter_folders.save(folder, model, adapter_config.read(folder), {})
@@ -73,7 +66,7 @@ def test_peft_computes_the_same_logits_with_every_family(family, tmp_path):
     theirs.save_pretrained(str(base))
     model = hf.read_config(base)
     params = hf.load(base, model)
-    trained = adapter_of(params, 0, LINEARS)
+    trained = adapter_of(params)
     config = common.get_config()
     config.policy.adapters.update(rank=3, alpha=6.0)
     policies.write_adapter(config, base, model, trained, out)
@@ -179,7 +172,7 @@ def test_fields_that_say_how_an_adapter_was_made_change_nothing(base, folder, fi
     _, model, params = base
     change_config(**fields)(folder)
     assert adapter_config.read(folder) == AdapterConfig(**CONFIG, base=base[0])
-    equal(adapter_folders.load(folder, model), adapter_of(params, 1))
+    equal(adapter_folders.load(folder, model), small_adapter(params))
 
 
 def test_older_names_of_a_decoder_beside_an_encoder_are_read(base, folder):
@@ -189,7 +182,7 @@ def test_older_names_of_a_decoder_beside_an_encoder_are_read(base, folder):
     for name, array in load_file(path).items():
         renamed[name.replace('.model.layers.', '.language_model.model.layers.')] = array
     save_file(renamed, path)
-    equal(adapter_folders.load(folder, model), adapter_of(params, 1))
+    equal(adapter_folders.load(folder, model), small_adapter(params))
 
 
 @pytest.mark.parametrize('spoil,text', FAULTS, ids=[text for _, text in FAULTS])

@@ -10,9 +10,10 @@ import pytest
 import tiny
 import torch
 import transformers
+from small_policies import fill_and_decode
 
 from zeroplay_jax.policy import config_fields, families, hf, rope, sharding, transformer
-from zeroplay_jax.rollout.sampler import FILL, PutRow, Sampler, SamplerConfig
+from zeroplay_jax.rollout.sampler import PutRow, Sampler, SamplerConfig
 
 TOLERANCE = 2e-4
 LENGTHS = (96, 61, 40)
@@ -147,23 +148,6 @@ def test_a_feature_left_out_shows(case):
     for feature in FEATURES[name]:
         gap = np.abs(alone(*LEFT_OUT[feature](config, params), row) - theirs).max()
         assert gap >= 100 * TOLERANCE, f'{feature}: {gap}'
-
-
-def fill_and_decode(sampler, params, goal):
-    """Runs the programs until slot s holds goal[s] tokens; returns what was sampled, in order, with log-probs."""
-    tokens, logp = ([[] for _ in goal] for _ in range(2))
-    while True:
-        phase, length = np.asarray(sampler.state.status), np.asarray(sampler.state.length)
-        fill = np.flatnonzero(phase == FILL).tolist()
-        if fill:
-            sampler.extend(params, fill)
-        elif (length < goal).any():
-            burst = sampler.decode(params)
-            for s, n in enumerate(np.asarray(burst.count)):
-                tokens[s] += np.asarray(burst.tokens)[s, :n].tolist()
-                logp[s] += np.asarray(burst.logp)[s, :n].tolist()
-        else:
-            return tokens, logp
 
 
 # Those left to the long tests have features that the others have, apart or together.

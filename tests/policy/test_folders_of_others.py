@@ -10,6 +10,7 @@ import pytest
 import tiny
 import transformers
 from safetensors.numpy import load_file, save_file
+from small_policies import copy_of
 from transformers.models.gemma3.configuration_gemma3 import Gemma3Config
 
 from zeroplay_jax.policy import (
@@ -50,20 +51,6 @@ def refusal(call, *arguments):
 
 def row(key, sent, *values):
     return pytest.param(*values, id=sent.replace(' ', '-'), marks=pytest.mark.fault(key, sent))
-
-
-@pytest.fixture(scope='module')
-def published(tmp_path_factory):
-    """A folder that nothing is wrong with."""
-    return tiny.make_folder(tmp_path_factory.mktemp('published') / 'policy', letters=tiny.LETTERS)
-
-
-def copy_of(folder, copy):
-    """The files of a folder in another one."""
-    copy.mkdir()
-    for file in folder.iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
-    return copy
 
 
 @pytest.fixture

@@ -17,24 +17,17 @@ import tiny
 import torch
 import transformers
 from safetensors.numpy import load_file, save_file
+from small_policies import copy_of, equal
 
 from zeroplay_jax.policy import hf, sharding, stored_tensors, transformer
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-    return tiny.make_folder(tmp_path_factory.mktemp('hf') / 'policy')
-
-
 @pytest.fixture
-def copy(folder, tmp_path):
+def copy(published, tmp_path):
     """A folder of one's own, its tensors, and a function that writes them as so many files with an index."""
-    path = tmp_path / 'policy'
-    path.mkdir()
-    for file in folder.iterdir():
-        (path / file.name).write_bytes(file.read_bytes())
+    path = copy_of(published, tmp_path / 'policy')
     tensors = load_file(path / 'model.safetensors')
 
     def split(count, **extra):
@@ -64,31 +57,29 @@ def their_logits(folder, tokens, **options):
         return torch_model(torch.tensor(tokens, dtype=torch.long)).logits.float().numpy()
 
 
-def equal(a, b):
-    jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
 # In
 
 
 @pytest.mark.parametrize('mesh', [(1, 2, 1), (1, 1, 2), (2, 2, 2)])
-def test_sharded_load_holds_the_same_numbers_and_reads_every_slice_once(folder, monkeypatch, mesh):
+def test_sharded_load_holds_the_same_numbers_and_reads_every_slice_once(
+    published, monkeypatch, mesh
+):
     reads, read = [], hf._read_slice
     monkeypatch.setattr(hf, '_read_slice', lambda *args: reads.append(args[1:3]) or read(*args))
-    parts = hf.load(folder, mesh=sharding.make_mesh(*mesh))
+    parts = hf.load(published, mesh=sharding.make_mesh(*mesh))
     count = {tensor.name: np.zeros(tensor.shape, int) for tensor, _ in reads}
     for tensor, index in reads:
         count[tensor.name][index] += 1
     assert all((places == 1).all() for places in count.values())
-    equal(hf.load(folder), parts)
+    equal(hf.load(published), parts)
     kernel = parts['layer_0']['q']['kernel']
     assert kernel.addressable_shards[0].data.size == kernel.size // (mesh[1] * mesh[2])
 
 
-def test_tensors_may_lie_in_several_files_and_in_pieces(copy, folder, monkeypatch):
+def test_tensors_may_lie_in_several_files_and_in_pieces(copy, published, monkeypatch):
     monkeypatch.setattr(hf, '_READ_BYTES', 100)
-    equal(hf.load(copy[2](3)), hf.load(folder))
-    equal(hf.load(copy[0], mesh=sharding.make_mesh(1, 2, 2)), hf.load(folder))
+    equal(hf.load(copy[2](3)), hf.load(published))
+    equal(hf.load(copy[0], mesh=sharding.make_mesh(1, 2, 2)), hf.load(published))
 
 
 KERNEL = 'model.layers.1.mlp.up_proj.weight'
@@ -120,14 +111,14 @@ def test_a_folder_of_transformers_in_bfloat16_is_read_bit_by_bit(tmp_path):
         np.testing.assert_array_equal(ours, theirs.detach().float().numpy())
 
 
-def test_what_says_nothing_new_is_passed_over(copy, folder):
+def test_what_says_nothing_new_is_passed_over(copy, published):
     path, tensors, _ = copy
     spare = {
         'lm_head.weight': tensors['model.embed_tokens.weight'],
         'model.layers.0.self_attn.rotary_emb.inv_freq': np.ones(4, 'f'),
     }
     save_file(tensors | spare, path / 'model.safetensors')
-    equal(hf.load(path), hf.load(folder))
+    equal(hf.load(path), hf.load(published))
 
 
 def torn(path, tensors, split):
@@ -245,10 +236,10 @@ def test_weights_that_are_not_finite_are_refused(copy, number, dtype):
     ],
 )
 def test_a_mesh_that_does_not_divide_is_refused_before_anything_is_read(
-    folder, unread, mesh, message
+    published, unread, mesh, message
 ):
     with pytest.raises(sharding.UserError, match=message):
-        hf.load(folder, mesh=sharding.make_mesh(*mesh))
+        hf.load(published, mesh=sharding.make_mesh(*mesh))
 
 
 # Out
@@ -267,14 +258,14 @@ def test_an_export_in_several_files_is_read_back(tmp_path, monkeypatch):
     equal(hf.load(tmp_path / 'out'), params)
 
 
-def test_export_carries_tokenizer_and_template_and_never_overwrites(folder, tmp_path):
-    model, params = hf.read_config(folder), hf.load(folder)
-    hf.save(tmp_path / 'out', model, params, like=folder)
+def test_export_carries_tokenizer_and_template_and_never_overwrites(published, tmp_path):
+    model, params = hf.read_config(published), hf.load(published)
+    hf.save(tmp_path / 'out', model, params, like=published)
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path / 'out'))
     assert tokenizer.chat_template and tokenizer('abc').input_ids
     assert [path.name for path in tmp_path.iterdir()] == ['out']
     with pytest.raises(FileExistsError, match='exists already'):
-        hf.save(tmp_path / 'out', model, params, like=folder)
+        hf.save(tmp_path / 'out', model, params, like=published)
 
 
 @pytest.mark.parametrize('key', ['dtype', 'torch_dtype'])
@@ -299,10 +290,10 @@ def _full_disk(*_, **__):
     raise OSError('disk full')
 
 
-def test_a_failed_export_leaves_nothing(folder, tmp_path, monkeypatch):
+def test_a_failed_export_leaves_nothing(published, tmp_path, monkeypatch):
     monkeypatch.setattr(hf, 'save_file', _full_disk)
     with pytest.raises(OSError, match='disk full'):
-        hf.save(tmp_path / 'out', hf.read_config(folder), hf.load(folder), like=folder)
+        hf.save(tmp_path / 'out', hf.read_config(published), hf.load(published), like=published)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -316,9 +307,9 @@ hf.save(out, hf.read_config(folder), hf.load(folder), like=folder)
 """
 
 
-def test_a_killed_export_leaves_no_folder_of_its_name(folder, tmp_path):
+def test_a_killed_export_leaves_no_folder_of_its_name(published, tmp_path):
     out = tmp_path / 'out'
-    command = [sys.executable, '-c', KILLED, folder, out]
+    command = [sys.executable, '-c', KILLED, published, out]
     result = subprocess.run(command, cwd=ROOT, timeout=120)
     assert result.returncode == -9
     assert not out.exists() and all(path.name.startswith('.out.') for path in tmp_path.iterdir())

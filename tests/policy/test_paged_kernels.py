@@ -1,4 +1,4 @@
-"""Kernels of paged attention, interpreted on a CPU, against the plain path over the same pages."""
+"""Paged attention: the plain path against one row at a time, and the kernels, interpreted on a CPU, against it."""
 
 import interpretable_kernel
 import jax
@@ -62,16 +62,15 @@ class Case:
         )
         self.row = np.full(tokens, SLOTS, np.int32)
         self.position = np.full(tokens, -1, np.int32)
+        self.stored = {}
         index = 0
         for slot, (before, fed) in rows.items():
             place = np.arange(before + fed)
-            k, v = rng.normal(size=(2, len(place), kv_heads, head_dim))
+            k, v = jnp.asarray(rng.normal(size=(2, len(place), kv_heads, head_dim)), dtype)
+            self.stored[slot] = np.asarray(k, np.float64), np.asarray(v, np.float64)
+            pages_of_row = jnp.asarray(self.table[slot, place // page])
             self.cache = paged_attention.write_tokens(
-                self.cache,
-                jnp.asarray(k, dtype),
-                jnp.asarray(v, dtype),
-                jnp.asarray(self.table[slot, place // page]),
-                jnp.asarray(place % page),
+                self.cache, k, v, pages_of_row, jnp.asarray(place % page)
             )
             self.row[index : index + fed] = slot
             self.position[index : index + fed] = place[before:]
@@ -118,6 +117,40 @@ STEPS = {
     'no-chunks': (SINGLES, StepShape(8, True)),
     'idle': ({0: (3, 0)}, StepShape(8, True)),
 }
+
+
+def reference(case, token, window):
+    """Attention of one token to the keys and values of its row, in float64."""
+    position = case.position[token]
+    first = max(position - window + 1, 0) if window else 0
+    keys, values = (x[first : position + 1] for x in case.stored[case.row[token]])
+    q = np.asarray(case.q[token], np.float64)
+    out = []
+    for head in range(len(q)):
+        kv_head = head // (len(q) // keys.shape[1])
+        scores = keys[:, kv_head] @ q[head] * q.shape[1] ** -0.5
+        weights = np.exp(scores - scores.max())
+        out.append(weights / weights.sum() @ values[:, kv_head])
+    return np.concatenate(out)
+
+
+@pytest.mark.parametrize(
+    'page,heads,kv_heads,window,dtype',
+    [
+        (4, 4, 2, 0, 'float32'),
+        (16, 6, 2, 5, 'float32'),
+        (5, 8, 1, 11, 'float32'),
+        (8, 3, 3, 0, 'bfloat16'),
+        (16, 8, 2, 20, 'bfloat16'),
+    ],
+)
+def test_the_plain_path_is_attention_of_each_row(page, heads, kv_heads, window, dtype):
+    case = Case(MIXED | {5: (63, 1)}, page, heads, kv_heads, 16, dtype)
+    out = case.plain(window)
+    for token in range(case.used):
+        expected = reference(case, token, window)
+        np.testing.assert_allclose(out[token], expected, atol=TOLERANCE[dtype])
+    np.testing.assert_array_equal(out[case.used :], 0)
 
 
 @BOTH
@@ -174,25 +207,28 @@ def test_heads_pages_and_dtypes(on, model, page, dtype):
     case.same(StepShape(8, True), dtype)
 
 
-@BOTH
+@pytest.mark.parametrize('on', ['plain', 'tpu', 'gpu'], indirect=True)
 @pytest.mark.parametrize('dtype', ['bfloat16', long('float32')])
 def test_neighbours_and_pages_change_no_bit(on, dtype):
     """A row alone, the same shape of the step: same bits beside other rows and in other pages."""
+
+    def compute(case):
+        return case.plain(window=9) if on == 'plain' else case.kernel(StepShape(8, True))
+
     together = Case(MIXED, 16, 4, 2, 128, dtype)
-    out = together.kernel(StepShape(8, True))
+    out = compute(together)
     for slot in (4, 3):
         mine = together.row == slot
-        alone = Case(MIXED, 16, 4, 2, 128, dtype)
-        alone.row = np.full_like(alone.row, SLOTS)
-        alone.position = np.full_like(alone.position, -1)
         count = mine.sum()
+        alone = Case(MIXED, 16, 4, 2, 128, dtype)
+        alone.row[:], alone.position[:] = SLOTS, -1
         alone.row[:count], alone.position[:count] = slot, together.position[mine]
         alone.q = alone.q.at[:count].set(together.q[np.flatnonzero(mine)])
-        np.testing.assert_array_equal(alone.kernel(StepShape(8, True))[:count], out[mine])
+        np.testing.assert_array_equal(compute(alone)[:count], out[mine])
     moved = np.random.default_rng(1).permutation(len(together.cache))
     together.cache = jnp.zeros_like(together.cache).at[moved].set(together.cache)
     together.table = moved[together.table].astype(np.int32)
-    np.testing.assert_array_equal(together.kernel(StepShape(8, True)), out)
+    np.testing.assert_array_equal(compute(together), out)
 
 
 @GPU

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny
 from jax.sharding import PartitionSpec as P
-from test_families import fill_and_decode
+from small_policies import adapter_of, equal, fill_and_decode, packed
 
 from zeroplay_jax.policy import adapters, hf, quantization, sharding, transformer
 from zeroplay_jax.rollout import prompts
@@ -25,33 +25,10 @@ MODES = [pytest.param({}, marks=pytest.mark.long), {'scan': True, 'remat': True}
 
 
 @pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-    return tiny.make_folder(tmp_path_factory.mktemp('int8') / 'policy', letters=tiny.LETTERS)
-
-
-@pytest.fixture(scope='module')
-def policy(folder):
-    model = dataclasses.replace(hf.read_config(folder), logit_chunk=16)
-    return model, with_scale(hf.load(folder, model, quantized=True))
-
-
-def with_scale(params):
-    return params | {adapters.SCALE: jnp.full(1, 2.0)}
-
-
-def adapter_of(base):
-    rng = np.random.default_rng(0)
-    adapter = adapters.init(base, LINEARS, 3, 0, 'role')
-    return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), adapter)
-
-
-def packed(model, rows=2, length=24):
-    tokens = np.random.default_rng(1).integers(0, model.vocab_size, (rows, length)).astype(np.int32)
-    return tokens, np.tile(np.arange(length), (rows, 1)).astype(np.int32), np.ones_like(tokens)
-
-
-def same(ours, theirs):
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+def policy(published):
+    model = dataclasses.replace(hf.read_config(published), logit_chunk=16)
+    params = hf.load(published, model, quantized=True)
+    return model, params | {adapters.SCALE: jnp.full(1, 2.0)}
 
 
 @pytest.mark.parametrize('magnitude', [1e-30, 1.0, 1e30])
@@ -69,23 +46,24 @@ def test_no_entry_is_off_by_more_than_half_a_step_of_its_channel(magnitude):
     assert (np.abs(values).max(0)[largest > 0] == 127).all() and not values[:, 5].any()
 
 
-def test_every_linear_layer_and_nothing_else_is_quantised_the_same_on_every_mesh(folder, policy):
+def test_every_linear_layer_and_nothing_else_is_quantised_the_same_on_every_mesh(published, policy):
     model, base = policy
-    whole = hf.load(folder, model)
-    split = hf.load(folder, model, sharding.make_mesh(2, 2, 2), quantized=True)
-    same(split, {name: x for name, x in base.items() if name != adapters.SCALE})
+    whole = hf.load(published, model)
+    split = hf.load(published, model, sharding.make_mesh(2, 2, 2), quantized=True)
+    equal(split, {name: x for name, x in base.items() if name != adapters.SCALE})
     sharding.parameter_shardings(split, sharding.make_mesh(1, 2, 2))
     for layer, modules in whole.items():
         if not layer.startswith('layer_'):
-            same(modules, base[layer])
+            equal(modules, base[layer])
             continue
         for name, arrays in modules.items():
+            quantized = base[layer][name]
             if name not in LINEARS:
-                same(arrays, base[layer][name])
+                equal(arrays, quantized)
                 continue
-            assert base[layer][name]['kernel'].dtype == jnp.int8
-            error = arrays['kernel'] - quantization.dequantized(base[layer][name])['kernel']
-            assert (np.abs(error) <= 0.501 * base[layer][name]['kernel_scale']).all()
+            assert quantized['kernel'].dtype == jnp.int8
+            error = arrays['kernel'] - quantization.dequantized(quantized)['kernel']
+            assert (np.abs(error) <= 0.501 * quantized['kernel_scale']).all()
     assert split['layer_0']['q']['kernel_scale'].sharding.spec == P('model')
     assert split['layer_0']['down']['kernel_scale'].sharding.spec == P('fsdp')
 

@@ -14,7 +14,8 @@ from zeroplay_jax.types import UserError
 pytest.importorskip('mcp')
 from zeroplay_jax.tools import mcp as mcp_tools  # noqa: E402
 
-SERVER = pathlib.Path(__file__).parent / 'stdio_server.py'
+FOLDER = pathlib.Path(__file__).parent
+SERVER = FOLDER / 'stdio_server.py'
 SCHEMA = {'type': 'object', 'properties': {'text': {'type': 'string'}}, 'required': ['text']}
 SECONDS = 10.0
 
@@ -250,57 +251,24 @@ def test_keys_come_from_the_environment_and_stay_out_of_results_and_logs(
     assert mcp_tools.reason_of(server, error) == 'no https://h/… with ***'
 
 
-ECHO = {'command': 'echo-server'}
+UNUSABLE = json.loads((FOLDER / 'unusable_servers.json').read_text())
+TEXTS = [
+    ('{', 'not a JSON file'),
+    ('[' * 100_000, 'not a JSON file'),
+    ('[]', 'has no servers'),
+    ('{"mcpServers": {}}', 'has no servers'),
+    ('{"mcpServers": {"a": {"command": "x"}}, "servers": {}}', 'has "mcpServers" and "servers"'),
+]
 
 
 @pytest.mark.parametrize(
-    ('content', 'words'),
-    [
-        ('{', 'not a JSON file'),
-        ('[' * 100_000, 'not a JSON file'),
-        ('[]', 'has no servers'),
-        ('{"mcpServers": {}}', 'has no servers'),
-        ({'a': 3}, "server 'a': must be an object"),
-        ({'a': {}}, 'needs either "command"'),
-        ({'a': {**ECHO, 'url': 'http://h'}}, 'needs either "command"'),
-        ({'a': {'url': 'http://h/sse', 'type': 'sse'}}, 'speaks SSE'),
-        ({'a': {'url': 'http://h/sse', 'transport': 'SSE'}}, 'speaks SSE'),
-        ({'a': {**ECHO, 'args': 'x'}}, "'args' must be a list of texts, not str"),
-        ({'a': {**ECHO, 'env': {'KEY': 1}}}, "'env KEY' must be a text, not int"),
-        ({'a': {**ECHO, 'args': ['x', 3]}}, "'args 2' must be a text, not int"),
-        ({'a': {'command': ''}}, 'needs either "command"'),
-        ({'a': {'httpUrl': 'http://h'}}, "it has 'httpUrl'"),
-        ({'a': {**ECHO, 'disabled': 'true'}}, "'disabled' must be true or false, not str"),
-        ({'a': {**ECHO, 'enabled': 0}}, "'enabled' must be true or false, not int"),
-        (
-            '{"mcpServers": {"a": {"command": "x"}}, "servers": {}}',
-            'has "mcpServers" and "servers"',
-        ),
-        ({'a': {**ECHO, 'type': 'http'}}, "type='http' needs 'url'"),
-        ({'a': {'url': 'http://h', 'type': 'stdio'}}, "type='stdio' needs 'command'"),
-        ({'a': {'url': 'http://h', 'type': 'ws'}}, "type='ws' is not supported"),
-        ({'a': {'url': 'http://h', 'transport': {'type': 'sse'}}}, 'speaks SSE'),
-        ({'a': {**ECHO, 'tools': ['x'], 'rename': {'y': 'z'}}}, '"rename" names \'y\''),
-        ({'a': {**ECHO, 'disabledTools': ['x']}}, 'name the tools to use in "tools"'),
-        ({'a': {**ECHO, 'includeTools': ['x']}}, 'name the tools to use in "tools"'),
-        ({'a': {**ECHO, 'envFile': '.env'}}, 'write its variables into "env"'),
-        ({'a': {**ECHO, 'tools': 'all'}}, "'tools' must be a list of texts"),
-        ({'a': {**ECHO, 'rename': ['x']}}, "'rename' must be an object of texts"),
-        ({'a': {**ECHO, 'disabled': True}}, 'all of its servers are disabled'),
-        ({'a': {**ECHO, 'env': {'KEY': '${NOT_SET_HERE}'}}}, 'variable NOT_SET_HERE is not set'),
-        ({'a': {**ECHO, 'args': ['${input:key}']}}, '${input:key} cannot be filled in'),
-        ({'a': {'command': 'not-a-program-here'}}, 'cannot be started (No such file'),
-        ({'a': {**ECHO, 'cwd': '/not/there'}}, "'/not/there', which is no folder"),
-        ({'a': {'url': 'localhost:9'}}, '"url" is not a web address'),
-        ({'a': {'url': 'http://[::1'}}, 'does not answer'),
-        ({'a': {'url': 'http://127.0.0.1:1', 'headers': {'K': 'é'}}}, 'not printable ASCII'),
-        ({'a': {'url': 'http://127.0.0.1:1', 'headers': {'K': 'a\nb'}}}, 'not printable ASCII'),
-    ],
+    ('text', 'words'),
+    TEXTS + [(json.dumps({'mcpServers': servers}), words) for servers, words in UNUSABLE],
 )
 @pytest.mark.fault('kin-mcp-file', 'files of servers that cannot be used')
-def test_a_file_that_cannot_be_used_is_one_line(tmp_path, content, words, user_reads):
+def test_a_file_that_cannot_be_used_is_one_line(tmp_path, text, words, user_reads):
     file = tmp_path / 'mcp.json'
-    file.write_text(content if isinstance(content, str) else json.dumps({'mcpServers': content}))
+    file.write_text(text)
     with pytest.raises(UserError) as refusal:
         mcp_tools.list_tools(str(file), SECONDS)
     assert words in str(refusal.value) and '\n' not in str(refusal.value)
