@@ -80,15 +80,6 @@ def test_weights_count_a_sequence_across_gaps_and_skip_empty_ones():
     assert aggregation.denominator(lengths, 'seq_mean_token_sum') == 2
 
 
-def test_the_constant_norm_knows_neither_batch_nor_padding(batch):
-    """verl's sum-norm: twice the rows, twice the loss; another padding, the same."""
-    twice = {k: np.concatenate([v, v]) for k, v in batch.items()}
-    wide = {k: np.pad(v, ((0, 0), (0, 5))) for k, v in batch.items()}
-    one, two, three = (run('reinforce', b, weights(b, 'constant'))[0] for b in (batch, twice, wide))
-    close(two, 2 * one)
-    close(three, one)
-
-
 ONE = np.ones((1, 2), bool)
 COUNT = np.ones(1, int)
 FLOATS = np.ones((1, 2), np.float32)

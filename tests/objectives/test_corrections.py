@@ -102,14 +102,6 @@ def test_importance_weights_are_constants(batch):
     assert not np.any(jax.grad(loss)(batch['logp']))
 
 
-def test_where_sampler_and_trainer_agree_the_weights_are_one(batch):
-    for level in corrections.LEVELS:
-        weight, _ = corrections.truncated_importance(
-            batch['logp'], batch['logp'], batch['mask'], level=level
-        )
-        assert np.array_equal(weight, batch['mask'])
-
-
 def test_an_extreme_gap_stays_finite():
     trainer, sampler = jnp.array([[0.0, -300.0]]), jnp.array([[-300.0, 0.0]])
     weight, _ = corrections.truncated_importance(trainer, sampler, MASK, 1e12)

@@ -64,20 +64,11 @@ def test_an_index_that_cannot_be_read_is_a_failed_search(error, part, monkeypatc
     assert client.metrics()['search/failed'] == 1
 
 
-def test_both_shapes_are_understood(fake):
-    bare = {'id': 1, 'contents': '"A"\nb'}
-    fields = {'document': {'id': '2', 'title': 'C', 'text': 'd', 'contents_': 'x'}, 'score': 2}
-    fake.script = [(200, {'result': [[bare], [fields]]})]
-    assert http(fake).retrieve(['q', 'r'], 1) == [
-        [{'id': '1', 'title': 'A', 'text': 'b', 'score': 0.0}],
-        [{'id': '2', 'title': 'C', 'text': 'd', 'score': 2.0}],
-    ]
-    assert fake.seen == [{'queries': ['q', 'r'], 'topk': 1, 'return_scores': True}]
-
-
 def test_large_calls_are_cut_into_batches(fake):
-    assert len(http(fake, batch=4).retrieve([str(i) for i in range(10)], 1)) == 10
-    assert [len(body['queries']) for body in fake.seen] == [4, 4, 2]
+    queries = [str(number) for number in range(10)]
+    assert len(http(fake, batch=4).retrieve(queries, 1)) == 10
+    expected = [queries[:4], queries[4:8], queries[8:]]
+    assert fake.seen == [{'queries': part, 'topk': 1, 'return_scores': True} for part in expected]
 
 
 FAULTS = [

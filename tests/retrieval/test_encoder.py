@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 import torch
 import transformers
-from refusals import refused
+from refusals import faults, refused
 
 from zeroplay_jax.retrieval import encoder as encoder_lib
 from zeroplay_jax.retrieval.encoder import TextEncoder
@@ -248,14 +248,9 @@ SENT = {
 }
 
 
-@pytest.mark.parametrize(
-    ('change', 'match'),
-    [
-        pytest.param(*SENT[sent], marks=pytest.mark.fault('kin-encoders', sent), id=sent)
-        for sent in SENT
-    ],
-)
-def test_an_encoder_that_is_not_computed_is_refused(tiny, user_meets, change, match):
+@pytest.mark.parametrize('name', faults('kin-encoders', SENT))
+def test_an_encoder_that_is_not_computed_is_refused(tiny, user_meets, name):
+    change, match = SENT[name]
     change(tiny)
     with user_meets(match):
         TextEncoder(tiny, '', '')

@@ -6,7 +6,7 @@ import time
 import zlib
 
 import pytest
-from refusals import refused
+from refusals import faults, refused
 
 from zeroplay_jax.retrieval.client import Client, Http
 from zeroplay_jax.retrieval.types import SearchFailed
@@ -81,9 +81,7 @@ NOT_READY = {
 }
 
 
-@pytest.mark.parametrize(
-    'name', [pytest.param(name, marks=pytest.mark.fault('kin-faces', name)) for name in NOT_READY]
-)
+@pytest.mark.parametrize('name', faults('kin-faces', NOT_READY))
 def test_a_server_that_is_not_ready_is_named_with_the_reason(fake, name, user_meets):
     fake.health, reason = NOT_READY[name]
     with user_meets(f'not ready after 0 s.*{reason}'):

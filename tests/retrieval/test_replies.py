@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from refusals import faults
 
 from zeroplay_jax.retrieval.client import Client, Http
 
@@ -54,9 +55,7 @@ WITHOUT_ID = (
 )
 
 
-@pytest.mark.parametrize(
-    'name', [pytest.param(name, marks=pytest.mark.fault('third-8', name)) for name in READ]
-)
+@pytest.mark.parametrize('name', faults('third-8', READ))
 def test_a_passage_of_a_search_server_is_read(fake, name, user_reads):
     (passage,) = client_of(fake, [READ[name]]).retrieve(['q'], 3)[0]
     assert (passage['title'], passage['text']) == ('Lomi', 'Lomi is a city.')
@@ -80,9 +79,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(
-    'name', [pytest.param(name, marks=pytest.mark.fault('F4', name)) for name in REFUSED]
-)
+@pytest.mark.parametrize('name', faults('F4', REFUSED))
 def test_the_field_that_cannot_be_used_is_named(fake, name, user_meets):
     item, reason = REFUSED[name]
     client = client_of(fake, [item])
@@ -103,9 +100,7 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize(
-    'name', [pytest.param(name, marks=pytest.mark.fault('G', name)) for name in ROWS]
-)
+@pytest.mark.parametrize('name', faults('G', ROWS))
 def test_a_row_of_another_form_is_not_an_empty_one(fake, name, user_meets):
     body, reason = ROWS[name]
     client = client_of(fake, body)

@@ -1,8 +1,6 @@
 """Long texts are cut into passages of whole sentences: no word is lost, and none is in two passages."""
 
-import itertools
 import json
-import pathlib
 import random
 import time
 
@@ -13,7 +11,6 @@ from zeroplay_jax.retrieval.corpus import document_page
 from zeroplay_jax.retrieval.texts import split_paragraphs, split_sentences
 from zeroplay_jax.retrieval.types import RetrievalError
 
-SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'corpus.jsonl'
 WORDS = (
     'Lomi',
     'was',
@@ -125,15 +122,6 @@ def test_a_list_item_or_heading_is_not_joined_to_the_next_sentence():
     assert texts.split_text('The town of\nthe monks grew.', 80) == ['The town of the monks grew.']
 
 
-def test_real_passages_keep_their_words():
-    if not SHARED.is_file():
-        pytest.skip('the shared corpus is not here')
-    with SHARED.open() as lines:
-        for line in itertools.islice(lines, 0, None, 37):
-            _, text = corpus.split(json.loads(line)['contents'])
-            assert ' '.join(texts.split_text(text, 40)).split() == text.split()
-
-
 LONG = ' '.join(f'Sentence number {number} is about the river of Lomi.' for number in range(60))
 
 
@@ -195,13 +183,6 @@ def test_a_long_first_line_is_no_title(passage_words, end, tmp_path, user_reads)
         title, text = corpus.split(record.contents)
         assert title == 'a' and line.startswith(text.split()[0])
     user_reads(f'right: {record.contents[:20]!r}')
-
-
-def test_one_text_is_a_corpus(tmp_path):
-    path = tmp_path / 'book.txt'
-    path.write_text(f'Lomi\n{LONG}')
-    records = [record for _, record in sources.read(path, passage_words=80)]
-    assert len(records) > 3 and records[1].id == 'book.txt#1'
 
 
 def test_the_build_command_cuts_passages(tmp_path, capsys):

@@ -124,17 +124,18 @@ def test_the_text_of_every_kind_of_block_reaches_the_policy(process, opened, use
 
 @pytest.mark.fault('F2', 'errors whose text is in other places')
 def test_the_text_of_errors_reaches_the_policy(process, opened, user_reads):
-    error = of_blocks(RESOURCE, isError=True)
-    refusal = {'error': {'code': -32602, 'message': 'text must be a word'}}
-    broken = {'error': {'code': -32603, 'message': 'disk full'}}
-    tools = opened(a=process({'error': error, 'refusal': refusal, 'broken': broken}))
-    assert 'line 1' in call(tools['error']).text
-    refused = call(tools['refusal'])
-    assert (refused.text, refused.error) == ('text must be a word', 'tool_error')
-    assert call(tools['error']).error == 'tool_error'
+    results = {
+        'error': of_blocks(RESOURCE, isError=True),
+        'refusal': {'error': {'code': -32602, 'message': 'text must be a word'}},
+        'broken': {'error': {'code': -32603, 'message': 'disk full'}},
+    }
+    tools = opened(a=process(results))
+    error, refusal, broken = (call(tools[name]) for name in results)
+    assert error.error == 'tool_error' and 'line 1' in error.text
+    assert (refusal.text, refusal.error) == ('text must be a word', 'tool_error')
     # A server that is broken counts as a failure of the tool, with the cause in the log.
-    assert (call(tools['broken']).error, call(tools['broken']).text) == ('failed', None)
-    user_reads(f'right: {refused.text}')
+    assert (broken.text, broken.error) == (None, 'failed')
+    user_reads(f'right: {refusal.text}')
 
 
 @pytest.mark.fault('F6', 'processes, several servers, choices, renamings and prefixes')
@@ -193,9 +194,9 @@ def test_a_process_that_answers_no_call_is_started_again(process, opened, user_r
     [
         ({'raw': '{"jsonrpc": "2.0", "id": 3, "resu'}, 'no JSON-RPC message'),
         ({'long': 17 * 2**20}, 'a reply of more than 16 MiB'),
-        ({'content': [{'type': 'smell'}]}, ''),
+        (of_blocks({'type': 'smell'}), ''),
+        (of_blocks(block(3)), ''),
         ({'content': None}, ''),
-        ({'content': [{'type': 'text', 'text': 3}]}, ''),
         ({'resultType': 'input_required', 'inputRequests': {}}, ''),
     ],
 )
