@@ -246,6 +246,7 @@ def test_the_endpoint_returns_pages_and_nulls(url):
 
 BAD = [
     ({}, 400, '"references" is not a list of strings'),
+    ({'references': 'Gumu'}, 400, 'not a list of strings'),
     ({'references': [1]}, 400, 'not a list of strings'),
     ({'references': ['\ud800']}, 400, 'reference 0 has a lone surrogate'),
     ({'references': ['x' * 5_000]}, 400, 'reference 0 is longer'),

@@ -158,10 +158,9 @@ def test_cut_passages_are_one_document_with_and_without_a_title(tmp_path):
 
 
 def test_texts_get_the_title_of_their_first_line_or_of_their_file(tmp_path):
-    (tmp_path / 'a.md').write_text(f'# Lomi\n\n{LONG}')
-    (tmp_path / 'b.txt').write_text(LONG)
-    (tmp_path / 'c.txt').write_text('')
-    (tmp_path / 'd.txt').write_text('Only one line.')
+    contents = {'a.md': f'# Lomi\n\n{LONG}', 'b.txt': LONG, 'c.txt': '', 'd.txt': 'Only one line.'}
+    for name, text in contents.items():
+        (tmp_path / name).write_text(text)
     skipped = sources.BadLines(tmp_path, strict=False)
     records = [record for _, record in sources.read(tmp_path, skipped, passage_words=80)]
     texts = {}

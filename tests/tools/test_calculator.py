@@ -38,6 +38,7 @@ def answer(expression):
         ('10 ** 20 + 1', '100000000000000000001'),
         ('1_000 + 0x10', '1016'),
         ('  5 ', '5'),
+        ('9' * 199, '9' * 199),
     ],
 )
 def test_values(expression, text):
@@ -49,6 +50,12 @@ def test_values(expression, text):
     'expression',
     [
         '',
+        '9**9**9',
+        '9**9**9**9',
+        '9**(9**9)',
+        '(9**999)**999',
+        '2**4097',
+        '-(2**4096) * 2',
         '1' * 201,
         '(' * 10_000 + '1' + ')' * 10_000,
         '(' * 95 + '1' + ')' * 95 + '+',
@@ -96,15 +103,6 @@ def test_what_is_no_arithmetic_is_refused_quickly(expression):
     assert result.error == 'invalid_arguments'
     assert result.text.startswith('The arguments of calculator are not valid: ')
     assert '\n' not in result.text
-
-
-@pytest.mark.parametrize(
-    'expression', ['9**9**9**9', '9**(9**9)', '(9**999)**999', '-(2**4096) * 2', '9' * 199]
-)
-def test_large_numbers_take_little_time(expression):
-    started = time.monotonic()
-    answer(expression)
-    assert time.monotonic() - started < 1
 
 
 @pytest.mark.parametrize(
