@@ -65,27 +65,6 @@ def test_golden_hrpo_pooled_is_one_group(golden):
     )
 
 
-def test_golden_objectives_of_paper_and_code_differ_in_scale(golden):
-    inputs, expected = golden['hrpo']
-    advantages, _ = group_advantages(expected['reward'], inputs['hop'], singleton='raw')
-    terms = advantages * np.array(inputs['seq_logprob_sum'])
-    close(terms.mean(), expected['J_paper_mean_over_N_of_A_times_seq_logprob'])
-    close(terms.sum() / sum(inputs['seq_len']), expected['J_code_token_mean'])
-
-
-def test_golden_kept_groups(golden):
-    inputs, expected = golden['dspo_filter_and_fill']
-    for index, wanted in expected['advantages'].items():
-        rewards = inputs['groups'][int(index)]
-        close(group_advantages(rewards, [0] * len(rewards))[0], wanted)
-    rewards = np.array(inputs['groups'])
-    groups = np.repeat(np.arange(len(rewards)), rewards.shape[1])
-    advantages, stats = group_advantages(rewards.ravel(), groups)
-    moved = np.any(advantages.reshape(rewards.shape) != 0, axis=1)
-    assert np.flatnonzero(moved).tolist() == expected['kept_indices']
-    assert stats['informative_groups'] == (3.0, 5.0)
-
-
 def test_golden_filter_and_fill(golden):
     inputs, expected = golden['dspo_filter_and_fill']
     rewards = np.array(inputs['groups'])
@@ -96,7 +75,10 @@ def test_golden_filter_and_fill(golden):
     assert indices == expected['kept_indices']
     assert indices[: inputs['train_groups']] == expected['batch_after_fill_in_arrival_order']
     assert indices[inputs['train_groups'] :] == expected['leftover_kept']
-    assert kept.mean() == expected['keep_fraction']
+    advantages, stats = group_advantages(rewards.ravel(), groups)
+    assert stats['informative_groups'] == (3.0, 5.0)
+    for index, wanted in expected['advantages'].items():
+        close(advantages.reshape(rewards.shape)[int(index)], wanted)
 
 
 def test_golden_filter_of_advantages(golden):
@@ -124,23 +106,20 @@ def test_sum_to_zero_in_every_group_and_match_a_plain_loop(scale, ddof):
         assert abs(advantages[rows].sum()) < 1e-9
         if rows.sum() > 1:
             wanted = rewards[rows] - rewards[rows].mean()
-            close(
-                advantages[rows],
-                wanted / (rewards[rows].std(ddof=ddof) + 1e-6) if scale == 'std' else wanted,
-            )
+            if scale == 'std':
+                wanted /= rewards[rows].std(ddof=ddof) + 1e-6
+            close(advantages[rows], wanted)
 
 
 def test_row_order_does_not_matter():
     rng = np.random.default_rng(1)
     rewards, groups, order = rng.normal(size=50), rng.integers(0, 9, 50), rng.permutation(50)
-    close(
-        group_advantages(rewards[order], groups[order])[0],
-        group_advantages(rewards, groups)[0][order],
-    )
+    moved, _ = group_advantages(rewards[order], groups[order])
+    close(moved, group_advantages(rewards, groups)[0][order])
 
 
-@pytest.mark.parametrize('reward', [0.7, 0.1, 1 / 3, 1e9, -2.2])
-@pytest.mark.parametrize('size', [2, 3, 5, 7])
+@pytest.mark.parametrize('reward', [0.7, 1 / 3, 1e9])
+@pytest.mark.parametrize('size', [2, 3, 7])
 @pytest.mark.parametrize('scale', ['std', 'none'])
 def test_constant_group_is_exactly_zero(reward, size, scale):
     advantages, stats = group_advantages([reward] * size, [3] * size, scale=scale)
@@ -190,33 +169,17 @@ def test_statistics_count_groups_by_size():
     assert stats['group_size'] == (346.0, 8.0)
 
 
-def test_leave_one_out_compares_with_the_others():
-    rng = np.random.default_rng(4)
-    rewards, groups = rng.normal(size=40), rng.integers(0, 6, 40)
-    advantages, _ = group_advantages(rewards, groups, baseline='loo', scale='none')
-    for i in range(40):
-        others = (groups == groups[i]) & (np.arange(40) != i)
-        close(advantages[i], rewards[i] - rewards[others].mean())
-
-
 @pytest.mark.parametrize('baseline', ['mean', 'loo', 'none'])
 def test_whitened_advantages_have_mean_zero_and_variance_one_over_tokens(baseline):
     rng = np.random.default_rng(6)
-    rewards, groups, lengths = (
-        rng.normal(size=30),
-        np.repeat(np.arange(6), 5),
-        rng.integers(1, 9, 30),
-    )
-    advantages, _ = group_advantages(
-        rewards, groups, baseline=baseline, scale='batch', lengths=lengths
-    )
-    tokens = np.repeat(advantages, lengths)
+    rewards, groups = rng.normal(size=30), np.repeat(np.arange(6), 5)
+    lengths = rng.integers(1, 9, 30)
+    given = group_advantages(rewards, groups, baseline=baseline, scale='batch', lengths=lengths)
+    tokens = np.repeat(given[0], lengths)
     close(tokens.mean(), 0)
     close(tokens.var(ddof=1), 1, rtol=1e-6)
-    close(
-        advantages,
-        whiten(group_advantages(rewards, groups, baseline=baseline, scale='none')[0], lengths),
-    )
+    raw, _ = group_advantages(rewards, groups, baseline=baseline, scale='none')
+    close(given[0], whiten(raw, lengths))
 
 
 def test_whitening_rows_by_length_is_whitening_their_tokens():
@@ -227,30 +190,13 @@ def test_whitening_rows_by_length_is_whitening_their_tokens():
     close(by_token, whiten(values, lengths)[:, None] * mask)
 
 
-def test_one_group_and_equal_lengths_make_whitening_the_normalised_group():
-    """REINFORCE++ without groups is what HRPO becomes where all proposals have one hop count."""
-    rewards, groups = np.random.default_rng(8).normal(size=12), np.zeros(12, int)
-    hops, _ = group_advantages(rewards, groups, eps=0.0)
-    close(hops, (rewards - rewards.mean()) / rewards.std(ddof=1))
-    flat, _ = group_advantages(
-        rewards, groups, baseline='none', scale='batch', lengths=np.full(12, 7)
-    )
-    close(flat / hops, np.full(12, flat[0] / hops[0]))
-    close(
-        flat[0] / hops[0], np.sqrt(83 / 84 * 12 / 11), rtol=1e-6
-    )  # the variance of 84 tokens, not of 12 rows
-
-
 def test_a_row_alone_stays_out_of_the_whitening_unless_raw():
-    rewards, groups, lengths = [1.0, 0.0, 5.0], [0, 0, 1], [2, 3, 4]
-    advantages, _ = group_advantages(rewards, groups, scale='batch', lengths=lengths)
-    close(
-        advantages[:2],
-        group_advantages(rewards[:2], groups[:2], scale='batch', lengths=lengths[:2])[0],
-    )
+    options = dict(scale='batch', lengths=[2, 3, 4])
+    advantages, _ = group_advantages([1.0, 0.0, 5.0], [0, 0, 1], **options)
+    close(advantages[:2], whiten([0.5, -0.5], [2, 3]))
     assert advantages[2] == 0
-    raw, _ = group_advantages(rewards, groups, scale='batch', lengths=lengths, singleton='raw')
-    close(raw, whiten([0.5, -0.5, 5.0], lengths))
+    raw, _ = group_advantages([1.0, 0.0, 5.0], [0, 0, 1], singleton='raw', **options)
+    close(raw, whiten([0.5, -0.5, 5.0], [2, 3, 4]))
 
 
 def test_rows_without_tokens_or_validity_do_not_weigh_in_the_whitening():
@@ -269,11 +215,9 @@ def test_whitening_what_is_all_alike_gives_zeros(values, counts):
 
 
 def test_whitening_ignores_what_is_masked():
-    values, mask = (
-        np.array([[1.0, np.nan, 3.0], [np.inf, 4.0, 0.5]]),
-        np.array([[1, 0, 1], [0, 1, 1]]),
-    )
-    close(whiten(values, mask), whiten(np.nan_to_num(values, posinf=0), mask))
+    values = np.array([[1.0, np.nan, 3.0], [np.inf, 4.0, 0.5]])
+    mask = np.array([[1, 0, 1], [0, 1, 1]])
+    close(whiten(values, mask), whiten(np.where(mask, values, 9), mask))
     assert np.all(whiten(values, mask)[mask == 0] == 0)
 
 
@@ -295,12 +239,12 @@ def test_informative_rows_are_those_with_an_advantage():
 
 
 def test_groups_of_another_size_are_refused_where_the_size_is_known():
-    assert group_advantages([1.0, 0.0, 1.0, 0.0], [3, 3, 5, 5], group_size=2)[0].any()
-    for groups, found in (([3, 3, 3, 3], 'key 3 has 4 rows'), ([2, 2, 5, 7], 'key 5 has 1 rows')):
-        with pytest.raises(
-            ValueError, match=f'{found}, not group_size=2; give each prompt a distinct key'
-        ):
-            group_advantages([1.0, 0.0, 1.0, 0.0], groups, group_size=2)
+    rewards = [1.0, 0.0, 1.0, 0.0]
+    assert group_advantages(rewards, [3, 3, 5, 5], group_size=2)[0].any()
+    for groups, size in (([3, 3, 3, 3], 'key 3 has 4 rows'), ([2, 2, 5, 7], 'key 5 has 1 rows')):
+        message = f'{size}, not group_size=2; give each prompt a distinct key'
+        with pytest.raises(ValueError, match=message):
+            group_advantages(rewards, groups, group_size=2)
 
 
 def test_no_rows():
@@ -309,35 +253,25 @@ def test_no_rows():
 
 
 @pytest.mark.parametrize(
-    'rewards, groups, options, message',
+    'function, arguments, options, message',
     [
-        ([1.0, 2.0], [0], {}, 'equally long'),
-        ([[1.0]], [[0]], {}, 'one-dimensional'),
-        ([1.0], [0.5], {}, 'not integers'),
-        ([1.0], [0], dict(valid=[True, True]), 'equally long'),
-        ([1.0], [0], dict(baseline='median'), "baseline is 'median'"),
-        ([1.0], [0], dict(scale='var'), "scale is 'var'"),
-        ([1.0], [0], dict(ddof=2), 'ddof is 2'),
-        ([1.0], [0], dict(singleton='one'), "singleton is 'one'"),
-        ([1.0], [0], dict(baseline='none'), "set scale='none'"),
-        ([1.0], [0], dict(scale='batch'), 'needs lengths'),
-        ([1.0], [0], dict(scale='batch', lengths=[1, 2]), 'needs lengths'),
+        (group_advantages, ([1.0, 2.0], [0]), {}, 'equally long'),
+        (group_advantages, ([[1.0]], [[0]]), {}, 'one-dimensional'),
+        (group_advantages, ([1.0], [0.5]), {}, 'not integers'),
+        (group_advantages, ([1.0], [0]), dict(valid=[True, True]), 'equally long'),
+        (group_advantages, ([1.0], [0]), dict(baseline='median'), "baseline is 'median'"),
+        (group_advantages, ([1.0], [0]), dict(scale='var'), "scale is 'var'"),
+        (group_advantages, ([1.0], [0]), dict(ddof=2), 'ddof is 2'),
+        (group_advantages, ([1.0], [0]), dict(singleton='one'), "singleton is 'one'"),
+        (group_advantages, ([1.0], [0]), dict(baseline='none'), "set scale='none'"),
+        (group_advantages, ([1.0], [0]), dict(scale='batch'), 'needs lengths'),
+        (group_advantages, ([1.0], [0]), dict(scale='batch', lengths=[1, 2]), 'needs lengths'),
+        (informative_groups, ([1.0], [0, 1]), {}, 'informative_groups: .* equally long'),
+        (informative_groups, ([1.0], [0.5]), {}, 'not integers'),
+        (whiten, ([1.0], [1, 1]), {}, 'must have one shape'),
+        (whiten, ([1.0, 2.0], [1, -1]), {}, 'no count below 0'),
     ],
 )
-def test_bad_input_is_one_clear_line(rewards, groups, options, message):
+def test_bad_input_is_one_clear_line(function, arguments, options, message):
     with shape_error(message):
-        group_advantages(rewards, groups, **options)
-
-
-@pytest.mark.parametrize(
-    'call, message',
-    [
-        (lambda: informative_groups([1.0], [0, 1]), 'informative_groups: .* equally long'),
-        (lambda: informative_groups([1.0], [0.5]), 'not integers'),
-        (lambda: whiten([1.0], [1, 1]), 'must have one shape'),
-        (lambda: whiten([1.0, 2.0], [1, -1]), 'no count below 0'),
-    ],
-)
-def test_other_bad_input_is_one_clear_line(call, message):
-    with shape_error(message):
-        call()
+        function(*arguments, **options)

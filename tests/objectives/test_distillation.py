@@ -71,27 +71,31 @@ def logits():
     return rng.normal(size=(2, 4, 9)).astype(np.float32) * 2
 
 
-def test_golden_divergences(golden):
+def logits_of(inputs):
+    """(student, teacher) of the golden vectors."""
+    return [np.array(inputs[name], np.float32) for name in ('student_logits', 'teacher_logits')]
+
+
+@pytest.mark.parametrize(
+    'name, options',
+    [
+        ('reverse_kl_topk_tail', dict()),
+        ('forward_kl_topk_tail', dict(kind='forward')),
+        ('jsd_half_topk_tail', dict(kind='jsd')),
+        ('renormalised_topk_no_tail_reverse', dict(tail=False)),
+        ('full_vocab_reverse_kl', dict(k=6)),
+        ('full_vocab_forward_kl', dict(k=1000, kind='forward')),
+    ],
+)
+def test_golden_divergences(golden, name, options):
     inputs, expected = golden['topk_tail_distill']
-    student, teacher = (
-        np.array(inputs[f'{who}_logits'], np.float32) for who in ('student', 'teacher')
-    )
-    for name, options in {
-        'reverse_kl_topk_tail': dict(),
-        'forward_kl_topk_tail': dict(kind='forward'),
-        'jsd_half_topk_tail': dict(kind='jsd'),
-        'renormalised_topk_no_tail_reverse': dict(tail=False),
-        'full_vocab_reverse_kl': dict(k=6),
-        'full_vocab_forward_kl': dict(k=6, kind='forward'),
-    }.items():
-        value, extra = divergence(student, teacher, **(dict(k=inputs['K']) | options))
-        assert value.dtype == jnp.float32 and value.shape == (3,)
-        close(value, expected[name])
-        top = np.array(expected['topk_idx_of_student'])
-        rest = 1 - np.take_along_axis(np.exp(log_softmax(student.astype(np.float64))), top, 1).sum(
-            1
-        )
-        close(extra['tail_mass'], np.zeros(3) if 'k' in options else rest)
+    student, teacher = logits_of(inputs)
+    value, extra = divergence(student, teacher, **(dict(k=inputs['K']) | options))
+    assert value.dtype == jnp.float32 and value.shape == (3,)
+    close(value, expected[name])
+    probabilities = np.exp(log_softmax(student.astype(np.float64)))
+    top = np.take_along_axis(probabilities, np.array(expected['topk_idx_of_student']), 1)
+    close(extra['tail_mass'], np.zeros(3) if 'k' in options else 1 - top.sum(1))
 
 
 def test_under_jit_it_is_the_same(logits):
@@ -100,16 +104,9 @@ def test_under_jit_it_is_the_same(logits):
         close(a, b)
 
 
-def test_golden_head_and_tail_add_up(golden):
-    _, expected = golden['topk_tail_distill']
-    wanted = np.add(expected['head'], expected['tail'])
-    np.testing.assert_allclose(wanted, expected['reverse_kl_topk_tail'], rtol=1e-9, atol=1e-12)
-
-
 def test_golden_gradient(golden):
     inputs, expected = golden['topk_tail_distill']
-    student, teacher = (jnp.array(inputs[f'{who}_logits']) for who in ('student', 'teacher'))
-    _, (gradient, _) = pull(student, teacher)
+    _, (gradient, _) = pull(*logits_of(inputs))
     close(gradient, expected['grad_reverse_kl_wrt_student_logits'])
     close(gradient.sum(1), np.zeros(3))
 
@@ -157,21 +154,6 @@ def test_a_teacher_that_agrees_neither_costs_nor_pulls(logits, options, k):
     assert abs(value) < 1e-6 and np.max(np.abs(gradient)) < 1e-6
 
 
-@pytest.mark.parametrize('kind', distillation.KINDS)
-def test_more_top_tokens_come_closer_to_the_full_divergence_from_below(logits, kind):
-    values = np.array([divergence(*logits, k, kind=kind)[0] for k in (1, 2, 5, 8, 9)])
-    assert np.all(np.diff(values, axis=0) >= -1e-6) and np.all(values >= -1e-6)
-    close(values[-2], values[-1])  # eight tokens and a rest of one are all nine
-    assert np.all(values[0] < values[-1])
-    assert np.array_equal(divergence(*logits, 1000, kind=kind)[0], values[-1])
-
-
-def test_without_the_tail_the_full_divergence_is_no_bound(golden):
-    inputs, expected = golden['topk_tail_distill']
-    value, _ = divergence(inputs['student_logits'], inputs['teacher_logits'], tail=False)
-    assert value[0] > expected['full_vocab_reverse_kl'][0]
-
-
 @OPTIONS
 @pytest.mark.parametrize('gap', [20.0, 100.0, 1e4])
 def test_top_tokens_that_hold_everything_give_no_nan(options, gap):
@@ -179,12 +161,8 @@ def test_top_tokens_that_hold_everything_give_no_nan(options, gap):
     sure = np.zeros((3, 6), np.float32)
     sure[:, 1] = gap
     unsure = np.linspace(0, 1, 18, dtype=np.float32).reshape(3, 6)
-    for student, teacher in (
-        (sure, unsure),
-        (unsure, sure),
-        (sure, sure),
-        (sure, np.roll(sure, 1, 1)),
-    ):
+    others = np.roll(sure, 1, 1)
+    for student, teacher in ((sure, unsure), (unsure, sure), (sure, sure), (sure, others)):
         value, (gradient, _) = pull(student, teacher, 2, **options)
         assert np.isfinite(value) and np.all(np.isfinite(gradient)) and value > -1e-6
 
@@ -207,21 +185,6 @@ def test_ties_take_exactly_k_tokens():
     close(extra['tail_mass'], 1 - 2 * np.exp(log_softmax(student))[:, 0])
 
 
-def test_a_constant_on_all_logits_changes_nothing(logits):
-    student, teacher = logits
-    close(divergence(student + 3, teacher - 7, 3)[0], divergence(student, teacher, 3)[0], atol=2e-6)
-
-
-def test_jsd_is_symmetric_at_one_half_and_bounded(logits):
-    student, teacher = logits
-    one, other = (
-        divergence(a, b, 9, kind='jsd')[0] for a, b in ((student, teacher), (teacher, student))
-    )
-    close(one, other)
-    apart = divergence(np.array([[50.0, 0.0]]), np.array([[0.0, 50.0]]), 5, kind='jsd')[0]
-    close(apart, [np.log(2)])
-
-
 def test_low_precision_logits_are_computed_in_float32(logits):
     low = [jnp.asarray(z, jnp.bfloat16) for z in logits]
     value, extra = divergence(*low, 3)
@@ -236,18 +199,9 @@ def test_ema_with_rate_one_copies_and_with_rate_zero_freezes():
     assert np.array_equal(distillation.ema(teacher, student, 0.0)['a'][0], teacher['a'][0])
 
 
-def test_ema_has_its_closed_form():
-    teacher = jnp.array([1.0, -2.0])
-    for _ in range(20):
-        teacher = distillation.ema(teacher, jnp.array([3.0, 5.0]), 0.05)
-    close(teacher, 0.95**20 * np.array([1, -2]) + (1 - 0.95**20) * np.array([3, 5]))
-
-
 def test_ema_moves_in_float32_where_bfloat16_would_stand_still():
-    teacher, student = (
-        jnp.ones(1, jnp.bfloat16),
-        jnp.full(1, 1.0078125, jnp.bfloat16),
-    )  # the next bfloat16 after 1
+    teacher = jnp.ones(1, jnp.bfloat16)
+    student = jnp.full(1, 1.0078125, jnp.bfloat16)  # the next bfloat16 after 1
     moved = distillation.ema(teacher, student, 0.05)
     assert moved.dtype == jnp.float32
     close(moved, [1 + 0.05 * 0.0078125], atol=0, rtol=1e-7)
@@ -271,8 +225,3 @@ Z = np.zeros((2, 3), np.float32)
 def test_bad_options_are_one_clear_line(call, message):
     with shape_error(message):
         call()
-
-
-def test_ema_of_unlike_trees_is_an_error():
-    with pytest.raises(ValueError, match='key'):
-        distillation.ema({'a': Z}, {'b': Z}, 0.1)

@@ -9,12 +9,44 @@ from zeroplay_jax.selfplay import answers
 from zeroplay_jax.types import Question, UserError
 
 OUTSIDE = """
+import functools
+
+
 def cubic(solved, n, target):
     return (1 - solved / n) ** 3 + target
 
 
 def same_length(prediction, golds):
     return any(len(prediction or '') == len(gold) for gold in golds)
+
+
+def adapted(function):
+    @functools.wraps(function)
+    def call(prediction, golds):
+        return function(prediction)
+
+    return call
+
+
+@adapted
+def length(prediction):
+    return float(len(prediction) == 4)
+
+
+def text(prediction, golds):
+    return 'one'
+
+
+def seven(prediction, golds):
+    return 7
+
+
+def not_a_number(prediction, golds):
+    return float('nan')
+
+
+def nothing(prediction, golds):
+    return None
 """
 
 
@@ -22,12 +54,6 @@ def same_length(prediction, golds):
 def outside(tmp_path, monkeypatch):
     (tmp_path / 'outside_rewards.py').write_text(OUTSIDE)
     monkeypatch.syspath_prepend(tmp_path)
-
-
-def test_built_in_answer_metrics():
-    assert rewards.resolve_answer_metric('em') is rewards.exact_match
-    assert rewards.resolve_answer_metric('subem') is rewards.sub_exact_match
-    assert rewards.resolve_answer_metric('f1') is rewards.f1
 
 
 @pytest.mark.parametrize('kind', rewards.DIFFICULTIES)
@@ -47,67 +73,38 @@ def test_a_function_outside_the_project_is_a_difficulty(outside):
 def test_a_function_outside_the_project_is_an_answer_metric(outside):
     metric = rewards.resolve_answer_metric('outside_rewards:same_length')
     assert metric('Rome', ['Bern']) and not metric(None, ['Bern'])
+    # A decorator may change the arguments.
+    assert rewards.resolve_answer_metric('outside_rewards:length')('Rome', ['Bern']) == 1.0
 
 
 @pytest.mark.parametrize(
-    'call, message',
+    'resolve, name, message',
     [
+        (rewards.resolve_difficulty, 'cubic', 'not built in; .* linear,'),
+        (rewards.resolve_difficulty, 'no_such:f', "cannot import module 'no_such'"),
+        (rewards.resolve_answer_metric, 'judge', "metric 'judge' is not built in; .* em,"),
+        (rewards.resolve_answer_metric, 'outside_rewards:absent', "'outside_rewards' has no"),
         (
-            lambda: rewards.difficulty(1, 5, 'cubic'),
-            "difficulty 'cubic' is not built in; .* linear,",
-        ),
-        (lambda: rewards.resolve_difficulty('no_such:f'), "cannot import module 'no_such'"),
-        (lambda: rewards.resolve_answer_metric('judge'), "metric 'judge' is not built in; .* em,"),
-        (
-            lambda: rewards.resolve_answer_metric('outside_rewards:absent'),
-            "module 'outside_rewards' has no 'absent'",
-        ),
-        (
-            lambda: rewards.resolve_answer_metric('outside_rewards:cubic'),
+            rewards.resolve_answer_metric,
+            'outside_rewards:cubic',
             r"missing a required argument: 'target'; it is called with \(prediction, golds\)",
         ),
         (
-            lambda: rewards.resolve_difficulty('outside_rewards:same_length'),
+            rewards.resolve_difficulty,
+            'outside_rewards:same_length',
             r'too many positional arguments; it is called with \(solved, n, target\)',
         ),
     ],
 )
-def test_bad_names_are_one_clear_line(outside, call, message):
+def test_bad_names_are_one_clear_line(outside, resolve, name, message):
     with pytest.raises(ValueError, match=message) as error:
-        call()
+        resolve(name)
     assert '\n' not in str(error.value)
 
 
-ADAPTED = """
-import functools
-
-
-def adapted(function):
-    @functools.wraps(function)
-    def call(prediction, golds):
-        return function(prediction)
-
-    return call
-
-
-@adapted
-def length(prediction):
-    return float(len(prediction) == 4)
-"""
-
-
-def test_a_decorator_may_change_the_arguments(tmp_path, monkeypatch):
-    (tmp_path / 'outside_adapted.py').write_text(ADAPTED)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert rewards.resolve_answer_metric('outside_adapted:length')('Rome', ['Bern']) == 1.0
-
-
-@pytest.mark.parametrize('value', ["'one'", '7', "float('nan')", 'None'])
-def test_an_answer_metric_that_returns_no_share_is_one_clear_line(tmp_path, monkeypatch, value):
-    name = f'outside_grades_{abs(hash(value))}'
-    (tmp_path / f'{name}.py').write_text(f'def grade(prediction, golds):\n    return {value}\n')
-    monkeypatch.syspath_prepend(tmp_path)
+@pytest.mark.parametrize('name', ['text', 'seven', 'not_a_number', 'nothing'])
+def test_an_answer_metric_that_returns_no_share_is_one_clear_line(outside, name):
     question = Question('Where?', ('Bern',), hops=1)
-    scored = answers.score(None, f'{name}:grade', (0,), question, 'Rome')
-    with pytest.raises(UserError, match=f'{name}:grade: returned .* a number from 0'):
-        asyncio.run(scored)
+    metric = f'outside_rewards:{name}'
+    with pytest.raises(UserError, match=f'{metric}: returned .* a number from 0'):
+        asyncio.run(answers.score(None, metric, (0,), question, 'Rome'))

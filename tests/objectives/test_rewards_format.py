@@ -31,25 +31,17 @@ def test_golden_format_reward(golden):
     """The golden cases give the parts; texts that have exactly these parts must give the expected totals."""
     inputs, expected = golden['proposer_rewards_and_overlong']
     long = 'one two three four five six'
+    turns = ['<think>x</think>', ' <think>y</think>', 'z']
     cases = [
-        dict(
-            turns=['<think>x</think>', ' <think>y</think>', 'z'],
-            calls=2,
-            responses=2,
-            hops=4,
-            answer=long,
-            retrieved=long,
-        ),
+        dict(turns=turns, calls=2, responses=2, hops=4, answer=long, retrieved=long),
         dict(),
         dict(question='Is it Lomi?'),
     ]
-    for case, parts, total in zip(
-        cases, inputs['drzero_inputs'], expected['drzero_format_reward'], strict=True
-    ):
+    totals = expected['drzero_format_reward']
+    for case, parts, total in zip(cases, inputs['drzero_inputs'], totals, strict=True):
         given = score(**case)
-        assert [given['think'], given['tool'], given['answer']] == pytest.approx(
-            parts[1:], abs=1e-9
-        )
+        parts_given = [given['think'], given['tool'], given['answer']]
+        assert parts_given == pytest.approx(parts[1:], abs=1e-9)
         assert 0.5 * given['raw'] == pytest.approx(total, abs=1e-9)
 
 
@@ -81,9 +73,8 @@ def test_think_counts_turns_that_begin_with_a_closed_block(turns, share):
     ],
 )
 def test_tool_part(hops, calls, responses, tool):
-    assert score(hops=hops, calls=calls, responses=responses)['tool'] == pytest.approx(
-        tool, abs=1e-12
-    )
+    given = score(hops=hops, calls=calls, responses=responses)
+    assert given['tool'] == pytest.approx(tool, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +128,11 @@ def test_format_refuses(changes):
 THINKS = '<think>a</think><search>b</search>'
 
 
+def challenger(turns=(THINKS,), **changes):
+    options = dict(searches=1, malformed=0, expected=1, task='t')
+    return scope_challenger_format(list(turns), **(options | changes))
+
+
 @pytest.mark.parametrize(
     'turns, paper, code',
     [
@@ -148,46 +144,25 @@ THINKS = '<think>a</think><search>b</search>'
 )
 def test_scope_thinking_counts_anywhere_or_at_the_start(turns, paper, code):
     for variant, share in ((False, paper), (True, code)):
-        challenger = scope_challenger_format(
-            turns, searches=0, malformed=0, expected=1, task=None, code=variant
-        )
-        solver = scope_solver_format(turns, searches=0, answer=None, code=variant)
-        assert challenger['think'] == solver['think'] == share
-        assert challenger['raw'] == solver['raw'] == pytest.approx(share / 3)
+        proposed = challenger(turns, searches=0, task=None, code=variant)
+        solved = scope_solver_format(turns, searches=0, answer=None, code=variant)
+        assert proposed['think'] == solved['think'] == share
+        assert proposed['raw'] == solved['raw'] == pytest.approx(share / 3)
 
 
 @pytest.mark.parametrize(
-    'searches, malformed, expected, paper, code',
-    [
-        (0, 0, 2, 0.0, 0.0),
-        (1, 0, 2, 0.5, 0.5),
-        (3, 0, 2, 1.0, 1.0),
-        (2, 1, 2, 1.0, 0.5),
-        (1, 2, 2, 0.5, 0.0),
-    ],
+    'searches, malformed, paper, code',
+    [(0, 0, 0.0, 0.0), (1, 0, 0.5, 0.5), (3, 0, 1.0, 1.0), (2, 1, 1.0, 0.5), (1, 2, 0.5, 0.0)],
 )
-def test_scope_challenger_tool_part(searches, malformed, expected, paper, code):
+def test_scope_challenger_tool_part(searches, malformed, paper, code):
     for variant, part in ((False, paper), (True, code)):
-        given = scope_challenger_format(
-            [THINKS],
-            searches=searches,
-            malformed=malformed,
-            expected=expected,
-            task='Explain.',
-            code=variant,
-        )
-        assert given == {
-            'think': 1.0,
-            'tool': part,
-            'task': 1.0,
-            'raw': pytest.approx((2 + part) / 3),
-        }
+        given = challenger(searches=searches, malformed=malformed, expected=2, code=variant)
+        total = pytest.approx((2 + part) / 3)
+        assert given == {'think': 1.0, 'tool': part, 'task': 1.0, 'raw': total}
 
 
 def test_scope_code_pays_for_no_search_where_none_is_asked():
-    given = scope_challenger_format(
-        [THINKS], searches=0, malformed=0, expected=0, task=' ', code=True
-    )
+    given = challenger(searches=0, expected=0, task=' ', code=True)
     assert given['tool'] == 1.0 and given['task'] == 0.0
 
 
@@ -206,9 +181,10 @@ def test_scope_solver_tool_part(turns, searches, part):
 )
 def test_scope_format_refuses(changes):
     with pytest.raises(ValueError, match='scope_challenger_format: needs'):
-        scope_challenger_format(
-            [THINKS], **(dict(searches=1, malformed=0, expected=1, task='t') | changes)
-        )
+        challenger(**changes)
+
+
+def test_scope_solver_format_refuses():
     with pytest.raises(ValueError, match='scope_solver_format: searches -1'):
         scope_solver_format([THINKS], searches=-1, answer='a')
 
@@ -218,26 +194,27 @@ CODE = dict(chars=(10, 1000), words=10, searches=2, distinct=True, whole_words=F
 
 
 @pytest.mark.parametrize(
-    'question, answers, queries, paper, code',
+    'changes, paper, code',
     [
-        (QUESTION, ['Lomi'], ['a', 'b'], None, None),
-        (None, ['Lomi'], ['a', 'b'], 'no_question', 'no_question'),
-        (' \n', ['Lomi'], ['a', 'b'], 'no_question', 'no_question'),
-        ('Who is it', ['Lomi'], ['a', 'b'], 'short_question', 'short_question'),
-        ('Where was the author of Gumu born?', ['Lomi'], ['a', 'b'], None, 'short_question'),
-        (QUESTION * 20, ['Lomi'], ['a', 'b'], None, 'long_question'),
-        (QUESTION, ['Lomi', 'the GUMU!'], ['a', 'b'], 'leaks_answer', None),
-        (QUESTION, ['gumu'], ['a', 'b'], 'leaks_answer', 'leaks_answer'),
-        (QUESTION, ['o'], ['a', 'b'], None, 'leaks_answer'),
-        (QUESTION, ['the'], ['a', 'b'], 'leaks_answer', 'leaks_answer'),
-        (QUESTION, ['Lomi'], [], 'few_searches', 'few_searches'),
-        (QUESTION, ['Lomi'], ['a'], None, 'few_searches'),
-        (QUESTION, ['Lomi'], ['a', ' a'], None, 'repeated_query'),
+        ({}, None, None),
+        (dict(question=None), 'no_question', 'no_question'),
+        (dict(question=' \n'), 'no_question', 'no_question'),
+        (dict(question='Who is it'), 'short_question', 'short_question'),
+        (dict(question='Where was the author of Gumu born?'), None, 'short_question'),
+        (dict(question=QUESTION * 20), None, 'long_question'),
+        (dict(answers=['Lomi', 'the GUMU!']), 'leaks_answer', None),
+        (dict(answers=['gumu']), 'leaks_answer', 'leaks_answer'),
+        (dict(answers=['o']), None, 'leaks_answer'),
+        (dict(answers=['the']), 'leaks_answer', 'leaks_answer'),
+        (dict(queries=[]), 'few_searches', 'few_searches'),
+        (dict(queries=['a']), None, 'few_searches'),
+        (dict(queries=['a', ' a']), None, 'repeated_query'),
     ],
 )
-def test_ssp_gate_of_paper_and_code(question, answers, queries, paper, code):
-    assert ssp_gate(question, answers, queries) == paper
-    assert ssp_gate(question, answers, queries, **CODE) == code
+def test_ssp_gate_of_paper_and_code(changes, paper, code):
+    proposal = dict(question=QUESTION, answers=['Lomi'], queries=['a', 'b']) | changes
+    assert ssp_gate(*proposal.values()) == paper
+    assert ssp_gate(*proposal.values(), **CODE) == code
 
 
 def test_ssp_gate_refuses_a_proposal_made_from_nothing():

@@ -14,9 +14,8 @@ def test_golden_counts(golden):
 def test_golden_alpha(golden):
     inputs, expected = golden['batch_plans']
     for model, schedule in inputs['pi_alpha'].items():
-        assert [alpha_at(schedule, i) for i in range(4)] == expected['alpha_iter1to4_clamped'][
-            model
-        ]
+        given = [alpha_at(schedule, i) for i in range(4)]
+        assert given == expected['alpha_iter1to4_clamped'][model]
 
 
 def test_golden_replay_windows(golden):
@@ -37,16 +36,24 @@ def test_a_window_of_no_period_never_closes():
     assert all(closes_window(step, 1) for step in range(1, 50))
 
 
-@pytest.mark.parametrize('step, period', [(0, 10), (-3, 10), (1, -1)])
-def test_windows_refuse(step, period):
-    with pytest.raises(ValueError, match='closes_window: '):
-        closes_window(step, period)
-
-
-@pytest.mark.parametrize('schedule, iteration', [((), 0), ((0.1,), -1)])
-def test_alpha_refuses(schedule, iteration):
-    with pytest.raises(ValueError, match='alpha_at: no value'):
-        alpha_at(schedule, iteration)
+@pytest.mark.parametrize(
+    'function, arguments, message',
+    [
+        (closes_window, (0, 10), 'closes_window: '),
+        (closes_window, (-3, 10), 'closes_window: '),
+        (closes_window, (1, -1), 'closes_window: '),
+        (alpha_at, ((), 0), 'alpha_at: no value'),
+        (alpha_at, ((0.1,), -1), 'alpha_at: no value'),
+        (stratify, ((), 3), 'stratify: cannot split'),
+        (stratify, ((0, 0), 3), 'stratify: cannot split'),
+        (stratify, ((-1, 2), 3), 'stratify: cannot split'),
+        (stratify, ((float('nan'),), 3), 'stratify: cannot split'),
+        (stratify, ((1,), -1), 'stratify: cannot split'),
+    ],
+)
+def test_bad_numbers_are_refused(function, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        function(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -71,11 +78,3 @@ def test_stratify_always_sums_and_stays_within_one():
         counts = stratify(ratio, n)
         assert sum(counts) == n
         assert all(abs(c - n * w / sum(ratio)) < 1 for c, w in zip(counts, ratio, strict=True))
-
-
-@pytest.mark.parametrize(
-    'ratio, n', [((), 3), ((0, 0), 3), ((-1, 2), 3), ((float('nan'),), 3), ((1,), -1)]
-)
-def test_stratify_refuses(ratio, n):
-    with pytest.raises(ValueError, match='stratify: cannot split'):
-        stratify(ratio, n)

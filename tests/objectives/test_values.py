@@ -53,15 +53,10 @@ def test_packed_rollouts_have_the_advantages_of_the_definition(discount, decay):
     rng = np.random.default_rng(0)
     rollouts = [rollout(rng, length) for length in (7, 5, 11)]
     arrays = packed(rollouts, width=26)
-    advantages, returns = module.gae(*arrays, discount=discount, decay=decay)
-    start = 0
-    for rewards, values, mask in rollouts:
-        stop = start + len(mask)
-        expected = expected_gae(rewards, values, mask, discount, decay)
-        np.testing.assert_allclose(advantages[0, start:stop], expected[0], rtol=1e-12, atol=1e-14)
-        np.testing.assert_allclose(returns[0, start:stop], expected[1], rtol=1e-12, atol=1e-14)
-        start = stop
-    assert not advantages[0, start:].any() and not returns[0, start:].any()
+    given = np.concatenate(module.gae(*arrays, discount=discount, decay=decay))
+    expected = [expected_gae(*parts, discount, decay) for parts in rollouts]
+    np.testing.assert_allclose(given[:, :23], np.hstack(expected), rtol=1e-12, atol=1e-14)
+    assert not given[:, 23:].any()
 
 
 def test_a_reward_at_the_end_minus_the_value_is_the_advantage_without_discount():
@@ -118,18 +113,14 @@ def test_the_value_loss_is_that_of_verl(clip):
 
 
 def test_a_value_that_moved_too_far_has_no_gradient_away_from_its_return():
-    # Value, value before the updates, return: far above, moving further from the return; then towards it.
-    values, old_values, returns = (
-        jnp.array([[1.0, 1.0]]),
-        jnp.array([[0.0, 0.0]]),
-        jnp.array([[0.2, 3.0]]),
-    )
-    mask = jnp.ones((1, 2), bool)
-    gradient = jax.grad(lambda v: module.value_loss(v, old_values, returns, mask, 0.5)[0].sum())(
-        values
-    )
+    # Far above its return and moving on from it; far below and moving towards it.
+    values, old_values, returns = jnp.array([[[1.0, 1.0]], [[0.0, 0.0]], [[0.2, 3.0]]])
+
+    def total_loss(values):
+        return module.value_loss(values, old_values, returns, jnp.ones((1, 2), bool), 0.5)[0].sum()
+
     # ½·(1 − .2)² exceeds ½·(.5 − .2)²: the larger one counts. ½·(.5 − 3)² exceeds ½·(1 − 3)², and is constant.
-    np.testing.assert_allclose(gradient, [[0.8, 0.0]], rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(total_loss)(values), [[0.8, 0.0]], rtol=1e-6)
 
 
 def test_masked_values_reach_neither_loss_nor_gradient():
@@ -146,28 +137,20 @@ def test_masked_values_reach_neither_loss_nor_gradient():
     assert [float(x) for x in stats['squared_error']] == [0.25, 1.0]
 
 
+ROWS = np.zeros((4, 1, 2))
+
+
 @pytest.mark.parametrize(
-    'call, problem',
+    'function, arguments, options, problem',
     [
-        (
-            lambda: module.gae(
-                np.zeros((2, 3)), np.zeros((2, 3)), np.zeros((2, 4)), np.zeros((2, 4))
-            ),
-            'gae: every',
-        ),
-        (
-            lambda: module.terminal_rewards(np.zeros(3), np.zeros(3), np.zeros(3)),
-            'terminal_rewards: every',
-        ),
-        (
-            lambda: module.gae(*np.zeros((3, 1, 2)), np.zeros((1, 2), int), discount=1.1),
-            'discount is 1.1',
-        ),
-        (lambda: module.gae(*np.zeros((3, 1, 2)), np.zeros((1, 2), int), decay=-1), 'decay is -1'),
-        (lambda: module.value_loss(*np.zeros((4, 1, 2)), clip=-0.1), 'clip is -0.1'),
-        (lambda: module.value_loss(*np.zeros((3, 1, 2)), np.zeros((1, 3))), 'value_loss'),
+        (module.gae, (*np.zeros((2, 2, 3)), *np.zeros((2, 2, 4))), {}, 'gae: every'),
+        (module.terminal_rewards, np.zeros((3, 3)), {}, 'terminal_rewards: every'),
+        (module.gae, (*ROWS[:3], ROWS[0].astype(int)), dict(discount=1.1), 'discount is 1.1'),
+        (module.gae, (*ROWS[:3], ROWS[0].astype(int)), dict(decay=-1), 'decay is -1'),
+        (module.value_loss, ROWS, dict(clip=-0.1), 'clip is -0.1'),
+        (module.value_loss, (*ROWS[:3], np.zeros((1, 3))), {}, 'value_loss'),
     ],
 )
-def test_wrong_arguments_are_refused(call, problem):
+def test_wrong_arguments_are_refused(function, arguments, options, problem):
     with pytest.raises(ValueError, match=problem):
-        call()
+        function(*arguments, **options)

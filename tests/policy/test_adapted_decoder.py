@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
+from small_policies import adapter_of, equal, packed
 
 from zeroplay_jax.policy import adapters, attention, hf, transformer
 from zeroplay_jax.policy.adapters import A, B
@@ -17,10 +17,9 @@ RANK, SCALE = 3, 2.0
 
 
 @pytest.fixture(scope='module')
-def policy(tmp_path_factory):
-    folder = tiny.make_folder(tmp_path_factory.mktemp('adapters') / 'policy', letters=tiny.LETTERS)
-    model = dataclasses.replace(hf.read_config(folder), logit_chunk=16)
-    return model, hf.load(folder, model) | {adapters.SCALE: jnp.full(1, SCALE)}
+def policy(published):
+    model = dataclasses.replace(hf.read_config(published), logit_chunk=16)
+    return model, hf.load(published, model) | {adapters.SCALE: jnp.full(1, SCALE)}
 
 
 def fresh(base, name, linears=LINEARS):
@@ -28,25 +27,12 @@ def fresh(base, name, linears=LINEARS):
 
 
 def trained(base, name):
-    """An adapter whose product is not zero."""
-    rng = np.random.default_rng(len(name))
-    return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), fresh(base, name))
+    return adapter_of(base, seed=len(name), name=name)
 
 
 def several(base, *names):
     scale = {adapters.SCALE: jnp.full(len(names), SCALE)}
     return adapters.join(base | scale, adapters.stack([trained(base, name) for name in names]))
-
-
-def packed(model, rows=4, tokens=20):
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, model.vocab_size, (rows, tokens)).astype(np.int32)
-    positions = np.tile(np.arange(tokens, dtype=np.int32), (rows, 1))
-    return ids, positions, np.ones_like(ids)
-
-
-def same(ours, theirs):
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 def hidden(model, params, *rows):
@@ -89,14 +75,14 @@ def test_a_fresh_adapter_changes_no_bit(policy, mode):
     model, base = policy
     model = dataclasses.replace(model, **mode)
     joined = adapters.join(base, fresh(base, 'solver'))
-    same(hidden(model, joined, *packed(model)), hidden(model, base, *packed(model)))
+    equal(hidden(model, joined, *packed(model)), hidden(model, base, *packed(model)))
     if not mode:
-        same(decode(model, joined), decode(model, base))
+        equal(decode(model, joined), decode(model, base))
 
 
 def test_fresh_adapters_differ_by_name_and_layer_only(policy):
     _, base = policy
-    same(fresh(base, 'solver', ('q',))['layer_1']['q'], fresh(base, 'solver')['layer_1']['q'])
+    equal(fresh(base, 'solver', ('q',))['layer_1']['q'], fresh(base, 'solver')['layer_1']['q'])
     one, other = fresh(base, 'solver'), fresh(base, 'proposer')
     for a, b in ((one['layer_0'], one['layer_1']), (one['layer_0'], other['layer_0'])):
         assert (a['q'][A] != b['q'][A]).all() and not a['q'][B].any()
@@ -110,8 +96,8 @@ def test_a_row_is_the_same_whatever_its_neighbours_use(policy):
     for changed in (index == index[0], at < 5, at == 7):
         other = np.where(changed, index, (index + 2) % 4 - 1).astype(np.int32)
         ours, theirs = decode(model, joined, index), decode(model, joined, other)
-        same(rows(ours, other == index), rows(theirs, other == index))
-    same(rows(ours, index < 0), rows(decode(model, base), index < 0))
+        equal(rows(ours, other == index), rows(theirs, other == index))
+    equal(rows(ours, index < 0), rows(decode(model, base), index < 0))
 
 
 def test_values_are_those_of_merged_weights(policy):
@@ -152,22 +138,19 @@ def test_a_backward_pass_has_no_gradient_of_the_head(policy):
     """Nothing of the size of the vocabulary is summed over chunks: the head belongs to the base."""
     model, base = policy
     rows = packed(model)
-
-    def text(params, weights):
-        def loss(w):
-            return jnp.sum(transformer.score(model, params(w), *rows)[0])
-
-        return jax.jit(jax.grad(loss)).lower(weights).as_text()
-
     # The gradient's carry of the loop: [vocab, hidden].
     carry = f'tensor<{model.vocab_size}x{model.hidden_size}xf32>'
-    adapted = text(lambda a: adapters.join(base, a), fresh(base, 'solver'))
+
+    def carries(params, weights):
+        def loss(weights):
+            return jnp.sum(transformer.score(model, params(weights), *rows)[0])
+
+        text = jax.jit(jax.grad(loss)).lower(weights).as_text()
+        return sum('broadcast' in line and carry in line for line in text.splitlines())
+
     whole = {name: x for name, x in base.items() if name != adapters.SCALE}
-    count = {
-        name: sum('broadcast' in line and carry in line for line in t.splitlines())
-        for name, t in (('adapted', adapted), ('whole', text(lambda p: p, whole)))
-    }
-    assert count['adapted'] == 0 < count['whole']
+    assert carries(lambda params: params, whole) > 0
+    assert carries(functools.partial(adapters.join, base), fresh(base, 'solver')) == 0
 
 
 def products(tree):
@@ -175,25 +158,28 @@ def products(tree):
     return [np.asarray(f[A], np.float64) @ np.asarray(f[B], np.float64) for f in factors]
 
 
+def check_products(teacher, expected, tolerance=1e-5):
+    for product, wanted in zip(products(teacher), expected, strict=True):
+        assert np.linalg.norm(product - wanted) <= tolerance * np.linalg.norm(wanted)
+
+
 def test_averages_of_products(policy):
     """π-Play eq. 10 of the products: exact while the rank suffices, then the closest of that rank."""
     _, base = policy
-    one, two = trained(base, 'first'), trained(base, 'second')
+    one, two, three = (trained(base, name) for name in ('first', 'second', 'last'))
     teacher = adapters.widened(one)
-    for x, y in zip(products(teacher), products(one), strict=True):
-        np.testing.assert_array_equal(x, y)
+    check_products(teacher, products(one), 0)
     average = jax.jit(lambda t, s: adapters.average_products(t, s, 0.05))
     teacher = average(teacher, two)
     exact = [0.95 * x + 0.05 * y for x, y in zip(products(one), products(two))]
-    for x, y in zip(products(teacher), exact, strict=True):
-        assert np.linalg.norm(x - y) <= 1e-5 * np.linalg.norm(y)
+    check_products(teacher, exact)
     # Of three adapters the average has rank 9, and 6 are kept.
-    three = trained(base, 'last')
     teacher = average(teacher, three)
     exact = [0.95 * x + 0.05 * y for x, y in zip(exact, products(three))]
-    for x, y in zip(products(teacher), exact, strict=True):
-        rest = np.linalg.svd(y, compute_uv=False)[2 * RANK :]
-        assert np.linalg.norm(x - y) == pytest.approx(np.linalg.norm(rest), rel=1e-3)
+    for product, wanted in zip(products(teacher), exact, strict=True):
+        rest = np.linalg.svd(wanted, compute_uv=False)[2 * RANK :]
+        gap = np.linalg.norm(product - wanted)
+        assert gap == pytest.approx(np.linalg.norm(rest), rel=1e-3)
 
 
 def test_averages_of_products_wider_than_their_kernel():

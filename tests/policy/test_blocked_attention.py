@@ -13,16 +13,15 @@ from zeroplay_jax.policy import attention, blocked_attention, sharding
 
 ROWS, LENGTH, DIM = 2, 200, 16
 # Segments that end inside of blocks, fill one exactly, and are shorter than one; the last places are empty.
-LENGTHS = {0: [50, 14, 64, 3, 49, 20], 1: [200]}
+LENGTHS = [50, 14, 64, 3, 49, 20]
 
 
 def make_rows(heads=4, kv_heads=2, seed=0):
     """Queries, keys, values, segments and the weights of a sum over the outputs."""
     rng = np.random.default_rng(seed)
     draw = lambda count: rng.normal(size=(ROWS, LENGTH, count, DIM)).astype(np.float32)
-    segment = np.zeros((ROWS, LENGTH), np.int32)
-    segment[0] = np.repeat([1, 2, 3, 4, 5, 0], LENGTHS[0])
-    segment[1] = 1
+    segment = np.ones((ROWS, LENGTH), np.int32)
+    segment[0] = np.repeat([1, 2, 3, 4, 5, 0], LENGTHS)
     weight = draw(heads).reshape(ROWS, LENGTH, -1)
     return draw(heads), draw(kv_heads), draw(kv_heads), segment, weight
 
@@ -32,7 +31,26 @@ def by_dense(heads=4, kv_heads=2, window=0):
     return value_and_gradients(functools.partial(dense, window=window), make_rows(heads, kv_heads))
 
 
-def check(window, block, heads=4, kv_heads=2, mesh=None):
+@pytest.mark.parametrize(
+    'window,block,heads,kv_heads,mesh',
+    [
+        # Blocks that divide the length or do not, that are longer than it, and windows shorter and longer than a block.
+        (0, 0, 4, 2, None),
+        (0, 40, 4, 2, None),
+        (0, 77, 4, 2, None),
+        (0, 512, 4, 2, None),
+        (1, 64, 4, 2, None),
+        (40, 32, 4, 2, None),
+        (40, 64, 4, 2, None),
+        # Any number of query heads per key head.
+        (0, 64, 4, 4, None),
+        (0, 64, 6, 1, None),
+        # Every device computes its rows and heads.
+        (40, 64, 4, 2, (2, 1, 2)),
+    ],
+    ids=str,
+)
+def test_blocked_attention_is_dense_attention(window, block, heads, kv_heads, mesh):
     """Output and gradients of queries, keys and values are those of dense attention."""
     place = None if mesh is None else sharding.make_mesh(*mesh)
     blocked = functools.partial(
@@ -42,14 +60,6 @@ def check(window, block, heads=4, kv_heads=2, mesh=None):
     for mine, theirs in zip(ours, by_dense(heads, kv_heads, window), strict=True):
         tolerance = 2e-5 * max(1, np.abs(theirs).max())
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=tolerance)
-
-
-# Blocks that divide the length or do not, that are longer than it, and windows shorter and longer than a block.
-@pytest.mark.parametrize(
-    'window,block', [(0, 0), (0, 40), (0, 77), (0, 512), (1, 64), (40, 32), (40, 64)], ids=str
-)
-def test_blocked_attention_is_dense_attention(window, block):
-    check(window, block)
 
 
 @pytest.mark.parametrize(
@@ -66,22 +76,6 @@ def test_short_rows_have_smaller_blocks(monkeypatch, length, expected):
     x = np.zeros((1, length, 2, 4), np.float32)
     blocked_attention.attend_packed(x, x, x, np.ones((1, length), np.int32))
     assert blocks == [expected]
-
-
-@pytest.mark.parametrize('heads,kv_heads', [(4, 4), (6, 1)])
-def test_with_any_number_of_query_heads_per_key_head(heads, kv_heads):
-    check(0, 64, heads, kv_heads)
-
-
-def test_every_device_computes_its_rows_and_heads():
-    check(40, 64, mesh=(2, 1, 2))
-
-
-def test_the_comparison_sees_a_window_that_is_one_too_long():
-    rows = make_rows()
-    blocked = functools.partial(blocked_attention.attend_packed, window=41, block=64)
-    ours = value_and_gradients(blocked, rows)[0]
-    assert np.abs(ours - by_dense(window=40)[0]).max() > 1e-2
 
 
 def test_bfloat16_is_as_near_to_float32_as_dense_attention_is():

@@ -36,13 +36,8 @@ def rows():
     draw = lambda heads: rng.normal(size=(ROWS, LENGTH, heads, DIM)).astype(np.float32)
     segment = np.repeat(np.array([[1, 2, 3, 0]], np.int32), [50, 130, 56, 20], 1).repeat(ROWS, 0)
     segment[1] = 1
-    return (
-        draw(HEADS),
-        draw(KV_HEADS),
-        draw(KV_HEADS),
-        segment,
-        draw(HEADS).reshape(ROWS, LENGTH, -1),
-    )
+    weight = draw(HEADS).reshape(ROWS, LENGTH, -1)
+    return draw(HEADS), draw(KV_HEADS), draw(KV_HEADS), segment, weight
 
 
 def value_and_gradients(attend, rows):
@@ -65,19 +60,15 @@ def dense(q, k, v, segment, window=0):
 def test_splash_attention_is_dense_attention(rows, window, mesh):
     place = None if mesh is None else sharding.make_mesh(*mesh)
     splash = functools.partial(kernels.attend_packed, window=window, mesh=place)
-    for ours, theirs in zip(
-        value_and_gradients(splash, rows),
-        value_and_gradients(functools.partial(dense, window=window), rows),
-    ):
+    expected = value_and_gradients(functools.partial(dense, window=window), rows)
+    for ours, theirs in zip(value_and_gradients(splash, rows), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 * max(1, np.abs(theirs).max()))
 
 
 def test_the_comparison_sees_a_window_that_is_one_too_long(rows):
-    ours = value_and_gradients(functools.partial(kernels.attend_packed, window=71), rows)[0]
-    assert (
-        np.abs(ours - value_and_gradients(functools.partial(dense, window=70), rows)[0]).max()
-        > 1e-2
-    )
+    ours, *_ = value_and_gradients(functools.partial(kernels.attend_packed, window=71), rows)
+    theirs, *_ = value_and_gradients(functools.partial(dense, window=70), rows)
+    assert np.abs(ours - theirs).max() > 1e-2
 
 
 def scores(config, params, mesh=None):
@@ -134,11 +125,9 @@ def test_looped_layers_are_compiled_once_per_kind(plain):
 
 
 def test_a_length_that_no_block_divides_is_refused(rows):
-    q, k, v, segment, _ = (x[:, :200] for x in rows)
-    with pytest.raises(
-        UserError, match='rows of 200 tokens: policy.attention=splash needs a multiple of 128'
-    ):
-        kernels.attend_packed(q, k, v, segment)
+    message = 'rows of 200 tokens: policy.attention=splash needs a multiple of 128'
+    with pytest.raises(UserError, match=message):
+        kernels.attend_packed(*(x[:, :200] for x in rows[:4]))
 
 
 def test_another_platform_is_refused(rows, monkeypatch):

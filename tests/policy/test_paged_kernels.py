@@ -1,4 +1,4 @@
-"""Kernels of paged attention, interpreted on a CPU, against the plain path over the same pages."""
+"""Paged attention: the plain path against one row at a time, and the kernels, interpreted on a CPU, against it."""
 
 import interpretable_kernel
 import jax
@@ -10,7 +10,12 @@ from zeroplay_jax.policy import paged_attention, ragged_attention, ragged_gpu, r
 from zeroplay_jax.policy.paged_attention import StepShape
 from zeroplay_jax.types import UserError
 
-LONG = pytest.mark.long
+
+def long(*values):
+    """A row of the tests that take minutes."""
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
 # Largest difference to the plain path. bfloat16: the weights of the values are rounded to it in the plain path and on
 # GPUs and not on TPUs; results, of a size of about 1, have 8 bits.
 TOLERANCE = {'float32': 2e-6, 'bfloat16': 2e-2}
@@ -35,6 +40,7 @@ def on(request, monkeypatch, tpu_kernel):
 
 
 BOTH = pytest.mark.parametrize('on', ['tpu', 'gpu'], indirect=True)
+GPU = pytest.mark.parametrize('on', ['gpu', long('tpu')], indirect=True)
 
 
 class Case:
@@ -56,16 +62,15 @@ class Case:
         )
         self.row = np.full(tokens, SLOTS, np.int32)
         self.position = np.full(tokens, -1, np.int32)
+        self.stored = {}
         index = 0
         for slot, (before, fed) in rows.items():
             place = np.arange(before + fed)
-            k, v = rng.normal(size=(2, len(place), kv_heads, head_dim))
+            k, v = jnp.asarray(rng.normal(size=(2, len(place), kv_heads, head_dim)), dtype)
+            self.stored[slot] = np.asarray(k, np.float64), np.asarray(v, np.float64)
+            pages_of_row = jnp.asarray(self.table[slot, place // page])
             self.cache = paged_attention.write_tokens(
-                self.cache,
-                jnp.asarray(k, dtype),
-                jnp.asarray(v, dtype),
-                jnp.asarray(self.table[slot, place // page]),
-                jnp.asarray(place % page),
+                self.cache, k, v, pages_of_row, jnp.asarray(place % page)
             )
             self.row[index : index + fed] = slot
             self.position[index : index + fed] = place[before:]
@@ -114,6 +119,40 @@ STEPS = {
 }
 
 
+def reference(case, token, window):
+    """Attention of one token to the keys and values of its row, in float64."""
+    position = case.position[token]
+    first = max(position - window + 1, 0) if window else 0
+    keys, values = (x[first : position + 1] for x in case.stored[case.row[token]])
+    q = np.asarray(case.q[token], np.float64)
+    out = []
+    for head in range(len(q)):
+        kv_head = head // (len(q) // keys.shape[1])
+        scores = keys[:, kv_head] @ q[head] * q.shape[1] ** -0.5
+        weights = np.exp(scores - scores.max())
+        out.append(weights / weights.sum() @ values[:, kv_head])
+    return np.concatenate(out)
+
+
+@pytest.mark.parametrize(
+    'page,heads,kv_heads,window,dtype',
+    [
+        (4, 4, 2, 0, 'float32'),
+        (16, 6, 2, 5, 'float32'),
+        (5, 8, 1, 11, 'float32'),
+        (8, 3, 3, 0, 'bfloat16'),
+        (16, 8, 2, 20, 'bfloat16'),
+    ],
+)
+def test_the_plain_path_is_attention_of_each_row(page, heads, kv_heads, window, dtype):
+    case = Case(MIXED | {5: (63, 1)}, page, heads, kv_heads, 16, dtype)
+    out = case.plain(window)
+    for token in range(case.used):
+        expected = reference(case, token, window)
+        np.testing.assert_allclose(out[token], expected, atol=TOLERANCE[dtype])
+    np.testing.assert_array_equal(out[case.used :], 0)
+
+
 @BOTH
 @pytest.mark.parametrize(
     'step,window',
@@ -121,12 +160,12 @@ STEPS = {
         ('mixed', 20),
         ('singles', 0),
         ('idle', 0),
-        pytest.param('mixed', 0, marks=LONG),
-        pytest.param('singles', 20, marks=LONG),
-        pytest.param('chunks', 0, marks=LONG),
-        pytest.param('chunks', 20, marks=LONG),
-        pytest.param('no-singles', 0, marks=LONG),
-        pytest.param('no-chunks', 0, marks=LONG),
+        long('mixed', 0),
+        long('singles', 20),
+        long('chunks', 0),
+        long('chunks', 20),
+        long('no-singles', 0),
+        long('no-chunks', 0),
     ],
 )
 def test_kernels_equal_the_plain_path(on, step, window):
@@ -151,13 +190,13 @@ HEADS = {
     [
         ('0.5B', 16, 'bfloat16'),
         ('7B', 128, 'bfloat16'),
-        pytest.param('gemma', 16, 'bfloat16', marks=LONG),
-        pytest.param('3B', 32, 'bfloat16', marks=LONG),
-        pytest.param('mha', 32, 'float32', marks=LONG),
-        pytest.param('0.5B', 32, 'float32', marks=LONG),
-        pytest.param('7B', 16, 'float32', marks=LONG),
-        pytest.param('3B', 128, 'float32', marks=LONG),
-        pytest.param('mha', 16, 'bfloat16', marks=LONG),
+        long('gemma', 16, 'bfloat16'),
+        long('3B', 32, 'bfloat16'),
+        long('mha', 32, 'float32'),
+        long('0.5B', 32, 'float32'),
+        long('7B', 16, 'float32'),
+        long('3B', 128, 'float32'),
+        long('mha', 16, 'bfloat16'),
     ],
 )
 def test_heads_pages_and_dtypes(on, model, page, dtype):
@@ -168,28 +207,31 @@ def test_heads_pages_and_dtypes(on, model, page, dtype):
     case.same(StepShape(8, True), dtype)
 
 
-@BOTH
-@pytest.mark.parametrize('dtype', ['bfloat16', pytest.param('float32', marks=LONG)])
+@pytest.mark.parametrize('on', ['plain', 'tpu', 'gpu'], indirect=True)
+@pytest.mark.parametrize('dtype', ['bfloat16', long('float32')])
 def test_neighbours_and_pages_change_no_bit(on, dtype):
     """A row alone, the same shape of the step: same bits beside other rows and in other pages."""
+
+    def compute(case):
+        return case.plain(window=9) if on == 'plain' else case.kernel(StepShape(8, True))
+
     together = Case(MIXED, 16, 4, 2, 128, dtype)
-    out = together.kernel(StepShape(8, True))
+    out = compute(together)
     for slot in (4, 3):
         mine = together.row == slot
-        alone = Case(MIXED, 16, 4, 2, 128, dtype)
-        alone.row = np.full_like(alone.row, SLOTS)
-        alone.position = np.full_like(alone.position, -1)
         count = mine.sum()
+        alone = Case(MIXED, 16, 4, 2, 128, dtype)
+        alone.row[:], alone.position[:] = SLOTS, -1
         alone.row[:count], alone.position[:count] = slot, together.position[mine]
         alone.q = alone.q.at[:count].set(together.q[np.flatnonzero(mine)])
-        np.testing.assert_array_equal(alone.kernel(StepShape(8, True))[:count], out[mine])
+        np.testing.assert_array_equal(compute(alone)[:count], out[mine])
     moved = np.random.default_rng(1).permutation(len(together.cache))
     together.cache = jnp.zeros_like(together.cache).at[moved].set(together.cache)
     together.table = moved[together.table].astype(np.int32)
-    np.testing.assert_array_equal(together.kernel(StepShape(8, True)), out)
+    np.testing.assert_array_equal(compute(together), out)
 
 
-@pytest.mark.parametrize('on', ['gpu', pytest.param('tpu', marks=LONG)], indirect=True)
+@GPU
 def test_every_device_computes_its_heads(on):
     case = Case(MIXED, 16, 8, 4, 128, 'float32')
     whole = case.kernel(StepShape(8, True))
@@ -197,8 +239,8 @@ def test_every_device_computes_its_heads(on):
     np.testing.assert_allclose(split, whole, atol=TOLERANCE['float32'])
 
 
-@pytest.mark.parametrize('on', ['gpu', pytest.param('tpu', marks=LONG)], indirect=True)
-@pytest.mark.parametrize('seed', [0, pytest.param(1, marks=LONG), pytest.param(2, marks=LONG)])
+@GPU
+@pytest.mark.parametrize('seed', [0, long(1), long(2)])
 def test_random_steps(on, seed):
     rng = np.random.default_rng(seed)
     slots = rng.permutation(SLOTS)
@@ -231,22 +273,19 @@ def test_rows_of_a_step():
     table = jnp.arange(5 * 2).reshape(5, 2)
     row = jnp.array([4, 1, 0, 0, 3, 3, 3, 5, 5], jnp.int32)
     position = jnp.array([9, 0, 4, 5, 0, 1, 2, -1, -1], jnp.int32)
-    rows = paged_attention.rows_of_tokens(table, row, position, StepShape(5, True))
+    rows_of = paged_attention.rows_of_tokens
+    rows = rows_of(table, row, position, StepShape(5, True))
     assert int(rows.count) == 4 and int(rows.singles) == 2
     np.testing.assert_array_equal(rows.length[:4], [10, 1, 6, 3])
     np.testing.assert_array_equal(rows.start, [0, 1, 2, 4, 7, 7])
     np.testing.assert_array_equal(rows.table[:4], table[jnp.array([4, 1, 0, 3])])
-    assert (
-        int(paged_attention.rows_of_tokens(table, row, position, StepShape(1, True)).singles) == 1
-    )
+    assert int(rows_of(table, row, position, StepShape(1, True)).singles) == 1
     # The kernel for TPUs gets the tokens before the chunks as a row of one position.
     _, chunks = ragged_tpu.make_plan(rows, 9, StepShape(5, True))
     assert int(chunks.count[0]) == 3
     np.testing.assert_array_equal(chunks.starts[:4], [0, 2, 4, 7])
     np.testing.assert_array_equal(chunks.lengths[:3], [1, 6, 3])
-    none = paged_attention.rows_of_tokens(
-        table, jnp.full(3, 5), jnp.full(3, -1), StepShape(5, True)
-    )
+    none = rows_of(table, jnp.full(3, 5), jnp.full(3, -1), StepShape(5, True))
     assert int(none.count) == 0 and none.length.min() >= 1
     for call in ragged_tpu.make_plan(none, 3, StepShape(3, True)):
         assert int(call.count[0]) == 1 and call.starts[0] == 0 and call.starts[1] == 1

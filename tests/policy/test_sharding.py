@@ -90,21 +90,17 @@ def on_mesh(setting, shape):
     params, inputs, weight = setting
     mesh = sharding.make_mesh(*shape)
     config = dataclasses.replace(CONFIG, mesh=mesh)
-    own, rows = (
-        sharding.parameter_shardings(params, mesh, training_layout=True),
-        sharding.rows(mesh),
-    )
+    places = sharding.parameter_shardings(params, mesh, training_layout=True)
+    rows = sharding.rows(mesh)
     step = tiny.jit(
         jax.value_and_grad(functools.partial(loss, config)),
-        in_shardings=(own, rows, rows),
-        out_shardings=(sharding.replicated(mesh), own),
+        in_shardings=(places, rows, rows),
+        out_shardings=(sharding.replicated(mesh), places),
     )
-    value, gradients = step(jax.device_put(params, own), *jax.device_put((inputs, weight), rows))
-    jax.tree.map(
-        lambda g, s: g.sharding.is_equivalent_to(s, g.ndim) or pytest.fail(str(g.sharding)),
-        gradients,
-        own,
-    )
+    arrays = jax.device_put((inputs, weight), rows)
+    value, gradients = step(jax.device_put(params, places), *arrays)
+    for gradient, place in zip(jax.tree.leaves(gradients), jax.tree.leaves(places), strict=True):
+        assert gradient.sharding.is_equivalent_to(place, gradient.ndim), str(gradient.sharding)
     return float(value), jax.device_get(gradients)
 
 
@@ -124,49 +120,44 @@ def test_loss_and_gradients_are_the_same_on_every_mesh(setting, alone, mesh):
 @pytest.mark.parametrize('function', [loss, elementwise_loss])
 def test_rows_stay_where_they_are_and_the_head_comes_to_them_once(setting, function):
     """No collective carries logits; every device multiplies its own rows' chunk; the head's gradient adds up once."""
-    params, inputs, weight = setting
+    _, inputs, weight = setting
     vocab, chunk = 4096, 16
     config = dataclasses.replace(CONFIG, windows=(), vocab_size=vocab, logit_chunk=chunk)
     params = jax.eval_shape(functools.partial(transformer.init, config), jax.random.key(0))
     mesh = sharding.make_mesh(1, 4, 1)
-    own, rows = sharding.parameter_shardings(params, mesh), sharding.rows(mesh)
+    places, rows = sharding.parameter_shardings(params, mesh), sharding.rows(mesh)
 
-    def program(config):
-        step = jax.jit(
-            jax.grad(functools.partial(function, config)),
-            in_shardings=(own, rows, rows),
-            out_shardings=own,
-        )
+    def program(mesh):
+        gradient = jax.grad(functools.partial(function, dataclasses.replace(config, mesh=mesh)))
+        step = jax.jit(gradient, in_shardings=(places, rows, rows), out_shardings=places)
         return step.lower(params, inputs, weight).compile().as_text()
 
-    moved = lambda text: re.findall(
-        r'= (.*) (?:all-reduce|all-gather|reduce-scatter|all-to-all)\(', text
-    )
+    def moved(text):
+        collectives = 'all-reduce|all-gather|reduce-scatter|all-to-all'
+        return re.findall(rf'= (.*) (?:{collectives})\(', text)
+
     logits = re.compile(rf'\[(?:{chunk}|{4 * chunk}),{vocab}\]')
-    with_mesh = program(dataclasses.replace(config, mesh=mesh))
+    with_mesh = program(mesh)
     assert f'f32[{chunk},{vocab}]' in with_mesh
     assert not any(logits.search(line) for line in moved(with_mesh))
     assert sum(f'[32,{vocab}]' in line for line in moved(with_mesh)) == 2
-    assert any(
-        logits.search(line) for line in moved(program(config))
-    )  # what XLA does without the mesh
+    # What XLA does without the mesh.
+    assert any(logits.search(line) for line in moved(program(None)))
 
 
 def test_what_an_update_owns_is_split_over_the_replicas_and_what_is_played_with_is_not(setting):
     params, mesh = setting[0], sharding.make_mesh(2, 2, 2)
-    own, played = (
-        sharding.parameter_shardings(params, mesh, training_layout)
-        for training_layout in (True, False)
+    trained, played = (
+        sharding.parameter_shardings(params, mesh, is_own) for is_own in (True, False)
     )
-    kernel = params['layer_0']['q']['kernel'].shape
-    assert own['layer_0']['q']['kernel'].shard_shape(kernel) == (kernel[0] // 4, kernel[1] // 2)
-    assert played['layer_0']['q']['kernel'].shard_shape(kernel) == (kernel[0] // 2, kernel[1] // 2)
+    rows, columns = params['layer_0']['q']['kernel'].shape
+    for places, parts in ((trained, 4), (played, 2)):
+        shard = places['layer_0']['q']['kernel'].shard_shape((rows, columns))
+        assert shard == (rows // parts, columns // 2)
     assert all('replica' not in str(place.spec) for place in jax.tree.leaves(played))
     # 6 divides by 'fsdp' and not by both: it stays with 'fsdp'.
-    assert (
-        sharding.parameter_sharding('layer_0/q/kernel', (6, 8), mesh, training_layout=True).spec[0]
-        == 'fsdp'
-    )
+    place = sharding.parameter_sharding('layer_0/q/kernel', (6, 8), mesh, training_layout=True)
+    assert place.spec[0] == 'fsdp'
 
 
 def test_every_parameter_has_exactly_one_rule(setting, monkeypatch):
@@ -179,13 +170,11 @@ def test_every_parameter_has_exactly_one_rule(setting, monkeypatch):
 
 
 def test_every_rule_is_used(setting):
-    names = [
-        sharding.path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(setting[0])
-    ]
     adapter = adapters.init(setting[0], LINEARS, rank=2, seed=0, name='solver')
-    for path, _ in jax.tree_util.tree_leaves_with_path(adapter):
-        names.append(sharding.path_name(path))
-    names += ['value/kernel', 'value/bias']
+    names = ['value/kernel', 'value/bias']
+    for tree in (setting[0], adapter):
+        paths = jax.tree_util.tree_leaves_with_path(tree)
+        names += [sharding.path_name(path) for path, _ in paths]
     names += [quantization.scale_path(name) for name in names if quantization.is_quantized(name)]
     by_rule = {sharding.parameter_spec(name) for name in names}
     assert by_rule == {spec for _, spec in sharding.RULES}
@@ -207,27 +196,15 @@ def test_optimiser_state_and_average_lie_as_their_parameters(setting):
 
 
 @pytest.mark.parametrize(
-    'mesh,message',
-    [
-        (
-            (1, 3, 1),
-            "parameter 'embedding': 32 of its shape .* is not divisible by mesh axis 'fsdp' of 3",
-        ),
-        (
-            (1, 1, 5),
-            "parameter 'embedding': 64 of its shape .* is not divisible by mesh axis 'model' of 5",
-        ),
-    ],
+    'mesh,message', [((1, 3, 1), "32 .* axis 'fsdp' of 3"), ((1, 1, 5), "64 .* axis 'model' of 5")]
 )
 def test_a_shape_that_does_not_divide_names_the_axis(setting, mesh, message):
-    with pytest.raises(sharding.UserError, match=message):
+    with pytest.raises(sharding.UserError, match=f"parameter 'embedding': {message}"):
         sharding.parameter_shardings(setting[0], sharding.make_mesh(*mesh))
 
 
 def test_a_mesh_that_cuts_through_heads_is_refused():
-    with pytest.raises(
-        sharding.UserError, match="num_key_value_heads=4 is not divisible by mesh axis 'model' of 8"
-    ):
+    with pytest.raises(sharding.UserError, match="num_key_value_heads=4 .* axis 'model' of 8"):
         sharding.check_heads(8, 4, 8)
     sharding.check_heads(8, 4, 4)
 
@@ -235,5 +212,9 @@ def test_a_mesh_that_cuts_through_heads_is_refused():
 def test_meshes_take_what_there_is():
     with pytest.raises(sharding.UserError, match='needs 16 devices, there are 8'):
         sharding.make_mesh(1, 16, 1)
-    assert dict(sharding.make_mesh(1, -1, 2).shape) == {'replica': 1, 'fsdp': 4, 'model': 2}
-    assert dict(sharding.make_mesh().shape) == {'replica': 1, 'fsdp': 1, 'model': 1}
+    assert tuple(sharding.make_mesh(1, -1, 2).shape.items()) == (
+        ('replica', 1),
+        ('fsdp', 4),
+        ('model', 2),
+    )
+    assert sharding.make_mesh().size == 1

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from small_policies import fill_and_decode
 
 from zeroplay_jax.policy import attention, decoder, rope, sharding, transformer
-from zeroplay_jax.rollout.sampler import FILL, PutRow, Sampler, SamplerConfig
+from zeroplay_jax.rollout.sampler import PutRow, Sampler, SamplerConfig
 
 # Every switch on at once; no published family has them all.
 CONFIG = transformer.ModelConfig(
@@ -38,9 +39,8 @@ def batch(config, rows=4, length=24, seed=0):
     """tokens, positions, segment int32 [B, L]: two segments a row and some empty places."""
     first, empty = length // 2, 3
     lengths = [first, length - first - empty, empty]
-    tokens = (
-        np.random.default_rng(seed).integers(0, config.vocab_size, (rows, length)).astype(np.int32)
-    )
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, config.vocab_size, (rows, length)).astype(np.int32)
     positions = np.concatenate([np.arange(n) for n in lengths]).astype(np.int32)
     segment = np.repeat([1, 2, 0], lengths).astype(np.int32)
     return tokens, *(np.broadcast_to(x, tokens.shape) for x in (positions, segment))
@@ -117,12 +117,8 @@ def temporaries(function, config, rows, length):
     weight = jax.ShapeDtypeStruct((rows, length), jnp.float32)
     shapes = jax.eval_shape(functools.partial(transformer.init, config), jax.random.key(0))
     gradient = jax.jit(jax.value_and_grad(function, argnums=1), static_argnums=0)
-    return (
-        gradient.lower(config, shapes, inputs, weight)
-        .compile()
-        .memory_analysis()
-        .temp_size_in_bytes
-    )
+    compiled = gradient.lower(config, shapes, inputs, weight).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
 
 
 def test_scoring_a_large_vocabulary_never_holds_all_logits():
@@ -156,13 +152,12 @@ def test_what_a_policy_keeps_for_the_backward_pass(params):
         pull = jax.eval_shape(lambda p: jax.vjp(forward, p)[1], params)
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pull))
 
-    nothing, projections = (
-        kept(remat=True, remat_policy=policy) for policy in decoder.REMAT_POLICIES
-    )
+    policies = decoder.REMAT_POLICIES
+    nothing, projections = (kept(remat=True, remat_policy=policy) for policy in policies)
     assert kept() > 2 * projections > 2 * nothing
-    own = sum(x.nbytes for x in jax.tree.leaves(params))
+    weights = sum(x.nbytes for x in jax.tree.leaves(params))
     assert projections - nothing >= CONFIG.layers * 256 * 4 * (2 * 32 + 2 * 16 + 2 * 64)
-    assert nothing < own + (CONFIG.layers + 2) * 256 * 32 * 4 + 4 * 256 * 256 * 4
+    assert nothing < weights + (CONFIG.layers + 2) * 256 * 32 * 4 + 4 * 256 * 256 * 4
 
 
 # Rotary embedding
@@ -221,61 +216,46 @@ def test_no_loop_computes_the_angles_where_xla_fuses_well(platform):
 # Mixed precision
 
 
+def float_types(variables):
+    types = [str(getattr(variable.aval, 'dtype', '')) for variable in variables]
+    return {name for name in types if 'float' in name}
+
+
 def primitives(jaxpr):
     """(name, dtypes of the inputs, dtypes of the outputs) of every operation, inner ones too."""
     for equation in jaxpr.eqns:
-        floats = lambda xs: {
-            str(x.aval.dtype) for x in xs if 'float' in str(getattr(x.aval, 'dtype', ''))
-        }
-        yield equation.primitive.name, floats(equation.invars), floats(equation.outvars)
+        yield equation.primitive.name, float_types(equation.invars), float_types(equation.outvars)
         for inner in jax.extend.core.jaxprs_in_params(equation.params):
             yield from primitives(inner)
 
 
 def test_bfloat16_computes_products_and_nothing_delicate_with_it(params):
     config = dataclasses.replace(CONFIG, dtype='bfloat16')
-    seen = list(
-        primitives(
-            jax.make_jaxpr(functools.partial(transformer.score, config))(
-                params, *batch(CONFIG)
-            ).jaxpr
-        )
-    )
-    products = [inputs for name, inputs, _ in seen if name == 'dot_general']
-    assert len(products) == 2 * 9 + 1 and all(inputs == {'bfloat16'} for inputs in products)
-    delicate = [
-        (name, inputs)
-        for name, inputs, _ in seen
-        if name in ('exp', 'log', 'rsqrt', 'cos', 'sin', 'reduce_sum')
-    ]
-    assert {name for name, _ in delicate} == {'exp', 'log', 'rsqrt', 'cos', 'sin', 'reduce_sum'}
-    assert all(inputs == {'float32'} for _, inputs in delicate)
+    program = jax.make_jaxpr(functools.partial(transformer.score, config))(params, *batch(CONFIG))
+    products, delicate = [], {}
+    for name, inputs, outputs in primitives(program.jaxpr):
+        if name == 'dot_general':
+            products.append((inputs, outputs))
+        elif name in ('exp', 'log', 'rsqrt', 'cos', 'sin', 'reduce_sum'):
+            delicate.setdefault(name, set()).update(inputs)
+    assert len(products) == 2 * 9 + 1 and all(inputs == {'bfloat16'} for inputs, _ in products)
+    assert len(delicate) == 6 and set().union(*delicate.values()) == {'float32'}
     # Scores of attention and logits leave their products in float32.
-    assert (
-        sum(outputs == {'float32'} for name, _, outputs in seen if name == 'dot_general') == 2 + 1
-    )
-    assert {
-        x.dtype
-        for x in jax.eval_shape(
-            functools.partial(transformer.score, config), params, *batch(CONFIG)
-        )
-    } == {jnp.dtype('float32')}
+    assert sum(outputs == {'float32'} for _, outputs in products) == 2 + 1
+    assert [str(value.dtype) for value in program.out_avals] == ['float32', 'float32']
 
 
 def test_product_has_the_gradient_of_the_product():
     rng = np.random.default_rng(0)
     a, b, g = (rng.normal(size=s).astype(np.float32) for s in ((5, 3), (7, 3), (5, 7)))
-    spec = 'nd,vd->nv'
-    out, pull = jax.vjp(functools.partial(attention.product, spec), a, b)
+    product = functools.partial(attention.product, 'nd,vd->nv')
+    out, pull = jax.vjp(product, a, b)
     np.testing.assert_allclose(out, a @ b.T, atol=1e-6)
     for ours, theirs in zip(pull(g), (g @ b, g.T @ a)):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    low, pull = jax.vjp(
-        functools.partial(attention.product, spec), *(jnp.asarray(x, jnp.bfloat16) for x in (a, b))
-    )
-    assert low.dtype == jnp.float32 and {x.dtype for x in pull(jnp.asarray(g))} == {
-        jnp.dtype('bfloat16')
-    }
+    low, pull = jax.vjp(product, jnp.asarray(a, jnp.bfloat16), jnp.asarray(b, jnp.bfloat16))
+    assert low.dtype == jnp.float32
+    assert [str(x.dtype) for x in pull(jnp.asarray(g))] == ['bfloat16', 'bfloat16']
 
 
 # Log-probs of tokens that a bfloat16 policy samples, against what the trainer finds for them: both round differently
@@ -290,21 +270,16 @@ def test_bfloat16_sampler_and_trainer_agree_within_the_stated_tolerance(params):
     sampler = Sampler(config, SamplerConfig(**shape), sharding.make_mesh())
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, config.vocab_size, (slots, prompt)).astype(np.int32)
-    rows = [PutRow(s, tokens[s], 0, length, 1.0, np.array([s, 7], np.uint32)) for s in range(slots)]
-    sampler.put(rows)
-    while (np.asarray(sampler.state.status) == FILL).any():
-        sampler.extend(params, list(range(slots)))
-    logp = []
-    while (np.asarray(sampler.state.length) < length).any():
-        logp.append(np.asarray(sampler.decode(params).logp))
-    logp = np.concatenate(logp, 1)
+    keys = np.array([[slot, 7] for slot in range(slots)], np.uint32)
+    sampler.put([PutRow(slot, tokens[slot], 0, length, 1.0, keys[slot]) for slot in range(slots)])
+    _, logp = fill_and_decode(sampler, params, np.full(slots, length))
     rows = np.asarray(sampler.state.tokens)[:, :length]
     positions = np.broadcast_to(np.arange(length), rows.shape)
-    gaps = {}
-    for dtype in ('bfloat16', 'float32'):
+
+    def gap(dtype):
         again = dataclasses.replace(config, dtype=dtype)
-        trainer = score(again, params, rows, positions, np.ones_like(rows), 1.0)[0][:, prompt:]
-        gaps[dtype] = np.abs(np.asarray(trainer) - logp)
-    assert logp.dtype == np.float32 and logp.shape == (slots, length - prompt)
-    assert gaps['bfloat16'].max() <= BFLOAT16_MAX and gaps['bfloat16'].mean() <= BFLOAT16_MEAN
-    assert gaps['bfloat16'].max() > 0 and gaps['float32'].mean() <= BFLOAT16_MEAN
+        trainer, _ = score(again, params, rows, positions, np.ones_like(rows), 1.0)
+        return np.abs(np.asarray(trainer)[:, prompt:] - logp)
+
+    assert 0 < gap('bfloat16').max() <= BFLOAT16_MAX
+    assert gap('bfloat16').mean() <= BFLOAT16_MEAN and gap('float32').mean() <= BFLOAT16_MEAN

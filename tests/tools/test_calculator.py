@@ -1,14 +1,13 @@
 """The calculator: arithmetic and nothing else, whatever a policy writes."""
 
 import builtins
-import math
 import os
 import time
 
 import pytest
 
-from zeroplay_jax.tools.base import Invocation
-from zeroplay_jax.tools.calculator import CalculatorTool, UnsupportedExpression, as_text, evaluate
+from zeroplay_jax.tools.base import InvalidArguments, Invocation
+from zeroplay_jax.tools.calculator import CalculatorTool, UnsupportedExpression, evaluate
 
 
 def answer(expression):
@@ -34,10 +33,12 @@ def answer(expression):
         ('floor(2.7) + ceil(2.1)', '5'),
         ('log(e) + exp(0)', '2'),
         ('2 * pi', '6.28318530718'),
+        ('2 * ｐｉ', '6.28318530718'),  # Python normalises identifiers.
         ('2 ** 0.5 * 1e300', '1.41421356237e+300'),
         ('10 ** 20 + 1', '100000000000000000001'),
         ('1_000 + 0x10', '1016'),
         ('  5 ', '5'),
+        ('9' * 199, '9' * 199),
     ],
 )
 def test_values(expression, text):
@@ -55,7 +56,6 @@ def test_values(expression, text):
         '(9**999)**999',
         '2**4097',
         '-(2**4096) * 2',
-        '9' * 199,
         '1' * 201,
         '(' * 10_000 + '1' + ')' * 10_000,
         '(' * 95 + '1' + ')' * 95 + '+',
@@ -63,6 +63,7 @@ def test_values(expression, text):
         '__import__("os").system("true")',
         '().__class__.__bases__[0]',
         'open("x")',
+        'ｏｐｅｎ("x")',
         'abs.__self__',
         '(lambda: 1)()',
         '[1 for x in (1,)]',
@@ -83,27 +84,22 @@ def test_values(expression, text):
         '1 @ 1',
         'max(*(1, 2))',
         'max(1, 2, key=abs)',
-        'round(number=1)',
         '1; 2',
         '1\n2',
         '1 +',
         '−1',  # a minus sign of typographers, U+2212
-        '1 – 2',
         '½',
-        '²',
+        '１＋１',
         '1\u200b+1',
         '\x00',
         '\ud800',
         '(-8) ** 0.5',
-        '(-1) ** 0.5',
     ],
 )
 def test_what_is_no_arithmetic_is_refused_quickly(expression):
     started = time.monotonic()
     result = answer(expression)
     assert time.monotonic() - started < 1
-    if expression == '9' * 199 or set(expression) <= set('9-(1)'):
-        return  # a number: whatever it comes to, it comes quickly
     assert result.error == 'invalid_arguments'
     assert result.text.startswith('The arguments of calculator are not valid: ')
     assert '\n' not in result.text
@@ -111,14 +107,19 @@ def test_what_is_no_arithmetic_is_refused_quickly(expression):
 
 @pytest.mark.parametrize(
     'expression',
-    ['1 / 0', '1 % 0', '0 ** -1', 'sqrt(-1)', 'log(0)', 'exp(1000)', '1e308 * 10 // 1', 'max()']
-    + [
+    [
+        '1 / 0',
+        '1 % 0',
+        '0 ** -1',
+        'sqrt(-1)',
+        'log(0)',
+        'exp(1000)',
+        '1e308 * 10 // 1',
+        'max()',
         'sqrt(1, 2)',
         'round(1, 0.5)',
         'floor(1e309)',
         '2.0 ** 5000',
-        '1e999',
-        '1e308 * 10',
         '1e999 - 1e999',
     ],
 )
@@ -126,13 +127,6 @@ def test_what_has_no_value_says_so(expression):
     result = answer(expression)
     assert (result.text, result.error) == (None, 'undefined')
     assert CalculatorTool().error_text('undefined') == 'The expression has no value.'
-
-
-def test_full_width_digits_are_no_way_to_a_name():
-    """Python normalises identifiers: ｐｉ is pi, and nothing else gets through either."""
-    assert answer('ｐｉ').text == as_text(math.pi)
-    assert answer('ｏｐｅｎ("x")').error == 'invalid_arguments'
-    assert answer('１＋１').error == 'invalid_arguments'
 
 
 def test_nothing_is_executed(monkeypatch):
@@ -146,22 +140,11 @@ def test_nothing_is_executed(monkeypatch):
         evaluate('__import__("os").system("true")')
 
 
-def test_expressions_of_a_batch_are_independent():
-    calls = [Invocation({'expression': text}) for text in ('1', '1/0', 'x', '2')]
-    results = CalculatorTool().run(calls)
-    assert [result.error for result in results] == [None, 'undefined', 'invalid_arguments', None]
-
-
 @pytest.mark.parametrize(
-    ('arguments', 'valid'),
-    [({'expression': '1'}, True), ({}, False), ({'expression': 1}, False), ('1', False)]
-    + [({'expression': '1', 'x': 2}, False), (None, False)],
+    'arguments', [{}, {'expression': 1}, '1', {'expression': '1', 'x': 2}, None]
 )
-def test_its_schema(arguments, valid):
+def test_its_schema(arguments):
     tool = CalculatorTool()
-    if valid:
-        assert tool.validated(arguments) == arguments
-    else:
-        with pytest.raises(ValueError) as caught:
-            tool.validated(arguments)
-        assert caught.value.code == 'invalid_arguments' and caught.value.detail
+    assert tool.validated({'expression': '1'}) == {'expression': '1'}
+    with pytest.raises(InvalidArguments):
+        tool.validated(arguments)

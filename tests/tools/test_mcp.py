@@ -1,9 +1,9 @@
 """Tools of a real MCP server in another process, which is slow, raises, dies and comes back."""
 
+import concurrent.futures
 import signal
 import socket
 import sys
-import threading
 import time
 
 import pytest
@@ -32,7 +32,13 @@ def tools(server):
 
 
 def call(tool, *arguments):
-    return tool.run([Invocation(each) for each in arguments])
+    """(text, error) of each call of a batch."""
+    results = tool.run([Invocation(each) for each in arguments])
+    return [(result.text, result.error) for result in results]
+
+
+def add(tools, *pairs):
+    return call(tools['add'], *({'a': a, 'b': b} for a, b in pairs))
 
 
 def test_the_servers_tools_are_listed_with_their_schemas(tools):
@@ -47,85 +53,64 @@ def test_the_servers_tools_are_listed_with_their_schemas(tools):
 
 
 def test_calls_of_a_batch_answer_in_order(tools):
-    results = call(tools['add'], {'a': 1, 'b': 2}, {'a': 3, 'b': 4}, {'a': -1, 'b': 1})
-    assert [(result.text, result.error) for result in results] == [
-        ('3', None),
-        ('7', None),
-        ('0', None),
-    ]
+    assert add(tools, (1, 2), (3, 4), (-1, 1)) == [('3', None), ('7', None), ('0', None)]
 
 
 def test_an_error_of_the_server_is_what_the_policy_reads(tools):
-    (result,) = call(tools['refuse'], {'reason': 'why not'})
-    assert result.error == 'tool_error' and 'refused: why not' in result.text
+    ((text, error),) = call(tools['refuse'], {'reason': 'why not'})
+    assert error == 'tool_error' and 'refused: why not' in text
 
 
 def test_a_call_that_hits_the_limit_fails_alone(tools):
     started = time.monotonic()
     slow, quick = call(tools['wait'], {'seconds': 60.0}, {'seconds': 0.01})
     assert time.monotonic() - started < 4 * SECONDS
-    assert (slow.text, slow.error) == (None, 'timeout')
-    assert (quick.text, quick.error) == ('waited 0.01', None)
-    assert call(tools['add'], {'a': 1, 'b': 1})[0].text == '2', 'later calls work'
+    assert (slow, quick) == ((None, 'timeout'), ('waited 0.01', None))
+    assert add(tools, (1, 1)) == [('2', None)], 'later calls work'
 
 
 def test_a_server_that_dies_in_the_middle_of_a_call(server, tools):
     """That call fails; one that was answered before keeps its answer; a restart is noticed by itself."""
-    results = {}
     (patient,) = (tool for tool in mcp_tools.list_tools(server.url, 60.0) if tool.name == 'wait')
-
-    def wait(seconds):
-        (results[seconds],) = call(patient, {'seconds': seconds})
-
-    threads = [threading.Thread(target=wait, args=(seconds,)) for seconds in (60.0, 0.01)]
     started = time.monotonic()
-    for thread in threads:
-        thread.start()
-    threads[1].join(50)
-    time.sleep(1)
-    server.kill()
-    threads[0].join(50)
-    assert not threads[0].is_alive() and time.monotonic() - started < 50
-    assert (results[60.0].error, results[0.01].text) == ('failed', 'waited 0.01')
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        long, short = (pool.submit(call, patient, {'seconds': each}) for each in (60.0, 0.01))
+        assert short.result() == [('waited 0.01', None)]
+        time.sleep(1)
+        server.kill()
+        assert long.result() == [(None, 'failed')]
+    assert time.monotonic() - started < 50
     for _ in range(2):
-        gone = call(tools['add'], {'a': 1, 'b': 1}, {'a': 2, 'b': 2})
-        assert [result.error for result in gone] == ['failed', 'failed']
+        assert [error for _, error in add(tools, (1, 1), (2, 2))] == ['failed', 'failed']
     server.start()
-    again = call(tools['add'], {'a': 1, 'b': 1}, {'a': 2, 'b': 2})
-    assert [(result.text, result.error) for result in again] == [('2', None), ('4', None)]
+    assert add(tools, (1, 1), (2, 2)) == [('2', None), ('4', None)]
 
 
 def test_a_server_that_hangs_costs_no_more_than_the_limit(server, tools):
     server.process.send_signal(signal.SIGSTOP)
     try:
         started = time.monotonic()
-        results = call(tools['add'], {'a': 1, 'b': 1}, {'a': 2, 'b': 2})
+        assert add(tools, (1, 1), (2, 2)) == [(None, 'timeout')] * 2
         assert time.monotonic() - started < 4 * SECONDS
     finally:
         server.process.send_signal(signal.SIGCONT)
-    assert [(result.text, result.error) for result in results] == [(None, 'timeout')] * 2
-    assert call(tools['add'], {'a': 1, 'b': 1})[0].text == '2'
+    assert add(tools, (1, 1)) == [('2', None)]
 
 
-def test_a_server_that_does_not_answer_is_one_line():
+@pytest.mark.parametrize('listens', [False, True])
+def test_a_server_that_does_not_answer_is_one_line(listens):
     with socket.socket() as silent:
         silent.bind(('127.0.0.1', 0))
+        if listens:
+            silent.listen()
         url = f'http://127.0.0.1:{silent.getsockname()[1]}/mcp'
+        started = time.monotonic()
         with pytest.raises(UserError) as caught:
             mcp_tools.list_tools(url, 1.0)
+        assert time.monotonic() - started < 30
     text = str(caught.value)
     assert text.startswith(f'config.tools.mcp_servers={url}: the MCP server does not answer (')
     assert '\n' not in text
-
-
-def test_a_server_that_never_answers_is_one_line_too():
-    with socket.socket() as silent:
-        silent.bind(('127.0.0.1', 0))
-        silent.listen()
-        started = time.monotonic()
-        with pytest.raises(UserError, match='does not answer'):
-            mcp_tools.list_tools(f'http://127.0.0.1:{silent.getsockname()[1]}/mcp', 1.0)
-        assert time.monotonic() - started < 30
 
 
 def test_a_missing_package_is_one_line(monkeypatch):

@@ -77,21 +77,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def send_in_mode(self, mode, content):
         session = {'Mcp_Session_Id': self.server.session}
-        if mode == 'cut':
-            self.reply(200, content[:30], Content_Length=str(len(content)), **session)
-            self.close_connection = True
-        elif mode == 'not json':
-            self.reply(200, content[:30], **session)
-        elif mode == 'large':
-            self.reply(200, b'[' + b' ' * 17 * 2**20 + b']', **session)
-        elif mode == 'compressed':
-            self.reply(200, content, Content_Encoding='gzip', **session)
-        elif mode == 'html':
-            self.reply(200, b'<html>', 'text/html', **session)
-        elif mode == 'error':
-            self.reply(500, b'', **session)
-        else:
-            self.reply(200, content, **session)
+        replies = {
+            'good': ((200, content), {}),
+            'cut': ((200, content[:30]), {'Content_Length': str(len(content))}),
+            'not json': ((200, content[:30]), {}),
+            'large': ((200, b'[' + b' ' * 17 * 2**20 + b']'), {}),
+            'compressed': ((200, content), {'Content_Encoding': 'gzip'}),
+            'html': ((200, b'<html>', 'text/html'), {}),
+            'error': ((500,), {}),
+        }
+        arguments, headers = replies[mode]
+        self.reply(*arguments, **headers, **session)
+        self.close_connection = mode == 'cut'
 
 
 @pytest.fixture

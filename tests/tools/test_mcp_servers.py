@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from zeroplay_jax.tools import mcp_servers
 from zeroplay_jax.tools.base import Invocation
 from zeroplay_jax.types import UserError
 
 pytest.importorskip('mcp')
 from zeroplay_jax.tools import mcp as mcp_tools  # noqa: E402
 
-SERVER = pathlib.Path(__file__).parent / 'stdio_server.py'
+FOLDER = pathlib.Path(__file__).parent
+SERVER = FOLDER / 'stdio_server.py'
 SCHEMA = {'type': 'object', 'properties': {'text': {'type': 'string'}}, 'required': ['text']}
 SECONDS = 10.0
 
@@ -24,8 +24,16 @@ def listed(name, **fields):
     return {'name': name, 'description': f'does {name}', 'inputSchema': SCHEMA, **fields}
 
 
+def of_blocks(*blocks, **fields):
+    return {'content': list(blocks), **fields}
+
+
+def block(text):
+    return {'type': 'text', 'text': text}
+
+
 def text_result(text, **fields):
-    return {'content': [{'type': 'text', 'text': text}], **fields}
+    return of_blocks(block(text), **fields)
 
 
 @pytest.fixture
@@ -67,51 +75,40 @@ def call(tool, **arguments):
 
 IMAGE = {'type': 'image', 'data': 'aGk=', 'mimeType': 'image/png'}
 AUDIO = {'type': 'audio', 'data': 'aGk=', 'mimeType': 'audio/wav'}
-RESOURCE = {'uri': 'file:///notes.txt', 'mimeType': 'text/plain', 'text': 'line 1\nline 2'}
-BLOB = {'uri': 'file:///a.pdf', 'mimeType': 'application/pdf', 'blob': 'aGk='}
+NOTES = {'uri': 'file:///notes.txt', 'mimeType': 'text/plain', 'text': 'line 1\nline 2'}
+RESOURCE = {'type': 'resource', 'resource': NOTES}
+PDF = {'uri': 'file:///a.pdf', 'mimeType': 'application/pdf', 'blob': 'aGk='}
+BLOB = {'type': 'resource', 'resource': PDF}
 LINK = {'type': 'resource_link', 'uri': 'file:///b', 'name': 'b', 'description': 'the second'}
-STRUCTURED = {'content': [], 'structuredContent': {'a': [1, 'é']}}
 BLOCKS = {
     'text': (text_result('plain'), 'plain'),
-    'resource': (
-        {'content': [{'type': 'resource', 'resource': RESOURCE}]},
-        '[resource file:///notes.txt]\nline 1\nline 2',
-    ),
-    'blob': (
-        {'content': [{'type': 'resource', 'resource': BLOB}]},
-        '[resource file:///a.pdf (application/pdf), not shown]',
-    ),
-    'link': ({'content': [LINK]}, '[link b file:///b: the second]'),
-    'image': ({'content': [IMAGE]}, '[image (image/png), not shown]'),
-    'several': (
-        {'content': [*text_result('a')['content'], AUDIO, *text_result('b')['content']]},
-        'a\n[audio (audio/wav), not shown]\nb',
-    ),
-    'structured': (STRUCTURED, '{"a": [1, "é"]}'),
+    'resource': (of_blocks(RESOURCE), '[resource file:///notes.txt]\nline 1\nline 2'),
+    'blob': (of_blocks(BLOB), '[resource file:///a.pdf (application/pdf), not shown]'),
+    'link': (of_blocks(LINK), '[link b file:///b: the second]'),
+    'image': (of_blocks(IMAGE), '[image (image/png), not shown]'),
+    'several': (of_blocks(block('a'), AUDIO, block('b')), 'a\n[audio (audio/wav), not shown]\nb'),
+    'structured': (of_blocks(structuredContent={'a': [1, 'é']}), '{"a": [1, "é"]}'),
     'image and structured': (
-        {'content': [IMAGE], 'structuredContent': {'n': 1}},
+        of_blocks(IMAGE, structuredContent={'n': 1}),
         '[image (image/png), not shown]\n{"n": 1}',
     ),
     'text beside structured': (
-        text_result('2 rows.') | {'structuredContent': {'rows': [1, 2]}},
+        text_result('2 rows.', structuredContent={'rows': [1, 2]}),
         '2 rows.\n{"rows": [1, 2]}',
     ),
     'text of structured': (
-        text_result('{"rows":[1, 2]}') | {'structuredContent': {'rows': [1, 2]}},
+        text_result('{"rows":[1, 2]}', structuredContent={'rows': [1, 2]}),
         '{"rows":[1, 2]}',
     ),
     'text of a wrapped value': (
-        text_result('a word') | {'structuredContent': {'result': 'a word'}},
+        text_result('a word', structuredContent={'result': 'a word'}),
         'a word',
     ),
     'a text per entry': (
-        {
-            'content': [*text_result('1')['content'], *text_result('b')['content']],
-            'structuredContent': {'result': [1, 'b']},
-        },
+        of_blocks(block('1'), block('b'), structuredContent={'result': [1, 'b']}),
         '1\nb',
     ),
-    'nothing': ({'content': []}, 'The tool returned nothing.'),
+    'nothing': (of_blocks(), 'The tool returned nothing.'),
 }
 
 
@@ -127,17 +124,18 @@ def test_the_text_of_every_kind_of_block_reaches_the_policy(process, opened, use
 
 @pytest.mark.fault('F2', 'errors whose text is in other places')
 def test_the_text_of_errors_reaches_the_policy(process, opened, user_reads):
-    error = {'content': [{'type': 'resource', 'resource': RESOURCE}], 'isError': True}
-    refusal = {'error': {'code': -32602, 'message': 'text must be a word'}}
-    broken = {'error': {'code': -32603, 'message': 'disk full'}}
-    tools = opened(a=process({'error': error, 'refusal': refusal, 'broken': broken}))
-    assert 'line 1' in call(tools['error']).text
-    refused = call(tools['refusal'])
-    assert (refused.text, refused.error) == ('text must be a word', 'tool_error')
-    assert call(tools['error']).error == 'tool_error'
+    results = {
+        'error': of_blocks(RESOURCE, isError=True),
+        'refusal': {'error': {'code': -32602, 'message': 'text must be a word'}},
+        'broken': {'error': {'code': -32603, 'message': 'disk full'}},
+    }
+    tools = opened(a=process(results))
+    error, refusal, broken = (call(tools[name]) for name in results)
+    assert error.error == 'tool_error' and 'line 1' in error.text
+    assert (refusal.text, refusal.error) == ('text must be a word', 'tool_error')
     # A server that is broken counts as a failure of the tool, with the cause in the log.
-    assert (call(tools['broken']).error, call(tools['broken']).text) == ('failed', None)
-    user_reads(f'right: {refused.text}')
+    assert (broken.text, broken.error) == (None, 'failed')
+    user_reads(f'right: {refusal.text}')
 
 
 @pytest.mark.fault('F6', 'processes, several servers, choices, renamings and prefixes')
@@ -161,16 +159,13 @@ def test_several_servers_with_chosen_and_renamed_tools(process, opened, user_rea
 def test_a_session_is_kept_open_and_lists_its_tools_once(process, opened, tmp_path):
     log = tmp_path / 'calls'
     server = process({'echo': text_result('x')}, calls=str(log))
-    tools = opened(a=server)
-    for _ in range(5):
-        assert call(tools['echo']).text == 'x'
-    asked = [json.loads(line) for line in log.read_text().splitlines()]
-    methods = [method for _, method in asked]
     # A second list of the same servers, as training and evaluation make it, has no process of its own.
-    assert call(opened(a=server)['echo']).text == 'x'
-    asked = [json.loads(line) for line in log.read_text().splitlines()]
-    assert len({process_id for process_id, _ in asked}) == 1
-    assert methods.count('tools/call') == 5 and methods.count('tools/list') == 1
+    for tools in (opened('servers', a=server), opened(a=server)):
+        for _ in range(3):
+            assert call(tools['echo']).text == 'x'
+    processes, methods = zip(*map(json.loads, log.read_text().splitlines()))
+    assert len(set(processes)) == 1
+    assert methods.count('tools/call') == 6 and methods.count('tools/list') == 1
 
 
 @pytest.mark.fault('kin-mcp-death', 'a server process that ends in a call')
@@ -199,9 +194,9 @@ def test_a_process_that_answers_no_call_is_started_again(process, opened, user_r
     [
         ({'raw': '{"jsonrpc": "2.0", "id": 3, "resu'}, 'no JSON-RPC message'),
         ({'long': 17 * 2**20}, 'a reply of more than 16 MiB'),
-        ({'content': [{'type': 'smell'}]}, ''),
+        (of_blocks({'type': 'smell'}), ''),
+        (of_blocks(block(3)), ''),
         ({'content': None}, ''),
-        ({'content': [{'type': 'text', 'text': 3}]}, ''),
         ({'resultType': 'input_required', 'inputRequests': {}}, ''),
     ],
 )
@@ -241,90 +236,40 @@ def test_keys_come_from_the_environment_and_stay_out_of_results_and_logs(
 ):
     monkeypatch.setenv('THE_KEY', 'secret-value-1')
     monkeypatch.setenv('OTHER', 'not for the server')
-    entry = process({'environment': 'environment', 'die': {'exit': 1}})
-    entry['env'] = {
-        'TOKEN': 'Bearer ${THE_KEY}',
-        'MODE': '${env:MODE_UNSET:-fast}',
-        'TZ': 'Europe/Berlin',
-        'MAX_TOKENS': '10000000',
-        'TOKENIZER': 'cl100k_base',
-    }
-    entry |= {'url': None, 'cwd': None, 'prefix': None, 'disabled': None}
+    # A value that is no secret is what the server says.
+    harmless = {'TZ': 'Europe/Berlin', 'MAX_TOKENS': '10000000', 'TOKENIZER': 'cl100k_base'}
+    secret = {'TOKEN': 'Bearer ${THE_KEY}', 'MODE': '${env:MODE_UNSET:-fast}'}
+    entry = process({'environment': 'environment'})
+    entry |= {'env': secret | harmless, 'url': None, 'cwd': None, 'prefix': None, 'disabled': None}
     tools = opened(a=entry)
     seen = json.loads(call(tools['environment']).text)
-    assert (seen['TOKEN'], seen['MODE'], seen['PATH']) == ('***', 'fast', os.environ['PATH'])
-    # A value that is no secret is what the server says.
-    assert seen['TZ'] == 'Europe/Berlin'
-    assert (seen['MAX_TOKENS'], seen['TOKENIZER']) == ('10000000', 'cl100k_base')
+    expected = {'TOKEN': '***', 'MODE': 'fast', 'PATH': os.environ['PATH'], **harmless}
+    assert {name: seen[name] for name in expected} == expected
     assert 'OTHER' not in seen
-    server = tools['die']._connection.server
+    server = tools['environment']._connection.server
     assert server.env['TOKEN'] == 'Bearer secret-value-1'
-    reason = mcp_tools.reason_of(
-        server, ConnectionError('no https://h/x?key=1 with secret-value-1\n2')
-    )
-    assert reason == 'no https://h/… with ***'
+    error = ConnectionError('no https://h/x?key=1 with secret-value-1\n2')
+    assert mcp_tools.reason_of(server, error) == 'no https://h/… with ***'
 
 
-def test_headers_reach_a_server_over_http(monkeypatch):
-    monkeypatch.setenv('THE_KEY', 'secret-value-1')
-    server = mcp_servers.McpServer(
-        'a', 'a', url='http://h/${THE_KEY}', headers={'Authorization': 'Bearer ${THE_KEY}'}
-    ).expanded(os.environ)
-    assert server.headers == {'Authorization': 'Bearer secret-value-1'}
-    assert server.without_secrets('x Bearer secret-value-1 secret-value-1') == 'x *** ***'
-
-
-ECHO = {'command': 'echo-server'}
+UNUSABLE = json.loads((FOLDER / 'unusable_servers.json').read_text())
+TEXTS = [
+    ('{', 'not a JSON file'),
+    ('[' * 100_000, 'not a JSON file'),
+    ('[]', 'has no servers'),
+    ('{"mcpServers": {}}', 'has no servers'),
+    ('{"mcpServers": {"a": {"command": "x"}}, "servers": {}}', 'has "mcpServers" and "servers"'),
+]
 
 
 @pytest.mark.parametrize(
-    ('content', 'words'),
-    [
-        ('{', 'not a JSON file'),
-        ('[' * 100_000, 'not a JSON file'),
-        ('[]', 'has no servers'),
-        ('{"mcpServers": {}}', 'has no servers'),
-        ({'a': 3}, "server 'a': must be an object"),
-        ({'a': {}}, 'needs either "command"'),
-        ({'a': {**ECHO, 'url': 'http://h'}}, 'needs either "command"'),
-        ({'a': {'url': 'http://h/sse', 'type': 'sse'}}, 'speaks SSE'),
-        ({'a': {'url': 'http://h/sse', 'transport': 'SSE'}}, 'speaks SSE'),
-        ({'a': {**ECHO, 'args': 'x'}}, "'args' must be a list of texts, not str"),
-        ({'a': {**ECHO, 'env': {'KEY': 1}}}, "'env KEY' must be a text, not int"),
-        ({'a': {**ECHO, 'args': ['x', 3]}}, "'args 2' must be a text, not int"),
-        ({'a': {'command': ''}}, 'needs either "command"'),
-        ({'a': {'httpUrl': 'http://h'}}, "it has 'httpUrl'"),
-        ({'a': {**ECHO, 'disabled': 'true'}}, "'disabled' must be true or false, not str"),
-        ({'a': {**ECHO, 'enabled': 0}}, "'enabled' must be true or false, not int"),
-        (
-            '{"mcpServers": {"a": {"command": "x"}}, "servers": {}}',
-            'has "mcpServers" and "servers"',
-        ),
-        ({'a': {**ECHO, 'type': 'http'}}, "type='http' needs 'url'"),
-        ({'a': {'url': 'http://h', 'type': 'stdio'}}, "type='stdio' needs 'command'"),
-        ({'a': {'url': 'http://h', 'type': 'ws'}}, "type='ws' is not supported"),
-        ({'a': {'url': 'http://h', 'transport': {'type': 'sse'}}}, 'speaks SSE'),
-        ({'a': {**ECHO, 'tools': ['x'], 'rename': {'y': 'z'}}}, '"rename" names \'y\''),
-        ({'a': {**ECHO, 'disabledTools': ['x']}}, 'name the tools to use in "tools"'),
-        ({'a': {**ECHO, 'includeTools': ['x']}}, 'name the tools to use in "tools"'),
-        ({'a': {**ECHO, 'envFile': '.env'}}, 'write its variables into "env"'),
-        ({'a': {**ECHO, 'tools': 'all'}}, "'tools' must be a list of texts"),
-        ({'a': {**ECHO, 'rename': ['x']}}, "'rename' must be an object of texts"),
-        ({'a': {**ECHO, 'disabled': True}}, 'all of its servers are disabled'),
-        ({'a': {**ECHO, 'env': {'KEY': '${NOT_SET_HERE}'}}}, 'variable NOT_SET_HERE is not set'),
-        ({'a': {**ECHO, 'args': ['${input:key}']}}, '${input:key} cannot be filled in'),
-        ({'a': {'command': 'not-a-program-here'}}, 'cannot be started (No such file'),
-        ({'a': {**ECHO, 'cwd': '/not/there'}}, "'/not/there', which is no folder"),
-        ({'a': {'url': 'localhost:9'}}, '"url" is not a web address'),
-        ({'a': {'url': 'http://[::1'}}, 'does not answer'),
-        ({'a': {'url': 'http://127.0.0.1:1', 'headers': {'K': 'é'}}}, 'not printable ASCII'),
-        ({'a': {'url': 'http://127.0.0.1:1', 'headers': {'K': 'a\nb'}}}, 'not printable ASCII'),
-    ],
+    ('text', 'words'),
+    TEXTS + [(json.dumps({'mcpServers': servers}), words) for servers, words in UNUSABLE],
 )
 @pytest.mark.fault('kin-mcp-file', 'files of servers that cannot be used')
-def test_a_file_that_cannot_be_used_is_one_line(tmp_path, content, words, user_reads):
+def test_a_file_that_cannot_be_used_is_one_line(tmp_path, text, words, user_reads):
     file = tmp_path / 'mcp.json'
-    file.write_text(content if isinstance(content, str) else json.dumps({'mcpServers': content}))
+    file.write_text(text)
     with pytest.raises(UserError) as refusal:
         mcp_tools.list_tools(str(file), SECONDS)
     assert words in str(refusal.value) and '\n' not in str(refusal.value)
@@ -340,14 +285,20 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path, content, words, user_r
         ([listed('read')], {'tools': ['raed']}, "names 'raed'; it has read; did you mean read?"),
         ([listed('read')], {'rename': {'x': 'y'}}, "'rename' names 'x'"),
         ([listed('read')], {'tools': []}, '"tools" is empty'),
-        ([listed('read', inputSchema={'type': 'object', 'properties': True})], {},
-         'not of the protocol at tools.0.inputSchema.properties: Input should be a'),
-        ([listed('read', inputSchema={'type': 'object', '$dynamicRef': 'file:///etc/passwd'})], {},
-         'has $dynamicRef'),
+        (
+            [listed('read', inputSchema={'type': 'object', 'properties': True})],
+            {},
+            'not of the protocol at tools.0.inputSchema.properties: Input should be a',
+        ),
+        (
+            [listed('read', inputSchema={'type': 'object', '$dynamicRef': 'file:///etc/passwd'})],
+            {},
+            'has $dynamicRef',
+        ),
         ([listed('read')], {'rename': {'read': 'two words'}}, "'two words' cannot be a tag"),
         ([listed('x' * 999)], {}, 'at most 64'),
     ],
-)  # fmt: skip
+)
 @pytest.mark.fault('new-mcp-list', 'lists of tools that cannot be used')
 def test_a_list_of_tools_that_cannot_be_used_is_one_line(
     process, opened, tools, fields, words, user_reads
@@ -371,12 +322,7 @@ def test_a_list_without_an_end_is_one_line(process, opened):
 
 
 def test_a_command_that_does_not_begin_in_time_is_told_from_a_wrong_one(tmp_path):
-    (tmp_path / 'mcp.json').write_text(
-        json.dumps({'mcpServers': {'a': {'command': 'sleep', 'args': ['60']}}})
-    )
+    server = {'command': 'sleep', 'args': ['60']}
+    (tmp_path / 'mcp.json').write_text(json.dumps({'mcpServers': {'a': server}}))
     with pytest.raises(UserError, match='once by hand, or raise config.tools.mcp_seconds'):
         mcp_tools.list_tools(str(tmp_path / 'mcp.json'), 0.5)
-
-
-def test_the_table_may_be_called_servers(process, opened):
-    assert list(opened('servers', a=process({'echo': text_result('x')}))) == ['echo']

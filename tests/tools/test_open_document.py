@@ -24,8 +24,10 @@ def call(tool, state, document, **page):
 
 def test_without_a_page_the_next_one_comes():
     tool, state = OpenTool(library), {}
-    texts = [call(tool, state, '7').text for _ in range(3)]
-    assert texts == [f'T (page {page} of 3)\n7/{page}' for page in (1, 2, 3)]
+    pages = [call(tool, state, '7') for _ in range(3)]
+    texts = [f'T (page {page} of 3)\n7/{page}' for page in (1, 2, 3)]
+    assert [page.text for page in pages] == texts
+    assert pages[0].documents == (({'id': '7', 'title': 'T', 'text': '7/1', 'score': 0.0},),)
     last = call(tool, state, '7')
     assert (last.text, last.error, last.documents) == (None, 'no_such_page', ())
     assert call(tool, {}, '7').text == texts[0], 'another rollout begins at page 1'
@@ -53,11 +55,6 @@ def test_an_unknown_document_moves_nothing():
     assert state == before and call(tool, state, '7').text.endswith('7/2')
 
 
-def test_the_page_is_recorded_as_a_passage():
-    (documents,) = call(OpenTool(library), {}, '7').documents
-    assert documents == ({'id': '7', 'title': 'T', 'text': '7/1', 'score': 0.0},)
-
-
 def test_calls_of_a_batch_are_read_together_and_apart():
     asked = []
 
@@ -66,8 +63,8 @@ def test_calls_of_a_batch_are_read_together_and_apart():
         return library(references, pages)
 
     one, other = {}, {'document': '7', 'page': 2}
-    invocations = [Invocation({'document': name}, state) for name, state in
-                   (('7', one), ('7', other), ('gone', {}))]  # fmt: skip
+    calls = (('7', one), ('7', other), ('gone', {}))
+    invocations = [Invocation({'document': name}, state) for name, state in calls]
     results = OpenTool(counted).run(invocations)
     assert asked == [(['7', '7', 'gone'], [1, 3, 1])]
     assert [result.error for result in results] == [None, None, 'not_found']
@@ -89,17 +86,14 @@ def test_calls_of_a_batch_are_read_together_and_apart():
     ],
 )
 def test_arguments_that_do_not_fit(arguments, code):
+    tool = OpenTool(library)
+    assert tool.validated({'document': ' 7 '}) == {'document': '7'}
     with pytest.raises(InvalidArguments) as caught:
-        OpenTool(library).validated(arguments)
+        tool.validated(arguments)
     assert caught.value.code == code
-
-
-def test_arguments_are_stripped():
-    assert OpenTool(library).validated({'document': ' 7 '}) == {'document': '7'}
 
 
 def test_error_texts():
     tool = OpenTool(library)
     assert tool.error_text('not_found').startswith('There is no such document.')
     assert tool.error_text('no_such_page') == 'The document has no further page.'
-    assert tool.error_text('failed').startswith('The call of open failed.')

@@ -52,14 +52,19 @@ def tools(packages, tmp_path, monkeypatch):
         tool._connection.close()
 
 
-@pytest.mark.fault('F6', 'three public servers as processes')
-def test_the_servers_of_the_page_answer_the_calls_that_prompts_show(tools, tmp_path, user_reads):
-    assert list(tools)[:4] == ['every_echo', 'every_get-sum', 'read', 'list_directory']
-    assert list(tools)[4:] == ['create_entities', 'search_nodes']
+def check_examples(tools):
+    """The schemas are usable, and every syntax reads the examples that it shows."""
     for tool in tools.values():
         tool.check()
     for syntax in SYNTAXES.values():
         syntax.check_examples(tools)
+
+
+@pytest.mark.fault('F6', 'three public servers as processes')
+def test_the_servers_of_the_page_answer_the_calls_that_prompts_show(tools, tmp_path, user_reads):
+    assert list(tools)[:4] == ['every_echo', 'every_get-sum', 'read', 'list_directory']
+    assert list(tools)[4:] == ['create_entities', 'search_nodes']
+    check_examples(tools)
     note = tmp_path / 'note.txt'
     note.write_text('written by the test')
     entity = {'name': 'Ada', 'entityType': 'person', 'observations': ['wrote programs']}
@@ -81,25 +86,29 @@ def test_the_servers_of_the_page_answer_the_calls_that_prompts_show(tools, tmp_p
     user_reads('right: ' + ', '.join(tools))
 
 
-def test_the_whole_lists_of_the_servers_can_be_explained(packages, tmp_path):
-    for package, arguments in (('everything', []), ('filesystem', [str(tmp_path)]), ('memory', [])):
+@pytest.fixture
+def server_file(packages, tmp_path):
+    """A function that writes the file of one server and returns its path."""
+
+    def write(package, *arguments):
         program = str(packages / f'node_modules/.bin/mcp-server-{package}')
+        servers = {package: {'command': program, 'args': arguments}}
         file = tmp_path / 'mcp.json'
-        file.write_text(json.dumps({'mcpServers': {package: {'command': program, 'args': arguments}}}))  # fmt: skip
-        tools = {tool.name: tool for tool in mcp_tools.list_tools(str(file), SECONDS)}
-        assert len(tools) > 5
-        for tool in tools.values():
-            tool.check()
-        for syntax in SYNTAXES.values():
-            syntax.check_examples(tools)
-        next(iter(tools.values()))._connection.close()
+        file.write_text(json.dumps({'mcpServers': servers}))
+        return str(file)
+
+    return write
 
 
-def test_a_server_that_refuses_its_arguments_is_one_line_with_its_reason(packages, tmp_path):
-    program = str(packages / 'node_modules/.bin/mcp-server-filesystem')
-    file = tmp_path / 'mcp.json'
-    file.write_text(json.dumps({'mcpServers': {'files': {'command': program, 'args': ['/not/there']}}}))  # fmt: skip
-    with pytest.raises(
-        UserError, match=r"server 'files': the MCP server does not answer \(its proc"
-    ):
-        mcp_tools.list_tools(str(file), SECONDS)
+def test_the_whole_lists_of_the_servers_can_be_explained(server_file, tmp_path):
+    for package, *arguments in (('everything',), ('filesystem', str(tmp_path)), ('memory',)):
+        listed = mcp_tools.list_tools(server_file(package, *arguments), SECONDS)
+        assert len(listed) > 5
+        check_examples({tool.name: tool for tool in listed})
+        listed[0]._connection.close()
+
+
+def test_a_server_that_refuses_its_arguments_is_one_line_with_its_reason(server_file):
+    message = r"server 'filesystem': the MCP server does not answer \(its proc"
+    with pytest.raises(UserError, match=message):
+        mcp_tools.list_tools(server_file('filesystem', '/not/there'), SECONDS)

@@ -89,17 +89,18 @@ def test_built_in_tools():
     assert build() == {}
 
 
-def test_a_tool_a_class_a_factory_and_a_factory_of_several():
-    zones = {
-        entry: [(name, tool.zone) for name, tool in build(f'their_tools.clock:{entry}').items()]
-        for entry in ('ready', 'Clock', 'factory', 'several')
-    }
-    assert zones == {
-        'ready': [('clock', 'ready')],
-        'Clock': [('clock', 'UTC')],
-        'factory': [('clock', '0 source')],
-        'several': [('clock', '1'), ('clock2', '2')],
-    }
+@pytest.mark.parametrize(
+    ('entry', 'zones'),
+    [
+        ('ready', [('clock', 'ready')]),
+        ('Clock', [('clock', 'UTC')]),
+        ('factory', [('clock', '0 source')]),
+        ('several', [('clock', '1'), ('clock2', '2')]),
+    ],
+)
+def test_a_tool_a_class_a_factory_and_a_factory_of_several(entry, zones):
+    tools = build(f'their_tools.clock:{entry}')
+    assert [(name, tool.zone) for name, tool in tools.items()] == zones
 
 
 def test_two_tools_of_one_name_are_refused():

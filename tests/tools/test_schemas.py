@@ -3,6 +3,8 @@
 import copy
 import json
 import logging
+import pathlib
+import urllib.request
 
 import jsonschema
 import pytest
@@ -35,6 +37,9 @@ def of_value(schema, **root):
     return {'type': 'object', 'properties': {'value': schema}, 'required': ['value'], **root}
 
 
+CASES = json.loads((pathlib.Path(__file__).parent / 'foreign_schemas.json').read_text())
+
+
 def shown_call(syntax, tools):
     """The text of the example in the prompt, with the tags around it."""
     parts = syntax_of(syntax).explain_call(*tools.values())
@@ -64,51 +69,7 @@ def test_examples_of_random_schemas_are_valid_and_read_as_shown(seed):
         check_round_trip(Schemas(f'{seed} {number}').arguments())
 
 
-TREE = {'type': 'object', 'properties': {'n': {'type': 'integer'},
-        'children': {'type': 'array', 'items': {'$ref': '#/$defs/tree'}}},
-        'required': ['n', 'children']}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ('schema', 'root', 'in_prompt'),
-    [
-        ({'enum': ['metric', 'imperial']}, {}, 'one of "metric", "imperial"'),
-        ({'$ref': '#/$defs/day'}, {'$defs': {'day': {'enum': ['mon', 'tue']}}}, '"mon", "tue"'),
-        ({'$ref': '#/definitions/n'}, {'definitions': {'n': {'type': 'integer', 'minimum': 9}}},
-         'integer, at least 9'),
-        ({'type': 'string', 'pattern': '^[A-Z]{2}$'}, {}, 'matching ^[A-Z]{2}$'),
-        ({'type': 'integer', 'minimum': 10, 'maximum': 12}, {}, 'at least 10, at most 12'),
-        ({'type': 'number', 'exclusiveMinimum': 0, 'exclusiveMaximum': 0.001}, {}, 'below 0.001'),
-        ({'const': 'v2'}, {}, 'value: "v2"'),
-        ({'anyOf': [{'type': 'integer', 'minimum': 5}, {'type': 'null'}]}, {}, 'integer, at least 5 or null'),
-        ({'oneOf': [{'type': 'string', 'maxLength': 2}, {'type': 'string', 'minLength': 9}]}, {}, ' or '),
-        ({'type': 'object', 'properties': {'city': {'type': 'string', 'description': 'where'}},
-          'required': ['city']}, {}, '{city: string (where)}'),
-        ({'type': 'array', 'minItems': 2, 'items': {'type': 'object', 'required': ['a'],
-          'properties': {'a': {'enum': [1, 2]}}}}, {}, 'list of ({a: one of 1, 2})'),
-        ({'type': 'array', 'uniqueItems': True, 'minItems': 3, 'items': {'enum': list('abcd')}}, {}, '"d"'),
-        ({'type': 'array', 'uniqueItems': True, 'minItems': 3, 'items': {'type': 'integer'}}, {}, 'list of (integer)'),
-        ({'type': 'array', 'uniqueItems': True, 'minItems': 3, 'items': {'type': 'string'}}, {}, 'list of (string)'),
-        ({'$ref': '#/$defs/shape'}, {'$defs': {
-            'shape': {'type': 'object', 'required': ['center'], 'properties': {'center': {'$ref': '#/$defs/point'}}},
-            'point': {'type': 'object', 'required': ['x', 'y'], 'properties': {
-                'x': {'type': 'number'}, 'y': {'$ref': '#/$defs/whole'}}},
-            'whole': {'type': 'integer'}}}, '{x: number, y: integer}'),
-        ({'type': 'array', 'prefixItems': [{'type': 'integer'}, {'const': 'x'}], 'minItems': 2}, {}, '[integer, "x"]'),
-        ({'$ref': '#/$defs/tree'}, {'$defs': {'tree': TREE}}, 'children'),
-        ({'type': 'string', 'pattern': '^(?!x).+$', 'default': 'y'}, {}, 'matching'),
-        ({'type': 'object', 'minProperties': 2, 'propertyNames': {'pattern': '^k\\d$'},
-          'additionalProperties': {'type': 'integer'}}, {}, 'object of (integer)'),
-        ({'type': 'object', 'patternProperties': {'^n_': {'type': 'integer'}}, 'required': ['n_a'],
-          'additionalProperties': False}, {}, 'object'),
-        ({'if': {'type': 'string'}, 'then': {'minLength': 30}, 'type': 'string'}, {}, 'string'),
-        ({'type': 'integer', 'minimum': 0, 'exclusiveMinimum': True},
-         {'$schema': 'http://json-schema.org/draft-04/schema#'}, 'integer'),
-        ({'type': 'array', 'items': [{'type': 'integer'}, {'type': 'string'}], 'minItems': 2},
-         {'$schema': 'http://json-schema.org/draft-07/schema#'}, 'list'),
-        (True, {}, 'any value'),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(('schema', 'root', 'in_prompt'), CASES['allowed'])
 @pytest.mark.fault('third-13', 'schemas with enum, $ref, pattern, bounds, const, anyOf, nested')
 def test_what_is_allowed_reaches_the_prompt_and_its_example(schema, root, in_prompt, user_reads):
     tool = check_round_trip(of_value(schema, **root))
@@ -139,35 +100,14 @@ EXPLODING = {f'a{n}': {'allOf': [{'$ref': f'#/$defs/a{n - 1}'}] * 2} for n in ra
 EXPLODING['a0'] = {'type': 'string'}
 
 
-@pytest.mark.parametrize(
-    ('schema', 'line'),
-    [
-        (of_value({'$ref': 'http://127.0.0.1:1/x'}), 'write it in one piece'),
-        (of_value({'$dynamicRef': 'file:///etc/hostname'}), 'has $dynamicRef at properties/value'),
-        (of_value({'anyOf': [{'$recursiveRef': '#'}]}), 'has $recursiveRef'),
-        (of_value({'items': {'$ref': 'other.json#/x'}}), 'write it in one piece'),
-        (of_value({'$ref': '#/$defs/gone'}), 'which it does not define'),
-        (of_value({'$ref': '#/required/0'}), 'which is no schema'),
-        (of_value({'$ref': '#anchor'}), 'write it in one piece'),
-        (of_value({'$id': 'http://127.0.0.1:1/', '$ref': '#/x'}), 'holds another document'),
-        (of_value({'unused': 1}, properties=True), 'is not valid at properties'),
-        (of_value({'type': 'strnig'}), 'is not valid at properties/value/type'),
-        (of_value(False), 'no example that could be made for /value'),
-        (of_value({'type': 'integer', 'minimum': 3, 'maximum': 2}), 'for /value'),
-        (of_value({'enum': []}), 'for /value'),
-        (of_value({'not': {}}), 'for /value'),
-        (of_value({'type': 'object', 'properties': {'in': {'allOf': [{'const': 1}, {'const': 2}]}},
-                   'required': ['in']}), 'for /value/in'),
-        (of_value({'$ref': '#/properties/value'}), 'example'),
-        ({'$ref': '#'}, 'example'),
-        (of_value({'$ref': '#/$defs/a19'}, **{'$defs': EXPLODING}), 'example'),
-        (of_value({'type': 'string'}, note='x' * 300_000), 'characters, more than'),
-        (True, 'is True; it must be an object'),
-        (None, 'is None'),
-        ({'type': 'string'}, 'arguments are an object'),
-        (of_value({'unevaluatedProperties': False, 'patternProperties': {'a': {}}}), 'leave one out'),
-    ],
-)  # fmt: skip
+# Larger than what a person would write.
+LARGE = [
+    (of_value({'$ref': '#/$defs/a19'}, **{'$defs': EXPLODING}), 'example'),
+    (of_value({'type': 'string'}, note='x' * 300_000), 'characters, more than'),
+]
+
+
+@pytest.mark.parametrize(('schema', 'line'), [*CASES['refused'], *LARGE])
 @pytest.mark.fault('new-schema', 'schemas that fetch, contradict themselves or are not valid')
 def test_a_schema_that_cannot_be_used_is_one_line(schema, line, user_reads):
     with pytest.raises(ValueError) as refusal:
@@ -187,7 +127,6 @@ def test_a_deeply_nested_schema_is_one_line():
 
 def test_references_to_other_documents_are_never_followed(monkeypatch):
     """Neither at the check nor at a call that some other check let through."""
-    import urllib.request
 
     def fetch(*arguments, **settings):
         raise AssertionError('something was fetched')
