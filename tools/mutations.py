@@ -30,14 +30,15 @@ from tools.mutation_operators import Key, chosen
 ROOT = pathlib.Path(__file__).parents[1]
 TABLE = ROOT / 'benchmarks/results/mutations.tsv'
 COLUMNS = ('file', 'line', 'column', 'mutation', 'result', 'test', 'reason')
-# Seconds for the tests of one mutation: at most twice their time without one, and at most so many.
-_LONGEST = 240.0
+# Seconds for the tests of one mutation: four times their time without one and a minute, at most so many.
+_LONGEST = 600.0
 
 _REWARDS = 'test_rewards test_rewards_format test_reward_names test_schedules'
 _UPDATES = 'test_learner test_teacher'
 _ROLLOUTS = 'test_scheduler test_placement test_overlap'
-_RULES = 'test_config_values test_config_recipes test_config_roles test_config_sampler'
-# Source file below zeroplay_jax/ → its test files in the folder of the package, the quick and telling ones first.
+_RULES = 'test_config_values test_config_adapters test_config_recipes test_config_roles test_config_sampler'
+# Source file below zeroplay_jax/ → its test files, the quick and telling ones first: in the folder of the package if no
+# other one is given.
 TESTS = {
     'objectives/advantages.py': 'test_advantages',
     'objectives/aggregation.py': 'test_aggregation',
@@ -46,7 +47,7 @@ TESTS = {
     'objectives/distillation.py': 'test_distillation',
     'objectives/format_scores.py': _REWARDS,
     'objectives/loss_checks.py': 'test_loss_checks',
-    'objectives/losses.py': 'test_losses test_loss_checks',
+    'objectives/losses.py': 'test_losses test_loss_checks learner/test_batch_means',
     'objectives/masking.py': 'test_masking test_corrections',
     'objectives/policy_gradient.py': 'test_policy_gradient test_losses test_loss_checks',
     'objectives/registry.py': 'test_reward_names test_losses test_loss_checks',
@@ -79,8 +80,12 @@ _ENVIRONMENT = {
 def tests_of(file: str) -> list[str]:
     """Returns the paths of the test files that concern a source file."""
     name = file.removeprefix('zeroplay_jax/')
-    folder = pathlib.PurePosixPath('tests', name).parent
-    return [f'{folder}/{test}.py' for test in TESTS[name].split()]
+    folder = name.partition('/')[0]
+    paths = []
+    for test in TESTS[name].split():
+        path = test if '/' in test else f'{folder}/{test}'
+        paths.append(f'tests/{path}.py')
+    return paths
 
 
 def read_table() -> dict[Key, dict[str, str]]:
@@ -176,10 +181,10 @@ def run(mutations: list[tuple[Key, str]], table: dict[Key, dict[str, str]]) -> N
             started = time.monotonic()
             if key.file not in limits:
                 # Also compiles the programs of these tests.
-                result, test = run_tests(copy, tests, 4 * _LONGEST)
+                result, test = run_tests(copy, tests, 2 * _LONGEST)
                 if result != 'survived':
                     raise SystemExit(f'{key.file}: its tests fail without a mutation: {test}')
-                limits[key.file] = min(_LONGEST, 20 + 2 * (time.monotonic() - started))
+                limits[key.file] = min(_LONGEST, 60 + 4 * (time.monotonic() - started))
             path = copy / key.file
             original = path.read_bytes()
             _replace(path, source.encode())
