@@ -170,7 +170,7 @@ def _be_pytest(copy: pathlib.Path, tests: Iterable[str], log: pathlib.Path) -> N
         os._exit(int(status))
 
 
-def run(mutations: list[tuple[Key, str]], table: dict[Key, dict[str, str]]) -> None:
+def run(mutations: list[tuple[Key, str]]) -> None:
     """Runs the tests of all mutations; writes the table after each."""
     sound: set[str] = set()
     with tempfile.TemporaryDirectory(prefix='mutations.') as folder:
@@ -190,6 +190,8 @@ def run(mutations: list[tuple[Key, str]], table: dict[Key, dict[str, str]]) -> N
                 if run_tests(copy, [function])[0] != 'survived':
                     raise SystemExit(f'{function} fails without a mutation too')
                 sound.add(function)
+            # Reasons may have been written into the file meanwhile.
+            table = read_table()
             reason = table.get(key, {}).get('reason', '')
             table[key] = key._asdict() | {'result': result, 'test': test, 'reason': reason}
             write_table(table)
@@ -229,7 +231,8 @@ def main() -> None:
     os.environ.update(_ENVIRONMENT)
     for name in _LIBRARIES:
         importlib.import_module(name)
-    run(mutations, table)
+    run(mutations)
+    table = read_table()
     counts = collections.Counter(line['result'] for line in table.values())
     counts['equivalent'] = sum(line['reason'].startswith('equivalent') for line in table.values())
     print(dict(counts))
