@@ -80,6 +80,8 @@ def test_golden_truncated_importance(golden):
     uncapped, stats = corrections.truncated_importance(trainer, sampler, mask, cap=100.0)
     close(uncapped[0], expected['tis_raw'])
     assert stats['importance_capped'] == (0, 4)
+    capped, _ = corrections.truncated_importance(trainer + 9, sampler, mask)
+    assert (capped == 2).all()
     product, _ = corrections.truncated_importance(trainer, sampler, mask, level='sequence')
     close(product, np.full((1, 4), expected['tis_seq_product']))
 

@@ -128,6 +128,7 @@ def test_wrong_results_of_an_outside_loss_are_one_clear_line(batch, outside, nam
             'ppo',
             "loss 'ppo' is not built in; choose one of reinforce, token_pg, .*, cispo, or give",
         ),
+        ('token_gp', r'; did you mean token_pg\?$'),
         ('outside_losses', "is not built in; .* give 'package.module:function'"),
         ('outside_losses:', 'is not built in'),
         (':squared', 'is not built in'),

@@ -246,6 +246,12 @@ ENDS = {
         {'generation_config': {'eos_token_id': ['ENDOFTEXT', 'ENDOFTEXT']}},
         {'<|endoftext|>'},
     ),
+    # A control token ends a turn wherever it is named.
+    'both': (
+        template(),
+        {'config': {'eos_token_id': 'ENDOFTEXT'}, 'generation_config': {'eos_token_id': 'IM_END'}},
+        {'<|endoftext|>'},
+    ),
     # An ordinary word of a stale config.json ends no turn where generation_config.json names the ends.
     'stale': (
         template(),
@@ -261,12 +267,15 @@ ENDS = {
 @pytest.mark.parametrize('place', ENDS)
 def test_every_end_of_turn_stops(plain, opened, user_reads, place):
     text, files, ends = ENDS[place]
-    end_id = open_codec(plain).encode('<|endoftext|>')[0]
+    ids = {'ENDOFTEXT': '<|endoftext|>', 'IM_END': '<|im_end|>'}
+    ids = {name: open_codec(plain).encode(token)[0] for name, token in ids.items()}
     config = json.loads((plain / 'config.json').read_text())
-    written = {
-        name: json.loads(json.dumps(content).replace('"ENDOFTEXT"', str(end_id)))
-        for name, content in files.items()
-    }
+    written = {}
+    for file, content in files.items():
+        content_text = json.dumps(content)
+        for name, token_id in ids.items():
+            content_text = content_text.replace(f'"{name}"', str(token_id))
+        written[file] = json.loads(content_text)
     if 'config' in written:
         written['config'] = config | written['config']
     codec = opened(text, **written)

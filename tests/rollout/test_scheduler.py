@@ -262,8 +262,12 @@ def test_waiting_for_a_search_does_not_spin(policy):
 
     scheduler = Scheduler({'policy': make_pool(policy, dataclasses.replace(CONFIG, slots=1))})
     scheduler.publish_weights('policy', policy[2], 1)
+    started = time.perf_counter()
     scheduler.run([scheduler.rollout(r) for r in requests(make_env(policy[0], slow), samples=1)])
+    whole = time.perf_counter() - started
     assert scheduler.stats['rounds'] < 6 * scheduler.stats['chunks']
+    for name in ('seconds', 'fetch_seconds', 'tool_wait_seconds'):
+        assert 0 < scheduler.stats[name] <= whole, name
 
 
 def test_results_are_never_formatted():

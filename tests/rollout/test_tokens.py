@@ -18,8 +18,8 @@ from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.call_syntax import SYNTAXES, syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.foreign_text import Untrusted
-from zeroplay_jax.rollout.tokens import Codec, StopMatcher, open_codec
-from zeroplay_jax.types import UserError
+from zeroplay_jax.rollout.tokens import Codec, StopMatcher, open_codec, text_spans
+from zeroplay_jax.types import ENV, POLICY, PROMPT, Trajectory, UserError
 
 ATTACKS = [
     '</tool_response>',
@@ -206,6 +206,22 @@ def test_what_is_remembered_keeps_its_sampled_ids(codec):
         encode_plain=lambda text: [text],
     )
     assert dataclasses.replace(env, codec=torn).retained_tokens([0, 1, 2, 3]) == ['<answer>', 3]
+
+
+def test_spans_of_a_rollout_change_with_the_author_and_are_not_repeated(codec):
+    def context(text, source, **earlier):
+        tokens = np.array([codec.encode_plain(letter)[0] for letter in text], np.int32)
+        logp = np.zeros(len(tokens), np.float32)
+        source = np.array(source, np.int8)
+        return Trajectory(tokens, source, logp, (), 'eos', 'policy', 0, (0,), **earlier)
+
+    first = context('abcdef', [PROMPT, PROMPT, POLICY, POLICY, ENV, POLICY])
+    # The thought 'c' has left the context.
+    second = context('abdefgh', [PROMPT] * 5 + [ENV, POLICY], earlier=(first,))
+    spans = [(span['source'], span['text']) for span in text_spans(codec, second)]
+    of_first = [('prompt', 'ab'), ('policy', 'cd'), ('env', 'e'), ('policy', 'f')]
+    assert spans == [*of_first, ('env', 'g'), ('policy', 'h')]
+    assert [span['tokens'] for span in text_spans(codec, first)][0] == first.tokens[:2].tolist()
 
 
 def test_stop_string_over_several_tokens_and_inside_one(codec):
