@@ -1,4 +1,4 @@
-"""The packed batch, which one update of the learner reads, and how trajectories are packed into it.
+"""The micro-batches that one update of the learner reads, and how trajectories are packed into them.
 
 Array shapes: B packed rows of L tokens; M tokens of a teacher's row.
 """
@@ -45,7 +45,7 @@ class BatchPart:
     fetch: Callable[[Sequence[Row], Sequence[int]], Sequence[Row | None]]
 
 
-class _Slot(NamedTuple):
+class _Place(NamedTuple):
     """Where a trajectory is written.
 
     Attributes:
@@ -82,13 +82,13 @@ class _RowUsage:
         teacher_end = self.teacher_tokens + teacher_length
         return student_end <= tokens and teacher_end <= teacher_tokens
 
-    def take(self, length: int, teacher_length: int) -> _Slot:
-        """Returns the next slot of this row and marks its tokens as used."""
+    def take(self, length: int, teacher_length: int) -> _Place:
+        """Returns the next place of this row and marks its tokens as used."""
         self.segments += 1
-        slot = _Slot(self.row, self.student_tokens, self.teacher_tokens, self.segments)
+        place = _Place(self.row, self.student_tokens, self.teacher_tokens, self.segments)
         self.student_tokens += length
         self.teacher_tokens += teacher_length
-        return slot
+        return place
 
 
 def pack(
@@ -109,11 +109,11 @@ def pack(
       rows: trajectories with their advantages.
       micro_rows: B.
       tokens: L.
-      mode: aggregation (objectives/aggregation.py). It becomes token weights here, over the whole batch.
+      mode: aggregation (objectives/aggregation.py). It becomes token weights here, over the whole optimiser step.
       total: the denominator of the weights, where it is not that of these rows: rows of advantage 0 that were left out
         count as well.
       teacher_tokens: M where a teacher reads the trajectories behind its own prompts (`Row.teacher_prompt`), else 0.
-      teacher_total: number of distilled tokens of the whole batch, the denominator of the divergence.
+      teacher_total: number of distilled tokens of the whole optimiser step, the denominator of the divergence.
       order: 'arrival', or 'longest_first', which fills rows better (Johnson 1973, first-fit decreasing); trajectories
         of equal length stay in the order of `rows`.
       part: the rows of this process; then `total` and `teacher_total` are required. None: all rows.
@@ -125,9 +125,9 @@ def pack(
       UserError: a trajectory is longer than L, or longer than M behind the teacher's prompt.
     """
     rows = _in_order(rows, order)
-    slots = _first_fit(rows, tokens, teacher_tokens)
-    whole, sequence, micro_rows = _written(rows, slots, micro_rows, tokens, teacher_tokens, part)
-    # Weights are computed before the cut into micro-batches, because the denominator is that of the whole batch.
+    places = _first_fit(rows, tokens, teacher_tokens)
+    whole, sequence, micro_rows = _written(rows, places, micro_rows, tokens, teacher_tokens, part)
+    # Weights are computed before the cut into micro-batches: their denominator is that of the whole optimiser step.
     whole.weight[:] = aggregation.token_weights(whole.mask, sequence, mode, total)
     if whole.teacher is not None:
         # Index 0 of the teacher's row is never that of a policy token, because a prompt comes before it.
@@ -151,39 +151,39 @@ def _in_order(rows: Sequence[Row], order: str) -> list[Row]:
 
 def _written(
     rows: Sequence[Row],
-    slots: Sequence[_Slot],
+    places: Sequence[_Place],
     micro_rows: int,
     tokens: int,
     teacher_tokens: int,
     part: BatchPart | None,
 ) -> tuple[Batch, np.ndarray, int]:
-    """Writes trajectories into their slots, those of this process.
+    """Writes trajectories into their places, those of this process.
 
     Returns:
       The rows of all micro-batches as one batch, with weights of 0; the index in `rows` of the trajectory of every
       position, -1 where empty; and the number of rows per micro-batch that this process holds.
     """
-    last_row = max((slot.row for slot in slots), default=-1)
+    last_row = max((place.row for place in places), default=-1)
     # The number is rounded up: micro-batches have one shape, so that one compiled program serves all of them.
     num_micro_batches = math.ceil((last_row + 1) / micro_rows)
     packed_rows: Sequence[Row | None] = rows
     if part is not None:
-        rows_in_micro_batch = [slot.row % micro_rows for slot in slots]
+        rows_in_micro_batch = [place.row % micro_rows for place in places]
         packed_rows = part.fetch(rows, rows_in_micro_batch)
-        slots = _local_slots(slots, micro_rows, part.rows)
+        places = _local_places(places, micro_rows, part.rows)
         micro_rows = len(part.rows)
     shape = (num_micro_batches * micro_rows, tokens)
     whole = Batch.blank(shape, teacher_tokens)
 
     # Segments are labelled per row; the weights need labels that are unique in the whole batch.
     sequence = np.full(shape, -1, np.int32)
-    placed_rows = zip(packed_rows, slots, strict=True)
-    for index, (row, slot) in enumerate(placed_rows):
+    placed_rows = zip(packed_rows, places, strict=True)
+    for index, (row, place) in enumerate(placed_rows):
         if row is None:
             continue
-        _write(whole, row, slot)
-        end = slot.start + _length(row)
-        sequence[slot.row, slot.start : end] = index
+        _write(whole, row, place)
+        end = place.start + _length(row)
+        sequence[place.row, place.start : end] = index
     return whole, sequence, micro_rows
 
 
@@ -196,30 +196,32 @@ def _micro_batches(whole: Batch, micro_rows: int) -> list[Batch]:
     return micro_batches
 
 
-def _local_slots(slots: Sequence[_Slot], micro_rows: int, part_rows: Sequence[int]) -> list[_Slot]:
-    """Returns the slots with their rows counted among those of one process; -1 where another process has the row."""
+def _local_places(
+    places: Sequence[_Place], micro_rows: int, part_rows: Sequence[int]
+) -> list[_Place]:
+    """Returns the places with their rows counted among those of one process; -1 where another process has the row."""
     local_index = {row: index for index, row in enumerate(part_rows)}
-    local_slots = []
-    for slot in slots:
-        micro_batch, row = divmod(slot.row, micro_rows)
+    local_places = []
+    for place in places:
+        micro_batch, row = divmod(place.row, micro_rows)
         local_row = -1
         if row in local_index:
             first_row = micro_batch * len(part_rows)
             local_row = first_row + local_index[row]
-        local_slots.append(slot._replace(row=local_row))
-    return local_slots
+        local_places.append(place._replace(row=local_row))
+    return local_places
 
 
-def _write(whole: Batch, row: Row, slot: _Slot) -> None:
-    """Writes a trajectory into its slot, in both views; the weights stay 0."""
+def _write(whole: Batch, row: Row, place: _Place) -> None:
+    """Writes a trajectory into its place, in both views; the weights stay 0."""
     trajectory = row.trajectory
     assert isinstance(trajectory, Trajectory)
     length = len(trajectory.tokens)
-    end = slot.start + length
-    span = (slot.row, slice(slot.start, end))
+    end = place.start + length
+    span = (place.row, slice(place.start, end))
     whole.tokens[span] = trajectory.tokens
     whole.positions[span] = np.arange(length)
-    whole.segment[span] = slot.segment
+    whole.segment[span] = place.segment
     # Only tokens that the policy sampled are trained on: prompts and retrieved passages have no gradient.
     whole.mask[span] = trajectory.source == POLICY
     whole.old_logp[span] = trajectory.logp
@@ -227,17 +229,17 @@ def _write(whole: Batch, row: Row, slot: _Slot) -> None:
     whole.sampler_logp[span] = trajectory.logp
     whole.advantage[span] = row.advantage
     if whole.teacher is not None and row.teacher_prompt is not None:
-        _write_teacher_view(whole.teacher, trajectory, row.teacher_prompt, slot)
+        _write_teacher_view(whole.teacher, trajectory, row.teacher_prompt, place)
 
 
 def _take_rows(batch: Batch, start: int, stop: int) -> Batch:
     return jax.tree.map(lambda x: x[start:stop], batch)
 
 
-def _first_fit(rows: Sequence[Row], tokens: int, teacher_tokens: int) -> list[_Slot]:
-    """Returns a slot per trajectory, in the first row with enough free tokens in both views; raises as `pack` does."""
+def _first_fit(rows: Sequence[Row], tokens: int, teacher_tokens: int) -> list[_Place]:
+    """Returns a place per trajectory, in the first row with enough free tokens in both views; raises as `pack` does."""
     usages: list[_RowUsage] = []
-    slots = []
+    places = []
     for row in rows:
         length = _length(row)
         teacher_length = 0
@@ -262,9 +264,9 @@ def _first_fit(rows: Sequence[Row], tokens: int, teacher_tokens: int) -> list[_S
         else:
             usage = _RowUsage(row=len(usages))
             usages.append(usage)
-        slot = usage.take(length, teacher_length)
-        slots.append(slot)
-    return slots
+        place = usage.take(length, teacher_length)
+        places.append(place)
+    return places
 
 
 def _length(row: Row) -> int:
@@ -277,27 +279,27 @@ def prompt_length(row: Row) -> int:
 
 
 def _write_teacher_view(
-    view: TeacherBatch, trajectory: Trajectory, teacher_prompt: np.ndarray, slot: _Slot
+    view: TeacherBatch, trajectory: Trajectory, teacher_prompt: np.ndarray, place: _Place
 ) -> None:
     """Writes the trajectory behind the teacher's prompt, and each token's index there into `view.teacher_index`."""
     student_prompt_length = trajectory.lengths[-1].prompt
     reply = trajectory.tokens[student_prompt_length:]
     tokens = np.concatenate([teacher_prompt, reply])
     length = len(tokens)
-    end = slot.teacher_start + length
-    span = (slot.row, slice(slot.teacher_start, end))
+    end = place.teacher_start + length
+    span = (place.row, slice(place.teacher_start, end))
     view.tokens[span] = tokens
     view.positions[span] = np.arange(length)
-    view.segment[span] = slot.segment
+    view.segment[span] = place.segment
 
     # Both views hold the same tokens after the prompt. The last token of the prompt is included: its output predicts
     # the first token of the reply.
     student_positions = np.arange(student_prompt_length - 1, len(trajectory.tokens))
     prompt_difference = len(teacher_prompt) - student_prompt_length
     teacher_positions = student_positions + prompt_difference
-    student_index = slot.start + student_positions
-    teacher_index = slot.teacher_start + teacher_positions
-    view.teacher_index[slot.row, student_index] = teacher_index
+    student_index = place.start + student_positions
+    teacher_index = place.teacher_start + teacher_positions
+    view.teacher_index[place.row, student_index] = teacher_index
 
 
 # ---- arrays of a batch -----------------------------------------------------------------------------

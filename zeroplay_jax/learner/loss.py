@@ -83,7 +83,7 @@ def loss(
     distill_coef: Float[AnyArray, ''] | float,
     base: Params | None = None,
 ) -> tuple[Float[Array, ''], DeviceStats]:
-    """Computes Σ weight · per-token loss of one micro-batch.
+    """Computes Σ weight · per-token loss + α · Σ teacher weight · divergence of one micro-batch.
 
     Args:
       model: static shape of the decoder.
@@ -140,8 +140,8 @@ def loss(
         # From the token that predicts to the predicted one.
         of_tokens = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (1, 0))), of_predicted)
         total_loss, stats = _terms(config, of_tokens, rows, distill_coef)
-    # The denominator is in the weights already, so the sum over micro-batches is the mean: its count is set to 1 when
-    # the update is complete.
+    # The denominator is in the weights already, so the sum over micro-batches is the loss of the step. Its count is set
+    # to 1 when the update is complete.
     stats['loss'] = (jax.lax.stop_gradient(total_loss), jnp.float32(0))
     return total_loss, stats
 

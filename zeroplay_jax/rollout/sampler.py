@@ -48,10 +48,11 @@ from zeroplay_jax.types import UserError
 #
 # Every program has static shapes and compiles once. Weights are an argument, so one compiled program
 # serves every set of weights. The result of a row depends on that row alone: its tokens, its key and
-# its position. Shapes never depend on the clock, hence neither do the samples.
+# its position. Shapes never depend on the clock, hence neither do the samples; `decode_buckets` are an exception, whose
+# smaller steps round differently.
 #
-# This module has the programs of pages as long as a slot; rollout/token_steps.py has `decode` of shorter pages. With
-# several data shards every shard runs the programs on its own slots and pages.
+# `extend` and `decode` here are those of pages as long as a slot; rollout/token_steps.py has `decode` of shorter pages.
+# With several data shards every shard runs the programs on its own slots and pages.
 
 
 # Pages of every slot; None where page s belongs to slot s.
@@ -219,7 +220,7 @@ def _decode(
             logp=chunk.logp.at[:, step].set(jnp.where(live, logp, 0.0)),
             count=chunk.count + live,
         )
-        # The end token is part of the episode, as in the chat template. Stop strings are matched by the
+        # The end token is part of the rollout, as in the chat template. Stop strings are matched by the
         # host, which has the bytes of the tokens.
         state = dataclasses.replace(
             state,
@@ -372,7 +373,7 @@ class PutRow:
     Attributes:
       slot: number of the slot.
       tokens: int32, written from position `start`.
-      start: position; 0 begins an episode.
+      start: position; 0: the whole rollout.
       limit: length at which the turn stops.
       temperature: 0 samples greedily.
       key: random stream, see `identity_key`.
@@ -407,7 +408,7 @@ class CloneRow:
     key: UInt32[np.ndarray, ' 2']
 
 
-Row = TypeVar('Row', PutRow, CloneRow)
+SlotRow = TypeVar('SlotRow', PutRow, CloneRow)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -454,7 +455,7 @@ def _passes(rows: Iterable[PutRow], width: int) -> list[list[PutRow]]:
 
 
 class Sampler:
-    """The slots of one set of weights on the device; the caller decides what is in which slot.
+    """The slots of a pool on the device, whatever weights a call reads; the caller decides what is in which slot.
 
     The slots are split evenly over the data shards of the mesh, in order.
 
@@ -497,9 +498,11 @@ class Sampler:
             for call in self._split_into_calls(pieces, self.config.put_rows):
                 self._put(call)
 
-    def _split_into_calls(self, rows: Sequence[Row], rows_per_shard: int) -> list[list[Row]]:
+    def _split_into_calls(
+        self, rows: Sequence[SlotRow], rows_per_shard: int
+    ) -> list[list[SlotRow]]:
         """Returns the rows in device calls with at most `rows_per_shard` rows of every shard."""
-        calls: list[list[Row]] = []
+        calls: list[list[SlotRow]] = []
         rows_of_shard = [0] * self.shards
         for row in rows:
             shard = row.slot // self.shard_config.slots

@@ -3,10 +3,10 @@
 Episodes come in batches. `wait` runs rounds until a batch has ended; episodes of other batches stay in progress, and
 continue with the next `wait`, in the same event loop.
 
-One round: write all finished tool results and new requests into their slots by one device call, prefill, start a
-decode chunk, read it, and hand its tool calls to the workers. Tools run while the next chunks decode; keys and values
-of a waiting rollout stay in its slot. With `overlap` a round reads the chunk of the round before, so that the host
-works while the device decodes.
+One round: put all finished tool results and new requests into their slots, prefill, clone prompts for further samples,
+start a decode chunk, read it, and hand its tool calls to the workers. Tools run while the next chunks decode; keys and
+values of a waiting rollout stay in its slot, unless its pages are given to an older one (rollout/placement.py). With
+`overlap` a round reads the chunk of the round before, so that the host works while the device decodes.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Scheduler:
         """Gives a pool new weights, under this version; drops those of versions that are not in `keep`.
 
         Args:
-          weights: name of the pool.
+          weights: name of the weights.
           params: in the layout of the sampler (`weights_view.publisher`); kept by reference.
           version: recorded in the trajectories that the weights sample.
           keep: versions with rollouts in progress, or that rollouts will need.
@@ -128,7 +128,7 @@ class Scheduler:
     async def rollout(self, request: Request) -> list[Trajectory]:
         """Queues a request and waits for it; returns its trajectories in sample order.
 
-        Episodes await it while `run` is in progress: the rounds of `run` serve the queue.
+        Episodes await it while `run` or `wait` is in progress: their rounds serve the queue.
 
         Raises:
           PromptTooLong: the prompt is empty, or as long as a slot.
@@ -261,8 +261,8 @@ class Scheduler:
         assert self._new_request is not None
         # The event is cleared before the queues are read: a later request sets it again.
         self._new_request.clear()
-        can_admit = any(pool.can_admit for pool in self._distinct_pools())
-        if can_admit or is_ended():
+        has_requests = any(pool.has_only_requests for pool in self._distinct_pools())
+        if has_requests or is_ended():
             return
         new_request = asyncio.ensure_future(self._new_request.wait())
         running = []
@@ -283,7 +283,7 @@ class Scheduler:
         new_request.cancel()
 
     def _round(self) -> bool:
-        """Runs one round (see the module) over all pools; returns whether any pool decoded."""
+        """Runs one round (see the module) over all pools; returns whether a chunk was started or read."""
         started = time.perf_counter()
         self.stats['rounds'] += 1
         self._deliver_tool_results()

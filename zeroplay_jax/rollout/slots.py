@@ -1,7 +1,7 @@
-"""The slots that share device calls: which rollout is in which slot, and what the host knows about it.
+"""The host's side of a pool of slots: admission, turns, tool results, and why a rollout ends.
 
-Everything here happens between two device calls. Results are a function of the request alone (see
-rollout/sampler.py), so the order in which slots serve requests changes nothing but time.
+It makes the device calls of a round and does the host's work between them. Results are a function of the request alone
+(see rollout/sampler.py), so the order in which slots serve requests changes nothing but time.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class SlotPool:
         return self.placement.groups() + [entry[2] for entry in self.queue]
 
     @property
-    def can_admit(self) -> bool:
+    def has_only_requests(self) -> bool:
         """Whether requests wait although no rollout is in a slot."""
         return bool(self.queue) and not self.active
 
@@ -141,8 +141,8 @@ class SlotPool:
     def admit(self) -> None:
         """Begins turns and fills free slots: next turns first, then siblings of prefilled prompts, then requests.
 
-        All tokens of observations and new prompts are put into their slots by one `put`, because every put is a device
-        call; `prefill` computes their keys and values.
+        All tokens of observations and new prompts are put into their slots by one `put`, which makes as few device
+        calls as its static shape allows; `prefill` computes their keys and values.
         """
         rows = self._begin_turns()
         self.clone_siblings()

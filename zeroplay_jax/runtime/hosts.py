@@ -1,7 +1,7 @@
 """Exchange of values between the processes of a run.
 
-Each process runs its own share of the episodes, with its own sampler slots and search. At the end of a step summaries
-of the results are gathered on every process (selfplay/rows.py). Between two gathers the processes do not
+Each process runs its own share of the episodes, with its own sampler slots and search. After every round of episodes
+summaries of the results are gathered on every process (selfplay/rows.py). Between two gathers the processes do not
 synchronise, since their rollouts take different numbers of rounds; with `rollout.ahead` a process that has ended its
 share of a step continues with the next one until all have (`Hosts.meeting`). All processes compute from the same
 gathered JSON and so take the same decisions. What only some processes need is sent to those alone (`Hosts.exchange`).

@@ -1,10 +1,10 @@
 """Collects the rollouts of steps: draws tasks, runs their episodes in rounds, and begins the next step early.
 
 With `rollout.ahead=1` the first episodes of step s + 1 begin together with step s, where both train the same roles of
-one phase. They use the slots that step s leaves free, stay in progress while it updates the weights, and end with step
-s + 1. What is drawn, and the version of the weights that plays it, is a function of counts and outcomes, never of the
-clock: tasks are drawn in the order round 0 of s, round 0 of s + 1, further rounds of s; and all rollouts of step s + 1,
-those of further rounds included, are played by the weights that are current when step s begins.
+one phase. They use the slots that step s leaves free, rest while it updates the weights, and end with step s + 1. What
+is drawn, and the version of the weights that plays it, is a function of counts and outcomes, never of the clock: tasks
+are drawn in the order round 0 of s, round 0 of s + 1, further rounds of s; and all rollouts of step s + 1, those of
+further rounds included, are played by the weights that are current when step s begins.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StepRollouts:
         return rows
 
     def state(self) -> Json:
-        """Returns what `Collector.restore` needs to draw the first round again and to play it by the same weights."""
+        """Returns what a restored `Collector` needs to draw the first round again, played by the same weights."""
         return {
             'step': self.step.number,
             'cursor': dataclasses.asdict(self.cursor),
@@ -153,7 +153,7 @@ class Collector:
         self._next = None
         try:
             if next_step is not None and self._may_begin(step, next_step):
-                # Groups that this step will carry over are not known yet.
+                # Nothing is carried over with `rollout.ahead`, so a whole batch is missing.
                 batches = [self.config[role].batch for role in step.phase.trains]
                 self._next = self._begin(next_step, versions, max(batches))
             self._end(current, on_episode_end)
@@ -245,7 +245,7 @@ class Collector:
         rollouts.batch.report_ends(on_episode_end)
         tasks = rollouts.tasks
         round_number = 0
-        # The recipe chooses tasks between rounds and not while episodes run, so that its choice depends on
+        # The recipe chooses tasks between rounds and not while episodes of the step run, so that its choice depends on
         # completed outcomes only, never on the order in which rollouts finish.
         while tasks:
             identities = [task.identity for task in tasks]

@@ -1,6 +1,8 @@
 """Runs a recipe: many episodes at once, then updates of the trained roles. Contains no code for a specific paper.
 
-tasks → episodes over the slots → rows → groups with reward variance → advantages → packed batches → update → publish
+tasks → episodes over the slots → rows → advantages → minibatches → packed micro-batches → update → publish
+
+With `filter_groups` only groups whose rewards differ are trained.
 """
 
 from __future__ import annotations
@@ -301,8 +303,8 @@ class Engine:
     def host_state(self) -> Json:
         """The JSON part of a checkpoint: pool, versions, positions in the datasets, step in progress, records, external
         items, carried-over groups (these in process 0 only). All processes must call it."""
-        # No state of random generators is needed: every draw derives from the seed and the task's identity, so a
-        # resumed run repeats it from these counters.
+        # No state of random generators is needed: every draw derives from the seed and the identity of what is drawn.
+        # A resumed run repeats it from these counters.
         return {
             'pool': self.pool.state(),
             'versions': dict(self.versions),

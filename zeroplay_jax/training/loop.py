@@ -1,4 +1,4 @@
-"""Runs training, in this order: build, restore, then per step roll out, update, log and save; at the end, report."""
+"""Runs training: build, restore, then per step roll out and update, or evaluate; log and save; at the end, report."""
 
 from __future__ import annotations
 
@@ -209,11 +209,11 @@ def _train(
 ) -> None:
     """Runs, logs and saves all steps from `state['cursor']` on; updates `state` in place, and raises what `run` does.
 
-    A checkpoint holds `engine.device_state()` (weights, moments, teachers) and `state`:
+    A checkpoint holds `engine.device_state()` (weights, moments, teachers, value networks) and `state`:
       'engine': `engine.host_state()` (pool, dataset positions, carried-over groups, …).
       'identity': of the run (`runtime.identity`).
       'cursor': number of the next step.
-      'evaluations', 'rubrics': results by step number, see `evaluate_step`.
+      'evaluations', 'scores', 'rubrics': results by step number, see `evaluate_step`.
       'seconds': total time of the run's processes up to this checkpoint.
       'stopped': why the run stopped after this step (fields of an `outcome.Stop`), or None.
       'alarms': `Alarms.state`.
