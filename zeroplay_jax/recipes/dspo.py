@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from absl import logging
 
+from zeroplay_jax.objectives.loss_properties import BUILT_IN_LOSSES
 from zeroplay_jax.recipes import solving
 from zeroplay_jax.recipes.datasets import (
     EpochDataset,
@@ -34,7 +35,9 @@ class Recipe(RecipeBase):
         self._dataset = EpochDataset(questions, config.seed)
         # This is a warning and not an error: strictly on-policy DSPO is a valid baseline, in which the clip
         # settings have no effect.
-        if config.solver.loss == 'sequence_pg' and config.solver.minibatches == 1:
+        properties = BUILT_IN_LOSSES.get(config.solver.loss)
+        has_sequence_ratio = properties is not None and not properties.per_token
+        if has_sequence_ratio and config.solver.minibatches == 1:
             logging.warning(
                 'config.solver.minibatches=1: with one update per batch the sequence ratio is 1 and '
                 'never clipped; DSPO is then a per-sequence REINFORCE. Give 2 or more to use it.'

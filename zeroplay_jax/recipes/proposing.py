@@ -16,7 +16,6 @@ from zeroplay_jax.selfplay.answers import group_of, retrieved_passages
 from zeroplay_jax.types import Json, Question, Row, RowInfo, Task, Trajectory, identity_rng
 
 if TYPE_CHECKING:
-    from zeroplay_jax.recipes.datasets import SeedDocument
     from zeroplay_jax.selfplay.context import RolloutContext
 
 # ---- construction paths (π-Play) -------------------------------------------------------------------

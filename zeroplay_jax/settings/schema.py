@@ -1,4 +1,4 @@
-"""Every config field, once: type, default, bounds and meaning.
+"""Every config field, once: type, default, bounds and meaning (those of rollouts and slots: settings/rollouts.py).
 
 Users write ml_collections configs (configs/*.py) and flags (`--config.FIELD=VALUE`); this schema is
 behind both. The text below a field is its documentation (docs/configuration.md is generated from
