@@ -52,7 +52,7 @@ def test_the_registration_is_printed_with_the_differences(capsys):
 
 def test_a_table_of_no_stored_runs_is_an_error(tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
-        claims.main(['--minutes', '0', '--out', str(tmp_path)])
+        claims.main(['--minutes', '0', '--looks', '1', '--out', str(tmp_path)])
     printed = capsys.readouterr().out
     assert error.value.code == 1 and f'too few runs in {tmp_path / "runs"}' in printed
     assert printed.endswith('{"claims": []}\n') and not (tmp_path / 'claims.json').exists()

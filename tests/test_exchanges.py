@@ -164,6 +164,7 @@ from zeroplay_jax.configs import quickstart
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.retrieval import objects
 from zeroplay_jax.runtime import workdir
+from zeroplay_jax.training import bucket_run
 import orbax.checkpoint as ocp
 root = pathlib.Path(sys.argv[3])
 bucket = FolderBucket(root / 'bucket')

@@ -216,8 +216,15 @@ def main() -> None:
     """Runs the campaign and prints the counts."""
     parser = argparse.ArgumentParser(description='Mutates source files and runs their tests.')
     parser.add_argument('--count', type=int, default=200, help='mutations over all files')
-    parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--files', nargs='+', default=FILES, choices=FILES)
+    parser.add_argument('--seed', type=int, default=0, help='another seed chooses other mutations')
+    parser.add_argument(
+        '--files',
+        nargs='+',
+        default=FILES,
+        choices=FILES,
+        metavar='FILE',
+        help='files to mutate; all of the campaign',
+    )
     parser.add_argument('--again', action='store_true', help='only survivors without a reason')
     arguments = parser.parse_args()
     table = read_table()
