@@ -214,7 +214,12 @@ def _is_open(line: dict[str, str] | None) -> bool:
 
 def main() -> None:
     """Runs the campaign and prints the counts."""
-    parser = argparse.ArgumentParser(description='Mutates source files and runs their tests.')
+    parser = argparse.ArgumentParser(
+        prog='python -m tools.mutations',
+        description=__doc__.split('\n')[0],
+        epilog='example:\n  python -m tools.mutations --count 50 --files zeroplay_jax/learner/batch.py',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument('--count', type=int, default=200, help='mutations over all files')
     parser.add_argument('--seed', type=int, default=0, help='another seed chooses other mutations')
     parser.add_argument(
