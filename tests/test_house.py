@@ -206,6 +206,16 @@ def test_what_is_loaded_before_a_mistake_is_reported_loads_no_slow_library(folde
         assert not libraries_of(module_name, files) & SLOW_LIBRARIES, module_name
 
 
+def test_the_entry_of_a_module_stands_last():
+    """What stands behind it is not defined yet when the module is run as a command."""
+    faults = []
+    for path in python_files(*CODE):
+        for statement in tree(path).body[:-1]:
+            if isinstance(statement, ast.If) and '__name__' in ast.unparse(statement.test):
+                faults.append(f'{name(path)}:{statement.lineno}')
+    assert not faults
+
+
 def test_retrieval_stands_alone():
     faults = [
         name(path)

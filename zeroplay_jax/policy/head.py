@@ -46,20 +46,22 @@ class Head:
 
 def head_of(config: ModelConfig, params: Params, dtype: Any) -> Head:
     """Returns the head of a policy, whose hidden states have `dtype`."""
-    # Only these become inputs of the loop over chunks: everything that enters it is gathered on every device.
-    name = 'embedding' if config.tied else 'head'
-    matrices = {name: params[name]}
     is_frozen = adapters.has_frozen_base(params)
-    if is_frozen:
-        matrices = frozen_matrices(config, params, dtype)
+    matrices = frozen_matrices(config, params, dtype) if is_frozen else _matrices(config, params)
     return Head(matrices, is_frozen, config.logit_chunk, config.mesh)
 
 
 def frozen_matrices(config: ModelConfig, params: Params, dtype: Any) -> Params:
     """Returns the matrices of a head without gradient, such as a teacher's."""
-    name = 'embedding' if config.tied else 'head'
     # Cast before they are gathered on every device; the loops do the same with those that are trained.
-    return cast_matrices(jax.lax.stop_gradient({name: params[name]}), dtype)
+    return cast_matrices(jax.lax.stop_gradient(_matrices(config, params)), dtype)
+
+
+def _matrices(config: ModelConfig, params: Params) -> Params:
+    """Returns the parameters that `logits` reads."""
+    # Only these become inputs of the loop over chunks: everything that enters it is gathered on every device.
+    name = 'embedding' if config.tied else 'head'
+    return {name: params[name]}
 
 
 def logits(
@@ -335,16 +337,23 @@ class _Chunks:
         return jax.lax.dynamic_slice_in_dim(self._order, chunk * self._chunk, self._chunk)
 
 
-def _local_results(loop: _Loop, whole, rows):
-    """Returns the results [rows, length] of one device."""
-    head, shared = whole
+def _chunks_and_function(loop: _Loop, whole, rows):
+    """Returns the chunks of one device's rows, and the function number of a chunk → result of `loop.chunk_function`."""
+    matrices, shared = whole
     states, per_token, wanted = rows
     chunks = _Chunks(loop, states, wanted)
     inputs = jax.tree.map(chunks.flat, (states, per_token))
 
     def apply(chunk):
         chunk_states, chunk_per_token = chunks.take(inputs, chunk)
-        return loop.chunk_function(head, chunk_states, shared, chunk_per_token)
+        return loop.chunk_function(matrices, chunk_states, shared, chunk_per_token)
+
+    return chunks, apply
+
+
+def _local_results(loop: _Loop, whole, rows):
+    """Returns the results [rows, length] of one device."""
+    chunks, apply = _chunks_and_function(loop, whole, rows)
 
     def iteration(chunk, results):
         return jax.tree.map(lambda x, y: chunks.put(x, chunk, y), results, apply(chunk))
@@ -357,14 +366,7 @@ def _local_results(loop: _Loop, whole, rows):
 
 def _local_sums(loop: _Loop, whole, rows):
     """Returns (loss, statistics), summed over all devices."""
-    head, shared = whole
-    states, per_token, wanted = rows
-    chunks = _Chunks(loop, states, wanted)
-    inputs = jax.tree.map(chunks.flat, (states, per_token))
-
-    def apply(chunk):
-        chunk_states, chunk_per_token = chunks.take(inputs, chunk)
-        return loop.chunk_function(head, chunk_states, shared, chunk_per_token)
+    chunks, apply = _chunks_and_function(loop, whole, rows)
 
     def iteration(chunk, sums):
         return jax.tree.map(jnp.add, sums, apply(chunk))

@@ -59,9 +59,11 @@ def _linear_attention(name: str) -> Callable:
         from zeroplay_jax.policy import kernels
 
         return kernels.attend_packed
-    from zeroplay_jax.policy import blocked_attention
+    if name == 'blocked':
+        from zeroplay_jax.policy import blocked_attention
 
-    return blocked_attention.attend_packed
+        return blocked_attention.attend_packed
+    raise ValueError(f'attention={name!r}: give dense, blocked or splash')
 
 
 def _packed_attend(config: ModelConfig, segment) -> Attend:
