@@ -9,14 +9,13 @@ import sys
 import tempfile
 
 import pytest
+from python_process import FLAGS
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 if 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
-    # Programs are compiled without LLVM's optimisations, which take longer than the tests that run them; most commands
-    # that tests start are compiled alike.
-    flags = ' --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
-    os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + flags
+    flags = ('--xla_force_host_platform_device_count=8', FLAGS)
+    os.environ['XLA_FLAGS'] = ' '.join([os.environ.get('XLA_FLAGS', ''), *flags])
 if (
     'JAX_COMPILATION_CACHE_DIR' not in os.environ
 ):  # set for the workers of this session and the commands they start

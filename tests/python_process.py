@@ -6,7 +6,10 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
-FAST = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_backend_optimization_level=0'}
+# Programs of tests run a few times, so that they are compiled with little optimisation: the emitters of fusions alone
+# take half of XLA's time on CPUs.
+FLAGS = '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false'
+FAST = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': FLAGS}
 
 
 def start_python(*words, cwd=ROOT, **environment):

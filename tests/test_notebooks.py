@@ -10,6 +10,7 @@ import sys
 import nbclient
 import nbformat
 import pytest
+from python_process import FAST
 
 ROOT = pathlib.Path(__file__).parents[1]
 MACHINE = re.compile(
@@ -40,12 +41,8 @@ def texts(cell):
 def environment(tmp_path_factory):
     """A small setting with its own place for runs."""
     folder = tmp_path_factory.mktemp('notebooks')
-    return os.environ | {
-        'ZEROPLAY_SMALL': '1',
-        'ZEROPLAY_RUNS': str(folder / 'runs'),
-        'JAX_PLATFORMS': 'cpu',
-        'XLA_FLAGS': '--xla_backend_optimization_level=0',
-    }
+    small = {'ZEROPLAY_SMALL': '1', 'ZEROPLAY_RUNS': str(folder / 'runs')}
+    return os.environ | FAST | small
 
 
 def play(name, environment, probe, settings=None):

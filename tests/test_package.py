@@ -14,6 +14,7 @@ import zipfile
 
 import pytest
 from packaging.requirements import Requirement
+from python_process import FAST
 from run_files import lines, without_clock
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -68,9 +69,7 @@ def python(distributions, tmp_path_factory):
 
 
 def start(python, folder, *arguments):
-    # Less optimisation: compiling takes longer than these few steps.
-    flags = '--xla_backend_optimization_level=0'
-    environment = os.environ | {'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu'}
+    environment = os.environ | FAST
     environment.pop('PYTHONPATH', None)
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     return subprocess.Popen([python, *arguments], cwd=folder, env=environment, **pipes)

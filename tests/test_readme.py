@@ -12,6 +12,7 @@ import urllib.request
 
 import pytest
 from host_processes import free_port
+from python_process import FAST
 from run_files import lines
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -203,11 +204,7 @@ def easy_recipe():
 
 
 def run(project, command, **options):
-    environment = os.environ | {
-        'XLA_FLAGS': '--xla_backend_optimization_level=0',
-        'JAX_PLATFORMS': 'cpu',
-        'PYTEST_ADDOPTS': '',
-    }
+    environment = os.environ | FAST | {'PYTEST_ADDOPTS': ''}
     if not command.startswith('launch/'):
         for there, here in SHARED.items():
             command = command.replace(there, here)

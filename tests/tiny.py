@@ -13,15 +13,6 @@ from tokenizers import decoders, models, pre_tokenizers
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout.call_syntax import TagSyntax
 
-# For programs that run once: compiled in half the time.
-jit = functools.partial(
-    jax.jit,
-    compiler_options={
-        'xla_backend_optimization_level': 0,
-        'xla_llvm_disable_expensive_passes': True,
-    },
-)
-
 SPECIAL = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
 TAGS = tuple(
     f'<{slash}{t}>'

@@ -73,7 +73,8 @@ _ENVIRONMENT = {
     'JAX_COMPILATION_CACHE_DIR': str(pathlib.Path(tempfile.gettempdir(), 'mutation_programs')),
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
     'JAX_PLATFORMS': 'cpu',
-    'XLA_FLAGS': '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0',
+    'XLA_FLAGS': '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
+    ' --xla_cpu_use_fusion_emitters=false',
 }
 
 

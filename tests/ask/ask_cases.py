@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 
+from python_process import FAST
+
 from zeroplay_jax import ask
 from zeroplay_jax.mini.world import World, evaluation_questions
 from zeroplay_jax.selfplay.library import SearchableCorpus
@@ -14,9 +16,8 @@ from zeroplay_jax.selfplay.library import SearchableCorpus
 ROOT = pathlib.Path(__file__).parents[2]
 CLEAN, BASE = ROOT / 'zeroplay_jax' / 'mini' / 'clean', ROOT / 'zeroplay_jax' / 'mini' / 'base'
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != 'NO_COLOR'} | {
-    # Compiled in half the time; one device, as users have.
-    'XLA_FLAGS': '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true',
-    'JAX_PLATFORMS': 'cpu',
+    # One device, as users have.
+    **FAST,
     'TERM': 'xterm',
 }
 WORLD = World(0, 'evaluation')

@@ -10,6 +10,7 @@ import threading
 
 import pytest
 from judge_server import JudgeServer
+from python_process import FAST
 
 from zeroplay_jax.configs import scope
 from zeroplay_jax.mini.world import World, evaluation_tasks
@@ -103,7 +104,7 @@ def test_a_killed_command_ends_as_if_it_had_not_been_killed(tmp_path):
     rubrics = write_tasks(path)
     options = dict(
         cwd=ROOT,
-        env=os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0'},
+        env=os.environ | FAST,
         capture_output=True,
         text=True,
     )

@@ -65,7 +65,7 @@ def gradient(policy, config, batch, mesh=(1, 1, 1), teacher=None, base=None, sca
         total, stats = loss(model, config, params, batch, ref_logp, teacher, 0.7, base)
         return scale * total, stats
 
-    step = tiny.jit(jax.grad(value, has_aux=True), out_shardings=(layout, None))
+    step = jax.jit(jax.grad(value, has_aux=True), out_shardings=(layout, None))
     batch = jax.device_put(batch, sharding.rows(place))
     return jax.device_get(step(jax.device_put(params, layout), batch))
 
@@ -140,7 +140,7 @@ def test_the_gradient_is_multiplied_by_that_of_the_loss(policy):
 
 def head_products(function, *arguments):
     """(logits, gradients of the states, gradients of the head): their products in the compiled program."""
-    text = tiny.jit(function).lower(*arguments).compile().as_text()
+    text = jax.jit(function).lower(*arguments).compile().as_text()
     shapes = re.findall(r'= f32\[(\d+),(\d+)\]\S* dot\(', text)
     sizes = [{int(rows), int(columns)} for rows, columns in shapes]
     return tuple(sizes.count(axes) for axes in (LOGITS, STATES, HEAD))

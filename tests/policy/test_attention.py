@@ -34,7 +34,7 @@ def test_a_hidden_state_depends_on_what_its_place_sees_and_on_nothing_else(windo
         moved = params | {'embedding': jnp.asarray(params['embedding']).at[tokens[0]].add(shift)}
         return transformer.hidden(model, moved, tokens, positions, segment)[0, at].sum()
 
-    gradient = tiny.jit(jax.grad(state))
+    gradient = jax.jit(jax.grad(state))
     for at in (4, 9):
         shift = gradient(np.zeros((12, model.hidden_size), np.float32), at)
         touched = np.flatnonzero(np.abs(np.asarray(shift)).sum(1))

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from test_kernels import dense, value_and_gradients
 
 from zeroplay_jax.policy import attention, blocked_attention, sharding
@@ -127,7 +126,7 @@ def temporaries(attend, length):
     def value(q, k, v, segment):
         return jnp.sum(attend(q, k, v, segment).astype(jnp.float32))
 
-    program = tiny.jit(jax.grad(value, (0, 1, 2))).lower(shape(4), shape(2), shape(2), segment)
+    program = jax.jit(jax.grad(value, (0, 1, 2))).lower(shape(4), shape(2), shape(2), segment)
     return program.compile().memory_analysis().temp_size_in_bytes
 
 

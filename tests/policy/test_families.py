@@ -45,7 +45,7 @@ def our_logits(config, params, tokens, positions, segment):
     return np.asarray(logits).reshape(*tokens.shape, -1)
 
 
-score = tiny.jit(transformer.score, static_argnums=0)
+score = jax.jit(transformer.score, static_argnums=0)
 
 
 def alone(config, params, tokens):

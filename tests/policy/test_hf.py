@@ -44,7 +44,7 @@ def copy(published, tmp_path):
     return path, tensors, split
 
 
-@functools.partial(tiny.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
 def our_logits(model, params, tokens):
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     x = transformer.hidden(model, params, tokens, positions, jnp.ones_like(tokens))

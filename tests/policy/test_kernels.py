@@ -48,7 +48,7 @@ def value_and_gradients(attend, rows):
         out = attend(q, k, v, segment)
         return jnp.sum(out * weight), out
 
-    (_, out), gradients = tiny.jit(jax.value_and_grad(value, (0, 1, 2), has_aux=True))(q, k, v)
+    (_, out), gradients = jax.jit(jax.value_and_grad(value, (0, 1, 2), has_aux=True))(q, k, v)
     return np.where((segment > 0)[..., None], out, 0), *map(np.asarray, gradients)
 
 
@@ -83,7 +83,7 @@ def scores(config, params, mesh=None):
         logp = transformer.score(config, params, tokens, positions, segment)[0]
         return jnp.sum(jnp.where(positions > 0, logp, 0)), logp
 
-    gradients, logp = tiny.jit(jax.grad(value, has_aux=True))(params)
+    gradients, logp = jax.jit(jax.grad(value, has_aux=True))(params)
     return np.where(positions > 0, logp, 0), gradients
 
 

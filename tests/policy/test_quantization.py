@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from jax.sharding import PartitionSpec as P
 from small_policies import adapter_of, equal, fill_and_decode, packed
 
@@ -79,7 +78,7 @@ def test_values_and_gradients_of_adapters_are_those_over_the_dequantised_base(po
         logp, entropy = transformer.score(model, params, *rows, train_entropy=True)
         return jnp.sum(logp * weight + 0.1 * entropy), logp
 
-    gradient = tiny.jit(jax.grad(loss, has_aux=True))
+    gradient = jax.jit(jax.grad(loss, has_aux=True))
     ours, our_logp = gradient(adapter_of(base), base)
     theirs, their_logp = gradient(adapter_of(base), quantization.dequantized(base))
     np.testing.assert_allclose(our_logp, their_logp, atol=2e-5)
@@ -92,7 +91,7 @@ def test_merged_weights_are_those_of_the_quantised_policy(policy):
     joined, rows = adapters.join(base, adapter_of(base)), packed(model)
     whole = adapters.merged(joined)
     assert {str(x.dtype) for x in jax.tree.leaves(whole)} == {'float32'}
-    score = tiny.jit(functools.partial(transformer.score, model))
+    score = jax.jit(functools.partial(transformer.score, model))
     np.testing.assert_allclose(score(joined, *rows)[0], score(whole, *rows)[0], atol=1e-4)
 
 
@@ -125,7 +124,7 @@ def test_a_trained_policy_hardly_changes_and_sampler_and_trainer_agree():
     # The place before a token has its log-probs.
     places = np.roll(is_sampled, -1, 1)
 
-    @tiny.jit
+    @jax.jit
     def log_probs(params):
         states = transformer.hidden(model, params, *packed_rows)
         logits = transformer.logits(model, params, states.reshape(-1, states.shape[-1]))

@@ -92,7 +92,7 @@ def on_mesh(setting, shape):
     config = dataclasses.replace(CONFIG, mesh=mesh)
     places = sharding.parameter_shardings(params, mesh, training_layout=True)
     rows = sharding.rows(mesh)
-    step = tiny.jit(
+    step = jax.jit(
         jax.value_and_grad(functools.partial(loss, config)),
         in_shardings=(places, rows, rows),
         out_shardings=(sharding.replicated(mesh), places),

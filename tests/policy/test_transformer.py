@@ -46,8 +46,8 @@ def batch(config, rows=4, length=24, seed=0):
     return tokens, *(np.broadcast_to(x, tokens.shape) for x in (positions, segment))
 
 
-score = tiny.jit(transformer.score, static_argnums=(0, 5))
-hidden = tiny.jit(transformer.hidden, static_argnums=0)
+score = jax.jit(transformer.score, static_argnums=(0, 5))
+hidden = jax.jit(transformer.hidden, static_argnums=0)
 
 
 @pytest.fixture(scope='module')
@@ -86,7 +86,7 @@ def weight():
     return np.random.default_rng(1).normal(size=(4, 24)).astype(np.float32)
 
 
-gradient = tiny.jit(jax.value_and_grad(total, argnums=1), static_argnums=0)
+gradient = jax.jit(jax.value_and_grad(total, argnums=1), static_argnums=0)
 
 
 @pytest.fixture(scope='module')

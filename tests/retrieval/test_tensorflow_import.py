@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from python_process import FAST
+
 CODE = """
 import os, pathlib, sys, tempfile
 from zeroplay_jax.retrieval.command import import_tensorflow
@@ -34,7 +36,7 @@ assert float(tf.keras.losses.mse([[1.0]], [[3.0]])[0]) == 4.0
 
 def test_heavy_libraries_are_loaded_only_when_they_are_used():
     # The devices of the test session (tests/conftest.py) would override `jax_num_cpu_devices`.
-    environment = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0'}
+    environment = os.environ | FAST
     result = subprocess.run(
         [sys.executable, '-c', CODE], env=environment, capture_output=True, text=True
     )

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 import tiny
@@ -144,7 +145,7 @@ def test_what_was_sampled_has_the_scores_of_a_full_forward(played):
     assert len(longest.tokens) > 2 * 16
     tokens = longest.tokens[None]
     positions = np.arange(tokens.size)[None]
-    score = tiny.jit(transformer.score, static_argnums=0)
+    score = jax.jit(transformer.score, static_argnums=0)
     full, _ = score(model, params, tokens, positions, np.ones_like(tokens))
     sampled = longest.source == POLICY
     assert np.abs(np.asarray(full)[0] - longest.logp)[sampled].max() <= 1e-4
