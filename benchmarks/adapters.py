@@ -68,8 +68,8 @@ def config_of(arm: str, rank: int, factor: float, seed: int) -> Any:
         _lengthen(config)
     # A run is never stopped, because one that trains nothing is a result, too.
     config.stop_after_empty_steps = 0
-    for levels in config.alarms.values():
-        levels.stop = 0.0
+    for name, (warn, _, steps) in config.alarms.items():
+        config.alarms[name] = (warn, 0.0, steps)
     if rank:
         config.policy.adapters.rank = rank
         for role in (config.proposer, config.solver):

@@ -26,7 +26,7 @@ from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 # Raised when a change of the code changes the result of a run, so that no stored run of the earlier code is reused.
 # 2: the rule judge grades facts; minibatches are drawn by prompt.
 CODE = 2
-_CACHE_GIGABYTES = 2.0
+_CACHE_BYTES = 2_000_000_000
 _PACKAGE = pathlib.Path(__file__).parents[1] / 'zeroplay_jax'
 
 # An arm and a seed.
@@ -55,12 +55,15 @@ def _package_files() -> list[pathlib.Path]:
 
 def keep_programs() -> None:
     """Makes this process read and store compiled programs, for all processes and later calls."""
+    import jax
+
     from zeroplay_jax.runtime.devices import CompilationCache
 
     # A program for a CPU may depend on the number of cores.
     cores = len(os.sched_getaffinity(0))
     folder = pathlib.Path(__file__).parents[1] / '.cache' / f'programs_of_{cores}_cores'
-    CompilationCache(str(folder), _CACHE_GIGABYTES)
+    jax.config.update('jax_compilation_cache_max_size', _CACHE_BYTES)
+    CompilationCache(str(folder))
 
 
 @functools.cache
@@ -115,8 +118,8 @@ def run_arm(arm: str, seed: int, folder: pathlib.Path) -> dict:
     config = config_of(arm, seed)
     # 0: a run is never stopped, because an arm that trains nothing is a result, too.
     config.stop_after_empty_steps = 0
-    for levels in config.alarms.values():
-        levels.stop = 0.0
+    for name, (warn, _, steps) in config.alarms.items():
+        config.alarms[name] = (warn, 0.0, steps)
     rules.check(config)
     started = time.perf_counter()
     workdir = pathlib.Path(tempfile.mkdtemp(prefix='claims.'))

@@ -31,9 +31,7 @@ def free_port():
 
 def processes(command, count, joined):
     """`count` processes with 2 / count devices each; `joined(port, i)` are the arguments that join them."""
-    flags = (
-        f'--xla_cpu_use_fusion_emitters=false --xla_force_host_platform_device_count={2 // count}'
-    )
+    flags = f'--xla_force_host_platform_device_count={2 // count}'
     environment = os.environ | {'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
     port, pipes = free_port(), dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return [

@@ -27,7 +27,7 @@ def two(tmp_path_factory):
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env=os.environ | {'XLA_FLAGS': '--xla_cpu_use_fusion_emitters=false'},
+        env=os.environ | {'XLA_FLAGS': ''},
         capture_output=True,
         text=True,
     )

@@ -151,7 +151,7 @@ def test_wandb_continues_its_run(tmp_path, monkeypatch):
     monkeypatch.setenv('WANDB_MODE', 'offline')
     ids = []
     for first in (0, 2):
-        metrics = MetricsWriter(tmp_path, first, ('wandb',), 'tests')
+        metrics = MetricsWriter(tmp_path, first, ('wandb',))
         for step in range(first, first + 3):
             metrics.write_scalars(step, 0, 'solver', {'x': float(step)})
         ids.append(metrics._curves[0]._writer._run.id)
@@ -165,9 +165,10 @@ def test_mlflow_has_every_step_once(tmp_path, monkeypatch):
     mlflow = pytest.importorskip('mlflow', reason='mlflow is not installed')
     monkeypatch.setenv('MLFLOW_TRACKING_URI', (tmp_path / 'store').as_uri())
     monkeypatch.setenv('MLFLOW_ALLOW_FILE_STORE', 'true')
+    monkeypatch.setenv('MLFLOW_EXPERIMENT_NAME', 'tests')
     (tmp_path / 'run').mkdir()
     for first in (0, 2):
-        metrics = MetricsWriter(tmp_path / 'run', first, ('mlflow',), 'tests')
+        metrics = MetricsWriter(tmp_path / 'run', first, ('mlflow',))
         for step in range(first, first + 3):
             metrics.write_scalars(step, 0, 'solver', {'x:y': float(step)})
         metrics.close()

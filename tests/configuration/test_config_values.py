@@ -161,7 +161,6 @@ WRONG = [  # field, value, what the line must contain beside the field
     ('sampler.decode_buckets', (8,), 'set sampler.page, such as 64'),
     ('micro.tokens', 500, 'give 512 or more'),
     ('rollout.max_turns', 3, '4-hop question takes 3 searches'),
-    ('retrieval.overfetch', 2, 'give 3 or more'),
     ('pool.window', (0.2, 0.8), 'give pool.measure'),
     ('solver.samples', 1, 'give 2 or more'),
     ('proposer.batch', 8, 'give 16 or more'),

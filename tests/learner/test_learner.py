@@ -234,9 +234,7 @@ def test_paid_entropy_rises(policy):
     batches = pack(rows, micro_rows=3, tokens=50, mode='token')
     means = {}
     for coef in (0.0, 1.0):
-        config = role(
-            entropy_coef=coef, skip_uninformative=False, learning_rate=3e-3, weight_decay=0.0
-        )
+        config = role(entropy_coef=coef, learning_rate=3e-3, weight_decay=0.0)
         learner = learner_of(model, params, config, (3, 50))
         means[coef] = [
             (s := learner.update('r', batches))['entropy'][0] / s['entropy'][1] for _ in range(5)

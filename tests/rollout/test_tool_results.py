@@ -77,8 +77,7 @@ class SearchSource:
 def search_tool(search, concurrent_requests=4):
     source = SearchSource(search)
     source.concurrent_requests = concurrent_requests
-    config = types.SimpleNamespace(tools=types.SimpleNamespace(max_queries=3))
-    return registry.BUILT_IN['search'](config, source)
+    return registry.BUILT_IN['search'](None, source)
 
 
 def passages(queries):

@@ -36,7 +36,7 @@ def test_a_step_with_reward_variance_trains(policy):  # noqa: F811
     assert engine.learning.stuck_policies(1) == []
 
 
-@pytest.mark.parametrize('settings', [{}, {'skip_uninformative': False}, {'kl_coef': 0.1}])
+@pytest.mark.parametrize('settings', [{}, {'kl_coef': 0.1}])
 def test_equal_rewards_train_nothing(policy, settings):  # noqa: F811
     # Also where the rows stay in the batch: weight decay and a KL term are no learning.
     engine, _ = make(policy, lambda item: (1, 1), **settings)

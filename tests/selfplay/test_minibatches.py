@@ -52,7 +52,6 @@ def test_few_prompts_leave_minibatches_empty():
     [
         ('mean', {}, [0]),
         ('mean', {'kl_coef': 0.1}, [0, 1]),
-        ('mean', {'skip_uninformative': False}, [0, 1]),
         # More may have been expected than a reward of 0.
         ('value', {}, [0, 1]),
     ],
@@ -61,7 +60,7 @@ def test_rows_without_a_gradient_are_left_out(baseline, changes, expected):
     rows = rows_of_documents(3, 1)
     rows[0].advantage, rows[1].advantage, rows[2].advantage = 1.0, 0.0, 1.0
     rows[2].drop = 'ungraded'
-    settings = dict(kl_coef=0.0, entropy_coef=0.0, skip_uninformative=True, baseline=baseline)
+    settings = dict(kl_coef=0.0, entropy_coef=0.0, baseline=baseline)
     computed = trained_rows(rows, types.SimpleNamespace(**settings | changes), 0.0)
     assert computed == [rows[index] for index in expected]
 

@@ -72,8 +72,7 @@ def player(engine, monkeypatch):
 
 def only(name, level):
     """Levels of which one alone is on: this alarm stops at once."""
-    levels = {other: dict(warn=0.0, stop=0.0, steps=1) for other in FIGURES}
-    return levels | {name: dict(warn=0.0, stop=level, steps=1)}
+    return dict.fromkeys(FIGURES, (0.0, 0.0, 1)) | {name: (0.0, level, 1)}
 
 
 def first_stop(engine, name, level):
@@ -158,7 +157,7 @@ def test_it_stops_within_two_steps(engine, player, monkeypatch, name, level, cha
     index, stop = first_stop(engine, name, level)
     assert index is not None and index <= 1
     assert stop.cause == name and stop.line.startswith(f'stopped: step {index} (solver')
-    assert f'config.alarms.{name}.stop={level:g}' in stop.line
+    assert f'the stop level of config.alarms.{name}=(0, {level:g}, 1)' in stop.line
 
 
 def test_rollouts_that_explode_stop_it(engine, player, monkeypatch):
@@ -197,7 +196,7 @@ def test_empty_steps_are_the_reason_before_an_alarm_and_a_stop_can_be_switched_o
     stored = dataclasses.asdict(Stop('no_call', 'stopped: …'))
     config = one.config.copy_and_resolve_references()
     assert current_stop(config, stored) is None
-    config.alarms.no_call.stop = 0.9
+    config.alarms.no_call = (0.8, 0.9, 3)
     assert current_stop(config, stored) == stored
     # A checkpoint of an earlier version has the line alone.
     assert current_stop(config, 'stopped: …')['cause'] == 'empty_steps'

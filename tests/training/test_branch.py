@@ -307,7 +307,7 @@ def test_a_text_that_happens_to_name_a_file_is_no_input(tmp_path, monkeypatch):
     """Only fields that are paths are inputs, those of a recipe's own settings among them."""
     monkeypatch.chdir(tmp_path)
     config = make_config()
-    for name in (config.judge.model, config.log.project, 'questions.jsonl'):
+    for name in (config.judge.model, 'questions.jsonl'):
         (tmp_path / name).write_text('a file')
     config.inputs.questions = 'questions.jsonl'
     assert input_record.fingerprints(config).keys() == {'policy.path', 'inputs.questions'}

@@ -56,7 +56,7 @@ def test_an_evaluation_whose_searches_find_nothing_stops_with_the_cause(config, 
 def test_one_passage_no_search_or_the_setting_let_an_evaluation_pass(config):
     outcome.raise_if_nothing_found(config, counts_of([], [PASSAGE]))
     outcome.raise_if_nothing_found(config, counts_of())
-    config.alarms.empty_searches.stop = 0.0
+    config.alarms.empty_searches = (0.5, 0.0, 2)
     outcome.raise_if_nothing_found(config, counts_of([], []))
 
 

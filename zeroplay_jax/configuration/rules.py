@@ -359,10 +359,6 @@ def _check_lengths(config: ConfigDict, recipe: type[Recipe]) -> None:
     if turns < hops:
         problem = f'a {hops}-hop question takes {hops - 1} searches and a turn to write it'
         fail('rollout.max_turns', turns, problem, f'give {hops} or more, or ask for fewer hops')
-    if config.retrieval.overfetch < config.tools.top_k:
-        problem = f'fewer candidates than passages shown (tools.top_k={config.tools.top_k})'
-        fix = f'give {config.tools.top_k} or more'
-        fail('retrieval.overfetch', config.retrieval.overfetch, problem, fix)
     if config.reward.overlong_buffer > context:
         problem = f'longer than a slot (sampler.context={context})'
         fail('reward.overlong_buffer', config.reward.overlong_buffer, problem, 'give less')

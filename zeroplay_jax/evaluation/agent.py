@@ -192,7 +192,6 @@ class Agent:
             fill_rows=1,
             burst=_DECODE_BURST,
             put_rows=1,
-            put_tokens=settings.put_tokens,
             eos=role.env.codec.eos_ids,
         )
         # No progress bar, because the command shows a clock while it loads.

@@ -33,8 +33,9 @@ class SamplerConfig:
     chunk: int
     fill_rows: int
     burst: int
-    put_rows: int
-    put_tokens: int
+    # Host to device is a small part of a step, whatever the size of these calls.
+    put_rows: int = 16
+    put_tokens: int = 96
     eos: tuple[int, ...] = ()
     page: int = 0
     pages: int = 0

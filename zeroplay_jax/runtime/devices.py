@@ -175,17 +175,14 @@ class CompilationCache:
     Args:
       folder: of the cache; several runs may share it. '' leaves JAX's own settings (JAX_COMPILATION_CACHE_DIR) as they
         are and counts nothing.
-      gigabytes: size above which the programs that were not used for longest are removed; 0: no limit.
     """
 
-    def __init__(self, folder: str, gigabytes: float):
+    def __init__(self, folder: str):
         self._counts: collections.Counter[str] = collections.Counter()
         self._is_used = bool(folder)
         if not folder:
             return
-        size = int(gigabytes * 1e9) if gigabytes else -1
         jax.config.update('jax_compilation_cache_dir', str(pathlib.Path(folder).resolve()))
-        jax.config.update('jax_compilation_cache_max_size', size)
         # JAX's own limits leave out programs that compile in less than a second; a run has dozens of them.
         jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
         jax.config.update('jax_persistent_cache_min_entry_size_bytes', 0)

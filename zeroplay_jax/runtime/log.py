@@ -105,7 +105,6 @@ class MetricsWriter:
         workdir: pathlib.Path,
         step: int,
         writers: Sequence[str] = ('tensorboard',),
-        project: str = 'zeroplay_jax',
         run: str = '',
     ):
         """Opens the files in `workdir` and removes the lines from `step` on.
@@ -114,7 +113,6 @@ class MetricsWriter:
           workdir: folder of the run.
           step: the first step that will be written.
           writers: `config.log.writers`.
-          project: `config.log.project`.
           run: hash of the run's identity, for every line; '' for none.
 
         Raises:
@@ -124,7 +122,7 @@ class MetricsWriter:
         self._trajectories = JsonLines(workdir / 'trajectories.jsonl', step, run)
         self._tasks = JsonLines(workdir / 'tasks.jsonl', step, run)
         self._alarms = JsonLines(workdir / 'alarms.jsonl', step, run)
-        self._curves = open_writers(writers, workdir, step, project)
+        self._curves = open_writers(writers, workdir, step)
         # Every step has a line; damage and a deleted file show here.
         self.missing_steps = sorted(set(range(step)) - self._scalars.steps)
 
@@ -184,6 +182,8 @@ class MetricsWriter:
 
 # Hidden file with the id under which the services know the run, so that a resumed run continues its curves.
 _ID_FILE = '.run_id'
+# Project or experiment of the services where the environment names none.
+_PROJECT = 'zeroplay_jax'
 # Characters that MLflow allows in the name of a metric.
 _NOT_ALLOWED = re.compile(r'[^\w\-. /]')
 
@@ -242,7 +242,7 @@ def _plain_scalars(summary_writer: type) -> type:
 class TensorBoardWriter:
     """TensorBoard events in the workdir; see `open_writers` for the arguments."""
 
-    def __init__(self, workdir: pathlib.Path, first_step: int, project: str):
+    def __init__(self, workdir: pathlib.Path, first_step: int):
         # Synchronous, because a killed run must have written every step that its checkpoint covers.
         metric_writers = _import_metric_writers()
         for path in sorted(workdir.glob('events.out.tfevents.*')):
@@ -289,11 +289,11 @@ def _cut_events(path: pathlib.Path, first_step: int) -> None:
 class WandbWriter:
     """A run of Weights & Biases, which its environment variables set up; see `open_writers` for the arguments."""
 
-    def __init__(self, workdir: pathlib.Path, first_step: int, project: str):
+    def __init__(self, workdir: pathlib.Path, first_step: int):
         import wandb
 
         self._run = wandb.init(
-            project=project,
+            project=os.environ.get('WANDB_PROJECT', _PROJECT),
             name=workdir.resolve().name,
             id=_run_id(workdir),
             dir=str(workdir),
@@ -314,11 +314,12 @@ class WandbWriter:
 class MlflowWriter:
     """A run of MLflow at MLFLOW_TRACKING_URI; see `open_writers` for the arguments."""
 
-    def __init__(self, workdir: pathlib.Path, first_step: int, project: str):
+    def __init__(self, workdir: pathlib.Path, first_step: int):
         import mlflow
 
         self._entities: Any = mlflow.entities
         self._client = mlflow.MlflowClient()
+        project = os.environ.get('MLFLOW_EXPERIMENT_NAME', _PROJECT)
         experiment = self._client.get_experiment_by_name(project)
         if experiment is None:
             experiment_id = self._client.create_experiment(project)
@@ -359,7 +360,7 @@ def _run_id(workdir: pathlib.Path) -> str:
 
 
 # Name in config.log.writers → writer. TensorBoard is a requirement of this package; the others are not.
-_WRITERS: Mapping[str, Callable[[pathlib.Path, int, str], ScalarWriter]] = {
+_WRITERS: Mapping[str, Callable[[pathlib.Path, int], ScalarWriter]] = {
     'tensorboard': TensorBoardWriter,
     'wandb': WandbWriter,
     'mlflow': MlflowWriter,
@@ -402,14 +403,13 @@ class GuardedWriter:
 
 
 def open_writers(
-    names: Sequence[str], workdir: pathlib.Path, first_step: int, project: str
+    names: Sequence[str], workdir: pathlib.Path, first_step: int
 ) -> list[ScalarWriter]:
     """Returns the writers of these names (`config.log.writers`).
 
     Args:
       workdir: folder of the run; the services name the run after it.
       first_step: the first step that will be written; TensorBoard's events from this step on are removed.
-      project: project or experiment of the services.
 
     Raises:
       UserError: a service cannot be opened.
@@ -417,10 +417,10 @@ def open_writers(
     writers: list[ScalarWriter] = []
     for name in names:
         if name == 'tensorboard':
-            writers.append(TensorBoardWriter(workdir, first_step, project))
+            writers.append(TensorBoardWriter(workdir, first_step))
             continue
         try:
-            writer = _WRITERS[name](workdir, first_step, project)
+            writer = _WRITERS[name](workdir, first_step)
         except Exception as error:
             raise UserError(
                 f'config.log.writers: {name} cannot be opened ({_first_line(error)}); set it up by its environment '

@@ -32,6 +32,8 @@ from zeroplay_jax.types import Question, UserError
 
 # Largest number of open tasks per hop count: a world has few passages to describe, and every rubric is one judgement.
 _MAX_WORLD_TASKS = 50
+# A search server takes minutes to load a large index, and the run is often started at the same time.
+_READY_SECONDS = 600.0
 
 
 class IndexedDocuments(Sequence[Document]):
@@ -110,7 +112,7 @@ def check_and_reset_failures(library: Library) -> dict[str, float]:
 def open_real_corpus(config) -> tuple[SearchableCorpus, str]:
     """Opens the index folder or search server of `config.retrieval`; returns it and its name.
 
-    Waits up to `retrieval.ready_seconds` for a server.
+    Waits up to ten minutes for a server.
 
     Raises:
       RetrievalError: the folder is not an index, or the server does not answer in time.
@@ -126,10 +128,9 @@ def open_real_corpus(config) -> tuple[SearchableCorpus, str]:
         # An index cannot return more passages than it has.
         top_k = min(top_k, len(index))
     else:
-        backend = Http(settings.url, timeout=settings.timeout, retries=settings.retries)
-    client = Client(backend, cache=settings.cache, max_failure_rate=settings.max_failure_rate)
-    # A search server takes minutes to load its index, and the run is often started at the same time.
-    client.wait_until_ready(settings.ready_seconds)
+        backend = Http(settings.url, timeout=settings.timeout)
+    client = Client(backend, max_failure_rate=settings.max_failure_rate)
+    client.wait_until_ready(_READY_SECONDS)
     corpus = SearchableCorpus(client, top_k, config.tools.page_words)
     return corpus, backend.name
 
@@ -249,14 +250,14 @@ def _world_library(config, with_open_tasks: bool) -> Library:
 
 def _world_corpus(config, worlds: Sequence[World]) -> SearchableCorpus:
     """Returns a corpus of the passages of these worlds, with an index and a client of its own."""
-    index = _world_index(worlds, config.retrieval.overfetch)
-    settings = config.retrieval
-    client = Client(InProcess(index), settings.cache, settings.max_failure_rate)
+    client = Client(
+        InProcess(_world_index(worlds)), max_failure_rate=config.retrieval.max_failure_rate
+    )
     return SearchableCorpus(client, config.tools.top_k, config.tools.page_words)
 
 
-def _world_index(worlds: Sequence[World], overfetch: int) -> Index:
-    """Returns an index of the passages of these worlds; `overfetch` candidates per query are scored exactly."""
+def _world_index(worlds: Sequence[World]) -> Index:
+    """Returns an index of the passages of these worlds."""
     titles: list[str] = []
     texts: list[str] = []
     for world in worlds:
@@ -264,7 +265,7 @@ def _world_index(worlds: Sequence[World], overfetch: int) -> Index:
             titles.append(passage.title)
             texts.append(passage.text)
     # The lexical encoder needs neither a model nor a download.
-    return ScannIndex.build(LexicalEncoder(), titles, texts, overfetch=overfetch)
+    return ScannIndex.build(LexicalEncoder(), titles, texts)
 
 
 def linked_documents(

@@ -102,9 +102,7 @@ def trained_rows(rows: Sequence[Row], settings: Any, distill_coef: float) -> lis
     """
     # Rows of advantage 0 have no policy gradient, but they count in the mean, and KL, entropy
     # and distillation act on them.
-    keeps_all = (
-        settings.kl_coef or settings.entropy_coef or distill_coef or not settings.skip_uninformative
-    )
+    keeps_all = settings.kl_coef or settings.entropy_coef or distill_coef
     # A reward of 0 is informative if more was expected.
     keeps_all = keeps_all or settings.baseline == 'value'
     return [row for row in rows if row.drop is None and (keeps_all or row.advantage)]
@@ -121,7 +119,7 @@ def pack_rows(
 ) -> list[Batch]:
     """Packs rows with advantages into the micro-batches of one optimiser step.
 
-    Dropped rows are left out, and with `skip_uninformative` rows without any gradient; those still count in the
+    Dropped rows are left out, and rows without any gradient too; those still count in the
     denominator of the loss.
 
     Args:

@@ -27,10 +27,6 @@ class Sampler(Section):
     """Prefill: chunks per call; not read with page."""
     burst: PositiveInt = 8
     """Decode steps per call."""
-    put_rows: PositiveInt = 16
-    """Host to device: rows per call and data shard."""
-    put_tokens: PositiveInt = 96
-    """Host to device: tokens per row and call."""
     page: NonNegativeInt = 0
     """Tokens of a page of the cache; 0: as long as a slot (fastest on CPUs). Pages of 16 to 128 hold more rollouts and
     share prompts ([slots and pages](concepts.md#slots-and-pages))."""

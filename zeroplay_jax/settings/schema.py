@@ -15,6 +15,7 @@ from pydantic import Field
 
 from zeroplay_jax.objectives.loss_properties import BUILT_IN_LOSSES
 from zeroplay_jax.settings.kinds import (
+    AlarmLevels,
     BelowOne,
     DistillCoefficients,
     DocumentsFile,
@@ -74,52 +75,41 @@ class Adapters(Section):
 # What they watch is in `training.outcome`.
 
 
-class Alarm(Section):
-    """Levels of one watched figure."""
-
-    warn: NonNegativeFloat = 0.0
-    """Level from which a line warns; 0: never."""
-    stop: NonNegativeFloat = 0.0
-    """Level from which the run is saved and stopped with exit status 4; 0: never."""
-    steps: PositiveInt = 3
-    """Steps in a row that must reach a level."""
-
-
 class Alarms(Section):
-    """Figures that show a run going wrong ([what they watch](learning-nothing.md#alarms)). `warn`: level from which a
-    line warns; `stop`: level from which the run is saved and stopped with exit status 4; 0: never; `steps`: steps in a
-    row that must reach the level."""
+    """Figures that show a run going wrong ([what they watch](learning-nothing.md#alarms)), each with (warn, stop,
+    steps): level from which a line warns; level from which the run is saved and stopped with exit status 4; 0: never;
+    steps in a row that must reach the level."""
 
     # The mean difference in float32 is below 1e-6, in bfloat16 of the order of 0.01; a few updates between sampling and
     # training add as much again.
-    sampler_gap: Alarm = Alarm(warn=0.03, stop=0.2)
+    sampler_gap: AlarmLevels = (0.03, 0.2, 3)
     """Mean difference of token probabilities between sampler and trainer."""
     # Small policies that have nearly solved their task are healthy at 0.03.
-    entropy: Alarm = Alarm(warn=0.01)
+    entropy: AlarmLevels = (0.01, 0.0, 3)
     """Entropy of the next token in nats, at most."""
-    length: Alarm = Alarm(warn=3.0)
+    length: AlarmLevels = (3.0, 0.0, 3)
     """Sampled tokens per rollout, relative to the phase's first three steps."""
     # A policy may need some steps to learn how calls are written.
-    tool_errors: Alarm = Alarm(warn=0.5, stop=0.9, steps=5)
+    tool_errors: AlarmLevels = (0.5, 0.9, 5)
     """Share of calls that were malformed, refused, failed or timed out."""
     # A search that finds nothing at all is an empty index: no healthy policy writes only such queries.
-    empty_searches: Alarm = Alarm(warn=0.5, stop=1.0, steps=2)
+    empty_searches: AlarmLevels = (0.5, 1.0, 2)
     """Share of searches that find no passage; stops with exit status 3, also evaluations."""
-    no_call: Alarm = Alarm(warn=0.8)
+    no_call: AlarmLevels = (0.8, 0.0, 3)
     """Share of answering rollouts without a call."""
-    no_evidence: Alarm = Alarm(warn=0.9)
+    no_evidence: AlarmLevels = (0.9, 0.0, 3)
     """Share of correct answers that no tool result contains."""
-    duplicates: Alarm = Alarm(warn=0.5)
+    duplicates: AlarmLevels = (0.5, 0.0, 3)
     """Share of proposed questions that occur twice in a step."""
-    judge_agreement: Alarm = Alarm(warn=0.5)
+    judge_agreement: AlarmLevels = (0.5, 0.0, 3)
     """Share of verdicts that agree with the accepted answers, at most."""
     # `judge.max_failure_rate` stops a run whose judge is gone.
-    judge_lost: Alarm = Alarm(warn=0.3)
+    judge_lost: AlarmLevels = (0.3, 0.0, 3)
     """Share of judgements that failed or could not be read."""
-    staleness: Alarm = Alarm(warn=3.0)
+    staleness: AlarmLevels = (3.0, 0.0, 3)
     """Training steps between sampling and update."""
     # A single update that is skipped does no harm: half of them, twice in a row, is no accident.
-    nonfinite: Alarm = Alarm(warn=0.001, stop=0.5, steps=2)
+    nonfinite: AlarmLevels = (0.001, 0.5, 2)
     """Share of updates or rewards that are not finite. Weights that are not finite always stop the run."""
 
 
@@ -206,8 +196,7 @@ class Judge(Section):
 
 
 class SecondJudge(Section):
-    """A second judge of `evaluate --workdir`, compared with `judge`, which sets timeout, retries and
-    max_failure_rate."""
+    """A second judge of `evaluate --workdir`, compared with `judge`, whose other fields it has."""
 
     kind: Literal['none', 'rule', 'endpoint'] = 'none'
     """none, rule, or endpoint."""
@@ -215,10 +204,6 @@ class SecondJudge(Section):
     """As judge.url; the key is in SECOND_JUDGE_API_KEY."""
     model: str = 'judge'
     """As judge.model."""
-    temperature: NonNegativeFloat = 0.0
-    """Sampling temperature."""
-    tokens: PositiveInt = 512
-    """Longest reply."""
     request: RequestFields = ''
     """As judge.request."""
     prices: Prices = (0.0, 0.0)
@@ -238,9 +223,8 @@ class Log(Section):
     """Steps between two printed rollouts; 0: none."""
     writers: tuple[Literal['tensorboard', 'wandb', 'mlflow'], ...] = ('tensorboard',)
     """Where metrics go beside metrics.jsonl: tensorboard, wandb, mlflow. The last two must be installed, and are set up
-    by their own environment variables (WANDB_MODE, MLFLOW_TRACKING_URI)."""
-    project: Annotated[str, requires(bool, 'give the name of a project')] = 'zeroplay_jax'
-    """wandb, mlflow: project or experiment; the run has the name of its workdir."""
+    by their own environment variables (WANDB_PROJECT, WANDB_MODE, MLFLOW_EXPERIMENT_NAME,
+    MLFLOW_TRACKING_URI)."""
 
 
 class Profile(Section):
@@ -291,8 +275,6 @@ class Tools(Section):
     olmo: <function_calls>search(query="…")</function_calls>."""
     top_k: PositiveInt = 3
     """search: passages per query."""
-    max_queries: PositiveInt = 3
-    """search: queries per call; more are ignored."""
     page_words: PositiveInt = 200
     """open: words per page."""
     max_failure_rate: Fraction = 0.5
@@ -316,16 +298,8 @@ class Retrieval(Section):
     """http: server with Search-R1's protocol."""
     timeout: PositiveFloat = 30.0
     """http: seconds per attempt."""
-    retries: NonNegativeInt = 4
-    """http: further attempts."""
-    ready_seconds: PositiveFloat = 600.0
-    """http: how long to wait for the server at the start."""
-    cache: NonNegativeInt = 100_000
-    """Queries whose results stay in memory."""
     max_failure_rate: Fraction = 0.1
     """Share of failed searches in a step above which the run stops."""
-    overfetch: PositiveInt = 32
-    """Candidates per query that are scored again exactly."""
     held_out: InputPath = ''
     """folder, http: JSON lines (document_id, title) of passages that only evaluations find; '': none."""
 
@@ -482,8 +456,6 @@ class Compilation(Section):
         ),
     ] = ''
     """Its folder, which runs may share; '': JAX's own setting (JAX_COMPILATION_CACHE_DIR)."""
-    gigabytes: NonNegativeFloat = 0.0
-    """Size above which the least recently used programs are removed; 0: no limit."""
 
 
 class TrainedRole(Section):
@@ -520,8 +492,6 @@ class TrainedRole(Section):
     """1: sample deviation; 0: population."""
     singleton: Literal['zero', 'raw'] = 'zero'
     """Advantage of a row alone in its group."""
-    skip_uninformative: bool = True
-    """Leave out rows of advantage 0 where they contribute nothing."""
     loss: Annotated[str, one_of_or_function(*BUILT_IN_LOSSES)] = 'token_pg'
     """reinforce (no ratio), token_pg (PPO, GRPO), sequence_pg (GSPO, DSPO), geometric_pg (GMPO), cispo, or
     package.module:function."""

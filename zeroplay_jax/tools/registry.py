@@ -44,7 +44,7 @@ Factory = Callable[[Any, DocumentSource], Tool | Sequence[Tool]]
 
 
 def _search(config, source: DocumentSource) -> Tool:
-    return SearchTool(source.search, config.tools.max_queries, _workers(source))
+    return SearchTool(source.search, workers=_workers(source))
 
 
 def _workers(source: DocumentSource) -> int:

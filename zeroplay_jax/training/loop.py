@@ -113,7 +113,7 @@ def _run_at(place: bucket_run.Place, config, source: str | None) -> dict:
             run_folder.check_identity(hosts, workdir, config, inputs)
 
         # ---- build ---------------------------------------------------------------------------------
-        cache = CompilationCache(config.compilation.cache, config.compilation.gigabytes)
+        cache = CompilationCache(config.compilation.cache)
         context = _build_on_all(hosts, config, _start_date(hosts, workdir, origin))
         engine = build.build_engine(config, context)
         first_weights = fingerprints(engine)
@@ -306,8 +306,7 @@ def _open_log(
     def open_in_first() -> None:
         # The writer removes records of this and later steps, which a crash may have left behind.
         if hosts.is_first:
-            names, project = config.log.writers, config.log.project
-            writers.append(MetricsWriter(workdir, first_step, names, project, run))
+            writers.append(MetricsWriter(workdir, first_step, config.log.writers, run))
 
     hosts.run_on_all_and_gather(open_in_first)
     if not writers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.runtime.hosts import Hosts
@@ -120,17 +120,17 @@ def raise_if_weights_are_lost(
 def raise_if_nothing_found(config, counts: Mapping[str, float]) -> None:
     """Raises TrainingStopped with exit status 3 if no search of an evaluation found a passage.
 
-    Its figures would measure the policy without a search. Not with `config.alarms.empty_searches.stop=0`.
+    Its figures would measure the policy without a search. Not where the stop level of this alarm is 0.
 
     Args:
       counts: `library_builder.SEARCH_COUNTS` of the evaluation, summed over processes.
     """
-    is_watched = config.alarms[EMPTY_SEARCHES].stop > 0
+    is_watched = Levels(*config.alarms[EMPTY_SEARCHES]).stop > 0
     if is_watched and counts['answered'] and counts['empty'] == counts['answered']:
         raise TrainingStopped(
             f'stopped: none of the {counts["answered"]:.0f} searches of the evaluation found a passage in '
             f'{_corpus_name(config)}; {FIGURES[EMPTY_SEARCHES].remedy}. '
-            f'--config.alarms.{EMPTY_SEARCHES}.stop=0 evaluates nevertheless',
+            f'{_without_stop(config, EMPTY_SEARCHES)} evaluates nevertheless',
             _EMPTY_STEPS_STATUS,
         )
 
@@ -153,7 +153,7 @@ def current_stop(config, stopped: Any) -> Json | None:
         return None
     limit = config.stop_after_empty_steps
     if stopped['cause'] != EMPTY_STEPS:
-        limit = config.alarms[stopped['cause']].stop
+        limit = Levels(*config.alarms[stopped['cause']]).stop
     return stopped if limit else None
 
 
@@ -264,10 +264,12 @@ def raise_if_stopped_or_untrained(config, summary: Json) -> None:
     """
     cause = summary['stopped_by']
     if cause is not None:
-        field = 'stop_after_empty_steps' if cause == EMPTY_STEPS else f'alarms.{cause}.stop'
+        change = '--config.stop_after_empty_steps=0'
+        if cause != EMPTY_STEPS:
+            change = _without_stop(config, cause)
         raise TrainingStopped(
             f'{summary["stopped"]}. Everything is saved: the same command resumes the run, and '
-            f'--config.{field}=0 keeps it from stopping',
+            f'{change} keeps it from stopping',
             _EMPTY_STEPS_STATUS if cause in (EMPTY_STEPS, EMPTY_SEARCHES) else _ALARM_STATUS,
         )
     if not config.stop_after_empty_steps:
@@ -408,10 +410,19 @@ FIGURES: Mapping[str, _Figure] = {
     ),
 }
 
-# All fields of config.alarms; a resumed run may have other levels.
-ALARM_FIELDS = tuple(
-    f'alarms.{name}.{field}' for name in FIGURES for field in (WARN, STOP, 'steps')
-)
+
+class Levels(NamedTuple):
+    """A value of config.alarms: levels of a figure, 0 is off, and the steps in a row that must reach one."""
+
+    warn: float
+    stop: float
+    steps: float
+
+
+def _without_stop(config, name: str) -> str:
+    """Returns the flag with which an alarm never stops the run."""
+    levels = Levels(*config.alarms[name])
+    return f"--config.alarms.{name}='({levels.warn:g},0,{levels.steps:g})'"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -437,11 +448,11 @@ class Alarms:
     """Watches the metrics of a run, step by step.
 
     Args:
-      levels: `config.alarms`: name → 'warn', 'stop' and 'steps'.
+      levels: `config.alarms`: name → (warn, stop, steps).
     """
 
-    def __init__(self, levels: Mapping[str, Any]):
-        self._levels = levels
+    def __init__(self, levels: Mapping[str, Sequence[float]]):
+        self._levels = {name: Levels(*values) for name, values in levels.items()}
         # '<name> <level> <phase> <metric>' → steps in a row that reached the level.
         self._in_a_row: collections.Counter[str] = collections.Counter()
         # Phase → mean lengths of its first steps.
@@ -479,14 +490,14 @@ class Alarms:
         """Counts the levels that a value reaches; returns the alarm that follows, the stop rather than the warning."""
         levels = self._levels[name]
         alarm = None
-        for level in (WARN, STOP):
+        for level, limit in ((WARN, levels.warn), (STOP, levels.stop)):
             key = f'{name} {level} {step.phase.name} {metric}'
-            if not FIGURES[name].reaches(value, levels[level]):
+            if not FIGURES[name].reaches(value, limit):
                 self._in_a_row.pop(key, None)
                 continue
             self._in_a_row[key] += 1
             steps = self._in_a_row[key]
-            excess = steps - levels['steps']
+            excess = steps - levels.steps
             # A run that was stopped and resumed stops again; a warning is repeated from time to time only.
             is_repetition = level == WARN and excess % _REPEAT_STEPS > 0
             if excess >= 0 and not is_repetition:
@@ -505,7 +516,8 @@ class Alarms:
         if not prefix and len(step.phase.trains) == 1:
             role = step.phase.trains[0]
         in_a_row = f', {steps} steps in a row' if steps > 1 else ''
-        limit = f'config.alarms.{name}.{level}={self._levels[name][level]:g}'
+        values = ', '.join(f'{value:g}' for value in self._levels[name])
+        limit = f'the {level} level of config.alarms.{name}=({values})'
         remedy = figure.remedy.replace('<role>', role)
         return f'{step_name(step)}: {figure.text} {value:.3g}{of_role}{in_a_row}, {limit}; {remedy}'
 
