@@ -396,15 +396,13 @@ def difference(baseline: Sequence[float], candidate: Sequence[float], paired: bo
     """
     before = np.asarray(baseline, float)
     after = np.asarray(candidate, float)
+    mean = float(after.mean() - before.mean())
     if paired:
         if before.size != after.size:
             raise ValueError(f'{before.size} and {after.size} runs cannot be paired')
-        return _student(after - before)
-    if before.size == 1:
-        return _student(after - before[0])
-    if after.size == 1:
-        return _student(after[0] - before)
-    return _welch(before, after)
+        return _t_interval(mean, [after - before])
+    # A single result counts as exact.
+    return _t_interval(mean, [side for side in (before, after) if side.size > 1])
 
 
 def statistic(baseline: int, candidate: int, paired: bool) -> str:
@@ -417,27 +415,21 @@ def statistic(baseline: int, candidate: int, paired: bool) -> str:
     return f"Welch's t interval over {baseline} and {candidate} runs"
 
 
-def _student(differences: np.ndarray) -> Interval:
-    """Returns the mean of float [N] and its t interval."""
-    runs = differences.size
-    if runs < 2:
+def _t_interval(mean: float, samples: Sequence[np.ndarray]) -> Interval:
+    """Returns a mean and its t interval, where the variance of the mean is that of the means of these samples.
+
+    Of one sample it is Student's interval; of two Welch's, with degrees of freedom by Welch and Satterthwaite.
+
+    Args:
+      samples: independent float [N] of two or more runs each.
+    """
+    if not samples or samples[0].size < 2:
         raise ValueError('an interval over runs needs two runs of a side or more')
-    mean = float(differences.mean())
-    error = float(differences.std(ddof=1)) / np.sqrt(runs)
-    half_width = float(special.stdtrit(runs - 1, _UPPER) * error)
-    return mean, mean - half_width, mean + half_width
-
-
-def _welch(before: np.ndarray, after: np.ndarray) -> Interval:
-    """Returns the difference of the means of float [N] and float [M], each of two or more runs, and its interval."""
-    mean = float(after.mean() - before.mean())
-    # Squared standard errors of both means.
-    squared_errors = [side.var(ddof=1) / side.size for side in (before, after)]
-    variance = float(sum(squared_errors))
+    squared_errors = np.array([sample.var(ddof=1) / sample.size for sample in samples])
+    variance = squared_errors.sum()
     if not variance:
         return mean, mean, mean
-    # Degrees of freedom by Welch and Satterthwaite.
-    weights = [error**2 / (side.size - 1) for error, side in zip(squared_errors, (before, after))]
-    freedom = variance**2 / float(sum(weights))
+    spare_runs = np.array([sample.size - 1 for sample in samples])
+    freedom = variance**2 / np.sum(squared_errors**2 / spare_runs)
     half_width = float(special.stdtrit(freedom, _UPPER) * np.sqrt(variance))
     return mean, mean - half_width, mean + half_width
