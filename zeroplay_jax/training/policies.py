@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jinja2
 
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.weights_view import FrozenBase, weights_fingerprint
@@ -211,54 +212,29 @@ def model_card(
       config, folder, roles, templates, weights, step: as of `export_texts`.
       is_adapter: whether the folder has an adapter (PEFT) and not whole weights.
     """
-    base = _base_name(folder)
-    environments = [role.env for role in roles]
-    stops = stop_strings(environments)
-    role_names = ', '.join(role.name for role in roles)
-    recipe = config.recipe
-    header = [
-        '---',
-        # JSON texts are YAML texts: a name may hold a colon.
-        f'base_model: {json.dumps(base)}',
-        f'library_name: {"peft" if is_adapter else "transformers"}',
-        'pipeline_tag: text-generation',
-        'tags: [zeroplay_jax, search-agent, self-play, reinforcement-learning]',
-        '---',
-    ]
-    tools = ', '.join(config.tools.names)
-    origin = 'the base' if is_adapter else 'this folder'
-    lines = [
-        *header,
-        f'# {weights}, trained by self-play',
-        '',
-        '| | |',
-        '|---|---|',
-        f'| base | `{base}` |',
-        *_adapter_rows(config, is_adapter),
-        f'| recipe | `{recipe}`, seed {config.seed} |',
-        f'| roles | {role_names} |',
-        f'| tools | {tools} |',
-        f'| call syntax | `{config.tools.syntax}` |',
-        f'| prompts | `{config.prompts}` |',
-        f'| limits | {_limits(config.rollout)} |',
-        '',
-        *_origin(step),
-        '',
-        '## Prompts',
-        '',
-        f'A prompt is one user message, rendered by the chat template of {origin}. Fields in braces are filled in.',
-        '',
-    ]
-    for role in roles:
-        lines += [f'`{role.name}`:', '', '```text', prompt_text(role, templates), '```', '']
-    lines += _turns(roles[0], stops)
-    limit = roles[0].env.limits.turn_tokens
-    lines += _adapter_usage(base, stops, limit) if is_adapter else _usage(stops, limit)
-    lines += [
-        '',
-        'With zeroplay_jax, searches included: `python -m zeroplay_jax.ask --policy FOLDER --index INDEX "question"`.',
-    ]
-    return '\n'.join(lines) + '\n'
+    environment = roles[0].env
+    prompts_of_roles = {role.name: prompt_text(role, templates) for role in roles}
+    stops = stop_strings([role.env for role in roles])
+    result = environment.syntax.wrap(environment.codec, '…', environment.limits.observation_tokens)
+    # A misspelt name in the template is an error.
+    templates_here = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return templates_here.get_template('model_card.md.jinja').render(
+        base=_base_name(folder),
+        config=config,
+        is_adapter=is_adapter,
+        json=json.dumps,
+        prompts=prompts_of_roles,
+        result=environment.codec.decode(result),
+        step=step,
+        stops=json.dumps(stops, ensure_ascii=False),
+        turn_tokens=environment.limits.turn_tokens,
+        weights=weights,
+    )
 
 
 def prompt_text(role: Role, templates: Json) -> str:
@@ -271,124 +247,6 @@ def prompt_text(role: Role, templates: Json) -> str:
             fields[name] = '{' + name + '}'
     (message,) = prompts.fill(template, explanation, **fields)
     return ''.join(message['content'])
-
-
-def _limits(rollout) -> str:
-    """Returns the limits of a rollout in words."""
-    limits = (
-        f'{rollout.max_turns} turns of {rollout.turn_tokens} tokens, results of '
-        f'{rollout.observation_tokens}'
-    )
-    if rollout.response_tokens:
-        limits += f', {rollout.response_tokens} behind the prompt'
-    return limits
-
-
-def _origin(step: int | None) -> list[str]:
-    """Returns the lines about the run; `step` as of `export_texts`."""
-    if step is not None:
-        return [
-            f'It was trained with zeroplay_jax; the weights are those of checkpoint {step} of its run. The figures of',
-            'the run are in `metrics.jsonl` of its workdir. The licence is that of the base.',
-        ]
-    return [
-        'It was trained with zeroplay_jax; the figures of its run are in `summary.json` and `report.html` of the',
-        'workdir, two folders above this one. The licence is that of the base.',
-    ]
-
-
-def _adapter_rows(config, is_adapter: bool) -> list[str]:
-    """Returns the rows of the card's table about an adapter, or about the one that was merged into whole weights."""
-    settings = config.policy.adapters
-    if not settings.rank:
-        return []
-    layers = ', '.join(settings.linears)
-    place = '' if is_adapter else ', merged into these weights'
-    rows = [
-        f'| adapter | LoRA of rank {settings.rank}, alpha {settings.alpha:g}, on {layers}{place} |'
-    ]
-    if settings.quantize != 'none':
-        # The base of an adapter is as it is on disk; merged weights are those that were trained over.
-        rows.append(f'| trained over | the base with linear layers in {settings.quantize}{place} |')
-    return rows
-
-
-def _turns(role: Role, stops: Sequence[str]) -> list[str]:
-    """Returns the lines about where a turn ends."""
-    return [
-        '## Turns',
-        '',
-        f'A turn ends behind one of the stop strings `{_listed(stops)}`. Behind a call, append its result and let the',
-        'policy write on; it must not write the result itself:',
-        '',
-        '```text',
-        _result_text(role.env, role.env.codec),
-        '```',
-        '',
-    ]
-
-
-def _listed(stops: Sequence[str]) -> str:
-    return json.dumps(list(stops), ensure_ascii=False)
-
-
-def _usage(stops: Sequence[str], limit: int) -> list[str]:
-    """Returns the lines about how to run whole weights with transformers, `limit` tokens per turn."""
-    return [
-        '## With transformers',
-        '',
-        '`generation_config.json` stops at the stop strings that are single tokens of this tokenizer. `stop_strings`',
-        'stops at all of them, whatever their tokens:',
-        '',
-        '```python',
-        'from transformers import AutoModelForCausalLM, AutoTokenizer',
-        '',
-        "folder = '.'",
-        'tokenizer = AutoTokenizer.from_pretrained(folder)',
-        'model = AutoModelForCausalLM.from_pretrained(folder)',
-        *_generation(stops, limit),
-        '```',
-    ]
-
-
-def _adapter_usage(base: str, stops: Sequence[str], limit: int) -> list[str]:
-    """Returns the lines about how to run an adapter with PEFT, `limit` tokens per turn."""
-    return [
-        '## With PEFT',
-        '',
-        'The folder of the base is in `adapter_config.json`, as `base_model_name_or_path`. `generate` needs the stop',
-        'strings, because the base knows nothing of them:',
-        '',
-        '```python',
-        'from peft import PeftModel',
-        'from transformers import AutoModelForCausalLM, AutoTokenizer',
-        '',
-        "folder = '.'",
-        f'base = BASE  # the folder of {base}',
-        'tokenizer = AutoTokenizer.from_pretrained(base)',
-        'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)',
-        *_generation(stops, limit),
-        '```',
-    ]
-
-
-def _generation(stops: Sequence[str], limit: int) -> list[str]:
-    """Returns the lines of Python that generate a turn with a model and its tokenizer."""
-    return [
-        "messages = [{'role': 'user', 'content': PROMPT}]  # the prompt above, with its field filled in",
-        'inputs = tokenizer.apply_chat_template(',
-        "    messages, add_generation_prompt=True, return_dict=True, return_tensors='pt'",
-        ')',
-        f'stops = {_listed(stops)}',
-        f'ids = model.generate(**inputs, max_new_tokens={limit}, stop_strings=stops, tokenizer=tokenizer)',
-        "print(tokenizer.decode(ids[0, inputs['input_ids'].shape[1] :]))",
-    ]
-
-
-def _result_text(environment: Environment, codec: Codec) -> str:
-    """Returns how a result is written into the context of a policy."""
-    ids = environment.syntax.wrap(codec, '…', environment.limits.observation_tokens)
-    return codec.decode(ids)
 
 
 # ---- roles of a run --------------------------------------------------------------------------------
