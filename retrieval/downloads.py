@@ -203,7 +203,7 @@ def fetch(address: str, is_file: bool = False) -> str:
     run, _, last = path.rpartition('/policy/')
     if run and '/' not in last:
         # Prompts and tools of an exported policy are read from the config of its run.
-        stored += [entry for entry in bucket.list(f'{run}/config.json') if entry.size]
+        stored += [entry for entry in bucket.list(f'{run}/run.json') if entry.size]
     root = cache_folder() / 'gs' / bucket_name
     with disk_errors(address), locked(root):
         update(bucket, {entry.name: entry for entry in stored}, root)

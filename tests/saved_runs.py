@@ -26,7 +26,7 @@ def save(steps, folder, step, change=None):
             target.write_bytes(path.read_bytes())
     if change is not None:
         change(folder / 'checkpoints' / f'{step}.part')
-    (folder / 'config.json').write_text('{}')
+    (folder / 'run.json').write_text('{}')
     with (folder / 'metrics.jsonl').open('w') as file:
         file.writelines(f'{{"step": {number}}}\n' for number in range(step))
     (folder / 'checkpoints' / f'{step}.part').rename(folder / 'checkpoints' / str(step))

@@ -16,6 +16,7 @@ from bucket_emulator import needs_emulator, run_emulator
 from host_processes import free_port
 from memory_bucket import MemoryBucket
 from refused_calls import refused
+from run_records import write_record
 
 from benchmarks import kills_bucket
 from zeroplay_jax import compare, report
@@ -76,10 +77,9 @@ def test_a_folder_is_copied_once_and_again_where_it_changed(bucket, cache):
 
 def test_a_policy_of_a_run_brings_the_config_of_the_run(bucket):
     bucket.write('runs/a/policy/solver/config.json', b'{}')
-    bucket.write('runs/a/config.json', b'{"recipe": 1}')
+    bucket.write('runs/a/run.json', b'{"recipe": 1}')
     folder = pathlib.Path(downloads.fetch(f'{ADDRESS}/policy/solver'))
-    assert (folder.parent.parent / 'config.json').read_bytes() == b'{"recipe": 1}'
-    bucket.write('runs/a/run.json', b'{}')
+    assert (folder.parent.parent / 'run.json').read_bytes() == b'{"recipe": 1}'
     with pytest.raises(
         RetrievalError, match='name a policy in it, such as gs://bucket/runs/a/policy'
     ):
@@ -132,8 +132,8 @@ def config():
 def begin(config, action=None):
     """Opens the run as training does, writes its config, and calls `action` with its place."""
     with bucket_run.opened(Hosts(), ADDRESS, config) as place:
-        with run_folder.claimed(Hosts(), place.workdir, config) as write_config:
-            write_config()
+        with run_folder.claimed(Hosts(), place.workdir, config):
+            write_record(place.workdir, config)
             return action(place) if action else place
 
 
@@ -155,13 +155,13 @@ def test_a_process_that_waits_for_one_that_does_not_begin_has_an_id_of_its_own(
         release(lease)
 
     monkeypatch.setattr(bucket_run.Lease, 'release', release_and_look)
-    bucket.write('runs/a/run.json', b'{"id": "1"}')
+    bucket.write('runs/a/id.json', b'{"id": "1"}')
     bucket.write('runs/a/lease.json', b'{}')
     take = bucket_run.Lease._wait_until_free
 
     def wait_until_free(lease):
         # The holder ends before it has begun the run.
-        bucket.delete('runs/a/run.json')
+        bucket.delete('runs/a/id.json')
         bucket.delete('runs/a/lease.json')
         return take(lease)
 
@@ -195,11 +195,10 @@ def test_the_same_command_resumes_where_the_cache_lies_elsewhere(bucket, tmp_pat
         assert config.retrieval.path.startswith(str(tmp_path / cache))
         return config
 
-    with run_folder.claimed(Hosts(), tmp_path / 'run', config_of('one')) as write_config:
-        write_config()
+    write_record(tmp_path / 'run', config_of('one'))
     fields.check(tmp_path / 'run', config_of('two'))
     # Commands that read the run fetch the index for themselves.
-    stored = read_stored_config(tmp_path / 'run' / 'config.json')
+    stored = read_stored_config(tmp_path / 'run')
     assert stored.retrieval.path == 'gs://bucket/index' and stored.eval.hops == (2, 3)
     stored.policy.path = 'gs://bucket/none'
     fetch_addresses(stored, section_name='retrieval')
@@ -208,9 +207,9 @@ def test_the_same_command_resumes_where_the_cache_lies_elsewhere(bucket, tmp_pat
 
 def test_a_resumed_run_reads_the_one_that_it_began_from_no_more(bucket, tmp_path, monkeypatch):
     source = downloads.cache_folder() / 'gs' / 'bucket' / 'runs' / 'old'
-    (tmp_path / 'new').mkdir()
-    branch.write_record(tmp_path / 'new', branch.Source(source, 2, source), {})
-    assert branch.read_record(tmp_path / 'new')['workdir'] == 'gs://bucket/runs/old'
+    origin = branch.origin_of(branch.Source(source, 2, source))
+    assert origin == {'workdir': 'gs://bucket/runs/old', 'step': 2}
+    write_record(tmp_path / 'new', {}, origin=origin)
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'another'))
     begins = functools.partial(branch.find, Hosts(), tmp_path / 'new')
     # The bucket does not have it.
@@ -223,26 +222,26 @@ def test_a_resumed_run_reads_the_one_that_it_began_from_no_more(bucket, tmp_path
 
 def test_two_commands_do_not_copy_a_run_at_the_same_time(bucket, config):
     begin(config, lambda place: place.upload_results())
-    bucket.write('runs/a/config.json', b'{}')
+    bucket.write('runs/a/run.json', b'{}')
     root = remote_workdir.local_run(ADDRESS).parents[1]
-    bucket.write('runs/a/config.json', b'{"x": 1}')
+    bucket.write('runs/a/run.json', b'{"x": 1}')
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         with downloads.locked(root):
             copied = thread.submit(remote_workdir.local_run, ADDRESS)
             with pytest.raises(concurrent.futures.TimeoutError):
                 copied.result(0.2)
-            assert (root / 'runs' / 'a' / 'config.json').read_bytes() == b'{}'
-        assert (copied.result() / 'config.json').read_bytes() == b'{"x": 1}'
+            assert (root / 'runs' / 'a' / 'run.json').read_bytes() == b'{}'
+        assert (copied.result() / 'run.json').read_bytes() == b'{"x": 1}'
 
 
 def test_a_folder_of_other_objects_is_refused(bucket, config):
     bucket.write('runs/a/thesis.tex', b'x')
     for start in (begin, lambda config: fields.check(ADDRESS, config)):
-        with pytest.raises(UserError, match="holds 'runs/a/thesis.tex' but no run.json"):
+        with pytest.raises(UserError, match="holds 'runs/a/thesis.tex' but no id.json"):
             start(config)
     bucket.contents.clear()
-    bucket.write('runs/a/run.json', b'{"id": "../x"}')
-    with pytest.raises(UserError, match='run.json: cannot be read'):
+    bucket.write('runs/a/id.json', b'{"id": "../x"}')
+    with pytest.raises(UserError, match='id.json: cannot be read'):
         begin(config)
 
 
@@ -276,7 +275,7 @@ def test_reports_and_comparisons_read_a_bucket(bucket, config, tmp_path, capsys)
         bucket.write(remote.name(name), line * (step // 2))
         manifest[step] = {'metrics.jsonl': RemoteFile(name, len(line) * step // 2, 'x')}
         remote.write_manifest(step, manifest[step])
-    bucket.write(remote.name('config.json'), json.dumps(config.to_dict()).encode())
+    bucket.write(remote.name('run.json'), json.dumps({'config': config.to_dict()}).encode())
     assert report.main([ADDRESS, '--out', str(tmp_path / 'a.html')]) == 0
     local = remote_workdir.local_run(ADDRESS)
     assert (local / 'metrics.jsonl').read_bytes() == 2 * line
@@ -293,11 +292,11 @@ def test_reports_and_comparisons_read_a_bucket(bucket, config, tmp_path, capsys)
     (local / 'metrics.jsonl').unlink()
     assert (remote_workdir.local_run(ADDRESS) / 'metrics.jsonl').read_bytes() == line
     assert report.main(['gs://bucket/none']) == 2
-    assert compare.main([f'{ADDRESS}/config.json', f'{ADDRESS}/none']) == 2
+    assert compare.main([f'{ADDRESS}/run.json', f'{ADDRESS}/none']) == 2
     assert 'no such file or folder in the bucket' in capsys.readouterr().err
     # A result has the form of any file of `evaluate --out`; messages name the address and not the copy.
-    assert compare.main([f'{ADDRESS}/config.json'] * 2) == 2
-    line = f'zeroplay_jax.compare: {ADDRESS}/config.json: not a result ('
+    assert compare.main([f'{ADDRESS}/run.json'] * 2) == 2
+    line = f'zeroplay_jax.compare: {ADDRESS}/run.json: not a result ('
     assert capsys.readouterr().err.startswith(line)
 
 

@@ -91,7 +91,7 @@ def test_ctrl_c_is_one_line(tmp_path):
     words = ['-m', 'zeroplay_jax.main', '--config=configs/quickstart.py']
     running = start_interruptible(*words, f'--workdir={tmp_path}/run')
     deadline = time.monotonic() + 120
-    while not (tmp_path / 'run' / 'config.json').exists() and time.monotonic() < deadline:
+    while not (tmp_path / 'run' / 'run.json').exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(1)
     running.send_signal(signal.SIGINT)

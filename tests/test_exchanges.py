@@ -186,7 +186,7 @@ def play(name, steps):
     config.bucket.spool = str(root / name)
     with bucket_run.opened(h, 'gs://bucket/runs/a', config) as place:
         place.workdir.mkdir(parents=True, exist_ok=True)
-        (place.workdir / 'config.json').write_text('{}')
+        (place.workdir / 'run.json').write_text('{}')
         checkpoints = Checkpointer(place.workdir, 2, is_shared=place.is_shared)
         restored = None
         if checkpoints.latest():

@@ -1,11 +1,11 @@
 """The export of a run whose checkpoint, prompts or records are not those of its start."""
 
 import errno
-import json
 import pathlib
 import shutil
 
 import pytest
+from run_records import change_record, stored_config, write_record
 from safetensors import SafetensorError
 
 from zeroplay_jax.configs import quickstart
@@ -14,10 +14,8 @@ from zeroplay_jax.export import export, main
 from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.policy import hf
 from zeroplay_jax.retrieval import downloads
-from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.runtime.workdir import claim
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
-from zeroplay_jax.training import input_record
+from zeroplay_jax.training import run_folder
 from zeroplay_jax.types import UserError
 
 
@@ -32,10 +30,7 @@ def run(tmp_path, monkeypatch):
     config.policy.path = 'hf://owner/model'
     places.download(config)
     workdir = tmp_path / 'run'
-    with claim(workdir, config.to_dict()) as write_config:
-        write_config()
-    entries = input_record.check(Hosts(), workdir, config, is_resumed=False)
-    input_record.write(Hosts(), workdir, config, entries, 'index', {}, is_resumed=False)
+    write_record(workdir, config, inputs=run_folder.fingerprints(config))
     checkpoints = Checkpointer(workdir, 1)
     checkpoints.save(1, {'solver': {'params': hf.load(snapshot)}}, {'cursor': 1})
     checkpoints.close()
@@ -43,10 +38,10 @@ def run(tmp_path, monkeypatch):
 
 
 def set_field(workdir, section, name, value):
-    stored = json.loads((workdir / 'config.json').read_text())
+    stored = stored_config(workdir)
     fields = stored[section] if section else stored
     fields[name] = value
-    (workdir / 'config.json').write_text(json.dumps(stored))
+    change_record(workdir, config=stored)
 
 
 def test_a_newer_revision_of_the_model_is_refused(run, tmp_path, monkeypatch):
@@ -71,10 +66,10 @@ def test_a_newer_revision_of_the_model_is_refused(run, tmp_path, monkeypatch):
 
 def test_weights_are_exported_without_a_card_that_cannot_be_written(run, tmp_path, capsys):
     workdir, _ = run
-    (workdir / 'tools.json').write_text('{"solver": {}}')
+    change_record(workdir, tools={'solver': {}})
     set_field(workdir, '', 'prompts', 'of_another_version')
     (folder,) = export(workdir, tmp_path / 'out')
-    warning = f"warning: {workdir}/tools.json: cannot be described ('of_another_version'); "
+    warning = f"warning: {workdir}/run.json: cannot be described ('of_another_version'); "
     assert f'{warning}writes no model card\n' in capsys.readouterr().err
     assert (folder / 'model.safetensors').is_file() and not (folder / 'README.md').exists()
     # What is refused is refused without the warning.
@@ -143,7 +138,7 @@ def test_an_input_that_cannot_be_read_is_named(run, refusal, tmp_path, monkeypat
     if not has_name:
         problem = '[Errno 5] Input/output error'
         error = OSError(errno.EIO, 'Input/output error')
-        monkeypatch.setattr(input_record, 'check_start', raising(error))
+        monkeypatch.setattr(run_folder, 'check_start', raising(error))
     assert refusal() == f'zeroplay_jax.export: {problem}; {FIX}'
 
 
@@ -165,6 +160,6 @@ def test_an_input_that_fails_while_it_is_copied_does_not_blame_the_output(
 def test_a_run_around_the_output_folder_that_cannot_be_read_is_named(run, refusal, monkeypatch):
     workdir, _ = run
     error = PermissionError(errno.EACCES, 'Permission denied', str(workdir))
-    monkeypatch.setattr(input_record, 'check_start', raising(error))
+    monkeypatch.setattr(run_folder, 'check_start', raising(error))
     line = f'zeroplay_jax.export: {workdir}: Permission denied; {FIX}'
     assert refusal(workdir / 'exported').startswith(line)

@@ -58,7 +58,7 @@ QUICK = {
     'objectives': ('advantages', 'answers', 'format_scores', 'loss_properties', 'rewards'),
     'recipes': ('datasets', 'drzero', 'dspo', 'piplay', 'proposing', 'scope', 'solving', 'ssp'),
     'rollout': ('foreign_text', 'pages', 'prompts', 'sampler_config'),
-    'runtime': ('disk', 'identity', 'remote_workdir', 'signals', 'workdir'),
+    'runtime': ('disk', 'record', 'remote_workdir', 'signals', 'workdir'),
     'selfplay': ('answers', 'library', 'recipe', 'schedule'),
     'settings': ('kinds', 'renamed', 'rollouts', 'schema'),
     'tools': ('argument_schema', 'base', 'calculator', 'mcp', 'registry', 'search'),

@@ -32,7 +32,7 @@ def begin(config):
     """Opens the run as training does; writes its config, so that it has begun."""
     with bucket_run.opened(Hosts(), ADDRESS, config) as place:
         place.workdir.mkdir(parents=True, exist_ok=True)
-        (place.workdir / 'config.json').write_text('{}')
+        (place.workdir / 'run.json').write_text('{}')
         return place.workdir
 
 

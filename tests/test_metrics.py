@@ -5,6 +5,7 @@ import math
 from unittest import mock
 
 import pytest
+from run_records import write_record
 
 from zeroplay_jax.runtime import log
 from zeroplay_jax.runtime.log import JsonLines, MetricsWriter
@@ -149,6 +150,7 @@ def test_a_service_that_cannot_be_opened_is_one_line(tmp_path, monkeypatch):
 def test_wandb_continues_its_run(tmp_path, monkeypatch):
     pytest.importorskip('wandb', reason='wandb is not installed')
     monkeypatch.setenv('WANDB_MODE', 'offline')
+    write_record(tmp_path, {})
     ids = []
     for first in (0, 2):
         metrics = MetricsWriter(tmp_path, first, ('wandb',))
@@ -166,7 +168,7 @@ def test_mlflow_has_every_step_once(tmp_path, monkeypatch):
     monkeypatch.setenv('MLFLOW_TRACKING_URI', (tmp_path / 'store').as_uri())
     monkeypatch.setenv('MLFLOW_ALLOW_FILE_STORE', 'true')
     monkeypatch.setenv('MLFLOW_EXPERIMENT_NAME', 'tests')
-    (tmp_path / 'run').mkdir()
+    write_record(tmp_path / 'run', {})
     for first in (0, 2):
         metrics = MetricsWriter(tmp_path / 'run', first, ('mlflow',))
         for step in range(first, first + 3):

@@ -197,7 +197,7 @@ def test_a_notebook_plays_from_a_clean_kernel(name, environment):
 OWN_TEXTS = """summary = json.loads((WORK / 'run' / 'summary.json').read_text())
 asked = [json.loads(line) for line in questions.read_text().splitlines()]
 probed = dict(
-    policy=json.loads((WORK / 'run' / 'config.json').read_text())['policy']['path'], asked=asked,
+    policy=json.loads((WORK / 'run' / 'run.json').read_text())['config']['policy']['path'], asked=asked,
     invented=[t['info']['question'] for t in invented], same=same, questions=summary['questions'],
 )"""
 

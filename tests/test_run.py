@@ -87,7 +87,7 @@ def test_a_run_leaves_what_the_readme_says(uninterrupted):
     )
     assert {p.name for p in workdir.iterdir()} >= {
         'report.html',
-        'config.json',
+        'run.json',
         'trajectories.jsonl',
         'checkpoints',
     }
@@ -175,7 +175,7 @@ def test_a_longer_schedule_killed_and_resumed_equals_an_uninterrupted_run(uninte
     for record in (*records[0], *records[1]):
         del record['run']
     assert records[0] == records[1]
-    assert json.loads((killed / 'from.json').read_text())['step'] == steps + 1
+    assert json.loads((killed / 'run.json').read_text())['origin']['step'] == steps + 1
 
 
 @pytest.mark.long

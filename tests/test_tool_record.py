@@ -5,12 +5,14 @@ import types
 
 import pytest
 from python_process import run_python
+from run_records import change_record, write_record
 
+from zeroplay_jax.configs import quickstart
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.tools.base import Tool, ToolResult, string_parameter
 from zeroplay_jax.tools.calculator import CalculatorTool
 from zeroplay_jax.tools.search import SearchTool
-from zeroplay_jax.training import tool_record
+from zeroplay_jax.training import run_folder
 from zeroplay_jax.types import UserError
 
 
@@ -34,11 +36,18 @@ def roles(*tools):
 
 
 def check(workdir, *tools, is_resumed=True):
-    tool_record.check_or_write(Hosts(), workdir, roles(*tools), is_resumed)
+    check_roles(workdir, roles(*tools), is_resumed)
+
+
+def check_roles(workdir, roles, is_resumed=True):
+    if is_resumed:
+        (workdir / 'checkpoints' / '1').mkdir(parents=True, exist_ok=True)
+    start = dict(index='', template={}, weights={}, is_resumed=is_resumed)
+    run_folder.begin(Hosts(), workdir, quickstart.get_config(), {}, roles=roles, **start)
 
 
 def recorded(workdir):
-    (listing,) = json.loads((workdir / 'tools.json').read_text()).values()
+    (listing,) = json.loads((workdir / 'run.json').read_text())['tools'].values()
     return listing
 
 
@@ -54,14 +63,17 @@ def test_the_record_can_be_read(tmp_path):
 @pytest.mark.parametrize(
     ('tools', 'difference'),
     [
-        ([SearchTool(None)], "'weather' is missing"),
-        ([SearchTool(None), Weather(), CalculatorTool()], "'calculator' is new"),
-        ([Weather(), SearchTool(None)], 'their order was search, weather and is weather, search'),
+        ([SearchTool(None)], 'solver: weather is missing'),
+        ([SearchTool(None), Weather(), CalculatorTool()], 'solver: calculator is new'),
+        (
+            [Weather(), SearchTool(None)],
+            'solver: the order was search, weather and is weather, search',
+        ),
         (
             [SearchTool(None), Weather('weather, now with wind')],
-            '\'weather\' differs in description (there "the weather of a city", now "weather, now',
+            'weather differs in description (there "the weather of a city", now "weather, now',
         ),
-        ([SearchTool(None), Weather(parameter='town')], "'weather' differs in parameters (there "),
+        ([SearchTool(None), Weather(parameter='town')], 'weather differs in parameters (there '),
     ],
 )
 def test_other_tools_are_refused_in_one_line_that_says_how_to_go_on(tmp_path, tools, difference):
@@ -72,49 +84,34 @@ def test_other_tools_are_refused_in_one_line_that_says_how_to_go_on(tmp_path, to
         check(tmp_path, *tools)
     text = str(caught.value)
     assert difference in text and '\n' not in text
-    assert f'remove {tmp_path / "tools.json"} to continue' in text
+    assert f'remove "tools" from {tmp_path / "run.json"} to continue' in text
     assert recorded(tmp_path) == before
     # Before the first checkpoint nothing was learnt.
     check(tmp_path, *tools, is_resumed=False)
     check(tmp_path, *tools)
 
 
-def test_a_workdir_without_a_record_gets_one(tmp_path):
+def test_a_record_without_tools_gets_them(tmp_path):
+    write_record(tmp_path, quickstart.get_config())
     check(tmp_path, Weather(), is_resumed=True)
     assert list(recorded(tmp_path)) == ['weather']
-
-
-@pytest.mark.parametrize('text', ['{', '[]', '[1]', '{"weather": 3}'])
-def test_a_damaged_record_is_one_line(tmp_path, text):
-    (tmp_path / 'tools.json').write_text(text)
-    with pytest.raises(UserError) as caught:
-        check(tmp_path, Weather())
-    assert '\n' not in str(caught.value) and 'tools.json' in str(caught.value)
 
 
 def test_an_attribute_that_a_later_version_adds_is_no_difference(tmp_path):
     check(tmp_path, Weather())
     listing = recorded(tmp_path)
     del listing['weather']['note']
-    (tmp_path / 'tools.json').write_text(json.dumps({'solver': listing}))
+    change_record(tmp_path, tools={'solver': listing})
     check(tmp_path, Weather())
 
 
 def test_a_tool_of_one_role_does_not_hide_that_of_another(tmp_path):
     both = roles(Weather()) | {'proposer': roles(Weather('the same name'))['solver']}
-    tool_record.check_or_write(Hosts(), tmp_path, both, is_resumed=False)
-    tool_record.check_or_write(Hosts(), tmp_path, both, is_resumed=True)
+    check_roles(tmp_path, both, is_resumed=False)
+    check_roles(tmp_path, both)
     both['solver'] = roles(Weather('another description'))['solver']
-    with pytest.raises(UserError, match="role solver: 'weather' differs in description"):
-        tool_record.check_or_write(Hosts(), tmp_path, both, is_resumed=True)
-
-
-def test_a_record_of_an_earlier_version_has_one_listing_for_all_roles(tmp_path):
-    check(tmp_path, Weather(), is_resumed=False)
-    (tmp_path / 'tools.json').write_text(json.dumps(recorded(tmp_path)))
-    check(tmp_path, Weather())
-    with pytest.raises(UserError, match="'weather' differs in description"):
-        check(tmp_path, Weather('another one'))
+    with pytest.raises(UserError, match='role solver: weather differs in description'):
+        check_roles(tmp_path, both)
 
 
 CLOCK = """
@@ -165,9 +162,9 @@ def test_a_run_is_not_resumed_with_a_tool_that_was_deployed_anew(tmp_path):
     second = run(tmp_path)
     assert second.returncode == 2 and 'Traceback' not in second.stderr
     line = second.stderr.strip().splitlines()[-1]
-    assert "'clock' differs in description" in line and 'tools.json' in line
-    # As an earlier version left it: no record, no complaint.
-    (tmp_path / 'run' / 'tools.json').unlink()
+    assert 'clock differs in description' in line and 'run.json' in line
+    # As the message says.
+    change_record(tmp_path / 'run', tools=None)
     third = run(tmp_path)
     assert third.returncode == 0, third.stderr[-2000:]
     assert recorded(tmp_path / 'run')['clock']['description'] == 'the time of day, in UTC'

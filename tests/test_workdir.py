@@ -1,7 +1,6 @@
 """The folder of a run: what belongs to it, what is refused, and what a refused run leaves behind."""
 
 import errno
-import json
 import os
 import pathlib
 import shutil
@@ -9,36 +8,57 @@ import shutil
 import pytest
 from python_process import ROOT, run_python
 from refused_calls import check_table
+from run_records import begin, change_record, stored_config, write_record
 
 from zeroplay_jax.configs import english, quickstart
 from zeroplay_jax.configuration import command_line, fields, places
 from zeroplay_jax.configuration.fields import read_stored_config
 from zeroplay_jax.retrieval import downloads
+from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.runtime.workdir import WorkdirError, claim
 from zeroplay_jax.settings import kinds
-from zeroplay_jax.training import input_record, run_folder
+from zeroplay_jax.training import run_folder
 from zeroplay_jax.types import UserError
 
 CONFIG = {'seed': 0, 'solver': {'batch': 32}}
 
 
-def begin(workdir, config=CONFIG):
-    with claim(workdir, config) as write:
-        write()
-
-
 @pytest.mark.parametrize(
-    'content', [b'', b'{"seed": 0, "sol', b'\xff\xfe{}', b'[1]', b'[' * 100_000, b'null']
+    'content',
+    [
+        b'',
+        b'{"seed": 0, "sol',
+        b'\xff\xfe{}',
+        b'[1]',
+        b'[' * 100_000,
+        b'null',
+        b'{}',
+        b'{"config": []}',
+        b'{"config": {}, "field_of_tomorrow": 1}',
+        b'{"config": {}, "inputs": {"policy.path": 3}}',
+        b'{"config": {}, "tools": {"solver": {"search": 3}}}',
+    ],
 )
-def test_a_damaged_config_is_one_line(tmp_path, content):
-    begin(tmp_path / 'run')
-    (tmp_path / 'run' / 'config.json').write_bytes(content)
-    with pytest.raises(WorkdirError, match=r'run/config\.json: cannot be read') as error:
-        begin(tmp_path / 'run')
+def test_a_damaged_record_is_one_line(tmp_path, content):
+    begin(tmp_path / 'run', CONFIG)
+    (tmp_path / 'run' / 'run.json').write_bytes(content)
+    with pytest.raises(WorkdirError, match=r'run/run\.json: cannot be read') as error:
+        begin(tmp_path / 'run', CONFIG)
     assert '\n' not in str(error.value)
+
+
+def test_a_folder_of_an_earlier_version_is_one_line(tmp_path):
+    for name in ('config.json', 'inputs.json'):
+        (tmp_path / name).write_text('{}')
+    for read in (run_record.read, read_stored_config, lambda folder: begin(folder, CONFIG)):
+        with pytest.raises(WorkdirError, match='was written by an earlier version, .*; read it'):
+            read(tmp_path)
+    (tmp_path / 'inputs.json').unlink()
+    with pytest.raises(WorkdirError, match="'config.json' but no run.json"):
+        begin(tmp_path, CONFIG)
 
 
 def test_a_run_that_did_not_start_leaves_nothing_behind(tmp_path):
@@ -63,12 +83,12 @@ def test_a_lock_that_was_removed_meanwhile_protects_nothing(tmp_path, monkeypatc
 
     monkeypatch.setattr(run_workdir, '_is_at', remove_once)
     with claim(tmp_path, CONFIG), pytest.raises(WorkdirError, match='in use'):
-        begin(tmp_path)
+        begin(tmp_path, CONFIG)
     assert removed
 
 
 def test_a_field_that_an_earlier_version_lacked_has_its_default(tmp_path):
-    begin(tmp_path)
+    begin(tmp_path, CONFIG)
     newer = CONFIG | {'compilation': {'cache': ''}}
     defaults = newer | {'seed': 5}
     run_workdir.check(tmp_path, newer, defaults=defaults)
@@ -91,8 +111,8 @@ def make_clone(folder):
 def test_another_clone_resumes_a_run_from_a_built_in_checkpoint(tmp_path, monkeypatch):
     name = 'zeroplay_jax/mini/english/base'
     workdir = tmp_path / 'run'
-    begin(workdir, english.get_config().to_dict())
-    stored = json.loads((workdir / 'config.json').read_text())
+    begin(workdir, english.get_config())
+    stored = stored_config(workdir)
     assert stored['policy']['path'] == name
     package = make_clone(tmp_path / 'clone')
     monkeypatch.setattr(kinds, 'PACKAGE', package)
@@ -102,9 +122,9 @@ def test_another_clone_resumes_a_run_from_a_built_in_checkpoint(tmp_path, monkey
     def check(path):
         """The run, stored with this path, is resumed from the checkpoint of the clone."""
         stored['policy']['path'] = path
-        (workdir / 'config.json').write_text(json.dumps(stored))
+        change_record(workdir, config=stored)
         fields.check(workdir, config)
-        assert read_stored_config(workdir / 'config.json').policy.path == config.policy.path
+        assert read_stored_config(workdir).policy.path == config.policy.path
 
     check(name)
     # As an earlier version stored it, in a clone that was moved since.
@@ -157,8 +177,8 @@ def test_a_run_from_the_hub_is_resumed_with_its_revision(tmp_path, monkeypatch):
 
     old = make_snapshot(tmp_path / 'cache', '0a1b')
     download(old)
-    begin(workdir, config.to_dict())
-    stored = json.loads((workdir / 'config.json').read_text())
+    begin(workdir, config)
+    stored = stored_config(workdir)
     assert stored['policy']['path'] == 'hf://owner/model'
     record(config, workdir, is_resumed=False)
     # The Hub has a newer revision, which only the content tells from the old one.
@@ -171,7 +191,7 @@ def test_a_run_from_the_hub_is_resumed_with_its_revision(tmp_path, monkeypatch):
     record(config, workdir)
     # As earlier versions stored it: the path in a cache, perhaps of another machine.
     stored['policy']['path'] = '/elsewhere/models--owner--model/snapshots/0a1b'
-    (workdir / 'config.json').write_text(json.dumps(stored))
+    change_record(workdir, config=stored)
     download(old)
     fields.check(workdir, config)
     config.policy.path = str(old).replace('--model', '--other')
@@ -222,7 +242,7 @@ REFUSED = {
 @pytest.mark.parametrize('case', REFUSED)
 def test_what_cannot_run_is_refused_before_jax_is_loaded(tmp_path, case):
     flags, line = REFUSED[case]
-    begin(tmp_path / 'run', quickstart.get_config().to_dict())
+    begin(tmp_path / 'run', quickstart.get_config())
     (tmp_path / 'index').mkdir()
     (tmp_path / 'index' / 'manifest.json').write_text('{}')
     (tmp_path / 'questions.jsonl').write_text('{"question": "who?", "reply": "x"}\n')
@@ -260,8 +280,11 @@ def read_files(tmp_path, monkeypatch):
 
 
 def record(config, workdir, index='hash 1', is_resumed=True):
-    entries = input_record.check(Hosts(), workdir, config, is_resumed)
-    input_record.write(Hosts(), workdir, config, entries, index, {}, is_resumed)
+    inputs = run_folder.check(Hosts(), workdir, config, is_resumed)
+    if is_resumed:
+        (workdir / 'checkpoints' / '1').mkdir(parents=True, exist_ok=True)
+    start = dict(index=index, template={}, roles={}, weights={}, is_resumed=is_resumed)
+    run_folder.begin(Hosts(), workdir, config, inputs, **start)
 
 
 @pytest.mark.parametrize(
@@ -299,9 +322,6 @@ def test_files_that_a_run_does_not_read_may_change_and_another_server_index_may_
     record(read_files, workdir)
     with pytest.raises(UserError, match='config.retrieval.url: hash 1 is missing'):
         record(read_files, workdir, index='hash 2')
-    (workdir / 'inputs.json').write_bytes(b'\xff')
-    with pytest.raises(UserError, match='is not a record of inputs; remove it to continue'):
-        record(read_files, workdir)
 
 
 # Files that a run writes
@@ -321,10 +341,10 @@ def test_a_deleted_log_is_noticed(tmp_path):
     assert MetricsWriter(tmp_path, 3).missing_steps == [0, 1, 2]
 
 
-def test_a_note_about_the_last_report_that_is_no_text_ends_no_run(tmp_path):
-    (tmp_path / run_folder.REPORTED_FILE).write_bytes(b'\xff\n')
+def test_a_note_about_the_last_report_that_is_no_number_ends_no_run(tmp_path):
+    write_record(tmp_path, CONFIG, reported='x')
     assert not run_folder.is_reported(Hosts(), tmp_path, 3)
-    (tmp_path / run_folder.REPORTED_FILE).write_text('3\n')
+    run_record.update(tmp_path, reported=3)
     assert run_folder.is_reported(Hosts(), tmp_path, 3)
 
 
@@ -341,8 +361,8 @@ def test_a_full_disk_that_a_library_reports_is_one_line():
 
 def test_the_defaults_of_a_recipe_are_those_of_its_fields(tmp_path):
     config = quickstart.get_config()
-    begin(tmp_path, config.to_dict())
-    saved = json.loads((tmp_path / 'config.json').read_text())
+    begin(tmp_path, config)
+    saved = stored_config(tmp_path)
     del saved['compilation'], saved['checkpoint']['best']
-    (tmp_path / 'config.json').write_text(json.dumps(saved))
+    change_record(tmp_path, config=saved)
     fields.check(tmp_path, config)

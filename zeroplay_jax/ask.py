@@ -8,7 +8,7 @@ which is often wrong; zeroplay_jax/mini/clean is seldom wrong). Without --index 
 run that trained it, or else the miniature world with its held-out passages, as zeroplay_jax.evaluate does.
 
 A policy in the folder of its run is asked as it was trained: prompts, tools and lengths are read from the run's
-config.json. Another folder with the built-in tokenizer is asked as in configs/quickstart.py, one with the tokenizer of
+record. Another folder with the built-in tokenizer is asked as in configs/quickstart.py, one with the tokenizer of
 zeroplay_jax/mini/english as in configs/english.py, and any other as in configs/drzero.py, for instruction-tuned models.
 """
 

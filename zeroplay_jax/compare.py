@@ -24,7 +24,7 @@ from zeroplay_jax.evaluation import question_sets, statistics
 from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.runtime import identity
+from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.types import UserError
 
 _ADVICE = 'name a file of zeroplay_jax.evaluate --out'
@@ -124,7 +124,7 @@ def _check_distinct(files: list[str], results: list[dict]) -> None:
     file_of_run: dict[str, str] = {}
     for file, result in zip(files, results, strict=True):
         # Policies that no run exported, and results of earlier versions, name none.
-        run = result['settings'].get(identity.HASH_FIELD) or str(pathlib.Path(file).resolve())
+        run = result['settings'].get(run_record.HASH_FIELD) or str(pathlib.Path(file).resolve())
         if run in file_of_run:
             raise UserError(
                 f'{file_of_run[run]} and {file} are of the same run; give one result of each run'

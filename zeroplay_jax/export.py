@@ -27,7 +27,7 @@ from zeroplay_jax.configuration.fields import read_stored_config
 from zeroplay_jax.configuration.places import fetch_model
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.runtime import identity
+from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime.remote_workdir import local_run
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
@@ -101,9 +101,11 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
         that the run began from has other bytes now, or `out` cannot be written.
       OSError: a file of the run cannot be read.
     """
-    config = read_stored_config(workdir / 'config.json')
+    config = read_stored_config(workdir)
     if config is None:
-        raise UserError(f'{workdir}: is not the workdir of a run; name one with a config.json')
+        raise UserError(
+            f'{workdir}: is not the workdir of a run; name one with a {run_record.FILE_NAME}'
+        )
     if best and not (workdir / 'best').is_dir():
         raise UserError(
             f'{workdir}: keeps no best checkpoint; leave --best out, or train with '
@@ -112,14 +114,14 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     # The devices of the run may be in use by it. Read when JAX is imported.
     os.environ['JAX_PLATFORMS'] = 'cpu'
     from zeroplay_jax.policy import hf
-    from zeroplay_jax.training import branch, input_record
+    from zeroplay_jax.training import branch, run_folder
 
     start = pathlib.Path(
         fetch_model('config.policy.path', config.policy.path) or BUILT_IN_CHECKPOINT
     )
     model = hf.read_config(start)
     # The Hub or this clone may have another checkpoint of the same name since.
-    input_record.check_start(workdir, start)
+    run_folder.check_start(workdir, start)
     folders: list[pathlib.Path] = []
 
     def write_folders(source: branch.Source) -> None:
@@ -132,7 +134,7 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
                 if folder.exists():
                     raise UserError(f'{folder}: exists already; choose another --out or remove it')
         cards = _cards(config, workdir, start, source.step)
-        exporter = identity.export_texts(identity.of_checkpoint(source.folder))
+        exporter = run_record.export_texts(run_record.identity_of_checkpoint(source.folder))
         texts = {folder.name: cards.get(folder.name, {}) | exporter for folder in folders}
         base = _load_base(config, start) if config.policy.adapters.merge else None
         try:
@@ -217,31 +219,31 @@ def _cards(
       start: folder of the checkpoint that the run started from.
       step: number of the checkpoint that is exported.
     """
-    from zeroplay_jax.training import tool_record
-
-    listings = tool_record.read(workdir)
-    problem = 'no record of this version'
-    if listings is not None:
+    recorded = run_record.read(workdir)
+    problem = 'has no "tools"'
+    if recorded is not None and recorded.tools is not None:
         try:
-            return _cards_from_record(config, listings, start, step)
+            return _cards_from_record(config, recorded.tools, start, step)
         # A run of another version may have a prompt, a recipe or an entry that this version cannot explain.
         except (UserError, KeyError, ValueError) as error:
             problem = f'cannot be described ({error})'
-    path = workdir / tool_record.FILE_NAME
-    print(f'warning: {path}: {problem}; writes no model card', file=sys.stderr)
+    print(
+        f'warning: {workdir / run_record.FILE_NAME}: {problem}; writes no model card',
+        file=sys.stderr,
+    )
     return {}
 
 
 def _cards_from_record(
     config: ConfigDict,
-    listings: Mapping[str, dict[str, dict[str, Any]]],
+    tools: run_record.Entries,
     start: pathlib.Path,
     step: int,
 ) -> dict[str, dict[str, str]]:
     """Does the work of `_cards`.
 
     Args:
-      listings: tools of each role, as `tool_record.read` returned them.
+      tools: of the record of the run.
     """
     from zeroplay_jax.rollout import prompts
     from zeroplay_jax.rollout.tokens import open_codec
@@ -249,7 +251,7 @@ def _cards_from_record(
 
     templates = prompts.select(config.prompts, recipe_class(config.recipe).prompts)
     cards = {}
-    for name, roles in policies.roles_of_weights(config, listings, open_codec(start)).items():
+    for name, roles in policies.roles_of_weights(config, tools, open_codec(start)).items():
         arguments = (config, start, roles, templates, name)
         if config.policy.adapters.rank:
             card = policies.model_card(*arguments, is_adapter=True, step=step)

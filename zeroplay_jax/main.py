@@ -52,7 +52,7 @@ def main(argv: list[str]) -> None:
     command_line.check_command(argv, config, workdir)
     if note := command_line.note_of_questions():
         print(note, file=sys.stderr)
-    # A config.json names the files that were downloaded.
+    # The record of a run names the files that were downloaded.
     download(config)
     fields.check(workdir, config)
     command_line.connect(config)

@@ -15,6 +15,7 @@ from ask_cases import (
     START,
     WORLD,
 )
+from run_records import write_record
 
 from zeroplay_jax import ask
 from zeroplay_jax.configs import quickstart
@@ -87,8 +88,7 @@ def exported(tmp_path):
     """The folder of a run: its config and a policy."""
     config = quickstart.get_config()
     config.recipe, config.rollout.max_turns, config.world.train = 'scope', 3, (1, 2)
-    (tmp_path / 'run').mkdir()
-    (tmp_path / 'run' / 'config.json').write_text(json.dumps(config.to_dict()))
+    write_record(tmp_path / 'run', config)
     shutil.copytree(CLEAN, tmp_path / 'run' / 'policy' / 'solver')
     return tmp_path / 'run' / 'policy' / 'solver'
 

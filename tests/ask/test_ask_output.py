@@ -9,6 +9,7 @@ from ask_cases import (
     ATTACK,
     NAME,
 )
+from run_records import change_record, stored_config
 
 from zeroplay_jax.evaluation import render
 from zeroplay_jax.evaluation.render import InvalidCall, TagStream
@@ -128,11 +129,11 @@ def test_tools_of_an_mcp_server_are_called(ask_scripted, index):
 
 def test_calls_are_named_by_their_tool_in_json(ask_scripted, server, exported):
     address, go, _ = server
-    run = exported.parents[1] / 'config.json'
-    stored = json.loads(run.read_text())
+    run = exported.parents[1]
+    stored = stored_config(run)
     stored['recipe'] = 'drzero'
     stored['rollout']['turn_tokens'] = 200  # the built-in tokenizer knows no JSON
-    run.write_text(json.dumps(stored))
+    change_record(run, config=stored)
     go.set()
     turns = [
         '<tool_call>{"name": "calculator", "arguments": {"expression": "6 * 7"}}</tool_call>',

@@ -9,6 +9,7 @@ import types
 import pytest
 import tiny
 from ask_cases import CLEAN, NO_CORPUS, refused
+from run_records import change_record, stored_config
 
 from zeroplay_jax import ask
 from zeroplay_jax.configuration import fields, places, rules
@@ -29,10 +30,10 @@ from zeroplay_jax.types import Question, UserError
 @pytest.fixture
 def stored(exported):
     """The config of the policy's run; `save` writes it."""
-    path = exported.parents[1] / 'config.json'
-    fields = json.loads(path.read_text())
-    save = lambda: path.write_text(json.dumps(fields))
-    return types.SimpleNamespace(path=path, fields=fields, save=save)
+    run = exported.parents[1]
+    fields = stored_config(run)
+    save = lambda: change_record(run, config=fields)
+    return types.SimpleNamespace(path=run / 'run.json', fields=fields, save=save)
 
 
 def test_a_policy_in_its_run_is_asked_as_it_was_trained(exported):

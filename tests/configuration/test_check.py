@@ -7,11 +7,11 @@ import sys
 
 import pytest
 from config_checks import ROOT
+from run_records import write_record
 
 from zeroplay_jax.configuration import check
 from zeroplay_jax.configuration.check import is_asked_for
 from zeroplay_jax.configuration.fields import config as packaged_config
-from zeroplay_jax.runtime import workdir
 from zeroplay_jax.settings.kinds import ConfigError, Mistakes, fail
 
 
@@ -153,8 +153,7 @@ def test_files_may_be_left_out_by_a_value(tmp_path):
 def test_a_run_can_be_resumed_on_the_machine_that_is_named(tmp_path):
     page = ('--config=configs/drzero.py:mini', '--config.mesh.replica=-1', '--workdir=run')
     config = packaged_config('drzero', 'mini', {'mesh.replica': -1})
-    with workdir.claim(tmp_path / 'run', config.to_dict()) as write_config:
-        write_config()
+    write_record(tmp_path / 'run', config)
     on = '--on=4'
     resumed = checked(tmp_path, *page, on)
     assert resumed.returncode == 0, resumed.stderr

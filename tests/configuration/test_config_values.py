@@ -1,7 +1,6 @@
 """Every mistake in a value of a config is one line that names it."""
 
 import copy
-import json
 import math
 import re
 import typing
@@ -9,6 +8,7 @@ import typing
 import pytest
 from config_checks import FILES, ROOT, message
 from ml_collections import ConfigDict
+from run_records import write_record
 
 from zeroplay_jax.configs import (
     ablations,
@@ -476,12 +476,12 @@ def test_the_last_flag_of_a_field_counts(user_reads):
 def test_a_run_of_an_earlier_version_goes_on_with_the_values_of_renamed_fields(sound, tmp_path):
     config = sound.to_dict()
     config['tools']['mcp_url'] = config['tools'].pop('mcp_servers')
-    (tmp_path / 'config.json').write_text(json.dumps(config))
+    write_record(tmp_path, config)
     workdir.check(tmp_path, sound.to_dict())
-    stored_config = read_stored_config(tmp_path / 'config.json')
+    stored_config = read_stored_config(tmp_path)
     assert stored_config.tools.mcp_servers == sound.tools.mcp_servers
     config['tools']['mcp_url'] = 'http://elsewhere/mcp'
-    (tmp_path / 'config.json').write_text(json.dumps(config))
+    write_record(tmp_path, config)
     with pytest.raises(workdir.WorkdirError, match='mcp_servers'):
         workdir.check(tmp_path, sound.to_dict())
 
@@ -501,8 +501,8 @@ def test_a_field_that_is_gone_says_what_to_do_instead(sound, tmp_path, name):
         for part in section.split('.'):
             inner = inner.setdefault(part, {})
         inner[field] = value
-        (tmp_path / 'config.json').write_text(json.dumps(stored))
-        assert read_stored_config(tmp_path / 'config.json') is not None
+        write_record(tmp_path, stored)
+        assert read_stored_config(tmp_path) is not None
         if is_resumed:
             workdir.check(tmp_path, current)
         else:

@@ -129,7 +129,7 @@ def write_run(folder, count=320, after=AFTER, rate=1e-3, bonus=0.0, questions='t
         'solver': {'learning_rate': rate, 'clip_low': 0.2},
     }
     (folder / 'summary.json').write_text(json.dumps(summary))
-    (folder / 'config.json').write_text(json.dumps(config))
+    (folder / 'run.json').write_text(json.dumps({'config': config}))
     write_lines(folder / 'metrics.jsonl', metrics(bonus))
     write_lines(folder / 'trajectories.jsonl', (trajectory(i) for i in range(count)))
     return folder

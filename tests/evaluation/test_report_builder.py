@@ -63,7 +63,7 @@ def test_tool_calls_are_read_without_the_texts_of_documents(tmp_path):
 def test_damaged_and_missing_files_give_notes(tmp_path):
     valid = json.dumps({'step': 1, 'phase': 'solver', 'entropy': 1.0})
     (tmp_path / 'metrics.jsonl').write_text(f'{valid}\n{{"step": 2, "pha')
-    (tmp_path / 'config.json').write_text('{')
+    (tmp_path / 'run.json').write_text('{')
     run = report_builder.read_run(tmp_path)
     assert [row['step'] for row in run['metrics']] == [1]
     assert run['summary'] == {} and run['config'] == {}
@@ -71,7 +71,7 @@ def test_damaged_and_missing_files_give_notes(tmp_path):
         'last line of metrics.jsonl (line 2) is incomplete',
         'no summary.json',
         'no trajectories.jsonl',
-        'config.json is damaged',
+        'run.json is damaged',
     ):
         assert has_note(run, text)
     (tmp_path / 'metrics.jsonl').write_text(f'{valid}\nrubbish\n[1]\n{valid}\n')
@@ -200,7 +200,7 @@ ODD_CONTENT = {
     'half a character': '{"step": 1, "phase": "\\ud800"}',
     'Latin-1': 'caf\xe9',
 }
-FILES = ('config.json', 'summary.json', 'metrics.jsonl', 'trajectories.jsonl', 'alarms.jsonl')
+FILES = ('run.json', 'summary.json', 'metrics.jsonl', 'trajectories.jsonl', 'alarms.jsonl')
 
 
 @pytest.mark.parametrize(

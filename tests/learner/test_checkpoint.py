@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from run_records import begin
 
 from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.policy import sharding
@@ -70,11 +71,6 @@ def test_a_folder_half_written_is_not_a_checkpoint(tmp_path):
     assert Checkpointer(tmp_path, keep=3).latest() == 1
 
 
-def begin(workdir, config, **options):
-    with claim(workdir, config, **options) as write:
-        write()
-
-
 def test_a_workdir_of_another_config_names_the_fields(tmp_path):
     begin(tmp_path / 'run', CONFIG)
     begin(tmp_path / 'run', CONFIG | {'progress': False}, free=('progress',))
@@ -105,7 +101,7 @@ def test_a_workdir_in_use_is_refused(tmp_path):
 
 def test_a_folder_with_other_things_is_refused(tmp_path):
     (tmp_path / 'thesis.tex').write_text('x')
-    with pytest.raises(WorkdirError, match="'thesis.tex' but no config.json"):
+    with pytest.raises(WorkdirError, match="'thesis.tex' but no run.json"):
         begin(tmp_path, CONFIG)
 
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from memory_bucket import MemoryBucket, outage
+from run_records import change_record
 from saved_runs import names, save, save_checkpoints, wait
 
 from zeroplay_jax.learner.checkpoint import saved_steps
@@ -54,7 +55,7 @@ def test_a_step_is_complete_last_and_another_machine_gets_it_with_its_logs(remot
     assert uploads[-1] == 'runs/a/steps/00000002.json'
     first_file = next(i for i, name in enumerate(uploads) if '/checkpoints/' in name)
     assert uploads.index(object_of(remote, 2, 'metrics.jsonl')) < first_file
-    assert uploads.index('runs/a/config.json') < first_file
+    assert uploads.index('runs/a/run.json') < first_file
     assert bring_down(remote, there, remote.manifests()) == []
     for path in here.rglob('*'):
         if path.is_file():
@@ -87,7 +88,7 @@ def test_old_steps_are_removed_with_all_their_objects(remote, steps, tmp_path):
     removed = [name for action, name in remote.bucket.log if action == 'delete']
     removed = [name for name in removed if not name.endswith('lease.json')]
     assert removed[0] == 'runs/a/steps/00000002.json'
-    assert 'runs/a/config.json' in names(remote)
+    assert 'runs/a/run.json' in names(remote)
 
 
 @pytest.mark.parametrize('kind', ['checkpoint', 'log', 'missing'])
@@ -171,12 +172,12 @@ def test_another_machine_knows_that_the_report_was_written(remote, steps, tmp_pa
     lease = Lease(remote.bucket, remote.name('lease.json'))
     mirror = Mirror(remote, here, lease, {}, 2, 30.0)
     wait(mirror)
-    (here / '.reported').write_text('2')
+    change_record(here, reported=2)
     mirror.upload_results()
     mirror.close()
     lease.release()
     assert bring_down(remote, there, remote.manifests()) == []
-    assert (there / '.reported').read_text() == '2'
+    assert json.loads((there / 'run.json').read_text()) == {'reported': 2}
 
 
 def test_damage_in_the_local_folder_is_made_good_from_the_bucket(remote, steps, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import tiny
 import torch
 import transformers
+from run_records import write_record
 from safetensors.numpy import load_file, save_file
 from small_policies import adapter_of, equal
 
@@ -215,5 +216,5 @@ def test_an_adapter_of_a_run_is_asked_and_loaded_with_the_settings_of_the_run(tm
     assert api._settings_of(folder).sampler.context == common.get_config().sampler.context
     run = common.get_config()
     run.sampler.context = 320
-    (tmp_path / 'run' / 'config.json').write_text(run.to_json())
+    write_record(tmp_path / 'run', run)
     assert api._settings_of(folder).sampler.context == 320

@@ -1,6 +1,5 @@
 """Another run's checkpoint: which one is taken while that run goes on, and which adapters are refused."""
 
-import json
 import shutil
 import types
 
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from refused_calls import refused
+from run_records import write_record
 
 from zeroplay_jax.configs import drzero
 from zeroplay_jax.configuration import fields
@@ -18,9 +18,8 @@ from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.remote_workdir import StepRemoved
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.settings import kinds
 from zeroplay_jax.settings.kinds import InputPath, Section
-from zeroplay_jax.training import branch, input_record
+from zeroplay_jax.training import branch, run_folder
 from zeroplay_jax.training.loop import Saver
 from zeroplay_jax.types import UserError
 
@@ -219,6 +218,9 @@ def test_a_teacher_of_another_shape_begins_with_the_loaded_weights(tmp_path, eng
     jax.tree.map(np.testing.assert_array_equal, teacher, want)
 
 
+BASE = {'policy.path': {'model.safetensors': {'bytes': 1, 'sha256': 'a'}}}
+
+
 def make_config():
     config = drzero.get_config('mini')
     config.policy.adapters.rank = 4
@@ -232,9 +234,9 @@ def check_against(tmp_path):
     (tmp_path / 'best').mkdir()
 
     def begin(config, folder=tmp_path):
-        (tmp_path / 'config.json').write_text(json.dumps(config.to_dict()))
+        write_record(tmp_path, config, inputs=BASE)
         source = branch.Source(folder, 1, tmp_path)
-        return lambda config, files={}: branch.check_adapters(Hosts(), source, config, files)
+        return lambda config, files=BASE: branch.check_adapters(Hosts(), source, config, files)
 
     return begin
 
@@ -254,31 +256,14 @@ def test_adapters_that_mean_something_else_are_refused(
     assert f'policy.adapters.{field}=' in refused(check, config)
 
 
-def test_adapters_of_another_base_are_refused_whatever_it_is_called(tmp_path, check_against):
+def test_adapters_of_another_base_are_refused_whatever_it_is_called(check_against):
     config = make_config()
     check = check_against(config)
-    ours = {'policy.path': {'model.safetensors': {'bytes': 1, 'sha256': 'a'}}}
     other = {'policy.path': {'model.safetensors': {'bytes': 1, 'sha256': 'b'}}}
     config.policy.path = 'moved'
-    with pytest.raises(UserError, match='another base .policy.path: .* is another folder'):
-        check(config, ours)
-    (tmp_path / input_record.FILE_NAME).write_text(json.dumps(ours))
-    check(config, ours)
+    check(config)
     with pytest.raises(UserError, match='another base .*model.safetensors has other bytes'):
         check(config, other)
-
-
-@pytest.mark.parametrize('stored', ['hf://owner/model', 'gs://bucket/model', '/gone/model', ''])
-def test_a_base_without_a_record_is_compared_by_its_name(tmp_path, check_against, stored):
-    config = make_config()
-    config.policy.path = stored
-    check = check_against(config)
-    check(config)
-    name = stored or str(kinds.BUILT_IN_CHECKPOINT)
-    config.policy.path = name
-    check(config)
-    config.policy.path = str(tmp_path)
-    assert f'policy.path: {name} is another folder' in refused(check, config)
 
 
 def test_after_a_step_back_the_best_evaluation_is_saved_again(tmp_path):
@@ -310,7 +295,7 @@ def test_a_text_that_happens_to_name_a_file_is_no_input(tmp_path, monkeypatch):
     for name in (config.judge.model, 'questions.jsonl'):
         (tmp_path / name).write_text('a file')
     config.inputs.questions = 'questions.jsonl'
-    assert input_record.fingerprints(config).keys() == {'policy.path', 'inputs.questions'}
+    assert run_folder.fingerprints(config).keys() == {'policy.path', 'inputs.questions'}
 
     class Settings(Section):
         notes: InputPath = ''
@@ -322,4 +307,4 @@ def test_a_text_that_happens_to_name_a_file_is_no_input(tmp_path, monkeypatch):
     monkeypatch.setattr(recipes, 'recipe_class', lambda name: Recipe)
     config = fields.default_config('elsewhere')
     config.noted.update(notes='questions.jsonl', title='questions.jsonl')
-    assert input_record.fingerprints(config).keys() == {'policy.path', 'noted.notes'}
+    assert run_folder.fingerprints(config).keys() == {'policy.path', 'noted.notes'}

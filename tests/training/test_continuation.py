@@ -4,12 +4,13 @@ import json
 
 import jax.numpy as jnp
 import pytest
+from run_records import write_record
 
 from zeroplay_jax.configs import drzero
 from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.training import branch, input_record, tool_record
+from zeroplay_jax.training import branch, run_folder
 
 PHASE = Phase('solver', 8, ('solver',), iteration=1)
 STEPS = [Step(PHASE, number, number) for number in range(8)]
@@ -27,9 +28,7 @@ def save(workdir, *steps):
 
 def copy(source, workdir):
     workdir.mkdir()
-    return branch.copy(
-        Hosts(), workdir, branch.newest_checkpoint(source), STEPS, {}, {'seed': 0}, True
-    )
+    return branch.copy(Hosts(), workdir, branch.newest_checkpoint(source), STEPS, {'seed': 0}, True)
 
 
 def test_a_checkpoint_of_an_earlier_version_has_no_checksums_and_is_copied(tmp_path):
@@ -72,31 +71,29 @@ def test_a_checkpoint_that_loses_its_checksums_meanwhile_is_not_copied(tmp_path,
 
 def write(workdir, inputs, tools):
     (workdir / 'checkpoints').mkdir(parents=True, exist_ok=True)
-    (workdir / input_record.FILE_NAME).write_text(json.dumps(inputs))
-    (workdir / tool_record.FILE_NAME).write_text(json.dumps(tools))
+    config = drzero.get_config('mini')
+    write_record(workdir, config, inputs=inputs, tools=tools)
 
 
 @pytest.mark.parametrize(
     ('inputs', 'tools', 'is_longer'),
     [
-        (FILES | {input_record.SERVER: {'wiki-1': {}}}, TOOLS, True),
-        (FILES | {input_record.SERVER: {'wiki-2': {}}}, TOOLS, False),
+        (FILES | {run_folder.SERVER: {'wiki-1': {}}}, TOOLS, True),
+        (FILES | {run_folder.SERVER: {'wiki-2': {}}}, TOOLS, False),
         (FILES, TOOLS, False),
-        (FILES | {input_record.SERVER: {'wiki-1': {}}}, {'solver': {}}, False),
+        (FILES | {run_folder.SERVER: {'wiki-1': {}}}, {'solver': {}}, False),
         (
-            FILES | {input_record.SERVER: {'wiki-1': {}}},
+            FILES | {run_folder.SERVER: {'wiki-1': {}}},
             {'solver': {'search': {'description': 'Finds.', 'note': ''}}},
             False,
         ),
-        (FILES | {input_record.SERVER: 1}, TOOLS, False),
     ],
 )
 def test_another_search_index_or_tool_is_another_schedule(tmp_path, inputs, tools, is_longer):
     config = drzero.get_config('mini')
     old, new = tmp_path / 'old', tmp_path / 'new'
-    write(old, FILES | {input_record.SERVER: {'wiki-1': {}}}, TOOLS)
+    write(old, FILES | {run_folder.SERVER: {'wiki-1': {}}}, TOOLS)
     write(new, inputs, tools)
-    (old / 'config.json').write_text(json.dumps(config.to_dict()))
     config.schedule.iterations += 1
     source = branch.Source(old, 4, old / 'checkpoints' / '4')
     assert branch.is_longer(Hosts(), new, source, config) == is_longer

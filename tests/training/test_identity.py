@@ -1,19 +1,18 @@
 """Config, inputs, checkpoints, logs and exports of a run belong together, and what is of another run is refused."""
 
-import json
 import shutil
 
 import jax.numpy as jnp
 import pytest
+from run_records import write_record
 
 from zeroplay_jax.configs import drzero
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.evaluation import report_builder
 from zeroplay_jax.learner.checkpoint import Checkpointer
-from zeroplay_jax.runtime import identity
+from zeroplay_jax.runtime import record
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.log import MetricsWriter
-from zeroplay_jax.runtime.workdir import claim
 from zeroplay_jax.training import branch, policy_settings, run_folder
 from zeroplay_jax.types import UserError
 
@@ -28,19 +27,22 @@ def config_of(**changes):
     return config
 
 
-def begin(workdir, config, inputs=INPUTS, steps=(2, 4), has_identity=True):
+def begin_record(workdir, config, inputs, is_resumed):
+    start = dict(index='', template={}, roles={}, weights={}, is_resumed=is_resumed)
+    return run_folder.begin(Hosts(), workdir, config, inputs, **start)
+
+
+def begin(workdir, config, inputs=INPUTS, steps=(2, 4)):
     """What a run of a config leaves in its workdir; returns its identity."""
-    with claim(workdir, config.to_dict()) as write_config:
-        write_config()
-    (workdir / 'inputs.json').write_text(json.dumps(inputs))
-    run_identity = run_folder.record_identity(Hosts(), workdir, config, inputs, is_resumed=False)
-    state = {'identity': run_identity} if has_identity else {}
+    workdir.mkdir()
+    run_identity = begin_record(workdir, config, inputs, is_resumed=False)
+    state = {'identity': run_identity}
     checkpoints = Checkpointer(workdir, keep=2)
     for step in steps:
         weights = {'solver': {'params': {'w': jnp.full(3, step)}}}
         checkpoints.save(step, weights, state | {'cursor': step, 'evaluations': {}})
     checkpoints.close()
-    writer = MetricsWriter(workdir, 0, (), run=identity.hash_of(run_identity))
+    writer = MetricsWriter(workdir, 0, (), run=record.hash_of(run_identity))
     for step in range(max(steps)):
         writer.write_scalars(step, 0, 'solver', {'loss': 1.0})
         writer.write_trajectories([ROLLOUT | {'step': step}])
@@ -48,8 +50,8 @@ def begin(workdir, config, inputs=INPUTS, steps=(2, 4), has_identity=True):
     return run_identity
 
 
-def check(workdir, config, inputs=INPUTS):
-    run_folder.check_identity(Hosts(), workdir, config, inputs)
+def check(workdir):
+    run_folder.check_checkpoints(Hosts(), workdir)
 
 
 def exchange(one, other, name):
@@ -86,27 +88,22 @@ def two_runs(request, tmp_path):
 @pytest.mark.fault('A', 'a checkpoint of another run in the workdir, resumed')
 def test_a_checkpoint_of_another_run_is_not_resumed(two_runs, user_reads):
     run, other, difference = two_runs
-    check(run, config_of())
+    check(run)
     exchange(run, other, 'checkpoints')
     with pytest.raises(UserError) as refusal:
-        check(run, config_of())
+        check(run)
     assert difference in str(refusal.value) and '\n' not in str(refusal.value)
     user_reads(refusal.value)
 
 
-@pytest.mark.fault(
-    'A', 'config.json and inputs.json of another run beside a checkpoint: export, --from'
-)
+@pytest.mark.fault('A', 'run.json of another run beside a checkpoint: export, --from')
 def test_a_checkpoint_beside_another_config_is_not_read(two_runs, user_reads):
     run, other, _ = two_runs
     assert branch.newest_checkpoint(run).step == 4
-    for name in ('config.json', 'inputs.json'):
-        exchange(run, other, name)
+    exchange(run, other, 'run.json')
     with pytest.raises(UserError, match='4: is of another run') as refusal:
         branch.newest_checkpoint(run)
     user_reads(refusal.value)
-    # Not even with the other's identity beside them.
-    exchange(run, other, 'identity.json')
     with pytest.raises(UserError, match='is of another run'):
         branch.find(Hosts(), run.parent / 'new', str(run), is_resumed=False)
 
@@ -129,7 +126,7 @@ LOGS = ('metrics.jsonl', 'trajectories.jsonl')
 @pytest.mark.fault('A', 'a log or a record of another run: report')
 def test_a_report_of_files_of_two_runs_is_refused(tmp_path, user_reads):
     begin(tmp_path / 'other', config_of(seed=5))
-    for name in (*LOGS, 'config.json', 'identity.json'):
+    for name in (*LOGS, 'run.json'):
         run = tmp_path / name
         begin(run, config_of())
         assert report_builder.read_run(run)['metrics'][0] == {
@@ -144,11 +141,11 @@ def test_a_report_of_files_of_two_runs_is_refused(tmp_path, user_reads):
         user_reads(refusal.value)
 
 
-@pytest.mark.fault('A', 'a log of another run beside runs of versions without identity: report')
-def test_logs_are_compared_with_each_other_without_an_identity(tmp_path, user_reads):
+@pytest.mark.fault('A', 'a log of another run in a folder without a record: report')
+def test_logs_are_compared_with_each_other_without_a_record(tmp_path, user_reads):
     for seed in (0, 5):
         begin(tmp_path / str(seed), config_of(seed=seed))
-        (tmp_path / str(seed) / 'identity.json').unlink()
+        (tmp_path / str(seed) / 'run.json').unlink()
     exchange(tmp_path / '0', tmp_path / '5', 'trajectories.jsonl')
     with pytest.raises(UserError, match='trajectories.jsonl: is of another run') as refusal:
         report_builder.read_run(tmp_path / '0')
@@ -163,7 +160,7 @@ def test_a_log_of_another_run_is_not_continued(tmp_path, name, user_reads):
     exchange(tmp_path / 'run', tmp_path / 'other', name)
     before = (tmp_path / 'run' / name).read_bytes()
     with pytest.raises(UserError, match=f'{name}: is of another run') as refusal:
-        MetricsWriter(tmp_path / 'run', 4, (), run=identity.hash_of(run_identity))
+        MetricsWriter(tmp_path / 'run', 4, (), run=record.hash_of(run_identity))
     assert (tmp_path / 'run' / name).read_bytes() == before
     user_reads(refusal.value)
 
@@ -175,7 +172,7 @@ def test_an_export_in_the_workdir_of_another_run_is_refused(tmp_path, user_reads
     for run in ('run', 'other'):
         folder = tmp_path / run / 'policy' / 'solver'
         folder.mkdir(parents=True)
-        for name, text in identity.export_texts(run_identity).items():
+        for name, text in record.export_texts(run_identity).items():
             (folder / name).write_text(text)
     assert policy_settings.settings(tmp_path / 'run' / 'policy' / 'solver').seed == 0
     with pytest.raises(UserError, match='solver: is of another run') as refusal:
@@ -196,31 +193,18 @@ def test_fields_that_may_change_and_the_place_do_not_change_the_identity(tmp_pat
     changed.policy.path = 'elsewhere'
     moved = tmp_path / 'moved'
     shutil.move(tmp_path / 'run', moved)
-    check(moved, changed)
-    kept = run_folder.record_identity(Hosts(), moved, changed, INPUTS, is_resumed=True)
+    check(moved)
+    kept = begin_record(moved, changed, INPUTS, is_resumed=True)
     assert kept == run_identity
 
 
 def test_a_field_of_another_version_is_no_difference(tmp_path):
-    run_identity = begin(tmp_path / 'run', config_of())
-    run_identity['field_of_tomorrow'] = 1
-    del run_identity['solver.batch']
-    identity.write(tmp_path / 'run', run_identity)
-    check(tmp_path / 'run', config_of())
-
-
-@pytest.mark.fault('A', 'a checkpoint of an earlier version, without identity')
-def test_a_run_of_an_earlier_version_goes_on_with_a_warning(tmp_path, capsys, user_reads):
-    begin(tmp_path / 'run', config_of(), has_identity=False)
-    (tmp_path / 'run' / 'identity.json').unlink()
-    check(tmp_path / 'run', config_of())
-    warning = capsys.readouterr().err
-    assert '4: an earlier version saved it without saying of which run it is' in warning
-    user_reads(warning)
-    recorded = run_folder.record_identity(
-        Hosts(), tmp_path / 'run', config_of(), INPUTS, is_resumed=True
-    )
-    assert identity.read(tmp_path / 'run') == recorded
+    begin(tmp_path / 'run', config_of())
+    config = config_of().to_dict()
+    config['field_of_tomorrow'] = 1
+    del config['solver']['batch']
+    write_record(tmp_path / 'run', config, inputs=INPUTS)
+    check(tmp_path / 'run')
 
 
 @pytest.mark.fault('C', 'the newest checkpoint is damaged: export, --from')

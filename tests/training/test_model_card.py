@@ -8,7 +8,6 @@ from zeroplay_jax.configs import common
 from zeroplay_jax.policy import adapters, hf
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import open_codec
-from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.recipe import RoleSpec, recipe_class
@@ -16,7 +15,7 @@ from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.settings.schema import LINEARS
 from zeroplay_jax.tools.registry import build_tools
-from zeroplay_jax.training import policies, tool_record
+from zeroplay_jax.training import policies, run_folder
 from zeroplay_jax.training.build import weights_of_roles
 from zeroplay_jax.training.policies import export_texts, model_card, prompt_text, write_adapter
 
@@ -101,7 +100,7 @@ def test_the_card_names_base_recipe_roles_prompt_and_stop_strings(export):
 
 @pytest.mark.parametrize('recipe', ['drzero', 'ssp'])
 @pytest.mark.parametrize('syntax', ['search_r1', 'r_search'])
-def test_a_card_from_the_records_of_a_run_is_that_of_the_run(recipe, syntax, tmp_path):
+def test_a_card_from_the_records_of_a_run_is_that_of_the_run(recipe, syntax):
     config = common.get_config(recipe)
     config.tools.update(syntax=syntax, names=('search', 'open', 'calculator'))
     config.weights = 'shared' if recipe == 'ssp' else 'separate'
@@ -112,8 +111,7 @@ def test_a_card_from_the_records_of_a_run_is_that_of_the_run(recipe, syntax, tmp
         env, limit = role_environment(config, specification, codec, tools)
         name, weights = specification.name, weights_of_roles(config).get(specification.name, 'x')
         roles[name] = Role(name, weights, specification.prompt, env, prompt_tokens=limit)
-    tool_record.check_or_write(Hosts(), tmp_path, roles, is_resumed=False)
-    recorded = policies.roles_of_weights(config, tool_record.read(tmp_path), codec)
+    recorded = policies.roles_of_weights(config, run_folder.listings(roles), codec)
     assert list(recorded) == (['policy'] if recipe == 'ssp' else ['proposer', 'solver'])
     templates = prompts.select('mini', recipe_class(recipe).prompts)
     for weights, ours in recorded.items():
@@ -121,11 +119,6 @@ def test_a_card_from_the_records_of_a_run_is_that_of_the_run(recipe, syntax, tmp
         assert [role.name for role in ours][:1] == (['solver'] if recipe == 'ssp' else [weights])
         texts = [export_texts(config, CLEAN, x, templates, weights, step=3) for x in (ours, theirs)]
         assert texts[0] == texts[1] and 'checkpoint 3 of its run' in texts[0]['README.md']
-    # What an earlier version wrote has no roles.
-    listing = {'search': {'description': 'x', 'parameters': {}}}
-    for text in (json.dumps(listing), '[]', '{'):
-        (tmp_path / 'tools.json').write_text(text)
-        assert tool_record.read(tmp_path) is None
 
 
 def test_the_code_on_the_card_of_an_adapter_generates_a_turn(export, tmp_path, capsys, monkeypatch):

@@ -1,40 +1,42 @@
 """The day in prompts is that of the start of the run, which its record of inputs keeps; evaluations name theirs."""
 
 import datetime
-import json
 
 import pytest
 
 from zeroplay_jax.configs import drzero
 from zeroplay_jax.evaluation import question_sets
+from zeroplay_jax.runtime import record
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.training import input_record
+from zeroplay_jax.training import run_folder
 from zeroplay_jax.types import UserError
 
 
 def write(workdir, template):
     workdir.mkdir(exist_ok=True)
     config = drzero.get_config('mini')
-    input_record.write(Hosts(), workdir, config, {'policy.path': {}}, '', template, False)
+    start = dict(index='', roles={}, weights={}, is_resumed=False)
+    inputs = {'policy.path': {}}
+    run_folder.begin(Hosts(), workdir, config, inputs, template=template, **start)
 
 
 @pytest.mark.fault('third-4', 'a run resumed on another day, and one that continues another run')
 def test_the_first_recorded_day_counts(tmp_path, user_reads):
     run, other = tmp_path / 'run', tmp_path / 'other'
     write(other, {'date': '2020-02-29', 'role of results': 'user'})
-    assert input_record.start_date([run, other]) == '2020-02-29'
+    assert run_folder.start_date([run, other]) == '2020-02-29'
     write(run, {'date': '2021-01-01'})
-    assert input_record.start_date([run, other]) == '2021-01-01'
+    assert run_folder.start_date([run, other]) == '2021-01-01'
     write(run, {})
-    assert json.loads((run / 'inputs.json').read_text()) == {'policy.path': {}}
-    assert input_record.start_date([run]) == datetime.date.today().isoformat()
-    user_reads('right: prompts keep the day of the start, of which inputs.json has the record')
+    assert record.read(run).inputs == {'policy.path': {}}
+    assert run_folder.start_date([run]) == datetime.date.today().isoformat()
+    user_reads('right: prompts keep the day of the start, of which run.json has the record')
 
 
 def test_a_record_that_was_edited_is_one_line(tmp_path):
     write(tmp_path, {'date': 'yesterday'})
-    with pytest.raises(UserError, match='inputs.json: policy.template has no date such as'):
-        input_record.start_date([tmp_path])
+    with pytest.raises(UserError, match='run.json: policy.template has no date such as'):
+        run_folder.start_date([tmp_path])
 
 
 @pytest.mark.fault('third-4', 'compare: evaluations of two days')

@@ -5,6 +5,7 @@ import shutil
 import pytest
 from python_process import run_python
 from run_files import lines, summary_of
+from run_records import change_record
 
 # Every rollout ends after its first token, and those that end at a limit are not trained on.
 NOTHING = [
@@ -81,8 +82,9 @@ def test_a_kill_between_the_last_checkpoint_and_the_report_changes_nothing(stopp
     workdir, _ = stopped
     killed = tmp_path / 'killed'
     shutil.copytree(workdir, killed)
-    for name in ('summary.json', 'report.html', '.reported'):
+    for name in ('summary.json', 'report.html'):
         (killed / name).unlink()
+    change_record(killed, reported=None)
     again = train(killed)
     assert again.returncode == 3 and 'stopped: 2 steps in a row' in again.stderr
     assert steps_of(killed) == [0, 1, 2]

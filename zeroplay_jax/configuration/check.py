@@ -29,6 +29,7 @@ from zeroplay_jax.configuration.places import (
 from zeroplay_jax.configuration.rules import check_adapters, check_held_out
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import downloads, objects
+from zeroplay_jax.runtime.record import FILE_NAME
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.kinds import PACKAGE, ConfigError, Mistakes
@@ -202,8 +203,8 @@ def _check_folders(given: Mapping[str, str], mistakes: Mistakes) -> None:
     else:
         mistakes.note(command_line.NO_WORKDIR)
     is_here = source and 'nofiles' not in given and not objects.is_address(source)
-    if is_here and not pathlib.Path(str(source), 'config.json').is_file():
-        mistakes.note(f'--from={source}: not the workdir of a run; it has no config.json')
+    if is_here and not pathlib.Path(str(source), FILE_NAME).is_file():
+        mistakes.note(f'--from={source}: not the workdir of a run; it has no {FILE_NAME}')
 
 
 def _check_config(config: ConfigDict, given: Mapping[str, str], mistakes: Mistakes) -> None:

@@ -17,7 +17,8 @@ import pydantic
 from ml_collections import ConfigDict
 
 from zeroplay_jax.objectives.registry import did_you_mean
-from zeroplay_jax.retrieval import json_text, objects
+from zeroplay_jax.retrieval import objects
+from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import remote_workdir
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.selfplay import recipe as recipes
@@ -412,29 +413,23 @@ def _value(name: str, text: str, default: Any) -> Any:
 
 # ---- configs of runs -------------------------------------------------------------------------------
 #
-# The config.json that a run leaves in its folder.
+# The config in the record of a run.
 
 
-# Sections that distinguish a run's config.json from other files of that name.
-_REQUIRED = {'recipe', 'rollout', 'tools', 'retrieval'}
-
-
-def read_stored_config(path: pathlib.Path) -> ConfigDict | None:
-    """Returns the config in the config.json of a run; None if there is no such file or it is not that of a run.
+def read_stored_config(workdir: pathlib.Path) -> ConfigDict | None:
+    """Returns the config of the run in a workdir; None if there is no run.
 
     Fields that are missing in the file get their defaults. Built-in checkpoints have their paths in this clone; names
     on the Hub and addresses in a bucket stay as they are.
 
     Raises:
-      ConfigError: one line; a field that this version does not have, with its new name if it was
-        renamed, or a value of another type.
+      WorkdirError, ConfigError: one line; the record cannot be read, or has a field that this version does not have,
+        with its new name if it was renamed, or a value of another type.
     """
-    try:
-        stored = with_new_names(json_text.read_object(path, float))
-    except (OSError, ValueError):
+    record = run_record.read(workdir)
+    if record is None:
         return None
-    if not stored.keys() >= _REQUIRED:
-        return None
+    stored = with_new_names(record.config)
     # The values are written into the defaults, so that fields added since then have a value.
     try:
         config = default_config(stored['recipe'])
@@ -444,9 +439,10 @@ def read_stored_config(path: pathlib.Path) -> ConfigDict | None:
                 continue
             check_name(name, config)
             _set(config, name, value)
-    except (ConfigError, TypeError, AttributeError) as error:
+    except (ConfigError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f'{path}: not a config of this version: {error}; correct it, or copy the policy elsewhere'
+            f'{workdir / run_record.FILE_NAME}: not a config of this version: {error}; correct it, or copy the policy '
+            'elsewhere'
         ) from None
     return config
 
@@ -601,5 +597,5 @@ def check(workdir: str | pathlib.Path, config: ConfigDict) -> None:
 
 
 def defaults(config: ConfigDict) -> Json:
-    """Returns the defaults of all fields, which a config.json of an earlier version may lack."""
+    """Returns the defaults of all fields, which the record of a run of an earlier version may lack."""
     return default_config(config.recipe).to_dict()

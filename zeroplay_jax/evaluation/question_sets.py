@@ -24,7 +24,7 @@ from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval import downloads, progress
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout.requests import Request
-from zeroplay_jax.runtime import identity
+from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.types import POLICY, Json, Question, TaskDropped, Trajectory, UserError
@@ -290,9 +290,9 @@ def result_settings(
     if rollout.response_tokens:
         tokens.append(rollout.response_tokens)
     chosen: dict[str, Any] = {'template': dict(template)} if template else {}
-    exporter = identity.check_export(pathlib.Path(policy))
+    exporter = run_record.check_export(pathlib.Path(policy))
     if exporter:
-        chosen[identity.HASH_FIELD] = exporter
+        chosen[run_record.HASH_FIELD] = exporter
     return chosen | {
         'policy': policy,
         'answerer': '',

@@ -2,7 +2,7 @@
 
 The report shows the evaluation before and after training, the metric curves, the logged trajectories and the
 configs. Its only sources are the files of the workdirs (`metrics.jsonl`, `trajectories.jsonl`, `summary.json`,
-`config.json`), so it also works for a run that is still in progress or was killed.
+`run.json`), so it also works for a run that is still in progress or was killed.
 
 The HTML file loads nothing from the network. Its content security policy allows only the scripts and styles that
 are part of it, whatever text a document or a model contains.
@@ -21,8 +21,8 @@ import numpy as np
 
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.retrieval import json_text
-from zeroplay_jax.runtime import identity
 from zeroplay_jax.runtime.disk import write_text
+from zeroplay_jax.runtime.record import FILE_NAME, HASH_FIELD, check_hash
 from zeroplay_jax.types import UserError
 
 ASSETS = Path(__file__).parent / 'report_page'
@@ -97,7 +97,7 @@ def read_run(workdir: Path) -> dict[str, Any]:
     Returns:
       A dict with the keys
       'name': str;
-      'summary', 'config': the objects of `summary.json` and `config.json`, or {};
+      'summary', 'config': the object of `summary.json` and the config in `run.json`, or {};
       'metrics': list of objects;
       'trajectories': list of objects, whose segments are [source, index into 'texts'];
       'texts': list of distinct strings, because prompts and documents recur;
@@ -124,10 +124,10 @@ def read_run(workdir: Path) -> dict[str, Any]:
         if not isinstance(summary.get(name, {}), dict):
             del summary[name]
             notes.append(f'"{name}" of summary.json is damaged and was ignored.')
-    config = _read_object(workdir / 'config.json', MISSING_CONFIG, notes)
+    recorded = _read_object(workdir / FILE_NAME, MISSING_CONFIG, notes)
     metrics = _read_lines(workdir / 'metrics.jsonl', notes)
     trajectories = _read_lines(workdir / 'trajectories.jsonl', notes)
-    _check_identity(workdir, summary, metrics, trajectories)
+    _check_identity(workdir, recorded.get('run', ''), summary, metrics, trajectories)
     text_ids: dict[str, int] = {}
     for row in trajectories:
         # The HTML file stores each text once, because rollouts of a group share the prompt, and some documents are
@@ -140,7 +140,7 @@ def read_run(workdir: Path) -> dict[str, Any]:
     return {
         'name': workdir.resolve().name,
         'summary': summary,
-        'config': config,
+        'config': recorded.get('config', {}),
         'metrics': metrics,
         'trajectories': trajectories,
         'texts': list(text_ids),
@@ -150,10 +150,13 @@ def read_run(workdir: Path) -> dict[str, Any]:
 
 
 def _check_identity(
-    workdir: Path, summary: dict[str, Any], metrics: list[Any], trajectories: list[Any]
+    workdir: Path,
+    here: str,
+    summary: dict[str, Any],
+    metrics: list[Any],
+    trajectories: list[Any],
 ) -> None:
-    """Raises UserError (one line) unless all files that name their run name that of the folder; takes the names off."""
-    here = identity.hash_of(identity.check_workdir(workdir))
+    """Raises UserError (one line) unless all files that name their run name that of the record; takes the names off."""
     files = {
         'summary.json': [summary],
         'metrics.jsonl': metrics,
@@ -161,10 +164,10 @@ def _check_identity(
     }
     for name, records in files.items():
         for record in records:
-            there = record.pop(identity.HASH_FIELD, '')
+            there = record.pop(HASH_FIELD, '')
             # Without the record of the folder, its files are compared with each other.
             here = here or there
-            identity.check_hash(workdir / name, there, here)
+            check_hash(workdir / name, there, here)
 
 
 def render(runs: list[dict[str, Any]]) -> str:

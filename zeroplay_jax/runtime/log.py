@@ -13,13 +13,12 @@ import pathlib
 import re
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
 from zeroplay_jax.retrieval.command import import_tensorflow
-from zeroplay_jax.runtime import disk, identity
+from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.types import Json, UserError
 
 
@@ -42,7 +41,7 @@ class JsonLines:
           UserError: one line; a line that stays is of another run. Nothing was changed.
         """
         self.steps: set[int] = set()
-        self._suffix: Json = {identity.HASH_FIELD: run} if run else {}
+        self._suffix: Json = {run_record.HASH_FIELD: run} if run else {}
         if path.exists():
             self.steps = _truncate(path, keep_below, run)
         self._file = path.open('a', encoding='utf-8')
@@ -74,7 +73,7 @@ def _truncate(path: pathlib.Path, keep_below: int, run: str) -> set[int]:
         record = _record_of(line)
         step = record.get('step')
         if step is not None and step < keep_below:
-            identity.check_hash(path, record.get(identity.HASH_FIELD), run)
+            run_record.check_hash(path, record.get(run_record.HASH_FIELD), run)
             valid_lines.append(f'{line}\n')
             steps.add(step)
     # A crash while the file is rewritten must not lose the log, so it is replaced in one move.
@@ -180,8 +179,6 @@ class MetricsWriter:
 # twice: TensorBoard's files are cut back when they are opened, and the two services keep the values they have.
 
 
-# Hidden file with the id under which the services know the run, so that a resumed run continues its curves.
-_ID_FILE = '.run_id'
 # Project or experiment of the services where the environment names none.
 _PROJECT = 'zeroplay_jax'
 # Characters that MLflow allows in the name of a metric.
@@ -352,11 +349,10 @@ class MlflowWriter:
 
 
 def _run_id(workdir: pathlib.Path) -> str:
-    """Returns the id of the run in a workdir, which is made at the first call."""
-    path = workdir / _ID_FILE
-    if not path.is_file():
-        disk.write_text(path, uuid.uuid4().hex)
-    return path.read_text(encoding='utf-8').strip()
+    """Returns the id under which the services know the run in a workdir, so that a resumed run continues its curves."""
+    recorded = run_record.read(workdir)
+    assert recorded is not None
+    return recorded.id
 
 
 # Name in config.log.writers → writer. TensorBoard is a requirement of this package; the others are not.

@@ -1,8 +1,8 @@
 """The workdir of a run in a bucket (gs://bucket/path): its objects, and the local folder in which the run works.
 
-    run.json            id of the run; it names the local folder
+    id.json             id of the run; it names the local folder
     lease.json          the process that runs it (`lease`)
-    config.json, …      records of the start, under their own names
+    run.json            record of the run
     checkpoints/8-1f…/  a checkpoint, file by file, as Orbax wrote it; best/… alike; 1f…: id of the lease
     logs/8-1f…/         the logs when checkpoint 8 was uploaded; objects cannot be appended to
     parts/00000008-1f…/ files of each process of a run of several (`training.uploads`), until the step is complete
@@ -29,10 +29,10 @@ from zeroplay_jax.retrieval import downloads, objects
 from zeroplay_jax.retrieval.objects import Bucket, Conflict, StoredObject, Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import workdir as run_workdir
-from zeroplay_jax.runtime.workdir import WorkdirError
+from zeroplay_jax.runtime.record import FILE_NAME, WorkdirError
 from zeroplay_jax.types import Json, UserError
 
-RUN_FILE = 'run.json'
+RUN_FILE = 'id.json'
 LEASE_FILE = 'lease.json'
 # Folders of a workdir: the last steps, and that of the best evaluation.
 CHECKPOINT_FOLDERS = ('checkpoints', 'best')
@@ -237,15 +237,15 @@ def check(
         if run_id is None:
             return
         folder = spool(root, run_id, remote.path)
-        stored = remote.bucket.read(remote.name('config.json'))
+        stored = remote.bucket.read(remote.name(FILE_NAME))
     except RetrievalError as error:
         raise UserError(str(error)) from None
     if stored is not None:
         folder.mkdir(parents=True, exist_ok=True)
         # Another process of the run on this machine may read the file.
-        draft = folder / f'.config.json.{os.getpid()}'
+        draft = folder / f'.{FILE_NAME}.{os.getpid()}'
         draft.write_bytes(stored[0])
-        os.replace(draft, folder / 'config.json')
+        os.replace(draft, folder / FILE_NAME)
     try:
         run_workdir.check(folder, config, free, defaults)
     except WorkdirError as error:
@@ -300,7 +300,7 @@ def local_run(
             stored = _present(remote)
             manifests = remote.manifests()
             chosen = max(manifests, default=None) if step is None else step
-            if chosen is None and remote.name('config.json') not in stored:
+            if chosen is None and remote.name(FILE_NAME) not in stored:
                 raise UserError(f'{workdir}: {_NO_RUN}')
             if step is not None and step not in manifests:
                 raise StepRemoved(f'{workdir}: step {step} was removed; run the command again')

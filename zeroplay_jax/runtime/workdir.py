@@ -8,28 +8,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TextIO
 
-from zeroplay_jax.retrieval import downloads, json_text, objects
+from zeroplay_jax.retrieval import objects
 from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.settings.kinds import built_in_name
+from zeroplay_jax.runtime.record import FILE_NAME, WorkdirError, flat_config, read
 from zeroplay_jax.settings.renamed import with_new_names
-from zeroplay_jax.types import Json, UserError
+from zeroplay_jax.types import Json
 
 # A message names this many differing fields at most.
 _MAX_FIELDS_IN_ERROR = 5
 _LOCK = '.lock'
-_STAGED_CONFIG = '.config.json'
-
-
-class WorkdirError(UserError):
-    """The workdir cannot be used for this run; the message says why."""
 
 
 class InUse(WorkdirError):
@@ -109,12 +103,11 @@ def check(
       defaults: a config of defaults, which fields had that the version of the saved config did not know.
 
     Raises:
-      WorkdirError: the workdir was started with another config, its config.json cannot be read, or it contains other
-        files.
+      WorkdirError: the workdir was started with another config, its record cannot be read, or it contains other files.
     """
-    path = workdir / 'config.json'
-    if path.exists():
-        saved = flat_config(defaults or {}) | flat_config(_read_config(path))
+    record = read(workdir)
+    if record is not None:
+        saved = flat_config(defaults or {}) | flat_config(with_new_names(record.config))
         _check_equal(workdir, saved, flat_config(config), free)
     elif workdir.exists():
         _check_empty(workdir)
@@ -126,24 +119,20 @@ def claim(
     config: Json,
     free: tuple[str, ...] = (),
     defaults: Json | None = None,
-) -> Iterator[Callable[[], None]]:
+) -> Iterator[None]:
     """Reserves the workdir for this config, and for this process while the context is open.
 
-    If the context ends before `config.json` was written, what was created is removed again.
+    Write the record (`record.write`) once the run is known to be possible: if the start fails before, the workdir
+    accepts a corrected config, and what was created is removed when the context ends.
 
     Args:
       workdir, config, free, defaults: as in `check`; the folder is created if it is missing.
-
-    Yields:
-      A function that writes `config.json`. Call it once the run is known to be possible: if the start fails before, the
-      workdir accepts a corrected config.
 
     Raises:
       WorkdirError: as `check`, or the workdir is in use by another process (InUse) or cannot be locked.
     """
     # The config is compared before the lock is taken: a wrong config is the more useful error.
     check(workdir, config, free, defaults)
-    path = workdir / 'config.json'
     created = _create(workdir)
     with contextlib.ExitStack() as stack:
         try:
@@ -154,19 +143,10 @@ def claim(
                 f'workdir {workdir} cannot be locked ({error.strerror}); choose one on another file system'
             ) from None
 
-        def write() -> None:
-            if path.exists():
-                return
-            # Written to another file and renamed, so that a killed process never leaves an incomplete config.json.
-            staged = workdir / _STAGED_CONFIG
-            text = json.dumps(_plain(config), indent=2, sort_keys=True)
-            staged.write_text(text, encoding='utf-8')
-            os.replace(staged, path)
-
         try:
-            yield write
+            yield
         finally:
-            if not path.exists():
+            if not (workdir / FILE_NAME).exists():
                 _remove_created(workdir, created)
 
 
@@ -195,46 +175,6 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
             _remove_created(folder, created)
 
 
-def flat_config(config: Json) -> dict[str, Any]:
-    """Returns dotted name of a field → value, in the form in which configs of different places are compared."""
-    # A run from hf://owner/model is resumed with any path of the model in a cache, because the Hub may have a newer
-    # revision since. inputs.json compares the content.
-    return _map_texts(_flatten(_plain(config)), downloads.name_in_path)
-
-
-def _plain(config: Json) -> Json:
-    """Returns a config as its file has it: lists in place of tuples, `portable` names in place of paths."""
-    return _map_texts(json.loads(json.dumps(config)), portable)
-
-
-def _map_texts(value: Any, function: Callable[[str], str]) -> Any:
-    """Returns a JSON value with `function` applied to all texts in it."""
-    if isinstance(value, dict):
-        return {name: _map_texts(field, function) for name, field in value.items()}
-    if isinstance(value, list):
-        return [_map_texts(item, function) for item in value]
-    return function(value) if isinstance(value, str) else value
-
-
-def portable(path: str) -> str:
-    """Returns the name by which other machines and other clones find a file or folder; any other text as it is.
-
-    Names are addresses in a bucket and names on the Hub, of which `path` is the local copy, and those of built-in
-    checkpoints.
-    """
-    return built_in_name(downloads.name_of(downloads.address_of(path)))
-
-
-def _read_config(path: pathlib.Path) -> Json:
-    """Returns the object in a config.json; raises WorkdirError if it cannot be read."""
-    try:
-        return with_new_names(json_text.read_object(path, float))
-    except ValueError as error:
-        raise WorkdirError(
-            f'{path}: cannot be read ({error}); bring it back from a copy, or choose another workdir'
-        ) from None
-
-
 def _create(workdir: pathlib.Path) -> list[pathlib.Path]:
     """Creates a folder with its parents; returns those that did not exist, the innermost first."""
     created = []
@@ -248,7 +188,6 @@ def _create(workdir: pathlib.Path) -> list[pathlib.Path]:
 
 def _remove_created(workdir: pathlib.Path, created: list[pathlib.Path]) -> None:
     """Removes the hidden files of a run that did not start, and the folders in `created` that are empty then."""
-    (workdir / _STAGED_CONFIG).unlink(missing_ok=True)
     (workdir / _LOCK).unlink(missing_ok=True)
     # A folder with logs of a launch script stays.
     with contextlib.suppress(OSError):
@@ -290,11 +229,11 @@ def _is_at(file: TextIO, path: pathlib.Path) -> bool:
 
 def _check_empty(workdir: pathlib.Path) -> None:
     """Raises WorkdirError if the workdir contains visible files."""
-    # Hidden files are the lock and the staged config of a run that did not start.
+    # Hidden files are the lock and the draft of a record of a run that did not start.
     visible_names = sorted(path.name for path in workdir.iterdir() if path.name[0] != '.')
     if visible_names:
         raise WorkdirError(
-            f'workdir {workdir} holds {visible_names[0]!r} but no config.json; choose an empty one'
+            f'workdir {workdir} holds {visible_names[0]!r} but no {FILE_NAME}; choose an empty one'
         )
 
 
@@ -306,8 +245,8 @@ def _check_equal(
 ) -> None:
     """Raises WorkdirError if the flattened configs differ in a field that is not free."""
     differing = []
-    for field in differences(saved, current):
-        if field not in free:
+    for field in sorted(saved.keys() | current.keys()):
+        if field not in free and saved.get(field) != current.get(field):
             differing.append(f'{field} (there {saved.get(field)}, now {current.get(field)})')
     if not differing:
         return
@@ -318,20 +257,3 @@ def _check_equal(
     raise WorkdirError(
         f'workdir {workdir} belongs to another config: {fields}; choose another workdir'
     )
-
-
-def differences(saved: dict[str, Any], current: dict[str, Any]) -> list[str]:
-    """Returns the sorted names of the fields in which two flat configs differ."""
-    names = sorted(saved.keys() | current.keys())
-    return [name for name in names if saved.get(name) != current.get(name)]
-
-
-def _flatten(tree: Json, prefix: str = '') -> dict[str, Any]:
-    """Returns a nested dict as a flat one: {'solver.batch': 32} for {'solver': {'batch': 32}}."""
-    flat = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f'{prefix}{key}.')
-        else:
-            flat[prefix + key] = value
-    return flat

@@ -35,20 +35,18 @@ from zeroplay_jax.learner.value_network import CHECKPOINT_PREFIX, ValueNetwork
 from zeroplay_jax.learner.weights_view import weights_fingerprint
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import Params
-from zeroplay_jax.retrieval import downloads, json_text, objects
-from zeroplay_jax.runtime import disk, identity
+from zeroplay_jax.retrieval import downloads, objects
+from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.disk import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.runtime.record import Entries, Identity, find_difference
 from zeroplay_jax.runtime.remote_workdir import StepRemoved, local_source, newest_step
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, built_in_path
-from zeroplay_jax.training import input_record, tool_record
-from zeroplay_jax.training.run_folder import REPORTED_FILE
+from zeroplay_jax.training.run_folder import POLICY
 from zeroplay_jax.types import Json, UserError
 
-FILE_NAME = 'from.json'
 # Parts of a learner's state; the last two are taken where both runs have them.
 _PARTS = ('params', 'opt', 'teacher')
 # Fields of policy.adapters that decide what the arrays of an adapter, and their base, mean.
@@ -72,8 +70,9 @@ def find(
     """
 
     def begins_locally() -> bool:
-        recorded = read_record(workdir)
-        began_from = downloads.address_of(recorded['workdir']) if recorded else None
+        recorded = run_record.read(workdir)
+        origin = recorded.origin if recorded else None
+        began_from = downloads.address_of(origin['workdir']) if origin else None
         wanted = _full_name(source) if source else None
         # A resumed run needs the flag no more.
         if began_from != wanted and not (is_resumed and wanted is None):
@@ -129,33 +128,32 @@ def check_policies(hosts: Hosts, source: Source, names: list[str]) -> None:
     hosts.run_on_first(check_locally)
 
 
-def check_adapters(hosts: Hosts, source: Source, config, inputs: dict[str, Any]) -> None:
+def check_adapters(hosts: Hosts, source: Source, config, inputs: Entries) -> None:
     """Raises UserError unless the adapters of a checkpoint compute the same policies in a new run.
 
     All processes must call it. Their shapes do not tell another alpha or another base of the same size. Nothing is
-    compared if the other run has no config.json or neither run has adapters.
+    compared if the other run has no record or neither run has adapters.
 
     Args:
       config: of the new run.
-      inputs: of the new run, as `input_record.check` returned them; those of the first process are used.
+      inputs: of the new run, as `run_folder.check` returned them; those of the first process are used.
     """
     hosts.run_on_first(lambda: _check_adapters(source, config, inputs))
 
 
-def _check_adapters(source: Source, config, inputs: dict[str, Any]) -> None:
+def _check_adapters(source: Source, config, inputs: Entries) -> None:
     """Does the work of `check_adapters` in one process."""
     # The checkpoint of the best evaluation lies one level deeper.
     run = source.workdir if (source.workdir / FOLDER).is_dir() else source.workdir.parent
-    stored = read_object(run / 'config.json').get('policy')
-    if stored is None:
+    recorded = run_record.read(run)
+    if recorded is None:
         return
-    # A run of an earlier version had no adapters, or no quantised base.
-    there = {'rank': 0, 'quantize': 'none'} | stored.get('adapters', {})
     here = config.policy.adapters.to_dict()
+    there = here | {'rank': 0} | recorded.config['policy'].get('adapters', {})
     if not there['rank'] and not here['rank']:
         return
     for field in _ADAPTER_FIELDS:
-        stored_value, value = there.get(field, here[field]), here[field]
+        stored_value, value = there[field], here[field]
         if field == 'linears':
             stored_value, value = sorted(stored_value), sorted(value)
         if stored_value != value:
@@ -163,38 +161,12 @@ def _check_adapters(source: Source, config, inputs: dict[str, Any]) -> None:
                 f'--from={source.workdir}: its policies have policy.adapters.{field}={stored_value}, the new run has '
                 f'{value}; give the same'
             )
-    field = 'policy.path'
-    recorded = read_object(run / input_record.FILE_NAME).get(field)
-    if recorded is not None:
-        difference = input_record.find_difference({field: recorded}, {field: inputs[field]})
-    else:
-        stored_path = stored.get('path') or str(BUILT_IN_CHECKPOINT)
-        is_same = _is_same_folder(stored_path, config.policy.path or str(BUILT_IN_CHECKPOINT))
-        difference = '' if is_same else f'{field}: {stored_path} is another folder'
+    base = {POLICY: recorded.inputs.get(POLICY, {})}
+    difference = find_difference(base, {POLICY: inputs[POLICY]})
     if difference:
         raise UserError(
             f'--from={source.workdir}: its adapters have another base ({difference}); give the one of that run'
         )
-
-
-def _is_same_folder(stored_path: str, path: str) -> bool:
-    """Returns whether two values of `policy.path` name the same folder."""
-    names = [run_workdir.portable(stored_path), run_workdir.portable(path)]
-    if names[0] == names[1]:
-        return True
-    # What is on the Hub or in a bucket has no path.
-    if any(downloads.is_name(name) or objects.is_address(name) for name in names):
-        return False
-    stored_folder, folder = (pathlib.Path(built_in_path(name)).resolve() for name in names)
-    return stored_folder == folder
-
-
-def read_object(path: pathlib.Path) -> Json:
-    """Returns the object in a JSON file; {} if there is none."""
-    try:
-        return json_text.read_object(path)
-    except (OSError, ValueError):
-        return {}
 
 
 def policy_names(source: Source) -> list[str]:
@@ -312,39 +284,17 @@ def _merged(
 
 
 def record(hosts: Hosts, workdir: pathlib.Path, source: Source, engine: Engine) -> None:
-    """Writes from.json: which checkpoint the run began with, and fingerprints of its weights."""
-    fingerprints = {}
+    """Writes into the record of a run which checkpoint it began with, and fingerprints of its weights."""
+    weights = {}
     for name, learner in engine.learners.items():
-        fingerprints[name] = weights_fingerprint(learner.params, learner.mesh)
+        weights[name] = weights_fingerprint(learner.params, learner.mesh)
     if hosts.is_first:
-        write_record(workdir, source, fingerprints)
+        run_record.update(workdir, origin=origin_of(source), weights=weights)
 
 
-def write_record(workdir: pathlib.Path, source: Source, fingerprints: dict[str, list[int]]) -> None:
-    """Writes from.json; `fingerprints`: name → fingerprint of the weights with which training began."""
-    address = downloads.address_of(str(source.workdir))
-    content = {'workdir': address, 'step': source.step, 'weights': fingerprints}
-    disk.write_text(workdir / FILE_NAME, json.dumps(content, indent=1) + '\n')
-
-
-def read_record(workdir: pathlib.Path) -> Json | None:
-    """Returns what `write_record` wrote: 'workdir', 'step', 'weights'; None for a run that began by itself.
-
-    Raises:
-      UserError: the file cannot be read.
-    """
-    path = workdir / FILE_NAME
-    try:
-        content = json_text.read_object(path)
-        if not {'workdir', 'step', 'weights'} <= content.keys():
-            raise ValueError('fields are missing')
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise UserError(
-            f'{path}: cannot be read ({error}); bring it back from a copy, or choose another workdir'
-        ) from None
-    return content
+def origin_of(source: Source) -> Json:
+    """Returns `Record.origin` of a run that begins with a checkpoint."""
+    return {'workdir': downloads.address_of(str(source.workdir)), 'step': source.step}
 
 
 # ---- more iterations of the same run ---------------------------------------------------------------
@@ -354,7 +304,7 @@ def read_record(workdir: pathlib.Path) -> Json | None:
 
 
 # Files of a workdir that a continued run takes along; steps behind its checkpoint are removed when they are opened.
-_PATTERNS = ('*.jsonl', 'events.out.tfevents*', REPORTED_FILE)
+_PATTERNS = ('*.jsonl', 'events.out.tfevents*')
 # Parts of the loop's state with results by the number of their step.
 _RESULTS = ('evaluations', 'rubrics', 'scores')
 _STAGED = '.continued'
@@ -373,15 +323,14 @@ def is_longer(hosts: Hosts, workdir: pathlib.Path, source: Source, config) -> bo
       config: of the new run.
     """
 
-    def read_both(name: str) -> list[dict[str, Any]]:
-        return [dict(read_object(folder / name)) for folder in (source.workdir, workdir)]
-
     def compare_locally() -> bool:
         if not (source.workdir / FOLDER).is_dir():
             return False
-        stored = read_object(source.workdir / 'config.json').get('schedule', {})
-        iterations = stored.get('iterations')
-        if not isinstance(iterations, int) or config.schedule.iterations <= iterations:
+        there, here = run_record.read(source.workdir), run_record.read(workdir)
+        if there is None or here is None:
+            return False
+        iterations = there.config['schedule']['iterations']
+        if config.schedule.iterations <= iterations:
             return False
         like_stored = config.to_dict()
         like_stored['schedule']['iterations'] = iterations
@@ -390,13 +339,8 @@ def is_longer(hosts: Hosts, workdir: pathlib.Path, source: Source, config) -> bo
             run_workdir.check(source.workdir, like_stored, changeable, fields.defaults(config))
         except run_workdir.WorkdirError:
             return False
-        try:
-            difference = input_record.find_difference(*read_both(input_record.FILE_NAME))
-            difference += tool_record.find_role_difference(*read_both(tool_record.FILE_NAME))
-        # A record that another program has changed.
-        except (AttributeError, TypeError):
-            return False
-        return not difference
+        difference = find_difference(there.inputs, here.inputs)
+        return not (difference or find_difference(there.tools or {}, here.tools or {}))
 
     return hosts.run_on_first(compare_locally)
 
@@ -406,8 +350,7 @@ def copy(
     workdir: pathlib.Path,
     source: Source,
     steps: Sequence[Step],
-    first_weights: dict[str, list[int]],
-    run_identity: identity.Identity,
+    run_identity: Identity,
     is_shared: bool,
 ) -> Source:
     """Copies logs and newest checkpoint of another run, as if the new run had made them; returns the checkpoint.
@@ -418,7 +361,6 @@ def copy(
       workdir: of the new run.
       source: a checkpoint of the other run; its newest one is taken.
       steps: all steps of the new run.
-      first_weights: fingerprints of the weights with which the other run has begun.
       run_identity: of the new run, which logs and checkpoint get.
       is_shared: whether all processes have the same workdir.
     """
@@ -427,16 +369,17 @@ def copy(
         if is_shared and not hosts.is_first:
             return
         workdir.mkdir(parents=True, exist_ok=True)
-        recorded = read_record(source.workdir)
-        weights = recorded['weights'] if recorded else first_weights
-        write_record(workdir, newest, weights)
+        there = run_record.read(source.workdir)
+        if hosts.is_first and there is not None:
+            changes = {'weights': there.weights, 'reported': there.reported}
+            run_record.update(workdir, origin=origin_of(newest), **changes)
         # The checkpoint comes last: with it the run counts as begun. Logs that reach further than it are cut.
         for pattern in _PATTERNS:
             for path in source.workdir.glob(pattern):
                 shutil.copyfile(path, workdir / path.name)
-        there = identity.hash_of(identity.of_checkpoint(newest.folder))
-        for path in workdir.glob('*.jsonl') if there else ():
-            _replace_hash(path, there, identity.hash_of(run_identity))
+        old_hash = run_record.hash_of(run_record.identity_of_checkpoint(newest.folder))
+        for path in workdir.glob('*.jsonl') if old_hash else ():
+            _replace_hash(path, old_hash, run_record.hash_of(run_identity))
         _copy_checkpoint(newest.folder, workdir, steps, run_identity)
 
     return read_newest(
@@ -447,7 +390,7 @@ def copy(
 
 def _replace_hash(path: pathlib.Path, there: str, here: str) -> None:
     """Writes the hash of the new run in place of that of the other one at the end of each line of a log."""
-    ends = [json.dumps({identity.HASH_FIELD: run})[1:].encode() + b'\n' for run in (there, here)]
+    ends = [json.dumps({run_record.HASH_FIELD: run})[1:].encode() + b'\n' for run in (there, here)]
     # A name that is no log: a kill may leave it behind.
     copy = path.with_name(f'{_STAGED}.{path.name}.part')
     with path.open('rb') as source, copy.open('wb') as target:
@@ -460,7 +403,7 @@ def _copy_checkpoint(
     folder: pathlib.Path,
     workdir: pathlib.Path,
     steps: Sequence[Step],
-    run_identity: identity.Identity,
+    run_identity: Identity,
 ) -> None:
     """Copies a checkpoint into the workdir of a longer run, without the evaluation at the end of the shorter one.
 
@@ -483,7 +426,7 @@ def _copy_checkpoint(
         for name in _RESULTS:
             state.get(name, {}).pop(number, None)
         state['cursor'] -= 1
-    state[identity.STATE_FIELD] = run_identity
+    state[run_record.STATE_FIELD] = run_identity
     path.write_text(json.dumps(state), encoding='utf-8')
     checkpoint.write(staged)
     target = workdir / FOLDER / str(state['cursor'])
@@ -553,7 +496,7 @@ def newest_checkpoint(workdir: pathlib.Path) -> Source:
         damage = checkpoint.find_damage(path) if are_sealed else ''
         if not damage and path.is_dir():
             run = workdir if folder != workdir else workdir.parent
-            identity.check_checkpoint(path, run)
+            run_record.check_checkpoint(path, run)
             return dataclasses.replace(_source(workdir, step), damage=first_damage)
         if damage and not first_damage and path.is_dir():
             first_damage = f'checkpoint {step} is damaged: {damage}'

@@ -25,6 +25,7 @@ from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.disk import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.runtime.record import FILE_NAME
 from zeroplay_jax.runtime.remote_workdir import (
     CHECKPOINT_FOLDERS,
     LEASE_FILE,
@@ -324,7 +325,7 @@ def _place_of_several(
 
 def _remove_unless_begun(remote: RemoteWorkdir, folder: pathlib.Path, lease: Lease) -> None:
     """Removes the id of a run that did not begin, so that the address is empty again."""
-    if (folder / 'config.json').exists():
+    if (folder / FILE_NAME).exists():
         return
     with contextlib.suppress(RetrievalError):
         if lease.renew():

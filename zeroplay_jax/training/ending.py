@@ -19,13 +19,14 @@ from zeroplay_jax.evaluation import report_builder, statistics
 from zeroplay_jax.learner.weights_view import weights_fingerprint
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.rollout.tokens import text_spans
-from zeroplay_jax.runtime import disk, identity
+from zeroplay_jax.runtime import disk
+from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime.hosts import sums
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.rows import collect_records
 from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.training import branch, build, run_folder
+from zeroplay_jax.training import build
 from zeroplay_jax.training.outcome import current_stop, learning_summary, proposal_summary
 from zeroplay_jax.training.policies import export_texts, model_card, write_policy
 from zeroplay_jax.types import Json, Question, Row, ToolCall, Trajectory
@@ -38,32 +39,29 @@ def finish(
     engine: Engine,
     steps: list[Step],
     state: dict[str, Any],
-    first_weights: dict[str, list[int]],
 ) -> dict[str, Any]:
     """Exports the trained weights and writes summary.json and the report; returns the summary."""
     hosts = context.rollouts.hosts
     summary, table = summarise_run(
         config, context.library, engine.external_items, state, len(steps)
     )
-    origin = hosts.gather(branch.read_record(workdir))[0]
-    unchanged = _unchanged_policies(engine, first_weights, origin)
+    origin, first_weights = hosts.run_on_first(lambda: _start_of(workdir))
+    unchanged = _unchanged_policies(engine, first_weights)
     stopped = current_stop(config, state['stopped'])
     summary |= learning_summary(engine, steps, unchanged, stopped)
     summary |= proposal_summary(hosts, engine, context.library.training)
     summary['best'] = state.get('best')
-    summary[identity.HASH_FIELD] = identity.hash_of(state[identity.STATE_FIELD])
-    summary['from'] = None
-    if origin is not None:
-        summary['from'] = {'workdir': origin['workdir'], 'step': origin['step']}
+    summary[run_record.HASH_FIELD] = run_record.hash_of(state[run_record.STATE_FIELD])
+    summary['from'] = origin
     shows_progress = config.progress and hosts.is_first
     # Weights that another run trained are exported even if this one did not change them.
     left_out = [] if origin is not None else unchanged
-    exporter = identity.export_texts(state[identity.STATE_FIELD])
+    exporter = run_record.export_texts(state[run_record.STATE_FIELD])
     _export(config, workdir, context, engine, shows_progress, left_out, exporter)
     if hosts.is_first:
         disk.write_text(workdir / 'summary.json', summary_json(summary))
         report_path = report_builder.write_report(workdir)
-        disk.write_text(workdir / run_folder.REPORTED_FILE, f'{state["cursor"]}\n')
+        run_record.update(workdir, reported=state['cursor'])
         print(table)
         print(f'{summary["seconds"]:.0f} s; the report is {report_path}')
         print(advice(workdir, engine.recipe.evaluated_role))
@@ -83,7 +81,7 @@ def _export(
 
     Args:
       unchanged: policies that are not exported, because their weights are those of the start.
-      exporter: a file that names the run (`identity.export_texts`).
+      exporter: a file that names the run (`run_record.export_texts`).
     """
     hosts = context.rollouts.hosts
     for name, learner in engine.learners.items():
@@ -106,19 +104,18 @@ def _export(
             write_policy(config, context, learner, texts, adapter_texts, folder)
 
 
-def _unchanged_policies(
-    engine: Engine, initial_weights: dict[str, list[int]], origin: Json | None
-) -> list[str]:
-    """Returns the names of the learners whose weights have the fingerprint of the initial weights.
+def _start_of(workdir: pathlib.Path) -> tuple[Json | None, dict[str, list[int]]]:
+    """Returns origin and first weights in the record of a run."""
+    recorded = run_record.read(workdir)
+    assert recorded is not None
+    return recorded.origin, recorded.weights
 
-    Args:
-      initial_weights: their fingerprints before the first step of a run without an origin.
-      origin: `branch.read_record`.
-    """
+
+def _unchanged_policies(engine: Engine, first_weights: dict[str, list[int]]) -> list[str]:
+    """Returns the names of the learners whose weights have the fingerprint with which training began."""
     unchanged = []
     for name, learner in engine.learners.items():
-        first_weights = origin['weights'][name] if origin else initial_weights[name]
-        if weights_fingerprint(learner.params, learner.mesh) == first_weights:
+        if weights_fingerprint(learner.params, learner.mesh) == first_weights[name]:
             unchanged.append(name)
     return unchanged
 

@@ -1,6 +1,6 @@
 """Graded evaluation of a file of open tasks, in a folder that belongs to one policy and file and can be resumed.
 
-The folder holds `config.json` and `inputs.json`, to which its answers are bound, `answers.jsonl` and `grades.jsonl`
+The folder holds `run.json`, with config and inputs to which its answers are bound, `answers.jsonl` and `grades.jsonl`
 (`evaluation.play`), and at the end `results.json` and `results.md`. Judges are not bound: their settings are
 part of the name under which grades are recorded, so that another judge grades the same answers.
 """
@@ -23,15 +23,16 @@ from zeroplay_jax.retrieval import progress
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.runtime import disk, signals, workdir
+from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime.disk import file_digests
+from zeroplay_jax.runtime.record import Entries
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.judge import Judge, RuleJudge, TextJudge
 from zeroplay_jax.selfplay.judge_endpoint import check_judge, endpoint_writer
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.training import build, input_record, outcome
+from zeroplay_jax.training import build, outcome, run_folder
 from zeroplay_jax.types import Json, UserError
 
-_INPUTS = 'inputs.json'
 RESULTS = 'results.json'
 PAGE = 'results.md'
 _KEY_DIGITS = 8
@@ -78,10 +79,10 @@ def evaluate(config, plan: Plan) -> dict[str, Any]:
     costs = _judge_costs(config)
     settings = {**config.to_dict(), 'evaluation': {'samples': plan.samples}}
     free = _free_fields(config)
-    with workdir.claim(plan.folder, settings, free, fields.defaults(config)) as write_config:
+    with workdir.claim(plan.folder, settings, free, fields.defaults(config)):
         inputs = _inputs(config, path)
         _check_inputs(plan.folder, inputs)
-        with GradingRecord(plan.folder) as record:
+        with GradingRecord(plan.folder) as grading:
             estimates: list[JudgeEstimate] = []
 
             def before_weights(context: RolloutContext) -> None:
@@ -90,7 +91,7 @@ def evaluate(config, plan: Plan) -> dict[str, Any]:
                 play.check_prompts(context, role, tasks, path)
                 if any(config[cost.name].kind == 'rule' for cost in costs):
                     play.check_rubrics_of_rule(tasks, path)
-                estimates.extend(_estimate(config, plan, tasks, costs, record, context))
+                estimates.extend(_estimate(config, plan, tasks, costs, grading, context))
                 if plan.only_estimate:
                     raise _OnlyEstimate
                 for estimate in estimates:
@@ -102,23 +103,24 @@ def evaluate(config, plan: Plan) -> dict[str, Any]:
                 run = build.build(
                     config,
                     before_weights=before_weights,
-                    date=plan.date or input_record.start_date([plan.folder]),
+                    date=plan.date or run_folder.start_date([plan.folder]),
                 )
             except _OnlyEstimate:
                 return _estimate_json(tasks, estimates)
             inputs['retrieval'] = {run.library.about: {}}
-            inputs |= input_record.template_entry(run.template)
+            inputs |= run_folder.template_entry(run.template)
             _check_inputs(plan.folder, inputs)
-            write_config()
-            text = json.dumps(inputs, indent=1) + '\n'
-            disk.write_text(plan.folder / _INPUTS, text)
-            _grade(config, plan, tasks, costs, record, run)
+            recorded = run_record.read(plan.folder) or run_record.Record(
+                run_record.plain_config(settings)
+            )
+            run_record.write(plan.folder, dataclasses.replace(recorded, inputs=inputs))
+            _grade(config, plan, tasks, costs, grading, run)
             result = grading_results.results(
                 _result_settings(config, plan, run, costs[0].key),
                 pathlib.Path(path).stem,
                 tasks,
                 {cost.name: cost.key for cost in costs},
-                record,
+                grading,
                 plan.samples,
             )
     text = json.dumps(result, ensure_ascii=False, indent=1)
@@ -155,27 +157,26 @@ def _free_fields(config) -> tuple[str, ...]:
     return tuple(free)
 
 
-def _inputs(config, path: str) -> dict[str, input_record.Entry]:
+def _inputs(config, path: str) -> Entries:
     """Returns the fingerprints of all files that answers depend on, by config field; those of the tasks as '--sets'."""
     file = pathlib.Path(path)
     (digest,) = file_digests([file])
     entry = {'bytes': file.stat().st_size, 'sha256': digest}
     # Without the name of the file, which may be moved.
-    return {**input_record.fingerprints(config), '--sets': {'the file of tasks': entry}}
+    return {**run_folder.fingerprints(config), '--sets': {'the file of tasks': entry}}
 
 
-def _check_inputs(folder: pathlib.Path, inputs: Mapping[str, input_record.Entry]) -> None:
+def _check_inputs(folder: pathlib.Path, inputs: Entries) -> None:
     """Raises UserError if the answers in the folder were made from files with other content.
 
     Args:
       inputs: the current fingerprints; those of the record that are not among them are not compared.
     """
-    path = folder / _INPUTS
-    if not path.is_file():
+    recorded = run_record.read(folder)
+    if recorded is None:
         return
-    saved = input_record.read(path)
-    compared = {name: saved.get(name, {}) for name in inputs}
-    difference = input_record.find_difference(compared, dict(inputs))
+    compared = {name: recorded.inputs.get(name, {}) for name in inputs}
+    difference = run_record.find_difference(compared, inputs)
     if difference:
         raise UserError(
             f'--workdir={folder}: its answers were made with another content of {difference}; bring that back, or '

@@ -29,21 +29,13 @@ from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.devices import CompilationCache
 from zeroplay_jax.runtime.hosts import Hosts, sums
-from zeroplay_jax.runtime.identity import STATE_FIELD, Identity, hash_of
 from zeroplay_jax.runtime.log import MetricsWriter
+from zeroplay_jax.runtime.record import STATE_FIELD, Identity, hash_of
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.recipe import RecipeAttributes
 from zeroplay_jax.selfplay.rows import collect_records
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
-from zeroplay_jax.training import (
-    branch,
-    bucket_run,
-    build,
-    ending,
-    input_record,
-    run_folder,
-    tool_record,
-)
+from zeroplay_jax.training import branch, bucket_run, build, ending, run_folder
 from zeroplay_jax.training.branch import Source
 from zeroplay_jax.training.ending import record_scores, rendering_check, trajectory_records
 from zeroplay_jax.training.outcome import (
@@ -92,11 +84,11 @@ def _run_at(place: bucket_run.Place, config, source: str | None) -> dict:
     hosts = place.hosts
     workdir = place.workdir
     shows_progress = config.progress and hosts.is_first
-    with run_folder.claimed(hosts, workdir, config) as write_config:
+    with run_folder.claimed(hosts, workdir, config):
         # ---- check ---------------------------------------------------------------------------------
         steps_of_all = hosts.run_on_all_and_gather(lambda: saved_steps(workdir / FOLDER))
         is_resumed = bool(steps_of_all[0])
-        inputs = input_record.check(hosts, workdir, config, is_resumed)
+        inputs = run_folder.check(hosts, workdir, config, is_resumed)
         origin = branch.find(hosts, workdir, source, is_resumed)
         if origin is not None:
             branch.check_adapters(hosts, origin, config, inputs)
@@ -110,28 +102,31 @@ def _run_at(place: bucket_run.Place, config, source: str | None) -> dict:
             for line in damage_lines:
                 print(f'warning: {line}', file=sys.stderr)
         if is_resumed:
-            run_folder.check_identity(hosts, workdir, config, inputs)
+            run_folder.check_checkpoints(hosts, workdir)
 
         # ---- build ---------------------------------------------------------------------------------
         cache = CompilationCache(config.compilation.cache)
         context = _build_on_all(hosts, config, _start_date(hosts, workdir, origin))
         engine = build.build_engine(config, context)
-        first_weights = fingerprints(engine)
         # Learners and samplers have their own copies.
         context = dataclasses.replace(context, params={})
         phases = engine.recipe.phases()
         steps = with_evaluations(all_steps(phases), engine.recipe.evaluated_role, config.eval.every)
-        write_config()
+        identity = run_folder.begin(
+            hosts,
+            workdir,
+            config,
+            inputs,
+            index=context.library.about,
+            template=context.template,
+            roles=context.rollouts.roles,
+            weights=fingerprints(engine),
+            is_resumed=is_resumed,
+        )
 
         # ---- restore -------------------------------------------------------------------------------
-        about, template = context.library.about, context.template
-        recorded = input_record.write(hosts, workdir, config, inputs, about, template, is_resumed)
-        identity = run_folder.record_identity(hosts, workdir, config, recorded, is_resumed)
-        tool_record.check_or_write(hosts, workdir, context.rollouts.roles, is_resumed)
         if origin is not None and branch.is_longer(hosts, workdir, origin, config):
-            origin = branch.copy(
-                hosts, workdir, origin, steps, first_weights, identity, place.is_shared
-            )
+            origin = branch.copy(hosts, workdir, origin, steps, identity, place.is_shared)
         checkpoints = Checkpointer(workdir, config.checkpoint.keep, is_shared=place.is_shared)
         with progress.clock('restore', shows_progress and (is_resumed or origin is not None)):
             state = _first_state(hosts, workdir, engine, checkpoints, origin, identity)
@@ -155,7 +150,7 @@ def _run_at(place: bucket_run.Place, config, source: str | None) -> dict:
                 # The signal may have come during the last update.
                 hosts.run_on_all_and_gather(signals.raise_if_requested)
         checkpoints.close()
-        summary = ending.finish(config, workdir, context, engine, steps, state, first_weights)
+        summary = ending.finish(config, workdir, context, engine, steps, state)
         place.upload_results()
     return summary
 
@@ -180,7 +175,6 @@ def _first_state(
     }
     if checkpoints.latest() is not None:
         device_state, saved_state = checkpoints.restore(engine.device_state())
-        # A checkpoint of an earlier version gets the identity of its run.
         state |= saved_state
         # The learners hold these arrays afterwards; a second reference would keep them in memory.
         engine.restore(device_state, state['engine'])
@@ -211,7 +205,7 @@ def _train(
 
     A checkpoint holds `engine.device_state()` (weights, moments, teachers, value networks) and `state`:
       'engine': `engine.host_state()` (pool, dataset positions, carried-over groups, …).
-      'identity': of the run (`runtime.identity`).
+      'identity': of the run (`runtime.record`).
       'cursor': number of the next step.
       'evaluations', 'scores', 'rubrics': results by step number, see `evaluate_step`.
       'seconds': total time of the run's processes up to this checkpoint.
@@ -421,7 +415,7 @@ def _log_step(
 def _start_date(hosts: Hosts, workdir: pathlib.Path, origin: Source | None) -> str:
     """Returns the day of the run's prompts, the same on all processes."""
     workdirs = [workdir] if origin is None else [workdir, origin.workdir]
-    return hosts.run_on_first(lambda: input_record.start_date(workdirs))
+    return hosts.run_on_first(lambda: run_folder.start_date(workdirs))
 
 
 def _build_on_all(hosts: Hosts, config, date: str) -> build.RunContext:

@@ -16,6 +16,7 @@ from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.disk import file_digests
+from zeroplay_jax.runtime.record import FILE_NAME
 from zeroplay_jax.runtime.remote_workdir import (
     Lease,
     Manifest,
@@ -32,15 +33,7 @@ DOWNLOADS = '.download'
 # Files that a run appends to.
 _LOGS = ('*.jsonl', 'events.out.tfevents.*')
 # Written when a run starts, or after its report; a resumed run needs them.
-RECORDS = (
-    'config.json',
-    'inputs.json',
-    'identity.json',
-    'tools.json',
-    'from.json',
-    '.run_id',
-    '.reported',
-)
+RECORDS = (FILE_NAME,)
 # Parts of the local folder that are no results.
 _NOT_RESULTS = (FOLDER, _BEST, 'damaged', STAGING, DOWNLOADS, '.lock')
 # Digits of the id of the lease in the names of objects.

@@ -21,6 +21,7 @@ from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Environment
 from zeroplay_jax.rollout.tokens import END_OF_TURN_FIELD, Codec
+from zeroplay_jax.runtime.record import Entries
 from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.recipe import recipe_class
@@ -29,7 +30,7 @@ from zeroplay_jax.settings.kinds import built_in_name
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
 from zeroplay_jax.training import build
 from zeroplay_jax.training.build import weights_of_roles
-from zeroplay_jax.training.tool_record import ATTRIBUTES, Listing
+from zeroplay_jax.training.run_folder import ATTRIBUTES
 from zeroplay_jax.types import Json
 
 
@@ -259,7 +260,7 @@ class RecordedTool(Tool):
 
     Args:
       name: of the tool.
-      attributes: of its record (`tool_record`).
+      attributes: of the record of its run.
     """
 
     def __init__(self, name: str, attributes: Mapping[str, Any]):
@@ -274,14 +275,12 @@ class RecordedTool(Tool):
         raise TypeError(f'{self.name} is the record of a tool')
 
 
-def roles_of_weights(
-    config: Any, listings: Mapping[str, Listing], codec: Codec
-) -> dict[str, list[Role]]:
+def roles_of_weights(config: Any, tools_of_roles: Entries, codec: Codec) -> dict[str, list[Role]]:
     """Returns name of weights → the roles that they play in training, the evaluated one first.
 
     Args:
       config: config of the run.
-      listings: tools of each role, as `tool_record.read` returned them.
+      tools_of_roles: of the record of the run.
       codec: tokenizer of the policy.
 
     Raises:
@@ -294,7 +293,7 @@ def roles_of_weights(
         if not specification.is_trained:
             continue
         tools: dict[str, Tool] = {}
-        for name, attributes in listings.get(specification.name, {}).items():
+        for name, attributes in tools_of_roles.get(specification.name, {}).items():
             tools[name] = RecordedTool(name, attributes)
         env, prompt_tokens = role_environment(config, specification, codec, tools)
         weights = weights_of[specification.name]

@@ -12,7 +12,7 @@ from zeroplay_jax.configs import common, drzero, english
 from zeroplay_jax.configuration.fields import default_config, read_stored_config
 from zeroplay_jax.policy import families
 from zeroplay_jax.policy.adapter_config import base_folder
-from zeroplay_jax.runtime import identity
+from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.recipe import trained_roles
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT
 
@@ -53,9 +53,9 @@ def check_positions(config, folder: pathlib.Path) -> None:
 
 def _settings_of_origin(folder: pathlib.Path) -> ConfigDict:
     """Returns the config of the policy's run, or the one that belongs to its tokenizer."""
-    identity.check_export(folder)
+    run_record.check_export(folder)
     # A run exports its policies to WORKDIR/policy/ROLE.
-    run_config = read_stored_config(folder.absolute().parent.parent / 'config.json')
+    run_config = read_stored_config(folder.absolute().parent.parent)
     if run_config is not None:
         return run_config
     # Tokenizer and architecture of an adapter are in the folder of its base.

@@ -1,38 +1,62 @@
-"""The workdir of a run of several processes: the first one locks it, writes its config and identity, and removes
-outdated files."""
+"""The workdir of a run: locked, and compared with its record (`runtime.record`), which is written when the run begins.
+
+A config names files by their paths and tools by their names. Without a record of what they contain, another index,
+other questions or a new version of a server's tools would change a resumed run unnoticed, and its results before and
+after would be compared as if nothing had happened. The first process reads and writes the record; all processes must
+call the functions that take `hosts`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import datetime
+import json
 import pathlib
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
-from zeroplay_jax.runtime import identity
+from zeroplay_jax.policy.adapter_config import base_folder, is_adapter
+from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import workdir as run_workdir
+from zeroplay_jax.runtime.disk import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.runtime.record import Entries, Identity, Record, find_difference
+from zeroplay_jax.selfplay.context import Role
+from zeroplay_jax.selfplay.library import has_index
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, POLICY_SUFFIXES
+from zeroplay_jax.types import UserError
 
-# File that holds the number of steps after which the last report was written.
-REPORTED_FILE = '.reported'
+# Field of the name of the index that a search server has.
+SERVER = 'retrieval.url'
+# Field of the checkpoint that a run begins from.
+POLICY = 'policy.path'
+# What was chosen for the chat template of the checkpoint: names as of `template_choice.record`, {'value'} for each.
+TEMPLATE = 'policy.template'
+# Attributes of a tool that reach the policy: through the prompt, or as observations.
+ATTRIBUTES = (
+    'description',
+    'parameters',
+    'purpose',
+    'argument_hint',
+    'returns',
+    'note',
+    'errors',
+    'takes_document_ids',
+)
 
 
 @contextlib.contextmanager
-def claimed(hosts: Hosts, workdir: pathlib.Path, config) -> Iterator[Callable[[], None]]:
-    """Locks the workdir and compares its config.json with `config`, on the first process; errors are raised on all.
+def claimed(hosts: Hosts, workdir: pathlib.Path, config) -> Iterator[None]:
+    """Locks the workdir and compares the config in its record with `config`, on the first process.
 
-    The lock is released when the context ends.
-
-    Yields:
-      A function that writes config.json; on the other processes it does nothing.
+    Errors are raised on all. The lock is released when the context ends.
     """
-    # run_on_first shares errors, so the lock is taken inside it; the ExitStack holds it until this context
-    # ends. `writers` passes the function out of the call; it is empty on the other processes.
+    # run_on_first shares errors, so the lock is taken inside it; the ExitStack holds it until this context ends.
     with contextlib.ExitStack() as stack:
-        writers: list[Callable[[], None]] = []
 
         def claim_locally() -> None:
             claim = run_workdir.claim(
@@ -41,86 +65,256 @@ def claimed(hosts: Hosts, workdir: pathlib.Path, config) -> Iterator[Callable[[]
                 fields.changeable_fields(config),
                 fields.defaults(config),
             )
-            writers.append(stack.enter_context(claim))
+            stack.enter_context(claim)
 
         hosts.run_on_first(claim_locally)
-        yield writers[0] if writers else _write_nothing
+        yield
 
 
-def _write_nothing() -> None:
-    """Does nothing: only the first process writes the config."""
+def check(hosts: Hosts, workdir: pathlib.Path, config, is_resumed: bool) -> Entries:
+    """Compares the files of a resumed run with the record; returns their fingerprints now, {} on other processes.
 
-
-def check_identity(hosts: Hosts, workdir: pathlib.Path, config, inputs: dict[str, Any]) -> None:
-    """Compares the identities of a resumed run with its config and inputs, on the first process.
-
-    All processes must call it, when damaged checkpoints were set aside. A warning says that the newest checkpoint, of
-    an earlier version, has none.
+    Call it before anything is read.
 
     Args:
-      inputs: as `input_record.check` returned them.
+      is_resumed: whether the run has a checkpoint. Without one nothing was learnt yet, and the inputs may change.
 
     Raises:
-      UserError: one line; a checkpoint or identity.json is of another run.
+      UserError: one line; a file differs from that at the run's start.
+    """
+    entries: Entries = {}
+
+    def check_locally() -> None:
+        if not hosts.is_first:
+            return
+        entries.update(fingerprints(config))
+        recorded = run_record.read(workdir)
+        if is_resumed and recorded is not None:
+            # The search server was not asked yet, and the template was not opened.
+            later = (SERVER, TEMPLATE)
+            saved = {name: files for name, files in recorded.inputs.items() if name not in later}
+            _check_inputs(workdir, saved, entries)
+
+    hosts.run_on_all_and_gather(check_locally)
+    return entries
+
+
+def check_checkpoints(hosts: Hosts, workdir: pathlib.Path) -> None:
+    """Compares the identities in all checkpoints of a resumed run with its record, when damaged ones were set aside.
+
+    Raises:
+      UserError: one line; a checkpoint is of another run.
     """
 
     def check_locally() -> None:
-        current = _identity_of(config, inputs)
-        there = identity.read(workdir)
-        identity.check_current(workdir / identity.FILE_NAME, there, current)
-        steps = [workdir / FOLDER / str(step) for step in saved_steps(workdir / FOLDER)]
-        for step in steps:
-            identity.check_current(step, identity.check_checkpoint(step, workdir), current)
-        if identity.of_checkpoint(steps[-1]) is None:
-            print(
-                f'warning: {steps[-1]}: an earlier version saved it without saying of which run it is; it is taken as '
-                'one of this config',
-                file=sys.stderr,
-            )
+        for step in saved_steps(workdir / FOLDER):
+            run_record.check_checkpoint(workdir / FOLDER / str(step), workdir)
 
     hosts.run_on_first(check_locally)
 
 
-def record_identity(
-    hosts: Hosts, workdir: pathlib.Path, config, inputs: dict[str, Any], is_resumed: bool
-) -> identity.Identity:
-    """Writes identity.json of a new run; returns the identity of the run, equal on all processes.
+def begin(
+    hosts: Hosts,
+    workdir: pathlib.Path,
+    config,
+    inputs: Entries,
+    *,
+    index: str,
+    template: Mapping[str, str],
+    roles: Mapping[str, Role],
+    weights: dict[str, list[int]],
+    is_resumed: bool,
+) -> Identity:
+    """Writes the record of a run that is known to be possible; returns its identity, equal on all processes.
 
-    All processes must call it. A resumed run keeps its identity; one of an earlier version gets one.
+    A resumed run keeps its identity and the weights with which it began.
 
     Args:
-      inputs: content of inputs.json, on the first process.
-      is_resumed: whether the run has a checkpoint.
+      inputs: as `check` returned them.
+      index: name of the search index as its server calls it (its hash, or the address of a server that tells none).
+      template: what was chosen for the chat template (`template_choice.record`).
+      roles: roles in training, whose tools are recorded.
+      weights: fingerprints of the weights with which a new run begins.
+      is_resumed: as in `check`.
+
+    Raises:
+      UserError: one line; the search server of a resumed run has another index than at its start, or its tools differ.
     """
 
-    def record_locally() -> identity.Identity:
-        recorded = None
+    def begin_locally() -> Identity:
+        current = inputs | template_entry(template)
+        if config.retrieval.kind == 'http':
+            current[SERVER] = {index: {}}
+        tools = listings(roles)
+        changeable = fields.changeable_fields(config)
+        identity = run_record.identity_of(config.to_dict(), changeable, current)
+        recorded = run_record.read(workdir) or Record(run_record.plain_config(config.to_dict()))
+        changes: dict[str, Any] = {'inputs': current, 'tools': tools}
         if is_resumed:
+            if SERVER in recorded.inputs and SERVER in current:
+                _check_inputs(workdir, {SERVER: recorded.inputs[SERVER]}, {SERVER: current[SERVER]})
+            _check_tools(workdir, recorded.tools, tools)
             newest = saved_steps(workdir / FOLDER)[-1]
-            recorded = identity.of_checkpoint(workdir / FOLDER / str(newest))
-            recorded = recorded or identity.read(workdir)
-        current = recorded or _identity_of(config, inputs)
-        identity.write(workdir, current)
-        return current
+            identity = run_record.identity_of_checkpoint(workdir / FOLDER / str(newest)) or identity
+        else:
+            changes |= {'weights': weights, 'run': run_record.hash_of(identity)}
+        run_record.write(workdir, dataclasses.replace(recorded, **changes))
+        return identity
 
-    return hosts.run_on_first(record_locally)
+    return hosts.run_on_first(begin_locally)
 
 
-def _identity_of(config, inputs: dict[str, Any]) -> identity.Identity:
-    changeable = fields.changeable_fields(config)
-    return identity.identity_of(config.to_dict(), changeable, inputs)
+def _check_inputs(workdir: pathlib.Path, saved: Entries, current: Entries) -> None:
+    """Raises UserError if recorded inputs differ from the current ones."""
+    difference = find_difference(saved, current)
+    if difference:
+        raise UserError(
+            f'{workdir}: the run began with another content of config.{difference}; bring that back, or begin '
+            f'another run with --from={workdir}'
+        )
+
+
+def _check_tools(workdir: pathlib.Path, saved: Entries | None, current: Entries) -> None:
+    """Raises UserError if recorded tools differ from the current ones."""
+    difference = find_difference(saved, current) if saved is not None else ''
+    if difference:
+        raise UserError(
+            f'{workdir}: the run started with other tools: role {difference}; bring the earlier tools back, or remove '
+            f'"tools" from {workdir / run_record.FILE_NAME} to continue with these'
+        )
 
 
 def is_reported(hosts: Hosts, workdir: pathlib.Path, cursor: int) -> bool:
     """Returns whether the report of a run that stopped before step `cursor` was written; equal on all processes."""
-    path = workdir / REPORTED_FILE
-    # errors='replace': damage to this file must not end the run.
-    is_written = path.is_file() and path.read_text('utf-8', 'replace').strip() == str(cursor)
-    # The first process decides: only its folder has the reports.
-    return hosts.gather(is_written)[0]
+
+    def is_reported_locally() -> bool:
+        recorded = run_record.read(workdir)
+        return recorded is not None and recorded.reported == cursor
+
+    return hosts.run_on_first(is_reported_locally)
 
 
 def remove_exports(hosts: Hosts, workdir: pathlib.Path) -> None:
     """Removes the exported weights of a run that stopped and now continues: they will be outdated."""
     if hosts.is_first:
         shutil.rmtree(workdir / 'policy', ignore_errors=True)
+
+
+# ---- what a run reads ------------------------------------------------------------------------------
+
+
+def fingerprints(config) -> Entries:
+    """Returns the fingerprints of all files that a run reads, by config field and name of the file.
+
+    Every byte of a policy folder and of files of questions, answers, tasks and documents is read, at 1 to 2 GB/s and
+    core; the run reads the weights afterwards anyway. An index folder costs one small file: its manifest holds the
+    hashes of all others, and opening the index compares sizes and samples, and the encoder's weights.
+
+    Raises:
+      OSError: a file cannot be read.
+    """
+    return {field: _entry(paths) for field, paths in _paths(config).items()}
+
+
+def _entry(paths: list[pathlib.Path]) -> dict[str, dict[str, Any]]:
+    """Returns the fingerprints of files by name."""
+    files: dict[str, dict[str, Any]] = {}
+    for path, digest in zip(paths, file_digests(paths), strict=True):
+        # An adapter and its base have files of the same names.
+        name = path.name if path.name not in files else f'{path.parent.name}/{path.name}'
+        files[name] = {'bytes': path.stat().st_size, 'sha256': digest}
+    return files
+
+
+def _paths(config) -> dict[str, list[pathlib.Path]]:
+    """Returns config field → files."""
+    policy = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
+    paths = {POLICY: _start_files(policy)}
+    # A search server needs no folder where no documents are read.
+    is_server = config.retrieval.kind == 'http'
+    if config.retrieval.kind == 'folder' or is_server and has_index(config.retrieval.path):
+        paths['retrieval.path'] = [pathlib.Path(config.retrieval.path) / 'manifest.json']
+    # Recipes may have such fields of their own.
+    for field, value in fields.input_paths(config):
+        path = pathlib.Path(value)
+        if path.is_file():
+            paths[field] = [path]
+        # The adapter that a role starts from.
+        elif is_adapter(path):
+            paths[field] = _policy_files(path)
+    return paths
+
+
+def _start_files(policy: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files of the checkpoint that a run begins from: of an adapter, with those of its base."""
+    files = _policy_files(policy)
+    if is_adapter(policy):
+        files += _policy_files(base_folder(policy))
+    return files
+
+
+def _policy_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    return [path for path in sorted(folder.iterdir()) if path.suffix in POLICY_SUFFIXES]
+
+
+def template_entry(template: Mapping[str, str]) -> Entries:
+    """Returns the part of the inputs about the chat template; {} if nothing was chosen for it."""
+    if not template:
+        return {}
+    return {TEMPLATE: {name: {'value': value} for name, value in template.items()}}
+
+
+def start_date(workdirs: Sequence[pathlib.Path]) -> str:
+    """Returns the day, as 2026-11-25, for templates that write the date: the first one that is recorded, else today.
+
+    Prompts must not change when a run goes on over midnight, is resumed or is continued by another one.
+
+    Raises:
+      UserError: a record cannot be read.
+    """
+    for workdir in workdirs:
+        recorded = run_record.read(workdir)
+        date = recorded.inputs.get(TEMPLATE, {}).get('date') if recorded else None
+        if date is None:
+            continue
+        try:
+            return datetime.date.fromisoformat(date['value']).isoformat()
+        except (KeyError, TypeError, ValueError):
+            raise UserError(
+                f'{workdir / run_record.FILE_NAME}: {TEMPLATE} has no date such as 2026-11-25; write the day on '
+                'which the run began'
+            ) from None
+    return datetime.date.today().isoformat()
+
+
+def check_start(workdir: pathlib.Path, folder: pathlib.Path) -> None:
+    """Compares the checkpoint that a run began from with the record in its workdir; reads every byte.
+
+    Args:
+      folder: what `policy.path` of the run names now.
+
+    Raises:
+      UserError: one line; a file differs from that at the run's start.
+      OSError: a file cannot be read.
+    """
+    recorded = run_record.read(workdir)
+    if recorded is None or POLICY not in recorded.inputs:
+        return
+    saved = {POLICY: recorded.inputs[POLICY]}
+    difference = find_difference(saved, {POLICY: _entry(_start_files(folder))})
+    if difference:
+        raise UserError(
+            f'{workdir}: the run began with another content of config.{difference} in {folder}; write the folder of '
+            f'that content into policy.path of {workdir / run_record.FILE_NAME}'
+        )
+
+
+def listings(roles: Mapping[str, Role]) -> Entries:
+    """Returns the tools of each role that has any, as JSON values."""
+    attributes_of_roles: Entries = {}
+    for role_name, role in roles.items():
+        for name, tool in role.env.tools.items():
+            attributes = {attribute: getattr(tool, attribute) for attribute in ATTRIBUTES}
+            attributes_of_roles.setdefault(role_name, {})[name] = attributes
+    # Converted to JSON and back, so that tuples compare equal to the lists that are read from the file.
+    return json.loads(json.dumps(attributes_of_roles, default=dict))

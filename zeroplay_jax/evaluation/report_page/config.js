@@ -28,7 +28,7 @@ function drawConfig() {
   const names = [...new Set(fieldsOfRuns.flatMap((fields) => [...fields.keys()]))].filter(Boolean);
   names.sort(naturalOrder);
   if (!names.length) {
-    body.append(el('p', { class: 'muted' }, 'There is no config.json.'));
+    body.append(el('p', { class: 'muted' }, 'The config is unknown.'));
     return;
   }
   const differs = (name) => new Set(fieldsOfRuns.map((fields) => fields.get(name))).size > 1;

@@ -1,0 +1,286 @@
+"""The record of a run: `run.json` in its workdir says of which config, inputs and tools a run is, and where it began.
+
+Identity of a run: its config, and hashes of what it reads. Every checkpoint holds it; `run.json`, every line of the
+logs, the summary and the folder of every exported policy name its hash. What was copied from another run is therefore
+found before it is used. Left out are fields that may change when a run is resumed, and names of inputs, whose content
+counts: a run keeps its identity in another folder, in a bucket, and on other machines.
+
+Needs no JAX, so that a folder of another run is refused before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from zeroplay_jax.retrieval import downloads, json_text
+from zeroplay_jax.runtime import disk
+from zeroplay_jax.settings.kinds import built_in_name
+from zeroplay_jax.types import Json, UserError
+
+FILE_NAME = 'run.json'
+# Entry of a checkpoint's loop state.
+STATE_FIELD = 'identity'
+# Field of a line of a log and of the summary.
+HASH_FIELD = 'run'
+# In an exported folder. Its suffix is not of those that a run which starts from the folder copies or reads.
+EXPORT_FILE = 'run.identity'
+_CONTENT = 'content of '
+_DIGITS = 16
+_MAX_VALUE_CHARACTERS = 80  # of a value that an error message quotes
+
+# Field of the config → value, and 'content of ' + field → hash of what it names.
+Identity = dict[str, Any]
+# Group → name → its attributes. Of inputs: field of the config → name of a file → {'bytes', 'sha256'}. Of tools: role →
+# name of a tool → what the policy sees of it, in the order of the prompt.
+Entries = dict[str, dict[str, dict[str, Any]]]
+
+
+class WorkdirError(UserError):
+    """The workdir cannot be used for this run; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """The content of `run.json`.
+
+    Attributes:
+      config: as the run began with it (`plain_config`).
+      inputs: what the files of the config contain; {} until they are known.
+      tools: the tools as the policy sees them; None until they are known, or if the entry was removed by hand.
+      weights: name of weights → fingerprint with which training began.
+      run: hash of the identity.
+      origin: 'workdir' and 'step' of the checkpoint that the run began with; None for a run that began by itself.
+      reported: number of steps after which the last report was written.
+      id: under which services for curves know the run.
+    """
+
+    config: Json
+    inputs: Entries = dataclasses.field(default_factory=dict)
+    tools: Entries | None = None
+    weights: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    run: str = ''
+    origin: Json | None = None
+    reported: int | None = None
+    id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
+
+
+def read(workdir: pathlib.Path) -> Record | None:
+    """Returns the record in a workdir; None if there is none.
+
+    Raises:
+      WorkdirError: one line; the file cannot be read, or an earlier version wrote the folder.
+      OSError: the folder cannot be read.
+    """
+    path = workdir / FILE_NAME
+    try:
+        record = Record(**json_text.read_object(path, float))
+        parts = [(record.config, 1), (record.weights, 1), (record.inputs, 3)]
+        parts += [(record.tools or {}, 3), (record.origin or {'workdir': '', 'step': 0}, 1)]
+        if not all(_has_levels(part, levels) for part, levels in parts):
+            raise ValueError('a field has another type')
+    except (FileNotFoundError, NotADirectoryError):
+        # In place of run.json there were files for its parts.
+        if (workdir / 'inputs.json').is_file():
+            raise WorkdirError(
+                f'{workdir}: was written by an earlier version, without {FILE_NAME}; read it with that version, or '
+                'choose another folder'
+            ) from None
+        return None
+    except (TypeError, ValueError) as error:
+        raise WorkdirError(
+            f'{path}: cannot be read ({error}); bring it back from a copy, or choose another workdir'
+        ) from None
+    return record
+
+
+def _has_levels(value: Any, levels: int) -> bool:
+    """Returns whether a value is an object, of objects of … that many levels."""
+    if not isinstance(value, dict):
+        return False
+    return levels == 1 or all(_has_levels(item, levels - 1) for item in value.values())
+
+
+def write(workdir: pathlib.Path, record: Record) -> None:
+    """Replaces `run.json`; a killed process leaves the old one or the new one."""
+    text = json.dumps(dataclasses.asdict(record), indent=1)
+    disk.write_text(workdir / FILE_NAME, text + '\n')
+
+
+def update(workdir: pathlib.Path, **changes: Any) -> None:
+    """Replaces fields of the record in a workdir, which must have one."""
+    record = read(workdir)
+    assert record is not None
+    write(workdir, dataclasses.replace(record, **changes))
+
+
+# ---- differences -----------------------------------------------------------------------------------
+
+
+def find_difference(saved: Entries, current: Entries) -> str:
+    """Returns the first difference between two parts of records in words, such as 'GROUP: NAME is new'; '' without one.
+
+    Of attributes those are compared that both have: another version may have further ones.
+    """
+    for group in dict.fromkeys((*saved, *current)):
+        was, now = saved.get(group, {}), current.get(group, {})
+        for name in dict.fromkeys((*was, *now)):
+            if name not in now:
+                return f'{group}: {name} is missing'
+            if name not in was:
+                return f'{group}: {name} is new'
+            for attribute, there in was[name].items():
+                here = now[name].get(attribute, there)
+                if there == here:
+                    continue
+                if 'sha256' in was[name]:
+                    return f'{group}: {name} has other bytes'
+                return f'{group}: {name} differs in {attribute} (there {_quoted(there)}, now {_quoted(here)})'
+        # A prompt explains tools in their order.
+        if list(was) != list(now):
+            return f'{group}: the order was {", ".join(was)} and is {", ".join(now)}'
+    return ''
+
+
+def _quoted(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    if len(text) > _MAX_VALUE_CHARACTERS:
+        return text[:_MAX_VALUE_CHARACTERS] + '…'
+    return text
+
+
+def flat_config(config: Json) -> dict[str, Any]:
+    """Returns dotted name of a field → value, in the form in which configs of different places are compared."""
+    # A run from hf://owner/model is resumed with any path of the model in a cache, because the Hub may have a newer
+    # revision since. The inputs of the record compare the content.
+    return _map_texts(_flatten(plain_config(config)), downloads.name_in_path)
+
+
+def plain_config(config: Json) -> Json:
+    """Returns a config as a record has it: sorted, lists in place of tuples, `portable` names in place of paths."""
+    return _map_texts(json.loads(json.dumps(config, sort_keys=True)), portable)
+
+
+def _map_texts(value: Any, function: Callable[[str], str]) -> Any:
+    """Returns a JSON value with `function` applied to all texts in it."""
+    if isinstance(value, dict):
+        return {name: _map_texts(field, function) for name, field in value.items()}
+    if isinstance(value, list):
+        return [_map_texts(item, function) for item in value]
+    return function(value) if isinstance(value, str) else value
+
+
+def portable(path: str) -> str:
+    """Returns the name by which other machines and other clones find a file or folder; any other text as it is.
+
+    Names are addresses in a bucket and names on the Hub, of which `path` is the local copy, and those of built-in
+    checkpoints.
+    """
+    return built_in_name(downloads.name_of(downloads.address_of(path)))
+
+
+def _flatten(tree: Json, prefix: str = '') -> dict[str, Any]:
+    """Returns a nested dict as a flat one: {'solver.batch': 32} for {'solver': {'batch': 32}}."""
+    flat = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f'{prefix}{key}.')
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+# ---- identity --------------------------------------------------------------------------------------
+
+
+def identity_of(config: Json, changeable: Iterable[str], inputs: Mapping[str, Any]) -> Identity:
+    """Returns the identity of a run.
+
+    Args:
+      config: nested plain dict of the whole config.
+      changeable: dotted names of the fields that may change when the run is resumed.
+      inputs: `Record.inputs`.
+    """
+    identity = flat_config(config)
+    for name in (*changeable, *inputs):
+        identity.pop(name, None)
+    for name, files in inputs.items():
+        identity[_CONTENT + name] = _digest(files)
+    return identity
+
+
+def hash_of(identity: Identity) -> str:
+    """Returns the hash of an identity, 16 hexadecimal digits; '' of an empty one."""
+    return _digest(identity) if identity else ''
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def identity_of_checkpoint(step: pathlib.Path) -> Identity:
+    """Returns the identity in the folder of a checkpoint; {} if it cannot be read, which the checksums tell."""
+    try:
+        state = json_text.read_object(step / 'loop' / 'metadata', float)
+    except (OSError, ValueError):
+        return {}
+    identity = state.get(STATE_FIELD)
+    return identity if isinstance(identity, dict) else {}
+
+
+def check_checkpoint(step: pathlib.Path, workdir: pathlib.Path) -> None:
+    """Compares the identity in a checkpoint with the record in a workdir, if there are both.
+
+    A field that only one of them has is of another version.
+
+    Raises:
+      UserError: one line; they are of different runs.
+    """
+    record = read(workdir)
+    if record is None:
+        return
+    there, here = identity_of_checkpoint(step), identity_of(record.config, (), record.inputs)
+    for name in sorted(there.keys() & here.keys()):
+        if there[name] == here[name]:
+            continue
+        difference = f'{name}={there[name]}, not {here[name]}'
+        if name.startswith(_CONTENT):
+            difference = f'another {name}'
+        raise UserError(
+            f'{step}: is of another run ({difference}) than {workdir / FILE_NAME}; bring back what belongs to this run'
+        )
+
+
+def check_hash(path: pathlib.Path, there: Any, here: str) -> None:
+    """Raises UserError (one line) if a file names the hash `there` of another run than `here`; no hash is accepted."""
+    if there and here and there != here:
+        raise UserError(
+            f'{path}: is of another run ({there}) than the folder ({here}); bring back what belongs to this run'
+        )
+
+
+def export_texts(identity: Identity) -> dict[str, str]:
+    """Returns name → text of the file in an exported folder that names the run; {} without an identity."""
+    return {EXPORT_FILE: hash_of(identity) + '\n'} if identity else {}
+
+
+def check_export(folder: pathlib.Path) -> str:
+    """Returns the hash of the run that exported the folder of a policy; '' if it does not say.
+
+    Raises:
+      UserError: one line; the folder lies in the workdir of another run.
+    """
+    try:
+        exporter = (folder / EXPORT_FILE).read_text(encoding='utf-8').strip()
+    except (OSError, ValueError):
+        return ''
+    # A run exports its policies to WORKDIR/policy/ROLE.
+    record = read(folder.absolute().parent.parent)
+    check_hash(folder, exporter, record.run if record else '')
+    return exporter
