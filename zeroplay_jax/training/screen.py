@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 import jax.monitoring
 from absl import logging as absl_logging
+from tqdm.contrib import DummyTqdmFile
 
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.selfplay.schedule import Phase, Step
@@ -169,7 +170,7 @@ class ProgressBar:
 
     def __enter__(self):
         if not self._bar.disable:
-            self._redirection.enter_context(lines_above(self._stream, self.write))
+            self._redirection.enter_context(lines_above(self._stream))
         return self
 
     def __exit__(self, *_):
@@ -365,41 +366,15 @@ def compile_clock() -> CompileClock:
 # Printed above the progress bar instead of into its line.
 
 
-class _LinesAbove:
-    """A stream that passes whole lines on to `write`; everything else is that of the stream it replaces."""
-
-    def __init__(self, stream: TextIO, write: Callable[[str], None]):
-        self._stream = stream
-        self._write = write
-        self._line = ''
-
-    def write(self, text: str) -> int:
-        self._line += text
-        # Loggers write a message and its line end in one or in two calls.
-        *lines, self._line = self._line.split('\n')
-        for line in lines:
-            self._write(line)
-        return len(text)
-
-    def close_line(self) -> None:
-        """Writes an incomplete last line."""
-        if self._line:
-            self._write(self._line)
-            self._line = ''
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
 @contextlib.contextmanager
-def lines_above(stream: TextIO, write: Callable[[str], None]) -> Iterator[None]:
-    """A context in which messages of loggers, and other writes to standard error, go to `write`, line by line.
+def lines_above(stream: TextIO) -> Iterator[None]:
+    """A context in which messages of loggers, and other writes to standard error, are printed above the bar, by lines.
 
     Args:
       stream: standard error, on which a bar is drawn.
-      write: prints a line above the bar.
     """
-    lines = _LinesAbove(stream, write)
+    # Prints an incomplete last line when it is deleted.
+    lines: Any = DummyTqdmFile(stream)
     # Loggers keep the stream that they were made with, so each of them has to be changed: that of absl, which Orbax
     # uses, and those of the root logger.
     handlers: list[Any] = [absl_logging.get_absl_handler().python_handler]
@@ -416,4 +391,3 @@ def lines_above(stream: TextIO, write: Callable[[str], None]) -> Iterator[None]:
         sys.stderr = stream
         for handler in redirected:
             handler.stream = stream
-        lines.close_line()
