@@ -9,12 +9,12 @@ import threading
 import time
 
 from absl import logging as absl_logging
+from rich.cells import cell_len
 from trajectories import make_trajectory
 
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.training.rollout_text import (
-    columns_of,
     evaluation_text,
     plain,
     rollout_text,
@@ -70,11 +70,11 @@ def test_the_bar_shows_speed_drops_and_time_left_in_80_columns(monkeypatch):
         bar.end_step(steps[1], METRICS)
         bar._bar.refresh()
         line = drawn_lines(terminal)[-1]
-    assert columns_of(line) <= 80
+    assert cell_len(line) <= 80
     assert re.search(
         r'^2/134 \|.+\| \d\d:\d\d left, proposer 12.2, 812 tok/s, drop 75%, reward 0.53', line
     )
-    assert all(columns_of(line) <= 80 for line in drawn_lines(terminal))
+    assert all(cell_len(line) <= 80 for line in drawn_lines(terminal))
 
 
 def test_a_step_of_several_roles_shows_the_reward_of_each_in_80_columns(monkeypatch):
@@ -87,7 +87,7 @@ def test_a_step_of_several_roles_shows_the_reward_of_each_in_80_columns(monkeypa
             bar.end_step(step, METRICS | rewards)
         bar._bar.refresh()
     line = drawn_lines(terminal)[-1]
-    assert line.endswith('812 tok/s, drop 75%, p 0.05 s 0.31') and columns_of(line) <= 80
+    assert line.endswith('812 tok/s, drop 75%, p 0.05 s 0.31') and cell_len(line) <= 80
     # Where there is space the names are whole, and letters tell the roles apart.
     texts = _reward_texts(METRICS | rewards)
     assert texts[0] == 'reward proposer 0.05 solver 0.31'
@@ -222,7 +222,7 @@ def test_a_rollout_shows_question_searches_answer_and_reward():
     assert labels == ['──', 'question', 'search', 'answer', 'reward']
     assert 'where is Gumu → Lomi Gumu red' in text and 'expected: Lomi | Lomi City' in text
     assert '0.50' in text and '\x1b' not in text and '\u202e' not in text
-    assert all(columns_of(line) <= 80 for line in text.split('\n'))
+    assert all(cell_len(line) <= 80 for line in text.split('\n'))
 
 
 def test_a_proposal_shows_its_question_after_its_searches():

@@ -6,6 +6,10 @@ import re
 import unicodedata
 from collections.abc import Mapping
 
+from rich.cells import set_cell_size
+from rich.console import Console
+from rich.text import Text
+
 from zeroplay_jax.selfplay.records import step_name
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.types import Row, ToolCall, Trajectory
@@ -16,6 +20,8 @@ _LABEL_COLUMNS = 10
 _MAX_LINES = 3
 # Largest number of calls that are shown; a policy may make dozens.
 _MAX_CALLS = 5
+# `Text.wrap` asks for one, and takes nothing from it.
+_CONSOLE = Console()
 # ANSI escape sequences: control sequences, operating system commands, and two-character ones.
 _ESCAPES = re.compile(
     r'\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?|\x9b[0-?]*[@-~]'
@@ -36,55 +42,18 @@ def plain(text: str) -> str:
     return ' '.join(''.join(characters).split())
 
 
-def columns_of(text: str) -> int:
-    """Returns the number of columns that a text takes on a terminal."""
-    columns = 0
-    for character in text:
-        # A combining character is drawn over the character in front of it.
-        if unicodedata.combining(character):
-            continue
-        is_wide = unicodedata.east_asian_width(character) in 'WF'
-        columns += 2 if is_wide else 1
-    return columns
-
-
 def wrapped(text: str, columns: int, max_lines: int = 0) -> list[str]:
     """Returns the lines of a text, of at most `columns` columns, broken at blanks where there are any.
 
     Args:
       max_lines: further text is left out, and the last line ends with '…'; 0: no limit.
     """
-    lines: list[str] = []
-    line = ''
-    for word in text.split():
-        joined = f'{line} {word}' if line else word
-        if columns_of(joined) <= columns:
-            line = joined
-            continue
-        if line:
-            lines.append(line)
-        # A word longer than a line is broken: languages without blanks have only such words.
-        while columns_of(word) > columns:
-            head = _head(word, columns)
-            lines.append(head)
-            word = word[len(head) :]
-        line = word
-    if line:
-        lines.append(line)
+    words = Text(' '.join(text.split()))
+    lines = [line.plain.strip() for line in words.wrap(_CONSOLE, columns) if line.plain]
     if max_lines and len(lines) > max_lines:
         lines = lines[:max_lines]
-        lines[-1] = _head(lines[-1], columns - 1) + '…'
+        lines[-1] = set_cell_size(lines[-1], columns - 1).rstrip() + '…'
     return lines
-
-
-def _head(text: str, columns: int) -> str:
-    """Returns the longest beginning of a text that takes at most `columns` columns."""
-    used = 0
-    for index, character in enumerate(text):
-        used += columns_of(character)
-        if used > columns:
-            return text[:index]
-    return text
 
 
 def evaluation_text(step: Step, metrics: Mapping[str, float]) -> str:
@@ -146,9 +115,6 @@ def _labelled(label: str, text: str) -> list[str]:
     """Returns the lines of a text behind a label; further lines are indented."""
     lines = wrapped(plain(text), COLUMNS - _LABEL_COLUMNS, _MAX_LINES) or ['–']
     # The name of a tool comes from the policy as well.
-    short_label = _head(plain(label), _LABEL_COLUMNS - 1)
-    padding = ' ' * (_LABEL_COLUMNS - columns_of(short_label))
-    labelled = [short_label + padding + lines[0]]
-    for line in lines[1:]:
-        labelled.append(' ' * _LABEL_COLUMNS + line)
-    return labelled
+    first_label = set_cell_size(plain(label), _LABEL_COLUMNS - 1) + ' '
+    labels = [first_label] + [' ' * _LABEL_COLUMNS] * (len(lines) - 1)
+    return list(map(str.__add__, labels, lines))
