@@ -28,7 +28,6 @@ from zeroplay_jax.types import (
     Question,
     Row,
     RowInfo,
-    TaskDropped,
     Trajectory,
     UserError,
 )
@@ -100,15 +99,7 @@ async def _answer_of(
     metric, part_name = ('em', 'exact_match')
     if question.is_open_task:
         metric, part_name = ('rubrics', 'rubrics')
-    fields = prompt_fields(context, role, question)
-    try:
-        (trajectory,) = await context.ask(role, identity, samples=1, temperature=0.0, **fields)
-    except TaskDropped as drop:
-        # Raised instead of dropped: without this question the mean would be taken over another set.
-        raise UserError(
-            f'in the evaluation, {question.text[:60]!r} cannot be asked: {drop.reason}; raise '
-            'config.rollout.prompt_tokens'
-        ) from drop
+    (trajectory,) = await question_sets.ask_question(context, role, identity, question)
     answer = final_answer(trajectory)
     value = await score(context, metric, identity, question, answer)
     reward = value or 0.0
@@ -263,11 +254,9 @@ def grade_tasks(
     async def play(task: RubricTask) -> None:
         """Plays and grades one task."""
         if task.id not in record.answers:
-            # None selects the role's temperature: several greedy samples would be equal.
-            temperature = 0.0 if samples == 1 else None
-            fields = prompt_fields(context, role, task.question)
-            trajectories = await context.ask(
-                role, (_NUMBER, task.index), samples, temperature, **fields
+            identity = (_NUMBER, task.index)
+            trajectories = await question_sets.ask_question(
+                context, role, identity, task.question, samples
             )
             answers = tuple(map(_answer, trajectories))
             if any(map(_is_doubtful, trajectories)):

@@ -119,6 +119,36 @@ def _nothing() -> None:
     """Default of `on_answer`: does nothing."""
 
 
+async def ask_question(
+    context: RolloutContext,
+    role: str,
+    identity: tuple[int, ...],
+    question: Question,
+    samples: int = 1,
+) -> list[Trajectory]:
+    """Returns the rollouts of a question or open task in an evaluation: a greedy one, or several samples.
+
+    Args:
+      role: the evaluated role.
+      identity: of the question, from which the randomness of its rollouts derives.
+      samples: number of rollouts; several are drawn at the role's temperature.
+
+    Raises:
+      UserError: the question is longer than `rollout.prompt_tokens`.
+    """
+    # None selects the role's temperature: several greedy samples would be equal.
+    temperature = 0.0 if samples == 1 else None
+    fields = prompt_fields(context, role, question)
+    try:
+        return await context.ask(role, identity, samples, temperature, **fields)
+    except TaskDropped as drop:
+        # Raised instead of dropped: without this question the mean would be taken over another set.
+        raise UserError(
+            f'in the evaluation, {question.text[:60]!r} cannot be asked: {drop.reason}; raise '
+            'config.rollout.prompt_tokens'
+        ) from drop
+
+
 def answer_all(
     context: RolloutContext,
     questions: Sequence[Question],
@@ -148,22 +178,10 @@ def answer_all(
     async def answer(index: int, question: Question) -> Answered:
         """Runs the rollouts of one question and returns its result."""
         identity = (number, index)
-        # None selects the role's temperature: several greedy samples would be equal.
-        temperature = 0.0 if samples == 1 else None
-        try:
-            trajectories = await context.ask(
-                role, identity, samples, temperature, **prompt_fields(context, role, question)
-            )
-            if answerer:
-                searched = trajectories
-                trajectories = []
-                for trajectory in searched:
-                    trajectories.append(await _answer_after(context, role, answerer, trajectory))
-        except TaskDropped as drop:
-            raise UserError(
-                f'question {index} ({question.text[:60]!r}) cannot be asked: {drop.reason}; raise '
-                'config.rollout.prompt_tokens'
-            ) from drop
+        trajectories = await ask_question(context, role, identity, question, samples)
+        if answerer:
+            searched = trajectories
+            trajectories = [await _answer_after(context, role, answerer, one) for one in searched]
         answers = [final_answer(trajectory) for trajectory in trajectories]
         scores = []
         for sample, text in enumerate(answers):
