@@ -50,12 +50,14 @@ def test_a_damaged_record_is_one_line(tmp_path, content):
     assert '\n' not in str(error.value)
 
 
-def test_a_folder_of_an_earlier_version_is_one_line(tmp_path):
+@pytest.mark.fault('A', 'the workdir of an earlier version')
+def test_a_folder_of_an_earlier_version_is_one_line(tmp_path, user_reads):
     for name in ('config.json', 'inputs.json'):
         (tmp_path / name).write_text('{}')
     for read in (run_record.read, read_stored_config, lambda folder: begin(folder, CONFIG)):
-        with pytest.raises(WorkdirError, match='was written by an earlier version, .*; read it'):
+        with pytest.raises(WorkdirError, match='by an earlier version, .*; read it') as refusal:
             read(tmp_path)
+    user_reads(refusal.value)
     (tmp_path / 'inputs.json').unlink()
     with pytest.raises(WorkdirError, match="'config.json' but no run.json"):
         begin(tmp_path, CONFIG)

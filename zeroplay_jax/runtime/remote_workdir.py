@@ -25,7 +25,7 @@ import threading
 import time
 import uuid
 
-from zeroplay_jax.retrieval import downloads, objects
+from zeroplay_jax.retrieval import downloads, json_text, objects
 from zeroplay_jax.retrieval.objects import Bucket, Conflict, StoredObject, Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import workdir as run_workdir
@@ -111,10 +111,10 @@ class RemoteWorkdir:
             return None
         content, _ = stored
         try:
-            run_id = json.loads(content)['id']
+            run_id = json_text.parse_object(content)['id']
             if not isinstance(run_id, str) or not run_id.replace('-', '').isalnum():
                 raise ValueError('it has no id')
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError) as error:
             raise WorkdirError(
                 f'{self.address}/{RUN_FILE}: cannot be read ({error}); choose another workdir'
             ) from None
@@ -172,12 +172,12 @@ def manifest_of(content: bytes) -> tuple[int, Manifest | None]:
       ValueError: it cannot be read.
     """
     try:
-        fields = json.loads(content)
+        fields = json_text.parse_object(content)
         step = int(fields['step'])
         if fields['files'] is None:
             return step, None
         return step, {path: RemoteFile(*file) for path, file in fields['files'].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(str(error)) from None
 
 
@@ -543,10 +543,9 @@ def _machine() -> str:
 def _read(content: bytes) -> Json:
     """Returns the fields of a lease; {} if it cannot be read."""
     try:
-        fields = json.loads(content)
-    except (ValueError, RecursionError):
+        return json_text.parse_object(content)
+    except ValueError:
         return {}
-    return fields if isinstance(fields, dict) else {}
 
 
 def _holder(content: bytes) -> str:

@@ -72,7 +72,7 @@ def claimed(hosts: Hosts, workdir: pathlib.Path, config) -> Iterator[None]:
 
 
 def check(hosts: Hosts, workdir: pathlib.Path, config, is_resumed: bool) -> Entries:
-    """Compares the files of a resumed run with the record; returns their fingerprints now, {} on other processes.
+    """Compares the files of a resumed run with the record; returns their fingerprints now.
 
     Call it before anything is read.
 
@@ -82,21 +82,18 @@ def check(hosts: Hosts, workdir: pathlib.Path, config, is_resumed: bool) -> Entr
     Raises:
       UserError: one line; a file differs from that at the run's start.
     """
-    entries: Entries = {}
 
-    def check_locally() -> None:
-        if not hosts.is_first:
-            return
-        entries.update(fingerprints(config))
+    def check_locally() -> Entries:
+        entries = fingerprints(config)
         recorded = run_record.read(workdir)
         if is_resumed and recorded is not None:
             # The search server was not asked yet, and the template was not opened.
             later = (SERVER, TEMPLATE)
             saved = {name: files for name, files in recorded.inputs.items() if name not in later}
             _check_inputs(workdir, saved, entries)
+        return entries
 
-    hosts.run_on_all_and_gather(check_locally)
-    return entries
+    return hosts.run_on_first(check_locally)
 
 
 def check_checkpoints(hosts: Hosts, workdir: pathlib.Path) -> None:
