@@ -12,11 +12,11 @@ from absl import logging as absl_logging
 from rich.cells import cell_len
 from trajectories import make_trajectory
 
+from zeroplay_jax.evaluation.render import one_line
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.training.rollout_text import (
     evaluation_text,
-    plain,
     rollout_text,
     wrapped,
 )
@@ -202,8 +202,9 @@ def test_only_the_main_thread_computes_the_estimate(monkeypatch):
 HOSTILE = 'Gumu\x1b[31m red\x1b]0;title\x07 \x1b[2J\u202edlo\u200b\x00\x9b5A\nnext\tword'
 
 
-def test_hostile_text_becomes_plain_text():
-    assert plain(HOSTILE) == 'Gumu red dlo next word'
+def test_hostile_text_becomes_one_line_that_controls_nothing():
+    line = r'Gumu\x1b[31m red\x1b]0;title\x07 \x1b[2J\u202edlo' + '\u200b' + r'\x00\x9b5A next word'
+    assert one_line(HOSTILE) == line
 
 
 def make_row(**info):
@@ -220,7 +221,7 @@ def test_a_rollout_shows_question_searches_answer_and_reward():
     text = rollout_text(step, make_row(answer='Lomi'))
     labels = [line.split()[0] for line in text.split('\n') if not line.startswith(' ')]
     assert labels == ['──', 'question', 'search', 'answer', 'reward']
-    assert 'where is Gumu → Lomi Gumu red' in text and 'expected: Lomi | Lomi City' in text
+    assert 'where is Gumu → Lomi Gumu' in text and 'expected: Lomi | Lomi City' in text
     assert '0.50' in text and '\x1b' not in text and '\u202e' not in text
     assert all(cell_len(line) <= 80 for line in text.split('\n'))
 
@@ -269,6 +270,7 @@ def test_without_a_terminal_a_line_is_printed_from_time_to_time(monkeypatch):
 
 _HIDDEN_WORK = """
 import time
+from zeroplay_jax.evaluation.render import one_line
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.command import quiet
 progress._LINE_SECONDS = progress._LOOK_SECONDS = 0.01

@@ -42,6 +42,11 @@ def clean(text: str) -> str:
     return _CONTROLS.sub(_python_escape, text)
 
 
+def one_line(text: str) -> str:
+    """Returns the text on one line, with single blanks, and cleaned."""
+    return clean(' '.join(text.split()))
+
+
 def _python_escape(character: re.Match[str]) -> str:
     return ascii(character[0])[1:-1]
 

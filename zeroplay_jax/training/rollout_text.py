@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Mapping
 
 from rich.cells import set_cell_size
 from rich.console import Console
 from rich.text import Text
 
+from zeroplay_jax.evaluation.render import one_line
 from zeroplay_jax.selfplay.records import step_name
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.types import Row, ToolCall, Trajectory
@@ -22,24 +21,6 @@ _MAX_LINES = 3
 _MAX_CALLS = 5
 # `Text.wrap` asks for one, and takes nothing from it.
 _CONSOLE = Console()
-# ANSI escape sequences: control sequences, operating system commands, and two-character ones.
-_ESCAPES = re.compile(
-    r'\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?|\x9b[0-?]*[@-~]'
-)
-
-
-def plain(text: str) -> str:
-    """Returns a text on one line, without escape sequences, control characters and marks of writing direction."""
-    # Escape sequences are removed first: once the escape character is gone, their other characters look like text.
-    text = _ESCAPES.sub('', text)
-    characters = []
-    for character in text:
-        # Categories C*: control, format (such as direction marks), surrogate, private, unassigned.
-        if character.isspace():
-            characters.append(' ')
-        elif not unicodedata.category(character).startswith('C'):
-            characters.append(character)
-    return ' '.join(''.join(characters).split())
 
 
 def wrapped(text: str, columns: int, max_lines: int = 0) -> list[str]:
@@ -113,8 +94,8 @@ def _call_lines(call: ToolCall) -> list[str]:
 
 def _labelled(label: str, text: str) -> list[str]:
     """Returns the lines of a text behind a label; further lines are indented."""
-    lines = wrapped(plain(text), COLUMNS - _LABEL_COLUMNS, _MAX_LINES) or ['–']
+    lines = wrapped(one_line(text), COLUMNS - _LABEL_COLUMNS, _MAX_LINES) or ['–']
     # The name of a tool comes from the policy as well.
-    first_label = set_cell_size(plain(label), _LABEL_COLUMNS - 1) + ' '
+    first_label = set_cell_size(one_line(label), _LABEL_COLUMNS - 1) + ' '
     labels = [first_label] + [' ' * _LABEL_COLUMNS] * (len(lines) - 1)
     return list(map(str.__add__, labels, lines))
