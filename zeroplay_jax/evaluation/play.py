@@ -16,8 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from jaxtyping import Bool
 
-from zeroplay_jax.evaluation import question_sets
-from zeroplay_jax.evaluation.question_sets import RubricTask
+from zeroplay_jax.evaluation.question_sets import Answer, RubricTask, answer_of, ask_question
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
 from zeroplay_jax.selfplay.context import RolloutContext
@@ -99,7 +98,7 @@ async def _answer_of(
     metric, part_name = ('em', 'exact_match')
     if question.is_open_task:
         metric, part_name = ('rubrics', 'rubrics')
-    (trajectory,) = await question_sets.ask_question(context, role, identity, question)
+    (trajectory,) = await ask_question(context, role, identity, question)
     answer = final_answer(trajectory)
     value = await score(context, metric, identity, question, answer)
     reward = value or 0.0
@@ -255,10 +254,8 @@ def grade_tasks(
         """Plays and grades one task."""
         if task.id not in record.answers:
             identity = (_NUMBER, task.index)
-            trajectories = await question_sets.ask_question(
-                context, role, identity, task.question, samples
-            )
-            answers = tuple(map(_answer, trajectories))
+            trajectories = await ask_question(context, role, identity, task.question, samples)
+            answers = tuple(map(answer_of, trajectories))
             if any(map(_is_doubtful, trajectories)):
                 held[task.id] = answers
                 return
@@ -298,18 +295,6 @@ def _is_doubtful(trajectory: Trajectory) -> bool:
     rows = [row for call in calls for row in call.documents]
     has_found_nothing = bool(rows) and not any(rows)
     return has_found_nothing or any(call.error in _TOOL_FAILURES for call in calls)
-
-
-def _answer(trajectory: Trajectory) -> Answer:
-    """Returns what is recorded of a rollout."""
-    queries = question_sets.search_queries(trajectory)
-    return Answer(
-        text=final_answer(trajectory),
-        finish=trajectory.finish,
-        searches=len(queries),
-        redundancy=question_sets.redundancy(queries),
-        tokens=trajectory.policy_tokens,
-    )
 
 
 class _Grader:
@@ -408,25 +393,6 @@ class _Grader:
 
 ANSWERS = 'answers.jsonl'
 GRADES = 'grades.jsonl'
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """One answer of the policy.
-
-    Attributes:
-      text: the answer; None if the rollout ended without one.
-      finish: why the rollout ended (`Trajectory.finish`).
-      searches: number of its search queries.
-      redundancy: repetition among them (`question_sets.redundancy`).
-      tokens: number of tokens that the policy wrote.
-    """
-
-    text: str | None
-    finish: str
-    searches: int
-    redundancy: float
-    tokens: int
 
 
 class Judgement(NamedTuple):

@@ -46,6 +46,25 @@ SETTINGS = (
 
 
 @dataclasses.dataclass(frozen=True)
+class Answer:
+    """One answer of the policy.
+
+    Attributes:
+      text: the answer; None if the rollout ended without one.
+      finish: why the rollout ended (`Trajectory.finish`).
+      searches: number of its search queries.
+      redundancy: repetition among them (`redundancy`).
+      tokens: number of tokens that the policy wrote.
+    """
+
+    text: str | None
+    finish: str
+    searches: int
+    redundancy: float
+    tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Answered:
     """Result of one question.
 
@@ -182,25 +201,32 @@ def answer_all(
         if answerer:
             searched = trajectories
             trajectories = [await _answer_after(context, role, answerer, one) for one in searched]
-        answers = [final_answer(trajectory) for trajectory in trajectories]
+        answers = list(map(answer_of, trajectories))
         scores = []
-        for sample, text in enumerate(answers):
-            value = await score(context, metric, (*identity, sample), question, text)
+        for sample, given in enumerate(answers):
+            value = await score(context, metric, (*identity, sample), question, given.text)
             # An answer without a verdict of the judge scores 0.
             scores.append(value or 0.0)
-        # Only the queries of the first sample count, so that their number does not grow with `samples`.
-        queries = search_queries(trajectories[0])
         # On ties the first sample is taken.
         best = int(np.argmax(scores))
-        return Answered(
-            score=scores[best],
-            searches=len(queries),
-            redundancy=redundancy(queries),
-            given=answers[best],
-        )
+        # Only the queries of the first sample count, so that their number does not grow with `samples`.
+        first = answers[0]
+        return Answered(scores[best], first.searches, first.redundancy, answers[best].text)
 
     pending = [answer(index, question) for index, question in enumerate(questions)]
     return context.scheduler.run(pending, on_answer)
+
+
+def answer_of(trajectory: Trajectory) -> Answer:
+    """Returns the answer of a rollout."""
+    queries = search_queries(trajectory)
+    return Answer(
+        text=final_answer(trajectory),
+        finish=trajectory.finish,
+        searches=len(queries),
+        redundancy=redundancy(queries),
+        tokens=trajectory.policy_tokens,
+    )
 
 
 def search_queries(trajectory: Trajectory) -> list[str]:
