@@ -101,8 +101,10 @@ class _Bar(tqdm.tqdm):
         has_lines: bool = False,
         **options,
     ):
-        # Set before tqdm's constructor, which draws the line and reads this attribute.
+        # Set before tqdm's constructor, which draws the line and reads these attributes.
         self._time_left = time_left
+        # JAX is not imported for the sake of a bar.
+        self._compilations = compilations() if 'jax' in sys.modules else Compilations()
         super().__init__(**options)
         self._closed = threading.Event()
         if self.disable:
@@ -115,9 +117,6 @@ class _Bar(tqdm.tqdm):
                 _open_bars[id(self)] = self
                 _start_lines()
             return
-        # JAX is not imported for the sake of a bar.
-        if 'jax' in sys.modules:
-            _listen_to_compilations()
         threading.Thread(target=self._redraw, daemon=True).start()
 
     def _redraw(self) -> None:
@@ -158,7 +157,7 @@ class _Bar(tqdm.tqdm):
         values = super().format_dict
         if self._time_left is not None:
             values['time_left'] = self._time_left()
-        if _compilations:
+        if self._compilations.running:
             parts = [part for part in (values['postfix'], 'compiling') if part]
             values['postfix'] = ', '.join(parts)
         return values
@@ -204,25 +203,40 @@ def _is_standard(stream: TextIO) -> bool:
         return False
 
 
-# One entry per program that XLA compiles at the moment.
-_compilations: list[str] = []
+class Compilations:
+    """Compilations of XLA in this process.
+
+    Attributes:
+      running: number of programs that are compiled at the moment.
+      seconds: total duration of those that have ended.
+    """
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.seconds = 0.0
+
+    def on_begin(self, event: str, _value: float, **_details) -> None:
+        """Counts a compilation that begins; JAX calls it for all scalars that it records."""
+        # Only XLA's compilations: events of tracing are nested, so their sum would exceed the time they took.
+        if event == _COMPILE_EVENT:
+            self.running += 1
+
+    def on_end(self, event: str, seconds: float, **_details) -> None:
+        """Counts a compilation that ends; JAX calls it for all of its duration events."""
+        if event == _COMPILE_EVENT:
+            self.seconds += seconds
+            # One that began before the listener was registered was not counted.
+            self.running = max(self.running - 1, 0)
 
 
 # Cached, because JAX keeps every listener for the lifetime of the process.
 @functools.cache
-def _listen_to_compilations() -> None:
-    """Registers listeners with JAX that add an entry to `_compilations` per compilation and remove it at its end."""
+def compilations() -> Compilations:
+    """Returns the compilations of this process since the first call."""
     import jax.monitoring
 
-    def on_begin(event: str, _value: float, **_details) -> None:
-        if event == _COMPILE_EVENT:
-            _compilations.append(event)
-
-    def on_end(event: str, _seconds: float, **_details) -> None:
-        # The list is empty if the compilation began before this listener was registered.
-        if event == _COMPILE_EVENT and _compilations:
-            _compilations.pop()
-
+    counted = Compilations()
     # JAX records the start time of a compilation as a scalar of the same name as the later duration.
-    jax.monitoring.register_scalar_listener(on_begin)
-    jax.monitoring.register_event_duration_secs_listener(on_end)
+    jax.monitoring.register_scalar_listener(counted.on_begin)
+    jax.monitoring.register_event_duration_secs_listener(counted.on_end)
+    return counted

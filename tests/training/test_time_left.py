@@ -2,8 +2,9 @@
 
 import pytest
 
+from zeroplay_jax.retrieval import progress
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
-from zeroplay_jax.training.screen import CompileClock, TimeLeft
+from zeroplay_jax.training.screen import TimeLeft
 
 ROLLOUTS = {'evaluation': 200, 'proposer': 96, 'generate': 16, 'solver': 40}
 SECONDS = {'evaluation': 8.0, 'proposer': 7.5, 'generate': 0.7, 'solver': 3.2}
@@ -77,11 +78,11 @@ def test_recent_steps_count():
 
 
 def test_compilations_are_measured():
-    clock = CompileClock()
-    clock.add('/jax/core/compile/backend_compile_duration', 2.0, fun_name='f')
+    clock = progress.Compilations()
+    clock.on_end('/jax/core/compile/backend_compile_duration', 2.0, fun_name='f')
     # Durations of tracing are nested: they cannot be added.
-    clock.add('/jax/core/compile/jaxpr_trace_duration', 0.5)
-    clock.add('/jax/other', 7.0)
+    clock.on_end('/jax/core/compile/jaxpr_trace_duration', 0.5)
+    clock.on_end('/jax/other', 7.0)
     assert clock.seconds == 2.0
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import functools
 import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-import jax.monitoring
 from absl import logging as absl_logging
 from tqdm.contrib import DummyTqdmFile
 
@@ -62,7 +60,7 @@ class ProgressBar:
         rollouts: Callable[[Phase], int],
     ):
         self._time_left = TimeLeft(steps, rollouts)
-        self._compile_clock = compile_clock()
+        self._compilations = progress.compilations()
         self._total = len(steps)
         self._current = self._begin(cursor)
         # Phase of this iteration → name of a value (`_ORDER`) → texts for it, the longest first, such as 'reward 0.31'.
@@ -130,12 +128,12 @@ class ProgressBar:
     def _begin(self, next_step: int) -> _CurrentStep:
         """Returns the clock of a step that begins now."""
         prediction = self._time_left.predict(next_step)
-        return _CurrentStep(time.monotonic(), self._compile_clock.seconds, prediction)
+        return _CurrentStep(time.monotonic(), self._compilations.seconds, prediction)
 
     def _step_seconds(self, current: _CurrentStep) -> float:
         """Returns the seconds since a step began, without compilations."""
         # Every program compiles once, so this time is not needed to predict further steps.
-        compiled = self._compile_clock.seconds - current.compiled_before
+        compiled = self._compilations.seconds - current.compiled_before
         return max(time.monotonic() - current.begin - compiled, 0.0)
 
     def _time_left_text(self) -> str:
@@ -244,8 +242,6 @@ def _short(number: float) -> str:
 _RECENT_STEPS = 8
 # If only steps without an update have been seen, an update is assumed to take as long as its rollouts.
 _UPDATE_FACTOR = 2.0
-# Only XLA's compilations are counted: events of tracing are nested, so their sum would exceed the time they took.
-_COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,27 +334,6 @@ class TimeLeft:
         if not rollouts:
             return None
         return seconds / rollouts
-
-
-class CompileClock:
-    """Counts the seconds that XLA spent on compilations in this process."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def add(self, event: str, seconds: float, **_details) -> None:
-        """Adds the duration of a compilation; JAX calls it for all of its duration events."""
-        if event == _COMPILE_EVENT:
-            self.seconds += seconds
-
-
-# Cached, because JAX keeps every listener for the lifetime of the process.
-@functools.cache
-def compile_clock() -> CompileClock:
-    """Returns the clock of this process, which runs since the first call."""
-    clock = CompileClock()
-    jax.monitoring.register_event_duration_secs_listener(clock.add)
-    return clock
 
 
 # ---- lines of libraries ----------------------------------------------------------------------------
