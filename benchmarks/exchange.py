@@ -1,17 +1,13 @@
-"""Measures what a step costs a host to exchange rollouts with the others: summaries and tokens against whole rollouts.
+"""Measures what a step costs a host to exchange its rollouts with the others.
 
     python -m benchmarks.exchange
     python -m benchmarks.exchange --processes 2 --rollouts 1280 --tokens 1500
 
 Starts 2 and 4 processes on this machine, joined by gloo. Each makes its share of the rollouts of a step: a prompt,
-turns, searches with passages. Two ways lead from there to the rows of the packed batch that the process's device
-holds, and they take turns:
-
-- 'whole': every process gets every rollout as JSON and packs the whole batch (what the engine did before).
-- 'rows': every process gets summaries as JSON; tokens go as bytes where they are trained on (selfplay/rows.py).
-
-Both must give the same rows. The bytes are those that a host receives from others, padding included. CPU seconds are
-those of a process with all its threads, so they depend less on other work on the machine than the clock does.
+turns, searches with passages. Every process gets all of them as bytes (selfplay/rows.py), packs the whole batch and
+keeps the rows that its device holds. The bytes are those that a host receives from others, padding included. CPU
+seconds are those of a process with all its threads, so they depend less on other work on the machine than the clock
+does.
 """
 
 import argparse
@@ -22,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -48,7 +43,6 @@ from zeroplay_jax.types import (
 
 SAMPLES = 5
 MICRO_ROWS = 8
-ARMS = ('whole', 'rows')
 # A rollout as the workload of benchmarks.slices has it: about 270 tokens of prompt, 18 % of the policy's, three
 # passages of 100 words per search.
 PROMPT_TOKENS, POLICY_SHARE = 270, 0.18
@@ -108,60 +102,31 @@ class Cost:
 
 
 class Step:
-    """The rollouts of one step of this process, and both ways to its rows of the packed batch."""
+    """The rollouts of one step of this process, and the way to its rows of the packed batch."""
 
     def __init__(self, rollouts: int, mean_tokens: int):
         self.hosts = hosts.Hosts()
         self.mean_tokens = mean_tokens
-        self.numbers = range(rollouts // SAMPLES)
-        self.local: dict[int, Outcome] = {}
-        for number in self.numbers:
+        self.local: list[Outcome] = []
+        for number in range(rollouts // SAMPLES):
             if self.hosts.owns((7, number)):
-                self.local[number] = make_outcome(number, mean_tokens)
-        mesh = sharding.make_mesh(replica=self.hosts.count)
-        self.part = rows.batch_part(self.hosts, mesh, MICRO_ROWS)
+                self.local.append(make_outcome(number, mean_tokens))
+        self.split = sharding.rows(sharding.make_mesh(replica=self.hosts.count))
 
-    def whole(self) -> list[Batch]:
-        """Gathers whole rollouts as JSON, packs everything and returns the local rows of the micro-batches."""
-        records = []
-        for number, outcome in self.local.items():
-            records.append([number, list(map(rows.row_to_json, outcome.rows))])
-        rows_of_number = {}
-        for gathered in self.hosts.gather(records):
-            for number, row_records in gathered:
-                rows_of_number[number] = list(map(rows.row_from_json, row_records))
-        batches = self._pack(rows_of_number)
-        assert self.part is not None
-        local_rows = np.array(self.part.rows)
-        return [jax.tree.map(lambda x: x[local_rows], batch) for batch in batches]
-
-    def rows(self) -> list[Batch]:
-        """Gathers summaries, packs the local rows and returns them."""
-        summaries = []
-        for number, outcome in self.local.items():
-            summaries.append([number, rows.outcome_summary(outcome)])
-        rows_of_number = {}
-        for process, gathered in enumerate(self.hosts.gather(summaries)):
-            for number, summary in gathered:
-                local = self.local.get(number)
-                rows_of_number[number] = rows.whole_outcome(summary, process, local).rows
-        return self._pack(rows_of_number, self.part)
-
-    def _pack(self, rows_of_number, part=None) -> list[Batch]:
-        rows = []
-        for number in self.numbers:
-            for row in rows_of_number[number]:
-                rows.append(dataclasses.replace(row, advantage=0.5))
-        total = sum(row.trajectory.policy_tokens for row in rows)
-        return pack(
-            rows,
+    def batches(self) -> list[Batch]:
+        """Gathers all rollouts, packs them and returns the local rows of the micro-batches."""
+        all_rows: list[Row] = []
+        for message in self.hosts.gather_bytes(rows.to_bytes(self.local)):
+            for outcome in rows.from_bytes(message):
+                all_rows += outcome.rows
+        batches = pack(
+            all_rows,
             micro_rows=MICRO_ROWS,
             tokens=2 * self.mean_tokens,
             mode='token',
-            total=total,
             order='longest_first',
-            part=part,
         )
+        return [sharding.held_rows(batch, self.split) for batch in batches]
 
 
 class _ReceivedBytes:
@@ -171,36 +136,23 @@ class _ReceivedBytes:
         self.count = 0
         others = jax.process_count() - 1
         gather = multihost_utils.process_allgather
-        exchange = hosts._all_to_all
 
         def counted_gather(array, *arguments, **options):
             self.count += others * np.asarray(array).nbytes
             return gather(array, *arguments, **options)
 
-        def counted_exchange(buffer):
-            # [to, bytes]: as much comes from every other process as goes to it.
-            self.count += others * buffer[0].nbytes
-            return exchange(buffer)
-
         hosts.multihost_utils.process_allgather = counted_gather
-        hosts._all_to_all = counted_exchange
 
 
-def measure(call: Callable[[], list[Batch]], received: _ReceivedBytes) -> tuple[Cost, list[Batch]]:
-    """Returns the cost of one call, which begins at the same time in all processes, and its result."""
+def measure(step: Step, received: _ReceivedBytes) -> Cost:
+    """Returns the cost of the exchange of a step, which begins at the same time in all processes."""
     multihost_utils.sync_global_devices('start')
     received_before = received.count
     cpu = time.process_time()
     started = time.perf_counter()
-    batches = call()
+    step.batches()
     seconds = time.perf_counter() - started
-    cost = Cost(time.process_time() - cpu, seconds, received.count - received_before)
-    return cost, batches
-
-
-def _check_equal(left: list[Batch], right: list[Batch]) -> None:
-    for left_batch, right_batch in zip(left, right, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, left_batch, right_batch)
+    return Cost(time.process_time() - cpu, seconds, received.count - received_before)
 
 
 def run_process(arguments: argparse.Namespace) -> None:
@@ -212,29 +164,19 @@ def run_process(arguments: argparse.Namespace) -> None:
     for rollouts in arguments.rollouts:
         for tokens in arguments.tokens:
             step = Step(rollouts, tokens)
-            costs: dict[str, list[Cost]] = {arm: [] for arm in ARMS}
             # The first round compiles and is not counted.
-            for round_number in range(arguments.rounds + 1):
-                results = {}
-                for arm in ARMS:
-                    cost, results[arm] = measure(getattr(step, arm), received)
-                    if round_number:
-                        costs[arm].append(cost)
-                _check_equal(results['whole'], results['rows'])
-            for arm in ARMS:
-                _print_line(step.hosts, arm, rollouts, tokens, costs[arm])
+            costs = [measure(step, received) for _ in range(arguments.rounds + 1)][1:]
+            _print_line(step.hosts, rollouts, tokens, costs)
 
 
-def _print_line(
-    all_hosts: hosts.Hosts, arm: str, rollouts: int, tokens: int, costs: list[Cost]
-) -> None:
+def _print_line(all_hosts: hosts.Hosts, rollouts: int, tokens: int, costs: list[Cost]) -> None:
     """Prints medians over the rounds: of the host with most of it."""
     local = []
     for name in ('received', 'cpu', 'seconds'):
         local.append(statistics.median(getattr(cost, name) for cost in costs))
     megabytes, cpu, seconds = np.max(all_hosts.gather(local), axis=0)
     if all_hosts.is_first:
-        cells = [all_hosts.count, rollouts, tokens, arm]
+        cells = [all_hosts.count, rollouts, tokens]
         cells += [f'{megabytes / 1e6:.2f}', f'{cpu:.3f}', f'{seconds:.3f}']
         print('| ' + ' | '.join(map(str, cells)) + ' |', flush=True)
 
@@ -290,8 +232,8 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.join:
         run_process(arguments)
         return
-    print('| processes | rollouts | tokens | exchange | MB received | CPU seconds | seconds |')
-    print('|---|---|---|---|---|---|---|', flush=True)
+    print('| processes | rollouts | tokens | MB received | CPU seconds | seconds |')
+    print('|---|---|---|---|---|---|', flush=True)
     for count in arguments.processes:
         start_processes(arguments, count)
 

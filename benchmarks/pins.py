@@ -68,7 +68,12 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     'adapters': _main('drzero', '--config.policy.adapters.rank=4'),
     'pages': _main('drzero', *_FEW_PAGES),
     'ahead': _main('drzero', *_AHEAD),
-    'ppo': _main('dspo', '--config.solver.baseline=value', '--config.solver.loss=token_pg'),
+    'ppo': _main(
+        'dspo',
+        '--config.solver.baseline=value',
+        '--config.solver.scale=batch',
+        '--config.solver.loss=token_pg',
+    ),
     'processes': _main('drzero'),
     # For its CPU seconds: the others are dominated by what a process loads and compiles.
     'quickstart': ('-m', 'zeroplay_jax.main', '--config=configs/quickstart.py'),

@@ -36,8 +36,8 @@ POSITIONS = tpu_programs.TOKENS + tpu_programs.CHUNK
 UPDATE_TOKENS = tpu_programs.ROWS * tpu_programs.TOKENS
 # Share of an update's rows that first-fit packing fills.
 PACKED = 0.925
-# Seconds of the host in a round of the scheduler, and of one rollout in the exchange between hosts (1.4 s of JSON per
-# 1,280). Assumptions: neither was measured beside an accelerator.
+# Seconds of the host in a round of the scheduler, and of one rollout in the exchange between hosts (1.4 s per
+# 1,280, an upper bound: benchmarks.exchange). Assumptions: neither was measured beside an accelerator.
 ROUND_SECONDS = 8e-3
 EXCHANGE_SECONDS = 1.4 / 1280
 
@@ -137,7 +137,7 @@ class MachineCosts:
         return (trained + scored / 4) / UPDATE_TOKENS / PACKED * self.update
 
     def exchange_seconds(self, rollouts: int) -> float:
-        """Returns the seconds in which every host encodes or reads all rollouts of a step; one host has none."""
+        """Returns the seconds in which every host reads all rollouts of a step; one host has none."""
         return rollouts * EXCHANGE_SECONDS if self.hosts > 1 else 0.0
 
 

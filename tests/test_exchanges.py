@@ -23,11 +23,7 @@ for _ in range(3 if h.is_first else 17):
 assert h.gather({'at': h.index, 'x': np.float32(1.5)}) == [{'at': 0, 'x': 1.5}, {'at': 1, 'x': 1.5}]
 assert h.gather('é' * (1 + 1000 * h.index)) == ['é', 'é' * 1001]
 assert h.run_on_all_and_gather(lambda: h.index) == [0, 1]
-# Unequal messages, none, and one to oneself.
-messages = [b'to 0', b'to 1' * 1000] if h.is_first else [b'', b'mine']
-assert h.exchange(messages) == ([b'to 0', b''] if h.is_first else [b'to 1' * 1000, b'mine'])
-assert h.exchange([b'', b'']) == [b'', b'']
-assert h.collect({'at': h.index}) == ([{'at': 0}, {'at': 1}] if h.is_first else [])
+assert h.gather_bytes(b'' if h.is_first else b'one' * 1000) == [b'', b'one' * 1000]
 def fails():
     if not h.is_first:
         raise UserError('no room')
@@ -74,16 +70,16 @@ for _ in range(2):
     h.gather(None)
     meeting.close()
 """
-# Rows of several contexts, with and without a teacher's prompt, of which each process has every second one.
+# Rows of several contexts, with and without a teacher's prompt, of which each process sampled every second one.
 ROWS = """
-import dataclasses, json
+import dataclasses
 from zeroplay_jax.configs import common
 from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.policy import sharding
-from zeroplay_jax.selfplay import rows as row_exchange
-from zeroplay_jax.selfplay import update as batch_filter
+from zeroplay_jax.rollout.requests import EpisodeBatch
+from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.metrics import rows_per_context
-from zeroplay_jax.types import Outcome, Row, Trajectory, TrajectorySummary, Turn
+from zeroplay_jax.types import Outcome, Row, Trajectory, Turn
 def make_row(number):
     rng = np.random.default_rng(number)
     def trajectory(length, turns=()):
@@ -96,46 +92,31 @@ def make_row(number):
     teacher_prompt = np.arange(3, dtype=np.int32) if number % 2 else None
     return Row('solver', whole, number % 2, number // 4, advantage=0.5, teacher_prompt=teacher_prompt)
 whole = [make_row(number) for number in range(16)]
-local = {number: Outcome([row]) for number, row in enumerate(whole) if h.owns((0, number))}
-summaries = [[number, row_exchange.outcome_summary(outcome)] for number, outcome in local.items()]
-rows = [None] * len(whole)
-for process, gathered in enumerate(h.gather(summaries)):
-    for number, summary in gathered:
-        (rows[number],) = row_exchange.whole_outcome(summary, process, local.get(number)).rows
-        rows[number].advantage = 0.5
-assert sum(isinstance(row.trajectory, TrajectorySummary) for row in rows) == 8
+identities = [(0, number) for number in range(16)]
+class Scheduler:
+    def wait(self, batch, also=None):
+        while also is not None and not also():
+            pass
+        return [Outcome([row]) for row, identity in zip(whole, identities) if h.owns(identity)]
+context = RolloutContext(Scheduler(), {}, {}, hosts=h)
+for has_others in (False, True):
+    outcomes = context.await_episodes(EpisodeBatch(), identities, has_others)
+    rows = [row for outcome in outcomes for row in outcome.rows]
+    assert [row.trajectory.identity for row in rows] == [(0, number, 0) for number in range(16)]
+    assert [row.trajectory.turns for row in rows] == [(Turn('said'),)] * 16
 mesh = sharding.make_mesh(replica=2)
-part = row_exchange.batch_part(h, mesh, 4)
-assert part.rows == [[0, 1], [2, 3]][h.index]
+part = [[0, 1], [2, 3]][h.index]
 options = dict(micro_rows=4, tokens=40, mode='token', total=99.0, teacher_tokens=50)
 options |= dict(teacher_total=50.0, order='longest_first')
 expected = pack(rows_per_context(whole), **options)
-packed = pack(rows_per_context(rows), part=part, **options)
+packed = [sharding.held_rows(batch, sharding.rows(mesh)) for batch in pack(rows_per_context(rows), **options)]
 assert len(packed) == len(expected) > 1
 gathered = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))
 for ours, theirs in zip(packed, expected):
-    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[part.rows]), ours, theirs)
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[part]), ours, theirs)
     placed = sharding.put_rows(ours, sharding.rows(mesh))
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(gathered(x)), y), placed, theirs)
     jax.tree.map(np.testing.assert_array_equal, sharding.local_rows(jax.tree.leaves(placed)), jax.tree.leaves(ours))
-# Groups that the filter carries over stay where they are; a checkpoint gets all of them, and restores them everywhere.
-config = common.get_config()
-config.solver.update(batch=1, filter_groups=True)
-group_filter = batch_filter.GroupFilter(config, h)
-group_filter.select('solver', rows, 1)
-state = group_filter.state()
-assert len(state['solver']) == (12 if h.is_first else 0)
-state = h.gather(json.loads(json.dumps(state)))[0]
-assert [row['trajectory']['identity'][1] for row in state['solver']] == list(range(4, 16))
-again = batch_filter.GroupFilter(config, h)
-again.restore(state)
-(restored, _, _), (kept, _, _) = again.select('solver', [], 1), group_filter.select('solver', [], 1)
-assert [row.process for row in restored] == [None] * 4 and [row.process for row in kept] == [0, 1] * 2
-for row in restored:
-    row.advantage = 0.5
-for ours, theirs in zip(pack(rows_per_context(restored), part=part, **options),
-                        pack(rows_per_context(whole[4:8]), **options), strict=True):
-    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[part.rows]), ours, theirs)
 """
 # A damaged newest checkpoint: each process reads half of the files, and all fall back to the same step.
 DAMAGED = """

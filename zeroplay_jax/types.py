@@ -5,11 +5,10 @@ Array shapes: T tokens of one trajectory.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -176,23 +175,6 @@ class Turn:
     closed: bool = True
 
 
-class ContextLengths(NamedTuple):
-    """Numbers of tokens in one context: all, those before the first that is not PROMPT, and sampled ones."""
-
-    tokens: int
-    prompt: int
-    policy: int
-
-
-class TurnCounts(NamedTuple):
-    """Numbers of turns, of attempted and of failed calls, and tool → number of valid calls."""
-
-    turns: int
-    calls: int
-    failed_calls: int
-    valid_calls: Mapping[str, int]
-
-
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
     """Token-exact record of one rollout.
@@ -235,72 +217,39 @@ class Trajectory:
 
     @property
     def contexts(self) -> tuple[Trajectory, ...]:
-        """All contexts of the rollout in order, this one last."""
-        return (*self.earlier, self)
+        """All contexts of the rollout in order, this one last; none of them has earlier ones."""
+        if not self.earlier:
+            return (self,)
+        return (*self.earlier, dataclasses.replace(self, earlier=()))
 
     @property
-    def lengths(self) -> tuple[ContextLengths, ...]:
-        """Lengths of all contexts in order."""
-        lengths = []
-        for context in self.contexts:
-            prompt = int(np.argmax(context.source != PROMPT))
-            policy = int(np.sum(context.source == POLICY))
-            lengths.append(ContextLengths(len(context.tokens), prompt, policy))
-        return tuple(lengths)
+    def prompt_tokens(self) -> int:
+        """Tokens before the first that is not PROMPT."""
+        return int(np.argmax(self.source != PROMPT))
 
     @property
     def policy_tokens(self) -> int:
         """Sampled tokens in all contexts."""
-        return sum(lengths.policy for lengths in self.lengths)
+        return sum(int(np.sum(context.source == POLICY)) for context in (*self.earlier, self))
 
     @property
-    def counts(self) -> TurnCounts:
-        """Numbers of turns and calls."""
-        calls = [turn.call for turn in self.turns if turn.call is not None]
-        valid_calls = collections.Counter(call.tool for call in calls if call.is_valid)
-        return TurnCounts(len(self.turns), len(calls), self.failed_calls, dict(valid_calls))
+    def calls(self) -> list[ToolCall]:
+        """All tool calls in order, those that could not be run included."""
+        return [turn.call for turn in self.turns if turn.call is not None]
 
     def calls_of(self, tool: str) -> list[ToolCall]:
         """Valid calls of one tool in order, failed ones included."""
-        calls = [turn.call for turn in self.turns if turn.call is not None]
-        return [call for call in calls if call.tool == tool and call.is_valid]
+        return [call for call in self.calls if call.tool == tool and call.is_valid]
 
     @property
     def valid_calls(self) -> int:
         """Number of valid tool calls of any tool."""
-        return sum(turn.call is not None and turn.call.is_valid for turn in self.turns)
+        return sum(call.is_valid for call in self.calls)
 
     @property
     def failed_calls(self) -> int:
         """Number of tool calls with an error: not parsed, refused, failed or timed out."""
-        return sum(turn.call is not None and turn.call.error is not None for turn in self.turns)
-
-
-@dataclasses.dataclass(frozen=True)
-class TrajectorySummary:
-    """What all processes know about a rollout; only one of them has its `Trajectory`, where these fields are explained.
-
-    Attributes:
-      teacher_tokens: length of `Row.teacher_prompt`; 0 without one.
-    """
-
-    finish: str
-    weights: str
-    version: int
-    identity: tuple[int, ...]
-    lengths: tuple[ContextLengths, ...]
-    counts: TurnCounts
-    teacher_tokens: int = 0
-
-    @property
-    def contexts(self) -> tuple[TrajectorySummary, ...]:
-        """One summary per context, in order."""
-        return tuple(dataclasses.replace(self, lengths=(lengths,)) for lengths in self.lengths)
-
-    @property
-    def policy_tokens(self) -> int:
-        """Sampled tokens in all contexts."""
-        return sum(lengths.policy for lengths in self.lengths)
+        return sum(call.error is not None for call in self.calls)
 
 
 @dataclasses.dataclass
@@ -359,7 +308,7 @@ class Row:
 
     Attributes:
       role: the role that produced it.
-      trajectory: the rollout; in the processes that do not have it, a summary.
+      trajectory: the rollout.
       reward: scalar that the advantage estimator sees.
       parts: name → value of what the reward is composed of (answer, format, …), for metrics and logs only.
       group: integer key of the group that its advantage is relative to (question, hop count, …).
@@ -367,13 +316,11 @@ class Row:
       info: details for metrics and logs.
       advantage: set by `update_batch.set_advantages`; None after an update in which a value network gave one to every
         token.
-      teacher_prompt: int32 [P], the teacher's prompt in place of the student's; None if the row is not distilled, and
-        with a summary.
-      process: index of the process that has `trajectory`; None: all of them.
+      teacher_prompt: int32 [P], the teacher's prompt in place of the student's; None if the row is not distilled.
     """
 
     role: str
-    trajectory: Trajectory | TrajectorySummary
+    trajectory: Trajectory
     reward: float
     group: int
     parts: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -381,13 +328,10 @@ class Row:
     info: RowInfo = dataclasses.field(default_factory=RowInfo)
     advantage: float | None = 0.0
     teacher_prompt: np.ndarray | None = None
-    process: int | None = None
 
     @property
     def teacher_tokens(self) -> int:
         """Length of the teacher's prompt; 0 if the row is not distilled."""
-        if isinstance(self.trajectory, TrajectorySummary):
-            return self.trajectory.teacher_tokens
         return 0 if self.teacher_prompt is None else len(self.teacher_prompt)
 
 

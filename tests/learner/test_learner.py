@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from zeroplay_jax.configs import common
-from zeroplay_jax.learner.batch import BatchPart, pack
+from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.loss import LossConfig, loss
 from zeroplay_jax.policy import hf, sharding, transformer
@@ -149,27 +149,6 @@ def test_a_first_token_is_never_scored_across_segments(policy):
         assert not (batch.mask & starts).any()
         for row, first in zip(batch.segment, starts):
             assert row[first].tolist() == list(range(1, first.sum() + 1))
-
-
-def rows_of(batch, held):
-    return jax.tree.map(lambda x: x[held], batch)
-
-
-def test_parts_of_a_batch_are_the_rows_of_the_whole(policy):
-    """Of two processes each packs the rows that it holds, with the weights of the whole batch."""
-    rows = make_rows(policy[0])
-    options = dict(micro_rows=3, tokens=25, mode='token', total=50)
-    whole = pack(rows, **options)
-    assert len(whole) > 1
-    for held in ([0, 2], [1]):
-
-        def fetch(all_rows, places, held=held):
-            assert all_rows == rows
-            return [row if place in held else None for row, place in zip(all_rows, places)]
-
-        parts = pack(rows, **options, part=BatchPart(held, fetch))
-        for part, batch in zip(parts, whole, strict=True):
-            jax.tree.map(np.testing.assert_array_equal, part, rows_of(batch, held))
 
 
 def test_update_moves_probability_with_the_advantage(policy):

@@ -8,7 +8,7 @@ import pytest
 import tiny
 from test_learner import make_rows, role
 
-from zeroplay_jax.learner.batch import Batch, pack, prompt_length
+from zeroplay_jax.learner.batch import Batch, pack
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.loss import LossConfig, loss
 from zeroplay_jax.policy import hf, sharding, transformer
@@ -78,7 +78,7 @@ def test_every_policy_token_is_held_against_the_same_token_of_the_teacher(policy
 def test_a_teacher_that_reads_the_same_prompt_teaches_nothing(policy):
     rows = taught_rows(policy[0])
     for row in rows:
-        row.teacher_prompt = row.trajectory.tokens[: prompt_length(row)]
+        row.teacher_prompt = row.trajectory.tokens[: row.trajectory.prompt_tokens]
     value, slope = gradient(policy, policy[1], packed(rows))
     assert abs(value) < 1e-6 and max(np.abs(x).max() for x in jax.tree.leaves(slope)) < 1e-6
 
@@ -116,7 +116,7 @@ def test_against_probabilities_in_float64(policy):
 
     values = []
     for row in rows:
-        t, own = row.trajectory, prompt_length(row)
+        t, own = row.trajectory, row.trajectory.prompt_tokens
         p = logp(params, t.tokens)
         q = logp(teacher, np.concatenate([row.teacher_prompt, t.tokens[own:]]))
         for j in np.flatnonzero(t.source == POLICY):

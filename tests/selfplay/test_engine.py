@@ -1,6 +1,7 @@
 """The engine: batches filled in order of issue, surplus that waits for the next step, a state that survives."""
 
 import asyncio
+import base64
 import dataclasses
 import json
 
@@ -20,6 +21,7 @@ from zeroplay_jax.selfplay import metrics
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.recipe import RoleSpec
+from zeroplay_jax.selfplay.rows import from_bytes
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.types import POLICY, PROMPT, Outcome, Row, RowInfo, Task, Trajectory
 
@@ -206,8 +208,8 @@ def test_the_state_holds_surplus_and_place(policy):
     play(whole, 1)
     again, _ = make(policy, pays, **options)
     again.restore(*saved)
-    waiting = again.filter.state()['solver']
-    assert again.drawn == 6 and [r['info']['details']['item'] for r in waiting] == [4, 4, 5, 5]
+    waiting = from_bytes(base64.b64decode(again.filter.state()['solver']))
+    assert again.drawn == 6 and [row.info.details['item'] for row in waiting] == [4, 4, 5, 5]
     play(again, 1)
     assert_equal_states(snapshot(again), snapshot(whole))
 

@@ -17,7 +17,7 @@ from zeroplay_jax.types import Outcome, Row, TaskDropped
 @pytest.mark.parametrize('has_token_advantages', [True, False])
 def test_with_a_value_network_a_step_teaches_if_a_token_has_an_advantage(has_token_advantages):
     settings = types.SimpleNamespace(entropy_coef=0.0, baseline='value', old_logp='sampler')
-    rows = [Row('solver', types.SimpleNamespace(lengths=[]), 0.0, 0, advantage=0.0)]
+    rows = [Row('solver', types.SimpleNamespace(contexts=[]), 0.0, 0, advantage=0.0)]
     plan = RolePlan('solver', settings, [rows], 0.0, {})
     plan.has_token_advantages = has_token_advantages
     # The norm may be that of a KL term alone.

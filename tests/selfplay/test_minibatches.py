@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zeroplay_jax.selfplay.update_batch import set_advantages, split_minibatches, trained_rows
-from zeroplay_jax.types import Row, TrajectorySummary, identity_rng
+from zeroplay_jax.types import Row, identity_rng
 
 
 def rows_of_documents(documents, samples):
@@ -15,8 +15,8 @@ def rows_of_documents(documents, samples):
     for index in range(documents):
         hops = 1 + 4 * index // documents
         for sample in range(samples):
-            summary = TrajectorySummary('answer', 'w', 0, (7, index, 0, sample), (), None)
-            rows.append(Row('proposer', summary, 0.0, hops))
+            trajectory = types.SimpleNamespace(identity=(7, index, 0, sample), policy_tokens=3)
+            rows.append(Row('proposer', trajectory, 0.0, hops))
     return rows
 
 
@@ -69,7 +69,6 @@ def test_with_a_value_network_advantages_are_rewards_and_groups_are_not_counted(
     rows = rows_of_documents(2, 2)
     for row, reward in zip(rows, (1.0, 0.0, 0.5, float('nan')), strict=True):
         row.reward = reward
-        row.trajectory = types.SimpleNamespace(policy_tokens=3)
     settings = types.SimpleNamespace(baseline='value', scale='batch', std_ddof=1, singleton='zero')
     stats = set_advantages(rows, settings)
     assert [row.advantage for row in rows] == [1.0, 0.0, 0.5, 0.0]

@@ -160,12 +160,12 @@ def test_few_calls_of_rollouts_that_need_none_are_no_broken_tool():
 def test_evidence_is_an_accepted_answer_in_a_result(text, answers, missing):
     call = scripted.search_call(['q'], (({'title': 'T', 'text': text},),))
     row = answer_row(Turn('s', call), answers=answers)
-    assert metrics.evidence_counts([row], 0) == {'correct': 1, 'no_evidence': missing}
-    # A result without passages, such as that of a calculator; one that failed; and another process's.
+    # A result without passages, such as that of a calculator.
     plain = answer_row(Turn('s', ToolCall('calculator', {}, text)), answers=answers)
-    assert metrics.evidence_counts([plain], 0)['no_evidence'] == missing
-    assert metrics.evidence_counts([row], 1)['correct'] == 0
-    assert metrics.evidence_counts([answer_row(score=0.4)], 0)['correct'] == 0
+    for answered in (row, plain):
+        rows = [answered] * 8 + [answer_row(score=0.4)]
+        assert metrics.evidence_share(rows) == {'no_evidence_share': (8 * missing, 8)}
+    assert metrics.evidence_share([row] * 7) == {}
 
 
 def test_equal_questions_of_one_task_are_no_duplicates():

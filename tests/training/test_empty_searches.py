@@ -79,10 +79,7 @@ def trajectory_of(*rows):
 
 def metrics_of(*rows):
     row = Row('solver', trajectory_of(*rows), reward=0.0, group=0)
-    counts = metrics.search_counts([row], 0)
-    return {
-        name: total / count for name, (total, count) in metrics.empty_search_share(counts).items()
-    }
+    return metrics.ratios(metrics.empty_search_share([row]))
 
 
 @pytest.mark.fault('B', 'a run over a server that finds nothing')

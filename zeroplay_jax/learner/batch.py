@@ -23,26 +23,11 @@ from zeroplay_jax.types import POLICY, Row, Trajectory, UserError
 
 # ---- packing ---------------------------------------------------------------------------------------
 #
-# Trajectories become micro-batches of one static shape. Places are chosen by lengths alone. With several processes each
-# fills in only the rows that its devices hold.
+# Trajectories become micro-batches of one static shape. Places are chosen by lengths alone.
 
 
 # Orders in which trajectories are packed.
 ORDERS = ('arrival', 'longest_first')
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchPart:
-    """The rows of every micro-batch that one of several processes holds.
-
-    Attributes:
-      rows: their indices within a micro-batch, ascending.
-      fetch: (trajectories, their rows within micro-batches) → the same with their tokens, None where the row belongs to
-        another process. All processes call it with the same arguments.
-    """
-
-    rows: Sequence[int]
-    fetch: Callable[[Sequence[Row], Sequence[int]], Sequence[Row | None]]
 
 
 class _Place(NamedTuple):
@@ -101,7 +86,6 @@ def pack(
     teacher_tokens: int = 0,
     teacher_total: float | int | None = None,
     order: str = 'arrival',
-    part: BatchPart | None = None,
 ) -> list[Batch]:
     """Packs trajectories by first fit into rows, and rows into micro-batches.
 
@@ -116,17 +100,16 @@ def pack(
       teacher_total: number of distilled tokens of the whole optimiser step, the denominator of the divergence.
       order: 'arrival', or 'longest_first', which fills rows better (Johnson 1973, first-fit decreasing); trajectories
         of equal length stay in the order of `rows`.
-      part: the rows of this process; then `total` and `teacher_total` are required. None: all rows.
 
     Returns:
-      Micro-batches of B rows each, or of the rows of `part`; the last is filled up with empty rows.
+      Micro-batches of B rows each; the last is filled up with empty rows.
 
     Raises:
       UserError: a trajectory is longer than L, or longer than M behind the teacher's prompt.
     """
     rows = _in_order(rows, order)
     places = _first_fit(rows, tokens, teacher_tokens)
-    whole, sequence, micro_rows = _written(rows, places, micro_rows, tokens, teacher_tokens, part)
+    whole, sequence = _written(rows, places, micro_rows, tokens, teacher_tokens)
     # Weights are computed before the cut into micro-batches: their denominator is that of the whole optimiser step.
     whole.weight[:] = aggregation.token_weights(whole.mask, sequence, mode, total)
     if whole.teacher is not None:
@@ -137,7 +120,10 @@ def pack(
             is_distilled, sequence, 'token', teacher_total
         )
 
-    return _micro_batches(whole, micro_rows)
+    micro_batches = []
+    for start in range(0, len(whole.tokens), micro_rows):
+        micro_batches.append(_take_rows(whole, start, start + micro_rows))
+    return micro_batches
 
 
 def _in_order(rows: Sequence[Row], order: str) -> list[Row]:
@@ -145,7 +131,7 @@ def _in_order(rows: Sequence[Row], order: str) -> list[Row]:
     if order not in ORDERS:
         raise ValueError(f'pack: order is {order!r}; choose one of {ORDERS}')
     if order == 'longest_first':
-        return sorted(rows, key=_length, reverse=True)
+        return sorted(rows, key=lambda row: len(row.trajectory.tokens), reverse=True)
     return list(rows)
 
 
@@ -155,67 +141,31 @@ def _written(
     micro_rows: int,
     tokens: int,
     teacher_tokens: int,
-    part: BatchPart | None,
-) -> tuple[Batch, np.ndarray, int]:
-    """Writes trajectories into their places, those of this process.
+) -> tuple[Batch, np.ndarray]:
+    """Writes trajectories into their places.
 
     Returns:
-      The rows of all micro-batches as one batch, with weights of 0; the index in `rows` of the trajectory of every
-      position, -1 where empty; and the number of rows per micro-batch that this process holds.
+      The rows of all micro-batches as one batch, with weights of 0; and the index in `rows` of the trajectory of every
+      position, -1 where empty.
     """
     last_row = max((place.row for place in places), default=-1)
     # The number is rounded up: micro-batches have one shape, so that one compiled program serves all of them.
     num_micro_batches = math.ceil((last_row + 1) / micro_rows)
-    packed_rows: Sequence[Row | None] = rows
-    if part is not None:
-        rows_in_micro_batch = [place.row % micro_rows for place in places]
-        packed_rows = part.fetch(rows, rows_in_micro_batch)
-        places = _local_places(places, micro_rows, part.rows)
-        micro_rows = len(part.rows)
     shape = (num_micro_batches * micro_rows, tokens)
     whole = Batch.blank(shape, teacher_tokens)
 
     # Segments are labelled per row; the weights need labels that are unique in the whole batch.
     sequence = np.full(shape, -1, np.int32)
-    placed_rows = zip(packed_rows, places, strict=True)
-    for index, (row, place) in enumerate(placed_rows):
-        if row is None:
-            continue
+    for index, (row, place) in enumerate(zip(rows, places, strict=True)):
         _write(whole, row, place)
-        end = place.start + _length(row)
+        end = place.start + len(row.trajectory.tokens)
         sequence[place.row, place.start : end] = index
-    return whole, sequence, micro_rows
-
-
-def _micro_batches(whole: Batch, micro_rows: int) -> list[Batch]:
-    """Returns the rows of a batch in groups of `micro_rows`."""
-    num_rows = len(whole.tokens)
-    micro_batches = []
-    for start in range(0, num_rows, micro_rows):
-        micro_batches.append(_take_rows(whole, start, start + micro_rows))
-    return micro_batches
-
-
-def _local_places(
-    places: Sequence[_Place], micro_rows: int, part_rows: Sequence[int]
-) -> list[_Place]:
-    """Returns the places with their rows counted among those of one process; -1 where another process has the row."""
-    local_index = {row: index for index, row in enumerate(part_rows)}
-    local_places = []
-    for place in places:
-        micro_batch, row = divmod(place.row, micro_rows)
-        local_row = -1
-        if row in local_index:
-            first_row = micro_batch * len(part_rows)
-            local_row = first_row + local_index[row]
-        local_places.append(place._replace(row=local_row))
-    return local_places
+    return whole, sequence
 
 
 def _write(whole: Batch, row: Row, place: _Place) -> None:
     """Writes a trajectory into its place, in both views; the weights stay 0."""
     trajectory = row.trajectory
-    assert isinstance(trajectory, Trajectory)
     length = len(trajectory.tokens)
     end = place.start + length
     span = (place.row, slice(place.start, end))
@@ -241,10 +191,10 @@ def _first_fit(rows: Sequence[Row], tokens: int, teacher_tokens: int) -> list[_P
     usages: list[_RowUsage] = []
     places = []
     for row in rows:
-        length = _length(row)
+        length = len(row.trajectory.tokens)
         teacher_length = 0
         if teacher_tokens and row.teacher_tokens:
-            reply_length = length - prompt_length(row)
+            reply_length = length - row.trajectory.prompt_tokens
             teacher_length = row.teacher_tokens + reply_length
         # A trajectory is never cut: its prefix would be trained on with the reward of the whole.
         if length > tokens:
@@ -269,20 +219,11 @@ def _first_fit(rows: Sequence[Row], tokens: int, teacher_tokens: int) -> list[_P
     return places
 
 
-def _length(row: Row) -> int:
-    return row.trajectory.lengths[-1].tokens
-
-
-def prompt_length(row: Row) -> int:
-    """Returns the number of tokens before the first that is not part of the prompt."""
-    return row.trajectory.lengths[-1].prompt
-
-
 def _write_teacher_view(
     view: TeacherBatch, trajectory: Trajectory, teacher_prompt: np.ndarray, place: _Place
 ) -> None:
     """Writes the trajectory behind the teacher's prompt, and each token's index there into `view.teacher_index`."""
-    student_prompt_length = trajectory.lengths[-1].prompt
+    student_prompt_length = trajectory.prompt_tokens
     reply = trajectory.tokens[student_prompt_length:]
     tokens = np.concatenate([teacher_prompt, reply])
     length = len(tokens)

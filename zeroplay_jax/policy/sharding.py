@@ -185,12 +185,15 @@ def put_rows(tree, target: NamedSharding):
     return jax.tree.map(place, tree)
 
 
-def held_rows(num_rows: int, target: NamedSharding) -> list[list[int]]:
-    """Returns, by process, the ascending indices of the rows that its devices hold of an array split by `target`."""
-    rows_of_process: list[set[int]] = [set() for _ in range(jax.process_count())]
-    for device, index in target.devices_indices_map((num_rows,)).items():
-        rows_of_process[device.process_index].update(range(num_rows)[index[0]])
-    return [sorted(rows) for rows in rows_of_process]
+def held_rows(tree, target: NamedSharding):
+    """Returns the rows of host arrays, equally many, that this process's devices hold of arrays split by `target`."""
+    if jax.process_count() == 1:
+        return tree
+    num_rows = len(jax.tree.leaves(tree)[0])
+    rows: set[int] = set()
+    for index in target.addressable_devices_indices_map((num_rows,)).values():
+        rows.update(range(num_rows)[index[0]])
+    return jax.tree.map(lambda array: array[sorted(rows)], tree)
 
 
 def local_rows(arrays: Sequence[jax.Array]) -> list[np.ndarray]:

@@ -1,11 +1,11 @@
 """Exchange of values between the processes of a run.
 
 Each process runs its own share of the episodes, with its own sampler slots and search. After every round of episodes
-summaries of the results are gathered on every process (selfplay/rows.py). Between two gathers the processes do not
+all of them get all rows (selfplay/rows.py). Between two gathers the processes do not
 synchronise, since their rollouts take different numbers of rounds; with `rollout.ahead` a process that has ended its
 share of a step continues with the next one until all have (`Hosts.meeting`). All processes compute from the same
-gathered JSON and so take the same decisions. What only some processes need is sent to those alone (`Hosts.exchange`).
-Episodes of one step exchange values with `Hosts.share` and `Hosts.await_shared`.
+gathered bytes and so take the same decisions. Episodes of one step exchange values with `Hosts.share` and
+`Hosts.await_shared`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from zeroplay_jax.types import Preempted, UserError
 
@@ -174,7 +173,7 @@ class Hosts:
     Attributes:
       index: index of this process.
       count: number of processes.
-      seconds: time spent in `gather` and `exchange`, waiting for slower processes included.
+      seconds: time spent in `gather` and `gather_bytes`, waiting for slower processes included.
     """
 
     def __init__(self) -> None:
@@ -193,8 +192,12 @@ class Hosts:
 
     def owns(self, identity: Identity) -> bool:
         """Returns whether this process runs the episode of that identity."""
+        return self.owner(identity) == self.index
+
+    def owner(self, identity: Identity) -> int:
+        """Returns the index of the process that runs the episode of that identity."""
         # The last integer counts the items of a step, so consecutive items go to different processes.
-        return identity[-1] % self.count == self.index
+        return identity[-1] % self.count
 
     def gather(self, value: Any) -> list[Any]:
         """Returns the values of all processes in process order. All processes must call it at the same point.
@@ -204,69 +207,22 @@ class Hosts:
         """
         if self.count == 1:
             return [value]
+        messages = self.gather_bytes(_encode_json(value).encode())
+        return [json.loads(message) for message in messages]
+
+    def gather_bytes(self, message: bytes) -> list[bytes]:
+        """Returns the messages of all processes in process order. All processes must call it at the same point."""
+        if self.count == 1:
+            return [message]
         started = time.perf_counter()
-        encoded = _encode_json(value).encode()
-        text = np.frombuffer(encoded, np.uint8)
-        size = np.array([text.size])
+        size = np.array([len(message)])
         sizes = multihost_utils.process_allgather(size)[:, 0]
         # All processes need the same shape.
-        longest = int(sizes.max())
-        padded_text = np.zeros(padded_size(longest), np.uint8)
-        padded_text[: text.size] = text
-        all_texts = np.asarray(multihost_utils.process_allgather(padded_text))
+        padded_message = np.zeros(padded_size(int(sizes.max())), np.uint8)
+        padded_message[: len(message)] = np.frombuffer(message, np.uint8)
+        padded_messages = np.asarray(multihost_utils.process_allgather(padded_message))
         self.seconds += time.perf_counter() - started
-        values = []
-        for row, row_size in zip(all_texts, sizes):
-            row_text = row[:row_size].tobytes()
-            values.append(json.loads(row_text))
-        return values
-
-    def exchange(self, messages: Sequence[bytes]) -> list[bytes]:
-        """Returns the messages of all processes to this one, in process order. All processes must call it.
-
-        What a process sends and receives shrinks with the number of processes, unlike that of `gather`.
-
-        Args:
-          messages: a message to each process; b'' where there is none.
-        """
-        if self.count == 1:
-            return list(messages)
-        started = time.perf_counter()
-        lengths = np.array([len(message) for message in messages])
-        all_lengths = multihost_utils.process_allgather(lengths)
-        # [from, to]; a copy, because the gathered array cannot be written to.
-        all_lengths = np.array(all_lengths)
-        received_lengths = all_lengths[:, self.index].tolist()
-        # A message to oneself stays where it is.
-        np.fill_diagonal(all_lengths, 0)
-        received = [b''] * self.count
-        if all_lengths.any():
-            # One collective for all pairs: each has the place of the longest message.
-            longest = int(all_lengths.max())
-            shape = (self.count, padded_size(longest))
-            buffer = np.zeros(shape, np.uint8)
-            for process, message in enumerate(messages):
-                if process != self.index:
-                    content = np.frombuffer(message, np.uint8)
-                    buffer[process, : len(message)] = content
-            rows = _all_to_all(buffer)
-            for process, length in enumerate(received_lengths):
-                content = rows[process, :length]
-                received[process] = content.tobytes()
-        received[self.index] = messages[self.index]
-        self.seconds += time.perf_counter() - started
-        return received
-
-    def collect(self, value: Any) -> list[Any]:
-        """Returns the JSON values of all processes in process 0, [] in the others. All processes must call it."""
-        if self.count == 1:
-            return [value]
-        messages = [b''] * self.count
-        messages[0] = _encode_json(value).encode()
-        received = self.exchange(messages)
-        if not self.is_first:
-            return []
-        return [json.loads(message) for message in received]
+        return [padded[:size].tobytes() for padded, size in zip(padded_messages, sizes)]
 
     def run_on_first(self, call: Callable[[], Any]) -> Any:
         """Runs `call` in process 0 and returns its result, a JSON value, in all. All processes must call this.
@@ -416,36 +372,6 @@ def padded_size(size: int) -> int:
     step = 1 << step_bits
     steps = -(-size // step)  # ceiling
     return steps * step
-
-
-@functools.cache
-def _all_to_all_program() -> tuple[NamedSharding, Any]:
-    """Returns the sharding of the buffers [from, to, bytes], one per process, and the program that exchanges them."""
-    first_devices: dict[int, jax.Device] = {}
-    for device in jax.devices():
-        first_devices.setdefault(device.process_index, device)
-    devices = [first_devices[process] for process in range(jax.process_count())]
-    mesh = Mesh(np.array(devices), ('process',))
-    split_by_sender = NamedSharding(mesh, PartitionSpec('process'))
-    split_by_receiver = NamedSharding(mesh, PartitionSpec(None, 'process'))
-    # The compiler turns this change of the split axis into one all-to-all.
-    program = jax.jit(lambda buffers: buffers, out_shardings=split_by_receiver)
-    return split_by_sender, program
-
-
-def _all_to_all(buffer: np.ndarray) -> np.ndarray:
-    """Returns the bytes for this process, uint8 [from, bytes].
-
-    Args:
-      buffer: uint8 [to, bytes] of this process, of the same shape in all processes.
-    """
-    sharding, program = _all_to_all_program()
-    processes = jax.process_count()
-    shape = (processes, *buffer.shape)
-    buffers = jax.make_array_from_process_local_data(sharding, buffer[None], shape)
-    received = program(buffers)
-    local_shard = received.addressable_shards[0]
-    return np.asarray(local_shard.data)[:, 0]
 
 
 def _kind(error: Exception) -> str:

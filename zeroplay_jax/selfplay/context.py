@@ -16,7 +16,7 @@ from zeroplay_jax.rollout.requests import EpisodeBatch, Request
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.runtime.hosts import Hosts, sums
 from zeroplay_jax.selfplay.judge import Judge
-from zeroplay_jax.selfplay.rows import outcome_summary, whole_outcome
+from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.types import Outcome, TaskDropped, Trajectory
 
@@ -97,9 +97,8 @@ class RolloutContext:
     ) -> list[Outcome]:
         """Runs episodes and returns their outcomes, in the order of `episodes`, on every process.
 
-        Each process runs the episodes whose identity it owns. The rows of other processes have summaries in place of
-        their trajectories (`rows.whole_outcome`). All processes must call it with the same identities. An
-        exception of an episode is raised on all processes.
+        Each process runs the episodes whose identity it owns, and gets the rows of all. All processes must call it with
+        the same identities. An exception of an episode is raised on all processes.
 
         Args:
           episodes: identity → function that makes the episode's coroutine.
@@ -137,38 +136,28 @@ class RolloutContext:
         if self.hosts.count == 1:
             return self.scheduler.wait(batch)
 
-        # The identity decides and not the load, so that all processes compute the same division.
-        local_identities = [identity for identity in identities if self.hosts.owns(identity)]
-        local_outcomes: dict[tuple[int, ...], Outcome] = {}
         meeting = self.hosts.meeting() if has_others else None
+        messages: list[bytes] = []
 
-        def run_local() -> list[Outcome]:
+        def run_local() -> None:
             if meeting is None:
-                return self.scheduler.wait(batch)
+                messages.append(to_bytes(self.scheduler.wait(batch)))
+                return
             try:
-                return self.scheduler.wait(batch, also=meeting.is_complete)
+                outcomes = self.scheduler.wait(batch, also=meeting.is_complete)
+                messages.append(to_bytes(outcomes))
             finally:
                 # After an error as well: the other processes must not wait for this one.
                 meeting.arrive()
 
-        def local_summaries() -> list[list[Any]]:
-            outcomes = run_local()
-            local_outcomes.update(zip(local_identities, outcomes, strict=True))
-            return [
-                [identity, outcome_summary(outcome)] for identity, outcome in local_outcomes.items()
-            ]
-
-        outcome_of: dict[tuple[int, ...], Outcome] = {}
-        gathered = self.hosts.run_on_all_and_gather(local_summaries)
-        for process, summaries in enumerate(gathered):
-            for numbers, summary in summaries:
-                identity = tuple(numbers)
-                local_outcome = local_outcomes.get(identity)
-                outcome_of[identity] = whole_outcome(summary, process, local_outcome)
+        # An exception is raised everywhere before any process waits for the rows of the failed one.
+        self.hosts.run_on_all_and_gather(run_local)
         if meeting is not None:
             meeting.close()
+        # This process reads its outcomes back, too, so that all processes compute with equal ones.
+        outcomes = [iter(from_bytes(message)) for message in self.hosts.gather_bytes(messages[0])]
         # The order of `identities` is the same on all processes; the order of completion is not.
-        return [outcome_of[identity] for identity in identities]
+        return [next(outcomes[self.hosts.owner(identity)]) for identity in identities]
 
     def prompt_ids(
         self, role: str, prompt: str = '', **fields: object

@@ -81,7 +81,7 @@ class Engine:
         self.versions: collections.Counter[str] = collections.Counter()
         # Records for tasks.jsonl of the last `run_step`.
         self.task_log: list[Json] = []
-        self.filter = GroupFilter(config, context.hosts)
+        self.filter = GroupFilter(config)
         self.collector = Collector(config, recipe, context, self.pool, self.filter)
         self.updates = RoleUpdates(
             config,
@@ -302,7 +302,7 @@ class Engine:
 
     def host_state(self) -> Json:
         """The JSON part of a checkpoint: pool, versions, positions in the datasets, step in progress, records, external
-        items, carried-over groups (these in process 0 only). All processes must call it."""
+        items, carried-over groups. All processes return the same."""
         # No state of random generators is needed: every draw derives from the seed and the identity of what is drawn.
         # A resumed run repeats it from these counters.
         return {

@@ -103,7 +103,7 @@ def _add_row(accumulator: _Accumulator, row: Row) -> None:
     accumulator.add('reward_mean', row.reward)
     for name, value in row.parts.items():
         accumulator.add(f'reward/{name}', value)
-    accumulator.add('turns', trajectory.counts.turns)
+    accumulator.add('turns', len(trajectory.turns))
     accumulator.add('truncated_rate', trajectory.finish in TRUNCATED)
     accumulator.add('policy_tokens', trajectory.policy_tokens)
     _add_tool_calls(accumulator, row)
@@ -126,13 +126,13 @@ def _add_row(accumulator: _Accumulator, row: Row) -> None:
 
 def _add_tool_calls(accumulator: _Accumulator, row: Row) -> None:
     """Adds the number of valid calls of one row, in total and per tool, and its rate of failed calls."""
-    counts = row.trajectory.counts
-    accumulator.add('tool_calls', sum(counts.valid_calls.values()))
+    trajectory = row.trajectory
+    accumulator.add('tool_calls', trajectory.valid_calls)
     # The rate is over calls and not over rollouts, so that rollouts without a call do not lower it.
-    accumulator.add('tool_error_rate', counts.failed_calls, weight=counts.calls)
+    accumulator.add('tool_error_rate', trajectory.failed_calls, weight=len(trajectory.calls))
     # Sorted, because this order decides that of the metrics.
-    for tool in sorted(counts.valid_calls):
-        accumulator.add(f'tool_calls/{tool}', counts.valid_calls[tool], weight=0)
+    for tool in sorted({call.tool for call in trajectory.calls if call.is_valid}):
+        accumulator.add(f'tool_calls/{tool}', len(trajectory.calls_of(tool)), weight=0)
 
 
 def reward_columns(
@@ -248,7 +248,7 @@ class StepClock:
 
 
 def health(rows: Sequence[Row], judge_counts: Mapping[str, int], context: RolloutContext) -> Stats:
-    """Returns the metrics of `health_metrics`; all processes must call it.
+    """Returns the metrics of a step that show a run going wrong.
 
     Args:
       rows: all scored rollouts of a step.
@@ -256,13 +256,9 @@ def health(rows: Sequence[Row], judge_counts: Mapping[str, int], context: Rollou
       context: its roles say who can call tools.
     """
     with_tools = {name for name, role in context.roles.items() if role.env.tools}
-    process = context.hosts.index
-    local_counts = evidence_counts(rows, process)
-    local_counts |= search_counts(rows, process)
-    counts = sums(context.hosts.gather(local_counts))
     stats = row_health(rows, with_tools)
-    stats |= evidence_share(counts)
-    stats |= empty_search_share(counts)
+    stats |= evidence_share(rows)
+    stats |= empty_search_share(rows)
     stats |= judge_health(judge_counts)
     return stats
 
@@ -359,9 +355,9 @@ def operations(model: ModelConfig, rows: Sequence[Row], is_frozen: bool) -> floa
     """
     total = 0.0
     for row in rows:
-        for lengths in row.trajectory.lengths:
+        for context in row.trajectory.contexts:
             total += model_operations.update_operations(
-                model, lengths.tokens, lengths.policy, is_frozen
+                model, len(context.tokens), context.policy_tokens, is_frozen
             )
     return total
 
@@ -370,9 +366,12 @@ def value_operations(model: ModelConfig, rows: Sequence[Row]) -> float:
     """Returns the operations of a value network of this shape on these rows: values, and one update."""
     total = 0.0
     for row in rows:
-        for lengths in row.trajectory.lengths:
+        for context in row.trajectory.contexts:
             # An update has three passes, the values a fourth; there are no logits.
-            total += 4 / 3 * model_operations.update_operations(model, lengths.tokens, logits=0)
+            operations_of_update = model_operations.update_operations(
+                model, len(context.tokens), logits=0
+            )
+            total += 4 / 3 * operations_of_update
     return total
 
 
@@ -448,9 +447,8 @@ def _failed_calls(rows: Sequence[Row]) -> tuple[int, int]:
     failed = 0
     calls = 0
     for row in rows:
-        counts = row.trajectory.counts
-        failed += counts.failed_calls
-        calls += counts.calls
+        failed += row.trajectory.failed_calls
+        calls += len(row.trajectory.calls)
     if calls < _MIN_CALLS_PER_ROLLOUT * len(rows):
         return 0, 0
     return failed, calls
@@ -464,7 +462,7 @@ def _answers_without_call(rows: Sequence[Row], roles_with_tools: Container[str])
         is_answer = row.info.question is not None and not row.info.is_proposal
         if is_answer and row.role in roles_with_tools:
             answering += 1
-            without_call += not row.trajectory.counts.calls
+            without_call += not row.trajectory.calls
     return without_call, answering
 
 
@@ -506,71 +504,43 @@ def _agreeing_verdicts(rows: Sequence[Row]) -> tuple[int, int]:
 # ---- answers without evidence ------------------------------------------------------------------------
 
 
-def evidence_counts(rows: Iterable[Row], process: int) -> dict[str, int]:
-    """Returns {'correct': correct answers, 'no_evidence': those of them that no result of a call contains}.
-
-    Only rollouts of this process are counted: the others' results are not here. Sum the counts over processes.
-
-    Args:
-      rows: all scored rollouts of a step.
-      process: index of this process.
-    """
-    counts = {'correct': 0, 'no_evidence': 0}
+def evidence_share(rows: Iterable[Row]) -> Stats:
+    """Returns 'no_evidence_share' as (sum, count): correct answers that no result of their calls contains."""
+    correct = 0
+    without_evidence = 0
     # Rollouts of a group find the same passages.
     normalised: dict[str, str] = {}
     for row in rows:
-        # Rows without a process are in all of them, and count in the first.
-        is_local = (row.process or 0) == process
-        if not is_local or not isinstance(row.trajectory, Trajectory) or not _is_correct(row):
+        if not _is_correct(row):
             continue
         assert row.info.question is not None
-        counts['correct'] += 1
+        correct += 1
         texts = []
         for text in _result_texts(row.trajectory):
             if text not in normalised:
                 normalised[text] = normalize_answer(text)
             texts.append(normalised[text])
-        counts['no_evidence'] += not _is_found(row.info.question.answers, texts)
-    return counts
+        without_evidence += not _is_found(row.info.question.answers, texts)
+    return _measured({'no_evidence_share': (without_evidence, correct)})
 
 
-def search_counts(rows: Iterable[Row], process: int) -> dict[str, int]:
-    """Returns {'searches': queries that were answered, 'empty_searches': those of them that found no passage}.
-
-    Only rollouts of this process are counted, as in `evidence_counts`.
-    """
-    counts = {'searches': 0, 'empty_searches': 0}
+def empty_search_share(rows: Iterable[Row]) -> Stats:
+    """Returns 'empty_search_share' as (sum, count): answered queries that found no passage."""
+    searches = 0
+    empty = 0
     for row in rows:
-        is_local = (row.process or 0) == process
-        if not is_local or not isinstance(row.trajectory, Trajectory):
-            continue
-        for turn in row.trajectory.turns:
-            if turn.call is None or turn.call.error is not None:
+        for call in row.trajectory.calls:
+            if call.error is not None:
                 continue
             # One entry per query; calls of tools that return no passages have none.
-            for passages in turn.call.documents:
-                counts['searches'] += 1
-                counts['empty_searches'] += not passages
-    return counts
-
-
-def empty_search_share(counts: Mapping[str, int]) -> Stats:
-    """Returns 'empty_search_share' as (sum, count); `counts`: `search_counts`, summed over processes."""
-    searches, empty = counts['searches'], counts['empty_searches']
+            for passages in call.documents:
+                searches += 1
+                empty += not passages
     # Searches of which all find nothing are an empty index, also in small steps.
     minimum = _MIN_ALL_EMPTY if empty == searches else MIN_CASES
     if searches < minimum:
         return {}
     return {'empty_search_share': (float(empty), float(searches))}
-
-
-def evidence_share(counts: Mapping[str, int]) -> Stats:
-    """Returns 'no_evidence_share' as (sum, count): correct answers that no result of their calls contains.
-
-    Args:
-      counts: `evidence_counts`, summed over processes.
-    """
-    return _measured({'no_evidence_share': (counts['no_evidence'], counts['correct'])})
 
 
 def _is_correct(row: Row) -> bool:
@@ -584,9 +554,8 @@ def _is_correct(row: Row) -> bool:
 def _result_texts(trajectory: Trajectory) -> list[str]:
     """Returns the texts that the calls of a rollout returned: of passages, or of results without passages."""
     texts = []
-    for turn in trajectory.turns:
-        call = turn.call
-        if call is None or call.error is not None:
+    for call in trajectory.calls:
+        if call.error is not None:
             continue
         for passages in call.documents:
             for passage in passages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import collections
 import contextlib
 import dataclasses
@@ -14,13 +15,13 @@ from zeroplay_jax.learner.value_network import ValueNetwork
 from zeroplay_jax.learner.weights_view import weights_are_finite
 from zeroplay_jax.objectives import advantages, rewards
 from zeroplay_jax.objectives.types import Stats
-from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.policy import sharding
 from zeroplay_jax.selfplay import metrics
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.metrics import added, reward_columns
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.records import filtered_groups_log, skipped_update_log, teaches
-from zeroplay_jax.selfplay.rows import batch_part, collect_records, row_from_json, row_to_json
+from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.selfplay.update_batch import (
     pack_rows,
@@ -246,13 +247,16 @@ class RoleUpdates:
                 slots.weights.return_to_devices()
 
     def pack(self, role: str, rows: Sequence[Row], distill_coef: float) -> list[Batch]:
-        """Returns the micro-batches of one optimiser step on these rows, which have advantages (`pack_rows`)."""
+        """Returns the micro-batches of one optimiser step on these rows, which have advantages (`pack_rows`).
+
+        With several processes each gets the part of every micro-batch that its devices hold.
+        """
         settings, micro = self._config[role], self._config.micro
         teacher_tokens = self._config.privileged.tokens if settings.distill_top_k else 0
         shape = (micro.rows, micro.tokens)
-        learner = self._learners[self._weights_of[role]]
-        part = batch_part(self._context.hosts, learner.mesh, micro.rows)
-        return pack_rows(rows, settings, shape, distill_coef, teacher_tokens, micro.order, part)
+        batches = pack_rows(rows, settings, shape, distill_coef, teacher_tokens, micro.order)
+        split = sharding.rows(self._learners[self._weights_of[role]].mesh)
+        return [sharding.held_rows(batch, split) for batch in batches]
 
 
 # ---- batch filter ----------------------------------------------------------------------------------
@@ -263,9 +267,8 @@ class RoleUpdates:
 class GroupFilter:
     """Selects groups with reward variance and carries surplus groups over to the next step."""
 
-    def __init__(self, config, hosts: Hosts):
+    def __init__(self, config):
         self._config = config
-        self._hosts = hosts
         # Role → rows of the groups beyond a full batch, which the next `select` takes first.
         self._carried_over: dict[str, list[Row]] = {}
 
@@ -349,20 +352,29 @@ class GroupFilter:
             self._carried_over.setdefault(row.role, []).append(row)
 
     def state(self) -> Json:
-        """Returns the carried-over rows by role as JSON, for a checkpoint, which process 0 writes.
-
-        All processes must call it; the others get no rows.
-        """
-        records = {}
+        """Returns the carried-over rows by role, for a checkpoint: bytes (`rows.to_bytes`) as text in base64."""
+        carried_over = {}
         for role, rows in self._carried_over.items():
-            records[role] = collect_records(self._hosts, rows, row_to_json)
-        return records
+            carried_over[role] = base64.b64encode(to_bytes(rows)).decode()
+        return carried_over
 
     def restore(self, state: Json) -> None:
-        """Inverse of `state`."""
+        """Inverse of `state`.
+
+        Raises:
+          UserError: one line; the rows of a role are damaged, or another version saved them.
+        """
         self._carried_over = {}
-        for role, records in state.items():
-            self._carried_over[role] = [row_from_json(record) for record in records]
+        for role, text in state.items():
+            try:
+                if not isinstance(text, str):
+                    raise ValueError('an earlier version saved them')
+                self._carried_over[role] = from_bytes(base64.b64decode(text))
+            except ValueError as error:
+                raise UserError(
+                    f'checkpoint: the rows that role {role} carried over cannot be read ({error}); resume with the '
+                    'version that saved them, or begin a new run with the weights of this one (--from)'
+                ) from error
 
 
 def _informative_groups(rows: Sequence[Row]) -> list[int]:

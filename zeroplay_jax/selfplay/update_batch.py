@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from zeroplay_jax.learner import loss as losses
-from zeroplay_jax.learner.batch import Batch, BatchPart, pack, with_means
+from zeroplay_jax.learner.batch import Batch, pack, with_means
 from zeroplay_jax.objectives import advantages, aggregation
 from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.policy import transformer
@@ -115,7 +115,6 @@ def pack_rows(
     distill_coef: float = 0.0,
     teacher_tokens: int = 0,
     order: str = 'arrival',
-    part: BatchPart | None = None,
 ) -> list[Batch]:
     """Packs rows with advantages into the micro-batches of one optimiser step.
 
@@ -129,11 +128,10 @@ def pack_rows(
       distill_coef: weight of the distillation term.
       teacher_tokens: length M of a packed teacher row; 0 without a teacher.
       order: in which rollouts are packed, see `batch.pack`.
-      part: the rows of this process, if there are several.
     """
     valid = rows_per_context([row for row in rows if row.drop is None])
     # Only policy tokens count: tool output has no loss and must not change a mean over a sequence.
-    lengths = np.array([row.trajectory.lengths[-1].policy for row in valid], np.int64)
+    lengths = np.array([row.trajectory.policy_tokens for row in valid], np.int64)
     # All valid rows of the optimiser step share one denominator. With a mean per micro-batch the weight of
     # a token would depend on the rows that are packed with it.
     if settings.aggregation == 'constant':
@@ -144,7 +142,7 @@ def pack_rows(
     distilled_tokens = 0
     for row in valid:
         if row.teacher_tokens:
-            distilled_tokens += row.trajectory.lengths[-1].policy
+            distilled_tokens += row.trajectory.policy_tokens
     micro_rows, tokens = micro_shape
     return pack(
         trained_rows(valid, settings, distill_coef),
@@ -155,7 +153,6 @@ def pack_rows(
         teacher_tokens=teacher_tokens,
         teacher_total=float(distilled_tokens),
         order=order,
-        part=part,
     )
 
 

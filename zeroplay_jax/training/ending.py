@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import json
@@ -21,15 +20,13 @@ from zeroplay_jax.retrieval import progress
 from zeroplay_jax.rollout.tokens import text_spans
 from zeroplay_jax.runtime import disk
 from zeroplay_jax.runtime import record as run_record
-from zeroplay_jax.runtime.hosts import sums
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.engine import Engine
-from zeroplay_jax.selfplay.rows import collect_records
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.training import build
 from zeroplay_jax.training.outcome import current_stop, learning_summary, proposal_summary
 from zeroplay_jax.training.policies import export_texts, model_card, write_policy
-from zeroplay_jax.types import Json, Question, Row, ToolCall, Trajectory
+from zeroplay_jax.types import Json, Question, Row, ToolCall
 
 
 def finish(
@@ -260,11 +257,12 @@ def trajectory_records(
 ) -> list[Json]:
     """Returns the records of about `limit` rollouts of a step: all rollouts of a question, of each kind in turn.
 
-    The kind of a question is its hop count, and whether it is an open task. All processes must call it; only process 0
-    gets the records.
+    The kind of a question is its hop count, and whether it is an open task. Only process 0 makes the records, [] in
+    others.
     """
-    make_record = functools.partial(trajectory_record, recipe, context, step)
-    return collect_records(context.hosts, _selected(rows, limit), make_record)
+    if not context.hosts.is_first:
+        return []
+    return [trajectory_record(recipe, context, step, row) for row in _selected(rows, limit)]
 
 
 def _selected(rows: Sequence[Row], limit: int) -> list[Row]:
@@ -296,7 +294,6 @@ def _selected(rows: Sequence[Row], limit: int) -> list[Row]:
 def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row) -> Json:
     """Returns the record of one rollout, with its text in segments of one author each."""
     trajectory = row.trajectory
-    assert isinstance(trajectory, Trajectory)
     codec = context.roles[row.role].env.codec
     question = row.info.question
     teacher_prompt = None
@@ -351,23 +348,18 @@ def _call_record(call: ToolCall | None) -> dict[str, Any] | None:
 def rendering_check(context: RolloutContext, rows: Sequence[Row]) -> dict[str, float]:
     """Returns a metric: the share of rollouts whose decoded text (the whole context) tokenises to the same ids again.
 
-    All processes must call it.
-
     Args:
       rows: at least one; the first `_RENDERING_SAMPLE` are measured.
     """
     # Training uses the sampled ids. The metric shows how often a system that tokenises the text again between
     # turns would train on other ids, which users of such systems report as a drift in long runs.
     codec = context.roles[rows[0].role].env.codec
-    counts = {'same': 0, 'measured': 0}
-    for row in rows[:_RENDERING_SAMPLE]:
-        # Each process measures the rollouts that it sampled.
-        if isinstance(row.trajectory, Trajectory):
-            ids = row.trajectory.tokens
-            counts['same'] += codec.encode(codec.decode(ids)) == ids.tolist()
-            counts['measured'] += 1
-    total = sums(context.hosts.gather(counts))
-    return {'same_ids_when_rendered_again': total['same'] / total['measured']}
+    measured = rows[:_RENDERING_SAMPLE]
+    same = 0
+    for row in measured:
+        ids = row.trajectory.tokens
+        same += codec.encode(codec.decode(ids)) == ids.tolist()
+    return {'same_ids_when_rendered_again': same / len(measured)}
 
 
 # ---- the next command ------------------------------------------------------------------------------

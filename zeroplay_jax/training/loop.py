@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import functools
 import itertools
 import os
 import pathlib
@@ -33,7 +32,6 @@ from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.runtime.record import STATE_FIELD, Identity, hash_of
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.recipe import RecipeAttributes
-from zeroplay_jax.selfplay.rows import collect_records
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
 from zeroplay_jax.training import branch, bucket_run, build, ending, run_folder
 from zeroplay_jax.training.branch import Source
@@ -327,14 +325,14 @@ def _planned_rollouts(context: build.RunContext, engine: Engine) -> Callable[[Ph
 
 
 def _shown_rollouts(config, hosts: Hosts, step: Step, rows: list[Row]) -> list[str]:
-    """Returns the text of one rollout every `config.log.samples_every` steps, in process 0; all processes call it."""
+    """Returns the text of one rollout every `config.log.samples_every` steps, in process 0; [] otherwise."""
     # The step's number decides, so that a resumed run prints the same rollouts.
     period = config.log.samples_every
-    if not period or not rows or step.number % period:
+    if not hosts.is_first or not period or not rows or step.number % period:
         return []
     # The position changes with the step, so that a recipe's order of rows does not decide which rollout is shown.
     row = rows[step.number % len(rows)]
-    return collect_records(hosts, [row], functools.partial(rollout_text, step))
+    return [rollout_text(step, row)]
 
 
 def _print_step(

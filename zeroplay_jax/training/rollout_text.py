@@ -11,7 +11,7 @@ from rich.text import Text
 from zeroplay_jax.evaluation.render import one_line
 from zeroplay_jax.selfplay.records import step_name
 from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.types import Row, ToolCall, Trajectory
+from zeroplay_jax.types import Row, ToolCall
 
 COLUMNS = 80
 _LABEL_COLUMNS = 10
@@ -53,7 +53,6 @@ def evaluation_text(step: Step, metrics: Mapping[str, float]) -> str:
 
 def rollout_text(step: Step, row: Row) -> str:
     """Returns the text of one rollout of a step: question, calls, answer and reward, in 80 columns."""
-    assert isinstance(row.trajectory, Trajectory)
     question = row.info.question
     lines = [f'── {step_name(step)}, a rollout of role {row.role} '.ljust(COLUMNS, '─')]
     # A proposal's question is its result, so it follows the searches.
@@ -63,7 +62,7 @@ def rollout_text(step: Step, row: Row) -> str:
         question_lines = _labelled('task' if question.is_open_task else 'question', question.text)
     if not is_proposal:
         lines += question_lines
-    calls = [turn.call for turn in row.trajectory.turns if turn.call is not None]
+    calls = row.trajectory.calls
     for call in calls[:_MAX_CALLS]:
         lines += _call_lines(call)
     if len(calls) > _MAX_CALLS:
