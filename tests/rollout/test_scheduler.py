@@ -82,11 +82,12 @@ def test_group_shares_one_prefill_and_equals_separate_ones(policy, baseline):
             async def only(request=request, sample=sample, scheduler=scheduler, pool=pool):
                 start = pool.placement.start
 
-                def skip(group):
-                    group.waiting = type(group.waiting)([sample])
-                    group.results = [True] * request.samples
-                    group.results[sample] = None
-                    return start(group)
+                def skip(prefix):
+                    for other in [*prefix.waiting]:
+                        if other.identity[-1] != sample:
+                            prefix.waiting.remove(other)
+                            other.future.set_result(None)
+                    return start(prefix)
 
                 pool.placement.start = skip
                 return await scheduler.rollout(request)
