@@ -128,10 +128,6 @@ class Engine:
         saved_view = view if self.config.rollout.ahead else None
         return self.weights.publish(weights, learner.sampler_weights(view), version, saved_view)
 
-    def _newest_versions(self) -> dict[str, int]:
-        """Returns name of trained weights → newest version."""
-        return {name: self.weights.newest[name] for name in self.learners}
-
     def close(self) -> None:
         """Ends the episodes of a step that was begun early; a checkpoint repeats them."""
         self.collector.cancel()
@@ -295,7 +291,7 @@ class Engine:
         # A resumed run repeats it from these counters.
         return {
             'pool': self.pool.state(),
-            'versions': self._newest_versions(),
+            'versions': {name: self.weights.newest[name] for name in self.learners},
             'carried_over': self.filter.state(),
             'learning': self.learning.state(),
             'proposals': self.proposals.state(),
