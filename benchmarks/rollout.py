@@ -183,7 +183,7 @@ def make_scheduler(
     mesh = sharding.make_mesh(replica=devices)
     sampler = Sampler(MODEL, sampler_config(rollouts, attention, devices), mesh)
     scheduler = Scheduler({'policy': SlotPool(sampler, seed=0)})
-    scheduler.publish_weights('policy', sharding.sampler_view(params, mesh), 0)
+    scheduler.weights.publish('policy', sharding.sampler_view(params, mesh), 0)
     return scheduler
 
 

@@ -30,7 +30,7 @@ class ScriptedSampler(Sampler):
     def script(self, pool, turns_of):
         self.pool, self.turns_of = pool, turns_of
 
-    def decode(self, params):
+    def decode(self, params, *_):
         PLAN.clear()
         for slot, rollout in enumerate(self.pool.rollouts):
             if rollout is not None:
@@ -83,7 +83,7 @@ def play(policy, syntax, tools, scripts, order=1, slots=2, **options):
     turns = {(i, 0): [codec.encode(text) for text in script] for i, script in enumerate(scripts)}
     sampler.script(pool, turns)
     scheduler = Scheduler({'policy': pool}, **options)
-    scheduler.publish_weights('policy', params, 0)
+    scheduler.weights.publish('policy', params, 0)
     env = Environment(codec, syntax_of(syntax), Limits(12, 300, 1200), tools)
     chat = prompts.fill('{tools}\nQuestion: {question}', env.syntax.explain(tools), question='q')
     prompt = codec.render(chat)

@@ -122,7 +122,7 @@ def check_rollouts(notebook, found, _):
 SELFPLAY = """import jax
 furthest = lambda a, b: max(float(abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)))
 probed = dict(
-    phases=[step.phase.name for step in steps], played=len(log), versions=dict(engine.versions),
+    phases=[step.phase.name for step in steps], played=len(log), versions=dict(engine.weights.newest),
     valid=[values['valid_rate'] for step, values in log if step.phase.name == 'proposer'], batch=config.proposer.batch,
     counts=[counts.tolist() for counts in solve_counts], solves=config.reward.solves,
     moved={name: furthest(learner.params, run.params) for name, learner in engine.learners.items()},

@@ -45,17 +45,17 @@ def policy(tmp_path_factory):
 class RecordingSampler(ScriptedSampler):
     """Notes its calls in `trace`."""
 
-    def extend(self, params, slots):
+    def extend(self, params, slots, adapter):
         self.trace.append(('extend', list(slots)))
-        super().extend(params, slots)
+        super().extend(params, slots, adapter)
 
     def clone(self, rows):
         for source, siblings in itertools.groupby(rows, lambda row: row.source):
             self.trace.append(('clone', source, [row.slot for row in siblings]))
         super().clone(rows)
 
-    def decode(self, params):
-        chunk = super().decode(params)
+    def decode(self, *arguments):
+        chunk = super().decode(*arguments)
         counts = np.asarray(chunk.count)
         self.trace.append(('decode', [(slot, int(n)) for slot, n in enumerate(counts) if n]))
         return chunk
@@ -168,7 +168,7 @@ def play_for_real(policy, shape, seed, overlap=False, **pages):
     sampler.trace = []
     scheduler = CountedScheduler({'policy': pool}, overlap=overlap)
     scheduler.workers = CountedWorkers(latencies(seed), threads)
-    scheduler.publish_weights('policy', params, 0)
+    scheduler.weights.publish('policy', params, 0)
     lengths = np.random.default_rng(seed)
 
     def search(queries):

@@ -235,7 +235,7 @@ def sample_rollouts(
     )
     # The same weights in the sampler's layout and dtype.
     published = publisher(policy.model, policy.opened.mesh, policy.params)(policy.params)
-    context.scheduler.publish_weights(_SOLVER, published, version=0)
+    context.scheduler.weights.publish(_SOLVER, published)
 
     env = context.roles[_SOLVER].env
 

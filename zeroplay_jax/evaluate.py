@@ -20,7 +20,6 @@ begins (--estimate: nothing else), asks a second judge (config.second_judge) and
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import datetime
 import json
@@ -251,7 +250,7 @@ def _evaluate_held_out(config, run: RunContext) -> None:
         correct, rows = play.evaluate(run.evaluation, items, 0, role, bar.update, metric)
     # Checked before anything is printed: figures of an evaluation with failed searches would mislead.
     outcome.raise_if_nothing_found(config, run.check_and_reset_failures())
-    judge = run.rollouts.judge
+    judge = run.evaluation.judge
     if judge is not None:
         judge.check_failure_rate(judge.stats)
     intervals = {}
@@ -355,11 +354,11 @@ def _answer_set(
     from zeroplay_jax.evaluation import question_sets
     from zeroplay_jax.training import outcome
 
-    # The judge counts over all sets, but the limit applies to each set, so the difference is checked.
-    stats_before = collections.Counter(run.rollouts.judge_stats)
+    # The judge counts over all sets, but the limit applies to each set.
+    context = run.evaluation.bound()
     with progress.bar(len(questions), 'questions', name) as bar:
         answered = question_sets.answer_all(
-            run.evaluation,
+            context,
             questions,
             number,
             metric=_METRIC.value,
@@ -369,8 +368,8 @@ def _answer_set(
             on_answer=bar.update,
         )
     outcome.raise_if_nothing_found(config, run.check_and_reset_failures())
-    if run.rollouts.judge is not None:
-        run.rollouts.judge.check_failure_rate(run.rollouts.judge_stats - stats_before)
+    if context.judge is not None:
+        context.judge.check_failure_rate(context.judge.stats)
     return answered
 
 

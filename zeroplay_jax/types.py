@@ -189,7 +189,7 @@ class Trajectory:
         with such a tag inside an unclosed call; 'eos': with an end token; 'turn_tokens', 'turns', 'response_tokens' or
         'context': at the limit of a turn's tokens, of turns, of all tokens behind the prompt, or of the slot's tokens.
       weights: name of the weights that sampled it.
-      version: version of those weights (`Scheduler.publish_weights`).
+      version: version of those weights (`WeightStore.publish`).
       identity: the request's identity plus the sample index.
       earlier: with `rollout.drop_thinking`, the contexts before each cut, as trajectories without
         turns. Policy tokens of an earlier context are PROMPT in later ones, so every sampled token

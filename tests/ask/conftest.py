@@ -107,13 +107,13 @@ class ScriptedSampler:
     def put(self, rows):
         self.pending = self.codec.encode(self.remaining.pop(0)) if self.remaining else []
 
-    def extend(self, params, slots):
+    def extend(self, params, slots, adapter):
         """Nothing is computed."""
 
     def rewind(self, slots, lengths):
         self.pending = []
 
-    def decode(self, params):
+    def decode(self, params, rows, adapter):
         piece = self.pending[: self.config.burst]
         self.pending = self.pending[self.config.burst :]
         tokens = np.zeros((1, self.config.burst), np.int32)

@@ -87,7 +87,7 @@ def evaluation_temperature():
 def rubric_temperature():
     asked = []
 
-    async def write(identity, prompt, fields, temperature):
+    async def write(context, identity, prompt, fields, temperature):
         asked.append(temperature)
         raise NoReply('enough')
 

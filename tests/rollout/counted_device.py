@@ -52,11 +52,11 @@ class CountedDevice:
             self.cached[slot] = min(self.cached[slot], length - 1)
             self.active[slot] = False
 
-    def extend(self, params, slots):
+    def extend(self, params, slots, adapter):
         chunk = self.config.chunk
         self.cached[slots] = np.minimum(self.cached[slots] + chunk, self.length[slots] - 1)
 
-    def decode(self, params):
+    def decode(self, params, rows, adapter):
         """Token 1 ends a turn, which the stop string finds; token 0 is text."""
         config = self.config
         tokens = np.zeros((config.slots, config.burst), np.int32)

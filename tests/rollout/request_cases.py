@@ -34,9 +34,15 @@ def requests(env, count=7, samples=3, temperature=1.0):
 
 def run(policy, reqs, config=CONFIG, mesh=None, order=1, **options):
     scheduler = Scheduler({'policy': make_pool(policy, config, mesh)}, **options)
-    scheduler.publish_weights('policy', policy[2], 1)
+    scheduler.weights.publish('policy', policy[2], 1)
     results = scheduler.run([scheduler.rollout(r) for r in reqs[::order]])[::order]
     return [t for group in results for t in group]
+
+
+def start(scheduler, name, reqs, version):
+    """Begins a run of this name with requests that a version of the weights plays."""
+    reqs = [dataclasses.replace(r, version=version, run=name) for r in reqs]
+    scheduler.start(name, [scheduler.rollout(r) for r in reqs])
 
 
 def make_pool(policy, config=CONFIG, mesh=None):

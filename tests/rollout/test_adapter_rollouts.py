@@ -6,14 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from request_cases import CONFIG, make_env, requests, run, same
+from request_cases import CONFIG, make_env, requests, run, same, start
 
 from zeroplay_jax.policy import adapters, sharding
-from zeroplay_jax.rollout.pool_weights import AdapterPoolWeights
-from zeroplay_jax.rollout.requests import EpisodeBatch
 from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
+from zeroplay_jax.rollout.weights import AdapterStore
 from zeroplay_jax.settings.schema import LINEARS
 
 LONG = pytest.mark.long
@@ -44,22 +43,21 @@ def make_scheduler(policy, config, mesh):
     codec, model, params = policy
     base = placed(params | {adapters.SCALE: jnp.full(1, 2.0)}, mesh)
     config = dataclasses.replace(config, eos=codec.eos_ids)
-    weights = AdapterPoolWeights({'first': 2, 'second': 1})
-    pool = SlotPool(Sampler(model, config, mesh), 5, weights)
-    scheduler = Scheduler(dict.fromkeys(('first', 'second', 'initial'), pool))
+    weights = AdapterStore({'first': 2, 'second': 1})
+    weights.pin({'first': 1})
+    pool = SlotPool(Sampler(model, config, mesh), 5)
+    scheduler = Scheduler(dict.fromkeys(('first', 'second', 'initial'), pool), weights)
     for (name, version), seed in WEIGHTS.items():
-        scheduler.publish_weights(name, placed(joined(base, seed), mesh), version, keep=(1,))
+        scheduler.weights.publish(name, placed(joined(base, seed), mesh), version)
     return scheduler
 
 
 def play(policy, reqs_of, config, mesh):
     """{name, version: trajectories} of requests that are in the pool at the same time."""
     scheduler = make_scheduler(policy, config, mesh)
-    batches = {}
-    for (name, version), reqs in reqs_of.items():
-        batch = batches[name, version] = EpisodeBatch({name: version})
-        scheduler.start(batch, [scheduler.rollout(r) for r in reqs])
-    results = {key: scheduler.wait(batch) for key, batch in batches.items()}
+    for key, reqs in reqs_of.items():
+        start(scheduler, key, reqs, version=key[1])
+    results = {key: scheduler.wait(key) for key in reqs_of}
     return {key: [t for group in groups for t in group] for key, groups in results.items()}
 
 
@@ -93,22 +91,21 @@ def test_rollouts_are_those_they_are_alone_and_those_of_merged_weights(policy, l
 def test_an_adapter_in_use_is_not_replaced(policy):
     scheduler = make_scheduler(policy, CONFIG, sharding.make_mesh())
     reqs = requests(make_env(policy[0]), 1)
-    batch = EpisodeBatch({'first': 1})
     request = dataclasses.replace(reqs[0], weights='first')
-    scheduler.start(batch, [scheduler.rollout(request)])
+    start(scheduler, 'run', [request], version=1)
     view = joined(policy[2] | {adapters.SCALE: jnp.full(1, 2.0)}, 4)
     published = []
 
     def publish_in_between(*_):
         if not published:
             # Another role's weights, and a newer version, can come; that of the rollout has to stay.
-            scheduler.publish_weights('second', view, 2)
+            scheduler.weights.publish('second', view, 2)
             with pytest.raises(RuntimeError, match='published while'):
-                scheduler.publish_weights('first', view, 3)
-            scheduler.publish_weights('first', view, 4, keep=(1,))
+                scheduler.weights.publish('first', view, 3)
+            scheduler.weights.publish('first', view, 4)
             published.append(1)
 
     scheduler.pools['first'].on_tokens = publish_in_between
-    ours = scheduler.wait(batch)[0]
+    ours = scheduler.wait('run')[0]
     assert published and {t.version for t in ours} == {1}
     same(ours, play(policy, {('first', 1): [request]}, CONFIG, sharding.make_mesh())['first', 1])

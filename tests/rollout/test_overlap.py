@@ -7,12 +7,10 @@ import time
 import jax
 import numpy as np
 import pytest
-from request_cases import CONFIG, echo, make_env, make_pool, requests, run, same
+from request_cases import CONFIG, echo, make_env, make_pool, requests, run, same, start
 
-from zeroplay_jax.rollout.requests import EpisodeBatch
-from zeroplay_jax.rollout.sampler import DecodeChunk
 from zeroplay_jax.rollout.scheduler import Scheduler
-from zeroplay_jax.rollout.slots import DecodeCall
+from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.types import POLICY
 
 # So few pages that rollouts are evicted.
@@ -20,10 +18,10 @@ PAGES = dataclasses.replace(CONFIG, page=8, pages=14, token_budget=8)
 LAYOUTS = {'slots': CONFIG, 'pages': PAGES}
 
 
-def overlapped(policy, config):
+def overlapped(policy, config, versions=1):
     pool = make_pool(policy, config)
-    scheduler = Scheduler({'policy': pool}, overlap=True)
-    scheduler.publish_weights('policy', policy[2], 1)
+    scheduler = Scheduler({'policy': pool}, WeightStore({'policy': versions}), overlap=True)
+    scheduler.weights.publish('policy', policy[2], 1)
     return scheduler, pool
 
 
@@ -39,9 +37,9 @@ def test_rollouts_are_the_same_bit_for_bit(policy, layout):
     calls_in_progress = []
     decode = pool.decode
 
-    def counted(unread):
-        calls_in_progress.append(unread)
-        return decode(unread=unread)
+    def counted(weights, has_unread):
+        calls_in_progress.append(has_unread)
+        return decode(weights, has_unread)
 
     pool.decode = counted
     delays = iter(np.random.default_rng(0).integers(0, 3, 1000))
@@ -70,17 +68,16 @@ def test_versions_and_refused_calls_in_overlapping_calls(policy):
     newer = jax.tree.map(lambda x: x * 1.1, params)
     # Programs of its own: another test counts the compilations of CONFIG.
     config = dataclasses.replace(CONFIG, slots=5)
-    scheduler, pool = overlapped(policy, config)
-    pool.weights.has_versions = True
-    scheduler.publish_weights('policy', newer, 2, keep=(1,))
-    first, second = EpisodeBatch({'policy': 1}), EpisodeBatch({'policy': 2})
+    scheduler, pool = overlapped(policy, config, versions=2)
+    scheduler.weights.pin({'policy': 1})
+    scheduler.weights.publish('policy', newer)
     env = make_env(codec, max_turns=6)
     earlier, later = requests(env, 5), requests(env, 6)
     later = [dataclasses.replace(r, identity=(4, r.identity[1])) for r in later]
-    scheduler.start(first, [scheduler.rollout(r) for r in earlier])
-    scheduler.start(second, [scheduler.rollout(r) for r in later])
-    same(flat(scheduler.wait(first)), run(policy, earlier, config))
-    same(flat(scheduler.wait(second)), run((codec, model, newer), later, config))
+    start(scheduler, 'first', earlier, 1)
+    start(scheduler, 'second', later, 2)
+    same(flat(scheduler.wait('first')), run(policy, earlier, config))
+    same(flat(scheduler.wait('second')), run((codec, model, newer), later, config))
     assert not scheduler._unread and not pool.active
 
 
@@ -97,23 +94,3 @@ def test_rollouts_after_an_error_are_not_given_old_tokens(policy):
     with pytest.raises(ValueError, match='an episode fails'):
         scheduler.run([failing(), *(scheduler.rollout(r) for r in reqs)])
     same(expected, flat(scheduler.run([scheduler.rollout(r) for r in reqs])))
-
-
-class Row:
-    def __init__(self, turns=0, is_running=True):
-        self.turns = [None] * turns
-        self.is_running = is_running
-
-
-def test_a_call_gives_no_tokens_to_another_turn():
-    rollouts = [Row(), Row(), Row(), None]
-    chunk = DecodeChunk(
-        np.ones((4, 2), np.int32), np.zeros((4, 2)), np.array([2, 2, 2, 2]), np.full(4, 9)
-    )
-    call = DecodeCall(chunk, rollouts)
-    rollouts[1].turns.append(None)
-    later = [rollouts[0], rollouts[1], Row(), Row()]
-    read = call.read(later)
-    assert read.count.tolist() == [2, 0, 0, 0] and read.cached.tolist() == [9, 0, 0, 0]
-    rollouts[0].is_running = False
-    assert call.read(later).count.tolist() == [0, 0, 0, 0]

@@ -28,7 +28,7 @@ def play(policy, reqs, config, mesh=None, order=1):
     """(rollouts, scheduler) of a run that must give back every page and slot."""
     pool = make_pool(policy, config, mesh)
     scheduler = Scheduler({'policy': pool})
-    scheduler.publish_weights('policy', policy[2], 1)
+    scheduler.weights.publish('policy', policy[2], 1)
     groups = scheduler.run([scheduler.rollout(r) for r in reqs[::order]])[::order]
     for shard in pool.placement.shards:
         allocator = shard.allocator
@@ -75,7 +75,7 @@ def test_neighbours_order_and_pages_change_no_bit(policy):
     shard = pool.placement.shards[0]
     shard.allocator.free = sorted(shard.allocator.free)[11:]
     scheduler = Scheduler({'policy': pool})
-    scheduler.publish_weights('policy', policy[2], 1)
+    scheduler.weights.publish('policy', policy[2], 1)
     groups = scheduler.run([scheduler.rollout(r) for r in reqs[2:5]])
     same(rollouts[6:15], [t for group in groups for t in group])
 
@@ -98,21 +98,21 @@ def test_a_page_is_shared_until_its_end_differs(policy):
     seen = []
     decode = pool.decode
 
-    def look(**options):
+    def look(*args):
         groups = {}
         for rollout in pool.placement.active():
             groups.setdefault(rollout.identity[:-1], []).append(rollout)
         for siblings in groups.values():
-            shared = (len(siblings[0].group.request.prompt) - 1) // 4
+            shared = (len(siblings[0].prefix.tokens) - 1) // 4
             firsts = {tuple(rollout.pages.pages[:shared]) for rollout in siblings}
             rests = [page for rollout in siblings for page in rollout.pages.pages[shared:]]
             assert len(firsts) == 1 and len(set(rests)) == len(rests)
             seen.append((len(siblings), shared))
-        return decode(**options)
+        return decode(*args)
 
     pool.decode = look
     scheduler = Scheduler({'policy': pool})
-    scheduler.publish_weights('policy', policy[2], 1)
+    scheduler.weights.publish('policy', policy[2], 1)
     scheduler.run([scheduler.rollout(r) for r in requests(make_env(policy[0]))])
     assert max(seen)[0] == 3 and max(shared for _, shared in seen) >= 3
 

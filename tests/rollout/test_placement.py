@@ -12,6 +12,7 @@ from zeroplay_jax.rollout.placement import Placement
 from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.sampler import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
+from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.types import ToolCall
 
 # Pages of 64 in the memory of eight slots of 4,096 + 256 tokens.
@@ -54,17 +55,18 @@ def play(groups, slots, seed=1, shards=1, **fields):
     config = SamplerConfig(slots=slots, **(SHAPE | fields))
     device = CountedDevice(config, lambda rollout: talks.turns[rollout.identity], shards)
     pool = device.pool = SlotPool(device, seed=0)
+    weights = WeightStore()
+    weights.publish('', {})
     rng = np.random.default_rng(seed)
     concurrent, parked = [], []
 
     async def run():
         futures = []
         for number, prompt in enumerate(talks.prompts):
-            futures.append(asyncio.get_running_loop().create_future())
-            pool.enqueue(Request('', prompt, (number,), talks, SAMPLES), number, futures[-1])
+            futures += pool.enqueue(Request('', prompt, (number,), talks, SAMPLES, version=0))
         for now in range(10000):
             if all(future.done() for future in futures):
-                return [trajectory for future in futures for trajectory in future.result()]
+                return [future.result() for future in futures]
             due = [rollout for time, rollout in parked if time <= now]
             parked[:] = [(time, rollout) for time, rollout in parked if time > now]
             replies = []
@@ -77,14 +79,13 @@ def play(groups, slots, seed=1, shards=1, **fields):
                     replies.append((rollout, ids))
             pool.add_observations(replies)
             pool.admit()
-            pool.prefill()
+            pool.prefill(weights)
             pool.clone_siblings()
             if pool.queue:
                 concurrent.append(pool.active)
             if pool.can_decode:
-                (call,) = pool.decode()
-                chunk = call.read(pool.rollouts)
-                calls = pool.read_chunk(chunk.tokens, chunk.logp, chunk.count, chunk.cached)
+                (chunk,) = pool.decode(weights)
+                calls = pool.read(chunk)
                 parked.extend((now + rng.integers(1, 4), rollout) for rollout, _ in calls)
             elif pool.active or pool.queue:
                 assert parked, 'no rollout proceeds'

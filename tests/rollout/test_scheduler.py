@@ -77,16 +77,17 @@ def test_group_shares_one_prefill_and_equals_separate_ones(policy, baseline):
         for sample in range(request.samples):
             pool = make_pool(policy)
             scheduler = Scheduler({'policy': pool})
-            scheduler.publish_weights('policy', policy[2], 1)
+            scheduler.weights.publish('policy', policy[2], 1)
 
             async def only(request=request, sample=sample, scheduler=scheduler, pool=pool):
                 start = pool.placement.start
 
-                def skip(group):
-                    group.waiting = type(group.waiting)([sample])
-                    group.results = [True] * request.samples
-                    group.results[sample] = None
-                    return start(group)
+                def skip(prefix):
+                    for other in [*prefix.waiting]:
+                        if other.identity[-1] != sample:
+                            prefix.waiting.remove(other)
+                            other.future.set_result(None)
+                    return start(prefix)
 
                 pool.placement.start = skip
                 return await scheduler.rollout(request)
@@ -261,7 +262,7 @@ def test_waiting_for_a_search_does_not_spin(policy):
         return echo(queries)
 
     scheduler = Scheduler({'policy': make_pool(policy, dataclasses.replace(CONFIG, slots=1))})
-    scheduler.publish_weights('policy', policy[2], 1)
+    scheduler.weights.publish('policy', policy[2], 1)
     started = time.perf_counter()
     scheduler.run([scheduler.rollout(r) for r in requests(make_env(policy[0], slow), samples=1)])
     whole = time.perf_counter() - started
@@ -370,7 +371,7 @@ def test_prompt_without_room_is_refused(policy):
 def test_an_episode_that_raises_stops_the_run_and_frees_the_slots(policy):
     pool = make_pool(policy)
     scheduler = Scheduler({'policy': pool})
-    scheduler.publish_weights('policy', policy[2], 1)
+    scheduler.weights.publish('policy', policy[2], 1)
     reqs = requests(make_env(policy[0]))
 
     async def bad():

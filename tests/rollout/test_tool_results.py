@@ -60,9 +60,9 @@ class CountedPuts(CountedDevice):
         self.puts[-1].append([row.start for row in rows])
         super().put(rows)
 
-    def decode(self, params):
+    def decode(self, *arguments):
         self.puts.append([])
-        return super().decode(params)
+        return super().decode(*arguments)
 
 
 class SearchSource:
@@ -90,6 +90,7 @@ def play(tool, count, on_end=lambda: None, workers=None):
     device = CountedPuts(CONFIG, lambda rollout: [3 + 7 * min(rollout.identity[0], 2)] * TURNS)
     pool = device.pool = SlotPool(device, seed=0)
     scheduler = Scheduler({'policy': pool})
+    scheduler.weights.publish('policy', {})
     if workers is not None:
         scheduler.workers = workers
     prompt = np.zeros(9, np.int32)

@@ -7,11 +7,11 @@ import time
 import jax
 import numpy as np
 import pytest
-from request_cases import CONFIG, echo, make_env, make_pool, requests, run, same
+from request_cases import CONFIG, echo, make_env, make_pool, requests, run, same, start
 
 from zeroplay_jax.policy import sharding
-from zeroplay_jax.rollout.requests import EpisodeBatch
 from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.rollout.weights import WeightStore
 
 MANY = dataclasses.replace(CONFIG, slots=24)
 # Layout → shape of the slots, data shards.
@@ -29,10 +29,10 @@ def changed(params, seed=3):
 
 def make_scheduler(policy, config=CONFIG, mesh=None):
     pool = make_pool(policy, config, mesh)
-    pool.weights.has_versions = True
-    scheduler = Scheduler({'policy': pool})
-    scheduler.publish_weights('policy', policy[2], 1)
-    scheduler.publish_weights('policy', changed(policy[2]), 2, keep=(1,))
+    scheduler = Scheduler({'policy': pool}, WeightStore({'policy': 3}))
+    scheduler.weights.publish('policy', policy[2], 1)
+    scheduler.weights.pin({'policy': 1})
+    scheduler.weights.publish('policy', changed(policy[2]))
     return scheduler, pool
 
 
@@ -56,23 +56,21 @@ def test_two_versions_in_one_round_have_the_tokens_they_have_alone(policy, layou
     policy = codec, model, params
     old, new = of_step(requests(make_env(codec), 5), 3), of_step(requests(make_env(codec), 6), 4)
     scheduler, pool = make_scheduler(policy, config, mesh)
-    first, second = EpisodeBatch({'policy': 1}), EpisodeBatch({'policy': 2})
-    scheduler.start(first, [scheduler.rollout(r) for r in old])
-    scheduler.start(second, [scheduler.rollout(r) for r in new])
+    start(scheduler, 'first', old, 1)
+    start(scheduler, 'second', new, 2)
     together = []
     pool.on_tokens = lambda identity, ids: together.append(identity[0])
-    ours = flat(scheduler.wait(first))
-    # The second batch has sampled tokens before the first one has ended.
+    ours = flat(scheduler.wait('first'))
+    # The second run has sampled tokens before the first one has ended.
     assert 4 in together
-    theirs = flat(scheduler.wait(second))
+    theirs = flat(scheduler.wait('second'))
     assert {t.version for t in ours} == {1} and {t.version for t in theirs} == {2}
-    assert first.counts['rollouts'] == 15 and second.counts['rollouts'] == 18
     same(ours, run(policy, old, config, mesh))
     same(theirs, run((codec, model, changed(params)), new, config, mesh))
     assert not pool.active and pool.placement.shards[0].is_idle and scheduler._runner is None
 
 
-def test_a_batch_in_progress_continues_with_the_next_call(policy):
+def test_a_run_in_progress_continues_with_the_next_call(policy):
     def slow(queries):
         time.sleep(0.01)
         return echo(queries)
@@ -80,22 +78,23 @@ def test_a_batch_in_progress_continues_with_the_next_call(policy):
     reqs = requests(make_env(policy[0], slow), 4)
     old, new = of_step(reqs, 3), of_step(reqs, 4)
     scheduler, pool = make_scheduler(policy, MANY)
-    first, second, ended = EpisodeBatch({'policy': 1}), EpisodeBatch({'policy': 1}), []
-    scheduler.start(second, [scheduler.rollout(r) for r in new])
-    scheduler.start(first, [scheduler.rollout(r) for r in old[:1]])
-    scheduler.wait(first)
-    assert second.tasks
-    # Weights that play rollouts in progress cannot be dropped.
+    start(scheduler, 'second', new, 1)
+    start(scheduler, 'first', old[:1], 1)
+    scheduler.wait('first')
+    # Weights that play rollouts in progress are kept, and are not replaced.
+    scheduler.weights.release({'policy': 1})
     with pytest.raises(RuntimeError, match='published while'):
-        scheduler.publish_weights('policy', policy[2], 3, keep=(2,))
-    scheduler.publish_weights('policy', policy[2], 3, keep=(1,))
-    assert sorted(pool.weights.views) == [1, 3]
-    second.report_ends(lambda: ended.append(1))
-    same(flat(scheduler.wait(second)), run(policy, new, MANY))
+        scheduler.weights.publish('policy', policy[2], 4)
+    scheduler.weights.publish('policy', policy[2])
+    assert sorted(scheduler.weights.params) == [('policy', 1), ('policy', 3)]
+    ended = []
+    same(flat(scheduler.wait('second', lambda: ended.append(1))), run(policy, new, MANY))
     assert len(ended) == len(new)
+    scheduler.weights.publish('policy', policy[2])
+    assert sorted(scheduler.weights.params) == [('policy', 4)]
 
 
-def test_an_error_of_any_batch_frees_all_slots(policy):
+def test_an_error_of_any_run_frees_all_slots(policy):
     scheduler, pool = make_scheduler(policy, MANY)
     reqs = requests(make_env(policy[0]))
 
@@ -103,33 +102,32 @@ def test_an_error_of_any_batch_frees_all_slots(policy):
         await scheduler.rollout(of_step(reqs, 4)[0])
         raise KeyError('lost')
 
-    first, second = EpisodeBatch({'policy': 1}), EpisodeBatch({'policy': 2})
-    scheduler.start(first, [scheduler.rollout(r) for r in of_step(reqs, 3)])
-    scheduler.start(second, [bad()])
+    start(scheduler, 'first', of_step(reqs, 3), 1)
+    scheduler.start('second', [bad()])
     with pytest.raises(KeyError, match='lost'):
-        scheduler.wait(first)
-        scheduler.wait(second)
-    assert not pool.groups() and pool.placement.shards[0].is_idle and scheduler._runner is None
+        scheduler.wait('first')
+        scheduler.wait('second')
+    assert not pool.unfinished() and pool.placement.shards[0].is_idle and scheduler._runner is None
     same(
         flat(scheduler.run([scheduler.rollout(r) for r in reqs])),
         run((*policy[:2], changed(policy[2])), reqs, MANY),
     )
 
 
-def test_requests_that_an_episode_leaves_behind_end_with_its_batch(policy):
+def test_requests_that_an_episode_leaves_behind_end_with_its_run(policy):
     scheduler, pool = make_scheduler(policy, MANY)
     reqs = requests(make_env(policy[0]), 2)
     left = []
 
     async def leaves():
-        left.append(asyncio.ensure_future(scheduler.rollout(reqs[0])))
+        request = dataclasses.replace(reqs[0], run='first')
+        left.append(asyncio.ensure_future(scheduler.rollout(request)))
         await asyncio.sleep(0)
 
-    first, second = EpisodeBatch({'policy': 1}), EpisodeBatch({'policy': 2})
-    scheduler.start(first, [leaves()])
-    scheduler.start(second, [scheduler.rollout(r) for r in of_step(reqs, 4)])
-    scheduler.wait(first)
-    assert all(group.batch is second for group in pool.groups())
-    scheduler.publish_weights('policy', policy[2], 3, keep=(2,))
-    assert len(flat(scheduler.wait(second))) == 6
+    scheduler.start('first', [leaves()])
+    start(scheduler, 'second', of_step(reqs, 4), 2)
+    scheduler.wait('first')
+    assert all(rollout.request.run == 'second' for rollout in pool.unfinished())
+    scheduler.weights.publish('policy', policy[2])
+    assert len(flat(scheduler.wait('second'))) == 6
     assert left[0].cancelled()

@@ -96,9 +96,11 @@ class ScriptedContext:
 
 def run_episodes(recipe, context, step, tasks):
     """Outcomes of the tasks of a step, run together and guarded as the collector does."""
-    collector = types.SimpleNamespace(recipe=recipe, context=context)
+    collector = types.SimpleNamespace(recipe=recipe)
 
     async def run_all():
-        return await asyncio.gather(*(Collector._episode(collector, step, task) for task in tasks))
+        return await asyncio.gather(
+            *(Collector._episode(collector, context, step, task) for task in tasks)
+        )
 
     return asyncio.run(run_all())

@@ -31,7 +31,7 @@ class Speaker:
         for row in rows:
             self._open(row.slot, prompt, row.limit)
 
-    def extend(self, params, slots):
+    def extend(self, params, slots, adapter):
         """Nothing is computed."""
 
     def free_cache(self):
@@ -41,7 +41,7 @@ class Speaker:
         for slot in slots:
             self.slots[slot] = None
 
-    def decode(self, params):
+    def decode(self, params, rows, adapter):
         shape = (self.config.slots, self.config.burst)
         tokens, logp, count = (
             np.zeros(shape, np.int32),

@@ -18,7 +18,6 @@ from test_engine import (  # noqa: F401
     trajectory,
 )
 
-from zeroplay_jax.rollout.requests import current_batch
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.selfplay import metrics
 from zeroplay_jax.selfplay.schedule import Phase, Step, TaskPool, all_steps, evaluation_step
@@ -29,7 +28,7 @@ FILTERED = dict(filter_groups=True, batch=3, fill_rounds=3, surplus='drop')
 
 
 class Versions(Game):
-    """Rows carry the version that the batch of their episode names."""
+    """Rows carry the version that their step names."""
 
     waits = ()
 
@@ -37,7 +36,7 @@ class Versions(Game):
         if task.identity in self.waits:
             await asyncio.sleep(0.2)
         outcome = await super().episode(context, step, task)
-        version = current_batch.get().versions['solver']
+        version = context.run.versions['solver']
         for row in outcome.rows:
             row.trajectory = dataclasses.replace(row.trajectory, version=version)
         return outcome
@@ -54,7 +53,6 @@ def game(policy):  # noqa: F811
             engine, game = make(policy, PAYS, ahead, **(FILTERED | options))
             engines[key] = (engine, game, snapshot(engine))
         engine, game, state = engines[key]
-        engine.versions.clear()
         engine.restore(*copy.deepcopy(state))
         game.__class__ = Versions
         for attribute in ('phases', 'episode', 'waits'):
@@ -88,8 +86,8 @@ def test_a_step_is_played_by_the_weights_from_which_the_step_before_began(game):
     assert versions == [{0}, {0}, {1}, {2}] and staleness == [0, 1, 1, 1]
     # Round 0 of a step, of the next one, then further rounds: items 0 to 2, 3 to 5, 6 to 8 for step 0.
     assert items[0][::2] == [0, 1, 2, 6, 7, 8] and items[1][:6:2] == [3, 4, 5]
-    assert not engine.scheduler._batches and engine.scheduler._runner is None
-    assert sorted(engine.scheduler.pools['solver'].weights.views) == [4]
+    assert not engine.scheduler._episodes and engine.scheduler._runner is None
+    assert sorted(engine.weights.views) == sorted(engine.weights.params) == [('solver', 4)]
 
 
 def test_without_it_steps_follow_each_other(game):
@@ -107,7 +105,7 @@ def test_an_evaluation_a_phase_and_an_emptied_pool_are_barriers(game):
     engine.run_step(schedule[0], lambda: None, schedule[1])
     assert engine.collector.has_begun(schedule[1])
     engine.run_step(schedule[1], lambda: None, schedule[2])
-    assert engine.collector.version_in_progress('solver') is None
+    assert engine.collector.ahead is None
     _, rows = engine.run_step(schedule[3], lambda: None, schedule[4])
     assert {row.trajectory.version for row in rows} == {2}
     assert columns(play(engine, schedule[4:]))[0] == [{3}, {3}]
@@ -206,8 +204,8 @@ def test_an_error_ends_both_steps_and_the_step_can_begin_again(game):
     played.episode = fails
     with pytest.raises(KeyError, match='lost'):
         engine.run_step(schedule[0], lambda: None, schedule[1])
-    assert not engine.scheduler._batches and engine.scheduler._runner is None
-    assert engine.collector.version_in_progress('solver') is None and engine.drawn == 0
+    assert not engine.scheduler._episodes and engine.scheduler._runner is None
+    assert engine.collector.ahead is None and engine.drawn == 0
     played.episode = whole
     assert columns(play(engine, schedule))[0] == [{0}, {0}, {1}, {2}]
 
@@ -216,9 +214,9 @@ def test_closing_ends_the_step_that_was_begun(game):
     engine, played = game()
     schedule = all_steps(played.phases())
     engine.run_step(schedule[0], lambda: None, schedule[1])
-    assert engine.scheduler._batches
+    assert engine.scheduler._episodes
     engine.close()
-    assert not engine.scheduler._batches and engine.scheduler._runner is None
+    assert not engine.scheduler._episodes and engine.scheduler._runner is None
 
 
 def test_a_step_without_tasks_leaves_nothing_behind(game, monkeypatch):
@@ -229,7 +227,7 @@ def test_a_step_without_tasks_leaves_nothing_behind(game, monkeypatch):
         played, 'tasks', lambda step, *others: draw(step, *others) if step.number == 2 else []
     )
     assert columns(play(engine, schedule[:3]))[0] == [set(), set(), {1}]
-    assert not engine.scheduler._batches and engine.scheduler._runner is None
+    assert not engine.scheduler._episodes and engine.scheduler._runner is None
 
 
 def test_a_step_in_progress_comes_next(game):
@@ -254,9 +252,9 @@ def test_episodes_count_for_their_own_step(game):
 
 def test_roles_of_the_same_weights_are_one_step_old_after_two_updates(game):
     engine, _ = game()
-    engine.versions['solver'] = 4
+    versions = {'solver': 4}
     rows = [Row('solver', trajectory((0, 0), version=2), 0.0, 0)]
     step = Step(Phase('selfplay', 1, ('solver', 'proposer')), 0, 0)
     engine.weights_of['proposer'] = 'solver'
-    staleness = metrics.staleness(step, rows, engine.weights_of, engine.versions)
+    staleness = metrics.staleness(step, rows, engine.weights_of, versions)
     assert staleness == (1.0, 1)

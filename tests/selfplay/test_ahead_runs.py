@@ -29,8 +29,8 @@ class Played:
         self.records, self.weights = self.again()
 
     def _note(self, identity, ids):
-        upcoming = self.engine.collector._next
-        if upcoming is not None and identity[0] == upcoming.step.number:
+        upcoming = self.engine.collector.ahead
+        if upcoming is not None and identity[0] == upcoming.run.number:
             self.early.add(identity[0])
 
     def again(self):
@@ -38,7 +38,6 @@ class Played:
         return play(self.engine, last=STEPS), ahead_runs.weights(self.engine)
 
     def restore(self, device_state, host_state):
-        self.engine.versions.clear()
         self.engine.restore(device_state, json.loads(host_state))
 
 
@@ -94,7 +93,7 @@ def test_an_interrupt_leaves_no_slot_in_use(played, monkeypatch):
     monkeypatch.setattr(played.pool, 'on_tokens', interrupt)
     with pytest.raises(KeyboardInterrupt):
         play(played.engine, last=STEPS)
-    assert not played.pool.groups()
+    assert not played.pool.unfinished()
     assert all(shard.is_idle for shard in played.pool.placement.shards)
     assert played.engine.scheduler._runner is None
     monkeypatch.undo()

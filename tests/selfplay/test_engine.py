@@ -13,13 +13,14 @@ import tiny
 from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import hf, sharding
-from zeroplay_jax.rollout.pool_weights import PoolWeights
 from zeroplay_jax.rollout.sampler import PutRow, Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
+from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.selfplay import metrics
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.selfplay.judge import RuleJudge
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.rows import from_bytes
 from zeroplay_jax.selfplay.schedule import Phase, Step
@@ -88,8 +89,9 @@ def make(policy, pays, ahead=0, **changes):
     config.micro.update(rows=2, tokens=32)
     sampler = Sampler(model, SamplerConfig(2, 32, 8, 2, 4, 2, 8), sharding.make_mesh())
     config.rollout.ahead = ahead
-    pool = SlotPool(sampler, 0, PoolWeights(bool(ahead)))
-    context = RolloutContext(Scheduler({'solver': pool}), {}, {})
+    weights = WeightStore({'solver': 1 + ahead})
+    scheduler = Scheduler({'solver': SlotPool(sampler, 0)}, weights)
+    context = RolloutContext(scheduler, {}, {}, RuleJudge(list, (1, 5)))
     roles, options = {'solver': config.solver}, dict(keeps_views=bool(ahead))
     learner = Learner(model, sharding.make_mesh(), roles, params, (2, 32), **options)
     game = Game(config, pays)
@@ -98,7 +100,7 @@ def make(policy, pays, ahead=0, **changes):
 
 
 def play(engine, index):
-    engine.recipe.version = engine.versions['solver']
+    engine.recipe.version = engine.weights.newest['solver']
     return engine.run_step(Step(engine.recipe.phases()[0], index, index), lambda: None)
 
 
@@ -234,23 +236,23 @@ def test_slots_and_other_weights_leave_the_devices_during_an_update(policy, monk
     pools = engine.scheduler.pools
     sampler = Sampler(model, pools['solver'].sampler.config, sharding.make_mesh())
     pools['other'] = SlotPool(sampler, 0)
-    engine.scheduler.publish_weights('other', params, 0)
+    engine.scheduler.weights.publish('other', params, 0)
     prompt = [PutRow(0, np.arange(3, dtype=np.int32), 0, 8, 0.0, np.zeros(2, np.uint32))]
     pools['other'].sampler.put(prompt)
     pools['other'].sampler.rewind([0], [1])
     seen, update = [], engine.learners['solver'].update
 
     def look(*args):
-        kinds = {x.sharding.memory_kind for x in jax.tree.leaves(pools['other'].weights.params)}
+        kinds = {x.sharding.memory_kind for x in jax.tree.leaves(engine.weights.params['other', 0])}
         seen.append(
-            (pools['other'].sampler.state is None, bool(pools['solver'].weights.params), kinds)
+            (pools['other'].sampler.state is None, bool(engine.weights.params['solver', 0]), kinds)
         )
         return update(*args)
 
     monkeypatch.setattr(engine.learners['solver'], 'update', look)
     play(engine, 0)
     assert seen == [(True, False, {'pinned_host'}) if offload else (False, True, {'device'})]
-    assert {x.sharding.memory_kind for x in jax.tree.leaves(pools['other'].weights.params)} == {
+    assert {x.sharding.memory_kind for x in jax.tree.leaves(engine.weights.params['other', 0])} == {
         'device'
     }
     pools['other'].sampler.put(prompt)

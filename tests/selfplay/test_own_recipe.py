@@ -172,7 +172,7 @@ def test_every_declared_role_is_trained_under_its_name(run):
         assert max(changes) > 0, name
         assert metrics[f'{name}/gradient_norm'] > 0
         assert metrics[f'{name}/group_size'] == 2
-        assert engine.versions[name] == 1
+        assert engine.weights.newest[name] == 1
     assert {row.trajectory.weights for row in rows if row.role == 'critic'} == {'critic'}
     # The role without tools has one turn; the engine turns `TaskDropped` into an outcome.
     assert all(len(row.trajectory.turns) == 1 for row in rows if row.role == 'critic')

@@ -39,11 +39,12 @@ def context_of(codec, says, tokens=200, prompt_tokens=900):
     env = Environment(codec, syntax_of('search_r1'), Limits(1, tokens, 0), {}, ())
     role = Role('judge', 'initial', 'judge_answer', env, 0.6, prompt_tokens)
     scheduler = Scheduler({'initial': SlotPool(Speaker(codec, says), 0)})
+    scheduler.weights.publish('initial', {})
     return RolloutContext(scheduler, {'judge': role}, prompts.select('mini'))
 
 
 def judge_of(context, **options):
-    return TextJudge(policy_writer(context, 0.6), (3, 5), **options)
+    return TextJudge(policy_writer(0.6), (3, 5), **options).bound(context)
 
 
 def ask(context, *asked):
@@ -149,7 +150,8 @@ def test_grades_come_from_a_role_whose_replies_may_fill_the_slot(codec):
     env = dataclasses.replace(context.roles['judge'].env, limits=Limits(1, 10_000, 0))
     role = dataclasses.replace(context.roles['judge'], name='judge_grader', env=env)
     context = dataclasses.replace(context, roles=context.roles | {'judge_grader': role})
-    short, long = judge_of(context), TextJudge(policy_writer(context, 0.6, 'judge_grader'), (3, 5))
+    grader = TextJudge(policy_writer(0.6, 'judge_grader'), (3, 5))
+    short, long = judge_of(context), grader.bound(context)
     assert ask(context, short.grade((0,), 't', 'a', 'r'), long.grade((1,), 't', 'a', 'r')) == [
         None,
         True,

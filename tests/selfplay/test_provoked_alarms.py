@@ -10,7 +10,6 @@ import pytest
 import scripted
 from test_engine import make, play, policy  # noqa: F401 - a fixture
 
-from zeroplay_jax.rollout import requests
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.training.outcome import FIGURES, STOP, Alarms, Stop, current_stop, stop_after
 from zeroplay_jax.types import Question, RowInfo, ToolCall, Turn
@@ -37,7 +36,7 @@ class Player:
     async def episode(self, context, step, task):
         outcome = await self._episode(context, step, task)
         for name, number in self.judged.items():
-            requests.count(f'judge/{name}', number)
+            context.judge.stats[name] += number
         for number, row in enumerate(outcome.rows):
             row.trajectory = dataclasses.replace(
                 row.trajectory, turns=self.turns, identity=(*task.identity, number)
@@ -176,7 +175,7 @@ def test_rollouts_that_explode_stop_it(engine, player, monkeypatch):
 
 def test_old_rollouts_stop_it(engine, player, monkeypatch):
     one = engine[0]
-    one.versions['solver'] = 5
+    one.weights.newest['solver'] = 5
     # `play` would set the version of the game's rows to the newest.
     step = Step(Phase('solver', 99, ('solver',)), 0, 0)
     monkeypatch.setattr(player._game, 'version', 0)

@@ -57,7 +57,7 @@ def engine():
     return types.SimpleNamespace(
         learners={'solver': Learner()},
         value_networks={},
-        publish_weights=published.append,
+        publish=lambda name, version: published.append(name),
         published=published,
     )
 

@@ -204,7 +204,7 @@ class Agent:
             tool_timeout=config.rollout.tool_timeout,
         )
         published = transformer.published(model, params)
-        self._scheduler.publish_weights(_WEIGHTS, published, version=0)
+        self._scheduler.weights.publish(_WEIGHTS, published)
 
     def ask(
         self,

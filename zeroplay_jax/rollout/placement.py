@@ -12,10 +12,10 @@ import collections
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from zeroplay_jax.rollout.pages import PageAllocator, RowPages
-from zeroplay_jax.rollout.requests import ActiveRollout, RequestGroup
+from zeroplay_jax.rollout.requests import Prefix, Rollout
 from zeroplay_jax.rollout.sampler_config import SamplerConfig
 
 
@@ -62,7 +62,8 @@ class Placement:
 
     Attributes:
       rollouts: the rollout in every slot.
-      open_groups: admitted requests with samples that still wait for a slot.
+      open_prefixes: prefixes of admitted requests with rollouts that still wait for a slot.
+      turn: a number per slot that grows whenever a turn begins or ends in it.
       stats: 'evictions' and 'refilled_tokens' (prefilled once more because of them).
     """
 
@@ -75,156 +76,142 @@ class Placement:
         self._admitted = 0
         shard_config = config.of_shard(shards)
         self.shards = [Shard(number, shard_config) for number in range(shards)]
-        self.rollouts: list[ActiveRollout | None] = [None] * config.slots
-        self.open_groups: list[RequestGroup] = []
+        self.rollouts: list[Rollout | None] = [None] * config.slots
+        self.open_prefixes: list[Prefix] = []
+        self.turn: Int[np.ndarray, ' slots'] = np.zeros(config.slots, int)
         self.stats: collections.Counter[str] = collections.Counter()
 
-    def active(self) -> Iterator[ActiveRollout]:
+    def active(self) -> Iterator[Rollout]:
         """Yields the rollouts in slots."""
         for rollout in self.rollouts:
             if rollout is not None:
                 yield rollout
 
-    def groups(self) -> list[RequestGroup]:
-        """Returns the groups of the rollouts in slots, and the open groups."""
-        return [rollout.group for rollout in self.active()] + self.open_groups
-
-    def rows_of_versions(self) -> dict[int, Bool[np.ndarray, ' slots']]:
-        """Returns version of the weights → which slots have rollouts of it within a turn; ascending."""
-        rows_of_version: dict[int, np.ndarray] = {}
-        for rollout in self.active():
-            if rollout.is_running:
-                version = rollout.group.version
-                if version not in rows_of_version:
-                    rows_of_version[version] = np.zeros(self.config.slots, bool)
-                rows_of_version[version][rollout.slot] = True
-        return dict(sorted(rows_of_version.items()))
-
     # ---- new rollouts ----------------------------------------------------------------------------
 
-    def shard_for(self, group: RequestGroup, blocked_shards: set[int]) -> Shard | None:
+    def shard_for(self, prefix: Prefix, blocked_shards: set[int]) -> Shard | None:
         """Returns the shard for a new request, or None if it has to wait.
 
         Args:
-          group: the request.
+          prefix: of the request.
           blocked_shards: numbers of the shards in which a rollout waits for pages; they take no new requests.
         """
         fitting = []
         for shard in self.shards:
-            if shard.number not in blocked_shards and self._fits(group, shard):
+            if shard.number not in blocked_shards and self._fits(prefix, shard):
                 fitting.append(shard)
         # The emptiest shard, so that the shards have equal work; the first of equal ones.
         return max(fitting, key=lambda shard: shard.allocator.available, default=None)
 
-    def _fits(self, group: RequestGroup, shard: Shard) -> bool:
+    def _fits(self, prefix: Prefix, shard: Shard) -> bool:
         """Returns whether the first sample of a new request gets a slot of the shard and the pages of its first turn.
 
         The other samples get slots as these become free. Slots would be idle until there is one for each of them.
         """
-        admitted = [other for other in self.open_groups if other.shard == shard.number]
+        admitted = [other for other in self.open_prefixes if other.shard == shard.number]
         # What the waiting samples of admitted requests will take.
         waiting_slots = sum(len(other.waiting) for other in admitted)
         waiting_pages = sum(len(other.waiting) * self._unshared_pages(other) for other in admitted)
-        prompt_pages = shard.allocator.shared_pages(len(group.request.prompt))
-        needed_pages = prompt_pages + self._unshared_pages(group)
+        prompt_pages = shard.allocator.shared_pages(len(prefix.tokens))
+        needed_pages = prompt_pages + self._unshared_pages(prefix)
         has_slot = len(shard.free_slots) > waiting_slots
         return has_slot and shard.allocator.available - waiting_pages >= needed_pages
 
-    def _unshared_pages(self, group: RequestGroup) -> int:
+    def _unshared_pages(self, prefix: Prefix) -> int:
         """Returns the pages that a sample needs for its first turn beyond those it shares."""
         allocator = self.shards[0].allocator
-        shared = allocator.shared_pages(len(group.request.prompt))
-        return allocator.pages_for(group.first_limit(self.config.context)) - shared
+        shared = allocator.shared_pages(len(prefix.tokens))
+        return allocator.pages_for(prefix.first_limit(self.config.context)) - shared
 
-    def start(self, group: RequestGroup) -> ActiveRollout | None:
-        """Gives a slot and pages to the next sample of a group, and keeps its prompt for the others.
+    def start(self, prefix: Prefix) -> Rollout | None:
+        """Gives a slot and pages to the next rollout of a prefix, and keeps those of the prefix for the others.
 
-        Returns None if there is no free slot or page now. The prompt is not prefilled yet.
+        Returns None if there is no free slot or page now. The prefix is not prefilled yet.
         """
-        shard = self.shards[group.shard]
-        prompt_tokens = len(group.request.prompt)
+        shard = self.shards[prefix.shard]
+        prefix_tokens = len(prefix.tokens)
 
         def take_pages() -> RowPages | None:
             pages = RowPages()
-            if not shard.allocator.reserve(pages, group.first_limit(self.config.context)):
+            if not shard.allocator.reserve(pages, prefix.first_limit(self.config.context)):
                 return None
-            shard.allocator.grow(pages, prompt_tokens)
+            shard.allocator.grow(pages, prefix_tokens)
             return pages
 
-        rollout = self._enter(group, take_pages)
+        rollout = self._enter(prefix, take_pages)
         if rollout is not None:
-            group.held = shard.allocator.hold(rollout.pages, prompt_tokens)
-            group.holder_slot = rollout.slot
-            group.is_prefilled = False
+            prefix.pages = shard.allocator.hold(rollout.pages, prefix_tokens)
+            prefix.holder_slot = rollout.slot
+            prefix.is_cached = False
         return rollout
 
-    def fork(self, group: RequestGroup) -> ActiveRollout | None:
-        """Gives a slot to the next sample of a group whose prompt is prefilled; None as for `start`."""
-        shard = self.shards[group.shard]
-        held = group.held
-        assert held is not None and group.is_prefilled
+    def fork(self, prefix: Prefix) -> Rollout | None:
+        """Gives a slot to the next rollout of a prefix that is prefilled; None as for `start`."""
+        shard = self.shards[prefix.shard]
+        shared_pages = prefix.pages
+        assert shared_pages is not None and prefix.is_cached
 
         def take_pages() -> RowPages | None:
-            limit = group.first_limit(self.config.context)
-            return shard.allocator.fork(held, len(group.request.prompt), limit)
+            limit = prefix.first_limit(self.config.context)
+            return shard.allocator.fork(shared_pages, len(prefix.tokens), limit)
 
-        return self._enter(group, take_pages)
+        return self._enter(prefix, take_pages)
 
-    def _enter(
-        self, group: RequestGroup, take_pages: Callable[[], RowPages | None]
-    ) -> ActiveRollout | None:
-        """Returns the group's next rollout with a slot and the pages that `take_pages` returns."""
-        shard = self.shards[group.shard]
+    def _enter(self, prefix: Prefix, take_pages: Callable[[], RowPages | None]) -> Rollout | None:
+        """Returns the prefix's next rollout with a slot and the pages that `take_pages` returns."""
+        shard = self.shards[prefix.shard]
         if not shard.free_slots:
             return None
         pages = take_pages()
         if pages is None and shard.is_idle:
-            # No rollout will end and free pages, so those that only prompts occupy are freed.
-            self._drop_prompts(shard, except_group=group)
+            # No rollout will end and free pages, so those that only other prefixes occupy are freed.
+            self._drop_prefixes(shard, keep=prefix)
             pages = take_pages()
         if pages is None:
             return None
-        rollout = ActiveRollout(group, group.waiting.popleft(), shard.take_slot(pages), pages)
-        self._occupy_slot(rollout)
-        return rollout
-
-    def _occupy_slot(self, rollout: ActiveRollout) -> None:
-        """Records the beginning of a turn in a slot that was free."""
-        rollout.is_running = True
+        rollout = prefix.waiting.popleft()
+        rollout.enter(shard.take_slot(pages), pages)
         self.rollouts[rollout.slot] = rollout
         self.age[rollout.slot] = self._admitted
         self._admitted += 1
+        self._run_turn(rollout)
+        return rollout
+
+    def _run_turn(self, rollout: Rollout) -> None:
+        """Records that a turn begins, whose pages the rollout has."""
+        rollout.is_running = True
+        self.turn[rollout.slot] += 1
         self._write_table(rollout)
 
-    def end_page(self, group: RequestGroup) -> int:
-        """Returns the page with the end of a group's prompt, which siblings copy."""
-        assert group.held is not None
-        return group.held.pages[-1]
+    def end_page(self, prefix: Prefix) -> int:
+        """Returns the page with the end of a prefix, which its further rollouts copy."""
+        assert prefix.pages is not None
+        return prefix.pages.pages[-1]
 
     def take_chunks(
-        self, rows_per_shard: int, share_calls: Callable[[ActiveRollout, ActiveRollout], bool]
-    ) -> list[ActiveRollout]:
-        """Returns the rollouts of the next prefill call, an entry per chunk, and takes the chunks from `chunks_left`.
+        self, rows_per_shard: int, rows: Bool[np.ndarray, ' slots'] | None
+    ) -> list[int]:
+        """Returns the slots of the next prefill call, an entry per chunk, and takes the chunks from `chunks_left`.
 
         Args:
           rows_per_shard: most entries of a data shard.
-          share_calls: whether two rollouts can be in one call.
+          rows: slots that can be in this call; None: all.
         """
-        batch: list[ActiveRollout] = []
+        slots: list[int] = []
         rows_of_shard = [0] * len(self.shards)
         for rollout in self.active():
-            if batch and not share_calls(rollout, batch[0]):
+            if rows is not None and not rows[rollout.slot]:
                 continue
-            shard = rollout.group.shard
+            shard = rollout.prefix.shard
             chunks = min(rollout.chunks_left, rows_per_shard - rows_of_shard[shard])
             rows_of_shard[shard] += chunks
             rollout.chunks_left -= chunks
-            batch += [rollout] * chunks
-        return batch
+            slots += [rollout.slot] * chunks
+        return slots
 
     # ---- turns -----------------------------------------------------------------------------------
 
-    def begin_turn(self, rollout: ActiveRollout) -> bool:
+    def begin_turn(self, rollout: Rollout) -> bool:
         """Reserves the pages of a rollout's next turn, by eviction if necessary; returns False if it has to wait."""
         if not self._reserve_turn(rollout):
             return False
@@ -234,11 +221,10 @@ class Placement:
             self.stats['refilled_tokens'] += rollout.put_start
             rollout.put_start = 0
             rollout.is_evicted = False
-        rollout.is_running = True
-        self._write_table(rollout)
+        self._run_turn(rollout)
         return True
 
-    def _reserve_turn(self, rollout: ActiveRollout) -> bool:
+    def _reserve_turn(self, rollout: Rollout) -> bool:
         """Reserves the pages of a rollout's turn; evicts younger rollouts of its shard if that gives enough pages."""
         if self._reserve_by_eviction(rollout):
             return True
@@ -246,18 +232,18 @@ class Placement:
         if any(resident.is_running for resident in self._rollouts_of(shard)):
             # They will end their turns and return pages.
             return False
-        self._drop_prompts(shard)
+        self._drop_prefixes(shard)
         # Where this fails too, older rollouts have the pages and wait for their tools.
         return self._reserve_by_eviction(rollout)
 
-    def _reserve_by_eviction(self, rollout: ActiveRollout) -> bool:
+    def _reserve_by_eviction(self, rollout: Rollout) -> bool:
         """Reserves the pages of a rollout's turn, and evicts the rollouts that this takes; evicts none in vain."""
         shard = self._shard_of(rollout)
         allocator = shard.allocator
         limit = rollout.turn_limit(self.config.context)
         missing = allocator.missing(rollout.pages, limit)
         candidates = self._evictable(shard, rollout)
-        victims: list[ActiveRollout] = []
+        victims: list[Rollout] = []
         # A page that siblings share is free only when all of them are evicted, so the pages of all victims are counted
         # together.
         while candidates and allocator.freed_by([victim.pages for victim in victims]) < missing:
@@ -268,9 +254,9 @@ class Placement:
             self._evict(victim)
         return allocator.reserve(rollout.pages, limit)
 
-    def _evictable(self, shard: Shard, rollout: ActiveRollout) -> list[ActiveRollout]:
+    def _evictable(self, shard: Shard, rollout: Rollout) -> list[Rollout]:
         """Returns the younger rollouts of the shard that have pages and are not within a turn, youngest first."""
-        younger: list[ActiveRollout] = []
+        younger: list[Rollout] = []
         # A page as long as a slot belongs to the slot.
         if not self.config.is_paged:
             return younger
@@ -278,9 +264,9 @@ class Placement:
             is_parked = not other.is_running and bool(other.pages.pages)
             if is_parked and other.identity > rollout.identity:
                 younger.append(other)
-        return sorted(younger, key=_identity, reverse=True)
+        return sorted(younger, key=lambda other: other.identity, reverse=True)
 
-    def _evict(self, rollout: ActiveRollout) -> None:
+    def _evict(self, rollout: Rollout) -> None:
         self._shard_of(rollout).allocator.release(rollout.pages)
         # All its tokens are put and prefilled again when its next turn begins.
         rollout.is_evicted = True
@@ -300,72 +286,58 @@ class Placement:
                 if len(rollout.pages.pages) > pages_before:
                     self._write_table(rollout)
 
-    def end_turn(self, rollout: ActiveRollout) -> None:
+    def end_turn(self, rollout: Rollout) -> None:
         """Returns the pages that a rollout's turn did not need."""
-        rollout.is_running = False
+        self._stop_turn(rollout)
         self._shard_of(rollout).allocator.cut(rollout.pages, len(rollout.tokens))
+
+    def _stop_turn(self, rollout: Rollout) -> None:
+        rollout.is_running = False
+        self.turn[rollout.slot] += 1
 
     # ---- the end ---------------------------------------------------------------------------------
 
-    def close(self, rollout: ActiveRollout) -> None:
+    def close(self, rollout: Rollout) -> None:
         """Frees the slot and pages of a rollout."""
         shard = self._shard_of(rollout)
         shard.allocator.release(rollout.pages)
         shard.free_slots.add(rollout.slot)
-        rollout.is_running = False
+        self._stop_turn(rollout)
         self.rollouts[rollout.slot] = None
 
-    def abandon(self, is_dropped: Callable[[RequestGroup], bool]) -> list[ActiveRollout]:
-        """Frees the slots, pages and prompts of the groups for which `is_dropped` holds; returns their rollouts."""
-        rollouts = [rollout for rollout in self.active() if is_dropped(rollout.group)]
-        for rollout in rollouts:
-            self.close(rollout)
+    def close_served(self) -> None:
+        """Removes the prefixes whose rollouts all have a slot, and the pages kept for them."""
         still_open = []
-        for group in self.open_groups:
-            if is_dropped(group):
-                self.drop_prompt(group)
+        for prefix in self.open_prefixes:
+            if prefix.waiting:
+                still_open.append(prefix)
             else:
-                still_open.append(group)
-        self.open_groups = still_open
-        return rollouts
+                self._drop_pages(prefix)
+        self.open_prefixes = still_open
 
-    def drop_prompt(self, group: RequestGroup) -> None:
-        """Frees the pages that are kept for the siblings of a group; the next one prefills the prompt again."""
-        if group.held is not None:
-            self.shards[group.shard].allocator.release(group.held)
-            group.held = None
-            group.is_prefilled = False
+    def _drop_pages(self, prefix: Prefix) -> None:
+        """Frees the pages that are kept for the rollouts of a prefix; the next one prefills it again."""
+        if prefix.pages is not None:
+            self.shards[prefix.shard].allocator.release(prefix.pages)
+            prefix.pages = None
+            prefix.is_cached = False
 
-    def _drop_prompts(self, shard: Shard, except_group: RequestGroup | None = None) -> None:
-        for group in self.open_groups:
-            if group.shard == shard.number and group is not except_group:
-                self.drop_prompt(group)
-
-    def close_served_groups(self) -> None:
-        """Removes the requests whose samples all have a slot, and the prompts kept for them."""
-        still_open = []
-        for group in self.open_groups:
-            if group.waiting:
-                still_open.append(group)
-            else:
-                self.drop_prompt(group)
-        self.open_groups = still_open
+    def _drop_prefixes(self, shard: Shard, keep: Prefix | None = None) -> None:
+        for prefix in self.open_prefixes:
+            if prefix.shard == shard.number and prefix is not keep:
+                self._drop_pages(prefix)
 
     # ---- helpers ---------------------------------------------------------------------------------
 
-    def _shard_of(self, rollout: ActiveRollout) -> Shard:
-        return self.shards[rollout.group.shard]
+    def _shard_of(self, rollout: Rollout) -> Shard:
+        return self.shards[rollout.prefix.shard]
 
-    def _rollouts_of(self, shard: Shard) -> list[ActiveRollout]:
+    def _rollouts_of(self, shard: Shard) -> list[Rollout]:
         in_slots = [self.rollouts[slot] for slot in shard.slots]
         return [rollout for rollout in in_slots if rollout is not None]
 
-    def _write_table(self, rollout: ActiveRollout) -> None:
+    def _write_table(self, rollout: Rollout) -> None:
         """Tells the device programs the pages of a rollout."""
         if self.table is not None:
             pages = rollout.pages.pages
             self.table[rollout.slot, : len(pages)] = pages
-
-
-def _identity(rollout: ActiveRollout) -> tuple[int, ...]:
-    return rollout.identity

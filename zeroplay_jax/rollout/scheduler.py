@@ -1,7 +1,7 @@
 """Runs thousands of episode coroutines over a fixed number of slots.
 
-Episodes come in batches. `wait` runs rounds until a batch has ended; episodes of other batches stay in progress, and
-continue with the next `wait`, in the same event loop.
+Episodes that run together are a run, such as those of a training step. `wait` runs rounds until a run has ended;
+episodes of other runs stay in progress, and continue with the next `wait`, in the same event loop.
 
 One round: put all finished tool results and new requests into their slots, prefill, clone prompts for further samples,
 start a decode chunk, read it, and hand its tool calls to the workers. Tools run while the next chunks decode; keys and
@@ -16,17 +16,18 @@ import collections
 import concurrent.futures
 import dataclasses
 import functools
+import itertools
 import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import jax
 
-from zeroplay_jax.policy.transformer import Params
-from zeroplay_jax.rollout import requests
-from zeroplay_jax.rollout.requests import EpisodeBatch, Request
-from zeroplay_jax.rollout.slots import DecodeCall, SlotPool
+from zeroplay_jax.rollout.requests import NEWEST, Request
+from zeroplay_jax.rollout.slot_state import DecodeChunk
+from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tool_workers import ToolWorkers
+from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.types import Trajectory
 
@@ -57,6 +58,10 @@ def run_to_end(coroutine: Coroutine) -> None:
     _outside_loops(functools.partial(asyncio.run, coroutine))
 
 
+def _nothing() -> None:
+    """Default of `on_episode_end`: does nothing."""
+
+
 def _is_ended() -> bool:
     """Default of `also`: other processes are not waited for."""
     return True
@@ -71,6 +76,7 @@ class Scheduler:
 
     Args:
       pools: slots by the name of their weights; several names may share a pool.
+      weights: the weights of all pools; None: a new store, without any.
       deterministic, tool_timeout: see `ToolWorkers`.
       overlap: whether a decode chunk starts before the one before is read. The host then finds the end of a turn one
         chunk later, and the device decodes that row in vain meanwhile. Rollouts are the same, bit for bit.
@@ -86,44 +92,28 @@ class Scheduler:
     def __init__(
         self,
         pools: dict[str, SlotPool],
+        weights: WeightStore | None = None,
         *,
         deterministic: bool = True,
         tool_timeout: float = 30.0,
         overlap: bool = False,
     ):
         self.pools = pools
+        self.weights = weights or WeightStore()
         self.overlap = overlap
         self.workers = ToolWorkers(deterministic, tool_timeout)
         self.stats: Any = collections.Counter()
         self.profile = False
-        self._request_count = 0
         self._new_request: asyncio.Event | None = None
-        # Batches with episodes in progress, and the event loop of these episodes.
-        self._batches: list[EpisodeBatch] = []
+        # Run → its episodes, in progress or ended, whose results nobody has read; and their event loop.
+        self._episodes: dict[object, list[asyncio.Task]] = {}
         self._runner: asyncio.Runner | None = None
-        # With `overlap`: the decode calls of the last round.
-        self._unread: list[tuple[SlotPool, DecodeCall]] = []
+        # With `overlap`: the chunks of the last round.
+        self._unread: list[tuple[SlotPool, DecodeChunk]] = []
 
     def _distinct_pools(self) -> list[SlotPool]:
         """Returns every pool once, in order."""
         return list(dict.fromkeys(self.pools.values()))
-
-    def publish_weights(
-        self, weights: str, params: Params, version: int, keep: Collection[int] = ()
-    ) -> None:
-        """Gives a pool new weights, under this version; drops those of versions that are not in `keep`.
-
-        Args:
-          weights: name of the weights.
-          params: in the layout of the sampler (`weights_view.publisher`); kept by reference.
-          version: recorded in the trajectories that the weights sample.
-          keep: versions with rollouts in progress, or that rollouts will need.
-
-        Raises:
-          RuntimeError: rollouts of a version that is dropped are in progress.
-        """
-        pool = self.pools[weights]
-        pool.weights.publish(weights, params, version, keep, pool.groups())
 
     async def rollout(self, request: Request) -> list[Trajectory]:
         """Queues a request and waits for it; returns its trajectories in sample order.
@@ -139,78 +129,82 @@ class Scheduler:
             raise PromptTooLong(
                 f'prompt of {prompt_tokens} tokens; a slot holds {pool.context} (sampler.context)'
             )
-        future = asyncio.get_running_loop().create_future()
-        # The number breaks ties, so that the queue never compares two requests.
-        self._request_count += 1
+        if request.version == NEWEST:
+            newest = self.weights.newest[request.weights]
+            request = dataclasses.replace(request, version=newest)
         self.stats['rollouts'] += request.samples
-        requests.count('rollouts', request.samples)
-        pool.enqueue(request, self._request_count, future, requests.current_batch.get())
+        futures = pool.enqueue(request)
         if self._new_request is not None:
             self._new_request.set()
-        return await future
+        with self.weights.in_use(request.weights, request.version):
+            return [await future for future in futures]
 
     def run(
-        self, episodes: Sequence[Coroutine], on_episode_end: Callable[[], None] = lambda: None
+        self, episodes: Sequence[Coroutine], on_episode_end: Callable[[], None] = _nothing
     ) -> list[Any]:
         """Runs coroutines to their end and returns their results in order.
 
         The first exception of an episode ends the run and is raised; the other episodes are cancelled. At the end
         all slots are free, whatever happened. `on_episode_end` is called in the event loop after each episode.
         """
-        batch = EpisodeBatch()
-        batch.report_ends(on_episode_end)
-        self.start(batch, episodes)
-        return self.wait(batch)
+        run = object()
+        self.start(run, episodes)
+        return self.wait(run, on_episode_end)
 
-    def start(self, batch: EpisodeBatch, episodes: Sequence[Coroutine]) -> None:
-        """Adds episodes to a batch; they run during the next `wait`, whichever batch it waits for."""
-        batch.coroutines += episodes
-        if batch not in self._batches:
-            self._batches.append(batch)
+    def start(self, run: object, episodes: Sequence[Coroutine]) -> None:
+        """Adds episodes to a run; they proceed during the next `wait`, whichever run it waits for."""
+        if self._runner is None:
+            # A loop that no thread knows: this thread may run another one.
+            self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        loop = self._runner.get_loop()
+        tasks = [loop.create_task(episode) for episode in episodes]
+        self._episodes.setdefault(run, []).extend(tasks)
 
-    def wait(self, batch: EpisodeBatch, also: Callable[[], bool] = _is_ended) -> list[Any]:
-        """Runs rounds until all episodes of a batch have ended; returns their results in the order of `start`.
+    def wait(
+        self,
+        run: object,
+        on_episode_end: Callable[[], None] = _nothing,
+        also: Callable[[], bool] = _is_ended,
+    ) -> list[Any]:
+        """Runs rounds until all episodes of a run have ended; returns their results in the order of `start`.
 
-        Episodes of other batches stay in progress. The first exception of an episode of any batch is raised, and all
+        Episodes of other runs stay in progress. The first exception of an episode of any run is raised, and all
         episodes are cancelled (`cancel`), as after an interrupt.
 
         Args:
-          batch: given to `start`.
-          also: a further condition, which must hold too; asked between rounds once the batch has ended.
+          run: given to `start`.
+          on_episode_end: called in the event loop after each episode of the run.
+          also: a further condition, which must hold too; asked between rounds once the run has ended.
 
         Raises:
-          Preempted: the run was asked to end (`signals.watched`).
+          Preempted: the process was asked to end (`signals.watched`).
         """
-        # `_run` returns nothing: the runner calls signal.getsignal, which formats a task's result,
-        # and these results hold all trajectories of a step.
-        results: list[Any] = []
-        if self._runner is None:
-            self._runner = asyncio.Runner()
         runner = self._runner
+        assert runner is not None
+        tasks = self._episodes[run]
+        # `_run` returns nothing: the runner calls signal.getsignal, which formats a task's result, and the results hold
+        # all trajectories of a step.
         try:
-            _outside_loops(lambda: runner.run(self._run(batch, also, results)))
+            _outside_loops(lambda: runner.run(self._run(tasks, on_episode_end, also)))
         # Errors and interrupts alike.
         except BaseException:
             self.cancel()
             raise
-        self._batches.remove(batch)
+        del self._episodes[run]
         # Requests may be left of an episode that ended before them.
         for pool in self._distinct_pools():
-            pool.abandon(batch)
-        if not self._batches:
+            pool.abandon(run)
+        if not self._episodes:
             self.cancel()
-        return results
+        return [task.result() for task in tasks]
 
     def cancel(self) -> None:
         """Cancels all episodes, and frees all slots, so that they can serve the next run."""
-        for batch in self._batches:
-            for coroutine in batch.coroutines:
-                coroutine.close()
-            for task in batch.tasks:
-                # Only the first error is raised; asyncio would print those of the other episodes as tracebacks.
-                if task.done() and not task.cancelled():
-                    task.exception()
-        self._batches = []
+        for task in self._tasks():
+            # Only the first error is raised; asyncio would print those of the other episodes as tracebacks.
+            if task.done() and not task.cancelled():
+                task.exception()
+        self._episodes = {}
         self._unread = []
         runner, self._runner = self._runner, None
         try:
@@ -223,33 +217,43 @@ class Scheduler:
                 # Cancels all tasks of the event loop.
                 _outside_loops(runner.close)
 
-    async def _run(self, batch: EpisodeBatch, also: Callable[[], bool], results: list[Any]) -> None:
-        """Alternates between episodes and rounds until the batch has ended; appends to `results`."""
+    def _tasks(self) -> list[asyncio.Task]:
+        """Returns the episodes of all runs."""
+        return list(itertools.chain.from_iterable(self._episodes.values()))
+
+    async def _run(
+        self,
+        tasks: Sequence[asyncio.Task],
+        on_episode_end: Callable[[], None],
+        also: Callable[[], bool],
+    ) -> None:
+        """Alternates between episodes and rounds until these episodes have ended."""
         self._new_request = asyncio.Event()
-        for other in self._batches:
-            other.start_tasks()
+        reported = 0
 
         def is_ended() -> bool:
-            return batch.has_ended and also()
+            return reported == len(tasks) and also()
 
         # Rounds run inside the event loop: they alternate with episodes in one thread, so neither needs locks.
         while not is_ended():
             signals.raise_if_requested()
             for _ in range(_LOOP_TURNS):
                 await asyncio.sleep(0)
-            # `result` raises an episode's exception here, and not after the longest episode.
-            for other in self._batches:
-                for task in other.tasks:
-                    if task.done():
-                        task.result()
+            for task in self._tasks():
+                if task.done():
+                    # Raises an episode's exception here, and not after the longest episode.
+                    task.result()
+            ended = sum(task.done() for task in tasks)
+            for _ in range(ended - reported):
+                on_episode_end()
+            reported = ended
+            has_ended = reported == len(tasks)
             if not self._round():
-                # A batch that has ended waits for other processes, any other one for tools or judges.
-                has_ended = batch.has_ended
+                # A run that has ended waits for other processes, any other one for tools or judges.
                 started = time.perf_counter()
                 await self._wait_for_work(is_ended, polls=has_ended)
                 name = 'peer_wait_seconds' if has_ended else 'tool_wait_seconds'
                 self.stats[name] += time.perf_counter() - started
-        results += batch.take_results()
 
     async def _wait_for_work(self, is_ended: Callable[[], bool], polls: bool) -> None:
         """Waits for a tool, a new request, or the end of an episode; called when no slot is decoding.
@@ -265,9 +269,7 @@ class Scheduler:
         if has_requests or is_ended():
             return
         new_request = asyncio.ensure_future(self._new_request.wait())
-        running = []
-        for batch in self._batches:
-            running += [task for task in batch.tasks if not task.done()]
+        running = [task for task in self._tasks() if not task.done()]
         # A call that never returns has no future to wait for, so its deadline has to be polled.
         has_deadlines = bool(self.workers.futures) and not self.workers.deterministic
         timeout = None
@@ -287,34 +289,31 @@ class Scheduler:
         started = time.perf_counter()
         self.stats['rounds'] += 1
         self._deliver_tool_results()
-        calls: list[tuple[SlotPool, DecodeCall]] = []
+        started_chunks: list[tuple[SlotPool, DecodeChunk]] = []
         for pool in self._distinct_pools():
             pool.admit()
-            self._timed('prefill', pool, pool.prefill)
+            self._timed('prefill', pool, functools.partial(pool.prefill, self.weights))
             pool.clone_siblings()
             if pool.can_decode:
-                decode = functools.partial(pool.decode, unread=self._has_unread(pool))
-                for call in self._timed('decode', pool, decode):
-                    calls.append((pool, call))
-        readable = calls
+                decode = functools.partial(pool.decode, self.weights, self._has_unread(pool))
+                for chunk in self._timed('decode', pool, decode):
+                    started_chunks.append((pool, chunk))
+        readable = started_chunks
         if self.overlap:
-            readable, self._unread = self._unread, calls
-        # All pools decode before the first chunk is read, so that devices and host overlap.
+            readable, self._unread = self._unread, started_chunks
+        # All pools decode before the first chunk is read, so that devices and host overlap. All arrays are fetched in
+        # one transfer, because each transfer waits for the device.
         fetch_started = time.perf_counter()
-        chunks = []
-        for pool, call in readable:
-            chunks.append((pool, call.read(pool.rollouts)))
+        chunks = jax.device_get([chunk for _, chunk in readable])
         self.stats['fetch_seconds'] += time.perf_counter() - fetch_started
-        for pool, chunk in chunks:
-            self.stats['generated_tokens'] += int(chunk.count.sum())
-            self.stats['chunks'] += 1
-            tool_calls = pool.read_chunk(chunk.tokens, chunk.logp, chunk.count, chunk.cached)
-            self.workers.submit(pool, tool_calls)
+        self.stats['chunks'] += len(chunks)
+        for (pool, _), chunk in zip(readable, chunks, strict=True):
+            self.workers.submit(pool, pool.read(chunk))
         for pool in self._distinct_pools():
             self.stats.update(pool.placement.stats)
             pool.placement.stats.clear()
         self.stats['seconds'] += time.perf_counter() - started
-        return bool(calls or readable)
+        return bool(started_chunks or readable)
 
     def _has_unread(self, pool: SlotPool) -> bool:
         return any(other is pool for other, _ in self._unread)

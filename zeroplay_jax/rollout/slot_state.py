@@ -114,12 +114,14 @@ class DecodeChunk:
       logp: float32, log-probs under the distribution that was sampled from; 0 beyond `count`.
       count: int32, sampled tokens of the row.
       cached: int32, positions whose keys and values are valid; None over pages as long as a slot.
+      turn: `Placement.turn` when the call started, which the host adds; None on the device.
     """
 
     tokens: Int[Array, 'slots burst']
     logp: Float[Array, 'slots burst']
     count: Int[Array, ' slots']
     cached: Int[Array, ' slots'] | None = None
+    turn: Int[Array, ' slots'] | None = None
 
 
 def empty_state(model: ModelConfig, config: SamplerConfig, head_dim: int = 0) -> SlotState:

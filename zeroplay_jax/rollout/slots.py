@@ -9,91 +9,40 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
-import jax
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from zeroplay_jax.rollout.placement import Placement
-from zeroplay_jax.rollout.pool_weights import PoolWeights
-from zeroplay_jax.rollout.requests import ActiveRollout, EpisodeBatch, Request, RequestGroup
+from zeroplay_jax.rollout.requests import Prefix, Request, Rollout
 from zeroplay_jax.rollout.sampler import CloneRow, DecodeChunk, PutRow, Sampler
-from zeroplay_jax.types import ENV, POLICY, ToolCall, Turn, identity_key
-
-# ---- decode call -----------------------------------------------------------------------------------
-#
-# A decode call that the host has not read yet.
-
-
-class DecodeCall:
-    """A chunk on the device, and the turns that it decodes.
-
-    The host may start a call before it has read the one before, in which some of these turns end. The device does not
-    know that, because the host searches the stop strings: it decodes such a row further, and the slot may have another
-    rollout when the call is read.
-
-    Args:
-      chunk: device arrays.
-      rollouts: the rollout in every slot, at the start of the call.
-    """
-
-    def __init__(self, chunk: DecodeChunk, rollouts: Sequence[ActiveRollout | None]):
-        self._chunk = chunk
-        self._rollouts = list(rollouts)
-        # Numbers of their turns.
-        self._turns = [len(rollout.turns) if rollout else 0 for rollout in rollouts]
-
-    def read(self, rollouts: Sequence[ActiveRollout | None]) -> DecodeChunk:
-        """Waits for the device; returns the chunk as numpy arrays, with 0 tokens in the rows of turns that are over.
-
-        Args:
-          rollouts: the rollout in every slot now.
-        """
-        # All arrays are fetched in one transfer, because each transfer waits for the device.
-        chunk = jax.device_get(self._chunk)
-        is_current = self._is_current(rollouts)
-        cached = chunk.cached
-        if cached is not None:
-            cached = np.where(is_current, cached, 0)
-        return dataclasses.replace(chunk, count=np.where(is_current, chunk.count, 0), cached=cached)
-
-    def _is_current(self, rollouts: Sequence[ActiveRollout | None]) -> Bool[np.ndarray, ' slots']:
-        """Returns in which slots the turn is still in progress."""
-        is_current = np.zeros(len(self._rollouts), bool)
-        for slot, rollout in enumerate(self._rollouts):
-            if rollout is not None and rollout is rollouts[slot] and rollout.is_running:
-                is_current[slot] = len(rollout.turns) == self._turns[slot]
-        return is_current
-
-
-# ---- slots -----------------------------------------------------------------------------------------
+from zeroplay_jax.rollout.weights import WeightStore
+from zeroplay_jax.types import ENV, POLICY, ToolCall, Trajectory, Turn, identity_key
 
 
 class SlotPool:
-    """The slots of some weights, and the requests waiting for a slot.
+    """The slots of a sampler, and the requests waiting for a slot.
 
-    Samples of one request are siblings.
-
-    Attributes:
-      weights: the weights; by default one set in one version.
+    Rollouts of one prefix are siblings.
     """
 
-    def __init__(self, sampler: Sampler, seed: int, weights: PoolWeights | None = None):
+    def __init__(self, sampler: Sampler, seed: int):
         self.sampler = sampler
         self.seed = seed
-        self.weights = weights or PoolWeights()
         self.placement = Placement(sampler.config, sampler.shards, sampler.table, sampler.age)
-        # A heap of (identity, number, group).
-        self.queue: list[tuple[tuple[int, ...], int, RequestGroup]] = []
+        # A heap of (identity, number, prefix). The number breaks ties, so that it never compares two prefixes.
+        self.queue: list[tuple[tuple[int, ...], int, Prefix]] = []
+        self._numbers = itertools.count()
         # Rollouts with an observation, whose next turn `admit` begins once it has pages.
-        self.waiting_for_pages: list[ActiveRollout] = []
-        # `read_chunk` calls it with a rollout's identity and its new policy ids, for live display.
+        self.waiting_for_pages: list[Rollout] = []
+        # `read` calls it with a rollout's identity and its new policy ids, for live display.
         self.on_tokens: Callable[[tuple[int, ...], list[int]], None] | None = None
 
     @property
-    def rollouts(self) -> list[ActiveRollout | None]:
+    def rollouts(self) -> list[Rollout | None]:
         """The rollout in every slot."""
         return self.placement.rollouts
 
@@ -113,23 +62,25 @@ class SlotPool:
         """Tokens that a slot can hold."""
         return self.sampler.config.context
 
-    def enqueue(
-        self,
-        request: Request,
-        number: int,
-        future: asyncio.Future,
-        batch: EpisodeBatch | None = None,
-    ) -> None:
-        """Adds a request of an episode of `batch`; `number` breaks ties between equal identities."""
-        version = self.weights.newest(request.weights)
-        if batch is not None:
-            version = batch.versions.get(request.weights, version)
-        group = RequestGroup(request, future, version, batch)
-        heapq.heappush(self.queue, (request.identity, number, group))
+    def enqueue(self, request: Request) -> list[asyncio.Future[Trajectory]]:
+        """Adds a request; returns the futures of its trajectories in sample order."""
+        loop = asyncio.get_running_loop()
+        prefix = Prefix(request)
+        for sample in range(request.samples):
+            prefix.waiting.append(Rollout(prefix, sample, loop.create_future()))
+        heapq.heappush(self.queue, (request.identity, next(self._numbers), prefix))
+        return [rollout.future for rollout in prefix.waiting]
 
-    def groups(self) -> list[RequestGroup]:
-        """Returns the groups of all rollouts and requests; one with several rollouts more than once."""
-        return self.placement.groups() + [entry[2] for entry in self.queue]
+    def _waiting_prefixes(self) -> list[Prefix]:
+        """Returns the prefixes of the requests with rollouts that have no slot yet."""
+        return [*self.placement.open_prefixes, *(prefix for _, _, prefix in self.queue)]
+
+    def unfinished(self) -> list[Rollout]:
+        """Returns all rollouts in slots or waiting for one."""
+        rollouts = list(self.placement.active())
+        for prefix in self._waiting_prefixes():
+            rollouts += prefix.waiting
+        return rollouts
 
     @property
     def has_only_requests(self) -> bool:
@@ -148,32 +99,32 @@ class SlotPool:
         self.clone_siblings()
         blocked_shards = self._blocked_shards()
         while self.queue:
-            _, _, group = self.queue[0]
-            shard = self.placement.shard_for(group, blocked_shards)
+            _, _, prefix = self.queue[0]
+            shard = self.placement.shard_for(prefix, blocked_shards)
             if shard is None:
                 break
             heapq.heappop(self.queue)
-            group.shard = shard.number
-            self.placement.open_groups.append(group)
-            rows += self._first_row(group)
-        for group in self.placement.open_groups:
-            # The pages of its prompt were needed, so it is prefilled again.
-            if group.held is None and group.shard not in blocked_shards:
-                rows += self._first_row(group)
-        self.placement.close_served_groups()
+            prefix.shard = shard.number
+            self.placement.open_prefixes.append(prefix)
+            rows += self._first_row(prefix)
+        for prefix in self.placement.open_prefixes:
+            # Its pages were needed, so it is prefilled again.
+            if prefix.pages is None and prefix.shard not in blocked_shards:
+                rows += self._first_row(prefix)
+        self.placement.close_served()
         if rows:
             self.sampler.put(rows)
 
     def _blocked_shards(self) -> set[int]:
         """Returns the shards with rollouts that wait for pages, which new rollouts would take from them."""
-        return {rollout.group.shard for rollout in self.waiting_for_pages}
+        return {rollout.prefix.shard for rollout in self.waiting_for_pages}
 
-    def _first_row(self, group: RequestGroup) -> list[PutRow]:
-        """Starts the next sample of a group; returns the row with its prompt, to be put, or [] without a slot."""
-        rollout = self.placement.start(group)
+    def _first_row(self, prefix: Prefix) -> list[PutRow]:
+        """Starts the next rollout of a prefix; returns the row with its tokens, to be put, or [] without a slot."""
+        rollout = self.placement.start(prefix)
         return [] if rollout is None else [self._put_row(rollout, start=0)]
 
-    def _put_row(self, rollout: ActiveRollout, start: int) -> PutRow:
+    def _put_row(self, rollout: Rollout, start: int) -> PutRow:
         """Returns the row with the tokens from position `start`, and counts its prefill calls."""
         # `put` invalidates the keys and values of the token before `start`. The last token is left out: decoding feeds
         # it.
@@ -185,11 +136,11 @@ class SlotPool:
             tokens=np.asarray(rollout.tokens[start:], np.int32),
             start=start,
             limit=rollout.turn_limit(self.context),
-            temperature=rollout.group.request.temperature,
+            temperature=rollout.request.temperature,
             key=self._noise_key(rollout),
         )
 
-    def _noise_key(self, rollout: ActiveRollout) -> np.ndarray:
+    def _noise_key(self, rollout: Rollout) -> np.ndarray:
         """Returns the key of the sampling noise in the rollout's current context."""
         identity = rollout.identity
         # Noise is a function of key and position. After a cut (`end_context`) the new context samples at
@@ -203,32 +154,32 @@ class SlotPool:
         """Starts waiting siblings of prefilled prompts in free slots."""
         blocked_shards = self._blocked_shards()
         rows: list[CloneRow] = []
-        for group in self.placement.open_groups:
-            if not group.is_prefilled or group.shard in blocked_shards:
+        for prefix in self.placement.open_prefixes:
+            if not prefix.is_cached or prefix.shard in blocked_shards:
                 continue
-            source = self.placement.end_page(group)
-            while group.waiting:
-                sibling = self.placement.fork(group)
+            source = self.placement.end_page(prefix)
+            while prefix.waiting:
+                sibling = self.placement.fork(prefix)
                 if sibling is None:
                     break
                 rows.append(self._clone_row(sibling, source))
         if rows:
             self.sampler.clone(rows)
-        # Their prompts are released after the device call that copies them was made.
-        self.placement.close_served_groups()
+        # Their prefixes are released after the device call that copies them was made.
+        self.placement.close_served()
 
-    def _clone_row(self, sibling: ActiveRollout, source: int) -> CloneRow:
+    def _clone_row(self, sibling: Rollout, source: int) -> CloneRow:
         return CloneRow(
             slot=sibling.slot,
             source=source,
             page=sibling.pages.pages[-1],
-            length=len(sibling.group.request.prompt),
+            length=len(sibling.prefix.tokens),
             limit=sibling.turn_limit(self.context),
-            temperature=sibling.group.request.temperature,
+            temperature=sibling.request.temperature,
             key=self._noise_key(sibling),
         )
 
-    def prefill(self) -> None:
+    def prefill(self, weights: WeightStore) -> None:
         """Computes the keys and values of all tokens that were put into slots."""
         # Over pages, prompts and observations pass through the decode calls instead.
         if self.sampler.config.is_paged:
@@ -236,29 +187,31 @@ class SlotPool:
         rows_per_shard = math.ceil(self.sampler.config.fill_rows / self.sampler.shards)
         # All rows are prefilled before any row decodes: a decode chunk takes as long for one row as for
         # all of them, so rows that still wait for their prefill would miss it.
-        while True:
-            batch = self.placement.take_chunks(rows_per_shard, self.weights.share_calls)
-            if not batch:
-                break
-            self.weights.extend(self.sampler, batch)
-        for group in self.placement.open_groups:
-            group.is_prefilled = group.held is not None
+        for params, rows, adapter in weights.calls(self.rollouts):
+            while slots := self.placement.take_chunks(rows_per_shard, rows):
+                self.sampler.extend(params, slots, adapter)
+        for prefix in self.placement.open_prefixes:
+            prefix.is_cached = prefix.pages is not None
 
-    def decode(self, unread: bool = False) -> list[DecodeCall]:
-        """Starts the decode chunks of a round, without waiting for the device.
+    def decode(self, weights: WeightStore, has_unread: bool = False) -> list[DecodeChunk]:
+        """Starts the decode chunks of a round; returns device arrays without waiting for them.
 
         Args:
-          unread: whether the chunk before has not been read yet.
+          weights: the weights.
+          has_unread: whether the chunk before has not been read yet.
         """
         # The host does not know yet how many tokens the chunk before has sampled.
-        self.placement.grow_for_bursts(2 if unread else 1)
-        chunks = self.weights.decode(self.sampler, self.placement)
-        return [DecodeCall(chunk, self.rollouts) for chunk in chunks]
+        self.placement.grow_for_bursts(2 if has_unread else 1)
+        chunks = []
+        for params, rows, adapter in weights.calls(self.rollouts):
+            chunk = self.sampler.decode(params, rows, adapter)
+            chunks.append(dataclasses.replace(chunk, turn=self.placement.turn.copy()))
+        return chunks
 
     # ---- turns -----------------------------------------------------------------------------------
 
     def add_observations(
-        self, replies: Sequence[tuple[ActiveRollout, Int[np.ndarray, ' tokens']]]
+        self, replies: Sequence[tuple[Rollout, Int[np.ndarray, ' tokens']]]
     ) -> None:
         """Appends an observation to each rollout; `admit` begins its next turn, as soon as there are pages for it.
 
@@ -277,7 +230,7 @@ class SlotPool:
                 retained = []
             # An observation that does not fit ends the rollout, as in verl; it is not cut any further.
             length = start + len(retained) + len(ids)
-            if length >= rollout.group.capacity(self.context):
+            if length >= rollout.request.capacity(self.context):
                 self.finish(rollout, self._limit_reached(rollout, length))
                 continue
             if start < len(rollout.tokens):
@@ -291,10 +244,10 @@ class SlotPool:
     def _begin_turns(self) -> list[PutRow]:
         """Begins the next turns that get pages, oldest rollouts first; returns their rows, to be put."""
         rows: list[PutRow] = []
-        waiting: list[ActiveRollout] = []
+        waiting: list[Rollout] = []
         blocked_shards = set()
-        for rollout in sorted(self.waiting_for_pages, key=_identity):
-            shard = rollout.group.shard
+        for rollout in sorted(self.waiting_for_pages, key=lambda rollout: rollout.identity):
+            shard = rollout.prefix.shard
             # No rollout overtakes an older one of its shard.
             if shard not in blocked_shards and self.placement.begin_turn(rollout):
                 rows.append(self._put_row(rollout, rollout.put_start))
@@ -304,44 +257,43 @@ class SlotPool:
         self.waiting_for_pages = waiting
         return rows
 
-    def read_chunk(
-        self,
-        tokens: Int[np.ndarray, 'slots burst'],
-        logp: Float[np.ndarray, 'slots burst'],
-        count: Int[np.ndarray, ' slots'],
-        cached: Int[np.ndarray, ' slots'] | None = None,
-    ) -> list[tuple[ActiveRollout, ToolCall]]:
+    def read(self, chunk: DecodeChunk) -> list[tuple[Rollout, ToolCall]]:
         """Appends the tokens of a decode chunk to its rollouts and ends turns; returns the tool calls to run.
 
         Rollouts that are complete free their slots. Refused calls get their observation at once, and the next `admit`
         puts it together with the results of tools.
 
         Args:
-          tokens: ids; the first `count` of a row are sampled.
-          logp: their log-probs.
-          count: sampled tokens per row.
-          cached: positions with valid keys and values per row; None over pages as long as a slot.
+          chunk: of `decode`, as NumPy arrays.
         """
-        if cached is not None:
-            self._record_prefill(cached)
-        calls: list[tuple[ActiveRollout, ToolCall]] = []
-        refused: list[tuple[ActiveRollout, np.ndarray]] = []
+        # The host may start a chunk before it has read the one before, in which some turns end. The device does not
+        # know that, because the host searches the stop strings: it decodes such a row further, and the slot may have
+        # another rollout by now.
+        is_current = chunk.turn == self.placement.turn
+        count = np.where(is_current, chunk.count, 0)
+        self.placement.stats['generated_tokens'] += int(count.sum())
+        if chunk.cached is not None:
+            self._record_prefill(np.where(is_current, chunk.cached, 0))
+        calls: list[tuple[Rollout, ToolCall]] = []
+        refused: list[tuple[Rollout, np.ndarray]] = []
         rewound_slots: list[int] = []
         rewound_lengths: list[int] = []
         for slot, rollout in enumerate(self.rollouts):
             sampled = int(count[slot])
             if rollout is None or not sampled:
                 continue
-            match = rollout.matcher.push(tokens[slot, :sampled])
+            tokens = chunk.tokens[slot, :sampled]
+            logp = chunk.logp[slot, :sampled]
+            match = rollout.matcher.push(tokens)
             if match is None:
-                self._append_sampled(rollout, tokens[slot, :sampled], logp[slot, :sampled])
+                self._append_sampled(rollout, tokens, logp)
                 self._end_turn_without_stop(rollout)
                 continue
             # Tokens after the stop string are discarded; the device rewinds below.
             turn_tokens, text = match
             earlier_tokens = len(rollout.tokens) - rollout.turn_start
             new_tokens = turn_tokens - earlier_tokens
-            self._append_sampled(rollout, tokens[slot, :new_tokens], logp[slot, :new_tokens])
+            self._append_sampled(rollout, tokens[:new_tokens], logp[:new_tokens])
             rewound_slots.append(slot)
             rewound_lengths.append(len(rollout.tokens))
             self.placement.end_turn(rollout)
@@ -360,15 +312,15 @@ class SlotPool:
         return calls
 
     def _record_prefill(self, cached: Int[np.ndarray, ' slots']) -> None:
-        """Marks the prompts that decode calls have prefilled, so that siblings can be cloned from them."""
-        for group in self.placement.open_groups:
-            prefill_tokens = len(group.request.prompt) - 1
-            if group.held is not None and cached[group.holder_slot] >= prefill_tokens:
-                group.is_prefilled = True
+        """Marks the prefixes that decode calls have prefilled, so that siblings can be cloned from them."""
+        for prefix in self.placement.open_prefixes:
+            prefill_tokens = len(prefix.tokens) - 1
+            if prefix.pages is not None and cached[prefix.holder_slot] >= prefill_tokens:
+                prefix.is_cached = True
 
     def _append_sampled(
         self,
-        rollout: ActiveRollout,
+        rollout: Rollout,
         tokens: Int[np.ndarray, ' tokens'],
         logp: Float[np.ndarray, ' tokens'],
     ) -> None:
@@ -378,7 +330,7 @@ class SlotPool:
         if self.on_tokens:
             self.on_tokens(rollout.identity, ids)
 
-    def _end_turn_at_stop(self, rollout: ActiveRollout, text: str) -> ToolCall | None:
+    def _end_turn_at_stop(self, rollout: Rollout, text: str) -> ToolCall | None:
         """Records a turn that a stop string ended; returns its call, or None after finishing the rollout.
 
         Args:
@@ -402,7 +354,7 @@ class SlotPool:
             return None
         return call
 
-    def _end_turn_without_stop(self, rollout: ActiveRollout) -> None:
+    def _end_turn_without_stop(self, rollout: Rollout) -> None:
         """Ends the rollout if its turn reached an end token or a limit of tokens; otherwise the turn continues."""
         env = rollout.env
         at_end_token = rollout.tokens[-1] in env.codec.eos_ids
@@ -416,47 +368,47 @@ class SlotPool:
         reason = 'eos' if at_end_token else self._limit_reached(rollout, len(rollout.tokens))
         self.finish(rollout, reason)
 
-    def _limit_reached(self, rollout: ActiveRollout, length: int) -> str:
+    def _limit_reached(self, rollout: Rollout, length: int) -> str:
         """Returns the `Trajectory.finish` of a rollout that cannot go on at this length."""
         if length >= self.context:
             return 'context'
-        if length >= rollout.group.capacity(self.context):
+        if length >= rollout.request.capacity(self.context):
             return 'response_tokens'
         return 'turn_tokens'
 
-    def finish(self, rollout: ActiveRollout, reason: str) -> None:
-        """Stores the trajectory and frees the slot; the last sample of a request resolves its future.
+    def finish(self, rollout: Rollout, reason: str) -> None:
+        """Resolves the future of a rollout with its trajectory and frees the slot.
 
         Args:
           reason: `Trajectory.finish`.
         """
-        group = rollout.group
         trajectory = rollout.trajectory(reason, tuple(rollout.turns))
         trajectory = dataclasses.replace(trajectory, earlier=tuple(rollout.earlier))
-        group.results[rollout.sample] = trajectory
         self.placement.close(rollout)
-        is_complete = all(result is not None for result in group.results)
         # The future is done already if its episode was cancelled.
-        if is_complete and not group.future.done():
-            group.future.set_result(group.results)
+        if not rollout.future.done():
+            rollout.future.set_result(trajectory)
 
-    def abandon(self, batch: EpisodeBatch | None = None) -> None:
-        """Drops all rollouts and requests of a batch of episodes, or with None all; called when the batch ends."""
+    def abandon(self, run: object = None) -> None:
+        """Drops all rollouts and requests of these episodes, or with None all; called when they have ended."""
 
-        def is_dropped(group: RequestGroup) -> bool:
-            return batch is None or group.batch is batch
+        def is_dropped(request: Request) -> bool:
+            return run is None or request.run is run
 
-        for group in filter(is_dropped, self.groups()):
+        dropped = [rollout for rollout in self.unfinished() if is_dropped(rollout.request)]
+        for rollout in dropped:
             # An episode that waits for it ends.
-            group.future.cancel()
-        rollouts = self.placement.abandon(is_dropped)
-        self.waiting_for_pages = [x for x in self.waiting_for_pages if not is_dropped(x.group)]
-        self.queue = [entry for entry in self.queue if not is_dropped(entry[2])]
+            rollout.future.cancel()
+        for prefix in self._waiting_prefixes():
+            if is_dropped(prefix.request):
+                prefix.waiting.clear()
+        self.queue = [entry for entry in self.queue if entry[2].waiting]
         heapq.heapify(self.queue)
+        self.waiting_for_pages = [x for x in self.waiting_for_pages if not is_dropped(x.request)]
+        in_slots = [x for x in self.placement.active() if is_dropped(x.request)]
+        for rollout in in_slots:
+            self.placement.close(rollout)
+        self.placement.close_served()
         # Rows that are left after an error would decode in the next run.
-        if rollouts:
-            self.sampler.rewind([rollout.slot for rollout in rollouts], [1] * len(rollouts))
-
-
-def _identity(rollout: ActiveRollout) -> tuple[int, ...]:
-    return rollout.identity
+        if in_slots:
+            self.sampler.rewind([rollout.slot for rollout in in_slots], [1] * len(in_slots))

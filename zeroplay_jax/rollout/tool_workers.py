@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from zeroplay_jax.rollout.requests import ActiveRollout
+from zeroplay_jax.rollout.requests import Rollout
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.runtime.hosts import DaemonPool
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
@@ -39,7 +39,7 @@ class PendingCall:
     """A call in progress: the pool and rollout that wait for it, and the copy of the tool state for its thread."""
 
     pool: SlotPool
-    rollout: ActiveRollout
+    rollout: Rollout
     call: ToolCall
     state: dict[str, Any]
 
@@ -103,7 +103,7 @@ class ToolWorkers:
         """Futures of the batches in progress."""
         return list(self._batches)
 
-    def submit(self, pool: SlotPool, calls: Sequence[tuple[ActiveRollout, ToolCall]]) -> None:
+    def submit(self, pool: SlotPool, calls: Sequence[tuple[Rollout, ToolCall]]) -> None:
         """Starts the calls of one decode chunk, batched per tool; `finished` returns their results."""
         # Grouped by `id`: tools of two roles may share a name and be different objects.
         calls_of_tool: dict[int, list[PendingCall]] = collections.defaultdict(list)

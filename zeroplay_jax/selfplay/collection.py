@@ -9,61 +9,18 @@ further rounds included, are played by the weights that are current when step s 
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from zeroplay_jax.objectives import rewards
-from zeroplay_jax.rollout.requests import EpisodeBatch
-from zeroplay_jax.selfplay.context import RolloutContext
+from zeroplay_jax.selfplay.context import RolloutContext, StepRun
 from zeroplay_jax.selfplay.metrics import invalid_reason
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.selfplay.schedule import BatchCursor, Step, TaskPool
 from zeroplay_jax.selfplay.update import GroupFilter
 from zeroplay_jax.types import Json, Outcome, Row, Task, TaskDropped, UserError
-
-
-@dataclasses.dataclass
-class StepRollouts:
-    """The tasks of a step and their outcomes.
-
-    Attributes:
-      step: the step.
-      cursor: position at which its first round was drawn.
-      pool_size, pool_drops: `TaskPool.questions` (their number) and `drops` when its first round was drawn.
-      batch: its episodes.
-      tasks: its tasks, of all rounds so far.
-      outcomes: outcomes of the rounds that have ended.
-    """
-
-    step: Step
-    cursor: BatchCursor
-    pool_size: int
-    pool_drops: dict[str, int]
-    batch: EpisodeBatch
-    tasks: list[Task]
-    outcomes: list[Outcome] = dataclasses.field(default_factory=list)
-
-    @property
-    def rows(self) -> list[Row]:
-        """The rows of all outcomes."""
-        rows: list[Row] = []
-        for outcome in self.outcomes:
-            rows += outcome.rows
-        return rows
-
-    def state(self) -> Json:
-        """Returns what a restored `Collector` needs to draw the first round again, played by the same weights."""
-        return {
-            'step': self.step.number,
-            'cursor': dataclasses.asdict(self.cursor),
-            'pool_size': self.pool_size,
-            'pool_drops': self.pool_drops,
-            'versions': self.batch.versions,
-        }
 
 
 def clears_pool(step: Step) -> bool:
@@ -87,6 +44,8 @@ class Collector:
       drawn: tasks drawn in the current phase: a position in the datasets.
       drawn_external: the external ones among them.
       external_items: tasks of all collected steps with a question or answer that was supplied from outside the run.
+      ahead: context of the step whose first round is drawn already; None where there is none. Its episodes are in
+        progress, or have to begin (again) where `StepRun.step` is None: after a restore, a `cancel` or an error.
     """
 
     def __init__(
@@ -100,15 +59,13 @@ class Collector:
         self.config = config
         self.recipe = recipe
         self.context = context
+        self.weights = context.scheduler.weights
         self.pool = pool
         self.filter = group_filter
         self.drawn = 0
         self.drawn_external = 0
         self.external_items = 0
-        # The step that was begun early.
-        self._next: StepRollouts | None = None
-        # `StepRollouts.state` of the step that was in progress when the checkpoint was saved.
-        self._saved: Json | None = None
+        self.ahead: RolloutContext | None = None
 
     def begin_phase(self) -> None:
         """Resets the positions in the datasets."""
@@ -117,64 +74,74 @@ class Collector:
 
     def has_begun(self, step: Step) -> bool:
         """Returns whether episodes of a step are in progress already."""
-        return self._next is not None and self._next.step.number == step.number
+        return self.ahead is not None and self.ahead.run.step == step
 
-    def version_in_progress(self, weights: str) -> int | None:
-        """Returns the version of some weights that plays the step that was begun early; None without such a step."""
-        if self._next is not None:
-            return self._next.batch.versions[weights]
-        if self._saved is not None:
-            return self._saved['versions'][weights]
-        return None
+    @property
+    def versions_ahead(self) -> Mapping[str, int]:
+        """Name of weights → version that plays the step that is drawn already; empty without such a step."""
+        return {} if self.ahead is None else self.ahead.run.versions
 
     def collect(
         self,
         step: Step,
         next_step: Step | None,
-        versions: Mapping[str, int],
         on_episode_end: Callable[[], None],
         discarded_rows: Sequence[Row] = (),
-    ) -> StepRollouts:
-        """Runs the episodes of a step in rounds until the recipe returns no more tasks; returns tasks and outcomes.
+    ) -> RolloutContext:
+        """Runs the episodes of a step in rounds until the recipe returns no more tasks; returns their context.
 
-        Sets `row.drop` of rows that cannot be trained on. All processes must call it.
+        Its `run` has tasks and outcomes. Sets `row.drop` of rows that cannot be trained on. All processes must call it.
 
         Args:
           step: the step.
           next_step: the step after it, whose episodes are begun if they may be; None: there is none.
-          versions: name of weights → newest version.
           on_episode_end: called after each episode of this process.
           discarded_rows: what the filter discarded for this step, and takes back if the step fails.
         """
         drawn_before = self.drawn, self.drawn_external
-        saved = self._saved
-        was_begun = self.has_begun(step) or (saved is not None and saved['step'] == step.number)
-        current = self._begun(step, versions)
-        self._next = None
+        context = self.ahead
+        was_drawn = context is not None
+        if context is None:
+            context = self._draw(step, self._missing_groups(step, []))
+        elif context.run.number != step.number:
+            number = context.run.number
+            raise RuntimeError(f'step {number} is in progress; run it before step {step.number}')
+        elif context.run.step is None:
+            self._start(context, step)
+        self.ahead = None
         try:
             if next_step is not None and self._may_begin(step, next_step):
                 # Nothing is carried over with `rollout.ahead`, so a whole batch is missing.
                 batches = [self.config[role].batch for role in step.phase.trains]
-                self._next = self._begin(next_step, versions, max(batches))
-            self._end(current, on_episode_end)
+                self.ahead = self._draw(next_step, max(batches))
+            self._end(context, on_episode_end)
         except BaseException:
             # Where the caller continues, or saves a checkpoint, it begins this step again, with the same draws and
             # weights.
-            self._next = None
-            self.cancel()
+            self.context.scheduler.cancel()
+            if self.ahead is not None:
+                self.weights.release(self.ahead.run.versions)
+            self.ahead = None
+            if was_drawn:
+                self.ahead = self._again(context)
+            else:
+                self.weights.release(context.run.versions)
             self.drawn, self.drawn_external = drawn_before
-            self._saved = current.state() if was_begun else None
             self.filter.carry_over_again(discarded_rows)
             raise
-        self.external_items += sum(task.external for task in current.tasks)
-        return current
+        self.weights.release(context.run.versions)
+        self.external_items += sum(task.external for task in context.run.tasks)
+        return context
 
     def cancel(self) -> None:
-        """Ends all episodes in progress; those of a step that was begun early are begun again with their step."""
-        if self._next is not None:
-            self._saved = self._next.state()
-        self._next = None
+        """Ends all episodes in progress; those of a step that was begun early begin again with their step."""
+        if self.ahead is not None:
+            self.ahead = self._again(self.ahead)
         self.context.scheduler.cancel()
+
+    def _again(self, context: RolloutContext) -> RolloutContext:
+        """Returns the context of a step with the same draw, whose episodes have not begun."""
+        return self.context.bound(StepRun.of_state(context.run.state()))
 
     def _may_begin(self, step: Step, next_step: Step) -> bool:
         """Returns whether the episodes of the next step may begin together with those of `step`."""
@@ -184,92 +151,75 @@ class Collector:
         is_same_phase = next_step.phase == step.phase and next_step.index == step.index + 1
         return is_same_phase and not clears_pool(next_step)
 
-    def _begun(self, step: Step, versions: Mapping[str, int]) -> StepRollouts:
-        """Returns a step whose episodes have begun: earlier, before the checkpoint was saved, or now."""
-        saved = self._saved
-        self._saved = None
-        if self._next is not None:
-            if not self.has_begun(step):
-                raise RuntimeError(
-                    f'step {self._next.step.number} is in progress; run it before step {step.number}'
-                )
-            return self._next
-        if saved is not None and saved['step'] == step.number:
-            cursor = BatchCursor(**saved['cursor'])
-            # The position is already behind these tasks.
-            pool = self.pool.earlier(saved['pool_size'], saved['pool_drops'])
-            return self._start(step, cursor, pool, saved['versions'])
-        return self._begin(step, versions, self._missing_groups(step, []))
-
-    def _begin(self, step: Step, versions: Mapping[str, int], missing: int) -> StepRollouts:
-        """Draws the first round of a step and starts its episodes."""
-        cursor = BatchCursor(self.drawn, missing=missing, external=self.drawn_external)
-        rollouts = self._start(step, cursor, self.pool, versions)
-        self._advance(rollouts.tasks)
-        return rollouts
-
-    def _start(
-        self,
-        step: Step,
-        cursor: BatchCursor,
-        pool: TaskPool,
-        versions: Mapping[str, int],
-    ) -> StepRollouts:
-        """Starts the episodes of a first round, drawn at `cursor`; `versions` is as of `EpisodeBatch`."""
-        rollouts = StepRollouts(
-            step=step,
-            cursor=cursor,
-            pool_size=len(pool.questions),
-            pool_drops=dict(pool.drops),
-            batch=EpisodeBatch(versions),
-            tasks=self.recipe.tasks(step, pool, cursor),
+    def _draw(self, step: Step, missing: int) -> RolloutContext:
+        """Draws the first round of a step, which the newest weights play, and starts its episodes."""
+        run = StepRun(
+            versions=dict(self.weights.newest),
+            number=step.number,
+            cursor=BatchCursor(self.drawn, missing=missing, external=self.drawn_external),
+            pool_size=len(self.pool.questions),
+            pool_drops=dict(self.pool.drops),
         )
-        # Nothing waits for a batch without episodes.
-        if rollouts.tasks:
-            self._start_episodes(rollouts, rollouts.tasks)
-        return rollouts
+        context = self.context.bound(run)
+        self._start(context, step)
+        self._advance(run.tasks)
+        self.weights.pin(run.versions)
+        return context
 
-    def _start_episodes(self, rollouts: StepRollouts, tasks: Sequence[Task]) -> None:
+    def _start(self, context: RolloutContext, step: Step) -> None:
+        """Starts the episodes of the first round of a step."""
+        run = context.run
+        run.step = step
+        # After a restore the pool may have more questions than when the round was drawn.
+        pool = self.pool.earlier(run.pool_size, run.pool_drops)
+        run.tasks = self.recipe.tasks(step, pool, run.cursor)
+        # Nothing waits for a step without episodes.
+        if run.tasks:
+            self._start_episodes(context, step, run.tasks)
+
+    def _start_episodes(self, context: RolloutContext, step: Step, tasks: Sequence[Task]) -> None:
         episodes = {}
         for task in tasks:
-            episodes[task.identity] = functools.partial(self._episode, rollouts.step, task)
-        self.context.start_episodes(rollouts.batch, episodes)
+            episodes[task.identity] = functools.partial(self._episode, context, step, task)
+        context.start_episodes(episodes)
 
     def _advance(self, tasks: Sequence[Task]) -> None:
         """Moves the positions in the datasets behind these tasks."""
         self.drawn += len(tasks)
         self.drawn_external += sum(task.external for task in tasks)
 
-    def _end(self, rollouts: StepRollouts, on_episode_end: Callable[[], None]) -> None:
+    def _end(self, context: RolloutContext, on_episode_end: Callable[[], None]) -> None:
         """Waits for the episodes of a step and runs its further rounds."""
-        rollouts.batch.report_ends(on_episode_end)
-        tasks = rollouts.tasks
+        run = context.run
+        step = run.step
+        assert step is not None
+        tasks = run.tasks
         round_number = 0
         # The recipe chooses tasks between rounds and not while episodes of the step run, so that its choice depends on
         # completed outcomes only, never on the order in which rollouts finish.
         while tasks:
             identities = [task.identity for task in tasks]
-            has_next = self._next is not None
-            outcomes = self.context.await_episodes(rollouts.batch, identities, has_next)
+            has_next = self.ahead is not None
+            outcomes = context.await_episodes(identities, on_episode_end, has_next)
             for outcome in outcomes:
                 for row in outcome.rows:
                     self._check_row(row)
                     # Dropped before `_missing_groups` counts: unusable rows must not fill the batch.
                     row.drop = row.drop or invalid_reason(row, self.config.rollout.truncated)
-            rollouts.outcomes += outcomes
+            run.outcomes += outcomes
             round_number += 1
             cursor = BatchCursor(
                 phase=self.drawn,
-                step=len(rollouts.tasks),
+                step=len(run.tasks),
                 round=round_number,
-                missing=self._missing_groups(rollouts.step, rollouts.rows),
+                missing=self._missing_groups(step, run.rows),
                 external=self.drawn_external,
             )
-            tasks = self.recipe.tasks(rollouts.step, self.pool, cursor)
+            tasks = self.recipe.tasks(step, self.pool, cursor)
             if tasks:
-                rollouts.tasks = rollouts.tasks + tasks
+                run.tasks = run.tasks + tasks
                 self._advance(tasks)
-                self._start_episodes(rollouts, tasks)
+                self._start_episodes(context, step, tasks)
 
     def _check_row(self, row: Row) -> None:
         """Raises UserError if the group key of a row is not an integer, which is a bug in its recipe."""
@@ -280,10 +230,10 @@ class Collector:
                 'give an integer, such as answers.group_of(task.identity)'
             )
 
-    async def _episode(self, step: Step, task: Task) -> Outcome:
+    async def _episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
         """Returns the outcome of one task; a `TaskDropped` becomes an outcome with its reason."""
         try:
-            return await self.recipe.episode(self.context, step, task)
+            return await self.recipe.episode(context, step, task)
         except TaskDropped as drop:
             return Outcome(drop=drop.reason)
 
@@ -301,22 +251,18 @@ class Collector:
             'external_items': self.external_items,
             'drawn': [self.drawn, self.drawn_external],
         }
-        ahead = self._saved if self._next is None else self._next.state()
-        if ahead is not None:
-            state['ahead'] = ahead
+        if self.ahead is not None:
+            state['ahead'] = self.ahead.run.state()
         return state
 
     def restore(self, state: Json) -> None:
         """Inverse of `state`; the episodes of the step that was in progress begin again with the step."""
         self.external_items = state['external_items']
         self.drawn, self.drawn_external = state['drawn']
-        self._saved = state.get('ahead')
-
-
-def judge_counts(batch: EpisodeBatch) -> collections.Counter[str]:
-    """Returns the counts of the judgements that episodes asked for, as in `Judge.stats`; without those of 0."""
-    counts: collections.Counter[str] = collections.Counter()
-    for name, number in batch.counts.items():
-        if name.startswith('judge/') and number:
-            counts[name.removeprefix('judge/')] = number
-    return counts
+        if self.ahead is not None:
+            self.weights.release(self.ahead.run.versions)
+        self.ahead = None
+        if 'ahead' in state:
+            run = StepRun.of_state(state['ahead'])
+            self.weights.pin(run.versions)
+            self.ahead = self.context.bound(run)

@@ -1,4 +1,4 @@
-"""Roles at run time, and the context in which episodes ask them for rollouts."""
+"""Roles at run time, the episodes of a step, and the context in which these ask roles for rollouts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from jaxtyping import Int
 
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Environment
-from zeroplay_jax.rollout.requests import EpisodeBatch, Request
+from zeroplay_jax.rollout.requests import NEWEST, Request
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.runtime.hosts import Hosts, sums
 from zeroplay_jax.selfplay.judge import Judge
 from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
+from zeroplay_jax.selfplay.schedule import BatchCursor, Step
 from zeroplay_jax.tools.base import Tool
-from zeroplay_jax.types import Outcome, TaskDropped, Trajectory
+from zeroplay_jax.types import Json, Outcome, Row, Task, TaskDropped, Trajectory
 
 # Default of `Role.prompt_tokens`: no limit but that of the slot.
 _NO_LIMIT = 1 << 30
@@ -52,9 +53,61 @@ class Role:
         return dataclasses.replace(self, env=env)
 
 
+@dataclasses.dataclass(eq=False)
+class StepRun:
+    """Episodes that run together: those of a training step, or of an evaluation.
+
+    Attributes:
+      versions: name of weights → version that plays these episodes; the newest where none is named.
+      number: number of the step.
+      cursor: position at which its first round was drawn.
+      pool_size, pool_drops: `TaskPool.questions` (their number) and `drops` when its first round was drawn.
+      step: the step; None before its episodes begin.
+      tasks: its tasks, of all rounds so far.
+      outcomes: outcomes of the rounds that have ended.
+      rollouts: rollouts that its episodes asked for in this process.
+    """
+
+    versions: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    number: int = 0
+    cursor: BatchCursor = BatchCursor()
+    pool_size: int = 0
+    pool_drops: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    step: Step | None = None
+    tasks: list[Task] = dataclasses.field(default_factory=list)
+    outcomes: list[Outcome] = dataclasses.field(default_factory=list)
+    rollouts: int = 0
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of all outcomes."""
+        rows: list[Row] = []
+        for outcome in self.outcomes:
+            rows += outcome.rows
+        return rows
+
+    def state(self) -> Json:
+        """Returns what is needed to draw the first round again, played by the same weights."""
+        return {
+            'step': self.number,
+            'cursor': dataclasses.asdict(self.cursor),
+            'pool_size': self.pool_size,
+            'pool_drops': dict(self.pool_drops),
+            'versions': dict(self.versions),
+        }
+
+    @classmethod
+    def of_state(cls, state: Json) -> StepRun:
+        """Returns the run of a `state`, whose episodes have not begun."""
+        cursor = BatchCursor(**state['cursor'])
+        return cls(
+            state['versions'], state['step'], cursor, state['pool_size'], state['pool_drops']
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class RolloutContext:
-    """Roles that share a scheduler; episodes and evaluations get their rollouts from it.
+    """Roles that share a scheduler, bound to the episodes of a step; these get their rollouts from it.
 
     Attributes:
       scheduler: runs the rollouts.
@@ -62,6 +115,7 @@ class RolloutContext:
       prompts: prompt name → template.
       judge: the judge of `config.judge`; None if the context needs no verdicts.
       hosts: the processes that share the episodes of a step.
+      run: the episodes that ask for rollouts here.
     """
 
     scheduler: Scheduler
@@ -69,22 +123,26 @@ class RolloutContext:
     prompts: Mapping[str, str]
     judge: Judge | None = None
     hosts: Hosts = dataclasses.field(default_factory=Hosts)
+    run: StepRun = dataclasses.field(default_factory=StepRun)
 
-    @property
-    def judge_stats(self) -> collections.Counter[str]:
-        """This process's counts of judgements since the start (`Judge.stats`); empty without a judge."""
-        return self.judge.stats if self.judge else collections.Counter()
+    def bound(self, run: StepRun | None = None) -> RolloutContext:
+        """Returns the context of other episodes, with a judge that counts their judgements; None: of an evaluation."""
+        context = dataclasses.replace(self, run=run or StepRun())
+        if self.judge is None:
+            return context
+        return dataclasses.replace(context, judge=self.judge.bound(context))
 
-    def gather_judge_stats(self, stats: collections.Counter[str]) -> collections.Counter[str]:
-        """Returns counts of judgements, summed over processes; all processes must call it.
+    def gather_judge_stats(self) -> collections.Counter[str]:
+        """Returns counts of these episodes' judgements (`Judge.stats`), summed over processes; empty without a judge.
 
-        Args:
-          stats: counts of this process, such as a difference of two `judge_stats`.
+        All processes must call it.
 
         Raises:
           UserError: too many of these judgements failed (`config.judge.max_failure_rate`).
         """
-        total = sums(self.hosts.gather(stats))
+        local = self.judge.stats if self.judge else collections.Counter()
+        # Counts of 0 are left out.
+        total = sums(self.hosts.gather(+local))
         # The total is checked, so that all processes decide alike.
         if self.judge:
             self.judge.check_failure_rate(total)
@@ -104,47 +162,46 @@ class RolloutContext:
           episodes: identity → function that makes the episode's coroutine.
           on_episode_end: called after each episode of this process.
         """
-        batch = EpisodeBatch()
-        batch.report_ends(on_episode_end)
-        self.start_episodes(batch, episodes)
-        return self.await_episodes(batch, list(episodes))
+        self.start_episodes(episodes)
+        return self.await_episodes(list(episodes), on_episode_end)
 
     def start_episodes(
-        self,
-        batch: EpisodeBatch,
-        episodes: Mapping[tuple[int, ...], Callable[[], Coroutine[Any, Any, Outcome]]],
+        self, episodes: Mapping[tuple[int, ...], Callable[[], Coroutine[Any, Any, Outcome]]]
     ) -> None:
-        """Adds this process's share of episodes to a batch; `await_episodes` runs them, as of any batch."""
+        """Starts this process's share of episodes; they run during the next `await_episodes`, of any context."""
         coroutines = []
         for identity, make_episode in episodes.items():
             # Coroutines of other processes are not created, because one that is never awaited causes a warning.
             if self.hosts.owns(identity):
                 coroutines.append(make_episode())
-        self.scheduler.start(batch, coroutines)
+        self.scheduler.start(self.run, coroutines)
 
     def await_episodes(
-        self, batch: EpisodeBatch, identities: Sequence[tuple[int, ...]], has_others: bool = False
+        self,
+        identities: Sequence[tuple[int, ...]],
+        on_episode_end: Callable[[], None],
+        has_others: bool = False,
     ) -> list[Outcome]:
-        """Runs the episodes of a batch to their end; returns their outcomes as `run_episodes` does.
+        """Waits for the episodes that were started; returns their outcomes as `run_episodes` does.
 
         Args:
-          batch: of `start_episodes`.
-          identities: of all episodes that were added since the last call, those of other processes included.
-          has_others: whether episodes of another batch are in progress, in any process. They continue while this
+          identities: of all episodes that were started since the last call, those of other processes included.
+          on_episode_end: called after each episode of this process.
+          has_others: whether episodes of another step are in progress, in any process. They continue while this
             process waits for the others.
         """
         if self.hosts.count == 1:
-            return self.scheduler.wait(batch)
+            return self.scheduler.wait(self.run, on_episode_end)
 
         meeting = self.hosts.meeting() if has_others else None
         messages: list[bytes] = []
 
         def run_local() -> None:
             if meeting is None:
-                messages.append(to_bytes(self.scheduler.wait(batch)))
+                messages.append(to_bytes(self.scheduler.wait(self.run, on_episode_end)))
                 return
             try:
-                outcomes = self.scheduler.wait(batch, also=meeting.is_complete)
+                outcomes = self.scheduler.wait(self.run, on_episode_end, meeting.is_complete)
                 messages.append(to_bytes(outcomes))
             finally:
                 # After an error as well: the other processes must not wait for this one.
@@ -212,5 +269,8 @@ class RolloutContext:
             env=asked_role.env,
             samples=samples,
             temperature=temperature,
+            version=self.run.versions.get(asked_role.weights, NEWEST),
+            run=self.run,
         )
+        self.run.rollouts += samples
         return await self.scheduler.rollout(request)

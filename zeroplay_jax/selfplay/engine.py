@@ -18,7 +18,7 @@ from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.hosts import sums
 from zeroplay_jax.selfplay import metrics
-from zeroplay_jax.selfplay.collection import Collector, clears_pool, judge_counts
+from zeroplay_jax.selfplay.collection import Collector, clears_pool
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.metrics import Stats, ratios, rollout_stats
 from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec
@@ -77,8 +77,8 @@ class Engine:
         self.specs = specs
         self.check_and_reset_failures = check_and_reset_failures
         self.pool = TaskPool()
-        # Name of weights → how often `RoleUpdates` published them; minus `trajectory.version`: a rollout's age.
-        self.versions: collections.Counter[str] = collections.Counter()
+        # The newest version of weights minus `trajectory.version` is a rollout's age.
+        self.weights = context.scheduler.weights
         # Records for tasks.jsonl of the last `run_step`.
         self.task_log: list[Json] = []
         self.filter = GroupFilter(config)
@@ -90,16 +90,13 @@ class Engine:
             weights_of,
             specs,
             self.filter,
-            self.versions,
-            self.publish_weights,
+            self.publish,
             self.value_networks,
         )
         self.learning = LearningRecord()
         self.proposals = ProposalRecord()
-        # With `rollout.ahead`: name of weights → version → weights that samplers read, for a checkpoint.
-        self._views: dict[str, dict[int, Params]] = {name: {} for name in learners}
         for name in learners:
-            self.publish_weights(name)
+            self.publish(name, version=0)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -116,29 +113,20 @@ class Engine:
         """Tasks of the run so far with a question or answer that was supplied from outside it."""
         return self.collector.external_items
 
-    def publish_weights(self, weights: str) -> None:
-        """Gives the slots of these weights the learner's current weights, in the sampler's layout and dtype.
+    def publish(self, weights: str, version: int | None = None, view: Params | None = None) -> int:
+        """Gives the samplers weights of a learner, in their layout and dtype, and returns the version.
 
-        The version that plays rollouts in progress is kept, all others are dropped.
+        Args:
+          weights: name of the weights.
+          version: None: the one after the newest.
+          view: a `Learner.view`; None: of the current weights.
         """
-        self._publish(weights, self.versions[weights], self.learners[weights].view())
-
-    def _publish(self, weights: str, version: int, view: Params) -> None:
-        """Gives the slots of these weights a `Learner.view` under this version."""
-        kept = self.collector.version_in_progress(weights)
-        keep = () if kept is None else (kept,)
-        if self.config.rollout.ahead:
-            views = {old: old_view for old, old_view in self._views[weights].items() if old in keep}
-            self._views[weights] = views | {version: view}
-        sampler_weights = self.learners[weights].sampler_weights(view)
-        self.scheduler.publish_weights(weights, sampler_weights, version, keep)
-
-    def _drop_older_views(self) -> None:
-        """Frees the weights that played a step that has ended; the step in progress is played by the newest."""
-        for name in self.learners if self.config.rollout.ahead else ():
-            newest = self.versions[name]
-            self._views[name] = {newest: self._views[name][newest]}
-            self.scheduler.pools[name].weights.keep_only(name, newest)
+        learner = self.learners[weights]
+        if view is None:
+            view = learner.view()
+        # Only a step that is in progress when the checkpoint is saved needs older weights than the learner's.
+        saved_view = view if self.config.rollout.ahead else None
+        return self.weights.publish(weights, learner.sampler_weights(view), version, saved_view)
 
     def close(self) -> None:
         """Ends the episodes of a step that was begun early; a checkpoint repeats them."""
@@ -168,19 +156,18 @@ class Engine:
         discarded = self._prepare_step(step)
         hosts = self.context.hosts
         hosts.clear_shared(keep=step.number if self.collector.has_begun(step) else None)
-        versions = {name: self.versions[name] for name in self.learners}
-        collected = self.collector.collect(step, next_step, versions, on_episode_end, discarded)
-        tasks, outcomes, rows = collected.tasks, collected.outcomes, collected.rows
+        context = self.collector.collect(step, next_step, on_episode_end, discarded)
+        run = context.run
+        tasks, outcomes, rows = run.tasks, run.outcomes, run.rows
         # Both checks can stop the run. They precede the update, so that no checkpoint has weights that were trained on
         # failed searches, failed tools or missing verdicts.
         failure_metrics = dict(sums(hosts.run_on_all_and_gather(self.check_and_reset_failures)))
-        judge_stats = self.context.gather_judge_stats(judge_counts(collected.batch))
+        judge_stats = context.gather_judge_stats()
         # Computed over all sampled rows; the filter selects the trained ones in `RoleUpdates`.
         stats = rollout_stats(rows, outcomes, step.phase.trains)
         stats |= metrics.health(rows, judge_stats, self.context)
         if self.config.rollout.ahead and step.phase.trains:
-            stats['staleness'] = metrics.staleness(step, rows, self.weights_of, self.versions)
-        self._drop_older_views()
+            stats['staleness'] = metrics.staleness(step, rows, self.weights_of, self.weights.newest)
         clock.end_part('rollout')
 
         self.task_log = task_log(tasks, outcomes, self._fill_pool(outcomes))
@@ -202,9 +189,8 @@ class Engine:
 
         figures = ratios(stats)
         figures |= failure_metrics
-        rollouts = collected.batch.counts['rollouts']
         figures |= metrics.throughput(
-            self.context, scheduler_before, rollouts, clock.rollout_seconds
+            context, scheduler_before, run.rollouts, clock.rollout_seconds
         )
         clock.end_part('update')
         figures |= clock.metrics()
@@ -292,10 +278,8 @@ class Engine:
         for name, learner in self.learners.items():
             states[name] = learner.state
             if self.config.rollout.ahead:
-                version = self.collector.version_in_progress(name)
-                if version is None:
-                    version = self.versions[name]
-                states[name] = learner.state | {'ahead': self._views[name][version]}
+                version = self.collector.versions_ahead.get(name, self.weights.newest[name])
+                states[name] = learner.state | {'ahead': self.weights.views[name, version]}
         for role, network in self.value_networks.items():
             states[CHECKPOINT_PREFIX + role] = network.state
         return states
@@ -307,7 +291,7 @@ class Engine:
         # A resumed run repeats it from these counters.
         return {
             'pool': self.pool.state(),
-            'versions': dict(self.versions),
+            'versions': {name: self.weights.newest[name] for name in self.learners},
             'carried_over': self.filter.state(),
             'learning': self.learning.state(),
             'proposals': self.proposals.state(),
@@ -329,7 +313,6 @@ class Engine:
         for role, network in self.value_networks.items():
             network.restore(device_state[CHECKPOINT_PREFIX + role])
         self.pool.restore(host_state['pool'])
-        self.versions.update(host_state['versions'])
         self.collector.restore(host_state)
         self.filter.restore(host_state['carried_over'])
         # A checkpoint of an earlier version has no records: their counts then begin at this step.
@@ -337,8 +320,8 @@ class Engine:
         self.proposals.restore(host_state.get('proposals', {}))
         # The constructor published the initial weights.
         for name in self.learners:
-            version = self.collector.version_in_progress(name)
-            if version is not None:
-                self._publish(name, version, views[name])
-            if version != self.versions[name]:
-                self.publish_weights(name)
+            newest = host_state['versions'].get(name, 0)
+            version = self.collector.versions_ahead.get(name, newest)
+            if version != newest:
+                self.publish(name, version, views[name])
+            self.publish(name, newest)

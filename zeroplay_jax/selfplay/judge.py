@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import abc
 import collections
+import copy
 import functools
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from zeroplay_jax.mini import facts
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.answers import extract_last, normalize_answer
-from zeroplay_jax.rollout import requests
 from zeroplay_jax.tools.base import FailureLog
 from zeroplay_jax.types import TaskDropped, UserError
 
@@ -245,8 +245,8 @@ def _parse_verdict(text: str, meanings: dict[str, bool]) -> bool | None:
 
 Identity = tuple[int, ...]
 Rubric = dict[str, str]
-# (identity, prompt name, fields, temperature; None: the judge's) → the reply. Raises NoReply.
-Writer = Callable[[Identity, str, Mapping[str, Any], float | None], Awaitable[str]]
+# (`Judge.context`, identity, prompt name, fields, temperature; None: the judge's) → the reply. Raises NoReply.
+Writer = Callable[[Any, Identity, str, Mapping[str, Any], float | None], Awaitable[str]]
 # Characters of a failure or of an unreadable reply that are logged.
 _QUOTED_CHARACTERS = 160
 # Names of the prompts that grade an answer by one rubric, and that write rubrics.
@@ -272,22 +272,32 @@ class Judge(abc.ABC):
     Every method returns None if the judge gave no verdict that could be parsed. Every judgement is counted in `stats`.
 
     Attributes:
-      stats: counts of this process since the start: 'asked' (all), 'unread' (reply could not be parsed), 'failed' (no
+      context: the `RolloutContext` that the judge is bound to; None before. Not annotated, because its module imports
+        this one.
+      stats: counts of this process since then: 'asked' (all), 'unread' (reply could not be parsed), 'failed' (no
         reply), 'rubrics_…' (what was repaired in lists of rubrics, by kind: `rubrics`).
       last_failure: why this process got no verdict the last time; '' if it always got one.
       last_lost: the count of `stats` for that judgement, 'failed' or 'unread'; '' if there was none.
     """
 
     def __init__(self, max_failure_rate: float = 1.0) -> None:
+        self.context: Any = None
         self.stats: collections.Counter[str] = collections.Counter()
         self._max_failure_rate = max_failure_rate
         self.last_failure = ''
         self.last_lost = ''
         self._failure_log = FailureLog('judge')
 
+    def bound(self, context: Any) -> Self:
+        """Returns a judge that asks for its rollouts in a context, and counts the judgements for it."""
+        judge = copy.copy(self)
+        judge.context = context
+        judge.stats = collections.Counter()
+        return judge
+
     def _add_failure(self, count: str, reason: str) -> None:
         """Counts a judgement without a verdict ('failed' or 'unread'), logs its reason and remembers it."""
-        self._count(count)
+        self.stats[count] += 1
         # Logs and error lines are UTF-8, which has no half of a surrogate pair.
         readable = reason.encode(errors='backslashreplace').decode()
         # One line, also of a reply that is an HTML page.
@@ -295,16 +305,11 @@ class Judge(abc.ABC):
         self.last_lost = count
         self._failure_log.add(self.last_failure)
 
-    def _count(self, name: str, number: int = 1) -> None:
-        """Adds to a count of `stats`, and of the episodes that asked for the judgement."""
-        self.stats[name] += number
-        requests.count(f'judge/{name}', number)
-
     def check_failure_rate(self, stats: collections.Counter[str]) -> None:
         """Stops a run whose judge gives too few verdicts; called before an update or an evaluation's results are used.
 
         Args:
-          stats: counts of the judgements to check, summed over processes (a difference of two `stats`).
+          stats: counts of the judgements to check, summed over processes.
 
         Raises:
           UserError: more than `judge.max_failure_rate` of the judgements failed or could not be parsed.
@@ -383,9 +388,9 @@ class TextJudge(Judge):
           prompt: name of the prompt; `fields` are the values of its fields.
           temperature: None: that of the writer.
         """
-        self._count('asked')
+        self.stats['asked'] += 1
         try:
-            reply = await self._write(identity, prompt, fields, temperature)
+            reply = await self._write(self.context, identity, prompt, fields, temperature)
         except NoReply as error:
             self._add_failure('unread' if error.is_final else 'failed', str(error))
             return None
@@ -419,7 +424,7 @@ class TextJudge(Judge):
             return None
         items, repairs = parsed
         for kind, number in repairs.items():
-            self._count(f'rubrics_{kind}', number)
+            self.stats[f'rubrics_{kind}'] += number
         return items
 
     async def grade(self, identity, task, answer, rubric):
@@ -448,27 +453,23 @@ class RuleJudge(Judge):
         max_failure_rate: float = 1.0,
     ):
         super().__init__(max_failure_rate)
-        self._list_titles = titles
+        # Titles are read at the first judgement, because most recipes never ask for one. Bound judges share them.
+        self._titles = functools.cache(lambda: frozenset(titles()))
         self._rubric_count = rubric_count
-
-    @functools.cached_property
-    def _titles(self) -> frozenset[str]:
-        # Titles are read at the first judgement, because most recipes never ask for one.
-        return frozenset(self._list_titles())
 
     def _named_titles(self, task: str) -> frozenset[str]:
         """Returns the titles that occur as words in a task."""
         # Titles of the miniature worlds are single words; a possessive ends with an apostrophe.
         words = task.replace('.', ' ').replace("'", ' ').split()
-        return self._titles.intersection(words)
+        return self._titles().intersection(words)
 
     async def correct(self, identity, question, answers, given):
-        self._count('asked')
+        self.stats['asked'] += 1
         return rewards.exact_match(given, answers)
 
     async def answer(self, identity, question, documents):
         # `Recipe.check` refuses a rule where answers are needed.
-        self._count('asked')
+        self.stats['asked'] += 1
         self._add_failure('failed', 'a rule cannot answer questions')
         return None
 
@@ -478,7 +479,7 @@ class RuleJudge(Judge):
         return facts.meets_rubric('', rubric) is not None
 
     async def gate(self, identity, name, task, document):
-        self._count('asked')
+        self.stats['asked'] += 1
         if name == 'entities':
             return bool(self._named_titles(task))
         passages = [_titled_text(line) for line in document.split('\n')]
@@ -486,7 +487,7 @@ class RuleJudge(Judge):
         return facts.described_entity(task, passages) == normalize_answer(last_title)
 
     async def rubrics(self, identity, task, document):
-        self._count('asked')
+        self.stats['asked'] += 1
         # The last document is the best of the last search. Its last sentences are used if it has more than the largest
         # number of rubrics.
         _, text = _titled_text(document.rpartition('\n')[2])
@@ -497,7 +498,7 @@ class RuleJudge(Judge):
         return rubrics
 
     async def grade(self, identity, task, answer, rubric):
-        self._count('asked')
+        self.stats['asked'] += 1
         is_met = facts.meets_rubric(answer, rubric, task)
         if is_met is None:
             self._add_failure('unread', f'{rubric!r} states no fact of the miniature worlds')
@@ -510,16 +511,15 @@ def _titled_text(line: str) -> tuple[str, str]:
     return title, text
 
 
-def policy_writer(context: Any, temperature: float, grader: str = 'judge') -> Writer:
+def policy_writer(temperature: float, grader: str = 'judge') -> Writer:
     """Returns a writer whose replies are rollouts of the context's role 'judge', the frozen initial policy.
 
     Args:
-      context: the `RolloutContext` that the judge belongs to; not annotated, because its module imports this one.
       temperature: temperature of requests that do not set one.
       grader: the role that grades answers by rubrics.
     """
 
-    async def write(identity, prompt, fields, asked_temperature=None):
+    async def write(context, identity, prompt, fields, asked_temperature=None):
         """A `Writer`."""
         if asked_temperature is None:
             asked_temperature = temperature

@@ -81,8 +81,8 @@ def endpoint_writer(config, templates: Mapping[str, str], section: str = 'judge'
             )
         return clients[loop]
 
-    async def write(identity, prompt, fields, temperature=None) -> str:
-        """A `Writer`; the server draws its own samples, so `identity` is not used."""
+    async def write(context, identity, prompt, fields, temperature=None) -> str:
+        """A `Writer`; the server draws its own samples, so `context` and `identity` are not used."""
         (message,) = prompts.fill(templates[prompt], **fields)
         text = ''.join(map(_without_control_tokens, message['content']))
         chat: list[Any] = [{'role': 'user', 'content': text}]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import collections
 import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from zeroplay_jax.learner.weights_view import weights_are_finite
 from zeroplay_jax.objectives import advantages, rewards
 from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.policy import sharding
+from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.selfplay import metrics
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.metrics import added, reward_columns
@@ -89,8 +89,7 @@ class RoleUpdates:
         weights_of: Mapping[str, str],
         specs: Mapping[str, RoleSpec],
         group_filter: GroupFilter,
-        versions: collections.Counter[str],
-        publish_weights: Callable[[str], None],
+        publish: Callable[[str], int],
         value_networks: Mapping[str, ValueNetwork],
     ):
         """Holds the objects of an engine.
@@ -98,8 +97,7 @@ class RoleUpdates:
         Args:
           config, context, learners, weights_of, specs: as of `engine.Engine`.
           group_filter: the dynamic filter.
-          versions: name of weights → how often they were published; counted up here.
-          publish_weights: gives the samplers the current weights of a name.
+          publish: gives the samplers the current weights of a name, and returns their version.
           value_networks: role → its value network, of roles with `baseline=value`.
         """
         self._config = config
@@ -108,8 +106,7 @@ class RoleUpdates:
         self._weights_of = weights_of
         self._specs = specs
         self._filter = group_filter
-        self._versions = versions
-        self._publish = publish_weights
+        self._publish = publish
         self._value_networks = value_networks
         self.operations = 0.0
         self.task_log: list[Json] = []
@@ -144,7 +141,7 @@ class RoleUpdates:
         learner = self._learners[weights]
         stats: Stats = {}
         if settings.filter_groups:
-            rows, stats, excluded = self._filter.select(role, rows, self._versions[weights])
+            rows, stats, excluded = self._filter.select(role, rows, self._store.newest[weights])
             self.task_log += excluded
         # Groups that span prompts have no fixed size.
         spans_prompts = self._specs[role].groups_span_prompts
@@ -222,29 +219,29 @@ class RoleUpdates:
         """Publishes the weights of a role after its updates; adds to statistics and `task_log`."""
         self.task_log += plan.skipped
         weights = self._weights_of[plan.role]
-        self._versions[weights] += 1
-        self._publish(weights)
+        version = self._publish(weights)
         # The sampler's weights are checked: with `offload` the learner's are not on the devices.
-        pool_weights = self._context.scheduler.pools[weights].weights
-        sampler_weights = pool_weights.trained(weights, self._versions[weights])
-        is_finite = weights_are_finite(sampler_weights)
+        is_finite = weights_are_finite(self._store.params[weights, version])
         plan.stats['nonfinite_weights'] = (float(not is_finite), 1.0)
+
+    @property
+    def _store(self) -> WeightStore:
+        return self._context.scheduler.weights
 
     @contextlib.contextmanager
     def _offloaded_sampler(self, updated: Collection[str]) -> Iterator[None]:
         """With `config.offload`, keeps sampler weights and KV caches off the devices inside the context.
 
-        The slot pools of `updated`, names of weights, lose their weights: they must be published afterwards.
+        The weights of `updated` are lost: they must be published afterwards.
         """
-        slot_pools = self._context.scheduler.pools
-        if self._config.offload:
-            for name, slots in slot_pools.items():
-                slots.sampler.free_cache()
-                slots.weights.leave_devices(is_updated=name in updated)
+        if not self._config.offload:
+            yield
+            return
+        for pool in self._context.scheduler.pools.values():
+            pool.sampler.free_cache()
+        self._store.leave_devices(updated)
         yield
-        if self._config.offload:
-            for slots in slot_pools.values():
-                slots.weights.return_to_devices()
+        self._store.return_to_devices()
 
     def pack(self, role: str, rows: Sequence[Row], distill_coef: float) -> list[Batch]:
         """Returns the micro-batches of one optimiser step on these rows, which have advantages (`pack_rows`).

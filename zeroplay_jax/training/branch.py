@@ -202,7 +202,7 @@ def load(hosts: Hosts, source: Source, engine: Engine) -> Source:
         lambda newest: hosts.run_on_all_and_gather(lambda: _restore(newest, engine)),
     )
     for name in engine.learners:
-        engine.publish_weights(name)
+        engine.publish(name, version=0)
     return loaded
 
 

@@ -18,11 +18,11 @@ from zeroplay_jax.learner.weights_view import FrozenBase, publisher
 from zeroplay_jax.policy import adapter_config, adapter_folders, adapters, hf, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.rollout.pool_weights import AdapterPoolWeights, PoolWeights
 from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec, open_codec
+from zeroplay_jax.rollout.weights import AdapterStore, WeightStore
 from zeroplay_jax.runtime.devices import divide_cpu
 from zeroplay_jax.selfplay import library_builder, prompt_check, template_choice
 from zeroplay_jax.selfplay.context import Role, RolloutContext
@@ -108,7 +108,7 @@ class RunContext:
             params = self.params if params is None else params
             published = publisher(self.model, self.mesh, params)(params)
         for name in pools:
-            self.rollouts.scheduler.publish_weights(name, published, 0)
+            self.rollouts.scheduler.weights.publish(name, published, 0)
 
     def check_and_reset_failures(self) -> dict[str, float]:
         """Stops a run whose searches or tools failed too often since the last call; resets their counts.
@@ -280,13 +280,12 @@ def _rollout_contexts(
         extra_weights,
         uses_adapters,
     )
-    # The context exists before its judge: a judge that is a policy gets its rollouts from the context.
-    judge = _judge(config, library, rollouts, templates)
-    rollouts = dataclasses.replace(rollouts, judge=judge)
+    judge = _judge(config, library, templates)
+    rollouts = dataclasses.replace(rollouts, judge=judge).bound()
     held_out_roles: dict[str, Role] = {}
     for name, role in rollouts.roles.items():
         held_out_roles[name] = role.with_tools(evaluation_tools)
-    return rollouts, dataclasses.replace(rollouts, roles=held_out_roles)
+    return rollouts, dataclasses.replace(rollouts, roles=held_out_roles).bound()
 
 
 def _tools_of_roles(*contexts: RolloutContext) -> tuple[Tool, ...]:
@@ -314,7 +313,7 @@ def rollout_context(
 
     `judge` is None.
 
-    The pools have no weights before `Scheduler.publish_weights`.
+    The scheduler has no weights before `WeightStore.publish`.
 
     Args:
       tools: all tools of the run, by name.
@@ -328,24 +327,23 @@ def rollout_context(
     roles: dict[str, Role] = {}
     pools: dict[str, SlotPool] = {}
 
-    def make_pool(pool_weights: PoolWeights | None = None) -> SlotPool:
+    def make_pool() -> SlotPool:
         sampler = Sampler(opened.model, sampler_config, sampler_mesh)
-        return SlotPool(sampler, config.seed, pool_weights)
+        return SlotPool(sampler, config.seed)
 
-    shared_pool = None
-    if uses_adapters:
-        shared_pool = make_pool(AdapterPoolWeights(versions_in_use(config, weights)))
+    store_type = AdapterStore if uses_adapters else WeightStore
+    shared_pool = make_pool() if uses_adapters else None
     for specification in specifications:
         role = _role(config, specification, opened.codec, tools, weights)
         roles[role.name] = role
         # Roles of the same weights share slots, so that no role leaves slots idle for another.
         if role.weights not in pools:
-            has_versions = bool(config.rollout.ahead) and role.weights != INITIAL_WEIGHTS
-            pools[role.weights] = shared_pool or make_pool(PoolWeights(has_versions))
+            pools[role.weights] = shared_pool or make_pool()
     if extra_weights:
         pools[extra_weights] = make_pool()
     scheduler = Scheduler(
         pools,
+        store_type(versions_in_use(config, weights)),
         deterministic=config.rollout.deterministic,
         tool_timeout=config.rollout.tool_timeout,
         overlap=_overlaps(config.rollout.overlap),
@@ -396,8 +394,8 @@ def _role(
     )
 
 
-def _judge(config, library: Library, rollouts: RolloutContext, templates) -> Judge:
-    """Returns the judge of `config.judge.kind`; a judge that is a policy asks `rollouts` for its replies."""
+def _judge(config, library: Library, templates) -> Judge:
+    """Returns the judge of `config.judge.kind`."""
     settings = config.judge
     if settings.kind == 'rule':
         # Titles are listed at the first judgement: those of an encyclopedia would be read from disk.
@@ -405,7 +403,7 @@ def _judge(config, library: Library, rollouts: RolloutContext, templates) -> Jud
         return RuleJudge(titles, settings.rubrics, settings.max_failure_rate)
     if settings.kind == 'policy':
         grader = _GRADER.name if settings.grade_tokens else _JUDGE.name
-        writer = policy_writer(rollouts, settings.temperature, grader)
+        writer = policy_writer(settings.temperature, grader)
     else:
         writer = endpoint_writer(settings, templates)
     return TextJudge(writer, settings.rubrics, settings.max_failure_rate)
@@ -519,7 +517,7 @@ def initial_adapter(config, base: FrozenBase, model: ModelConfig, weights: str) 
 
 
 def versions_in_use(config, weights: Mapping[str, str]) -> dict[str, int]:
-    """Returns name of weights → number of versions that `AdapterPoolWeights` has to hold of them."""
+    """Returns name of weights → number of versions that can be in use at the same time."""
     versions: dict[str, int] = {}
     for name in weights.values():
         # With `rollout.ahead` the rollouts in progress are at most one training step old, and a step makes one version

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import itertools
@@ -475,9 +474,9 @@ def evaluate_step(
       UserError: too many searches, tool calls or judgements failed; `state` is then unchanged.
       TrainingStopped: no search found a passage; `state` is unchanged.
     """
-    judge_before = collections.Counter(context.evaluation.judge_stats)
+    rollouts = context.evaluation.bound()
     correct, rows = evaluate(
-        context.evaluation,
+        rollouts,
         context.library.evaluation_items,
         step.number,
         engine.recipe.evaluated_role,
@@ -489,8 +488,7 @@ def evaluate_step(
     hosts = context.rollouts.hosts
     searches = dict(sums(hosts.run_on_all_and_gather(context.check_and_reset_failures)))
     raise_if_nothing_found(engine.config, searches)
-    rollouts = context.evaluation
-    judge_stats = rollouts.gather_judge_stats(rollouts.judge_stats - judge_before)
+    judge_stats = rollouts.gather_judge_stats()
     # Keys are texts and values numbers, because the state is stored as JSON.
     results_by_hops: dict[str, list[int]] = {}
     metrics: dict[str, float] = {}
