@@ -76,7 +76,6 @@ import dataclasses
 from zeroplay_jax.configs import common
 from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.policy import sharding
-from zeroplay_jax.rollout.requests import EpisodeBatch
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.metrics import rows_per_context
 from zeroplay_jax.types import Outcome, Row, Trajectory, Turn
@@ -94,13 +93,13 @@ def make_row(number):
 whole = [make_row(number) for number in range(16)]
 identities = [(0, number) for number in range(16)]
 class Scheduler:
-    def wait(self, batch, also=None):
+    def wait(self, run, on_episode_end, also=None):
         while also is not None and not also():
             pass
         return [Outcome([row]) for row, identity in zip(whole, identities) if h.owns(identity)]
 context = RolloutContext(Scheduler(), {}, {}, hosts=h)
 for has_others in (False, True):
-    outcomes = context.await_episodes(EpisodeBatch(), identities, has_others)
+    outcomes = context.await_episodes(identities, lambda: None, has_others)
     rows = [row for outcome in outcomes for row in outcome.rows]
     assert [row.trajectory.identity for row in rows] == [(0, number, 0) for number in range(16)]
     assert [row.trajectory.turns for row in rows] == [(Turn('said'),)] * 16
