@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 from ml_collections import config_flags
 
-from zeroplay_jax.configuration import command_line
+from zeroplay_jax.configuration import command_line, fields
 from zeroplay_jax.configuration.places import download, fetch_file, fetch_model
 from zeroplay_jax.data import files
 from zeroplay_jax.objectives import rewards
@@ -42,6 +42,7 @@ from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Question, UserError
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def main(argv: list[str]) -> None:
     flags.FLAGS.sets = [fetch_file(path) for path in _SETS.value]
     _check_flags(config)
     download(config)
+    config = fields.frozen(config)
     if _WORKDIR.value:
         _evaluate_in_workdir(config)
         return
@@ -130,7 +132,7 @@ def main(argv: list[str]) -> None:
         _evaluate_held_out(config, run)
 
 
-def _check_flags(config) -> None:
+def _check_flags(config: Config) -> None:
     """Raises UserError for missing files and for settings that an evaluation does not support."""
     if _OUT.value.startswith('gs:/'):
         raise UserError(f'--out={_OUT.value}: {LOCAL_RESULTS}')
@@ -187,7 +189,7 @@ def _check_date(date: str) -> None:
         raise UserError(f'--date={date}: is not a day such as 2026-11-25')
 
 
-def _judgements(config) -> tuple[str, ...]:
+def _judgements(config: Config) -> tuple[str, ...]:
     """Returns what the evaluation asks of the judge (`Recipe.judgements`)."""
     names = {'judge': 'correct', 'rubrics': 'grade'}
     metrics = [_METRIC.value]
@@ -196,7 +198,7 @@ def _judgements(config) -> tuple[str, ...]:
     return tuple(names[metric] for metric in metrics if metric in names)
 
 
-def _check_workdir(config) -> None:
+def _check_workdir(config: Config) -> None:
     """Raises UserError for flags that --workdir needs or does not allow."""
     if not _WORKDIR.value:
         for flag, is_set in (
@@ -231,7 +233,7 @@ def _check_metric(name: str) -> None:
         raise UserError(f'--metric={name}: {error}') from None
 
 
-def _evaluate_held_out(config, run: RunContext) -> None:
+def _evaluate_held_out(config: Config, run: RunContext) -> None:
     """Asks the library's held-out questions; prints the mean and its 95 % interval, per hop count and in all.
 
     A JSON object with the same figures follows.
@@ -276,7 +278,7 @@ def _evaluate_held_out(config, run: RunContext) -> None:
     print(json.dumps(rounded))
 
 
-def _evaluate_in_workdir(config) -> None:
+def _evaluate_in_workdir(config: Config) -> None:
     """Plays and grades the open tasks of --sets into --workdir; prints the figures and a JSON object."""
     with progress.clock('loading libraries', config.progress):
         command_line.load_libraries()
@@ -310,7 +312,7 @@ def _load_sets(seed: int) -> dict[str, list[Question]]:
     return sets
 
 
-def _evaluate_sets(config, run: RunContext, sets: Mapping[str, list[Question]]) -> None:
+def _evaluate_sets(config: Config, run: RunContext, sets: Mapping[str, list[Question]]) -> None:
     """Asks the questions of --sets; prints a line of mean figures per set and a JSON object, and writes --out."""
     from zeroplay_jax.evaluation import question_sets
     from zeroplay_jax.training import build
@@ -373,7 +375,7 @@ def _answer_set(
     return answered
 
 
-def _result_settings(config, run: RunContext) -> Mapping[str, Any]:
+def _result_settings(config: Config, run: RunContext) -> Mapping[str, Any]:
     """Returns the settings of a result file; `zeroplay_jax.compare` requires most of them to be equal."""
     from zeroplay_jax.evaluation import question_sets
 

@@ -561,7 +561,7 @@ def check_devices(config) -> None:
     heads = _heads(config)
     # Checked first: more devices would not help such a mesh. -1 is known when the devices are counted.
     check_heads(config)
-    mesh = sharding.make_mesh(**config.mesh)
+    mesh = sharding.make_mesh(**dict(config.mesh))
     sharding.local_mesh(mesh)
     data_shards = sharding.data_shards(mesh)
     if config.micro.rows % data_shards:

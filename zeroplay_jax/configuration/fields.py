@@ -24,7 +24,7 @@ from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.settings.kinds import CONFIGS, IS_INPUT, ConfigError, Section, built_in_path, fail
 from zeroplay_jax.settings.renamed import REMOVED_FIELDS, RENAMED_FIELDS, with_new_names
-from zeroplay_jax.settings.schema import Run, TrainedRole
+from zeroplay_jax.settings.schema import Config, Run, TrainedRole
 from zeroplay_jax.types import Json
 
 
@@ -99,17 +99,16 @@ def add_missing_sections(config: ConfigDict) -> None:
     _add_sections(config, recipes.recipe_class(config.recipe))
 
 
-def leaves(config: ConfigDict | Mapping, prefix: str = '') -> Iterator[tuple[str, Any]]:
+def leaves(config: ConfigDict | Section | Mapping, prefix: str = '') -> Iterator[tuple[str, Any]]:
     """Yields all fields of a config, or of nested dicts, as (dotted name, value), in their order."""
-    for name in config:
-        value = config[name]
-        if isinstance(value, ConfigDict | Mapping):
+    for name, value in dict(config).items():
+        if isinstance(value, ConfigDict | Section | Mapping):
             yield from leaves(value, f'{prefix}{name}.')
         else:
             yield f'{prefix}{name}', value
 
 
-def input_paths(config: ConfigDict) -> Iterator[tuple[str, str]]:
+def input_paths(config: ConfigDict | Config) -> Iterator[tuple[str, str]]:
     """Yields (dotted name, value) of all fields of the type `kinds.InputPath` that are not empty."""
     values = dict(leaves(config))
     for section_name, section in _sections(config).items():
@@ -280,16 +279,21 @@ def checked_section(section: type[Section], name: str, values: Mapping[str, Any]
     return ConfigDict(section(**merged.to_dict()).model_dump())
 
 
-def _sections(config: ConfigDict) -> dict[str, type[Section]]:
+def _sections(config: ConfigDict | Config) -> dict[str, type[Section]]:
     """Returns {name: schema} of all sections of a config; '' names the fields at the top level."""
     sections: dict[str, type[Section]] = {'': Run}
-    for name in dict.fromkeys((*recipes.BUILT_IN, config.recipe)):
-        recipe = recipes.recipe_class(name)
-        sections |= recipe.settings
-        for specification in recipe.roles(config):
-            if specification.is_trained:
-                sections[specification.name] = TrainedRole
+    # A user's config has the sections of all built-in recipes, a frozen one those of its own.
+    names = (config.recipe,) if isinstance(config, Config) else (*recipes.BUILT_IN, config.recipe)
+    for name in dict.fromkeys(names):
+        sections |= _sections_of(config, name)
     return sections
+
+
+def _sections_of(config: ConfigDict | Config, recipe_name: str) -> dict[str, type[Section]]:
+    """Returns {name: schema} of the sections of a recipe and of the roles that it trains with this config."""
+    recipe = recipes.recipe_class(recipe_name)
+    trained = [role.name for role in recipe.roles(config) if role.is_trained]
+    return dict(recipe.settings) | dict.fromkeys(trained, TrainedRole)
 
 
 def _check_section(
@@ -352,6 +356,28 @@ def _fix(problem: Any, value: Any) -> str:
     if kind == 'value_error':
         return str(context['error'])
     return problem['msg']
+
+
+def frozen(config: ConfigDict | Config) -> Config:
+    """Returns a checked config as an object with typed fields that nothing changes any more; a Config as it is.
+
+    Sections that the recipe does not read, of other recipes and of roles that it does not train, are left out.
+
+    Raises:
+      ConfigError: as `check_values`.
+    """
+    if isinstance(config, Config):
+        return config
+    sections: dict[str, Any] = {
+        name: (section, ...) for name, section in _sections_of(config, config.recipe).items()
+    }
+    kind = pydantic.create_model('Config', __base__=Config, **sections)
+    values = config.to_dict()
+    try:
+        return kind.model_validate({name: values[name] for name in kind.model_fields})
+    except pydantic.ValidationError as error:
+        _refuse(error.errors()[0], '', dict(leaves(config)), dict(leaves(_schema_of(config))))
+        raise
 
 
 # ---- flags of commands -----------------------------------------------------------------------------
@@ -572,7 +598,7 @@ CHANGEABLE_FIELDS = (
 )
 
 
-def changeable_fields(config: ConfigDict) -> tuple[str, ...]:
+def changeable_fields(config: ConfigDict | Config) -> tuple[str, ...]:
     """Returns the fields that may change when a run of this config is resumed."""
     changeable = list(CHANGEABLE_FIELDS)
     # Levels of alarms.
@@ -583,19 +609,19 @@ def changeable_fields(config: ConfigDict) -> tuple[str, ...]:
     return tuple(changeable)
 
 
-def check(workdir: str | pathlib.Path, config: ConfigDict) -> None:
+def check(workdir: str | pathlib.Path, config: ConfigDict | Config) -> None:
     """Refuses a workdir of another config; changes nothing.
 
     Raises:
       WorkdirError: one line.
     """
-    arguments = (config.to_dict(), changeable_fields(config), defaults(config))
+    arguments = (frozen(config).to_dict(), changeable_fields(config), defaults(config))
     if objects.is_address(workdir):
         remote_workdir.check(str(workdir), config.bucket.spool, *arguments)
     else:
         run_workdir.check(pathlib.Path(workdir), *arguments)
 
 
-def defaults(config: ConfigDict) -> Json:
+def defaults(config: ConfigDict | Config) -> Json:
     """Returns the defaults of all fields, which the record of a run of an earlier version may lack."""
     return default_config(config.recipe).to_dict()

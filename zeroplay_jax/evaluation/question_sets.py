@@ -27,6 +27,7 @@ from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
 from zeroplay_jax.selfplay.context import RolloutContext
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import POLICY, Json, Question, TaskDropped, Trajectory, UserError
 
 COLLECTION = 'RUC-NLPIR/FlashRAG_datasets'
@@ -307,7 +308,7 @@ def means(answered: Sequence[Answered]) -> dict[str, float]:
 
 
 def result_settings(
-    config,
+    config: Config,
     policy: str,
     retrieval: str,
     metric: str,
@@ -325,7 +326,7 @@ def result_settings(
       template: what was chosen for the chat template (`template_choice.record`); left out if nothing was.
     """
     # With search alone only the syntax is written, so that results of versions without other tools stay comparable.
-    tools = config.tools.syntax
+    tools: str = config.tools.syntax
     if tuple(config.tools.names) != ('search',):
         tools = ' '.join([config.tools.syntax, *config.tools.names])
     rollout = config.rollout

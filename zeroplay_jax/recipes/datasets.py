@@ -16,6 +16,7 @@ from zeroplay_jax.objectives.rewards import stratify
 from zeroplay_jax.selfplay.library import Library, documents_for
 from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool
 from zeroplay_jax.settings.kinds import fail
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Question, Task, UserError, identity_rng
 
 T = TypeVar('T')
@@ -126,7 +127,7 @@ class DocumentSampler:
 
     def __init__(
         self,
-        config,
+        config: Config,
         library: Library,
         phases: Sequence[Phase] | None = None,
         batch_of_phase: Mapping[str, int] | None = None,
@@ -224,7 +225,7 @@ class DocumentFile:
       UserError: a line is unusable, or no document has some hops or type that the config requires.
     """
 
-    def __init__(self, config, phases: Sequence[Phase], batch_of_phase: Mapping[str, int]):
+    def __init__(self, config: Config, phases: Sequence[Phase], batch_of_phase: Mapping[str, int]):
         path = config.inputs.documents
         self._ratio = tuple(config.schedule.hop_ratio)
         self._phases = phases
@@ -320,7 +321,7 @@ def pool_tasks(
 
 
 def dataset_tasks(
-    config,
+    config: Config,
     dataset: EpochDataset[Question],
     step: Step,
     cursor: BatchCursor,
@@ -377,7 +378,7 @@ def _stratified_hops(ratio: Sequence[float], size: int) -> np.ndarray:
     return np.repeat(hop_counts, items_per_hops)
 
 
-def training_questions(config, library: Library) -> list[Question]:
+def training_questions(config: Config, library: Library) -> list[Question]:
     """Returns the questions of the file `inputs.questions`, or without one those of the training worlds.
 
     Raises:
@@ -394,7 +395,7 @@ def training_questions(config, library: Library) -> list[Question]:
     return library.worlds.questions(config.inputs.world_questions, hops)
 
 
-def hidden_answers(config, library: Library) -> list[HiddenAnswer]:
+def hidden_answers(config: Config, library: Library) -> list[HiddenAnswer]:
     """Returns the answers of the file `inputs.answers`, or without one those of the training worlds.
 
     Over all of them, hops are in the exact ratio of `schedule.hop_ratio`, in random order.
@@ -433,13 +434,13 @@ def hidden_answers(config, library: Library) -> list[HiddenAnswer]:
 # Schedules that several recipes share.
 
 
-def is_trained(config, role: str, iteration: int) -> bool:
+def is_trained(config: Config, role: str, iteration: int) -> bool:
     """Returns whether a role is trained in this iteration (`config.<role>.train_iterations`; -1: always)."""
     limit = config[role].train_iterations
     return limit < 0 or iteration < limit
 
 
-def generation_steps(config) -> int:
+def generation_steps(config: Config) -> int:
     """Returns the number of generation steps of an iteration: `pool.batches` or, at 0, as many as the solver needs."""
     questions_needed = config.solver.steps * config.solver.batch
     # A document gives at most one question. Rounded up, so that no question is trained on twice if none is rejected
@@ -447,12 +448,12 @@ def generation_steps(config) -> int:
     return config.pool.batches or math.ceil(questions_needed / config.pool.batch)
 
 
-def pool_is_full(config, pool: TaskPool) -> bool:
+def pool_is_full(config: Config, pool: TaskPool) -> bool:
     """Returns whether generation ends because the pool has `pool.target` questions."""
     return 0 < config.pool.target <= len(pool.questions)
 
 
-def check_target(config) -> None:
+def check_target(config: Config) -> None:
     """Refuses a `pool.target` that the generation steps of an iteration cannot reach.
 
     Raises:
@@ -465,7 +466,7 @@ def check_target(config) -> None:
         fail('pool.target', config.pool.target, problem, fix)
 
 
-def alternate(config) -> list[Phase]:
+def alternate(config: Config) -> list[Phase]:
     """Returns iterations × (proposer is trained, proposer generates questions, solver is trained on them).
 
     After its `train_iterations` a role has no phase of its own; questions are generated all the same.

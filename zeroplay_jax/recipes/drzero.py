@@ -26,6 +26,7 @@ from zeroplay_jax.rollout.prompts import BUILT_IN_FORMS, SEARCH_RULES, Prompts
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.settings.kinds import Section, fail
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Outcome, Question, Row, Task, TaskDropped
 
 _PROPOSER_PROMPT = (
@@ -82,12 +83,12 @@ class Recipe(RecipeBase):
     filterable_roles = ('solver',)
     distillable_roles = ('solver',)
 
-    def __init__(self, config, library):
+    def __init__(self, config: Config, library):
         super().__init__(config, library)
         self.documents = DocumentSampler(config, library)
 
     @classmethod
-    def roles(cls, config):
+    def roles(cls, config: Config):
         """Returns two trained roles; under HRPO the proposer's advantage groups span prompts."""
         by_hop = config.drzero.group == 'hop'
         return (
@@ -96,7 +97,7 @@ class Recipe(RecipeBase):
         )
 
     @classmethod
-    def check(cls, config):
+    def check(cls, config: Config):
         """Refuses hop counts with a single proposal, a window without measured solve rates, and mixed labels."""
         check_hop_groups(config)
         check_target(config)
@@ -291,7 +292,7 @@ def _quality(proposal: Proposal) -> tuple[bool, float]:
     return proposal.rejected is None, proposal.format['raw']
 
 
-def _check_labels(config) -> None:
+def _check_labels(config: Config) -> None:
     """Refuses labels by majority together with parts that read the proposer's answer."""
     if config.drzero.labels == 'proposer':
         return
@@ -301,7 +302,7 @@ def _check_labels(config) -> None:
         fail('drzero.labels', 'majority', problem, fix)
 
 
-def check_hop_groups(config) -> None:
+def check_hop_groups(config: Config) -> None:
     """Refuses a batch in which some hop count has fewer than two proposals, which HRPO cannot compare.
 
     Raises:

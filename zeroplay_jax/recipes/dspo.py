@@ -20,6 +20,7 @@ from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.schedule import Phase
 from zeroplay_jax.settings.kinds import fail
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Outcome
 
 
@@ -29,7 +30,7 @@ class Recipe(RecipeBase):
     input_files = ('questions',)
     filterable_roles = ('solver',)
 
-    def __init__(self, config, library):
+    def __init__(self, config: Config, library):
         super().__init__(config, library)
         questions = training_questions(config, library)
         self._dataset = EpochDataset(questions, config.seed)
@@ -44,12 +45,12 @@ class Recipe(RecipeBase):
             )
 
     @classmethod
-    def roles(cls, config):
+    def roles(cls, config: Config):
         """Returns the only role."""
         return (RoleSpec('solver', 'solver'),)
 
     @classmethod
-    def check(cls, config):
+    def check(cls, config: Config):
         """Refuses a corpus of the user without questions."""
         # A prepared corpus (NQ, HotpotQA, …) comes without questions to train on.
         if config.retrieval.kind != 'world' and not config.inputs.questions:

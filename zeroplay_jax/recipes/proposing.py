@@ -13,6 +13,7 @@ from zeroplay_jax.objectives import rewards
 from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay.answers import group_of, retrieved_passages
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Question, Row, RowInfo, Task, Trajectory, identity_rng
 
 if TYPE_CHECKING:
@@ -126,7 +127,11 @@ def _names(path: Json) -> list[str]:
 
 
 def teacher_prompt(
-    context: RolloutContext, config, identity: tuple[int, ...], question: Question, role: str
+    context: RolloutContext,
+    config: Config,
+    identity: tuple[int, ...],
+    question: Question,
+    role: str,
 ) -> tuple[np.ndarray | None, float]:
     """Returns the teacher's prompt, int32 [tokens], and 1.0 if it was too long before any cut, else 0.0.
 

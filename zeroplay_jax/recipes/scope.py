@@ -53,6 +53,7 @@ from zeroplay_jax.settings.kinds import (
     fail,
     requires,
 )
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Outcome, Question, Row, RowInfo, Task, TaskDropped, Trajectory
 
 _CHALLENGER_PROMPT = (
@@ -146,7 +147,7 @@ class Recipe(RecipeBase):
     filterable_roles = ('solver',)
     has_open_tasks = True
 
-    def __init__(self, config, library):
+    def __init__(self, config: Config, library):
         super().__init__(config, library)
         self._dataset: EpochDataset[Question] | None = None
         if config.inputs.tasks:
@@ -155,7 +156,7 @@ class Recipe(RecipeBase):
             self.documents = DocumentSampler(config, library)
 
     @classmethod
-    def roles(cls, config):
+    def roles(cls, config: Config):
         """Returns two trained roles. The judge is not among them: `config.judge` chooses it."""
         # The challenger is called 'proposer', so that configs and metrics of all recipes agree.
         return (
@@ -164,7 +165,7 @@ class Recipe(RecipeBase):
         )
 
     @classmethod
-    def check(cls, config):
+    def check(cls, config: Config):
         """Refuses crossed length limits, and the rule judge outside miniature worlds."""
         check_target(config)
         settings = config.scope
@@ -181,12 +182,12 @@ class Recipe(RecipeBase):
             fail('scope.relevant_to', 'source', problem, 'give evidence')
 
     @classmethod
-    def reads_documents(cls, config):
+    def reads_documents(cls, config: Config):
         """Returns whether tasks are proposed about documents of the corpus."""
         return super().reads_documents(config) and not config.inputs.tasks
 
     @classmethod
-    def judgements(cls, config):
+    def judgements(cls, config: Config):
         """Returns grades, and those of proposed tasks."""
         proposed = () if config.inputs.tasks else ('rubrics',)
         gates = ('gate',) if config.scope.gates and proposed else ()

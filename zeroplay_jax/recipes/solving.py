@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.recipes.proposing import teacher_prompt
 from zeroplay_jax.selfplay.answers import final_answer, group_of, score
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Question, Row, RowInfo, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ async def solve_count(
 
 async def solver_rows(
     context: RolloutContext,
-    config,
+    config: Config,
     role: str,
     task: Task,
     question: Question,
@@ -151,7 +152,7 @@ async def solver_rows(
     return rows
 
 
-def overlong_part(config, trajectory: Trajectory) -> float:
+def overlong_part(config: Config, trajectory: Trajectory) -> float:
     """Returns the penalty, from 0 to -1, of a rollout that nearly fills its slot (DAPO's soft overlong shaping).
 
     0 if `reward.overlong_buffer` is 0.

@@ -27,6 +27,7 @@ from zeroplay_jax.selfplay.answers import final_answer, group_of, retrieved_pass
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.settings.kinds import NonNegativeInt, PositiveInt, Section, fail
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import (
     Json,
     Outcome,
@@ -116,12 +117,12 @@ class Recipe(RecipeBase):
     }
     input_files = ('answers',)
 
-    def __init__(self, config, library):
+    def __init__(self, config: Config, library):
         super().__init__(config, library)
         self._answers = EpochDataset(hidden_answers(config, library), config.seed)
 
     @classmethod
-    def roles(cls, config):
+    def roles(cls, config: Config):
         """Returns proposer, solver and checker; the checker is the solver without tools, limited to one turn."""
         return (
             RoleSpec('proposer', 'proposer_from_answer', terminal_tags=('question',)),
@@ -130,7 +131,7 @@ class Recipe(RecipeBase):
         )
 
     @classmethod
-    def check(cls, config):
+    def check(cls, config: Config):
         """Refuses the engine's filter, and a corpus of the user without answers."""
         if config.solver.filter_groups:
             fix = 'set it to false, or take another recipe'
@@ -144,7 +145,7 @@ class Recipe(RecipeBase):
             fail('inputs.answers', '', problem, 'name a file')
 
     @classmethod
-    def judgements(cls, config):
+    def judgements(cls, config: Config):
         """Adds the answers of the answerability check."""
         names = super().judgements(config)
         is_checker = config.ssp.answerability_check and config.ssp.checker == 'judge'

@@ -20,6 +20,7 @@ from zeroplay_jax.selfplay.metrics import invalid_reason
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.selfplay.schedule import BatchCursor, Step, TaskPool
 from zeroplay_jax.selfplay.update import GroupFilter
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Outcome, Row, Task, TaskDropped, UserError
 
 
@@ -50,7 +51,7 @@ class Collector:
 
     def __init__(
         self,
-        config,
+        config: Config,
         recipe: Recipe,
         context: RolloutContext,
         pool: TaskPool,

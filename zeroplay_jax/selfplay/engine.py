@@ -31,6 +31,7 @@ from zeroplay_jax.selfplay.records import (
 )
 from zeroplay_jax.selfplay.schedule import Step, TaskPool
 from zeroplay_jax.selfplay.update import GroupFilter, RoleUpdates
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Outcome, Row
 
 # Omitted in steps that train no role: rewards are not used there, and Dr. Zero's generation leaves them 0.
@@ -59,7 +60,7 @@ class Engine:
 
     def __init__(
         self,
-        config,
+        config: Config,
         recipe: Recipe,
         context: RolloutContext,
         learners: dict[str, Learner],

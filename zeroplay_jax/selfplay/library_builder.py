@@ -28,6 +28,7 @@ from zeroplay_jax.selfplay.library import (
     WorldMaterial,
     has_index,
 )
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Question, UserError
 
 # Largest number of open tasks per hop count: a world has few passages to describe, and every rubric is one judgement.
@@ -59,7 +60,7 @@ class IndexedDocuments(Sequence[Document]):
         return self._passages.has_id(passage_id)
 
 
-def build_library(config, with_open_tasks: bool = False) -> Library:
+def build_library(config: Config, with_open_tasks: bool = False) -> Library:
     """Builds the library that `config.retrieval` names, with the evaluation questions of `config.eval`.
 
     Args:
@@ -109,7 +110,7 @@ def check_and_reset_failures(library: Library) -> dict[str, float]:
     return counts
 
 
-def open_real_corpus(config) -> tuple[SearchableCorpus, str]:
+def open_real_corpus(config: Config) -> tuple[SearchableCorpus, str]:
     """Opens the index folder or search server of `config.retrieval`; returns it and its name.
 
     Waits up to ten minutes for a server.
@@ -160,7 +161,7 @@ def _check_ids_of_server(
             )
 
 
-def _real_library(config) -> Library:
+def _real_library(config: Config) -> Library:
     """Returns the library of an index folder or a search server, with the user's evaluation files."""
     corpus, corpus_name = open_real_corpus(config)
     # A search server needs a folder only where documents are read.
@@ -197,7 +198,7 @@ def _real_library(config) -> Library:
     )
 
 
-def _worlds(config, split_name: Literal['train', 'evaluation']) -> list[World]:
+def _worlds(config: Config, split_name: Literal['train', 'evaluation']) -> list[World]:
     """Returns the miniature worlds of `config.world.train` or `config.world.evaluation`: (first seed, count)."""
     first_seed, count = config.world[split_name]
     worlds = []
@@ -206,7 +207,7 @@ def _worlds(config, split_name: Literal['train', 'evaluation']) -> list[World]:
     return worlds
 
 
-def held_out_corpus_and_questions(config) -> tuple[SearchableCorpus, tuple[Question, ...]]:
+def held_out_corpus_and_questions(config: Config) -> tuple[SearchableCorpus, tuple[Question, ...]]:
     """Builds the corpus that evaluations in the miniature world search; returns it and their questions.
 
     The corpus holds the passages of all training and evaluation worlds (`config.world`).
@@ -218,7 +219,7 @@ def held_out_corpus_and_questions(config) -> tuple[SearchableCorpus, tuple[Quest
     return corpus, tuple(map(Question.from_json, records))
 
 
-def _world_library(config, with_open_tasks: bool) -> Library:
+def _world_library(config: Config, with_open_tasks: bool) -> Library:
     """Returns the library of the miniature worlds: training searches training worlds, evaluations search all."""
     training_worlds = _worlds(config, 'train')
     held_out, questions = held_out_corpus_and_questions(config)
@@ -248,7 +249,7 @@ def _world_library(config, with_open_tasks: bool) -> Library:
     )
 
 
-def _world_corpus(config, worlds: Sequence[World]) -> SearchableCorpus:
+def _world_corpus(config: Config, worlds: Sequence[World]) -> SearchableCorpus:
     """Returns a corpus of the passages of these worlds, with an index and a client of its own."""
     client = Client(
         InProcess(_world_index(worlds)), max_failure_rate=config.retrieval.max_failure_rate

@@ -22,6 +22,7 @@ from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.recipe import Recipe, trained_roles
 from zeroplay_jax.settings.kinds import HOPS_CHECKPOINT, OPEN_CHECKPOINT, fail
 from zeroplay_jax.settings.rollouts import written_tokens
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.registry import BUILT_IN
 from zeroplay_jax.types import Question, TaskDropped, Trajectory
 
@@ -148,7 +149,7 @@ def _unexplained_tools(context: RolloutContext) -> list[str]:
     return warnings
 
 
-def _worst_per_field(config, measurements: Sequence[_Measurement]) -> list[_Measurement]:
+def _worst_per_field(config: Config, measurements: Sequence[_Measurement]) -> list[_Measurement]:
     """Returns for each config field that limits prompts the measurement that requires its largest value."""
     worst: dict[str, _Measurement] = {}
     for measurement in measurements:
@@ -234,7 +235,7 @@ def _rounded_up(tokens: int) -> int:
 # ---- messages ----------------------------------------------------------------------------------------
 
 
-def _field(config, role: Role) -> str:
+def _field(config: Config, role: Role) -> str:
     """Returns the config field that limits the prompts of a role."""
     # A role without tools has one turn; its prompt may take all of the slot that the reply leaves free.
     if not role.env.tools:
@@ -244,7 +245,7 @@ def _field(config, role: Role) -> str:
     return 'rollout.prompt_tokens'
 
 
-def _limit(config, role: Role) -> int:
+def _limit(config: Config, role: Role) -> int:
     section, name = _field(config, role).split('.')
     return config[section][name]
 
@@ -259,7 +260,7 @@ def _problem(measurement: _Measurement) -> str:
     )
 
 
-def _fix(config, measurements: Sequence[_Measurement]) -> str:
+def _fix(config: Config, measurements: Sequence[_Measurement]) -> str:
     """Returns the part of a message that lists the fields to set so that the measured prompts fit.
 
     A longer prompt or slot can exceed further limits, which are then listed as well.

@@ -6,9 +6,10 @@ import sys
 
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.settings.schema import Config
 
 
-def record(config, codec: Codec) -> dict[str, str]:
+def record(config: Config, codec: Codec) -> dict[str, str]:
     """Returns what was chosen for a chat template and changes prompts: 'date', 'role of results'; {} if nothing was."""
     choices = {}
     if codec.date:
@@ -19,7 +20,7 @@ def record(config, codec: Codec) -> dict[str, str]:
     return choices
 
 
-def notes(config, codec: Codec) -> list[str]:
+def notes(config: Config, codec: Codec) -> list[str]:
     """Returns what a user should know about tokenizer and chat template, a line each."""
     template = codec.template
     lines = [*codec.notes, *template.notes]
@@ -39,7 +40,7 @@ def notes(config, codec: Codec) -> list[str]:
     return lines
 
 
-def print_notes(config, codec: Codec, prefix: str = '') -> None:
+def print_notes(config: Config, codec: Codec, prefix: str = '') -> None:
     """Prints `notes` on stderr."""
     for line in notes(config, codec):
         print(f'{prefix}note: {line}', file=sys.stderr)

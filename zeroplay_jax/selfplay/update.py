@@ -29,6 +29,7 @@ from zeroplay_jax.selfplay.update_batch import (
     split_minibatches,
     trained_rows,
 )
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Row, UserError, identity_rng
 
 
@@ -264,7 +265,7 @@ class RoleUpdates:
 class GroupFilter:
     """Selects groups with reward variance and carries surplus groups over to the next step."""
 
-    def __init__(self, config):
+    def __init__(self, config: Config):
         self._config = config
         # Role → rows of the groups beyond a full batch, which the next `select` takes first.
         self._carried_over: dict[str, list[Row]] = {}

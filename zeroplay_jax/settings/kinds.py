@@ -34,6 +34,14 @@ class Section(pydantic.BaseModel):
         allow_inf_nan=False,
     )
 
+    def __getitem__(self, name: str) -> Any:
+        """Returns a field or section, as a ConfigDict does: names of roles are known only at run time."""
+        return getattr(self, name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the values as nested dicts."""
+        return self.model_dump()
+
 
 def requires(is_allowed: Callable[[Any], Any], fix: str) -> AfterValidator:
     """Returns a pydantic validator that refuses values for which `is_allowed` is false.

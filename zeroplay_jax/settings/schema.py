@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import pathlib
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -607,3 +607,15 @@ class Run(Section):
     alarms: Alarms = Alarms()
     log_trajectories: NonNegativeInt = 16
     """Approximate number of rollouts per step in trajectories.jsonl."""
+
+
+class Config(Run):
+    """The settings of a run that was checked: frozen, with the sections of its recipe and of its trained roles.
+
+    `configuration.fields.frozen` makes it of the ConfigDict that a user writes. Sections that are no fields of `Run`
+    are `config.name` or `config[name]`, and unknown to type checkers.
+    """
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...

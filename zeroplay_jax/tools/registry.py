@@ -2,7 +2,7 @@
 
 A factory takes the run's config and a document source and returns a tool or a list of tools:
 
-    def weather(config, source):
+    def weather(config: Config, source):
         return WeatherTool(api_key=os.environ['WEATHER_KEY'])
 
 `config.tools.names=('search', 'my_package.weather:weather')` uses it. A training run calls each
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval.types import CannotOpen
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.calculator import CalculatorTool
 from zeroplay_jax.tools.search import OpenTool, SearchTool
@@ -43,7 +44,7 @@ class DocumentSource(Protocol):
 Factory = Callable[[Any, DocumentSource], Tool | Sequence[Tool]]
 
 
-def _search(config, source: DocumentSource) -> Tool:
+def _search(config: Config, source: DocumentSource) -> Tool:
     return SearchTool(source.search, workers=_workers(source))
 
 
@@ -52,7 +53,7 @@ def _workers(source: DocumentSource) -> int:
     return getattr(source, 'concurrent_requests', 1)
 
 
-def _open(config, source: DocumentSource) -> Tool:
+def _open(config: Config, source: DocumentSource) -> Tool:
     """Returns the tool 'open'; raises UserError if the source has no whole documents."""
     try:
         # Search servers of other projects have no whole documents. One request shows that before the run begins.
@@ -65,11 +66,11 @@ def _open(config, source: DocumentSource) -> Tool:
     return OpenTool(source.open, _workers(source))
 
 
-def _calculator(config, source: DocumentSource) -> Tool:
+def _calculator(config: Config, source: DocumentSource) -> Tool:
     return CalculatorTool()
 
 
-def _mcp(config, source: DocumentSource) -> Sequence[Tool]:
+def _mcp(config: Config, source: DocumentSource) -> Sequence[Tool]:
     # The source is ignored, because a server decides by itself what its tools read.
     from zeroplay_jax.tools import mcp  # optional dependency
 
@@ -96,7 +97,7 @@ def check_name(name: str) -> None:
         )
 
 
-def build_tools(config, source: DocumentSource) -> dict[str, Tool]:
+def build_tools(config: Config, source: DocumentSource) -> dict[str, Tool]:
     """Builds the tools of `config.tools.names` over one document source; returns them by name.
 
     Raises:
@@ -120,7 +121,7 @@ def build_tools(config, source: DocumentSource) -> dict[str, Tool]:
     return tools
 
 
-def _tools_of(entry: str, config, source: DocumentSource) -> Sequence[Tool]:
+def _tools_of(entry: str, config: Config, source: DocumentSource) -> Sequence[Tool]:
     """Returns the tools of one entry of `config.tools.names`.
 
     An entry is a built-in name, or the import path of a `Tool` object, of a subclass of `Tool` that takes no arguments,

@@ -44,6 +44,7 @@ from zeroplay_jax.runtime.record import Entries, Identity, find_difference
 from zeroplay_jax.runtime.remote_workdir import StepRemoved, local_source, newest_step
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Step
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.training.run_folder import POLICY
 from zeroplay_jax.types import Json, UserError
 
@@ -128,7 +129,7 @@ def check_policies(hosts: Hosts, source: Source, names: list[str]) -> None:
     hosts.run_on_first(check_locally)
 
 
-def check_adapters(hosts: Hosts, source: Source, config, inputs: Entries) -> None:
+def check_adapters(hosts: Hosts, source: Source, config: Config, inputs: Entries) -> None:
     """Raises UserError unless the adapters of a checkpoint compute the same policies in a new run.
 
     All processes must call it. Their shapes do not tell another alpha or another base of the same size. Nothing is
@@ -141,7 +142,7 @@ def check_adapters(hosts: Hosts, source: Source, config, inputs: Entries) -> Non
     hosts.run_on_first(lambda: _check_adapters(source, config, inputs))
 
 
-def _check_adapters(source: Source, config, inputs: Entries) -> None:
+def _check_adapters(source: Source, config: Config, inputs: Entries) -> None:
     """Does the work of `check_adapters` in one process."""
     # The checkpoint of the best evaluation lies one level deeper.
     run = source.workdir if (source.workdir / FOLDER).is_dir() else source.workdir.parent
@@ -310,7 +311,7 @@ _RESULTS = ('evaluations', 'rubrics', 'scores')
 _STAGED = '.continued'
 
 
-def is_longer(hosts: Hosts, workdir: pathlib.Path, source: Source, config) -> bool:
+def is_longer(hosts: Hosts, workdir: pathlib.Path, source: Source, config: Config) -> bool:
     """Returns whether a new run continues the schedule of another one instead of beginning a new one.
 
     It does if it has more iterations, and equal values of all other fields that must not change when a run is resumed,

@@ -39,6 +39,7 @@ from zeroplay_jax.runtime.remote_workdir import (
     manifest_text,
     spool,
 )
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.training.mirror import DOWNLOADS, RECORDS, SUFFIX_DIGITS, Mirror, PartMirror
 from zeroplay_jax.training.uploads import Parts
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
@@ -112,7 +113,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def opened(hosts: Hosts, workdir: str | pathlib.Path, config) -> Iterator[Place]:
+def opened(hosts: Hosts, workdir: str | pathlib.Path, config: Config) -> Iterator[Place]:
     """Returns a context with the local folder of a run; a folder as it is.
 
     For a workdir in a bucket, the first process takes the lease, and all bring the newest checkpoint down and upload
@@ -186,7 +187,7 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _opened(hosts: Hosts, address: str, config) -> Iterator[_Run]:
+def _opened(hosts: Hosts, address: str, config: Config) -> Iterator[_Run]:
     """Takes the lease of a run in a bucket, in the first process; returns a context with the run.
 
     Raises:
@@ -211,7 +212,7 @@ def _opened(hosts: Hosts, address: str, config) -> Iterator[_Run]:
         yield _Run(remote, run_id, lease, manifests)
 
 
-def _folder(hosts: Hosts, config, run_id: str, address: str) -> pathlib.Path:
+def _folder(hosts: Hosts, config: Config, run_id: str, address: str) -> pathlib.Path:
     """Returns the local folder of this process."""
     process = hosts.index if hosts.count > 1 else None
     _, path = objects.split(address)
@@ -265,7 +266,7 @@ def _enter_when_free(
         time.sleep(_LOCK_SECONDS)
 
 
-def _place_of_one(hosts: Hosts, run: _Run, folder: pathlib.Path, config) -> Place:
+def _place_of_one(hosts: Hosts, run: _Run, folder: pathlib.Path, config: Config) -> Place:
     """Returns the place of a run of one process, with its newest checkpoint."""
     remote, manifests = run.remote, run.manifests
     try:
@@ -283,7 +284,7 @@ def _place_of_several(
     shared: _Shared,
     run: _Run | None,
     folder: pathlib.Path,
-    config,
+    config: Config,
 ) -> Place:
     """Returns the place of this process of several, with the newest checkpoint.
 

@@ -44,6 +44,7 @@ from zeroplay_jax.selfplay.recipe import (
 )
 from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, fail
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
 from zeroplay_jax.training import policy_settings
@@ -135,7 +136,7 @@ class PolicyFolder:
     codec: Codec
 
 
-def open_policy(config, date: str = '') -> PolicyFolder:
+def open_policy(config: Config, date: str = '') -> PolicyFolder:
     """Returns architecture, tokenizer and mesh of `config.policy` and `config.mesh`, without loading the weights.
 
     Args:
@@ -149,7 +150,7 @@ def open_policy(config, date: str = '') -> PolicyFolder:
     model = hf.read_config(folder, **computation)
     policy_settings.check_positions(config, folder)
     divide_cpu(config.cpu_devices)
-    mesh = sharding.make_mesh(**config.mesh)
+    mesh = sharding.make_mesh(**dict(config.mesh))
     # Called for its error alone: reading the weights, which comes later, may take minutes.
     sharding.local_mesh(mesh)
     codec = open_codec(folder, date)
@@ -159,7 +160,7 @@ def open_policy(config, date: str = '') -> PolicyFolder:
 
 
 def build(
-    config,
+    config: Config,
     extra_weights: str = '',
     for_training: bool = False,
     before_weights: Callable[[RolloutContext], None] | None = None,
@@ -248,7 +249,7 @@ def load_like(run: RunContext, folder: str) -> Params:
 
 
 def _rollout_contexts(
-    config,
+    config: Config,
     recipe: type[Recipe],
     opened: PolicyFolder,
     library: Library,
@@ -300,7 +301,7 @@ def _tools_of_roles(*contexts: RolloutContext) -> tuple[Tool, ...]:
 
 
 def rollout_context(
-    config,
+    config: Config,
     specifications: Iterable[RoleSpec],
     opened: PolicyFolder,
     tools: Mapping[str, Tool],
@@ -322,7 +323,7 @@ def rollout_context(
       extra_weights: name of further weights that get slots of their own; '' for none.
       uses_adapters: whether the weights are adapters over one base (`policy.adapters`).
     """
-    sampler_config = SamplerConfig(**config.sampler, eos=opened.codec.eos_ids)
+    sampler_config = SamplerConfig(**dict(config.sampler), eos=opened.codec.eos_ids)
     sampler_mesh = sharding.local_mesh(opened.mesh)
     roles: dict[str, Role] = {}
     pools: dict[str, SlotPool] = {}
@@ -360,7 +361,7 @@ def _overlaps(setting: str) -> bool:
 
 
 def _role(
-    config,
+    config: Config,
     specification: RoleSpec,
     codec: Codec,
     tools: Mapping[str, Tool],
@@ -394,26 +395,27 @@ def _role(
     )
 
 
-def _judge(config, library: Library, templates) -> Judge:
+def _judge(config: Config, library: Library, templates) -> Judge:
     """Returns the judge of `config.judge.kind`."""
     settings = config.judge
+    fewest, most = settings.rubrics
     if settings.kind == 'rule':
         # Titles are listed at the first judgement: those of an encyclopedia would be read from disk.
         titles = functools.partial(_titles, library)
-        return RuleJudge(titles, settings.rubrics, settings.max_failure_rate)
+        return RuleJudge(titles, (fewest, most), settings.max_failure_rate)
     if settings.kind == 'policy':
         grader = _GRADER.name if settings.grade_tokens else _JUDGE.name
         writer = policy_writer(settings.temperature, grader)
     else:
         writer = endpoint_writer(settings, templates)
-    return TextJudge(writer, settings.rubrics, settings.max_failure_rate)
+    return TextJudge(writer, (fewest, most), settings.max_failure_rate)
 
 
 def _titles(library: Library) -> Sequence[str]:
     return [document.title for document in library.documents]
 
 
-def build_engine(config, run: RunContext) -> Engine:
+def build_engine(config: Config, run: RunContext) -> Engine:
     """Returns the engine of `config.recipe`, ready for its first step; publishes all weights to their slots.
 
     Args:
@@ -456,7 +458,7 @@ def build_engine(config, run: RunContext) -> Engine:
 # Which role has which weights, loading them, and the learners that train them.
 
 
-def weights_of_roles(config) -> dict[str, str]:
+def weights_of_roles(config: Config) -> dict[str, str]:
     """Returns trained role → name of its weights: the role's name, or 'policy' unless config.weights='separate'."""
     weights: dict[str, str] = {}
     for role in trained_roles(config):
@@ -464,7 +466,7 @@ def weights_of_roles(config) -> dict[str, str]:
     return weights
 
 
-def check_base(config) -> None:
+def check_base(config: Config) -> None:
     """Raises ConfigError if the base of a training run with adapters is an adapter itself."""
     # Not a rule about configs: an evaluation with the same config takes the folder of a trained adapter.
     if adapter_config.is_adapter(config.policy.path):
@@ -474,7 +476,7 @@ def check_base(config) -> None:
 
 
 def load_weights(
-    config,
+    config: Config,
     folder: pathlib.Path,
     model: ModelConfig,
     mesh: Mesh,
@@ -503,7 +505,7 @@ def load_weights(
     return {}, base
 
 
-def initial_adapter(config, base: FrozenBase, model: ModelConfig, weights: str) -> Params:
+def initial_adapter(config: Config, base: FrozenBase, model: ModelConfig, weights: str) -> Params:
     """Returns the adapter that weights of a name start from: the one in a folder, or a fresh one."""
     # Roles that share their weights name the same folder (configuration/rules.py).
     folders = {
@@ -516,7 +518,7 @@ def initial_adapter(config, base: FrozenBase, model: ModelConfig, weights: str) 
     return adapters.init(base.params, settings.linears, settings.rank, config.seed, weights)
 
 
-def versions_in_use(config, weights: Mapping[str, str]) -> dict[str, int]:
+def versions_in_use(config: Config, weights: Mapping[str, str]) -> dict[str, int]:
     """Returns name of weights → number of versions that can be in use at the same time."""
     versions: dict[str, int] = {}
     for name in weights.values():

@@ -23,6 +23,7 @@ from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Step
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.training import build
 from zeroplay_jax.training.outcome import current_stop, learning_summary, proposal_summary
 from zeroplay_jax.training.policies import export_texts, model_card, write_policy
@@ -30,7 +31,7 @@ from zeroplay_jax.types import Json, Question, Row, ToolCall
 
 
 def finish(
-    config,
+    config: Config,
     workdir: pathlib.Path,
     context: build.RunContext,
     engine: Engine,
@@ -66,7 +67,7 @@ def finish(
 
 
 def _export(
-    config,
+    config: Config,
     workdir: pathlib.Path,
     context: build.RunContext,
     engine: Engine,

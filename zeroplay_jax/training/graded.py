@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.judge import Judge, RuleJudge, TextJudge
 from zeroplay_jax.selfplay.judge_endpoint import check_judge, endpoint_writer
 from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.training import build, outcome, run_folder
 from zeroplay_jax.types import Json, UserError
 
@@ -63,7 +65,7 @@ class _OnlyEstimate(Exception):
     """Ends an evaluation of which only the estimate was wanted."""
 
 
-def evaluate(config, plan: Plan) -> dict[str, Any]:
+def evaluate(config: Config, plan: Plan) -> dict[str, Any]:
     """Plays and grades the tasks that are not recorded yet; writes the results and returns them.
 
     Prints the estimate before the weights are loaded. With `plan.only_estimate` nothing else happens, and the numbers
@@ -148,7 +150,7 @@ def summary_text(result: Mapping[str, Any], folder: pathlib.Path) -> str:
     return '\n'.join(lines)
 
 
-def _free_fields(config) -> tuple[str, ...]:
+def _free_fields(config: Config) -> tuple[str, ...]:
     """Returns the fields that another start may change: answers do not depend on them, and grades are named by them."""
     free = list(fields.changeable_fields(config))
     for name, _ in fields.leaves(config):
@@ -157,7 +159,7 @@ def _free_fields(config) -> tuple[str, ...]:
     return tuple(free)
 
 
-def _inputs(config, path: str) -> Entries:
+def _inputs(config: Config, path: str) -> Entries:
     """Returns the fingerprints of all files that answers depend on, by config field; those of the tasks as '--sets'."""
     file = pathlib.Path(path)
     (digest,) = file_digests([file])
@@ -187,7 +189,7 @@ def _check_inputs(folder: pathlib.Path, inputs: Entries) -> None:
 # ---- judges ------------------------------------------------------------------------------------------
 
 
-def _judge_costs(config) -> list[JudgeCost]:
+def _judge_costs(config: Config) -> list[JudgeCost]:
     """Returns name, key, reply limit and prices of the judge and, if there is one, of the second judge.
 
     Raises:
@@ -204,25 +206,19 @@ def _judge_costs(config) -> list[JudgeCost]:
     return costs
 
 
-def _grading_settings(judge):
-    """Returns the settings of `config.judge` with those for grading as the common ones."""
-    settings = judge.copy_and_resolve_references()
-    settings.model = judge.grade_model or judge.model
-    settings.tokens = judge.grade_tokens or judge.tokens
-    settings.update(grade_model='', grade_tokens=0)
-    return settings
-
-
-def _settings_of(config, name: str):
-    """Returns the settings of a judge for grading; those of 'second_judge' with all fields of `config.judge`."""
-    settings = _grading_settings(config.judge)
+def _settings_of(config: Config, name: str) -> types.SimpleNamespace:
+    """Returns the settings of a judge, with those for grading; 'second_judge' has all fields of `judge`."""
+    judge = config.judge
+    settings = dict(judge) | {'grade_model': '', 'grade_tokens': 0}
+    settings['model'] = judge.grade_model or judge.model
+    settings['tokens'] = judge.grade_tokens or judge.tokens
     if name == 'second_judge':
-        settings.update(config.second_judge)
-    return settings
+        settings |= dict(config.second_judge)
+    return types.SimpleNamespace(**settings)
 
 
-def _judge_cost(config, name: str, settings) -> JudgeCost:
-    """Returns name, key, reply limit and prices of one judge; `settings`: of `_grading_settings`."""
+def _judge_cost(config: Config, name: str, settings: types.SimpleNamespace) -> JudgeCost:
+    """Returns name, key, reply limit and prices of one judge; `settings`: of `_settings_of`."""
     if settings.kind == 'rule':
         return JudgeCost(name, 'rule', 0)
     description = settings.kind
@@ -238,11 +234,11 @@ def _judge_cost(config, name: str, settings) -> JudgeCost:
     return JudgeCost(name, f'{description} {digest}', settings.tokens, prices)
 
 
-def _templates(config) -> dict[str, str]:
+def _templates(config: Config) -> dict[str, str]:
     return prompts.select(config.prompts, recipe_class(config.recipe).prompts)
 
 
-def _second_judge(config) -> Judge:
+def _second_judge(config: Config) -> Judge:
     """Returns the second judge of a config that has one."""
     settings = _settings_of(config, 'second_judge')
     if settings.kind == 'rule':
@@ -256,7 +252,7 @@ def _second_judge(config) -> Judge:
 
 
 def _estimate(
-    config,
+    config: Config,
     plan: Plan,
     tasks: Sequence[RubricTask],
     costs: Sequence[JudgeCost],
@@ -294,7 +290,7 @@ def _estimate_json(
 
 
 def _grade(
-    config,
+    config: Config,
     plan: Plan,
     tasks: Sequence[RubricTask],
     costs: Sequence[JudgeCost],
@@ -351,7 +347,7 @@ def _grade(
         )
 
 
-def _result_settings(config, plan: Plan, run: build.RunContext, judge: str) -> Json:
+def _result_settings(config: Config, plan: Plan, run: build.RunContext, judge: str) -> Json:
     """Returns what an evaluation measured; `judge`: key of the first judge, whose scores `compare` reads."""
     return question_sets.result_settings(
         config,

@@ -13,7 +13,9 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 
+from zeroplay_jax.configuration import fields
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.evaluation.play import evaluate
 from zeroplay_jax.learner.checkpoint import (
@@ -32,6 +34,7 @@ from zeroplay_jax.runtime.record import STATE_FIELD, Identity, hash_of
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.recipe import RecipeAttributes
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.training import branch, bucket_run, build, ending, run_folder
 from zeroplay_jax.training.branch import Source
 from zeroplay_jax.training.ending import record_scores, rendering_check, trajectory_records
@@ -50,13 +53,13 @@ from zeroplay_jax.training.screen import ProgressBar
 from zeroplay_jax.types import Json, Preempted, Row, UserError
 
 
-def run(config, workdir, source: str | None = None) -> dict:
+def run(config: ConfigDict | Config, workdir, source: str | None = None) -> dict:
     """Runs `config` in `workdir` to its end, from its last checkpoint if there is one; returns the summary.
 
     Writes checkpoints, logs, trained weights, summary.json and the report to `workdir`.
 
     Args:
-      config: all settings.
+      config: all settings, checked (`rules.check`); the run has them frozen.
       workdir: folder of the run; created if it is missing. Or gs://bucket/path (`remote_run`).
       source: workdir of another run, with whose weights a new run begins (`branch`); None: config.policy.path.
 
@@ -69,6 +72,7 @@ def run(config, workdir, source: str | None = None) -> dict:
       Preempted: SIGTERM asked the run to end while it trained. A checkpoint is written before.
     """
     hosts = Hosts()
+    config = fields.frozen(config)
     with bucket_run.opened(hosts, workdir, config) as place:
         summary = _run_at(place, config, source)
     # Raised after the workdir is released, and on every process, so that all exit with the same status.
@@ -76,7 +80,7 @@ def run(config, workdir, source: str | None = None) -> dict:
     return summary
 
 
-def _run_at(place: bucket_run.Place, config, source: str | None) -> dict:
+def _run_at(place: bucket_run.Place, config: Config, source: str | None) -> dict:
     """Runs `config` in a local folder; arguments and errors are those of `run`."""
     hosts = place.hosts
     workdir = place.workdir
@@ -189,7 +193,7 @@ def _first_state(
 
 
 def _train(
-    config,
+    config: Config,
     place: bucket_run.Place,
     context: build.RunContext,
     engine: Engine,
@@ -214,7 +218,7 @@ def _train(
     workdir = place.workdir
     first_step = state['cursor']
     writer = _open_log(hosts, config, workdir, first_step, hash_of(state[STATE_FIELD]))
-    watch = Alarms(config.alarms)
+    watch = Alarms(dict(config.alarms))
     watch.restore(state['alarms'])
     # Saving follows the log of its step, so its time is logged with the next one.
     save_seconds = 0.0
@@ -280,7 +284,7 @@ def _check_uploads(place: bucket_run.Place, saver: Saver, next_number: int) -> N
 
 
 def _open_log(
-    hosts: Hosts, config, workdir: pathlib.Path, first_step: int, run: str
+    hosts: Hosts, config: Config, workdir: pathlib.Path, first_step: int, run: str
 ) -> MetricsWriter | None:
     """Returns the writer of the log from a step on; prints a warning if steps before it are missing.
 
@@ -323,7 +327,7 @@ def _planned_rollouts(context: build.RunContext, engine: Engine) -> Callable[[Ph
     return planned_rollouts
 
 
-def _shown_rollouts(config, hosts: Hosts, step: Step, rows: list[Row]) -> list[str]:
+def _shown_rollouts(config: Config, hosts: Hosts, step: Step, rows: list[Row]) -> list[str]:
     """Returns the text of one rollout every `config.log.samples_every` steps, in process 0; [] otherwise."""
     # The step's number decides, so that a resumed run prints the same rollouts.
     period = config.log.samples_every
@@ -335,7 +339,7 @@ def _shown_rollouts(config, hosts: Hosts, step: Step, rows: list[Row]) -> list[s
 
 
 def _print_step(
-    config,
+    config: Config,
     engine: Engine,
     step: Step,
     metrics: dict[str, float],
@@ -375,7 +379,7 @@ def _run_step(
 
 
 def _log_step(
-    config,
+    config: Config,
     context: build.RunContext,
     engine: Engine,
     step: Step,
@@ -415,7 +419,7 @@ def _start_date(hosts: Hosts, workdir: pathlib.Path, origin: Source | None) -> s
     return hosts.run_on_first(lambda: run_folder.start_date(workdirs))
 
 
-def _build_on_all(hosts: Hosts, config, date: str) -> build.RunContext:
+def _build_on_all(hosts: Hosts, config: Config, date: str) -> build.RunContext:
     """Calls `build.build` on every process and returns this process's result; an error on one is raised on all."""
     built: list[build.RunContext] = []
 

@@ -19,6 +19,7 @@ from zeroplay_jax.selfplay.records import (
     step_name,
 )
 from zeroplay_jax.selfplay.schedule import Step
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, TrainingStopped
 
 _UNFINISHED = (
@@ -69,7 +70,7 @@ class Stop:
     line: str
 
 
-def stop_after(config, engine: Engine, step: Step, alarms: Sequence[Alarm]) -> Stop | None:
+def stop_after(config: Config, engine: Engine, step: Step, alarms: Sequence[Alarm]) -> Stop | None:
     """Returns why the run stops after a step, or None; equal on all processes.
 
     Args:
@@ -117,7 +118,7 @@ def raise_if_weights_are_lost(
     )
 
 
-def raise_if_nothing_found(config, counts: Mapping[str, float]) -> None:
+def raise_if_nothing_found(config: Config, counts: Mapping[str, float]) -> None:
     """Raises TrainingStopped with exit status 3 if no search of an evaluation found a passage.
 
     Its figures would measure the policy without a search. Not where the stop level of this alarm is 0.
@@ -135,13 +136,13 @@ def raise_if_nothing_found(config, counts: Mapping[str, float]) -> None:
         )
 
 
-def _corpus_name(config) -> str:
+def _corpus_name(config: Config) -> str:
     """Returns what searches read, as its field and value."""
     field = {'http': 'url', 'folder': 'path', 'world': 'kind'}[config.retrieval.kind]
     return f'config.retrieval.{field}={config.retrieval[field]}'
 
 
-def current_stop(config, stopped: Any) -> Json | None:
+def current_stop(config: Config, stopped: Any) -> Json | None:
     """Returns the stop of a checkpoint as fields of a `Stop`; None without one, or if its limit is switched off now.
 
     Args:
@@ -151,7 +152,7 @@ def current_stop(config, stopped: Any) -> Json | None:
         stopped = {'cause': EMPTY_STEPS, 'line': stopped}
     if not stopped:
         return None
-    limit = config.stop_after_empty_steps
+    limit: float = config.stop_after_empty_steps
     if stopped['cause'] != EMPTY_STEPS:
         limit = Levels(*config.alarms[stopped['cause']]).stop
     return stopped if limit else None
@@ -253,7 +254,7 @@ def learning_summary(
     }
 
 
-def raise_if_stopped_or_untrained(config, summary: Json) -> None:
+def raise_if_stopped_or_untrained(config: Config, summary: Json) -> None:
     """Raises TrainingStopped if the run stopped early, or if no policy of its schedule was trained.
 
     Exit status 3 without training (never with `config.stop_after_empty_steps=0`) or if searches find nothing, 4 after
@@ -419,7 +420,7 @@ class Levels(NamedTuple):
     steps: float
 
 
-def _without_stop(config, name: str) -> str:
+def _without_stop(config: Config, name: str) -> str:
     """Returns the flag with which an alarm never stops the run."""
     levels = Levels(*config.alarms[name])
     return f"--config.alarms.{name}='({levels.warn:g},0,{levels.steps:g})'"

@@ -27,6 +27,7 @@ from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.settings.kinds import built_in_name
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
 from zeroplay_jax.training import build
 from zeroplay_jax.training.build import weights_of_roles
@@ -35,7 +36,7 @@ from zeroplay_jax.types import Json
 
 
 def write_policy(
-    config,
+    config: Config,
     context: build.RunContext,
     learner: Learner,
     texts: dict[str, str],
@@ -66,7 +67,7 @@ def write_policy(
 
 
 def write_adapter(
-    config,
+    config: Config,
     base: pathlib.Path,
     model: ModelConfig,
     adapter: Params,
@@ -135,7 +136,7 @@ _GENERATION_FILE = 'generation_config.json'
 
 
 def export_texts(
-    config,
+    config: Config,
     folder: pathlib.Path,
     roles: Sequence[Role],
     templates: Json,
@@ -199,7 +200,7 @@ def _base_name(folder: pathlib.Path) -> str:
 
 
 def model_card(
-    config,
+    config: Config,
     folder: pathlib.Path,
     roles: Sequence[Role],
     templates: Json,

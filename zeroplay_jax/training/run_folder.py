@@ -28,6 +28,7 @@ from zeroplay_jax.runtime.record import Entries, Identity, Record, find_differen
 from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.library import has_index
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, POLICY_SUFFIXES
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import UserError
 
 # Field of the name of the index that a search server has.
@@ -50,7 +51,7 @@ ATTRIBUTES = (
 
 
 @contextlib.contextmanager
-def claimed(hosts: Hosts, workdir: pathlib.Path, config) -> Iterator[None]:
+def claimed(hosts: Hosts, workdir: pathlib.Path, config: Config) -> Iterator[None]:
     """Locks the workdir and compares the config in its record with `config`, on the first process.
 
     Errors are raised on all. The lock is released when the context ends.
@@ -71,7 +72,7 @@ def claimed(hosts: Hosts, workdir: pathlib.Path, config) -> Iterator[None]:
         yield
 
 
-def check(hosts: Hosts, workdir: pathlib.Path, config, is_resumed: bool) -> Entries:
+def check(hosts: Hosts, workdir: pathlib.Path, config: Config, is_resumed: bool) -> Entries:
     """Compares the files of a resumed run with the record; returns their fingerprints now.
 
     Call it before anything is read.
@@ -113,7 +114,7 @@ def check_checkpoints(hosts: Hosts, workdir: pathlib.Path) -> None:
 def begin(
     hosts: Hosts,
     workdir: pathlib.Path,
-    config,
+    config: Config,
     inputs: Entries,
     *,
     index: str,
@@ -200,7 +201,7 @@ def remove_exports(hosts: Hosts, workdir: pathlib.Path) -> None:
 # ---- what a run reads ------------------------------------------------------------------------------
 
 
-def fingerprints(config) -> Entries:
+def fingerprints(config: Config) -> Entries:
     """Returns the fingerprints of all files that a run reads, by config field and name of the file.
 
     Every byte of a policy folder and of files of questions, answers, tasks and documents is read, at 1 to 2 GB/s and
@@ -223,7 +224,7 @@ def _entry(paths: list[pathlib.Path]) -> dict[str, dict[str, Any]]:
     return files
 
 
-def _paths(config) -> dict[str, list[pathlib.Path]]:
+def _paths(config: Config) -> dict[str, list[pathlib.Path]]:
     """Returns config field → files."""
     policy = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
     paths = {POLICY: _start_files(policy)}
