@@ -43,6 +43,7 @@ DOORS = {
         'zeroplay_jax/configuration/',
         'zeroplay_jax/tools/argument_schema.py',
     ),
+    'rich': ('zeroplay_jax/training/rollout_text.py',),
     'scann': ('retrieval/', 'benchmarks/'),
     'tensorflow': ('retrieval/', 'benchmarks/', 'zeroplay_jax/configuration/command_line.py'),
     'tensorflow_text': ('retrieval/',),
