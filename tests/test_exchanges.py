@@ -195,7 +195,7 @@ async def create_late(path):
 checkpoint.SealedTemporaryPath.create = create_late
 place, restored = play('one', [2, 4])
 checkpoint.SealedTemporaryPath.create = create
-assert restored is None and place.damage_lines == []
+assert restored is None and place.lines == []
 # On the same machines, and on two others.
 for name in ('one', 'two'):
     place, restored = play(name, [])
@@ -237,8 +237,8 @@ if h.is_first:
     bucket.delete(shard)
 place, restored = play('three', [6])
 check(restored, 2)
-assert len(place.damage_lines) == h.is_first
-for line in place.damage_lines:
+assert len(place.lines) == h.is_first
+for line in place.lines:
     assert 'checkpoint 4 of gs://bucket/runs/a is damaged' in line and 'split/1' in line, line
 assert sorted(place.mirror._remote.manifests()) == [2, 6]
 print('fine')

@@ -13,7 +13,7 @@ import pytest
 
 from zeroplay_jax.configs import ablations, common
 from zeroplay_jax.configuration import fields
-from zeroplay_jax.evaluation import play
+from zeroplay_jax.evaluation import question_sets
 from zeroplay_jax.learner import optimizer
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.selfplay.judge import NoReply, TextJudge
@@ -72,15 +72,15 @@ def optimiser():
 def evaluation_temperature():
     asked = []
 
-    async def ask(role, identity, *, samples, temperature, **fields):
+    async def ask(role, identity, samples, temperature, **fields):
         asked.append(temperature)
         raise TaskDropped('enough')
 
     context = types.SimpleNamespace(ask=ask)
     question = Question('q', ('a',))
     with pytest.raises(UserError), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(play, 'prompt_fields', lambda *_: {})
-        asyncio.run(play._answer_of(context, 'solver', (0, 0), question, 'none'))
+        patch.setattr(question_sets, 'prompt_fields', lambda *_: {})
+        asyncio.run(question_sets.ask_question(context, 'solver', (0, 0), question))
     return asked[0]
 
 

@@ -49,7 +49,6 @@ LONG = pytest.mark.long
         (96, 0),
         pytest.param(7, 40, marks=LONG),
         pytest.param(16, 3, marks=LONG),
-        pytest.param(200, 0, marks=LONG),
     ],
 )
 def test_pages_and_budget_change_no_token(policy, expected, page, budget):

@@ -10,7 +10,8 @@ from zeroplay_jax.configs import quickstart
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.training import bucket_run, loop
+from zeroplay_jax.training import loop
+from zeroplay_jax.training.run_folder import Place
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
 
 STEPS = [Step(Phase('solver', 4, ('solver',)), index, index) for index in range(4)]
@@ -45,7 +46,7 @@ def train(tmp_path, monkeypatch):
         context = types.SimpleNamespace(rollouts=types.SimpleNamespace(hosts=Hosts()))
         cache = mock.Mock()
         cache.take_metrics.return_value = {}
-        place = bucket_run.Place(Hosts(), tmp_path)
+        place = Place(Hosts(), tmp_path)
         loop._train(config, place, context, engine, checkpoints, cache, STEPS, state)
 
     return run, checkpoints, closed

@@ -19,7 +19,6 @@ from ml_collections import ConfigDict
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import objects
 from zeroplay_jax.runtime import record as run_record
-from zeroplay_jax.runtime import remote_workdir
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.settings.kinds import CONFIGS, IS_INPUT, ConfigError, Section, built_in_path, fail
@@ -617,6 +616,9 @@ def check(workdir: str | pathlib.Path, config: ConfigDict | Config) -> None:
     """
     arguments = (frozen(config).to_dict(), changeable_fields(config), defaults(config))
     if objects.is_address(workdir):
+        # Only a run in a bucket loads this code.
+        from zeroplay_jax.runtime import remote_workdir
+
         remote_workdir.check(str(workdir), config.bucket.spool, *arguments)
     else:
         run_workdir.check(pathlib.Path(workdir), *arguments)

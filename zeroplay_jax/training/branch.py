@@ -41,7 +41,6 @@ from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.disk import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.record import Entries, Identity, find_difference
-from zeroplay_jax.runtime.remote_workdir import StepRemoved, local_source, newest_step
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.settings.schema import Config
@@ -604,6 +603,9 @@ def copy_on_all(hosts: Hosts, address: str) -> Source:
     Raises:
       UserError: one line; there is no such run, its step is damaged, or it removes steps faster than they are copied.
     """
+    # Only a run in a bucket loads this code.
+    from zeroplay_jax.runtime.remote_workdir import newest_step
+
     for _ in range(_COPIES):
         step = hosts.run_on_first(lambda: newest_step(address))
         copies = hosts.run_on_all_and_gather(functools.partial(_copy, address, step))
@@ -624,6 +626,8 @@ def _copy(address: str, step: int) -> list[Any] | None:
     Raises:
       UserError: one line; the step is damaged in the bucket.
     """
+    from zeroplay_jax.runtime.remote_workdir import StepRemoved
+
     try:
         source = _whole_copy(address, step)
     except StepRemoved:
@@ -633,6 +637,8 @@ def _copy(address: str, step: int) -> list[Any] | None:
 
 def _whole_copy(address: str, step: int) -> Source:
     """Returns the copy of a step; a damaged one is downloaded again."""
+    from zeroplay_jax.runtime.remote_workdir import local_source
+
     try:
         return newest_checkpoint(pathlib.Path(local_source(address, step)))
     except Damaged:

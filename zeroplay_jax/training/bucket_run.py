@@ -41,6 +41,7 @@ from zeroplay_jax.runtime.remote_workdir import (
 )
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.training.mirror import DOWNLOADS, RECORDS, SUFFIX_DIGITS, Mirror, PartMirror
+from zeroplay_jax.training.run_folder import Place
 from zeroplay_jax.training.uploads import Parts
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
 
@@ -53,58 +54,42 @@ _STOP_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a run works. All processes must call the methods.
+class RemotePlace(Place):
+    """The local folder of a run in a bucket. All processes must call the methods.
 
     Attributes:
-      hosts: processes of the run.
-      workdir: local folder.
-      damage_lines: lines about damaged checkpoints of a run in a bucket; [] on all processes but the first.
-      mirror: uploads the folder of a run in a bucket: all of it in the first process, and checkpoints only in the
-        others; None for a workdir that is a folder.
+      lines: about damaged checkpoints; [] on all processes but the first.
+      mirror: uploads the folder: all of it in the first process, and checkpoints only in the others.
     """
 
-    hosts: Hosts
-    workdir: pathlib.Path
-    damage_lines: list[str] = dataclasses.field(default_factory=list)
-    mirror: Mirror | PartMirror | None = None
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the folder belongs to a workdir in a bucket."""
-        return self.mirror is not None
+    lines: list[str]
+    mirror: Mirror | PartMirror
 
     @property
     def is_shared(self) -> bool:
-        """Whether all processes have the same folder."""
-        return self.mirror is None or self.hosts.count == 1
+        return self.hosts.count == 1
+
+    def set_damaged_aside(self) -> list[str]:
+        # A damaged checkpoint was replaced when the folder was opened.
+        return self.lines
 
     def raise_if_failed(self) -> None:
-        """Raises UserError (one line) if uploads have failed for `config.bucket.seconds`."""
-        if self.mirror is not None:
-            self.hosts.run_on_all_and_gather(self.mirror.raise_if_failed)
+        self.hosts.run_on_all_and_gather(self.mirror.raise_if_failed)
 
     def wait(self) -> None:
         """Waits until the newest checkpoint is in the bucket; raises as `raise_if_failed`."""
-        if self.mirror is None:
-            return
         # Process 0 must not wait for one whose uploads have failed.
         while any(self.hosts.run_on_all_and_gather(self.mirror.is_pending)):
             time.sleep(_WAIT_SECONDS)
 
     def upload_results(self) -> None:
-        """Uploads everything that the run has written; raises as `raise_if_failed`."""
         self.wait()
         self._call_in_first(Mirror.upload_results)
 
     def delete_policies(self) -> None:
-        """Removes exported policies from the bucket; raises as `raise_if_failed`."""
         self._call_in_first(Mirror.delete_policies)
 
     def _call_in_first(self, method: Callable[[Mirror], None]) -> None:
-        if self.mirror is None:
-            return
-
         def call() -> None:
             if isinstance(self.mirror, Mirror):
                 method(self.mirror)
@@ -113,42 +98,37 @@ class Place:
 
 
 @contextlib.contextmanager
-def opened(hosts: Hosts, workdir: str | pathlib.Path, config: Config) -> Iterator[Place]:
-    """Returns a context with the local folder of a run; a folder as it is.
+def opened(hosts: Hosts, workdir: str, config: Config) -> Iterator[RemotePlace]:
+    """Returns a context with the local folder of a run in a bucket.
 
-    For a workdir in a bucket, the first process takes the lease, and all bring the newest checkpoint down and upload
-    until the context ends. If the run ends early by itself or by SIGTERM, the last checkpoint is uploaded before. All
-    processes must call it.
+    The first process takes the lease, and all bring the newest checkpoint down and upload until the context ends. If
+    the run ends early by itself or by SIGTERM, the last checkpoint is uploaded before. All processes must call it.
 
     Raises:
       UserError: one line; the bucket, the run in it or the local folder cannot be used.
       WorkdirError: another process has the lease, or a local folder for longer than processes of a killed run live.
     """
-    if not objects.is_address(workdir):
-        yield Place(hosts, pathlib.Path(workdir))
-        return
     with contextlib.ExitStack() as stack:
         opened_runs: list[_Run] = []
 
         def open_in_first() -> _Shared:
-            run = stack.enter_context(_opened(hosts, str(workdir), config))
+            run = stack.enter_context(_opened(hosts, workdir, config))
             opened_runs.append(run)
             return run.shared()
 
         shared = hosts.run_on_first(open_in_first)
         run = opened_runs[0] if opened_runs else None
-        folder = _folder(hosts, config, shared[0], str(workdir))
+        folder = _folder(hosts, config, shared[0], workdir)
         # A process of a run whose first process was killed may still write its folder, which no lease protects.
         seconds = config.distributed.heartbeat + _STOP_SECONDS
-        reserved = _reserved(folder, str(workdir), seconds)
+        reserved = _reserved(folder, workdir, seconds)
         hosts.run_on_all_and_gather(lambda: stack.enter_context(reserved))
         if hosts.count == 1:
             assert run is not None
             place = _place_of_one(hosts, run, folder, config)
         else:
-            place = _place_of_several(hosts, str(workdir), shared, run, folder, config)
-        if place.mirror is not None:
-            stack.callback(place.mirror.close)
+            place = _place_of_several(hosts, workdir, shared, run, folder, config)
+        stack.callback(place.mirror.close)
         try:
             yield place
         except (Preempted, TrainingStopped) as error:
@@ -266,7 +246,7 @@ def _enter_when_free(
         time.sleep(_LOCK_SECONDS)
 
 
-def _place_of_one(hosts: Hosts, run: _Run, folder: pathlib.Path, config: Config) -> Place:
+def _place_of_one(hosts: Hosts, run: _Run, folder: pathlib.Path, config: Config) -> RemotePlace:
     """Returns the place of a run of one process, with its newest checkpoint."""
     remote, manifests = run.remote, run.manifests
     try:
@@ -275,7 +255,7 @@ def _place_of_one(hosts: Hosts, run: _Run, folder: pathlib.Path, config: Config)
         raise UserError(str(error)) from None
     keep, seconds = config.checkpoint.keep, config.bucket.seconds
     mirror = Mirror(remote, folder, run.lease, manifests, keep, seconds)
-    return Place(hosts, folder, lines, mirror)
+    return RemotePlace(hosts, folder, lines, mirror)
 
 
 def _place_of_several(
@@ -285,7 +265,7 @@ def _place_of_several(
     run: _Run | None,
     folder: pathlib.Path,
     config: Config,
-) -> Place:
+) -> RemotePlace:
     """Returns the place of this process of several, with the newest checkpoint.
 
     Args:
@@ -319,9 +299,9 @@ def _place_of_several(
     if run is None:
         newest = max(manifests, default=-1)
         part_mirror = PartMirror(remote, folder, parts, hosts.index, newest, seconds)
-        return Place(hosts, folder, mirror=part_mirror)
+        return RemotePlace(hosts, folder, [], part_mirror)
     mirror = Mirror(remote, folder, run.lease, manifests, keep, seconds, parts)
-    return Place(hosts, folder, lines, mirror)
+    return RemotePlace(hosts, folder, lines, mirror)
 
 
 def _remove_unless_begun(remote: RemoteWorkdir, folder: pathlib.Path, lease: Lease) -> None:

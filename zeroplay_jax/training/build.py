@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.value_network import ValueNetwork
 from zeroplay_jax.learner.weights_view import FrozenBase, publisher
-from zeroplay_jax.policy import adapter_config, adapter_folders, adapters, hf, sharding
+from zeroplay_jax.policy import adapter_config, adapter_folders, adapters, families, hf, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
@@ -47,7 +47,6 @@ from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, fail
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
-from zeroplay_jax.training import policy_settings
 from zeroplay_jax.types import UserError
 
 # Fields of config.policy that change how a model is computed, not its weights or their shapes.
@@ -148,7 +147,7 @@ def open_policy(config: Config, date: str = '') -> PolicyFolder:
     folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
     computation = {name: config.policy[name] for name in _COMPUTATION_FIELDS}
     model = hf.read_config(folder, **computation)
-    policy_settings.check_positions(config, folder)
+    _check_positions(config, folder)
     divide_cpu(config.cpu_devices)
     mesh = sharding.make_mesh(**dict(config.mesh))
     # Called for its error alone: reading the weights, which comes later, may take minutes.
@@ -157,6 +156,19 @@ def open_policy(config: Config, date: str = '') -> PolicyFolder:
     if jax.process_index() == 0:
         template_choice.print_notes(config, codec)
     return PolicyFolder(folder, model, mesh, codec)
+
+
+def _check_positions(config: Config, folder: pathlib.Path) -> None:
+    """Raises UserError if sequences are longer than the model's positions; the first process warns of extended ones."""
+    warning = families.check_context(folder, config.sampler.context, 'sampler.context')
+    has_teacher = any(config[role].distill_top_k for role in trained_roles(config))
+    if has_teacher:
+        teacher_tokens = config.privileged.prompt_tokens + config.sampler.context
+        warning = families.check_context(
+            folder, teacher_tokens, 'privileged.prompt_tokens + sampler.context'
+        )
+    if warning and jax.process_index() == 0:
+        print(f'warning: {warning}', file=sys.stderr)
 
 
 def build(

@@ -23,9 +23,8 @@ from zeroplay_jax.learner.checkpoint import (
     Checkpointer,
     remove_after,
     saved_steps,
-    set_damaged_aside,
 )
-from zeroplay_jax.retrieval import progress
+from zeroplay_jax.retrieval import objects, progress
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.devices import CompilationCache
 from zeroplay_jax.runtime.hosts import Hosts, sums
@@ -35,7 +34,7 @@ from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.recipe import RecipeAttributes
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.training import branch, bucket_run, build, ending, run_folder
+from zeroplay_jax.training import branch, build, ending, run_folder
 from zeroplay_jax.training.branch import Source
 from zeroplay_jax.training.ending import record_scores, rendering_check, trajectory_records
 from zeroplay_jax.training.outcome import (
@@ -49,6 +48,7 @@ from zeroplay_jax.training.outcome import (
 )
 from zeroplay_jax.training.policies import fingerprints
 from zeroplay_jax.training.rollout_text import evaluation_text, rollout_text
+from zeroplay_jax.training.run_folder import Place
 from zeroplay_jax.training.screen import ProgressBar
 from zeroplay_jax.types import Json, Preempted, Row, UserError
 
@@ -73,14 +73,26 @@ def run(config: ConfigDict | Config, workdir, source: str | None = None) -> dict
     """
     hosts = Hosts()
     config = fields.frozen(config)
-    with bucket_run.opened(hosts, workdir, config) as place:
+    with _opened(hosts, workdir, config) as place:
         summary = _run_at(place, config, source)
     # Raised after the workdir is released, and on every process, so that all exit with the same status.
     raise_if_stopped_or_untrained(config, summary)
     return summary
 
 
-def _run_at(place: bucket_run.Place, config: Config, source: str | None) -> dict:
+def _opened(
+    hosts: Hosts, workdir: str | pathlib.Path, config: Config
+) -> contextlib.AbstractContextManager[Place]:
+    """Returns a context with the local folder of a run; its errors are those of `bucket_run.opened`."""
+    if not objects.is_address(workdir):
+        return contextlib.nullcontext(Place(hosts, pathlib.Path(workdir)))
+    # Only a run in a bucket loads this code.
+    from zeroplay_jax.training import bucket_run
+
+    return bucket_run.opened(hosts, str(workdir), config)
+
+
+def _run_at(place: Place, config: Config, source: str | None) -> dict:
     """Runs `config` in a local folder; arguments and errors are those of `run`."""
     hosts = place.hosts
     workdir = place.workdir
@@ -95,10 +107,7 @@ def _run_at(place: bucket_run.Place, config: Config, source: str | None) -> dict
             branch.check_adapters(hosts, origin, config, inputs)
             names = list(build.weights_of_roles(config).values())
             branch.check_policies(hosts, origin, names)
-        damage_lines = place.damage_lines
-        # A damaged checkpoint of a run in a bucket was replaced when the folder was opened.
-        if not place.is_remote:
-            damage_lines = set_damaged_aside(hosts, workdir)
+        damage_lines = place.set_damaged_aside()
         if hosts.is_first:
             for line in damage_lines:
                 print(f'warning: {line}', file=sys.stderr)
@@ -194,7 +203,7 @@ def _first_state(
 
 def _train(
     config: Config,
-    place: bucket_run.Place,
+    place: Place,
     context: build.RunContext,
     engine: Engine,
     checkpoints: Checkpointer,
@@ -274,7 +283,7 @@ def _train(
                 break
 
 
-def _check_uploads(place: bucket_run.Place, saver: Saver, next_number: int) -> None:
+def _check_uploads(place: Place, saver: Saver, next_number: int) -> None:
     """Raises UserError if nothing can be uploaded any more; saves the state before step `next_number` then."""
     try:
         place.raise_if_failed()

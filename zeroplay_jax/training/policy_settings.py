@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-import sys
 
-import jax
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configs import common, drzero, english
@@ -36,19 +34,6 @@ def settings(folder: pathlib.Path) -> ConfigDict:
     for role in trained_roles(config):
         config[role].adapter = ''
     return config
-
-
-def check_positions(config, folder: pathlib.Path) -> None:
-    """Raises UserError if sequences are longer than the model's positions; the first process warns of extended ones."""
-    warning = families.check_context(folder, config.sampler.context, 'sampler.context')
-    has_teacher = any(config[role].distill_top_k for role in trained_roles(config))
-    if has_teacher:
-        teacher_tokens = config.privileged.prompt_tokens + config.sampler.context
-        warning = families.check_context(
-            folder, teacher_tokens, 'privileged.prompt_tokens + sampler.context'
-        )
-    if warning and jax.process_index() == 0:
-        print(f'warning: {warning}', file=sys.stderr)
 
 
 def _settings_of_origin(folder: pathlib.Path) -> ConfigDict:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from zeroplay_jax.configuration import fields
-from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
+from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps, set_damaged_aside
 from zeroplay_jax.policy.adapter_config import base_folder, is_adapter
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import workdir as run_workdir
@@ -48,6 +48,39 @@ ATTRIBUTES = (
     'errors',
     'takes_document_ids',
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a run works: a folder that all processes share; of a run in a bucket, a `bucket_run.RemotePlace`.
+
+    All processes must call the methods.
+
+    Attributes:
+      hosts: processes of the run.
+      workdir: local folder.
+    """
+
+    hosts: Hosts
+    workdir: pathlib.Path
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all processes have the same folder."""
+        return True
+
+    def set_damaged_aside(self) -> list[str]:
+        """Moves damaged checkpoints aside; returns a line about each."""
+        return set_damaged_aside(self.hosts, self.workdir)
+
+    def raise_if_failed(self) -> None:
+        """Raises UserError (one line) if uploads have failed for `config.bucket.seconds`."""
+
+    def upload_results(self) -> None:
+        """Uploads everything that the run has written; raises as `raise_if_failed`."""
+
+    def delete_policies(self) -> None:
+        """Removes exported policies from the bucket; raises as `raise_if_failed`."""
 
 
 @contextlib.contextmanager
