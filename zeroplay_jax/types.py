@@ -182,12 +182,13 @@ class Trajectory:
     Attributes:
       tokens: int32 [T], every token of the episode exactly as the model saw it.
       source: int8 [T], PROMPT, POLICY or ENV.
-      logp: float32 [T], behaviour log-prob under the temperature-scaled softmax; 0 where source is
-        not POLICY.
+      logp: float32 [T], behaviour log-prob under the temperature-scaled softmax (temperature 0: at
+        temperature 1); 0 where source is not POLICY.
       turns: the assistant turns in order.
       finish: why the rollout ended. 'answer': with a terminal tag of its role, whatever the tag's name; 'malformed':
         with such a tag inside an unclosed call; 'eos': with an end token; 'turn_tokens', 'turns', 'response_tokens' or
         'context': at the limit of a turn's tokens, of turns, of all tokens behind the prompt, or of the slot's tokens.
+        'continued': a context in `earlier`, which a cut ended.
       weights: name of the weights that sampled it.
       version: version of those weights (`WeightStore.publish`).
       identity: the request's identity plus the sample index.

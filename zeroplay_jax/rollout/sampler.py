@@ -44,7 +44,7 @@ from zeroplay_jax.types import UserError
 #   extend  keys and values of a few chunks of `chunk` tokens; not over pages
 #   decode  up to `burst` new tokens of every decoding row; over pages also keys and values of prompts and observations
 #   rewind  a row back to a length; nothing is erased, attention masks by position
-#   clone   a prefilled prompt → other rows (samples of a request share one prefill)
+#   clone   a prefilled prompt → other rows (samples of a request share one prefill, unless its pages were needed)
 #
 # Every program has static shapes and compiles once. Weights are an argument, so one compiled program
 # serves every set of weights. The result of a row depends on that row alone: its tokens, its key and

@@ -111,7 +111,8 @@ class DecodeChunk:
 
     Attributes:
       tokens: int32, ids; 0 beyond `count`.
-      logp: float32, log-probs under the distribution that was sampled from; 0 beyond `count`.
+      logp: float32, log-probs under the distribution that was sampled from (temperature 0: at 1); 0 beyond
+        `count`.
       count: int32, sampled tokens of the row.
       cached: int32, positions whose keys and values are valid; None over pages as long as a slot.
       turn: `Placement.turn` when the call started, which the host adds; None on the device.

@@ -215,7 +215,8 @@ class SlotPool:
     ) -> None:
         """Appends an observation to each rollout; `admit` begins its next turn, as soon as there are pages for it.
 
-        A rollout whose slot cannot hold the observation and one further token ends with 'context'.
+        A rollout that has no room for the observation and one further token ends with 'context', or with
+        'response_tokens' where that limit is lower.
 
         Args:
           replies: rollouts whose last turn has ended, with the ids of the observation.

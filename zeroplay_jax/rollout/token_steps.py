@@ -1,9 +1,9 @@
 """`decode` over pages shorter than a slot: steps of tokens of any rows, which prefill and decode.
 
 Every step computes `token_budget` tokens, each with its row and position, and writes their keys and values to the pages
-at once. The tokens go to decoding rows first and then to rows that still have tokens to prefill. A prompt passes
-through the same steps as the tokens that other rows sample meanwhile. Since all tokens pass through one program, it
-does not matter for a single bit where a prompt was cut.
+at once. Decoding rows come first and leave a quarter of the tokens to rows that still have a prompt to prefill. A
+prompt passes through the same steps as the tokens that other rows sample meanwhile. Since all tokens pass through one
+program, it does not matter for a single bit where a prompt was cut.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ What happens when a tool fails, in one place:
 - `Tool.run` raises: every call of its batch is run again alone; a call that raises alone is 'failed';
 - a result has an error code (such as a query that the search server could not answer): that call
   alone gets the observation of this code;
-- with `rollout.deterministic=False` a call that takes longer than its time limit is 'timeout'. The
-  rollout continues; what the thread returns later is discarded.
+- with `rollout.deterministic=False` calls without a result within the time limit are 'timeout'. The limit begins when
+  their batch is submitted and includes the wait for a thread. The rollout continues; what the thread returns later is
+  discarded.
 The policy reads the tool's text for the code, and the metrics count it. Too many failed calls stop the
 run before the update: of any tool above `tools.max_failure_rate`, of searches above `retrieval.max_failure_rate`.
 The counts are those of the rollouts, so that no failure escapes them, whatever it was caused by.

@@ -268,8 +268,6 @@ def staleness(
 ) -> tuple[float, float]:
     """Returns sum and count of the training steps between the weights that sampled a row and those it updates.
 
-    A row whose turns were sampled by several versions counts with the mean over its sampled tokens.
-
     Args:
       step: the step, which trains roles.
       rows: its rows.

@@ -133,8 +133,8 @@ class BatchCursor:
       phase: number of tasks drawn earlier in this phase, in this step included; with `rollout.ahead` also the first
         ones of the next step.
       step: number of tasks drawn earlier in this step.
-      round: number of earlier requests in this step. Round 0 draws its first tasks; later rounds replace those that
-        were dropped or filtered.
+      round: number of earlier requests in this step. Round 0 draws its first tasks; later rounds draw more, in the
+        built-in recipes only with `filter_groups`.
       missing: groups that the batch still lacks, of the trained role that lacks most; in round 0, the batch size minus
         carried-over groups. 0 in a phase that trains no role.
       external: number of external tasks (`Task.external`) drawn earlier in this phase.

@@ -162,10 +162,10 @@ class RoleUpdates:
         rng = identity_rng(self._config.seed, -1, step.number, *role.encode())
         minibatches = split_minibatches(rows, settings.minibatches, rng, spans_prompts)
         for part in minibatches:
-            packed_rows = trained_rows(part, settings, distill_coef)
-            self.operations += metrics.operations(learner.model, packed_rows, learner.has_base)
+            computed_rows = trained_rows(part, settings, distill_coef)
+            self.operations += metrics.operations(learner.model, computed_rows, learner.has_base)
             if role in self._value_networks:
-                self.operations += metrics.value_operations(learner.model, packed_rows)
+                self.operations += metrics.value_operations(learner.model, computed_rows)
         return RolePlan(role, settings, minibatches, distill_coef, stats)
 
     def _update_role(self, step: Step, role: str, rows: list[Row]) -> RolePlan:

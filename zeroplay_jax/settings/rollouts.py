@@ -68,7 +68,7 @@ class Rollout(Section):
     deterministic: bool = True
     """Wait for slow tools. False: slow calls become error observations."""
     tool_timeout: PositiveFloat = 30.0
-    """Seconds per tool call if not `deterministic`."""
+    """Seconds from a tool call to its result if not `deterministic`, waiting for a thread included."""
     overlap: Literal['auto', 'on', 'off'] = 'auto'
     """Decode while the host reads the call before; auto: on accelerators. Rollouts are the same."""
     ahead: Literal[0, 1] = 0

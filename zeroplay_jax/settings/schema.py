@@ -432,7 +432,7 @@ class Checkpoint(Section):
     """Checkpoints of a run."""
 
     every: PositiveInt = 1
-    """Steps between checkpoints."""
+    """Steps between checkpoints; evaluations count as steps."""
     keep: PositiveInt = 2
     """Checkpoints to keep."""
     best: Annotated[
@@ -520,7 +520,8 @@ class TrainedRole(Section):
     old_logp: Literal['sampler', 'trainer'] = 'sampler'
     """Denominator of the ratio: log-probs of the sampler, or of the trainer before the update."""
     tis_cap: NonNegativeFloat = 0.0
-    """Cap of the importance weight trainer/sampler (truncated importance sampling); 0: none."""
+    """Cap of the importance weight trainer/sampler (truncated importance sampling); 0: none. Needs
+    old_logp=trainer."""
     tis_level: Literal['token', 'sequence'] = 'token'
     """Level of that weight."""
     filter_groups: bool = False
