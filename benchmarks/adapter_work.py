@@ -57,7 +57,7 @@ CASES = {
 }
 # Fields of config.policy that change a program.
 _COMPUTATION_FIELDS = ('dtype', 'remat', 'remat_policy', 'logits', 'logit_chunk')
-_SAMPLER_FIELDS = ('context', 'chunk', 'fill_rows', 'burst', 'put_rows', 'put_tokens')
+_SAMPLER_FIELDS = ('context', 'chunk', 'fill_rows', 'burst')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -207,26 +207,32 @@ class Compilations:
     """Compilations of XLA in this process.
 
     Attributes:
-      running: number of programs that are compiled at the moment.
       seconds: total duration of those that have ended.
     """
 
     def __init__(self) -> None:
-        self.running = 0
         self.seconds = 0.0
+        # A list, whose changes are atomic: several threads compile.
+        self._running: list[str] = []
+
+    @property
+    def running(self) -> int:
+        """Number of programs that are compiled at the moment."""
+        return len(self._running)
 
     def on_begin(self, event: str, _value: float, **_details) -> None:
         """Counts a compilation that begins; JAX calls it for all scalars that it records."""
         # Only XLA's compilations: events of tracing are nested, so their sum would exceed the time they took.
         if event == _COMPILE_EVENT:
-            self.running += 1
+            self._running.append(event)
 
     def on_end(self, event: str, seconds: float, **_details) -> None:
         """Counts a compilation that ends; JAX calls it for all of its duration events."""
         if event == _COMPILE_EVENT:
             self.seconds += seconds
             # One that began before the listener was registered was not counted.
-            self.running = max(self.running - 1, 0)
+            with contextlib.suppress(IndexError):
+                self._running.pop()
 
 
 # Cached, because JAX keeps every listener for the lifetime of the process.

@@ -2,6 +2,7 @@
 
 import json
 
+from zeroplay_jax.configuration.fields import frozen
 from zeroplay_jax.runtime import record
 from zeroplay_jax.runtime.workdir import claim
 
@@ -9,13 +10,13 @@ from zeroplay_jax.runtime.workdir import claim
 def write_record(workdir, config, **fields):
     """Writes the record of a run with a config, a ConfigDict or a plain dict, into a folder."""
     workdir.mkdir(parents=True, exist_ok=True)
-    content = config if isinstance(config, dict) else config.to_dict()
+    content = config if isinstance(config, dict) else frozen(config).to_dict()
     record.write(workdir, record.Record(record.plain_config(content), **fields))
 
 
 def begin(workdir, config, **options):
     """Claims a workdir with a config, and options of `claim`; writes the record of a run that is not there yet."""
-    content = config if isinstance(config, dict) else config.to_dict()
+    content = config if isinstance(config, dict) else frozen(config).to_dict()
     with claim(workdir, content, **options):
         if record.read(workdir) is None:
             write_record(workdir, content)

@@ -39,13 +39,17 @@ CONFIG = {'seed': 0, 'solver': {'batch': 32}}
         b'{"config": []}',
         b'{"config": {}, "field_of_tomorrow": 1}',
         b'{"config": {}, "inputs": {"policy.path": 3}}',
+        b'{"config": {}, "reported": "x"}',
+        b'{"config": {}, "origin": {"step": 3}}',
         b'{"config": {}, "tools": {"solver": {"search": 3}}}',
     ],
 )
 def test_a_damaged_record_is_one_line(tmp_path, content):
     begin(tmp_path / 'run', CONFIG)
     (tmp_path / 'run' / 'run.json').write_bytes(content)
-    with pytest.raises(WorkdirError, match=r'run/run\.json: cannot be read') as error:
+    with pytest.raises(
+        WorkdirError, match=r'run/run\.json: (cannot be read|was written by another version)'
+    ) as error:
         begin(tmp_path / 'run', CONFIG)
     assert '\n' not in str(error.value)
 
@@ -59,7 +63,19 @@ def test_a_folder_of_an_earlier_version_is_one_line(tmp_path, user_reads):
             read(tmp_path)
     user_reads(refusal.value)
     (tmp_path / 'inputs.json').unlink()
+    # Of a model, perhaps two folders above an exported policy.
+    assert run_record.read(tmp_path) is None
     with pytest.raises(WorkdirError, match="'config.json' but no run.json"):
+        begin(tmp_path, CONFIG)
+    # The oldest versions wrote the config alone.
+    (tmp_path / 'config.json').write_text('{"recipe": "drzero"}')
+    with pytest.raises(WorkdirError, match='by an earlier version, .*; read it'):
+        run_record.read(tmp_path)
+
+
+def test_a_section_that_the_config_lacks_is_a_difference(tmp_path):
+    begin(tmp_path, CONFIG | {'evaluation': {'samples': 4}})
+    with pytest.raises(WorkdirError, match='evaluation.samples'):
         begin(tmp_path, CONFIG)
 
 
@@ -343,8 +359,8 @@ def test_a_deleted_log_is_noticed(tmp_path):
     assert MetricsWriter(tmp_path, 3).missing_steps == [0, 1, 2]
 
 
-def test_a_note_about_the_last_report_that_is_no_number_ends_no_run(tmp_path):
-    write_record(tmp_path, CONFIG, reported='x')
+def test_the_record_knows_the_last_report(tmp_path):
+    write_record(tmp_path, CONFIG)
     assert not run_folder.is_reported(Hosts(), tmp_path, 3)
     run_record.update(tmp_path, reported=3)
     assert run_folder.is_reported(Hosts(), tmp_path, 3)

@@ -5,6 +5,7 @@ import math
 import re
 import typing
 
+import pydantic
 import pytest
 from config_checks import FILES, ROOT, message
 from ml_collections import ConfigDict
@@ -508,3 +509,23 @@ def test_a_field_that_is_gone_says_what_to_do_instead(sound, tmp_path, name):
         else:
             with pytest.raises(workdir.WorkdirError, match=f'{name} \\(there another, now None'):
                 workdir.check(tmp_path, current)
+
+
+def test_a_frozen_config_reads_as_the_one_of_the_user():
+    config = fields.config('drzero', 'mini')
+    frozen = fields.frozen(config)
+    assert dict(frozen.rollout) == {**frozen.rollout} == config.rollout.to_dict()
+    assert 'solver' in frozen and 'ssp' not in frozen and frozen.get('ssp') is None
+    assert list(frozen.mesh) == list(frozen.mesh.keys()) and len(frozen.mesh) == 3
+    assert dict(fields.leaves(frozen)).items() <= dict(fields.leaves(config)).items()
+    with pytest.raises(KeyError):
+        frozen['no_section']
+    with pytest.raises(pydantic.ValidationError):
+        frozen.seed = 1
+
+
+def test_a_level_of_an_alarm_says_how_it_is_given(sound):
+    with pytest.raises(ConfigError) as refusal:
+        fields.check_name('alarms.entropy.stop', sound)
+    line = 'config.alarms.entropy.stop: is gone; set config.alarms.entropy=(warn, stop, steps)'
+    assert str(refusal.value) == line

@@ -131,9 +131,17 @@ def test_the_rows_of_a_question_share_it_and_its_bytes():
     assert three - two < 50
 
 
-def test_what_is_no_record_is_refused():
-    with pytest.raises(TypeError, match='set is not JSON serializable'):
-        rows.to_bytes([make_row(parts={1, 2})])
+@pytest.mark.parametrize(
+    ('value', 'reason'),
+    [
+        ({1, 2}, 'holds a set'),
+        ({1: 2}, 'names that are no text'),
+        (np.zeros(2, 'i4,f4'), 'does not read back'),
+    ],
+)
+def test_what_is_no_record_is_refused(value, reason):
+    with pytest.raises(TypeError, match=reason):
+        rows.to_bytes([make_row(parts=value)])
 
 
 def as_text(row, **other_fields):
@@ -183,6 +191,7 @@ def test_a_checkpoint_holds_carried_over_rows_as_text():
     [
         ([{'role': 'solver', 'trajectory': {'tokens': [1]}}], 'an earlier version saved them'),
         ('no base64', 'the bytes are damaged'),
+        (base64.b64encode(rows.to_bytes({'a': 5})).decode(), 'no rows'),
         (as_text(make_row()).swapcase(), 'the bytes are damaged'),
         (
             as_text(make_row(), process=1),

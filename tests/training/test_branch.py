@@ -14,6 +14,7 @@ from zeroplay_jax.configs import drzero
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps
 from zeroplay_jax.policy import adapters
+from zeroplay_jax.runtime import remote_workdir
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.remote_workdir import StepRemoved
 from zeroplay_jax.selfplay import recipe as recipes
@@ -120,7 +121,7 @@ def find_copy(tmp_path, monkeypatch):
             steps.pop(0)()
             return str(tmp_path / 'copy')
 
-        monkeypatch.setattr(branch, 'local_source', local_source)
+        monkeypatch.setattr(remote_workdir, 'local_source', local_source)
         hosts = SecondHost(True, *replies)
         return branch.find(hosts, tmp_path / 'new', 'gs://bucket/old', is_resumed=False)
 

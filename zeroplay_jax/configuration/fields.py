@@ -81,8 +81,8 @@ def _add_sections(config: ConfigDict, recipe: type[recipes.Recipe]) -> None:
 def _check_role_name(recipe: type[recipes.Recipe], specification: recipes.RoleSpec) -> None:
     """Raises ConfigError if the name of a role is that of another section."""
     # A role's section would otherwise be mistaken for a section of the run, such as `pool`.
-    reserved = (*Run.model_fields, *recipe.settings, *recipes.RESERVED_ROLES)
-    if specification.name in reserved:
+    reserved = (*Run.model_fields, *recipe.settings, *recipes.RESERVED_ROLES, *dir(Config))
+    if specification.name in reserved or specification.name.startswith('_'):
         raise ConfigError(
             f'{recipe.__module__}: a role cannot be called {specification.name!r}, which has another '
             'meaning in the config; rename the role'
@@ -139,6 +139,9 @@ def check_name(path: str, schema: ConfigDict) -> None:
         raise ConfigError(f'config.{path}: renamed; it is config.{RENAMED_FIELDS[path]} now')
     if path in REMOVED_FIELDS:
         raise ConfigError(f'config.{path}: is gone; {REMOVED_FIELDS[path][1]}')
+    alarm, _, level_name = path.rpartition('.')
+    if alarm.startswith('alarms.') and level_name in ('warn', 'stop', 'steps'):
+        raise ConfigError(f'config.{path}: is gone; set config.{alarm}=(warn, stop, steps)')
     level: Any = schema
     closest_path = ['config']
     # A misspelt section is replaced by the closest one, so that the suggestion is a complete field.

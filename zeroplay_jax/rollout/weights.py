@@ -96,6 +96,9 @@ class WeightStore:
             yield
         finally:
             self._requests[name, version] -= 1
+            if not self._requests[name, version]:
+                del self._requests[name, version]
+                self._drop_unused(name)
 
     def _drop_unused(self, name: str) -> None:
         needed = {self.newest[name], *(versions.get(name) for versions in self._pinned)}

@@ -79,24 +79,45 @@ def read(workdir: pathlib.Path) -> Record | None:
     """
     path = workdir / FILE_NAME
     try:
-        record = Record(**json_text.read_object(path, float))
-        parts = [(record.config, 1), (record.weights, 1), (record.inputs, 3)]
-        parts += [(record.tools or {}, 3), (record.origin or {'workdir': '', 'step': 0}, 1)]
-        if not all(_has_levels(part, levels) for part, levels in parts):
-            raise ValueError('a field has another type')
+        stored = json_text.read_object(path, float)
     except (FileNotFoundError, NotADirectoryError):
-        # In place of run.json there were files for its parts.
-        if (workdir / 'inputs.json').is_file():
+        if _is_of_earlier_version(workdir):
             raise WorkdirError(
                 f'{workdir}: was written by an earlier version, without {FILE_NAME}; read it with that version, or '
                 'choose another folder'
             ) from None
         return None
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise WorkdirError(
             f'{path}: cannot be read ({error}); bring it back from a copy, or choose another workdir'
         ) from None
+    names = {field.name for field in dataclasses.fields(Record)}
+    if 'config' not in stored or stored.keys() - names:
+        raise WorkdirError(
+            f'{path}: was written by another version; read it with that version, or choose another workdir'
+        )
+    record = Record(**stored)
+    parts = [(record.config, 1), (record.weights, 1), (record.inputs, 3), (record.tools or {}, 3)]
+    origin = record.origin or {'workdir': '', 'step': 0}
+    is_sound = all(_has_levels(part, levels) for part, levels in parts)
+    is_sound &= isinstance(origin, dict) and origin.keys() >= {'workdir', 'step'}
+    is_sound &= isinstance(record.run, str) and isinstance(record.reported, int | None)
+    if not is_sound:
+        raise WorkdirError(
+            f'{path}: cannot be read (a field has another type); bring it back from a copy, or choose another workdir'
+        )
     return record
+
+
+def _is_of_earlier_version(workdir: pathlib.Path) -> bool:
+    """Returns whether a folder has the files that earlier versions wrote in place of `run.json`."""
+    if (workdir / 'inputs.json').is_file():
+        return True
+    # The oldest versions wrote the config alone; a model's config.json has no recipe.
+    try:
+        return 'recipe' in json_text.read_object(workdir / 'config.json', float)
+    except (OSError, ValueError):
+        return False
 
 
 def _has_levels(value: Any, levels: int) -> bool:

@@ -21,6 +21,7 @@ import pathlib
 import shutil
 import socket
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -240,17 +241,16 @@ def check(
         stored = remote.bucket.read(remote.name(FILE_NAME))
     except RetrievalError as error:
         raise UserError(str(error)) from None
-    if stored is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Another process of the run on this machine may read the file.
-        draft = folder / f'.{FILE_NAME}.{os.getpid()}'
-        draft.write_bytes(stored[0])
-        os.replace(draft, folder / FILE_NAME)
-    try:
-        run_workdir.check(folder, config, free, defaults)
-    except WorkdirError as error:
-        # The user knows the address only.
-        raise WorkdirError(str(error).replace(str(folder), address)) from None
+    with tempfile.TemporaryDirectory() as copy:
+        if stored is not None:
+            # Not in the local folder of the run, which another process may use.
+            folder = pathlib.Path(copy)
+            (folder / FILE_NAME).write_bytes(stored[0])
+        try:
+            run_workdir.check(folder, config, free, defaults)
+        except WorkdirError as error:
+            # The user knows the address only.
+            raise WorkdirError(str(error).replace(str(folder), address)) from None
 
 
 class StepRemoved(UserError):

@@ -107,9 +107,9 @@ def check(
     """
     record = read(workdir)
     if record is not None:
-        saved = flat_config(defaults or {}) | flat_config(with_new_names(record.config))
-        # A config may have sections that its recipe does not read; a run records only those that it reads.
-        saved = {name: value for name, value in saved.items() if name.split('.')[0] in config}
+        # The defaults have sections of all recipes, a record those that its recipe reads.
+        read_defaults = {name: value for name, value in (defaults or {}).items() if name in config}
+        saved = flat_config(read_defaults) | flat_config(with_new_names(record.config))
         _check_equal(workdir, saved, flat_config(config), free)
     elif workdir.exists():
         _check_empty(workdir)

@@ -170,10 +170,11 @@ class Collector:
     def _start(self, context: RolloutContext, step: Step) -> None:
         """Starts the episodes of the first round of a step."""
         run = context.run
-        run.step = step
         # After a restore the pool may have more questions than when the round was drawn.
         pool = self.pool.earlier(run.pool_size, run.pool_drops)
         run.tasks = self.recipe.tasks(step, pool, run.cursor)
+        # Last, so that a step whose tasks cannot be drawn has not begun.
+        run.step = step
         # Nothing waits for a step without episodes.
         if run.tasks:
             self._start_episodes(context, step, run.tasks)

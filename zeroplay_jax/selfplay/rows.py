@@ -56,7 +56,9 @@ def from_bytes(data: bytes) -> Any:
         root, nodes = json.loads(bytes(content[_SIZE.size : header_end]))
         return _read(root, nodes, content[header_end:])
     # These are the bytes that were written, so that the records must be those of another version.
-    except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError) as error:
+        raise ValueError(f'another version wrote these bytes: {error}') from error
+    except (ValueError, struct.error) as error:
         raise ValueError(f'another version wrote these bytes: {error}') from error
 
 
@@ -76,6 +78,8 @@ class _Writer:
     def node(self, value: Any) -> Any:
         """Returns the JSON node of a value; adds the objects that it holds."""
         if isinstance(value, dict):
+            if not all(isinstance(name, str) for name in value):
+                raise TypeError('a dict with names that are no text')
             return {name: self.node(item) for name, item in value.items()}
         if isinstance(value, list | tuple):
             kind = _LIST if isinstance(value, list) else _TUPLE
@@ -89,10 +93,17 @@ class _Writer:
                 self._index_of_id[id(value)] = len(self.objects)
                 self.objects.append(object_node)
             return [_OBJECT, self._index_of_id[id(value)]]
+        if not isinstance(value, str | int | float | None):
+            raise TypeError(
+                f'a row or an outcome holds a {type(value).__name__}; give records of zeroplay_jax.types, arrays, '
+                'lists, dicts, texts and numbers, which other processes and checkpoints can have, too'
+            )
         return value
 
     def _object_node(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
+            if np.dtype(value.dtype.str) != value.dtype:
+                raise TypeError(f'an array of {value.dtype}, which NumPy does not read back')
             self.arrays.append(value.tobytes())
             return [value.dtype.str, value.shape]
         return {type(value).__name__: self.node(vars(value))}

@@ -367,7 +367,10 @@ class GroupFilter:
             try:
                 if not isinstance(text, str):
                     raise ValueError('an earlier version saved them')
-                self._carried_over[role] = from_bytes(base64.b64decode(text))
+                rows = from_bytes(base64.b64decode(text))
+                if not isinstance(rows, list) or not all(isinstance(row, Row) for row in rows):
+                    raise ValueError('no rows')
+                self._carried_over[role] = rows
             except ValueError as error:
                 raise UserError(
                     f'checkpoint: the rows that role {role} carried over cannot be read ({error}); resume with the '

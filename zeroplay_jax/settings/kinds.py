@@ -8,7 +8,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, NoReturn
 
 import pydantic
@@ -34,9 +34,31 @@ class Section(pydantic.BaseModel):
         allow_inf_nan=False,
     )
 
+    # Reads as a ConfigDict does, which recipes and tools get where a policy is asked and in checks.
+
     def __getitem__(self, name: str) -> Any:
-        """Returns a field or section, as a ConfigDict does: names of roles are known only at run time."""
-        return getattr(self, name)
+        try:
+            return getattr(self, name)
+        except AttributeError as error:
+            raise KeyError(*error.args) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in type(self).model_fields
+
+    def __iter__(self) -> Iterator[str]:  # type: ignore[override]
+        return iter(type(self).model_fields)
+
+    def __len__(self) -> int:
+        return len(type(self).model_fields)
+
+    def keys(self) -> Iterable[str]:
+        return type(self).model_fields.keys()
+
+    def items(self) -> Iterable[tuple[str, Any]]:
+        return [(name, self[name]) for name in self]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the values as nested dicts."""

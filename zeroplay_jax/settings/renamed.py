@@ -71,10 +71,8 @@ REMOVED_FIELDS = {
     'retrieval.overfetch': (32, 'give --overfetch to python -m zeroplay_jax.retrieval.build'),
     'retrieval.ready_seconds': (600.0, 'leave it out; a run waits ten minutes for a server'),
     'retrieval.retries': (4, 'leave it out; a search is tried five times'),
-    'sampler.put_rows': (16, 'leave it out; SamplerConfig has it'),
-    'sampler.put_tokens': (96, 'leave it out; SamplerConfig has it'),
-    'second_judge.temperature': (0.0, 'set "temperature" in second_judge.request'),
-    'second_judge.tokens': (512, 'set "max_completion_tokens" in second_judge.request'),
+    'sampler.put_rows': (16, 'leave it out; it is 16'),
+    'sampler.put_tokens': (96, 'leave it out; it is 96'),
     'proposer.skip_uninformative': (True, 'leave it out; rows without any gradient are left out'),
     'solver.skip_uninformative': (True, 'leave it out; rows without any gradient are left out'),
     'tools.max_queries': (3, 'leave it out; a call asks at most three queries'),
@@ -98,11 +96,6 @@ def with_new_names(stored: Json) -> Json:
         fields = renamed.get(section)
         if isinstance(fields, dict) and old_name in fields:
             fields[new_name] = fields.pop(old_name)
-    # Every alarm was a section; its levels have no effect on what was trained.
-    alarms = renamed.get('alarms')
-    if isinstance(alarms, dict):
-        for name in [name for name, levels in alarms.items() if isinstance(levels, dict)]:
-            del alarms[name]
     for name, (neutral_value, _) in REMOVED_FIELDS.items():
         *sections, field = name.split('.')
         fields = renamed

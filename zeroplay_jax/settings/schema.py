@@ -196,7 +196,8 @@ class Judge(Section):
 
 
 class SecondJudge(Section):
-    """A second judge of `evaluate --workdir`, compared with `judge`, whose other fields it has."""
+    """A second judge of `evaluate --workdir`, compared with `judge`, which sets timeout, retries and
+    max_failure_rate."""
 
     kind: Literal['none', 'rule', 'endpoint'] = 'none'
     """none, rule, or endpoint."""
@@ -204,6 +205,10 @@ class SecondJudge(Section):
     """As judge.url; the key is in SECOND_JUDGE_API_KEY."""
     model: str = 'judge'
     """As judge.model."""
+    temperature: NonNegativeFloat = 0.0
+    """Sampling temperature."""
+    tokens: PositiveInt = 512
+    """Longest reply."""
     request: RequestFields = ''
     """As judge.request."""
     prices: Prices = (0.0, 0.0)

@@ -213,8 +213,7 @@ def _train(
 ) -> None:
     """Runs, logs and saves all steps from `state['cursor']` on; updates `state` in place, and raises what `run` does.
 
-    A checkpoint holds `engine.device_state()` (weights, moments, teachers, value networks; with `rollout.ahead` also
-    the weights that play the next step) and `state`:
+    A checkpoint holds `engine.device_state()` (weights, with `rollout.ahead` two versions; moments, …) and `state`:
       'engine': `engine.host_state()` (pool, dataset positions, carried-over groups, …).
       'identity': of the run (`runtime.record`).
       'cursor': number of the next step.
