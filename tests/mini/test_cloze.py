@@ -89,9 +89,9 @@ def test_a_list_item_is_a_sentence_of_its_own():
 
 
 def test_hostile_texts_take_little_time():
-    started = time.monotonic()
+    started = time.process_time()
     for part in ('A. ', 'Aa ', '1.1.', 'Aa-', "A'", 'The ', '("', 'Aa of the ', '1 May '):
         check(f'The start {part * 50_000}end of it.')
         for case in cloze.clozes(f'The start of this {part * 2_000}x'):
             assert case.answer
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
