@@ -1,25 +1,18 @@
 """Starts the processes of one run on this machine."""
 
 import os
-import pathlib
 import socket
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).parents[1]
+from python_process import FLAGS, ROOT, config_flags
+
 # SSP: a step of it has a proposal, a gate, a check that reads what other episodes found, solves and two updates.
-RUN = [
-    '--config=configs/ssp.py:mini',
-    '--config.mesh.replica=2',
-    '--config.micro.rows=2',
-    '--config.world.train=(0,3)',
-    '--config.world.evaluation=(0,1)',
-    '--config.eval.questions=3',
-    '--config.checkpoint.every=1',
-    '--config.checkpoint.keep=100',
-    '--config.proposer.batch=5',
-    '--config.log_trajectories=1000',
-]
+FIELDS = """
+    mesh.replica=2 micro.rows=2 world.train=(0,3) world.evaluation=(0,1) eval.questions=3 checkpoint.every=1
+    checkpoint.keep=100 proposer.batch=5 log_trajectories=1000
+"""
+RUN = ['--config=configs/ssp.py:mini', *config_flags(FIELDS)]
 HEARTBEAT = 10
 
 
@@ -31,7 +24,7 @@ def free_port():
 
 def processes(command, count, joined):
     """`count` processes with 2 / count devices each; `joined(port, i)` are the arguments that join them."""
-    flags = f'--xla_force_host_platform_device_count={2 // count}'
+    flags = f'{FLAGS} --xla_force_host_platform_device_count={2 // count}'
     environment = os.environ | {'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
     port, pipes = free_port(), dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return [
@@ -42,20 +35,22 @@ def processes(command, count, joined):
     ]
 
 
-def play(workdir, count, *extra):
-    def joined(port, i):
-        fields = dict(
-            mode='coordinator',
-            coordinator=f'localhost:{port}',
-            processes=2,
-            process=i,
-            heartbeat=HEARTBEAT,
-        )
-        return [f'--config.distributed.{k}={v}' for k, v in fields.items()] if count > 1 else []
+def join_flags(port, process):
+    """The flags with which one of two processes joins the other."""
+    return config_flags(f"""
+        distributed.mode=coordinator distributed.coordinator=localhost:{port} distributed.processes=2
+        distributed.process={process} distributed.heartbeat={HEARTBEAT}
+    """)
 
-    return processes(
-        ['-m', 'zeroplay_jax.main', *RUN, f'--workdir={workdir}', *extra], count, joined
-    )
+
+def play(workdir, count, *extra):
+    words = ['-m', 'zeroplay_jax.main', *RUN, f'--workdir={workdir}', *extra]
+    return processes(words, count, join_flags if count > 1 else lambda *_: [])
+
+
+def processes_of_script(script, *arguments):
+    """Two processes that run a script with the port at which they join, their number, and these arguments."""
+    return processes(['-c', script], 2, lambda port, i: [str(port), str(i), *arguments])
 
 
 def finish(running):

@@ -2,26 +2,61 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Programs of tests run a few times, so that they are compiled with little optimisation: the emitters of fusions alone
 # take half of XLA's time on CPUs.
 FLAGS = '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false'
 FAST = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': FLAGS}
+PIPES = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def config_flags(fields):
+    """The flags that set fields of a config, from a text of `name=value` words."""
+    return [f'--config.{field}' for field in fields.split()]
+
+
+def start(command, cwd=ROOT, **environment):
+    """Starts a command; its output and errors are pipes of text."""
+    words = list(map(str, command))
+    return subprocess.Popen(words, cwd=cwd, env=os.environ | FAST | environment, **PIPES)
 
 
 def start_python(*words, cwd=ROOT, **environment):
-    """Starts this Python with these arguments; its output and errors are pipes of text."""
-    command = [sys.executable, *map(str, words)]
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    return subprocess.Popen(command, cwd=cwd, env=os.environ | FAST | environment, **pipes)
+    """Starts this Python with these arguments."""
+    return start([sys.executable, *words], cwd, **environment)
 
 
 def run_python(*words, cwd=ROOT, timeout=600, **environment):
     """The same until it has ended."""
     command = [sys.executable, *map(str, words)]
     environment = os.environ | FAST | environment
-    options = dict(cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
-    return subprocess.run(command, **options)
+    return subprocess.run(command, cwd=cwd, env=environment, timeout=timeout, **PIPES)
+
+
+def finish(process, status=0):
+    """(output, errors) of a process that has to end with this status."""
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == status, out[-1000:] + err[-2000:]
+    return out, err
+
+
+def kill(process):
+    """Kills a process that is still running."""
+    assert process.poll() is None, process.communicate()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def wait_for(condition, *processes, seconds=300):
+    """Waits until a condition holds, which these processes bring about."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        for process in processes:
+            assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -10,6 +10,12 @@ def lines(workdir, name='metrics.jsonl'):
     return [json.loads(line) for line in text.split('\n') if line]
 
 
+def count_steps(workdir):
+    """The number of lines of the metrics, of a run that may not have begun."""
+    path = workdir / 'metrics.jsonl'
+    return path.read_text().count('\n') if path.exists() else 0
+
+
 def without_clock(records):
     """Records of metrics without what another run of the same config has otherwise."""
     kept_records = []
@@ -21,3 +27,32 @@ def without_clock(records):
 
 def summary_of(workdir):
     return json.loads((workdir / 'summary.json').read_text())
+
+
+def final_states(workdir):
+    """Arrays and loop state of the newest checkpoint of a run."""
+    import jax
+    import numpy as np
+    import orbax.checkpoint as ocp
+
+    from zeroplay_jax.learner.checkpoint import saved_steps
+
+    step = max(saved_steps(workdir / 'checkpoints'))
+    folder = (workdir / 'checkpoints' / str(step)).resolve()
+    tree = ocp.StandardCheckpointer().restore(folder / 'states')
+    loop = json.loads((folder / 'loop' / 'metadata').read_text())
+    loop.pop('seconds')
+    return jax.tree.map(np.asarray, tree), loop
+
+
+def check_same_run(whole, other):
+    """Asserts that a run ended bit for bit as another one did, and that every line of its logs is there once."""
+    import jax
+    import numpy as np
+
+    (states, loop), (other_states, other_loop) = final_states(whole), final_states(other)
+    jax.tree.map(np.testing.assert_array_equal, states, other_states)
+    assert loop == other_loop
+    assert without_clock(lines(whole)) == without_clock(lines(other))
+    for name in ('trajectories.jsonl', 'tasks.jsonl', 'alarms.jsonl'):
+        assert lines(whole, name) == lines(other, name)

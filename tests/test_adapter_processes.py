@@ -3,15 +3,12 @@
 import numpy as np
 import pytest
 from host_processes import finish, play
+from python_process import config_flags
 from safetensors.numpy import load_file
 from test_hosts import read
 
 # With fewer proposals no group of solves has different rewards, and the solver learns nothing.
-ADAPTERS = [
-    '--config.policy.adapters.rank=4',
-    '--config.proposer.steps=2',
-    '--config.proposer.batch=12',
-]
+ADAPTERS = config_flags('policy.adapters.rank=4 proposer.steps=2 proposer.batch=12')
 FILE = 'adapter_model.safetensors'
 
 

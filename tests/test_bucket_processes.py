@@ -5,7 +5,7 @@ import os
 
 import pytest
 from bucket_emulator import needs_emulator, run_emulator
-from host_processes import RUN, finish, processes
+from host_processes import RUN, finish, join_flags, processes
 
 from benchmarks.kills import Run, differences
 from zeroplay_jax.runtime.remote_workdir import RemoteWorkdir, local_run
@@ -24,14 +24,7 @@ def train(folder, workdir, *flags):
     """Trains with two processes whose caches are in a folder; returns what they print."""
 
     def joined(port, index):
-        fields = {
-            'mode': 'coordinator',
-            'coordinator': f'localhost:{port}',
-            'processes': 2,
-            'process': index,
-        }
-        joins = [f'--config.distributed.{name}={value}' for name, value in fields.items()]
-        return [*joins, str(folder / f'host_{index}')]
+        return [*join_flags(port, index), str(folder / f'host_{index}')]
 
     programs = f'--config.compilation.cache={os.environ["JAX_COMPILATION_CACHE_DIR"]}'
     return finish(processes([*COMMAND, programs, f'--workdir={workdir}', *flags], 2, joined))

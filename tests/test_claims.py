@@ -1,19 +1,19 @@
 """The papers' claims in miniature: what is registered, equal arms, looks, runs and the committed table."""
 
 import json
-import os
-import pathlib
-import subprocess
 import sys
 
 import numpy as np
 import pytest
+from python_process import ROOT, finish, start, start_python
 
 from benchmarks import claims, claims_arms, claims_plot, claims_runs, claims_table
 from benchmarks import claims_statistics as statistics
 from zeroplay_jax.configs import ablations
 from zeroplay_jax.configuration import rules
 from zeroplay_jax.training import loop
+
+(THE_FILTER,) = [claim for claim in claims.CLAIMS if claim.text == 'the filter helps']
 
 # ---- what is registered ----
 
@@ -60,8 +60,8 @@ def test_a_table_of_no_stored_runs_is_an_error(tmp_path, capsys):
 
 def test_a_reader_of_the_registration_may_stop_early():
     command = f'{sys.executable} -m benchmarks.claims --list | head -n 1'
-    done = subprocess.run(['bash', '-c', command], capture_output=True, text=True)
-    assert done.stdout.startswith('look 1') and 'Error' not in done.stderr
+    out, err = finish(start(['bash', '-c', command]))
+    assert out.startswith('look 1') and 'Error' not in err
 
 
 # ---- looks ----
@@ -85,8 +85,6 @@ def test_looks_are_combined_so_that_interval_and_verdict_agree():
 
 @pytest.mark.parametrize(('difference', 'last_look'), [(0.08, -1), (0.0, 0)])
 def test_a_narrow_interval_closes_a_claim_only_around_zero(difference, last_look):
-    (claim,) = [c for c in claims.CLAIMS if c.text == 'the filter helps']
-
     class Narrow(FakeRunner):
         @staticmethod
         def result(arm, seed):
@@ -96,7 +94,7 @@ def test_a_narrow_interval_closes_a_claim_only_around_zero(difference, last_look
             points = [[0, 0, [0.0] * 4], [8, 400, [rate] * 4]]
             return {'curve': points, 'code': 'c'}
 
-    (row,) = claims.play([claim], Narrow(), claims_arms.LOOKS)
+    (row,) = claims.play([THE_FILTER], Narrow(), claims_arms.LOOKS)
     assert row['seeds'] == claims_arms.LOOKS[last_look].seeds
     assert row['negligible'] == (not difference)
 
@@ -128,14 +126,13 @@ def test_only_open_claims_get_more_seeds(capsys):
     runner = FakeRunner()
     table = claims.play(chosen, runner, claims_arms.LOOKS)
     by_claim = {row['claim']: row for row in table}
-    assert by_claim['the filter helps']['seeds'] == 8
-    assert by_claim['the filter helps']['verdict_holm'] == 'holds'
+    decided = by_claim[THE_FILTER.text]
+    assert (decided['seeds'], decided['verdict_holm']) == (8, 'holds')
     assert {arm for arm, _ in runner.runs[0]} == {c for x in chosen for c in (x.better, x.worse)}
     assert 'dspo no filter' not in {arm for arm, _ in runner.runs[1]}
     grpo = by_claim['beats GRPO']
-    assert grpo['verdict_holm'] == 'undecided' and (
-        grpo['negligible'] or grpo['seeds'] == claims_arms.LOOKS[-1].seeds
-    )
+    assert grpo['verdict_holm'] == 'undecided'
+    assert grpo['negligible'] or grpo['seeds'] == claims_arms.LOOKS[-1].seeds
     for row in table:
         low, high = row['interval']
         assert (row['verdict'] != 'undecided') == (low > 0 or high < 0)
@@ -143,23 +140,18 @@ def test_only_open_claims_get_more_seeds(capsys):
 
 
 def test_an_interrupted_look_does_not_count():
-    (claim,) = [c for c in claims.CLAIMS if c.text == 'the filter helps']
-    assert claims.play([claim], FakeRunner(budget=15), claims_arms.LOOKS[:1]) == []
-    (row,) = claims.play([claim], FakeRunner(budget=16), claims_arms.LOOKS)
+    assert claims.play([THE_FILTER], FakeRunner(budget=15), claims_arms.LOOKS[:1]) == []
+    (row,) = claims.play([THE_FILTER], FakeRunner(budget=16), claims_arms.LOOKS)
     assert row['seeds'] == 8 and row['codes'] == ['c'] and row['rollouts'] == [400, 400]
     assert set(row['beside']) == {'final', 'area_of_rollouts'}
 
 
 def test_claims_of_other_systems_are_corrected_for_and_stay_in_the_table():
-    chosen = [c for c in claims.CLAIMS if c.text == 'the filter helps']
     # The claims of Dr. Zero have all their runs of the first look, one of SSP's lacks one.
-    stored = claims.runs_of([c for c in claims.CLAIMS if c.system == 'drzero'], seeds=8)
-    *some, (missing_arm, _) = claims.runs_of(
-        [c for c in claims.CLAIMS if c.system == 'ssp'], seeds=8
-    )
-    stored += some
-    runner = FakeRunner(stored=stored)
-    table = claims.play(chosen, runner, claims_arms.LOOKS, stored_claims=claims.CLAIMS)
+    runs_of = lambda system: claims.runs_of([c for c in claims.CLAIMS if c.system == system], 8)
+    *some, (missing_arm, _) = runs_of('ssp')
+    runner = FakeRunner(stored=runs_of('drzero') + some)
+    table = claims.play([THE_FILTER], runner, claims_arms.LOOKS, stored_claims=claims.CLAIMS)
     assert {arm for runs in runner.runs for arm, _ in runs} == {'dspo', 'dspo no filter'}
     registered = [(c.system, c.text) for c in claims.CLAIMS]
     rows = [(row['system'], row['claim']) for row in table]
@@ -170,11 +162,11 @@ def test_claims_of_other_systems_are_corrected_for_and_stay_in_the_table():
     without_results = [1.0] * (len(claims.CLAIMS) - len(table))
     corrected = statistics.holm([row['p'] for row in table] + without_results)
     assert [row['p_holm'] for row in table] == pytest.approx(corrected[: len(table)], rel=0.01)
-    alone = claims.play(chosen, FakeRunner(), claims_arms.LOOKS)
-    (row,) = [row for row in table if row['claim'] == 'the filter helps']
+    (alone,) = claims.play([THE_FILTER], FakeRunner(), claims_arms.LOOKS)
+    (row,) = [row for row in table if row['claim'] == THE_FILTER.text]
     # The verdict of a claim does not depend on which others were executed first.
-    assert row['p'] == alone[0]['p'] < row['p_holm']
-    assert alone[0]['p_holm'] == pytest.approx(len(claims.CLAIMS) * row['p'], rel=0.01)
+    assert row['p'] == alone['p'] < row['p_holm']
+    assert alone['p_holm'] == pytest.approx(len(claims.CLAIMS) * row['p'], rel=0.01)
 
 
 def test_the_forest_plot_shows_every_claim(tmp_path):
@@ -186,9 +178,8 @@ def test_the_forest_plot_shows_every_claim(tmp_path):
         rows.append(row | dict(interval=interval))
     claims_plot.write_forest_plot(rows, tmp_path / 'a.svg')
     svg = (tmp_path / 'a.svg').read_text()
-    assert all(
-        f'ssp: claim {number} ${mark}<' in svg for number, mark in enumerate(['', ' §', ' † ‡'])
-    )
+    for number, mark in enumerate(['', ' §', ' † ‡']):
+        assert f'ssp: claim {number} ${mark}<' in svg
     assert all(colour in svg for colour in claims_plot.COLOURS.values())
     claims_plot.write_forest_plot(rows, tmp_path / 'b.svg')
     assert (tmp_path / 'b.svg').read_text() == svg
@@ -234,9 +225,7 @@ if __name__ == '__main__':
 def test_processes_of_the_pool_end_with_their_parent(tmp_path):
     script = tmp_path / 'parent.py'
     script.write_text(PARENT)
-    environment = os.environ | {'PYTHONPATH': str(pathlib.Path(claims.__file__).parents[1])}
-    command = [sys.executable, str(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+    with start_python(script, PYTHONPATH=str(ROOT)) as parent:
         assert int(parent.stdout.readline()) != parent.pid
         parent.kill()
         # The worker has written to the same pipe, which ends when no process has it open.
@@ -272,16 +261,15 @@ def test_an_arm_runs_once_and_is_stored(monkeypatch, tmp_path):
 
 def test_the_pages_state_the_committed_table():
     table = json.loads((claims.RESULTS / 'claims.json').read_text())['claims']
-    root = pathlib.Path(claims.__file__).parents[1]
     before = [row for row in table if not row['afterwards']]
     count = lambda verdict: sum(row['verdict'] == verdict for row in before)
     small = sum(claims_table.shown_verdict(row) == 'less than .05' for row in before)
     decided = count('holds') + count('does not hold')
     after_correction = sum(row['verdict_holm'] != 'undecided' for row in before)
-    results = ' '.join((root / 'docs' / 'results.md').read_text().split())
+    results = ' '.join((ROOT / 'docs' / 'results.md').read_text().split())
     sentence = f'{len(before)} comparisons: {count("holds")} hold, the opposite of {count("does not hold")} is seen, '
     assert f'{sentence}{small} make less than .05 of a difference' in results
-    readme = ' '.join((root / 'README.md').read_text().split())
+    readme = ' '.join((ROOT / 'README.md').read_text().split())
     assert f'the miniature decides {decided} of {len(before)} of their claims' in readme
     assert f'{after_correction} of them after correction' in readme
     assert f'shows less than .05 of a difference for {small}' in readme

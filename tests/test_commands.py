@@ -11,9 +11,9 @@ import sys
 import termios
 import time
 
-import mistyped
 import pytest
-from python_process import FAST, ROOT, run_python
+from python_process import ROOT, finish, run_python, start, start_python, wait_for
+from test_refusals import run_in_fork
 
 COMMANDS = sorted(
     '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__main__')
@@ -54,11 +54,7 @@ def print_helps(output):
     argparse.ArgumentParser.parse_known_args = parse_watched
     texts = {}
     for module in COMMANDS:
-        process = os.fork()
-        if not process:
-            mistyped._run(module, ['--help'], pathlib.Path(output))
-        _, status = os.waitpid(process, 0)
-        texts[module] = (status, pathlib.Path(output).read_text())
+        texts[module] = run_in_fork(module, ['--help'], pathlib.Path(output))
     print(json.dumps(texts))
 
 
@@ -81,56 +77,41 @@ def test_help_says_how_to_give_the_command_and_what_every_argument_is(helps, mod
 
 def start_interruptible(*words):
     """Also where the tests themselves run in the background, whose children begin deaf to Ctrl-C."""
-    command = ['env', '--default-signal=INT', sys.executable, *words]
-    environment = os.environ | FAST
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+    return start(['env', '--default-signal=INT', sys.executable, *words])
 
 
 def test_ctrl_c_is_one_line(tmp_path):
     words = ['-m', 'zeroplay_jax.main', '--config=configs/quickstart.py']
     running = start_interruptible(*words, f'--workdir={tmp_path}/run')
-    deadline = time.monotonic() + 120
-    while not (tmp_path / 'run' / 'run.json').exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_for((tmp_path / 'run' / 'run.json').exists, running)
     time.sleep(1)
     running.send_signal(signal.SIGINT)
-    _, err = running.communicate(timeout=120)
-    assert running.returncode == 130
-    assert (
-        'Traceback' not in err and 'the same command resumes the run' in err.strip().split('\n')[-1]
-    )
+    _, err = finish(running, 130)
+    assert 'Traceback' not in err
+    assert 'the same command resumes the run' in err.strip().split('\n')[-1]
 
 
 @pytest.mark.parametrize(
     ('command', 'module'),
     [
-        ('main', 'absl'),
-        ('main', 'jax'),
-        ('evaluate', 'ml_collections'),
-        ('ask', 'ml_collections'),
-        ('inputs', 'numpy'),
-        pytest.param('report', 'numpy', marks=pytest.mark.long),
+        ('main --config=configs/quickstart.py --workdir=FOLDER/run', 'absl'),
+        ('main --config=configs/quickstart.py --workdir=FOLDER/run', 'jax'),
+        ('evaluate --config=configs/quickstart.py', 'ml_collections'),
+        ('ask Who?', 'ml_collections'),
+        ('inputs answers --corpus FOLDER --out FOLDER/out', 'numpy'),
+        pytest.param('report FOLDER', 'numpy', marks=pytest.mark.long),
     ],
 )
 def test_ctrl_c_while_libraries_load_is_one_line(tmp_path, command, module):
     """The signal comes as soon as a library is imported; the trace of imports says when."""
-    flags = {
-        'main': ['--config=configs/quickstart.py', f'--workdir={tmp_path}/run'],
-        'evaluate': ['--config=configs/quickstart.py'],
-        'ask': ['Who?'],
-        'inputs': ['answers', '--corpus', str(tmp_path), '--out', str(tmp_path / 'out')],
-        'report': [str(tmp_path)],
-    }
-    words = ['-X', 'importtime', '-m', f'zeroplay_jax.{command}', *flags[command]]
+    words = f'-X importtime -m zeroplay_jax.{command}'.replace('FOLDER', str(tmp_path)).split()
     running = start_interruptible(*words)
     for line in running.stderr:
         name = line.rpartition('|')[2].strip()
         if line.startswith('import time:') and name.partition('.')[0] == module:
             running.send_signal(signal.SIGINT)
             break
-    _, err = running.communicate(timeout=120)
-    assert running.returncode == 130, err[-2000:]
+    _, err = finish(running, 130)
     said = [line for line in err.splitlines() if line and 'import time:' not in line]
     assert said == ['zeroplay_jax: stopped before it began']
 
@@ -208,9 +189,8 @@ def on_a_terminal(code):
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     environment = os.environ | {'XLA_FLAGS': ''}  # compiled as slowly as everywhere
-    drawn = subprocess.Popen(
-        [sys.executable, '-c', code], cwd=ROOT, env=environment, stdout=theirs, stderr=theirs
-    )
+    command = [sys.executable, '-c', code]
+    drawn = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown = b''
     while True:
@@ -227,13 +207,10 @@ def on_a_terminal(code):
 
 
 def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else():
-    lines = (
-        'from zeroplay_jax.retrieval import progress',
-        'with progress.bar(3, "steps", "count") as bar: bar.update(3)',
-    )
-    code = '\n'.join(lines)
-    silent = run_python('-c', code)
-    assert silent.returncode == 0 and not silent.stdout and not silent.stderr
+    code = """from zeroplay_jax.retrieval import progress
+with progress.bar(3, "steps", "count") as bar: bar.update(3)
+"""
+    assert finish(start_python('-c', code)) == ('', '')
     shown = on_a_terminal(code)
     assert 'count' in shown and '/3' in shown and 'compiling' not in shown
 
@@ -265,5 +242,4 @@ with progress.clock('index'), command.quiet():
 """
     shown = on_a_terminal(code)
     assert 'index: 00:00' in shown and 'index: 00:01' in shown
-    silent = run_python('-c', code)
-    assert silent.returncode == 0 and not silent.stdout and not silent.stderr
+    assert finish(start_python('-c', code)) == ('', '')

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
-from host_processes import finish, processes
+from host_processes import finish, processes_of_script
 
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.learner.checkpoint import Checkpointer
@@ -257,11 +257,8 @@ def test_exchanges_between_two_processes(tmp_path):
     content = bytearray((newest / name).read_bytes())
     content[0] ^= 1
     (newest / name).write_bytes(content)
-
-    def joined(port, i):
-        return [str(port), str(i), str(tmp_path), name]
-
-    out = finish(processes(['-c', SCRIPT + ROWS + DAMAGED + FOLDERS], 2, joined))
+    script = SCRIPT + ROWS + DAMAGED + FOLDERS
+    out = finish(processes_of_script(script, str(tmp_path), name))
     assert all(text.strip().endswith('fine') for text in out), out
     assert (tmp_path / 'damaged' / '4').is_dir()
     # One process resumes what two have saved in folders of their own.

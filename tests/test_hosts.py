@@ -5,14 +5,22 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 
 import numpy as np
 import pytest
-from host_processes import HEARTBEAT, ROOT, RUN, finish, free_port, play, processes
-from run_files import lines, summary_of, without_clock
+from host_processes import (
+    HEARTBEAT,
+    RUN,
+    finish,
+    free_port,
+    join_flags,
+    play,
+    processes_of_script,
+)
+from python_process import FAST, PIPES, ROOT, config_flags, run_python, wait_for
+from run_files import count_steps, lines, summary_of, without_clock
 
 from zeroplay_jax.learner.checkpoint import saved_steps
 from zeroplay_jax.runtime import devices
@@ -24,21 +32,16 @@ def two(tmp_path_factory):
     """Through the script that people use."""
     workdir = tmp_path_factory.mktemp('two') / 'run'
     command = ['launch/local_2proc.sh', '--', *RUN, f'--workdir={workdir}']
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {'XLA_FLAGS': ''},
-        capture_output=True,
-        text=True,
-    )
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | FAST, **PIPES)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return workdir, [done.stdout]
+    return workdir
 
 
 @pytest.fixture(scope='module')
 def one(tmp_path_factory):
     workdir = tmp_path_factory.mktemp('one') / 'run'
-    return workdir, finish(play(workdir, 1))
+    finish(play(workdir, 1))
+    return workdir
 
 
 def read(workdir, name):
@@ -56,6 +59,7 @@ def moments(workdir):
 
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+    moments_by_step = {}
     for step in saved_steps(workdir / 'checkpoints'):
         folder = (workdir / 'checkpoints' / str(step) / 'states').resolve()
         reader = ocp.StandardCheckpointer()
@@ -64,32 +68,37 @@ def moments(workdir):
         named = [(str(path), np.asarray(x)) for path, x in leaves]
         mu = [(name, x) for name, x in named if "'mu'" in name or '.mu' in name]
         assert mu
-        yield step, mu
+        moments_by_step[step] = mu
+    return moments_by_step
+
+
+def check_same_moments(workdir, other):
+    """Asserts that two runs learnt the same up to rounding."""
+    ours, theirs = moments(workdir), moments(other)
+    assert ours.keys() == theirs.keys()
+    for step in ours:
+        for (name, a), (_, b) in zip(ours[step], theirs[step], strict=True):
+            assert np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(b), (step, name)
+    assert any(np.any(moment) for step in theirs for _, moment in theirs[step])
 
 
 def test_two_processes_play_what_one_plays(one, two):
-    assert read(two[0], 'trajectories.jsonl') == read(one[0], 'trajectories.jsonl')
-    reasons = {row['info'].get('rejected') for row in lines(two[0], 'trajectories.jsonl')}
-    assert len(reasons - {None}) >= 1  # something was turned away, by both alike
-    ours, theirs = metrics(two[0]), metrics(one[0])
+    assert read(two, 'trajectories.jsonl') == read(one, 'trajectories.jsonl')
+    reasons = {row['info'].get('rejected') for row in lines(two, 'trajectories.jsonl')}
+    assert reasons - {None}  # something was turned away, by both alike
+    ours, theirs = metrics(two), metrics(one)
     assert [r['step'] for r in ours] == list(range(len(theirs)))
     for a, b in zip(ours, theirs, strict=True):
         assert a.keys() == b.keys()
         for name in a:
-            near = (
-                b[name] if isinstance(b[name], str) else pytest.approx(b[name], rel=2e-5, abs=1e-6)
-            )
-            assert a[name] == near, (a['step'], name)
+            value = b[name]
+            if not isinstance(value, str):
+                value = pytest.approx(value, rel=2e-5, abs=1e-6)
+            assert a[name] == value, (a['step'], name)
 
 
 def test_two_processes_learn_what_one_learns(one, two):
-    learnt = 0
-    for (step, ours), (again, theirs) in zip(moments(two[0]), moments(one[0]), strict=True):
-        assert step == again
-        for (name, a), (_, b) in zip(ours, theirs, strict=True):
-            assert np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(b), (step, name)
-            learnt += bool(np.any(b))
-    assert learnt
+    check_same_moments(two, one)
 
 
 @pytest.mark.long
@@ -97,23 +106,20 @@ def test_a_signal_to_one_process_saves_the_same_step_in_all(two, tmp_path):
     """Whatever `checkpoint.every` is; the same command then ends as if nothing had happened."""
     workdir = tmp_path / 'run'
     running = play(workdir, 2, '--config.checkpoint.every=50')
-    deadline = time.time() + 300
-    while not (workdir / 'metrics.jsonl').exists() or len(metrics(workdir)) < 3:
-        assert time.time() < deadline and all(p.poll() is None for p in running)
-        time.sleep(0.05)
+    wait_for(lambda: count_steps(workdir) >= 3, *running)
     running[1].send_signal(signal.SIGTERM)
     texts = [p.communicate(timeout=120)[0] for p in running]
     assert [p.returncode for p in running] == [75, 75], texts
     assert max(saved_steps(workdir / 'checkpoints')) == len(metrics(workdir))
     finish(play(workdir, 2))
-    assert read(workdir, 'trajectories.jsonl') == read(two[0], 'trajectories.jsonl')
-    assert metrics(workdir) == metrics(two[0])
+    assert read(workdir, 'trajectories.jsonl') == read(two, 'trajectories.jsonl')
+    assert metrics(workdir) == metrics(two)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize('writers', [1, 2])
 def test_a_checkpoint_serves_either_number_of_processes(writers, one, two, tmp_path):
-    whole = (one, two)[writers - 1][0]
+    whole = (one, two)[writers - 1]
     workdir = tmp_path / 'run'
     shutil.copytree(whole, workdir)
     steps = saved_steps(workdir / 'checkpoints')
@@ -128,10 +134,7 @@ def test_a_checkpoint_serves_either_number_of_processes(writers, one, two, tmp_p
 
 def test_when_a_process_dies_the_other_stops(tmp_path):
     running = play(tmp_path / 'run', 2, '--config.solver.steps=1000')
-    deadline = time.time() + 300
-    while not (tmp_path / 'run' / 'checkpoints' / '1').exists() and time.time() < deadline:
-        assert all(p.poll() is None for p in running), running[0].communicate()[0][-2000:]
-        time.sleep(0.2)
+    wait_for((tmp_path / 'run' / 'checkpoints' / '1').exists, *running)
     running[1].send_signal(signal.SIGKILL)
     killed = time.time()
     out = running[0].communicate(timeout=300)[0]
@@ -143,9 +146,8 @@ def test_when_a_process_dies_the_other_stops(tmp_path):
 def test_what_goes_wrong_in_one_process_ends_both_with_its_line(tmp_path):
     """Evaluation questions are too long to be asked: one process reports it, the other names that process."""
     started = time.time()
-    running = play(
-        tmp_path / 'run', 2, '--config.rollout.prompt_tokens=26', '--config.eval.questions=1'
-    )
+    flags = config_flags('rollout.prompt_tokens=26 eval.questions=1')
+    running = play(tmp_path / 'run', 2, *flags)
     out = [p.communicate(timeout=300)[0] for p in running]
     assert [p.returncode for p in running] == [2, 2], out
     assert all('config.rollout.prompt_tokens=26: too short for ' in text for text in out)
@@ -157,13 +159,8 @@ def test_what_goes_wrong_in_one_process_ends_both_with_its_line(tmp_path):
 def test_two_processes_that_train_nothing_both_stop_with_status_3(tmp_path):
     workdir = tmp_path / 'run'
     # Every rollout ends after its first token, and those that end at a limit are not trained on.
-    running = play(
-        workdir,
-        2,
-        '--config.rollout.turn_tokens=1',
-        '--config.rollout.truncated=drop',
-        '--config.stop_after_empty_steps=2',
-    )
+    flags = 'rollout.turn_tokens=1 rollout.truncated=drop stop_after_empty_steps=2'
+    running = play(workdir, 2, *config_flags(flags))
     out = [p.communicate(timeout=600)[0] for p in running]
     assert [p.returncode for p in running] == [3, 3], out
     summary = summary_of(workdir)
@@ -192,7 +189,7 @@ command_line.run_command('breaks', main)
 
 def test_an_error_that_nobody_shares_does_not_hold_its_process_up():
     started = time.time()
-    running = processes(['-c', BREAKS], 2, lambda port, i: [str(port), str(i)])
+    running = processes_of_script(BREAKS)
     out = running[1].communicate(timeout=120)[0]
     assert running[1].returncode == 1 and 'nobody thought of this' in out
     assert running[0].wait(timeout=120) != 0
@@ -203,16 +200,10 @@ def test_a_port_that_is_taken_is_one_line(tmp_path):
     with socket.socket() as taken:
         taken.bind(('', 0))
         taken.listen()
-        place = f'localhost:{taken.getsockname()[1]}'
-        fields = dict(mode='coordinator', coordinator=place, processes=2, process=0)
-        extra = [f'--config.distributed.{k}={v}' for k, v in fields.items()]
-        (alone,) = processes(
-            ['-m', 'zeroplay_jax.main', *RUN, f'--workdir={tmp_path}/run', *extra], 1, lambda *_: []
-        )
+        (alone,) = play(tmp_path / 'run', 1, *join_flags(taken.getsockname()[1], 0))
         out = alone.communicate(timeout=120)[0]
-    assert (
-        alone.returncode == 2 and 'process 0 cannot open that port' in out.strip().split('\n')[-1]
-    )
+    assert alone.returncode == 2
+    assert 'process 0 cannot open that port' in out.strip().split('\n')[-1]
 
 
 def test_a_process_zero_that_never_comes_is_one_line(monkeypatch):
@@ -223,14 +214,11 @@ def test_a_process_zero_that_never_comes_is_one_line(monkeypatch):
 
 
 def test_processes_that_never_come_are_one_line():
-    lines = (
-        'from zeroplay_jax.runtime import devices',
-        'devices.JOIN_SECONDS = 3.0',
-        "devices.connect('coordinator', '{}', 2, 0, 10)",
-    )
-    code = '\n'.join(lines)
-    call = [sys.executable, '-c', code.format(f'localhost:{free_port()}')]
-    alone = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    code = f"""from zeroplay_jax.runtime import devices
+devices.JOIN_SECONDS = 3.0
+devices.connect('coordinator', 'localhost:{free_port()}', 2, 0, 10)
+"""
+    alone = run_python('-c', code, timeout=120)
     assert alone.returncode == 2 and alone.stderr.count('\n') == 1, alone.stderr
     assert 'not all processes came together within 3 s' in alone.stderr
 

@@ -4,14 +4,14 @@ import ast
 import functools
 import graphlib
 import os
-import pathlib
 import re
 import shutil
 import subprocess
 
+import launch_cases
 import pytest
+from python_process import PIPES, ROOT
 
-ROOT = pathlib.Path(__file__).parents[1]
 CODE = ('zeroplay_jax', 'retrieval', 'configs', 'benchmarks', 'tools')
 
 # Imports run downward: a room sees its own floor and the ones below it.
@@ -91,10 +91,13 @@ def tree(path):
     return ast.parse(path.read_text(encoding='utf-8'))
 
 
-def imports(path):
-    """Dotted names a file imports, relative ones resolved; of `from a import b` both a and a.b."""
+def imports(path, at_load=False):
+    """Dotted names a file imports, relative ones resolved; of `from a import b` both a and a.b.
+
+    With `at_load` those that loading the file imports: not those in functions or for type checkers.
+    """
     package = path.relative_to(ROOT).parent.parts
-    for node in ast.walk(tree(path)):
+    for node in tree(path).body if at_load else ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (real_folder(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -124,12 +127,8 @@ def module(path):
 def upward(path):
     """Imports of a file that run upward, as 'file -> module'."""
     floor = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
-    here = room(module(path))
-    if here is None:
-        return []
-    return [
-        f'{name(path)} -> {m}' for m in imports(path) if room(m) and floor[room(m)] > floor[here]
-    ]
+    here = floor.get(room(module(path)), len(FLOORS))
+    return [f'{name(path)} -> {m}' for m in imports(path) if room(m) and floor[room(m)] > here]
 
 
 OURS = python_files('zeroplay_jax', 'retrieval', 'configs')
@@ -160,26 +159,8 @@ def test_no_imports_in_a_circle():
     for file, seen in files.items():
         rooms.setdefault(room(file), set()).update({room(m) for m in seen} - {room(file), None})
     for graph in (files, rooms):
-        assert set(graphlib.TopologicalSorter(graph).static_order()) >= set(
-            graph
-        )  # a circle raises
-
-
-def imports_at_load(path):
-    """Dotted names that loading a file imports: not those in functions or for type checkers."""
-    statements = [n for n in tree(path).body if isinstance(n, (ast.Import, ast.ImportFrom))]
-    for node in statements:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        else:
-            module = node.module or ''
-            if node.level:
-                folder = path.relative_to(ROOT).parent.parts
-                module = '.'.join(
-                    (*folder[: len(folder) - node.level + 1], *filter(None, [module]))
-                )
-            yield module
-            yield from (f'{module}.{alias.name}' for alias in node.names)
+        # A circle raises.
+        assert {*graphlib.TopologicalSorter(graph).static_order()} >= graph.keys()
 
 
 def libraries_of(module_name, files):
@@ -191,7 +172,7 @@ def libraries_of(module_name, files):
         if current in loaded:
             continue
         loaded.add(current)
-        for dotted in map(real_folder, imports_at_load(files[current])):
+        for dotted in imports(files[current], at_load=True):
             if room(dotted) is None and not dotted.startswith('zeroplay_jax'):
                 libraries.add(dotted.split('.')[0])
             elif dotted in files:
@@ -209,21 +190,15 @@ def test_what_is_loaded_before_a_mistake_is_reported_loads_no_slow_library(folde
 
 def test_the_entry_of_a_module_stands_last():
     """What stands behind it is not defined yet when the module is run as a command."""
-    faults = []
     for path in python_files(*CODE):
         for statement in tree(path).body[:-1]:
-            if isinstance(statement, ast.If) and '__name__' in ast.unparse(statement.test):
-                faults.append(f'{name(path)}:{statement.lineno}')
-    assert not faults
+            is_entry = isinstance(statement, ast.If) and '__name__' in ast.unparse(statement.test)
+            assert not is_entry, f'{name(path)}:{statement.lineno}'
 
 
 def test_retrieval_stands_alone():
-    faults = [
-        name(path)
-        for path in python_files('retrieval')
-        if any('zeroplay_jax' in m for m in imports(path))
-    ]
-    assert not faults
+    for path in python_files('retrieval'):
+        assert not any('zeroplay_jax' in m for m in imports(path)), name(path)
 
 
 def test_objectives_know_arrays_only():
@@ -234,15 +209,10 @@ def test_objectives_know_arrays_only():
         assert path.name != 'rewards.py' or 'jax' not in roots
 
 
-@pytest.mark.parametrize('library', DOORS)
-def test_a_library_is_imported_behind_its_door_only(library):
-    faults = [
-        name(path)
-        for path in python_files(*CODE)
-        if any(m.split('.')[0] == library for m in imports(path))
-        and not name(path).startswith(DOORS[library])
-    ]
-    assert not faults
+def test_a_library_is_imported_behind_its_door_only():
+    for path in python_files(*CODE):
+        for library in {m.split('.')[0] for m in imports(path)} & DOORS.keys():
+            assert name(path).startswith(DOORS[library]), (name(path), library)
 
 
 def recipe_comparisons(path):
@@ -269,13 +239,9 @@ def test_nothing_but_a_recipe_knows_which_recipe_runs():
 
 
 def test_only_recipes_name_their_roles():
-    named = {
-        name(path): list(role_names(path))
-        for path in OURS
-        if not name(path).startswith(HOMES_OF_ROLES)
-    }
-    assert not {path: lines for path, lines in named.items() if lines and path not in ALLOWED_NAMES}
-    assert all(named[path] for path in ALLOWED_NAMES), 'an exception that nothing needs any more'
+    named = {name(path) for path in OURS if any(role_names(path))}
+    elsewhere = {path for path in named if not path.startswith(HOMES_OF_ROLES)}
+    assert elsewhere == ALLOWED_NAMES.keys(), 'one that is new, or an exception that nothing needs'
 
 
 def test_a_comparison_with_a_recipe_is_seen(tmp_path, monkeypatch):
@@ -287,50 +253,34 @@ def test_a_comparison_with_a_recipe_is_seen(tmp_path, monkeypatch):
 
 
 def test_files_and_functions_are_short():
-    long_files = [
-        name(path) for path in python_files(*CODE) if len(path.read_text().splitlines()) > 700
-    ]
-    long_functions = [
-        f'{name(path)}:{node.lineno} {node.name}'
-        for path in python_files(*CODE, 'tests')
-        for node in ast.walk(tree(path))
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        and node.end_lineno - node.lineno >= 80
-    ]
-    assert not long_files and not long_functions
+    for path in python_files(*CODE):
+        assert len(path.read_text().splitlines()) <= 700, name(path)
+    for path in python_files(*CODE, 'tests'):
+        for node in ast.walk(tree(path)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                assert node.end_lineno - node.lineno < 80, f'{name(path)} {node.name}'
 
 
 def tracked():
-    """The project's text files: what git tracks or would, else (without git) what lies in the folders."""
-    listing = subprocess.run(
-        ['git', 'ls-files', '--cached', '--others', '--exclude-standard'],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    """The project's text files and their texts: what git tracks or would, else what lies in the folders."""
+    command = 'git ls-files --cached --others --exclude-standard'
+    listing = subprocess.run(command.split(), cwd=ROOT, **PIPES)
     paths = [ROOT / line for line in listing.stdout.splitlines()] or python_files(*CODE, 'tests')
     kinds = {'.py', '.md', '.sh', '.txt', '.toml', '.json', '.html', '.js', '.css', '.ipynb', ''}
-    return [
-        path
-        for path in paths
-        if path.is_file() and path.suffix in kinds and path.stat().st_size < 1 << 20
-    ]
+    for path in paths:
+        if path.is_file() and path.suffix in kinds and path.stat().st_size < 1 << 20:
+            yield path, path.read_text(errors='ignore')
 
 
 def test_no_file_names_a_folder_of_somebodys_machine():
     machine = re.compile(r'(?<![\w.])/(home|root|work|farm|Users)/')
-    faults = [name(path) for path in tracked() if machine.search(path.read_text(errors='ignore'))]
-    assert not faults
+    assert not [name(path) for path, text in tracked() if machine.search(text)]
 
 
 def test_nothing_is_left_unfinished():
     words = re.compile(r'\b(TO' + r'DO|FIX' + r'ME|XX' + r'X)\b|Not' + 'ImplementedError')
-    faults = [
-        name(path)
-        for path in tracked()
-        if path.suffix != '.json' and words.search(path.read_text(errors='ignore'))
-    ]
-    assert not faults
+    named = [name(path) for path, text in tracked() if words.search(text)]
+    assert not [file for file in named if not file.endswith('.json')]
 
 
 # Scripts and commands
@@ -342,7 +292,7 @@ SCRIPTS = [ROOT / '.ci' / 'run', *sorted((ROOT / 'launch').glob('*.sh'))]
 def test_shell_scripts_are_sound():
     if not shutil.which('shellcheck'):
         pytest.skip('shellcheck is not installed')
-    result = subprocess.run(['shellcheck', *SCRIPTS], capture_output=True, text=True)
+    result = subprocess.run(['shellcheck', *SCRIPTS], **PIPES)
     assert result.returncode == 0, result.stdout
 
 
@@ -362,41 +312,39 @@ def clone(tmp_path):
     return tmp_path
 
 
-def fake(clone, program, *lines):
-    path = clone / 'bin' / program
-    path.write_text('\n'.join(['#!/bin/sh', *lines, '']))
-    path.chmod(0o755)
-    return path
+def fake(clone, program, script):
+    return launch_cases.fake(clone / 'bin', program, script) / program
 
 
 def call(clone, *command):
     environment = {key: value for key, value in os.environ.items() if not key.startswith('MAKE')}
     environment['PATH'] = f'{clone / "bin"}:{environment["PATH"]}'
-    return subprocess.run(
-        command, cwd=clone, env=environment, capture_output=True, text=True, timeout=60
-    )
+    return subprocess.run(command, cwd=clone, env=environment, timeout=60, **PIPES)
 
 
 def said(result):
-    return [line for line in result.stderr.splitlines() if line.startswith('zeroplay_jax: ')]
+    """The one line of a command about the machine."""
+    (line,) = [x for x in result.stderr.splitlines() if x.startswith('zeroplay_jax: ')]
+    return line
+
+
+def refused(clone, *command):
+    result = call(clone, 'make', *command)
+    assert result.returncode != 0 and not (clone / '.venv').exists()
+    return said(result)
 
 
 @pytest.mark.parametrize('version', ['3.10.14', '3.14.0'])
 def test_make_refuses_another_python_in_one_line(clone, version):
     python = fake(clone, 'python-other', f'echo {version} somewhere venv')
-    result = call(clone, 'make', 'quickstart', f'PYTHON={python}')
-    assert result.returncode != 0
-    assert len(said(result)) == 1
-    assert (
-        'needs Python 3.11, 3.12 or 3.13' in said(result)[0] and f'is {version}' in said(result)[0]
-    )
-    assert not (clone / '.venv').exists()
+    line = refused(clone, 'quickstart', f'PYTHON={python}')
+    assert 'needs Python 3.11, 3.12 or 3.13' in line and f'is {version}' in line
 
 
 def test_make_refuses_a_python_without_venv(clone):
     python = fake(clone, 'python-bare', 'echo 3.12.4 somewhere bare')
-    result = call(clone, 'make', 'check', f'PYTHON={python}')
-    assert result.returncode != 0 and 'apt-get install python3.12-venv' in said(result)[0]
+    line = refused(clone, 'check', f'PYTHON={python}')
+    assert 'apt-get install python3.12-venv' in line
 
 
 @pytest.mark.parametrize(
@@ -405,10 +353,7 @@ def test_make_refuses_a_python_without_venv(clone):
 )
 def test_make_refuses_another_system_in_one_line(clone, option, answer, hint):
     fake(clone, 'uname', f'if [ "$1" = {option} ]; then echo {answer}; else echo Linux; fi')
-    result = call(clone, 'make', 'quickstart')
-    assert result.returncode != 0
-    assert len(said(result)) == 1 and hint in said(result)[0]
-    assert not (clone / '.venv').exists()
+    assert hint in refused(clone, 'quickstart')
 
 
 def test_make_finds_a_python_by_itself_past_a_broken_name(clone):
@@ -416,60 +361,52 @@ def test_make_finds_a_python_by_itself_past_a_broken_name(clone):
         fake(clone, program, 'exit 127')
     fake(clone, 'python3.13', 'echo 3.13.1 /opt/python3.13 venv')
     result = call(clone, 'launch/python.sh')
-    assert result.returncode == 0
-    assert result.stdout.strip() == '/opt/python3.13'
-    assert 'Linux and Python 3.13.1' in said(result)[0]
+    assert result.returncode == 0 and result.stdout.strip() == '/opt/python3.13'
+    assert 'Linux and Python 3.13.1' in said(result)
 
 
 @pytest.fixture
 def fake_environment(clone):
     """An environment whose Python writes its arguments, one a line."""
-    (clone / '.venv' / 'bin').mkdir(parents=True)
-    python = clone / '.venv' / 'bin' / 'python'
-    python.write_text('#!/bin/sh\nfor argument; do echo "[$argument]"; done\n')
-    python.chmod(0o755)
+    programs = clone / '.venv' / 'bin'
+    programs.mkdir(parents=True)
+    launch_cases.fake(programs, 'python', 'for argument; do echo "[$argument]"; done')
     fake(clone, 'python-check', 'exit 0').replace(clone / 'launch' / 'python.sh')
     (clone / '.venv' / 'ready').touch()
     return clone
 
 
-def arguments(result):
-    """What the fake Python was called with."""
+def arguments(clone, *variables):
+    """What the fake Python was called with by `make quickstart`."""
+    result = call(clone, 'make', 'quickstart', *variables)
     assert result.returncode == 0, result.stderr
     return [line[1:-1] for line in result.stdout.splitlines() if line.startswith('[')]
 
 
 def test_quickstart_passes_workdir_and_seed_on(fake_environment):
-    result = call(fake_environment, 'make', 'quickstart', 'WORKDIR=some where', 'SEED=7')
-    config = '--config=configs/quickstart.py'
-    assert arguments(result) == [
-        *('-m', 'zeroplay_jax.main', config, '--workdir=some where', '--config.seed=7')
-    ]
-    assert '--workdir=runs/quickstart' in arguments(call(fake_environment, 'make', 'quickstart'))
+    words = arguments(fake_environment, 'WORKDIR=some where', 'SEED=7')
+    assert words[:3] == ['-m', 'zeroplay_jax.main', '--config=configs/quickstart.py']
+    assert words[3:] == ['--workdir=some where', '--config.seed=7']
+    assert '--workdir=runs/quickstart' in arguments(fake_environment)
 
 
 def test_quickstart_passes_a_corpus_on_whatever_is_in_its_path(fake_environment):
     corpus = """my 'own' "texts" (a, b) & c"""
     chosen = ['WORKDIR=runs/a b', 'EVAL=the questions.jsonl', 'ENCODER=bm25', 'SEED=7']
     flags = "ARGS=--config.schedule.hop_ratio='(1,)' --config.solver.steps=1"
-    result = call(fake_environment, 'make', 'quickstart', f'CORPUS={corpus}', *chosen, flags)
-    assert arguments(result) == [
-        *('-m', 'zeroplay_jax.quickstart', '--corpus', corpus, '--workdir', 'runs/a b'),
-        *('--eval', 'the questions.jsonl', '--encoder', 'bm25', '--seed', '7'),
-        *('--config.schedule.hop_ratio=(1,)', '--config.solver.steps=1'),
-    ]
+    words = arguments(fake_environment, f'CORPUS={corpus}', *chosen, flags)
+    assert words[:4] == ['-m', 'zeroplay_jax.quickstart', '--corpus', corpus]
+    assert words[4:8] == ['--workdir', 'runs/a b', '--eval', 'the questions.jsonl']
+    more = '--encoder bm25 --seed 7 --config.schedule.hop_ratio=(1,) --config.solver.steps=1'
+    assert words[8:] == more.split()
     # Without a workdir the command chooses one.
-    few = call(fake_environment, 'make', 'quickstart', 'CORPUS=texts')
-    assert arguments(few) == [
-        *('-m', 'zeroplay_jax.quickstart', '--corpus', 'texts', '--encoder', 'lexical'),
-        *('--seed', '0'),
-    ]
+    few = '-m zeroplay_jax.quickstart --corpus texts --encoder lexical --seed 0'
+    assert arguments(fake_environment, 'CORPUS=texts') == few.split()
 
 
 def test_continuous_integration_runs_lint_and_the_tests(clone):
-    fake(clone, 'make', 'echo "make got: $*"', 'exit 3')
+    fake(clone, 'make', 'echo "make got: $*"; exit 3')
     for program in ('chromium', 'shellcheck'):
         fake(clone, program, 'exit 0')
     result = call(clone, '.ci/run')
-    assert result.stdout.splitlines() == ['make got: lint test']
-    assert result.returncode == 3
+    assert (result.stdout, result.returncode) == ('make got: lint test\n', 3)

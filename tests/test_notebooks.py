@@ -5,14 +5,12 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 
 import nbclient
 import nbformat
 import pytest
-from python_process import FAST
+from python_process import FAST, ROOT, run_python
 
-ROOT = pathlib.Path(__file__).parents[1]
 MACHINE = re.compile(
     r'(?<![\w.])/(home|root|tmp|Users|var|mnt|opt|content|work)/|/dist-packages/|site-packages'
 )
@@ -29,12 +27,10 @@ def code_cells(notebook):
 def texts(cell):
     """All that a cell has shown, pictures aside."""
     for output in cell.outputs:
-        kinds = {
-            name: data
-            for name, data in output.get('data', {}).items()
-            if not name.startswith('image/')
-        }
-        yield from (output.get('text', ''), *kinds.values())
+        yield output.get('text', '')
+        for kind, data in output.get('data', {}).items():
+            if not kind.startswith('image/'):
+                yield data
 
 
 @pytest.fixture(scope='module')
@@ -83,9 +79,8 @@ def check_objectives(notebook, found, _):
     for shares in sequence:
         assert set(shares) == {0.0, 1.0}, 'the sequence clip keeps or drops rollouts as a whole'
     assert all(keeps == (0 < solved < found['samples']) for solved, keeps in found['asked'])
-    assert found['tail'] == sorted(found['tail']) and found['tail'][-1] == pytest.approx(
-        found['full'], rel=1e-4
-    )
+    assert found['tail'] == sorted(found['tail'])
+    assert found['tail'][-1] == pytest.approx(found['full'], rel=1e-4)
     seen = found['seen']
     assert abs(seen['top K alone']) < 1e-3 < 0.5 < seen['top K + tail'] <= seen['full']
 
@@ -101,14 +96,12 @@ ROLLOUTS = """probed = dict(
 
 
 def check_rollouts(notebook, found, _):
-    assert (
-        found['finish'] == 'answer' and found['calls'] == 3 and found['want'][0] in found['answer']
-    )
+    assert (found['finish'], found['calls']) == ('answer', 3)
+    assert found['want'][0] in found['answer']
     assert found['gap'] < 1e-4 and found['least'] < -0.1
     assert found['outside'] == 0.0 and found['learnt'] == found['written']
-    assert {'<answer>', '<|im_end|>', '<|im_start|>'} <= set(found['trusted']) and found[
-        'foreign'
-    ] == []
+    assert {'<answer>', '<|im_end|>', '<|im_start|>'} <= set(found['trusted'])
+    assert found['foreign'] == []
     assert found['control'] == ['</information>', '<information>']
     # An observation may be cut before its end.
     assert 0 < found['observed'] <= found['attacks'] and not found['forged']
@@ -136,17 +129,13 @@ def check_selfplay(notebook, found, _):
     assert found['versions'] == {'proposer': 1, 'solver': 1}
     assert all(0 < moved < 0.1 for moved in found['moved'].values()), 'both learn'
     for counts, valid in zip(found['counts'], found['valid'], strict=True):
-        assert (
-            len(counts) == found['solves'] + 1 and sum(counts) == round(valid * found['batch']) > 0
-        )
+        assert len(counts) == found['solves'] + 1
+        assert sum(counts) == round(valid * found['batch']) > 0
     before, after = found['questions']
-    assert len(before) == len(after) == 10 and any(
-        str(q).startswith('What is the ') for q in before
-    )
-    assert (
-        all(0 <= share <= 1 for scores in found['scores'] for share in scores)
-        and found['scores'][0][0] > 0
-    )
+    assert len(before) == len(after) == 10
+    assert any(str(question).startswith('What is the ') for question in before)
+    assert all(0 <= share <= 1 for scores in found['scores'] for share in scores)
+    assert found['scores'][0][0] > 0
     shown = [text for cell in code_cells(notebook) for text in texts(cell)]
     assert any('mean of 1, 2, 3' in text for text in shown)
 
@@ -163,15 +152,9 @@ def check_own(notebook, found, environment):
     manifest = json.loads((work / 'index' / 'manifest.json').read_text())
     assert manifest['corpus']['passages'] == found['files'] == len(found['titles'])
     assert len(found['rewards']) == 2 and all(reward > 0 for reward in found['rewards'])
-    named = [
-        question
-        for question in found['invented']
-        if set(re.findall(r'\w+', question)) & set(found['titles'])
-    ]
-    assert named, 'the proposer asks about these texts'
-    assert found['same'] is True, (
-        'transformers writes with the exported weights what our sampler wrote'
-    )
+    words = set(re.findall(r'\w+', ' '.join(found['invented'])))
+    assert words & set(found['titles']), 'the proposer asks about these texts'
+    assert found['same'] is True, 'transformers writes with these weights what our sampler wrote'
     summary = json.loads((work / 'run' / 'summary.json').read_text())
     assert summary['outside_questions'] == 0 and summary['questions'] == 12
     page = (work / 'run' / 'report.html').read_text()
@@ -234,12 +217,9 @@ def test_outputs_are_committed_whole_and_name_no_machine(name):
     cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
-    assert not [
-        output
-        for output in outputs
-        if output.output_type == 'error' or output.get('name') == 'stderr'
-    ]
-    assert sum('image/png' in output.get('data', {}) for output in outputs) >= 1
+    for output in outputs:
+        assert output.output_type != 'error' and output.get('name') != 'stderr'
+    assert any('image/png' in output.get('data', {}) for output in outputs)
     assert not [text for cell in cells for text in texts(cell) if MACHINE.search(text)]
     assert path.stat().st_size < 600_000
     assert set(notebook.metadata) <= {'colab', 'kernelspec', 'language_info'}
@@ -265,20 +245,15 @@ def test_the_first_cell_is_the_same_install_cell_everywhere():
 
 
 def install(folder, repository=''):
-    source = (
-        read(NAMES[0]).cells[0].source.replace("REPOSITORY = ''", f'REPOSITORY = {repository!r}')
-    )
-    command = [sys.executable, '-c', f'{source}\nprint(os.getcwd())']
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    source = read(NAMES[0]).cells[0].source
+    source = source.replace("REPOSITORY = ''", f'REPOSITORY = {repository!r}')
+    return run_python('-c', f'{source}\nprint(os.getcwd())', cwd=folder, timeout=60)
 
 
 def test_without_a_checkout_or_an_address_one_line_says_what_to_do(tmp_path):
     result = install(tmp_path)
-    assert (
-        result.returncode == 1
-        and len(result.stderr.splitlines()) == 1
-        and 'fill in REPOSITORY' in result.stderr
-    )
+    assert result.returncode == 1 and 'fill in REPOSITORY' in result.stderr
+    assert len(result.stderr.splitlines()) == 1
     result = install(tmp_path, str(tmp_path / 'nowhere'))
     assert result.returncode == 1 and 'could not be cloned' in result.stderr.splitlines()[-1]
 

@@ -7,7 +7,7 @@ import threading
 import types
 
 import pytest
-from host_processes import processes
+from host_processes import processes_of_script
 from python_process import run_python
 
 from zeroplay_jax.runtime import signals
@@ -119,7 +119,7 @@ print('together again', h.gather(h.index))
 
 
 def test_one_process_that_is_asked_stops_the_same_step_of_all():
-    running = processes(['-c', TWO], 2, lambda port, i: [str(port), str(i)])
+    running = processes_of_script(TWO)
     texts = [process.communicate(timeout=120)[0] for process in running]
     for text in texts:
         assert 'preempted: ' in text and 'together again [0, 1]' in text, text

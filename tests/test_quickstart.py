@@ -8,7 +8,7 @@ import shutil
 import subprocess
 
 import pytest
-from python_process import ROOT, run_python
+from python_process import PIPES, ROOT, config_flags, run_python
 from run_files import lines, summary_of
 
 from zeroplay_jax import quickstart
@@ -20,23 +20,12 @@ from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 from zeroplay_jax.types import UserError
 
-SMALL = (
-    # So few steps may all be empty.
-    '--config.stop_after_empty_steps=0',
-    '--config.sampler.slots=16',
-    '--config.proposer.batch=16',
-    '--config.proposer.steps=1',
-    '--config.pool.batch=8',
-    '--config.pool.batches=1',
-    '--config.solver.batch=4',
-    '--config.solver.steps=1',
-    '--config.solver.samples=3',
-    '--config.reward.solves=2',
-    '--config.schedule.iterations=1',
-    '--config.micro.rows=2',
-    '--config.eval.questions=4',
-    '--config.eval.every=0',
-)
+# So few steps may all be empty.
+SMALL = config_flags("""
+    stop_after_empty_steps=0 sampler.slots=16 proposer.batch=8 proposer.steps=1 pool.batch=8 pool.batches=1
+    solver.batch=4 solver.steps=1 solver.samples=3 reward.solves=2 schedule.iterations=1 micro.rows=2
+    eval.questions=2 eval.every=0
+""")
 
 
 def play(place):
@@ -239,6 +228,9 @@ def test_a_folder_of_the_user_is_not_written_into(texts, tmp_path, capsys):
     assert contents(tmp_path / 'mine') == {'corpus.jsonl': b'{}'}
 
 
+ONE_SENTENCE = b'Lomi\nThe town of Lomi lies on the river Gumu and has a bridge.'
+
+
 @pytest.mark.parametrize(
     ('name', 'data', 'message'),
     [
@@ -247,35 +239,30 @@ def test_a_folder_of_the_user_is_not_written_into(texts, tmp_path, capsys):
         ('a.txt', 'Größe'.encode('latin-1'), '1 not UTF-8'),
         ('a.txt', 'Город стоит на берегу реки.'.encode(), '1 not English'),
         ('a.pdf', b'%PDF', '1 .pdf'),
-        (
-            'a.txt',
-            b'Lomi\nThe town of Lomi lies on the river Gumu and has a bridge.',
-            'at least 30',
-        ),
+        ('a.txt', ONE_SENTENCE, 'at least 30'),
     ],
 )
 def test_an_unusable_corpus_is_refused_and_leaves_nothing(tmp_path, capsys, name, data, message):
     (tmp_path / 'texts').mkdir()
     (tmp_path / 'texts' / name).write_bytes(data)
-    with pytest.raises(SystemExit) as caught:
-        quickstart.main([f'--corpus={tmp_path / "texts"}', f'--workdir={tmp_path / "w"}'])
-    error = capsys.readouterr().err
-    assert caught.value.code == 2 and error.count('\n') == 1 and message in error
+    arguments = (f'--corpus={tmp_path / "texts"}', f'--workdir={tmp_path / "w"}')
+    assert message in refused(capsys, *arguments)
     assert not (tmp_path / 'w').exists()
 
 
 def test_without_a_workdir_the_run_is_called_after_the_corpus(texts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    args, _ = quickstart._arguments([f'--corpus={texts}'])
-    assert args.workdir == pathlib.Path('runs/texts')
-    args, _ = quickstart._arguments(['--corpus=/data/wiki-18.jsonl.gz'])
-    assert args.workdir == pathlib.Path('runs/wiki-18')
     # Only files have suffixes, and only those of their format are left out.
-    args, _ = quickstart._arguments(['--corpus=/data/notes.2024.jsonl'])
-    assert args.workdir == pathlib.Path('runs/notes.2024')
-    texts.rename(tmp_path / 'notes.2023')
-    args, _ = quickstart._arguments([f'--corpus={tmp_path / "notes.2023"}'])
-    assert args.workdir == pathlib.Path('runs/notes.2023')
+    folder_of_a_year = texts.rename(tmp_path / 'notes.2023')
+    names = {
+        '/data/texts': 'texts',
+        '/data/wiki-18.jsonl.gz': 'wiki-18',
+        '/data/notes.2024.jsonl': 'notes.2024',
+        folder_of_a_year: 'notes.2023',
+    }
+    for corpus, name in names.items():
+        args, _ = quickstart._arguments([f'--corpus={corpus}'])
+        assert args.workdir == pathlib.Path('runs', name)
 
 
 def test_a_workdir_inside_of_the_corpus_is_refused(texts, monkeypatch, capsys):
@@ -310,13 +297,8 @@ def test_the_config_is_sound(texts, tmp_path):
 
 def make(*arguments, **environment):
     """What `make -n quickstart` would run."""
-    return subprocess.run(
-        ['make', '-n', 'quickstart', *arguments],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-    )
+    command = ['make', '-n', 'quickstart', *arguments]
+    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, **PIPES)
 
 
 def test_variables_of_make_without_effect_are_refused():
@@ -328,13 +310,7 @@ def test_variables_of_make_without_effect_are_refused():
 
 
 def test_variables_of_the_shell_do_not_change_the_quickstart():
-    shell = {
-        'CORPUS': '/data/wiki',
-        'EVAL': 'x',
-        'SEED': '7',
-        'WORKDIR': '/data',
-        'ENCODER': 'bm25',
-    }
+    shell = dict(CORPUS='/data/wiki', EVAL='x', SEED='7', WORKDIR='/data', ENCODER='bm25')
     assert make(**shell).stdout == make().stdout
     assert make('CORPUS=texts', **shell).stdout == make('CORPUS=texts').stdout
 
@@ -345,8 +321,7 @@ def test_an_error_of_the_index_is_one_line(texts, tmp_path, monkeypatch, capsys)
 
     monkeypatch.setattr(quickstart, '_make_index', fail)
     workdir = tmp_path / 'w'
-    with pytest.raises(SystemExit):
-        quickstart.main([f'--corpus={texts}', f'--workdir={workdir}'])
-    assert capsys.readouterr().err == 'zeroplay_jax: the disk is full\n'
+    line = refused(capsys, f'--corpus={texts}', f'--workdir={workdir}')
+    assert line == 'zeroplay_jax: the disk is full\n'
     # What was made before stays, so that the command can be repeated.
     assert (workdir / 'questions.jsonl').is_file()

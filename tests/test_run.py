@@ -7,95 +7,54 @@ import random
 import signal
 import time
 
-import numpy as np
 import pytest
-from python_process import start_python
-from run_files import lines, summary_of, without_clock
+from python_process import config_flags, finish, kill, start_python, wait_for
+from run_files import (
+    check_same_run,
+    count_steps,
+    final_states,
+    lines,
+    summary_of,
+    without_clock,
+)
 from test_metrics import board_steps
 
 from zeroplay_jax import export
 from zeroplay_jax.learner.checkpoint import saved_steps
 
-SMALL = [
-    '--config=configs/quickstart.py',
-    '--config.world.train=(0,4)',
-    '--config.world.evaluation=(0,2)',
-    '--config.sampler.slots=16',
-    '--config.micro.rows=2',
-    '--config.proposer.batch=16',
-    '--config.solver.batch=4',
-    '--config.pool.batch=16',
-    '--config.pool.batches=1',
-    '--config.proposer.steps=2',
-    '--config.solver.steps=5',
-    '--config.solver.samples=3',
-    '--config.reward.solves=2',
-    '--config.schedule.iterations=2',
-    '--config.eval.questions=4',
-    '--config.eval.every=0',
-    '--config.checkpoint.every=2',
-    # Four questions by three rollouts: some steps have no reward variance.
-    '--config.stop_after_empty_steps=0',
-]
+# Four questions by three rollouts: some steps have no reward variance.
+SMALL = config_flags("""
+    world.train=(0,4) world.evaluation=(0,2) sampler.slots=16 micro.rows=2 proposer.batch=8 solver.batch=4
+    schedule.hop_ratio=(2,1,1)
+    pool.batch=16 pool.batches=1 proposer.steps=2 solver.steps=5 solver.samples=3 reward.solves=2
+    schedule.iterations=2 eval.questions=2 eval.every=0 checkpoint.every=2 stop_after_empty_steps=0
+""")
 
 
 def start(workdir, *extra):
-    return start_python('-m', 'zeroplay_jax.main', *SMALL, f'--workdir={workdir}', *extra)
-
-
-def finish(process):
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err[-2000:]
-    return out
-
-
-def final_states(workdir):
-    import jax
-    import orbax.checkpoint as ocp
-
-    step = max(saved_steps(workdir / 'checkpoints'))
-    folder = (workdir / 'checkpoints' / str(step)).resolve()
-    tree = ocp.StandardCheckpointer().restore(folder / 'states')
-    loop = json.loads((folder / 'loop' / 'metadata').read_text())
-    loop.pop('seconds')
-    return jax.tree.map(np.asarray, tree), loop
+    config = '--config=configs/quickstart.py'
+    words = ['-m', 'zeroplay_jax.main', config, *SMALL, f'--workdir={workdir}', *extra]
+    return start_python(*words)
 
 
 @pytest.fixture(scope='module')
 def uninterrupted(tmp_path_factory):
     workdir = tmp_path_factory.mktemp('run') / 'whole'
-    return workdir, finish(start(workdir))
+    return workdir, finish(start(workdir))[0]
 
 
 def test_a_run_leaves_what_the_readme_says(uninterrupted):
     workdir, printed = uninterrupted
     summary = summary_of(workdir)
-    want = {
-        'em_before',
-        'em_after',
-        'em_by_hop',
-        'ci95',
-        'questions',
-        'seconds',
-        'seed',
-        'steps',
-        'outside_questions',
-    }
-    assert want <= summary.keys() and summary['outside_questions'] == 0
-    assert (
-        set(summary['em_by_hop']['after']) == {'1', '2', '3', '4'} and 'mean of 1, 2, 3' in printed
-    )
-    assert {p.name for p in workdir.iterdir()} >= {
-        'report.html',
-        'run.json',
-        'trajectories.jsonl',
-        'checkpoints',
-    }
-    assert any(p.name.startswith('events.out.tfevents') for p in workdir.iterdir())
+    names = 'em_before em_after em_by_hop ci95 questions seconds seed steps outside_questions'
+    assert set(names.split()) <= summary.keys() and summary['outside_questions'] == 0
+    assert set(summary['em_by_hop']['after']) == set('1234') and 'mean of 1, 2, 3' in printed
+    files = ['report.html', 'run.json', 'trajectories.jsonl', 'checkpoints', 'events.out.tfevents*']
     for role in ('proposer', 'solver'):
-        assert {'config.json', 'tokenizer.json', 'model.safetensors'} <= {
-            p.name for p in (workdir / 'policy' / role).iterdir()
-        }
+        files += [
+            f'policy/{role}/{n}' for n in ('config.json', 'tokenizer.json', 'model.safetensors')
+        ]
+    assert all(any(workdir.glob(name)) for name in files)
     records = lines(workdir)
     assert [r['step'] for r in records] == list(range(summary['steps']))
     phases = [r['phase'] for r in records]
@@ -107,28 +66,13 @@ def test_every_step_logs_what_one_needs_to_see_why(uninterrupted):
     records = lines(uninterrupted[0])
     proposer = next(r for r in records if r['phase'] == 'proposer')
     solver = next(r for r in records if r['phase'] == 'solver' and not r.get('skipped_updates'))
-    both = {
-        'reward_mean',
-        'informative_groups',
-        'singleton_groups',
-        'group_size',
-        'turns',
-        'tool_calls',
-    }
-    both |= {'tool_error_rate', 'truncated_rate', 'tool_seconds/search/p50'}
-    both |= {'tool_seconds/search/p95', 'tool_calls/search'}
-    both |= {'same_ids_when_rendered_again', 'skipped_updates', 'tokens_per_second'}
-    learnt = {
-        'answer_words',
-        'entropy',
-        'clip_share',
-        'prob_gap',
-        'gradient_norm',
-        'reward/exact_match',
-        'pool_size',
-    }
-    assert both | {'valid_rate', 'reward/format', 'reward/difficulty'} <= proposer.keys()
-    assert both | learnt <= solver.keys()
+    both = """reward_mean informative_groups singleton_groups group_size turns tool_calls tool_error_rate truncated_rate
+        tool_seconds/search/p50 tool_seconds/search/p95 tool_calls/search same_ids_when_rendered_again skipped_updates
+        tokens_per_second"""
+    proposed = 'valid_rate reward/format reward/difficulty'
+    learnt = 'answer_words entropy clip_share prob_gap gradient_norm reward/exact_match pool_size'
+    assert {*both.split(), *proposed.split()} <= proposer.keys()
+    assert {*both.split(), *learnt.split()} <= solver.keys()
     assert any(k.startswith('k_histogram/') for r in records for k in r)
     # the sampler's log-probs are the trainer's
     assert all(r['prob_gap'] < 1e-4 for r in records if r.get('prob_gap') is not None)
@@ -141,20 +85,13 @@ def test_every_item_is_told_with_where_it_comes_from(uninterrupted):
     assert made and all(
         line['question'] and line['answers'] and line['document_id'] for line in made
     )
-    assert {line['phase'] for line in made} == {'generate'} and {
-        line['version'] for line in made
-    } == {2, 4}
+    assert {(line['phase'], line['version']) for line in made} == {('generate', 2), ('generate', 4)}
     assert sum(r['pool_size'] for r in records if r['phase'] == 'generate') == len(made)
     rejected = [line for line in told if line['phase'] == 'proposer']
-    share = sum(
-        v
-        for r in records
-        if r['phase'] == 'proposer'
-        for k, v in r.items()
-        if k.startswith('rejected/')
-    )
+    steps = [record for record in records if record['phase'] == 'proposer']
+    share = sum(v for step in steps for k, v in step.items() if k.startswith('rejected/'))
     assert rejected and all(line['drop'] and line['rollout'] for line in rejected)
-    assert len(rejected) == pytest.approx(16 * share), 'one line for each that the metrics count'
+    assert len(rejected) == pytest.approx(8 * share), 'one line for each that the metrics count'
     proposals = {tuple(line['task']): line['question'] for line in made}
     solved = [t for t in lines(uninterrupted[0], 'trajectories.jsonl') if t['phase'] == 'solver']
     assert solved and all(proposals[tuple(t['parent'])] == t['info']['question'] for t in solved)
@@ -167,7 +104,7 @@ def test_a_longer_schedule_killed_and_resumed_equals_an_uninterrupted_run(uninte
     shorter = tmp_path / 'shorter'
     finish(start(shorter, '--config.schedule.iterations=1'))
     killed = tmp_path / 'killed'
-    _kill_and_compare(uninterrupted[0], killed, 3, random.Random(0), f'--from={shorter}')
+    _kill_and_compare(uninterrupted[0], killed, 1, random.Random(0), f'--from={shorter}')
     # The evaluation at the end of the shorter schedule is no step of the longer one.
     steps = len(lines(shorter)) - 1
     # Its lines name the longer run.
@@ -184,37 +121,19 @@ def test_ten_kills_at_random_moments(uninterrupted, tmp_path):
 
 
 def _kill_and_compare(whole, workdir, kills, rng, *extra):
-    done = 0
     for i in range(kills):
-        process, before = start(workdir, *extra), _cursor(workdir)
-        deadline = time.monotonic() + 300
-        if i % 3 == 1:  # anywhere: while it starts, restores, cuts its log, or plays
+        process, before = start(workdir, *extra), count_steps(workdir)
+        if i % 3 == 2:  # anywhere: while it starts, restores, cuts its log, or plays
             time.sleep(rng.uniform(1, 8))
         else:  # soon after a step that is new
-            while (
-                _cursor(workdir) <= before
-                and process.poll() is None
-                and time.monotonic() < deadline
-            ):
-                time.sleep(0.02)
+            wait_for(lambda before=before: count_steps(workdir) > before, process)
             time.sleep(rng.uniform(0, 0.3))
-        done += process.poll() is None
-        if i % 3 == 2:
+        if i % 3 == 1:
             _preempt(process, workdir)
         else:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
+            kill(process)
     finish(start(workdir, *extra))
-    assert done == kills
-    a, loop_a = final_states(whole)
-    b, loop_b = final_states(workdir)
-    import jax
-
-    jax.tree.map(np.testing.assert_array_equal, a, b)
-    assert loop_a == loop_b
-    assert without_clock(lines(whole)) == without_clock(lines(workdir))
-    for name in ('trajectories.jsonl', 'tasks.jsonl', 'alarms.jsonl'):
-        assert lines(whole, name) == lines(workdir, name)
+    check_same_run(whole, workdir)
     # The board shows no step twice.
     solver_steps = [record['step'] for record in lines(workdir) if record['phase'] == 'solver']
     assert board_steps(workdir, 'solver/reward_mean') == solver_steps
@@ -223,15 +142,9 @@ def _kill_and_compare(whole, workdir, kills, rng, *extra):
 def _preempt(process, workdir):
     """SIGTERM: the update in progress is completed, and every step in the log is in the checkpoint."""
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 75, err[-2000:]
+    _, err = finish(process, 75)
     assert err.strip().endswith('the same command resumes the run')
-    assert max(saved_steps(workdir / 'checkpoints')) == _cursor(workdir)
-
-
-def _cursor(workdir):
-    path = workdir / 'metrics.jsonl'
-    return len(path.read_text().splitlines()) if path.exists() else 0
+    assert max(saved_steps(workdir / 'checkpoints')) == count_steps(workdir)
 
 
 @pytest.mark.long
@@ -242,12 +155,9 @@ def test_the_same_seed_gives_the_same_run_and_another_another(uninterrupted, tmp
 
 def test_a_run_begins_with_the_weights_of_another(uninterrupted, tmp_path):
     """Its first evaluation repeats the last one of the other run, which is only read."""
-    short = [
-        '--config.proposer.steps=1',
-        '--config.solver.steps=1',
-        '--config.schedule.iterations=1',
-    ]
-    short += ['--config.solver.learning_rate=1e-3', '--config.checkpoint.best=em/mean']
+    short = config_flags("""
+        proposer.steps=1 solver.steps=1 schedule.iterations=1 solver.learning_rate=1e-3 checkpoint.best=em/mean
+    """)
     whole, workdir = uninterrupted[0], tmp_path / 'more'
     before = sorted((path, path.stat().st_mtime_ns) for path in whole.rglob('*'))
     finish(start(workdir, f'--from={whole}', *short))
@@ -273,6 +183,3 @@ def test_a_run_begins_with_the_weights_of_another(uninterrupted, tmp_path):
         name = pathlib.Path(role, 'generation_config.json')
         assert (exported / name).read_text() == (workdir / 'policy' / name).read_text()
         assert '# ' + role in (exported / role / 'README.md').read_text()
-    other = start(workdir, f'--from={tmp_path}', *short)
-    _, err = other.communicate(timeout=120)
-    assert other.returncode == 2 and f'the run began with --from={whole}' in err

@@ -15,10 +15,9 @@ from benchmarks.slices_workload import Workload
 from zeroplay_jax.rollout.sampler import SamplerConfig
 
 SMALL = Workload(groups=8, samples=3)
-PAGED = dict(page=16, pages=256, slots=9)
 SETTINGS = {
     'slots': Settings(slots=7, context=4096),
-    'pages': Settings(context=4096, token_budget=64, **PAGED),
+    'pages': Settings(context=4096, token_budget=64, page=16, pages=256, slots=9),
 }
 
 
@@ -26,15 +25,16 @@ def machine(hosts=1):
     return slices_costs.machine_costs('v5e:4x4', 'qwen2.5-7b').on_hosts(hosts)
 
 
-def engine_of(name):
-    return name.partition(',')[0]
+def play(name, hosts, ahead, groups, **changes):
+    settings = dataclasses.replace(SETTINGS[name], **changes)
+    return slices_play.play(machine(hosts), name, settings, groups, SMALL.latencies, ahead)
 
 
 def played(name, hosts=1, ahead=0, steps=1):
     """The engines of a play, and its result."""
     engines = []
 
-    class Spy(slices_play.ENGINES[engine_of(name)]):
+    class Spy(slices_play.ENGINES[name]):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             self.all_ended = collections.Counter()
@@ -47,10 +47,8 @@ def played(name, hosts=1, ahead=0, steps=1):
 
     groups = [SMALL.draw(step, step) for step in range(steps)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(slices_play.ENGINES, engine_of(name), Spy)
-        result = slices_play.play(
-            machine(hosts), engine_of(name), SETTINGS[name], groups, SMALL.latencies, ahead
-        )
+        patch.setitem(slices_play.ENGINES, name, Spy)
+        result = play(name, hosts, ahead, groups)
     return engines, groups, result
 
 
@@ -75,7 +73,7 @@ def test_every_token_is_generated_once_and_every_rollout_ends_once(name, hosts, 
 
 @pytest.mark.parametrize('name', SETTINGS)
 def test_each_step_in_progress_has_calls_of_its_own(name, monkeypatch):
-    engine_class, calls = slices_play.ENGINES[engine_of(name)], []
+    engine_class, calls = slices_play.ENGINES[name], []
     decode = engine_class._decode
 
     def spy(engine, rows):
@@ -92,14 +90,13 @@ def test_each_step_in_progress_has_calls_of_its_own(name, monkeypatch):
 def test_pages_come_back_and_some_rollouts_are_evicted():
     engines, _, result = played('pages')
     (engine,) = engines
-    assert len(engine.allocator.free) == PAGED['pages'] and engine.allocator.promised == 0
+    assert len(engine.allocator.free) == SETTINGS['pages'].pages and engine.allocator.promised == 0
     assert result.evictions > 0 and engine.active == 0
 
 
 def test_a_cache_that_no_rollout_fits_is_refused():
-    settings = dataclasses.replace(SETTINGS['pages'], pages=3)
     with pytest.raises(RuntimeError, match='too small'):
-        slices_play.play(machine(), 'pages', settings, [SMALL.draw(0)], SMALL.latencies)
+        play('pages', 1, 0, [SMALL.draw(0)], pages=3)
 
 
 @pytest.mark.parametrize('ahead', [0, 1])
@@ -118,7 +115,7 @@ def test_a_step_begins_when_the_one_before_the_last_has_ended(ahead):
     groups = [SMALL.draw(step, step) for step in range(4)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(slices_play.ENGINES, 'slots', Spy)
-        slices_play.play(machine(2), 'slots', SETTINGS['slots'], groups, SMALL.latencies, ahead)
+        play('slots', 2, ahead, groups)
     for step in range(1 + ahead, 4):
         assert begun[step] >= ended[step - 1 - ahead]
     if ahead:
@@ -209,15 +206,7 @@ def test_peak_rates_and_estimates_are_told_apart():
 # The command
 
 
-KEYS = [
-    'v5e:4x4',
-    'v5p:2x2x4',
-    'v6e:4x4',
-    'h100',
-    'h200',
-    'v5p_64_hosts_sync',
-    'v5p_64_hosts_ahead',
-]
+KEYS = 'v5e:4x4 v5p:2x2x4 v6e:4x4 h100 h200 v5p_64_hosts_sync v5p_64_hosts_ahead'.split()
 
 
 @pytest.mark.parametrize('engine', slices_play.ENGINES)
@@ -228,16 +217,11 @@ def test_stored_figures_are_those_of_the_code(engine):
 
 
 def test_all_ends_with_one_line_of_figures(monkeypatch, capsys):
-    monkeypatch.setattr(
-        slices, 'all_row', lambda name, engine, peak=False: played(engine_name(engine))[2]
-    )
+    row = lambda name, engine, peak=False: played(engine)[2]
+    monkeypatch.setattr(slices, 'all_row', row)
     slices.main(['--all'])
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert list(last) == KEYS and all(rate > 0 for rate in last.values())
-
-
-def engine_name(engine):
-    return next(name for name in SETTINGS if engine_of(name) == engine)
 
 
 def test_the_figures_are_those_of_the_engine_that_the_project_has():
@@ -252,18 +236,8 @@ def test_one_machine_with_a_config_and_with_a_run(monkeypatch, capsys, tmp_path)
     config = 'configs/drzero.py:mini'
     metrics = tmp_path / 'metrics.jsonl'
     metrics.write_text('{"turns": 2.0, "policy_tokens": 40.0}\n')
-    slices.main(
-        [
-            '--machine',
-            'v5e:4x4',
-            '--model',
-            'qwen2.5-3b',
-            '--config',
-            config,
-            '--metrics',
-            str(metrics),
-        ]
-    )
+    flags = f'--machine v5e:4x4 --model qwen2.5-3b --config {config} --metrics {metrics}'
+    slices.main(flags.split())
     out = capsys.readouterr().out.splitlines()
     assert any(line.split()[:1] == ['prefill'] for line in out)
     last = json.loads(out[-1])

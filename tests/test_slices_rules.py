@@ -150,35 +150,24 @@ def play_for_real(policy, shape, seed, overlap=False, **pages):
     """Returns the calls of the real scheduler, the rollouts by group, and its counters."""
     codec, model, params = policy
     slots, context, chunk, fill_rows, burst, put_rows, threads = shape
-    config = dataclasses.replace(
-        scripted_rollouts.CONFIG,
-        **dict(slots=slots, context=context, chunk=chunk, fill_rows=fill_rows, burst=burst),
-        put_rows=put_rows,
-        eos=codec.eos_ids,
-        **pages,
-    )
+    sizes = dict(slots=slots, context=context, chunk=chunk, fill_rows=fill_rows, burst=burst)
+    sizes |= dict(put_rows=put_rows, eos=codec.eos_ids)
+    config = dataclasses.replace(scripted_rollouts.CONFIG, **sizes, **pages)
     sampler = RecordingSampler(model, config, sharding.make_mesh())
     pool = SlotPool(sampler, seed=0)
     groups = scripts(codec, seed)
-    turns = {}
-    for index, (_, samples) in enumerate(groups):
-        for sample, script in enumerate(samples):
-            turns[index, sample] = script
-    sampler.script(pool, turns)
+    numbered = [(i, *each) for i, (_, samples) in enumerate(groups) for each in enumerate(samples)]
+    sampler.script(pool, {(index, sample): script for index, sample, script in numbered})
     sampler.trace = []
     scheduler = CountedScheduler({'policy': pool}, overlap=overlap)
     scheduler.workers = CountedWorkers(latencies(seed), threads)
     scheduler.weights.publish('policy', params, 0)
     lengths = np.random.default_rng(seed)
 
-    def search(queries):
-        return [
-            [{'id': 0, 'title': 't', 'text': 'c' * int(lengths.integers(1, 40))}] for _ in queries
-        ]
-
-    env = Environment(
-        codec, syntax_of('search_r1'), Limits(4, TURN_TOKENS, 60), {'search': SearchTool(search)}
-    )
+    passage = lambda: {'id': 0, 'title': 't', 'text': 'c' * int(lengths.integers(1, 40))}
+    search = SearchTool(lambda queries: [[passage()] for _ in queries])
+    limits = Limits(4, TURN_TOKENS, 60)
+    env = Environment(codec, syntax_of('search_r1'), limits, {'search': search})
     filler = codec.encode('b')
     requests = []
     for index, (prompt, samples) in enumerate(groups):
@@ -211,13 +200,11 @@ def lengths_of(results, codec):
         episodes = []
         for rollout in group:
             edges = np.flatnonzero(np.diff(rollout.source)) + 1
-            runs = [len(run) for run in np.split(rollout.tokens, edges)]
-            prompt, *others = runs
+            prompt, *others = map(len, np.split(rollout.tokens, edges))
+            is_full = rollout.finish == 'context'
             # The observation that did not fit is not in the tokens; a longer one than the slot stands for it.
-            others += [0 if rollout.finish != 'context' else 1000] * (len(others) % 2)
-            turns = tuple(zip(others[::2], others[1::2]))
-            if rollout.finish == 'context':
-                turns += ((1, 0),)
+            others += [1000 * is_full] * (len(others) % 2)
+            turns = (*zip(others[::2], others[1::2]), *[(1, 0)] * is_full)
             episodes.append((turns, rollout.finish))
         groups.append((prompt, episodes))
     return groups
@@ -225,15 +212,8 @@ def lengths_of(results, codec):
 
 def simulated(groups, shape, seed, engine_class=SlotEngine, **options):
     slots, context, chunk, fill_rows, burst, _, threads = shape
-    settings = Settings(
-        slots=slots,
-        context=context,
-        chunk=chunk,
-        fill_rows=fill_rows,
-        burst=burst,
-        turn_tokens=TURN_TOKENS,
-        **options,
-    )
+    sizes = dict(slots=slots, context=context, chunk=chunk, fill_rows=fill_rows, burst=burst)
+    settings = Settings(turn_tokens=TURN_TOKENS, **sizes, **options)
     engine = engine_class(settings, CountedCosts(), Tools(latencies(seed), threads))
     engine.trace = []
     for prompt, episodes in groups:
@@ -253,13 +233,13 @@ def test_same_lengths_give_the_calls_of_the_real_scheduler(policy, shape, seed):
     trace, results, _ = play_for_real(policy, shape, seed)
     groups = lengths_of(results, policy[0])
     engine = simulated(groups, shape, seed)
-    for number, (real, played) in enumerate(zip(trace, engine.trace)):
-        assert real == played, f'call {number} of {len(trace)}'
-    assert len(trace) == len(engine.trace)
-    kinds = {call[0] for call in trace}
-    assert kinds == {'extend', 'clone', 'decode'}
-    written = sum(len(r.tokens[r.source == POLICY]) for group in results for r in group)
-    assert engine.generated == written
+    assert trace == engine.trace
+    assert {call[0] for call in trace} == {'extend', 'clone', 'decode'}
+    assert engine.generated == written_tokens(results)
+
+
+def written_tokens(results):
+    return sum(sum(rollout.source == POLICY) for group in results for rollout in group)
 
 
 def without_empty_calls(trace):
@@ -275,11 +255,7 @@ def test_same_lengths_give_the_decode_calls_of_the_real_pages(policy, layout, ov
     groups = lengths_of(results, policy[0])
     pages = dict(pages=slots * context // options['page']) | options
     engine = simulated(groups, PAGED_SHAPE, 3, PagedEngine, overlap=overlap, **pages)
-    calls, played = without_empty_calls(trace), without_empty_calls(engine.trace)
-    for number, (real, simulated_call) in enumerate(zip(calls, played)):
-        assert real == simulated_call, f'call {number} of {len(calls)}'
-    assert len(calls) == len(played)
-    written = sum(len(r.tokens[r.source == POLICY]) for group in results for r in group)
-    assert engine.generated == written
+    assert without_empty_calls(trace) == without_empty_calls(engine.trace)
+    assert engine.generated == written_tokens(results)
     assert engine.evictions == stats['evictions']
     assert bool(engine.evictions) == (layout == 'few pages')

@@ -4,7 +4,6 @@ import json
 import types
 
 import pytest
-from python_process import run_python
 from run_records import change_record, write_record
 
 from zeroplay_jax.configs import quickstart
@@ -112,59 +111,3 @@ def test_a_tool_of_one_role_does_not_hide_that_of_another(tmp_path):
     both['solver'] = roles(Weather('another description'))['solver']
     with pytest.raises(UserError, match='role solver: weather differs in description'):
         check_roles(tmp_path, both)
-
-
-CLOCK = """
-from zeroplay_jax.tools.base import Tool, ToolResult
-
-class Clock(Tool):
-    name = 'clock'
-    description = DESCRIPTION
-    parameters = {'type': 'object', 'properties': {}}
-
-    def run(self, calls):
-        return [ToolResult(text='noon') for _ in calls]
-"""
-
-
-SMALL = [
-    '--config.world.train=(0,1)',
-    '--config.world.evaluation=(0,1)',
-    '--config.eval.questions=1',
-    '--config.eval.hops=(1,)',
-    '--config.inputs.world_questions=6',
-    '--config.schedule.hop_ratio=(1,1)',
-    '--config.sampler.slots=8',
-    '--config.micro.rows=2',
-    '--config.solver.steps=1',
-    '--config.solver.batch=2',
-    '--config.solver.samples=2',
-    '--config.solver.minibatches=1',
-    '--config.solver.filter_groups=False',
-    '--config.stop_after_empty_steps=0',
-]
-
-
-def run(folder):
-    words = ['-m', 'zeroplay_jax.main', '--config=configs/dspo.py:mini', f'--workdir={folder}/run']
-    words.append("--config.tools.names=('search','their_clock:Clock')")
-    return run_python(*words, *SMALL, PYTHONPATH=str(folder))
-
-
-@pytest.mark.long
-def test_a_run_is_not_resumed_with_a_tool_that_was_deployed_anew(tmp_path):
-    module = tmp_path / 'their_clock.py'
-    module.write_text(CLOCK.replace('DESCRIPTION', '"the time of day"'))
-    first = run(tmp_path)
-    assert first.returncode == 0, first.stderr[-2000:]
-    assert list(recorded(tmp_path / 'run')) == ['search', 'clock']
-    module.write_text(CLOCK.replace('DESCRIPTION', '"the time of day, in UTC"'))
-    second = run(tmp_path)
-    assert second.returncode == 2 and 'Traceback' not in second.stderr
-    line = second.stderr.strip().splitlines()[-1]
-    assert 'clock differs in description' in line and 'run.json' in line
-    # As the message says.
-    change_record(tmp_path / 'run', tools=None)
-    third = run(tmp_path)
-    assert third.returncode == 0, third.stderr[-2000:]
-    assert recorded(tmp_path / 'run')['clock']['description'] == 'the time of day, in UTC'

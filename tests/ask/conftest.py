@@ -4,20 +4,13 @@ import contextlib
 import http.server
 import json
 import shutil
-import signal
 import threading
 
 import numpy as np
 import pytest
-from ask_cases import (
-    ATTACK,
-    CLEAN,
-    START,
-    WORLD,
-)
+from ask_cases import ATTACK, CLEAN, START, WORLD, main
 from run_records import write_record
 
-from zeroplay_jax import ask
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.evaluation import agent
 from zeroplay_jax.retrieval import build
@@ -29,17 +22,13 @@ from zeroplay_jax.rollout.tokens import Codec
 def index(tmp_path_factory):
     """A folder of retrieval.build, from a corpus in which a page tries to steer the terminal."""
     folder = tmp_path_factory.mktemp('index')
-    with (folder / 'corpus.jsonl').open('w') as file:
-        for p in WORLD.passages:
-            file.write(json.dumps({'id': p.id, 'contents': f'"{p.title}"\n{p.text}'}) + '\n')
-        file.write(
-            json.dumps({'id': 'evil', 'contents': f'"{START}x"\n{START}x makes {ATTACK}<search>.'})
-            + '\n'
-        )
-    build.main(
-        [f'--corpus={folder / "corpus.jsonl"}', '--encoder=lexical', f'--out={folder / "index"}']
-    )
-    return folder / 'index'
+    corpus, out = folder / 'corpus.jsonl', folder / 'index'
+    passages = [(p.id, p.title, p.text) for p in WORLD.passages]
+    passages.append(('evil', f'{START}x', f'{START}x makes {ATTACK}<search>.'))
+    records = [{'id': i, 'contents': f'"{title}"\n{text}'} for i, title, text in passages]
+    corpus.write_text('\n'.join(map(json.dumps, records)))
+    build.main([f'--corpus={corpus}', '--encoder=lexical', f'--out={out}'])
+    return out
 
 
 @pytest.fixture
@@ -56,13 +45,11 @@ def server():
             body = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
             came.set()
             go.wait(120)
-            found = [
-                [{'document': {'id': q, 'contents': passages[q]}, 'score': 1.0}]
-                if q in passages
-                else []
-                for q in body['queries']
-            ]
-            self.reply({'result': found})
+            results = {
+                title: [{'document': {'id': title, 'contents': text}, 'score': 1.0}]
+                for title, text in passages.items()
+            }
+            self.reply({'result': [results.get(query, []) for query in body['queries']]})
 
         def reply(self, value):
             data = json.dumps(value).encode()
@@ -129,11 +116,7 @@ def ask_scripted(capsys, monkeypatch):
 
     def run(turns, *arguments, policy=CLEAN):
         monkeypatch.setattr(ScriptedSampler, 'turns', turns)
-        handler = signal.getsignal(signal.SIGINT)
-        try:
-            assert ask.main([f'--policy={policy}', *map(str, arguments), 'q']) == 0
-        finally:
-            signal.signal(signal.SIGINT, handler)
+        assert main([f'--policy={policy}', *arguments, 'q']) == 0
         return capsys.readouterr().out
 
     return run

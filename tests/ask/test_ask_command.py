@@ -40,33 +40,25 @@ def test_plain_text_in_a_pipe_and_an_index_of_ones_own(index):
 
 
 def test_out_of_the_box_questions_from_a_pipe_become_json_lines():
-    code, out, _ = finish(
-        command('--json', stdin=subprocess.PIPE),
-        f'\ufeff{ONE["question"]}\n\n{TWO["question"]}\r\n',
-    )
-    first, second = (json.loads(line) for line in out.splitlines())
+    typed = f'\ufeff{ONE["question"]}\n\n{TWO["question"]}\r\n'
+    code, out, _ = finish(command('--json', stdin=subprocess.PIPE), typed)
+    records = [json.loads(line) for line in out.splitlines()]
     assert code == 0
-    assert [first['question'], second['question']] == [ONE['question'], TWO['question']]
-    assert (
-        first['policy'] == str(BASE)
-        and first['answer'] in ONE['answers']
-        and first['finish'] == 'answer'
-    )
-    for found in (first, second):
-        assert [s['source'] for s in found['segments']] == [
-            'prompt',
-            *['policy', 'env'] * len(found['turns']),
-        ][:-1]
-        policy = [s for s in found['segments'] if s['source'] == 'policy']
-        env = [s for s in found['segments'] if s['source'] == 'env']
-        assert found['question'] in found['segments'][0]['text']
-        assert [s['text'] for s in policy] == [turn['text'] for turn in found['turns']]
-        for segment, turn in zip(env, found['turns']):
+    assert [record['question'] for record in records] == [ONE['question'], TWO['question']]
+    assert records[0]['policy'] == str(BASE) and records[0]['finish'] == 'answer'
+    assert records[0]['answer'] in ONE['answers']
+    for record in records:
+        prompt, *others = record['segments']
+        policy, env = others[::2], others[1::2]
+        assert prompt['source'] == 'prompt' and record['question'] in prompt['text']
+        assert {s['source'] for s in policy} == {'policy'} and {s['source'] for s in env} == {'env'}
+        assert [s['text'] for s in policy] == [turn['text'] for turn in record['turns']]
+        for segment, turn in zip(env, record['turns']):
             call = turn['call']
             assert call['tool'] == 'search' and call['error'] is None
             assert call['text'] in segment['text']
             assert all(passage['title'] in segment['text'] for passage in call['documents'][0])
-        assert all(len(s['tokens']) and s['text'] for s in found['segments'])
+        assert all(len(s['tokens']) and s['text'] for s in record['segments'])
 
 
 def test_ctrl_c_ends_a_single_answer_without_a_traceback(server):
@@ -124,11 +116,8 @@ def test_a_session_at_a_terminal(server):
         terminal.type('\x03')
         stopped = terminal.until('ask> ')
         assert f'\x1b[1;36m{"search":10}{NAME}\x1b[0m' in stopped  # coloured
-        assert (
-            'stopped' in stopped
-            and 'Traceback' not in stopped
-            and 'answer' not in stopped.split('stopped')[0]
-        )
+        before, has_stopped, _ = stopped.partition('stopped')
+        assert has_stopped and 'Traceback' not in stopped and 'answer' not in before
         go.set()
         terminal.type('x' * 600 + '\n')
         assert 'the question is too long' in terminal.until('ask> ')

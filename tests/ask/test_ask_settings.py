@@ -3,12 +3,11 @@
 import io
 import json
 import shutil
-import signal
 import types
 
 import pytest
 import tiny
-from ask_cases import CLEAN, NO_CORPUS, refused
+from ask_cases import CLEAN, NO_CORPUS, main, refused
 from run_records import change_record, stored_config
 
 from zeroplay_jax import ask
@@ -41,9 +40,8 @@ def test_a_policy_in_its_run_is_asked_as_it_was_trained(exported):
     assert (config.recipe, config.rollout.max_turns, config.world.train) == ('scope', 3, (1, 2))
     role = agent.build_role(config, Codec(exported), NO_CORPUS)
     assert role.template == 'Task: {task}' and list(role.env.tools) == ['search']
-    assert (
-        role.env.codec.decode(role.prompt_ids('Describe Lomi.')).count('Task: Describe Lomi.') == 1
-    )
+    prompt = role.env.codec.decode(role.prompt_ids('Describe Lomi.'))
+    assert prompt.count('Task: Describe Lomi.') == 1
 
 
 def test_the_settings_of_a_policy_are_those_of_whole_weights(exported, stored, tmp_path):
@@ -85,14 +83,19 @@ def test_a_run_of_another_version_is_refused(exported, stored, change, line):
     assert str(stored.path) in str(error.value) and '\n' not in str(error.value)
 
 
-def asked(exported, text, own_prompts, monkeypatch, recipe_name='scope'):
-    """The prompt in which a question is put to the role of a recipe with these prompts."""
-    config = ask.settings(exported)
-    config.recipe = recipe_name
-    recipe = agent.recipe_class(recipe_name)
-    monkeypatch.setattr(recipe, 'prompts', {**recipe.prompts, **own_prompts})
-    role = agent.build_role(config, Codec(exported), NO_CORPUS)
-    return role.env.codec.decode(role.prompt_ids(text))
+@pytest.fixture
+def asked(exported, monkeypatch):
+    """Returns a function: the prompt in which a question is put to the role of a recipe with these prompts."""
+
+    def prompt_of(recipe_name='scope', **own_prompts):
+        config = ask.settings(exported)
+        config.recipe = recipe_name
+        recipe = agent.recipe_class(recipe_name)
+        monkeypatch.setattr(recipe, 'prompts', {**recipe.prompts, **own_prompts})
+        role = agent.build_role(config, Codec(exported), NO_CORPUS)
+        return role.env.codec.decode(role.prompt_ids('Lomi?'))
+
+    return prompt_of
 
 
 @pytest.mark.parametrize(
@@ -104,39 +107,36 @@ def asked(exported, text, own_prompts, monkeypatch, recipe_name='scope'):
         ('scope', {'task_solver': 'Topic: {task}'}, 'Topic: Lomi?'),
     ],
 )
-def test_a_question_is_put_in_the_field_of_the_recipes_prompt(
-    exported, monkeypatch, recipe, own_prompts, contains
-):
-    assert contains in asked(exported, 'Lomi?', own_prompts, monkeypatch, recipe)
+def test_a_question_is_put_in_the_field_of_the_recipes_prompt(asked, recipe, own_prompts, contains):
+    assert contains in asked(recipe, **own_prompts)
 
 
 def test_a_role_without_the_field_is_asked_by_the_shared_prompt_as_in_evaluations(
-    exported, monkeypatch
+    asked, monkeypatch
 ):
     """The proposer's own prompt has neither field."""
     recipe = agent.recipe_class('scope')
     monkeypatch.setattr(recipe, 'evaluated_role', 'proposer')
-    assert 'Task: Lomi?' in asked(exported, 'Lomi?', {}, monkeypatch)
+    assert 'Task: Lomi?' in asked()
     templates = prompts.select('mini', recipe.prompts)
-    context = types.SimpleNamespace(
-        roles={'proposer': types.SimpleNamespace(prompt='challenger')}, prompts=templates
-    )
+    roles = {'proposer': types.SimpleNamespace(prompt='challenger')}
+    context = types.SimpleNamespace(roles=roles, prompts=templates)
     task = Question('Lomi?', rubrics=({'text': 'x'},))
     fields = {'prompt': 'task_solver', 'task': 'Lomi?'}
     assert prompt_fields(context, 'proposer', task) == fields
 
 
-def test_a_prompt_that_needs_more_than_a_question_is_refused(exported, monkeypatch):
-    own_prompts = {'task_solver': '{hops} hops: {task}'}
+def test_a_prompt_that_needs_more_than_a_question_is_refused(asked):
     with pytest.raises(UserError, match='its role solver cannot be asked.*{hops}.*{task} alone'):
-        asked(exported, 'Lomi?', own_prompts, monkeypatch)
+        asked(task_solver='{hops} hops: {task}')
+
+
+def with_flags(policy, *flags):
+    return ask._with_flags(ask.settings(policy), ask._arguments([*flags, 'q']))
 
 
 def test_an_mcp_server_joins_the_other_tools(exported):
-    def tools(*flags):
-        arguments = ask._arguments([*flags, 'q'])
-        return ask._with_flags(ask.settings(exported), arguments).tools
-
+    tools = lambda *flags: with_flags(exported, *flags).tools
     assert tools().names == ('search',)
     url = 'http://127.0.0.1:9/mcp'
     assert tools(f'--mcp-servers={url}').names == ('search', 'mcp')
@@ -150,11 +150,9 @@ def test_without_index_it_searches_what_its_run_searched(
     stored.fields['retrieval'] |= {'kind': 'folder', 'path': str(index)}
     stored.save()
 
-    def searched(*flags):
-        return ask._with_flags(ask.settings(exported), ask._arguments(list(flags))).retrieval
-
-    assert (searched().kind, searched().path) == ('folder', str(index))
-    served = searched('--index=http://127.0.0.1:9')
+    searched = with_flags(exported).retrieval
+    assert (searched.kind, searched.path) == ('folder', str(index))
+    served = with_flags(exported, '--index=http://127.0.0.1:9').retrieval
     assert (served.kind, served.url) == ('http', 'http://127.0.0.1:9')
     monkeypatch.setattr(agent, 'Session', None)
     stored.fields['retrieval']['path'] = 'gone'
@@ -165,7 +163,7 @@ def test_without_index_it_searches_what_its_run_searched(
 
 def test_more_turns_and_passages_get_more_room(exported):
     before = ask.settings(exported)
-    after = ask._with_flags(ask.settings(exported), ask._arguments(['--turns=4', '--topk=6']))
+    after = with_flags(exported, '--turns=4', '--topk=6')
     assert after.rollout.observation_tokens == 2 * before.rollout.observation_tokens
     more = 4 * (64 + 256) - 3 * (64 + 128)
     assert after.sampler.context == before.sampler.context + more
@@ -175,38 +173,19 @@ def test_any_folder_of_a_family_is_heard_burst_by_burst(server, tmp_path, capsys
     address, go, _ = server
     go.set()
     heard, feed = [], TagStream.feed
-    monkeypatch.setattr(
-        TagStream, 'feed', lambda self, text: (heard.append(text), feed(self, text))
-    )
+    hear = lambda self, text: (heard.append(text), feed(self, text))
+    monkeypatch.setattr(TagStream, 'feed', hear)
     folder = tiny.make_folder(tmp_path / 'random', max_position_embeddings=1100)
     assert ask.settings(folder).sampler.context == 1100
-    arguments = [
-        '--policy',
-        str(folder),
-        '--index',
-        address,
-        '--json',
-        '--turns=1',
-        '--temperature=1',
-        'ab',
-    ]
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        assert ask.main(arguments) == 0
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    found = json.loads(capsys.readouterr().out)
-    prompt, policy = found['segments']
-    assert (
-        prompt['source'] == 'prompt'
-        and '<tool_call>' in prompt['text']
-        and 'Question: ab' in prompt['text']
-    )
-    assert policy['source'] == 'policy' and 0 < len(policy['tokens']) <= 256
-    assert policy['text'].startswith(found['turns'][0]['text'])
-    assert len(heard) == -(-len(policy['tokens']) // 4) and policy['text'].startswith(
-        ''.join(heard)
-    )
+    flags = f'--policy {folder} --index {address} --json --turns=1 --temperature=1 ab'
+    assert main(flags.split()) == 0
+    record = json.loads(capsys.readouterr().out)
+    prompt, policy = record['segments']
+    assert (prompt['source'], policy['source']) == ('prompt', 'policy')
+    assert '<tool_call>' in prompt['text'] and 'Question: ab' in prompt['text']
+    assert 0 < len(policy['tokens']) <= 256 and len(heard) == -(-len(policy['tokens']) // 4)
+    for text in (record['turns'][0]['text'], ''.join(heard)):
+        assert policy['text'].startswith(text)
 
 
 def test_searches_that_fail_are_told_once_with_their_reason():
@@ -251,30 +230,18 @@ def test_help_names_every_flag_and_examples(capsys):
     with pytest.raises(SystemExit):
         ask._arguments(['--help'])
     page = capsys.readouterr().out
-    flags = (
-        '--policy',
-        '--index',
-        '--tools',
-        '--mcp-servers',
-        '--syntax',
-        '--turns',
-        '--topk',
-        '--temperature',
-        '--seed',
-        '--json',
-    )
-    assert all(flag in page for flag in (*flags, 'examples:', 'mini/base'))
+    flags = 'policy index tools mcp-servers syntax turns topk temperature seed json'
+    assert all(f'--{flag}' in page for flag in flags.split())
+    assert 'examples:' in page and 'mini/base' in page
 
 
 @pytest.mark.fault('kin-faces', 'questions that are not UTF-8, as an argument and in a pipe')
 def test_questions_in_another_encoding_are_refused(monkeypatch, capsys, user_reads):
     asked = []
-    session = types.SimpleNamespace(
-        as_json=True, try_to_answer=lambda text: asked.append(text) or True
-    )
-    pipe = io.TextIOWrapper(
-        io.BytesIO(b'\xef\xbb\xbf\r\ncaf\xe9?\nWho?\n'), 'utf-8', 'surrogateescape'
-    )
+    answer = lambda text: asked.append(text) or True
+    session = types.SimpleNamespace(as_json=True, try_to_answer=answer)
+    typed = io.BytesIO(b'\xef\xbb\xbf\r\ncaf\xe9?\nWho?\n')
+    pipe = io.TextIOWrapper(typed, 'utf-8', 'surrogateescape')
     monkeypatch.setattr('sys.stdin', pipe)
     assert ask._run_pipe(session) == 2 and asked == ['Who?']
     line = capsys.readouterr().err

@@ -10,40 +10,24 @@ PASSAGES = [
     ('Gumu', 'In the year 1950 the town sold the old mill to Lomi Kelpar, a farmer.'),
     ('Kelpar', 'Lomi Kelpar was born in Viru in the winter of 1912, and died there.'),
     ('Bado', 'The bridge of the town, built in 1870, was designed by the engineer Fenn.'),
-    (
-        'Fenn (engineer)',
-        'Fenn studied the theory of bridges in Lutra and never left the city again.',
-    ),
+    ('Fenn (engineer)', 'Fenn studied the theory of bridges in Lutra and never left it again.'),
     ('Other', 'In the year 1950 somebody walked to the old mill on the river near the town.'),
 ]
 
 
 def built(passages=PASSAGES):
-    links = Links(passages)
-    return {
-        index: [
-            (each.chain.question, each.chain.second.answer, each.second_passage) for each in found
-        ]
-        for index, found in links.chains.items()
-    }
+    parts = lambda each: (each.chain.question, each.chain.second.answer, each.second_passage)
+    return {index: list(map(parts, chains)) for index, chains in Links(passages).chains.items()}
 
 
 def test_two_passages_are_joined_by_the_name_that_both_mention():
     found = built()
     assert set(found) == {0, 2}
-    assert (
-        'In the year 1950 the town sold the old mill to #1, a farmer. #1 was born in ____ in the winter of',
-        'Viru',
-        1,
-    ) in found[0]
-    assert found[2] == [
-        (
-            'The bridge of the town, built in 1870, was designed by the engineer #1. #1 studied the theory of bridges '
-            'in ____ and never left the',
-            'Lutra',
-            3,
-        )
-    ]
+    sale = 'In the year 1950 the town sold the old mill to #1, a farmer.'
+    assert (f'{sale} #1 was born in ____ in the winter of', 'Viru', 1) in found[0]
+    bridge = 'The bridge of the town, built in 1870, was designed by the engineer #1.'
+    studies = '#1 studied the theory of bridges in ____ and never left it'
+    assert found[2] == [(f'{bridge} {studies}', 'Lutra', 3)]
 
 
 def test_a_single_word_is_a_bridge_only_where_it_is_the_title():

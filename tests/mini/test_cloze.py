@@ -66,9 +66,8 @@ def test_texts_without_usable_sentences(text):
 
 
 def test_a_date_is_left_out_whole():
-    (sentence,) = cloze.sentences(
-        'The town was founded by the monk Gumu on 7 November 1867 in Lomi.'
-    )
+    sentence = 'The town was founded by the monk Gumu on 7 November 1867 in Lomi.'
+    assert cloze.sentences(sentence) == [sentence]
     answers = [case.answer for case in cloze.clozes(sentence)]
     assert '7 November 1867' in answers and 'November' not in answers
     assert {'Gumu', 'Lomi'} < set(answers)
@@ -90,9 +89,9 @@ def test_a_list_item_is_a_sentence_of_its_own():
 
 
 def test_hostile_texts_take_little_time():
-    started = time.monotonic()
+    started = time.process_time()
     for part in ('A. ', 'Aa ', '1.1.', 'Aa-', "A'", 'The ', '("', 'Aa of the ', '1 May '):
         check(f'The start {part * 50_000}end of it.')
         for case in cloze.clozes(f'The start of this {part * 2_000}x'):
             assert case.answer
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20

@@ -2,6 +2,7 @@ import re
 
 import numpy as np
 import pytest
+from demo_parts import said, shown, tag
 
 from tools.checkpoints import base_model, demos
 from tools.checkpoints import library as library_lib
@@ -29,40 +30,16 @@ def written(library, name, count=40, uneven=CLEAN):
     return [demos.ROLES[name].write(library, rng, uneven) for _ in range(count)]
 
 
-def said(demo):
-    return [part for part, who in demo.parts if who == POLICY]
-
-
-def shown(demo):
-    return [part for part, who in demo.parts if who == ENV]
-
-
-def tag(text, name):
-    found = re.findall(f'<{name}> (.*?)</{name}>', text)
-    return found[-1] if found else None
-
-
 def truth(library, text):
-    answers = {world.resolve(text) for world in library.worlds} - {(None, world_hops(text))}
-    (answer,) = answers
+    answers = {world.resolve(text) for world in library.worlds}
+    (answer,) = answers - {(None, text.count(' of '))}
     return answer
 
 
-def world_hops(text):
-    return text.count(' of ')
-
-
 def test_every_role_of_the_five_systems_is_in_the_mixture():
-    asked = {
-        'solver',
-        'solver_with_path',
-        'proposer',
-        'proposer_from_answer',
-        'answer_from_documents',
-    }
-    asked |= {'challenger', 'task_solver'}
+    asked = 'solver solver_with_path proposer proposer_from_answer answer_from_documents challenger task_solver'
     shares = {name: role.share for name, role in demos.ROLES.items()}
-    assert all(shares[name] > 0 for name in asked)
+    assert all(shares[name] > 0 for name in asked.split())
     assert shares['solver'] + shares['proposer'] > sum(shares.values()) / 2
 
 
@@ -123,15 +100,15 @@ def test_challenger_and_task_solver(library):
 
 
 def test_uneven_solver_errs_and_the_path_keeps_it_right(library):
-    uneven = demos.ErrorRates(early_answer=0.6, wrong_fact=0.6)
-    right = {}
-    for name in ('solver', 'solver_with_path'):
-        found = written(library, name, 200, uneven)
-        right[name] = np.mean(
-            [tag(said(d)[-1], 'answer') == truth(library, d.fields['question'])[0] for d in found]
-        )
-    assert right['solver_with_path'] == 1
-    assert 0.2 < right['solver'] < 0.7
+    def share_of_right_answers(role):
+        uneven = demos.ErrorRates(early_answer=0.6, wrong_fact=0.6)
+        demonstrations = written(library, role, 200, uneven)
+        answers = [tag(said(demo)[-1], 'answer') for demo in demonstrations]
+        truths = [truth(library, demo.fields['question'])[0] for demo in demonstrations]
+        return np.mean(np.array(answers) == np.array(truths))
+
+    assert share_of_right_answers('solver_with_path') == 1
+    assert 0.2 < share_of_right_answers('solver') < 0.7
 
 
 def test_uneven_proposer_errs_in_each_way(library):

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from committed_folders import check_hashes, check_logits, check_stages, figures_of
+from demo_parts import said, shown, tag
 from example_texts import example_passages
 
 from tools.checkpoints import base_english, batches, english_demos, supervised
@@ -18,17 +19,12 @@ from zeroplay_jax.data.chains import BRIDGE
 from zeroplay_jax.rollout import call_syntax
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.tools.search import SearchTool
-from zeroplay_jax.types import ENV, POLICY, UserError
+from zeroplay_jax.types import POLICY, UserError
 
 DEMOS_PER_ROLE = 20
-TINY = Stage(
-    'tiny',
-    steps=6,
-    rows=2,
-    tokens=128,
-    errors=EnglishSetting(copied_words=(4, 10)),
-    shares={'copy': 0.7, 'query': 0.3},
-)
+SHARES = {'copy': 0.7, 'query': 0.3}
+SHORT = EnglishSetting(copied_words=(4, 10))
+TINY = Stage('tiny', steps=6, rows=2, tokens=128, errors=SHORT, shares=SHARES)
 
 
 @pytest.fixture(scope='module')
@@ -48,7 +44,16 @@ def codec(passages, tmp_path_factory):
     return Codec(folder)
 
 
+@pytest.fixture
+def small(monkeypatch):
+    """Trainings of a small model, with a line of their log every second step."""
+    monkeypatch.setattr(supervised, 'LOG_EVERY', 2)
+    sizes = {'hidden_size': 32, 'intermediate_size': 64, 'num_hidden_layers': 1}
+    monkeypatch.setattr(base_english, 'ARCHITECTURE', base_english.ARCHITECTURE | sizes)
+
+
 NO_ERRORS = EnglishSetting()
+ERRORS = EnglishSetting(short_query=1.0, wrong_span=1.0, malformed=1.0)
 
 
 def written(role, texts, setting=NO_ERRORS):
@@ -56,17 +61,8 @@ def written(role, texts, setting=NO_ERRORS):
     return [english_demos.ROLES[role].write(texts, rng, setting) for _ in range(DEMOS_PER_ROLE)]
 
 
-def turns_of(demo):
-    return [part.content for part in demo.parts if part.source == POLICY]
-
-
-def results_of(demo):
-    """The documents that each search finds."""
-    return [part.content for part in demo.parts if part.source == ENV]
-
-
 def policy_text(demo):
-    return ''.join(turns_of(demo))
+    return ''.join(said(demo))
 
 
 def restored(demo, clause=None):
@@ -79,8 +75,8 @@ def in_one_line(text):
     return ' '.join(text.split())
 
 
-def tag(text, name):
-    return text.rpartition(f'<{name}>')[2].partition(f'</{name}>')[0].strip()
+def texts_of(documents):
+    return [in_one_line(document['text']) for document in documents]
 
 
 @pytest.mark.parametrize('role', english_demos.ROLES)
@@ -92,21 +88,20 @@ def test_every_role_writes_episodes_that_fit(role, texts, codec):
 
 
 def test_a_solver_reads_its_answer_and_never_its_question(texts):
+    syntax = call_syntax.syntax_of('search_r1')
+    tools = {'search': SearchTool(lambda queries: [])}
     for demo in written('solver', texts):
-        (documents,) = results_of(demo)
-        answer = tag(policy_text(demo), 'answer')
+        (documents,) = shown(demo)
+        question, text = demo.fields['question'], policy_text(demo)
+        answer = tag(text, 'answer')
         assert any(answer in document['text'] for document in documents)
-        assert cloze.BLANK in demo.fields['question']
-        assert answer.lower() not in demo.fields['question'].lower()
-
-
-def test_a_thought_restores_the_sentence_of_the_question(texts):
-    for demo in written('solver', texts):
-        text = policy_text(demo)
-        thought = tag(text, 'think')
-        marked = thought.partition(' [ ')
-        assert marked[2] == f'{tag(text, "answer")} ]'
-        assert demo.fields['question'].startswith(marked[0])
+        assert cloze.BLANK in question and answer.lower() not in question.lower()
+        # Its last thought restores the sentence of the question.
+        before, _, filled = tag(text, 'think').partition(' [ ')
+        assert filled == f'{answer} ]' and question.startswith(before)
+        # The parser of rollouts reads its call.
+        first_turn = said(demo)[0]
+        assert syntax.parse(first_turn, tools).queries == [tag(first_turn, 'search')]
 
 
 def test_a_proposal_can_be_answered_from_its_document(texts):
@@ -126,39 +121,36 @@ def test_answers_have_the_same_tokens_in_the_text_and_alone(texts, codec):
 
 
 def test_deliberate_errors(texts):
-    setting = EnglishSetting(short_query=1.0, wrong_span=1.0, malformed=1.0)
-    wrong = 0
-    for demo in written('solver', texts, setting):
-        text = policy_text(demo)
-        assert len(tag(text, 'search').split()) == 3
-        wrong += not any(restored(demo) in document['text'] for document in texts.documents)
-    # A disguised question is in no document, so both kinds count.
-    assert wrong == DEMOS_PER_ROLE
-    for demo in written('proposer', texts, setting):
+    for demo in written('solver', texts, ERRORS):
+        assert len(tag(policy_text(demo), 'search').split()) == 3
+        # A disguised question is in no document, so both kinds count.
+        assert not any(restored(demo) in document['text'] for document in texts.documents)
+    # The teacher's role has no errors.
+    for demo in written('solver_with_path', texts, ERRORS):
+        assert len(tag(policy_text(demo), 'search').split()) > 3
+
+
+@pytest.mark.parametrize('role', ['proposer', 'proposer_two_hops'])
+def test_a_malformed_proposal_lacks_question_or_answer(role, texts):
+    for demo in written(role, texts, ERRORS):
         text = policy_text(demo)
         assert ('<answer>' in text) != ('<question>' in text)
-    # The teacher's role has no errors.
-    for demo in written('solver_with_path', texts, setting):
-        assert len(tag(policy_text(demo), 'search').split()) > 3
 
 
 def test_a_solver_of_two_hops_reads_the_bridge_and_then_the_answer(texts):
     for demo in written('solver_two_hops', texts):
         question = demo.fields['question']
-        turns = turns_of(demo)
-        first_documents, second_documents = (
-            [in_one_line(document['text']) for document in documents]
-            for documents in results_of(demo)
-        )
+        turns = said(demo)
+        first_texts, second_texts = map(texts_of, shown(demo))
         assert len(turns) == 3 and question.count(BRIDGE) == 2
         thought, clause_query = tag(turns[1], 'think'), tag(turns[1], 'search')
         before, _, bridge = thought.partition(' [ ')
         bridge = bridge.removesuffix(' ]')
         assert question.startswith(before) and bridge not in question
         sentence = question[: question.rindex(BRIDGE)].strip().replace(BRIDGE, bridge)
-        assert any(sentence in text for text in first_documents)
+        assert any(sentence in text for text in first_texts)
         clause = question[question.rindex(BRIDGE) :].replace(BRIDGE, bridge)
-        assert any(restored(demo, clause) in text for text in second_documents)
+        assert any(restored(demo, clause) in text for text in second_texts)
         assert clause_query.startswith(bridge) and cloze.BLANK not in clause_query
 
 
@@ -168,21 +160,19 @@ def test_a_proposal_of_two_hops_is_about_its_document_and_a_passage_found(role, 
         assert demo.fields['hops'] == 2
         text = policy_text(demo)
         bridge, question = tag(text, 'search'), tag(text, 'question')
-        (documents,) = results_of(demo)
+        (documents,) = shown(demo)
         # With a link, the document says which name leads on.
         name = f'[ {bridge} ]' if role == 'proposer_with_link' else bridge
         sentence = question[: question.rindex(BRIDGE)].strip().replace(BRIDGE, name)
         clause = question[question.rindex(BRIDGE) :].replace(BRIDGE, bridge)
         assert sentence in in_one_line(demo.fields['document'])
-        passages = [in_one_line(document['text']) for document in documents]
-        assert any(restored(demo, clause) in passage for passage in passages)
+        assert any(restored(demo, clause) in passage for passage in texts_of(documents))
 
 
 def test_deliberate_errors_of_two_hops(texts):
-    setting = EnglishSetting(short_query=1.0, wrong_span=1.0, malformed=1.0)
     searches = set()
-    for demo in written('solver_two_hops', texts, setting):
-        turns = turns_of(demo)
+    for demo in written('solver_two_hops', texts, ERRORS):
+        turns = said(demo)
         assert len(tag(turns[0], 'search').split()) == 3
         searches.add(len(turns) - 1)
         clause = demo.fields['question'].rpartition(BRIDGE)[2]
@@ -190,31 +180,26 @@ def test_deliberate_errors_of_two_hops(texts):
         assert not any(sentence in document['text'] for document in texts.documents)
     # Without the passage of the first sentence the solver answers at once.
     assert searches == {1, 2}
-    for demo in written('proposer_two_hops', texts, setting):
-        text = policy_text(demo)
-        assert ('<answer>' in text) != ('<question>' in text)
-    for demo in written('solver_with_path_two_hops', texts, setting):
+    for demo in written('solver_with_path_two_hops', texts, ERRORS):
         assert policy_text(demo).count('<search>') == 2
 
 
 def test_a_stage_is_diagnosed_in_the_roles_trained_so_far():
     stages = {stage.folder or stage.name: stage for stage in base_english.STAGES}
-    one_hop = base_english._trained_roles(base_english.STAGES, stages['one_hop'])
+    trained = lambda name: base_english._trained_roles(base_english.STAGES, stages[name])
+    one_hop, all_roles = trained('one_hop'), list(english_demos.ROLES)
     assert {'copy', 'query', 'solver'} <= set(one_hop) and 'solver_two_hops' not in one_hop
-    clean = base_english._trained_roles(base_english.STAGES, stages['clean'])
-    assert clean == [name for name in english_demos.ROLES if name != 'proposer_with_link']
-    base = base_english._trained_roles(base_english.STAGES, stages['base'])
-    assert base == list(english_demos.ROLES)
+    assert trained('clean') == [name for name in all_roles if name != 'proposer_with_link']
+    assert trained('base') == all_roles
 
 
 def test_a_disguise_is_consistent_and_keeps_the_rest(texts):
     disguise = Disguise(np.random.default_rng(0), texts.names)
     text = 'In 1903 Marie Curie met Marie again; it was not 1904.'
-    disguised = disguise(text)
-    name = disguise('Marie')
-    assert disguised == (
-        f'In {disguise("1903")} {name} {disguise("Curie")} met {name} again; it was not {disguise("1904")}.'
-    )
+    expected, name = text, disguise('Marie')
+    for word in ('1903', 'Marie', 'Curie', '1904'):
+        expected = expected.replace(word, disguise(word))
+    assert disguise(text) == expected
     assert name != 'Marie' and disguise('1903') != '1903' and len(disguise('1904')) == 4
 
 
@@ -223,14 +208,6 @@ def test_merged_names_are_the_same_name_in_a_disguise(texts):
         disguise = Disguise(np.random.default_rng(0), texts.names, share)
         disguise.merge('Pierre Curie', 'Marie')
         assert disguise('He met Pierre Curie.') == f'{disguise("He")} met {disguise("Marie")}.'
-
-
-def test_the_parser_of_rollouts_reads_the_calls(texts):
-    syntax = call_syntax.syntax_of('search_r1')
-    for demo in written('solver', texts):
-        first_turn = turns_of(demo)[0]
-        call = syntax.parse(first_turn, {'search': SearchTool(lambda queries: [])})
-        assert call.queries == [tag(first_turn, 'search')]
 
 
 def test_splits_are_disjoint_and_have_their_sizes():
@@ -243,10 +220,7 @@ def test_splits_are_disjoint_and_have_their_sizes():
 
 
 @pytest.mark.long
-def test_training_resumes_bit_for_bit(texts, passages, tmp_path, monkeypatch):
-    monkeypatch.setattr(supervised, 'LOG_EVERY', 2)
-    small = {'hidden_size': 32, 'intermediate_size': 64, 'num_hidden_layers': 1}
-    monkeypatch.setattr(base_english, 'ARCHITECTURE', base_english.ARCHITECTURE | small)
+def test_training_resumes_bit_for_bit(texts, passages, tmp_path, monkeypatch, small):
     template = tmp_path / 'template'
     base_english.write_config_and_tokenizer(template, passages)
     stages = (
@@ -256,17 +230,9 @@ def test_training_resumes_bit_for_bit(texts, passages, tmp_path, monkeypatch):
 
     def run(folder):
         """Trains both stages and returns the bytes of all files written."""
-        out = folder / 'out'
-        supervised.train_checkpoints(
-            stages,
-            template,
-            english_demos.ROLES,
-            [texts],
-            0,
-            lambda stage, config, params, codec: {},
-            out,
-            work=folder / 'work',
-        )
+        out, diagnose = folder / 'out', lambda *_: {}
+        parts = (stages, template, english_demos.ROLES, [texts], 0, diagnose, out)
+        supervised.train_checkpoints(*parts, work=folder / 'work')
         return {path.relative_to(out): path.read_bytes() for path in out.glob('*/*')}
 
     uninterrupted = run(tmp_path / 'whole')
@@ -274,47 +240,47 @@ def test_training_resumes_bit_for_bit(texts, passages, tmp_path, monkeypatch):
     class Killed(Exception):
         pass
 
-    def die_at(step_to_die):
-        pack = batches.pack
-        calls = []
+    pack = batches.pack
 
-        def dying_pack(stage, stream):
-            calls.append(stage)
-            if len(calls) == step_to_die:
+    def dying_pack(batches_before):
+        left = iter(range(batches_before))
+
+        def pack_or_die(*parts):
+            if next(left, None) is None:
                 raise Killed
-            return pack(stage, stream)
+            return pack(*parts)
 
-        return dying_pack
+        return pack_or_die
 
     # In the middle of the first stage, and then, from its second step, in the middle of the second stage.
-    for step_to_die in (4, 8):
-        with monkeypatch.context() as patch:
-            patch.setattr(batches, 'pack', die_at(step_to_die))
-            with pytest.raises(Killed):
-                run(tmp_path / 'killed')
+    for batches_before in (3, 7):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(batches, 'pack', dying_pack(batches_before))
+            run(tmp_path / 'killed')
     assert run(tmp_path / 'killed') == uninterrupted
 
 
-def test_a_training_writes_folders_and_guards_its_work_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(supervised, 'LOG_EVERY', 2)
+def test_a_training_writes_folders_and_guards_its_work_folder(tmp_path, monkeypatch, small):
     monkeypatch.setattr(base_english, 'DIAGNOSED_EPISODES', 2)
-    small = {'hidden_size': 32, 'intermediate_size': 64, 'num_hidden_layers': 1}
-    monkeypatch.setattr(base_english, 'ARCHITECTURE', base_english.ARCHITECTURE | small)
     # Stocks of other sizes would be empty: fifteen texts are few.
     monkeypatch.setattr(base_english, 'PASSAGE_WORDS', (50,))
     corpus = tmp_path / 'passages.jsonl'
     write_corpus(corpus, 5)
     # The length is that of the diagnosis too.
     stages = (dataclasses.replace(TINY, name='clean', steps=2, rows=1, tokens=640, saved=True),)
-    base_english.build(corpus, tmp_path / 'out', tmp_path / 'work', 0, stages)
+    build = lambda seed: base_english.build(
+        corpus, tmp_path / 'out', tmp_path / 'work', seed, stages
+    )
+    build(0)
     folder = tmp_path / 'out' / 'clean'
+    check_hashes(folder)
     assert json.loads((folder / 'config.json').read_text())['hidden_size'] == 32
     assert set(figures_of(folder)) == set(TINY.shares)
     with pytest.raises(UserError, match='another seed'):
-        base_english.build(corpus, tmp_path / 'out', tmp_path / 'work', 1, stages)
+        build(1)
     write_corpus(corpus, 4)
     with pytest.raises(UserError, match='another corpus'):
-        base_english.build(corpus, tmp_path / 'out', tmp_path / 'work', 0, stages)
+        build(0)
 
 
 def test_too_few_passages_are_refused(tmp_path):
@@ -341,12 +307,9 @@ def test_the_held_out_passages_are_those_that_training_does_not_read(tmp_path, m
 
 def write_corpus(path, copies):
     """The example texts, several times under other titles, so that every split has some."""
-    lines = []
-    for copy in range(copies):
-        for title, text in example_passages():
-            contents = f'"{title} {copy}"\n{text}'
-            lines.append(json.dumps({'id': str(len(lines)), 'contents': contents}) + '\n')
-    path.write_text(''.join(lines))
+    texts = [(f'{title} {n}', text) for n in range(copies) for title, text in example_passages()]
+    records = [{'id': i, 'contents': f'"{title}"\n{text}'} for i, (title, text) in enumerate(texts)]
+    path.write_text(''.join(json.dumps(record) + '\n' for record in records))
 
 
 COMMITTED = ('clean', 'base')

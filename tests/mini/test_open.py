@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from committed_folders import check_hashes, check_stages, figures_of
+from demo_parts import said, shown, tag
 
 from tools.checkpoints import base_model, base_open, batches, open_demos
 from tools.checkpoints.demo import render
@@ -19,7 +20,6 @@ from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.selfplay.judge import RuleJudge
 from zeroplay_jax.training import build
-from zeroplay_jax.types import ENV
 
 FOLDER = base_model.MINI / 'open'
 
@@ -40,7 +40,7 @@ def task_of(demo):
 
 
 def answer_of(demo):
-    return demo.parts[-1].content.split('<answer> ')[1].split('</answer>')[0]
+    return tag(said(demo)[-1], 'answer')
 
 
 def described(demo, library):
@@ -66,7 +66,7 @@ def share_of_full_marks(demonstrations, library):
 def test_demonstrations_without_errors_do_the_task(library):
     demonstrations = written(open_demos.task_solver, library)
     assert share_of_full_marks(demonstrations, library) == 1
-    searches = {sum(part.source == ENV for part in demo.parts) for demo in demonstrations}
+    searches = {len(shown(demo)) for demo in demonstrations}
     assert searches == {1, 2, 3, 4}, 'as many passages as held-out tasks need'
 
 
@@ -74,11 +74,9 @@ def test_the_last_search_follows_from_a_stated_fact(library):
     for demo in written(open_demos.task_solver, library):
         if ' of ' not in task_of(demo):
             continue
-        last_call = demo.parts[-3].content
-        thought, query = last_call.removeprefix('<think> ').split('</think><search> ')
-        assert thought.startswith('the ') and thought.endswith(
-            ' is ' + query.removesuffix('</search>')
-        )
+        last_call = said(demo)[-2]
+        thought, query = tag(last_call, 'think'), tag(last_call, 'search')
+        assert thought.startswith('the ') and thought.endswith(f' is {query}')
 
 
 def test_demonstrations_fit_into_a_slot(library):
@@ -102,22 +100,21 @@ def test_incomplete_answers_state_one_fact(library):
 
 
 def test_verbose_answers_are_right_and_long(library):
-    plain = written(open_demos.task_solver, library)
+    def words(demonstrations):
+        return np.mean([len(answer_of(demo).split()) for demo in demonstrations])
+
     verbose = written(open_demos.task_solver, library, verbose=1.0)
     assert share_of_full_marks(verbose, library) > 0.9
-    words = [
-        np.mean([len(answer_of(demo).split()) for demo in demos]) for demos in (plain, verbose)
-    ]
-    assert words[1] > 1.7 * words[0]
+    assert words(verbose) > 1.7 * words(written(open_demos.task_solver, library))
 
 
 def evidence_of(demo):
     """Returns the documents of a challenger, the best one of a search last, as SCOPE gives them to its judge."""
-    documents = [demo.fields['document']]
-    for part in demo.parts:
-        if part.source == ENV:
-            documents += [prompts.document_text(passage) for passage in reversed(part.content)]
-    return '\n'.join(documents)
+    passages = [passage for documents in shown(demo) for passage in reversed(documents)]
+    return '\n'.join([demo.fields['document'], *map(prompts.document_text, passages)])
+
+
+BOTH_GATES = {'entities', 'relevance'}
 
 
 def passed_gates(library, demonstrations):
@@ -125,17 +122,10 @@ def passed_gates(library, demonstrations):
     judge = RuleJudge(lambda: [document['title'] for document in library.documents], (2, 5))
     passed = []
     for demo in demonstrations:
-        task = demo.parts[-1].content.split('<task> ')[1].split('</task>')[0]
-        evidence = evidence_of(demo)
-        names = set()
-        for name in ('entities', 'relevance'):
-            if asyncio.run(judge.gate((0,), name, task, evidence)):
-                names.add(name)
-        passed.append(names)
+        task, evidence = tag(said(demo)[-1], 'task'), evidence_of(demo)
+        passes = lambda name: asyncio.run(judge.gate((0,), name, task, evidence))  # noqa: B023
+        passed.append(set(filter(passes, BOTH_GATES)))
     return passed
-
-
-BOTH_GATES = {'entities', 'relevance'}
 
 
 def test_tasks_without_errors_pass_the_gates(library):
