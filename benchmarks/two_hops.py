@@ -9,17 +9,15 @@ how many held-out passages the roles found. Both are 0 where `retrieval.held_out
 
 from __future__ import annotations
 
-import argparse
 import json
 import pathlib
-import sys
-from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.command import one_line_errors, parser, read_lines
 from zeroplay_jax.data.chains import BRIDGE
 from zeroplay_jax.data.cloze import BLANK
 from zeroplay_jax.retrieval import folder
-from zeroplay_jax.types import Json
+from zeroplay_jax.types import Json, UserError
 
 TOP_K = 3
 # Shorter texts, such as an empty proposal, are parts of many sentences by chance.
@@ -42,11 +40,11 @@ def without_marks(text: str) -> str:
 
 def searches(workdir: pathlib.Path) -> dict[str, float]:
     """Returns, for several queries, the share of the held-out questions for which they find the passage."""
-    questions = [each for each in lines(workdir / 'questions.jsonl') if each['hops'] == 2]
+    questions = [each for each in read_lines(workdir / 'questions.jsonl') if each['hops'] == 2]
     index = folder.open_index(workdir / 'index')
     if not questions:
         return {'questions': 0}
-    row_of = {line['id']: row for row, line in enumerate(lines(workdir / 'corpus.jsonl'))}
+    row_of = {line['id']: row for row, line in enumerate(read_lines(workdir / 'corpus.jsonl'))}
     counts: dict[str, int] = {}
     for question in questions:
         parts = halves(question['question'])
@@ -75,7 +73,7 @@ def searches(workdir: pathlib.Path) -> dict[str, float]:
 def proposals(workdir: pathlib.Path) -> dict[str, float]:
     """Returns the number of proposals of two hops in the log of a run and the shares of some properties."""
     total = accepted = about_other = joined = 0
-    for row in lines(workdir / 'run' / 'trajectories.jsonl'):
+    for row in read_lines(workdir / 'run' / 'trajectories.jsonl'):
         if not row['is_proposal'] or row['info'].get('hops') != 2:
             continue
         total += 1
@@ -101,12 +99,12 @@ def is_accepted(row: Json) -> bool:
 def leaks(workdir: pathlib.Path) -> dict[str, int]:
     """Returns how much of the held-out documents the logged rollouts of the training proposed or found."""
     held_out_texts: list[str] = []
-    for question in lines(workdir / 'questions.jsonl'):
+    for question in read_lines(workdir / 'questions.jsonl'):
         bridge = question.get('bridge', '')
         held_out_texts += statements(question['question'], question['answers'][0], bridge)
-    held_out_ids = {line['document_id'] for line in lines(workdir / 'held_out.jsonl')}
+    held_out_ids = {line['document_id'] for line in read_lines(workdir / 'held_out.jsonl')}
     num_proposals = num_repeats = num_found = 0
-    for row in lines(workdir / 'run' / 'trajectories.jsonl'):
+    for row in read_lines(workdir / 'run' / 'trajectories.jsonl'):
         if row['phase'] == 'evaluation':
             continue
         for call in row['turns']:
@@ -189,38 +187,23 @@ def has_own_sentence(row: Json) -> bool:
     return parts[0].replace(BRIDGE, bridge) in document
 
 
-def lines(path: pathlib.Path) -> Iterator[Any]:
-    """Yields the objects of a file of JSON lines."""
-    with path.open(encoding='utf-8') as file:
-        for line in file:
-            yield json.loads(line)
-
-
 def check(workdir: pathlib.Path) -> None:
-    """Ends the command with one line unless a folder has the files of a quickstart with held-out questions."""
+    """Raises UserError unless a folder has the files of a quickstart with held-out questions."""
     for name in ('questions.jsonl', 'held_out.jsonl', 'corpus.jsonl', 'index'):
         if not (workdir / name).exists():
-            print(
-                f'benchmarks.two_hops: {workdir} has no {name}; give the workdir of make quickstart CORPUS=… without '
-                'EVAL: with questions of your own nothing is held out, and there is nothing to measure here',
-                file=sys.stderr,
+            raise UserError(
+                f'{workdir} has no {name}; give the workdir of make quickstart CORPUS=… without EVAL: with questions '
+                'of your own nothing is held out, and there is nothing to measure here'
             )
-            sys.exit(2)
 
 
 def main() -> None:
     """Prints what was measured."""
-    parser = argparse.ArgumentParser(
-        prog='python -m benchmarks.two_hops',
-        description='Measures the questions of two hops of a quickstart.',
-        epilog='example:\n  python -m benchmarks.two_hops runs/own',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        'workdir', type=pathlib.Path, help='the workdir of make quickstart CORPUS=…'
-    )
-    args = parser.parse_args()
-    check(args.workdir)
+    flags = parser('two_hops', __doc__)
+    flags.add_argument('workdir', type=pathlib.Path, help='the workdir of make quickstart CORPUS=…')
+    args = flags.parse_args()
+    with one_line_errors('benchmarks.two_hops'):
+        check(args.workdir)
     result: dict[str, Any] = {'held out': searches(args.workdir)}
     if (args.workdir / 'run').exists():
         result['proposed'] = proposals(args.workdir)

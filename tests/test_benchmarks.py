@@ -209,7 +209,7 @@ def test_runs_that_differ_by_the_clock_alone_have_one_hash(tmp_path):
 
 def test_a_flip_has_to_be_found_by_the_start_after_it(tmp_path, monkeypatch):
     """The log has the lines of all starts: an earlier one may have found damage in a step of the same number."""
-    arguments = argparse.Namespace(processes=1, seed=0, delay=0.0, rank=4)
+    arguments = argparse.Namespace(processes=1, seed=0, delay=0.0, rank=4, bucket='')
     campaign = kills.Campaign('drzero', tmp_path, arguments)
     for run in (campaign._whole, campaign._ended):
         assert run.flags == ('--config.policy.adapters.rank=4',)
