@@ -8,8 +8,8 @@ The device holds at once what it holds in a run: float32 weights and AdamW momen
 the slots, and in the update the gradients. The sampler is measured at several slot counts; the last and smallest one
 stays in memory during the update. No checkpoint is read.
 
-Shares are relative to the peak rates in gpu_costs.PEAKS, dense and without sparsity. For other GPUs they are relative
-to the rates of a matrix product and a copy, measured at the start. gpu_costs.py defines which operations and bytes
+Shares are relative to the peak rates in roofline.PEAKS, dense and without sparsity. For other GPUs they are relative
+to the rates of a matrix product and a copy, measured at the start. roofline.py defines which operations and bytes
 count.
 
 The last line is one JSON object; rates are in tokens per second, memory in bytes.
@@ -32,8 +32,8 @@ from typing import Any
 import jax
 
 from benchmarks import gpu_work
-from benchmarks.gpu_costs import PEAKS, Peak
 from benchmarks.gpu_work import SMALL, Measurement, Sizes
+from benchmarks.roofline import PEAKS, Peak
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.types import UserError
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from benchmarks import gpu_costs
-from benchmarks.gpu_costs import Cost, Peak
+from benchmarks import roofline
+from benchmarks.roofline import Cost, Peak
 from benchmarks.tpu_shapes import model_config
 from benchmarks.trained_rows import trained_row
 from zeroplay_jax.configs import common
@@ -220,8 +220,8 @@ def measure_sampler(
     prefilled = slots * (sizes.prompt - 1)
     # A step reads the cache up to its position, which grows during the measurement.
     mean_length = sizes.prompt + sizes.generated / 2
-    prefill_cost = gpu_costs.prefill_cost(model, prefilled, sizes.prompt)
-    decode_cost = gpu_costs.decode_cost(model, slots, mean_length)
+    prefill_cost = roofline.prefill_cost(model, prefilled, sizes.prompt)
+    decode_cost = roofline.decode_cost(model, slots, mean_length)
     prefill = Measurement(prefill_seconds, prefilled, prefill_cost, slots)
     decode = Measurement(step_seconds, slots, decode_cost, slots)
     return sampler, prefill, decode
@@ -275,5 +275,5 @@ def measure_update(learner: Learner, batches: list, sizes: Sizes) -> Measurement
             raise RuntimeError('a gradient is not finite: the rates would be wrong')
 
     tokens = sizes.rows * sizes.tokens * sizes.micro
-    cost = gpu_costs.update_cost(learner.model, tokens, sizes.tokens)
+    cost = roofline.update_cost(learner.model, tokens, sizes.tokens)
     return Measurement(median_seconds(step, sizes.repeats), tokens, cost)

@@ -1,14 +1,17 @@
-"""Roofline model: the operations that a program needs, and the least time they take on a chip.
+"""Roofline model: the operations and the memory traffic that a result needs, and the least time on a device.
 
-Notation: N matrix weights, T tokens, L tokens per row, H query heads, d head size.
+The counts contain what the result needs and nothing else: causal attention, no rematerialisation (MFU as in Chowdhery
+et al. 2022, arXiv:2204.02311, appendix B), every weight read once per decode step, and keys and values up to the
+length of a slot.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from typing import NamedTuple
 
-import jax
+import jax.numpy as jnp
 
 from benchmarks.tpu_shapes import Chip
 from zeroplay_jax.policy.transformer import ModelConfig
@@ -37,18 +40,42 @@ _ARRAY = re.compile(r'(\w+)\[([\d,]*)\]')
 _CHANNEL = re.compile(r'channel_id=(\d+)')
 
 
-def weights(model: ModelConfig, shapes) -> tuple[int, int]:
-    """Returns the number of matrix weights in the layers and in the head.
+class Peak(NamedTuple):
+    """Peak rates of a device.
 
-    Args:
-      model: the model.
-      shapes: the shapes of its parameters.
+    Attributes:
+      flops: operations per second of a dense bfloat16 product with float32 sums.
+      bandwidth: bytes per second of main memory.
     """
-    head = model.vocab_size * model.hidden_size
-    matrices = sum(x.size for x in jax.tree.leaves(shapes) if x.ndim > 1)
-    # The embedding is a lookup. With tied weights it is the head's matrix, otherwise a second one of the same size.
-    vocabulary_matrices = 1 if model.tied else 2
-    return matrices - head * vocabulary_matrices, head
+
+    flops: float
+    bandwidth: float
+
+
+# Device name as the driver reports it → peak rates of the vendor's data sheet, without sparsity. Many data sheets print
+# twice the operations, which is the rate for sparse matrices.
+PEAKS = {
+    'NVIDIA B200': Peak(2250e12, 8.0e12),
+    'NVIDIA H200': Peak(989e12, 4.8e12),
+    'NVIDIA H100 80GB HBM3': Peak(989e12, 3.35e12),
+    'NVIDIA H100 NVL': Peak(835e12, 3.9e12),
+    'NVIDIA H100 PCIe': Peak(756e12, 2.0e12),
+    'NVIDIA GH200 480GB': Peak(989e12, 4.0e12),
+    'NVIDIA A100-SXM4-80GB': Peak(312e12, 2.039e12),
+    'NVIDIA A100-SXM4-40GB': Peak(312e12, 1.555e12),
+    'NVIDIA A100 80GB PCIe': Peak(312e12, 1.935e12),
+    'NVIDIA L40S': Peak(362e12, 0.864e12),
+    'NVIDIA L4': Peak(121e12, 0.3e12),
+}
+
+
+def matrix_weights(model: ModelConfig) -> tuple[int, int, int]:
+    """Returns the matrix weights of one layer, of its key and value projections alone, and of the head."""
+    key_value_weights = model.hidden_size * 2 * model.kv_heads * model.head_dim
+    query_output_weights = model.hidden_size * 2 * model.heads * model.head_dim
+    mlp_weights = model.hidden_size * 3 * model.intermediate_size
+    layer_weights = key_value_weights + query_output_weights + mlp_weights
+    return layer_weights, key_value_weights, model.hidden_size * model.vocab_size
 
 
 def attended_keys(model: ModelConfig, length: int) -> float:
@@ -62,22 +89,64 @@ def attended_keys(model: ModelConfig, length: int) -> float:
     return sum(mean_keys[window] for window in windows)
 
 
-def forward(model: ModelConfig, shapes, tokens: int, length: int, head: bool) -> float:
-    """Returns the operations of a forward pass: 2·N per token and the two products of attention.
+def forward(model: ModelConfig, tokens: int, length: int, head: bool = True) -> float:
+    """Returns the operations of a forward pass: 2 per matrix weight and token, and the two products of attention.
 
     Args:
       model: the model.
-      shapes: the shapes of its parameters.
       tokens: number of tokens.
       length: tokens per row.
       head: whether the logits are computed.
     """
-    layer_weights, head_weights = weights(model, shapes)
-    if not head:
-        head_weights = 0
+    layer_weights, _, head_weights = matrix_weights(model)
+    weights = model.layers * layer_weights + head_weights * head
     # Queries times keys and scores times values: 2·d operations each per head and pair.
     attention = 4 * model.heads * model.head_dim * attended_keys(model, length)
-    return tokens * (2.0 * (layer_weights + head_weights) + attention)
+    return tokens * (2.0 * weights + attention)
+
+
+class Cost(NamedTuple):
+    """Least cost of a result: operations, and bytes of main memory (0 where they are not counted)."""
+
+    flops: float
+    bytes: float
+
+
+def decode_cost(model: ModelConfig, slots: int, length: float) -> Cost:
+    """Returns the cost of one decode step.
+
+    Args:
+      model: the model.
+      slots: sequences that get a token.
+      length: mean tokens per slot.
+    """
+    layer_weights, _, head_weights = matrix_weights(model)
+    weights = model.layers * layer_weights + head_weights
+    # Queries times keys and scores times values: 2·d operations each per head and key.
+    attention = model.layers * 4 * model.heads * model.head_dim * length
+    cached_values = model.layers * 2 * model.kv_heads * model.head_dim * length
+    itemsize = jnp.dtype(model.dtype).itemsize
+    return Cost(slots * (2 * weights + attention), itemsize * (weights + slots * cached_values))
+
+
+def prefill_cost(model: ModelConfig, tokens: int, prompt_length: int) -> Cost:
+    """Returns the cost of the keys and values of `tokens` tokens in prompts of `prompt_length`."""
+    layer_weights, key_value_weights, _ = matrix_weights(model)
+    # Prefill writes the cache only: of the last layer it needs keys and values, but no attention and no output.
+    full_layers = model.layers - 1
+    weights = full_layers * layer_weights + key_value_weights
+    # A causal query sees half of the prompt on average, hence 2·d instead of 4·d.
+    attention = full_layers * 2 * model.heads * model.head_dim * prompt_length
+    return Cost(tokens * (2.0 * weights + attention), 0.0)
+
+
+def update_cost(model: ModelConfig, tokens: int, length: int) -> Cost:
+    """Returns the cost of forward and backward passes over `tokens` tokens in sequences of `length`."""
+    # The backward pass has two products for every product of the forward pass.
+    return Cost(3 * forward(model, tokens, length), 0.0)
+
+
+# ---- compiled programs ----
 
 
 def array_bytes(types: str) -> list[int]:

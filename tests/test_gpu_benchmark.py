@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import gpu, gpu_costs, gpu_work
+from benchmarks import gpu, gpu_work, roofline
 from zeroplay_jax.policy import attention, transformer
 from zeroplay_jax.types import UserError
 
@@ -65,20 +65,20 @@ def test_counted_operations_are_those_of_the_compiled_program():
     places = jax.ShapeDtypeStruct((1, 64), jnp.int32)
     step = jax.jit(jax.grad(lambda p, *batch: transformer.score(model, p, *batch)[0].sum()))
     compiled = step.lower(shapes, places, places, places).compile().cost_analysis()
-    need = gpu_costs.update_cost(model, 64, 64).flops
+    need = roofline.update_cost(model, 64, 64).flops
     attention = 3 * 64 * model.layers * 2 * model.heads * model.head_dim * 64
     assert 0.9 < compiled['flops'] / (need + attention) < 1.25
 
 
 def test_shares_are_of_the_peak():
     found = gpu.figures(
-        gpu_work.Measurement(2.0, 10, gpu_costs.Cost(8.0, 4.0)), gpu_costs.Peak(8.0, 8.0)
+        gpu_work.Measurement(2.0, 10, roofline.Cost(8.0, 4.0)), roofline.Peak(8.0, 8.0)
     )
     assert found == dict(tokens_per_second=5.0, seconds=2.0, mfu=0.5, bandwidth_share=0.25)
 
 
 def test_costs_grow_with_slots_and_lengths():
-    decode = functools.partial(gpu_costs.decode_cost, MODEL)
+    decode = functools.partial(roofline.decode_cost, MODEL)
     assert decode(4, 0).flops == 4 * decode(1, 0).flops and decode(4, 0).bytes == decode(1, 0).bytes
     weights = sum(
         x.size
@@ -92,9 +92,7 @@ def test_costs_grow_with_slots_and_lengths():
     )
     token = sum(x.nbytes for x in jax.tree.leaves(cache)) / c.positions
     assert decode(2, 10).bytes - decode(2, 0).bytes == 2 * 10 * token
-    assert (
-        gpu_costs.prefill_cost(MODEL, 8, 16).flops < gpu_costs.update_cost(MODEL, 8, 16).flops / 3
-    )
+    assert roofline.prefill_cost(MODEL, 8, 16).flops < roofline.update_cost(MODEL, 8, 16).flops / 3
 
 
 def test_what_does_not_fit_is_said_before_and_while_it_runs(capsys):

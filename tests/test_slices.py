@@ -8,10 +8,10 @@ import pathlib
 import numpy as np
 import pytest
 
-from benchmarks import slices, slices_costs, slices_play, slices_workload, tpu_kernels
-from benchmarks.hlo_estimate import Program
+from benchmarks import slices, slices_costs, slices_play, slices_workload, tpu_pages
 from benchmarks.slices_engines import Episode, Group, Settings
 from benchmarks.slices_workload import Workload
+from benchmarks.tpu_estimates import Program
 from zeroplay_jax.rollout.sampler import SamplerConfig
 
 SMALL = Workload(groups=8, samples=3)
@@ -193,7 +193,7 @@ def test_estimated_cycles_are_added_up_along_the_control_flow():
 def test_bundles_of_a_kernel_are_counted_by_the_depth_of_their_loop():
     lines = ['     0   :  { a }', '   0x1 LB: > { b }', '   0x2   : > { c }', '   0x3 LB: >> { d }']
     lines += ['   0x4 LB: >>> { e }', '   0x5   : >>> { f }', '   0x6 PF: > { g }', 'second line }']
-    assert tpu_kernels.loop_bundles('\n'.join(lines)) == dict(block=2, row=1, grid=3)
+    assert tpu_pages.loop_bundles('\n'.join(lines)) == dict(block=2, row=1, grid=3)
 
 
 def test_peak_rates_and_estimates_are_told_apart():
