@@ -17,7 +17,6 @@ The last line is one JSON object; rates are in tokens per second, memory in byte
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import importlib.metadata
@@ -25,15 +24,15 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from benchmarks import gpu_work
+from benchmarks import command, gpu_work
 from benchmarks.gpu_work import SMALL, Measurement, Sizes
 from benchmarks.roofline import PEAKS, Peak
+from benchmarks.update_work import copy_rate, product_rate
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.types import UserError
 
@@ -179,28 +178,18 @@ def show(name: str, row: dict[str, float]) -> None:
     print(f'{name}: {", ".join(parts)}', flush=True)
 
 
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Returns the parsed command line."""
-    parser = argparse.ArgumentParser(
-        prog='python -m benchmarks.gpu',
-        description=(__doc__ or '').split('\n')[0],
-        epilog='example:\n  python -m benchmarks.gpu --small',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument('--small', action='store_true', help='small shapes, on any device')
-    parser.add_argument('--skip-update', action='store_true', help='measure the sampler alone')
-    slots_help = 'slot counts; the slots of the last one stay in memory during the update'
-    parser.add_argument('--slots', type=int, nargs='+', help=slots_help)
-    return parser.parse_args(argv)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints versions, memory, a line per measurement, and one JSON line.
 
     Raises:
       UserError: there is no GPU, it is too small, or a flag is invalid.
     """
-    args = parse_arguments(argv)
+    parser = command.parser('gpu', __doc__)
+    parser.add_argument('--small', action='store_true', help='small shapes, on any device')
+    parser.add_argument('--skip-update', action='store_true', help='measure the sampler alone')
+    slots_help = 'slot counts; the slots of the last one stay in memory during the update'
+    parser.add_argument('--slots', type=int, nargs='+', help=slots_help)
+    args = parser.parse_args(argv)
     # 95 % of the memory instead of XLA's default of 75 %. The variable has an older and a newer name, and XLA refuses
     # both at once.
     if 'XLA_PYTHON_CLIENT_MEM_FRACTION' not in os.environ:
@@ -231,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     peak = PEAKS.get(device.device_kind)
     origin = 'data sheet'
     if peak is None:
-        peak = gpu_work.measured_peak(sizes)
+        peak = Peak(product_rate(sizes.matmul, 'bfloat16'), copy_rate(sizes.copied))
         origin = 'measured here'
     rates = f'{peak.flops / 1e12:.3g} TFLOP/s, {peak.bandwidth / 1e12:.3g} TB/s'
     print(f'peaks ({origin}): {rates}', flush=True)
@@ -257,8 +246,5 @@ def _rounded(value: Any) -> Any:
 
 
 if __name__ == '__main__':
-    try:
+    with command.one_line_errors('benchmarks.gpu'):
         main()
-    except UserError as error:
-        print(f'benchmarks.gpu: {error}', file=sys.stderr)
-        sys.exit(2)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import statistics
 import time
-from collections.abc import Callable
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
 from benchmarks import roofline
-from benchmarks.roofline import Cost, Peak
+from benchmarks.peers.timing import median_seconds
+from benchmarks.roofline import Cost
 from benchmarks.tpu_shapes import model_config
-from benchmarks.trained_rows import trained_row
+from benchmarks.update_work import full_batches
 from zeroplay_jax.configs import common
-from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
@@ -149,45 +145,8 @@ def make_learner(model: ModelConfig, sizes: Sizes) -> Learner:
 
 def make_batches(model: ModelConfig, sizes: Sizes) -> list:
     """Returns full micro-batches: every token of a row except the first is trained on."""
-    rng = np.random.default_rng(0)
-    rows = []
-    for i in range(sizes.rows * sizes.micro):
-        tokens = rng.integers(1, model.vocab_size, sizes.tokens).astype(np.int32)
-        # The log-prob of a uniform policy, about that of random weights, so that few ratios are clipped.
-        logp = -np.log(model.vocab_size)
-        rows.append(trained_row(i, tokens, logp, advantage=float(rng.normal())))
-    return pack(rows, micro_rows=sizes.rows, tokens=sizes.tokens, mode='token')
-
-
-def median_seconds(call: Callable[[], Any], times: int) -> float:
-    """Returns the median duration of `times` calls, after one call that compiles.
-
-    Args:
-      call: returns device arrays, or waits by itself.
-      times: number of timed calls.
-    """
-    # Compiles, and fills caches that later calls find warm.
-    jax.block_until_ready(call())
-    seconds = []
-    for _ in range(times):
-        start = time.perf_counter()
-        jax.block_until_ready(call())
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
-
-
-def measured_peak(sizes: Sizes) -> Peak:
-    """Returns the rates of a bfloat16 product and of a copy on this device."""
-    matrix = jnp.ones((sizes.matmul, sizes.matmul), jnp.bfloat16)
-    # Accumulated in float32, as in the model.
-    product = jax.jit(lambda a: jnp.matmul(a, a, preferred_element_type=jnp.float32))
-    product_seconds = median_seconds(lambda: product(matrix), 5)
-    vector = jnp.ones(sizes.copied // 4, jnp.float32)
-    # An addition, because XLA would leave out a plain copy.
-    copy = jax.jit(lambda x: x + 1)
-    copy_seconds = median_seconds(lambda: copy(vector), 5)
-    # A copy reads and writes every byte.
-    return Peak(2.0 * sizes.matmul**3 / product_seconds, 2.0 * vector.nbytes / copy_seconds)
+    rows = sizes.rows * sizes.micro
+    return full_batches(model.vocab_size, rows, sizes.tokens, sizes.rows)
 
 
 def measure_sampler(

@@ -30,16 +30,15 @@ import sys
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+from benchmarks import command, roofline
 from benchmarks.peers import workload
 from benchmarks.peers.timing import median_seconds
 from benchmarks.peers.workload import TRAIN_BATCH, TRAIN_LEN, Rollouts
-from benchmarks.trained_rows import trained_row
+from benchmarks.update_work import copy_rate, full_batches, product_rate
 from zeroplay_jax.configs import common
-from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.rollout.call_syntax import TagSyntax
@@ -187,27 +186,15 @@ def make_scheduler(
     return scheduler
 
 
-def matmul_rate() -> float:
-    """Returns the float32 operations per second of a 2048³ product."""
-    # The product is large enough to reach the peak rate of the cores.
-    a = jnp.ones((2048, 2048), jnp.float32)
-    product = jax.jit(lambda x, y: x @ y)
-    return 2 * 2048**3 / median_seconds(lambda: jax.block_until_ready(product(a, a)), 5)
-
-
-def copy_rate() -> float:
-    """Returns the bytes per second, read and written, of an addition to a float32 array of 256 MiB."""
-    # The array is several times larger than the caches of the processor.
-    a = jnp.ones(2**26, jnp.float32)
-    addition = jax.jit(lambda x: x + 1)
-    return 2 * a.nbytes / median_seconds(lambda: jax.block_until_ready(addition(a)), 5)
+def device_rates() -> tuple[float, float]:
+    """Returns the float32 operations and the bytes per second of a large product and a large copy."""
+    # The product reaches the peak rate of the cores; the array is several times larger than their caches.
+    return product_rate(2048, 'float32'), copy_rate(2**28)
 
 
 def layer_weights() -> int:
     """Returns the weights of all layers' matrices."""
-    m = MODEL
-    attention = 2 * m.hidden_size * (m.heads + m.kv_heads) * m.head_dim
-    return m.layers * (attention + 3 * m.hidden_size * m.intermediate_size)
+    return MODEL.layers * roofline.matrix_weights(MODEL)[0]
 
 
 def useful_operations(rollouts: Rollouts) -> float:
@@ -243,13 +230,7 @@ def make_update(params, devices: int = 1):
     mesh = sharding.make_mesh(replica=devices)
     model = dataclasses.replace(MODEL, mesh=mesh if devices > 1 else None)
     learner = Learner(model, mesh, {'solver': role}, params, (TRAIN_BATCH, TRAIN_LEN))
-    rng = np.random.default_rng(0)
-    rows = []
-    for i in range(TRAIN_BATCH):
-        tokens = rng.integers(10, MODEL.vocab_size, TRAIN_LEN).astype(np.int32)
-        # About the log-prob of a uniform policy: ratios far from 1 would be clipped and lose their gradient.
-        rows.append(trained_row(i, tokens, logp=-9.0, advantage=float(rng.normal())))
-    batches = pack(rows, micro_rows=TRAIN_BATCH, tokens=TRAIN_LEN, mode='token')
+    batches = full_batches(MODEL.vocab_size, TRAIN_BATCH, TRAIN_LEN, TRAIN_BATCH)
     assert len(batches) == 1
     return lambda: learner.update('solver', batches)
 
@@ -299,10 +280,11 @@ def measure(scheduler, update, rollouts: Rollouts) -> dict[str, float]:
       share of theirs; 'gflops' and 'gbytes', the measured rates behind it, in 10⁹ operations and bytes per second.
     """
     # The rates are measured right before and right after the rollouts: the speed of a shared machine drifts.
-    operations_before, bytes_before = matmul_rate(), copy_rate()
+    operations_before, bytes_before = device_rates()
     rollout_seconds = median_seconds(lambda: rollout(scheduler, rollouts), 3)
-    operation_rate = (operations_before + matmul_rate()) / 2
-    byte_rate = (bytes_before + copy_rate()) / 2
+    operations_after, bytes_after = device_rates()
+    operation_rate = (operations_before + operations_after) / 2
+    byte_rate = (bytes_before + bytes_after) / 2
     update_seconds = median_seconds(update, 3)
     operation_seconds = useful_operations(rollouts) / operation_rate
     traffic_seconds = useful_bytes(rollouts) / byte_rate
@@ -371,12 +353,7 @@ def available_peers(folder: pathlib.Path) -> tuple[str, ...]:
 
 def parse_arguments(argv) -> argparse.Namespace:
     """Returns the parsed command line."""
-    parser = argparse.ArgumentParser(
-        prog='python -m benchmarks.rollout',
-        description=__doc__.split('\n')[0],
-        epilog='example:\n  python -m benchmarks.rollout --rounds 1',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser('rollout', __doc__)
     parser.add_argument('--rounds', type=int, default=3, help='rounds of all engines in turn')
     parser.add_argument(
         '--workload', choices=workload.WORKLOADS, default='even', help='batch of rollouts (even)'
@@ -421,26 +398,24 @@ def main(argv=None) -> None:
     rollouts = workload.WORKLOADS[arguments.workload]
     scheduler = make_scheduler(params, rollouts, arguments.attention, arguments.devices)
     update = make_update(params, arguments.devices)
-    try:
+    with command.one_line_errors('benchmarks.rollout'):
         our_figures, ratios = compare(scheduler, update, arguments)
-    except UserError as error:
-        sys.exit(f'benchmarks.rollout: {error}')
     # Ratios are taken within a round and their median afterwards, so that slow rounds cancel.
     summary = {name: statistics.median(values) for name, values in ratios.items()}
-    summary |= dict(
-        share_of_bound=statistics.median(figures['bound'] for figures in our_figures),
-        generated_tokens_per_second=statistics.median(
-            figures['rollout'] for figures in our_figures
-        ),
-        gflops=statistics.median(figures['gflops'] for figures in our_figures),
-        gbytes=statistics.median(figures['gbytes'] for figures in our_figures),
-        update_tokens_per_second=statistics.median(figures['train'] for figures in our_figures),
-    )
+    names = {
+        'share_of_bound': 'bound',
+        'generated_tokens_per_second': 'rollout',
+        'gflops': 'gflops',
+        'gbytes': 'gbytes',
+        'update_tokens_per_second': 'train',
+    }
+    for name, figure in names.items():
+        summary[name] = statistics.median(figures[figure] for figures in our_figures)
     for name, share in shares(scheduler, rollouts).items():
         summary[f'share_{name}'] = share
     rounded_summary = {name: round(value, 4) for name, value in summary.items()}
-    names = ('workload', 'rounds', 'devices', 'attention')
-    facts = {name: getattr(arguments, name) for name in names}
+    flags = ('workload', 'rounds', 'devices', 'attention')
+    facts = {name: getattr(arguments, name) for name in flags}
     facts |= dict(cores=len(cores), jax=jax.__version__)
     print(json.dumps(rounded_summary | facts))
 

@@ -36,8 +36,7 @@ def small(monkeypatch):
         head_dim=8,
     )
     monkeypatch.setattr(bench, 'MODEL', model)
-    monkeypatch.setattr(bench, 'matmul_rate', lambda: 1e12)
-    monkeypatch.setattr(bench, 'copy_rate', lambda: 1e12)
+    monkeypatch.setattr(bench, 'device_rates', lambda: (1e12, 1e12))
     return transformer.init(model, jax.random.key(0))
 
 
