@@ -35,8 +35,7 @@ import numpy as np
 
 from benchmarks import command, roofline
 from benchmarks.peers import workload
-from benchmarks.peers.timing import median_seconds
-from benchmarks.peers.workload import TRAIN_BATCH, TRAIN_LEN, Rollouts
+from benchmarks.peers.workload import TRAIN_BATCH, TRAIN_LEN, Rollouts, median_seconds
 from benchmarks.update_work import copy_rate, full_batches, product_rate
 from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
@@ -297,24 +296,6 @@ def measure(scheduler, update, rollouts: Rollouts) -> dict[str, float]:
     )
 
 
-def shares(scheduler, rollouts: Rollouts) -> dict[str, float]:
-    """Runs one more rollout batch; returns the shares of its time in 'prefill', in 'decode' and on the 'host'."""
-    scheduler.stats.clear()
-    # With `profile` the host waits for every device call. That prevents overlap, so only the shares of these seconds
-    # are meaningful, not their sum.
-    scheduler.profile = True
-    rollout(scheduler, rollouts)
-    scheduler.profile = False
-    total_seconds = scheduler.stats['seconds']
-    prefill_seconds = scheduler.stats['prefill_seconds']
-    decode_seconds = scheduler.stats['decode_seconds']
-    return dict(
-        prefill=prefill_seconds / total_seconds,
-        decode=decode_seconds / total_seconds,
-        host=1 - (prefill_seconds + decode_seconds) / total_seconds,
-    )
-
-
 def compare(scheduler, update, arguments) -> tuple[list[dict[str, float]], dict[str, list[float]]]:
     """Measures our engine and the others in turn, and prints a line per engine and round.
 
@@ -411,8 +392,6 @@ def main(argv=None) -> None:
     }
     for name, figure in names.items():
         summary[name] = statistics.median(figures[figure] for figures in our_figures)
-    for name, share in shares(scheduler, rollouts).items():
-        summary[f'share_{name}'] = share
     rounded_summary = {name: round(value, 4) for name, value in summary.items()}
     flags = ('workload', 'rounds', 'devices', 'attention')
     facts = {name: getattr(arguments, name) for name in flags}

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.peers.timing import median_seconds
+from benchmarks.peers.workload import median_seconds
 from zeroplay_jax.learner.batch import Batch, pack
 from zeroplay_jax.types import POLICY, PROMPT, Row, Trajectory
 

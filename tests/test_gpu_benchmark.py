@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import gpu, gpu_work, roofline
+from benchmarks import gpu, roofline
 from zeroplay_jax.policy import attention, transformer
 from zeroplay_jax.types import UserError
 
-MODEL = gpu_work.make_model(True)
+MODEL = gpu.make_model(True)
 
 
 @pytest.fixture(scope='module')
@@ -36,7 +36,7 @@ def test_the_small_run_measures_everything(printed):
     for row in [*found['decode'], *found['prefill'], found['update']]:
         assert row['tokens_per_second'] > 0 and row['seconds'] > 0 and row['mfu'] > 0
     assert all(row['bandwidth_share'] > 0 for row in found['decode'])
-    s = gpu_work.SMALL
+    s = gpu.SMALL
     assert found['update']['tokens_per_second'] * found['update']['seconds'] == pytest.approx(
         s.rows * s.tokens * s.micro, rel=1e-2
     )
@@ -44,16 +44,16 @@ def test_the_small_run_measures_everything(printed):
 
 
 def test_the_sampler_alone_needs_no_learner(monkeypatch, capsys):
-    monkeypatch.setattr(gpu_work, 'make_learner', None)
+    monkeypatch.setattr(gpu, 'make_learner', None)
     gpu.main(['--small', '--skip-update', '--slots', '3'])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found['update'] is None and [row['slots'] for row in found['decode']] == [3]
 
 
 def test_the_real_shape_is_that_of_qwen():
-    model = gpu_work.make_model(False)
+    model = gpu.make_model(False)
     assert (
-        sum(x.size for x in jax.tree.leaves(gpu_work.parameter_shapes(model))) == 3_085_938_688
+        sum(x.size for x in jax.tree.leaves(gpu.parameter_shapes(model))) == 3_085_938_688
     )  # as the checkpoint's card says
     assert model.dtype == 'bfloat16' and model.remat
 
@@ -71,9 +71,7 @@ def test_counted_operations_are_those_of_the_compiled_program():
 
 
 def test_shares_are_of_the_peak():
-    found = gpu.figures(
-        gpu_work.Measurement(2.0, 10, roofline.Cost(8.0, 4.0)), roofline.Peak(8.0, 8.0)
-    )
+    found = gpu.figures(gpu.Measurement(2.0, 10, roofline.Cost(8.0, 4.0)), roofline.Peak(8.0, 8.0))
     assert found == dict(tokens_per_second=5.0, seconds=2.0, mfu=0.5, bandwidth_share=0.25)
 
 
@@ -82,11 +80,11 @@ def test_costs_grow_with_slots_and_lengths():
     assert decode(4, 0).flops == 4 * decode(1, 0).flops and decode(4, 0).bytes == decode(1, 0).bytes
     weights = sum(
         x.size
-        for path, x in jax.tree_util.tree_leaves_with_path(gpu_work.parameter_shapes(MODEL))
+        for path, x in jax.tree_util.tree_leaves_with_path(gpu.parameter_shapes(MODEL))
         if x.ndim == 2
     )
     assert decode(1, 0).flops == 2 * weights and decode(1, 0).bytes == 2 * weights
-    c = gpu_work.SMALL.sampler(1)
+    c = gpu.SMALL.sampler(1)
     cache = attention.empty_cache(
         MODEL.layers, 1, c.positions, MODEL.kv_heads, MODEL.head_dim, MODEL.dtype
     )
@@ -96,11 +94,11 @@ def test_costs_grow_with_slots_and_lengths():
 
 
 def test_what_does_not_fit_is_said_before_and_while_it_runs(capsys):
-    real = gpu_work.make_model(False)
-    gpu.check_memory(real, gpu_work.Sizes(), True, 80 * 10**9)
+    real = gpu.make_model(False)
+    gpu.check_memory(real, gpu.Sizes(), True, 80 * 10**9)
     with pytest.raises(UserError, match=r'GB are needed, the device has 40 GB: use --skip-update'):
-        gpu.check_memory(real, gpu_work.Sizes(), True, 40 * 10**9)
-    gpu.check_memory(real, gpu_work.Sizes(), False, 22 * 10**9)
+        gpu.check_memory(real, gpu.Sizes(), True, 40 * 10**9)
+    gpu.check_memory(real, gpu.Sizes(), False, 22 * 10**9)
 
     def full():
         raise RuntimeError('RESOURCE_EXHAUSTED: Out of memory')
