@@ -11,7 +11,7 @@ import functools
 import json
 import math
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,23 @@ from benchmarks.tpu_shapes import GIB
 from zeroplay_jax.types import UserError
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'tpu_aot.json'
-GPUS = {'h100': ('NVIDIA H100 80GB HBM3', 79), 'h200': ('NVIDIA H200', 140)}
+
+
+class Gpu(NamedTuple):
+    """Peak figures of a GPU, from its data sheet.
+
+    Attributes:
+      flops: operations per second of a dense bfloat16 product with float32 sums.
+      bandwidth: bytes per second of main memory.
+      memory: its bytes.
+    """
+
+    flops: float
+    bandwidth: float
+    memory: float
+
+
+GPUS = {'h100': Gpu(989e12, 3.35e12, 79 * GIB), 'h200': Gpu(989e12, 4.8e12, 140 * GIB)}
 MACHINES = (*tpu_shapes.TOPOLOGIES, *GPUS)
 # Places per slot of the compiled programs.
 POSITIONS = tpu_programs.TOKENS + tpu_programs.CHUNK
@@ -343,13 +359,12 @@ def _slice(machine: str, model: str, peak: bool, table: dict[str, Any]) -> Machi
 
 def _gpu(machine: str, model: str) -> MachineCosts:
     """Returns the costs on one GPU at its peak rates."""
-    name, memory = GPUS[machine]
-    device = roofline.PEAKS[name]
+    device = GPUS[machine]
     layers, head, place = _shape(model)
     config = tpu_programs.sized(model)
     # In rollouts: the weights and slots of two roles; everything else is off the chip.
     views = 2 * 2 * (layers + head * (1 if config.tied else 2))
-    left = (memory - 1.25) * GIB - views
+    left = device.memory - 1.25 * GIB - views
     slots = 2 ** int(math.log2(max(left / (2 * POSITIONS * place), 1)))
     slots = min(slots, 256)
     # Attention of a token over all positions: two products of 2·d operations per head and place.

@@ -96,7 +96,7 @@ class Rollouts:
         return random_tokens(seed, self.observation_tokens[row][turn], vocab_size)
 
 
-def uneven_rollouts(count: int, context: int) -> Rollouts:
+def uneven_rollouts(name: str, count: int, context: int) -> Rollouts:
     """Returns rollouts of 1 to 5 turns with observations of 20 to 300 tokens, none longer than `context`."""
     generator = random.Random(0)
     batch: list[tuple[int, ...]] = []
@@ -106,15 +106,18 @@ def uneven_rollouts(count: int, context: int) -> Rollouts:
         # A rollout that does not fit is drawn again, with another number of turns.
         if Rollouts('', context, (lengths,)).length(0) <= context:
             batch.append(lengths)
-    return Rollouts('uneven', context, tuple(batch))
+    return Rollouts(name, context, tuple(batch))
 
 
 # All rollouts have equal turns, so that they wait for their observations together.
 EVEN = Rollouts('even', context=352, observation_tokens=((96, 96),) * 32)
 # The number of turns and the lengths of observations differ, as those of search agents do.
-UNEVEN = uneven_rollouts(count=64, context=1024)
+UNEVEN = uneven_rollouts('uneven', count=64, context=1024)
 
-WORKLOADS = {rollouts.name: rollouts for rollouts in (EVEN, UNEVEN)}
+# For GPUs.
+LARGE = uneven_rollouts('large', count=128, context=2048)
+
+WORKLOADS = {rollouts.name: rollouts for rollouts in (EVEN, UNEVEN, LARGE)}
 
 
 # ---- timing and output of the scripts ----
