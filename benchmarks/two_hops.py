@@ -2,9 +2,7 @@
 
 Prints one JSON object. For the held-out questions: how often a search finds the passages that they need, with the name
 that `#1` stands for and without it. For the logged proposals of two hops: in how many the second half is from another
-document that was found, and in how many of these the first half is from the proposer's own document. For all logged
-rollouts of the training: how many proposals, of one hop or two, state a sentence or clause of a held-out question, and
-how many held-out passages the roles found. Both are 0 where `retrieval.held_out` was in force.
+document that was found, and in how many of these the first half is from the proposer's own document.
 """
 
 from __future__ import annotations
@@ -20,8 +18,6 @@ from zeroplay_jax.retrieval import folder
 from zeroplay_jax.types import Json, UserError
 
 TOP_K = 3
-# Shorter texts, such as an empty proposal, are parts of many sentences by chance.
-_LEAST_WORDS = 4
 
 
 def halves(question: str) -> tuple[str, str] | None:
@@ -96,60 +92,6 @@ def is_accepted(row: Json) -> bool:
     return row['drop'] is None and row['info'].get('rejected') is None
 
 
-def leaks(workdir: pathlib.Path) -> dict[str, int]:
-    """Returns how much of the held-out documents the logged rollouts of the training proposed or found."""
-    held_out_texts: list[str] = []
-    for question in read_lines(workdir / 'questions.jsonl'):
-        bridge = question.get('bridge', '')
-        held_out_texts += statements(question['question'], question['answers'][0], bridge)
-    held_out_ids = {line['document_id'] for line in read_lines(workdir / 'held_out.jsonl')}
-    num_proposals = num_repeats = num_found = 0
-    for row in read_lines(workdir / 'run' / 'trajectories.jsonl'):
-        if row['phase'] == 'evaluation':
-            continue
-        for call in row['turns']:
-            for passages in call['documents'] if call else ():
-                num_found += sum(passage['id'] in held_out_ids for passage in passages)
-        if row['is_proposal'] and is_accepted(row):
-            num_proposals += 1
-            num_repeats += repeats(proposed_statements(row), held_out_texts)
-    return {
-        'accepted proposals of one or two hops': num_proposals,
-        'of them with a sentence or clause of a held-out question': num_repeats,
-        'held-out passages found': num_found,
-    }
-
-
-def statements(question: str, answer: str, bridge: str) -> list[str]:
-    """Returns the sentence that a question was made of; of two hops the sentence and the clause, with the name."""
-    parts = halves(question)
-    if parts is None:
-        return [question.replace(BLANK, answer)]
-    sentence, clause = parts
-    return [
-        sentence.replace(BRIDGE, bridge),
-        clause.replace(BRIDGE, bridge).replace(BLANK, answer),
-    ]
-
-
-def proposed_statements(row: Json) -> list[str]:
-    """Returns the `statements` of a proposal; the name of two hops is what the proposer searched for first."""
-    call = first_search(row)
-    bridge = call['arguments']['query_list'][0] if call else ''
-    return statements(row['info']['question'], row['info']['answers'][0], bridge)
-
-
-def repeats(texts: list[str], held_out_texts: list[str]) -> bool:
-    """Returns whether one of the texts is part of a held-out text, or the other way round."""
-    for text in texts:
-        if len(text.split()) < _LEAST_WORDS:
-            continue
-        for held_out in held_out_texts:
-            if text in held_out or held_out in text:
-                return True
-    return False
-
-
 def first_search(row: Json) -> Json | None:
     """Returns the first call of a rollout that found passages; None if there is none."""
     for turn in row['turns']:
@@ -207,7 +149,6 @@ def main() -> None:
     result: dict[str, Any] = {'held out': searches(args.workdir)}
     if (args.workdir / 'run').exists():
         result['proposed'] = proposals(args.workdir)
-        result['training'] = leaks(args.workdir)
     print(json.dumps(result, indent=1))
 
 

@@ -248,7 +248,6 @@ def test_the_figures_are_those_of_the_engine_that_the_project_has():
 def test_one_machine_with_a_config_and_with_a_run(monkeypatch, capsys, tmp_path):
     root = pathlib.Path(slices.__file__).parents[1]
     monkeypatch.chdir(root)
-    monkeypatch.setattr(slices, 'changes', lambda *arguments: [])
     config = 'configs/drzero.py:mini'
     metrics = tmp_path / 'metrics.jsonl'
     metrics.write_text('{"turns": 2.0, "policy_tokens": 40.0}\n')
@@ -268,11 +267,3 @@ def test_one_machine_with_a_config_and_with_a_run(monkeypatch, capsys, tmp_path)
     assert any(line.split()[:1] == ['prefill'] for line in out)
     last = json.loads(out[-1])
     assert last['hours'] > 0 and set(last['unit']) > {'attempts', 'answers', 'update', 'exchange'}
-
-
-def test_a_change_is_played_with_everything_else_as_it_is():
-    settings = slices_play.default_settings(machine(), 'slots')
-    results = dict(slices.changes(machine(), settings, SMALL, 'slots', 0))
-    assert {'ahead=1', 'pages in the memory of the slots'} <= set(results)
-    paged = slices_play.default_settings(machine(), 'pages')
-    assert 'twice the token budget' in dict(slices.changes(machine(), paged, SMALL, 'pages', 0))
