@@ -1,26 +1,259 @@
-"""A run with adapters on a machine: compiles its programs, chooses the slots and adds up the memory of a chip.
+"""A run with adapters on a machine: its programs from shapes, the slots that fit, and the memory of a chip.
 
-Memory counts every array that is on a chip while a program runs, except those that `settle` moves to the host.
+A run is a config of a paper, or another model with the settings of one. No array is materialised, as in
+`tpu_programs`: the learner, the sampler's programs and the stacking of adapters are those of a run; here are only the
+shapes of their arguments. Memory counts every array that is on a chip while a program runs, except those that `settle`
+moves to the host.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import json
+import math
 import pathlib
-import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
-from benchmarks import tpu_programs, tpu_shapes
-from benchmarks.adapter_work import Row, Shapes, Work, adapter_mesh, work_of
-from benchmarks.tpu_cases import GIB, settle
-from benchmarks.tpu_programs import Compiled, OutOfMemory, bytes_per_chip
+from benchmarks import command, tpu_programs, tpu_shapes
+from benchmarks.tpu_programs import Compiled, Row, bytes_per_chip
+from benchmarks.tpu_shapes import GIB
+from zeroplay_jax.learner.learner import Learner
+from zeroplay_jax.learner.weights_view import FrozenBase
+from zeroplay_jax.policy import adapters, sharding, transformer
+from zeroplay_jax.policy.transformer import ModelConfig, Params
+from zeroplay_jax.rollout import sampler
 from zeroplay_jax.runtime.disk import write_text
+from zeroplay_jax.selfplay.recipe import trained_roles
+from zeroplay_jax.training.build import versions_in_use, weights_of_roles
 
-RESULTS = pathlib.Path(__file__).parent / 'results' / 'adapters_aot.json'
+# Config → model of its `policy.path`.
+CONFIGS = {
+    'drzero': 'qwen2.5-3b',
+    'piplay': 'qwen3-4b',
+    'ssp': 'qwen2.5-7b',
+    'dspo': 'qwen2.5-7b',
+    'scope': 'qwen2.5-7b',
+}
+# Added to the name of a work without `policy.scan`.
+UNROLLED = ', unrolled'
+# The config that gives a model without one its settings: two trained roles with weights of their own and a teacher,
+# rollouts and rows of 4,096 tokens, teacher rows of 8,192.
+MODEL_CONFIG = 'piplay'
+# Runs and slices of `benchmarks.tpu_aot --adapters` without further arguments.
+CASES = {
+    'qwen2.5-7b': ('v5e:2x4', 'v5e:4x4', 'v6e:2x4', 'v5p:2x2x1'),
+    'drzero': ('v5e:2x2',),
+    'piplay': ('v5e:2x2',),
+    'ssp': ('v5e:2x2',),
+    'dspo': ('v5e:2x2',),
+    'scope': ('v5e:2x2', 'v5e:2x4', 'v5p:2x2x1'),
+    'qwen2.5-3b': ('v5e:2x4', 'v5e:4x4', 'v6e:2x4', 'v5p:2x2x1'),
+    'qwen3-8b': ('v5e:2x4', 'v5e:4x4', 'v6e:2x4', 'v5p:2x2x1'),
+    'llama-3.1-8b': ('v5e:2x4', 'v5e:4x4', 'v6e:2x4', 'v5p:2x2x1'),
+}
+# Fields of config.policy that change a program.
+_COMPUTATION_FIELDS = ('dtype', 'remat', 'remat_policy', 'logits', 'logit_chunk')
+_SAMPLER_FIELDS = ('context', 'chunk', 'fill_rows', 'burst')
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A run with adapters.
+
+    Attributes:
+      name: 'configs/<name>.py', or the model.
+      model: key of `tpu_shapes.MODELS` or `tpu_shapes.FURTHER_MODELS`.
+      rank: of the adapters.
+      config: of the run.
+      layers: layers of the model that are kept; 0: all.
+      scan: `policy.scan`.
+    """
+
+    name: str
+    model: str
+    rank: int
+    config: ConfigDict
+    layers: int = 0
+    scan: bool = True
+
+    @functools.cached_property
+    def weights(self) -> dict[str, str]:
+        """Trained role → name of its weights."""
+        return weights_of_roles(self.config)
+
+    @property
+    def places(self) -> int:
+        """Adapters side by side in the pool of rollouts."""
+        return sum(versions_in_use(self.config, self.weights).values())
+
+    def programs(self) -> dict[str, str]:
+        """Returns 'update' and 'teacher' → a role with this program; a role that distils has the second one."""
+        roles = {}
+        for role in trained_roles(self.config):
+            distils = self.config[role].distill_top_k > 0
+            roles['teacher' if distils else 'update'] = role
+        return roles
+
+
+def work_of(name: str, rank: int, scan: bool = True) -> Work:
+    """Returns the work of a config ('drzero') or of a model ('qwen2.5-7b').
+
+    Args:
+      name: of the config or model.
+      rank: of the adapters.
+      scan: `policy.scan`; without it the name of the work says so.
+    """
+    config_name = name if name in CONFIGS else MODEL_CONFIG
+    module = importlib.import_module(f'zeroplay_jax.configs.{config_name}')
+    config = module.get_config()
+    config.policy.adapters.rank = rank
+    title = name
+    if name in CONFIGS:
+        title = f'configs/{name}.py'
+    if not scan:
+        title += UNROLLED
+    return Work(title, CONFIGS.get(name, name), rank, config, scan=scan)
+
+
+def adapter_mesh(model: ModelConfig, devices: list, per_host: int) -> Mesh:
+    """Returns the mesh of a run with adapters: 'model' as in `tpu_programs.mesh_of`, all other devices on 'replica'.
+
+    The base is whole in every replica. With 'fsdp' in place of 'replica' a run would hold a second copy of it, whole on
+    every data shard, for the samplers.
+
+    Args:
+      model: its key/value heads and vocabulary limit 'model'.
+      devices: all of them, sorted by host.
+      per_host: devices of a host.
+    """
+    split = math.gcd(per_host, model.kv_heads, model.vocab_size)
+    return sharding.make_mesh(len(devices) // split, 1, split, devices=devices)
+
+
+def adapter_shapes(base: Params, linears: tuple[str, ...], rank: int) -> Params:
+    """Returns the shapes of `adapters.init`."""
+    shapes: Params = {}
+    for layer, modules in base.items():
+        if not layer.startswith('layer_'):
+            continue
+        shapes[layer] = {}
+        for linear in linears:
+            fan_in, fan_out = modules[linear]['kernel'].shape
+            shapes[layer][linear] = {
+                adapters.A: jax.ShapeDtypeStruct((fan_in, rank), jnp.float32),
+                adapters.B: jax.ShapeDtypeStruct((rank, fan_out), jnp.float32),
+            }
+    return shapes
+
+
+class Shapes:
+    """The arrays and programs of a work on a mesh.
+
+    Args:
+      work: the run.
+      mesh: of the learners.
+      sampler_mesh: devices of one host.
+      attention: of packed rows, 'splash' or 'blocked'.
+    """
+
+    def __init__(self, work: Work, mesh: Mesh, sampler_mesh: Mesh, attention: str):
+        self.work = work
+        self.mesh = mesh
+        self.sampler_mesh = sampler_mesh
+        fields: dict[str, Any] = {name: work.config.policy[name] for name in _COMPUTATION_FIELDS}
+        self.model = tpu_programs.sized(work.model, work.layers, **fields)
+        # One device needs no layout constraints, as in `build.build_learners`.
+        self.learner_model = dataclasses.replace(
+            self.model,
+            attention=attention,
+            scan=work.scan,
+            mesh=mesh if mesh.size > 1 else None,
+        )
+        published = functools.partial(transformer.published, self.model)
+        self._base = jax.eval_shape(published, tpu_programs.parameters(self.model))
+        self._adapter = adapter_shapes(self._base, work.config.policy.adapters.linears, work.rank)
+
+    def base(self) -> FrozenBase:
+        """Returns the base with the layout of the learners."""
+        scale = jax.ShapeDtypeStruct((1,), jnp.float32)
+        params = self._base | {adapters.SCALE: scale}
+        shardings = sharding.parameter_shardings(params, self.mesh)
+        settings = self.work.config.policy.adapters
+        return FrozenBase(
+            tpu_programs.with_shardings(params, shardings),
+            self.mesh,
+            weight_decay=settings.weight_decay,
+        )
+
+    def learners(self, rows: int) -> dict[str, Learner]:
+        """Returns name of weights → learner, with micro-batches of so many rows."""
+        config = self.work.config
+        roles_of_weights: dict[str, dict[str, Any]] = {}
+        for role, weights in self.work.weights.items():
+            roles_of_weights.setdefault(weights, {})[role] = config[role]
+        learners = {}
+        for weights, roles in roles_of_weights.items():
+            learners[weights] = Learner(
+                self.learner_model,
+                self.mesh,
+                roles,
+                self._adapter,
+                (rows, config.micro.tokens),
+                shared_optimizer=config.shared_optimizer,
+                teacher_tokens=config.privileged.tokens,
+                weights=config.micro.weights,
+                base=self.base(),
+            )
+        return learners
+
+    def sampler_adapters(self) -> tuple[Params, Params]:
+        """Returns one adapter and all adapters side by side, as a pool of rollouts holds them."""
+        published = functools.partial(transformer.published, self.model)
+        single = jax.eval_shape(published, self._adapter)
+        stacked = jax.eval_shape(adapters.stack, [single] * self.work.places)
+        return self._of_sampler(single), self._of_sampler(stacked)
+
+    def sampler_params(self) -> Params:
+        """Returns the weights that the sampler's programs read: the base with all adapters."""
+        scale = jax.ShapeDtypeStruct((self.work.places,), jnp.float32)
+        base = self._of_sampler(self._base | {adapters.SCALE: scale})
+        _, stacked = self.sampler_adapters()
+        return adapters.join(base, stacked)
+
+    def _of_sampler(self, params: Params) -> Params:
+        shardings = sharding.sampler_shardings(params, self.sampler_mesh)
+        return tpu_programs.with_shardings(params, shardings)
+
+    def slots(self, count: int) -> tuple[dict, Any]:
+        """Returns (programs, shapes of the slots) of a sampler with `count` slots on its host."""
+        settings = {name: self.work.config.sampler[name] for name in _SAMPLER_FIELDS}
+        config = sampler.SamplerConfig(**settings, slots=count, eos=(0, 1))
+        return tpu_programs.slot_state(self.model, config, self.sampler_mesh)
+
+    def lower_sampler(self, count: int) -> dict[str, jax.stages.Lowered]:
+        """Returns the traced programs 'extend' and 'decode', whose rows use different adapters."""
+        programs, state = self.slots(count)
+        params = self.sampler_params()
+        adapter = np.zeros(count, np.int32)
+        fill_rows = np.zeros(self.work.config.sampler.fill_rows, np.int32)
+        extend = programs['extend'].lower(params, state, fill_rows, adapter)
+        decode = programs['decode'].lower(params, state, None, None, None, adapter)
+        return dict(extend=extend, decode=decode)
+
+
+# ---- a run on a machine ----------------------------------------------------------------------------------------------
+
+
+RESULTS = command.RESULTS / 'adapters_aot.json'
 # Slots of a host in the one pool of all roles, in the order in which they are tried.
 SLOTS = (512, 384, 320, 256, 192, 160, 128, 96, 80, 64, 48, 32, 24, 16, 8, 4)
 # Reserved for temporaries when the first number of slots is chosen.
@@ -30,8 +263,6 @@ OFFLOAD = {
     'rollout': ('moments', 'teacher', 'masters'),
     'update': ('slots', 'other masters and moments', 'teacher'),
 }
-# Compiled sampler programs of this process: slices with the same hosts share them.
-_COMPILED: dict[tuple, Compiled] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +361,7 @@ class AdapterCase:
             if slot_bytes + headroom > free and slots != possible_slots[-1]:
                 continue
             rows = self._sampler_rows(slots, slot_bytes, sizes)
-            if all(row['fits'] and not row['off_chip'] for row in rows):
+            if all(row['fits'] and not row['offloaded'] for row in rows):
                 break
             # The temporaries of this number of slots are no less than those of a smaller number by more than in
             # proportion, so the next number that is tried leaves room for their share.
@@ -149,10 +380,9 @@ class AdapterCase:
         beside['adapters of the sampler'] -= bytes_per_chip(stacked)
         rows = []
         for program, lowered in self.shapes.lower_sampler(slots).items():
-            identity = (self.work.name, self.work.rank, self.machine.host, slots, program)
-            columns = self._compile(lowered, beside, 'rollout', identity)
+            key = (self.machine.host, f'{slots} slots', program)
+            columns = self._fitted(key, lowered, beside, 'rollout')
             rows.append(dict(program=program, slots=slots, slot_bytes=slot_bytes, **columns))
-            self._log(program, f'{slots} slots', columns)
             if not columns['fits']:
                 break
         return rows
@@ -171,9 +401,10 @@ class AdapterCase:
             parts = {}
             for part, names in self._arguments(program).items():
                 beside = {name: size for name, size in sizes.items() if name not in names}
-                parts[part] = self._compile(lowered[part], beside, 'update')
-                self._log(program, f'{part}, {self.rows} rows', parts[part])
-            rows.append(dict(program=program, role=role, micro_rows=self.rows) | _step(parts))
+                key = (self.machine.name, f'{self.rows} rows', role, part)
+                parts[part] = self._fitted(key, lowered[part], beside, 'update')
+            columns = tpu_programs.update_columns(parts, [x['hbm_bytes'] for x in parts.values()])
+            rows.append(dict(program=program, role=role, micro_rows=self.rows) | columns)
         return rows
 
     def _arguments(self, program: str) -> dict[str, list[str]]:
@@ -191,38 +422,13 @@ class AdapterCase:
             apply.append('moments')
         return dict(accumulate=accumulate, apply=apply)
 
-    def _compile(
-        self, lowered, beside: dict[str, int], order: str, identity: tuple | None = None
-    ) -> Row:
-        """Compiles a program, once per identity in this process; returns the columns of its row."""
-        started = time.perf_counter()
-        columns: Row
-        try:
-            program = _COMPILED.get(identity) if identity else None
-            if program is None:
-                program = self.machine.compile(lowered)
-        except OutOfMemory as error:
-            columns = dict(fits=False, hbm_bytes=0, off_chip=[], error=str(error))
-        else:
-            if identity:
-                _COMPILED[identity] = program
-            columns = dict(arguments=program.arguments, temporaries=program.temporaries)
-            columns |= settle(program.peak, beside, OFFLOAD[order], self.machine.memory)
-            columns['off_chip'] = columns.pop('offloaded')
-        columns['compile_seconds'] = round(time.perf_counter() - started, 1)
+    def _fitted(self, key: tuple, lowered: Any, beside: dict[str, int], kind: str) -> Row:
+        """Returns the columns of a program of the 'rollout' or 'update', see `tpu_programs.fitted`."""
+        key = (self.work.name, self.work.rank, *key)
+        compile_it = functools.partial(self.machine.compile, lowered)
+        columns = tpu_programs.fitted(key, compile_it, beside, OFFLOAD[kind], self.machine.memory)
+        tpu_programs.log(*key, tpu_programs.summary(columns))
         return columns
-
-    def _log(self, program: str, setting: str, columns: Row) -> None:
-        total = columns['hbm_bytes'] / GIB
-        state = 'fits' if columns['fits'] else 'does not fit'
-        off_chip = ', '.join(columns['off_chip']) or 'nothing'
-        tpu_programs.log(
-            self.work.name,
-            self.machine.name,
-            program,
-            f'{setting}: {total:.1f} GiB, {state}, off the chip: {off_chip}',
-            f'({columns["compile_seconds"]} s)',
-        )
 
     def rows_of_all(self) -> list[Row]:
         """Returns all rows of the case."""
@@ -241,19 +447,6 @@ class AdapterCase:
             base_bytes=base,
         )
         return [case | row for row in rows]
-
-
-def _step(parts: dict[str, Row]) -> Row:
-    """Returns the columns of an update from those of its two programs."""
-    errors = [part['error'] for part in parts.values() if 'error' in part]
-    columns: Row = dict(error=errors[0]) if errors else {}
-    columns['fits'] = all(part['fits'] for part in parts.values())
-    columns['hbm_bytes'] = 0 if errors else max(part['hbm_bytes'] for part in parts.values())
-    columns['off_chip'] = max((part['off_chip'] for part in parts.values()), key=len)
-    columns['arguments'] = max(part.get('arguments', 0) for part in parts.values())
-    columns['temporaries'] = max(part.get('temporaries', 0) for part in parts.values())
-    columns['compile_seconds'] = sum(part['compile_seconds'] for part in parts.values())
-    return columns
 
 
 def key(row: Row) -> tuple:

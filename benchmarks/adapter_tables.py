@@ -1,12 +1,15 @@
-"""Markdown tables of the compiled runs with adapters, and the last line of the commands that compile them."""
+"""What the commands that compile runs with adapters share: flags, tables in Markdown, and the last line."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import pathlib
 
-from benchmarks.adapter_work import CONFIGS, UNROLLED, Row
-from benchmarks.tpu_cases import GIB
-from benchmarks.tpu_shapes import ADAPTER_TOPOLOGIES
+from benchmarks import command, tpu_programs, tpu_shapes
+from benchmarks.adapter_cases import CONFIGS, UNROLLED
+from benchmarks.tpu_programs import Row
+from benchmarks.tpu_shapes import ADAPTER_TOPOLOGIES, GIB
 
 # The GPUs of `benchmarks.gpu_aot`, the smaller one first.
 GPUS = ('h100', 'h200')
@@ -28,23 +31,60 @@ TYPES = {
 }
 
 
+SEVERAL = 'may be given several times (default: all)'
+
+
+def shared_parser(name: str, description: str | None, least_rank: int) -> argparse.ArgumentParser:
+    """Returns a parser with --model, --config, --adapters, --unrolled, --again and --out.
+
+    Args:
+      name: of the benchmark.
+      description: its docstring.
+      least_rank: 0 if it also compiles full fine-tuning; 1 if --adapters is needed.
+    """
+    parser = command.parser(name, description)
+
+    def rank(text: str) -> int:
+        value = int(text)
+        if value < least_rank:
+            raise argparse.ArgumentTypeError('give a rank of 1 or more')
+        return value
+
+    models = (*tpu_shapes.MODELS, *tpu_shapes.FURTHER_MODELS)
+    rank_help = 'rank of adapters' if least_rank else 'rank of adapters; 0: full fine-tuning'
+    parser.add_argument(
+        '--adapters', type=rank, default=0, required=least_rank > 0, metavar='RANK', help=rank_help
+    )
+    parser.add_argument('--model', choices=models, action='append', default=[], help=SEVERAL)
+    parser.add_argument(
+        '--config',
+        choices=CONFIGS,
+        action='append',
+        default=[],
+        help="with --adapters: a paper's config, with its lengths; may be given several times",
+    )
+    parser.add_argument(
+        '--unrolled',
+        action='store_true',
+        help='with --adapters: compile the layers of updates one by one, without policy.scan',
+    )
+    parser.add_argument('--again', action='store_true', help='compile stored results again')
+    parser.add_argument('--out', type=pathlib.Path, help='file of the results')
+    return parser
+
+
 def table(rows: list[Row]) -> str:
     """Returns all rows."""
-    head = 'run | machine | mesh | program | setting | fits | memory, GiB | arguments | temporaries'
-    lines = [f'| {head} | off the chip |', '|' + '---|' * 10]
+    columns = ('run', 'machine', 'mesh', 'program', 'setting', *tpu_programs.MEMORY_COLUMNS)
+    lines = []
     for row in rows:
         if 'slots' in row:
             setting = f'{row["slots"]} slots of {row["context"]:,}'
         else:
             setting = f'{row["micro_rows"]} × {row["row_tokens"]:,}'
         cells = [f'`{row["work"]}`', row['machine'], _mesh(row), row['program'], setting]
-        cells.append('yes' if row['fits'] else '**no**')
-        for column in ('hbm_bytes', 'arguments', 'temporaries'):
-            size = row.get(column)
-            cells.append(f'{size / GIB:.1f}' if size else '–')
-        cells.append('; '.join(row['off_chip']) or '–')
-        lines.append('| ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines)
+        lines.append(cells + tpu_programs.memory_cells(row))
+    return command.table(columns, lines)
 
 
 def report(rows: list[Row], stored: list[Row]) -> str:
@@ -59,8 +99,9 @@ def report(rows: list[Row], stored: list[Row]) -> str:
 
 def config_table(rows: list[Row]) -> str:
     """Returns, for every paper's config, the smallest compiled slice and GPU on which all its programs fit."""
-    head = 'config | model | full fine-tuning | adapters | mesh | slots, rows'
-    lines = [f'| {head} | GiB per chip: rollouts / updates | one GPU |', '|' + '---|' * 8]
+    columns = ['config', 'model', 'full fine-tuning', 'adapters', 'mesh', 'slots, rows']
+    columns += ['GiB per chip: rollouts / updates', 'one GPU']
+    lines = []
     for name, model in CONFIGS.items():
         work = f'configs/{name}.py'
         smallest = smallest_machine(rows, work, tuple(ADAPTER_TOPOLOGIES))
@@ -72,8 +113,8 @@ def config_table(rows: list[Row]) -> str:
         else:
             cells += ['–'] * 4
         cells.append(f'{gpu.upper()}: {setting(rows_that_fit(rows, work, gpu))}' if gpu else '–')
-        lines.append('| ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines)
+        lines.append(cells)
+    return command.table(columns, lines)
 
 
 def model_table(rows: list[Row], machines: list[str]) -> str:
@@ -82,14 +123,14 @@ def model_table(rows: list[Row], machines: list[str]) -> str:
     for row in rows:
         if row['work'] == row['model'] and row['model'] not in names:
             names.append(row['model'])
-    lines = ['| model | ' + ' | '.join(machines) + ' |', '|' + '---|' * (len(machines) + 1)]
+    lines = []
     for name in names:
         cells = [name]
         for machine in machines:
             compiled = _rows_of(rows, name, machine)
             cells.append(setting(compiled) if compiled else '–')
-        lines.append('| ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines)
+        lines.append(cells)
+    return command.table(('model', *machines), lines)
 
 
 def smallest_machine(rows: list[Row], work: str, machines: tuple[str, ...]) -> str:
@@ -118,16 +159,14 @@ def setting(rows: list[Row]) -> str:
     text = f'{slots} slots, {micro_rows} row{"" if micro_rows == 1 else "s"}'
     if rows[0]['work'].endswith(UNROLLED):
         text += '; `policy.scan=False`'
-    return text if any(row['off_chip'] for row in rows) else f'{text}; all on the chip'
+    return text if any(row['offloaded'] for row in rows) else f'{text}; all on the chip'
 
 
 def last_line(rows: list[Row]) -> str:
     """Returns the rows as one line of JSON with the columns that a program would read."""
-    columns = ('work', 'machine', 'rank', 'program', 'slots', 'micro_rows', 'fits', 'hbm_bytes')
-    shown = []
-    for row in rows:
-        values = {name: row[name] for name in columns if name in row}
-        shown.append(values | {'off_chip': row['off_chip']})
+    columns = ['work', 'machine', 'rank', 'program', 'slots', 'micro_rows', 'fits', 'hbm_bytes']
+    columns += ['offloaded']
+    shown = [{name: row[name] for name in columns if name in row} for row in rows]
     return json.dumps({'rows': shown})
 
 

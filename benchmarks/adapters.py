@@ -3,14 +3,13 @@
     python -m benchmarks.adapters                          # everything; stored runs are not executed again
     python -m benchmarks.adapters --only quickstart --ranks 16 --seeds 1
     python -m benchmarks.adapters --factor 3               # other learning rates of the adapters
-    python -m benchmarks.adapters --cost                   # only the time of updates (adapter_cost.py): two minutes
 
 DSPO and π-Play are arms of benchmarks/claims.toml with more steps and a smaller rate: they gain most of all, and their
 seeds differ least. DSPO has a KL term, whose reference is the base, and π-Play has a teacher. With adapters the
 learning rates of all roles are `--factor` times those of whole weights (docs/adapters.md explains the default);
 nothing else differs.
 
-Every run has a process of its own. Its result is stored in benchmarks/results/adapters, named by arm, rank, factor,
+Every result is stored in benchmarks/results/adapters, named by arm, rank, factor,
 seed and a hash of its config. The table of all stored runs is written to benchmarks/results/adapters.json and
 adapters.md, and printed. Its columns are means over seeds:
 
@@ -20,25 +19,18 @@ adapters.md, and printed. Its columns are means over seeds:
 
 from __future__ import annotations
 
-import argparse
+import functools
+import itertools
 import json
-import os
 import pathlib
-import shutil
-import subprocess
-import sys
-import tempfile
 from typing import Any
 
 import numpy as np
 
-from benchmarks import claims_arms
-from benchmarks.claims_runs import code_hash, config_hash, keep_programs
+from benchmarks import claims_runs, command
 from zeroplay_jax.configs import quickstart
-from zeroplay_jax.configuration import rules
 from zeroplay_jax.runtime.disk import write_text
 
-RESULTS = pathlib.Path(__file__).parent / 'results'
 QUICKSTART = 'quickstart'
 ARMS = (QUICKSTART, 'dspo', 'piplay')
 # 0: whole weights.
@@ -64,12 +56,9 @@ def config_of(arm: str, rank: int, factor: float, seed: int) -> Any:
         config.seed = seed
         config.progress = False
     else:
-        config = claims_arms.config_of(arm, seed)
+        config = claims_runs.config_of(arm, seed)
         _lengthen(config)
-    # A run is never stopped, because one that trains nothing is a result, too.
-    config.stop_after_empty_steps = 0
-    for name, (warn, _, steps) in config.alarms.items():
-        config.alarms[name] = (warn, 0.0, steps)
+    claims_runs.never_stop(config)
     if rank:
         config.policy.adapters.rank = rank
         for role in (config.proposer, config.solver):
@@ -89,39 +78,22 @@ def _lengthen(config: Any) -> None:
     config.sampler.attention = 'xla'
 
 
-def run_here(arm: str, rank: int, factor: float, seed: int, path: pathlib.Path) -> None:
-    """Executes a run in this process and writes its result."""
-    from zeroplay_jax.training import loop
-
-    # All seeds of an arm have the same programs.
-    keep_programs()
-    # Before the run, because files may be edited meanwhile.
-    code = code_hash()
-    config = config_of(arm, rank, factor, seed)
-    rules.check(config)
-    workdir = pathlib.Path(tempfile.mkdtemp(prefix='adapters.'))
-    try:
-        loop.run(config, workdir / 'run')
-        lines = (workdir / 'run' / 'metrics.jsonl').read_text().strip().split('\n')
-    finally:
-        shutil.rmtree(workdir, ignore_errors=True)
-    result = dict(arm=arm, rank=rank, factor=factor if rank else 1.0, seed=seed)
-    result['curve'] = curve(lines)
-    result['code'] = code
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(result))
+def run_arm(arm: str, rank: int, factor: float, seed: int) -> dict[str, Any]:
+    """Executes a run in this process; returns its result."""
+    _, records, facts = claims_runs.execute(config_of(arm, rank, factor, seed))
+    identity = dict(arm=arm, rank=rank, factor=factor if rank else 1.0, seed=seed)
+    return identity | dict(curve=curve(records)) | facts
 
 
-def curve(lines: list[str]) -> list[list[float]]:
+def curve(records: list[dict[str, Any]]) -> list[list[float]]:
     """Returns [solver steps, exact match] for every evaluation.
 
     Args:
-      lines: lines of metrics.jsonl, in order.
+      records: of metrics.jsonl, in order.
     """
     steps = 0
     points: list[list[float]] = []
-    for line in lines:
-        record = json.loads(line)
+    for record in records:
         if record['phase'] == 'evaluation':
             points.append([steps, record['em/mean']])
         steps += record['phase'] in SOLVER_PHASES
@@ -133,20 +105,8 @@ def stored_path(
 ) -> pathlib.Path:
     """Returns the file of a finished run; its name has the hash of the config and of `claims_runs.CODE`."""
     rates = f'-{factor:g}' if rank else ''
-    digits = config_hash(config_of(arm, rank, factor, seed))
+    digits = claims_runs.config_hash(config_of(arm, rank, factor, seed))
     return folder / f'{arm}-{rank}{rates}-{seed}-{digits}.json'
-
-
-def stored_run(
-    arm: str, rank: int, factor: float, seed: int, folder: pathlib.Path
-) -> dict[str, Any]:
-    """Returns the result of a run; it is executed in a new process unless it is in the folder."""
-    path = stored_path(arm, rank, factor, seed, folder)
-    if not path.exists():
-        values = [arm, str(rank), str(factor), str(seed), str(path)]
-        command = [sys.executable, '-m', 'benchmarks.adapters', '--here', *values]
-        subprocess.run(command, check=True, stdout=sys.stderr)
-    return json.loads(path.read_text())
 
 
 def table_row(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -189,66 +149,38 @@ def table(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """Returns the table as markdown."""
-    lines = [
-        '| run | weights | learning rate | seeds | before | final (range) | area |',
-        '|---|---|---|---|---|---|---|',
-    ]
+    """Returns the table as Markdown."""
+    columns = ('run', 'weights', 'learning rate', 'seeds', 'before', 'final (range)', 'area')
+    cells = []
     for row in rows:
         weights = f'rank {row["rank"]}' if row['rank'] else 'whole'
         low, high = row['final_range']
         final = f'{row["final"]:.3f} ({low:.3f} to {high:.3f})'
-        cells = [row['arm'], weights, f'× {row["factor"]:g}', row['seeds'], f'{row["before"]:.3f}']
-        cells += [final, f'{row["area"]:.3f}']
-        lines.append('| ' + ' | '.join(map(str, cells)) + ' |')
-    return '\n'.join(lines) + '\n'
-
-
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    """Returns the parsed command line."""
-    parser = argparse.ArgumentParser(
-        prog='python -m benchmarks.adapters',
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument('--only', choices=ARMS, help='one arm')
-    parser.add_argument('--ranks', type=int, nargs='+', default=RANKS, help='0: whole weights')
-    parser.add_argument('--seeds', type=int, default=SEEDS, help=f'seeds per row ({SEEDS})')
-    parser.add_argument('--factor', type=float, default=FACTOR, help=f'of the rates ({FACTOR:g})')
-    parser.add_argument('--out', type=pathlib.Path, default=RESULTS, help='folder of the results')
-    cost_help = 'print what the updates of a step cost, and do nothing else'
-    parser.add_argument('--cost', action='store_true', help=cost_help)
-    # The command of a single run, which `stored_run` starts.
-    parser.add_argument('--here', nargs=5, help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
+        rates = (f'× {row["factor"]:g}', row['seeds'], f'{row["before"]:.3f}')
+        cells.append((row['arm'], weights, *rates, final, f'{row["area"]:.3f}'))
+    return command.table(columns, cells) + '\n'
 
 
 def main(argv: list[str] | None = None) -> None:
     """Executes the runs that are not stored, and prints the table."""
-    args = parse_arguments(argv)
-    os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-    if args.here:
-        from zeroplay_jax.configuration import command_line
-
-        arm, rank, factor, seed, path = args.here
-        command_line.load_libraries()
-        run_here(arm, int(rank), float(factor), int(seed), pathlib.Path(path))
-        return
-    if args.cost:
-        from benchmarks import adapter_cost
-        from zeroplay_jax.configuration import command_line
-
-        command_line.load_libraries()
-        print(adapter_cost.markdown(*adapter_cost.measure()), end='')
-        return
+    parser = command.parser('adapters', __doc__)
+    parser.add_argument('--only', choices=ARMS, help='one arm')
+    parser.add_argument('--ranks', type=int, nargs='+', default=RANKS, help='0: whole weights')
+    parser.add_argument('--seeds', type=int, default=SEEDS, help=f'seeds per row ({SEEDS})')
+    parser.add_argument('--factor', type=float, default=FACTOR, help=f'of the rates ({FACTOR:g})')
+    parser.add_argument(
+        '--out', type=pathlib.Path, default=command.RESULTS, help='folder of the results'
+    )
+    args = parser.parse_args(argv)
+    folder = args.out / 'adapters'
+    arms = [args.only] if args.only else ARMS
     # Seeds are the outer loop, so that an interrupted benchmark has runs of every row.
-    for seed in range(args.seeds):
-        for arm in [args.only] if args.only else ARMS:
-            for rank in args.ranks:
-                run = stored_run(arm, rank, args.factor, seed, args.out / 'adapters')
-                last = run['curve'][-1][1]
-                print(f'{arm}, rank {rank}, seed {seed}: {last:.3f}', file=sys.stderr, flush=True)
-    rows = table(args.out / 'adapters')
+    runs = list(itertools.product(arms, args.ranks, [args.factor], range(args.seeds)))
+    runs.sort(key=lambda run: run[-1])
+    path_of = functools.partial(stored_path, folder=folder)
+    with claims_runs.Runner(path_of, run_arm, processes=1) as runner:
+        runner.run(runs)
+    rows = table(folder)
     args.out.mkdir(parents=True, exist_ok=True)
     write_text(args.out / 'adapters.json', json.dumps({'rows': rows}, indent=1))
     write_text(args.out / 'adapters.md', markdown(rows))

@@ -10,7 +10,7 @@ is run once per seed. A claim compares two arms, paired by seed and evaluation q
 but the fields that the claim names (`arm_differences`). The value after the last common step, the area over rollouts
 and the rollouts of both arms are reported beside the measure.
 
-The setting is harder than the quickstart's and nearly the same for all systems (`claims_arms.config_of`): evaluation
+The setting is harder than the quickstart's and nearly the same for all systems (`claims_runs.config_of`): evaluation
 with up to four hops, more near-miss documents, several updates per batch. It is short, 12 solver steps at larger
 learning rates, 18 for SSP. Exact match is measured on held-out questions; for SCOPE, which trains on open tasks, also
 the share of rubrics that answers to held-out tasks meet.
@@ -30,6 +30,8 @@ claims; it closes claims. With `--only` the table also has the claims of the oth
 from __future__ import annotations
 
 import argparse
+import functools
+import io
 import json
 import os
 import pathlib
@@ -40,22 +42,51 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import claims_statistics as statistics
-from benchmarks import claims_table
-from benchmarks.claims_arms import ARMS, CLAIMS, LOOKS, MEASURES, Arm, Claim, Look, arm_differences
-from benchmarks.claims_plot import write_forest_plot
-from benchmarks.claims_runs import Run, Runner
+from benchmarks import command
+from benchmarks.claims_runs import (
+    ARMS,
+    CLAIMS,
+    LOOKS,
+    MEASURES,
+    Arm,
+    Claim,
+    Look,
+    Run,
+    Runner,
+    arm_differences,
+    run_arm,
+    stored_path,
+)
+from benchmarks.command import RESULTS
+from zeroplay_jax.evaluation.curve_plot import MEAN_COLOUR, SETTINGS, TEXT_COLOUR
 from zeroplay_jax.runtime.disk import write_text
 
-RESULTS = pathlib.Path(__file__).parent / 'results'
+_COLUMNS = (
+    'system',
+    'claim',
+    'measure',
+    'verdict',
+    'Holm',
+    'difference',
+    'interval',
+    'seed by seed',
+    'at the end',
+    'rollouts of both arms',
+    'seeds for ± .05',
+)
+
+
+# Verdict → colour; each has a shape, too, for readers who do not tell the colours apart.
+COLOURS = {'holds': MEAN_COLOUR, 'does not hold': '#d1633c', 'undecided': TEXT_COLOUR}
+MARKERS = {'holds': 'o', 'does not hold': 's', 'undecided': 'D'}
+# Differences beyond ± LIMIT are cut, with an arrow head.
+LIMIT = 0.8
+_ROW_INCHES = 0.26
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Returns the parsed command line."""
-    parser = argparse.ArgumentParser(
-        prog='python -m benchmarks.claims',
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser('claims', __doc__)
     systems = sorted({claim.system for claim in CLAIMS})
     cores = len(os.sched_getaffinity(0))
     parser.add_argument('--only', choices=systems, help='execute the runs of one system')
@@ -277,6 +308,110 @@ def _arm_text(arm: Arm) -> str:
     return ', '.join(parts)
 
 
+def shown_verdict(row: Mapping[str, Any]) -> str:
+    """Returns the verdict of a row, 'less than .05' where it is undecided and its interval is within ± .05 of 0."""
+    if row['verdict'] == 'undecided' and row['negligible']:
+        return 'less than .05'
+    return row['verdict']
+
+
+def marks(row: Mapping[str, Any]) -> str:
+    """Returns the marks of a claim that say where its correction guarantees less; '' for none."""
+    names = [f'`{name}`' for name in ('selected', 'added', 'afterwards') if row[name]]
+    if row['plays'] > 1:
+        names.append(f'play {row["plays"]}')
+    return f' ({", ".join(names)})' if names else ''
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the table in Markdown; `rows` are those of `play`."""
+    return command.table(_COLUMNS, map(_cells, rows)) + '\n'
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the cells of a row, one for each of `_COLUMNS`."""
+    low, high = row['interval']
+    at_the_end = ''
+    rollouts = f'{row["rollouts"][0]:,}'
+    # A policy that is compared with itself before training has one arm.
+    if row['measure'] != 'gain':
+        rollouts += f', {row["rollouts"][1]:,}'
+    if 'final' in row['beside']:
+        at_the_end = f'{row["beside"]["final"]:+.3f}'
+    needed = row['seeds_needed']
+    return (
+        row['system'],
+        row['claim'] + marks(row),
+        row['measure'].replace('_', ' '),
+        shown_verdict(row),
+        row['verdict_holm'],
+        f'{row["difference"]:+.3f}',
+        f'{low:+.3f} … {high:+.3f}',
+        ', '.join(f'{value:+.2f}' for value in row['by_seed']),
+        at_the_end,
+        rollouts,
+        '—' if needed is None else str(needed),
+    )
+
+
+def write_forest_plot(table: Sequence[Mapping[str, Any]], out: pathlib.Path) -> None:
+    """Plots the rows of `play` into an SVG file, by system; verdicts are those corrected by Holm's method."""
+    # Imported here: only this command needs matplotlib, and its import takes a second.
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(SETTINGS):
+        height = _ROW_INCHES * len(table) + 1.2
+        figure = Figure(figsize=(9.5, height))
+        axes = figure.add_axes((0.58, 0.85 / height, 0.40, 1 - 1.15 / height))
+        axes.axvline(0, color=TEXT_COLOUR, linewidth=0.8)
+        for position, row in enumerate(table):
+            _plot_row(axes, -position, row)
+        axes.set_yticks([-position for position in range(len(table))])
+        axes.set_yticklabels([f'{row["system"]}: {row["claim"]}{_signs(row)}' for row in table])
+        axes.set_xlim(-LIMIT, LIMIT)
+        axes.set_ylim(-len(table) + 0.4, 0.6)
+        axes.set_xlabel(
+            'difference with its interval; right of 0: as the paper says\n'
+            'colours: verdict after correction\n'
+            '§ chosen for this effect   † registered after its runs   ‡ after those of one arm'
+        )
+        axes.grid(axis='x', color=TEXT_COLOUR, alpha=0.3)
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+        _add_legend(axes)
+        svg = io.StringIO()
+        # The default metadata contain the time of writing and the version of matplotlib.
+        figure.savefig(
+            svg, format='svg', transparent=True, metadata={'Date': None, 'Creator': None}
+        )
+    write_text(out, svg.getvalue())
+
+
+def _signs(row: Mapping[str, Any]) -> str:
+    """Returns the marks behind the name of a claim."""
+    signs = {'selected': '§', 'afterwards': '†', 'added': '‡'}
+    return ''.join(f' {sign}' for name, sign in signs.items() if row[name])
+
+
+def _plot_row(axes: Any, height: int, row: Mapping[str, Any]) -> None:
+    low, high = row['interval']
+    verdict = row['verdict_holm']
+    colour = COLOURS[verdict]
+    axes.plot([max(low, -LIMIT), min(high, LIMIT)], [height, height], color=colour, linewidth=1.5)
+    for end, marker, is_cut in ((-LIMIT, '<', low < -LIMIT), (LIMIT, '>', high > LIMIT)):
+        if is_cut:
+            axes.plot(end, height, marker=marker, color=colour, markersize=5, clip_on=False)
+    if abs(row['difference']) <= LIMIT:
+        axes.plot(row['difference'], height, marker=MARKERS[verdict], color=colour, markersize=6)
+
+
+def _add_legend(axes: Any) -> None:
+    for verdict, colour in COLOURS.items():
+        axes.plot([], [], marker=MARKERS[verdict], color=colour, linewidth=1.5, label=verdict)
+    axes.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=3, frameon=False)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Executes the runs that are not stored, and prints the table."""
     args = parse_arguments(argv)
@@ -290,7 +425,8 @@ def main(argv: list[str] | None = None) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     started = time.monotonic()
-    with Runner(args.out / 'runs', args.processes, started + 60 * args.minutes) as runner:
+    path_of = functools.partial(stored_path, folder=args.out / 'runs')
+    with Runner(path_of, run_arm, args.processes, started + 60 * args.minutes) as runner:
         table = play(claims, runner, LOOKS[: args.looks], stored_claims=CLAIMS)
     print(f'{time.monotonic() - started:.0f} s', file=sys.stderr)
     if len(table) < len(CLAIMS):
@@ -306,7 +442,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     _print_table(table)
     write_text(args.out / 'claims.json', json.dumps({'claims': table}, indent=1))
-    write_text(args.out / 'claims.md', claims_table.markdown(table))
+    write_text(args.out / 'claims.md', markdown(table))
     write_forest_plot(table, args.out / 'claims.svg')
     print(json.dumps({'claims': table}))
 

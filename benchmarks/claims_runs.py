@@ -1,36 +1,191 @@
-"""Executes the runs of the claims benchmark, in several processes, and keeps every finished one."""
+"""Arms, claims and looks of the claims benchmark (claims.toml), and the runs of its arms, in several processes.
+
+Every finished run is kept.
+"""
 
 from __future__ import annotations
 
 import concurrent.futures
 import functools
 import hashlib
+import importlib
 import json
 import multiprocessing
 import os
 import pathlib
-import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+import tomllib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from benchmarks.claims_arms import config_of
-from zeroplay_jax.configs import common
+from benchmarks import claims_statistics as statistics
+from benchmarks.command import read_lines
+from zeroplay_jax.configs import ablations, common
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.runtime.disk import write_text
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, PACKAGE
 
 # Raised when a change of the code changes the result of a run, so that no stored run of the earlier code is reused.
 # 2: the rule judge grades facts; minibatches are drawn by prompt.
 CODE = 2
 _CACHE_BYTES = 2_000_000_000
-_PACKAGE = pathlib.Path(__file__).parents[1] / 'zeroplay_jax'
 
-# An arm and a seed.
-Run = tuple[str, int]
+# What a run is called: an arm, its seed and what else it depends on.
+Run = tuple
+
+REGISTRATION = pathlib.Path(__file__).with_name('claims.toml')
+
+
+class Claim(NamedTuple):
+    """The claim that arm `better` beats arm `worse`; an entry of `claims` in benchmarks/claims.toml.
+
+    Attributes:
+      system: the system of both arms.
+      text: the claim in words.
+      better, worse: names of arms; worse is '' where a policy is compared with itself before training.
+      measure: what decides, a key of `MEASURES`.
+      reason: why that measure.
+      differs: config fields in which the arms differ, and no others.
+      of: 'exact_match' or 'rubrics'.
+      selected: whether the setting was chosen in trials that showed this effect. The result then says that the effect
+        can be repeated, not how common it is.
+      afterwards: whether the claim was registered when its runs had been made for another claim.
+      added: whether the claim was registered when the runs of its arm `better`, and the results of other claims, were
+        known, but before any run of its arm `worse` with a seed of the claims.
+      plays: how many times the claim was played, each time in another setting; a play that was stopped counts. Its
+        p-value and its interval are those of the last play, at a level divided by the number of plays. Because it could
+        have been decided in any play, the probability of a wrong verdict is at most LEVEL · (1 + 1/2 + … + 1/plays).
+    """
+
+    system: str
+    text: str
+    better: str
+    measure: str
+    reason: str
+    differs: tuple[str, ...]
+    worse: str = ''
+    of: statistics.Measured = 'exact_match'
+    selected: bool = False
+    afterwards: bool = False
+    added: bool = False
+    plays: int = 1
+
+
+class Look(NamedTuple):
+    """A test of the claims that are still open; an entry of `looks` in benchmarks/claims.toml.
+
+    Attributes:
+      seeds: seeds per arm, those of earlier looks included.
+      share: share of the error probability that this look may spend; those of all looks sum to 1.
+    """
+
+    seeds: int
+    share: float
+
+
+class Arm(NamedTuple):
+    """An arm: a system with changes.
+
+    Attributes:
+      system: its small config is the beginning.
+      row: of configs/ablations.py; '' for none.
+      settings: further fields.
+      start: checkpoint in zeroplay_jax/mini from which it starts; '' for that of the small config.
+    """
+
+    system: str
+    row: str = ''
+    settings: dict[str, Any] = {}
+    start: str = ''
+
+
+def _registered() -> tuple[
+    dict[str, dict[str, str]], dict[str, Arm], tuple[Claim, ...], tuple[Look, ...]
+]:
+    """Returns measures, arms, claims and looks of benchmarks/claims.toml."""
+    data = tomllib.loads(REGISTRATION.read_text(encoding='utf-8'))
+    arms = {name: Arm(**entry) for name, entry in data['arms'].items()}
+    claims = []
+    for entry in data['claims']:
+        claims.append(Claim(**entry | {'differs': tuple(entry['differs'])}))
+    looks = tuple(Look(**entry) for entry in data['looks'])
+    return data['measures'], arms, tuple(claims), looks
+
+
+MEASURES, ARMS, CLAIMS, LOOKS = _registered()
+
+
+def config_of(arm: str, seed: int):
+    """Returns the config of an arm: its system's small variant, the common setting, the row, the arm's settings."""
+    system, row, settings, start = ARMS[arm]
+    config = importlib.import_module(f'zeroplay_jax.configs.{system}').get_config('mini')
+    iterations = 3 if system in ('drzero', 'piplay', 'scope') else 1
+    # 12 solver steps in total. SSP's solver learns a second search late, and with some seeds not in 18 steps either.
+    steps = 4 if iterations == 3 else 12
+    if system == 'ssp':
+        steps = 18
+    config.schedule.iterations = iterations
+    config.world.update(train=(0, 20), evaluation=(0, 6), near_misses=0.5)
+    for role in (config.proposer, config.solver):
+        role.update(learning_rate=5e-4, minibatches=4, temperature=1.0)
+        if role.loss == 'reinforce':
+            role.minibatches = 1
+    config.solver.update(steps=steps, batch=16, samples=4)
+    config.proposer.update(steps=3, batch=32 if system != 'ssp' else 24)
+    if system == 'dspo':
+        # The filter needs questions whose answers are often all right or all wrong.
+        config.schedule.hop_ratio = (0, 0, 1, 1)
+    if system == 'scope':
+        # At 1.0 a third of the tasks have the rubrics of another entity.
+        config.proposer.temperature = 0.6
+        # With as many tasks of one step as of two, some seeds forget to search twice.
+        config.schedule.hop_ratio = (0, 1, 2)
+        # At 5e-4 two of four seeds fell back.
+        for role in (config.proposer, config.solver):
+            role.learning_rate = 2.5e-4
+    if config.solver.loss == 'sequence_pg':
+        # A rollout has about 26 tokens. The mean of 26 log ratios has 1/√26 of the deviation of a single one, so the
+        # clip range is DAPO's range divided by √26.
+        config.solver.update(clip_low=0.04, clip_high=0.055)
+    config.pool.update(batch=64, batches=2, samples=1 if system != 'scope' else 2)
+    config.ssp.noise = 4
+    # Most correct answers to a task have up to 24 tokens.
+    config.scope.update(soft_length=24, hard_length=64)
+    config.eval.update(every=3, questions=40, hops=(1, 2, 3, 4))
+    # The fastest on CPUs: a minibatch fills about four rows, and most of a slot is not used.
+    config.micro.rows = 4
+    config.sampler.update(slots=64, attention='used')
+    config.checkpoint.every = 1000
+    config.update_from_flattened_dict(ablations.ROWS[f'{system}/{row}'] if row else {})
+    config.update_from_flattened_dict(settings)
+    if start:
+        config.policy.path = str(PACKAGE / 'mini' / start)
+    elif system != 'scope':
+        # The claims were registered with the default policy, whatever the small configs begin with today.
+        config.policy.path = ''
+    config.seed = seed
+    config.progress = False
+    config.log_trajectories = 16
+    return config
+
+
+def arm_differences(better: str, worse: str) -> dict[str, tuple[Any, Any]]:
+    """Returns field → (value of `better`, value of `worse`) of all config fields in which two arms differ."""
+    if not worse:
+        return {}
+    better_fields = dict(fields.leaves(config_of(better, seed=0)))
+    worse_fields = dict(fields.leaves(config_of(worse, seed=0)))
+    different = {}
+    for name, value in better_fields.items():
+        if value != worse_fields[name]:
+            different[name] = (value, worse_fields[name])
+    return different
+
+
+# ---- runs ----
 
 
 @functools.cache
@@ -38,7 +193,7 @@ def code_hash() -> str:
     """Returns 12 hexadecimal digits that identify the code and the checkpoints of the package."""
     digest = hashlib.sha256()
     for path in _package_files():
-        digest.update(str(path.relative_to(_PACKAGE)).encode())
+        digest.update(str(path.relative_to(PACKAGE)).encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:12]
 
@@ -47,7 +202,7 @@ def _package_files() -> list[pathlib.Path]:
     """Returns all files of the package, in a fixed order."""
     paths = []
     # `configs` and `retrieval` are links to folders beside the package, which `Path.rglob` does not enter.
-    for folder, _, names in os.walk(_PACKAGE, followlinks=True):
+    for folder, _, names in os.walk(PACKAGE, followlinks=True):
         if '__pycache__' not in folder:
             paths += [pathlib.Path(folder, name) for name in names]
     return sorted(paths)
@@ -84,8 +239,8 @@ def config_hash(config: Any) -> str:
     # Checkpoints of the package have the same name wherever it is installed, and one that was trained again keeps its
     # name. This includes the default one.
     policy = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
-    if policy.is_relative_to(_PACKAGE):
-        changes['policy.path'] = str(policy.relative_to(_PACKAGE))
+    if policy.is_relative_to(PACKAGE):
+        changes['policy.path'] = str(policy.relative_to(PACKAGE))
         changes['policy.files'] = _checkpoint_hashes(policy)
     text = json.dumps([CODE, changes], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -101,58 +256,69 @@ def stored_path(arm: str, seed: int, folder: pathlib.Path) -> pathlib.Path:
     return folder / f'{config_hash(config_of(arm, seed))}.json'
 
 
-def run_arm(arm: str, seed: int, folder: pathlib.Path) -> dict:
-    """Returns the result of one run: from `folder` if it is stored there, else it executes the run and stores it.
+def never_stop(config: Any) -> None:
+    """Sets in a config, in place, that no alarm ends the run: an arm that trains nothing is a result, too."""
+    config.stop_after_empty_steps = 0
+    for name, (warn, _, steps) in config.alarms.items():
+        config.alarms[name] = (warn, 0.0, steps)
+
+
+def execute(config: Any) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+    """Executes a run, which is never stopped, in this process; its files are removed.
+
+    Returns:
+      Its summary, the records of metrics.jsonl, and {'seconds', 'code': `code_hash`}.
+    """
+    from zeroplay_jax.training import loop
+
+    # Before the run, because files may be edited meanwhile.
+    code = code_hash()
+    never_stop(config)
+    rules.check(config)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix='benchmark.', ignore_cleanup_errors=True) as folder:
+        workdir = pathlib.Path(folder, 'run')
+        loop.run(config, workdir)
+        summary = json.loads((workdir / 'summary.json').read_text())
+        records = read_lines(workdir / 'metrics.jsonl')
+    seconds = round(time.perf_counter() - started, 1)
+    return summary, records, dict(seconds=seconds, code=code)
+
+
+def run_arm(arm: str, seed: int) -> dict:
+    """Returns the result of one run.
 
     Returns:
       {'arm', 'seed', 'curve': one entry per evaluation, see `_curve`, 'seconds', 'external_items': summary.json's
       'outside_questions', 'code': `code_hash`}.
     """
-    path = stored_path(arm, seed, folder)
-    if path.exists():
-        return json.loads(path.read_text())
-    from zeroplay_jax.training import loop
-
-    # Before the run, because files may be edited meanwhile.
-    code = code_hash()
-    config = config_of(arm, seed)
-    # 0: a run is never stopped, because an arm that trains nothing is a result, too.
-    config.stop_after_empty_steps = 0
-    for name, (warn, _, steps) in config.alarms.items():
-        config.alarms[name] = (warn, 0.0, steps)
-    rules.check(config)
-    started = time.perf_counter()
-    workdir = pathlib.Path(tempfile.mkdtemp(prefix='claims.'))
-    try:
-        loop.run(config, workdir / 'run')
-        summary = json.loads((workdir / 'run' / 'summary.json').read_text())
-        lines = (workdir / 'run' / 'metrics.jsonl').read_text().strip().split('\n')
-        curve = _curve(summary, lines)
-    finally:
-        shutil.rmtree(workdir, ignore_errors=True)
-    seconds = round(time.perf_counter() - started, 1)
-    result = dict(arm=arm, seed=seed, curve=curve, seconds=seconds)
-    result['external_items'] = summary['outside_questions']
-    result['code'] = code
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(result))
-    return result
+    summary, records, facts = execute(config_of(arm, seed))
+    result = dict(arm=arm, seed=seed, curve=_curve(summary, records), seconds=facts['seconds'])
+    return result | dict(external_items=summary['outside_questions'], code=facts['code'])
 
 
-def _curve(summary: dict, lines: list[str]) -> list:
+def stored_result(path: pathlib.Path, run_one: Callable[..., dict], *run: Any) -> dict:
+    """Returns the result of a run: from its file if that is there, else it executes the run and stores it."""
+    if not path.exists():
+        result = run_one(*run)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(result))
+    return json.loads(path.read_text())
+
+
+def _curve(summary: dict, records: list[dict]) -> list:
     """Returns [solver steps, rollouts, correct by question (, rubrics met by open task)] for every evaluation.
 
     Args:
       summary: summary.json of the run.
-      lines: lines of its metrics.jsonl, in order. Solver steps and rollouts of any kind are counted up to the
+      records: of its metrics.jsonl, in order. Solver steps and rollouts of any kind are counted up to the
         evaluation.
     """
     rubrics = summary['results'].get('rubrics')
     steps = 0
     rollouts = 0
     curve = []
-    for line in lines:
-        record = json.loads(line)
+    for record in records:
         if record['phase'] == 'evaluation':
             number = str(record['step'])
             correct: list = []
@@ -171,18 +337,25 @@ class Runner:
     """Executes runs side by side; use it as a context manager.
 
     Args:
-      folder: of the stored runs.
+      stored_path: file of a run.
+      run_one: executes a run, in a process of the pool.
       processes: runs at the same time; the processor cores are divided among them.
       deadline: `time.monotonic()` after which no run is begun.
     """
 
-    def __init__(self, folder: pathlib.Path, processes: int, deadline: float = float('inf')):
-        self.folder = folder
+    def __init__(
+        self,
+        stored_path: Callable[..., pathlib.Path],
+        run_one: Callable[..., dict],
+        processes: int,
+        deadline: float = float('inf'),
+    ):
+        self.run_one = run_one
         self.processes = processes
         self.deadline = deadline
         self._seconds: list[float] = []
         # The same runs are looked for once per look and claim; a config takes milliseconds.
-        self._stored_path = functools.cache(functools.partial(stored_path, folder=folder))
+        self._stored_path = functools.cache(stored_path)
         # A new interpreter for every process: JAX does not survive a fork.
         context = multiprocessing.get_context('spawn')
         self._pool = concurrent.futures.ProcessPoolExecutor(
@@ -198,10 +371,10 @@ class Runner:
     def stored(self, runs: Sequence[Run]) -> dict[Run, dict]:
         """Returns the results of those runs that are stored."""
         results: dict[Run, dict] = {}
-        for arm, seed in runs:
-            path = self._stored_path(arm, seed)
+        for run in runs:
+            path = self._stored_path(*run)
             if path.exists():
-                results[arm, seed] = json.loads(path.read_text())
+                results[run] = json.loads(path.read_text())
         return results
 
     def run(self, runs: Sequence[Run]) -> dict[Run, dict]:
@@ -217,22 +390,23 @@ class Runner:
                 run = next(waiting, None)
                 if run is None:
                     break
-                futures[self._pool.submit(run_arm, *run, self.folder)] = run
+                call = (stored_result, self._stored_path(*run), self.run_one, *run)
+                futures[self._pool.submit(*call)] = run
             if not futures:
                 return results
             finished, _ = concurrent.futures.wait(futures, return_when='FIRST_COMPLETED')
             for future in finished:
-                arm, seed = futures.pop(future)
-                results[arm, seed] = future.result()
+                run = futures.pop(future)
+                results[run] = future.result()
                 done += 1
-                self._report(arm, seed, results[arm, seed]['seconds'], len(missing) - done)
+                self._report(run, results[run]['seconds'], len(missing) - done)
 
-    def _report(self, arm: str, seed: int, seconds: float, remaining: int) -> None:
+    def _report(self, run: Run, seconds: float, remaining: int) -> None:
         self._seconds.append(seconds)
         mean = sum(self._seconds) / len(self._seconds)
         minutes = remaining * mean / self.processes / 60
         left = f'{remaining} runs left, about {minutes:.0f} min'
-        print(f'{arm}, seed {seed}: {seconds:.0f} s; {left}', file=sys.stderr, flush=True)
+        print(f'{", ".join(map(str, run))}: {seconds:.0f} s; {left}', file=sys.stderr, flush=True)
 
 
 def _end_with_parent() -> None:

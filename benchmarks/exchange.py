@@ -11,10 +11,6 @@ does.
 """
 
 import argparse
-import dataclasses
-import os
-import socket
-import statistics
 import subprocess
 import sys
 import time
@@ -24,6 +20,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from benchmarks import command
 from zeroplay_jax.learner.batch import Batch, pack
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.runtime import devices, hosts
@@ -92,15 +89,6 @@ def _turn(rng: np.random.Generator, number: int) -> Turn:
     return Turn('<think> look it up </think><search> river of the town </search>', call)
 
 
-@dataclasses.dataclass
-class Cost:
-    """What one step cost this host: CPU seconds, seconds, and received bytes."""
-
-    cpu: float
-    seconds: float
-    received: int
-
-
 class Step:
     """The rollouts of one step of this process, and the way to its rows of the packed batch."""
 
@@ -129,30 +117,28 @@ class Step:
         return [sharding.held_rows(batch, self.split) for batch in batches]
 
 
-class _ReceivedBytes:
-    """Counts the bytes that this process receives from others in the collectives of `hosts`."""
+def count_received() -> list[int]:
+    """Returns a list that gets the bytes that this process receives from others in each collective of `hosts`."""
+    received: list[int] = []
+    gather = multihost_utils.process_allgather
 
-    def __init__(self) -> None:
-        self.count = 0
-        others = jax.process_count() - 1
-        gather = multihost_utils.process_allgather
+    def counted_gather(array, *arguments, **options):
+        received.append((jax.process_count() - 1) * np.asarray(array).nbytes)
+        return gather(array, *arguments, **options)
 
-        def counted_gather(array, *arguments, **options):
-            self.count += others * np.asarray(array).nbytes
-            return gather(array, *arguments, **options)
-
-        hosts.multihost_utils.process_allgather = counted_gather
+    hosts.multihost_utils.process_allgather = counted_gather
+    return received
 
 
-def measure(step: Step, received: _ReceivedBytes) -> Cost:
-    """Returns the cost of the exchange of a step, which begins at the same time in all processes."""
+def measure(step: Step, received: list[int]) -> list[float]:
+    """Returns what the exchange of a step cost: bytes, CPU seconds, seconds; it begins at once in all processes."""
     multihost_utils.sync_global_devices('start')
-    received_before = received.count
+    received.clear()
     cpu = time.process_time()
     started = time.perf_counter()
     step.batches()
     seconds = time.perf_counter() - started
-    return Cost(time.process_time() - cpu, seconds, received.count - received_before)
+    return [sum(received), time.process_time() - cpu, seconds]
 
 
 def run_process(arguments: argparse.Namespace) -> None:
@@ -160,7 +146,7 @@ def run_process(arguments: argparse.Namespace) -> None:
     process, port = arguments.join
     (count,) = arguments.processes
     devices.connect('coordinator', f'localhost:{port}', count, process, 100)
-    received = _ReceivedBytes()
+    received = count_received()
     for rollouts in arguments.rollouts:
         for tokens in arguments.tokens:
             step = Step(rollouts, tokens)
@@ -169,33 +155,28 @@ def run_process(arguments: argparse.Namespace) -> None:
             _print_line(step.hosts, rollouts, tokens, costs)
 
 
-def _print_line(all_hosts: hosts.Hosts, rollouts: int, tokens: int, costs: list[Cost]) -> None:
+def _print_line(all_hosts: hosts.Hosts, rollouts: int, tokens: int, costs: list) -> None:
     """Prints medians over the rounds: of the host with most of it."""
-    local = []
-    for name in ('received', 'cpu', 'seconds'):
-        local.append(statistics.median(getattr(cost, name) for cost in costs))
+    local = np.median(costs, axis=0).tolist()
     megabytes, cpu, seconds = np.max(all_hosts.gather(local), axis=0)
     if all_hosts.is_first:
         cells = [all_hosts.count, rollouts, tokens]
         cells += [f'{megabytes / 1e6:.2f}', f'{cpu:.3f}', f'{seconds:.3f}']
-        print('| ' + ' | '.join(map(str, cells)) + ' |', flush=True)
+        print(command.line(cells), flush=True)
 
 
 def start_processes(arguments: argparse.Namespace, count: int) -> None:
     """Runs `count` processes of this benchmark on this machine and waits for them; raises if one fails."""
-    with socket.socket() as free:
-        free.bind(('localhost', 0))
-        port = free.getsockname()[1]
+    port = command.free_port()
     sizes = ['--rounds', arguments.rounds, '--rollouts', *arguments.rollouts]
     sizes += ['--tokens', *arguments.tokens, '--processes', count]
-    environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
+    environment = command.cpu_environment()
     running = []
     for process in range(count):
-        command = [sys.executable, '-m', 'benchmarks.exchange', *sizes, '--join', process, port]
+        words = [sys.executable, '-m', 'benchmarks.exchange', *sizes, '--join', process, port]
         pipe = subprocess.PIPE if process == 0 else subprocess.DEVNULL
-        arguments_of_process = list(map(str, command))
         running.append(
-            subprocess.Popen(arguments_of_process, env=environment, stdout=pipe, text=True)
+            subprocess.Popen(list(map(str, words)), env=environment, stdout=pipe, text=True)
         )
     assert running[0].stdout is not None
     for line in running[0].stdout:
@@ -209,11 +190,7 @@ def start_processes(arguments: argparse.Namespace, count: int) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Starts the processes, or runs one of them (`--join`)."""
-    parser = argparse.ArgumentParser(
-        prog='python -m benchmarks.exchange',
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser('exchange', __doc__)
     parser.add_argument('--processes', type=int, nargs='+', default=[2, 4], help='(default: 2 4)')
     parser.add_argument(
         '--rollouts', type=int, nargs='+', default=[320, 1280], help='of a step (default: 320 1280)'
@@ -232,8 +209,8 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.join:
         run_process(arguments)
         return
-    print('| processes | rollouts | tokens | MB received | CPU seconds | seconds |')
-    print('|---|---|---|---|---|---|', flush=True)
+    columns = ('processes', 'rollouts', 'tokens', 'MB received', 'CPU seconds', 'seconds')
+    print(command.table(columns, []), flush=True)
     for count in arguments.processes:
         start_processes(arguments, count)
 

@@ -7,7 +7,6 @@ implementation reads it, or refused in one line; the line is recorded by the fix
 
 from __future__ import annotations
 
-import argparse
 import collections
 import dataclasses
 import pathlib
@@ -17,6 +16,8 @@ import sys
 from collections.abc import Sequence
 
 import pytest
+
+from benchmarks.command import parser
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Characters of a line in the table.
@@ -114,12 +115,10 @@ def table_of(rows: Sequence[Row]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the tests with the marker; returns 1 if an input was taken silently or ended in a traceback."""
-    parser = argparse.ArgumentParser(
-        prog='python -m benchmarks.faults', description=__doc__.splitlines()[0]
-    )
-    parser.add_argument('--out', type=pathlib.Path, help='file of the table (.tsv)')
-    parser.add_argument('tests', nargs='*', default=['tests'], help='files or folders of tests')
-    options = parser.parse_args(arguments)
+    flags = parser('faults', __doc__)
+    flags.add_argument('--out', type=pathlib.Path, help='file of the table (.tsv)')
+    flags.add_argument('tests', nargs='*', default=['tests'], help='files or folders of tests')
+    options = flags.parse_args(arguments)
     collector = Collector()
     tests = [str(ROOT / test) for test in options.tests]
     pytest_flags = ['-q', '-m', 'fault', '--no-header', '-p', 'no:cacheprovider']

@@ -21,10 +21,12 @@ from typing import NamedTuple
 import jax
 from jax.experimental import topologies
 
-from benchmarks import adapter_cases, adapter_tables, adapter_work
-from benchmarks.adapter_cases import GIB, Machine
-from benchmarks.aot_arguments import SEVERAL, shared_parser
+from benchmarks import adapter_cases, adapter_tables, tpu_programs
+from benchmarks.adapter_cases import Machine
+from benchmarks.adapter_tables import SEVERAL, shared_parser
+from benchmarks.command import one_line_errors
 from benchmarks.tpu_programs import Compiled
+from benchmarks.tpu_shapes import GIB
 from zeroplay_jax.types import UserError
 
 
@@ -49,7 +51,7 @@ GPUS = {
     'h200': Gpu('NVIDIA H200', 150754820096, 138 * GIB, 4800000000000),
 }
 # Runs of the command without further arguments, all on both GPUs.
-CASES = ('qwen2.5-7b', *adapter_work.CONFIGS, 'qwen2.5-3b', 'qwen3-8b', 'llama-3.1-8b')
+CASES = ('qwen2.5-7b', *adapter_cases.CONFIGS, 'qwen2.5-3b', 'qwen3-8b', 'llama-3.1-8b')
 # What XLA knows of a GPU that is not there: a text proto of GpuTargetConfigProto, figures of the data sheet.
 _DESCRIPTION = """
 gpu_device_info {{
@@ -119,22 +121,12 @@ def gpu_machine(name: str) -> Machine:
 
 def compile_program(lowered: jax.stages.Lowered) -> Compiled:
     """Returns the figures of a program but its operations, which XLA does not give without a GPU."""
-    program = lowered.compile()
-    memory = program.memory_analysis()
-    # Outputs that alias a donated argument take no memory of their own.
-    new_outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return Compiled(
-        arguments=memory.argument_size_in_bytes,
-        temporaries=memory.temp_size_in_bytes,
-        peak=memory.argument_size_in_bytes + memory.temp_size_in_bytes + new_outputs,
-        flops=0.0,
-        text='',
-    )
+    return tpu_programs.compiled_figures(lowered.compile())
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Returns the parsed command line."""
-    parser = shared_parser('benchmarks.gpu_aot', __doc__, least_rank=1)
+    parser = shared_parser('gpu_aot', __doc__, least_rank=1)
     parser.add_argument('--gpu', choices=GPUS, action='append', help=SEVERAL)
     return parser.parse_args(argv)
 
@@ -142,11 +134,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     """Compiles the programs that are not stored, and prints the table."""
     args = parse_arguments(argv)
-    try:
+    with one_line_errors('gpu_aot'):
         prepare()
-    except UserError as error:
-        print(f'gpu_aot: {error}', file=sys.stderr)
-        sys.exit(2)
     machines = [gpu_machine(name) for name in args.gpu or GPUS]
     names = args.config + args.model or CASES
     cases = [(name, machine) for name in names for machine in machines]

@@ -3,12 +3,17 @@
     python -m benchmarks.kills --recipes drzero,ssp --kills 3 --sigterms 2 --flips 1
     python -m benchmarks.kills --processes 2 --recipes ssp --kills 2 --sigterms 1
     python -m benchmarks.kills --processes 2 --recipes piplay --kills 2 --rank 4     # with adapters
+    STORAGE_EMULATOR_HOST=http://localhost:9023 python -m benchmarks.kills --recipes ssp --bucket gs://bucket/kills
 
 Each recipe runs once whole (the variant `mini`, shortened), and once with events at random moments. Every event ends
 one process of the run with kill -9 or SIGTERM; the same command then resumes it. Before the start that leads to some of
 the kills, a bit of the newest checkpoint is flipped. In the end weights, moments, state of the loop and logs must be
 equal, bit for bit. A run that ends before all events have happened is compared and begun anew. Prints one JSON object
 per event and one per recipe; exit status 1 if anything differs.
+
+With --bucket the workdir of the interrupted run is in a bucket, which may be an emulated one. kill -9 then ends all its
+processes, and after every other event its local folders are removed, as if other machines resumed it. No bit is
+flipped, and all events follow a step.
 """
 
 from __future__ import annotations
@@ -17,28 +22,25 @@ import argparse
 import collections
 import dataclasses
 import json
-import os
 import pathlib
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from benchmarks.flips import flip_bit
+from benchmarks.command import cpu_environment, free_port, parser, read_lines
 from zeroplay_jax.learner.checkpoint import saved_steps, stored_tree
+from zeroplay_jax.runtime.remote_workdir import RemoteWorkdir, local_run
 
-EXAMPLES = """examples:
-  python -m benchmarks.kills --recipes drzero,ssp --kills 3 --sigterms 2 --flips 1
-"""
 RECIPES = ('drzero', 'piplay', 'ssp', 'dspo', 'scope')
 FLAGS = (
     '--config.progress=False',
@@ -84,10 +86,6 @@ class Run:
 
     def start(self) -> list[subprocess.Popen]:
         """Starts all processes; the output of each goes to WORKDIR.PROCESS.log."""
-        with socket.socket() as probe:
-            probe.bind(('localhost', 0))
-            port = probe.getsockname()[1]
-        environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
         command = [sys.executable, '-m', 'zeroplay_jax.main']
         command += [f'--config=configs/{self.recipe}.py:mini', *FLAGS, *self.flags]
         command += [f'--workdir={self.address or self.workdir}']
@@ -96,14 +94,15 @@ class Run:
         command += [f'--config.schedule.iterations={3 if self.recipe in _ONE_PHASE else 1}']
         if self.processes > 1:
             command += ['--config.distributed.mode=coordinator', '--config.mesh.replica=2']
-            command += [f'--config.distributed.coordinator=localhost:{port}']
+            command += [f'--config.distributed.coordinator=localhost:{free_port()}']
             command += ['--config.distributed.processes=2', '--config.distributed.heartbeat=10']
         started = []
         for process in range(self.processes):
             number = [f'--config.distributed.process={process}'] if self.processes > 1 else []
             with self.log_path(process).open('a') as log:
+                arguments = [*command, *number]
                 started.append(
-                    subprocess.Popen([*command, *number], env=environment, stdout=log, stderr=log)
+                    subprocess.Popen(arguments, env=cpu_environment(), stdout=log, stderr=log)
                 )
         return started
 
@@ -113,8 +112,7 @@ class Run:
 
     def logged_steps(self) -> int:
         """Returns the number of steps in the log."""
-        path = self.workdir / 'metrics.jsonl'
-        return len(path.read_text().splitlines()) if path.is_file() else 0
+        return _line_count(self.workdir / 'metrics.jsonl')
 
     def checkpoint(self) -> int:
         """Returns the number of the newest checkpoint; 0 without one."""
@@ -137,17 +135,32 @@ class Run:
         return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)], loop
 
 
+class BucketRun(Run):
+    """A run whose workdir is in a bucket; `workdir` is the folder of its local folders."""
+
+    def logged_steps(self) -> int:
+        """Returns the number of steps in the log of the only run in the folder of local folders."""
+        for path in self.workdir.glob('*/*/metrics.jsonl'):
+            return _line_count(path)
+        return 0
+
+    def checkpoint(self) -> int:
+        """Returns the number of the newest step in the bucket; 0 without one."""
+        return max(RemoteWorkdir.open(self.address).manifests(), default=0)
+
+
+def _line_count(path: pathlib.Path) -> int:
+    # The last line of a log may be half written.
+    return path.read_bytes().count(b'\n') if path.is_file() else 0
+
+
 def log_records(path: pathlib.Path) -> list[dict[str, Any]]:
     """Returns the lines of a log without what depends on the clock; [] without the file."""
     if not path.is_file():
         return []
     records = []
-    # Texts may contain characters at which `splitlines` splits, too.
-    for line in path.read_text(encoding='utf-8').split('\n'):
-        if not line:
-            continue
-        fields = json.loads(line).items()
-        records.append({k: v for k, v in fields if not any(word in k for word in _CLOCKS)})
+    for record in read_lines(path):
+        records.append({k: v for k, v in record.items() if not any(word in k for word in _CLOCKS)})
     return records
 
 
@@ -172,7 +185,7 @@ def _wait_or_kill(started: list[subprocess.Popen]) -> list[int]:
 
 
 def _end(run: Run, kind: str, is_early: bool, delay: float, rng: random.Random) -> dict[str, Any]:
-    """Starts a run and ends one of its processes; returns what happened.
+    """Starts a run and ends one of its processes, or all; returns what happened.
 
     Args:
       kind: 'kill', 'flip' (a kill, too) or 'sigterm'.
@@ -183,9 +196,10 @@ def _end(run: Run, kind: str, is_early: bool, delay: float, rng: random.Random) 
       'statuses' of the processes (all 0: the run ended before the event), 'logged' and 'saved' steps, and 'problem', a
       text, '' if there is none.
     """
+    # Another machine begins with the log up to the newest step in the bucket.
+    before = max(run.logged_steps(), run.checkpoint())
     started_at = time.monotonic()
     started = run.start()
-    before = run.logged_steps()
     while not is_early and run.logged_steps() <= before:
         if any(process.poll() is not None for process in started):
             break
@@ -193,7 +207,11 @@ def _end(run: Run, kind: str, is_early: bool, delay: float, rng: random.Random) 
             raise TimeoutError(f'{run.workdir}: no step')
         time.sleep(0.02)
     time.sleep(delay)
-    rng.choice(started).send_signal(signal.SIGTERM if kind == 'sigterm' else signal.SIGKILL)
+    victims = [rng.choice(started)]
+    if run.address and kind != 'sigterm':
+        victims = started
+    for process in victims:
+        process.send_signal(signal.SIGTERM if kind == 'sigterm' else signal.SIGKILL)
     event_at = time.monotonic()
     statuses = _wait_or_kill(started) if is_early else wait(started)
     problem = ''
@@ -237,18 +255,32 @@ class Campaign:
     def __init__(self, recipe: str, folder: pathlib.Path, arguments: argparse.Namespace):
         self._arguments = arguments
         self._rng = random.Random(f'{recipe} {arguments.processes} {arguments.seed}')
-        name = f'{recipe}{arguments.processes}'
+        self._folder = folder
+        self._name = f'{recipe}{arguments.processes}'
         flags: tuple[str, ...] = ()
         if arguments.rank:
-            name += f'-rank{arguments.rank}'
+            self._name += f'-rank{arguments.rank}'
             flags = (f'--config.policy.adapters.rank={arguments.rank}',)
-        whole, ended = (folder / f'{name}-{kind}' for kind in ('whole', 'ended'))
-        self._whole = Run(recipe, whole, arguments.processes, flags=flags)
-        self._ended = Run(recipe, ended, arguments.processes, flags=flags)
+        self._whole = Run(recipe, folder / f'{self._name}-whole', arguments.processes, '', flags)
+        self._runs = 0
+        self._ended = self._new_run()
         self._happened: collections.Counter[str] = collections.Counter()
         self._problems: list[str] = []
         self._compared = 0
         self._lost_steps: list[int] = []
+
+    def _new_run(self) -> Run:
+        """Returns a run that events will end, without anything of an earlier one."""
+        whole = self._whole
+        folder = self._folder / f'{self._name}-ended'
+        shutil.rmtree(folder, ignore_errors=True)
+        if not self._arguments.bucket:
+            return Run(whole.recipe, folder, whole.processes, '', whole.flags)
+        self._runs += 1
+        address = f'{self._arguments.bucket}/{self._name}-{time.time_ns()}.run{self._runs}'
+        # A checkpoint after each step, so that more events meet an upload. The last flag takes effect.
+        flags = (*whole.flags, f'--config.bucket.spool={folder}', '--config.checkpoint.every=1')
+        return BucketRun(whole.recipe, folder, whole.processes, address, flags)
 
     def run(self) -> dict[str, Any]:
         """Runs everything; returns the counts and 'problems'."""
@@ -256,11 +288,10 @@ class Campaign:
         # A whole run of an earlier call is used again.
         if not (self._whole.workdir / 'summary.json').is_file():
             assert not any(wait(self._whole.start())), f'{self._whole.workdir}: failed'
-        shutil.rmtree(self._ended.workdir, ignore_errors=True)
         kinds = ['kill'] * (arguments.kills - arguments.flips) + ['flip'] * arguments.flips
         kinds += ['sigterm'] * arguments.sigterms
         self._rng.shuffle(kinds)
-        while kinds:
+        while kinds and not self._problems:
             kind = kinds.pop(0)
             # Of a single checkpoint nothing is left to fall back to.
             if kind == 'flip' and len(saved_steps(self._ended.workdir / 'checkpoints')) < 2:
@@ -270,12 +301,14 @@ class Campaign:
             if not self._happens(kind):
                 kinds.append(kind)
         self._finish()
+        arrays, _ = self._whole.state()
         return {
             'recipe': self._whole.recipe,
             'processes': arguments.processes,
             **self._happened,
             'compared': self._compared,
             'most_lost': max(self._lost_steps, default=0),
+            'arrays': len(arrays),
             'problems': self._problems,
         }
 
@@ -283,15 +316,15 @@ class Campaign:
         """Starts the run and lets an event happen; returns False if the run ended before it."""
         damaged = _flip(self._ended, self._rng) if kind == 'flip' else None
         # After a flip the start is to come as far as the comparison with the checksums.
-        is_early = damaged is None and self._rng.random() < _EARLY_SHARE
+        can_be_early = damaged is None and not self._ended.address
+        is_early = can_be_early and self._rng.random() < _EARLY_SHARE
         delay = self._rng.uniform(0, _EARLY_SECONDS if is_early else self._arguments.delay)
         log = self._ended.log_path(0)
         # The log has the lines of all earlier starts, too.
         earlier_bytes = log.stat().st_size if log.exists() else 0
         event = _end(self._ended, kind, is_early, delay, self._rng)
-        print(
-            json.dumps({'event': kind, 'early': is_early, 'flipped': damaged} | event), flush=True
-        )
+        details = {'event': kind, 'early': is_early, 'flipped': damaged}
+        print(json.dumps(details | event), flush=True)
         if event['problem']:
             self._problems.append(event['problem'])
         if damaged is not None:
@@ -304,49 +337,64 @@ class Campaign:
             return False
         self._lost_steps.append(event['logged'] - event['saved'])
         self._happened['sigterm' if kind == 'sigterm' else 'kill'] += 1
+        if self._ended.address and len(self._lost_steps) % 2:
+            # As if other machines resumed the run.
+            shutil.rmtree(self._ended.workdir, ignore_errors=True)
         return True
 
     def _finish(self) -> None:
-        """Lets the run end, compares it with the whole one, and removes it."""
+        """Lets the run end, compares it with the whole one, and begins another one."""
         statuses = wait(self._ended.start())
         if any(statuses):
             self._problems.append(f'the last start ended with {statuses}')
             return
-        differing = differences(self._whole, self._ended)
+        ended = self._ended
+        if ended.address:
+            with mock.patch.dict('os.environ', XDG_CACHE_HOME=f'{self._folder}/copies'):
+                copy = local_run(ended.address, 'checkpoints')
+            ended = Run(ended.recipe, copy, 1)
+        differing = differences(self._whole, ended)
         self._problems += differing
         self._compared += 1
         # Kept for a closer look if it differs.
         if not differing:
-            shutil.rmtree(self._ended.workdir)
+            self._ended = self._new_run()
 
 
 def _flip(run: Run, rng: random.Random) -> tuple[int, str]:
-    """Flips one bit of the newest checkpoint of a run; returns its number and the name of the file."""
+    """Flips one bit of the newest checkpoint of a run; returns its number and the name of the file.
+
+    Half of the bits are drawn from all bytes, half from the bytes of a file that is drawn first: most files are small.
+    """
     step = run.checkpoint()
     folder = run.workdir / 'checkpoints' / str(step)
-    return step, flip_bit(folder, rng).relative_to(folder).as_posix()
+    paths = sorted(path for path in folder.rglob('*') if path.is_file() and path.stat().st_size)
+    sizes = [path.stat().st_size for path in paths]
+    path = rng.choices(paths, sizes if rng.random() < 0.5 else None)[0]
+    content = bytearray(path.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+    return step, path.relative_to(folder).as_posix()
 
 
 def main() -> None:
     """Runs the campaign over all recipes of the command line."""
-    parser = argparse.ArgumentParser(
-        prog='python -m benchmarks.kills',
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument('--recipes', default=','.join(RECIPES), help='names with commas between')
-    parser.add_argument('--kills', type=int, default=4, help='kill -9, per recipe')
-    parser.add_argument('--sigterms', type=int, default=1, help='SIGTERMs, per recipe')
-    parser.add_argument('--flips', type=int, default=1, help='kills with a flipped bit before')
-    parser.add_argument('--rank', type=int, default=0, help='of adapters; 0: whole weights')
-    parser.add_argument('--processes', type=int, choices=(1, 2), default=1, help='of each run')
-    parser.add_argument('--delay', type=float, default=3.0, help='most seconds after a step')
-    parser.add_argument('--seed', type=int, default=0, help='of the moments')
-    parser.add_argument('--folder', help='of the runs; a temporary one, which stays, by default')
-    arguments = parser.parse_args()
+    flags = parser('kills', __doc__)
+    flags.add_argument('--recipes', default=','.join(RECIPES), help='names with commas between')
+    flags.add_argument('--kills', type=int, default=4, help='kill -9, per recipe')
+    flags.add_argument('--sigterms', type=int, default=1, help='SIGTERMs, per recipe')
+    flags.add_argument('--flips', type=int, default=1, help='kills with a flipped bit before')
+    flags.add_argument('--rank', type=int, default=0, help='of adapters; 0: whole weights')
+    flags.add_argument('--processes', type=int, choices=(1, 2), default=1, help='of each run')
+    flags.add_argument('--delay', type=float, default=3.0, help='most seconds after a step')
+    flags.add_argument('--seed', type=int, default=0, help='of the moments')
+    flags.add_argument('--bucket', default='', help='address under which the runs are')
+    flags.add_argument('--folder', help='of the runs; a temporary one, which stays, by default')
+    arguments = flags.parse_args()
+    if arguments.bucket:
+        arguments.flips = 0
     if arguments.flips > arguments.kills:
-        parser.error('--flips: each belongs to a kill; give at most --kills')
+        flags.error('--flips: each belongs to a kill; give at most --kills')
     folder = pathlib.Path(arguments.folder or tempfile.mkdtemp(prefix='kills.')).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     print(f'runs and their logs: {folder}', flush=True)

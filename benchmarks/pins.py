@@ -11,11 +11,9 @@ exit status 1 if anything differs.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import json
-import os
 import pathlib
 import resource
 import shutil
@@ -24,6 +22,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from benchmarks.command import cpu_environment, parser
 from benchmarks.kills import FLAGS, log_records
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -137,12 +136,11 @@ def play(
       subprocess.CalledProcessError: the run failed.
     """
     workdir = folder / name
-    environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
     with (folder / f'{name}.log').open('w') as log:
         subprocess.run(
             command(name, workdir, cache),
             cwd=tree,
-            env=environment,
+            env=cpu_environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -193,19 +191,15 @@ def compare(names: Sequence[str], commit: str, folder: pathlib.Path) -> list[dic
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compares this checkout with a commit; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog='python -m benchmarks.pins',
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument('--against', required=True, metavar='COMMIT', help='the other commit')
-    parser.add_argument('--only', metavar='NAMES', help=f'some of {",".join(WORKLOADS)}')
-    parser.add_argument('--keep', action='store_true', help='keep the runs, for a closer look')
-    options = parser.parse_args(arguments)
+    flags = parser('pins', __doc__)
+    flags.add_argument('--against', required=True, metavar='COMMIT', help='the other commit')
+    flags.add_argument('--only', metavar='NAMES', help=f'some of {",".join(WORKLOADS)}')
+    flags.add_argument('--keep', action='store_true', help='keep the runs, for a closer look')
+    options = flags.parse_args(arguments)
     names = options.only.split(',') if options.only else list(WORKLOADS)
     unknown = sorted(set(names) - set(WORKLOADS))
     if unknown:
-        parser.error(f'--only: no workload {unknown[0]}; give some of {",".join(WORKLOADS)}')
+        flags.error(f'--only: no workload {unknown[0]}; give some of {",".join(WORKLOADS)}')
     folder = pathlib.Path(tempfile.mkdtemp(prefix='pins.'))
     try:
         rows = compare(names, options.against, folder)

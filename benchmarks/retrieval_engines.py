@@ -19,14 +19,8 @@ import numpy as np
 from zeroplay_jax.retrieval import index as index_lib
 from zeroplay_jax.retrieval.corpus import MemoryCorpus
 
-# Name → dtype of reordering, threshold of anisotropic quantisation, λ of SOAR (None: every vector in one leaf).
-VARIANTS: dict[str, tuple[str, float, float | None]] = {
-    'float32': ('FLOAT32', 0.2, None),
-    'bfloat16': ('BFLOAT16', 0.2, None),
-    'bfloat16, threshold 0.1': ('BFLOAT16', 0.1, None),
-    'bfloat16, SOAR': ('BFLOAT16', 0.2, 1.5),
-    'float32, SOAR': ('FLOAT32', 0.2, 1.5),
-}
+# Name → λ of SOAR (None: every vector in one leaf). Candidates are scored again in bfloat16.
+VARIANTS: dict[str, float | None] = {'bfloat16': None, 'bfloat16, SOAR': 1.5}
 
 # Unit vectors [B, D], k → ids [B, k].
 Search = Callable[[np.ndarray, int], np.ndarray]
@@ -158,13 +152,10 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
     leaves = max(16, 1 << round(math.log2(2 * math.sqrt(rows))))
     leaf_counts, grid = _scann_settings(leaves)
     for name in names:
-        reorder, threshold, soar = VARIANTS[name]
-        spilling = dict(soar_lambda=soar) if soar else {}
+        spilling = dict(soar_lambda=VARIANTS[name]) if VARIANTS[name] else {}
 
-        # The default arguments bind the values of this variant; a closure would read those of the last one.
-        def make(
-            spilling=spilling, threshold=threshold, reorder=scann.scann_builder.ReorderType[reorder]
-        ):
+        # The default argument binds the value of this variant; a closure would read that of the last one.
+        def make(spilling=spilling):
             """Returns a trained searcher. The counts given here are defaults that every search overrides."""
             builder = scann.builder(vectors, 10, 'dot_product')
             builder.tree(
@@ -174,8 +165,9 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
                 random_init=False,
                 **spilling,
             )
-            builder.score_ah(2, anisotropic_quantization_threshold=threshold)
-            return builder.reorder(48, quantize=reorder).set_n_training_threads(1).build()
+            builder.score_ah(2, anisotropic_quantization_threshold=0.2)
+            kind = scann.scann_builder.ReorderType.BFLOAT16
+            return builder.reorder(48, quantize=kind).set_n_training_threads(1).build()
 
         searcher, seconds, memory = _timed(make)
 

@@ -1,19 +1,22 @@
-"""Multi-turn rollouts and policy updates on a CPU: ours, and two other engines on the same work in the same run.
+"""Multi-turn rollouts and policy updates: ours, and on CPUs two other engines on the same work in the same run.
 
     python -m benchmarks.rollout                                # ours
     PEERS_PYTHON=/path/to/python python -m benchmarks.rollout   # ours, Tunix and transformers in turn
+    python -m benchmarks.rollout --gpu --workload large         # ours, Qwen2.5-3B in bfloat16, on a GPU of 80 GB
 
 `benchmarks/peers/workload.py` defines the work: a 23-million-parameter Qwen3-shaped policy in float32; a batch of
 scripted rollouts; and a clipped policy-gradient step on 16 × 256 tokens. All engines run on the same two cores.
 --workload even: 32 rollouts of a 64-token prompt and three turns of 32 greedy tokens, with 96 observation tokens
-between turns; uneven: 64 rollouts of one to five such turns with 20 to 300 observation tokens between them.
+between turns; uneven: 64 rollouts of one to five such turns with 20 to 300 observation tokens between them; large: 128
+such rollouts with longer contexts. With --gpu the weights are random, too, and no checkpoint is read. The device holds
+at once what it holds in a run: weights and AdamW moments in float32, the sampler's weights, the slots, the gradients.
 
 PEERS_PYTHON is the interpreter of an environment with `benchmarks/peers/requirements.txt`. --peers names another folder
 of `peer_tunix.py` and `peer_hf.py`: scripts that take the number of timed calls and print '<name> rollout X generated
 tokens/s' and '<name> train X tokens/s'.
 
 The bound of a batch is the larger of two times, whose rates this process measures right before and after the
-rollouts: operations (every token passes the layers once, every generated token the head once) at the rate of a 2048³
+rollouts: operations (every token passes the layers once, every generated token the head once) at the rate of a large
 product, and memory traffic (the weights once per token of the longest rollout's turns, and the keys and values before
 every generated token once) at the rate of a copy.
 """
@@ -34,14 +37,15 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+from benchmarks import command, roofline
 from benchmarks.peers import workload
-from benchmarks.peers.timing import median_seconds
-from benchmarks.peers.workload import TRAIN_BATCH, TRAIN_LEN, Rollouts
-from benchmarks.trained_rows import trained_row
+from benchmarks.peers.workload import TRAIN_BATCH, TRAIN_LEN, Rollouts, median_seconds
+from benchmarks.tpu_shapes import model_config
 from zeroplay_jax.configs import common
-from zeroplay_jax.learner.batch import pack
+from zeroplay_jax.learner.batch import Batch, pack
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import sharding, transformer
+from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout.call_syntax import TagSyntax
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.requests import Request
@@ -51,12 +55,12 @@ from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.runtime.devices import divide_cpu
 from zeroplay_jax.tools.base import Tool, ToolResult
-from zeroplay_jax.types import POLICY, Trajectory, UserError
+from zeroplay_jax.types import POLICY, PROMPT, Row, Trajectory, UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
 PEERS = ('tunix', 'hf')
 
-MODEL = transformer.ModelConfig(
+MODEL = ModelConfig(
     family='qwen3',
     vocab_size=workload.VOCAB_SIZE,
     hidden_size=workload.QWEN3['hidden_size'],
@@ -93,8 +97,8 @@ def sampler_config(rollouts: Rollouts, attention: str, devices: int) -> SamplerC
 class _Codec(Codec):
     """Every token reads 'x', so that the stop string of `_Syntax` ends a turn after a number of tokens."""
 
-    def __init__(self):
-        self.token_bytes = [b'x'] * MODEL.vocab_size
+    def __init__(self, vocab_size: int):
+        self.token_bytes = [b'x'] * vocab_size
         self.eos_ids = ()
 
 
@@ -136,6 +140,7 @@ class _Environment(Environment):
 
 def make_request(rollouts: Rollouts, row: int, codec: Codec, search: Tool) -> Request:
     """Returns the request for a rollout of the workload."""
+    vocab_size = len(codec.token_bytes)
     turns = rollouts.turns(row)
     # The limit is one token more than a turn has, so that the stop string ends the turn and not the limit.
     limits = Limits(
@@ -145,7 +150,7 @@ def make_request(rollouts: Rollouts, row: int, codec: Codec, search: Tool) -> Re
     )
     observations = []
     for turn in range(turns - 1):
-        observations.append(rollouts.observation(row, turn, MODEL.vocab_size))
+        observations.append(rollouts.observation(row, turn, vocab_size))
     env = _Environment(
         codec,
         _Syntax(rollouts.turn_tokens),
@@ -154,76 +159,158 @@ def make_request(rollouts: Rollouts, row: int, codec: Codec, search: Tool) -> Re
         terminal_tags=(),
         observations=iter(observations),
     )
-    prompt = np.array(rollouts.prompt(row, MODEL.vocab_size), np.int32)
+    prompt = np.array(rollouts.prompt(row, vocab_size), np.int32)
     return Request('policy', prompt, (row,), env, samples=1, temperature=0.0)
 
 
-def rollout(scheduler: Scheduler, rollouts: Rollouts) -> list[Trajectory]:
-    """Returns the scripted rollouts of the real scheduler, search thread included."""
-    codec = _Codec()
-    # One object for all rollouts, so that their calls are batched.
-    search = _Search()
-    episodes = []
-    for row in range(len(rollouts)):
-        episodes.append(scheduler.rollout(make_request(rollouts, row, codec, search)))
-    # Each request gives a list of one sample.
-    trajectories = [samples[0] for samples in scheduler.run(episodes)]
-    # A rollout that ended early would make the rates look better than they are.
-    for row, trajectory in enumerate(trajectories):
-        assert len(trajectory.tokens) == rollouts.length(row)
-        generated = (trajectory.source == POLICY).sum()
-        assert generated == rollouts.turns(row) * rollouts.turn_tokens
-    return trajectories
+class Engine:
+    """Our engine with random weights: a scheduler with a slot per rollout, and a learner.
+
+    Args:
+      model: the policy.
+      rollouts: the workload.
+      attention: `sampler.attention`.
+      devices: data shards of sampler and learner.
+    """
+
+    def __init__(
+        self, model: ModelConfig, rollouts: Rollouts, attention: str = 'xla', devices: int = 1
+    ):
+        self.model = model
+        self.rollouts = rollouts
+        mesh = sharding.make_mesh(replica=devices)
+        role = ml_collections.ConfigDict(common.get_config().solver.to_dict())
+        role.weight_decay = 1e-4
+        on_mesh = dataclasses.replace(model, mesh=mesh if devices > 1 else None)
+        # Nothing else refers to these weights, so updates can free them.
+        sizes = (TRAIN_BATCH, TRAIN_LEN)
+        self.learner = Learner(on_mesh, mesh, {'solver': role}, random_weights(model), sizes)
+        self.batches = full_batches(model.vocab_size, TRAIN_BATCH, TRAIN_LEN, TRAIN_BATCH)
+        sampler = Sampler(model, sampler_config(rollouts, attention, devices), mesh)
+        self.scheduler = Scheduler({'policy': SlotPool(sampler, seed=0)})
+        view = sharding.sampler_view(self.learner.published(), mesh)
+        self.scheduler.weights.publish('policy', view, 0)
+
+    def update(self) -> None:
+        """Does one update step on TRAIN_BATCH × TRAIN_LEN random tokens and waits for its end."""
+        self.learner.update('solver', self.batches)
+
+    def rollout(self) -> list[Trajectory]:
+        """Returns the scripted rollouts of the real scheduler, search thread included."""
+        rollouts = self.rollouts
+        codec = _Codec(self.model.vocab_size)
+        # One object for all rollouts, so that their calls are batched.
+        search = _Search()
+        episodes = []
+        for row in range(len(rollouts)):
+            episodes.append(self.scheduler.rollout(make_request(rollouts, row, codec, search)))
+        # Each request gives a list of one sample.
+        trajectories = [samples[0] for samples in self.scheduler.run(episodes)]
+        # A rollout that ended early would make the rates look better than they are.
+        for row, trajectory in enumerate(trajectories):
+            assert len(trajectory.tokens) == rollouts.length(row)
+            generated = (trajectory.source == POLICY).sum()
+            assert generated == rollouts.turns(row) * rollouts.turn_tokens
+        return trajectories
+
+    def measure(self) -> dict[str, float]:
+        """Measures the engine once, with three timed rollout batches and three updates.
+
+        Returns:
+          'rollout' and 'train', generated tokens and update tokens per second; 'bound' and 'update_bound', the least
+          time of the rollouts and of the update as shares of theirs; 'gflops' and 'gbytes', the measured rates behind
+          them, in 10⁹ operations and bytes per second.
+        """
+        # The rates are measured right before and right after the rollouts: the speed of a shared machine drifts.
+        operations_before, bytes_before = device_rates(self.model.dtype)
+        rollout_seconds = median_seconds(self.rollout, 3)
+        operations_after, bytes_after = device_rates(self.model.dtype)
+        operation_rate = (operations_before + operations_after) / 2
+        byte_rate = (bytes_before + bytes_after) / 2
+        update_seconds = median_seconds(self.update, 3)
+        operation_seconds = useful_operations(self.model, self.rollouts) / operation_rate
+        traffic_seconds = useful_bytes(self.model, self.rollouts) / byte_rate
+        trained = TRAIN_BATCH * TRAIN_LEN
+        # The backward pass has two products for every product of the forward pass.
+        update_operations = 3 * roofline.forward(self.model, trained, TRAIN_LEN)
+        return dict(
+            rollout=self.rollouts.generated / rollout_seconds,
+            train=trained / update_seconds,
+            bound=max(operation_seconds, traffic_seconds) / rollout_seconds,
+            update_bound=update_operations / operation_rate / update_seconds,
+            gflops=operation_rate / 1e9,
+            gbytes=byte_rate / 1e9,
+        )
 
 
-def make_scheduler(
-    params, rollouts: Rollouts, attention: str = 'xla', devices: int = 1
-) -> Scheduler:
-    """Returns a scheduler with a slot per rollout that samples with these weights."""
-    mesh = sharding.make_mesh(replica=devices)
-    sampler = Sampler(MODEL, sampler_config(rollouts, attention, devices), mesh)
-    scheduler = Scheduler({'policy': SlotPool(sampler, seed=0)})
-    scheduler.weights.publish('policy', sharding.sampler_view(params, mesh), 0)
-    return scheduler
+def random_weights(model: ModelConfig) -> Params:
+    """Returns random weights, made on the device."""
+
+    def make(key):
+        # Smaller weights make the policy nearly uniform, as `full_batches` assumes: an entropy of 8.9 nats instead
+        # of 6.3.
+        return jax.tree.map(lambda x: x * 0.2 if x.ndim == 2 else x, transformer.init(model, key))
+
+    return jax.jit(make)(jax.random.key(0))
 
 
-def matmul_rate() -> float:
-    """Returns the float32 operations per second of a 2048³ product."""
-    # The product is large enough to reach the peak rate of the cores.
-    a = jnp.ones((2048, 2048), jnp.float32)
-    product = jax.jit(lambda x, y: x @ y)
-    return 2 * 2048**3 / median_seconds(lambda: jax.block_until_ready(product(a, a)), 5)
+def product_rate(side: int, dtype: str) -> float:
+    """Returns the operations per second of a product of square matrices, accumulated in float32."""
+    matrix = jnp.ones((side, side), dtype)
+    product = jax.jit(lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.float32))
+    return 2.0 * side**3 / median_seconds(lambda: product(matrix, matrix).block_until_ready(), 5)
 
 
-def copy_rate() -> float:
-    """Returns the bytes per second, read and written, of an addition to a float32 array of 256 MiB."""
-    # The array is several times larger than the caches of the processor.
-    a = jnp.ones(2**26, jnp.float32)
+def copy_rate(size: int) -> float:
+    """Returns the bytes per second, read and written, of an addition to a float32 array of `size` bytes."""
+    vector = jnp.ones(size // 4, jnp.float32)
+    # An addition, because XLA would leave out a plain copy.
     addition = jax.jit(lambda x: x + 1)
-    return 2 * a.nbytes / median_seconds(lambda: jax.block_until_ready(addition(a)), 5)
+    return 2.0 * size / median_seconds(lambda: addition(vector).block_until_ready(), 5)
 
 
-def layer_weights() -> int:
-    """Returns the weights of all layers' matrices."""
-    m = MODEL
-    attention = 2 * m.hidden_size * (m.heads + m.kv_heads) * m.head_dim
-    return m.layers * (attention + 3 * m.hidden_size * m.intermediate_size)
+def full_batches(vocab_size: int, rows: int, tokens: int, micro_rows: int) -> list[Batch]:
+    """Returns full micro-batches of random tokens, on all of which but the first of a row the policy is trained.
+
+    Their log-probs under the old policy are those of a uniform one, about those of small random weights: ratios far
+    from 1 would be clipped and lose their gradient.
+    """
+    rng = np.random.default_rng(0)
+    source = np.full(tokens, POLICY, np.int8)
+    # No token before the first one predicts it, so it is not trained on.
+    source[0] = PROMPT
+    logp = np.where(source == POLICY, -np.log(vocab_size), 0.0).astype(np.float32)
+    batch = []
+    for number in range(rows):
+        ids = rng.integers(10, vocab_size, tokens).astype(np.int32)
+        trajectory = Trajectory(ids, source, logp, (), 'eos', 'policy', 0, (number,))
+        advantage = float(rng.normal())
+        batch.append(Row('policy', trajectory, reward=0.0, group=0, advantage=advantage))
+    return pack(batch, micro_rows=micro_rows, tokens=tokens, mode='token')
 
 
-def useful_operations(rollouts: Rollouts) -> float:
+def device_rates(dtype: str) -> tuple[float, float]:
+    """Returns the operations and the bytes per second of a large product and a large copy."""
+    # Large enough to reach the peak rates: cores need less than a GPU, whose products are in bfloat16.
+    if dtype == 'float32':
+        return product_rate(2048, dtype), copy_rate(2**28)
+    return product_rate(8192, dtype), copy_rate(2**30)
+
+
+def useful_operations(model: ModelConfig, rollouts: Rollouts) -> float:
     """Returns the operations of a batch that the bound counts: products with weight matrices only."""
     # The product with the cache is small and left out.
     tokens = sum(rollouts.length(row) for row in range(len(rollouts)))
-    head = MODEL.hidden_size * MODEL.vocab_size
-    return 2.0 * (tokens * layer_weights() + rollouts.generated * head)
+    layer, _, head = roofline.matrix_weights(model)
+    return 2.0 * (tokens * model.layers * layer + rollouts.generated * head)
 
 
-def useful_bytes(rollouts: Rollouts) -> float:
-    """Returns the bytes that decoding a batch must read at least: weights, keys and values in float32."""
+def useful_bytes(model: ModelConfig, rollouts: Rollouts) -> float:
+    """Returns the bytes that decoding a batch must read at least: weights, keys and values."""
     turns = [rollouts.turns(row) for row in range(len(rollouts))]
     # All rollouts share the weights of a decoding step. The tokens of one rollout are decoded one after another.
     steps = max(turns) * rollouts.turn_tokens
-    weights = layer_weights() + MODEL.hidden_size * MODEL.vocab_size
+    layer, _, head = roofline.matrix_weights(model)
     cached_tokens = 0
     for row in range(len(rollouts)):
         position = rollouts.prompt_tokens
@@ -233,25 +320,9 @@ def useful_bytes(rollouts: Rollouts) -> float:
                 position += 1
             if turn < turns[row] - 1:
                 position += rollouts.observation_tokens[row][turn]
-    values_per_token = 2 * MODEL.layers * MODEL.kv_heads * MODEL.head_dim
-    return 4.0 * (steps * weights + cached_tokens * values_per_token)
-
-
-def make_update(params, devices: int = 1):
-    """Returns a function that does one update step on TRAIN_BATCH × TRAIN_LEN random tokens and waits for its end."""
-    role = ml_collections.ConfigDict(common.get_config().solver.to_dict() | dict(weight_decay=1e-4))
-    mesh = sharding.make_mesh(replica=devices)
-    model = dataclasses.replace(MODEL, mesh=mesh if devices > 1 else None)
-    learner = Learner(model, mesh, {'solver': role}, params, (TRAIN_BATCH, TRAIN_LEN))
-    rng = np.random.default_rng(0)
-    rows = []
-    for i in range(TRAIN_BATCH):
-        tokens = rng.integers(10, MODEL.vocab_size, TRAIN_LEN).astype(np.int32)
-        # About the log-prob of a uniform policy: ratios far from 1 would be clipped and lose their gradient.
-        rows.append(trained_row(i, tokens, logp=-9.0, advantage=float(rng.normal())))
-    batches = pack(rows, micro_rows=TRAIN_BATCH, tokens=TRAIN_LEN, mode='token')
-    assert len(batches) == 1
-    return lambda: learner.update('solver', batches)
+    values_per_token = 2 * model.layers * model.kv_heads * model.head_dim
+    read = steps * (model.layers * layer + head) + cached_tokens * values_per_token
+    return float(np.dtype(model.dtype).itemsize * read)
 
 
 def peer(
@@ -291,66 +362,23 @@ def peer(
     return rates
 
 
-def measure(scheduler, update, rollouts: Rollouts) -> dict[str, float]:
-    """Measures our engine once, with three timed rollout batches and three updates.
-
-    Returns:
-      'rollout' and 'train', generated tokens and update tokens per second; 'bound', the least time of the rollouts as a
-      share of theirs; 'gflops' and 'gbytes', the measured rates behind it, in 10⁹ operations and bytes per second.
-    """
-    # The rates are measured right before and right after the rollouts: the speed of a shared machine drifts.
-    operations_before, bytes_before = matmul_rate(), copy_rate()
-    rollout_seconds = median_seconds(lambda: rollout(scheduler, rollouts), 3)
-    operation_rate = (operations_before + matmul_rate()) / 2
-    byte_rate = (bytes_before + copy_rate()) / 2
-    update_seconds = median_seconds(update, 3)
-    operation_seconds = useful_operations(rollouts) / operation_rate
-    traffic_seconds = useful_bytes(rollouts) / byte_rate
-    return dict(
-        rollout=rollouts.generated / rollout_seconds,
-        train=TRAIN_BATCH * TRAIN_LEN / update_seconds,
-        bound=max(operation_seconds, traffic_seconds) / rollout_seconds,
-        gflops=operation_rate / 1e9,
-        gbytes=byte_rate / 1e9,
-    )
-
-
-def shares(scheduler, rollouts: Rollouts) -> dict[str, float]:
-    """Runs one more rollout batch; returns the shares of its time in 'prefill', in 'decode' and on the 'host'."""
-    scheduler.stats.clear()
-    # With `profile` the host waits for every device call. That prevents overlap, so only the shares of these seconds
-    # are meaningful, not their sum.
-    scheduler.profile = True
-    rollout(scheduler, rollouts)
-    scheduler.profile = False
-    total_seconds = scheduler.stats['seconds']
-    prefill_seconds = scheduler.stats['prefill_seconds']
-    decode_seconds = scheduler.stats['decode_seconds']
-    return dict(
-        prefill=prefill_seconds / total_seconds,
-        decode=decode_seconds / total_seconds,
-        host=1 - (prefill_seconds + decode_seconds) / total_seconds,
-    )
-
-
-def compare(scheduler, update, arguments) -> tuple[list[dict[str, float]], dict[str, list[float]]]:
+def compare(engine, arguments) -> tuple[list[dict[str, float]], dict[str, list[float]]]:
     """Measures our engine and the others in turn, and prints a line per engine and round.
 
     Returns:
       Our figures of `measure` by round; and 'rollout_vs_<engine>' or 'update_vs_<engine>' → our rate divided by that of
       the engine, by round.
     """
-    rollouts = workload.WORKLOADS[arguments.workload]
     our_figures = []
     ratios: dict[str, list[float]] = {}
     # Engines take turns within a round, because the speed of a shared machine drifts.
     for round_index in range(arguments.rounds):
-        figures = measure(scheduler, update, rollouts)
+        figures = engine.measure()
         our_figures.append(figures)
         printed_figures = ', '.join(f'{name} {value:.4g}' for name, value in figures.items())
         print(f'round {round_index + 1}: {printed_figures}', flush=True)
-        for name in available_peers(arguments.peers):
-            rates = peer(name, arguments.peers, rollouts.name, arguments.tunix_cache)
+        for name in () if arguments.gpu else available_peers(arguments.peers):
+            rates = peer(name, arguments.peers, arguments.workload, arguments.tunix_cache)
             print(
                 f'  {name}: rollout {rates["rollout"]:.0f}, train {rates["train"]:.0f} tokens/s',
                 flush=True,
@@ -371,16 +399,12 @@ def available_peers(folder: pathlib.Path) -> tuple[str, ...]:
 
 def parse_arguments(argv) -> argparse.Namespace:
     """Returns the parsed command line."""
-    parser = argparse.ArgumentParser(
-        prog='python -m benchmarks.rollout',
-        description=__doc__.split('\n')[0],
-        epilog='example:\n  python -m benchmarks.rollout --rounds 1',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser('rollout', __doc__)
     parser.add_argument('--rounds', type=int, default=3, help='rounds of all engines in turn')
     parser.add_argument(
         '--workload', choices=workload.WORKLOADS, default='even', help='batch of rollouts (even)'
     )
+    parser.add_argument('--gpu', action='store_true', help='Qwen2.5-3B, on a GPU of 80 GB')
     parser.add_argument('--devices', type=int, choices=(1, 2), default=1, help='cpu_devices (1)')
     parser.add_argument(
         '--attention', choices=('xla', 'used'), default='xla', help='sampler.attention (xla)'
@@ -400,12 +424,10 @@ def parse_arguments(argv) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main(argv=None) -> None:
-    """Prints a line per engine and round, then one JSON line."""
-    arguments = parse_arguments(argv)
+def cpu_model(arguments: argparse.Namespace) -> ModelConfig:
+    """Returns the policy of all engines; limits this process to the cores that every engine may use."""
     # Set before JAX counts the cores; the processes of the other engines inherit the limit.
-    cores = sorted(os.sched_getaffinity(0))[: workload.CORES]
-    os.sched_setaffinity(0, cores)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: workload.CORES])
     os.environ['JAX_PLATFORMS'] = 'cpu'
     jax.config.update('jax_platforms', 'cpu')
     divide_cpu(arguments.devices)
@@ -414,34 +436,49 @@ def main(argv=None) -> None:
             f'other engines are left out: PEERS_PYTHON is not set or {arguments.peers} does not exist',
             file=sys.stderr,
         )
-    # Smaller weights make the policy nearly uniform, as `make_update` assumes: an entropy of 8.9 nats instead of 6.3.
-    params = jax.tree.map(
-        lambda x: x * 0.2 if x.ndim == 2 else x, transformer.init(MODEL, jax.random.key(0))
-    )
-    rollouts = workload.WORKLOADS[arguments.workload]
-    scheduler = make_scheduler(params, rollouts, arguments.attention, arguments.devices)
-    update = make_update(params, arguments.devices)
-    try:
-        our_figures, ratios = compare(scheduler, update, arguments)
-    except UserError as error:
-        sys.exit(f'benchmarks.rollout: {error}')
+    return MODEL
+
+
+def gpu_model() -> ModelConfig:
+    """Returns Qwen2.5-3B: bfloat16, rematerialised layers.
+
+    Raises:
+      UserError: there is no GPU.
+    """
+    # 95 % of the memory instead of XLA's default of 75 %, read when the backend starts.
+    os.environ.setdefault('XLA_CLIENT_MEM_FRACTION', '0.95')
+    platform = jax.devices()[0].platform
+    if platform != 'gpu':
+        raise UserError(f'JAX finds no GPU, only {platform}: install jax[cuda13]')
+    return model_config('qwen2.5-3b', dtype='bfloat16', remat=True, logit_chunk=512)
+
+
+def main(argv=None) -> None:
+    """Prints a line per engine and round, then one JSON line."""
+    arguments = parse_arguments(argv)
+    with command.one_line_errors('benchmarks.rollout'):
+        model = gpu_model() if arguments.gpu else cpu_model(arguments)
+        engine = Engine(
+            model, workload.WORKLOADS[arguments.workload], arguments.attention, arguments.devices
+        )
+        our_figures, ratios = compare(engine, arguments)
     # Ratios are taken within a round and their median afterwards, so that slow rounds cancel.
     summary = {name: statistics.median(values) for name, values in ratios.items()}
-    summary |= dict(
-        share_of_bound=statistics.median(figures['bound'] for figures in our_figures),
-        generated_tokens_per_second=statistics.median(
-            figures['rollout'] for figures in our_figures
-        ),
-        gflops=statistics.median(figures['gflops'] for figures in our_figures),
-        gbytes=statistics.median(figures['gbytes'] for figures in our_figures),
-        update_tokens_per_second=statistics.median(figures['train'] for figures in our_figures),
-    )
-    for name, share in shares(scheduler, rollouts).items():
-        summary[f'share_{name}'] = share
+    names = {
+        'share_of_bound': 'bound',
+        'generated_tokens_per_second': 'rollout',
+        'gflops': 'gflops',
+        'gbytes': 'gbytes',
+        'update_tokens_per_second': 'train',
+        'update_share_of_bound': 'update_bound',
+    }
+    for name, figure in names.items():
+        summary[name] = statistics.median(figures[figure] for figures in our_figures)
     rounded_summary = {name: round(value, 4) for name, value in summary.items()}
-    names = ('workload', 'rounds', 'devices', 'attention')
-    facts = {name: getattr(arguments, name) for name in names}
-    facts |= dict(cores=len(cores), jax=jax.__version__)
+    flags = ('workload', 'rounds', 'devices', 'attention')
+    facts = {name: getattr(arguments, name) for name in flags}
+    device = jax.devices()[0].device_kind
+    facts |= dict(cores=len(os.sched_getaffinity(0)), device=device, jax=jax.__version__)
     print(json.dumps(rounded_summary | facts))
 
 

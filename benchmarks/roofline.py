@@ -1,14 +1,13 @@
-"""Roofline model: the operations that a program needs, and the least time they take on a chip.
+"""Roofline model: the operations that a result needs, and the least time on a chip.
 
-Notation: N matrix weights, T tokens, L tokens per row, H query heads, d head size.
+The counts contain what the result needs and nothing else: causal attention, no rematerialisation (MFU as in Chowdhery
+et al. 2022, arXiv:2204.02311, appendix B).
 """
 
 from __future__ import annotations
 
 import math
 import re
-
-import jax
 
 from benchmarks.tpu_shapes import Chip
 from zeroplay_jax.policy.transformer import ModelConfig
@@ -37,18 +36,13 @@ _ARRAY = re.compile(r'(\w+)\[([\d,]*)\]')
 _CHANNEL = re.compile(r'channel_id=(\d+)')
 
 
-def weights(model: ModelConfig, shapes) -> tuple[int, int]:
-    """Returns the number of matrix weights in the layers and in the head.
-
-    Args:
-      model: the model.
-      shapes: the shapes of its parameters.
-    """
-    head = model.vocab_size * model.hidden_size
-    matrices = sum(x.size for x in jax.tree.leaves(shapes) if x.ndim > 1)
-    # The embedding is a lookup. With tied weights it is the head's matrix, otherwise a second one of the same size.
-    vocabulary_matrices = 1 if model.tied else 2
-    return matrices - head * vocabulary_matrices, head
+def matrix_weights(model: ModelConfig) -> tuple[int, int, int]:
+    """Returns the matrix weights of one layer, of its key and value projections alone, and of the head."""
+    key_value_weights = model.hidden_size * 2 * model.kv_heads * model.head_dim
+    query_output_weights = model.hidden_size * 2 * model.heads * model.head_dim
+    mlp_weights = model.hidden_size * 3 * model.intermediate_size
+    layer_weights = key_value_weights + query_output_weights + mlp_weights
+    return layer_weights, key_value_weights, model.hidden_size * model.vocab_size
 
 
 def attended_keys(model: ModelConfig, length: int) -> float:
@@ -62,22 +56,23 @@ def attended_keys(model: ModelConfig, length: int) -> float:
     return sum(mean_keys[window] for window in windows)
 
 
-def forward(model: ModelConfig, shapes, tokens: int, length: int, head: bool) -> float:
-    """Returns the operations of a forward pass: 2·N per token and the two products of attention.
+def forward(model: ModelConfig, tokens: int, length: int, head: bool = True) -> float:
+    """Returns the operations of a forward pass: 2 per matrix weight and token, and the two products of attention.
 
     Args:
       model: the model.
-      shapes: the shapes of its parameters.
       tokens: number of tokens.
       length: tokens per row.
       head: whether the logits are computed.
     """
-    layer_weights, head_weights = weights(model, shapes)
-    if not head:
-        head_weights = 0
+    layer_weights, _, head_weights = matrix_weights(model)
+    weights = model.layers * layer_weights + head_weights * head
     # Queries times keys and scores times values: 2·d operations each per head and pair.
     attention = 4 * model.heads * model.head_dim * attended_keys(model, length)
-    return tokens * (2.0 * (layer_weights + head_weights) + attention)
+    return tokens * (2.0 * weights + attention)
+
+
+# ---- compiled programs ----
 
 
 def array_bytes(types: str) -> list[int]:

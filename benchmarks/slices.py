@@ -1,4 +1,4 @@
-"""Plays rollouts on TPU slices and GPUs without any: seconds per step by cause, and what a change would bring.
+"""Plays rollouts on TPU slices and GPUs without any: seconds per step by cause.
 
     python -m benchmarks.slices --machine v5p:2x2x4 --model qwen2.5-7b
     python -m benchmarks.slices --machine v5e:4x4 --model qwen2.5-3b --slots 64 --config configs/drzero.py
@@ -17,10 +17,9 @@ import dataclasses
 import json
 import pathlib
 import runpy
-import sys
-from typing import Any, NoReturn
+from typing import Any
 
-from benchmarks import slices_costs, slices_workload, tpu_shapes
+from benchmarks import command, slices_costs, slices_workload, tpu_shapes
 from benchmarks.slices_costs import MachineCosts
 from benchmarks.slices_engines import Settings
 from benchmarks.slices_play import CAUSES, ENGINES, Result, default_settings, play
@@ -28,7 +27,7 @@ from benchmarks.slices_workload import Part, Unit, Workload
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import UserError
 
-RESULTS = pathlib.Path(__file__).parent / 'results' / 'slices.json'
+RESULTS = command.RESULTS / 'slices.json'
 # The engine for accelerators. Its figures are the last line of --all.
 PROJECT_ENGINE = 'pages'
 # Machines of --all: name in the last line → machine, hosts (0 for its own) and steps ahead.
@@ -48,22 +47,9 @@ SEED = 1
 STEPS = {0: 1, 1: 4}
 
 
-class _Parser(argparse.ArgumentParser):
-    """Prints one line for a wrong argument."""
-
-    def error(self, message: str) -> NoReturn:
-        """Prints the message and exits with status 2."""
-        print(f'slices: {message}', file=sys.stderr)
-        sys.exit(2)
-
-
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Returns the parsed command line."""
-    parser = _Parser(
-        prog='python -m benchmarks.slices',
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser('slices', __doc__)
     machines = ', '.join(slices_costs.MACHINES)
     parser.add_argument('--machine', help=f'one of {machines}')
     parser.add_argument('--model', default=ALL_MODEL, help=f'one of {", ".join(tpu_shapes.MODELS)}')
@@ -112,43 +98,6 @@ def play_workload(
     return play(machine, engine, settings, steps, workload.latencies, ahead, SEED)
 
 
-def changes(
-    machine: MachineCosts, settings: Settings, workload: Workload, engine: str, ahead: int
-) -> list[tuple[str, Result]]:
-    """Returns what other settings would bring, each with everything else as it is.
-
-    The rows of pages have the default settings of that engine: its token budget and tool threads.
-    """
-    results = []
-
-    def add(name: str, other_engine: str, other_settings: Settings, other_ahead: int) -> None:
-        result = play_workload(machine, other_engine, other_settings, workload, other_ahead)
-        results.append((name, result))
-
-    fields = dict(slots=settings.slots, context=settings.context, turn_tokens=settings.turn_tokens)
-    pages = default_settings(machine, 'pages', **fields)
-    if engine == 'slots':
-        rows = dataclasses.replace(settings, fill_buckets=(1, 2, 4, 8, 16))
-        add('prefill programs of 1, 2, 4, 8 and 16 rows', 'slots', rows, ahead)
-        more = dataclasses.replace(settings, slots=2 * settings.slots)
-        add('twice the slots (twice their memory)', 'slots', more, ahead)
-        add('pages in the memory of the slots', 'pages', pages, ahead)
-    else:
-        more = dataclasses.replace(settings, pages=2 * settings.pages)
-        add('twice the pages (twice their memory)', 'pages', more, ahead)
-        budget = dataclasses.replace(settings, token_budget=2 * settings.token_budget)
-        add('twice the token budget', 'pages', budget, ahead)
-        waiting = dataclasses.replace(settings, overlap=False, burst=Settings.burst)
-        add('the device waits for the host', 'pages', waiting, ahead)
-    threads = dataclasses.replace(settings, tool_threads=4 * settings.tool_threads)
-    add('four times the tool threads', engine, threads, ahead)
-    if not ahead:
-        add('ahead=1', engine, settings, 1)
-        if engine == 'slots':
-            add('pages, ahead=1', 'pages', pages, 1)
-    return results
-
-
 def workload_line(workload: Workload) -> str:
     """Returns a workload in words."""
     groups = workload.draw(SEED)
@@ -189,18 +138,6 @@ def report(machine: MachineCosts, engine: str, settings: Settings, result: Resul
         f'{"prefill tokens" if engine == "slots" else "tokens"}; at most {result.concurrent} rollouts on a host; '
         f'{result.evictions:.0f} evictions'
     )
-    return lines
-
-
-def change_lines(results: list[tuple[str, Result]]) -> list[str]:
-    """Returns the table of `changes`."""
-    head = f'{"a change":<44} {"sampling s":>10} {"step s":>8} {"tokens/s":>9}'
-    lines = ['', head]
-    for name, result in results:
-        step = sum(result.seconds.values())
-        lines.append(
-            f'{name:<44} {result.rollout_seconds:10.1f} {step:8.1f} {result.tokens_per_second:9,.0f}'
-        )
     return lines
 
 
@@ -293,9 +230,6 @@ def one_machine(args: argparse.Namespace) -> dict:
         lines += unit_lines(unit, seconds)
         last['unit'] = {name: round(value, 1) for name, value in seconds.items()}
         last['hours'] = round(sum(seconds.values()) * unit.count / 3600, 2)
-    results = changes(machine, settings, workload, engine, args.ahead)
-    lines += change_lines(results)
-    last['changes'] = {name: round(other.tokens_per_second) for name, other in results}
     print('\n'.join(lines))
     return last
 
@@ -334,7 +268,7 @@ def every_machine() -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> None:
     """Prints the report of one machine, or the table of all."""
     args = parse_arguments(argv)
-    try:
+    with command.one_line_errors('slices'):
         if args.all:
             results = every_machine()
             if args.write:
@@ -342,9 +276,6 @@ def main(argv: list[str] | None = None) -> None:
             last = results[PROJECT_ENGINE]
         else:
             last = one_machine(args)
-    except UserError as error:
-        print(f'slices: {error}', file=sys.stderr)
-        sys.exit(2)
     print(json.dumps(last))
 
 

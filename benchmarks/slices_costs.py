@@ -11,25 +11,40 @@ import functools
 import json
 import math
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks import (
-    gpu_costs,
+    roofline,
     tpu_estimates,
-    tpu_kernels,
     tpu_pages,
     tpu_programs,
     tpu_shapes,
 )
 from benchmarks.slices_engines import Settings
+from benchmarks.tpu_shapes import GIB
 from zeroplay_jax.types import UserError
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'tpu_aot.json'
-GPUS = {'h100': ('NVIDIA H100 80GB HBM3', 79), 'h200': ('NVIDIA H200', 140)}
+
+
+class Gpu(NamedTuple):
+    """Peak figures of a GPU, from its data sheet.
+
+    Attributes:
+      flops: operations per second of a dense bfloat16 product with float32 sums.
+      bandwidth: bytes per second of main memory.
+      memory: its bytes.
+    """
+
+    flops: float
+    bandwidth: float
+    memory: float
+
+
+GPUS = {'h100': Gpu(989e12, 3.35e12, 79 * GIB), 'h200': Gpu(989e12, 4.8e12, 140 * GIB)}
 MACHINES = (*tpu_shapes.TOPOLOGIES, *GPUS)
-GIB = 2**30
 # Places per slot of the compiled programs.
 POSITIONS = tpu_programs.TOKENS + tpu_programs.CHUNK
 # Rows of a full batch for which the least time of an update is stated.
@@ -74,7 +89,7 @@ class Kernel:
 # Places of a page on machines without a compiled kernel; it is read at the memory's peak rate.
 PLAIN_PAGE = 64
 # Queries that share a read of the places in a prefill.
-KERNEL_QUERIES = tpu_kernels.QUERIES['prefill']
+KERNEL_QUERIES = tpu_pages.QUERIES['prefill']
 # Most seconds per step of writing new keys and values into pages, by the compiler's estimate of bursts of 16 steps.
 PAGE_WRITE_SECONDS = 0.4e-3 / 16
 
@@ -183,7 +198,7 @@ class CallCosts:
         # one. The tokens before the chunks are a row of one place.
         singles = int(is_single.sum())
         read = int(blocks[is_single].sum())
-        grid = -(-min(rows, tokens) // tpu_kernels.QUERIES['decode'])
+        grid = -(-min(rows, tokens) // tpu_pages.QUERIES['decode'])
         seconds += machine.kernel.seconds(grid, singles, read, 'decode')
         if has_chunks:
             queries = -(-fed[~is_single] // KERNEL_QUERIES)
@@ -231,7 +246,7 @@ def machine_costs(
 def _shape(model: str) -> tuple[float, float, float]:
     """Returns the weights of all layers and of the head, and the bytes of one place in all layers."""
     config = tpu_programs.sized(model)
-    layer, _, head = gpu_costs.matrix_weights(config)
+    layer, _, head = roofline.matrix_weights(config)
     place = config.layers * 2 * config.kv_heads * config.head_dim * 2
     return float(config.layers * layer), float(head), float(place)
 
@@ -244,13 +259,13 @@ def _plain_kernel(place_seconds: float) -> Kernel:
 
 
 def _compiled_kernel(
-    stored: dict[str, Any], generation: str, model: str, place_seconds: float
+    stored: dict[str, Any], chip: tpu_shapes.Chip, model: str, place_seconds: float
 ) -> Kernel:
-    """Returns the compiled kernel, see `tpu_kernels`."""
+    """Returns the compiled kernel, see `tpu_pages`."""
     # The kernel runs once per layer; a bundle takes a cycle.
-    bundle = tpu_programs.sized(model).layers / tpu_estimates.CLOCK[generation]
+    bundle = chip.seconds(tpu_programs.sized(model).layers)
     instructions = {}
-    for kind in tpu_kernels.QUERIES:
+    for kind in tpu_pages.QUERIES:
         bundles = stored[kind]
         counts = (bundles['block'], bundles['row'], bundles['grid'])
         instructions[kind] = tuple(count * bundle for count in counts)
@@ -317,14 +332,13 @@ def _slice(machine: str, model: str, peak: bool, table: dict[str, Any]) -> Machi
     for tokens, step_seconds in pages.items():
         pages[tokens] = max(step_seconds, read, tokens * 2 * layers / chips / chip.flops)
     generation = machine.partition(':')[0]
-    stored_kernel = table.get('kernels', {}).get(tpu_kernels.key(model, generation))
+    stored_kernel = table.get('kernels', {}).get(tpu_pages.kernel_key(model, generation))
     kernel = _plain_kernel(place_seconds)
     if stored_kernel:
-        kernel = _compiled_kernel(stored_kernel, generation, model, place_seconds)
-    update = rows['update'].get('estimated_seconds')
+        kernel = _compiled_kernel(stored_kernel, chip, model, place_seconds)
     sources = dict(
         sampler=sampler_source,
-        update='compiler' if update and not peak else 'peak rate',
+        update='peak rate',
         kernel='larger of instructions and memory traffic' if stored_kernel else 'memory traffic',
         host='assumption',
     )
@@ -337,7 +351,7 @@ def _slice(machine: str, model: str, peak: bool, table: dict[str, Any]) -> Machi
         slots=slots,
         kernel=kernel,
         pages=pages,
-        update=update if update and not peak else rows['update']['roofline_seconds'],
+        update=rows['update']['roofline_seconds'],
         sources=sources,
         **costs,
     )
@@ -345,18 +359,17 @@ def _slice(machine: str, model: str, peak: bool, table: dict[str, Any]) -> Machi
 
 def _gpu(machine: str, model: str) -> MachineCosts:
     """Returns the costs on one GPU at its peak rates."""
-    name, memory = GPUS[machine]
-    device = gpu_costs.PEAKS[name]
+    device = GPUS[machine]
     layers, head, place = _shape(model)
     config = tpu_programs.sized(model)
     # In rollouts: the weights and slots of two roles; everything else is off the chip.
     views = 2 * 2 * (layers + head * (1 if config.tied else 2))
-    left = (memory - 1.25) * GIB - views
+    left = device.memory - 1.25 * GIB - views
     slots = 2 ** int(math.log2(max(left / (2 * POSITIONS * place), 1)))
     slots = min(slots, 256)
     # Attention of a token over all positions: two products of 2·d operations per head and place.
     attention = config.layers * 4 * config.heads * config.head_dim * POSITIONS
-    passes = gpu_costs.update_cost(config, UPDATE_TOKENS, tpu_programs.TOKENS).flops * 4 / 3
+    passes = roofline.UPDATE_PASSES * roofline.forward(config, UPDATE_TOKENS, tpu_programs.TOKENS)
     return MachineCosts(
         machine=machine,
         model=model,

@@ -17,6 +17,7 @@ their own: --estimate compiles those that are not stored. The rows of adapters a
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import os
@@ -29,21 +30,36 @@ import jax
 from benchmarks import (
     adapter_cases,
     adapter_tables,
-    adapter_work,
+    command,
     roofline,
-    tpu_costs,
     tpu_estimates,
     tpu_programs,
     tpu_shapes,
 )
-from benchmarks.aot_arguments import SEVERAL, shared_parser
-from benchmarks.tpu_cases import GIB, Case
+from benchmarks.adapter_tables import SEVERAL, shared_parser
+from benchmarks.tpu_programs import Row
+from benchmarks.tpu_shapes import GIB
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import UserError
 
-RESULTS = pathlib.Path(__file__).parent / 'results' / 'tpu_aot.json'
+RESULTS = command.RESULTS / 'tpu_aot.json'
 # Mean length of a rollout while it decodes (`benchmarks.slices`): only these places of a slot have to be read.
 USED_PLACES = 900
+# Rows per data shard of a micro-batch, in the order in which they are tried.
+ROWS = {'v5e': (1,), 'v6e': (2, 1), 'v5p': (2, 1)}
+# Slots of a host, in the order in which they are tried. FEW_SLOTS are tried only if 64 do not fit.
+ENOUGH_SLOTS = (256, 128, 64)
+FEW_SLOTS = (32, 16, 8, 4)
+OTHER_ROLE = "other role's masters and moments"
+OTHER_VIEW = "other role's view"
+OTHER_SLOTS = "other role's slots"
+# Arrays that are moved off the chip when memory is short, in this order. Slots are empty during an update and freed.
+OFFLOAD = {
+    'rollout': (OTHER_ROLE, 'reference', 'teacher', 'moments', 'masters'),
+    'update': (OTHER_ROLE, 'reference', 'teacher', 'slots', OTHER_VIEW, 'view', 'moments'),
+}
+# Reserved for temporaries when slots are chosen before anything is compiled.
+HEADROOM = 1.25 * GIB
 # Columns of a row that `complete` computes. They are not taken from the stored results.
 DERIVED = (
     'model',
@@ -59,13 +75,124 @@ DERIVED = (
 )
 
 
+class Case:
+    """One model on one slice."""
+
+    def __init__(self, name: str, topology: str, effort: float):
+        self.name = name
+        self.topology = topology
+        self.effort = effort
+        self.slice = tpu_shapes.TOPOLOGIES[topology]
+        self.mesh = tpu_programs.mesh_of(name, topology)
+        self.host = tpu_programs.host_mesh(name, topology)
+        self.shards = self.mesh.shape['replica'] * self.mesh.shape['fsdp']
+        state = tpu_programs.learner(name, self.mesh, self.shards).state
+        masters = tpu_programs.bytes_per_chip(state['params'])
+        moments = tpu_programs.bytes_per_chip(state['opt'])
+        view = tpu_programs.bytes_per_chip(tpu_programs.published(name, self.host))
+        # There are two trained roles with separate weights, a reference and a teacher.
+        self.state = {OTHER_ROLE: masters + moments, 'reference': masters, 'teacher': masters}
+        self.own_state = {'moments': moments, 'masters': masters}
+        self.views = {'view': view, OTHER_VIEW: view}
+        self.slots = 0
+
+    def slot_bytes(self, slots: int) -> int:
+        """Returns the bytes per chip of one role's slots."""
+        _, shapes = tpu_programs.slots(self.name, self.host, slots)
+        return tpu_programs.bytes_per_chip(shapes)
+
+    def slot_counts(self) -> list[int]:
+        """Returns the slot counts to try: the largest that fit, with the least offloading that makes 64 fit."""
+        memory = self.slice.chip.memory - HEADROOM
+        views = sum(self.views.values())
+        need = {}
+        for slots in (*ENOUGH_SLOTS, *FEW_SLOTS):
+            need[slots] = 2 * self.slot_bytes(slots) + views
+        state = self.state | self.own_state
+        for count in range(len(OFFLOAD['rollout']) + 1):
+            offloaded = OFFLOAD['rollout'][:count]
+            on_chip = sum(size for name, size in state.items() if name not in offloaded)
+            fitting = [slots for slots in ENOUGH_SLOTS if need[slots] + on_chip <= memory]
+            if fitting:
+                return [*fitting, *FEW_SLOTS]
+        few_fitting = [slots for slots in FEW_SLOTS if need[slots] <= memory]
+        return few_fitting or [FEW_SLOTS[-1]]
+
+    def _fitted(self, key: tuple, lowered: Any, beside: dict[str, int], kind: str) -> Row:
+        """Returns the columns of a program of the 'rollout' or 'update', see `tpu_programs.fitted`."""
+        compile_it = functools.partial(tpu_programs.compile_program, lowered, self.effort)
+        memory = self.slice.chip.memory
+        columns = tpu_programs.fitted((self.name, *key), compile_it, beside, OFFLOAD[kind], memory)
+        tpu_programs.log(self.name, *key, tpu_programs.summary(columns))
+        return columns
+
+    def rollout(self) -> list[Row]:
+        """Returns the rows of 'extend' and 'decode', with the most slots that fit; sets `slots`."""
+        rows: list[Row] = []
+        for slots in self.slot_counts():
+            slot_bytes = self.slot_bytes(slots)
+            # The program's own arguments, this role's view and slots, count in its peak.
+            beside = self.state | self.own_state
+            beside |= {OTHER_VIEW: self.views['view'], OTHER_SLOTS: slot_bytes}
+            rows = []
+            for program, lowered in tpu_programs.lower_sampler(self.name, self.host, slots).items():
+                key = (self.slice.host, f'{slots} slots', program)
+                columns = self._fitted(key, lowered, beside, 'rollout')
+                rows.append(dict(program=program, slots=slots, slot_bytes=slot_bytes, **columns))
+                if not columns['fits']:
+                    break
+            self.slots = slots
+            if all(row['fits'] for row in rows):
+                break
+        return rows
+
+    def update(self) -> Row:
+        """Returns the row of 'update', with the most rows per micro-batch that fit; needs `slots` of `rollout`."""
+        generation, _, _ = self.topology.partition(':')
+        row: Row = {}
+        for rows_per_shard in ROWS[generation]:
+            rows = rows_per_shard * self.shards
+            lowered = tpu_programs.learner(self.name, self.mesh, rows).lower('solver')
+            parts = {}
+            for part, beside in self.beside_update().items():
+                key = (self.topology, f'{rows} rows', part)
+                parts[part] = self._fitted(key, lowered[part], beside, 'update')
+                if not parts[part]['fits']:
+                    break
+            micro_batches = -(-tpu_programs.ROWS // rows)
+            row = dict(program='update', micro_rows=rows, micro_batches=micro_batches, parts=parts)
+            row |= self.step(parts)
+            if row['fits']:
+                break
+        return row
+
+    def beside_update(self) -> dict[str, dict[str, int]]:
+        """Returns, per program of an update, the bytes on the chip besides its arguments, by name."""
+        beside = self.state | self.views | {'slots': 2 * self.slot_bytes(self.slots)}
+        # The moments are an argument of 'apply'.
+        return dict(accumulate=beside | {'moments': self.own_state['moments']}, apply=beside)
+
+    def step(self, parts: dict[str, Row]) -> Row:
+        """Returns the columns of an update from those of its two programs."""
+        offloaded = max((part['offloaded'] for part in parts.values()), key=len)
+        beside = self.beside_update()
+        totals = []
+        for name, part in parts.items():
+            total = part['hbm_bytes']
+            for other in offloaded:
+                if other not in part['offloaded']:
+                    total -= beside[name].get(other, 0)
+            totals.append(total)
+        return tpu_programs.update_columns(parts, totals)
+
+
 def complete(case: Case, row: dict, cost: dict, estimates: dict) -> dict:
     """Returns a row with the columns that follow from the model's costs: ratio, collectives, least and estimated time.
 
     Args:
       case: model and slice.
       row: from `Case.rollout` or `Case.update`.
-      cost: result of `tpu_costs.costs`.
+      cost: result of `tpu_estimates.costs`.
       estimates: stored results of `tpu_estimates`.
     """
     program_cost = cost[row['program']]
@@ -88,7 +215,7 @@ def complete(case: Case, row: dict, cost: dict, estimates: dict) -> dict:
         share_of_slots = min(tpu_programs.FILL_ROWS / row['slots'], 1)
         accessed = float(view) + row['slot_bytes'] * share_of_slots * used_share
     else:
-        calls = row['slots'] / tpu_costs.SLOTS
+        calls = row['slots'] / tpu_estimates.SLOTS
         accessed = float(view) + row['slot_bytes'] * used_share
     flops = program_cost['flops'] * calls
     moved = {}
@@ -110,11 +237,11 @@ def complete(case: Case, row: dict, cost: dict, estimates: dict) -> dict:
     )
 
 
-def table(rows: list[dict]) -> str:
+def table(rows: list[Row]) -> str:
     """Returns the rows as a Markdown table."""
-    head = 'model | slice | program | setting | fits | HBM, GiB | arguments | temporaries | off the chip'
-    lines = [f'| {head} | operations ÷ least | collectives, GiB | least time, ms | estimate, ms |']
-    lines.append('|' + '---|' * 13)
+    columns = ['model', 'slice', 'program', 'setting', *tpu_programs.MEMORY_COLUMNS]
+    columns += ['operations ÷ least', 'collectives, GiB', 'least time, ms', 'estimate, ms']
+    lines = []
     for row in rows:
         if 'slots' in row:
             setting = f'{row["slots"]} slots'
@@ -126,18 +253,13 @@ def table(rows: list[dict]) -> str:
             if size > GIB / 200:
                 collectives.append(f'{kind} {size / GIB:.2f}')
         cells = [row['model'], row['topology'], row['program'], setting]
-        cells.append('yes' if row['fits'] else '**no**')
-        for column in ('hbm_bytes', 'arguments', 'temporaries'):
-            size = row.get(column)
-            cells.append(f'{size / GIB:.1f}' if size else '–')
-        cells.append('; '.join(row['offloaded']) or '–')
-        cells.append(f'{row["flops_ratio"]:.2f}')
-        cells.append(', '.join(collectives) or '–')
+        cells += tpu_programs.memory_cells(row)
+        cells += [f'{row["flops_ratio"]:.2f}', ', '.join(collectives) or '–']
         cells.append(f'{row["roofline_seconds"] * 1e3:.3g} ({row["bound_by"]})')
         estimated = row['estimated_seconds']
         cells.append(f'{estimated * 1e3:.3g}' if estimated else '–')
-        lines.append('| ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines)
+        lines.append(cells)
+    return command.table(columns, lines)
 
 
 def compiler_folder() -> pathlib.Path | None:
@@ -200,10 +322,10 @@ def measure(
         else:
             rows = [*case.rollout(), case.update()]
         if name not in stored['costs']:
-            stored['costs'][name] = tpu_costs.costs(name)
+            stored['costs'][name] = tpu_estimates.costs(name)
         estimates = stored.setdefault('estimates', {})
         if estimate:
-            tpu_estimates.add_missing(estimates, name, topology, rows)
+            tpu_estimates.add_missing(estimates, name, topology, case.slots)
         rows = [complete(case, row, stored['costs'][name], estimates) for row in rows]
         stored['jax'] = jax.__version__
         stored['rows'] = rows_of_others + rows
@@ -220,7 +342,7 @@ def _compiler_columns(row: dict) -> dict:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Returns the parsed command line."""
-    parser = shared_parser('benchmarks.tpu_aot', __doc__, least_rank=0)
+    parser = shared_parser('tpu_aot', __doc__, least_rank=0)
     topologies = sorted({*tpu_shapes.TOPOLOGIES, *tpu_shapes.ADAPTER_TOPOLOGIES})
     parser.add_argument('--topology', choices=topologies, action='append', help=SEVERAL)
     effort_help = "compiler effort; 0 is XLA's default, five times slower"
@@ -243,14 +365,14 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def adapter_cases_of(args: argparse.Namespace) -> list[tuple[str, adapter_cases.Machine]]:
-    """Returns the runs and slices that the arguments name; all of `adapter_work.CASES` if they name none."""
+    """Returns the runs and slices that the arguments name; all of `adapter_cases.CASES` if they name none."""
     names = [*args.config, *args.model]
     pairs = []
-    for name, topologies in adapter_work.CASES.items():
+    for name, topologies in adapter_cases.CASES.items():
         if not names or name in names:
             pairs += [(name, topology) for topology in args.topology or topologies]
     for name in names:
-        if name not in adapter_work.CASES:
+        if name not in adapter_cases.CASES:
             pairs += [(name, topology) for topology in args.topology or ('v5e:2x4',)]
     machines = {}
     for _, topology in pairs:
@@ -261,11 +383,8 @@ def adapter_cases_of(args: argparse.Namespace) -> list[tuple[str, adapter_cases.
 def main(argv: list[str] | None = None) -> None:
     """Compiles the programs that are not stored, and prints the table."""
     args = parse_arguments(argv)
-    try:
+    with command.one_line_errors('tpu_aot'):
         prepare()
-    except UserError as error:
-        print(f'tpu_aot: {error}', file=sys.stderr)
-        sys.exit(2)
     if args.adapters:
         path = args.out or adapter_cases.RESULTS
         rows = adapter_cases.measure(

@@ -1,38 +1,206 @@
-"""The compiler's time estimates of the programs of a run, from small programs scaled to all layers.
+"""What programs of few layers say about those of all layers: the compiler's time estimates, operations, collectives.
 
-A sampler's program is compiled with few unrolled layers at the compiler's default effort and extrapolated, like the
-operations in `tpu_costs`. An update's program has its layers in a loop with a known trip count and is read as it is.
+The TPU compiler writes `estimated_cycles` next to most instructions of a program in HLO. `Program` adds them up along
+the control flow. Two kinds of instructions have none: Pallas kernels, whose calls are counted, and collectives.
+Synchronous collectives are counted by their bytes; asynchronous ones run beside other instructions and are left out.
+
+A sampler's program is compiled with few unrolled layers at the compiler's default effort and extrapolated to all, like
+the operations and collectives.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
 
 from benchmarks import roofline, tpu_programs, tpu_shapes
-from benchmarks.hlo_estimate import Cycles, Program
 
 # Compiler effort: 0 is XLA's default. At -1, the effort of the table's memory figures, the schedule is an order of
-# magnitude worse: an update of Qwen2.5-7B on v5p:2x2x4 is estimated at 105 s.
+# magnitude worse.
 EFFORT = 0.0
-# Cycles per second, by generation. The vendor does not publish them; they follow from the peak operations and the size
-# of the matrix units (128 × 128, of v6e 256 × 256).
-CLOCK = {'v5e': 1.5e9, 'v5p': 1.75e9, 'v6e': 1.75e9}
+# Slots of a host in the programs whose operations are counted.
+SLOTS = 64
+# The first line of a computation, and the first line of the program's entry computation.
+_COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.\-]+) .*\{$')
+# Name, result types and kind of an instruction.
+_INSTRUCTION = re.compile(r'^\s+(?:ROOT )?%?([\w.\-]+) = (.+?) ([a-z][\w\-]*)\((.*)$')
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_BODY = re.compile(r'body=%?([\w.\-]+)')
+_CONDITION = re.compile(r'condition=%?([\w.\-]+)')
+_CONSTANT = re.compile(r'= s32\[\]\S* constant\((\d+)\)')
+_CALLED = re.compile(r'(?:to_apply|true_computation|false_computation)=%?([\w.\-]+)')
+_BRANCHES = re.compile(r'branch_computations=\{([^}]*)\}')
+_OPERAND = re.compile(r'%([\w.\-]+)')
+_KERNEL = 'custom_call_target="tpu_custom_call"'
+_COLLECTIVES = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
+
+
+@dataclasses.dataclass(frozen=True)
+class _Instruction:
+    name: str
+    types: str
+    kind: str
+    line: str
+    operands: tuple[str, ...]
+
+
+@dataclasses.dataclass
+class Cycles:
+    """Estimated cycles of a part of a program on one chip.
+
+    Attributes:
+      places: cycles of instructions that read or write an array with the dimension of the cache.
+      rest: cycles of all other instructions.
+      kernels: calls of Pallas kernels, which have no estimate.
+      moved: bytes of synchronous collectives, which have no estimate.
+    """
+
+    places: float = 0.0
+    rest: float = 0.0
+    kernels: float = 0.0
+    moved: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Cycles of all instructions with an estimate."""
+        return self.places + self.rest
+
+    def add(self, other: Cycles, times: float = 1.0) -> None:
+        """Adds `times` × the cycles of another part."""
+        self.places += times * other.places
+        self.rest += times * other.rest
+        self.kernels += times * other.kernels
+        self.moved += times * other.moved
+
+
+class Program:
+    """A program in HLO, cut into computations.
+
+    Args:
+      text: from `compiled.as_text()`.
+      dimension: size of an axis by which arrays of the cache are recognised; 0 if there is no cache.
+    """
+
+    def __init__(self, text: str, dimension: int = 0):
+        self._dimension = re.compile(rf'[\[,]{dimension}[\],]') if dimension else None
+        self._computations: dict[str, list[_Instruction]] = {}
+        self._entry = ''
+        self._step: Cycles | None = None
+        current: list[_Instruction] | None = None
+        for line in text.splitlines():
+            start = None if line.startswith(' ') else _COMPUTATION.match(line)
+            if start:
+                current = self._computations.setdefault(start[2], [])
+                if start[1]:
+                    self._entry = start[2]
+            elif line.rstrip() == '}':
+                current = None
+            elif current is not None:
+                instruction = _INSTRUCTION.match(line)
+                if instruction:
+                    name, types, kind, arguments = instruction.groups()
+                    operands = tuple(_OPERAND.findall(arguments.partition('), ')[0]))
+                    current.append(_Instruction(name, types, kind, line, operands))
+
+    def estimate(self) -> tuple[Cycles, Cycles]:
+        """Returns the cycles outside of the source's open loop, and those of one of its iterations.
+
+        The open loop is the one whose trip count depends on data: a decode call ends early if no row can continue. A
+        program without such a loop has zero cycles there.
+        """
+        self._step = None
+        outside = self._cycles(self._entry)
+        return outside, self._step or Cycles()
+
+    def _cycles(self, computation: str) -> Cycles:
+        """Returns the cycles of a computation, loops and branches included."""
+        instructions = self._computations[computation]
+        types = {instruction.name: instruction.types for instruction in instructions}
+        total = Cycles()
+        for instruction in instructions:
+            if instruction.kind == 'while':
+                self._add_loop(total, instruction.line)
+            elif instruction.kind in ('conditional', 'call'):
+                self._add_branches(total, instruction.line)
+            else:
+                total.add(self._own_cycles(instruction, types))
+        return total
+
+    def _add_loop(self, total: Cycles, line: str) -> None:
+        """Adds the iterations of a loop; an open loop is stored as the step instead."""
+        body = _BODY.search(line)
+        assert body is not None, line[:200]
+        cycles = self._cycles(body[1])
+        trips = self._trips(line)
+        if trips:
+            total.add(cycles, trips)
+            return
+        assert self._step is None, 'two loops without a trip count'
+        self._step = cycles
+
+    def _trips(self, line: str) -> int:
+        """Returns the trip count of a loop that counts from 0 to a constant, otherwise 0."""
+        known = _TRIPS.search(line)
+        if known:
+            return int(known[1])
+        condition = _CONDITION.search(line)
+        assert condition is not None, line[:200]
+        instructions = self._computations[condition[1]]
+        root = instructions[-1]
+        if root.kind != 'compare' or 'direction=LT' not in root.line:
+            return 0
+        for instruction in instructions:
+            constant = _CONSTANT.search(instruction.line)
+            if constant and instruction.name in root.operands:
+                return int(constant[1])
+        return 0
+
+    def _add_branches(self, total: Cycles, line: str) -> None:
+        """Adds the longest branch, because the estimate does not know which one is taken."""
+        names = _CALLED.findall(line)
+        branches = _BRANCHES.search(line)
+        if branches:
+            names += [name.strip().lstrip('%') for name in branches[1].split(',')]
+        longest = Cycles()
+        for name in names:
+            cycles = self._cycles(name)
+            if cycles.total >= longest.total:
+                longest = cycles
+        total.add(longest)
+
+    def _own_cycles(self, instruction: _Instruction, types: dict[str, str]) -> Cycles:
+        """Returns the cycles of one instruction without called computations; a fusion has its own estimate."""
+        if _KERNEL in instruction.line:
+            return Cycles(kernels=1)
+        if instruction.kind in _COLLECTIVES:
+            return Cycles(moved=sum(roofline.array_bytes(instruction.types)))
+        estimated = _CYCLES.search(instruction.line)
+        if not estimated:
+            return Cycles()
+        cycles = int(estimated[1])
+        shapes = [instruction.types, *(types.get(name, '') for name in instruction.operands)]
+        if self._dimension and any(self._dimension.search(shape) for shape in shapes):
+            return Cycles(places=cycles)
+        return Cycles(rest=cycles)
+
+
+# ---- estimates of a sampler's programs -----------------------------------------------------------------------------
 
 
 def row_seconds(
     name: str, topology: str, row: dict[str, Any], estimates: dict[str, Any]
 ) -> float | None:
-    """Returns the estimated seconds of a row of the compile table, None if there is no estimate.
+    """Returns the estimated seconds of a row of the compile table, None if there is no estimate, as of updates.
 
     As in the column of the least time: of a call of 'extend', of a step of 'decode' with its share of the write at the
-    end of the call, of all micro-batches of 'update'.
+    end of the call.
     """
     if row['program'] == 'update':
-        stored = estimates.get(update_key(name, topology, row['micro_rows']))
-        return stored and stored['seconds'] * row['micro_batches']
+        return None
     stored = estimates.get(key(name, topology, row['slots']))
     if not stored:
         return None
@@ -41,24 +209,11 @@ def row_seconds(
     return parts['places'] + parts['rest'] + once
 
 
-def add_missing(
-    estimates: dict[str, Any], name: str, topology: str, rows: list[dict[str, Any]]
-) -> None:
-    """Compiles the programs of the estimates that are missing for the rows of a model on a slice, and adds them."""
-    for row in rows:
-        if row['program'] == 'update':
-            name_of_estimate = update_key(name, topology, row['micro_rows'])
-            if name_of_estimate not in estimates:
-                estimates[name_of_estimate] = _compiled_update(name, topology, row['micro_rows'])
-        else:
-            name_of_estimate = key(name, topology, row['slots'])
-            if name_of_estimate not in estimates:
-                estimates[name_of_estimate] = sampler(name, topology, row['slots'])
-
-
-def update_key(name: str, topology: str, rows: int) -> str:
-    """Returns the name under which the estimate of an update is stored."""
-    return f'{name} {topology} {rows} rows'
+def add_missing(estimates: dict[str, Any], name: str, topology: str, slots: int) -> None:
+    """Compiles the programs of the estimate of a model's sampler on a slice, and adds it, unless it is there."""
+    name_of_estimate = key(name, topology, slots)
+    if name_of_estimate not in estimates:
+        estimates[name_of_estimate] = sampler(name, topology, slots)
 
 
 def key(name: str, topology: str, slots: int) -> str:
@@ -91,12 +246,7 @@ def sampler(name: str, topology: str, slots: int) -> dict[str, dict[str, float]]
       'extend': {'places', 'rest'} per call.
     """
     chip = tpu_shapes.TOPOLOGIES[topology].chip
-    clock = CLOCK[topology.partition(':')[0]]
     layers = tpu_programs.sized(name).layers
-
-    def seconds(cycles: float, moved: float) -> float:
-        return cycles / clock + moved / chip.links
-
     outside, steps = zip(*(_compiled(name, topology, slots, 'decode', few) for few in (1, 2)))
     burst = scaled(list(outside), layers - 1)
     step = scaled(list(steps), layers - 1)
@@ -106,14 +256,14 @@ def sampler(name: str, topology: str, slots: int) -> dict[str, dict[str, float]]
     extend = scaled(calls, layers - 2)
     return dict(
         decode=dict(
-            places=seconds(step.places, 0.0),
-            rest=seconds(step.rest, step.moved),
-            head=seconds(max(head.rest, 0.0), max(head.moved, 0.0)),
-            burst=seconds(burst.total, burst.moved),
+            places=chip.seconds(step.places),
+            rest=chip.seconds(step.rest, step.moved),
+            head=chip.seconds(max(head.rest, 0.0), max(head.moved, 0.0)),
+            burst=chip.seconds(burst.total, burst.moved),
         ),
         extend=dict(
-            places=seconds(extend.places, 0.0),
-            rest=seconds(extend.rest, extend.moved),
+            places=chip.seconds(extend.places),
+            rest=chip.seconds(extend.rest, extend.moved),
         ),
     )
 
@@ -135,37 +285,91 @@ def _compiled(
     return Program(compiled.text, positions).estimate()
 
 
-def _compiled_update(name: str, topology: str, rows: int) -> dict[str, float]:
-    """Compiles a micro-batch; returns its estimate."""
-    mesh = tpu_programs.mesh_of(name, topology)
-    lowered = tpu_programs.learner(name, mesh, rows).lower('solver')['accumulate']
-    compiled = tpu_programs.compile_program(lowered, EFFORT)
-    tpu_programs.log(name, topology, f'accumulate of {rows} rows: estimated')
-    return update(name, topology, compiled.text, rows)
+# ---- operations and collectives --------------------------------------------------------------------------------------
 
 
-def update(name: str, topology: str, text: str, rows: int) -> dict[str, float]:
-    """Returns the estimated seconds of a micro-batch.
+def costs(name: str) -> dict[str, dict]:
+    """Returns the operations and the collectives of one chip, per program and call.
+
+    They are measured on unrolled programs of few layers with dense attention and no inner loop, because
+    `cost_analysis` counts the body of a loop once, and extrapolated to all layers. The slice is v5p, whose memory holds
+    the dense scores. A call is a micro-batch of one row per data shard, an `extend` of FILL_ROWS × CHUNK tokens, or a
+    step of `decode`.
 
     Args:
-      name: the model.
-      topology: the slice.
-      text: the compiled program 'accumulate' in HLO.
-      rows: rows of the micro-batch.
+      name: the model, a key of `tpu_shapes.MODELS`.
 
     Returns:
-      {'seconds', 'kernels': their share in it, the kernels of attention at the chip's peak operations; 'links': the
-      share of synchronous collectives, at the links' peak rate}.
+      'update', 'extend' or 'decode' → {'flops': operations of the compiled program, 'least_flops': operations that its
+      result needs (`roofline.forward`), 'collectives': kind → bytes}.
     """
-    chip = tpu_shapes.TOPOLOGIES[topology].chip
-    clock = CLOCK[topology.partition(':')[0]]
+    topology = 'v5p:2x2x4'
     mesh = tpu_programs.mesh_of(name, topology)
-    outside, step = Program(text).estimate()
-    assert not step.total, 'an update has no open loop'
+    host = tpu_programs.host_mesh(name, topology)
+    update = [_unrolled_update(name, mesh, layers) for layers in (1, 2)]
+    decode = [_unrolled_sampler(name, host, 'decode', layers) for layers in (1, 2)]
+    # `extend` computes only keys and values in the last layer. A program of two layers is the smallest with a complete
+    # one, and the difference to three layers is the cost of a complete layer.
+    extend = [_unrolled_sampler(name, host, 'extend', layers) for layers in (2, 3)]
+
     model = tpu_programs.sized(name)
-    tokens = rows * tpu_programs.TOKENS
-    mean_keys = roofline.attended_keys(model, tpu_programs.TOKENS)
-    attention = 4 * model.heads * model.head_dim * mean_keys * tokens * roofline.UPDATE_PASSES
-    kernels = attention / mesh.size / chip.flops
-    links = outside.moved / chip.links
-    return dict(seconds=outside.total / clock + kernels + links, kernels=kernels, links=links)
+    length = tpu_programs.TOKENS
+    chips = host.size
+    extend_tokens = tpu_programs.FILL_ROWS * tpu_programs.CHUNK
+    update_forward = roofline.forward(model, length, length)
+    least_update = roofline.UPDATE_PASSES * update_forward / mesh.shape['model']
+    least_extend = roofline.forward(model, extend_tokens, length, head=False) / chips
+    least_decode = roofline.forward(model, SLOTS, length) / chips
+    return dict(
+        update=_extrapolated(update, model.layers - 1) | dict(least_flops=least_update),
+        extend=_extrapolated(extend, model.layers - 2) | dict(least_flops=least_extend),
+        decode=_extrapolated(decode, model.layers - 1) | dict(least_flops=least_decode),
+    )
+
+
+def _unrolled_update(name: str, mesh, layers: int) -> dict:
+    """Returns operations and collectives of `accumulate` with one row per data shard."""
+    shards = mesh.shape['replica'] * mesh.shape['fsdp']
+    learner = tpu_programs.learner(
+        name,
+        mesh,
+        shards,
+        layers=layers,
+        attention='dense',
+        scan=False,
+        # One chunk of logits is as long as a chip's row, so that the head has no loop.
+        logit_chunk=tpu_programs.TOKENS,
+    )
+    return _compiled_cost(name, 'update', learner.lower('solver')['accumulate'], layers)
+
+
+def _unrolled_sampler(name: str, host, program: str, layers: int) -> dict:
+    """Returns operations and collectives of 'extend' or 'decode'."""
+    lowered = tpu_programs.lower_sampler(name, host, SLOTS, layers)
+    return _compiled_cost(name, program, lowered[program], layers)
+
+
+def _compiled_cost(name: str, program: str, lowered, layers: int) -> dict:
+    """Compiles a traced program; returns its operations and the bytes of its collectives."""
+    compiled = tpu_programs.compile_program(lowered, plain=True)
+    tpu_programs.log(name, program, f'{layers} layers unrolled: {compiled.flops:.3e} operations')
+    return dict(flops=compiled.flops, moved=roofline.collectives(compiled.text))
+
+
+def _extrapolated(pair: list[dict], layers: int) -> dict:
+    """Returns the cost of a program with `layers` more layers than the first one.
+
+    Args:
+      pair: costs of two programs that differ by one layer.
+      layers: further layers.
+    """
+    first, second = pair
+
+    def extrapolate(cost, cost_with_one_more):
+        return cost + (cost_with_one_more - cost) * layers
+
+    collectives = {}
+    for kind in sorted({*first['moved'], *second['moved']}):
+        size = extrapolate(first['moved'].get(kind, 0), second['moved'].get(kind, 0))
+        collectives[kind] = int(size)
+    return dict(flops=extrapolate(first['flops'], second['flops']), collectives=collectives)

@@ -1,14 +1,17 @@
 """Steps over pages on TPU slices: compiled ahead of time with JAX's ragged kernel, memory and estimated time.
 
     python -m benchmarks.tpu_pages --model qwen2.5-7b --topology v5e:4x4 --topology v5p:2x2x4
+    python -m benchmarks.tpu_pages --model qwen2.5-7b --kernels
 
 A step of `sampler.token_budget` tokens prefills and decodes; one of `sampler.decode_buckets` decodes only. Every
 number of tokens is a program of its own here, compiled at the compiler's default effort with one and with two unrolled
 layers and extrapolated to all. The pages take the memory of the slots of the compile table (`benchmarks.tpu_aot`).
 
 The estimate of a step is the compiler's, without the kernel, which has none. The kernel's part is the larger of its
-instruction bundles and its memory traffic, at the workload's mean length (`benchmarks.tpu_kernels`). Results are stored
-beside the compile table; what is stored is not compiled again. The last line is one JSON object.
+instruction bundles and its memory traffic, at the workload's mean length. Its machine code, in the compiler's dump, is
+a list of bundles, one per cycle at best: --kernels compiles it for all generations and counts those of its loops.
+
+Results are stored beside the compile table; what is stored is not compiled again. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -16,17 +19,25 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
+import os
 import pathlib
+import re
+import subprocess
 import sys
+import tempfile
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.experimental import topologies
 
-from benchmarks import tpu_aot, tpu_estimates, tpu_kernels, tpu_programs, tpu_shapes
-from benchmarks.hlo_estimate import Cycles, Program
-from zeroplay_jax.policy import sharding
+from benchmarks import command, tpu_aot, tpu_estimates, tpu_programs, tpu_shapes
+from benchmarks.tpu_estimates import Cycles, Program
+from benchmarks.tpu_shapes import GIB
+from zeroplay_jax.policy import ragged_tpu, sharding
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.rollout import sampler, token_steps
 from zeroplay_jax.runtime.disk import write_text
@@ -35,7 +46,14 @@ from zeroplay_jax.types import UserError
 # Slots per slot of the compile table, of which only the used places take memory, and the most of them.
 MORE_SLOTS = 3
 MOST_SLOTS = 256
-GIB = 2**30
+# Generation → slice, places of a page of the kernel.
+CHOICES = {'v5e': ('v5e:4x4', 64), 'v5p': ('v5p:2x2x4', 128), 'v6e': ('v6e:4x4', 64)}
+# Queries of a block.
+QUERIES = {'decode': ragged_tpu.SINGLE_QUERIES, 'prefill': ragged_tpu.CHUNK_QUERIES}
+# Rows and pages of the compiled kernel. They change the length of loops only.
+KERNEL_ROWS, KERNEL_PAGES = 256, 2048
+# An instruction bundle: address, label of a loop or branch, depth of its loop as one '>' per level.
+_BUNDLE = re.compile(r'^\s*(?:0x[0-9a-f]+|\d+)\s+(?:[A-Z]{2})?\s*:\s*(>*)\s*\{')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +80,7 @@ STEPS = {'v5e': (256, (32,)), 'v5p': (1024, (64, 128, 256)), 'v6e': (512, (64,))
 def sizes(topology: str, table_slots: int) -> Sizes:
     """Returns the sizes for a slice on which the compile table has `table_slots` slots."""
     generation = topology.partition(':')[0]
-    page = tpu_kernels.CHOICES[generation][1]
+    page = CHOICES[generation][1]
     positions = tpu_programs.TOKENS + tpu_programs.CHUNK
     budget, buckets = STEPS[generation]
     return Sizes(
@@ -90,19 +108,8 @@ def lower(
     mesh = tpu_programs.host_mesh(name, topology)
     model = tpu_programs.sized(name, layers, dtype='bfloat16')
     has_chunks = tokens == size.budget
-    config = sampler.SamplerConfig(
-        slots=size.slots,
-        context=tpu_programs.TOKENS,
-        chunk=tpu_programs.CHUNK,
-        fill_rows=tpu_programs.FILL_ROWS,
-        burst=tpu_programs.BURST,
-        put_rows=tpu_programs.FILL_ROWS,
-        put_tokens=tpu_programs.CHUNK,
-        eos=(0, 1),
-        page=size.page,
-        pages=size.pages,
-        token_budget=tokens,
-        attention='ragged',
+    config = tpu_programs.sampler_config(
+        size.slots, page=size.page, pages=size.pages, token_budget=tokens, attention='ragged'
     )
     if not has_chunks:
         # Fewer slots can have a token.
@@ -153,7 +160,6 @@ def _decode_only(
 def compile_step(name: str, topology: str, size: Sizes, tokens: int) -> dict[str, Any]:
     """Returns the figures of a step: seconds without the kernel, calls of the kernel, bytes per chip."""
     chip = tpu_shapes.TOPOLOGIES[topology].chip
-    clock = tpu_estimates.CLOCK[topology.partition(':')[0]]
     layers = tpu_programs.sized(name).layers
     steps: list[Cycles] = []
     temporaries = 0
@@ -167,8 +173,8 @@ def compile_step(name: str, topology: str, size: Sizes, tokens: int) -> dict[str
     whole = tpu_estimates.scaled(steps, layers - 1)
     _, arguments = lower(name, topology, size, tokens, layers)
     return dict(
-        seconds=whole.total / clock + whole.moved / chip.links,
-        links=whole.moved / chip.links,
+        seconds=chip.seconds(whole.total, whole.moved),
+        links=chip.seconds(0.0, whole.moved),
         kernels=round(whole.kernels),
         arguments=arguments,
         temporaries=temporaries,
@@ -183,10 +189,15 @@ def add_missing(stored: dict[str, Any], path: pathlib.Path, name: str, topology:
         steps = stored.setdefault('pages', {})
         if step not in steps:
             steps[step] = compile_step(name, topology, size, tokens)
-            # Read again: another process may have stored other results meanwhile.
-            latest = json.loads(path.read_text())
-            latest['pages'] = latest.get('pages', {}) | {step: steps[step]}
-            write_text(path, json.dumps(latest, indent=1))
+            store(path, 'pages', {step: steps[step]})
+
+
+def store(path: pathlib.Path, section: str, results: dict[str, Any]) -> None:
+    """Adds results to a section of the file of results."""
+    # Read again: another process may have stored other results meanwhile.
+    latest = json.loads(path.read_text())
+    latest[section] = latest.get(section, {}) | results
+    write_text(path, json.dumps(latest, indent=1))
 
 
 def table_slots(stored: dict[str, Any], name: str, topology: str) -> int:
@@ -214,27 +225,135 @@ def kernel_seconds(
     The rows are at the workload's mean length while they decode, `tpu_aot.USED_PLACES`.
     """
     generation = topology.partition(':')[0]
-    figures = stored['kernels'][tpu_kernels.key(name, generation)]
+    figures = stored['kernels'][kernel_key(name, generation)]
     model = tpu_programs.sized(name)
     mesh = _table_row(stored, name, topology)['mesh']
     chips = mesh['fsdp'] * mesh['model']
     rows = min(size.slots, tokens)
     blocks = -(-tpu_aot.USED_PLACES // figures['block']) * rows
     counts = figures['decode']
-    grid = -(-rows // tpu_kernels.QUERIES['decode'])
+    grid = -(-rows // QUERIES['decode'])
     bundles = blocks * counts['block'] + rows * counts['row'] + grid * counts['grid']
-    instructions = bundles * model.layers / tpu_estimates.CLOCK[generation]
+    chip = tpu_shapes.TOPOLOGIES[topology].chip
+    instructions = chip.seconds(bundles * model.layers)
     place = model.layers * 2 * model.kv_heads * model.head_dim * 2 / chips
-    traffic = blocks * figures['block'] * place / tpu_shapes.TOPOLOGIES[topology].chip.bandwidth
+    traffic = blocks * figures['block'] * place / chip.bandwidth
     if traffic > instructions:
         return traffic, 'traffic'
     return instructions, 'instructions'
 
 
+# ---- the kernel ------------------------------------------------------------------------------------------------------
+
+
+def kernel_key(name: str, generation: str) -> str:
+    """Returns the name under which a kernel's figures are stored."""
+    return f'{name} {generation}'
+
+
+def loop_bundles(text: str) -> dict[str, int]:
+    """Returns the bundles of the kernel's loops.
+
+    Args:
+      text: final bundles of the kernel. Its loops are nested: blocks of queries, rows in the block, blocks of places.
+
+    Returns:
+      {'block': of the innermost loop, once per block of places; 'row': of the loop around it, once per row and block
+      of queries; 'grid': of the outermost loop, once per block of queries. Branches count as if both were taken}.
+    """
+    depths = [len(match[1]) for match in map(_BUNDLE.match, text.splitlines()) if match]
+    deepest = max(depths, default=0)
+    if deepest < 3:
+        raise ValueError('fewer than three nested loops in the bundles')
+    block = sum(depth == deepest for depth in depths)
+    row = sum(1 < depth < deepest for depth in depths)
+    grid = sum(depth == 1 for depth in depths)
+    return dict(block=block, row=row, grid=grid)
+
+
+def compile_kernel(name: str, generation: str, queries: int) -> None:
+    """Compiles the kernel for one chip of a slice; the compiler writes its dump as LIBTPU_INIT_ARGS says."""
+    from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
+
+    topology, page = CHOICES[generation]
+    block_pages = ragged_tpu.BLOCK // page
+    model = tpu_programs.sized(name)
+    split = tpu_programs.host_mesh(name, topology).shape['model']
+    heads = model.heads // split
+    kv_heads = model.kv_heads // split
+    host = tpu_shapes.TOPOLOGIES[topology].host
+    device = topologies.get_topology_desc(platform='tpu', topology_name=host).devices[0]
+    # The kernel reads the chip's kind from the mesh around it.
+    mesh = jax.sharding.Mesh(np.array([device]), ('chip',))
+    whole = jax.sharding.PartitionSpec()
+    sharding = jax.sharding.NamedSharding(mesh, whole)
+
+    def shape(*dimensions: int, dtype=jnp.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dimensions, dtype, sharding=sharding)
+
+    pages_of_row = -(-tpu_programs.TOKENS // page)
+
+    def attend(query, pages, lengths, table, starts, count):
+        return ragged_paged_attention(
+            query,
+            pages,
+            lengths,
+            table,
+            starts,
+            count,
+            sm_scale=model.head_dim**-0.5,
+            num_kv_pages_per_block=block_pages,
+            num_queries_per_block=queries,
+        )
+
+    on_chip = jax.shard_map(
+        attend, mesh=mesh, in_specs=(whole,) * 6, out_specs=whole, check_vma=False
+    )
+    lowered = jax.jit(on_chip).lower(
+        shape(KERNEL_ROWS * queries, heads, model.head_dim, dtype=jnp.bfloat16),
+        shape(KERNEL_PAGES, page, 2 * kv_heads, model.head_dim, dtype=jnp.bfloat16),
+        shape(KERNEL_ROWS),
+        shape(KERNEL_ROWS, pages_of_row),
+        shape(KERNEL_ROWS + 1),
+        shape(1),
+    )
+    tpu_programs.compile_program(lowered, 0.0)
+
+
+def measure_kernel(name: str, generation: str) -> dict[str, Any]:
+    """Returns the figures of the kernel: page, places of a block, and bundles with few and with many queries."""
+    _, page = CHOICES[generation]
+    figures: dict[str, Any] = dict(page=page, block=ragged_tpu.BLOCK)
+    for kind, queries in QUERIES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            # libtpu reads its flags when a process starts.
+            flags = f'--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true'
+            command = [sys.executable, '-m', 'benchmarks.tpu_pages', '--compile']
+            command += [name, generation, str(queries)]
+            environment = os.environ | {'LIBTPU_INIT_ARGS': flags}
+            subprocess.run(command, env=environment, check=True, capture_output=True)
+            (dump,) = pathlib.Path(folder).glob('*ragged_paged*-final_bundles.txt')
+            figures[kind] = loop_bundles(dump.read_text(errors='replace'))
+        tpu_programs.log(name, generation, kind, figures[kind])
+    return figures
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
 def table(stored: dict[str, Any], pairs: list[tuple[str, str]]) -> str:
     """Returns the stored steps of (model, slice) pairs as a Markdown table."""
-    head = 'model | slice | tokens of a step | slots | pages | arguments, GiB | temporaries'
-    lines = [f'| {head} | without the kernel, ms | kernel, ms | limited by |', '|' + '---|' * 10]
+    columns = [
+        'model',
+        'slice',
+        'tokens of a step',
+        'slots',
+        'pages',
+        'arguments, GiB',
+        'temporaries',
+    ]
+    columns += ['without the kernel, ms', 'kernel, ms', 'limited by']
+    rows = []
     for name, topology in pairs:
         size = sizes(topology, table_slots(stored, name, topology))
         for tokens in (*size.buckets, size.budget):
@@ -249,34 +368,35 @@ def table(stored: dict[str, Any], pairs: list[tuple[str, str]]) -> str:
             cells.append(f'{step["seconds"] * 1e3:.3g}')
             cells.append(f'{kernel * 1e3:.3g}')
             cells.append(limit)
-            lines.append('| ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines)
+            rows.append(cells)
+    return command.table(columns, rows)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compiles the steps that are not stored, and prints the table."""
-    parser = argparse.ArgumentParser(
-        prog='python -m benchmarks.tpu_pages',
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """Compiles the steps or kernels that are not stored, and prints the table."""
+    parser = command.parser('tpu_pages', __doc__)
     parser.add_argument('--model', choices=tpu_shapes.MODELS, action='append', help='repeatable')
     parser.add_argument(
         '--topology', choices=tpu_shapes.TOPOLOGIES, action='append', help='repeatable'
     )
+    parser.add_argument('--kernels', action='store_true', help='compile the kernels again')
     parser.add_argument('--out', type=pathlib.Path, default=tpu_aot.RESULTS, help='results')
+    # The kernel that a process of its own compiles.
+    parser.add_argument('--compile', nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    try:
+    names = args.model or ('qwen2.5-7b',)
+    pairs = list(itertools.product(names, args.topology or ('v5e:4x4', 'v5p:2x2x4')))
+    with command.one_line_errors('tpu_pages'):
         tpu_aot.prepare()
-        pairs = []
-        for topology in args.topology or ('v5e:4x4', 'v5p:2x2x4'):
-            for name in args.model or ('qwen2.5-7b',):
-                pairs.append((name, topology))
+        if args.compile:
+            name, generation, queries = args.compile
+            compile_kernel(name, generation, int(queries))
+            return
+        for name, generation in itertools.product(names, CHOICES if args.kernels else ()):
+            figures = measure_kernel(name, generation)
+            store(args.out, 'kernels', {kernel_key(name, generation): figures})
         for name, topology in pairs:
             add_missing(json.loads(args.out.read_text()), args.out, name, topology)
-    except UserError as error:
-        print(f'tpu_pages: {error}', file=sys.stderr)
-        sys.exit(2)
     stored = json.loads(args.out.read_text())
     print(table(stored, pairs))
     print(json.dumps(stored['pages']))

@@ -12,7 +12,8 @@ import functools
 import math
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 from unittest import mock
 
 import jax
@@ -21,6 +22,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from benchmarks import tpu_shapes
+from benchmarks.tpu_shapes import GIB
 from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import attention, sharding, transformer
@@ -36,6 +38,9 @@ EFFORT = -1.0
 # Compiler options that keep a gather and its product whole. Otherwise XLA makes a loop of partial products, and
 # `cost_analysis` counts the body of a loop once.
 PLAIN_PRODUCTS = {'xla_jf_spmd_threshold_for_windowed_einsum_mib': 1 << 20}
+
+# A row of a compile table.
+Row: TypeAlias = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +60,11 @@ class Compiled:
     peak: int
     flops: float
     text: str = dataclasses.field(repr=False)
+
+
+# Compiled programs of this process, with the columns that they have in every row: slices with the same host share their
+# samplers' programs.
+_COMPILED: dict[tuple, tuple[Compiled | None, Row]] = {}
 
 
 class OutOfMemory(Exception):
@@ -83,16 +93,18 @@ def compile_program(
         if 'RESOURCE_EXHAUSTED' not in str(error):
             raise
         raise OutOfMemory(str(error).strip().splitlines()[0][:300]) from None
+    flops = program.cost_analysis().get('flops', 0.0)
+    return compiled_figures(program, flops, program.as_text())
+
+
+def compiled_figures(program: Any, flops: float = 0.0, text: str = '') -> Compiled:
+    """Returns the figures of a compiled program, with those that its memory analysis does not have."""
     memory = program.memory_analysis()
     # Outputs that alias a donated argument take no memory of their own.
     new_outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return Compiled(
-        arguments=memory.argument_size_in_bytes,
-        temporaries=memory.temp_size_in_bytes,
-        peak=memory.argument_size_in_bytes + memory.temp_size_in_bytes + new_outputs,
-        flops=program.cost_analysis().get('flops', 0.0),
-        text=program.as_text(),
-    )
+    arguments = memory.argument_size_in_bytes
+    temporaries = memory.temp_size_in_bytes
+    return Compiled(arguments, temporaries, arguments + temporaries + new_outputs, flops, text)
 
 
 def log(*words) -> None:
@@ -188,8 +200,13 @@ def published(name: str, mesh: Mesh, layers: int = 0):
 def slots(name: str, mesh: Mesh, count: int, layers: int = 0):
     """Returns (programs, shapes of the slots) of a sampler with `count` slots on its host's mesh."""
     model = sized(name, layers, dtype='bfloat16')
-    config = sampler.SamplerConfig(
-        slots=count,
+    return slot_state(model, sampler_config(count), mesh)
+
+
+def sampler_config(slots: int, **fields: Any) -> sampler.SamplerConfig:
+    """Returns the settings of a sampler with so many slots on its host; `fields` are further ones."""
+    return sampler.SamplerConfig(
+        slots=slots,
         context=TOKENS,
         chunk=CHUNK,
         fill_rows=FILL_ROWS,
@@ -197,8 +214,8 @@ def slots(name: str, mesh: Mesh, count: int, layers: int = 0):
         put_rows=FILL_ROWS,
         put_tokens=CHUNK,
         eos=(0, 1),
+        **fields,
     )
-    return slot_state(model, config, mesh)
 
 
 def slot_state(model: ModelConfig, config: sampler.SamplerConfig, mesh: Mesh):
@@ -229,3 +246,98 @@ def lower_sampler(
     with unrolled:
         extend = programs['extend'].lower(params, state, np.zeros(FILL_ROWS, np.int32))
     return dict(extend=extend, decode=programs['decode'].lower(params, state))
+
+
+# ---- rows of the compile tables ------------------------------------------------------------------------------------
+
+
+def settle(
+    peak: int, beside: dict[str, int], order: tuple[str, ...], memory: float
+) -> dict[str, Any]:
+    """Chooses the arrays to offload so that a program fits: the first entries of `order`, as few as possible.
+
+    Args:
+      peak: bytes of the program.
+      beside: bytes of all other arrays on the chip, by name.
+      order: names in the order in which they are offloaded.
+      memory: bytes of the chip.
+
+    Returns:
+      {'fits', 'hbm_bytes': total on the chip, 'offloaded': offloaded names that had any bytes}.
+    """
+    for count in range(len(order) + 1):
+        offloaded = [name for name in order[:count] if beside.get(name)]
+        total = peak + sum(beside.values()) - sum(beside[name] for name in offloaded)
+        if total <= memory:
+            break
+    return dict(fits=total <= memory, hbm_bytes=int(total), offloaded=offloaded)
+
+
+def fitted(
+    key: tuple,
+    compile_it: Callable[[], Compiled],
+    beside: dict[str, int],
+    order: tuple[str, ...],
+    memory: float,
+) -> Row:
+    """Returns the columns of a program: its memory, and what has to leave the chip (`settle`) or why it fails.
+
+    Args:
+      key: what identifies the program in this process, which compiles it once.
+      compile_it: compiles it; raises OutOfMemory.
+      beside, order, memory: see `settle`.
+    """
+    if key not in _COMPILED:
+        started = time.perf_counter()
+        program = None
+        columns: Row
+        try:
+            # The text of a program is large and not needed here.
+            program = dataclasses.replace(compile_it(), text='')
+        except OutOfMemory as error:
+            columns = dict(fits=False, hbm_bytes=0, offloaded=[], error=str(error))
+        else:
+            columns = dict(arguments=program.arguments, temporaries=program.temporaries)
+        columns['compile_seconds'] = round(time.perf_counter() - started, 1)
+        _COMPILED[key] = program, columns
+    program, columns = _COMPILED[key]
+    return columns | settle(program.peak, beside, order, memory) if program else columns
+
+
+def update_columns(parts: dict[str, Row], totals: list[int]) -> Row:
+    """Returns the columns of an update from those of its two programs and their totals on the chip.
+
+    An array that is offloaded for one program is off the chip for both.
+    """
+    errors = [part['error'] for part in parts.values() if 'error' in part]
+    columns: Row = dict(error=errors[0]) if errors else {}
+    columns['fits'] = all(part['fits'] for part in parts.values())
+    columns['hbm_bytes'] = 0 if errors else max(totals)
+    columns['offloaded'] = max((part['offloaded'] for part in parts.values()), key=len)
+    for name in ('arguments', 'temporaries'):
+        columns[name] = max(part.get(name, 0) for part in parts.values())
+    columns['compile_seconds'] = sum(part['compile_seconds'] for part in parts.values())
+    return columns
+
+
+MEMORY_COLUMNS = ('fits', 'memory, GiB', 'arguments', 'temporaries', 'off the chip')
+
+
+def memory_cells(row: Row) -> list[str]:
+    """Returns the cells of a row for MEMORY_COLUMNS."""
+    cells = ['yes' if row['fits'] else '**no**']
+    for column in ('hbm_bytes', 'arguments', 'temporaries'):
+        size = row.get(column)
+        cells.append(f'{size / GIB:.1f}' if size else '–')
+    return [*cells, '; '.join(row['offloaded']) or '–']
+
+
+def summary(row: dict) -> str:
+    """Returns a row in a few words, for the progress messages."""
+    if 'error' in row:
+        return f'does not compile: {row["error"]}'
+    fits = 'fits' if row['fits'] else 'does not fit'
+    text = f'{row["hbm_bytes"] / GIB:.1f} GiB, {fits}'
+    if row['offloaded']:
+        text += f', off the chip: {", ".join(row["offloaded"])}'
+    return text

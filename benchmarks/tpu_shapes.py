@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from zeroplay_jax.policy import families
 from zeroplay_jax.policy.transformer import ModelConfig
 
+GIB = 2**30
 # Rotary position scaling of Llama 3.1, and YaRN (Peng et al. 2023) as in OLMo 3.
 _LLAMA3 = dict(
     rope_type='llama3',
@@ -103,12 +104,19 @@ class Chip(NamedTuple):
       bandwidth: bytes per second of HBM.
       memory: bytes of HBM that a program may use.
       links: bytes per second over its interconnect links.
+      clock: cycles per second. The vendor does not publish them; they follow from the peak operations and the size of
+        the matrix units (128 × 128, of v6e 256 × 256).
     """
 
     flops: float
     bandwidth: float
     memory: float
     links: float
+    clock: float
+
+    def seconds(self, cycles: float, moved: float = 0.0) -> float:
+        """Returns the seconds of cycles and of bytes that go over the links."""
+        return cycles / self.clock + moved / self.links
 
 
 class Slice(NamedTuple):
@@ -123,9 +131,9 @@ class Slice(NamedTuple):
     host: str
 
 
-_V5E = Chip(197e12, 819e9, 15.75 * 2**30, 200e9)
-_V5P = Chip(459e12, 2765e9, 95.0 * 2**30, 600e9)
-_V6E = Chip(918e12, 1640e9, 31.25 * 2**30, 448e9)
+_V5E = Chip(197e12, 819e9, 15.75 * GIB, 200e9, 1.5e9)
+_V5P = Chip(459e12, 2765e9, 95.0 * GIB, 600e9, 1.75e9)
+_V6E = Chip(918e12, 1640e9, 31.25 * GIB, 448e9, 1.75e9)
 # A sampler runs within one host, a learner over the whole slice.
 TOPOLOGIES = {
     'v5e:4x4': Slice(_V5E, 'v5e:2x2'),

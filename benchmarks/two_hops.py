@@ -2,28 +2,22 @@
 
 Prints one JSON object. For the held-out questions: how often a search finds the passages that they need, with the name
 that `#1` stands for and without it. For the logged proposals of two hops: in how many the second half is from another
-document that was found, and in how many of these the first half is from the proposer's own document. For all logged
-rollouts of the training: how many proposals, of one hop or two, state a sentence or clause of a held-out question, and
-how many held-out passages the roles found. Both are 0 where `retrieval.held_out` was in force.
+document that was found, and in how many of these the first half is from the proposer's own document.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import pathlib
-import sys
-from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.command import one_line_errors, parser, read_lines
 from zeroplay_jax.data.chains import BRIDGE
 from zeroplay_jax.data.cloze import BLANK
 from zeroplay_jax.retrieval import folder
-from zeroplay_jax.types import Json
+from zeroplay_jax.types import Json, UserError
 
 TOP_K = 3
-# Shorter texts, such as an empty proposal, are parts of many sentences by chance.
-_LEAST_WORDS = 4
 
 
 def halves(question: str) -> tuple[str, str] | None:
@@ -42,11 +36,11 @@ def without_marks(text: str) -> str:
 
 def searches(workdir: pathlib.Path) -> dict[str, float]:
     """Returns, for several queries, the share of the held-out questions for which they find the passage."""
-    questions = [each for each in lines(workdir / 'questions.jsonl') if each['hops'] == 2]
+    questions = [each for each in read_lines(workdir / 'questions.jsonl') if each['hops'] == 2]
     index = folder.open_index(workdir / 'index')
     if not questions:
         return {'questions': 0}
-    row_of = {line['id']: row for row, line in enumerate(lines(workdir / 'corpus.jsonl'))}
+    row_of = {line['id']: row for row, line in enumerate(read_lines(workdir / 'corpus.jsonl'))}
     counts: dict[str, int] = {}
     for question in questions:
         parts = halves(question['question'])
@@ -75,7 +69,7 @@ def searches(workdir: pathlib.Path) -> dict[str, float]:
 def proposals(workdir: pathlib.Path) -> dict[str, float]:
     """Returns the number of proposals of two hops in the log of a run and the shares of some properties."""
     total = accepted = about_other = joined = 0
-    for row in lines(workdir / 'run' / 'trajectories.jsonl'):
+    for row in read_lines(workdir / 'run' / 'trajectories.jsonl'):
         if not row['is_proposal'] or row['info'].get('hops') != 2:
             continue
         total += 1
@@ -96,60 +90,6 @@ def proposals(workdir: pathlib.Path) -> dict[str, float]:
 def is_accepted(row: Json) -> bool:
     """Returns whether a proposal passed the checks; a rejected one may have no question or no answer."""
     return row['drop'] is None and row['info'].get('rejected') is None
-
-
-def leaks(workdir: pathlib.Path) -> dict[str, int]:
-    """Returns how much of the held-out documents the logged rollouts of the training proposed or found."""
-    held_out_texts: list[str] = []
-    for question in lines(workdir / 'questions.jsonl'):
-        bridge = question.get('bridge', '')
-        held_out_texts += statements(question['question'], question['answers'][0], bridge)
-    held_out_ids = {line['document_id'] for line in lines(workdir / 'held_out.jsonl')}
-    num_proposals = num_repeats = num_found = 0
-    for row in lines(workdir / 'run' / 'trajectories.jsonl'):
-        if row['phase'] == 'evaluation':
-            continue
-        for call in row['turns']:
-            for passages in call['documents'] if call else ():
-                num_found += sum(passage['id'] in held_out_ids for passage in passages)
-        if row['is_proposal'] and is_accepted(row):
-            num_proposals += 1
-            num_repeats += repeats(proposed_statements(row), held_out_texts)
-    return {
-        'accepted proposals of one or two hops': num_proposals,
-        'of them with a sentence or clause of a held-out question': num_repeats,
-        'held-out passages found': num_found,
-    }
-
-
-def statements(question: str, answer: str, bridge: str) -> list[str]:
-    """Returns the sentence that a question was made of; of two hops the sentence and the clause, with the name."""
-    parts = halves(question)
-    if parts is None:
-        return [question.replace(BLANK, answer)]
-    sentence, clause = parts
-    return [
-        sentence.replace(BRIDGE, bridge),
-        clause.replace(BRIDGE, bridge).replace(BLANK, answer),
-    ]
-
-
-def proposed_statements(row: Json) -> list[str]:
-    """Returns the `statements` of a proposal; the name of two hops is what the proposer searched for first."""
-    call = first_search(row)
-    bridge = call['arguments']['query_list'][0] if call else ''
-    return statements(row['info']['question'], row['info']['answers'][0], bridge)
-
-
-def repeats(texts: list[str], held_out_texts: list[str]) -> bool:
-    """Returns whether one of the texts is part of a held-out text, or the other way round."""
-    for text in texts:
-        if len(text.split()) < _LEAST_WORDS:
-            continue
-        for held_out in held_out_texts:
-            if text in held_out or held_out in text:
-                return True
-    return False
 
 
 def first_search(row: Json) -> Json | None:
@@ -189,42 +129,26 @@ def has_own_sentence(row: Json) -> bool:
     return parts[0].replace(BRIDGE, bridge) in document
 
 
-def lines(path: pathlib.Path) -> Iterator[Any]:
-    """Yields the objects of a file of JSON lines."""
-    with path.open(encoding='utf-8') as file:
-        for line in file:
-            yield json.loads(line)
-
-
 def check(workdir: pathlib.Path) -> None:
-    """Ends the command with one line unless a folder has the files of a quickstart with held-out questions."""
+    """Raises UserError unless a folder has the files of a quickstart with held-out questions."""
     for name in ('questions.jsonl', 'held_out.jsonl', 'corpus.jsonl', 'index'):
         if not (workdir / name).exists():
-            print(
-                f'benchmarks.two_hops: {workdir} has no {name}; give the workdir of make quickstart CORPUS=… without '
-                'EVAL: with questions of your own nothing is held out, and there is nothing to measure here',
-                file=sys.stderr,
+            raise UserError(
+                f'{workdir} has no {name}; give the workdir of make quickstart CORPUS=… without EVAL: with questions '
+                'of your own nothing is held out, and there is nothing to measure here'
             )
-            sys.exit(2)
 
 
 def main() -> None:
     """Prints what was measured."""
-    parser = argparse.ArgumentParser(
-        prog='python -m benchmarks.two_hops',
-        description='Measures the questions of two hops of a quickstart.',
-        epilog='example:\n  python -m benchmarks.two_hops runs/own',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        'workdir', type=pathlib.Path, help='the workdir of make quickstart CORPUS=…'
-    )
-    args = parser.parse_args()
-    check(args.workdir)
+    flags = parser('two_hops', __doc__)
+    flags.add_argument('workdir', type=pathlib.Path, help='the workdir of make quickstart CORPUS=…')
+    args = flags.parse_args()
+    with one_line_errors('benchmarks.two_hops'):
+        check(args.workdir)
     result: dict[str, Any] = {'held out': searches(args.workdir)}
     if (args.workdir / 'run').exists():
         result['proposed'] = proposals(args.workdir)
-        result['training'] = leaks(args.workdir)
     print(json.dumps(result, indent=1))
 
 

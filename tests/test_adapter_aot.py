@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import slice_compiler
 
-from benchmarks import adapter_cases, adapter_tables, adapter_work, gpu_aot, tpu_aot
+from benchmarks import adapter_cases, adapter_tables, gpu_aot, tpu_aot, tpu_programs
 from benchmarks.adapter_cases import SLOTS, AdapterCase, Machine
 from benchmarks.tpu_programs import Compiled
 from zeroplay_jax.policy import adapters
@@ -34,8 +34,8 @@ class Compiler:
 
 
 def case_of(name, memory=2**40, temporaries=0):
-    adapter_cases._COMPILED.clear()
-    work = dataclasses.replace(adapter_work.work_of(name, RANK), layers=LAYERS)
+    tpu_programs._COMPILED.clear()
+    work = dataclasses.replace(adapter_cases.work_of(name, RANK), layers=LAYERS)
     devices = jax.devices()[:1]
     compiler = Compiler(temporaries)
     return AdapterCase(work, Machine('one', 'one', memory, devices, devices, 'blocked', compiler))
@@ -50,7 +50,7 @@ def test_shapes_of_adapters_are_those_of_a_run():
     kernel = {'kernel': np.zeros((6, 4), np.float32)}
     base = {'layer_0': {'q': kernel, 'down': kernel}, 'embedding': np.zeros(2)}
     made = adapters.init(base, ('q', 'down'), 3, 0, 'role')
-    shapes = adapter_work.adapter_shapes(base, ('q', 'down'), 3)
+    shapes = adapter_cases.adapter_shapes(base, ('q', 'down'), 3)
     same = jax.tree.map(lambda x, y: (x.shape, x.dtype) == (y.shape, y.dtype), made, shapes)
     assert all(jax.tree.leaves(same))
 
@@ -71,13 +71,13 @@ def test_the_arrays_of_a_run_are_counted_by_hand(case):
 
 
 def test_unrolled_layers_are_another_case_of_the_same_run(case):
-    scanned = adapter_work.work_of('ssp', RANK)
-    unrolled = adapter_work.work_of('ssp', RANK, scan=False)
+    scanned = adapter_cases.work_of('ssp', RANK)
+    unrolled = adapter_cases.work_of('ssp', RANK, scan=False)
     assert (scanned.name, unrolled.name) == ('configs/ssp.py', 'configs/ssp.py, unrolled')
     assert unrolled.model == scanned.model and unrolled.config == scanned.config
     assert scanned.scan and not unrolled.scan
     for work in (scanned, unrolled):
-        shapes = adapter_work.Shapes(
+        shapes = adapter_cases.Shapes(
             dataclasses.replace(work, layers=LAYERS), case.mesh, case.mesh, 'blocked'
         )
         assert shapes.learner_model.scan == work.scan
@@ -91,7 +91,7 @@ def test_the_most_slots_that_fit_are_chosen(case, temporaries):
     rows = small.rollout()
     assert [row['program'] for row in rows] == ['extend', 'decode']
     slots = rows[0]['slots']
-    assert all(row['fits'] and not row['off_chip'] for row in rows)
+    assert all(row['fits'] and not row['offloaded'] for row in rows)
     needed = resident + case.slot_bytes(slots) + temporaries
     assert abs(rows[1]['hbm_bytes'] - needed) < 2**20
     more = SLOTS[SLOTS.index(slots) - 1]
@@ -103,12 +103,12 @@ def test_the_most_slots_that_fit_are_chosen(case, temporaries):
 def test_slots_leave_the_chip_only_if_an_update_needs_their_memory(case):
     roomy = case_of('dspo').updates(4)
     assert [row['program'] for row in roomy] == ['update']
-    assert not any(row['off_chip'] for row in roomy)
+    assert not any(row['offloaded'] for row in roomy)
     resident = sum(case.resident().values())
     slot_bytes = case.slot_bytes(128)
     tight = case_of('qwen2.5-7b', resident + slot_bytes, temporaries=2**29)
     for row in tight.updates(128):
-        assert row['fits'] and row['off_chip'] == ['slots']
+        assert row['fits'] and row['offloaded'] == ['slots']
         assert row['hbm_bytes'] < resident + 2**30
 
 
@@ -148,7 +148,7 @@ def test_the_tables_of_the_pages_are_the_stored_rows():
     models = [table for table in tables if table.startswith('| model |')]
     assert len(tables) == 3 and set(models[0].split('\n')) <= set(page)
     configs = adapter_tables.config_table(rows).split('\n')
-    assert len(configs) == 2 + len(adapter_work.CONFIGS)
+    assert len(configs) == 2 + len(adapter_cases.CONFIGS)
     assert set(configs) <= set((ROOT / 'docs/tpu-gpu.md').read_text().split('\n'))
     readme = (ROOT / 'README.md').read_text()
     launches = (ROOT / 'launch' / 'README.md').read_text()
@@ -167,7 +167,7 @@ def test_the_tables_of_the_pages_are_the_stored_rows():
             continue
         assert adapter_tables.TYPES[machine] in line
         compiled = adapter_tables.rows_that_fit(rows, work, machine)
-        is_scanned = not compiled[0]['work'].endswith(adapter_work.UNROLLED)
+        is_scanned = not compiled[0]['work'].endswith(adapter_cases.UNROLLED)
         command = re.search(rf'launch/tpu_vm.sh --name {name}-adapters .*?\n(?! )', launches, re.S)[
             0
         ]
@@ -187,9 +187,9 @@ def test_the_tables_of_the_pages_are_the_stored_rows():
 
 SMALL = """
 import dataclasses, json
-from benchmarks import tpu_aot, adapter_cases, adapter_work
+from benchmarks import tpu_aot, adapter_cases
 tpu_aot.prepare()
-work = dataclasses.replace(adapter_work.work_of('qwen2.5-3b', 4), layers=1)
+work = dataclasses.replace(adapter_cases.work_of('qwen2.5-3b', 4), layers=1)
 case = adapter_cases.AdapterCase(work, adapter_cases.tpu_machine('v5e:2x2', -1.0))
 adapter_cases.SLOTS = (16,)
 print(json.dumps(case.rows_of_all()))
@@ -201,7 +201,7 @@ print(json.dumps(case.rows_of_all()))
 def test_the_programs_of_a_small_model_compile_for_a_slice():
     rows = slice_compiler.last_line(SMALL, timeout=600)
     assert [row['program'] for row in rows] == ['extend', 'decode', 'update', 'teacher']
-    assert all(row['fits'] and not row['off_chip'] for row in rows)
+    assert all(row['fits'] and not row['offloaded'] for row in rows)
     assert all(row['arguments'] < row['hbm_bytes'] for row in rows)
     # A prefill does not read the output head.
     assert all(row['base_bytes'] < row['arguments'] for row in rows[1:])

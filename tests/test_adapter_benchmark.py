@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import adapter_cost, adapters
+from benchmarks import adapters
 from zeroplay_jax.configuration import fields, rules
 
 
@@ -22,12 +22,12 @@ def test_runs_differ_in_rank_and_learning_rates_only(arm):
 
 def test_the_curve_counts_steps_of_the_solver():
     phases = ['evaluation', 'proposer', 'generate', 'solver', 'solver', 'evaluation', 'selfplay']
-    lines = [json.dumps({'phase': phase, 'em/mean': 0.5}) for phase in phases]
-    assert adapters.curve(lines) == [[0, 0.5], [2, 0.5]]
+    records = [{'phase': phase, 'em/mean': 0.5} for phase in phases]
+    assert adapters.curve(records) == [[0, 0.5], [2, 0.5]]
 
 
 def test_stored_runs_are_tabulated_and_not_executed_again(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(adapters.subprocess, 'run', None)
+    monkeypatch.setattr(adapters, 'run_arm', None)
     folder = tmp_path / 'adapters'
     folder.mkdir()
     for rank in (0, 4):
@@ -48,12 +48,3 @@ def test_stored_runs_are_tabulated_and_not_executed_again(tmp_path, capsys, monk
     assert f'| dspo | rank 4 | × 10 {cells}' in printed
     rows = json.loads((tmp_path / 'adapters.json').read_text())['rows']
     assert [row['rank'] for row in rows] == [0, 4] and rows[1]['area'] == 0.4
-
-
-@pytest.mark.long
-def test_the_cost_of_updates_is_measured():
-    rows, figures = adapter_cost.measure(repeats=1)
-    whole, adapted = figures.values()
-    assert rows and whole['micro_batches'] == adapted['micro_batches']
-    assert whole['empty'] == adapted['empty']
-    assert all(figure['cpu_seconds'] > 0 for figure in figures.values())

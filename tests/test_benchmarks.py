@@ -7,54 +7,72 @@ import functools
 import json
 import pathlib
 import sys
+import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks import kills
+from benchmarks import kills, roofline
 from benchmarks import pins as small_runs
 from benchmarks import rollout as bench
-from benchmarks.peers import timing, workload
+from benchmarks.peers import workload
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.types import UserError
 
-PEERS = pathlib.Path(timing.__file__).parent
+PEERS = pathlib.Path(workload.__file__).parent
 
 
-@pytest.fixture
-def small(monkeypatch):
-    model = dataclasses.replace(
-        bench.MODEL,
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        layers=2,
-        heads=4,
-        kv_heads=2,
-        head_dim=8,
-    )
-    monkeypatch.setattr(bench, 'MODEL', model)
-    monkeypatch.setattr(bench, 'matmul_rate', lambda: 1e12)
-    monkeypatch.setattr(bench, 'copy_rate', lambda: 1e12)
-    return transformer.init(model, jax.random.key(0))
+SMALL = dataclasses.replace(
+    bench.MODEL,
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=64,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+)
 
 
 @pytest.mark.parametrize(
-    'rollouts',
+    ('rollouts', 'dtype'),
     [
-        workload.Rollouts('even', 352, ((96, 96),) * 4),
-        workload.Rollouts('uneven', 512, ((), (20,), (30, 5, 150), (1, 99))),
+        (workload.Rollouts('even', 352, ((96, 96),) * 4), 'float32'),
+        (workload.Rollouts('uneven', 512, ((), (20,), (30, 5, 150), (1, 99))), 'bfloat16'),
     ],
 )
-def test_rollouts_and_updates_of_the_speed_benchmark(small, rollouts):
-    scheduler, update = bench.make_scheduler(small, rollouts), bench.make_update(small)
-    figures = bench.measure(scheduler, update, rollouts)
-    assert set(figures) == {'rollout', 'train', 'bound', 'gflops', 'gbytes'}
+def test_rollouts_and_updates_of_the_speed_benchmark(monkeypatch, rollouts, dtype):
+    monkeypatch.setattr(bench, 'device_rates', lambda _: (1e12, 1e12))
+    figures = bench.Engine(dataclasses.replace(SMALL, dtype=dtype), rollouts).measure()
+    assert set(figures) == {'rollout', 'train', 'bound', 'update_bound', 'gflops', 'gbytes'}
     assert all(value > 0 for value in figures.values())
-    shares = bench.shares(scheduler, rollouts)
-    assert 0 < sum(shares.values()) <= 1.001
+
+
+def test_rates_of_a_device_are_those_of_a_product_and_a_copy():
+    assert bench.product_rate(64, 'bfloat16') > 0 and bench.copy_rate(2**16) > 0
+
+
+def test_counted_operations_are_those_of_the_compiled_program():
+    # One layer, so that XLA's own count needs no loop; dense attention does twice the causal products.
+    model = dataclasses.replace(SMALL, layers=1, logit_chunk=10**6, attention='dense')
+    shapes = jax.eval_shape(functools.partial(transformer.init, model), jax.random.key(0))
+    places = jax.ShapeDtypeStruct((1, 64), jnp.int32)
+    step = jax.jit(jax.grad(lambda p, *batch: transformer.score(model, p, *batch)[0].sum()))
+    compiled = step.lower(shapes, places, places, places).compile().cost_analysis()
+    need = 3 * roofline.forward(model, 64, 64)
+    attention = 3 * 64 * model.layers * 2 * model.heads * model.head_dim * 64
+    assert 0.9 < compiled['flops'] / (need + attention) < 1.25
+
+
+def test_without_a_gpu_one_line_says_so(monkeypatch, capsys):
+    monkeypatch.delenv('XLA_CLIENT_MEM_FRACTION', raising=False)
+    with pytest.raises(SystemExit, match='2'):
+        bench.main(['--gpu'])
+    message = 'benchmarks.rollout: JAX finds no GPU, only cpu: install jax[cuda13]\n'
+    assert capsys.readouterr().err == message
 
 
 def test_uneven_rollouts_differ_and_fit_their_context():
@@ -66,29 +84,29 @@ def test_uneven_rollouts_differ_and_fit_their_context():
         assert all(20 <= tokens <= 300 for tokens in lengths)
 
 
-def test_the_bound_reads_weights_keys_and_values_once(small):
+def test_the_bound_reads_weights_keys_and_values_once():
     # One rollout of two turns of two tokens: positions 3, 4 and, behind an observation of 5 tokens, 10, 11.
     rollouts = workload.Rollouts('', 99, ((5,),), prompt_tokens=3, turn_tokens=2)
-    m = bench.MODEL
-    head = m.vocab_size * m.hidden_size
-    matrices = bench.layer_weights() + head
+    m = SMALL
+    layer, _, head = roofline.matrix_weights(m)
+    layers = m.layers * layer
+    matrices = layers + head
     values_per_token = 2 * m.layers * m.kv_heads * m.head_dim
-    assert bench.useful_bytes(rollouts) == 4 * (4 * matrices + 28 * values_per_token)
-    assert bench.useful_operations(rollouts) == 2 * (12 * bench.layer_weights() + 4 * head)
+    assert bench.useful_bytes(m, rollouts) == 4 * (4 * matrices + 28 * values_per_token)
+    assert bench.useful_operations(m, rollouts) == 2 * (12 * layers + 4 * head)
 
 
 # The other engines of the speed benchmark
 
 
-@pytest.mark.parametrize('module', [workload, timing])
-def test_shared_modules_import_the_standard_library_only(module):
+def test_what_engines_share_imports_the_standard_library_only():
     roots = set()
-    for node in ast.walk(ast.parse(pathlib.Path(module.__file__).read_text())):
+    for node in ast.walk(ast.parse(pathlib.Path(workload.__file__).read_text())):
         if isinstance(node, ast.Import):
             roots |= {alias.name.split('.')[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             roots.add(node.module.split('.')[0])
-    assert roots - {'benchmarks'} <= sys.stdlib_module_names
+    assert roots <= sys.stdlib_module_names
 
 
 def test_the_token_ids_of_the_workload_are_no_special_ones_and_differ():
@@ -103,7 +121,8 @@ def test_the_token_ids_of_the_workload_are_no_special_ones_and_differ():
 
 def test_our_requests_have_the_workloads_tokens():
     rollouts = workload.UNEVEN
-    request = bench.make_request(rollouts, 4, None, bench._Search())
+    codec = bench._Codec(workload.VOCAB_SIZE)
+    request = bench.make_request(rollouts, 4, codec, bench._Search())
     assert request.prompt.tolist() == rollouts.prompt(4)
     assert request.env.observation(None).tolist() == rollouts.observation(4, 0)
     assert request.env.observation(None).tolist() == rollouts.observation(4, 1)
@@ -134,11 +153,10 @@ def fake_peers(tmp_path, monkeypatch):
     monkeypatch.setenv('PEERS_PYTHON', sys.executable)
     script = (
         'import sys\n'
-        'from benchmarks.peers import timing\n'
         'from benchmarks.peers import workload\n'
         'rollouts = workload.WORKLOADS[sys.argv[3]]\n'
         'seconds = float(sys.argv[5]) if len(sys.argv) > 5 else 1.0\n'
-        "timing.print_rates('engine', rollouts, seconds, update_seconds=2.0)\n"
+        "workload.print_rates('engine', rollouts, seconds, update_seconds=2.0)\n"
     )
     for name in bench.PEERS:
         (tmp_path / f'peer_{name}.py').write_text(script)
@@ -167,12 +185,13 @@ def test_engines_are_left_out_without_their_interpreter(fake_peers, monkeypatch)
     assert not bench.available_peers(fake_peers)
 
 
-def test_ratios_of_a_round_are_ours_over_theirs(fake_peers, monkeypatch, capsys):
-    monkeypatch.setattr(bench, 'measure', lambda *_: {'rollout': 6144.0, 'train': 4096.0})
+def test_ratios_of_a_round_are_ours_over_theirs(fake_peers, capsys):
+    figures = {'rollout': 6144.0, 'train': 4096.0}
+    engine = types.SimpleNamespace(measure=lambda: figures)
     arguments = bench.parse_arguments(['--rounds', '2', '--tunix-cache', '1'])
     arguments.peers = fake_peers
-    figures, ratios = bench.compare(None, None, arguments)
-    assert len(figures) == 2
+    our_figures, ratios = bench.compare(engine, arguments)
+    assert our_figures == [figures] * 2
     # The fake engines generate 3072 tokens in a second and update 4096 tokens in two.
     assert ratios == {
         'rollout_vs_tunix': [2.0, 2.0],
@@ -209,7 +228,7 @@ def test_runs_that_differ_by_the_clock_alone_have_one_hash(tmp_path):
 
 def test_a_flip_has_to_be_found_by_the_start_after_it(tmp_path, monkeypatch):
     """The log has the lines of all starts: an earlier one may have found damage in a step of the same number."""
-    arguments = argparse.Namespace(processes=1, seed=0, delay=0.0, rank=4)
+    arguments = argparse.Namespace(processes=1, seed=0, delay=0.0, rank=4, bucket='')
     campaign = kills.Campaign('drzero', tmp_path, arguments)
     for run in (campaign._whole, campaign._ended):
         assert run.flags == ('--config.policy.adapters.rank=4',)

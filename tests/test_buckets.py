@@ -18,7 +18,7 @@ from memory_bucket import MemoryBucket
 from refused_calls import refused
 from run_records import write_record
 
-from benchmarks import kills_bucket
+from benchmarks import kills
 from zeroplay_jax import compare, report
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import fields, rules
@@ -374,30 +374,34 @@ def test_a_signal_after_the_end_of_a_run_does_not_count(tmp_path, monkeypatch):
     class FakeRun:
         state = staticmethod(lambda: ([1], {}))
         records = staticmethod(lambda name: [])
+        logged_steps = staticmethod(lambda: 4)
+        checkpoint = staticmethod(lambda: 4)
 
         def __init__(self, recipe, workdir, processes, address='', flags=()):
             self.recipe, self.workdir, self.address = recipe, tmp_path, address
+            self.processes, self.flags = processes, flags
+
+        log_path = kills.Run.log_path
 
         def start(self):
             status = statuses.pop(0)
-            calls = dict(poll=lambda: status, wait=lambda timeout: status, kill=lambda: None)
+            calls = dict.fromkeys(('send_signal', 'kill'), lambda *signal: None)
+            calls |= dict(poll=lambda: status, wait=lambda timeout: status)
             return [types.SimpleNamespace(**calls)]
 
     (tmp_path / 'summary.json').write_text('{}')
-    monkeypatch.setattr(kills_bucket, 'Run', FakeRun)
-    monkeypatch.setattr(kills_bucket, 'local_run', lambda *arguments: tmp_path)
-    monkeypatch.setattr(kills_bucket.RemoteWorkdir, 'manifests', lambda self: {4: {}})
-    monkeypatch.setattr(objects, 'open_bucket', MemoryBucket)
+    monkeypatch.setattr(kills, 'Run', FakeRun)
+    monkeypatch.setattr(kills, 'BucketRun', FakeRun)
+    monkeypatch.setattr(kills.shutil, 'rmtree', lambda *arguments, **options: None)
+    monkeypatch.setattr(kills, 'local_run', lambda *arguments: tmp_path)
     arguments = argparse.Namespace(seed=0, bucket='gs://bucket/x', kills=1, sigterms=0, delay=0)
-    arguments.processes = 1
-    result = kills_bucket.Campaign('ssp', tmp_path, arguments).run()
-    counts = {'recipe': 'ssp', 'processes': 1, 'kill': 1, 'sigterm': 0, 'compared': 2}
+    arguments.processes, arguments.rank, arguments.flips = 1, 0, 0
+    result = kills.Campaign('ssp', tmp_path, arguments).run()
+    counts = {'recipe': 'ssp', 'processes': 1, 'kill': 1, 'compared': 2, 'most_lost': 0}
     assert result == counts | {'arrays': 1, 'problems': []} and not statuses
-    # The same call again has nothing left to do.
-    assert kills_bucket.Campaign('ssp', tmp_path, arguments).run() == result
     run = FakeRun('ssp', tmp_path, 1)
     run.records = lambda name: [object()]
-    assert 'alarms.jsonl' in kills_bucket.differences(run, run)
+    assert 'alarms.jsonl' in kills.differences(run, run)
 
 
 @needs_emulator
@@ -405,7 +409,8 @@ def test_a_signal_after_the_end_of_a_run_does_not_count(tmp_path, monkeypatch):
 @pytest.mark.parametrize('processes', [1, 2])
 def test_killed_runs_are_resumed_by_other_machines_bit_for_bit(emulator, tmp_path, processes):
     """kill -9 and, with one process, SIGTERM, each followed by a start without the local folders."""
-    command = [sys.executable, '-m', 'benchmarks.kills_bucket', '--bucket', 'gs://bucket/kills']
+    command = [sys.executable, '-m', 'benchmarks.kills', '--bucket', 'gs://bucket/kills']
+    command += ['--recipes', 'ssp']
     command += ['--kills', '1', '--sigterms', str(2 - processes), '--processes', str(processes)]
     command += ['--folder', str(tmp_path / 'kills')]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from python_process import ROOT, finish, start, start_python
 
-from benchmarks import claims, claims_arms, claims_plot, claims_runs, claims_table
+from benchmarks import claims, claims_runs
 from benchmarks import claims_statistics as statistics
 from zeroplay_jax.configs import ablations
 from zeroplay_jax.configuration import rules
@@ -18,16 +18,16 @@ from zeroplay_jax.training import loop
 # ---- what is registered ----
 
 
-@pytest.mark.parametrize('arm', claims_arms.ARMS)
+@pytest.mark.parametrize('arm', claims_runs.ARMS)
 def test_every_arm_of_the_claims_is_a_sound_config(arm):
-    rules.check(claims_arms.config_of(arm, 0))
-    row = claims_arms.ARMS[arm].row
-    assert not row or f'{claims_arms.ARMS[arm].system}/{row}' in ablations.ROWS
+    rules.check(claims_runs.config_of(arm, 0))
+    row = claims_runs.ARMS[arm].row
+    assert not row or f'{claims_runs.ARMS[arm].system}/{row}' in ablations.ROWS
 
 
 def test_every_claim_has_arms_a_measure_and_a_reason():
     named = {arm for claim in claims.CLAIMS for arm in (claim.better, claim.worse) if arm}
-    assert named == set(claims_arms.ARMS)
+    assert named == set(claims_runs.ARMS)
     assert set(claims.MEASURES) == set(statistics.MEASURES)
     for claim in claims.CLAIMS:
         assert claim.measure in claims.MEASURES and claim.reason, claim.text
@@ -71,7 +71,7 @@ def test_looks_are_combined_so_that_interval_and_verdict_agree():
     row = dict(p=0.9, interval=[-0.1, 0.08])
     # The first look decides, although the mean of the second is below 0.
     claims._combine_looks(row, [0.01, 0.9], [[0.02, 0.3], [-0.1, 0.08]], plays=1)
-    share = claims_arms.LOOKS[0].share
+    share = claims_runs.LOOKS[0].share
     assert row['interval'] == [0.02, 0.08] and row['p'] == 0.01 / share < 0.05
     assert row['verdict'] == 'holds' and not row['negligible']
     # Played three times, it would have had to be clearer.
@@ -94,8 +94,8 @@ def test_a_narrow_interval_closes_a_claim_only_around_zero(difference, last_look
             points = [[0, 0, [0.0] * 4], [8, 400, [rate] * 4]]
             return {'curve': points, 'code': 'c'}
 
-    (row,) = claims.play([THE_FILTER], Narrow(), claims_arms.LOOKS)
-    assert row['seeds'] == claims_arms.LOOKS[last_look].seeds
+    (row,) = claims.play([THE_FILTER], Narrow(), claims_runs.LOOKS)
+    assert row['seeds'] == claims_runs.LOOKS[last_look].seeds
     assert row['negligible'] == (not difference)
 
 
@@ -124,7 +124,7 @@ class FakeRunner:
 def test_only_open_claims_get_more_seeds(capsys):
     chosen = [c for c in claims.CLAIMS if c.system == 'dspo' and c.measure == 'area']
     runner = FakeRunner()
-    table = claims.play(chosen, runner, claims_arms.LOOKS)
+    table = claims.play(chosen, runner, claims_runs.LOOKS)
     by_claim = {row['claim']: row for row in table}
     decided = by_claim[THE_FILTER.text]
     assert (decided['seeds'], decided['verdict_holm']) == (8, 'holds')
@@ -132,7 +132,7 @@ def test_only_open_claims_get_more_seeds(capsys):
     assert 'dspo no filter' not in {arm for arm, _ in runner.runs[1]}
     grpo = by_claim['beats GRPO']
     assert grpo['verdict_holm'] == 'undecided'
-    assert grpo['negligible'] or grpo['seeds'] == claims_arms.LOOKS[-1].seeds
+    assert grpo['negligible'] or grpo['seeds'] == claims_runs.LOOKS[-1].seeds
     for row in table:
         low, high = row['interval']
         assert (row['verdict'] != 'undecided') == (low > 0 or high < 0)
@@ -140,8 +140,8 @@ def test_only_open_claims_get_more_seeds(capsys):
 
 
 def test_an_interrupted_look_does_not_count():
-    assert claims.play([THE_FILTER], FakeRunner(budget=15), claims_arms.LOOKS[:1]) == []
-    (row,) = claims.play([THE_FILTER], FakeRunner(budget=16), claims_arms.LOOKS)
+    assert claims.play([THE_FILTER], FakeRunner(budget=15), claims_runs.LOOKS[:1]) == []
+    (row,) = claims.play([THE_FILTER], FakeRunner(budget=16), claims_runs.LOOKS)
     assert row['seeds'] == 8 and row['codes'] == ['c'] and row['rollouts'] == [400, 400]
     assert set(row['beside']) == {'final', 'area_of_rollouts'}
 
@@ -151,7 +151,7 @@ def test_claims_of_other_systems_are_corrected_for_and_stay_in_the_table():
     runs_of = lambda system: claims.runs_of([c for c in claims.CLAIMS if c.system == system], 8)
     *some, (missing_arm, _) = runs_of('ssp')
     runner = FakeRunner(stored=runs_of('drzero') + some)
-    table = claims.play([THE_FILTER], runner, claims_arms.LOOKS, stored_claims=claims.CLAIMS)
+    table = claims.play([THE_FILTER], runner, claims_runs.LOOKS, stored_claims=claims.CLAIMS)
     assert {arm for runs in runner.runs for arm, _ in runs} == {'dspo', 'dspo no filter'}
     registered = [(c.system, c.text) for c in claims.CLAIMS]
     rows = [(row['system'], row['claim']) for row in table]
@@ -162,7 +162,7 @@ def test_claims_of_other_systems_are_corrected_for_and_stay_in_the_table():
     without_results = [1.0] * (len(claims.CLAIMS) - len(table))
     corrected = statistics.holm([row['p'] for row in table] + without_results)
     assert [row['p_holm'] for row in table] == pytest.approx(corrected[: len(table)], rel=0.01)
-    (alone,) = claims.play([THE_FILTER], FakeRunner(), claims_arms.LOOKS)
+    (alone,) = claims.play([THE_FILTER], FakeRunner(), claims_runs.LOOKS)
     (row,) = [row for row in table if row['claim'] == THE_FILTER.text]
     # The verdict of a claim does not depend on which others were executed first.
     assert row['p'] == alone['p'] < row['p_holm']
@@ -171,12 +171,12 @@ def test_claims_of_other_systems_are_corrected_for_and_stay_in_the_table():
 
 def test_the_forest_plot_shows_every_claim(tmp_path):
     rows = []
-    for number, verdict in enumerate(claims_plot.COLOURS):
+    for number, verdict in enumerate(claims.COLOURS):
         interval = [-0.1, 0.2] if number else [-0.9, 0.2]
         row = dict(system='ssp', claim=f'claim {number} $', verdict_holm=verdict, difference=0.1)
         row |= dict(selected=number == 1, afterwards=number == 2, added=number == 2)
         rows.append(row | dict(interval=interval))
-    claims_plot.write_forest_plot(rows, tmp_path / 'a.svg')
+    claims.write_forest_plot(rows, tmp_path / 'a.svg')
     svg = (tmp_path / 'a.svg').read_text()
     for number, mark in enumerate(['', ' §', ' † ‡']):
         assert f'ssp: claim {number} ${mark}<' in svg
@@ -199,7 +199,7 @@ def test_results_from_a_checkpoint_that_was_trained_again_are_not_reused(
 
 @pytest.mark.long
 def test_the_hash_of_the_code_covers_every_package_and_checkpoint():
-    names = {str(path.relative_to(claims_runs._PACKAGE)) for path in claims_runs._package_files()}
+    names = {str(path.relative_to(claims_runs.PACKAGE)) for path in claims_runs._package_files()}
     assert {'configs/ssp.py', 'retrieval/bm25.py', 'mini/open/base/model.safetensors'} <= names
     assert 'selfplay/judge.py' in names
     assert not any('__pycache__' in name for name in names)
@@ -234,7 +234,7 @@ def test_processes_of_the_pool_end_with_their_parent(tmp_path):
 
 
 def test_an_arm_runs_once_and_is_stored(monkeypatch, tmp_path):
-    whole = claims_arms.config_of
+    whole = claims_runs.config_of
 
     def shrunk(arm, seed):
         config = whole(arm, seed)
@@ -247,23 +247,28 @@ def test_an_arm_runs_once_and_is_stored(monkeypatch, tmp_path):
         return config
 
     monkeypatch.setattr(claims_runs, 'config_of', shrunk)
-    first = claims_runs.run_arm('drzero', 0, tmp_path)
+
+    def run_arm():
+        path = claims_runs.stored_path('drzero', 0, tmp_path)
+        return claims_runs.stored_result(path, claims_runs.run_arm, 'drzero', 0)
+
+    first = run_arm()
     assert first['curve'][0][0] == 0 and len(first['curve'][0][2]) == 8
     assert first['curve'][-1][1] > 0, 'rollouts are counted'
     assert first['code'] == claims_runs.code_hash()
     monkeypatch.setattr(loop, 'run', None)  # a second run would fail
-    assert claims_runs.run_arm('drzero', 0, tmp_path) == first
+    assert run_arm() == first
     assert json.loads(next(tmp_path.iterdir()).read_text()) == first
     monkeypatch.setattr(claims_runs, 'CODE', claims_runs.CODE + 1)
     with pytest.raises(TypeError):
-        claims_runs.run_arm('drzero', 0, tmp_path)
+        run_arm()
 
 
 def test_the_pages_state_the_committed_table():
     table = json.loads((claims.RESULTS / 'claims.json').read_text())['claims']
     before = [row for row in table if not row['afterwards']]
     count = lambda verdict: sum(row['verdict'] == verdict for row in before)
-    small = sum(claims_table.shown_verdict(row) == 'less than .05' for row in before)
+    small = sum(claims.shown_verdict(row) == 'less than .05' for row in before)
     decided = count('holds') + count('does not hold')
     after_correction = sum(row['verdict_holm'] != 'undecided' for row in before)
     results = ' '.join((ROOT / 'docs' / 'results.md').read_text().split())

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks import claims_arms
+from benchmarks import claims_runs
 from benchmarks import claims_statistics as statistics
 
 # ---- measures ----
@@ -92,4 +92,4 @@ def test_a_p_value_of_several_looks_is_one():
     assert 0.02 < wrong / 2000 < 0.06
     assert statistics.sequential_p([0.01], shares) == 0.02
     assert statistics.sequential_p([0.9, 0.8], shares) == 1
-    assert sum(look.share for look in claims_arms.LOOKS) == pytest.approx(1)
+    assert sum(look.share for look in claims_runs.LOOKS) == pytest.approx(1)

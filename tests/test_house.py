@@ -34,7 +34,7 @@ DOORS = {
     'flax': ('zeroplay_jax/policy/', 'benchmarks/peers/'),
     'clu': ('zeroplay_jax/runtime/log.py',),
     'jsonschema': ('zeroplay_jax/tools/argument_schema.py',),
-    'matplotlib': ('zeroplay_jax/evaluation/curve_plot.py', 'benchmarks/claims_plot.py'),
+    'matplotlib': ('zeroplay_jax/evaluation/curve_plot.py', 'benchmarks/claims.py'),
     'mcp': ('zeroplay_jax/tools/mcp',),
     'mlflow': ('zeroplay_jax/runtime/log.py',),
     'pyarrow': ('retrieval/rows.py',),

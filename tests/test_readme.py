@@ -113,7 +113,7 @@ ELSEWHERE = {
 ADDRESS = 'gs://'
 # Commands that differ from others by a flag or a path, or compile for a minute: `make test-long` runs them.
 LONG = (
-    'benchmarks.tpu_kernels',
+    'benchmarks.tpu_pages --model qwen2.5-7b --kernels',
     'configs/ablations.py',
     'runs/seed1',
     # tests/selfplay/test_adapter_runs.py and tests/test_run.py play these.

@@ -8,10 +8,10 @@ import pathlib
 import numpy as np
 import pytest
 
-from benchmarks import slices, slices_costs, slices_play, slices_workload, tpu_kernels
-from benchmarks.hlo_estimate import Program
+from benchmarks import slices, slices_costs, slices_play, slices_workload, tpu_pages
 from benchmarks.slices_engines import Episode, Group, Settings
 from benchmarks.slices_workload import Workload
+from benchmarks.tpu_estimates import Program
 from zeroplay_jax.rollout.sampler import SamplerConfig
 
 SMALL = Workload(groups=8, samples=3)
@@ -190,7 +190,7 @@ def test_estimated_cycles_are_added_up_along_the_control_flow():
 def test_bundles_of_a_kernel_are_counted_by_the_depth_of_their_loop():
     lines = ['     0   :  { a }', '   0x1 LB: > { b }', '   0x2   : > { c }', '   0x3 LB: >> { d }']
     lines += ['   0x4 LB: >>> { e }', '   0x5   : >>> { f }', '   0x6 PF: > { g }', 'second line }']
-    assert tpu_kernels.loop_bundles('\n'.join(lines)) == dict(block=2, row=1, grid=3)
+    assert tpu_pages.loop_bundles('\n'.join(lines)) == dict(block=2, row=1, grid=3)
 
 
 def test_peak_rates_and_estimates_are_told_apart():
@@ -232,7 +232,6 @@ def test_the_figures_are_those_of_the_engine_that_the_project_has():
 def test_one_machine_with_a_config_and_with_a_run(monkeypatch, capsys, tmp_path):
     root = pathlib.Path(slices.__file__).parents[1]
     monkeypatch.chdir(root)
-    monkeypatch.setattr(slices, 'changes', lambda *arguments: [])
     config = 'configs/drzero.py:mini'
     metrics = tmp_path / 'metrics.jsonl'
     metrics.write_text('{"turns": 2.0, "policy_tokens": 40.0}\n')
@@ -242,11 +241,3 @@ def test_one_machine_with_a_config_and_with_a_run(monkeypatch, capsys, tmp_path)
     assert any(line.split()[:1] == ['prefill'] for line in out)
     last = json.loads(out[-1])
     assert last['hours'] > 0 and set(last['unit']) > {'attempts', 'answers', 'update', 'exchange'}
-
-
-def test_a_change_is_played_with_everything_else_as_it_is():
-    settings = slices_play.default_settings(machine(), 'slots')
-    results = dict(slices.changes(machine(), settings, SMALL, 'slots', 0))
-    assert {'ahead=1', 'pages in the memory of the slots'} <= set(results)
-    paged = slices_play.default_settings(machine(), 'pages')
-    assert 'twice the token budget' in dict(slices.changes(machine(), paged, SMALL, 'pages', 0))

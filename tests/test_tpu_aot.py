@@ -10,7 +10,7 @@ import jax
 import pytest
 import slice_compiler
 
-from benchmarks import roofline, tpu_aot, tpu_cases, tpu_programs, tpu_shapes
+from benchmarks import roofline, tpu_aot, tpu_programs, tpu_shapes
 from zeroplay_jax.policy import sharding
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -41,17 +41,15 @@ def test_least_operations_of_a_model_are_counted_by_hand():
         head_dim=2,
         windows=(2, 0),
     )
-    shapes = tpu_programs.parameters(model)
     layer = 4 * 4 + 2 * 4 * 2 + 4 * 4 + 3 * 4 * 6
-    assert roofline.weights(model, shapes) == (2 * layer, 40)
+    matrices, _, head = roofline.matrix_weights(model)
+    assert (matrices, head) == (layer, 40)
+    stored = jax.tree.leaves(tpu_programs.parameters(model))
+    assert sum(x.size for x in stored if x.ndim > 1) == 2 * layer + 40
     # A row of 3: with a window of 2 its places see 1, 2, 2 places, else 1, 2, 3.
     assert roofline.attended_keys(model, 3) == pytest.approx(5 / 3 + 2)
     products = 4 * 2 * 2 * (5 / 3 + 2)
-    assert roofline.forward(model, shapes, 9, 3, True) == pytest.approx(
-        9 * (2 * (2 * layer + 40) + products)
-    )
-    untied = dataclasses.replace(model, tied=False)
-    assert roofline.weights(untied, tpu_programs.parameters(untied)) == (2 * layer, 40)
+    assert roofline.forward(model, 9, 3) == pytest.approx(9 * (2 * (2 * layer + 40) + products))
 
 
 def test_collectives_are_read_from_a_program():
@@ -72,14 +70,16 @@ def test_collectives_are_read_from_a_program():
 def test_what_leaves_the_chip_leaves_in_order_and_no_more_than_needed():
     beside = {'a': 30, 'b': 0, 'c': 20, 'd': 5}
     order = ('a', 'b', 'c')
-    assert tpu_cases.settle(40, beside, order, 100) == dict(fits=True, hbm_bytes=95, offloaded=[])
-    assert tpu_cases.settle(60, beside, order, 100) == dict(
+    assert tpu_programs.settle(40, beside, order, 100) == dict(
+        fits=True, hbm_bytes=95, offloaded=[]
+    )
+    assert tpu_programs.settle(60, beside, order, 100) == dict(
         fits=True, hbm_bytes=85, offloaded=['a']
     )
-    assert tpu_cases.settle(80, beside, order, 100) == dict(
+    assert tpu_programs.settle(80, beside, order, 100) == dict(
         fits=True, hbm_bytes=85, offloaded=['a', 'c']
     )
-    assert tpu_cases.settle(96, beside, order, 100) == dict(
+    assert tpu_programs.settle(96, beside, order, 100) == dict(
         fits=False, hbm_bytes=101, offloaded=['a', 'c']
     )
 

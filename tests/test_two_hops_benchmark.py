@@ -50,7 +50,7 @@ ONE_HOP = {'question': 'The bridge of Gumu was built in ____.', 'answers': ['120
 
 @pytest.fixture
 def workdir(tmp_path):
-    """The files of a quickstart whose training found held-out passages and asked about them."""
+    """The files of a quickstart with logged proposals."""
     corpus = tmp_path / 'corpus.jsonl'
     records = [{'id': key, 'contents': f'"{t}"\n{text}'} for key, (t, text) in PASSAGES.items()]
     write(corpus, records)
@@ -65,10 +65,6 @@ def workdir(tmp_path):
         proposal(f'Another sentence about #1. {CLAUSE}', 'Viru'),
         proposal('One ____.', 'Viru'),
         proposal(None, 'Viru', rejected='no_question'),
-        # Of one hop: with the held-out sentence, with the held-out clause in a sentence, and with neither.
-        proposal('The bridge of ____ was built in 1203.', 'Gumu', hops=1),
-        proposal('His son Lomi Kelpar was born in ____ in spring.', 'Viru', hops=1),
-        proposal('The bridge of Lomi was built in ____.', '1203', hops=1),
         proposal(QUESTION['question'], 'Viru') | {'phase': 'evaluation'},
     ]
     write(tmp_path / 'run' / 'trajectories.jsonl', rows)
@@ -90,12 +86,6 @@ def test_what_is_counted(workdir, monkeypatch, capsys):
         'accepted': 5 / 6,
         'second half of another document': 3 / 6,
         'joins two documents': 2 / 6,
-    }
-    # Sentences and clauses of both kinds of question count; a search of the evaluation does not.
-    assert printed['training'] == {
-        'accepted proposals of one or two hops': 7,
-        'of them with a sentence or clause of a held-out question': 5,
-        'held-out passages found': 8,
     }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 import transformers
 
-from benchmarks.peers import timing, workload
+from benchmarks.peers import workload
 
 PAD_ID = 0
 EOS_ID = 1
@@ -92,14 +92,14 @@ def make_update(model: transformers.Qwen3ForCausalLM) -> Callable[[], float]:
 
 def main() -> None:
     """Prints the rates of rollouts and updates."""
-    arguments = timing.parser(__doc__.split('\n')[0]).parse_args()
+    arguments = workload.parser(__doc__.split('\n')[0]).parse_args()
     rollouts = workload.WORKLOADS[arguments.workload]
     torch.set_num_threads(workload.CORES)
     model = make_model().eval()
-    rollout_seconds = timing.median_seconds(lambda: rollout(model, rollouts), arguments.repeats)
+    rollout_seconds = workload.median_seconds(lambda: rollout(model, rollouts), arguments.repeats)
     model.train()
-    update_seconds = timing.median_seconds(make_update(model), arguments.repeats)
-    timing.print_rates('hf', rollouts, rollout_seconds, update_seconds)
+    update_seconds = workload.median_seconds(make_update(model), arguments.repeats)
+    workload.print_rates('hf', rollouts, rollout_seconds, update_seconds)
 
 
 if __name__ == '__main__':

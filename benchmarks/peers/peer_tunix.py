@@ -13,7 +13,7 @@ from flax import nnx
 from tunix.generate import sampler as tunix_sampler
 from tunix.models.qwen3 import model as qwen3
 
-from benchmarks.peers import timing, workload
+from benchmarks.peers import workload
 
 PAD_ID = 0
 EOS_ID = 1
@@ -144,7 +144,7 @@ def make_update(model: qwen3.Qwen3) -> Callable[[], jax.Array]:
 
 def main() -> None:
     """Prints the rates of rollouts and updates."""
-    parser = timing.parser(__doc__.split('\n')[0])
+    parser = workload.parser(__doc__.split('\n')[0])
     parser.add_argument(
         '--cache-tokens',
         type=int,
@@ -156,9 +156,9 @@ def main() -> None:
     cache_tokens = arguments.cache_tokens or rollouts.context
     model = make_model()
     sampler = make_sampler(model, cache_tokens)
-    rollout_seconds = timing.median_seconds(lambda: rollout(sampler, rollouts), arguments.repeats)
-    update_seconds = timing.median_seconds(make_update(model), arguments.repeats)
-    timing.print_rates('tunix', rollouts, rollout_seconds, update_seconds)
+    rollout_seconds = workload.median_seconds(lambda: rollout(sampler, rollouts), arguments.repeats)
+    update_seconds = workload.median_seconds(make_update(model), arguments.repeats)
+    workload.print_rates('tunix', rollouts, rollout_seconds, update_seconds)
 
 
 if __name__ == '__main__':

@@ -7,8 +7,12 @@ A rollout is a prompt, then turns of generated tokens with the tokens of an obse
 greedy and never stops early, so that every engine generates exactly the same number of tokens.
 """
 
+import argparse
 import dataclasses
 import random
+import statistics
+import time
+from collections.abc import Callable
 from typing import Any
 
 CORES = 2  # processor cores that every engine may use
@@ -92,7 +96,7 @@ class Rollouts:
         return random_tokens(seed, self.observation_tokens[row][turn], vocab_size)
 
 
-def uneven_rollouts(count: int, context: int) -> Rollouts:
+def uneven_rollouts(name: str, count: int, context: int) -> Rollouts:
     """Returns rollouts of 1 to 5 turns with observations of 20 to 300 tokens, none longer than `context`."""
     generator = random.Random(0)
     batch: list[tuple[int, ...]] = []
@@ -102,12 +106,52 @@ def uneven_rollouts(count: int, context: int) -> Rollouts:
         # A rollout that does not fit is drawn again, with another number of turns.
         if Rollouts('', context, (lengths,)).length(0) <= context:
             batch.append(lengths)
-    return Rollouts('uneven', context, tuple(batch))
+    return Rollouts(name, context, tuple(batch))
 
 
 # All rollouts have equal turns, so that they wait for their observations together.
 EVEN = Rollouts('even', context=352, observation_tokens=((96, 96),) * 32)
 # The number of turns and the lengths of observations differ, as those of search agents do.
-UNEVEN = uneven_rollouts(count=64, context=1024)
+UNEVEN = uneven_rollouts('uneven', count=64, context=1024)
 
-WORKLOADS = {rollouts.name: rollouts for rollouts in (EVEN, UNEVEN)}
+# For GPUs.
+LARGE = uneven_rollouts('large', count=128, context=2048)
+
+WORKLOADS = {rollouts.name: rollouts for rollouts in (EVEN, UNEVEN, LARGE)}
+
+
+# ---- timing and output of the scripts ----
+
+
+def median_seconds(call: Callable[[], object], repeats: int) -> float:
+    """Returns the median wall-clock time of `repeats` calls in seconds, after one call that is not timed."""
+    # The first call compiles programs, allocates memory and fills caches.
+    call()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def print_rates(
+    engine: str, rollouts: Rollouts, rollout_seconds: float, update_seconds: float
+) -> None:
+    """Prints the two lines that `benchmarks.rollout` reads: generated tokens/s and update tokens/s."""
+    generated_rate = rollouts.generated / rollout_seconds
+    update_rate = TRAIN_BATCH * TRAIN_LEN / update_seconds
+    print(f'{engine} rollout {generated_rate:.1f} generated tokens/s ({rollout_seconds:.2f} s)')
+    print(f'{engine} train {update_rate:.1f} tokens/s ({update_seconds:.2f} s)')
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Returns the parser of the arguments that all engines take."""
+    arguments = argparse.ArgumentParser(description=description)
+    arguments.add_argument(
+        'repeats', type=int, nargs='?', default=3, help='timed calls; the median counts'
+    )
+    arguments.add_argument(
+        '--workload', choices=WORKLOADS, default='even', help='batch of rollouts (even)'
+    )
+    return arguments
