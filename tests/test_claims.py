@@ -180,8 +180,8 @@ def test_the_forest_plot_shows_every_claim(tmp_path):
     svg = (tmp_path / 'a.svg').read_text()
     for number, mark in enumerate(['', ' §', ' † ‡']):
         assert f'ssp: claim {number} ${mark}<' in svg
-    assert all(colour in svg for colour in claims_plot.COLOURS.values())
-    claims_plot.write_forest_plot(rows, tmp_path / 'b.svg')
+    assert all(colour in svg for colour in claims.COLOURS.values())
+    claims.write_forest_plot(rows, tmp_path / 'b.svg')
     assert (tmp_path / 'b.svg').read_text() == svg
 
 
