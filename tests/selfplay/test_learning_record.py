@@ -89,20 +89,6 @@ def test_the_counts_survive_a_checkpoint(policy):  # noqa: F811
     assert again.learning.stuck_policies(2) == ['solver']
 
 
-def test_a_checkpoint_of_an_earlier_version_has_no_counts(policy):  # noqa: F811
-    engine, _ = make(policy, lambda item: (1, 1))
-    play(engine, 0)
-    saved = json.loads(json.dumps(engine.host_state()))
-    del saved['learning'], saved['proposals']
-    again, _ = make(policy, lambda item: (1, 1))
-    again.restore(engine.device_state(), saved)
-    assert not again.learning.counts_all_steps and again.proposals.readable is None
-    summary = learning_summary(again, [training_step(0)], [], None)
-    # Nothing is known about its earlier steps, but its weights differ from those of the start.
-    assert summary['trained'] and summary['warning'] is None
-    assert not learning_summary(again, [training_step(0)], ['solver'], None)['trained']
-
-
 @pytest.fixture
 def engine_of(policy):  # noqa: F811
     """Returns an engine of two policies with a record."""

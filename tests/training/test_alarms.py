@@ -109,7 +109,6 @@ def test_a_resumed_run_goes_on_counting():
     resumed = Alarms(levels(no_call=(0, 0.9, 3)))
     resumed.restore(json.loads(json.dumps(alarms.state())))
     assert reached(resumed, 2, {'no_call_share': 1.0}) == [('no_call', STOP)]
-    Alarms(levels()).restore({})
 
 
 def test_a_figure_that_is_not_a_number_is_no_level():

@@ -86,7 +86,6 @@ class Scheduler:
       stats: counters ('rollouts', 'generated_tokens', 'rounds', …), seconds per part of a round, and seconds in which
         nothing decoded ('tool_wait_seconds': for tools and judges, 'peer_wait_seconds': for other processes), since the
         scheduler was made.
-      profile: whether to wait after every device call, so that `stats` separates prefill from decode.
     """
 
     def __init__(
@@ -103,7 +102,6 @@ class Scheduler:
         self.overlap = overlap
         self.workers = ToolWorkers(deterministic, tool_timeout)
         self.stats: Any = collections.Counter()
-        self.profile = False
         self._new_request: asyncio.Event | None = None
         # Run → its episodes, in progress or ended, whose results nobody has read; and their event loop.
         self._episodes: dict[object, list[asyncio.Task]] = {}
@@ -292,11 +290,10 @@ class Scheduler:
         started_chunks: list[tuple[SlotPool, DecodeChunk]] = []
         for pool in self._distinct_pools():
             pool.admit()
-            self._timed('prefill', pool, functools.partial(pool.prefill, self.weights))
+            pool.prefill(self.weights)
             pool.clone_siblings()
             if pool.can_decode:
-                decode = functools.partial(pool.decode, self.weights, self._has_unread(pool))
-                for chunk in self._timed('decode', pool, decode):
+                for chunk in pool.decode(self.weights, self._has_unread(pool)):
                     started_chunks.append((pool, chunk))
         readable = started_chunks
         if self.overlap:
@@ -317,17 +314,6 @@ class Scheduler:
 
     def _has_unread(self, pool: SlotPool) -> bool:
         return any(other is pool for other, _ in self._unread)
-
-    def _timed(self, name: str, pool: SlotPool, call: Callable[[], Any]) -> Any:
-        """Calls `call`; with `profile`, waits for the device and adds the time to `stats`."""
-        # Device calls return before they end. Waiting for them would end the overlap with the host.
-        if not self.profile:
-            return call()
-        started = time.perf_counter()
-        result = call()
-        jax.block_until_ready(pool.sampler.state)
-        self.stats[f'{name}_seconds'] += time.perf_counter() - started
-        return result
 
     def _deliver_tool_results(self) -> None:
         """Records the results of finished and overdue calls in their rollouts; `SlotPool.admit` puts them in slots."""

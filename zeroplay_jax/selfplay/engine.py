@@ -316,9 +316,8 @@ class Engine:
         self.pool.restore(host_state['pool'])
         self.collector.restore(host_state)
         self.filter.restore(host_state['carried_over'])
-        # A checkpoint of an earlier version has no records: their counts then begin at this step.
-        self.learning.restore(host_state.get('learning', {}))
-        self.proposals.restore(host_state.get('proposals', {}))
+        self.learning.restore(host_state['learning'])
+        self.proposals.restore(host_state['proposals'])
         # The constructor published the initial weights.
         for name in self.learners:
             newest = host_state['versions'].get(name, 0)

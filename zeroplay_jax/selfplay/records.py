@@ -132,7 +132,6 @@ class LearningRecord:
       empty_policies: policies that the last step trained and that learnt nothing in it.
       lacks_tasks: whether the last step had no task at all; the further steps of its phase will have none either.
       notices: lines about the last step, for the terminal.
-      counts_all_steps: False after the checkpoint of an earlier version, which had no counts.
 
     `empty_policies`, `lacks_tasks` and `notices` describe a single step and are not part of a checkpoint.
     """
@@ -145,7 +144,6 @@ class LearningRecord:
         self.empty_policies: list[str] = []
         self.lacks_tasks = False
         self.notices: list[str] = []
-        self.counts_all_steps = True
         # Number of steps of the current phase that taught any policy, and per policy the reasons of its empty steps.
         self._phase_trained = 0
         self._phase_reasons: dict[str, collections.Counter[str]] = {}
@@ -252,19 +250,17 @@ class LearningRecord:
             'phase_trained': self._phase_trained,
             'phase_reasons_by_policy': _plain(self._phase_reasons),
             'pool_reasons': dict(self._pool_reasons),
-            'counts_all_steps': self.counts_all_steps,
         }
 
     def restore(self, state: Json) -> None:
-        """Inverse of `state`; what a checkpoint of an earlier version lacks is empty."""
-        self.trained_steps = collections.Counter(state.get('trained_steps'))
-        self.empty_steps = collections.Counter(state.get('empty_steps'))
-        self.consecutive_empty = collections.Counter(state.get('consecutive_empty'))
-        self.last_reasons = _counters(state.get('reasons_by_policy', {}))
-        self._phase_trained = state.get('phase_trained', 0)
-        self._phase_reasons = _counters(state.get('phase_reasons_by_policy', {}))
-        self._pool_reasons = collections.Counter(state.get('pool_reasons'))
-        self.counts_all_steps = bool(state) and state.get('counts_all_steps', True)
+        """Inverse of `state`."""
+        self.trained_steps = collections.Counter(state['trained_steps'])
+        self.empty_steps = collections.Counter(state['empty_steps'])
+        self.consecutive_empty = collections.Counter(state['consecutive_empty'])
+        self.last_reasons = _counters(state['reasons_by_policy'])
+        self._phase_trained = state['phase_trained']
+        self._phase_reasons = _counters(state['phase_reasons_by_policy'])
+        self._pool_reasons = collections.Counter(state['pool_reasons'])
 
 
 def _plain(reasons: Mapping[str, Mapping[str, int]]) -> Json:
@@ -354,10 +350,10 @@ class ProposalRecord:
         return {'total': self._total, 'readable': self._readable, 'sample': self._sample}
 
     def restore(self, state: Json) -> None:
-        """Inverse of `state`; {} of an earlier version is an empty record."""
-        self._total = state.get('total', 0)
-        self._readable = state.get('readable', 0)
-        self._sample = [list(record) for record in state.get('sample', [])]
+        """Inverse of `state`."""
+        self._total = state['total']
+        self._readable = state['readable']
+        self._sample = [list(record) for record in state['sample']]
 
 
 def _seed_document(task: Task) -> Json | None:

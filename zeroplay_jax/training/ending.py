@@ -157,7 +157,7 @@ def record_scores(
     scored_rows = [row for row in rows if metric in row.parts]
     if scored_rows:
         scores = [row.parts[metric] for row in scored_rows]
-        # A checkpoint of an earlier version has no such entry.
+        # Absent in a run without another metric than exact match.
         state.setdefault('scores', {})[number] = scores
         # The mean over hop counts, as of exact match. The group of an evaluation's row is its hop count.
         by_hop = statistics.by_hop([row.group for row in scored_rows], scores)

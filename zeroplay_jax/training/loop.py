@@ -181,7 +181,7 @@ def _first_state(
         'rubrics': {},
         'seconds': 0.0,
         'stopped': None,
-        'alarms': {},
+        'alarms': Alarms(dict(engine.config.alarms)).state(),
     }
     if checkpoints.latest() is not None:
         device_state, saved_state = checkpoints.restore(engine.device_state())

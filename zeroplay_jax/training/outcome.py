@@ -142,14 +142,12 @@ def _corpus_name(config: Config) -> str:
     return f'config.retrieval.{field}={config.retrieval[field]}'
 
 
-def current_stop(config: Config, stopped: Any) -> Json | None:
+def current_stop(config: Config, stopped: Json | None) -> Json | None:
     """Returns the stop of a checkpoint as fields of a `Stop`; None without one, or if its limit is switched off now.
 
     Args:
-      stopped: fields of a `Stop`, or None; of an earlier version the line alone, about empty steps.
+      stopped: fields of a `Stop`, or None.
     """
-    if isinstance(stopped, str):
-        stopped = {'cause': EMPTY_STEPS, 'line': stopped}
     if not stopped:
         return None
     limit: float = config.stop_after_empty_steps
@@ -223,9 +221,8 @@ def learning_summary(
     untrained = []
     for name in policies_due(engine, steps):
         # Both conditions are needed: weight decay alone changes weights, and an update may be too small to
-        # change them. A checkpoint of an earlier version has no counts.
-        has_learnt = learning.trained_steps[name] > 0 or not learning.counts_all_steps
-        is_trained = has_learnt and name not in unchanged
+        # change them.
+        is_trained = learning.trained_steps[name] > 0 and name not in unchanged
         if not is_trained:
             untrained.append(name)
         policies[name] = {
@@ -527,10 +524,10 @@ class Alarms:
         return {'in_a_row': dict(self._in_a_row), 'first_lengths': self._first_lengths}
 
     def restore(self, state: Json) -> None:
-        """Inverse of `state`; {} of an earlier version begins to count at this step."""
-        self._in_a_row = collections.Counter(state.get('in_a_row', {}))
+        """Inverse of `state`."""
+        self._in_a_row = collections.Counter(state['in_a_row'])
         self._first_lengths = {
-            phase: list(lengths) for phase, lengths in state.get('first_lengths', {}).items()
+            phase: list(lengths) for phase, lengths in state['first_lengths'].items()
         }
 
 
