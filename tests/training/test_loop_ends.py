@@ -11,6 +11,7 @@ from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.training import loop
+from zeroplay_jax.training.outcome import Alarms
 from zeroplay_jax.training.run_folder import Place
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
 
@@ -35,7 +36,8 @@ def train(tmp_path, monkeypatch):
     config.log.writers = ()
     checkpoints = mock.Mock()
     checkpoints.saved_on_interrupt = contextlib.nullcontext
-    state = {'identity': {}, 'cursor': 0, 'seconds': 0.0, 'alarms': {}, 'stopped': None}
+    alarms = Alarms(config.alarms).state()
+    state = {'identity': {}, 'cursor': 0, 'seconds': 0.0, 'alarms': alarms, 'stopped': None}
 
     def run(*outcomes):
         engine = mock.Mock(task_log=[])
