@@ -188,6 +188,10 @@ def _syntax_error(text: str, error: json.JSONDecodeError) -> Unusable:
     if kind:
         return _foreign(kind, fix)
     place = f'character {error.colno}'
+    end = len(text.rstrip())
+    if error.pos >= end and '\n' not in text.strip():
+        # Behind the line feed that ends a line the parser counts another line.
+        place = f'character {end + 1}'
     if '\n' in text.strip():
         place = f'line {error.lineno}, {place}'
     reason = f'not JSON: {error.msg} at {place}'

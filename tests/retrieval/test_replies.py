@@ -5,6 +5,7 @@ import json
 import pytest
 from refusals import faults
 
+from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.client import Client, Http
 
 WIRE = '"Lomi"\nLomi is a city.'
@@ -129,3 +130,8 @@ def test_passages_without_ids_are_told_apart(fake, user_reads):
 def test_a_passage_without_any_text_is_none(fake, user_reads):
     assert client_of(fake, [{'document': {'id': '7', 'contents': ' '}}]).retrieve(['q'], 3) == [[]]
     user_reads('right: no passage')
+
+
+def test_a_mistake_at_the_end_of_a_line_is_at_its_end():
+    with pytest.raises(json_text.Unusable, match="',' delimiter at character 9$"):
+        json_text.parse_object('{"a": 12\n')
