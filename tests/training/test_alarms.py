@@ -82,7 +82,7 @@ def test_the_line_names_step_figure_role_level_and_remedy():
     assert alarm.metric == 'solver/entropy' and alarm.value == 0.0015
     assert alarm.text.startswith(
         'step 8 (selfplay 1.9): the entropy of the next token is 0.0015 (solver), 2 steps in a row, '
-        'the stop level of config.alarms.entropy=(0.01, 0.002, 2); lower config.solver.learning_rate'
+        'at or below the stop level of config.alarms.entropy=(0.01, 0.002, 2); lower config.solver.learning_rate'
     )
     (alone,) = Alarms(levels(entropy=(0.01, 0, 1))).check(step(1), {'entropy': 0.001})
     assert 'config.solver.learning_rate' in alone.text and '(solver)' not in alone.text

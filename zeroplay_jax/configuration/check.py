@@ -78,7 +78,9 @@ def main(argv: Sequence[str]) -> int:
         return 2
     if config is not None and (note := command_line.note_of_questions()):
         print(note, file=sys.stderr)
-    print('the command is sound; not checked: memory, servers and lengths of prompts')
+    print(
+        'the command is sound; not checked: memory, servers, tools of packages and lengths of prompts'
+    )
     if config is not None and 'nofiles' in given:
         paths = [f'{name}={path}' for name, path in _paths(config).items()]
         elsewhere = [path for path in paths if str(PACKAGE) not in path]

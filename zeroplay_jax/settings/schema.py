@@ -78,7 +78,7 @@ class Adapters(Section):
 class Alarms(Section):
     """Figures that show a run going wrong ([what they watch](learning-nothing.md#alarms)), each with (warn, stop,
     steps): level from which a line warns; level from which the run is saved and stopped with exit status 4; 0: never;
-    steps in a row that must reach the level."""
+    steps in a row that must reach the level. A figure "at most" reaches it at or below, the others at or above."""
 
     # The mean difference in float32 is below 1e-6, in bfloat16 of the order of 0.01; a few updates between sampling and
     # training add as much again.

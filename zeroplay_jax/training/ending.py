@@ -61,6 +61,11 @@ def finish(
         report_path = report_builder.write_report(workdir)
         run_record.update(workdir, reported=state['cursor'])
         print(table)
+        if stopped and state['evaluations']:
+            last = max(map(int, state['evaluations']))
+            print(
+                f'the run stopped: the figures after training are of step {last}, the last evaluation'
+            )
         print(f'{summary["seconds"]:.0f} s; the report is {report_path}')
         print(advice(workdir, engine.recipe.evaluated_role))
     return summary

@@ -515,7 +515,8 @@ class Alarms:
             role = step.phase.trains[0]
         in_a_row = f', {steps} steps in a row' if steps > 1 else ''
         values = ', '.join(f'{value:g}' for value in self._levels[name])
-        limit = f'the {level} level of config.alarms.{name}=({values})'
+        side = 'at or below' if figure.falls else 'at or above'
+        limit = f'{side} the {level} level of config.alarms.{name}=({values})'
         remedy = figure.remedy.replace('<role>', role)
         return f'{step_name(step)}: {figure.text} {value:.3g}{of_role}{in_a_row}, {limit}; {remedy}'
 
