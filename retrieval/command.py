@@ -98,9 +98,19 @@ def passage_fields(text: str) -> dict[str, str]:
 FIELDS_HELP = 'names of the fields of a passage, if they are others: id=NAME,text=NAME,title=NAME'
 
 
-def show_messages() -> None:
-    """Prints what this package reports to stderr, and of JAX warnings only: it says which accelerators are missing."""
-    logging.basicConfig(level=logging.INFO, format='%(message)s', stream=sys.stderr)
+class MessageFormatter(logging.Formatter):
+    """Messages of this project, which it gives the root logger, as they are; others after the name of their logger."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return text if record.name == 'root' else f'{record.name}: {text}'
+
+
+def show_messages(level: int = logging.INFO) -> None:
+    """Prints messages from a level on to stderr, and of JAX warnings only: it says which accelerators are missing."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(MessageFormatter())
+    logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger('jax').setLevel(logging.WARNING)
 
 

@@ -110,10 +110,17 @@ def build(
         )
     # The temporary folder is beside `out`, so that the rename stays within one file system.
     staging = out.with_name(f'{out.name}.partial')
+    is_new = not staging.exists()
     staging.mkdir(parents=True, exist_ok=True)
     # Each stage checks that the previous one was done with the same settings.
     if 'corpus' in stages:
-        _corpus_stage(source, staging, strict, passage_words, fields)
+        try:
+            _corpus_stage(source, staging, strict, passage_words, fields)
+        except RetrievalError:
+            # A refused corpus has left nothing that a later build could use.
+            if is_new:
+                shutil.rmtree(staging)
+            raise
     if not (staging / 'corpus').is_dir():
         raise RetrievalError(f'{staging}: no corpus in it yet; run the stage corpus first')
     if encoder is not None and 'encode' in stages:

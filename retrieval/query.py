@@ -50,7 +50,7 @@ def _run(args: argparse.Namespace) -> None:
     if args.verify:
         with progress.clock('verify'):
             manifest = folder.verify(args.index)
-        print(f'{args.index}: {len(manifest["files"])} files are as they were built')
+        print(f'{args.index}: all files are as they were built ({len(manifest["files"])})')
     if not args.queries:
         return
     index = folder.open_index(args.index, encoder_folder=args.encoder)

@@ -162,7 +162,7 @@ def test_bm25_and_own_questions(texts, tmp_path, capsys):
     command = prepare(texts, workdir, *flags)
     output = capsys.readouterr()
     assert "1 of 1 questions have no ____, such as 'Who discovered Titan?'" in output.err
-    assert '1 questions decide little' in output.err
+    assert 'so few questions decide little (1)' in output.err
     assert f'the 1 of {own}' in output.out
     assert folder.read_manifest(workdir / 'index')['kind'] == 'bm25'
     assert not (workdir / 'questions.jsonl').exists()

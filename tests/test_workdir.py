@@ -13,6 +13,7 @@ from run_records import begin, change_record, stored_config, write_record
 from zeroplay_jax.configs import english, quickstart
 from zeroplay_jax.configuration import command_line, fields, places
 from zeroplay_jax.configuration.fields import read_stored_config
+from zeroplay_jax.evaluation import report_builder
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import workdir as run_workdir
@@ -62,6 +63,9 @@ def test_a_folder_of_an_earlier_version_is_one_line(tmp_path, user_reads):
         with pytest.raises(WorkdirError, match='by an earlier version, .*; read it') as refusal:
             read(tmp_path)
     user_reads(refusal.value)
+    (tmp_path / 'metrics.jsonl').write_text('')
+    notes = report_builder.read_run(tmp_path)['notes']
+    assert any('An earlier version wrote this folder' in note for note in notes)
     (tmp_path / 'inputs.json').unlink()
     # Of a model, perhaps two folders above an exported policy.
     assert run_record.read(tmp_path) is None

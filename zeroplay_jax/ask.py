@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import logging
 import math
 import os
 import pathlib
@@ -33,7 +34,7 @@ from zeroplay_jax.data.cloze import question_form
 from zeroplay_jax.evaluation.render import Printer
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.retrieval import downloads, progress
-from zeroplay_jax.retrieval.command import Parser, number_type, similar_path
+from zeroplay_jax.retrieval.command import Parser, number_type, show_messages, similar_path
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.settings import schema
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
@@ -431,4 +432,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == '__main__':
+    show_messages(logging.WARNING)
     sys.exit(main())

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import logging
 import os
 import pathlib
 import shutil
@@ -25,7 +26,7 @@ from safetensors import SafetensorError
 
 from zeroplay_jax.configuration.fields import read_stored_config
 from zeroplay_jax.configuration.places import fetch_model
-from zeroplay_jax.retrieval.command import Parser
+from zeroplay_jax.retrieval.command import Parser, show_messages
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime.remote_workdir import local_run
@@ -263,4 +264,5 @@ def _cards_from_record(
 
 
 if __name__ == '__main__':
+    show_messages(logging.WARNING)
     sys.exit(main())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import logging
 import pathlib
 import shlex
 import sys
@@ -23,6 +24,7 @@ from zeroplay_jax.retrieval.command import (
     passage_fields,
     passage_words,
     path_or_packaged,
+    show_messages,
 )
 from zeroplay_jax.retrieval.corpus import Record, read
 from zeroplay_jax.retrieval.types import RetrievalError
@@ -452,4 +454,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == '__main__':
+    show_messages(logging.WARNING)
     sys.exit(main())

@@ -147,8 +147,8 @@ def _warn_of_own_questions(path: pathlib.Path, questions: Sequence[Question]) ->
         )
     if len(questions) < cloze_files.MIN_QUESTIONS:
         print(
-            f'{_NAME}: warning: {path}: {len(questions)} questions decide little; give {cloze_files.MIN_QUESTIONS} or '
-            'more',
+            f'{_NAME}: warning: {path}: so few questions decide little ({len(questions)}); give '
+            f'{cloze_files.MIN_QUESTIONS} or more',
             file=sys.stderr,
         )
 

@@ -118,6 +118,14 @@ def test_a_killed_build_goes_on_and_gives_the_same_bytes(corpus, built, tmp_path
     assert files(out) == files(built / 'scann')
 
 
+def test_a_refused_corpus_leaves_nothing(tmp_path):
+    source = tmp_path / 'passages.jsonl'
+    source.write_text('{"id": 1\n')
+    with refused(':1: not JSON'):
+        folder.build(source, tmp_path / 'index', 'bm25', None)
+    assert [path.name for path in tmp_path.iterdir()] == [source.name]
+
+
 def test_stages_need_their_predecessors(corpus, tmp_path):
     def run_stage(stage, name='b', **options):
         out = tmp_path / name

@@ -51,7 +51,7 @@ def test_questions_without_an_answer_are_left_out_and_counted(
         assert [question.text for question in files.questions(path)] == ['Which town?']
         files.questions(path)
     (record,) = caplog.records
-    assert record.message == f'{path}: left out 2 questions that have no answer'
+    assert record.message == f'{path}: left out questions that have no answer: 2'
     user_reads(record.message)
     # Their texts count where questions are held out.
     out = tmp_path / 'out.jsonl'

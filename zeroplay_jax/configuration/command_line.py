@@ -25,7 +25,7 @@ from ml_collections import ConfigDict, config_flags
 
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.retrieval import json_text
-from zeroplay_jax.retrieval.command import import_tensorflow, quiet, similar_path
+from zeroplay_jax.retrieval.command import MessageFormatter, import_tensorflow, quiet, similar_path
 from zeroplay_jax.runtime import signals, streams
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay import recipe as recipes
@@ -336,6 +336,10 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         # The flag is not a field, so it is --config: the function of the config file raised this error.
         message = _last_line(error)
         config_file = re.match(r'flag (--config=.*?): ', str(error))
+        if config_file and 'get_config() takes 0 positional arguments' in message:
+            message = (
+                'this config takes nothing after its name; leave out the colon and what follows it'
+            )
         if config_file:
             message = f'{config_file[1]}: {message}'
         raise ConfigError(message) from error
@@ -433,6 +437,7 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
     streams.open_closed()
     streams.outlive_readers()
     sys.excepthook = _print_unless_late
+    logging.get_absl_handler().setFormatter(MessageFormatter())
     try:
         app.run(main, flags_parser=parse_flags)
     # A normal exit of one failing process would wait for the other processes, which wait for this one in a collective.
@@ -449,7 +454,9 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
         # As above.
         sys.exit(signals.PREEMPTED_STATUS)
     except KeyboardInterrupt:
-        message = 'stopped. What was saved is complete; the same command resumes the run'
+        message = (
+            'stopped; the same command resumes the run, from its last checkpoint if there is one'
+        )
         print(f'\n{name}: {message}', file=sys.stderr)
         _leave_other_processes(130)
         sys.exit(130)

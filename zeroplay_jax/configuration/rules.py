@@ -35,7 +35,7 @@ from zeroplay_jax.rollout.sampler_config import SamplerConfig
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, RoleSpec, recipe_class
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError, fail
 from zeroplay_jax.settings.rollouts import written_tokens
-from zeroplay_jax.settings.schema import LINEARS, Adapters, ValueNetwork
+from zeroplay_jax.settings.schema import LINEARS, Adapters, ValueNetwork, reaches
 from zeroplay_jax.tools.registry import check_name as check_tool_name
 from zeroplay_jax.types import UserError
 
@@ -234,6 +234,14 @@ def check_writers(config: ConfigDict, recipe: type[Recipe]) -> None:
         if name in _OPTIONAL and not _is_installed(name):
             fix = f'install it with .venv/bin/pip install {name}, or leave it out'
             fail('log.writers', names, f'the package {name} is not installed', fix)
+
+
+def check_alarms(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses an alarm that stops the run before it warns: its levels are probably exchanged."""
+    for name, (warn, stop, _) in config.alarms.items():
+        if warn != stop and warn and reaches(name, warn, stop):
+            fix = 'exchange its first two levels, or set the first to 0'
+            fail(f'alarms.{name}', config.alarms[name], 'stops before it warns', fix)
 
 
 def _is_installed(name: str) -> bool:
@@ -612,6 +620,7 @@ RULES: tuple[Rule, ...] = (
     _check_updates,
     check_ahead,
     check_writers,
+    check_alarms,
     _check_distillation,
     check_judge,
     fetch_addresses,

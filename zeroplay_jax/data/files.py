@@ -99,7 +99,7 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
             holds = f'holds {unanswerable} questions without an answer and no other'
         raise UserError(f'{path}: {holds}; {_requirement(required, answered)}')
     if unanswerable:
-        _warn_once(f'{path}: left out {unanswerable} questions that have no answer')
+        _warn_once(f'{path}: left out questions that have no answer: {unanswerable}')
 
 
 @functools.lru_cache

@@ -44,6 +44,11 @@ SETTINGS = (
     'tokens',
     'template',
 )
+# What to do if two results differ in a setting, where that is not plain from its name.
+_ALIKE = {
+    'retrieval': 'evaluate both with the same index (--config.retrieval.path, or url of a server)',
+    'template': 'evaluate both with the same --date',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -432,16 +437,17 @@ def compare(one: Json, other: Json) -> dict[str, tuple[float, float, float]]:
 def check_comparable(one: Json, other: Json) -> None:
     """Raises UserError if two results differ in a setting or in the questions of a shared set, or share no set."""
     differences: list[str] = []
+    advice = 'evaluate both alike'
     for name in SETTINGS:
         # Results of earlier versions lack the newer settings; None differs from any value, so they are refused.
         first_value = one['settings'].get(name)
         second_value = other['settings'].get(name)
         if first_value != second_value:
             differences.append(f'{name}: {first_value!r} and {second_value!r}')
+            advice = _ALIKE.get(name, advice)
     if differences:
         raise UserError(
-            f'these results cannot be compared, they differ in {"; ".join(differences)}; '
-            'evaluate both alike (--date sets the day of a template)'
+            f'these results cannot be compared, they differ in {"; ".join(differences)}; {advice}'
         )
     shared = [name for name in one['sets'] if name in other['sets']]
     if not shared:

@@ -22,7 +22,7 @@ import numpy as np
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.runtime.disk import write_text
-from zeroplay_jax.runtime.record import FILE_NAME, HASH_FIELD, check_hash
+from zeroplay_jax.runtime.record import FILE_NAME, HASH_FIELD, check_hash, is_of_earlier_version
 from zeroplay_jax.types import UserError
 
 ASSETS = Path(__file__).parent / 'report_page'
@@ -125,6 +125,8 @@ def read_run(workdir: Path) -> dict[str, Any]:
             del summary[name]
             notes.append(f'"{name}" of summary.json is damaged and was ignored.')
     recorded = _read_object(workdir / FILE_NAME, MISSING_CONFIG, notes)
+    if not recorded and is_of_earlier_version(workdir):
+        notes.append('An earlier version wrote this folder; its other files may be read wrong.')
     metrics = _read_lines(workdir / 'metrics.jsonl', notes)
     trajectories = _read_lines(workdir / 'trajectories.jsonl', notes)
     _check_identity(workdir, recorded.get('run', ''), summary, metrics, trajectories)

@@ -81,7 +81,7 @@ def read(workdir: pathlib.Path) -> Record | None:
     try:
         stored = json_text.read_object(path, float)
     except (FileNotFoundError, NotADirectoryError):
-        if _is_of_earlier_version(workdir):
+        if is_of_earlier_version(workdir):
             raise WorkdirError(
                 f'{workdir}: was written by an earlier version, without {FILE_NAME}; read it with that version, or '
                 'choose another folder'
@@ -109,7 +109,7 @@ def read(workdir: pathlib.Path) -> Record | None:
     return record
 
 
-def _is_of_earlier_version(workdir: pathlib.Path) -> bool:
+def is_of_earlier_version(workdir: pathlib.Path) -> bool:
     """Returns whether a folder has the files that earlier versions wrote in place of `run.json`."""
     if (workdir / 'inputs.json').is_file():
         return True

@@ -75,6 +75,19 @@ class Adapters(Section):
 # What they watch is in `training.outcome`.
 
 
+# Alarms of which low values are bad; of the others high ones are.
+ALARMS_THAT_FALL = ('entropy', 'judge_agreement')
+
+
+def reaches(alarm: str, value: float, level: float) -> bool:
+    """Returns whether a value is as bad as a level of an alarm, or worse; a level of 0 is switched off."""
+    if not level:
+        return False
+    if alarm in ALARMS_THAT_FALL:
+        return value <= level
+    return value >= level
+
+
 class Alarms(Section):
     """Figures that show a run going wrong ([what they watch](learning-nothing.md#alarms)), each with (warn, stop,
     steps): level from which a line warns; level from which the run is saved and stopped with exit status 4; 0: never;

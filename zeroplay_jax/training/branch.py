@@ -94,7 +94,14 @@ def find(
     # Not before: a resumed run needs the other one no more, which may be gone.
     if objects.is_address(source):
         return copy_on_all(hosts, source)
-    path = hosts.run_on_first(lambda: str(pathlib.Path(source).resolve()))
+
+    def path_locally() -> str:
+        path = pathlib.Path(source).resolve()
+        # Refuses the folder of an earlier version, which only this reading tells from another one.
+        run_record.read(path)
+        return str(path)
+
+    path = hosts.run_on_first(path_locally)
     return newest_on_all(hosts, pathlib.Path(path))
 
 

@@ -61,11 +61,16 @@ def finish(
         report_path = report_builder.write_report(workdir)
         run_record.update(workdir, reported=state['cursor'])
         print(table)
-        if stopped and state['evaluations']:
-            last = max(map(int, state['evaluations']))
-            print(
-                f'the run stopped: the figures after training are of step {last}, the last evaluation'
+        if stopped:
+            evaluated_steps = sorted(map(int, state['evaluations']))
+            figures = (
+                f'the figures after training are of step {evaluated_steps[-1]}, the last evaluation'
             )
+            if len(evaluated_steps) == 1:
+                figures = (
+                    'there was no evaluation after training, both columns are the one before it'
+                )
+            print(f'the run stopped: {figures}')
         print(f'{summary["seconds"]:.0f} s; the report is {report_path}')
         print(advice(workdir, engine.recipe.evaluated_role))
     return summary

@@ -19,7 +19,7 @@ from zeroplay_jax.selfplay.records import (
     step_name,
 )
 from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.settings.schema import Config
+from zeroplay_jax.settings.schema import ALARMS_THAT_FALL, Config, reaches
 from zeroplay_jax.types import Json, TrainingStopped
 
 _UNFINISHED = (
@@ -315,21 +315,11 @@ class _Figure:
       metrics: names of the metrics, of which the worst counts; steps that train several roles prefix them with 'role/'.
       text: what they are, in a line of the terminal.
       remedy: what to look at.
-      falls: whether low values are bad.
     """
 
     metrics: tuple[str, ...]
     text: str
     remedy: str
-    falls: bool = False
-
-    def reaches(self, value: float, level: float) -> bool:
-        """Returns whether a value is as bad as a level, or worse; a level of 0 is switched off."""
-        if not level:
-            return False
-        if self.falls:
-            return value <= level
-        return value >= level
 
 
 # Name of the field in config.alarms → its figure.
@@ -343,8 +333,7 @@ FIGURES: Mapping[str, _Figure] = {
     'entropy': _Figure(
         ('entropy',),
         'the entropy of the next token is',
-        'lower config.<role>.learning_rate, or raise entropy_coef or temperature',
-        falls=True,
+        'lower config.<role>.learning_rate, or raise config.<role>.entropy_coef or config.<role>.temperature',
     ),
     'length': _Figure(
         (_LENGTH_METRIC,),
@@ -382,7 +371,6 @@ FIGURES: Mapping[str, _Figure] = {
         ('judge_agreement',),
         "the share of the judge's verdicts that agree with the accepted answers is",
         'read the verdicts in report.html; take another judge (config.judge.model) or config.reward.answer=em',
-        falls=True,
     ),
     'judge_lost': _Figure(
         ('judge_lost_share',),
@@ -490,7 +478,7 @@ class Alarms:
         alarm = None
         for level, limit in ((WARN, levels.warn), (STOP, levels.stop)):
             key = f'{name} {level} {step.phase.name} {metric}'
-            if not FIGURES[name].reaches(value, limit):
+            if not reaches(name, value, limit):
                 self._in_a_row.pop(key, None)
                 continue
             self._in_a_row[key] += 1
@@ -515,7 +503,7 @@ class Alarms:
             role = step.phase.trains[0]
         in_a_row = f', {steps} steps in a row' if steps > 1 else ''
         values = ', '.join(f'{value:g}' for value in self._levels[name])
-        side = 'at or below' if figure.falls else 'at or above'
+        side = 'at or below' if name in ALARMS_THAT_FALL else 'at or above'
         limit = f'{side} the {level} level of config.alarms.{name}=({values})'
         remedy = figure.remedy.replace('<role>', role)
         return f'{step_name(step)}: {figure.text} {value:.3g}{of_role}{in_a_row}, {limit}; {remedy}'
