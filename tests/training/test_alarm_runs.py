@@ -38,7 +38,7 @@ def test_it_saves_reports_and_ends_with_status_4(stopped):
         ', at or above the stop level of config.alarms.sampler_gap=(1e-12, 1e-11, 1); ' in last_line
     )
     assert "--config.alarms.sampler_gap='(1e-12,0,1)' keeps it from stopping" in last_line
-    assert 'the figures after training are of step 0, the last evaluation' in result.stdout
+    assert 'the run stopped: there was no evaluation after training' in result.stdout
     # At once, not only at the end.
     assert 'alarm: step 1 (proposer 1.1)' in ' '.join(result.stderr.split())
     assert [record['step'] for record in lines(workdir)] == [0, 1]
