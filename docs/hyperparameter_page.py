@@ -25,11 +25,12 @@ TITLES = {
 }
 INTRODUCTION = """# Hyperparameters of the papers
 
-Every value of the five papers beside that of our config, and every value of a config that no paper gives. `both` stands
-for proposer and solver; a name in brackets is no config field. None of these configs has been run at this size. The
-page is generated from `docs/hyperparameters.toml`, and a test compares that file with the configs.
+Every value of the five papers, and every value of our configs that no paper gives. `both` stands for proposer and
+solver; a name in brackets is no config field. A test compares the source of this page, `docs/hyperparameters.toml`, with
+the configs.
 
-Each system has a table of the paper's values and one of the others, which says why a value is ours:
+Each system has three tables: values of both paper and config; values that differ or are written in another way; values
+about which the paper is silent. The last two give the kind of each value:
 """
 
 
@@ -45,34 +46,47 @@ def page() -> str:
         if kind != 'paper':
             lines.append(f'| {kind} | {meaning} |')
     for system, entries in load().items():
-        of_paper = []
-        others = []
+        shared, others, silent = [], [], []
         for field, entry in entries.items():
             why = entry.get('why')
             ours = _text(entry['ours'])
             if entry['kind'] == 'paper':
-                of_paper.append((field, ours, _joined(entry['source'], why, '; ')))
+                shared.append((_joined(entry['source'], why, '; '), field, ours))
+                continue
+            kind = _joined(entry['kind'], why, ': ')
+            if 'paper' in entry:
+                values = entry['paper']
+                # A list has the values among which the paper leaves the choice.
+                paper = ' or '.join(map(str, values)) if isinstance(values, list) else str(values)
+                paper = _joined(paper, entry['source'], '; ')
+                others.append((field, paper, ours, kind))
             else:
-                paper = ''
-                if 'paper' in entry:
-                    paper = _joined(_text(entry['paper']), entry['source'], '; ')
-                others.append((field, paper, ours, _joined(entry['kind'], why, ': ')))
+                silent.append((kind, field, ours))
         lines += ['', f'## {TITLES[system]}', '', f'`configs/{system}.py`', '']
-        lines += ["| field | the paper's value, and ours | source |", '|---|---|---|']
-        lines += _table_rows(of_paper)
+        lines += ['| place in the paper | values of paper and config |', '|---|---|']
+        lines += _rows_by_first_cell(shared)
         lines += ['', '| field | paper | ours | kind |', '|---|---|---|---|']
-        lines += _table_rows(others)
+        lines += _rows_by_last_cells(others)
+        lines += ['', '| kind | values where the paper is silent |', '|---|---|']
+        lines += _rows_by_first_cell(silent)
     return '\n'.join(lines) + '\n'
 
 
-def _table_rows(rows: list[tuple[str, ...]]) -> list[str]:
+def _rows_by_first_cell(rows: list[tuple[str, str, str]]) -> list[str]:
+    """Returns the lines of a table of (first cell, field, value): one for each first cell, with all its values."""
+    values: dict[str, list[str]] = {}
+    for first_cell, field, value in rows:
+        text = f'{field} {value}' if field.startswith('(') else f'`{field}={value}`'
+        values.setdefault(first_cell, []).append(text)
+    return [f'| {first_cell} | {", ".join(texts)} |' for first_cell, texts in values.items()]
+
+
+def _rows_by_last_cells(rows: list[tuple[str, ...]]) -> list[str]:
     """Returns the lines of a table; neighbours that differ only in the field are one line."""
     lines = []
     for cells, group in itertools.groupby(rows, key=lambda row: row[1:]):
-        names = []
-        for field, *_ in group:
-            names.append(field if field.startswith('(') else f'`{field}`')
-        lines.append(f'| {" | ".join((", ".join(names), *cells))} |'.replace('|  |', '| |'))
+        names = ', '.join(f'`{field}`' for field, *_ in group)
+        lines.append(f'| {names} | {" | ".join(cells)} |')
     return lines
 
 
@@ -82,12 +96,8 @@ def _joined(text: str, remark: str | None, separator: str) -> str:
 
 
 def _text(value) -> str:
-    """Returns a value as it is written in the table."""
-    if isinstance(value, list):
-        return ', '.join(map(_text, value))
-    if isinstance(value, bool):
-        return 'yes' if value else 'no'
-    return str(value)
+    """Returns a value as it is written in the tables."""
+    return ','.join(map(_text, value)) if isinstance(value, list) else str(value)
 
 
 if __name__ == '__main__':

@@ -57,8 +57,11 @@ def _old_names() -> str:
     lines = ['## Old names', '', '| old | new |', '|---|---|']
     for old_name, new_name in RENAMED_FIELDS.items():
         lines.append(f'| `{old_name}` | `{new_name}` |')
+    names_by_advice: dict[str, list[str]] = {}
     for name, (_, advice) in REMOVED_FIELDS.items():
-        lines.append(f'| `{name}` | gone: {advice} |')
+        names_by_advice.setdefault(advice, []).append(f'`{name}`')
+    for advice, names in names_by_advice.items():
+        lines.append(f'| {", ".join(names)} | gone: {advice} |')
     # An empty line ends the table.
     lines.append('')
     return '\n'.join(lines)

@@ -31,6 +31,8 @@ RENAMED_FIELDS = {
     'reward.hard_length': 'scope.hard_length',
 }
 
+_OF_THE_ROLE = 'set that field of <role>; a value network has the optimiser of its role'
+
 # Fields that are gone: the value with which they did nothing, and what to do instead.
 REMOVED_FIELDS = {
     'drzero.grounding': (
@@ -45,23 +47,11 @@ REMOVED_FIELDS = {
         'products',
         'leave it out; a teacher averages the products of adapters',
     ),
-    'value_network.warmup_steps': (
-        0,
-        'set <role>.warmup_steps; a value network has the optimiser of its role',
-    ),
-    'value_network.weight_decay': (
-        0.01,
-        'set <role>.weight_decay; a value network has the optimiser of its role',
-    ),
-    'value_network.beta1': (0.9, 'set <role>.beta1; a value network has the optimiser of its role'),
-    'value_network.beta2': (
-        0.999,
-        'set <role>.beta2; a value network has the optimiser of its role',
-    ),
-    'value_network.clip_norm': (
-        1.0,
-        'set <role>.clip_norm; a value network has the optimiser of its role',
-    ),
+    'value_network.warmup_steps': (0, _OF_THE_ROLE),
+    'value_network.weight_decay': (0.01, _OF_THE_ROLE),
+    'value_network.beta1': (0.9, _OF_THE_ROLE),
+    'value_network.beta2': (0.999, _OF_THE_ROLE),
+    'value_network.clip_norm': (1.0, _OF_THE_ROLE),
     'compilation.gigabytes': (0.0, 'set JAX_COMPILATION_CACHE_MAX_SIZE, in bytes'),
     'log.project': (
         'zeroplay_jax',
