@@ -10,9 +10,39 @@ from ml_collections import ConfigDict
 from zeroplay_jax.configuration.fields import add_missing_sections as add_sections
 from zeroplay_jax.configuration.fields import default_config
 
-__all__ = ['add_sections', 'get_config']
+__all__ = ['add_sections', 'check_variant', 'get_config', 'shrink', 'use_wikipedia']
 
 
 def get_config(recipe: str = 'drzero') -> ConfigDict:
     """Defaults, with the sections of `recipe`: a built-in name, or the import path of a module."""
     return default_config(recipe)
+
+
+def check_variant(system: str, variant: str) -> None:
+    """Raises ValueError for another variant of a system than '' and 'mini'."""
+    if variant not in ('', 'mini'):
+        name = f'configs/{system}.py'
+        raise ValueError(f'no variant {variant!r}; there is {name} and {name}:mini')
+
+
+def use_wikipedia(config: ConfigDict, model: str, index: str) -> None:
+    """Sets what the papers' runs have in common: a model in bfloat16, an index of Wikipedia, questions of NQ."""
+    config.policy.update(
+        path=f'checkpoints/{model}', dtype='bfloat16', remat=True, logits='trained'
+    )
+    # Made by python -m zeroplay_jax.retrieval.build.
+    config.retrieval.update(kind='folder', path=f'indexes/{index}')
+    config.eval.update(file='data/nq_test.jsonl', questions=500)
+    config.mesh.fsdp = -1
+    config.prompts = 'paper'
+    config.tools.top_k = 3
+    config.sampler.burst = 16
+    config.micro.order = 'longest_first'
+
+
+def shrink(config: ConfigDict) -> None:
+    """Sets what the miniature runs have in common."""
+    config.sampler.slots = 32
+    config.eval.questions = 8
+    # Three steps of a few questions may all be empty by chance; the other stages are to run all the same.
+    config.stop_after_empty_steps = 4

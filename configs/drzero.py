@@ -35,10 +35,7 @@ from zeroplay_jax.settings.kinds import HOPS_CHECKPOINT
 
 def get_config(variant=''):
     """Returns the config of the paper, or with the variant 'mini' that of the miniature run; see above."""
-    if variant not in ('', 'mini'):
-        raise ValueError(
-            f'no variant {variant!r}; there is configs/drzero.py and configs/drzero.py:mini'
-        )
+    common.check_variant('drzero', variant)
     config = common.get_config('drzero')
     config.schedule.update(iterations=3, hop_ratio=(4, 3, 2, 1))  # appendix A, table 4; eq. 3
     config.drzero.group = 'hop'  # eq. 3
@@ -65,23 +62,15 @@ def get_config(variant=''):
     if variant == 'mini':
         return _mini(config)
 
-    config.policy.update(
-        path='checkpoints/Qwen2.5-3B-Instruct', dtype='bfloat16', remat=True, logits='trained'
-    )
-    config.retrieval.update(
-        kind='folder', path='indexes/wiki18_e5'
-    )  # made by python -m zeroplay_jax.retrieval.build
-    config.eval.update(file='data/nq_test.jsonl', questions=500)
-    config.mesh.fsdp = -1
-    config.prompts = 'paper'
-    config.tools.update(syntax='qwen', top_k=3)  # figure 5; appendix A
+    common.use_wikipedia(config, 'Qwen2.5-3B-Instruct', 'wiki18_e5')
+    config.tools.syntax = 'qwen'  # figure 5; appendix A
     config.rollout.update(
         prompt_tokens=768, turn_tokens=256, observation_tokens=512, max_turns=5
     )  # turns: tables 5, 6
     config.sampler.update(
-        slots=256, context=4096, chunk=256, burst=16
+        slots=256, context=4096, chunk=256
     )  # table 5: 768 + 5 · 256 + 4 · 512 = 4096
-    config.micro.update(rows=8, tokens=4096, order='longest_first')
+    config.micro.update(rows=8, tokens=4096)
     return config
 
 
@@ -95,8 +84,5 @@ def _mini(config):
     config.proposer.batch = 16  # the smallest with two documents for every hop count
     config.solver.batch = 8
     config.pool.update(batch=8, samples=2)
-    config.sampler.slots = 32
-    config.eval.questions = 8
-    # Three steps of a few questions may all be empty by chance; the other stages are to run all the same.
-    config.stop_after_empty_steps = 4
+    common.shrink(config)
     return config

@@ -31,10 +31,7 @@ from zeroplay_jax.configs import common
 
 def get_config(variant=''):
     """Returns the config of the paper, or with the variant 'mini' that of the miniature run; see above."""
-    if variant not in ('', 'mini'):
-        raise ValueError(
-            f'no variant {variant!r}; there is configs/dspo.py and configs/dspo.py:mini'
-        )
+    common.check_variant('dspo', variant)
     config = common.get_config('dspo')
     config.schedule.iterations = 1
     config.reward.answer = 'subem'  # section 4.1: the reward
@@ -53,20 +50,13 @@ def get_config(variant=''):
     if variant == 'mini':
         return _mini(config)
 
-    config.policy.update(
-        path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True, logits='trained'
-    )
+    # The paper searches with BM25.
+    common.use_wikipedia(config, 'Qwen2.5-7B-Instruct', 'wiki18_bm25')
     config.inputs.questions = 'data/nq_hotpotqa_train.jsonl'
-    config.retrieval.update(
-        kind='folder', path='indexes/wiki18_bm25'
-    )  # the paper searches with BM25; made by python -m zeroplay_jax.retrieval.build
-    config.eval.update(file='data/nq_test.jsonl', questions=500)
-    config.mesh.fsdp = -1
-    config.prompts = 'paper'
-    config.tools.update(syntax='qwen', top_k=3)
+    config.tools.syntax = 'qwen'
     config.rollout.update(prompt_tokens=512, turn_tokens=512, observation_tokens=512, max_turns=4)
-    config.sampler.update(slots=256, context=4096, chunk=256, burst=16)
-    config.micro.update(rows=8, tokens=4096, order='longest_first', weights='published')
+    config.sampler.update(slots=256, context=4096, chunk=256)
+    config.micro.update(rows=8, tokens=4096, weights='published')
     return config
 
 
@@ -78,8 +68,5 @@ def _mini(config):
     config.inputs.world_questions = 40
     config.world.train = (0, 4)
     config.world.evaluation = (0, 2)
-    config.sampler.slots = 32
-    config.eval.questions = 8
-    # Three steps of a few questions may all be empty by chance; the other stages are to run all the same.
-    config.stop_after_empty_steps = 4
+    common.shrink(config)
     return config

@@ -28,15 +28,12 @@ teacher starts from the student's first weights and is not restarted between ite
 docs/hyperparameters.md.
 """
 
-from zeroplay_jax.configs import drzero
+from zeroplay_jax.configs import common, drzero
 
 
 def get_config(variant=''):
     """Returns the config of the paper, or with the variant 'mini' that of the miniature run; see above."""
-    if variant not in ('', 'mini'):
-        raise ValueError(
-            f'no variant {variant!r}; there is configs/piplay.py and configs/piplay.py:mini'
-        )
+    common.check_variant('piplay', variant)
     config = drzero.get_config(variant)
     config.recipe = 'piplay'
     # α: appendix A, for Qwen3-4B-Instruct-2507; K: about 50; direction: not stated.

@@ -38,10 +38,7 @@ from zeroplay_jax.settings.kinds import OPEN_CHECKPOINT
 
 def get_config(variant=''):
     """Returns the config of the paper, or with the variant 'mini' that of the miniature run; see above."""
-    if variant not in ('', 'mini'):
-        raise ValueError(
-            f'no variant {variant!r}; there is configs/scope.py and configs/scope.py:mini'
-        )
+    common.check_variant('scope', variant)
     config = common.get_config('scope')
     config.schedule.update(iterations=3, hop_ratio=(4, 3, 2))  # table 9; searches: 1, 2, 3 turns
     # Eqs. 4 and 5; table 9 and appendix G: eight answers in the training of the challenger.
@@ -74,21 +71,13 @@ def get_config(variant=''):
     if variant == 'mini':
         return _mini(config)
 
-    config.policy.update(
-        path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True, logits='trained'
-    )
-    config.retrieval.update(
-        kind='folder', path='indexes/wiki18_e5'
-    )  # made by python -m zeroplay_jax.retrieval.build
-    config.eval.update(file='data/nq_test.jsonl', questions=500)
-    config.mesh.fsdp = -1
-    config.prompts = 'paper'
-    config.tools.update(syntax='search_r1', top_k=3)  # tables 11 and 9
+    common.use_wikipedia(config, 'Qwen2.5-7B-Instruct', 'wiki18_e5')
+    config.tools.syntax = 'search_r1'  # tables 11 and 9
     # Table 9 limits the response and not a turn. Five turns: the code; figures 17 and 18 show four searches.
     config.rollout.update(prompt_tokens=2048, turn_tokens=8192, response_tokens=8192)
     config.rollout.update(observation_tokens=500, max_turns=5)
-    config.sampler.update(slots=128, context=16384, chunk=512, burst=16)  # table 9
-    config.micro.update(rows=4, tokens=16384, order='longest_first')
+    config.sampler.update(slots=128, context=16384, chunk=512)  # table 9
+    config.micro.update(rows=4, tokens=16384)
     return config
 
 
@@ -108,8 +97,5 @@ def _mini(config):
     config.pool.update(batch=8, samples=2, window=(0.0, 1.0), measure=0, target=0, batches=0)
     config.world.train = (0, 4)
     config.world.evaluation = (0, 2)
-    config.sampler.slots = 32
-    config.eval.questions = 8
-    # Three steps of a few questions may all be empty by chance; the other stages are to run all the same.
-    config.stop_after_empty_steps = 4
+    common.shrink(config)
     return config

@@ -33,8 +33,7 @@ from zeroplay_jax.configs import common
 
 def get_config(variant=''):
     """Returns the config of the paper, or with the variant 'mini' that of the miniature run; see above."""
-    if variant not in ('', 'mini'):
-        raise ValueError(f'no variant {variant!r}; there is configs/ssp.py and configs/ssp.py:mini')
+    common.check_variant('ssp', variant)
     config = common.get_config('ssp')
     config.weights = 'shared'  # one policy plays both roles (section 3.1)
     config.schedule.update(iterations=1, hop_ratio=(4, 3, 2))  # ratio and order: inferred
@@ -66,27 +65,19 @@ def get_config(variant=''):
     if variant == 'mini':
         return _mini(config)
 
-    config.policy.update(
-        path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True, logits='trained'
-    )
+    common.use_wikipedia(config, 'Qwen2.5-7B-Instruct', 'wiki18_e5')
     config.inputs.answers = 'data/ssp_answers.jsonl'
     config.judge.update(
         kind='endpoint', model='Qwen2.5-32B-Instruct', temperature=0.0, tokens=512
     )  # section 4
-    config.retrieval.update(
-        kind='folder', path='indexes/wiki18_e5'
-    )  # made by python -m zeroplay_jax.retrieval.build
-    config.eval.update(file='data/nq_test.jsonl', questions=500)
-    config.mesh.fsdp = -1
-    config.prompts = 'paper'
-    config.tools.update(syntax='search_r1', top_k=3)
+    config.tools.syntax = 'search_r1'
     config.rollout.update(
         prompt_tokens=4096, turn_tokens=512, observation_tokens=512, max_turns=11
     )  # ten searches
     config.sampler.update(
-        slots=256, context=12288, chunk=512, burst=16
+        slots=256, context=12288, chunk=512
     )  # table 4: 4096 prompt + 8192 response
-    config.micro.update(rows=8, tokens=12288, order='longest_first', weights='published')
+    config.micro.update(rows=8, tokens=12288, weights='published')
     return config
 
 
@@ -101,8 +92,5 @@ def _mini(config):
     config.eval.metric = 'none'
     config.world.train = (0, 4)
     config.world.evaluation = (0, 2)
-    config.sampler.slots = 32
-    config.eval.questions = 8
-    # Three steps of a few questions may all be empty by chance; the other stages are to run all the same.
-    config.stop_after_empty_steps = 4
+    common.shrink(config)
     return config

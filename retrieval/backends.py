@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -13,15 +14,26 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import httpx2
 
 from . import json_text
 from .corpus import DocumentPage, document_page
-from .records import FIELD_NAMES, contents, split
-from .types import CannotOpen, Index, Passage, RetrievalError, SearchFailed, short
+from .rows import FIELD_NAMES
+from .types import (
+    CannotOpen,
+    Index,
+    Passage,
+    Record,
+    RetrievalError,
+    SearchFailed,
+    contents,
+    search_records,
+    short,
+    split,
+)
 
 # Characters of a server's error text that are quoted.
 _QUOTED_CHARACTERS = 200
@@ -89,49 +101,40 @@ class InProcess:
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Returns the passages of each query; see `Backend.retrieve`."""
-        try:
-            return self._search(queries, k)
-        except RetrievalError:
-            # A query is at fault.
-            raise
-        except Exception as error:
-            # Any other exception is a failure of the index or its corpus, which the client counts instead of ending
-            # the run.
-            raise SearchFailed(f'{type(error).__name__}: {error}') from error
-
-    def _search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Returns the passages of each query; raises what the index or its corpus raises."""
-        rows, scores = self.index.search(queries, k)
-        results = []
-        for query_rows, query_scores in zip(rows, scores):
-            passages = []
-            for row, score in zip(query_rows, query_scores):
-                # BM25 pads its results with −1.
-                if row >= 0:
-                    record = self.index.corpus.record(int(row))
-                    passages.append(_passage(record.id, record.contents, score))
-            results.append(passages)
-        return results
+        with _failures():
+            results = []
+            for records in search_records(self.index, queries, k):
+                results.append([_passage(record, score) for record, score in records])
+            return results
 
     def open(
         self, references: Sequence[str], pages: Sequence[int], words_per_page: int
     ) -> list[DocumentPage | None]:
         """Returns the requested page of each reference; see `DocumentBackend.open`."""
-        opened_pages = []
-        for reference, page in zip(references, pages, strict=True):
-            try:
-                opened_page = document_page(self.index.corpus, reference, page, words_per_page)
-            except RetrievalError:
-                # The reference or its page number is at fault.
-                raise
-            except Exception as error:
-                raise SearchFailed(f'{type(error).__name__}: {error}') from error
-            opened_pages.append(opened_page)
-        return opened_pages
+        corpus = self.index.corpus
+        with _failures():
+            opened_pages = []
+            for reference, page in zip(references, pages, strict=True):
+                opened_pages.append(document_page(corpus, reference, page, words_per_page))
+            return opened_pages
 
     def ready(self) -> bool:
         """Returns True: the index was loaded before this object was created."""
         return True
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    """Turns exceptions of an index or its corpus into SearchFailed, which the client counts instead of ending the run.
+
+    A RetrievalError stays: a query, a reference or its page number is at fault.
+    """
+    try:
+        yield
+    except RetrievalError:
+        raise
+    except Exception as error:
+        raise SearchFailed(f'{type(error).__name__}: {error}') from error
 
 
 class Http:
@@ -338,10 +341,10 @@ class Http:
                 self._paused_until = time.monotonic() + self._breaker_seconds
 
 
-def _passage(record_id: str, contents: str, score: Any) -> Passage:
+def _passage(record: Record, score: float) -> Passage:
     """Returns a search result from a passage in wire form."""
-    title, text = split(contents)
-    return {'id': record_id, 'title': title, 'text': text, 'score': float(score)}
+    title, text = split(record.contents)
+    return {'id': record.id, 'title': title, 'text': text, 'score': score}
 
 
 # ---- HTTP requests ---------------------------------------------------------------------------------

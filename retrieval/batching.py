@@ -11,7 +11,7 @@ from typing import Any
 
 import prometheus_client
 
-from .types import Index
+from .types import Index, search_records
 
 # Bounds of the histograms: 1 … 1,024 queries, and 1 ms … 16 s.
 _BATCH_BUCKETS = [2**n for n in range(11)]
@@ -252,17 +252,13 @@ class Batcher:
     def _search(self, queries: list[str], k: int) -> list[list[dict[str, Any]]]:
         """Returns per query its passages, as `search` does, and updates the metrics; runs in a thread."""
         started = time.perf_counter()
-        row_numbers, scores = self._index.search(queries, k)
         results = []
-        for query_rows, query_scores in zip(row_numbers, scores):
+        for records in search_records(self._index, queries, k):
             items = []
-            for row, score in zip(query_rows, query_scores):
-                # BM25 pads its results with −1.
-                if row >= 0:
-                    record = self._index.corpus.record(int(row))
-                    # The wire form of Search-R1 has these two fields only.
-                    document = {'id': record.id, 'contents': record.contents}
-                    items.append({'document': document, 'score': float(score)})
+            for record, score in records:
+                # The wire form of Search-R1 has these two fields only.
+                document = {'id': record.id, 'contents': record.contents}
+                items.append({'document': document, 'score': score})
             results.append(items)
         # Observed after the search, so that failed calls do not count as answers.
         self._metrics.batch.observe(len(queries))

@@ -84,10 +84,10 @@ def read_config(folder: pathlib.Path) -> BertConfig:
             f'{folder}/config.json: {"; ".join(differences)}; give a BERT text encoder'
         )
     config = BertConfig(
-        hidden_size=_size(folder, settings, 'hidden_size'),
-        layers=_size(folder, settings, 'num_hidden_layers'),
-        heads=_size(folder, settings, 'num_attention_heads'),
-        positions=_size(folder, settings, 'max_position_embeddings'),
+        hidden_size=_positive(folder, settings, 'hidden_size'),
+        layers=_positive(folder, settings, 'num_hidden_layers'),
+        heads=_positive(folder, settings, 'num_attention_heads'),
+        positions=_positive(folder, settings, 'max_position_embeddings'),
         eps=_positive(folder, settings, 'layer_norm_eps', (int, float)),
         pooling=_read_pooling(_pooling_path(folder)),
     )
@@ -99,12 +99,9 @@ def read_config(folder: pathlib.Path) -> BertConfig:
     return config
 
 
-def _size(folder: pathlib.Path, settings: dict[str, Any], name: str) -> int:
-    """Returns a size in config.json; errors as of `_positive`."""
-    return _positive(folder, settings, name, (int,))
-
-
-def _positive(folder: pathlib.Path, settings: dict[str, Any], name: str, kinds: tuple) -> Any:
+def _positive(
+    folder: pathlib.Path, settings: dict[str, Any], name: str, kinds: tuple = (int,)
+) -> Any:
     """Returns a positive number in config.json; RetrievalError if it is missing or none."""
     value = settings.get(name)
     if value is None:

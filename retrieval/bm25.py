@@ -17,8 +17,8 @@ import Stemmer
 from jaxtyping import Float32, Int64
 
 from .corpus import MemoryCorpus
-from .exact import Passages, check_queries, read_passages
-from .types import Passage, RetrievalError
+from .exact import Passages, check_queries
+from .types import RetrievalError
 
 _METHOD = 'lucene'
 _K1 = 1.5
@@ -146,10 +146,6 @@ class Bm25Index:
             rows[number, : len(best)] = best
             scores[number, : len(best)] = all_scores[best]
         return rows, scores
-
-    def passages(self, rows: Sequence[int] | Int64[np.ndarray, ' rows']) -> list[Passage]:
-        """Returns {'id', 'title', 'text'} of each row; raises RetrievalError for a row outside 0 … N−1."""
-        return read_passages(self.corpus, rows)
 
 
 def _best_rows(scores: Float32[np.ndarray, ' passages'], k: int) -> Int64[np.ndarray, ' best']:

@@ -17,7 +17,6 @@ from . import progress
 from .command import similar_path
 from .corpus import key_hash
 from .json_text import Unusable
-from .records import Record, contents, split
 from .sources import (
     BadLines,
     conversion,
@@ -30,7 +29,7 @@ from .sources import (
     without_front_matter,
 )
 from .texts import problem_of, read_text, split_record, split_text
-from .types import RetrievalError, short
+from .types import Record, RetrievalError, contents, short, split
 
 # Files that are named in the description of those left out.
 _NAMED_FILES = 5

@@ -27,13 +27,13 @@ import numpy as np
 from jaxtyping import Shaped, UInt64
 
 from . import progress
-from .records import Record as Record
-from .records import contents as contents
-from .records import split as split
 from .sources import BadLines
 from .sources import files_of as files_of
 from .sources import read as read
 from .types import Passage, RetrievalError, short
+from .types import Record as Record
+from .types import contents as contents
+from .types import split as split
 
 # Passages on each side that are compared in an index built before documents were recorded. No article of
 # Wikipedia-18 has more; it bounds the time of a lookup in a corpus with equal titles throughout.

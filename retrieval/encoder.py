@@ -20,7 +20,6 @@ from jaxtyping import Float32, Int32, Int64
 
 from . import bert, json_text
 from .command import import_tensorflow
-from .records import contents
 from .types import RetrievalError
 
 # Sequences are padded to the next of these, with one compilation each. Above 16 tokens at most a third is padding.
@@ -57,7 +56,7 @@ class TextEncoder:
       passage_prefix: text before every passage: 'passage: ' for E5, '' for MiniLM. None: as above.
       max_tokens: longest sequence; None: taken from the folder, at most 256.
       dtype: of weights and activations; float32 or bfloat16.
-      batch_tokens: tokens of one passage batch over all devices, padding included; None: `_default_batch_tokens`.
+      batch_tokens: tokens of one passage batch over all devices, padding included; None: chosen by the devices.
 
     Raises:
       RetrievalError: no usable checkpoint, unknown prefixes, or a setting outside its range.
@@ -103,7 +102,9 @@ class TextEncoder:
         # Passages use all devices. Queries use one, because a batch of one query cannot be split.
         self._replicated_params = jax.device_put(params, jax.NamedSharding(self._mesh, jax.P()))
         self._single_device_params = jax.device_put(params, jax.local_devices()[0])
-        self.batch_tokens = batch_tokens or _default_batch_tokens()
+        is_cpu = jax.default_backend() == 'cpu'
+        default_tokens = _CPU_BATCH_TOKENS if is_cpu else _ACCELERATOR_BATCH_TOKENS
+        self.batch_tokens = batch_tokens or default_tokens
         self._lengths = [*(n for n in LENGTHS if n < self.max_tokens), self.max_tokens]
 
     def _checked_max_tokens(self, max_tokens: int | None, dtype: str) -> int:
@@ -126,7 +127,8 @@ class TextEncoder:
         pending = []
         for query in queries:
             token_ids = self.tokenizer(self.query_prefix + query)
-            padded_ids = np.full((1, self._padded_length(len(token_ids))), self._pad_id, np.int32)
+            padded_length = next(n for n in self._lengths if len(token_ids) <= n)
+            padded_ids = np.full((1, padded_length), self.tokenizer.pad_id, np.int32)
             padded_ids[0, : len(token_ids)] = token_ids
             length = np.array([len(token_ids)], np.int32)
             # JAX dispatches asynchronously: the next query is tokenised while this one is encoded.
@@ -136,16 +138,6 @@ class TextEncoder:
         if not pending:
             return np.zeros((0, self.dimension), np.float32)
         return np.concatenate([np.asarray(vector) for vector in pending])
-
-    def encode_passages(
-        self, titles: Sequence[str], texts: Sequence[str]
-    ) -> Float32[np.ndarray, 'passages dimension']:
-        """Returns unit vectors of passages in wire form, float32 [N, D]."""
-        if len(titles) != len(texts):
-            raise RetrievalError(
-                f'encode_passages: {len(titles)} titles but {len(texts)} texts; give one of each'
-            )
-        return self.encode(contents(title, text) for title, text in zip(titles, texts))
 
     def encode(self, texts: Iterable[str]) -> Float32[np.ndarray, 'passages dimension']:
         """Returns unit vectors of passages in wire form, float32 [N, D], in the order of `texts`.
@@ -168,10 +160,6 @@ class TextEncoder:
             # Batches are filled up with empty rows at the end.
             result[rows] = np.asarray(vectors)[: len(rows)]
         return result
-
-    @property
-    def _pad_id(self) -> int:
-        return self.tokenizer.pad_id
 
     def _batches(
         self, texts: Iterable[str]
@@ -216,19 +204,15 @@ class TextEncoder:
             lambda row, ids, size: size,
             bucket_boundaries=[n + 1 for n in self._lengths],
             bucket_batch_sizes=[*batch_sizes, 1],
-            padding_values=(np.int64(0), np.int32(self._pad_id), np.int32(0)),
+            padding_values=(np.int64(0), np.int32(self.tokenizer.pad_id), np.int32(0)),
             pad_to_bucket_boundary=True,
         )
         for rows, ids, length in dataset.prefetch(4).as_numpy_iterator():
             missing = batch_sizes[self._lengths.index(ids.shape[1])] - len(rows)
-            padded_ids = np.pad(ids, ((0, missing), (0, 0)), constant_values=self._pad_id)
+            padded_ids = np.pad(ids, ((0, missing), (0, 0)), constant_values=self.tokenizer.pad_id)
             # Length 1 instead of 0 keeps the mean over tokens defined.
             filled_lengths = np.pad(length, (0, missing), constant_values=1)
             yield rows, padded_ids, filled_lengths
-
-    def _padded_length(self, tokens: int) -> int:
-        """Returns the smallest padded length of at least `tokens`, which is at most `max_tokens`."""
-        return next(length for length in self._lengths if tokens <= length)
 
 
 def _prefixes(
@@ -252,13 +236,6 @@ def _prefixes(
             f"{folder}: does not say its prefixes; name them ('query: ' and 'passage: ' for E5, '' and '' for none)"
         )
     return query_prefix, passage_prefix
-
-
-def _default_batch_tokens() -> int:
-    """Returns the tokens of a passage batch for the devices of this process."""
-    if jax.default_backend() == 'cpu':
-        return _CPU_BATCH_TOKENS
-    return _ACCELERATOR_BATCH_TOKENS
 
 
 def _checkpoint_digest(folder: pathlib.Path) -> str:

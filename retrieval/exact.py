@@ -19,9 +19,8 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int32, Int64
 
 from .corpus import MemoryCorpus
-from .records import Record
 from .shards import is_unit
-from .types import Encoder, Passage, RetrievalError, short
+from .types import Encoder, Passage, Record, RetrievalError, short
 
 # Largest error of a float32 dot product of unit vectors, up to D ≈ 1,600 (rounding bound D·2⁻²⁴).
 _MARGIN = 1e-4
@@ -71,18 +70,6 @@ def check_queries(queries: Sequence[str], k: int, num_passages: int) -> None:
             raise RetrievalError(
                 f'search: query {row} of {len(queries)} is empty: {short(query)}; leave it out'
             )
-
-
-def read_passages(
-    source: Passages, rows: Sequence[int] | Int64[np.ndarray, ' rows']
-) -> list[Passage]:
-    """Returns {'id', 'title', 'text'} of each row; raises RetrievalError for a row outside 0 … N−1."""
-    for row in rows:
-        if not 0 <= row < len(source):
-            raise RetrievalError(
-                f'passages: no passage has row number {row}; give numbers from 0 to {len(source) - 1}'
-            )
-    return [source.passage(int(row)) for row in rows]
 
 
 def check_vectors(vectors: Float[np.ndarray, 'passages dimension'], corpus: Passages) -> None:
@@ -144,7 +131,7 @@ class ExactIndex:
           RetrievalError: no passages, or a vector that is not finite or whose norm is not 1.
         """
         corpus = MemoryCorpus(titles, texts)
-        vectors = encoder.encode_passages(titles, texts)
+        vectors = encoder.encode(corpus.record(row).contents for row in range(len(corpus)))
         check_vectors(vectors, corpus)
         return cls(encoder, corpus, vectors, **parameters)
 
@@ -190,14 +177,6 @@ class ExactIndex:
             chunk = slice(start, start + _QUERIES_PER_RESCORING)
             rows[chunk], scores[chunk] = self._rank(vectors[chunk], candidates[chunk], k)
         return rows, scores
-
-    def passages(self, rows: Sequence[int] | Int64[np.ndarray, ' rows']) -> list[Passage]:
-        """Returns {'id': int, 'title': str, 'text': str} of each row.
-
-        Raises:
-          RetrievalError: a row number outside 0 … N−1.
-        """
-        return read_passages(self.corpus, rows)
 
     def _candidates(
         self, vectors: Float32[np.ndarray, 'queries dimension'], k: int

@@ -22,7 +22,6 @@ from .exact import ExactIndex as ExactIndex
 from .exact import Passages as Passages
 from .exact import check_queries as check_queries
 from .exact import check_vectors as check_vectors
-from .exact import read_passages as read_passages
 from .types import Encoder, RetrievalError
 from .types import Index as Index
 
@@ -80,7 +79,8 @@ class ScannIndex(ExactIndex):
         """
         super().__init__(encoder, corpus, vectors)
         if saved:
-            self._rows, self._starts = _load_groups(saved)
+            self._rows = np.load(saved / 'rows.npy', mmap_mode='r')
+            self._starts = np.load(saved / 'starts.npy', mmap_mode='r')
         else:
             self._rows, self._starts = _group(vectors)
         distinct = len(self._starts) - 1
@@ -192,15 +192,6 @@ def _group(
     order = np.lexsort((np.arange(len(vectors)), leader))
     heads = np.flatnonzero(np.diff(leader[order], prepend=-1))
     return order.astype(np.int64), np.append(heads, len(vectors)).astype(np.int64)
-
-
-def _load_groups(
-    folder: pathlib.Path,
-) -> tuple[Int64[np.ndarray, ' passages'], Int64[np.ndarray, ' groups_plus_1']]:
-    """Returns (rows, starts), the result of `_group`, from the files that `ScannIndex.save` wrote."""
-    rows = np.load(folder / 'rows.npy', mmap_mode='r')
-    starts = np.load(folder / 'starts.npy', mmap_mode='r')
-    return rows, starts
 
 
 def _scann() -> Any:

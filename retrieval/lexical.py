@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from .records import split
+from .types import split
 
 # Longer runs of letters are cut: this bounds the work and the cache for any text a policy writes.
 _WORD = re.compile(r'\w{1,32}')

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from . import folder, progress
 from .command import Parser, number_type, one_line
-from .types import RetrievalError
+from .types import RetrievalError, search_records, split
 
 # Passages per query without --k; fewer if the index has fewer.
 _PASSAGES = 3
@@ -55,13 +55,11 @@ def _run(args: argparse.Namespace) -> None:
         return
     index = folder.open_index(args.index, encoder_folder=args.encoder)
     k = args.k or min(_PASSAGES, len(index))
-    rows, scores = index.search(args.queries, k)
-    for query, query_rows, query_scores in zip(args.queries, rows, scores):
+    for query, results in zip(args.queries, search_records(index, args.queries, k)):
         print(query)
-        # BM25 pads its results with −1.
-        passages = index.passages(query_rows[query_rows >= 0])
-        for rank, (passage, score) in enumerate(zip(passages, query_scores), 1):
-            line = _printable(f'[{passage["id"]}] {passage["title"]}: {passage["text"]}')
+        for rank, (record, score) in enumerate(results, 1):
+            title, text = split(record.contents)
+            line = _printable(f'[{record.id}] {title}: {text}')
             print(f'  {rank}  {score:.4f}  {line}')
 
 

@@ -12,15 +12,15 @@ import lzma
 import pathlib
 import re
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import zstandard
 
 from . import json_text
 from .command import similar_path
-from .json_text import Unusable
-from .types import RetrievalError
+from .json_text import Unusable, type_name
+from .types import Record, RetrievalError, contents, split
 
 # No line is longer; the limit bounds the memory that a file of another kind can take.
 LONGEST_LINE = 1 << 24
@@ -108,7 +108,7 @@ def _json_row(line: bytes) -> dict[str, Any]:
     if isinstance(value, list):
         raise Unusable(f'a JSON list; {json_text.ONE_PER_LINE}')
     if not isinstance(value, dict):
-        raise Unusable(f'a JSON {json_text.type_name(value)}, not an object')
+        raise Unusable(f'a JSON {type_name(value)}, not an object')
     return value
 
 
@@ -203,3 +203,93 @@ def _decompressed(stream: BinaryIO, suffix: str) -> Any:
         reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
         return io.BufferedReader(reader, 1 << 20)
     return stream
+
+
+# ---- passages --------------------------------------------------------------------------------------
+
+
+# Names that public corpora and search servers give the fields of a passage, in the order in which they are looked for.
+# `contents` has the wire form; the others are plain.
+FIELD_NAMES = {
+    'id': ('id', '_id', 'docid', 'doc_id', 'pid', 'passage_id'),
+    'text': ('contents', 'text', 'passage', 'content', 'body', 'page_content', 'snippet'),
+    'title': ('title',),
+}
+_WIRE = 'contents'
+# Names of fields that an error lists.
+_LISTED_FIELDS = 8
+
+
+def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
+    """Returns the passage in a row of a corpus file.
+
+    The id is a text or whole number under `id`, `_id`, `docid`, `doc_id`, `pid` or `passage_id`. The text is under
+    `contents`, in wire form, or else under another name of `FIELD_NAMES`; `title` may be missing. A
+    `document_name` separates documents of the same title. Other fields are ignored.
+
+    Args:
+      row: the fields by name.
+      fields: names of the fields for any of 'id', 'text' and 'title', instead of those above.
+
+    Raises:
+      Unusable: a field is missing or of another type.
+    """
+    id_name = _name_of('id', row, fields)
+    text_name = _name_of('text', row, fields)
+    title_name = _name_of('title', row, fields)
+    record_id = row[id_name]
+    # In Python a bool is an int, but `true` is not an id.
+    if not isinstance(record_id, str | int) or isinstance(record_id, bool):
+        raise Unusable(
+            f'"{id_name}" is a JSON {type_name(record_id)}; give a text or a whole number'
+        )
+    if row[text_name] is None:
+        raise Unusable(f'"{text_name}" is null; give a text')
+    text = _text_in(row, text_name)
+    # Blanks and line feeds of a title would break its line.
+    title = ' '.join(_text_in(row, title_name).split())
+    document = _text_in(row, 'document_name')
+    if text_name == _WIRE:
+        own_title, body = split(text)
+        if own_title or not title:
+            return Record(str(record_id), text, document)
+        # Some files repeat the title as a first line without quotes.
+        text = body.removeprefix(f'{title}\n')
+    # Without a title a text stands alone, unless its own first line would be taken for one.
+    has_title = bool(title or split(text)[0])
+    return Record(str(record_id), contents(title, text) if has_title else text, document)
+
+
+def title_like(row: Mapping[str, Any]) -> str:
+    """Returns the name of a field of a row that may be a title under another name; '' without one."""
+    for name, value in row.items():
+        lower_name = name.lower()
+        is_named_so = lower_name in ('title', 'headline') or lower_name.endswith('_title')
+        if is_named_so and isinstance(value, str) and value.strip():
+            return name
+    return ''
+
+
+def _name_of(field: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> str:
+    """Returns the name under which a row has a field; '' for a missing title."""
+    names = (fields[field],) if field in fields else FIELD_NAMES[field]
+    stated = [name for name in names if name in row]
+    if stated:
+        # Some files have empty fields beside the one in use.
+        return next((name for name in stated if row[name] not in (None, '')), stated[0])
+    if field == 'title' and field not in fields:
+        return ''
+    listed = ', '.join(f'"{name}"' for name in list(row)[:_LISTED_FIELDS])
+    raise Unusable(
+        f'no {field}: none of {", ".join(names)} among its fields {listed[:200]}; name it with --fields {field}=NAME'
+    )
+
+
+def _text_in(row: Mapping[str, Any], name: str) -> str:
+    """Returns the text under a name; '' for a missing one or null."""
+    value = row.get(name)
+    if value is None:
+        return ''
+    if not isinstance(value, str):
+        raise Unusable(f'"{name}" is a JSON {type_name(value)}; give a text')
+    return value

@@ -14,10 +14,9 @@ from typing import Any
 
 from .command import similar_path
 from .json_text import Unusable
-from .records import Record, contents, record_of, split, title_like
-from .rows import rows, suffix_of
+from .rows import record_of, rows, suffix_of, title_like
 from .texts import read_text, split_record, split_text
-from .types import RetrievalError, short
+from .types import Record, RetrievalError, contents, short, split
 
 # Words of a passage that is cut from a longer text, as in Wikipedia-18.
 WORDS = 100
@@ -83,7 +82,7 @@ def read(
     """Yields (line number from 1, passage) of a corpus file, in order.
 
     A file of passages has JSON lines, a TSV with headings (as Wikipedia-18, Karpukhin et al. 2020, arXiv:2004.04906) or
-    Parquet, read by `rows.rows`; `records.record_of` says which of their fields are a passage.
+    Parquet, read by `rows.rows`; `rows.record_of` says which of their fields are a passage.
 
     In a folder, all .txt and .md files are read in the order of their paths, without YAML front matter, and the number
     counts files instead of lines. Without `passage_words` the first line of each is its title (of a longer line than
@@ -96,7 +95,7 @@ def read(
       skipped: receives the bad lines, which are then skipped unless it is strict; None makes the first one an error.
       passage_words: long passages and texts are cut into passages of whole sentences with this many words at most
         (see `splitting`); 0: passages are as they are in a file, and 100 words of a text.
-      fields: names of the fields of a passage, see `records.record_of`.
+      fields: names of the fields of a passage, see `rows.record_of`.
 
     Raises:
       RetrievalError: a bad line (if `skipped` is None or strict), or a file that cannot be read.
@@ -142,14 +141,14 @@ def _warn_of_lost_title(
         return
     name = title_like(row)
     if name:
-        _warn_once(
+        warn_once(
             f'{source}: passages have no title, and their field "{name}" is not read; if it is the title, rename it to '
             f'"title", or pass --fields title={name} to retrieval.build or inputs'
         )
 
 
 @functools.lru_cache
-def _warn_once(line: str) -> None:
+def warn_once(line: str) -> None:
     """Warns once of a line that is true of many passages, and of files that are read twice."""
     logging.warning(line)
 

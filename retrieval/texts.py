@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from . import json_text
 from .json_text import Unusable
-from .records import Record, contents, split
+from .types import Record, contents, split
 
 # Shorter texts hold no sentence that could be asked about.
 MIN_WORDS = 8

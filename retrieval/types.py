@@ -1,7 +1,11 @@
-"""Types shared by all modules of retrieval: passages, encoders, indexes, and errors."""
+"""Types shared by all modules of retrieval: passages, encoders, indexes, and errors.
+
+A passage in wire form has its title in double quotes on the first line, the text after it (Search-R1, verl).
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,11 +31,41 @@ class SearchFailed(RuntimeError):
     """A search, or the lookup of a document, failed for a reason other than the request; clients count it."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One passage as its source file has it.
+
+    Attributes:
+      id: unique in the corpus.
+      contents: the wire form.
+      document: name of the document of the passage, such as a file of a folder; '' where the source has none. Passages
+        without it belong to one document if they have the same title.
+    """
+
+    id: str
+    contents: str
+    document: str = ''
+
+
+def contents(title: str, text: str) -> str:
+    """Returns the wire form of a passage."""
+    return f'"{title}"\n{text}'
+
+
+def split(contents: str) -> tuple[str, str]:
+    """Returns (title, text) of a passage in wire form; no title where the first line is not in quotes."""
+    # `splitlines` would split at other characters as well; only a line feed ends the title.
+    first_line, _, text = contents.partition('\n')
+    # A carriage return belongs to the end of the line.
+    first_line = first_line.rstrip()
+    if len(first_line) >= 2 and first_line[0] == first_line[-1] == '"':
+        return first_line[1:-1], text
+    return '', contents
+
+
 @runtime_checkable
 class Encoder(Protocol):
     """Maps texts to unit vectors. The vector of a query must not depend on the other queries of the call.
-
-    A passage in wire form is its title in double quotes, a line feed and its text (see `records`).
 
     Attributes:
       dimension: D, the size of a vector.
@@ -42,14 +76,8 @@ class Encoder(Protocol):
     dimension: int
     settings: dict[str, Any]
 
-    def encode_passages(
-        self, titles: Sequence[str], texts: Sequence[str]
-    ) -> Float32[np.ndarray, 'passages dimension']:
-        """Returns the vectors of passages, each given by its title and its text."""
-        ...
-
     def encode(self, texts: Iterable[str]) -> Float32[np.ndarray, 'passages dimension']:
-        """Returns the vectors of passages in wire form (see `records`)."""
+        """Returns the vectors of passages in wire form."""
         ...
 
     def encode_queries(self, queries: Sequence[str]) -> Float32[np.ndarray, 'queries dimension']:
@@ -83,9 +111,21 @@ class Index(Protocol):
         """
         ...
 
-    def passages(self, rows: Sequence[int]) -> list[Passage]:
-        """Returns {'id', 'title', 'text'} of each row."""
-        ...
+
+def search_records(
+    index: Index, queries: Sequence[str], k: int
+) -> list[list[tuple[Record, float]]]:
+    """Returns per query its passages with their scores, best first; fewer than k where fewer match."""
+    row_numbers, scores = index.search(queries, k)
+    results = []
+    for query_rows, query_scores in zip(row_numbers, scores):
+        records = []
+        for row, score in zip(query_rows, query_scores):
+            # BM25 pads its results with −1.
+            if row >= 0:
+                records.append((index.corpus.record(int(row)), float(score)))
+        results.append(records)
+    return results
 
 
 def short(text: str) -> str:

@@ -34,7 +34,7 @@ DOORS = {
     'flax': ('zeroplay_jax/policy/', 'benchmarks/peers/'),
     'clu': ('zeroplay_jax/runtime/log.py',),
     'jsonschema': ('zeroplay_jax/tools/argument_schema.py',),
-    'matplotlib': ('zeroplay_jax/evaluation/curve_plot.py', 'benchmarks/claims.py'),
+    'matplotlib': ('zeroplay_jax/evaluation/report_builder.py', 'benchmarks/claims.py'),
     'mcp': ('zeroplay_jax/tools/mcp',),
     'mlflow': ('zeroplay_jax/runtime/log.py',),
     'pyarrow': ('retrieval/rows.py',),
@@ -55,7 +55,7 @@ SLOW_LIBRARIES = {'flax', 'jax', 'optax', 'orbax', 'scann', 'tensorflow', 'trans
 QUICK = {
     '': ('main', 'evaluate', 'export', 'inputs', 'quickstart', 'report', 'types'),
     'configuration': ('check', 'command_line', 'fields', 'places', 'rules'),
-    'data': ('answer_fields', 'builders', 'chains', 'cloze', 'cloze_files', 'files'),
+    'data': ('builders', 'chains', 'cloze', 'cloze_files', 'files'),
     'objectives': ('advantages', 'answers', 'format_scores', 'loss_properties', 'rewards'),
     'recipes': ('datasets', 'drzero', 'dspo', 'piplay', 'proposing', 'scope', 'solving', 'ssp'),
     'rollout': ('foreign_text', 'pages', 'prompts', 'sampler_config'),

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 import zeroplay_jax.api as arguments
 from zeroplay_jax.configuration import command_line, fields, rules
 from zeroplay_jax.configuration.places import download
-from zeroplay_jax.data.answer_fields import accepted_answers
+from zeroplay_jax.data.files import accepted_answers
 from zeroplay_jax.evaluation.render import (
     SampledRollout,
     rollout_text,

@@ -4,7 +4,7 @@ import argparse
 import pathlib
 import sys
 
-from zeroplay_jax.evaluation import curve_plot, report_builder
+from zeroplay_jax.evaluation import report_builder
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.remote_workdir import local_run
@@ -71,7 +71,7 @@ def _write(arguments: argparse.Namespace) -> pathlib.Path:
     if len(arguments.workdirs) > 1 or arguments.out:
         raise UserError('--picture plots one run into one file; pass one WORKDIR and no --out')
     run = report_builder.read_run(local_run(arguments.workdirs[0]))
-    return curve_plot.write_curve_plot(run, arguments.picture)
+    return report_builder.write_curve_plot(run, arguments.picture)
 
 
 if __name__ == '__main__':

@@ -66,22 +66,19 @@ def test_open_tasks_are_graded_rubric_by_rubric(tmp_path):
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """The public collection as one has it online, with three questions of NQ; `hub[0]` is what a call raises."""
-    path, faults = tmp_path / 'hub' / 'test.jsonl', [None]
-    path.parent.mkdir()
+    path, faults = tmp_path / 'hub' / 'nq' / 'test.jsonl', [None]
+    path.parent.mkdir(parents=True)
     lines = [{'question': f'nq {i}', 'golden_answers': ['a']} for i in range(3)]
     path.write_text('\n'.join(map(json.dumps, lines)))
 
-    def fetched(collection, name, repo_type):
-        assert (collection, name, repo_type) == (
-            'RUC-NLPIR/FlashRAG_datasets',
-            'nq/test.jsonl',
-            'dataset',
-        )
+    def fetched(collection, repo_type, allow_patterns, dry_run=False, **_):
+        assert (collection, repo_type) == ('RUC-NLPIR/FlashRAG_datasets', 'dataset')
+        assert allow_patterns == ['nq/test.jsonl']
         if faults[0]:
             raise faults[0]
-        return str(path)
+        return [] if dry_run else str(path.parents[1])
 
-    monkeypatch.setattr(huggingface_hub, 'hf_hub_download', fetched)
+    monkeypatch.setattr(huggingface_hub, 'snapshot_download', fetched)
     return faults
 
 
@@ -108,7 +105,8 @@ def test_without_a_connection_one_line_says_so(hub, tmp_path, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert (
         line
-        == 'zeroplay_jax.inputs: nq could not be fetched (no route); give a file of JSON lines instead'
+        == 'zeroplay_jax.inputs: hf://RUC-NLPIR/FlashRAG_datasets/nq/test.jsonl could not be fetched (no route); '
+        'download it where there is a connection, and give its path'
     )
     assert not (tmp_path / 'new').exists()
 

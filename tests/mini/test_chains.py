@@ -3,8 +3,9 @@
 from example_texts import example_passages
 
 from tools.checkpoints import base_english
+from tools.checkpoints.english_texts import Links
 from zeroplay_jax.data import chains, cloze
-from zeroplay_jax.data.chains import BRIDGE, Links
+from zeroplay_jax.data.chains import BRIDGE
 
 PASSAGES = [
     ('Gumu', 'In the year 1950 the town sold the old mill to Lomi Kelpar, a farmer.'),

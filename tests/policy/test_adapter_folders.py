@@ -15,7 +15,7 @@ from small_policies import adapter_of, equal
 
 from zeroplay_jax import api, ask
 from zeroplay_jax.configs import common
-from zeroplay_jax.policy import adapter_config, adapter_folders, adapters, hf, transformer
+from zeroplay_jax.policy import adapter_config, adapters, hf, transformer
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.settings.schema import LINEARS
@@ -39,7 +39,7 @@ def small_adapter(params):
 def folder(base, tmp_path):
     base_folder, model, params = base
     config = AdapterConfig(**CONFIG, base=base_folder)
-    adapter_folders.save(tmp_path / 'adapter', model, config, small_adapter(params))
+    hf.save_adapter(tmp_path / 'adapter', model, config, small_adapter(params))
     return tmp_path / 'adapter'
 
 
@@ -51,10 +51,10 @@ def logits(model, params, ids):
 
 def test_a_folder_is_read_as_it_was_written(base, folder):
     _, model, params = base
-    equal(adapter_folders.load(folder, model), small_adapter(params))
+    equal(hf.load_adapter(folder, model), small_adapter(params))
     assert adapter_config.read(folder) == AdapterConfig(**CONFIG, base=base[0])
     with pytest.raises(FileExistsError):
-        adapter_folders.save(folder, model, adapter_config.read(folder), {})
+        hf.save_adapter(folder, model, adapter_config.read(folder), {})
 
 
 @pytest.mark.parametrize('family', [*tiny.FAMILIES, 'with an encoder of images'])
@@ -86,7 +86,7 @@ def test_peft_computes_the_same_logits_with_every_family(family, tmp_path):
     assert len(adapted) == model.layers * len(LINEARS)
     # What peft writes is read back, too.
     theirs.save_pretrained(str(tmp_path / 'again'))
-    equal(adapter_folders.load(tmp_path / 'again', model), trained)
+    equal(hf.load_adapter(tmp_path / 'again', model), trained)
 
 
 def change_config(**fields):
@@ -173,7 +173,7 @@ def test_fields_that_say_how_an_adapter_was_made_change_nothing(base, folder, fi
     _, model, params = base
     change_config(**fields)(folder)
     assert adapter_config.read(folder) == AdapterConfig(**CONFIG, base=base[0])
-    equal(adapter_folders.load(folder, model), small_adapter(params))
+    equal(hf.load_adapter(folder, model), small_adapter(params))
 
 
 def test_older_names_of_a_decoder_beside_an_encoder_are_read(base, folder):
@@ -183,7 +183,7 @@ def test_older_names_of_a_decoder_beside_an_encoder_are_read(base, folder):
     for name, array in load_file(path).items():
         renamed[name.replace('.model.layers.', '.language_model.model.layers.')] = array
     save_file(renamed, path)
-    equal(adapter_folders.load(folder, model), small_adapter(params))
+    equal(hf.load_adapter(folder, model), small_adapter(params))
 
 
 @pytest.mark.parametrize('spoil,text', FAULTS, ids=[text for _, text in FAULTS])
@@ -208,7 +208,7 @@ def test_an_adapter_of_a_run_is_asked_and_loaded_with_the_settings_of_the_run(tm
     trained = adapters.init(hf.load(BUILT_IN_CHECKPOINT), CONFIG['linears'], 3, 0, 'role')
     folder = tmp_path / 'run' / 'policy' / 'solver'
     folder.parent.mkdir(parents=True)
-    adapter_folders.save(folder, model, config, trained)
+    hf.save_adapter(folder, model, config, trained)
     assert ask._policy_folder(str(folder)) == folder
     with pytest.raises(UserError, match=f'name a policy in it: {folder}'):
         ask._policy_folder(str(tmp_path / 'run'))

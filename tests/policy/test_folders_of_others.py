@@ -15,7 +15,6 @@ from transformers.models.gemma3.configuration_gemma3 import Gemma3Config
 
 from zeroplay_jax.policy import (
     adapter_config,
-    adapter_folders,
     adapters,
     config_fields,
     families,
@@ -447,7 +446,7 @@ def adapter(published, tmp_path):
     model = hf.read_config(published)
     trained = adapters.init(hf.load(published, model), LINEARS, 3, 0, 'role')
     config = AdapterConfig(3, 6.0, LINEARS, published)
-    adapter_folders.save(tmp_path / 'adapter', model, config, trained)
+    hf.save_adapter(tmp_path / 'adapter', model, config, trained)
     return tmp_path / 'adapter'
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny
 
-from zeroplay_jax.policy import attention, kernels, sharding, transformer
+from zeroplay_jax.policy import attention, blocked_attention, sharding, transformer
 from zeroplay_jax.types import UserError
 
 ROWS, LENGTH, HEADS, KV_HEADS, DIM = 4, 256, 4, 2, 128
@@ -59,14 +59,16 @@ def dense(q, k, v, segment, window=0):
 @pytest.mark.parametrize('window,mesh', [(0, None), (70, None), (70, (2, 1, 2))], ids=str)
 def test_splash_attention_is_dense_attention(rows, window, mesh):
     place = None if mesh is None else sharding.make_mesh(*mesh)
-    splash = functools.partial(kernels.attend_packed, window=window, mesh=place)
+    splash = functools.partial(blocked_attention.attend_splash, window=window, mesh=place)
     expected = value_and_gradients(functools.partial(dense, window=window), rows)
     for ours, theirs in zip(value_and_gradients(splash, rows), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 * max(1, np.abs(theirs).max()))
 
 
 def test_the_comparison_sees_a_window_that_is_one_too_long(rows):
-    ours, *_ = value_and_gradients(functools.partial(kernels.attend_packed, window=71), rows)
+    ours, *_ = value_and_gradients(
+        functools.partial(blocked_attention.attend_splash, window=71), rows
+    )
     theirs, *_ = value_and_gradients(functools.partial(dense, window=70), rows)
     assert np.abs(ours - theirs).max() > 1e-2
 
@@ -127,10 +129,10 @@ def test_looped_layers_are_compiled_once_per_kind(plain):
 def test_a_length_that_no_block_divides_is_refused(rows):
     message = 'rows of 200 tokens: policy.attention=splash needs a multiple of 128'
     with pytest.raises(UserError, match=message):
-        kernels.attend_packed(*(x[:, :200] for x in rows[:4]))
+        blocked_attention.attend_splash(*(x[:, :200] for x in rows[:4]))
 
 
 def test_another_platform_is_refused(rows, monkeypatch):
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
     with pytest.raises(UserError, match='on gpu set policy.attention=blocked'):
-        kernels.attend_packed(*rows[:4])
+        blocked_attention.attend_splash(*rows[:4])

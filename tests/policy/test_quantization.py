@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from small_policies import adapter_of, equal, fill_and_decode, packed
 
-from zeroplay_jax.policy import adapters, hf, quantization, sharding, transformer
+from zeroplay_jax.policy import adapters, hf, sharding, transformer
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.sampler import PutRow, Sampler, SamplerConfig
 from zeroplay_jax.rollout.tokens import Codec
@@ -36,7 +36,7 @@ def test_no_entry_is_off_by_more_than_half_a_step_of_its_channel(magnitude):
     kernel = rng.normal(size=(64, 48)) * np.exp(rng.normal(size=48))
     kernel[:, 5] = 0
     kernel = (magnitude * kernel).astype(np.float32)
-    values, scale = jax.jit(quantization.quantize)(kernel)
+    values, scale = jax.jit(adapters.quantize)(kernel)
     values, scale = np.asarray(values), np.asarray(scale)
     largest = np.abs(kernel).max(0)
     np.testing.assert_allclose(scale[largest > 0], largest[largest > 0] / 127, rtol=1e-6)
@@ -61,7 +61,7 @@ def test_every_linear_layer_and_nothing_else_is_quantised_the_same_on_every_mesh
                 equal(arrays, quantized)
                 continue
             assert quantized['kernel'].dtype == jnp.int8
-            error = arrays['kernel'] - quantization.dequantized(quantized)['kernel']
+            error = arrays['kernel'] - adapters.dequantized(quantized)['kernel']
             assert (np.abs(error) <= 0.501 * quantized['kernel_scale']).all()
     assert split['layer_0']['q']['kernel_scale'].sharding.spec == P('model')
     assert split['layer_0']['down']['kernel_scale'].sharding.spec == P('fsdp')
@@ -80,7 +80,7 @@ def test_values_and_gradients_of_adapters_are_those_over_the_dequantised_base(po
 
     gradient = jax.jit(jax.grad(loss, has_aux=True))
     ours, our_logp = gradient(adapter_of(base), base)
-    theirs, their_logp = gradient(adapter_of(base), quantization.dequantized(base))
+    theirs, their_logp = gradient(adapter_of(base), adapters.dequantized(base))
     np.testing.assert_allclose(our_logp, their_logp, atol=2e-5)
     for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         assert np.linalg.norm(y) > 0 and np.linalg.norm(x - y) <= 1e-4 * np.linalg.norm(y)

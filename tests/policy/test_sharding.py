@@ -12,7 +12,7 @@ import optax
 import pytest
 import tiny
 
-from zeroplay_jax.policy import adapters, head, quantization, rope, sharding, transformer
+from zeroplay_jax.policy import adapters, head, rope, sharding, transformer
 from zeroplay_jax.settings.schema import LINEARS
 
 # Every switch on at once, so that every rule has a parameter.
@@ -175,7 +175,7 @@ def test_every_rule_is_used(setting):
     for tree in (setting[0], adapter):
         paths = jax.tree_util.tree_leaves_with_path(tree)
         names += [sharding.path_name(path) for path, _ in paths]
-    names += [quantization.scale_path(name) for name in names if quantization.is_quantized(name)]
+    names += [adapters.scale_path(name) for name in names if adapters.is_quantized(name)]
     by_rule = {sharding.parameter_spec(name) for name in names}
     assert by_rule == {spec for _, spec in sharding.RULES}
 

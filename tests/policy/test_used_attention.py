@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from zeroplay_jax.policy import attention, used_attention
+from zeroplay_jax.policy import attention
 
 SLOTS, KV_HEADS, HEADS, HEAD_DIM, PLACES, BURST, CHUNK = 6, 2, 4, 8, 100, 4, 5
 # Around the borders of the lengths that can be read: 16, 32, …, 96, 100.
@@ -27,7 +27,7 @@ def cache():
 
 def spoilt_beyond_the_read_lengths(cache, used):
     """The cache with NaN in all places that a row with `used` places must not read."""
-    lengths = used_attention.read_lengths(PLACES)
+    lengths = attention.read_lengths(PLACES)
     read = np.array([min(length for length in lengths if length >= n) for n in used])
     unread = np.arange(PLACES)[None] >= read[:, None]
     keys = jnp.where(unread[:, None, None], jnp.nan, cache[0])
@@ -35,9 +35,9 @@ def spoilt_beyond_the_read_lengths(cache, used):
 
 
 def test_a_row_can_be_read_up_to_a_few_lengths():
-    assert used_attention.read_lengths(PLACES) == (16, 32, 48, 64, 80, 96, 100)
-    assert used_attention.read_lengths(1056) == (*range(144, 1056, 144), 1056)
-    assert used_attention.read_lengths(7) == (7,)
+    assert attention.read_lengths(PLACES) == (16, 32, 48, 64, 80, 96, 100)
+    assert attention.read_lengths(1056) == (*range(144, 1056, 144), 1056)
+    assert attention.read_lengths(7) == (7,)
 
 
 @pytest.fixture(scope='module')
@@ -52,9 +52,9 @@ def token():
 @functools.partial(jax.jit, static_argnums=3)
 def step_over_used(token, cache, live, window):
     q, k, v, buffer = token
-    rows = used_attention.decoding_rows(live)
+    rows = attention.decoding_rows(live)
     base = jnp.asarray(BASE)
-    return used_attention.attend_step(q, k, v, cache, buffer, base, STEP, rows, window)
+    return attention.attend_used_step(q, k, v, cache, buffer, base, STEP, rows, window)
 
 
 @pytest.mark.parametrize('window', [0, 7])
@@ -79,9 +79,9 @@ def test_a_step_depends_on_its_row_and_its_used_places_alone(token, cache):
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
-def chunk_over(chunk, cache, slots, window, module):
+def chunk_over(chunk, cache, slots, window, attend_chunk):
     q, k, v, start = chunk
-    return module.attend_chunk(q, k, v, cache, slots, start, window)
+    return attend_chunk(q, k, v, cache, slots, start, window)
 
 
 @pytest.fixture(scope='module')
@@ -95,16 +95,18 @@ def chunk():
 @pytest.mark.parametrize('window', [0, 7])
 def test_a_chunk_equals_that_over_all_places(chunk, cache, window):
     slots = np.array([4, 2, 1, 1], np.int32)
-    out, written = chunk_over(chunk, cache, slots, window, used_attention)
-    expected, expected_cache = chunk_over(chunk, cache, slots, window, attention)
+    out, written = chunk_over(chunk, cache, slots, window, attention.attend_used_chunk)
+    expected, expected_cache = chunk_over(chunk, cache, slots, window, attention.attend_chunk)
     np.testing.assert_allclose(out, expected, atol=2e-6)
     jax.tree.map(np.testing.assert_array_equal, written, expected_cache)
 
 
-@pytest.mark.parametrize('module', [attention, used_attention])
-def test_a_chunk_attends_to_an_earlier_chunk_of_its_row_in_the_same_call(chunk, cache, module):
+@pytest.mark.parametrize('attend_chunk', [attention.attend_chunk, attention.attend_used_chunk])
+def test_a_chunk_attends_to_an_earlier_chunk_of_its_row_in_the_same_call(
+    chunk, cache, attend_chunk
+):
     def attend(cache, *slots):
-        return chunk_over(chunk, cache, np.array(slots, np.int32), 0, module)
+        return chunk_over(chunk, cache, np.array(slots, np.int32), 0, attend_chunk)
 
     together, _ = attend(cache, 4, 2, 1, 1)
     # The first of the two chunks in a call of its own; idle rows have a slot beyond the last.
@@ -115,9 +117,9 @@ def test_a_chunk_attends_to_an_earlier_chunk_of_its_row_in_the_same_call(chunk, 
 
 def test_a_chunk_depends_on_its_used_places_alone(chunk, cache):
     slots = np.array([4, 2, 1, SLOTS], np.int32)
-    out, _ = chunk_over(chunk, cache, slots, 0, used_attention)
+    out, _ = chunk_over(chunk, cache, slots, 0, attention.attend_used_chunk)
     used = np.full(SLOTS, PLACES)
     used[slots[:3]] = np.asarray(chunk[3])[:3] + CHUNK
     spoilt = spoilt_beyond_the_read_lengths(cache, used)
-    again, _ = chunk_over(chunk, spoilt, slots, 0, used_attention)
+    again, _ = chunk_over(chunk, spoilt, slots, 0, attention.attend_used_chunk)
     np.testing.assert_array_equal(again[:3], out[:3])

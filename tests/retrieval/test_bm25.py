@@ -88,7 +88,6 @@ def test_saved_and_opened(index, tmp_path):
         (lambda index: index.search(['Gumu'], 6), 'k is 6'),
         (lambda index: index.search(['Gumu', ' '], 1), 'query 1 of 2 is empty'),
         (lambda index: Bm25Index.build(['a'], ['the']), 'no passage has a word that counts'),
-        (lambda index: index.passages([5]), 'no passage has row number 5'),
     ],
 )
 def test_bad_input_is_named(index, call, message):

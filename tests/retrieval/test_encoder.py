@@ -91,11 +91,6 @@ def test_passages_come_back_in_their_order_and_the_same_twice(minilm):
     assert len(jax.local_devices()) == 8  # the batches were split over all of them
 
 
-def test_title_and_text_are_encoded_in_wire_form(minilm):
-    of_columns = minilm.encode_passages(['T'], ['text'])
-    np.testing.assert_array_equal(of_columns, minilm.encode(['"T"\ntext']))
-
-
 def test_prefixes_change_vectors_and_are_never_guessed(tiny_model):
     with refused('does not say its prefixes'):
         TextEncoder(MODEL)

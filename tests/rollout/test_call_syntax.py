@@ -178,12 +178,12 @@ def test_errors_of_search_read_as_ever(codec, syntax, code):
 
 
 def test_of_many_queries_the_first_are_run():
-    tool = SearchTool(search=None, max_queries=2)
-    call = syntax_of('qwen').write_call(tool, {'query_list': ['a', 'b', 'c']})
+    tool = SearchTool(search=None)
+    call = syntax_of('qwen').write_call(tool, {'query_list': ['a', 'b', 'c', 'd']})
     found = syntax_of('qwen').parse(call, {'search': tool})
-    assert found.arguments == {'query_list': ['a', 'b']}
+    assert found.arguments == {'query_list': ['a', 'b', 'c']}
     # An empty one beyond them still makes the call an empty query, as it always did.
-    call = syntax_of('qwen').write_call(tool, {'query_list': ['a', 'b', ' ']})
+    call = syntax_of('qwen').write_call(tool, {'query_list': ['a', 'b', 'c', ' ']})
     assert syntax_of('qwen').parse(call, {'search': tool}).error == 'empty_query'
 
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from zeroplay_jax.configs import drzero, dspo, piplay, scope, ssp
 from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.export import export
-from zeroplay_jax.policy import adapter_config, adapter_folders, hf, quantization
+from zeroplay_jax.policy import adapter_config, adapters, hf
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.training import branch, loop
 from zeroplay_jax.training.build import weights_of_roles
@@ -127,8 +127,8 @@ def test_a_killed_run_is_resumed_exported_and_continued(tmp_path, monkeypatch, b
         if base == 'int8':
             folder = whole / 'policy' / name
             base_weights = hf.load(adapter_config.base_folder(folder), quantized=True)
-            params = quantization.dequantized(base_weights)
-            read = adapter_folders.add_to(params, folder, hf.read_config(folder))
+            params = adapters.dequantized(base_weights)
+            read = hf.add_adapter(params, folder, hf.read_config(folder))
         merged = hf.load(whole / 'policy' / f'{name}-merged')
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), read, merged)
         again = hf.load(tmp_path / 'exported' / f'{name}-merged')

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scripted
 
-from zeroplay_jax.policy import operations
+from zeroplay_jax.policy import transformer
 from zeroplay_jax.policy.decoder import ModelConfig
 from zeroplay_jax.runtime import devices
 from zeroplay_jax.selfplay import metrics
@@ -68,18 +68,18 @@ def test_operations_of_a_sequence_by_hand():
     head = 4 * 10 * 3
     # Pairs of five tokens: 15, and 9 within a window of two; two products of size 6.
     attention = 2 * 6 * 15 + 2 * 6 * 9
-    assert operations.forward_operations(model, 5, 3) == 2 * (matrices + head + attention)
-    assert operations.update_operations(model, 5, 3) == 6 * (matrices + head + attention)
+    assert transformer.forward_operations(model, 5, 3) == 2 * (matrices + head + attention)
+    assert transformer.update_operations(model, 5, 3) == 6 * (matrices + head + attention)
     # The weights of a frozen base have no gradients.
-    frozen = operations.update_operations(model, 5, 3, is_frozen=True)
+    frozen = transformer.update_operations(model, 5, 3, is_frozen=True)
     assert frozen == 4 * (matrices + head + attention)
     rows = [Row('solver', scripted.trajectory(), 1.0, 0)] * 2
     for is_frozen in (False, True):
-        row_operations = operations.update_operations(model, 4, 4, is_frozen)
+        row_operations = transformer.update_operations(model, 4, 4, is_frozen)
         assert metrics.operations(model, rows, is_frozen) == 2 * row_operations
     # A value network has no logits: three passes of an update, and one for the values before it.
     assert metrics.value_operations(model, rows) == pytest.approx(
-        2 * 4 * operations.forward_operations(model, 4, 0)
+        2 * 4 * transformer.forward_operations(model, 4, 0)
     )
 
 

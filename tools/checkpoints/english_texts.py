@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import re
 from collections.abc import Iterable, Sequence
@@ -50,6 +51,55 @@ class Link(NamedTuple):
     replaced_name: str
 
 
+class Statement(NamedTuple):
+    """A clause about a name, and the index of its passage."""
+
+    clause: cloze.Cloze
+    passage: int
+
+
+class Linked(NamedTuple):
+    """A chain and the index of its second passage."""
+
+    chain: Chain
+    second_passage: int
+
+
+class Links:
+    """All statements and chains of some passages.
+
+    Attributes:
+      statements: name → the clauses that are about it.
+      chains: index of a first passage → its chains to passages of other titles.
+    """
+
+    def __init__(self, passages: Sequence[tuple[str, str]]):
+        """Finds the links between passages, each (title, text)."""
+        sentence_lists = [cloze.sentences(text) for _, text in passages]
+        self.statements: dict[str, list[Statement]] = {}
+        mentions: collections.Counter[str] = collections.Counter()
+        for index, (title, text) in enumerate(passages):
+            mentions.update(chains.names(text))
+            for sentence in sentence_lists[index]:
+                for name, clause in chains.statements(title, sentence):
+                    self.statements.setdefault(name, []).append(Statement(clause, index))
+        self.chains: dict[int, list[Linked]] = {}
+        for index, (title, _) in enumerate(passages):
+            linked = []
+            for sentence in sentence_lists[index]:
+                for first in chains.described(sentence):
+                    if mentions[first.answer] > chains.MAX_MENTIONS:
+                        continue
+                    for statement in self.statements.get(first.answer, ()):
+                        if passages[statement.passage][0] != title and chains.can_join(
+                            first, statement.clause
+                        ):
+                            chain = Chain(first, statement.clause)
+                            linked.append(Linked(chain, statement.passage))
+            if linked:
+                self.chains[index] = linked
+
+
 class _Described(NamedTuple):
     """A sentence that describes a name, with the name as its answer, and the index of its passage."""
 
@@ -61,7 +111,7 @@ class _About(NamedTuple):
     """A name that is the subject of passages, and the clauses about it."""
 
     name: str
-    statements: list[chains.Statement]
+    statements: list[Statement]
 
 
 class Disguise:
@@ -184,7 +234,7 @@ class Texts:
         titles = [document['title'] for document in self.documents]
         texts = [document['text'] for document in self.documents]
         passage_pairs = list(zip(titles, texts))
-        self._links = chains.Links(passage_pairs)
+        self._links = Links(passage_pairs)
         self.chained = sorted(self._links.chains)
         self._described = _described_names(texts)
         self._statements = self._statements_about_titles(titles)

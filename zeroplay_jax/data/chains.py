@@ -156,55 +156,6 @@ def can_join(first: Cloze, clause: Cloze) -> bool:
     return clause.answer.lower() not in first.sentence.lower()
 
 
-class Statement(NamedTuple):
-    """A clause about a name, and the index of its passage."""
-
-    clause: Cloze
-    passage: int
-
-
-class Linked(NamedTuple):
-    """A chain and the index of its second passage."""
-
-    chain: Chain
-    second_passage: int
-
-
-class Links:
-    """All statements and chains of some passages.
-
-    Attributes:
-      statements: name → the clauses that are about it.
-      chains: index of a first passage → its chains to passages of other titles.
-    """
-
-    def __init__(self, passages: Sequence[tuple[str, str]]):
-        """Finds the links between passages, each (title, text)."""
-        sentence_lists = [cloze.sentences(text) for _, text in passages]
-        self.statements: dict[str, list[Statement]] = {}
-        mentions: collections.Counter[str] = collections.Counter()
-        for index, (title, text) in enumerate(passages):
-            mentions.update(names(text))
-            for sentence in sentence_lists[index]:
-                for name, clause in statements(title, sentence):
-                    self.statements.setdefault(name, []).append(Statement(clause, index))
-        self.chains: dict[int, list[Linked]] = {}
-        for index, (title, _) in enumerate(passages):
-            linked = []
-            for sentence in sentence_lists[index]:
-                for first in described(sentence):
-                    if mentions[first.answer] > MAX_MENTIONS:
-                        continue
-                    for statement in self.statements.get(first.answer, ()):
-                        if passages[statement.passage][0] != title and can_join(
-                            first, statement.clause
-                        ):
-                            chain = Chain(first, statement.clause)
-                            linked.append(Linked(chain, statement.passage))
-            if linked:
-                self.chains[index] = linked
-
-
 # ---- questions of a corpus -------------------------------------------------------------------------
 #
 # In memory that does not grow with the corpus.
@@ -312,15 +263,13 @@ def find(passages: Passages, seed: int, max_passages: int, unit_of: UnitOf) -> l
         # Short clauses first: their words find fewer passages without the name. Among clauses of a length by a hash, so
         # that the first chain of a passage is not always about its first name.
         start_chains.sort(
-            key=lambda each: (_clause_words(each), hash_key(seed, each.chain.question))
+            key=lambda each: (
+                len(each.chain.second.question.split()),
+                hash_key(seed, each.chain.question),
+            )
         )
         corpus_chains += start_chains
     return corpus_chains
-
-
-def _clause_words(corpus_chain: CorpusChain) -> int:
-    """Returns the number of words of a clause."""
-    return len(corpus_chain.chain.second.question.split())
 
 
 def _starts(

@@ -16,7 +16,13 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from jaxtyping import Bool
 
-from zeroplay_jax.evaluation.question_sets import Answer, RubricTask, answer_of, ask_question
+from zeroplay_jax.evaluation.question_sets import (
+    Answer,
+    RubricTask,
+    answer_of,
+    ask_question,
+    do_nothing,
+)
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
 from zeroplay_jax.selfplay.context import RolloutContext
@@ -32,16 +38,12 @@ from zeroplay_jax.types import (
 )
 
 
-def _nothing() -> None:
-    """Default of `on_answer`: does nothing."""
-
-
 def evaluate(
     context: RolloutContext,
     questions: Sequence[Question],
     number: int,
     role: str = 'solver',
-    on_answer: Callable[[], None] = _nothing,
+    on_answer: Callable[[], None] = do_nothing,
     metric: str = 'none',
 ) -> tuple[dict[int, Bool[np.ndarray, ' questions']], list[Row]]:
     """Returns the exact match of a greedy answer per question, and the rollouts; open tasks are graded by a judge.
@@ -155,14 +157,6 @@ class NamedJudge:
     max_lost: float
 
 
-def _ignore(_: int) -> None:
-    """Default of `on_grades`: does nothing."""
-
-
-def _no_check() -> None:
-    """Default of `check_tools`: refuses nothing."""
-
-
 def check_prompts(
     context: RolloutContext, role: str, tasks: Sequence[RubricTask], path: str
 ) -> None:
@@ -228,8 +222,8 @@ def grade_tasks(
     record: GradingRecord,
     *,
     samples: int = 1,
-    check_tools: Callable[[], None] = _no_check,
-    on_grades: Callable[[int], None] = _ignore,
+    check_tools: Callable[[], None] = do_nothing,
+    on_grades: Callable[[int], None] = do_nothing,
 ) -> None:
     """Plays the tasks without recorded answers, and asks the judgements without a recorded reply; records both.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import logging
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.objectives.rewards import normalize_answer
-from zeroplay_jax.retrieval import downloads, progress
+from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.runtime import record as run_record
@@ -30,7 +29,7 @@ from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import POLICY, Json, Question, TaskDropped, Trajectory, UserError
 
-COLLECTION = 'RUC-NLPIR/FlashRAG_datasets'
+COLLECTION = 'hf://RUC-NLPIR/FlashRAG_datasets'
 # Settings of a result; two results are comparable only if all of these are equal.
 SETTINGS = (
     'retrieval',
@@ -116,32 +115,16 @@ def path_of(name: str) -> str:
     if pathlib.Path(name).is_file():
         return name
     files.check_set(name)
-    if downloads.is_name(name):
-        try:
-            return downloads.fetch_file(name)
-        except RetrievalError as error:
-            raise UserError(str(error)) from None
-    # Imported here, because it is slow to load and needed for public names only.
-    import huggingface_hub
-
-    # The library's warnings about retries would repeat the error below.
-    logging.getLogger('huggingface_hub').setLevel(logging.ERROR)
-    huggingface_hub.utils.disable_progress_bars()
-    file_name = f'{name}/{files.PUBLIC[name]}.jsonl'
+    if not downloads.is_name(name):
+        name = f'{COLLECTION}/{name}/{files.PUBLIC[name]}.jsonl'
     try:
-        with progress.clock(f'fetch {name}'):
-            return huggingface_hub.hf_hub_download(COLLECTION, file_name, repo_type='dataset')
-    except Exception as error:
-        # Connection, cache and permission errors have many types.
-        lines = str(error).strip().splitlines()
-        reason = lines[0] if lines else type(error).__name__
-        raise UserError(
-            f'{name} could not be fetched ({reason}); give a file of JSON lines instead'
-        ) from None
+        return downloads.fetch_file(name)
+    except RetrievalError as error:
+        raise UserError(str(error)) from None
 
 
-def _nothing() -> None:
-    """Default of `on_answer`: does nothing."""
+def do_nothing(*_: Any) -> None:
+    """Default of callbacks."""
 
 
 async def ask_question(
@@ -183,7 +166,7 @@ def answer_all(
     samples: int,
     role: str = 'solver',
     answerer: str = '',
-    on_answer: Callable[[], None] = _nothing,
+    on_answer: Callable[[], None] = do_nothing,
 ) -> list[Answered]:
     """Returns the result of each question: a greedy answer (`samples` 1), or the best of several samples (pass@k).
 

@@ -82,7 +82,7 @@ class Printer:
         elif kind == 'call':
             self._print_call(content)
         elif kind == 'invalid_call':
-            self._print_invalid_call(content)
+            self.line('call', content.text, label=content.tool or 'call')
         elif kind == 'result':
             self._print_result(content)
         else:
@@ -112,10 +112,6 @@ class Printer:
         is_single_text = len(values) == 1 and isinstance(values[0], str)
         text = values[0] if is_single_text else json.dumps(arguments, ensure_ascii=False)
         self.line('call', text, label=call.tool)
-
-    def _print_invalid_call(self, call: InvalidCall) -> None:
-        """Prints the text of a call that could not be parsed or was refused."""
-        self.line('call', call.text, label=call.tool or 'call')
 
     def _print_result(self, call: ToolCall) -> None:
         """Prints the error, the passages or the text of a call."""

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from zeroplay_jax.policy import adapters, quantization, rope, sharding
+from zeroplay_jax.policy import adapters, rope, sharding
 from zeroplay_jax.policy.attention import AnyArray
 
 # ---- layers ----------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class RMSNorm(nn.Module):
 class Linear(nn.Module):
     """Product with a kernel [in, out] and its adapters, if it has any, in the dtype of the activations.
 
-    The kernel may be quantised (policy/quantization.py).
+    The kernel may be quantised (policy/adapters.py).
     """
 
     features: int
@@ -111,9 +111,9 @@ class Linear(nn.Module):
         # Flattened to two dimensions: with two batch dimensions XLA's CPU backend takes three times as long for the
         # gradient of the kernel.
         flat = x.reshape(-1, in_features)
-        if self.has_variable('params', quantization.KERNEL_SCALE):
-            kernel_scale = self.get_variable('params', quantization.KERNEL_SCALE)
-            y = quantization.multiply(flat, kernel, kernel_scale)
+        if self.has_variable('params', adapters.KERNEL_SCALE):
+            kernel_scale = self.get_variable('params', adapters.KERNEL_SCALE)
+            y = adapters.multiply(flat, kernel, kernel_scale)
         else:
             y = flat @ kernel.astype(x.dtype)
         if row_scale is not None and self.has_variable('params', adapters.A):
@@ -164,7 +164,7 @@ class ModelConfig:
       scale_embedding: whether embeddings are multiplied with sqrt(hidden_size) (Gemma 3).
       dtype: dtype of the activations; parameters keep their own.
       attention: attention of packed rows: 'dense', 'blocked' (policy/blocked_attention.py) or 'splash'
-        (policy/kernels.py; TPUs).
+        (the same file; TPUs).
       scan: whether training runs the layers as a loop, which is compiled once. The loop holds a second copy of the
         weights, in `dtype`.
       remat: whether the backward pass recomputes the layers.

@@ -382,18 +382,11 @@ def _local_sums_and_gradients(loop: _Loop, whole, rows):
     Sums and head gradient, which is float32, are summed over all devices; the states gradient is of this device's rows
     and in their dtype.
     """
-    head, shared = whole
-    states, per_token, wanted = rows
-    chunks = _Chunks(loop, states, wanted)
-    inputs = jax.tree.map(chunks.flat, (states, per_token))
-
-    def apply(chunk):
-        chunk_states, chunk_per_token = chunks.take(inputs, chunk)
-
-        def chunk_loss(head, chunk_states):
-            return loop.chunk_function(head, chunk_states, shared, chunk_per_token)
-
-        return jax.value_and_grad(chunk_loss, (0, 1), has_aux=True)(head, chunk_states)
+    head, _ = whole
+    states, _, _ = rows
+    gradients = jax.value_and_grad(loop.chunk_function, (0, 1), has_aux=True)
+    gradient_loop = dataclasses.replace(loop, chunk_function=gradients)
+    chunks, apply = _chunks_and_function(gradient_loop, whole, rows)
 
     def iteration(step, totals):
         sums, head_gradient, states_gradient = totals

@@ -1,30 +1,45 @@
-"""Reads and writes Hugging Face checkpoint folders: config.json and safetensors ⇄ ModelConfig and parameters."""
+"""Reads and writes Hugging Face checkpoint folders: config.json and safetensors ⇄ ModelConfig and parameters.
+
+So are adapters as PEFT folders: adapter_config.json and adapter_model.safetensors.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
-from zeroplay_jax.policy import adapter_folders, quantization, sharding
-from zeroplay_jax.policy.adapter_config import base_folder
+from zeroplay_jax.policy import adapters, sharding
+from zeroplay_jax.policy.adapter_config import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    AdapterConfig,
+    base_folder,
+)
+from zeroplay_jax.policy.adapter_config import read as read_adapter
+from zeroplay_jax.policy.adapters import A, B
 from zeroplay_jax.policy.config_fields import decoder_config, is_wrapped
 from zeroplay_jax.policy.decoder import ModelConfig, Params
 from zeroplay_jax.policy.families import FAMILIES, CheckpointError, read_config
 from zeroplay_jax.policy.stored_tensors import (
+    LARGEST_NUMBER,
     StoredTensor,
     Tensor,
+    check_dtype,
     check_tensors,
     decoder_tensors,
+    file_headers,
     number_fault,
     open_file,
     read_headers,
@@ -32,9 +47,20 @@ from zeroplay_jax.policy.stored_tensors import (
 )
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.progress import bar as progress_bar
+from zeroplay_jax.settings.schema import LINEARS
 from zeroplay_jax.types import UserError
 
-__all__ = ['CheckpointError', 'load', 'read_config', 'save', 'to_tensors']
+__all__ = [
+    'CheckpointError',
+    'add_adapter',
+    'load',
+    'load_adapter',
+    'read_config',
+    'save',
+    'save_adapter',
+    'to_tensors',
+    'wrapped_modules',
+]
 
 # Bytes of float32 that are read from a file at a time.
 _READ_BYTES = 16 << 20
@@ -137,7 +163,7 @@ def load(
       training_layout: whether the arrays are laid out as the training state is, see `sharding.parameter_sharding`.
       progress: whether a progress bar is drawn on a terminal.
       matrix_dtype: dtype of matrices, if it is not that of the other parameters.
-      quantized: whether the kernels of linear layers become int8 (policy/quantization.py). Not for adapters.
+      quantized: whether the kernels of linear layers become int8 (policy/adapters.py). Not for adapters.
 
     Raises:
       CheckpointError: a file is truncated, or a tensor is missing, repeated, not finite, or of a wrong shape or dtype.
@@ -156,7 +182,7 @@ def load(
     params: Params = {}
     with progress_bar(len(tensor_of_path), 'tensors', 'load', shown=progress) as bar:
         for path, tensor in tensor_of_path.items():
-            is_quantized = quantized and quantization.is_quantized(path)
+            is_quantized = quantized and adapters.is_quantized(path)
             leaf_dtype = matrix_dtype if matrix_dtype and len(tensor.shape) > 1 else dtype
             if is_quantized:
                 # Scales and integers are those of the numbers in the file.
@@ -165,11 +191,11 @@ def load(
             if is_quantized:
                 # One kernel at a time, so that the whole model never exists in another dtype.
                 array, scale = _quantize(path, array, mesh)
-                _set_path(params, quantization.scale_path(path), scale)
+                _set_path(params, adapters.scale_path(path), scale)
             _set_path(params, path, array)
             bar.update()
     if folder != given_folder:
-        return adapter_folders.add_to(params, given_folder, config)
+        return add_adapter(params, given_folder, config)
     return params
 
 
@@ -177,9 +203,9 @@ def _quantize(path: str, kernel: jax.Array, mesh: Mesh | None) -> tuple[jax.Arra
     """Returns the integers and scales of the kernel at a path, laid out as it is."""
     scale_sharding = kernel.sharding
     if mesh is not None:
-        scale_path = quantization.scale_path(path)
+        scale_path = adapters.scale_path(path)
         scale_sharding = sharding.parameter_sharding(scale_path, kernel.shape[1:], mesh)
-    return quantization.quantize_program(kernel.sharding, scale_sharding)(kernel)
+    return adapters.quantize_program(kernel.sharding, scale_sharding)(kernel)
 
 
 def _tensor_shardings(
@@ -255,6 +281,26 @@ def _split_files(
     return files
 
 
+@contextlib.contextmanager
+def _staged(folder: Path, texts: Mapping[str, str] | None) -> Iterator[Path]:
+    """Gives a folder to write to that becomes `folder`, with the files `texts` (name → text), if the block succeeds."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Next to its destination, on the same file system, where a rename is atomic.
+    with tempfile.TemporaryDirectory(prefix=f'.{folder.name}.', dir=folder.parent) as staging:
+        staged = Path(staging) / folder.name
+        staged.mkdir()
+        yield staged
+        for name, text in (texts or {}).items():
+            (staged / name).write_text(text, encoding='utf-8')
+        os.rename(staged, folder)
+
+
+def _write_tensors(path: Path, tensors_of_name: dict[str, np.ndarray]) -> None:
+    """Writes a safetensors file."""
+    save_file(tensors_of_name, path, metadata={'format': 'pt'})
+    path.chmod(0o644)  # the library permits only the owner to read
+
+
 def _write_weights(folder: Path, config: ModelConfig, params: Params, writes: bool) -> None:
     """Writes one safetensors file, or several and their index. One file's tensors are in host memory at a time.
 
@@ -275,8 +321,7 @@ def _write_weights(folder: Path, config: ModelConfig, params: Params, writes: bo
         gathered = _gather_tensors(flat, selected)
         weight_map |= dict.fromkeys(gathered, name)
         if writes:
-            save_file(gathered, folder / name, metadata={'format': 'pt'})
-            (folder / name).chmod(0o644)  # the library permits only the owner to read
+            _write_tensors(folder / name, gathered)
     if writes and len(files) > 1:
         total_bytes = sum(flat[path].nbytes for path in tensors(config))
         index = {'metadata': {'total_size': total_bytes}, 'weight_map': weight_map}
@@ -350,11 +395,7 @@ def save(
     if jax.process_index() != 0:
         _write_weights(folder, config, params, writes=False)
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # The folder is written next to its destination, on the same file system, where a rename is atomic.
-    with tempfile.TemporaryDirectory(prefix=f'.{folder.name}.', dir=folder.parent) as staging:
-        staged = Path(staging) / folder.name
-        staged.mkdir()
+    with _staged(folder, texts) as staged:
         _write_weights(staged, config, params, writes=True)
         for file in base_folder(like).iterdir():
             # The index of the other folder describes other files.
@@ -363,6 +404,178 @@ def save(
         first_leaf = jax.tree.leaves(params)[0]
         like_config = base_folder(like) / 'config.json'
         _write_config(staged / 'config.json', like_config, config, str(first_leaf.dtype))
-        for name, text in (texts or {}).items():
-            (staged / name).write_text(text, encoding='utf-8')
-        os.rename(staged, folder)
+
+
+# ---- adapters --------------------------------------------------------------------------------------
+
+
+_FACTORS = {A: 'lora_A', B: 'lora_B'}
+# The decoder in `transformers`, and in a model with an encoder of images, which older versions name otherwise.
+_DECODER = 'model.layers.'
+_WRAPPED_DECODER = 'model.language_model.layers.'
+_OLDER_WRAPPED_DECODER = 'language_model.model.layers.'
+_ADAPTED = 'base_model.model.'
+
+
+def wrapped_modules(model: ModelConfig, linears: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of the adapted modules in a model with an encoder of images.
+
+    The last part of a name would not do: the encoder has modules with the same one.
+    """
+    names = _adapter_names(model, linears, _WRAPPED_DECODER).values()
+    modules = {name.removeprefix(_ADAPTED).rpartition('.lora_')[0] for name in names}
+    return tuple(sorted(modules))
+
+
+def _adapter_names(
+    model: ModelConfig, linears: Sequence[str], decoder: str = _DECODER
+) -> dict[tuple[str, str, str], str]:
+    """Returns (layer, linear, factor) → name of its tensor in a PEFT folder.
+
+    Args:
+      model: of the base.
+      linears: adapted linear layers.
+      decoder: beginning of the names of the decoder's modules.
+    """
+    whole = tensors(model)
+    names = {}
+    for number in range(model.layers):
+        for linear in linears:
+            layer = f'layer_{number}'
+            kernel = whole[f'{layer}/{linear}/kernel'].name
+            module_in_decoder = kernel.removesuffix('.weight').removeprefix(_DECODER)
+            module = f'{_ADAPTED}{decoder}{module_in_decoder}'
+            for factor, peft_name in _FACTORS.items():
+                names[layer, linear, factor] = f'{module}.{peft_name}.weight'
+    return names
+
+
+def _decoder_of(names: Iterable[str]) -> str:
+    """Returns with which name of the decoder's layers the tensors of an adapter begin."""
+    for name in names:
+        for decoder in (_WRAPPED_DECODER, _OLDER_WRAPPED_DECODER):
+            if name.startswith(_ADAPTED + decoder):
+                return decoder
+    return _DECODER
+
+
+def load_adapter(folder, model: ModelConfig) -> Params:
+    """Returns the adapter of a PEFT folder, float32 NumPy arrays {layer: {linear: {A, B}}}.
+
+    Raises:
+      UserError: the folder does not fit the model, or its numbers are not finite.
+    """
+    folder = Path(folder)
+    config = read_adapter(folder)
+    path = folder / WEIGHTS_FILE
+    if not path.is_file():
+        raise UserError(f'{folder}: has no {WEIGHTS_FILE}; {_adapter_advice(folder)}')
+    stored = file_headers(path)
+    unknown = sorted(set(config.linears) - set(LINEARS))
+    if unknown:
+        raise UserError(
+            f'{folder / CONFIG_FILE}: target_modules has {unknown[0]!r}; only the linear layers '
+            f'{", ".join(LINEARS)} can have adapters'
+        )
+    names = _adapter_names(model, config.linears, _decoder_of(stored))
+    different = sorted(set(names.values()) ^ set(stored))
+    if different:
+        is_missing = different[0] in names.values()
+        state = 'is missing' if is_missing else 'has no place'
+        fix = 'take the adapter of this model'
+        if is_missing:
+            fix += ', or merge one of some layers alone into its base with merge_and_unload of PEFT'
+        if 'embed_tokens' in different[0] or 'lm_head' in different[0]:
+            fix = 'save the adapter with save_embedding_layers=False, or merge it with merge_and_unload of PEFT'
+        raise UserError(
+            f'{path}: tensor {different[0]} {state} in a model of {model.layers} layers; {fix}'
+        )
+    shapes = tensors(model)
+    for (layer, linear, factor), name in names.items():
+        fan_in, fan_out = shapes[f'{layer}/{linear}/kernel'].shape
+        # PyTorch stores both factors as [out, in].
+        expected = (config.rank, fan_in) if factor == A else (fan_out, config.rank)
+        if stored[name].shape != expected:
+            raise UserError(
+                f'{path}: tensor {name} must have shape {expected}, it has {stored[name].shape}; take the adapter of '
+                'this model'
+            )
+        check_dtype(stored[name])
+    arrays = load_file(path)
+    result: Params = {}
+    for (layer, linear, factor), name in names.items():
+        fault = number_fault(arrays[name])
+        if fault:
+            raise UserError(f'{path}: tensor {name} has {fault}; copy it again or train it again')
+        array = arrays[name].T.astype(np.float32)
+        result.setdefault(layer, {}).setdefault(linear, {})[factor] = array
+    for layer, linears in result.items():
+        for linear, factors in linears.items():
+            # A bound of every entry of the product, because one is enough to make a policy's numbers infinite.
+            bound = config.alpha * float(np.abs(factors[A]).max() * np.abs(factors[B]).max())
+            if bound > LARGEST_NUMBER:
+                raise UserError(
+                    f'{path}: {names[layer, linear, A]} and its lora_B change weights by up to {bound:.0e}; train the '
+                    'adapter again'
+                )
+    return result
+
+
+def _adapter_advice(folder: Path) -> str:
+    """Returns what to do about a folder without safetensors."""
+    if (folder / 'adapter_model.bin').exists():
+        return 'load adapter_model.bin with peft and write it with save_pretrained'
+    return 'copy the folder again'
+
+
+def save_adapter(
+    folder,
+    model: ModelConfig,
+    config: AdapterConfig,
+    adapter: Params,
+    texts: Mapping[str, str] | None = None,
+) -> None:
+    """Writes a folder that `peft.PeftModel.from_pretrained` loads over the base.
+
+    The folder appears complete or not at all. With several processes all must call this; the first one writes.
+
+    Args:
+      folder: to create.
+      model: of the base.
+      config: of the adapter.
+      adapter: {layer: {linear: {A, B}}}.
+      texts: further files, name → content.
+
+    Raises:
+      FileExistsError: the folder exists already.
+    """
+    folder = Path(folder)
+    if folder.exists():
+        raise FileExistsError(f'{folder}: exists already; choose another place or remove it')
+    gathered = {}
+    decoder = _WRAPPED_DECODER if config.modules else _DECODER
+    for (layer, linear, factor), name in _adapter_names(model, config.linears, decoder).items():
+        array = sharding.to_numpy(adapter[layer][linear][factor])
+        gathered[name] = np.ascontiguousarray(array.T)
+    if jax.process_index() != 0:
+        return
+    with _staged(folder, texts) as staged:
+        _write_tensors(staged / WEIGHTS_FILE, gathered)
+        text = json.dumps(config.fields(), indent=2) + '\n'
+        (staged / CONFIG_FILE).write_text(text, encoding='utf-8')
+
+
+def add_adapter(params: Params, folder, model: ModelConfig) -> Params:
+    """Returns whole weights with the adapter of a PEFT folder added to their kernels; errors as of `load_adapter`."""
+    config = read_adapter(folder)
+    result = dict(params)
+    for layer, linears in load_adapter(folder, model).items():
+        result[layer] = dict(params[layer])
+        for linear, factors in linears.items():
+            modules = params[layer][linear]
+            kernel = modules['kernel']
+            difference = (config.alpha / config.rank) * (factors[A] @ factors[B])
+            placed = jax.device_put(jnp.asarray(difference), kernel.sharding)
+            changed = (kernel + placed).astype(kernel.dtype)
+            result[layer][linear] = modules | {'kernel': changed}
+    return result

@@ -32,7 +32,7 @@ RULES = (
     (r'layer_\d+/(q|k|v|gate|up)/kernel', P('fsdp', 'model')),
     (r'layer_\d+/(o|down)/kernel', P('model', 'fsdp')),
     (r'layer_\d+/(q|k|v)/bias', P('model')),
-    # Scales of int8 kernels are split as the outputs (policy/quantization.py).
+    # Scales of int8 kernels are split as the outputs (policy/adapters.py).
     (r'layer_\d+/(q|k|v|gate|up)/kernel_scale', P('model')),
     (r'layer_\d+/(o|down)/kernel_scale', P('fsdp')),
     (r'(.*/)?\w*norm/scale', P()),

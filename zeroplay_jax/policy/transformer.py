@@ -14,12 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from zeroplay_jax.policy import (
-    attention,
-    head,
-    paged_attention,
-    used_attention,
-)
+from zeroplay_jax.policy import attention, head, paged_attention
 from zeroplay_jax.policy.attention import AnyArray, LayerBuffer, LayerCache
 from zeroplay_jax.policy.decoder import Attend, Decoder, ModelConfig, Params, cast_matrices
 from zeroplay_jax.policy.head import logits as logits
@@ -54,14 +49,12 @@ def published(config: ModelConfig, params: Params) -> Params:
 
 def _linear_attention(name: str) -> Callable:
     """Returns an attention of packed rows with memory linear in the length, by its name in `ModelConfig`."""
-    # Imported here: Pallas takes a while to load, and most runs need no kernel.
+    # Imported here: most runs need neither.
+    from zeroplay_jax.policy import blocked_attention
+
     if name == 'splash':
-        from zeroplay_jax.policy import kernels
-
-        return kernels.attend_packed
+        return blocked_attention.attend_splash
     if name == 'blocked':
-        from zeroplay_jax.policy import blocked_attention
-
         return blocked_attention.attend_packed
     raise ValueError(f'attention={name!r}: give dense, blocked or splash')
 
@@ -116,7 +109,7 @@ def hidden_step(
     step: Int[Array, ''],
     cache: tuple[LayerCache, ...],
     buffer: tuple[LayerBuffer, ...],
-    rows: used_attention.DecodingRows | None = None,
+    rows: attention.DecodingRows | None = None,
     adapter: Int[Array, ' slots'] | None = None,
 ) -> tuple[Float[Array, 'slots hidden_size'], tuple[LayerBuffer, ...]]:
     """Returns the hidden states of one decode step of a burst, for every slot.
@@ -129,8 +122,7 @@ def hidden_step(
       step: number of the step within the burst, from 0.
       cache: keys and values of the positions before `base`.
       buffer: keys and values of the burst so far.
-      rows: the decoding slots, which then read their used places only (policy/used_attention.py); None: all slots read
-        all places.
+      rows: the decoding slots, which then read their used places only; None: all slots read all places.
       adapter: adapter of every slot (policy/adapters.py); None: the only one, if the weights have adapters.
 
     Returns:
@@ -140,7 +132,7 @@ def hidden_step(
     def attend(q, k, v, layer, window):
         layer_cache, layer_buffer = layer
         if rows is not None:
-            return used_attention.attend_step(
+            return attention.attend_used_step(
                 q, k, v, layer_cache, layer_buffer, base, step, rows, window
             )
         return attention.attend_step(q, k, v, layer_cache, layer_buffer, base, step, window)
@@ -175,10 +167,10 @@ def fill_cache(
       slots: slot of every row; a number beyond the last slot marks an idle row.
       start: position of the first token of every row.
       cache: keys and values of all slots.
-      reads_used: whether rows read their used places only (policy/used_attention.py).
+      reads_used: whether rows read their used places only.
       adapter: adapter of every row, as of `hidden_step`.
     """
-    attend_chunk = used_attention.attend_chunk if reads_used else attention.attend_chunk
+    attend_chunk = attention.attend_used_chunk if reads_used else attention.attend_chunk
 
     def attend(q, k, v, layer, window):
         return attend_chunk(q, k, v, layer, slots, start, window)
@@ -274,3 +266,55 @@ def score(
     )
     # From the token that predicts to the predicted one.
     return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (1, 0))), scores)
+
+
+# ---- operations ------------------------------------------------------------------------------------
+#
+# Floating-point operations of the decoder, by the shapes of its matrices.
+
+
+def forward_operations(model: ModelConfig, tokens: int, logits: int) -> float:
+    """Returns the operations of a forward pass over one sequence: twice the multiplications.
+
+    Norms, rotations and softmax are not counted, as usual for the utilisation of a model's operations (MFU; Chowdhery
+    et al. 2022, appendix B). Other than there, attention is causal: a token reads those before it only.
+
+    Args:
+      model: shape of the decoder.
+      tokens: length of the sequence.
+      logits: tokens of which the output head is computed.
+    """
+    query_size = model.heads * model.head_dim
+    key_size = model.kv_heads * model.head_dim
+    projections = model.hidden_size * (2 * query_size + 2 * key_size)
+    feed_forward = 3 * model.hidden_size * model.intermediate_size
+    matrices = model.layers * (projections + feed_forward) * tokens
+    head = model.hidden_size * model.vocab_size * logits
+    # Scores and weighted values: two products of a query size per pair of tokens.
+    attention = 0.0
+    for layer in range(model.layers):
+        window = model.windows[layer] if model.windows else 0
+        attention += 2 * query_size * _pairs(tokens, window)
+    return 2.0 * (matrices + head + attention)
+
+
+def update_operations(
+    model: ModelConfig, tokens: int, logits: int, is_frozen: bool = False
+) -> float:
+    """Returns the operations of a forward and a backward pass; arguments as `forward_operations`.
+
+    The backward pass has two products for each of the forward pass: for the gradients of inputs and of weights.
+
+    Args:
+      is_frozen: whether the weights are a frozen base with adapters. Gradients of its weights are not computed; the
+        adapters' own operations are small and not counted.
+    """
+    passes = 2.0 if is_frozen else 3.0
+    return passes * forward_operations(model, tokens, logits)
+
+
+def _pairs(tokens: int, window: int) -> float:
+    """Returns the pairs of a query and a key it may read; `window`: of the queries, 0 for all earlier tokens."""
+    if not window or window >= tokens:
+        return tokens * (tokens + 1) / 2
+    return window * (window + 1) / 2 + (tokens - window) * window

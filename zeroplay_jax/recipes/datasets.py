@@ -178,7 +178,7 @@ class DocumentSampler:
             for index in indices:
                 seed = self._seed_document(index, hops)
                 seeds.append(seed)
-        return _numbered_tasks(step, seeds)
+        return numbered_tasks(step, seeds)
 
     def _draw(self, rng: np.random.Generator, hops: int, count: int, used: set[int]) -> list[int]:
         """Draws the indices of `count` documents for a hop count, outside `used` as far as possible."""
@@ -271,7 +271,7 @@ class DocumentFile:
         for cell, count in self._cell_counts(size).items():
             first = used_before[cell]
             seeds += self._datasets[cell].take(first, count)
-        return _numbered_tasks(step, seeds)
+        return numbered_tasks(step, seeds)
 
     def _cell_counts(self, size: int) -> collections.Counter[Cell]:
         """Returns how many documents of each (hops, type) a batch of `size` documents holds."""
@@ -310,33 +310,41 @@ class DocumentFile:
         )
 
 
-def pool_tasks(
-    config, step: Step, pool: TaskPool, cursor: BatchCursor, role: str = 'solver'
+def tasks_in_turns(
+    config: Config, documents: DocumentSampler, step: Step, pool: TaskPool, cursor: BatchCursor
 ) -> list[Task]:
-    """Returns tasks on the next questions of the pool, as many as the round needs (`_round_size`); [] ends the step."""
-    count = _round_size(config[role], cursor)
-    iteration = step.phase.iteration
-    questions = pool.batch(config.seed, iteration, cursor.phase, count)
-    return _numbered_tasks(step, questions, first=cursor.step)
+    """Returns the tasks of a step of `alternate`; [] ends the step.
+
+    For the proposer they are on documents, with hop counts in the exact ratio; for the solver on the next questions of
+    the pool, as many as the round needs (`_round_size`).
+    """
+    if step.phase.name == 'solver':
+        count = _round_size(config.solver, cursor)
+        questions = pool.batch(config.seed, step.phase.iteration, cursor.phase, count)
+        return numbered_tasks(step, questions, first=cursor.step)
+    # Rejected proposals are not replaced: the proposer learns validity from their low rewards.
+    if cursor.round > 0:
+        return []
+    if step.phase.name == 'proposer':
+        return documents.tasks(step, config.proposer.batch)
+    if pool_is_full(config, pool):
+        return []
+    return documents.tasks(step, config.pool.batch)
 
 
 def dataset_tasks(
-    config: Config,
-    dataset: EpochDataset[Question],
-    step: Step,
-    cursor: BatchCursor,
-    role: str = 'solver',
+    config: Config, dataset: EpochDataset[Question], step: Step, cursor: BatchCursor
 ) -> list[Task]:
-    """Returns tasks on the next questions of a dataset, as many as the round needs (`_round_size`); [] ends the step.
+    """Returns the solver's tasks on the next questions of a dataset, as many as the round needs; [] ends the step.
 
     Every phase begins at the first question of the dataset's order again. The tasks count as external.
     """
-    count = _round_size(config[role], cursor)
+    count = _round_size(config.solver, cursor)
     questions = dataset.take(cursor.phase, count)
-    return _numbered_tasks(step, questions, first=cursor.step, external=True)
+    return numbered_tasks(step, questions, first=cursor.step, external=True)
 
 
-def _numbered_tasks(
+def numbered_tasks(
     step: Step, payloads: Sequence[Any], first: int = 0, external: bool = False
 ) -> list[Task]:
     """Returns one task per payload, with the identity (step number, index within the step); `first`: first index."""

@@ -18,8 +18,7 @@ from zeroplay_jax.recipes.datasets import (
     DocumentSampler,
     alternate,
     check_target,
-    pool_is_full,
-    pool_tasks,
+    tasks_in_turns,
 )
 from zeroplay_jax.recipes.proposing import Proposal
 from zeroplay_jax.rollout.prompts import BUILT_IN_FORMS, SEARCH_RULES, Prompts
@@ -82,6 +81,8 @@ class Recipe(RecipeBase):
     input_files = ('documents',)
     filterable_roles = ('solver',)
     distillable_roles = ('solver',)
+    # Whether questions of the pool have their construction path also if the solver does not distil.
+    always_records_path = False
 
     def __init__(self, config: Config, library):
         super().__init__(config, library)
@@ -115,16 +116,7 @@ class Recipe(RecipeBase):
 
     def tasks(self, step, pool, cursor):
         """Returns tasks on documents, with hop counts in the exact ratio; for the solver, on questions of the pool."""
-        if step.phase.name == 'solver':
-            return pool_tasks(self.config, step, pool, cursor)
-        # Rejected proposals are not replaced: the proposer learns validity from their low rewards.
-        if cursor.round > 0:
-            return []
-        if step.phase.name == 'generate':
-            if pool_is_full(self.config, pool):
-                return []
-            return self.documents.tasks(step, self.config.pool.batch)
-        return self.documents.tasks(step, self.config.proposer.batch)
+        return tasks_in_turns(self.config, self.documents, step, pool, cursor)
 
     def rollouts_per_step(self, phase):
         """Adds the attempts that measure the difficulty of proposals to the estimate of the base class."""
@@ -252,8 +244,8 @@ class Recipe(RecipeBase):
         proposals = await self._proposals(context, task, settings.samples)
         rows = [proposing.proposal_row('proposer', task, proposal) for proposal in proposals]
         # Chosen by form and not by difficulty, as in Dr. Zero's code: difficulty would cost rollouts for every
-        # proposal. On ties the first is taken.
-        best = max(proposals, key=_quality)
+        # proposal. Those that can be asked are better, then those with a better form. On ties the first is taken.
+        best = max(proposals, key=lambda each: (each.rejected is None, each.format['raw']))
         if best.rejected:
             return Outcome(rows, drop=best.rejected)
         # The question is cut to a number of words, as in Dr. Zero's code.
@@ -282,14 +274,12 @@ class Recipe(RecipeBase):
         """Returns the pool's record of a question, with its construction path if the solver distils."""
         question = proposing.question_record(task, proposal)
         # A path holds whole passages; without a teacher it would only enlarge checkpoints and logs.
-        if not self.config.solver.distill_top_k:
+        if not self.config.solver.distill_top_k and not self.always_records_path:
             return question
-        return dataclasses.replace(question, path=proposing.construction_path(task, proposal))
-
-
-def _quality(proposal: Proposal) -> tuple[bool, float]:
-    """Returns the sort key of a proposal: those that can be asked are better, then those with a better form."""
-    return proposal.rejected is None, proposal.format['raw']
+        path = proposing.path_of(
+            proposal.trajectory, task.payload, question.text, proposal.answer or ''
+        )
+        return dataclasses.replace(question, path=path)
 
 
 def _check_labels(config: Config) -> None:

@@ -11,18 +11,11 @@ questions have a path. This recipe differs from Dr. Zero only in always recordin
 
 from __future__ import annotations
 
-import dataclasses
-
-from zeroplay_jax.recipes import drzero, proposing
+from zeroplay_jax.recipes import drzero
 
 
 class Recipe(drzero.Recipe):
     """Dr. Zero with paths in all questions, also for ablations that do not distil."""
 
-    def pool_question(self, task, proposal):
-        """Returns the pool's record of a question, always with its construction path."""
-        question = proposing.question_record(task, proposal)
-        # Dr. Zero records a path only if the solver distils. Here the pool's records must be the same with and
-        # without distillation, or the ablation would compare different runs.
-        path = proposing.construction_path(task, proposal)
-        return dataclasses.replace(question, path=path)
+    # The pool's records must be the same with and without distillation, or the ablation would compare different runs.
+    always_records_path = True

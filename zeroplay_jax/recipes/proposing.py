@@ -12,7 +12,7 @@ import numpy as np
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.selfplay.answers import group_of, retrieved_passages
+from zeroplay_jax.selfplay.answers import final_answer, group_of, retrieved_passages
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Question, Row, RowInfo, Task, Trajectory, identity_rng
 
@@ -255,11 +255,8 @@ def read_proposal(
 ) -> Proposal:
     """Returns the proposal in a rollout about the document `seed`, with the reason if it is rejected."""
     # Only the final turn is read: a question drafted in an earlier turn was not submitted.
-    final_text = ''
-    if trajectory.finish == 'answer':
-        final_text = trajectory.turns[-1].text
-    question = rewards.extract_last(final_text, 'question')
-    answer = rewards.extract_last(final_text, 'answer')
+    question = final_answer(trajectory, 'question')
+    answer = final_answer(trajectory)
     format_score = _format_score(trajectory, seed, question, answer, separate_format)
     is_grounded = _is_grounded(trajectory, seed, question, answer)
     # The first reason that applies is logged, so the order of the checks must not change.
@@ -371,9 +368,3 @@ def proposal_row(role: str, task: Task, proposal: Proposal) -> Row:
         rejected=proposal.rejected,
     )
     return Row(role, proposal.trajectory, 0.0, group_of(task.identity), parts, info=info)
-
-
-def construction_path(task: Task, proposal: Proposal) -> Json:
-    """Returns the record of how a proposal was made (`path_of`), for a distillation teacher."""
-    question = proposal.question or ''
-    return path_of(proposal.trajectory, task.payload, question, proposal.answer or '')

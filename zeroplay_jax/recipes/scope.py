@@ -25,8 +25,7 @@ from zeroplay_jax.recipes.datasets import (
     alternate,
     check_target,
     dataset_tasks,
-    pool_is_full,
-    pool_tasks,
+    tasks_in_turns,
 )
 from zeroplay_jax.rollout.prompts import (
     BUILT_IN_FORMS,
@@ -204,16 +203,7 @@ class Recipe(RecipeBase):
         """Returns tasks on documents, with numbers of searches in the exact ratio; for the solver, on open tasks."""
         if self._dataset:
             return dataset_tasks(self.config, self._dataset, step, cursor)
-        if step.phase.name == 'solver':
-            return pool_tasks(self.config, step, pool, cursor)
-        # Rejected challenges are not replaced: the challenger learns from their low rewards.
-        if cursor.round > 0:
-            return []
-        if step.phase.name == 'generate':
-            if pool_is_full(self.config, pool):
-                return []
-            return self.documents.tasks(step, self.config.pool.batch)
-        return self.documents.tasks(step, self.config.proposer.batch)
+        return tasks_in_turns(self.config, self.documents, step, pool, cursor)
 
     def rollouts_per_step(self, phase):
         """Adds the trial answers to challenges, which generation makes as well, to the estimate of the base class."""
@@ -288,10 +278,7 @@ class Recipe(RecipeBase):
 
     def _read(self, trajectory: Trajectory, seed: SeedDocument) -> Challenge:
         """Returns a challenger's rollout with its open task and format score, not judged yet."""
-        final_text = ''
-        if trajectory.finish == 'answer':
-            final_text = trajectory.turns[-1].text
-        task_text = rewards.extract_last(final_text, 'task')
+        task_text = final_answer(trajectory, 'task')
         # The format score divides by this number, so it is at least 1.
         required_searches = max(seed.hops - self.config.scope.searches_below_hops, 1)
         format_score = rewards.scope_challenger_format(

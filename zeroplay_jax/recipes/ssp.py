@@ -19,6 +19,7 @@ from zeroplay_jax.recipes.datasets import (
     EpochDataset,
     HiddenAnswer,
     hidden_answers,
+    numbered_tasks,
     simultaneous,
 )
 from zeroplay_jax.rollout.foreign_text import passages_text
@@ -176,10 +177,7 @@ class Recipe(RecipeBase):
             # The pool is shuffled in every step: the step's number takes the place of the iteration. It holds the
             # questions of earlier steps only: those of this step are added after its last round.
             questions = pool.batch(self.config.seed, step.number, 0, cursor.missing)
-            tasks = []
-            for index, question in enumerate(questions, cursor.step):
-                tasks.append(Task((step.number, index), question))
-            return tasks
+            return numbered_tasks(step, questions, first=cursor.step)
         return []
 
     def _answer_tasks(self, step, cursor, count: int) -> list[Task]:
@@ -191,15 +189,14 @@ class Recipe(RecipeBase):
         total = cursor.step + count
         neighbours = min(self.config.ssp.noise, total - 1)
         answers = self._answers.take(cursor.external, count)
-        tasks = []
+        hidden = []
         for number, answer in enumerate(answers, cursor.step):
             # The next tasks are as good as random ones, because answers are in random order already.
             noise_from: list[tuple[int, int]] = []
             for offset in range(neighbours):
                 noise_from.append((step.number, (number + 1 + offset) % total))
-            payload = dataclasses.replace(answer, noise_from=tuple(noise_from))
-            tasks.append(Task((step.number, number), payload, external=True))
-        return tasks
+            hidden.append(dataclasses.replace(answer, noise_from=tuple(noise_from)))
+        return numbered_tasks(step, hidden, first=cursor.step, external=True)
 
     async def episode(self, context, step, task):
         """Runs one task: hides an answer, checks the question and solves it; or solves an earlier question again."""
@@ -248,9 +245,7 @@ class Recipe(RecipeBase):
     def _question(self, task: Task, trajectory: Trajectory) -> Question:
         """Returns the question of a rollout, with '' as its text if there is none; its answer is the hidden one."""
         hidden: HiddenAnswer = task.payload
-        text = None
-        if trajectory.finish == 'answer':
-            text = rewards.extract_last(trajectory.turns[-1].text, 'question')
+        text = final_answer(trajectory, 'question')
         origin = {'task': list(task.identity), **hidden.origin}
         return Question(text or '', (hidden.answer,), hidden.hops, origin=origin)
 

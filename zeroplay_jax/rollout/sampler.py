@@ -18,7 +18,6 @@ from zeroplay_jax.policy import (
     ragged_attention,
     sharding,
     transformer,
-    used_attention,
 )
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import slot_state, token_steps
@@ -206,7 +205,7 @@ def _decode(
         # Rows that ended read positions beyond their end; their results are masked below.
         position = first_position + step
         last_token = state.tokens[slots, position]
-        decoding_rows = used_attention.decoding_rows(live) if reads_used else None
+        decoding_rows = attention.decoding_rows(live) if reads_used else None
         hidden, buffer = transformer.hidden_step(
             model, params, last_token, first_position, step, cache, buffer, decoding_rows, adapter
         )

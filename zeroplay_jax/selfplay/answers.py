@@ -28,11 +28,11 @@ def group_of(identity: tuple[int, ...]) -> int:
     return step * _ITEMS_PER_STEP + index
 
 
-def final_answer(trajectory: Trajectory) -> str | None:
-    """Returns the answer with which a rollout ended; None if it ended in another way (`Trajectory.finish`)."""
+def final_answer(trajectory: Trajectory, tag: str = 'answer') -> str | None:
+    """Returns the text in these tags with which a rollout ended; None if it ended otherwise (`Trajectory.finish`)."""
     if trajectory.finish != 'answer':
         return None
-    return rewards.extract_last(trajectory.turns[-1].text, 'answer')
+    return rewards.extract_last(trajectory.turns[-1].text, tag)
 
 
 def prompt_fields(context: RolloutContext, role: str, question: Question) -> dict[str, str]:

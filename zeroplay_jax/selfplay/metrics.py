@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.objectives.answers import normalize_answer, sub_exact_match
 from zeroplay_jax.objectives.types import Stats
-from zeroplay_jax.policy import operations as model_operations
+from zeroplay_jax.policy import transformer
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.runtime import devices
 from zeroplay_jax.runtime.hosts import Hosts, sums
@@ -354,7 +354,7 @@ def operations(model: ModelConfig, rows: Sequence[Row], is_frozen: bool) -> floa
     total = 0.0
     for row in rows:
         for context in row.trajectory.contexts:
-            total += model_operations.update_operations(
+            total += transformer.update_operations(
                 model, len(context.tokens), context.policy_tokens, is_frozen
             )
     return total
@@ -366,7 +366,7 @@ def value_operations(model: ModelConfig, rows: Sequence[Row]) -> float:
     for row in rows:
         for context in row.trajectory.contexts:
             # An update has three passes, the values a fourth; there are no logits.
-            operations_of_update = model_operations.update_operations(
+            operations_of_update = transformer.update_operations(
                 model, len(context.tokens), logits=0
             )
             total += 4 / 3 * operations_of_update

@@ -23,7 +23,24 @@ from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.types import Json
 
 FIELD = 'config.tools.mcp_servers'
-_KEYS = ('command', 'args', 'env', 'cwd', 'url', 'headers', 'tools', 'rename', 'prefix')
+_TYPES = {
+    'a text': str,
+    'a list of texts': list,
+    'an object of texts': dict,
+    'true or false': bool,
+}
+# Keys of a server → form of their values.
+_FORMS = {
+    'command': 'a text',
+    'url': 'a text',
+    'prefix': 'a text',
+    'cwd': 'a text',
+    'args': 'a list of texts',
+    'tools': 'a list of texts',
+    'env': 'an object of texts',
+    'headers': 'an object of texts',
+    'rename': 'an object of texts',
+}
 # Keys of other clients about their own windows and questions.
 _IGNORED = ('type', 'transport', 'disabled', 'enabled', 'autoApprove', 'alwaysAllow', 'description')
 _TOOLS = 'name the tools to use in "tools"'
@@ -200,7 +217,7 @@ def read_servers(value: str) -> list[McpServer]:
             raise ConfigError(f'{where}: must be an object with "command" or "url"')
         for key in ('disabled', 'enabled'):
             if entry.get(key) is not None:
-                _checked(where, key, entry[key], 'true or false', isinstance(entry[key], bool))
+                _check(where, key, entry[key], 'true or false')
         if entry.get('disabled') is not True and entry.get('enabled') is not False:
             servers.append(_server(name, where, entry))
     if not servers:
@@ -219,30 +236,26 @@ def _server(name: str, where: str, entry: Json) -> McpServer:
     for key, fix in _UNSUPPORTED.items():
         if entry.get(key):
             raise ConfigError(f'{where}: {key!r} is not supported; {fix}')
-    unknown = [key for key in entry if key not in (*_KEYS, *_IGNORED)]
+    unknown = [key for key in entry if key not in (*_FORMS, *_IGNORED)]
     if unknown:
         logging.warning('%s: not used: %s', where, ', '.join(map(repr, unknown)))
     fields: dict[str, Any] = {}
-    for key in ('command', 'url', 'prefix', 'cwd'):
-        if entry.get(key) is not None:
-            fields[key] = _checked(where, key, entry[key], 'a text', isinstance(entry[key], str))
-    for key in ('args', 'tools'):
-        if entry.get(key) is not None:
-            values = _checked(
-                where, key, entry[key], 'a list of texts', isinstance(entry[key], list)
-            )
-            for number, text in enumerate(values, 1):
-                _checked(where, f'{key} {number}', text, 'a text', isinstance(text, str))
-            fields[key] = tuple(values)
+    for key, form in _FORMS.items():
+        value = entry.get(key)
+        if value is None:
+            continue
+        _check(where, key, value, form)
+        if isinstance(value, list):
+            value = tuple(value)
+            for number, text in enumerate(value, 1):
+                _check(where, f'{key} {number}', text, 'a text')
+        elif isinstance(value, dict):
+            for inner, text in value.items():
+                _check(where, f'{key} {inner}', text, 'a text')
+        fields[key] = value
     # Another client's form of all tools.
     if fields.get('tools') == ('*',):
         del fields['tools']
-    for key in ('env', 'headers', 'rename'):
-        if entry.get(key) is not None:
-            value = entry[key]
-            fields[key] = _checked(where, key, value, 'an object of texts', isinstance(value, dict))
-            for inner, text in value.items():
-                _checked(where, f'{key} {inner}', text, 'a text', isinstance(text, str))
     tools = fields.get('tools')
     unused = [name for name in fields.get('rename', ()) if tools is not None and name not in tools]
     if unused:
@@ -274,11 +287,11 @@ def _check_transport(where: str, entry: Json) -> None:
             raise ConfigError(f'{where}: {key}={value!r} needs {belongs_to!r}; correct one of them')
 
 
-def _checked(where: str, key: str, value: Any, form: str, is_valid: bool) -> Any:
-    if not is_valid:
+def _check(where: str, key: str, value: Any, form: str) -> None:
+    """Raises ConfigError for a value of another form, one of `_TYPES`."""
+    if not isinstance(value, _TYPES[form]):
         # The value may be a secret.
         raise ConfigError(f'{where}: {key!r} must be {form}, not {type(value).__name__}')
-    return value
 
 
 def chosen_names(server: McpServer, listed: list[str]) -> dict[str, str]:

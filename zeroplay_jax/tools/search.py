@@ -10,6 +10,8 @@ from zeroplay_jax.types import Json
 
 # Queries → per query its passages {'id', 'title', 'text', 'score'}, best first; None for a failed query.
 SearchFunction = Callable[[Sequence[str]], Sequence[Sequence[Json] | None]]
+# Queries of a call that are run; later ones are ignored.
+MAX_QUERIES = 3
 
 
 class SearchTool(Tool):
@@ -17,7 +19,6 @@ class SearchTool(Tool):
 
     Args:
       search: answers the queries of many rollouts in one call.
-      max_queries: queries per call that are run; later ones are ignored.
       workers: how many `search`es may be in progress at once; a slow one delays only the calls of its own batch.
     """
 
@@ -49,13 +50,12 @@ class SearchTool(Tool):
         'timeout': 'The search took too long. Try again or answer from what is known.',
     }
 
-    def __init__(self, search: SearchFunction, max_queries: int = 3, workers: int = 1):
+    def __init__(self, search: SearchFunction, workers: int = 1):
         self._search = search
-        self._max_queries = max_queries
         self.workers = workers
 
     def prepare(self, arguments: Json) -> dict[str, Any]:
-        """Strips the queries and drops those beyond `max_queries`.
+        """Strips the queries and drops those beyond `MAX_QUERIES`.
 
         Raises:
           InvalidArguments: 'empty_query' if one of them is empty.
@@ -63,7 +63,7 @@ class SearchTool(Tool):
         queries = [query.strip() for query in arguments['query_list']]
         if not queries or not all(queries):
             raise InvalidArguments('empty_query')
-        return {'query_list': queries[: self._max_queries]}
+        return {'query_list': queries[:MAX_QUERIES]}
 
     def run(self, calls: Sequence[Invocation]) -> list[ToolResult]:
         """Returns the passages of all queries of each call; a call fails if one of its queries does."""

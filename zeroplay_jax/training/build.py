@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.value_network import ValueNetwork
 from zeroplay_jax.learner.weights_view import FrozenBase, publisher
-from zeroplay_jax.policy import adapter_config, adapter_folders, adapters, families, hf, sharding
+from zeroplay_jax.policy import adapter_config, adapters, families, hf, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
@@ -525,7 +525,7 @@ def initial_adapter(config: Config, base: FrozenBase, model: ModelConfig, weight
     }
     folder = folders.pop()
     if folder:
-        return adapter_folders.load(folder, model)
+        return hf.load_adapter(folder, model)
     settings = config.policy.adapters
     return adapters.init(base.params, settings.linears, settings.rank, config.seed, weights)
 

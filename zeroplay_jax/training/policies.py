@@ -13,7 +13,7 @@ import jinja2
 
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.weights_view import FrozenBase, weights_fingerprint
-from zeroplay_jax.policy import adapter_folders, adapters, hf, sharding
+from zeroplay_jax.policy import adapters, hf, sharding
 from zeroplay_jax.policy.adapter_config import AdapterConfig
 from zeroplay_jax.policy.config_fields import is_wrapped
 from zeroplay_jax.policy.transformer import ModelConfig, Params
@@ -85,7 +85,7 @@ def write_adapter(
     settings = config.policy.adapters
     modules: tuple[str, ...] = ()
     if is_wrapped(base):
-        modules = adapter_folders.wrapped_modules(model, settings.linears)
+        modules = hf.wrapped_modules(model, settings.linears)
     adapter_config = AdapterConfig(
         rank=settings.rank,
         alpha=settings.alpha,
@@ -93,7 +93,7 @@ def write_adapter(
         base=base.resolve(),
         modules=modules,
     )
-    adapter_folders.save(folder, model, adapter_config, adapter, texts)
+    hf.save_adapter(folder, model, adapter_config, adapter, texts)
 
 
 def write_merged(
