@@ -116,14 +116,14 @@ def lower(
         config = dataclasses.replace(config, slots=tokens)
     programs = sampler.programs(model, config, mesh)
     state = jax.eval_shape(programs['empty'])
-    layout = jax.tree.map(lambda _: sharding.slots(mesh), state)
+    layout = jax.tree.map(lambda _: sharding.rows(mesh), state)
     cache_layout = jax.tree.map(lambda _: sharding.pages(mesh), state.cache)
     layout = dataclasses.replace(layout, cache=cache_layout)
     state = tpu_programs.with_shardings(state, layout)
     params = tpu_programs.published(name, mesh, layers)
     params = tpu_programs.with_shardings(params, sharding.sampler_shardings(params, mesh))
     table = jax.ShapeDtypeStruct(
-        (config.slots, config.pages_per_slot), np.int32, sharding=sharding.slots(mesh)
+        (config.slots, config.pages_per_slot), np.int32, sharding=sharding.rows(mesh)
     )
     arguments = tpu_programs.bytes_per_chip((params, state, table))
     decode = programs['decode'] if has_chunks else _decode_only(model, config, mesh, layout)
@@ -154,7 +154,7 @@ def _decode_only(
         return token_steps.run_steps(local, (step,), state, table)
 
     whole_decode = sharding.per_data_shard(decode, mesh, True)
-    return jax.jit(whole_decode, donate_argnums=1, out_shardings=(layout, sharding.slots(mesh)))
+    return jax.jit(whole_decode, donate_argnums=1, out_shardings=(layout, sharding.rows(mesh)))
 
 
 def compile_step(name: str, topology: str, size: Sizes, tokens: int) -> dict[str, Any]:

@@ -223,7 +223,7 @@ def slot_state(model: ModelConfig, config: sampler.SamplerConfig, mesh: Mesh):
     programs = sampler.programs(model, config, mesh)
     state = jax.eval_shape(programs['empty'])
     # Slots are split over the data axes; the caches also by key/value heads over 'model'.
-    shardings = jax.tree.map(lambda _: sharding.slots(mesh), state)
+    shardings = jax.tree.map(lambda _: sharding.rows(mesh), state)
     cache_shardings = jax.tree.map(lambda _: sharding.cache(mesh), state.cache)
     shardings = dataclasses.replace(shardings, cache=cache_shardings)
     return programs, with_shardings(state, shardings)

@@ -72,7 +72,7 @@ class DocumentBackend(Backend, Protocol):
     ) -> list[DocumentPage | None]:
         """Returns per reference (passage id or exact title) a page of its document.
 
-        None if there is no such document or page (see `documents.document_page`).
+        None if there is no such document or page (see `corpus.document_page`).
 
         Args:
           references: any number.
@@ -518,7 +518,7 @@ def passages(row: Any) -> list[Passage]:
     """Returns the passages of one query from its JSON result.
 
     Args:
-      row: [{'document': {…}, 'score'}, …], or only the documents. A document is a text in wire form (see `records`), or
+      row: [{'document': {…}, 'score'}, …], or only the documents. A document is a text in wire form, or
         has one under 'contents' or a similar name, and may have 'title' and 'id'. Without an id the passage gets one
         made from its title and text; without a score 0. Passages without any text are left out.
 

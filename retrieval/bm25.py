@@ -16,8 +16,8 @@ import numpy as np
 import Stemmer
 from jaxtyping import Float32, Int64
 
-from .corpus import MemoryCorpus
-from .exact import Passages, check_queries
+from .corpus import AnyCorpus, MemoryCorpus
+from .exact import check_queries
 from .types import RetrievalError
 
 _METHOD = 'lucene'
@@ -37,7 +37,7 @@ def _import_bm25s() -> ModuleType:
 class Bm25Index:
     """Ranks by common words. Scores are positive without an upper bound, not cosines."""
 
-    def __init__(self, corpus: Passages, saved: pathlib.Path | None = None):
+    def __init__(self, corpus: AnyCorpus, saved: pathlib.Path | None = None):
         """Indexes the texts of N passages, or reads an index that `save` wrote.
 
         Raises:

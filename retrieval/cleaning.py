@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import dataclasses
+import hashlib
 import json
 import logging
 import os
@@ -15,7 +16,6 @@ import numpy as np
 
 from . import progress
 from .command import similar_path
-from .corpus import key_hash
 from .json_text import Unusable
 from .sources import (
     BadLines,
@@ -133,7 +133,7 @@ def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> 
     Args:
       source: see `sources.read`.
       out: JSON lines {'id', 'contents'}, with the 'document_name' of passages that have one; its folder must exist.
-      passage_words: words of a passage at most, see `splitting`.
+      passage_words: words of a passage at most, see `texts.split_text`.
 
     Raises:
       RetrievalError: the source does not exist, has no English prose (the error lists the problems), or repeats an id.
@@ -161,7 +161,7 @@ def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> 
                     line['document_name'] = record.document
                 file.write(json.dumps(line, ensure_ascii=False) + '\n')
                 inventory.passages += 1
-                id_hashes.append(key_hash(record.id))
+                id_hashes.append(_key_hash(record.id))
         if not inventory.usable:
             raise RetrievalError(_refusal(source, inventory))
         _refuse_repeated_ids(source, draft, id_hashes)
@@ -169,6 +169,11 @@ def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> 
     finally:
         draft.unlink(missing_ok=True)
     return inventory
+
+
+def _key_hash(record_id: str) -> int:
+    digest = hashlib.blake2b(record_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, 'little')
 
 
 def _refusal(source: pathlib.Path, inventory: Inventory) -> str:
@@ -189,14 +194,14 @@ def _refuse_repeated_ids(source: pathlib.Path, draft: pathlib.Path, id_hashes: a
     Args:
       source: where the passages come from.
       draft: the JSON lines that were written from it.
-      id_hashes: `key_hash` of the id of each passage in `draft`, unsigned 64-bit integers.
+      id_hashes: `_key_hash` of the id of each passage in `draft`, unsigned 64-bit integers.
     """
     hashes, counts = np.unique(np.array(id_hashes, np.uint64), return_counts=True)
     if counts.max() == 1:
         return
     repeated_hash = int(hashes[counts.argmax()])
     for _, record in read(draft):
-        if key_hash(record.id) == repeated_hash:
+        if _key_hash(record.id) == repeated_hash:
             raise RetrievalError(
                 f'{source}: {counts.max()} passages have the id {short(record.id)}; give every passage its own id'
             )

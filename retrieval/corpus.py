@@ -1,30 +1,28 @@
 """Corpora: passages written to disk as a stream, and read back by number without loading them into memory.
 
-On disk a corpus is a folder of memory-mapped files; 21 million passages take 168 MB of offsets, 0.4 GB of lookup
-tables and whatever the operating system caches:
+On disk a corpus is a folder with one SQLite file, `passages.sqlite`:
 
-    passages.bin    the records one after another: id, line feed, contents (UTF-8)
-    offsets.npy     uint64 [N + 1], where each record starts
-    documents.npy   uint64 [D], first passage of each document
-    titles.npy      lookup table (below) from titles to the first passages of documents
-    ids.npy         lookup table from ids to passages
+    passages    row (from 0), id, contents (in wire form)
+    documents   start (first row), title ('' where it has none)
 
 Consecutive passages that were cut from one text are a document (see `Corpus.document_rows`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import logging
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+import sqlite3
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped, UInt64
 
 from . import progress
 from .sources import BadLines
@@ -35,9 +33,16 @@ from .types import Record as Record
 from .types import contents as contents
 from .types import split as split
 
-# Passages on each side that are compared in an index built before documents were recorded. No article of
-# Wikipedia-18 has more; it bounds the time of a lookup in a corpus with equal titles throughout.
-_WINDOW = 4_096
+_FILE = 'passages.sqlite'
+_TABLES = """
+create table passages (row integer primary key, id text not null, contents text not null);
+create table documents (start integer primary key, title text not null);
+"""
+# Made when the tables are full: sorting once is faster than inserting in random order.
+_INDEXES = """
+create index ids on passages (id);
+create index titles on documents (title);
+"""
 
 
 class MemoryCorpus:
@@ -76,8 +81,7 @@ class MemoryCorpus:
           RetrievalError: no such row.
         """
         number = _checked_row(row, len(self))
-        # Comparing strings in memory is fast, so the window has no limit here.
-        return title_run(self._titles.__getitem__, number, len(self), window=len(self))
+        return _title_run(self._titles, number)
 
     def find_document(self, reference: str) -> range | None:
         """Returns the rows of the document with a passage id or an exact title; None if there is none.
@@ -103,45 +107,37 @@ class MemoryCorpus:
 
 
 class Corpus:
-    """Passages on disk, opened from a folder that `write` filled."""
+    """Passages on disk, opened from a folder that `write` filled. Safe to use from several threads."""
 
     def __init__(self, folder: pathlib.Path):
-        """Maps the files into memory.
+        """Opens the file; nothing is read into memory.
 
         Raises:
-          RetrievalError: a file cannot be read, or does not match the other files.
+          RetrievalError: the file is missing or damaged.
         """
-        self._folder = folder
+        path = urllib.parse.quote(str((folder / _FILE).resolve()))
         try:
-            # Memory-mapped: opening 21 million passages takes a millisecond.
-            self._offsets = np.load(folder / 'offsets.npy', mmap_mode='r')
-            self._bytes = np.memmap(folder / 'passages.bin', np.uint8, 'r')
-        except (OSError, ValueError) as error:
+            # Nothing writes to a finished corpus, so that no lock is needed.
+            self._database = sqlite3.connect(
+                f'file:{path}?mode=ro&immutable=1', uri=True, check_same_thread=False
+            )
+            (last_row,) = self._one('select max(row) from passages')
+        except sqlite3.Error as error:
             raise RetrievalError(
                 f'{folder}: no corpus can be read there ({error}); build the index again'
             ) from error
-        # One more offset than passages: the last one is the end of the file.
-        valid_shape = self._offsets.ndim == 1 and len(self._offsets) >= 2
-        if not valid_shape or self._offsets[-1] != len(self._bytes):
-            raise RetrievalError(
-                f'{folder}: offsets.npy does not fit passages.bin; build the index again'
-            )
-        # An index built before documents were recorded lacks these three files.
-        self._document_starts = _load_starts(folder / 'documents.npy', len(self))
-        self._title_table = _load_table(folder / 'titles.npy')
-        self._id_table = _load_table(folder / 'ids.npy')
+        self._count = last_row + 1
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return self._count
+
+    def _one(self, query: str, *values: int | str) -> Any:
+        """Returns the first row of an answer; None without any."""
+        return self._database.execute(query, values).fetchone()
 
     def record(self, number: int) -> Record:
         """Returns the passage in wire form, with the id of its source."""
-        start = int(self._offsets[number])
-        end = int(self._offsets[number + 1])
-        # Copies the bytes of this passage only.
-        line = self._bytes[start:end].tobytes().decode('utf-8')
-        record_id, _, body = line.partition('\n')
-        return Record(record_id, body)
+        return Record(*self._one('select id, contents from passages where row = ?', number))
 
     def passage(self, number: int) -> Passage:
         """Returns {'id': number, 'title', 'text'}."""
@@ -152,83 +148,47 @@ class Corpus:
         """Returns the rows of the document which a passage belongs to.
 
         A document is a run of consecutive passages with the same document name (in a folder of texts: of one file);
-        without names, with the same non-empty title; without either, that were cut from one line. In an index built
-        before documents were recorded only titles count, up to 4,096 rows on each side.
+        without names, with the same non-empty title; without either, that were cut from one line.
 
         Raises:
           RetrievalError: no such row.
         """
         number = _checked_row(row, len(self))
-        if self._document_starts is None:
-            return title_run(self._title, number, len(self), _WINDOW)
-        # `after` is the number of the next document: the number of documents that start at this row or before.
-        # Converted to uint64, because a Python integer would make NumPy convert the whole file to float64.
-        after = int(np.searchsorted(self._document_starts, np.uint64(number), side='right'))
-        first = int(self._document_starts[after - 1])
+        (first,) = self._one('select max(start) from documents where start <= ?', number)
+        (end,) = self._one('select min(start) from documents where start > ?', number)
         # The last document ends with the corpus.
-        if after == len(self._document_starts):
-            return range(first, len(self))
-        return range(first, int(self._document_starts[after]))
+        return range(first, len(self) if end is None else end)
 
     def find_document(self, reference: str) -> range | None:
         """Returns the rows of the document with a passage id or an exact title; None if there is none.
 
         The reference is tried as the source's own id, which searches return; then as a row number; then as a title, of
         which the first document counts. (`passage` returns row numbers as ids, so they are accepted as well.)
-
-        Raises:
-          RetrievalError: the reference is not an id, and the index was built before titles could be looked up.
         """
-        # Ids before titles: an id was copied from a search result, whereas a title may be a policy's guess.
-        row = self._row_of_id(reference)
-        if row is None:
-            row = self._row_of_title(reference)
-        if row is None:
+        try:
+            # Ids before titles: an id was copied from a search result, whereas a title may be a policy's guess.
+            row = self._row_of_id(reference)
+            if row is None and reference:
+                (row,) = self._one('select min(start) from documents where title = ?', reference)
+        except UnicodeEncodeError:
+            # Half of a surrogate pair, which a policy can write, occurs in no passage.
             return None
-        return self.document_rows(row)
+        return None if row is None else self.document_rows(row)
 
     def has_id(self, reference: str) -> bool:
         """Returns whether a passage has exactly this id."""
-        row = self._row_of_id(reference)
-        return row is not None and self.record(row).id == reference
+        return self._one('select row from passages where id = ?', reference) is not None
 
     def _row_of_id(self, reference: str) -> int | None:
         """Returns the row of the passage with this id or this row number as text; None if there is none."""
+        answer = self._one('select row from passages where id = ?', reference)
+        if answer is not None:
+            return answer[0]
         number = row_number(reference)
-        candidates: list[int] = []
-        if self._id_table is not None:
-            candidates = self._id_table.candidates(reference)
-        elif number is not None:
-            # An old index without the table: in Wikipedia-18 the JSON lines count their ids from 0, the TSV from 1.
-            candidates = [number, number - 1]
-        # The table compares hashes only, so the ids are compared here.
-        for row in candidates:
-            if 0 <= row < len(self) and self.record(row).id == reference:
-                return row
-        # No passage has this id, but the reference can still be a row number.
-        if number is not None and number < len(self):
-            return number
-        return None
+        return number if number is not None and number < len(self) else None
 
-    def _row_of_title(self, title: str) -> int | None:
-        """Returns the first row of the first document with this title; None if there is none."""
-        if not title:
-            return None
-        if self._title_table is None:
-            raise RetrievalError(
-                f'{self._folder}: the index cannot look up the title {short(title)}; build the index again '
-                'to open documents by title, or give the id of a passage'
-            )
-        # Rows ascend, so the first document with the title is found first.
-        for row in self._title_table.candidates(title):
-            if self._title(row) == title:
-                return row
-        return None
 
-    def _title(self, row: int) -> str:
-        """Returns the title of a row."""
-        title, _ = split(self.record(row).contents)
-        return title
+AnyCorpus = MemoryCorpus | Corpus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,7 +209,7 @@ def write(
 ) -> Written:
     """Validates a corpus file as a stream and writes it for random access.
 
-    Per passage only a few numbers are held in memory, so that 21 million passages fit. Ids are compared by hashes.
+    Passages pass through memory one at a time, so that 21 million of them fit.
 
     Args:
       source: a file of passages or a folder of texts (see `read`).
@@ -263,106 +223,71 @@ def write(
     # `read` counts the bad lines in this object.
     skipped = BadLines(source, strict, otherwise=' or pass --skip-bad-lines')
     digest = hashlib.sha256()
-    # Repeated ids are found by hashes of 8 bytes. Two different ids out of 21 million have the same hash, and would be
-    # refused by mistake, in one of 80,000 corpora.
-    id_hashes = _Column(np.uint64)
-    ends = _Column(np.uint64)
-    ends.append(0)
-    documents = _DocumentColumns()
-    with (
-        (folder / 'passages.bin').open('wb') as out,
-        progress.bar(None, 'passages', 'read') as bar,
-    ):
-        for row, (number, record) in enumerate(read(source, skipped, passage_words, fields)):
+    count = 0
+    previous_mark: tuple[str, int | str] | None = None
+    with _database(folder) as database, progress.bar(None, 'passages', 'read') as bar:
+        for number, record in read(source, skipped, passage_words, fields):
             line = f'{record.id}\n{record.contents}'.encode()
             # The length is hashed too, so that moving a character between two passages changes the digest.
             digest.update(len(line).to_bytes(8, 'little') + line)
-            id_hashes.append(key_hash(record.id))
-            documents.add(row, number, record)
-            ends.append(out.tell() + len(line))
-            out.write(line)
+            database.execute(
+                'insert into passages values (?, ?, ?)', (count, record.id, record.contents)
+            )
+            title, _ = split(record.contents)
+            mark = _document_mark(number, title, record)
+            if mark != previous_mark:
+                database.execute('insert into documents values (?, ?)', (count, title))
+            previous_mark = mark
+            count += 1
             bar.update()
-    hashes = id_hashes.array()
-    # The file is empty or has bad lines only.
-    if not len(hashes):
-        raise RetrievalError(
-            f'{source}: no passage in it ({skipped.count} lines skipped); give a corpus with some'
-        )
-    np.save(folder / 'offsets.npy', ends.array())
-    documents.save(folder)
-    write_table(folder / 'ids.npy', hashes, np.arange(len(hashes), dtype=np.uint64))
-    # Checked last, because the error reads the repeated id from the written corpus.
-    _refuse_repeated_ids(source, Corpus(folder), hashes)
+        # The file is empty or has bad lines only.
+        if not count:
+            raise RetrievalError(
+                f'{source}: no passage in it ({skipped.count} lines skipped); give a corpus with some'
+            )
+        database.executescript(_INDEXES)
+        _refuse_repeated_ids(source, database)
     if skipped.count:
         logging.warning(
-            '%s: bad lines skipped: %d, passages kept: %d', source, skipped.count, len(hashes)
+            '%s: bad lines skipped: %d, passages kept: %d', source, skipped.count, count
         )
-    return Written(len(hashes), skipped.count, digest.hexdigest())
+    return Written(count, skipped.count, digest.hexdigest())
 
 
-class _DocumentColumns:
-    """Collects the first rows and titles of documents from passages that are added in order, one by one."""
-
-    def __init__(self) -> None:
-        # What the previous passage shares with the others of its document: ('document', name), ('title', title) or
-        # ('line', number).
-        self._previous_mark: tuple[str, int | str] | None = None
-        self._starts = _Column(np.uint64)
-        self._title_hashes = _Column(np.uint64)
-        self._title_rows = _Column(np.uint64)
-
-    def add(self, row: int, number: int, record: Record) -> None:
-        """Adds the next passage.
-
-        Args:
-          row: row number of the passage.
-          number: number of the line that it was cut from; in a folder of texts, of the file.
-          record: the passage.
-        """
-        title, _ = split(record.contents)
-        mark: tuple[str, int | str]
-        # Neighbouring files can have the same title, so the name of the document has precedence. Passages with neither
-        # belong together only if they were cut from one line.
-        if record.document:
-            mark = ('document', record.document)
-        elif title:
-            mark = ('title', title)
-        else:
-            mark = ('line', number)
-        is_same_document = mark == self._previous_mark
-        self._previous_mark = mark
-        if is_same_document:
-            return
-        self._starts.append(row)
-        if title:
-            self._title_hashes.append(key_hash(title))
-            self._title_rows.append(row)
-
-    def save(self, folder: pathlib.Path) -> None:
-        """Writes documents.npy and titles.npy."""
-        np.save(folder / 'documents.npy', self._starts.array())
-        write_table(folder / 'titles.npy', self._title_hashes.array(), self._title_rows.array())
+@contextlib.contextmanager
+def _database(folder: pathlib.Path) -> Iterator[sqlite3.Connection]:
+    """Gives an empty database, which is complete when the block ends; RetrievalError if it cannot be written."""
+    path = folder / _FILE
+    path.unlink(missing_ok=True)
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            # Without a journal: an incomplete file is written again from the beginning.
+            database.execute('pragma journal_mode = off')
+            database.execute('pragma synchronous = off')
+            database.executescript(_TABLES)
+            yield database
+            database.commit()
+    except sqlite3.Error as error:
+        raise RetrievalError(
+            f'{path}: cannot be written ({error}); free space or choose another --out'
+        ) from error
 
 
-class _Column:
-    """A growing array of numbers of one dtype: full blocks as arrays, and the last numbers in a list."""
+def _document_mark(number: int, title: str, record: Record) -> tuple[str, int | str]:
+    """Returns what a passage has in common with its neighbours of the same document.
 
-    def __init__(self, dtype: type[np.generic]):
-        self._blocks: list[np.ndarray] = []
-        self._tail: list[int] = []
-        self._dtype = dtype
-
-    def append(self, value: int) -> None:
-        """Adds a number at the end."""
-        self._tail.append(value)
-        # An array takes 8 bytes per number, a list of Python integers about 40.
-        if len(self._tail) == 1 << 16:
-            self._blocks.append(np.array(self._tail, self._dtype))
-            self._tail = []
-
-    def array(self) -> Shaped[np.ndarray, ' values']:
-        """Returns all numbers in the order they were appended."""
-        return np.concatenate([*self._blocks, np.array(self._tail, self._dtype)])
+    Args:
+      number: number of the line that it was cut from; in a folder of texts, of the file.
+      title: of the passage.
+      record: the passage.
+    """
+    # Neighbouring files can have the same title, so the name of the document has precedence.
+    if record.document:
+        return 'document', record.document
+    if title:
+        return 'title', title
+    # Passages with neither belong together only if they were cut from one line.
+    return 'line', number
 
 
 def _checked_row(row: int | np.integer, total: int) -> int:
@@ -372,104 +297,19 @@ def _checked_row(row: int | np.integer, total: int) -> int:
     return int(row)
 
 
-def _load_starts(path: pathlib.Path, total: int) -> UInt64[np.ndarray, ' documents'] | None:
-    """Returns the mapped file of document starts; None if there is no such file."""
-    if not path.exists():
-        return None
-    try:
-        starts = np.load(path, mmap_mode='r')
-    except (OSError, ValueError) as error:
-        raise RetrievalError(f'{path}: cannot be read ({error}); build the index again') from error
-    valid_type = starts.ndim == 1 and len(starts) >= 1 and starts.dtype == np.uint64
-    if not valid_type or starts[0] != 0 or starts[-1] >= total:
-        raise RetrievalError(f'{path}: does not fit offsets.npy; build the index again')
-    return starts
-
-
-def _load_table(path: pathlib.Path) -> KeyTable | None:
-    """Returns an opened lookup table; None if there is no such file."""
-    if not path.exists():
-        return None
-    return KeyTable(path)
-
-
-def _refuse_repeated_ids(
-    source: pathlib.Path, corpus: Corpus, hashes: UInt64[np.ndarray, ' passages']
-) -> None:
-    """Raises RetrievalError if two passages have the same id, recognised by its hash; the error names `source`."""
-    # Equal hashes become neighbours; the stable sort keeps their rows ascending.
-    order = np.argsort(hashes, kind='stable')
-    repeated = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
-    if not repeated.size:
+def _refuse_repeated_ids(source: pathlib.Path, database: sqlite3.Connection) -> None:
+    """Raises RetrievalError if two passages have the same id; the error names `source`."""
+    query = 'select id, min(row) from passages group by id having count(*) > 1 order by min(row)'
+    repeated = database.execute(query).fetchall()
+    if not repeated:
         return
-    first = order[repeated[0]]
-    second = order[repeated[0] + 1]
-    repeated_id = corpus.record(int(first)).id
+    repeated_id, first = repeated[0]
+    query = 'select min(row) from passages where id = ? and row > ?'
+    (second,) = database.execute(query, (repeated_id, first)).fetchone()
     raise RetrievalError(
         f'{source}: passages {first} and {second} (counted from 0) have the same id {short(repeated_id)}, and '
-        f'{repeated.size - 1} more ids repeat; give every passage its own id'
+        f'{len(repeated) - 1} more ids repeat; give every passage its own id'
     )
-
-
-# ---- lookup tables ---------------------------------------------------------------------------------
-#
-# Lookup of passages by a text key (an id or a title) through a sorted table of hashes on disk.
-#
-# A table is one file: uint64 [2, K], where row 0 holds the hashes of the keys in ascending order and row 1 the passage
-# number of each key. It is memory-mapped and searched by bisection, so a lookup reads a few pages of the file however
-# many passages there are.
-
-
-def key_hash(key: str) -> int:
-    """Returns the first 8 bytes of BLAKE2b of a key, as an unsigned integer."""
-    # A policy can produce a lone surrogate, which plain UTF-8 refuses to encode.
-    encoded = key.encode('utf-8', 'surrogatepass')
-    digest = hashlib.blake2b(encoded, digest_size=8).digest()
-    return int.from_bytes(digest, 'little')
-
-
-def write_table(
-    path: pathlib.Path, hashes: UInt64[np.ndarray, ' keys'], rows: UInt64[np.ndarray, ' keys']
-) -> None:
-    """Writes the table of `hashes` and the passage number that belongs to each."""
-    # The stable sort keeps the rows of equal hashes ascending, so that the first passage is found first.
-    order = np.argsort(hashes, kind='stable')
-    np.save(path, np.stack([hashes[order], rows[order]]))
-
-
-class KeyTable:
-    """A table written by `write_table`, opened for lookups."""
-
-    def __init__(self, path: pathlib.Path):
-        """Opens the file.
-
-        Raises:
-          RetrievalError: the file cannot be read or has another shape or dtype.
-        """
-        try:
-            # Not read into memory: the table of 21 million ids takes 0.3 GB.
-            table = np.load(path, mmap_mode='r')
-        except (OSError, ValueError) as error:
-            raise RetrievalError(
-                f'{path}: cannot be read ({error}); build the index again'
-            ) from error
-        if table.ndim != 2 or len(table) != 2 or table.dtype != np.uint64:
-            raise RetrievalError(
-                f'{path}: {table.dtype} {table.shape} is not a table of hashes; build the index again'
-            )
-        self._hashes = table[0]
-        self._rows = table[1]
-
-    def candidates(self, key: str) -> list[int]:
-        """Returns the ascending numbers of the passages whose key has the hash of `key`.
-
-        Different keys can share a hash: the caller compares the real key of each candidate.
-        """
-        # A Python integer would make NumPy convert the whole table to float64.
-        wanted_hash = np.uint64(key_hash(key))
-        first = np.searchsorted(self._hashes, wanted_hash, side='left')
-        last = np.searchsorted(self._hashes, wanted_hash, side='right')
-        return [int(row) for row in self._rows[first:last]]
 
 
 # ---- documents -------------------------------------------------------------------------------------
@@ -484,23 +324,6 @@ class KeyTable:
 WORDS_PER_PAGE = 500
 
 _WORD = re.compile(r'\S+')
-
-
-@runtime_checkable
-class DocumentCorpus(Protocol):
-    """A corpus that knows which passages make up a document (`MemoryCorpus`, `Corpus`)."""
-
-    def record(self, number: int) -> Record:
-        """Returns a passage in wire form."""
-        ...
-
-    def passage(self, number: int) -> Passage:
-        """Returns a passage as {'id', 'title', 'text'}."""
-        ...
-
-    def find_document(self, reference: str) -> range | None:
-        """Returns the rows of the document with this passage id or title, None if there is none."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -523,7 +346,7 @@ class DocumentPage:
 
 
 def document_page(
-    corpus: DocumentCorpus, reference: str, page: int = 1, words_per_page: int = WORDS_PER_PAGE
+    corpus: AnyCorpus, reference: str, page: int = 1, words_per_page: int = WORDS_PER_PAGE
 ) -> DocumentPage | None:
     """Returns one page of a document.
 
@@ -537,7 +360,7 @@ def document_page(
       The page; None where no document has this id or title, or the document has fewer pages.
 
     Raises:
-      RetrievalError: `page` or `words_per_page` below 1, or a title where the index cannot look titles up.
+      RetrievalError: `page` or `words_per_page` below 1.
     """
     if page < 1 or words_per_page < 1:
         raise RetrievalError(
@@ -564,27 +387,17 @@ def document_page(
     return DocumentPage(title, page_text, page, pages, corpus.record(first_row).id)
 
 
-def title_run(title_of: Callable[[int], str], row: int, total: int, window: int) -> range:
-    """Returns the run of consecutive rows around `row` with the same title; only `row` itself if the title is empty.
-
-    Args:
-      title_of: function from a row number to the title of that passage.
-      row: row number of a passage.
-      total: number of passages in the corpus.
-      window: largest number of rows looked at on each side of `row`.
-    """
-    title = title_of(row)
+def _title_run(titles: Sequence[str], row: int) -> range:
+    """Returns the run of consecutive rows around `row` with the same title; only `row` itself if the title is empty."""
+    title = titles[row]
     first = row
     end = row + 1
     # Passages without a title do not belong together.
     if not title:
         return range(first, end)
-    # The window bounds the number of passages read if a corpus has one title throughout.
-    lowest_row = max(0, row - window)
-    while first > lowest_row and title_of(first - 1) == title:
+    while first > 0 and titles[first - 1] == title:
         first -= 1
-    highest_end = min(total, row + 1 + window)
-    while end < highest_end and title_of(end) == title:
+    while end < len(titles) and titles[end] == title:
         end += 1
     return range(first, end)
 

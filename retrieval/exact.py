@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int32, Int64
 
-from .corpus import MemoryCorpus
+from .corpus import AnyCorpus, MemoryCorpus
 from .shards import is_unit
-from .types import Encoder, Passage, Record, RetrievalError, short
+from .types import Encoder, RetrievalError, short
 
 # Largest error of a float32 dot product of unit vectors, up to D ≈ 1,600 (rounding bound D·2⁻²⁴).
 _MARGIN = 1e-4
@@ -35,23 +35,6 @@ _SCANNED_ROWS = 1 << 16
 
 # `ExactIndex` or its subclass (run-time type checkers do not support typing.Self).
 _AnyIndex = TypeVar('_AnyIndex', bound='ExactIndex')
-
-
-@runtime_checkable
-class Passages(Protocol):
-    """The methods of a corpus that an index needs (`MemoryCorpus` and `Corpus` have them)."""
-
-    def __len__(self) -> int:
-        """Returns the number of passages, N."""
-        ...
-
-    def passage(self, number: int) -> Passage:
-        """Returns a passage as {'id', 'title', 'text'}."""
-        ...
-
-    def record(self, number: int) -> Record:
-        """Returns a passage in wire form."""
-        ...
 
 
 def check_queries(queries: Sequence[str], k: int, num_passages: int) -> None:
@@ -72,7 +55,7 @@ def check_queries(queries: Sequence[str], k: int, num_passages: int) -> None:
             )
 
 
-def check_vectors(vectors: Float[np.ndarray, 'passages dimension'], corpus: Passages) -> None:
+def check_vectors(vectors: Float[np.ndarray, 'passages dimension'], corpus: AnyCorpus) -> None:
     """Raises RetrievalError if a vector is not finite or its norm is not 1; the error names the passage."""
     bad_rows = np.flatnonzero(~is_unit(vectors))
     if bad_rows.size:
@@ -92,7 +75,7 @@ class ExactIndex:
     def __init__(
         self,
         encoder: Encoder,
-        corpus: Passages,
+        corpus: AnyCorpus,
         vectors: Float[np.ndarray, ' ...'],
     ):
         """Takes passages and their unit vectors; `build` encodes and checks them.

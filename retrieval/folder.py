@@ -51,6 +51,8 @@ _SCANN_SETTINGS = (
 )
 # Estimated size of a decompressed corpus, as a multiple of the compressed file.
 _COMPRESSION = 4
+# The same of the corpus on disk, as a multiple of the decompressed file.
+_CORPUS_SIZE = 1.25
 
 AnyIndex = ExactIndex | Bm25Index
 
@@ -82,7 +84,7 @@ def build(
       dtype: dtype of the vectors on disk, float32 or float16.
       strict: whether the first bad line of the corpus is an error (False: bad lines are skipped, logged and counted).
       passage_words: longer passages are cut to at most so many words, see `sources.read`; 0 cuts none.
-      fields: names of the fields of a passage, see `records.record_of`.
+      fields: names of the fields of a passage, see `rows.record_of`.
       stages: members of `STAGES` to run, in order; several hosts can run 'encode', each with its own `host`.
       shard_rows: passages per shard.
       host: number of this host, from 0.
@@ -155,13 +157,14 @@ def _corpus_stage(
         size += status.st_size
         # The time of the last change represents the contents, which take minutes to hash.
         changed = max(changed, status.st_mtime_ns)
-    plan: dict[str, Any] = {'source': str(source.resolve()), 'bytes': size, 'changed': changed}
-    plan['strict'] = strict
-    # Left out by default: plans written before these settings existed lack them, and those builds can be resumed.
-    if passage_words:
-        plan['passage_words'] = passage_words
-    if fields:
-        plan['fields'] = dict(fields)
+    plan = {
+        'source': str(source.resolve()),
+        'bytes': size,
+        'changed': changed,
+        'strict': strict,
+        'passage_words': passage_words,
+        'fields': dict(fields or {}),
+    }
     plan_path = staging / 'plan.json'
     if (staging / 'corpus').is_dir():
         shards.check_or_write_plan(plan_path, plan)
@@ -170,9 +173,8 @@ def _corpus_stage(
     plan_path.unlink(missing_ok=True)
     shards.check_or_write_plan(plan_path, plan)
     if source.suffix.lower() in (*COMPRESSED, '.parquet'):
-        _need_space(staging, size * _COMPRESSION)
-    else:
-        _need_space(staging, size)
+        size *= _COMPRESSION
+    _need_space(staging, size * _CORPUS_SIZE)
     # Renamed when complete, like the whole index.
     unfinished = staging / '.corpus'
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -395,7 +397,7 @@ def _corpus_summary(folder: pathlib.Path) -> dict[str, Any]:
     return json_text.load_object(path, 'remove the folder and build again')
 
 
-def _need_space(folder: pathlib.Path, required: int) -> None:
+def _need_space(folder: pathlib.Path, required: float) -> None:
     """Raises RetrievalError if the disk has fewer than `required` free bytes."""
     # Checked in advance, because encoding takes hours.
     free = shutil.disk_usage(folder).free
@@ -410,11 +412,11 @@ def _need_space(folder: pathlib.Path, required: int) -> None:
 #
 # The manifest of an index folder: what it was built from, and size and hashes of every file.
 #
-# Its own SHA-256 is in manifest.sha256, as `sha256sum --check` reads it. Folders of earlier versions lack this file.
+# Its own SHA-256 is in manifest.sha256, as `sha256sum --check` reads it.
 
 
 # Version of the folder's layout.
-FORMAT = 1
+FORMAT = 2
 # Name of the file with the hash of the manifest.
 CHECKSUM = 'manifest.sha256'
 # Opening an index reads this many blocks of every file, evenly spread with the first and the last one.
@@ -435,8 +437,7 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
     try:
         content = path.read_bytes()
         manifest = json_text.parse_object(content)
-        has_checksum = checksum_path.exists()
-        if has_checksum and checksum_path.read_bytes() != _checksum_line(content):
+        if checksum_path.read_bytes() != _checksum_line(content):
             raise ValueError(f'its bytes do not fit {CHECKSUM}, copy the folder again')
     except (OSError, ValueError) as error:
         fix = f'build it with python -m zeroplay_jax.retrieval.build{similar_path(folder)}'

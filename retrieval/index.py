@@ -1,7 +1,6 @@
 """Approximate search: ScaNN (Guo et al. 2020, arXiv:1908.10396) selects candidates, `ExactIndex` ranks them.
 
-The answer to a query depends on that query only (see `exact`). This module also exports the names of `exact` that
-other packages use.
+The answer to a query depends on that query only (see `exact`).
 
 Letters: N passages, Q queries, D dimension, C candidates of one query, G distinct vectors.
 """
@@ -18,10 +17,8 @@ import numpy as np
 from jaxtyping import Float, Float32, Int, Int64
 
 from .command import import_tensorflow, quiet
+from .corpus import AnyCorpus
 from .exact import ExactIndex as ExactIndex
-from .exact import Passages as Passages
-from .exact import check_queries as check_queries
-from .exact import check_vectors as check_vectors
 from .types import Encoder, RetrievalError
 from .types import Index as Index
 
@@ -47,7 +44,7 @@ class ScannIndex(ExactIndex):
     def __init__(
         self,
         encoder: Encoder,
-        corpus: Passages,
+        corpus: AnyCorpus,
         vectors: Float[np.ndarray, ' ...'],
         overfetch: int = 32,
         reordered: int | None = None,

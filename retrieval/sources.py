@@ -87,14 +87,14 @@ def read(
     In a folder, all .txt and .md files are read in the order of their paths, without YAML front matter, and the number
     counts files instead of lines. Without `passage_words` the first line of each is its title (of a longer line than
     `TITLE_CHARACTERS` the name of the file) and the remainder is cut into passages of 100 words; with it see
-    `titles.split_title`. A single .txt or .md file is read as a folder with one
+    `split_title`. A single .txt or .md file is read as a folder with one
     file.
 
     Args:
       source: a file (.jsonl, .json, .tsv or .parquet, texts also .gz, .zst, .bz2 and .xz) or a folder.
       skipped: receives the bad lines, which are then skipped unless it is strict; None makes the first one an error.
       passage_words: long passages and texts are cut into passages of whole sentences with this many words at most
-        (see `splitting`); 0: passages are as they are in a file, and 100 words of a text.
+        (see `texts.split_text`); 0: passages are as they are in a file, and 100 words of a text.
       fields: names of the fields of a passage, see `rows.record_of`.
 
     Raises:

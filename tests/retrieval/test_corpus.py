@@ -128,9 +128,8 @@ def test_a_bad_file_is_named(tmp_path, name, data, reason):
 
 def test_a_torn_folder_is_named(tmp_path):
     written(tmp_path / 'c.jsonl', lines(), tmp_path)
-    with (tmp_path / 'out' / 'passages.bin').open('ab') as file:
-        file.write(b'x')
-    with refused('does not fit'):
+    (tmp_path / 'out' / 'passages.sqlite').write_bytes(b'x' * 5000)
+    with refused('no corpus can be read .*not a database'):
         corpus.Corpus(tmp_path / 'out')
     with refused('no corpus can be read'):
         corpus.Corpus(tmp_path)

@@ -9,7 +9,7 @@ from refusals import refused
 from serving import call, serving, until_ready
 
 from zeroplay_jax.retrieval import corpus as corpus_lib
-from zeroplay_jax.retrieval import folder, server
+from zeroplay_jax.retrieval import server
 from zeroplay_jax.retrieval.bm25 import Bm25Index
 from zeroplay_jax.retrieval.client import Client, Http, InProcess
 from zeroplay_jax.retrieval.corpus import (
@@ -52,21 +52,18 @@ def tsv(passages):
 
 
 def written(tmp_path, form, passages=PASSAGES):
-    """A corpus of these passages: in memory, read from a file, or of a folder of before documents were recorded."""
+    """A corpus of these passages: in memory, or read from a file."""
     if form == 'memory':
         return MemoryCorpus(*zip(*passages))
-    path, out = tmp_path / ('c.tsv' if 'tsv' in form else 'c.jsonl'), tmp_path / form
-    text = tsv(passages) if 'tsv' in form else json_lines(passages)
+    path, out = tmp_path / ('c.tsv' if form == 'tsv' else 'c.jsonl'), tmp_path / form
+    text = tsv(passages) if form == 'tsv' else json_lines(passages)
     path.write_text(text, encoding='utf-8')
     out.mkdir()
     corpus_lib.write(path, out)
-    if form.startswith('old'):
-        for name in ('documents.npy', 'titles.npy', 'ids.npy'):
-            (out / name).unlink()
     return Corpus(out)
 
 
-@pytest.mark.parametrize('form', ['jsonl', 'tsv', 'memory', 'old'])
+@pytest.mark.parametrize('form', ['jsonl', 'tsv', 'memory'])
 def test_consecutive_passages_of_one_title_are_a_document(tmp_path, form):
     corpus = written(tmp_path, form)
     for rows in DOCUMENTS:
@@ -131,46 +128,6 @@ def test_a_skipped_passage_does_not_shift_documents(tmp_path):
     assert Corpus(tmp_path).find_document('gumu') == range(7, 8)
 
 
-def test_an_old_folder_finds_ids_and_names_the_remedy_for_titles(tmp_path, monkeypatch):
-    corpus = written(tmp_path, 'old')
-    assert corpus.find_document('1') == range(0, 2)
-    with refused(r"cannot look up the title 'Gumu'; build the index"):
-        corpus.find_document('Gumu')
-    # The TSV of Wikipedia-18 counts its ids from 1: the id decides, not the row number.
-    corpus = written(tmp_path, 'old tsv')
-    for row in range(8):
-        assert corpus.find_document(str(row + 1)) == corpus.document_rows(row)
-    monkeypatch.setattr(corpus_lib, '_WINDOW', 10)
-    corpus = written(tmp_path, 'old and long', [('T', 'x')] * 50)
-    assert corpus.document_rows(25) == range(15, 36)
-
-
-HARMS = {
-    'text': lambda path: path.write_bytes(b'x'),
-    'shape': lambda path: np.save(path, np.zeros((3, 4), np.uint64)),
-    'dtype': lambda path: np.save(path, np.load(path).astype(float)),
-}
-
-
-@pytest.mark.parametrize('name', ['documents.npy', 'titles.npy', 'ids.npy'])
-@pytest.mark.parametrize('harm', HARMS)
-def test_a_damaged_file_is_named(tmp_path, name, harm):
-    corpus = written(tmp_path, 'jsonl')
-    HARMS[harm](corpus._folder / name)
-    with refused(f'{name}: .*build the index again'):
-        Corpus(corpus._folder)
-
-
-def test_hashes_that_collide_do_not_confuse_titles_or_ids(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus_lib, 'key_hash', lambda key: 7)
-    monkeypatch.setattr(corpus_lib, '_refuse_repeated_ids', lambda *_: None)
-    corpus = written(tmp_path, 'jsonl')
-    assert corpus.find_document('p5') == range(5, 6)
-    assert corpus.find_document('Gumu') == range(0, 2)
-    assert corpus.find_document('gumu') == range(7, 8)
-    assert corpus.find_document('nothing') is None
-
-
 def long_passages():
     """One document of 1,000 passages between two others; hostile texts in it."""
     hostile = ['"quoted"\nline', '\u2028', 'a\x00b', '{"json": 1}', '<b>', '\t', '𝔘 ' * 100]
@@ -178,7 +135,7 @@ def long_passages():
     return [('Before', 'x'), *(('Long', part) for part in parts), ('After', 'y')]
 
 
-@pytest.mark.parametrize('form,reference', [('jsonl', 'p76'), ('memory', '76'), ('old', '77')])
+@pytest.mark.parametrize('form,reference', [('jsonl', 'p76'), ('memory', '76')])
 @pytest.mark.parametrize('words_per_page', [1, 499, 10**6])
 def test_the_pages_of_a_long_document_are_its_text(tmp_path, form, reference, words_per_page):
     passages = long_passages()
@@ -200,19 +157,6 @@ def test_the_pages_of_a_long_document_are_its_text(tmp_path, form, reference, wo
 def test_wrong_numbers_are_named(numbers):
     with refused('both must be at least 1'):
         document_page(MemoryCorpus(['a'], ['b']), '0', *numbers)
-
-
-def test_an_old_index_folder_still_opens(tmp_path):
-    path, index = tmp_path / 'c.jsonl', tmp_path / 'index'
-    path.write_text(json_lines(PASSAGES))
-    folder.build(path, index, 'bm25', None)
-    manifest = json.loads((index / 'manifest.json').read_text())
-    for name in ('documents', 'titles', 'ids'):
-        del manifest['files'][f'corpus/{name}.npy']
-        (index / 'corpus' / f'{name}.npy').unlink()
-    (index / 'manifest.json').write_text(json.dumps(manifest))
-    (index / 'manifest.sha256').unlink()
-    assert folder.open_index(index).corpus.document_rows(1) == range(0, 2)
 
 
 @pytest.fixture(scope='module')

@@ -176,7 +176,7 @@ def flip(path, place, bit=0):
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize('name', ['vectors.npy', 'corpus/passages.bin', 'scann/dataset.npy'])
+@pytest.mark.parametrize('name', ['vectors.npy', 'corpus/passages.sqlite', 'scann/dataset.npy'])
 def test_a_flipped_byte_is_found(copy, name):
     flip(copy / name, -100)  # in the last block, which is always sampled
     with refused(f'{name}: its bytes are not those'):
@@ -217,9 +217,7 @@ def change(copy, **values):
     manifest = json.loads((copy / 'manifest.json').read_text())
     for key, value in values.items():
         manifest[key] = value if not isinstance(value, dict) else manifest[key] | value
-    (copy / 'manifest.json').write_text(json.dumps(manifest))
-    # As an earlier version wrote it.
-    (copy / 'manifest.sha256').unlink(missing_ok=True)
+    folder.write_manifest(copy, manifest)
 
 
 def test_every_flipped_bit_of_the_manifest_is_found(copy):
@@ -235,6 +233,9 @@ def test_every_flipped_bit_of_the_manifest_is_found(copy):
     (copy / 'manifest.sha256').write_text('')
     with refused('do not fit manifest.sha256, copy the folder again'):
         folder.read_manifest(copy)
+    (copy / 'manifest.sha256').unlink()
+    with refused('No such file'):
+        folder.read_manifest(copy)
 
 
 def test_the_checksum_is_that_of_sha256sum(copy):
@@ -249,7 +250,7 @@ def test_mismatches_say_what_differs(copy):
     with refused('built with scann 1.0, installed is'):
         folder.open_index(copy)
     change(copy, format=0)
-    with refused('not of format 1'):
+    with refused('not of format 2'):
         folder.open_index(copy)
 
 

@@ -431,7 +431,7 @@ def _zeros(shapes, tokens: int | None):
 
 def _is_split(mesh: Mesh | None) -> bool:
     """Returns whether rows are split over several shards."""
-    return mesh is not None and mesh.shape['replica'] * mesh.shape['fsdp'] > 1
+    return mesh is not None and sharding.data_shards(mesh) > 1
 
 
 def _on_shards(loop: _Loop, local: Callable, out_specs) -> Callable:

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from safetensors.numpy import load_file, save_file
 
@@ -179,7 +180,7 @@ def load(
     check_tensors(folder, config, stored)
     # Computed before the first tensor is read, so that a mesh that does not divide the shapes raises early.
     shardings = _tensor_shardings(config, tensor_of_path, mesh, training_layout)
-    params: Params = {}
+    flat: dict[str, jax.Array] = {}
     with progress_bar(len(tensor_of_path), 'tensors', 'load', shown=progress) as bar:
         for path, tensor in tensor_of_path.items():
             is_quantized = quantized and adapters.is_quantized(path)
@@ -191,9 +192,10 @@ def load(
             if is_quantized:
                 # One kernel at a time, so that the whole model never exists in another dtype.
                 array, scale = _quantize(path, array, mesh)
-                _set_path(params, adapters.scale_path(path), scale)
-            _set_path(params, path, array)
+                flat[adapters.scale_path(path)] = scale
+            flat[path] = array
             bar.update()
+    params = unflatten_dict(flat, sep='/')
     if folder != given_folder:
         return add_adapter(params, given_folder, config)
     return params
@@ -233,21 +235,6 @@ def _tensor_shardings(
     return shardings
 
 
-def _set_path(params: Params, path: str, value) -> None:
-    """Sets params['a']['b'] for the path 'a/b'."""
-    *parents, leaf = path.split('/')
-    node = params
-    for parent in parents:
-        node = node.setdefault(parent, {})
-    node[leaf] = value
-
-
-def _flatten(params: Params) -> dict[str, Any]:
-    """Returns {parameter path: array}."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {sharding.path_name(path): leaf for path, leaf in leaves}
-
-
 def _gather_tensors(flat: dict[str, Any], selected: dict[str, Tensor]) -> dict[str, np.ndarray]:
     """Returns the selected parameters in host memory, by tensor name and in the axis order of the files."""
     gathered = {}
@@ -262,7 +249,7 @@ def _gather_tensors(flat: dict[str, Any], selected: dict[str, Tensor]) -> dict[s
 
 def to_tensors(config: ModelConfig, params: Params) -> dict[str, np.ndarray]:
     """Returns the parameters in host memory, by their Hugging Face names."""
-    return _gather_tensors(_flatten(params), tensors(config))
+    return _gather_tensors(flatten_dict(params, sep='/'), tensors(config))
 
 
 def _split_files(
@@ -310,7 +297,7 @@ def _write_weights(folder: Path, config: ModelConfig, params: Params, writes: bo
       params: weights.
       writes: whether this process writes. The others only take part in gathering the arrays.
     """
-    flat = _flatten(params)
+    flat = flatten_dict(params, sep='/')
     files = _split_files(flat, tensors(config))
     weight_map: dict[str, str] = {}
     for number, selected in enumerate(files, 1):

@@ -62,7 +62,7 @@ def make_mesh(replica: int = 1, fsdp: int = 1, model: int = 1, devices=None) -> 
     """
     if devices is None:
         # Sorted by process, so that with several processes each has whole replicas.
-        devices = sorted(jax.devices(), key=_process_order)
+        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     else:
         devices = list(devices)
     sizes = [replica, fsdp, model]
@@ -87,10 +87,6 @@ def make_mesh(replica: int = 1, fsdp: int = 1, model: int = 1, devices=None) -> 
         )
     grid = np.array(devices[:required]).reshape(sizes)
     return _mesh(grid)
-
-
-def _process_order(device) -> tuple[int, int]:
-    return device.process_index, device.id
 
 
 def _describe(sizes: list[int]) -> str:
@@ -226,15 +222,7 @@ def to_numpy(array) -> np.ndarray:
 
 def path_name(path) -> str:
     """Returns a name such as 'layer_0/q/kernel' for a tree path."""
-    return '/'.join(_key_name(key) for key in path)
-
-
-def _key_name(key) -> str:
-    """Returns the name of a tree key: of a dict entry, an attribute or a sequence index."""
-    for attribute in ('key', 'name', 'idx'):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
+    return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
 def parameter_spec(name: str) -> P:
@@ -339,12 +327,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def rows(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of batch rows: the first axis over the data axes."""
-    return NamedSharding(mesh, P(ROW_AXES))
-
-
-def slots(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of sampler slots: the first axis over the data axes."""
+    """Returns the sharding of batch rows and of sampler slots: the first axis over the data axes."""
     return NamedSharding(mesh, P(ROW_AXES))
 
 

@@ -295,7 +295,7 @@ def _clone(
 def _layout(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> SlotState:
     """Returns the sharding of every array of a state."""
     shapes = jax.eval_shape(functools.partial(empty_state, model, config))
-    layout = jax.tree.map(lambda _: sharding.slots(mesh), shapes)
+    layout = jax.tree.map(lambda _: sharding.rows(mesh), shapes)
     # The cache is also split by heads, because it is by far the largest part of the state.
     cache_sharding = sharding.pages(mesh) if config.is_paged else sharding.cache(mesh)
     cache_layout = jax.tree.map(lambda _: cache_sharding, shapes.cache)
@@ -338,7 +338,7 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
         decode = bind(_decode, model, local)
     # The host reads chunks. A single shard gives them to all devices of the 'model' axis; several keep their own parts,
     # because to gather them would be a collective.
-    chunk_layout = sharding.replicated(mesh) if shards == 1 else sharding.slots(mesh)
+    chunk_layout = sharding.replicated(mesh) if shards == 1 else sharding.rows(mesh)
     cached_layout = chunk_layout if config.is_paged else None
     chunk = DecodeChunk(chunk_layout, chunk_layout, chunk_layout, cached_layout)
 
