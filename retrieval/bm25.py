@@ -17,7 +17,7 @@ import Stemmer
 from jaxtyping import Float32, Int64
 
 from .corpus import AnyCorpus, MemoryCorpus
-from .exact import check_queries
+from .index import check_queries
 from .types import RetrievalError
 
 _METHOD = 'lucene'

@@ -1,26 +1,292 @@
-"""Approximate search: ScaNN (Guo et al. 2020, arXiv:1908.10396) selects candidates, `ExactIndex` ranks them.
+"""Dense search: exact, and approximate by ScaNN (Guo et al. 2020, arXiv:1908.10396).
 
-The answer to a query depends on that query only (see `exact`).
+The answer to a query depends on that query only. A first step selects candidates: `ExactIndex` by a float32 matrix
+product over all passages, on the devices, `ScannIndex` by ScaNN. A second step scores them again in float64 in one
+fixed order, and equal scores go to the lower row number. Neither the other queries of the call, nor their number, nor
+the thread change an answer.
 
 Letters: N passages, Q queries, D dimension, C candidates of one query, G distinct vectors.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import math
 import pathlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Float32, Int, Int64
+from jaxtyping import Array, Float, Float32, Int, Int32, Int64
 
 from .command import import_tensorflow, quiet
-from .corpus import AnyCorpus
-from .exact import ExactIndex as ExactIndex
-from .types import Encoder, RetrievalError
+from .corpus import AnyCorpus, MemoryCorpus
+from .shards import is_unit
+from .types import Encoder, RetrievalError, short
 from .types import Index as Index
+
+# Largest error of a float32 dot product of unit vectors, up to D ≈ 1,600 (rounding bound D·2⁻²⁴).
+_MARGIN = 1e-4
+# Queries that are scored in one device call; fewer are padded to a power of two.
+_QUERIES_PER_CALL = 64
+# Candidates beyond k that the devices return; a query with more passages that nearly tie with its k-th needs a scan.
+_SPARE_CANDIDATES = 16
+# Queries whose candidates are scored together: their vectors fit into a core's cache.
+_QUERIES_PER_RESCORING = 16
+# Passages that a scan multiplies at a time, so that a memory-mapped matrix is never copied whole.
+_SCANNED_ROWS = 1 << 16
+
+# `ExactIndex` or its subclass (run-time type checkers do not support typing.Self).
+_AnyIndex = TypeVar('_AnyIndex', bound='ExactIndex')
+
+
+def check_queries(queries: Sequence[str], k: int, num_passages: int) -> None:
+    """Raises RetrievalError if `queries` is a single text, k lies outside 1 … N, or a query is blank."""
+    # A text is a sequence of texts as well: without this check each letter would be a query.
+    if isinstance(queries, str):
+        raise RetrievalError(
+            f'search: queries is the single text {short(queries)}; give a list of texts'
+        )
+    if not 1 <= k <= num_passages:
+        raise RetrievalError(
+            f'search: k is {k}, but must lie between 1 and the number of passages, {num_passages}'
+        )
+    for row, query in enumerate(queries):
+        if not query.strip():
+            raise RetrievalError(
+                f'search: query {row} of {len(queries)} is empty: {short(query)}; leave it out'
+            )
+
+
+def check_vectors(vectors: Float[np.ndarray, 'passages dimension'], corpus: AnyCorpus) -> None:
+    """Raises RetrievalError if a vector is not finite or its norm is not 1; the error names the passage."""
+    bad_rows = np.flatnonzero(~is_unit(vectors))
+    if bad_rows.size:
+        title = corpus.passage(int(bad_rows[0]))['title']
+        raise RetrievalError(
+            f'index: the vector of passage {bad_rows[0]}, {short(title)}, and {bad_rows.size - 1} more are not '
+            'finite and of length 1; correct the encoder or leave the passages out'
+        )
+
+
+class ExactIndex:
+    """Scores every passage on the devices: the reference for other indexes, and the best choice for a small corpus.
+
+    The matrix of vectors is split by rows over all devices of this process.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        corpus: AnyCorpus,
+        vectors: Float[np.ndarray, ' ...'],
+    ):
+        """Takes passages and their unit vectors; `build` encodes and checks them.
+
+        Args:
+          encoder: encodes the queries.
+          corpus: N passages.
+          vectors: unit vectors of the passages, [N, D], float32 or float16; may be memory-mapped.
+
+        Raises:
+          RetrievalError: no passages, or vectors of another shape.
+        """
+        if not len(corpus) or vectors.shape != (len(corpus), encoder.dimension):
+            raise RetrievalError(
+                f'index: {len(corpus)} passages and vectors of shape {vectors.shape} for dimension '
+                f'{encoder.dimension}; give at least one passage and one vector each'
+            )
+        self.encoder = encoder
+        self.corpus = corpus
+        self.parameters: dict[str, Any] = {'kind': 'exact', 'passages': len(corpus)}
+        self._vectors = vectors
+        # Copied to the devices by the first search: `ScannIndex` rarely needs it.
+        self._matrix: jax.Array | None = None
+
+    @classmethod
+    def build(
+        cls: type[_AnyIndex],
+        encoder: Encoder,
+        titles: Sequence[str],
+        texts: Sequence[str],
+        **parameters: Any,
+    ) -> _AnyIndex:
+        """Encodes N passages and returns an index of them in memory; `parameters` go to the constructor.
+
+        Raises:
+          RetrievalError: no passages, or a vector that is not finite or whose norm is not 1.
+        """
+        corpus = MemoryCorpus(titles, texts)
+        vectors = encoder.encode(corpus.record(row).contents for row in range(len(corpus)))
+        check_vectors(vectors, corpus)
+        return cls(encoder, corpus, vectors, **parameters)
+
+    def __len__(self) -> int:
+        return len(self.corpus)
+
+    def search(
+        self, queries: Sequence[str], k: int
+    ) -> tuple[Int64[np.ndarray, 'queries k'], Float32[np.ndarray, 'queries k']]:
+        """Returns the k nearest passages of each query.
+
+        Args:
+          queries: Q texts, none blank.
+          k: passages per query, 1 … N.
+
+        Returns:
+          (row numbers [Q, k], cosines [Q, k]), best first, equal scores by lower row number.
+
+        Raises:
+          RetrievalError: k outside 1 … N; a query that is blank, or whose vector is not finite or not of norm 1.
+        """
+        check_queries(queries, k, len(self))
+        # An encoder may return a view or another precision.
+        vectors = np.ascontiguousarray(self.encoder.encode_queries(queries), np.float32)
+        bad_rows = np.flatnonzero(~is_unit(vectors))
+        if bad_rows.size:
+            query = queries[bad_rows[0]]
+            raise RetrievalError(
+                f'search: the vector of query {bad_rows[0]} of {len(queries)}, {short(query)}, is '
+                'zero, not finite or not of length 1; leave the query out or correct the encoder'
+            )
+        return self.search_vectors(vectors, k)
+
+    def search_vectors(
+        self, vectors: Float32[np.ndarray, 'queries dimension'], k: int
+    ) -> tuple[Int64[np.ndarray, 'queries k'], Float32[np.ndarray, 'queries k']]:
+        """Returns the same as `search` for unit vectors of queries. Neither vectors nor k are checked."""
+        rows = np.empty((len(vectors), k), np.int64)
+        scores = np.empty((len(vectors), k), np.float32)
+        # The candidates are a superset of the answer; the exact scores decide.
+        candidates = self._candidates(vectors, k)
+        for start in range(0, len(vectors), _QUERIES_PER_RESCORING):
+            chunk = slice(start, start + _QUERIES_PER_RESCORING)
+            rows[chunk], scores[chunk] = self._rank(vectors[chunk], candidates[chunk], k)
+        return rows, scores
+
+    def _candidates(
+        self, vectors: Float32[np.ndarray, 'queries dimension'], k: int
+    ) -> list[Int64[np.ndarray, ' _']]:
+        """Returns per query the rows of all passages that can be among its best k, given the error of float32 scores.
+
+        Side effect: the first call copies the vectors to the devices. `ScannIndex` overrides this method.
+        """
+        if self._matrix is None:
+            self._matrix = _on_devices(self._vectors)
+        # Rounded up to a power of two, like the number of queries, so that few programs are compiled.
+        count = min(_next_power_of_two(k + _SPARE_CANDIDATES), len(self))
+        candidates = []
+        for start in range(0, len(vectors), _QUERIES_PER_CALL):
+            chunk = vectors[start : start + _QUERIES_PER_CALL]
+            padded = np.zeros((_next_power_of_two(len(chunk)), vectors.shape[1]), np.float32)
+            padded[: len(chunk)] = chunk
+            device_scores, device_rows = _nearest(self._matrix, padded, count, len(self))
+            rough_scores = np.asarray(device_scores)
+            rows = np.asarray(device_rows)
+            for number, vector in enumerate(chunk):
+                # Both scores of a comparison, that of a passage and that of the k-th, are rounded: twice the margin.
+                lowest_score = rough_scores[number, k - 1] - 2 * _MARGIN
+                is_candidate = rough_scores[number] >= lowest_score
+                if is_candidate.all():
+                    # Further passages, which the devices did not return, may be candidates too.
+                    candidates.append(self._scan(vector, k))
+                else:
+                    candidates.append(rows[number][is_candidate].astype(np.int64))
+        return candidates
+
+    def _scan(
+        self, vector: Float32[np.ndarray, ' dimension'], k: int
+    ) -> Int64[np.ndarray, ' candidates']:
+        """Returns the rows of all passages that can be among the best k of one query, by a scan on the CPU."""
+        score_blocks = []
+        for start in range(0, len(self), _SCANNED_ROWS):
+            rows = self._vectors[start : start + _SCANNED_ROWS].astype(np.float32, copy=False)
+            score_blocks.append(rows @ vector)
+        rough_scores = np.concatenate(score_blocks)
+        # Selecting the k-th score takes linear time; sorting would not.
+        kth_score = np.partition(rough_scores, -k)[-k]
+        return np.flatnonzero(rough_scores >= kth_score - 2 * _MARGIN)
+
+    def _rank(
+        self,
+        vectors: Float32[np.ndarray, 'queries dimension'],
+        candidates: list[Int64[np.ndarray, ' _']],
+        k: int,
+    ) -> tuple[Int64[np.ndarray, 'queries k'], Float32[np.ndarray, 'queries k']]:
+        """Returns (rows, scores) of the best k candidates per query, by scores in float64; ties: lower row first.
+
+        Args:
+          vectors: unit vectors of the queries.
+          candidates: per query the rows to rank, at least k.
+          k: passages per query.
+        """
+        # Queries have different numbers of candidates; the shorter lists are padded.
+        max_candidates = max(len(rows) for rows in candidates)
+        # N is not a row number: it marks padding and sorts behind all real rows.
+        padding = len(self)
+        padded_rows = np.full((len(candidates), max_candidates), padding, np.int64)
+        for number, rows in enumerate(candidates):
+            padded_rows[number, : len(rows)] = rows
+        passage_vectors = self._vectors[np.minimum(padded_rows, len(self) - 1)].astype(np.float64)
+        # NumPy's own sum over the last axis of [Q, C, D] has a fixed order; a BLAS product does not.
+        scores = (passage_vectors * vectors[:, None, :]).sum(axis=2).astype(np.float32)
+        scores[padded_rows == padding] = -np.inf
+        # The last key is the primary one: by descending score, then by row.
+        best = np.lexsort((padded_rows, -scores), axis=1)[:, :k]
+        return np.take_along_axis(padded_rows, best, 1), np.take_along_axis(scores, best, 1)
+
+
+def _next_power_of_two(number: int) -> int:
+    """Returns the smallest power of two that is at least `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+def _on_devices(
+    vectors: Float[np.ndarray, 'passages dimension'],
+) -> Float32[Array, 'rows dimension']:
+    """Returns the vectors split by rows over all local devices, padded with zero rows to equal shards."""
+    devices = jax.local_devices()
+    mesh = jax.sharding.Mesh(np.array(devices), ('rows',))
+    sharding = jax.NamedSharding(mesh, jax.P('rows'))
+    rows_per_device = -(-len(vectors) // len(devices))
+    shape = (rows_per_device * len(devices), vectors.shape[1])
+
+    def device_shard(index):
+        # `index` has one slice per axis. Only the rows of one device are copied at a time.
+        rows = np.asarray(vectors[index[0]], np.float32)
+        return np.pad(rows, ((0, rows_per_device - len(rows)), (0, 0)))
+
+    return jax.make_array_from_callback(shape, sharding, device_shard)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _nearest(
+    matrix: Float32[Array, 'rows dimension'],
+    vectors: Float32[Array | np.ndarray, 'queries dimension'],
+    count: int,
+    num_passages: int,
+) -> tuple[Float32[Array, 'queries count'], Int32[Array, 'queries count']]:
+    """Returns (scores, rows) of the `count` nearest passages per query, highest score first; ties: lower row first.
+
+    Args:
+      matrix: vectors of the passages, padded with zero rows.
+      vectors: vectors of the queries.
+      count: passages per query.
+      num_passages: N, rows of the matrix that are passages.
+    """
+    # 'highest': TPU and GPU otherwise round the inputs to bfloat16 or TF32, an error larger than `_MARGIN`.
+    scores = jnp.matmul(vectors, matrix.T, precision='highest')
+    is_passage = jnp.arange(len(matrix)) < num_passages
+    best_scores, best_rows = jax.lax.top_k(jnp.where(is_passage, scores, -jnp.inf), count)
+    return best_scores, best_rows
+
+
+# ---- ScaNN -----------------------------------------------------------------------------------------
+
 
 # ScaNN learns √N leaves and 16 hash centres per block: too few passages make both noise, and a scan is faster.
 SCANN_MINIMUM = 1_000
