@@ -226,17 +226,6 @@ def test_the_workdir_around_a_run_gets_a_hint(tmp_path, capsys):
     assert f'for example {tmp_path / "run"}' in capsys.readouterr().err
 
 
-def test_an_older_log_has_proposals_where_it_has_their_validity(tmp_path):
-    rows = [sample_run.trajectory(number) for number in (0, 2)]
-    for row in rows:
-        del row['is_proposal']
-    rows[0]['info']['valid'] = False
-    folder = sample_run.write_run(tmp_path / 'old', count=0)
-    sample_run.write_lines(folder / 'trajectories.jsonl', rows)
-    trajectories = report_builder.read_run(folder)['trajectories']
-    assert [row['is_proposal'] for row in trajectories] == [True, False]
-
-
 def test_the_page_compares_no_role_with_a_name():
     for script in report_builder.SCRIPTS:
         text = (report_builder.ASSETS / script).read_text(encoding='utf-8')

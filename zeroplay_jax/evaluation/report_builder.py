@@ -137,9 +137,6 @@ def read_run(workdir: Path) -> dict[str, Any]:
         # retrieved often.
         row['segments'] = [_intern_segment(segment, text_ids) for segment in row['segments']]
         row['turns'] = _tool_calls(row.get('turns'))
-        # Older logs lack `is_proposal`; in them, too, only proposals have the field 'valid'.
-        info = row.get('info')
-        row.setdefault('is_proposal', isinstance(info, dict) and 'valid' in info)
     return {
         'name': workdir.resolve().name,
         'summary': summary,
