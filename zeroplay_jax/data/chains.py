@@ -306,7 +306,7 @@ def _statements(
         document = unit_of(record)
         for sentence in passage.sentences:
             for name, clause in statements(title, sentence):
-                if name in bridges and _is_fair(clause, title):
+                if name in bridges and is_fair(clause, title):
                     sample = samples.setdefault(name, BottomK(_CLAUSES_PER_NAME))
                     key = hash_key(seed, f'{record.id}\n{clause.question}')
                     if sample.admits(key):
@@ -318,8 +318,8 @@ def _statements(
     return result
 
 
-def _is_fair(clause: Cloze, title: str) -> bool:
-    """Returns whether the answer of a clause is usable and not part of the title, which a search sees."""
+def is_fair(clause: Cloze, title: str) -> bool:
+    """Returns whether the answer is usable, and neither in the title, which a search sees, nor in the question."""
     normal_answer = f' {normalize_answer(clause.answer)} '
     is_given_away = (
         normal_answer in f' {normalize_answer(title)} '

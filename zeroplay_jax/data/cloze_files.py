@@ -13,10 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from zeroplay_jax.data import chains
-from zeroplay_jax.data.builders import BottomK, hash_key, unfit
+from zeroplay_jax.data.builders import BottomK, hash_key
 from zeroplay_jax.data.chains import CorpusChain
 from zeroplay_jax.data.cloze import (
-    ANSWER_WORDS,
     SENTENCE_WORDS,
     Cloze,
     Passage,
@@ -25,7 +24,6 @@ from zeroplay_jax.data.cloze import (
     parse,
     sentences,
 )
-from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval.corpus import Record, split
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.types import Json, UserError
@@ -369,17 +367,7 @@ def _questions(passage: Passage, source: str, seed: int, repeats: set[str]) -> l
 
 def _best_cloze(sentence: str, title: str, seed: int) -> Cloze | None:
     """Returns one cloze of a sentence, about a name or number if possible; None if no cloze is usable."""
-    normal_title = f' {normalize_answer(title)} '
-    cases = []
-    for case in clozes(sentence):
-        normal_answer = normalize_answer(case.answer)
-        normal_question = f' {normalize_answer(case.question)} '
-        # The title names the passage to search for, and a question must not contain its answer.
-        is_given_away = (
-            f' {normal_answer} ' in normal_title or f' {normal_answer} ' in normal_question
-        )
-        if unfit(case.answer, ANSWER_WORDS) is None and not is_given_away:
-            cases.append(case)
+    cases = [case for case in clozes(sentence) if chains.is_fair(case, title)]
     # Words can often be guessed or replaced by others; names and numbers cannot.
     preferred = [case for case in cases if case.kind != 'word'] or cases
     if not preferred:
