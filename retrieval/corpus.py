@@ -115,12 +115,8 @@ class Corpus:
         Raises:
           RetrievalError: the file is missing or damaged.
         """
-        path = urllib.parse.quote(str((folder / _FILE).resolve()))
         try:
-            # Nothing writes to a finished corpus, so that no lock is needed.
-            self._database = sqlite3.connect(
-                f'file:{path}?mode=ro&immutable=1', uri=True, check_same_thread=False
-            )
+            self._database = _connect(folder / _FILE, 'mode=ro&immutable=1')
             (last_row,) = self._one('select max(row) from passages')
         except sqlite3.Error as error:
             raise RetrievalError(
@@ -254,13 +250,19 @@ def write(
     return Written(count, skipped.count, digest.hexdigest())
 
 
+def _connect(path: pathlib.Path, options: str) -> sqlite3.Connection:
+    # Without locks, which some file systems lack: one process writes a corpus, and then nobody does.
+    address = f'file:{urllib.parse.quote(str(path.resolve()))}?{options}'
+    return sqlite3.connect(address, uri=True, check_same_thread=False)
+
+
 @contextlib.contextmanager
 def _database(folder: pathlib.Path) -> Iterator[sqlite3.Connection]:
     """Gives an empty database, which is complete when the block ends; RetrievalError if it cannot be written."""
     path = folder / _FILE
     path.unlink(missing_ok=True)
     try:
-        with contextlib.closing(sqlite3.connect(path)) as database:
+        with contextlib.closing(_connect(path, 'nolock=1')) as database:
             # Without a journal: an incomplete file is written again from the beginning.
             database.execute('pragma journal_mode = off')
             database.execute('pragma synchronous = off')
