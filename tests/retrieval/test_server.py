@@ -116,7 +116,6 @@ class SlowIndex:
 
     def __init__(self, index):
         self.index, self.corpus = index, index.corpus
-        self.passages = index.passages
         self.gate = threading.Event()
         self.calls = []
 

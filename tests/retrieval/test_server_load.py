@@ -23,7 +23,6 @@ class Paced:
         titles = [f'Name{i}' for i in range(20)]
         self.index = ExactIndex.build(LexicalEncoder(), titles, titles)
         self.corpus = self.index.corpus
-        self.passages = self.index.passages
         self.calls = []
         self.gate = threading.Event()
 
