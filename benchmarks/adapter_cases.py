@@ -21,11 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from benchmarks import command, tpu_programs, tpu_shapes
 from benchmarks.tpu_programs import Compiled, Row, bytes_per_chip
 from benchmarks.tpu_shapes import GIB
+from zeroplay_jax.configuration.fields import frozen
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.weights_view import FrozenBase
 from zeroplay_jax.policy import adapters, sharding, transformer
@@ -33,6 +33,7 @@ from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import sampler
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.selfplay.recipe import trained_roles
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.training.build import versions_in_use, weights_of_roles
 
 # Config → model of its `policy.path`.
@@ -81,7 +82,7 @@ class Work:
     name: str
     model: str
     rank: int
-    config: ConfigDict
+    config: Config
     layers: int = 0
     scan: bool = True
 
@@ -121,7 +122,7 @@ def work_of(name: str, rank: int, scan: bool = True) -> Work:
         title = f'configs/{name}.py'
     if not scan:
         title += UNROLLED
-    return Work(title, CONFIGS.get(name, name), rank, config, scan=scan)
+    return Work(title, CONFIGS.get(name, name), rank, frozen(config), scan=scan)
 
 
 def adapter_mesh(model: ModelConfig, devices: list, per_host: int) -> Mesh:

@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 
 from benchmarks import claims_statistics as statistics
 from benchmarks.command import read_lines
-from zeroplay_jax.configs import ablations, common
+from zeroplay_jax.configs import ablations
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.runtime.disk import write_text
+from zeroplay_jax.selfplay.recipe import trained_roles
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, PACKAGE
 
 # Raised when a change of the code changes the result of a run, so that no stored run of the earlier code is reused.
@@ -129,13 +130,15 @@ def config_of(arm: str, seed: int):
         steps = 18
     config.schedule.iterations = iterations
     config.world.update(train=(0, 20), evaluation=(0, 6), near_misses=0.5)
-    for role in (config.proposer, config.solver):
+    for name in trained_roles(config):
+        role = config[name]
         role.update(learning_rate=5e-4, minibatches=4, temperature=1.0)
         if role.loss == 'reinforce':
             role.minibatches = 1
     config.solver.update(steps=steps, batch=16, samples=4)
-    config.proposer.update(steps=3, batch=32 if system != 'ssp' else 24)
-    if system == 'dspo':
+    if system != 'dspo':
+        config.proposer.update(steps=3, batch=32 if system != 'ssp' else 24)
+    else:
         # The filter needs questions whose answers are often all right or all wrong.
         config.schedule.hop_ratio = (0, 0, 1, 1)
     if system == 'scope':
@@ -150,10 +153,13 @@ def config_of(arm: str, seed: int):
         # A rollout has about 26 tokens. The mean of 26 log ratios has 1/√26 of the deviation of a single one, so the
         # clip range is DAPO's range divided by √26.
         config.solver.update(clip_low=0.04, clip_high=0.055)
-    config.pool.update(batch=64, batches=2, samples=1 if system != 'scope' else 2)
-    config.ssp.noise = 4
-    # Most correct answers to a task have up to 24 tokens.
-    config.scope.update(soft_length=24, hard_length=64)
+    if 'pool' in config:
+        config.pool.update(batch=64, batches=2, samples=1 if system != 'scope' else 2)
+    if system == 'ssp':
+        config.ssp.noise = 4
+    if system == 'scope':
+        # Most correct answers to a task have up to 24 tokens.
+        config.scope.update(soft_length=24, hard_length=64)
     config.eval.update(every=3, questions=40, hops=(1, 2, 3, 4))
     # The fastest on CPUs: a minibatch fills about four rows, and most of a slot is not used.
     config.micro.rows = 4
@@ -221,16 +227,22 @@ def keep_programs() -> None:
     CompilationCache(str(folder))
 
 
-@functools.cache
-def _defaults() -> dict[str, Any]:
-    return dict(fields.leaves(common.get_config()))
+# What earlier versions set in the config of every arm, which had the fields of all systems.
+_SET_IN_ALL = {
+    'pool': dict(batch=64, batches=2, samples=1),
+    'scope': dict(soft_length=24, hard_length=64),
+    'proposer': dict(learning_rate=5e-4, minibatches=4, temperature=1.0, steps=3, batch=32),
+}
 
 
 def config_hash(config: Any) -> str:
     """Returns 16 hexadecimal digits that name the results of a config and of CODE."""
-    # Of the changed fields only, so stored results stay valid if configs/common.py gets a new field.
-    defaults = _defaults()
-    changes = {k: v for k, v in fields.leaves(config) if v != defaults[k]}
+    # Of the changed fields only, so stored results stay valid if a config gets a new field.
+    whole = fields.fields_of_all()
+    defaults = dict(fields.leaves(whole))
+    whole.update(_SET_IN_ALL)
+    whole.update(config)
+    changes = {k: v for k, v in fields.leaves(whole) if v != defaults[k]}
     # This field is not a property of an arm, and results of versions without it keep their names.
     changes.pop('stop_after_empty_steps', None)
     # The only form of this gate in versions without the field.

@@ -7,14 +7,14 @@ there is an error.
 
 from ml_collections import ConfigDict
 
-from zeroplay_jax.configuration.fields import add_missing_sections as add_sections
 from zeroplay_jax.configuration.fields import default_config
+from zeroplay_jax.configuration.fields import fit_to_recipe as add_sections
 
 __all__ = ['add_sections', 'check_variant', 'get_config', 'shrink', 'use_wikipedia']
 
 
 def get_config(recipe: str = 'drzero') -> ConfigDict:
-    """Defaults, with the sections of `recipe`: a built-in name, or the import path of a module."""
+    """Defaults of the fields that `recipe` reads: a built-in name, or the import path of a module."""
     return default_config(recipe)
 
 

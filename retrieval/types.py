@@ -19,8 +19,12 @@ Passage = dict[str, Any]
 _QUOTED_CHARACTERS = 60
 
 
-class RetrievalError(ValueError):
-    """User error: commands show it as one line without a traceback."""
+class UserError(ValueError):
+    """User error: commands print its one line without a traceback and exit with status 2."""
+
+
+class RetrievalError(UserError):
+    """A user error of passages, indexes, downloads or servers."""
 
 
 class CannotOpen(RetrievalError):

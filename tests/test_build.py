@@ -36,17 +36,13 @@ def test_an_evaluation_with_a_broken_tool_stops_the_run():
     corpus = SearchableCorpus(Client(backend), 3, 100)
     workers = ToolWorkers(deterministic=True, timeout=1.0)
     scheduler = types.SimpleNamespace(workers=workers)
-    run = types.SimpleNamespace(
-        library=Library(corpus, corpus, (), ()),
-        rollouts=types.SimpleNamespace(scheduler=scheduler),
-        max_tool_failure_rate=0.5,
-        max_search_failure_rate=0.1,
-        tools=(),
-    )
+    rollouts = types.SimpleNamespace(scheduler=scheduler, roles={})
+    library = Library(corpus, corpus, (), ())
+    check = build.failure_check(drzero.get_config('mini'), library, rollouts)
     workers.counts.update({'calculator/calls': 20, 'calculator/failed': 11})
     with pytest.raises(UserError, match="11 of 20 calls of the tool 'calculator'"):
-        build.RunContext.check_and_reset_failures(run)
+        check()
     # Failures below the limit must not be counted for the training step after the evaluation.
     workers.counts.update({'calculator/calls': 20, 'calculator/failed': 10})
-    build.RunContext.check_and_reset_failures(run)
+    check()
     assert workers.counts == collections.Counter()

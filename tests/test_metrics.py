@@ -43,7 +43,7 @@ def test_a_new_run_begins_with_an_empty_log(tmp_path):
 def test_numbers_reach_the_lines_and_the_board(tmp_path):
     metrics = MetricsWriter(tmp_path, 0)
     metrics.write_scalars(0, 1, 'solver', {'em/hop1': 0.5, 'bad': math.nan})
-    metrics.write_trajectories([{'step': 0, 'text': '\u2028 </script>'}])
+    metrics.write('trajectories', [{'step': 0, 'text': '\u2028 </script>'}])
     metrics.close()
     record = json.loads((tmp_path / 'metrics.jsonl').read_text())
     assert record == {'step': 0, 'iteration': 1, 'phase': 'solver', 'em/hop1': 0.5, 'bad': None}
@@ -107,7 +107,7 @@ def test_the_board_has_every_step_once_after_a_kill(tmp_path):
 
 def test_alarms_are_lines_with_their_step(tmp_path):
     metrics = MetricsWriter(tmp_path, 0)
-    metrics.write_alarms([{'step': 3, 'name': 'entropy', 'level': 'warn', 'text': 'low'}])
+    metrics.write('alarms', [{'step': 3, 'name': 'entropy', 'level': 'warn', 'text': 'low'}])
     metrics.close()
     assert steps(tmp_path / 'alarms.jsonl') == [3]
 

@@ -54,9 +54,9 @@ os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
 _COMMANDS = ('ask', 'compare', 'evaluate', 'export', 'inputs', 'main', 'report')
 # While `python -m zeroplay_jax.main` imports this package, sys.argv begins with '-m'.
 if sys.argv[:1] == ['-m'] and {f'zeroplay_jax.{name}' for name in _COMMANDS} & set(sys.orig_argv):
-    from zeroplay_jax.runtime import signals, streams
+    from zeroplay_jax.runtime import signals
 
-    streams.open_closed()
+    signals.open_closed()
     signals.exit_while_loading()
 
 

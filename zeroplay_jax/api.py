@@ -17,7 +17,6 @@ import numpy as np
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-import zeroplay_jax.api as arguments
 from zeroplay_jax.configuration import command_line, fields, rules
 from zeroplay_jax.configuration.places import download
 from zeroplay_jax.data.files import accepted_answers
@@ -43,7 +42,7 @@ from zeroplay_jax.selfplay import library_builder
 from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.recipe import RoleSpec
-from zeroplay_jax.selfplay.update_batch import rows_loss, set_advantages
+from zeroplay_jax.selfplay.update import rows_loss, set_advantages
 from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.settings.schema import TrainedRole
 from zeroplay_jax.tools.base import Tool
@@ -110,7 +109,7 @@ class Index:
         Raises:
           UserError: the query is not a text, or the search failed.
         """
-        arguments.check_query('search', query)
+        check_query('search', query)
         (passages,) = self.corpus.search([query])
         if passages is None:
             raise UserError(f'{self.about}: the search for {query!r} failed; try it again')
@@ -173,10 +172,7 @@ def open_index(source: str | pathlib.Path = '', settings: ConfigDict | None = No
         settings.retrieval.update(kind='folder', path=_fetched('open_index', str(source)))
         # That of a stored config may be a name on the Hub or an address.
         settings.retrieval.encoder = _fetched('open_index', settings.retrieval.encoder)
-    try:
-        corpus, about = library_builder.open_real_corpus(settings)
-    except RetrievalError as error:
-        raise UserError(str(error)) from None
+    corpus, about = library_builder.open_real_corpus(settings)
     return Index(corpus, about)
 
 
@@ -211,11 +207,11 @@ def sample_rollouts(
         `rollout.prompt_tokens`.
     """
     function = 'sample_rollouts'
-    arguments.check_instance(function, 'policy', policy, Policy, 'zp.load_policy()')
-    arguments.check_instance(function, 'index', index, Index, 'zp.open_index()')
-    arguments.check_questions(function, questions)
-    arguments.check_sampling(function, temperature, samples=samples, seed=seed, step=step)
-    arguments.check_tools(function, tools)
+    check_instance(function, 'policy', policy, Policy, 'zp.load_policy()')
+    check_instance(function, 'index', index, Index, 'zp.open_index()')
+    check_questions(function, questions)
+    check_sampling(function, temperature, samples=samples, seed=seed, step=step)
+    check_tools(function, tools)
     settings = _copy(function, policy.config)
     settings.seed = seed
     settings.tools.names = tuple(tool for tool in tools if isinstance(tool, str))
@@ -288,8 +284,8 @@ def score(
       UserError: there is no such metric, it returns something else than a number in [0, 1], or not one entry of
         `answers` per question.
     """
-    arguments.check_rollouts('score', rollouts)
-    answer_lists = arguments.answer_texts('score', answers, rollouts)
+    check_rollouts('score', rollouts)
+    answer_lists = answer_texts('score', answers, rollouts)
     try:
         metric_function = reward_functions.resolve_answer_metric(metric)
     except ValueError as error:
@@ -298,7 +294,7 @@ def score(
     for trajectories, accepted in zip(rollouts, answer_lists, strict=True):
         predictions = [final_answer(trajectory) for trajectory in trajectories]
         values = [metric_function(prediction, accepted) for prediction in predictions]
-        scores.append([arguments.checked_score('score', metric, value) for value in values])
+        scores.append([checked_score('score', metric, value) for value in values])
     return np.array(scores, np.float64)
 
 
@@ -335,12 +331,12 @@ def policy_loss(
         `micro.tokens`.
     """
     function = 'policy_loss'
-    arguments.check_instance(function, 'policy', policy, Policy, 'zp.load_policy()')
-    arguments.check_rollouts(function, rollouts)
-    reward_table = arguments.reward_table(function, rewards, rollouts)
-    role = arguments.role_settings(function, _SOLVER, loss, settings)
+    check_instance(function, 'policy', policy, Policy, 'zp.load_policy()')
+    check_rollouts(function, rollouts)
+    rewards_of_rollouts = reward_table(function, rewards, rollouts)
+    role = role_settings(function, _SOLVER, loss, settings)
     rows = []
-    for group, (trajectories, values) in enumerate(zip(rollouts, reward_table, strict=True)):
+    for group, (trajectories, values) in enumerate(zip(rollouts, rewards_of_rollouts, strict=True)):
         for trajectory, value in zip(trajectories, values, strict=True):
             rows.append(Row(_SOLVER, trajectory, value, group))
     micro = policy.config.micro
@@ -374,8 +370,8 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
       TrainingStopped: nothing was trained (`stop_after_empty_steps`), or an alarm (`alarms`); summary and report are
         written. Or an update made weights that are not finite.
     """
-    arguments.check_settings('train', settings)
-    arguments.check_path('train', 'workdir', workdir)
+    check_settings('train', settings)
+    check_path('train', 'workdir', workdir)
     check_is_folder(workdir, allows_bucket=True)
     # Copied before: addresses in a bucket are replaced by the paths of their copies.
     settings = _copy('train', settings)
@@ -422,7 +418,7 @@ def _copy(function: str, settings: ConfigDict | None) -> ConfigDict:
     """
     if settings is None:
         return fields.default_config()
-    arguments.check_settings(function, settings)
+    check_settings(function, settings)
     fields.check_asked(settings)
     # Copied, so that the caller's config is not changed, and its later changes do not affect a loaded policy.
     return settings.copy_and_resolve_references()

@@ -35,7 +35,6 @@ from zeroplay_jax.evaluation.render import Printer
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.retrieval import downloads, progress
 from zeroplay_jax.retrieval.command import Parser, number_type, show_messages, similar_path
-from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.settings import schema
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools import mcp_servers, registry
@@ -171,7 +170,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     """Returns the arguments.
 
     Raises:
-      UserError, RetrievalError: a mistake in the command line.
+      UserError: a mistake in the command line.
     """
     args, unknown = _parser().parse_known_args(argv)
     args.fields = [word for word in unknown if word.startswith(fields.PREFIX)]
@@ -420,7 +419,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command and returns its exit status; errors of the user are one line on stderr."""
     try:
         return _run(argv)
-    except (UserError, RetrievalError) as error:
+    except UserError as error:
         print(f'zeroplay_jax.ask: {error}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -23,7 +23,6 @@ import sys
 from zeroplay_jax.evaluation import question_sets, statistics
 from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.retrieval.command import Parser
-from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.types import UserError
 
@@ -164,7 +163,7 @@ def main(argv: list[str] | None = None) -> int:
         _check_distinct(base_files, baselines)
         _check_distinct(other_files, candidates)
         differences, covered = _differences(baselines, candidates, args.paired)
-    except (UserError, RetrievalError) as error:
+    except UserError as error:
         print(f'zeroplay_jax.compare: {error}', file=sys.stderr)
         return 2
     print(f'{"set":20} {_heading(base_paths):>12} {_heading(other_paths):>12}   difference')

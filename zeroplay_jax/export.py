@@ -27,7 +27,6 @@ from safetensors import SafetensorError
 from zeroplay_jax.configuration.fields import read_stored_config
 from zeroplay_jax.configuration.places import fetch_model
 from zeroplay_jax.retrieval.command import Parser, show_messages
-from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime.remote_workdir import local_run
 from zeroplay_jax.selfplay.recipe import recipe_class
@@ -54,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         workdir = local_run(arguments.workdir, checkpoints)
         for path in export(workdir, arguments.out, arguments.best):
             print(path)
-    except (UserError, RetrievalError) as error:
+    except UserError as error:
         print(f'zeroplay_jax.export: {error}', file=sys.stderr)
         return 2
     # A file of the run or of its starting checkpoint; `export` turns errors of --out into UserErrors.

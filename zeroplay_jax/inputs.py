@@ -27,7 +27,6 @@ from zeroplay_jax.retrieval.command import (
     show_messages,
 )
 from zeroplay_jax.retrieval.corpus import Record, read
-from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import Json, UserError
@@ -439,7 +438,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.held_out = args.out.with_name(f'{args.out.stem}_passages{args.out.suffix}')
         _check_out(args)
         report = _run(args)
-    except (UserError, RetrievalError) as error:
+    except UserError as error:
         print(f'zeroplay_jax.inputs: {error}', file=sys.stderr)
         return 2
     except OSError as error:

@@ -96,7 +96,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     """Returns the checked arguments, and the settings of the run as flags (--config.FIELD=VALUE).
 
     Raises:
-      UserError, RetrievalError: an unknown argument or field, or an unusable file of --eval.
+      UserError: an unknown argument or field, or an unusable file of --eval.
     """
     # Settings of the run are unknown to this parser; they are passed on unchanged.
     args, run_flags = _parser().parse_known_args(argv)
@@ -105,6 +105,10 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
         run_flags = command_line.with_short_flags(run_flags)
     config = packaged_config(_CONFIG)
     chosen_recipe = command_line.recipe_flag([_NAME, *run_flags])
+    if chosen_recipe is not None:
+        config.recipe = chosen_recipe
+        fields.fit_to_recipe(config)
+    # Roles of a recipe from elsewhere may depend on flags.
     has_all_sections = chosen_recipe in (None, *BUILT_IN)
     for flag in run_flags:
         field, has_value, value = flag.removeprefix('--config.').partition('=')
@@ -116,9 +120,8 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
             fields.check_name(field, config)
         if field == 'policy.path':
             config.policy.path = downloads.fetch(value)
-    # Sections of a recipe from elsewhere are not in the config of this command.
     command_line.check_arguments([_NAME, *run_flags], chosen_recipe)
-    rules.check_checkpoint(config, recipe_class(chosen_recipe or config.recipe))
+    rules.check_checkpoint(config, recipe_class(config.recipe))
     args.corpus = args.corpus.expanduser()
     if args.workdir is None:
         args.workdir = pathlib.Path('runs') / (_corpus_name(args.corpus) or 'corpus')
@@ -343,7 +346,7 @@ def _prepare(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]
         _make_corpus(args, origin)
         # Made before the index, so that a corpus with too few sentences is refused at once.
         _make_questions(args)
-    except (UserError, RetrievalError):
+    except UserError:
         _remove_refused(args.workdir)
         raise
     _make_index(args)
@@ -355,7 +358,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     signals.raise_again()
     try:
         args, command = _prepare(argv)
-    except (UserError, RetrievalError) as error:
+    except UserError as error:
         sys.exit(_fail(2, error))
     except OSError as error:
         reason = f'{error.filename or "writing"}: {error.strerror or error}'

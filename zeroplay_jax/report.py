@@ -6,7 +6,6 @@ import sys
 
 from zeroplay_jax.evaluation import report_builder
 from zeroplay_jax.retrieval.command import Parser
-from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.remote_workdir import local_run
 from zeroplay_jax.types import UserError
 
@@ -23,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         # Parsed inside the `try`: `Parser` raises RetrievalError for mistakes on the command line.
         print(_write(parser.parse_args(argv)))
-    except (UserError, RetrievalError) as error:
+    except UserError as error:
         print(f'zeroplay_jax.report: {error}', file=sys.stderr)
         return 2
     except OSError as error:

@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
+# Of `retrieval`, which stands alone, so that its errors are user errors.
+from zeroplay_jax.retrieval.types import UserError as UserError
+
 # Labels of the author of a token. Loss masks and metrics derive from this label alone.
 PROMPT, POLICY, ENV = 0, 1, 2
 
 Json = Mapping[str, Any]
-
-
-class UserError(ValueError):
-    """User error: commands print its one line without a traceback and exit with status 2."""
 
 
 class TrainingStopped(Exception):
@@ -315,7 +314,7 @@ class Row:
       group: integer key of the group that its advantage is relative to (question, hop count, …).
       drop: reason code when the row must not be trained on, else None.
       info: details for metrics and logs.
-      advantage: set by `update_batch.set_advantages`; None after an update in which a value network gave one to every
+      advantage: set by `update.set_advantages`; None after an update in which a value network gave one to every
         token.
       teacher_prompt: int32 [P], the teacher's prompt in place of the student's; None if the row is not distilled.
     """

@@ -12,6 +12,7 @@ from ask_cases import ATTACK, CLEAN, START, WORLD, main
 from run_records import write_record
 
 from zeroplay_jax.configs import quickstart
+from zeroplay_jax.configuration.fields import fit_to_recipe
 from zeroplay_jax.evaluation import agent
 from zeroplay_jax.retrieval import build
 from zeroplay_jax.rollout.sampler import DecodeChunk
@@ -75,6 +76,7 @@ def exported(tmp_path):
     """The folder of a run: its config and a policy."""
     config = quickstart.get_config()
     config.recipe, config.rollout.max_turns, config.world.train = 'scope', 3, (1, 2)
+    fit_to_recipe(config)
     write_record(tmp_path / 'run', config)
     shutil.copytree(CLEAN, tmp_path / 'run' / 'policy' / 'solver')
     return tmp_path / 'run' / 'policy' / 'solver'

@@ -90,6 +90,7 @@ def asked(exported, monkeypatch):
     def prompt_of(recipe_name='scope', **own_prompts):
         config = ask.settings(exported)
         config.recipe = recipe_name
+        fields.fit_to_recipe(config)
         recipe = agent.recipe_class(recipe_name)
         monkeypatch.setattr(recipe, 'prompts', {**recipe.prompts, **own_prompts})
         role = agent.build_role(config, Codec(exported), NO_CORPUS)

@@ -29,7 +29,7 @@ def open_session(monkeypatch):
     corpus = types.SimpleNamespace(source=None, description='c', examples=(), warning=lambda: '')
     role = types.SimpleNamespace(prompt_ids=lambda question: [])
     monkeypatch.setattr(agent, 'open_codec', lambda folder: None)
-    monkeypatch.setattr(agent.template_choice, 'print_notes', lambda *_: None)
+    monkeypatch.setattr(agent, 'print_template_notes', lambda *_: None)
     monkeypatch.setattr(agent, 'open_ask_corpus', lambda config, seconds: corpus)
     monkeypatch.setattr(agent, 'build_role', lambda *_: role)
     monkeypatch.setattr(agent, 'Agent', Agent)

@@ -50,7 +50,7 @@ CASES = {
             'config.solver.minibatches=3: the 8 prompts',
             'config.eval.file=none.jsonl: the miniature world',
             'config.inputs.documents=none.jsonl: not possible',
-            'config.inputs.tasks=none.jsonl: recipe drzero takes none',
+            'config.inputs.tasks: recipe drzero does not read it',
             'config.policy.path=nowhere: no such folder',
             '--frob: no such flag',
             "'loose' is not a flag",

@@ -5,10 +5,8 @@ import sys
 
 import pytest
 from config_checks import ROOT, run
-from ml_collections import ConfigDict
 
-from zeroplay_jax.configs import piplay, ssp
-from zeroplay_jax.configuration import command_line
+from zeroplay_jax.configuration import fields
 from zeroplay_jax.types import UserError
 
 HEAVY = ('jax', 'jaxlib', 'tensorflow', 'transformers', 'tokenizers', 'openai', 'flax', 'scann')
@@ -49,7 +47,7 @@ PAGE = '--config=configs/quickstart.py'
         ([PAGE, '--config.seed=1.5'], 'config.seed=1.5: must be a whole number'),
         (
             [PAGE, '--config.ssp.noise=1'],
-            'does not read this section; take it away, or set recipe to ssp',
+            'recipe drzero does not read it; take it away, or set recipe to ssp',
         ),
         (['--config=configs/dspo.py', '--config.proposer.batch=4'], 'recipe dspo does not read'),
         ([PAGE, '--workdir={tmp}/run', '--config.sampler.context=300'], '= 416'),
@@ -84,31 +82,36 @@ def test_help_shows_a_command():
     assert '--workdir' in result.stdout
 
 
-def flags_are_accepted(config, *arguments):
-    try:
-        command_line.check_sections(['main', *arguments], config)
-    except UserError as error:
-        return str(error)
-    return True
+@pytest.mark.parametrize(
+    ('recipe', 'field', 'readers'),
+    [
+        ('ssp', 'scope.gates', 'scope'),
+        ('piplay', 'ssp.noise', 'ssp'),
+        ('dspo', 'pool.batch', 'drzero or piplay or scope'),
+        ('ssp', 'solver.filter_groups', 'drzero or piplay or dspo or scope'),
+        ('drzero', 'proposer.distill_top_k', ''),
+        ('drzero', 'inputs.questions', 'dspo'),
+    ],
+)
+def test_a_field_that_another_recipe_reads_is_refused_with_its_name(recipe, field, readers):
+    with pytest.raises(UserError) as refusal:
+        fields.check_name(field, fields.default_config(recipe))
+    line = f'config.{field}: recipe {recipe} does not read it; take it away, or set recipe to {readers}'
+    assert str(refusal.value) == line if readers else 'no such field' in str(refusal.value)
+    assert ('ssp' in fields.config('ssp')) and not ({'drzero', 'pool'} & set(fields.config('ssp')))
 
 
-def test_flags_of_the_recipes_own_sections_are_accepted():
-    own = ['--config.ssp.noise=1', '--config.proposer.batch=4', '--noconfig.ssp.code_gate']
-    assert flags_are_accepted(ssp.get_config(), *own, '--config.seed=1', '--workdir=x') is True
-    # π-Play is Dr. Zero with distillation, and has its section.
-    assert flags_are_accepted(piplay.get_config(), '--config.drzero.group=prompt') is True
-    # Without a config, or with one that lacks its recipe, the other checks have the better line.
-    assert flags_are_accepted(None, *own) is True
-    assert flags_are_accepted(ConfigDict({'seed': 1}), *own) is True
-    # A recipe of another package may read the sections of any other.
-    config = ssp.get_config()
-    config.recipe = 'their_package.recipe'
-    assert flags_are_accepted(config, '--config.drzero.group=prompt') is True
-
-
-def test_a_flag_of_another_recipes_section_is_refused_with_its_value():
-    refusal = flags_are_accepted(ssp.get_config(), '--noconfig.scope.gates')
-    assert refusal.startswith('config.scope.gates=True: recipe ssp does not read this section')
-    config = ssp.get_config()
-    config.recipe = 'piplay'
-    assert 'set recipe to ssp' in flags_are_accepted(config, '--config.ssp.noise', '1')
+def test_a_config_that_a_flag_gives_to_another_recipe_has_the_fields_of_that():
+    config = fields.config('drzero', 'mini')
+    config.recipe = 'ssp'
+    fields.fit_to_recipe(config)
+    assert (
+        dict(fields.leaves(config)).keys()
+        == dict(fields.leaves(fields.default_config('ssp'))).keys()
+    )
+    config = fields.config('dspo', 'mini', {'recipe': 'ssp', 'inputs.world_questions': 300})
+    fields.fit_to_recipe(config)
+    # A value that was set is not dropped in silence.
+    assert config.solver.filter_groups and 'surplus' not in config.solver
+    with pytest.raises(UserError, match='solver.filter_groups: recipe ssp does not read it'):
+        fields.check_values(config)

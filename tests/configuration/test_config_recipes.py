@@ -27,19 +27,15 @@ from zeroplay_jax.settings.kinds import ConfigError
     [
         (drzero, {'pool.window': (0.2, 0.8)}, 'pool.window=', 'give pool.measure'),
         (drzero, {'proposer.batch': 8}, 'proposer.batch=8', 'give 16 or more'),
-        (drzero, {'proposer.filter_groups': True}, 'proposer.filter_groups=True', 'set it to'),
         (piplay, {'proposer.batch': 8}, 'proposer.batch=8', 'give 16 or more'),
-        (ssp, {'solver.filter_groups': True}, 'solver.filter_groups=True', ''),
         (ssp, {'ssp.fill': 'more'}, 'ssp.fill=more', 'pad, resample, replay_full, replay_reset'),
         (ssp, {'ssp.invalid_reward': float('inf')}, 'ssp.invalid_reward=inf', 'a finite number'),
         (ssp, {'ssp.checker': 'judge'}, 'ssp.checker=judge', 'set judge.kind to endpoint'),
         (ssp, {'ssp.noise': -1}, 'ssp.noise=-1', 'give 0 or more'),
-        (ssp, {'solver.distill_top_k': 8}, 'solver.distill_top_k=8', 'drzero or piplay'),
         (scope, {'proposer.prompt_tokens': 97}, 'proposer.prompt_tokens=97', 'prompt_tokens=96'),
         (scope, {'pool.target': 65}, 'pool.target=65', 'raise pool.batches'),
         (scope, {'scope.soft_length': 4096}, 'scope.soft_length=4096', 'give less'),
         (scope, {'scope.searches_below_hops': 2}, 'scope.searches_below_hops=2', 'give 0 or 1'),
-        (dspo, {'inputs.answers': 'README.md'}, 'inputs.answers=README.md', 'recipe dspo takes'),
     ],
 )
 def test_the_checks_of_a_recipe(checkpoint, page, change, begins, contains):
@@ -138,7 +134,8 @@ def test_a_recipe_from_elsewhere_has_a_section_roles_and_checks_of_its_own(elsew
     config = common.get_config('their_package.rzero')
     assert config.rzero.to_dict() == {'uncertainty': 0.5, 'votes': 3, 'kind': 'majority'}
     assert recipes.trained_roles(config) == ('challenger', 'answerer')
-    assert set(config.challenger) == set(schema.TrainedRole.model_fields)
+    unread = {*schema.FILTER_FIELDS, *schema.DISTILL_FIELDS}
+    assert set(config.challenger) == set(schema.TrainedRole.model_fields) - unread
     config.policy.path = str(checkpoint)
     config.challenger.update(baseline='none', scale='none')
     config.answerer.samples = 5
@@ -150,7 +147,7 @@ def test_a_recipe_from_elsewhere_has_a_section_roles_and_checks_of_its_own(elsew
         ({'rzero.uncertainty': -1.0}, 'config.rzero.uncertainty=-1.0: not possible; give 0'),
         ({'rzero.kind': 'max'}, 'config.rzero.kind=max: not possible; give one of majority, mean'),
         ({'answerer.learning_rate': 0.0}, 'config.answerer.learning_rate=0.0: not possible'),
-        ({'answerer.filter_groups': True}, 'config.answerer.filter_groups=True: recipe their_'),
+        ({'answerer.filter_groups': True}, 'config.answerer.filter_groups: '),
     ):
         wrong = ConfigDict(config.to_dict())
         wrong.update_from_flattened_dict(change)
@@ -233,7 +230,7 @@ def test_the_small_run_of_a_row_is_as_short_and_knows_its_policys_syntax(row):
     small = ablations.get_config(f'{row}:mini')
     usual = importlib.import_module(f'zeroplay_jax.configs.{row.split("/")[0]}').get_config('mini')
     assert small.policy.path == usual.policy.path and small.tools.syntax == usual.tools.syntax
-    for role in ('proposer', 'solver'):
+    for role in recipes.trained_roles(usual):
         assert (small[role].steps, small[role].batch) == (usual[role].steps, usual[role].batch)
 
 

@@ -39,7 +39,7 @@ def test_the_number_of_roles_is_a_setting(tmp_path, monkeypatch, count):
     monkeypatch.syspath_prepend(tmp_path)
     config = fields.default_config(write_recipe(tmp_path, f'many{count}', "f'critic{i}'"))
     config.many.critics = count
-    fields.add_missing_sections(config)
+    fields.fit_to_recipe(config)
     for role in ('solver', *(f'critic{number}' for number in range(count))):
         config[role].samples = 2
     rules.check(config)

@@ -17,7 +17,7 @@ def served(tmp_path):
 
     def make(page, variant='mini'):
         config = page.get_config(variant)
-        fields.add_missing_sections(config)
+        fields.fit_to_recipe(config)
         config.eval.file = str(questions)
         config.retrieval.path = 'indexes/nowhere'
         for flag in command_line.index_fields('http://127.0.0.1:8000'):

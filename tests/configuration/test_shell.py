@@ -9,7 +9,7 @@ from config_checks import ROOT
 
 PROLOGUE = """import os, sys
 from zeroplay_jax.configuration import command_line
-from zeroplay_jax.runtime import streams
+from zeroplay_jax.runtime import signals
 """
 # Stands for a run: it writes more than a pipe holds to both streams, then a file.
 WRITES = """
@@ -69,7 +69,7 @@ def test_a_command_outlives_the_readers_of_its_output(tmp_path, redirection, gon
 @pytest.mark.fault('new-pipe', 'python -u into a pipe')
 def test_an_unbuffered_stream_stays_so(user_reads):
     code = (
-        'import os; from zeroplay_jax.runtime import streams; streams.outlive_readers(); '
+        'import os; from zeroplay_jax.runtime import signals; signals.outlive_readers(); '
         'print("at once", end=""); os._exit(0)'
     )
     environment = {name: value for name, value in os.environ.items() if name != 'PYTHONUNBUFFERED'}
@@ -91,7 +91,7 @@ def test_a_command_begins_without_standard_error(user_reads):
 
 def test_no_file_of_a_run_gets_the_number_of_a_closed_stream(tmp_path):
     code = """
-streams.open_closed()
+signals.open_closed()
 with open(os.environ['RESULT'], 'w') as file:
     assert file.fileno() > 2
     os.write(2, b'a message of a library')

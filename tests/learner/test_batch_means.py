@@ -10,7 +10,7 @@ from zeroplay_jax.objectives import masking
 from zeroplay_jax.objectives.loss_checks import check_loss
 from zeroplay_jax.objectives.losses import LossError, PolicyLoss
 from zeroplay_jax.policy import sharding
-from zeroplay_jax.selfplay.update_batch import rows_loss
+from zeroplay_jax.selfplay.update import rows_loss
 
 
 def moments(logp, old_logp, advantage, mask, segment):

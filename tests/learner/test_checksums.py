@@ -134,23 +134,6 @@ def test_a_step_that_lost_its_checksums_is_damaged(workdir):
     assert step == 2 and 'checksums.sha256 is missing' in lines[0]
 
 
-def test_checkpoints_of_an_earlier_version_are_read_and_a_broken_one_is_one_line(workdir):
-    for step in (2, 4):
-        (workdir / 'checkpoints' / str(step) / 'checksums.sha256').unlink()
-    assert resumed_step(workdir)[0] == 4
-    (workdir / 'checkpoints' / '4' / 'loop' / 'metadata').write_text('{')
-    with pytest.raises(UserError, match='checkpoints/4: cannot be read') as error:
-        resumed_step(workdir)
-    assert '\n' not in str(error.value)
-
-
-def test_a_step_of_an_earlier_version_is_whole_though_a_later_one_has_checksums(workdir):
-    (workdir / 'checkpoints' / '2' / 'checksums.sha256').unlink()
-    (workdir / 'checkpoints' / '4' / 'loop' / 'metadata').unlink()
-    step, lines, _ = resumed_step(workdir)
-    assert step == 2 and len(lines) == 1 and 'loop/metadata is missing' in lines[0]
-
-
 def test_a_step_that_is_not_newer_is_not_skipped_silently(workdir):
     checkpoints = Checkpointer(workdir, keep=3)
     with pytest.raises(RuntimeError, match='step 3 was not saved, because step 4 is there'):

@@ -14,6 +14,7 @@ from saved_runs import names, save, save_checkpoints, wait
 from zeroplay_jax.learner.checkpoint import saved_steps
 from zeroplay_jax.retrieval.objects import Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.remote_workdir import Lease, RemoteWorkdir
 from zeroplay_jax.training.bucket_run import bring_down
 from zeroplay_jax.training.mirror import Mirror
@@ -56,7 +57,7 @@ def test_a_step_is_complete_last_and_another_machine_gets_it_with_its_logs(remot
     first_file = next(i for i, name in enumerate(uploads) if '/checkpoints/' in name)
     assert uploads.index(object_of(remote, 2, 'metrics.jsonl')) < first_file
     assert uploads.index('runs/a/run.json') < first_file
-    assert bring_down(remote, there, remote.manifests()) == []
+    assert bring_down(Hosts(), remote, there, remote.manifests()) == []
     for path in here.rglob('*'):
         if path.is_file():
             assert (there / path.relative_to(here)).read_bytes() == path.read_bytes()
@@ -68,12 +69,12 @@ def test_a_step_without_its_last_object_does_not_exist(remote, steps, tmp_path):
         save(steps, here, step)
         upload(remote, here)
     remote.delete_manifest(4)
-    assert bring_down(remote, there, remote.manifests()) == []
+    assert bring_down(Hosts(), remote, there, remote.manifests()) == []
     assert saved_steps(there / 'checkpoints') == [2]
     assert len((there / 'metrics.jsonl').read_text().splitlines()) == 2
     # The machine that has step 4 goes on with it, and uploads it again, without what the first attempt left behind.
     remote.bucket.contents['runs/a/checkpoints/4/odd'] = (b'x', 1)
-    assert bring_down(remote, here, remote.manifests()) == []
+    assert bring_down(Hosts(), remote, here, remote.manifests()) == []
     upload(remote, here)
     assert list(remote.manifests()) == [2, 4] and 'runs/a/checkpoints/4/odd' not in names(remote)
 
@@ -103,16 +104,16 @@ def test_a_damaged_step_gives_the_one_before_with_a_line(remote, steps, tmp_path
     else:
         remote.bucket.damage(object_of(remote, 4, file))
     manifests = remote.manifests()
-    (line,) = bring_down(remote, tmp_path / 'there', manifests)
+    (line,) = bring_down(Hosts(), remote, tmp_path / 'there', manifests)
     assert 'checkpoint 4 of gs://bucket/runs/a is damaged' in line and 'resumes from 2' in line
     assert saved_steps(tmp_path / 'there' / 'checkpoints') == [2]
     # It does not take the place of a good one among those that are kept.
     assert list(manifests) == list(remote.manifests()) == [2]
     # The machine that has the step whole still goes on with it.
-    assert bring_down(remote, here, remote.manifests()) == []
+    assert bring_down(Hosts(), remote, here, remote.manifests()) == []
     remote.bucket.damage(object_of(remote, 2, 'checkpoints/2/loop/metadata'))
     with pytest.raises(UserError, match='all checkpoints are damaged'):
-        bring_down(remote, tmp_path / 'third', remote.manifests())
+        bring_down(Hosts(), remote, tmp_path / 'third', remote.manifests())
 
 
 @pytest.mark.parametrize('kind', ['damage', 'outage'])
@@ -125,11 +126,11 @@ def test_nothing_is_left_of_a_failed_download(remote, steps, tmp_path, kind):
         remote.bucket.damage(object_of(remote, 4, 'metrics.jsonl'))
         remote.bucket.damage(object_of(remote, 2, 'metrics.jsonl'))
         with pytest.raises(UserError, match='all checkpoints are damaged'):
-            bring_down(remote, there, remote.manifests())
+            bring_down(Hosts(), remote, there, remote.manifests())
     else:
         remote.bucket.failures['download'] = outage(1)
-        with pytest.raises(Unavailable):
-            bring_down(remote, there, remote.manifests())
+        with pytest.raises(UserError):
+            bring_down(Hosts(), remote, there, remote.manifests())
     assert not list(there.iterdir())
     # Nor does a machine that was switched off meanwhile upload it.
     (here / '.download').mkdir()
@@ -176,7 +177,7 @@ def test_another_machine_knows_that_the_report_was_written(remote, steps, tmp_pa
     mirror.upload_results()
     mirror.close()
     lease.release()
-    assert bring_down(remote, there, remote.manifests()) == []
+    assert bring_down(Hosts(), remote, there, remote.manifests()) == []
     assert json.loads((there / 'run.json').read_text()) == {'reported': 2}
 
 
@@ -186,7 +187,7 @@ def test_damage_in_the_local_folder_is_made_good_from_the_bucket(remote, steps, 
     path = tmp_path / 'checkpoints' / '2' / 'loop' / 'metadata'
     content = path.read_bytes()
     path.write_bytes(content[:-1] + b' ')
-    (line,) = bring_down(remote, tmp_path, remote.manifests())
+    (line,) = bring_down(Hosts(), remote, tmp_path, remote.manifests())
     assert line.startswith('checkpoint 2 is damaged: loop/metadata differs')
     assert path.read_bytes() == content
     assert (tmp_path / 'damaged' / '2' / 'loop' / 'metadata').exists()
@@ -196,10 +197,10 @@ def test_a_step_that_another_machine_ran_anew_replaces_the_local_one(remote, ste
     here, there = tmp_path / 'here', tmp_path / 'there'
     save(steps, here, 2)
     upload(remote, here)
-    bring_down(remote, there, remote.manifests())
+    bring_down(Hosts(), remote, there, remote.manifests())
     seal = there / 'checkpoints' / '2' / 'checksums.sha256'
     seal.write_text(seal.read_text().replace('a', 'b'))
-    bring_down(remote, there, remote.manifests())
+    bring_down(Hosts(), remote, there, remote.manifests())
     assert seal.read_bytes() == (here / 'checkpoints' / '2' / 'checksums.sha256').read_bytes()
 
 
@@ -246,7 +247,7 @@ def test_a_step_whose_last_write_arrived_but_seemed_to_fail_stays_whole(
         is_last = name.startswith(remote.name('steps/'))
         if is_last and copies:
             # What another machine gets before the next attempt is complete.
-            bring_down(remote, copies[0], {2: remote.manifests()[2]})
+            bring_down(Hosts(), remote, copies[0], {2: remote.manifests()[2]})
         generation = write(name, content, generation)
         if is_last and not copies:
             copies.append(tmp_path / 'copy')
@@ -263,7 +264,7 @@ def test_a_step_whose_last_write_arrived_but_seemed_to_fail_stays_whole(
     assert saved_steps(copies[0] / 'checkpoints') == [2]
     assert len((copies[0] / 'metrics.jsonl').read_text().splitlines()) == 2
     for step, manifest in remote.manifests().items():
-        assert bring_down(remote, tmp_path / str(step), {step: manifest}) == []
+        assert bring_down(Hosts(), remote, tmp_path / str(step), {step: manifest}) == []
     assert list(remote.manifests()) == ([2, 4] if is_removed else [2])
 
 
@@ -375,7 +376,7 @@ def test_a_process_that_lost_its_lease_leaves_the_files_of_the_next_one_alone(
     lease.release()
     if knows:
         assert len(uploads) == count
-    assert bring_down(remote, tmp_path / 'third', remote.manifests()) == []
+    assert bring_down(Hosts(), remote, tmp_path / 'third', remote.manifests()) == []
     assert (tmp_path / 'third' / 'metrics.jsonl').read_text().startswith('{"step": 0}')
 
 
@@ -403,5 +404,5 @@ def test_a_step_that_the_run_removes_meanwhile_is_uploaded_whole(remote, steps, 
     mirror.close()
     lease.release()
     assert list(remote.manifests()) == [2, 4]
-    bring_down(remote, tmp_path / 'there', {2: remote.manifests()[2]})
+    bring_down(Hosts(), remote, tmp_path / 'there', {2: remote.manifests()[2]})
     assert saved_steps(tmp_path / 'there' / 'checkpoints') == [2]

@@ -11,6 +11,7 @@ from saved_runs import names, save, save_checkpoints, wait, wait_for
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.retrieval.objects import Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.remote_workdir import Lease, RemoteFile, RemoteWorkdir
 from zeroplay_jax.training.bucket_run import bring_down
 from zeroplay_jax.training.mirror import Mirror, PartMirror
@@ -84,7 +85,7 @@ def test_a_step_is_complete_when_all_processes_have_uploaded_their_files(
     assert shard.startswith('checkpoints/2-') and shard.endswith('/states/w/1')
     wait_for(lambda: not names(remote, 'parts/'))
     # A copy of the folder is whole, and the state of the loop is that of the first process.
-    assert bring_down(remote, tmp_path / 'there', remote.manifests()) == []
+    assert bring_down(Hosts(), remote, tmp_path / 'there', remote.manifests()) == []
     there = tmp_path / 'there' / 'checkpoints' / '2'
     assert checkpoint.find_damage(there) == ''
     assert (there / 'states' / 'w' / '1').read_text() == 'shard of step 2'
@@ -196,7 +197,7 @@ def test_an_upload_that_is_cut_off_leaves_the_best_step_of_complete_ones_whole(
     wait_for(lambda: object_names(remote, 'checkpoints/4-', 'loop/metadata'))
     time.sleep(0.1)
     assert list(remote.manifests()) == [2]
-    assert bring_down(remote, tmp_path / 'there', remote.manifests()) == []
+    assert bring_down(Hosts(), remote, tmp_path / 'there', remote.manifests()) == []
     for name in ('checkpoints', 'best'):
         assert checkpoint.find_damage(tmp_path / 'there' / name / '2') == ''
         assert (tmp_path / 'there' / name / '2' / 'states' / 'w' / '1').exists()

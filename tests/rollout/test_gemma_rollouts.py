@@ -17,9 +17,8 @@ from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.tokens import Codec, open_codec
-from zeroplay_jax.selfplay import template_choice
 from zeroplay_jax.selfplay.recipe import RoleSpec
-from zeroplay_jax.selfplay.role_environment import role_environment
+from zeroplay_jax.selfplay.role_environment import role_environment, template_notes, template_record
 from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.types import POLICY
 
@@ -115,13 +114,11 @@ def test_results_are_messages_of_the_user_where_a_template_knows_no_tools(gemma)
     role = RoleSpec('solver', 'solver')
     tools = {'search': SearchTool(search=None)}
     role_environment(config, role, codec, tools)
-    assert (
-        template_choice.record(config, codec) == {} and template_choice.notes(config, codec) == []
-    )
+    assert template_record(config, codec) == {} and template_notes(config, codec) == []
     config.tools.syntax = 'qwen'
     role_environment(config, role, codec, tools)
-    assert template_choice.record(config, codec) == {'role of results': 'user'}
-    assert "messages of role 'user'" in template_choice.notes(config, codec)[0]
+    assert template_record(config, codec) == {'role of results': 'user'}
+    assert "messages of role 'user'" in template_notes(config, codec)[0]
     suffix = codec.decode(syntax_of('qwen').wrap(codec, ' ab', 64))
     turn = '<start_of_turn>user\n{"result": " ab"}<end_of_turn>\n<start_of_turn>model\n'
     assert suffix == '<end_of_turn>\n' + turn

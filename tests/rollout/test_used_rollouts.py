@@ -38,7 +38,7 @@ def test_devices_change_no_token(policy, rollouts):
 
 def test_pages_shorter_than_a_slot_are_refused():
     with pytest.raises(UserError, match='sampler.attention=used: sampler.page=16 is shorter'):
-        dataclasses.replace(USED, page=16, token_budget=8).of_shard(1)
+        dataclasses.replace(USED, page=16, token_budget=8).check(1)
 
 
 def test_chunks_of_a_row_in_one_call_equal_those_of_several_calls(policy):

@@ -15,6 +15,7 @@ from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.export import export
 from zeroplay_jax.policy import adapter_config, adapters, hf
 from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.selfplay.recipe import trained_roles
 from zeroplay_jax.training import branch, loop
 from zeroplay_jax.training.build import weights_of_roles
 
@@ -33,9 +34,11 @@ def make_config(recipe, **fields):
     config.schedule.iterations = 1
     if recipe != 'ssp':
         config.schedule.hop_ratio = (2, 1, 1)
+        config.solver.batch = 4
+    if recipe not in ('dspo', 'ssp'):
         config.pool.batch, config.pool.batches = 8, 1
-        config.proposer.batch, config.solver.batch = 8, 4
-    for role in ('proposer', 'solver'):
+        config.proposer.batch = 8
+    for role in trained_roles(config):
         config[role].update(steps=1, learning_rate=1e-3)
     config.update(fields)
     check(config)

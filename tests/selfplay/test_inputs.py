@@ -74,7 +74,7 @@ def test_an_empty_or_missing_file_is_named(tmp_path):
 
 
 def test_answers_get_hop_counts_in_the_exact_ratio():
-    config = common.get_config()
+    config = common.get_config('ssp')
     config.schedule.hop_ratio = (4, 3, 2)
     texts = [f'a{i}' for i in range(18)]
 

@@ -55,9 +55,9 @@ def many(count):
 
 def play(recipe, change, phase='proposer', number=0, **draw):
     """What the recipe's first step of a phase asks for, with the inputs that `change` names."""
-    config = common.get_config()
-    config.recipe = recipe
-    config.proposer.batch = config.solver.batch = config.pool.batch = 20
+    config = common.get_config(recipe)
+    for section in {'proposer', 'solver', 'pool'} & set(config):
+        config[section].batch = 20
     config.update(change)
     made = recipe_class(recipe)(config, library())
     phase = next(p for p in made.phases() if p.name == phase)

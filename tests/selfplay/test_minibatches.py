@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from zeroplay_jax.selfplay.update_batch import set_advantages, split_minibatches, trained_rows
+from zeroplay_jax.selfplay.update import set_advantages, split_minibatches, trained_rows
 from zeroplay_jax.types import Row, identity_rng
 
 

@@ -7,6 +7,7 @@ import pytest
 import scripted
 
 from zeroplay_jax.configs import drzero, dspo, ssp
+from zeroplay_jax.configuration.fields import frozen
 from zeroplay_jax.policy import hf
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
@@ -39,7 +40,7 @@ def measure(config, documents=(), questions=(), worlds=None):
     context = RolloutContext(None, roles, templates)
     library = scripted.library(tuple(documents), worlds)
     recipe = recipe_type(config, library)
-    return prompt_check.check_prompts(config, recipe, context, questions)
+    return prompt_check.check_prompts(frozen(config), recipe, context, questions)
 
 
 def documents(long_share, count=40):

@@ -45,7 +45,7 @@ def begin(workdir, config, inputs=INPUTS, steps=(2, 4)):
     writer = MetricsWriter(workdir, 0, (), run=record.hash_of(run_identity))
     for step in range(max(steps)):
         writer.write_scalars(step, 0, 'solver', {'loss': 1.0})
-        writer.write_trajectories([ROLLOUT | {'step': step}])
+        writer.write('trajectories', [ROLLOUT | {'step': step}])
     writer.close()
     return run_identity
 

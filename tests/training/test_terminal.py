@@ -15,12 +15,14 @@ from trajectories import make_trajectory
 from zeroplay_jax.evaluation.render import one_line
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.training.rollout_text import (
+from zeroplay_jax.training.screen import (
+    ProgressBar,
+    TimeLeft,
+    _reward_texts,
     evaluation_text,
     rollout_text,
     wrapped,
 )
-from zeroplay_jax.training.screen import ProgressBar, TimeLeft, _reward_texts
 from zeroplay_jax.types import Question, Row, RowInfo, ToolCall, Turn
 
 METRICS = {

@@ -10,12 +10,12 @@ from run_files import lines, without_clock
 
 from zeroplay_jax.configs import ablations
 from zeroplay_jax.configuration.rules import check
-from zeroplay_jax.learner.value_network import CHECKPOINT_PREFIX
+from zeroplay_jax.learner.checkpoint import VALUE_NETWORK_PREFIX
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.decoder import ModelConfig
 from zeroplay_jax.training import branch, build, loop
 
-NETWORK = CHECKPOINT_PREFIX + 'solver'
+NETWORK = VALUE_NETWORK_PREFIX + 'solver'
 
 
 def make_config(**fields):

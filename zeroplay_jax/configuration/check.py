@@ -38,7 +38,7 @@ _NAME = 'zeroplay_jax'
 # Rules about what lies on a disk.
 _FILE_RULES = (check_adapters, check_retrieval, check_held_out, check_files, check_checkpoint)
 # Other fields than those of `fields.input_paths` that name files or folders.
-_FOLDER_FIELDS = ('policy.path', 'retrieval.path', 'retrieval.encoder', 'eval.file', 'eval.tasks')
+_FOLDER_FIELDS = ('policy.path', 'retrieval.path', 'retrieval.encoder')
 # What absl reads as false.
 _FALSE = ('false', 'f', '0')
 
@@ -119,10 +119,12 @@ def _loaded(arguments: Sequence[str], mistakes: Mistakes) -> ConfigDict | None:
         if len(mistakes.lines) == count and flag not in config_files:
             sound.append(flag)
     if schema is None:
-        # Their values are judged all the same.
+        # Their values are judged all the same, where they are of fields that most recipes read.
         config = fields.default_config()
+        names = dict(fields.leaves(config))
         for flag in sound:
-            if re.match(r'--?config\.', flag):
+            field = re.match(r'--?config\.([\w.]+)', flag)
+            if field and field[1] in names:
                 fields.assign(config, f'--{flag.lstrip("-")}')
         mistakes.of(fields.check_values, config)
         return None
@@ -159,7 +161,7 @@ def _config_of(
         config = command_line.config_of_file(config_files[0].partition('=')[2])
         if chosen_recipe is not None:
             config.recipe = chosen_recipe
-        fields.add_missing_sections(config)
+        fields.fit_to_recipe(config)
         return config
     except ConfigError as error:
         mistakes.note(str(error))
@@ -172,7 +174,7 @@ def _config_of(
 def _check_field(argument: str, schema: ConfigDict | None) -> None:
     """Refuses a flag --config.FIELD=VALUE with an unknown field, or a value of another type."""
     if schema is None:
-        schema = fields.default_config()
+        schema = fields.fields_of_all()
     flag, equals, _ = argument.lstrip('-').partition('=')
     name = flag.split('.', 1)[1]
     fields.check_name(name, schema)
@@ -180,7 +182,6 @@ def _check_field(argument: str, schema: ConfigDict | None) -> None:
         fields.assign(
             schema.copy_and_resolve_references(), f'--config.{argument.partition(".")[2]}'
         )
-        command_line.check_sections(['', argument], schema)
 
 
 def _check_flag(argument: str) -> None:
@@ -214,10 +215,12 @@ def _check_config(config: ConfigDict, given: Mapping[str, str], mistakes: Mistak
     has_files = 'nofiles' not in given
     # What lies in a bucket is read when the run starts.
     mistakes.fields |= {name for name, path in _paths(config).items() if objects.is_address(path)}
-    if not has_files:
+    if not has_files and 'documents' in config.inputs:
         config.inputs.documents = ''
     _check_values(config, mistakes)
-    _find_packaged(config)
+    # What comes with the package is that of this installation.
+    for name, path in _paths(config).items():
+        config.update_from_flattened_dict({name: downloads.packaged(path)})
     # A run keeps the -1 of a mesh in its config.
     on_machine = config.copy_and_resolve_references()
     if 'on' in given:
@@ -241,10 +244,10 @@ def _check_config(config: ConfigDict, given: Mapping[str, str], mistakes: Mistak
 
 def _check_values(config: ConfigDict, mistakes: Mistakes) -> None:
     """Notes values of wrong types and out of bounds, and replaces them: the rules calculate with the values."""
-    fields.add_missing_sections(config)
+    fields.fit_to_recipe(config)
     before = set(mistakes.fields)
     mistakes.of(fields.check_values, config)
-    defaults = dict(fields.leaves(fields.default_config(config.recipe)))
+    defaults = dict(fields.leaves(fields.default_config(config.recipe, config)))
     for name in mistakes.fields - before:
         if name in defaults:
             config.update_from_flattened_dict({name: defaults[name]})
@@ -255,12 +258,6 @@ def _paths(config: ConfigDict) -> dict[str, str]:
     values = dict(fields.leaves(config))
     paths = {name: values[name] for name in _FOLDER_FIELDS if values.get(name)}
     return paths | dict(fields.input_paths(config))
-
-
-def _find_packaged(config: ConfigDict) -> None:
-    """Replaces paths of what comes with the package by those of this installation, in place."""
-    for name, path in _paths(config).items():
-        config.update_from_flattened_dict({name: downloads.packaged(path)})
 
 
 # ---- machines --------------------------------------------------------------------------------------
@@ -341,10 +338,5 @@ def resolve_mesh(config: ConfigDict, target: Machine) -> None:
             f'{hosts}; give sizes whose product is {target.devices}, such as '
             f'replica={target.hosts}, fsdp=1, model={target.devices // target.hosts}'
         )
-    # Every process rolls out with whole weights.
-    if sizes['replica'] % target.hosts:
-        raise ConfigError(
-            f'config.mesh: {text}: {target.name} has {hosts}, and each samples on replicas of its own; '
-            f'give a mesh.replica that is a multiple of {target.hosts}'
-        )
     config.mesh.update(sizes)
+    rules.check_replicas(config, target.hosts)

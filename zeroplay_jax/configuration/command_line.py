@@ -26,9 +26,8 @@ from ml_collections import ConfigDict, config_flags
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.command import MessageFormatter, import_tensorflow, quiet, similar_path
-from zeroplay_jax.runtime import signals, streams
+from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.workdir import check_is_folder
-from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, CONFIGS, ConfigError, fail
 from zeroplay_jax.settings.renamed import OLD_FIELDS
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
@@ -160,12 +159,12 @@ class _ConfigWithSections(flags.ArgumentParser):
         self._recipe = recipe
 
     def parse(self, argument: str) -> ConfigDict:
-        """Returns the loaded config with `config.recipe` set and the sections of that recipe added."""
+        """Returns the loaded config with `config.recipe` set and the fields of that recipe."""
         config = self._parser.parse(argument)
         # A file that could not be loaded gives another object, which raises when it is used.
         if isinstance(config, ConfigDict) and 'recipe' in config:
             config.recipe = self._recipe
-            fields.add_missing_sections(config)
+            fields.fit_to_recipe(config)
         return config
 
     def flag_type(self) -> str:
@@ -209,19 +208,12 @@ def check_arguments(argv: Sequence[str], chosen_recipe: str | None) -> None:
                 f'--config={value}: no such file; there are {available_configs()}{similar_path(config_file)}'
             )
         if re.match(r'(no)?config\.', flag):
-            schema = schema or _schema(chosen_recipe)
+            schema = schema or fields.fields_of_all(chosen_recipe)
             name = flag.split('.', 1)[1]
             # A field of an unknown section may belong to an external recipe, whose fields are known only when the
             # config file is loaded; `_check_recipe_fields` checks it then.
             if name.split('.')[0] in schema or '.' not in name or name in OLD_FIELDS:
                 fields.check_name(name, schema)
-
-
-def _schema(chosen_recipe: str | None) -> ConfigDict:
-    """Returns all fields with their defaults, with the sections of the chosen recipe."""
-    if chosen_recipe is None:
-        return fields.default_config()
-    return fields.default_config(chosen_recipe)
 
 
 def config_of_file(config_file: str) -> ConfigDict:
@@ -249,37 +241,6 @@ def _check_recipe_fields(argv: Sequence[str], chosen_recipe: str | None) -> None
         section, _, name = flag.partition('.')
         if section in ('config', 'noconfig') and name:
             fields.check_name(name, schema)
-
-
-def check_sections(argv: Sequence[str], config: ConfigDict | None) -> None:
-    """Refuses flags that set a field of another recipe: of its section, or of a role that the recipe does not train.
-
-    A config file may have them, because it works with any recipe; somebody who gives a flag expects an effect.
-    """
-    # A recipe of another package may read the sections of any other. Incomplete configs are refused by `rules.check`.
-    if config is None:
-        return
-    chosen = config.get('recipe')
-    if chosen not in recipes.BUILT_IN:
-        return
-    for argument in argv[1:]:
-        match = re.match(r'--?(?:no)?config\.(\w+)\.([\w.]+)', argument)
-        if not match:
-            continue
-        section, field = match.groups()
-        readers = [name for name in recipes.BUILT_IN if _has_section(name, section)]
-        if readers and chosen not in readers:
-            problem = f'recipe {chosen} does not read this section'
-            fix = f'take it away, or set recipe to {" or ".join(readers)}'
-            fail(f'{section}.{field}', config[section][field], problem, fix)
-
-
-def _has_section(name: str, section: str) -> bool:
-    """Returns whether a section belongs to a built-in recipe: its settings, or a role that it trains."""
-    recipe = recipes.recipe_class(name)
-    defaults = fields.default_config(name)
-    roles = [role.name for role in recipe.roles(defaults) if role.is_trained]
-    return section in (*recipe.settings, *roles)
 
 
 def expanded(argv: Sequence[str]) -> list[str]:
@@ -314,13 +275,11 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     check_arguments(argv, chosen_recipe)
     try:
         with _sections_of(chosen_recipe):
-            arguments = flags.FLAGS(argv)
-        check_sections(argv, flags.FLAGS['config'].value)
-        return arguments
+            return flags.FLAGS(argv)
     except flags.IllegalFlagValueError as error:
         # The exception has only a text, so field and value are read from the text.
         field = re.match(r'flag --config\.([\w.]+)=(.*?): ', str(error), re.DOTALL)
-        defaults = dict(fields.leaves(_schema(chosen_recipe)))
+        defaults = dict(fields.leaves(fields.fields_of_all(chosen_recipe)))
         if field and field[1] in defaults:
             default = defaults[field[1]]
             problem = f'must be {fields.type_name(default)}'
@@ -434,8 +393,8 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
     Exit status: 0; 2 after a `UserError` or a full or read-only disk, 3 or 4 after `TrainingStopped` (a run that trains
     nothing, an alarm) and 75 after `Preempted` (SIGTERM), each with its one line; 130 after Ctrl-C; 1 after a crash.
     """
-    streams.open_closed()
-    streams.outlive_readers()
+    signals.open_closed()
+    signals.outlive_readers()
     sys.excepthook = _print_unless_late
     logging.get_absl_handler().setFormatter(MessageFormatter())
     try:
@@ -563,21 +522,19 @@ def check_devices(config) -> None:
     Raises:
       UserError: one line.
     """
+    import jax
+
     from zeroplay_jax.policy import sharding
 
-    heads = _heads(config)
-    # Checked first: more devices would not help such a mesh. -1 is known when the devices are counted.
+    # Checked first: more devices would not help such a mesh.
     check_heads(config)
     mesh = sharding.make_mesh(**dict(config.mesh))
-    sharding.local_mesh(mesh)
-    data_shards = sharding.data_shards(mesh)
-    if config.micro.rows % data_shards:
-        raise UserError(
-            f'config.micro.rows={config.micro.rows}: must be divisible by replica × fsdp of the mesh, which is '
-            f'{data_shards}; change one of them'
-        )
-    if heads:
-        sharding.check_heads(*heads, mesh.shape['model'])
+    resolved = config.copy_and_resolve_references()
+    resolved.mesh.update(mesh.shape)
+    check_heads(resolved)
+    shards, processes = sharding.data_shards(mesh), jax.process_count()
+    rules.check_replicas(resolved, processes)
+    rules.check_shards(resolved, shards, shards // processes)
 
 
 def check_heads(config) -> None:

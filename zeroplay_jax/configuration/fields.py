@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import importlib
 import inspect
+import operator
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,100 +23,163 @@ from zeroplay_jax.retrieval import objects
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.selfplay import recipe as recipes
-from zeroplay_jax.settings.kinds import CONFIGS, IS_INPUT, ConfigError, Section, built_in_path, fail
+from zeroplay_jax.settings.kinds import (
+    CONFIGS,
+    IS_INPUT,
+    ConfigError,
+    Section,
+    built_in_path,
+    fail,
+    leaves,
+)
 from zeroplay_jax.settings.renamed import REMOVED_FIELDS, RENAMED_FIELDS, with_new_names
-from zeroplay_jax.settings.schema import Config, Run, TrainedRole
+from zeroplay_jax.settings.schema import (
+    DISTILL_FIELDS,
+    FILTER_FIELDS,
+    Config,
+    Inputs,
+    Pool,
+    Privileged,
+    Run,
+    TrainedRole,
+)
 from zeroplay_jax.types import Json
 
 
-def default_config(recipe: str = 'drzero') -> ConfigDict:
-    """Returns all fields with their defaults, and the sections of all built-in recipes and of `recipe`.
+def default_config(recipe: str = 'drzero', like: ConfigDict | None = None) -> ConfigDict:
+    """Returns the fields that a recipe reads, with their defaults.
 
     Args:
       recipe: a built-in name, or the import path of a module.
+      like: a config whose settings decide which roles there are; None: the defaults.
 
     Raises:
       ConfigError: there is no such recipe.
     """
     config = ConfigDict(Run().model_dump())
     config.recipe = recipe
-    # All built-in recipes are included, so that one config file works with any of them.
-    for name in dict.fromkeys((*recipes.BUILT_IN, recipe)):
-        _add_sections(config, recipes.recipe_class(name))
+    fit_to_recipe(config, like)
     return config
 
 
-def _schema_of(config: ConfigDict) -> ConfigDict:
-    """Returns the defaults of all fields that this config may have.
-
-    Roles may depend on settings, so a config can have sections of roles that the recipe's defaults do not have.
-    """
-    schema = default_config(config.recipe)
-    with schema.unlocked():
-        for name, section in _sections(config).items():
-            if name and name not in schema:
-                schema[name] = ConfigDict(section().model_dump())
-    return schema
-
-
-def _add_sections(config: ConfigDict, recipe: type[recipes.Recipe]) -> None:
-    """Adds to the config the sections with defaults that a recipe needs and the config lacks."""
+def fields_of_all(recipe: str | None = None) -> ConfigDict:
+    """Returns the fields of all built-in recipes, and of `recipe`, with their defaults, for a config not yet read."""
+    config = default_config()
     with config.unlocked():
-        for name, settings in recipe.settings.items():
-            if name not in config:
-                config[name] = ConfigDict(settings().model_dump())
-        added = []
-        # The roles come second, because they may depend on the recipe's settings.
-        for specification in recipe.roles(config):
-            _check_role_name(recipe, specification)
-            if specification.is_trained and specification.name not in config:
-                config[specification.name] = ConfigDict(TrainedRole().model_dump())
-                added.append(specification.name)
-        # A step draws as many tasks as the largest batch of its roles, so that a default would enlarge a small run. The
-        # reference follows fields that are set later, until the batch of the role itself is set.
-        is_built_in = recipe.__module__.startswith(recipes.BUILT_IN_PACKAGE)
-        for name in added:
-            if not is_built_in and name != recipe.evaluated_role in config:
-                config[name].batch = config[recipe.evaluated_role].get_oneway_ref('batch')
+        for name in (*recipes.BUILT_IN, recipe or config.recipe):
+            config.update(default_config(name))
+    return config
 
 
-def _check_role_name(recipe: type[recipes.Recipe], specification: recipes.RoleSpec) -> None:
-    """Raises ConfigError if the name of a role is that of another section."""
-    # A role's section would otherwise be mistaken for a section of the run, such as `pool`.
-    reserved = (*Run.model_fields, *recipe.settings, *recipes.RESERVED_ROLES, *dir(Config))
-    if specification.name in reserved or specification.name.startswith('_'):
-        raise ConfigError(
-            f'{recipe.__module__}: a role cannot be called {specification.name!r}, which has another '
-            'meaning in the config; rename the role'
-        )
+def fit_to_recipe(config: ConfigDict, like: ConfigDict | None = None) -> None:
+    """Gives a config the fields that `config.recipe` reads, in place.
 
+    Missing ones get their defaults. Sections of other built-in recipes are removed, so that a config file works with
+    any recipe. In the other sections, fields that the recipe does not read are removed if they have their defaults;
+    `check_values` refuses them otherwise.
 
-def add_missing_sections(config: ConfigDict) -> None:
-    """Adds to the config the missing sections of `config.recipe`, after a flag chose another recipe.
+    Args:
+      config: is changed.
+      like: see `default_config`.
 
     Raises:
       ConfigError: there is no such recipe.
     """
-    _add_sections(config, recipes.recipe_class(config.recipe))
+    recipe = recipes.recipe_class(config.recipe)
+    with config.unlocked():
+        # Roles may depend on the recipe's settings.
+        for name, section in recipe.settings.items():
+            if name not in config:
+                config[name] = ConfigDict(section().model_dump())
+        sections = _sections(recipe, like or config)
+        added = [name for name in sections if name not in config]
+        for name, section in sections.items():
+            if name in added:
+                config[name] = ConfigDict()
+            values = config[name]
+            for field, default in section().model_dump().items():
+                if _reads(recipe, name, section, field):
+                    if field not in values:
+                        values[field] = default
+                elif field in values and values[field] == default:
+                    del values[field]
+        for name in _sections_of_built_in() - sections.keys():
+            if name in config:
+                del config[name]
+        # A step draws as many tasks as the largest batch of its roles, so that a default would enlarge a small run. The
+        # reference follows fields that are set later, until the batch of the role itself is set.
+        is_built_in = recipe.__module__.startswith(recipes.BUILT_IN_PACKAGE)
+        for name in added:
+            is_role = sections[name] is TrainedRole
+            if is_role and not is_built_in and name != recipe.evaluated_role in config:
+                config[name].batch = config[recipe.evaluated_role].get_oneway_ref('batch')
 
 
-def leaves(config: ConfigDict | Section | Mapping, prefix: str = '') -> Iterator[tuple[str, Any]]:
-    """Yields all fields of a config, or of nested dicts, as (dotted name, value), in their order."""
-    for name, value in dict(config).items():
-        if isinstance(value, ConfigDict | Section | Mapping):
-            yield from leaves(value, f'{prefix}{name}.')
-        else:
-            yield f'{prefix}{name}', value
+# What goes with the file of another field of `inputs`.
+_FILE_OF_INPUT = {'types': 'documents', 'world_questions': 'questions'}
+
+
+def _reads(recipe: type[recipes.Recipe], name: str, section: type[Section], field: str) -> bool:
+    """Returns whether a recipe reads a field of one of its `_sections`."""
+    if section is Inputs:
+        return _FILE_OF_INPUT.get(field, field) in recipe.input_files
+    if section is TrainedRole and field in FILTER_FIELDS:
+        return name in recipe.filterable_roles
+    if section is TrainedRole and field in DISTILL_FIELDS:
+        return name in recipe.distillable_roles
+    return True
+
+
+def _sections(
+    recipe: type[recipes.Recipe], config: ConfigDict | Config
+) -> dict[str, type[Section]]:
+    """Returns the sections that depend on the recipe: its settings, shared ones, and the roles that it trains.
+
+    Raises:
+      ConfigError: the name of a role is that of another section, for which it would be mistaken.
+    """
+    sections: dict[str, type[Section]] = {**recipe.settings, 'inputs': Inputs}
+    if recipe.has_pool:
+        sections['pool'] = Pool
+    if recipe.distillable_roles:
+        sections['privileged'] = Privileged
+    reserved = (*Run.model_fields, *recipe.settings, *recipes.RESERVED_ROLES, *dir(Config))
+    for specification in recipe.roles(config):
+        name = specification.name
+        if name in reserved or name.startswith('_'):
+            raise ConfigError(
+                f'{recipe.__module__}: a role cannot be called {name!r}, which has another meaning in the config; '
+                'rename the role'
+            )
+        if specification.is_trained:
+            sections[name] = TrainedRole
+    return sections
+
+
+@functools.cache
+def _sections_of_built_in() -> frozenset[str]:
+    """Returns the names of the sections that only some of the built-in recipes read."""
+    names: set[str] = set()
+    for name in recipes.BUILT_IN:
+        recipe = recipes.recipe_class(name)
+        settings = {name: section().model_dump() for name, section in recipe.settings.items()}
+        names |= _sections(recipe, ConfigDict(Run().model_dump() | settings)).keys()
+    return frozenset(names)
+
+
+def _model_of(config: ConfigDict | Config) -> type[Config]:
+    """Returns the schema of a config: `Config` with the sections of its recipe and of the roles that it trains."""
+    sections = _sections(recipes.recipe_class(config.recipe), config)
+    fields: dict[str, Any] = {name: (section, section()) for name, section in sections.items()}
+    return pydantic.create_model('Config', __base__=Config, **fields)
 
 
 def input_paths(config: ConfigDict | Config) -> Iterator[tuple[str, str]]:
     """Yields (dotted name, value) of all fields of the type `kinds.InputPath` that are not empty."""
     values = dict(leaves(config))
-    for section_name, section in _sections(config).items():
-        prefix = f'{section_name}.' if section_name else ''
-        for name in _input_fields(section, prefix):
-            if values.get(name):
-                yield name, values[name]
+    for name in _input_fields(_model_of(config), ''):
+        if values.get(name):
+            yield name, values[name]
 
 
 def _input_fields(section: type[Section], prefix: str) -> Iterator[str]:
@@ -142,6 +207,8 @@ def check_name(path: str, schema: ConfigDict) -> None:
     alarm, _, level_name = path.rpartition('.')
     if alarm.startswith('alarms.') and level_name in ('warn', 'stop', 'steps'):
         raise ConfigError(f'config.{path}: is gone; set config.{alarm}=(warn, stop, steps)')
+    if not _has(schema, path):
+        _refuse_field_of_another(path, schema)
     level: Any = schema
     closest_path = ['config']
     # A misspelt section is replaced by the closest one, so that the suggestion is a complete field.
@@ -162,6 +229,28 @@ def check_name(path: str, schema: ConfigDict) -> None:
     if closest_path[1:] != path.split('.'):
         suggestion = '.'.join(closest_path)
         raise ConfigError(f'config.{path}: no such field; did you mean {suggestion}?')
+
+
+def _has(config: ConfigDict, path: str) -> bool:
+    """Returns whether a config has the field or section with a dotted name."""
+    level: Any = config
+    for name in path.split('.'):
+        if not isinstance(level, ConfigDict) or name not in level:
+            return False
+        level = level[name]
+    return True
+
+
+def _refuse_field_of_another(path: str, schema: ConfigDict) -> None:
+    """Raises ConfigError if built-in recipes other than that of the schema read a field."""
+    readers = [name for name in recipes.BUILT_IN if _has(default_config(name), path)]
+    chosen = schema.get('recipe')
+    if not readers or not chosen:
+        return
+    fix = f'set recipe to {" or ".join(readers)}'
+    if chosen not in recipes.BUILT_IN:
+        fix = 'declare in its class that it does (docs/recipes.md)'
+    raise ConfigError(f'config.{path}: recipe {chosen} does not read it; take it away, or {fix}')
 
 
 def _similar(name: str, fields: Sequence[str]) -> str | None:
@@ -224,7 +313,7 @@ def check_asked(config: ConfigDict) -> None:
     """
     checked = config.copy_and_resolve_references()
     # The documents that the run of a policy trained on need not be there any more.
-    if 'inputs' in checked:
+    if 'documents' in checked.get('inputs', ()):
         checked.inputs.documents = ''
     check_values(checked)
 
@@ -235,7 +324,7 @@ def check_values(config: ConfigDict) -> None:
     Raises:
       ConfigError: the first problem.
     """
-    schema = _schema_of(config)
+    schema = default_config(config.recipe, config)
     # Names are checked first, so that a renamed field is not reported as a missing one.
     for name, _ in leaves(config):
         check_name(name, schema)
@@ -246,19 +335,11 @@ def check_values(config: ConfigDict) -> None:
             fix = 'start the config from zeroplay_jax.configs.common.get_config()'
             raise ConfigError(f'config.{name}: missing; {fix}')
     for name, value in present.items():
-        _check_size(name, value)
-    for name, section in _sections(config).items():
-        values = config
-        if name:
-            values = config[name]
-        _check_section(section, values, name, defaults)
-
-
-def _check_size(name: str, value: Any) -> None:
-    """Raises ConfigError if a whole number, alone or in a list, is too large for the integers of accelerators."""
-    for number in value if isinstance(value, tuple) else (value,):
-        if isinstance(number, int) and abs(number) > MAX_INT:
-            fail(name, value, 'not possible', f'give at most {MAX_INT}')
+        # In a list, too.
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int) and abs(number) > MAX_INT:
+                fail(name, value, 'not possible', f'give at most {MAX_INT}')
+    _validated(_model_of(config), config, '', defaults)
 
 
 def checked_section(section: type[Section], name: str, values: Mapping[str, Any]) -> ConfigDict:
@@ -276,37 +357,23 @@ def checked_section(section: type[Section], name: str, values: Mapping[str, Any]
     for field in values:
         check_name(f'{name}.{field}', defaults)
     merged = ConfigDict(section().model_dump() | dict(values))
-    _check_section(section, merged, name, dict(leaves(defaults)))
     # The values are read back from the schema, which converts a whole number to a float where it has a float.
-    return ConfigDict(section(**merged.to_dict()).model_dump())
+    return ConfigDict(_validated(section, merged, name, dict(leaves(defaults))).model_dump())
 
 
-def _sections(config: ConfigDict | Config) -> dict[str, type[Section]]:
-    """Returns {name: schema} of all sections of a config; '' names the fields at the top level."""
-    sections: dict[str, type[Section]] = {'': Run}
-    # A user's config has the sections of all built-in recipes, a frozen one those of its own.
-    names = (config.recipe,) if isinstance(config, Config) else (*recipes.BUILT_IN, config.recipe)
-    for name in dict.fromkeys(names):
-        sections |= _sections_of(config, name)
-    return sections
-
-
-def _sections_of(config: ConfigDict | Config, recipe_name: str) -> dict[str, type[Section]]:
-    """Returns {name: schema} of the sections of a recipe and of the roles that it trains with this config."""
-    recipe = recipes.recipe_class(recipe_name)
-    trained = [role.name for role in recipe.roles(config) if role.is_trained]
-    return dict(recipe.settings) | dict.fromkeys(trained, TrainedRole)
-
-
-def _check_section(
+def _validated(
     section: type[Section], values: ConfigDict, prefix: str, defaults: Mapping[str, Any]
-) -> None:
-    """Refuses the wrong values of a section; `defaults` has dotted names."""
-    fields = values.to_dict()
-    # At the top level the config also has sections of recipes and roles, which are not fields of `Run`.
-    schema_fields = {name: fields[name] for name in section.model_fields if name in fields}
+) -> Any:
+    """Returns the values as an object of the schema `section`, or refuses the wrong ones.
+
+    Args:
+      section: schema of a section, or of a whole config.
+      values: the values; fields that are not there get their defaults.
+      prefix: name of the section; '' for a config.
+      defaults: dotted name within the config → default, for the error text.
+    """
     try:
-        section.model_validate(schema_fields)
+        return section.model_validate(values.to_dict())
     except pydantic.ValidationError as error:
         for problem in error.errors():
             _refuse(problem, prefix, dict(leaves(values)), defaults)
@@ -370,16 +437,9 @@ def frozen(config: ConfigDict | Config) -> Config:
     """
     if isinstance(config, Config):
         return config
-    sections: dict[str, Any] = {
-        name: (section, ...) for name, section in _sections_of(config, config.recipe).items()
-    }
-    kind = pydantic.create_model('Config', __base__=Config, **sections)
-    values = config.to_dict()
-    try:
-        return kind.model_validate({name: values[name] for name in kind.model_fields})
-    except pydantic.ValidationError as error:
-        _refuse(error.errors()[0], '', dict(leaves(config)), dict(leaves(_schema_of(config))))
-        raise
+    return _validated(
+        _model_of(config), config, '', dict(leaves(default_config(config.recipe, config)))
+    )
 
 
 # ---- flags of commands -----------------------------------------------------------------------------
@@ -417,11 +477,8 @@ def assign(config: ConfigDict, assignment: str) -> None:
     if not equals:
         raise ConfigError(f'{assignment}: has no value; give {PREFIX}{name}=VALUE')
     check_name(name, config)
-    *sections, field = name.split('.')
-    section = config
-    for section_name in sections:
-        section = section[section_name]
-    section[field] = _value(name, text, section[field])
+    present = functools.reduce(operator.getitem, name.split('.'), config)
+    config.update_from_flattened_dict({name: _value(name, text, present)})
 
 
 def _value(name: str, text: str, default: Any) -> Any:
@@ -461,44 +518,25 @@ def read_stored_config(workdir: pathlib.Path) -> ConfigDict | None:
     # The values are written into the defaults, so that fields added since then have a value.
     try:
         config = default_config(stored['recipe'])
-        for name, value in _leaves(stored):
-            # What is gone concerned training, and the policy of such a run can still be asked and exported.
-            if name in REMOVED_FIELDS:
+        known = dict(leaves(_model_of(config)())) | dict(leaves(fields_of_all(stored['recipe'])))
+        for name, value in leaves(stored):
+            # What is gone concerned training, and the policy of such a run can still be asked and exported. A record
+            # also has fields that its recipe does not read.
+            if name in REMOVED_FIELDS or (name in known and not _has(config, name)):
                 continue
             check_name(name, config)
-            _set(config, name, value)
+            # Built-in checkpoints are stored by name. Lists of a config are tuples, which JSON does not have.
+            if isinstance(value, str):
+                value = built_in_path(value)
+            if isinstance(value, list):
+                value = tuple(value)
+            config.update_from_flattened_dict({name: value})
     except (ConfigError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f'{workdir / run_record.FILE_NAME}: not a config of this version: {error}; correct it, or copy the policy '
             'elsewhere'
         ) from None
     return config
-
-
-def _leaves(stored: Mapping[str, Any], prefix: str = '') -> list[tuple[str, Any]]:
-    """Returns all values with their dotted names."""
-    leaves: list[tuple[str, Any]] = []
-    for name, value in stored.items():
-        if isinstance(value, dict):
-            leaves += _leaves(value, f'{prefix}{name}.')
-        else:
-            leaves.append((f'{prefix}{name}', value))
-    return leaves
-
-
-def _set(config: ConfigDict, name: str, value: Any) -> None:
-    """Sets the field with a dotted name."""
-    *sections, field = name.split('.')
-    section = config
-    for section_name in sections:
-        section = section[section_name]
-    # Built-in checkpoints are stored by name.
-    if isinstance(value, str):
-        value = built_in_path(value)
-    # Lists of a config are tuples, which JSON does not have.
-    if isinstance(value, list):
-        value = tuple(value)
-    section[field] = value
 
 
 # ---- configs of the package ------------------------------------------------------------------------
@@ -534,6 +572,10 @@ def config(
     if changes is not None and not isinstance(changes, Mapping):
         fix = "give a dict, such as {'solver.batch': 16}"
         raise ConfigError(f'config: changes is a {type(changes).__name__}; {fix}')
+    if changes and 'recipe' in changes:
+        # Which fields there are depends on it.
+        settings.recipe = of_type('recipe', changes['recipe'], settings.recipe)
+        fit_to_recipe(settings)
     for name in changes or {}:
         # An empty dict has no fields, by which a misspelt section would be noticed.
         check_name(str(name), settings)
@@ -629,4 +671,4 @@ def check(workdir: str | pathlib.Path, config: ConfigDict | Config) -> None:
 
 def defaults(config: ConfigDict | Config) -> Json:
     """Returns the defaults of all fields, which the record of a run of an earlier version may lack."""
-    return default_config(config.recipe).to_dict()
+    return _model_of(config)().to_dict()

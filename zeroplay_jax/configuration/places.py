@@ -62,37 +62,24 @@ def check_documents(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses missing files, files that the recipe or the corpus does not take, and files with an unusable line."""
+    """Refuses missing files, files that the corpus does not take, and files with an unusable line."""
     is_world = config.retrieval.kind == 'world'
-    for name, lines in (('file', 'questions with answers'), ('tasks', 'open tasks with rubrics')):
-        path = config.eval[name]
-        if not path:
-            continue
-        if is_world:
+    for name in ('file', 'tasks'):
+        if is_world and config.eval[name]:
             problem = 'the miniature world has its own questions'
-            fail(
-                f'eval.{name}',
-                path,
-                problem,
-                'leave it empty, or set retrieval.kind to folder or http',
-            )
-        if not file_exists(f'eval.{name}', path):
-            fix = f'name JSON lines of {lines} to evaluate on{similar_path(path)}'
-            fail(f'eval.{name}', path, 'no such file', fix)
-    for name in ('answers', 'questions', 'tasks', 'documents'):
-        path = config.inputs[name]
-        if path and name not in recipe.input_files:
-            fail(f'inputs.{name}', path, f'recipe {config.recipe} takes none', 'leave it empty')
-        if path and not file_exists(f'inputs.{name}', path):
+            fix = 'leave it empty, or set retrieval.kind to folder or http'
+            fail(f'eval.{name}', config.eval[name], problem, fix)
+    values = dict(fields.leaves(config))
+    paths = {field: values[field] for field in _READERS if values.get(field)}
+    for field, path in paths.items():
+        if not file_exists(field, path):
             fix = f'name a file of JSON lines{similar_path(path)}'
-            fail(f'inputs.{name}', path, 'no such file', fix)
-    for field, read in _READERS.items():
-        section, name = field.split('.')
-        path = config[section][name]
+            fail(field, path, 'no such file', fix)
+    for field, path in paths.items():
         # Files of the Hub are downloaded later.
-        if path and not downloads.is_name(path):
+        if not downloads.is_name(path):
             try:
-                read(path)
+                _READERS[field](path)
             except UserError as error:
                 raise ConfigError(f'config.{field}: {error}') from None
 
@@ -160,13 +147,15 @@ def download(config: ConfigDict) -> None:
     Raises:
       ConfigError: one line; what could not be fetched.
     """
+    values = dict(fields.leaves(config))
     for field in _MODEL_FIELDS:
-        section, name = field.split('.')
-        config[section][name] = fetch_model(f'config.{field}', config[section][name])
+        path = fetch_model(f'config.{field}', values[field])
+        config.update_from_flattened_dict({field: path})
     for field in _FILE_FIELDS:
-        section, name = field.split('.')
+        if field not in values:
+            continue
         try:
-            config[section][name] = downloads.fetch_file(config[section][name])
+            config.update_from_flattened_dict({field: downloads.fetch_file(values[field])})
         except RetrievalError as error:
             raise ConfigError(f'config.{field}: {error}') from None
 
@@ -210,16 +199,12 @@ def fetch_addresses(
       ConfigError: one line; what could not be fetched.
     """
     for name, value in fields.leaves(config):
-        if not isinstance(value, str):
+        if not isinstance(value, str) or not name.startswith(
+            f'{section_name}.' if section_name else ''
+        ):
             continue
-        *sections, field = name.split('.')
-        if section_name and sections[:1] != [section_name]:
-            continue
-        section = config
-        for part in sections:
-            section = section[part]
         try:
-            section[field] = downloads.fetch(value)
+            config.update_from_flattened_dict({name: downloads.fetch(value)})
         except RetrievalError as error:
             raise ConfigError(f'config.{name}: {error}') from None
 

@@ -26,16 +26,15 @@ from zeroplay_jax.configuration.places import (
 )
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
-from zeroplay_jax.objectives.loss_properties import BUILT_IN_LOSSES, LossProperties
+from zeroplay_jax.objectives.registry import BUILT_IN_LOSSES, LossProperties
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.policy.adapter_config import holds_other_weights
 from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.rollout.sampler_config import SamplerConfig
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, RoleSpec, recipe_class
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError, fail
-from zeroplay_jax.settings.rollouts import written_tokens
-from zeroplay_jax.settings.schema import LINEARS, Adapters, ValueNetwork, reaches
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError, Section, fail
+from zeroplay_jax.settings.rollouts import SamplerConfig, written_tokens
+from zeroplay_jax.settings.schema import LINEARS, Adapters, Config, ValueNetwork, reaches
 from zeroplay_jax.tools.registry import check_name as check_tool_name
 from zeroplay_jax.types import UserError
 
@@ -47,30 +46,13 @@ def check_adapters(config: ConfigDict, recipe: type[Recipe]) -> None:
     settings = config.policy.adapters
     trained = [role.name for role in recipe.roles(config) if role.is_trained]
     folders = {role: config[role].adapter for role in trained if config[role].adapter}
-    for name, section in config.items():
-        if name in trained or not isinstance(section, ConfigDict):
-            continue
-        if section.get('adapter'):
-            problem = 'the run does not train this role'
-            fail(f'{name}.adapter', section.adapter, problem, "set it to ''")
     if not settings.rank:
         for role, folder in folders.items():
             problem = 'full fine-tuning has no adapters'
             fail(f'{role}.adapter', folder, problem, 'set policy.adapters.rank to its rank')
-        if settings.merge:
-            problem = 'full fine-tuning has no adapters'
-            fix = 'set it to false, or policy.adapters.rank to a rank'
-            fail('policy.adapters.merge', True, problem, fix)
-        if settings.quantize != 'none':
-            problem = 'full fine-tuning has no frozen base'
-            fix = "set it to 'none', or policy.adapters.rank to a rank"
-            fail('policy.adapters.quantize', settings.quantize, problem, fix)
-        defaults = Adapters()
-        for name in ('alpha', 'linears', 'weight_decay'):
-            if settings[name] != getattr(defaults, name):
-                problem = 'full fine-tuning has no adapters'
-                fix = 'set policy.adapters.rank to a rank, or take the flag away'
-                fail(f'policy.adapters.{name}', settings[name], problem, fix)
+        problem = 'full fine-tuning has neither adapters nor a frozen base'
+        fix = 'set policy.adapters.rank to a rank, or take it away'
+        _refuse_changes('policy.adapters', settings, Adapters(), problem, fix)
         return
     if config.weights == 'shared' and len({config[role].adapter for role in trained}) > 1:
         role = next(iter(folders))
@@ -146,22 +128,6 @@ def check_ahead(config: ConfigDict, recipe: type[Recipe]) -> None:
             fail(f'{role}.tis_cap', settings.tis_cap, problem, fix)
 
 
-# ---- slots and pages of the sampler ----------------------------------------------------------------
-
-
-def sampler_axes(config: ConfigDict) -> tuple[str, ...]:
-    """Returns the mesh axes over which a process splits its slots and pages."""
-    # Each of several processes samples on its own replicas; `Sampler` checks their number.
-    return ('replica', 'fsdp') if config.distributed.mode == 'off' else ('fsdp',)
-
-
-def check_pages(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses slots, pages and steps that do not fit each other."""
-    # An axis of -1 is resolved later; the sampler checks it then.
-    shards = max(math.prod(config.mesh[axis] for axis in sampler_axes(config)), 1)
-    SamplerConfig(**config.sampler).check(shards)
-
-
 # ---- value networks (<role>.baseline=value) --------------------------------------------------------
 
 
@@ -188,17 +154,19 @@ def check_value_networks(config: ConfigDict, recipe: type[Recipe]) -> None:
         problem = 'with rollout.drop_thinking every context of a rollout ends with its reward'
         fix = 'give 1, or rollout.drop_thinking=false'
         fail(f'value_network.{name}', settings[name], problem, fix)
-    if roles:
-        return
-    for name, default in ValueNetwork().model_dump().items():
-        if config.value_network[name] != default:
-            problem = 'no trained role has a value network'
-            fail(
-                f'value_network.{name}',
-                config.value_network[name],
-                problem,
-                'set baseline=value of one',
-            )
+    if not roles:
+        problem = 'no trained role has a value network'
+        fix = 'set baseline=value of one'
+        _refuse_changes('value_network', settings, ValueNetwork(), problem, fix)
+
+
+def _refuse_changes(
+    name: str, settings: ConfigDict, defaults: Section, problem: str, fix: str
+) -> None:
+    """Refuses values that differ from the defaults, of a section that this run does not read."""
+    for field, default in defaults.items():
+        if settings[field] != default:
+            fail(f'{name}.{field}', settings[field], problem, fix)
 
 
 # ---- judges ----------------------------------------------------------------------------------------
@@ -295,7 +263,7 @@ def check(config: ConfigDict, has_evaluation: bool = True, is_training: bool = T
     """Refuses a config that cannot run. Checks that files exist, without reading them.
 
     Args:
-      config: config of a run; missing sections of its recipe are added to it.
+      config: config of a run; it gets the fields of its recipe (`fields.fit_to_recipe`).
       has_evaluation: whether the command evaluates on the questions of the config; a corpus other than the miniature
         worlds then needs `eval.file`.
       is_training: whether the command trains, for which a recipe may need documents.
@@ -303,7 +271,7 @@ def check(config: ConfigDict, has_evaluation: bool = True, is_training: bool = T
     Raises:
       ConfigError: one line; the first problem.
     """
-    fields.add_missing_sections(config)
+    fields.fit_to_recipe(config)
     # Types and bounds are checked first, because the rules below calculate with the values.
     fields.check_values(config)
     recipe = recipe_class(config.recipe)
@@ -440,7 +408,7 @@ def _check_worlds(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_groups(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses group settings of a trained role that give meaningless advantages or that its recipe lacks."""
+    """Refuses group settings of a trained role that give meaningless advantages."""
     for specification, settings in _trained(config, recipe):
         role = specification.name
         # A group of equal rewards has deviation 0: without a baseline its advantages are the reward
@@ -455,10 +423,7 @@ def _check_groups(config: ConfigDict, recipe: type[Recipe]) -> None:
             problem = 'a rollout is compared with the others of the same prompt'
             fix = f'give 2 or more, or {role}.baseline={role}.scale=none'
             fail(f'{role}.samples', settings.samples, problem, fix)
-        if settings.filter_groups and role not in recipe.filterable_roles:
-            problem = f'recipe {config.recipe} does not filter groups of this role'
-            fail(f'{role}.filter_groups', True, problem, 'set it to false')
-        if settings.filter_groups and is_alone:
+        if settings.get('filter_groups') and is_alone:
             problem = 'a single rollout has no reward variance, and the filter would leave nothing'
             fix = f'give 2 or more, or {role}.filter_groups=false'
             fail(f'{role}.samples', settings.samples, problem, fix)
@@ -500,7 +465,7 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
             )
             fix = f'set {role}.loss to token_pg and {role}.aggregation to token'
             fail('rollout.drop_thinking', True, problem, fix)
-        carries = settings.filter_groups and settings.surplus == 'carry'
+        carries = settings.get('filter_groups') and settings.get('surplus') == 'carry'
         if carries and settings.old_logp == 'trainer':
             problem = 'carried-over groups would be scored by newer weights, which hides their age'
             fix = f'take sampler, or set {role}.surplus to drop'
@@ -511,15 +476,11 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_distillation(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses a teacher without prompts, without weight or without enough tokens."""
+    """Refuses a teacher without weight or without enough tokens."""
     for specification, settings in _trained(config, recipe):
         role = specification.name
-        if not settings.distill_top_k:
+        if not settings.get('distill_top_k'):
             continue
-        if role not in recipe.distillable_roles:
-            problem = f'the prompts of {role} in recipe {config.recipe} have no construction path'
-            fix = 'give 0, or take recipe drzero or piplay'
-            fail(f'{role}.distill_top_k', settings.distill_top_k, problem, fix)
         # The teacher would cost a forward pass per step and change nothing.
         if not any(settings.distill_coef):
             value = tuple(settings.distill_coef)
@@ -544,30 +505,17 @@ def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
     if list(mesh.values()).count(-1) > 1:
         sizes = ', '.join(f'{axis}={size}' for axis, size in mesh.items())
         raise ConfigError(f'config.mesh: {sizes}: only one axis can be -1; give the others numbers')
-    cache_axes = sampler_axes(config)
     mesh_size = math.prod(mesh.values())
     if config.distributed.mode == 'off' and 0 < mesh_size < config.cpu_devices:
         problem = f'the mesh has {mesh_size} of these devices'
         fail('cpu_devices', config.cpu_devices, problem, 'set mesh.replica=-1')
-    divided = (
-        ('micro.rows', ('replica', 'fsdp')),
-        ('sampler.slots', cache_axes),
-        ('sampler.pages', cache_axes),
-        ('sampler.token_budget', cache_axes),
-    )
-    for name, axes in divided:
-        section, field = name.split('.')
-        value = config[section][field]
-        shards = math.prod(mesh[axis] for axis in axes)
-        # An axis of -1 is resolved later, when the devices are known; make_mesh checks it then.
-        if shards > 0 and value % shards:
-            axis_names = ' · '.join(f'mesh.{axis}' for axis in axes)
-            fix = f'give a multiple of {shards}, such as {value + shards - value % shards}'
-            fail(name, value, f'cannot be split evenly over {shards} devices ({axis_names})', fix)
+    row_shards = mesh.replica * mesh.fsdp
+    # Each of several processes samples on its own replicas, whose number is known when they have met.
+    check_shards(config, row_shards, row_shards if config.distributed.mode == 'off' else mesh.fsdp)
     # Block size of the TPU kernel.
     if config.policy.attention == 'splash':
         lengths = ['micro.tokens']
-        if any(settings.distill_top_k for _, settings in _trained(config, recipe)):
+        if any(settings.get('distill_top_k') for _, settings in _trained(config, recipe)):
             lengths.append('privileged.tokens')
         for name in lengths:
             section, field = name.split('.')
@@ -577,6 +525,33 @@ def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
     if config.policy.remat_policy != 'nothing_saveable' and not config.policy.remat:
         problem = 'without policy.remat nothing is recomputed'
         fail('policy.remat_policy', config.policy.remat_policy, problem, 'set policy.remat to true')
+
+
+def check_shards(config: ConfigDict | Config, row_shards: int, cache_shards: int) -> None:
+    """Refuses rows, slots and pages that devices cannot divide, and slots, pages and steps that do not fit each other.
+
+    Args:
+      row_shards: parts into which the rows of an update are split; below 0: not known before there are devices.
+      cache_shards: parts into which the slots of a process are split; below 0: not known.
+
+    Raises:
+      ConfigError: one line.
+    """
+    divided = (
+        ('micro.rows', row_shards),
+        ('sampler.slots', cache_shards),
+        ('sampler.pages', cache_shards),
+        ('sampler.token_budget', cache_shards),
+    )
+    for name, shards in divided:
+        section, field = name.split('.')
+        value = config[section][field]
+        if shards > 0 and value % shards:
+            axes = 'mesh.replica · mesh.fsdp' + ('' if shards == row_shards else ' of a process')
+            problem = f'cannot be split evenly over {shards} devices ({axes})'
+            fix = f'give a multiple of {shards}, such as {value + shards - value % shards}'
+            fail(name, value, problem, fix)
+    SamplerConfig(**config.sampler).check(max(cache_shards, 1))
 
 
 def _check_processes(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -597,18 +572,20 @@ def _check_processes(config: ConfigDict, recipe: type[Recipe]) -> None:
     if settings.process >= settings.processes:
         problem = f'there are {settings.processes}'
         fail('distributed.process', settings.process, problem, 'count from 0')
-    # Every process rolls out with whole weights, so a replica must not span processes.
-    if config.mesh.replica != -1 and config.mesh.replica % settings.processes:
-        problem = f'{settings.processes} processes cannot hold whole replicas each'
-        fix = 'choose a multiple of distributed.processes'
-        fail('mesh.replica', config.mesh.replica, problem, fix)
+    check_replicas(config, settings.processes)
+
+
+def check_replicas(config: ConfigDict | Config, processes: int) -> None:
+    """Refuses a known number of replicas that processes cannot share: each rolls out on whole ones of its own."""
+    if config.mesh.replica != -1 and config.mesh.replica % processes:
+        problem = f'{processes} processes cannot hold whole replicas each'
+        fail('mesh.replica', config.mesh.replica, problem, f'give a multiple of {processes}')
 
 
 Rule = Callable[[ConfigDict, type[Recipe]], None]
 # The order is that in which problems are reported: values first, files on the disk last.
 RULES: tuple[Rule, ...] = (
     _check_lengths,
-    check_pages,
     _check_tools,
     _check_roles,
     _check_rewards,

@@ -41,12 +41,11 @@ from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec, open_codec, text_spans
-from zeroplay_jax.selfplay import template_choice
 from zeroplay_jax.selfplay.answers import final_answer, prompt_and_field
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.library_builder import held_out_corpus_and_questions
 from zeroplay_jax.selfplay.recipe import RoleSpec, recipe_class
-from zeroplay_jax.selfplay.role_environment import role_environment
+from zeroplay_jax.selfplay.role_environment import print_template_notes, role_environment
 from zeroplay_jax.tools.registry import DocumentSource, build_tools
 from zeroplay_jax.types import ToolCall, Trajectory, UserError
 
@@ -347,7 +346,7 @@ class Session:
         self._form = form
         self._form_was_noted = False
         self._codec = open_codec(folder)
-        template_choice.print_notes(config, self._codec, 'zeroplay_jax.ask: ')
+        print_template_notes(config, self._codec, 'zeroplay_jax.ask: ')
         self._corpus = open_ask_corpus(config, READY_SECONDS)
         self._role = build_role(config, self._codec, self._corpus.source)
         # The question is checked before the weights are loaded, which takes longest.

@@ -311,7 +311,7 @@ def result_settings(
       policy: the checkpoint folder; the run that exported it is a setting, too.
       retrieval: description of the searched corpus (`Library.about`).
       judge: name of the judge; '' for a metric without one.
-      template: what was chosen for the chat template (`template_choice.record`); left out if nothing was.
+      template: what was chosen for the chat template (`role_environment.template_record`); left out if nothing was.
     """
     # With search alone only the syntax is written, so that results of versions without other tools stay comparable.
     tools: str = config.tools.syntax

@@ -81,11 +81,6 @@ def write_digests(folder: pathlib.Path, digests: Mapping[str, str]) -> None:
         os.fsync(file.fileno())
 
 
-def exist(folder: pathlib.Path) -> bool:
-    """Returns whether a folder has checksums; steps of earlier versions have none."""
-    return (folder / FILE_NAME).is_file()
-
-
 def read(folder: pathlib.Path) -> dict[str, str] | None:
     """Returns path → SHA-256 of all files in a folder, as its checksums say; None if these are damaged.
 
@@ -151,6 +146,8 @@ def _names(folder: pathlib.Path) -> list[str]:
 
 # Folders in the workdir: the steps of the run, and those that were damaged.
 FOLDER = 'checkpoints'
+# Name of a value network in a step, in front of its role.
+VALUE_NETWORK_PREFIX = 'value_network_of_'
 _DAMAGED = 'damaged'
 # Orbax compresses; random bits of weights do not shrink below this share.
 _COMPRESSED_SHARE = 0.8
@@ -175,9 +172,6 @@ def set_damaged_aside(hosts: Hosts, workdir: pathlib.Path) -> list[str]:
     The newest step is read and compared with its checksums, then the one before, until one is whole. Reads every byte
     of these; the processes share the files. All of them must call it before they open a `Checkpointer`, and get the
     same lines.
-
-    A step without checksums counts as damaged if an older one has them. Steps of an earlier version have none and are
-    taken as they are.
 
     Raises:
       UserError: one line; all steps are damaged. They stay where they are.
@@ -242,14 +236,8 @@ def remove_after(
 
 def _damage_of_newest(hosts: Hosts, folder: pathlib.Path, steps: list[int]) -> dict[int, str]:
     """Returns step → its damage, for the steps behind the last whole one, the newest first."""
-    sealed = [step for step in steps if exist(folder / str(step))]
-    # The first process decides here, too.
-    sealed = hosts.gather(sealed)[0]
     damage_of_step: dict[int, str] = {}
     for step in reversed(steps):
-        # An earlier version saved it, and all steps before.
-        if not sealed or step < sealed[0]:
-            break
         damage = find_damage(folder / str(step), hosts.index, hosts.count)
         damages = [text for text in hosts.gather(damage) if text]
         if not damages:
@@ -418,8 +406,7 @@ class Checkpointer:
           states: tree of arrays with the structure, shapes and shardings to restore to.
 
         Raises:
-          UserError: one line; the step is of a run with other weights or optimisers, or it has no checksums (an
-            earlier version saved it) and cannot be read.
+          UserError: one line; the step is of a run with other weights or optimisers.
         """
         # Shapes and shardings come from the current run, so a checkpoint restores under another mesh.
         abstract_states = jax.tree.map(ocp.utils.to_shape_dtype_struct, states)
@@ -433,16 +420,7 @@ class Checkpointer:
             raise UserError(
                 f'{path}: is of another run: it {difference}; bring back the checkpoints of this run'
             )
-        try:
-            restored = self._manager.restore(step, args=items)
-        # Orbax and its libraries raise exceptions of many types.
-        except Exception as error:
-            if exist(path):
-                raise
-            first_line = str(error).strip().partition('\n')[0]
-            raise UserError(
-                f'{path}: cannot be read ({first_line}); remove it to resume from the checkpoint before'
-            ) from error
+        restored = self._manager.restore(step, args=items)
         return restored['states'], restored['loop']
 
     def wait(self) -> None:

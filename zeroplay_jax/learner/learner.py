@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from zeroplay_jax.learner import optimizer
 from zeroplay_jax.learner.batch import Batch, with_blank_means, with_means
 from zeroplay_jax.learner.loss import LossConfig
-from zeroplay_jax.learner.role_update import RoleUpdate, make_role_update
+from zeroplay_jax.learner.role_update import RoleUpdate, Trained, make_role_update
 from zeroplay_jax.learner.weights_view import (
     FrozenBase,
     WeightsView,
@@ -78,7 +78,7 @@ def host_statistics(device_stats: Any, gradient_norm: jax.Array) -> Stats:
 # ---- learner ---------------------------------------------------------------------------------------
 
 
-class Learner:
+class Learner(Trained):
     """One set of trained weights, the optimisers of the roles that train it, and a teacher where a role distils.
 
     With a base, the trained weights and those of the teacher are adapters; the base is the reference of the KL term.
@@ -124,14 +124,13 @@ class Learner:
           base: frozen weights of which `params` is an adapter; None: `params` are whole weights.
 
         Raises:
-          UserError: B is not divisible by the data axes of the mesh, or a role names a loss that does not exist.
+          UserError: a role names a loss that does not exist.
         """
         self.model = model
         self.mesh = mesh
         self.micro_shape = micro_shape
         self.teacher_tokens = teacher_tokens
         self._offload = offload
-        _check_micro_rows(micro_shape[0], mesh)
         self._row_sharding = sharding.rows(mesh)
         self._view = WeightsView(model, mesh, params)
         self._reads_view = weights == 'published'
@@ -240,18 +239,6 @@ class Learner:
         batch = Batch.blank(self.micro_shape, teacher_tokens)
         return with_blank_means(config.policy_loss, batch)
 
-    def _to_device(self, tree: Any) -> Any:
-        """Returns the tree on the devices; with `offload` it is copied from host memory."""
-        if self._offload:
-            return sharding.to_device(tree)
-        return tree
-
-    def _to_host(self, tree: Any) -> Any:
-        """Returns the tree where the state lies: with `offload` in host memory, else unchanged."""
-        if self._offload:
-            return sharding.to_host(tree)
-        return tree
-
     @property
     def params(self) -> Params:
         """Current weights, on the devices; without `offload` the next update invalidates them."""
@@ -280,15 +267,6 @@ class Learner:
             if params is self.state['params']:
                 return view
         return self._readable(self.params)
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Sets `state` to a tree of the same structure, such as a checkpoint's."""
-
-        # A checkpoint may come from a run with another mesh, or with another setting of `offload`.
-        def place(x, x_sharding):
-            return self._to_host(jax.device_put(x, x_sharding))
-
-        self.state = jax.tree.map(place, state, self.shardings)
 
     def view(self) -> Params:
         """Returns current weights as `WeightsView`; the next update may invalidate them, except with `keeps_views`."""
@@ -453,15 +431,6 @@ class Learner:
             return
         teacher = self._ema(self._to_device(self.state['teacher']), self.params)
         self.state = self.state | {'teacher': self._to_host(teacher)}
-
-
-def _check_micro_rows(micro_rows: int, mesh: jax.sharding.Mesh) -> None:
-    """Raises UserError if the rows of a micro-batch cannot be split evenly over the data axes of the mesh."""
-    num_shards = mesh.shape['replica'] * mesh.shape['fsdp']
-    if micro_rows % num_shards:
-        raise UserError(
-            f'micro.rows={micro_rows} must be divisible by mesh axes replica × fsdp = {num_shards}'
-        )
 
 
 def _ema_rate(roles: Mapping[str, Any]) -> float:

@@ -12,7 +12,6 @@ from jaxtyping import Array, Bool, Float
 
 from zeroplay_jax.learner.batch import Batch, TeacherBatch
 from zeroplay_jax.objectives import aggregation, corrections, distillation, masking
-from zeroplay_jax.objectives.loss_checks import check_loss
 from zeroplay_jax.objectives.losses import POLICY_LOSSES, LossError, PolicyLoss, resolve_loss
 from zeroplay_jax.objectives.types import AnyArray, DeviceStats
 from zeroplay_jax.policy import adapters, head, transformer
@@ -54,6 +53,8 @@ class LossConfig:
         # Tests check the built-in ones. Not when the config is read: that comes before processes are connected, and
         # computing starts the devices of JAX.
         if role.loss not in POLICY_LOSSES:
+            from zeroplay_jax.objectives.loss_checks import check_loss
+
             check_loss(policy_loss, role.clip_low, role.clip_high, role.dual_clip)
         values: dict[str, Any] = {'policy_loss': policy_loss}
         for field in dataclasses.fields(cls):

@@ -17,6 +17,37 @@ from zeroplay_jax.policy import adapters, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 
 
+class Trained:
+    """Weights with their optimisers; the base of learners and value networks.
+
+    Attributes:
+      state: the checkpointed tree; with `offload` it lies in host memory, and each part is moved to the devices only
+        while it is used.
+      shardings: tree of shardings with the structure of `state`.
+    """
+
+    state: dict[str, Any]
+    shardings: dict[str, Any]
+    _offload: bool
+
+    def _to_device(self, tree: Any) -> Any:
+        """Returns the tree on the devices; with `offload` it is copied from host memory."""
+        return sharding.to_device(tree) if self._offload else tree
+
+    def _to_host(self, tree: Any) -> Any:
+        """Returns the tree where the state lies: with `offload` in host memory, else unchanged."""
+        return sharding.to_host(tree) if self._offload else tree
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Sets `state` to a tree of the same structure, such as a checkpoint's."""
+
+        # A checkpoint may come from a run with another mesh, or with another setting of `offload`.
+        def place(x, x_sharding):
+            return self._to_host(jax.device_put(x, x_sharding))
+
+        self.state = jax.tree.map(place, state, self.shardings)
+
+
 @dataclasses.dataclass(frozen=True)
 class RoleUpdate:
     """The programs of a role's update, jitted.

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from zeroplay_jax.learner import optimizer
 from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.learner.learner import host_statistics
-from zeroplay_jax.learner.role_update import apply_gradients
+from zeroplay_jax.learner.role_update import Trained, apply_gradients
 from zeroplay_jax.learner.weights_view import copy_tree
 from zeroplay_jax.objectives import aggregation
 from zeroplay_jax.objectives.types import DeviceStats, Stats
@@ -32,8 +32,6 @@ from zeroplay_jax.runtime.hosts import Hosts
 _EPSILON = 1e-8
 # Variance below which rewards count as equal.
 _EQUAL = 1e-12
-# Name of a value network in a checkpoint, in front of its role.
-CHECKPOINT_PREFIX = 'value_network_of_'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +76,7 @@ class Estimate(NamedTuple):
     stats: Stats
 
 
-class ValueNetwork:
+class ValueNetwork(Trained):
     """The value network of one role, with its optimiser.
 
     Attributes:
@@ -137,20 +135,6 @@ class ValueNetwork:
             donate_argnums=(0, 1),
             out_shardings=(param_shardings, opt_shardings, replicated),
         )
-
-    def _to_device(self, tree: Any) -> Any:
-        return sharding.to_device(tree) if self._offload else tree
-
-    def _to_host(self, tree: Any) -> Any:
-        return sharding.to_host(tree) if self._offload else tree
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Sets `state` to a tree of the same structure, such as a checkpoint's."""
-
-        def place(x, x_sharding):
-            return self._to_host(jax.device_put(x, x_sharding))
-
-        self.state = jax.tree.map(place, state, self.shardings)
 
     def estimate(
         self, minibatches: Sequence[Sequence[Batch]], hosts: Hosts, whitens: bool

@@ -19,7 +19,6 @@ import numpy as np
 from zeroplay_jax.mini.names import shuffled
 from zeroplay_jax.mini.world import Item, World, evaluation_questions
 from zeroplay_jax.retrieval.command import Parser
-from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.types import UserError
 
 HOPS = (1, 2, 3)
@@ -103,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Parser raises instead of exiting, so that every error is one line with the command's name.
         args = parser.parse_args(argv)
         count = write(args.out, args.worlds, args.questions, args.seed)
-    except (UserError, RetrievalError, OSError) as error:
+    except (UserError, OSError) as error:
         print(f'zeroplay_jax.mini.sample: {error}', file=sys.stderr)
         return 2
     # The training questions are not counted: their number depends on the overlap.

@@ -22,8 +22,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from zeroplay_jax.objectives import masking, policy_gradient
-from zeroplay_jax.objectives.loss_properties import BUILT_IN_LOSSES, LossProperties
-from zeroplay_jax.objectives.registry import check_signature, resolve
+from zeroplay_jax.objectives.registry import (
+    BUILT_IN_LOSSES,
+    LossProperties,
+    check_signature,
+    resolve,
+)
 from zeroplay_jax.objectives.types import AnyArray, DeviceStats
 
 

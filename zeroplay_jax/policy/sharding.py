@@ -102,17 +102,10 @@ def _mesh(grid: np.ndarray) -> Mesh:
 def local_mesh(mesh: Mesh) -> Mesh:
     """Returns the replicas of a mesh that belong to this process; its sampler runs on them.
 
-    Raises:
-      UserError: a replica extends over several processes.
+    None extends over several processes (`configuration.rules.check_replicas`).
     """
-    processes = jax.process_count()
-    if processes == 1:
+    if jax.process_count() == 1:
         return mesh
-    if mesh.shape['replica'] % processes:
-        raise UserError(
-            f'mesh {dict(mesh.shape)} over {processes} processes: config.mesh.replica must be a multiple of '
-            'the processes, because each samples on its own replicas'
-        )
     local_replicas = []
     for replica in mesh.devices:
         processes_of_replica = {device.process_index for device in replica.flat}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from absl import logging
 
-from zeroplay_jax.objectives.loss_properties import BUILT_IN_LOSSES
+from zeroplay_jax.objectives.registry import BUILT_IN_LOSSES
 from zeroplay_jax.recipes import solving
 from zeroplay_jax.recipes.datasets import (
     EpochDataset,

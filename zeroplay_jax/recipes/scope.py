@@ -143,6 +143,7 @@ class Recipe(RecipeBase):
         }
     }
     input_files = ('documents', 'tasks')
+    has_pool = True
     filterable_roles = ('solver',)
     has_open_tasks = True
 

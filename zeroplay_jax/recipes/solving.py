@@ -111,7 +111,7 @@ async def solver_rows(
     metric = config.reward.answer
     ids_for_teacher = None
     privileged_cut = None
-    if settings.distill_top_k and question.path is not None:
+    if settings.get('distill_top_k') and question.path is not None:
         # The whole group shares one prompt, which depends on the question and not on the rollout.
         ids_for_teacher, privileged_cut = teacher_prompt(
             context, config, task.identity, question, role

@@ -133,10 +133,7 @@ class Recipe(RecipeBase):
 
     @classmethod
     def check(cls, config: Config):
-        """Refuses the engine's filter, and a corpus of the user without answers."""
-        if config.solver.filter_groups:
-            fix = 'set it to false, or take another recipe'
-            fail('solver.filter_groups', True, 'ssp fills its batches by config.ssp.fill', fix)
+        """Refuses a judge that cannot read, and a corpus of the user without answers."""
         judge_answers = config.ssp.answerability_check and config.ssp.checker == 'judge'
         if judge_answers and config.judge.kind == 'rule':
             problem = 'the judge is a rule, which cannot read'

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Int
 
 from zeroplay_jax.rollout.pages import PageAllocator, RowPages
 from zeroplay_jax.rollout.requests import Prefix, Rollout
-from zeroplay_jax.rollout.sampler_config import SamplerConfig
+from zeroplay_jax.settings.rollouts import SamplerConfig
 
 
 class Shard:

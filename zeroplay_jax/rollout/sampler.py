@@ -15,13 +15,11 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from zeroplay_jax.policy import (
     attention,
-    ragged_attention,
     sharding,
     transformer,
 )
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.rollout import slot_state, token_steps
-from zeroplay_jax.rollout.sampler_config import SamplerConfig
+from zeroplay_jax.rollout import slot_state
 from zeroplay_jax.rollout.slot_state import (
     DECODE,
     FILL,
@@ -33,7 +31,7 @@ from zeroplay_jax.rollout.slot_state import (
     empty_state,
     locate,
 )
-from zeroplay_jax.types import UserError
+from zeroplay_jax.settings.rollouts import SamplerConfig
 
 # ---- slot programs ---------------------------------------------------------------------------------
 #
@@ -312,18 +310,16 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
     shard.
 
     Raises:
-      UserError: slots, pages or heads cannot be split evenly over the mesh, or a rollout needs more pages.
+      UserError: the devices do not have the kernel of `config.attention`.
     """
     shards = sharding.data_shards(mesh)
     # One shard's part of the slots: what every program below sees.
     local = config.of_shard(shards)
-    if model.kv_heads % mesh.shape['model']:
-        raise UserError(
-            f'{model.kv_heads} key/value heads must be divisible by mesh axis model of '
-            f'{mesh.shape["model"]}'
-        )
     head_dim = model.head_dim
+    # What only samplers over pages need is loaded by these alone.
     if config.attention == 'ragged':
+        from zeroplay_jax.policy import ragged_attention
+
         ragged_attention.check(model.kv_heads, config.page, model.dtype, mesh)
         head_dim = ragged_attention.cache_head_dim(head_dim, mesh)
     if config.attention == 'used' and mesh.devices.flat[0].platform != 'cpu':
@@ -333,6 +329,8 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
     # functools.partial makes a new object per shape, so that each keeps its own compilations.
     bind = functools.partial
     if config.is_paged:
+        from zeroplay_jax.rollout import token_steps
+
         decode = bind(token_steps.decode, model, local, mesh)
     else:
         decode = bind(_decode, model, local)

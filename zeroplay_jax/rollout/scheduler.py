@@ -293,7 +293,8 @@ class Scheduler:
             pool.prefill(self.weights)
             pool.clone_siblings()
             if pool.can_decode:
-                for chunk in pool.decode(self.weights, self._has_unread(pool)):
+                has_unread = any(other is pool for other, _ in self._unread)
+                for chunk in pool.decode(self.weights, has_unread):
                     started_chunks.append((pool, chunk))
         readable = started_chunks
         if self.overlap:
@@ -311,9 +312,6 @@ class Scheduler:
             pool.placement.stats.clear()
         self.stats['seconds'] += time.perf_counter() - started
         return bool(started_chunks or readable)
-
-    def _has_unread(self, pool: SlotPool) -> bool:
-        return any(other is pool for other, _ in self._unread)
 
     def _deliver_tool_results(self) -> None:
         """Records the results of finished and overdue calls in their rollouts; `SlotPool.admit` puts them in slots."""

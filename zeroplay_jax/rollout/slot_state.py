@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from zeroplay_jax.policy import attention, paged_attention
 from zeroplay_jax.policy.transformer import ModelConfig
-from zeroplay_jax.rollout.sampler_config import SamplerConfig
+from zeroplay_jax.settings.rollouts import SamplerConfig
 
 # ---- sampling --------------------------------------------------------------------------------------
 #

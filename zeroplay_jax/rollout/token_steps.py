@@ -21,7 +21,6 @@ from zeroplay_jax.policy import paged_attention, ragged_attention, transformer
 from zeroplay_jax.policy.paged_attention import StepShape
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import slot_state
-from zeroplay_jax.rollout.sampler_config import SamplerConfig
 from zeroplay_jax.rollout.slot_state import (
     NO_TOKEN,
     REST,
@@ -30,6 +29,7 @@ from zeroplay_jax.rollout.slot_state import (
     empty_chunk,
     locate,
 )
+from zeroplay_jax.settings.rollouts import SamplerConfig
 
 
 @jax.tree_util.register_dataclass

@@ -92,6 +92,10 @@ def _record_of(line: str) -> dict[str, Any]:
         return {}
 
 
+_METRICS = 'metrics'
+_LOGS = (_METRICS, 'trajectories', 'tasks', 'alarms')
+
+
 class MetricsWriter:
     """The writers of one run: `metrics.jsonl`, `trajectories.jsonl`, `tasks.jsonl`, `alarms.jsonl`, and curves.
 
@@ -117,13 +121,10 @@ class MetricsWriter:
         Raises:
           UserError: a service among the writers cannot be opened, or a file is of another run.
         """
-        self._scalars = JsonLines(workdir / 'metrics.jsonl', step, run)
-        self._trajectories = JsonLines(workdir / 'trajectories.jsonl', step, run)
-        self._tasks = JsonLines(workdir / 'tasks.jsonl', step, run)
-        self._alarms = JsonLines(workdir / 'alarms.jsonl', step, run)
+        self._files = {name: JsonLines(workdir / f'{name}.jsonl', step, run) for name in _LOGS}
         self._curves = open_writers(writers, workdir, step)
         # Every step has a line; damage and a deleted file show here.
-        self.missing_steps = sorted(set(range(step)) - self._scalars.steps)
+        self.missing_steps = sorted(set(range(step)) - self._files[_METRICS].steps)
 
     def write_scalars(
         self, step: int, iteration: int, phase: str, values: Mapping[str, float]
@@ -147,28 +148,22 @@ class MetricsWriter:
                 record[name] = None
         for writer in self._curves:
             writer.write(step, curves)
-        self._scalars.write([record])
+        self.write(_METRICS, [record])
 
-    def write_trajectories(self, records: Iterable[Json]) -> None:
-        """Writes rollouts for the report, each with its step."""
-        self._trajectories.write(records)
+    def write(self, name: str, records: Iterable[Json]) -> None:
+        """Writes records, each with its step, to the file of this name.
 
-    def write_tasks(self, records: Iterable[Json]) -> None:
-        """Writes the task log of a step (selfplay/records.py), each record with its step."""
-        self._tasks.write(records)
-
-    def write_alarms(self, records: Iterable[Json]) -> None:
-        """Writes the alarms of a step (`training.outcome.Alarm`), each record with its step."""
-        self._alarms.write(records)
+        They are 'trajectories' (rollouts for the report), 'tasks' (selfplay/records.py), or 'alarms'
+        (`training.outcome.Alarm`).
+        """
+        self._files[name].write(records)
 
     def close(self) -> None:
         """Flushes and closes all writers."""
         for writer in self._curves:
             writer.close()
-        self._alarms.close()
-        self._scalars.close()
-        self._trajectories.close()
-        self._tasks.close()
+        for file in self._files.values():
+            file.close()
 
 
 # ---- scalar writers --------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Any
 
 from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.runtime import disk
-from zeroplay_jax.settings.kinds import built_in_name
+from zeroplay_jax.settings.kinds import built_in_name, leaves
 from zeroplay_jax.types import Json, UserError
 
 FILE_NAME = 'run.json'
@@ -179,7 +179,7 @@ def flat_config(config: Json) -> dict[str, Any]:
     """Returns dotted name of a field → value, in the form in which configs of different places are compared."""
     # A run from hf://owner/model is resumed with any path of the model in a cache, because the Hub may have a newer
     # revision since. The inputs of the record compare the content.
-    return _map_texts(_flatten(plain_config(config)), downloads.name_in_path)
+    return _map_texts(dict(leaves(plain_config(config))), downloads.name_in_path)
 
 
 def plain_config(config: Json) -> Json:
@@ -203,17 +203,6 @@ def portable(path: str) -> str:
     checkpoints.
     """
     return built_in_name(downloads.name_of(downloads.address_of(path)))
-
-
-def _flatten(tree: Json, prefix: str = '') -> dict[str, Any]:
-    """Returns a nested dict as a flat one: {'solver.batch': 32} for {'solver': {'batch': 32}}."""
-    flat = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f'{prefix}{key}.')
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 # ---- identity --------------------------------------------------------------------------------------

@@ -232,15 +232,12 @@ def check(
     Raises:
       WorkdirError, UserError: one line; as `workdir.check`, or the bucket cannot be used.
     """
-    try:
-        remote = RemoteWorkdir.open(address)
-        run_id = remote.run_id()
-        if run_id is None:
-            return
-        folder = spool(root, run_id, remote.path)
-        stored = remote.bucket.read(remote.name(FILE_NAME))
-    except RetrievalError as error:
-        raise UserError(str(error)) from None
+    remote = RemoteWorkdir.open(address)
+    run_id = remote.run_id()
+    if run_id is None:
+        return
+    folder = spool(root, run_id, remote.path)
+    stored = remote.bucket.read(remote.name(FILE_NAME))
     with tempfile.TemporaryDirectory() as copy:
         if stored is not None:
             # Not in the local folder of the run, which another process may use.
@@ -267,10 +264,7 @@ def newest_step(address: str) -> int:
       UserError: one line; there is no run that has saved a step, or it cannot be read.
     """
     run, _ = _run_and_folder(address)
-    try:
-        manifests = RemoteWorkdir.open(run).manifests()
-    except RetrievalError as error:
-        raise UserError(str(error)) from None
+    manifests = RemoteWorkdir.open(run).manifests()
     if not manifests:
         raise UserError(f'{run}: {_NO_RUN}')
     return max(manifests)
@@ -294,24 +288,21 @@ def local_run(
     """
     if not objects.is_address(workdir):
         return pathlib.Path(workdir)
-    try:
-        remote = RemoteWorkdir.open(str(workdir))
-        for _ in range(_READS):
-            stored = _present(remote)
-            manifests = remote.manifests()
-            chosen = max(manifests, default=None) if step is None else step
-            if chosen is None and remote.name(FILE_NAME) not in stored:
-                raise UserError(f'{workdir}: {_NO_RUN}')
-            if step is not None and step not in manifests:
-                raise StepRemoved(f'{workdir}: step {step} was removed; run the command again')
-            manifest = manifests[chosen] if chosen is not None else {}
-            try:
-                return _copy(remote, manifest, stored, checkpoints)
-            # The run has uploaded a newer step and removed this one.
-            except (objects.Removed, KeyError):
-                continue
-    except RetrievalError as error:
-        raise UserError(str(error)) from None
+    remote = RemoteWorkdir.open(str(workdir))
+    for _ in range(_READS):
+        stored = {entry.name: entry for entry in remote.bucket.list(remote.name(''))}
+        manifests = remote.manifests()
+        chosen = max(manifests, default=None) if step is None else step
+        if chosen is None and remote.name(FILE_NAME) not in stored:
+            raise UserError(f'{workdir}: {_NO_RUN}')
+        if step is not None and step not in manifests:
+            raise StepRemoved(f'{workdir}: step {step} was removed; run the command again')
+        manifest = manifests[chosen] if chosen is not None else {}
+        try:
+            return _copy(remote, manifest, stored, checkpoints)
+        # The run has uploaded a newer step and removed this one.
+        except (objects.Removed, KeyError):
+            continue
     raise UserError(f'{workdir}: changes faster than it is read; run the command again')
 
 
@@ -337,10 +328,6 @@ def _run_and_folder(address: str) -> tuple[str, str]:
     """Returns the address of a run, and 'best' if `address` names this folder of it, else ''."""
     run, _, folder = address.rstrip('/').rpartition('/')
     return (run, folder) if folder == 'best' else (address, '')
-
-
-def _present(remote: RemoteWorkdir) -> dict[str, StoredObject]:
-    return {entry.name: entry for entry in remote.bucket.list(remote.name(''))}
 
 
 def _copy(

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from zeroplay_jax.learner.checkpoint import VALUE_NETWORK_PREFIX
 from zeroplay_jax.learner.learner import Learner
-from zeroplay_jax.learner.value_network import CHECKPOINT_PREFIX, ValueNetwork
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.runtime import signals
@@ -33,6 +33,9 @@ from zeroplay_jax.selfplay.schedule import Step, TaskPool
 from zeroplay_jax.selfplay.update import GroupFilter, RoleUpdates
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Outcome, Row
+
+if TYPE_CHECKING:
+    from zeroplay_jax.learner.value_network import ValueNetwork
 
 # Omitted in steps that train no role: rewards are not used there, and Dr. Zero's generation leaves them 0.
 _REWARD_METRICS = ('reward_mean', 'informative_share')
@@ -282,7 +285,7 @@ class Engine:
                 version = self.collector.versions_ahead.get(name, self.weights.newest[name])
                 states[name] = learner.state | {'ahead': self.weights.views[name, version]}
         for role, network in self.value_networks.items():
-            states[CHECKPOINT_PREFIX + role] = network.state
+            states[VALUE_NETWORK_PREFIX + role] = network.state
         return states
 
     def host_state(self) -> Json:
@@ -312,7 +315,7 @@ class Engine:
                 views[name] = learner.place_view(learner_state.pop('ahead'))
             learner.restore(learner_state)
         for role, network in self.value_networks.items():
-            network.restore(device_state[CHECKPOINT_PREFIX + role])
+            network.restore(device_state[VALUE_NETWORK_PREFIX + role])
         self.pool.restore(host_state['pool'])
         self.collector.restore(host_state)
         self.filter.restore(host_state['carried_over'])

@@ -318,18 +318,14 @@ class Judge(abc.ABC):
         # a biased sample.
         lost = stats['failed'] + stats['unread']
         if lost > self._max_failure_rate * stats['asked']:
+            # Other processes may have had the failures.
+            reason = f' (the last: {self.last_failure})' if self.last_failure else ''
             raise UserError(
                 f'{lost} of {stats["asked"]} judgements failed ({stats["failed"]}) or could not be '
                 f'read ({stats["unread"]}), more than '
-                f'config.judge.max_failure_rate={self._max_failure_rate}{self._last_reason()}; '
+                f'config.judge.max_failure_rate={self._max_failure_rate}{reason}; '
                 'repair the judge and run the same command again'
             )
-
-    def _last_reason(self) -> str:
-        """Returns the reason of the last failure for an error line; '' if other processes had the failures."""
-        if not self.last_failure:
-            return ''
-        return f' (the last: {self.last_failure})'
 
     @abc.abstractmethod
     async def correct(

@@ -71,13 +71,9 @@ def build_library(config: Config, with_open_tasks: bool = False) -> Library:
       UserError: the folder is not an index, the server does not answer in time, or a line of an evaluation file
         is unusable.
     """
-    try:
-        if config.retrieval.kind == 'world':
-            return _world_library(config, with_open_tasks)
-        return _real_library(config)
-    except RetrievalError as error:
-        # `retrieval/` is a package of its own that does not import `UserError`.
-        raise UserError(str(error)) from None
+    if config.retrieval.kind == 'world':
+        return _world_library(config, with_open_tasks)
+    return _real_library(config)
 
 
 # Counters of a search client that do not depend on when a run was resumed, as times and cache hits do.

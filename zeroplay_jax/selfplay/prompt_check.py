@@ -20,7 +20,7 @@ from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.recipe import Recipe, trained_roles
-from zeroplay_jax.settings.kinds import HOPS_CHECKPOINT, OPEN_CHECKPOINT, fail
+from zeroplay_jax.settings.kinds import HOPS_CHECKPOINT, OPEN_CHECKPOINT, fail, leaves
 from zeroplay_jax.settings.rollouts import written_tokens
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.registry import BUILT_IN
@@ -129,9 +129,10 @@ def check_prompts(
     if refused:
         worst = _worst_per_field(config, refused)
         problem = '; '.join(_problem(measurement) for measurement in worst)
-        role = worst[0].role
+        field = _field(config, worst[0].role)
+        limit = dict(leaves(config))[field]
         # The error gives every field the largest value that any role requires, so that no second error follows.
-        fail(_field(config, role), _limit(config, role), problem, _fix(config, worst))
+        fail(field, limit, problem, _fix(config, worst))
     return warnings
 
 
@@ -243,11 +244,6 @@ def _field(config: Config, role: Role) -> str:
     if role.name in trained_roles(config) and config[role.name].prompt_tokens:
         return f'{role.name}.prompt_tokens'
     return 'rollout.prompt_tokens'
-
-
-def _limit(config: Config, role: Role) -> int:
-    section, name = _field(config, role).split('.')
-    return config[section][name]
 
 
 def _problem(measurement: _Measurement) -> str:

@@ -75,7 +75,8 @@ class Recipe:
     Attributes:
       settings: schemas of its additional config sections, by name: `config.<name>.FIELD`.
       prompts: name → text, or name → {prompt set: text}; overrides shared prompts of the same name.
-      input_files: fields of `config.inputs` that it reads; a config that sets others is refused.
+      input_files: fields of `config.inputs` that it reads; its config has no others.
+      has_pool: whether it generates questions that are trained on later; its config then has the section `pool`.
       filterable_roles: roles for which `tasks` replaces groups without reward variance.
       distillable_roles: roles whose questions come with a construction path for a teacher.
       evaluated_role: the role that held-out evaluations measure.
@@ -89,6 +90,7 @@ class Recipe:
     settings: ClassVar[Mapping[str, type[Section]]] = {}
     prompts: ClassVar[Prompts] = {}
     input_files: ClassVar[tuple[str, ...]] = ()
+    has_pool: ClassVar[bool] = False
     filterable_roles: ClassVar[tuple[str, ...]] = ()
     distillable_roles: ClassVar[tuple[str, ...]] = ()
     evaluated_role: ClassVar[str] = 'solver'

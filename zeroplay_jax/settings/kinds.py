@@ -65,6 +65,15 @@ class Section(pydantic.BaseModel):
         return self.model_dump()
 
 
+def leaves(config: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
+    """Yields all fields of a config, or of nested dicts, as (dotted name, value), in their order."""
+    for name, value in config.items():
+        if hasattr(value, 'items'):
+            yield from leaves(value, f'{prefix}{name}.')
+        else:
+            yield f'{prefix}{name}', value
+
+
 def requires(is_allowed: Callable[[Any], Any], fix: str) -> AfterValidator:
     """Returns a pydantic validator that refuses values for which `is_allowed` is false.
 

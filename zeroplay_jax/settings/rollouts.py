@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Literal
 
 from zeroplay_jax.settings.kinds import (
@@ -10,6 +11,7 @@ from zeroplay_jax.settings.kinds import (
     PositiveInt,
     Section,
     Sizes,
+    fail,
 )
 
 
@@ -74,3 +76,140 @@ class Rollout(Section):
     ahead: Literal[0, 1] = 0
     """1: rollouts of the next step use free slots, with weights one step older ([what it
     needs](concepts.md#steps-that-begin-early))."""
+
+
+# ---- shape of the sampler's programs --------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerConfig:
+    """Static shape of the programs.
+
+    Attributes:
+      slots: rollouts in progress at the same time.
+      context: tokens that a slot can hold.
+      chunk: tokens of a row that are prefilled together; not read over pages shorter than a slot.
+      fill_rows: chunks of a prefill call, of which several can be of one row; not read over such pages either.
+      burst: steps of a decode call.
+      put_rows: rows of a put or clone call per data shard.
+      put_tokens: tokens per row of a put call.
+      eos: ids of the tokens that end a turn.
+      page: tokens of a page; 0: a page is as long as a slot.
+      pages: pages of the cache; 0: as many as the slots can fill.
+      token_budget: tokens of a step over pages shorter than a slot, which prefills and decodes at once.
+      decode_buckets: ascending numbers of tokens for which a smaller step without prefill is compiled.
+      attention: 'xla'; over pages shorter than a slot also 'ragged', a kernel; over pages as long as
+        a slot also 'used', which reads used places only, one row after another.
+    """
+
+    slots: int
+    context: int
+    chunk: int
+    fill_rows: int
+    burst: int
+    # Host to device is a small part of a step, whatever the size of these calls.
+    put_rows: int = 16
+    put_tokens: int = 96
+    eos: tuple[int, ...] = ()
+    page: int = 0
+    pages: int = 0
+    token_budget: int = 0
+    decode_buckets: tuple[int, ...] = ()
+    attention: str = 'xla'
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether pages are shorter than a slot."""
+        return 0 < self.page < self.context
+
+    @property
+    def positions(self) -> int:
+        """Positions per slot in the cache."""
+        if self.is_paged:
+            return self.pages_per_slot * self.page
+        # More than `context`, because a chunk that begins near its end runs past it.
+        return self.context + max(self.chunk, self.burst)
+
+    @property
+    def page_tokens(self) -> int:
+        """Positions of a page."""
+        return self.page if self.is_paged else self.positions
+
+    @property
+    def pages_per_slot(self) -> int:
+        """Pages of a rollout that fills its slot."""
+        return -(-self.context // self.page) if self.is_paged else 1
+
+    @property
+    def page_count(self) -> int:
+        """Pages of the cache."""
+        return self.pages or self.slots * self.pages_per_slot
+
+    def of_shard(self, shards: int) -> SamplerConfig:
+        """Returns the shape of one of `shards` equal data shards; `configuration.rules.check_shards` allows them."""
+        return dataclasses.replace(
+            self,
+            slots=self.slots // shards,
+            pages=self.page_count // shards,
+            token_budget=self.token_budget // shards,
+            decode_buckets=tuple(bucket // shards for bucket in self.decode_buckets),
+            # Rounded up: a call never has fewer rows than the config says.
+            fill_rows=-(-self.fill_rows // shards),
+        )
+
+    def check(self, shards: int) -> None:
+        """Refuses pages that do not fit a slot, a cache that is too small for a rollout, and settings that need pages.
+
+        Raises:
+          ConfigError: one line.
+        """
+        if self.page > self.context:
+            fix = f'give at most {self.context} (sampler.context)'
+            fail('sampler.page', self.page, 'longer than a slot', fix)
+        if not self.is_paged:
+            self._check_whole_slots()
+            return
+        if self.attention == 'used':
+            problem = f'sampler.page={self.page} is shorter than a slot'
+            fix = 'set xla, which reads used pages only, or sampler.page=0'
+            fail('sampler.attention', 'used', problem, fix)
+        if not self.token_budget:
+            problem = f'sampler.page={self.page} needs steps that prefill and decode'
+            fix = f'give the tokens of a step, such as {2 * self.slots}, or set sampler.page=0'
+            fail('sampler.token_budget', 0, problem, fix)
+        self._check_buckets(shards)
+        needed = self.pages_per_slot * shards
+        if 0 < self.pages < needed:
+            problem = (
+                f'a rollout of {self.context} tokens (sampler.context) fills {self.pages_per_slot} pages of '
+                f'{self.page}'
+            )
+            fail('sampler.pages', self.pages, problem, f'give {needed} or more')
+
+    def _check_whole_slots(self) -> None:
+        """Refuses settings that need pages shorter than a slot."""
+        without_pages = {
+            'pages': (0, self.slots),
+            'token_budget': (0,),
+            'decode_buckets': ((),),
+            'attention': ('xla', 'used'),
+        }
+        for name, values in without_pages.items():
+            value = getattr(self, name)
+            if value not in values:
+                problem = 'a page is as long as a slot'
+                fail(f'sampler.{name}', value, problem, 'set sampler.page, such as 64')
+
+    def _check_buckets(self, shards: int) -> None:
+        """Refuses sizes of decode steps that do not ascend, or that no step is smaller than."""
+        buckets = self.decode_buckets
+        if any(bucket >= self.token_budget for bucket in buckets):
+            problem = f'a whole step has {self.token_budget} tokens (sampler.token_budget)'
+            fix = f'give numbers below {self.token_budget}'
+            fail('sampler.decode_buckets', buckets, problem, fix)
+        if list(buckets) != sorted(set(buckets)):
+            fix = 'give each once, smallest first'
+            fail('sampler.decode_buckets', buckets, 'not ascending', fix)
+        if any(bucket % shards for bucket in buckets):
+            problem = f'cannot be split evenly over {shards} data shards'
+            fail('sampler.decode_buckets', buckets, problem, f'give multiples of {shards}')

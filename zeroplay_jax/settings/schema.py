@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from zeroplay_jax.objectives.loss_properties import BUILT_IN_LOSSES
+from zeroplay_jax.objectives.registry import BUILT_IN_LOSSES
 from zeroplay_jax.settings.kinds import (
     AlarmLevels,
     BelowOne,
@@ -563,6 +563,17 @@ class TrainedRole(Section):
     """Share of the student in each update of the EMA teacher."""
     adapter: InputPath = ''
     """PEFT folder that the role starts from; needs policy.adapters.rank."""
+
+
+# Fields that only roles of `Recipe.filterable_roles` and `Recipe.distillable_roles` have.
+FILTER_FIELDS = ('filter_groups', 'fill_rounds', 'surplus')
+DISTILL_FIELDS = (
+    'distill_top_k',
+    'distill_coef',
+    'distill_kind',
+    'distill_tail',
+    'distill_ema_rate',
+)
 
 
 class ValueNetwork(Section):

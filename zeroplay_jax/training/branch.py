@@ -15,7 +15,7 @@ import pathlib
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -25,13 +25,13 @@ from zeroplay_jax.configuration import fields
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.learner.checkpoint import (
     FOLDER,
+    VALUE_NETWORK_PREFIX,
     arrays_by_path,
     saved_steps,
     state_reader,
     stored_tree,
 )
 from zeroplay_jax.learner.learner import Learner
-from zeroplay_jax.learner.value_network import CHECKPOINT_PREFIX, ValueNetwork
 from zeroplay_jax.learner.weights_view import weights_fingerprint
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import Params
@@ -46,6 +46,9 @@ from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.training.run_folder import POLICY
 from zeroplay_jax.types import Json, UserError
+
+if TYPE_CHECKING:
+    from zeroplay_jax.learner.value_network import ValueNetwork
 
 # Parts of a learner's state; the last two are taken where both runs have them.
 _PARTS = ('params', 'opt', 'teacher')
@@ -179,7 +182,7 @@ def _check_adapters(source: Source, config: Config, inputs: Entries) -> None:
 def policy_names(source: Source) -> list[str]:
     """Returns the names of the policies in a checkpoint."""
     names = stored_tree(source.folder)
-    return [name for name in names if not name.startswith(CHECKPOINT_PREFIX)]
+    return [name for name in names if not name.startswith(VALUE_NETWORK_PREFIX)]
 
 
 def read_params(source: Source, name: str) -> Params:
@@ -221,24 +224,17 @@ def _restore(source: Source, engine: Engine) -> None:
         for part in _PARTS:
             if part in tree[name] and part in learner.state:
                 stored[part] = tree[name][part]
-        # Teachers of earlier versions may have the rank of the adapters.
-        if 'teacher' in stored and _shapes(stored['teacher']) != _shapes(learner.state['teacher']):
-            del stored['teacher']
         state = _merged(source, name, learner, _read(source, name, stored, learner))
         if 'teacher' in learner.state and 'teacher' not in stored:
             # The average begins with the weights of now and not with those of config.policy.path.
             state['teacher'] = learner.initial_teacher(state['params'])
         learner.restore(state)
     for role, network in engine.value_networks.items():
-        name = CHECKPOINT_PREFIX + role
+        name = VALUE_NETWORK_PREFIX + role
         # The other run may have had no value network.
         if name in tree:
             arrays = _read(source, name, tree[name], network)
             network.restore(_merged(source, name, network, arrays))
-
-
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    return {path: tuple(array.shape) for path, array in arrays_by_path(tree).items()}
 
 
 def _read(
@@ -417,12 +413,10 @@ def _copy_checkpoint(
     Raises:
       OSError: the other run removes the checkpoint meanwhile.
     """
-    # No step of an earlier version has checksums. If others have them, this one lost them while it was removed.
-    are_sealed = any(checkpoint.exist(step) for step in folder.parent.iterdir())
     staged = workdir / _STAGED
     shutil.rmtree(staged, ignore_errors=True)
     shutil.copytree(folder, staged)
-    damage = checkpoint.find_damage(staged) if are_sealed else ''
+    damage = checkpoint.find_damage(staged)
     if damage:
         raise OSError(f'{folder}: {damage}')
     path = staged / 'loop' / 'metadata'
@@ -494,13 +488,10 @@ def newest_checkpoint(workdir: pathlib.Path) -> Source:
     folder = steps_folder(workdir)
     damage = ''
     first_damage = ''
-    steps = saved_steps(folder)
-    # Steps of an earlier version have no checksums.
-    are_sealed = any(checkpoint.exist(folder / str(step)) for step in steps)
-    for step in reversed(steps):
+    for step in reversed(saved_steps(folder)):
         path = folder / str(step)
         # A step that its run removes meanwhile counts as damaged.
-        damage = checkpoint.find_damage(path) if are_sealed else ''
+        damage = checkpoint.find_damage(path)
         if not damage and path.is_dir():
             run = workdir if folder != workdir else workdir.parent
             run_record.check_checkpoint(path, run)
@@ -581,11 +572,9 @@ def newest_on_all(hosts: Hosts, workdir: pathlib.Path, is_copy: bool = False) ->
 
 
 def _content(source: Source) -> list[Any]:
-    """Returns the number of a step and the SHA-256 of its checksums, which tells its content; '' without checksums."""
-    if not checkpoint.exist(source.folder):
-        return [source.step, '']
-    (digest,) = file_digests([source.folder / checkpoint.FILE_NAME])
-    return [source.step, digest]
+    """Returns the number of a step and the SHA-256 of its checksums, which tells its content; '' if it is removed."""
+    seal = source.folder / checkpoint.FILE_NAME
+    return [source.step, *(file_digests([seal]) if seal.is_file() else [''])]
 
 
 def _check_equal(source: str | pathlib.Path, contents: Sequence[list[Any]]) -> None:

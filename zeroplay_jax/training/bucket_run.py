@@ -58,7 +58,7 @@ class RemotePlace(Place):
     """The local folder of a run in a bucket. All processes must call the methods.
 
     Attributes:
-      lines: about damaged checkpoints; [] on all processes but the first.
+      lines: about damaged checkpoints.
       mirror: uploads the folder: all of it in the first process, and checkpoints only in the others.
     """
 
@@ -123,11 +123,7 @@ def opened(hosts: Hosts, workdir: str, config: Config) -> Iterator[RemotePlace]:
         seconds = config.distributed.heartbeat + _STOP_SECONDS
         reserved = _reserved(folder, workdir, seconds)
         hosts.run_on_all_and_gather(lambda: stack.enter_context(reserved))
-        if hosts.count == 1:
-            assert run is not None
-            place = _place_of_one(hosts, run, folder, config)
-        else:
-            place = _place_of_several(hosts, workdir, shared, run, folder, config)
+        place = _place(hosts, workdir, shared, run, folder, config)
         stack.callback(place.mirror.close)
         try:
             yield place
@@ -174,21 +170,18 @@ def _opened(hosts: Hosts, address: str, config: Config) -> Iterator[_Run]:
       UserError, WorkdirError: as `opened`.
     """
     with contextlib.ExitStack() as stack:
-        try:
-            remote = RemoteWorkdir.open(address)
-            # A folder of other objects is refused before a lease is written to it.
-            remote.run_id()
-            lease = Lease(remote.bucket, remote.name(LEASE_FILE))
-            stack.callback(lease.release)
-            # Read after the lease was taken, because its last holder wrote them, or removed the id of its run.
-            stored_id = remote.run_id()
-            run_id = stored_id or remote.create_run()
-            if stored_id is None:
-                folder = _folder(hosts, config, run_id, address)
-                stack.callback(_remove_unless_begun, remote, folder, lease)
-            manifests = remote.manifests()
-        except RetrievalError as error:
-            raise UserError(str(error)) from None
+        remote = RemoteWorkdir.open(address)
+        # A folder of other objects is refused before a lease is written to it.
+        remote.run_id()
+        lease = Lease(remote.bucket, remote.name(LEASE_FILE))
+        stack.callback(lease.release)
+        # Read after the lease was taken, because its last holder wrote them, or removed the id of its run.
+        stored_id = remote.run_id()
+        run_id = stored_id or remote.create_run()
+        if stored_id is None:
+            folder = _folder(hosts, config, run_id, address)
+            stack.callback(_remove_unless_begun, remote, folder, lease)
+        manifests = remote.manifests()
         yield _Run(remote, run_id, lease, manifests)
 
 
@@ -246,19 +239,7 @@ def _enter_when_free(
         time.sleep(_LOCK_SECONDS)
 
 
-def _place_of_one(hosts: Hosts, run: _Run, folder: pathlib.Path, config: Config) -> RemotePlace:
-    """Returns the place of a run of one process, with its newest checkpoint."""
-    remote, manifests = run.remote, run.manifests
-    try:
-        lines = bring_down(remote, folder, manifests)
-    except RetrievalError as error:
-        raise UserError(str(error)) from None
-    keep, seconds = config.checkpoint.keep, config.bucket.seconds
-    mirror = Mirror(remote, folder, run.lease, manifests, keep, seconds)
-    return RemotePlace(hosts, folder, lines, mirror)
-
-
-def _place_of_several(
+def _place(
     hosts: Hosts,
     address: str,
     shared: _Shared,
@@ -266,7 +247,7 @@ def _place_of_several(
     folder: pathlib.Path,
     config: Config,
 ) -> RemotePlace:
-    """Returns the place of this process of several, with the newest checkpoint.
+    """Returns the place of this process, with the newest checkpoint.
 
     Args:
       hosts: processes of the run.
@@ -282,25 +263,24 @@ def _place_of_several(
         step, files = manifest_of(text.encode())
         assert files is not None
         manifests[step] = files
-
-    def open_on_each() -> RemoteWorkdir:
-        try:
-            return RemoteWorkdir.open(address)
-        except RetrievalError as error:
-            raise UserError(str(error)) from None
-
     remotes: list[RemoteWorkdir] = []
+
+    def open_locally() -> None:
+        remotes.append(run.remote if run else RemoteWorkdir.open(address))
+
     # A host without credentials is an error in all processes.
-    hosts.run_on_all_and_gather(lambda: remotes.append(open_on_each()))
+    hosts.run_on_all_and_gather(open_locally)
     (remote,) = remotes
-    lines = bring_down_on_all(hosts, remote, folder, manifests)
+    lines = bring_down(hosts, remote, folder, manifests)
     parts = Parts(remote, lease, hosts.count)
     keep, seconds = config.checkpoint.keep, config.bucket.seconds
+    mirror: Mirror | PartMirror
     if run is None:
         newest = max(manifests, default=-1)
-        part_mirror = PartMirror(remote, folder, parts, hosts.index, newest, seconds)
-        return RemotePlace(hosts, folder, [], part_mirror)
-    mirror = Mirror(remote, folder, run.lease, manifests, keep, seconds, parts)
+        mirror = PartMirror(remote, folder, parts, hosts.index, newest, seconds)
+    else:
+        parts_of_others = parts if hosts.count > 1 else None
+        mirror = Mirror(remote, folder, run.lease, manifests, keep, seconds, parts_of_others)
     return RemotePlace(hosts, folder, lines, mirror)
 
 
@@ -322,30 +302,39 @@ _DAMAGED = 'damaged'
 
 
 def bring_down(
-    remote: RemoteWorkdir, folder: pathlib.Path, manifests: dict[int, Manifest]
+    hosts: Hosts, remote: RemoteWorkdir, folder: pathlib.Path, manifests: dict[int, Manifest]
 ) -> list[str]:
-    """Makes the newest whole checkpoint the newest one of a local folder; returns a line about each damaged one.
+    """Makes the newest whole checkpoint the newest one of the local folders; returns a line about each damaged one.
 
-    A step in the local folder is taken as it is if it is whole and either not in the bucket, because the process died
-    before it was uploaded, or the same there. Any other one is downloaded, with logs and records.
+    A run of one process takes a step in its folder as it is if it is whole and either not in the bucket, because the
+    process died before it was uploaded, or the same there. Of several processes each has saved its own shards and needs
+    those of all: they take a step of the bucket, and steps that are in their folders alone are removed, because the
+    processes may have died before all of them saved it. A step is downloaded with logs and records; files that are in
+    the folder already are not.
 
     The steps that are found damaged are moved to folder/damaged, or are no steps any more in the bucket: they are
-    removed from `manifests` as well.
+    removed from `manifests` as well. All processes must call it.
 
     Args:
+      hosts: processes of the run.
       remote: workdir of the run in a bucket.
-      folder: local folder of the run; it is created only if something is downloaded.
-      manifests: complete steps in the bucket.
+      folder: local folder of this process; it is created only if something is downloaded.
+      manifests: complete steps in the bucket, equal in all processes.
+
+    Returns:
+      The lines, equal in all processes.
 
     Raises:
-      UserError: one line; there are steps, and all of them are damaged.
-      RetrievalError: the bucket cannot be read.
+      UserError: one line; there are steps, and all of them are damaged, or the bucket cannot be read or the folder of
+        a process cannot be written.
     """
+    is_alone = hosts.count == 1
     lines: list[str] = []
-    candidates = sorted({*saved_steps(folder / FOLDER), *manifests}, reverse=True)
+    local_steps = saved_steps(folder / FOLDER) if is_alone else []
+    candidates = sorted({*local_steps, *manifests}, reverse=True)
     for step in candidates:
         manifest = manifests.get(step)
-        if _is_local(folder, step, manifest):
+        if is_alone and _is_local(folder, step, manifest):
             damage = checkpoint.find_damage(folder / FOLDER / str(step))
             if not damage:
                 _conclude(lines, step, candidates[0])
@@ -353,59 +342,26 @@ def bring_down(
             target = folder / _DAMAGED / str(step)
             _move(folder / FOLDER / str(step), target)
             lines.append(f'checkpoint {step} is damaged: {damage}; it is now in {target}')
-        if manifest is not None:
-            damage = _download(remote, folder, step, manifest)
-            if not damage:
-                _conclude(lines, step, candidates[0])
-                return lines
-            # A damaged step must not count among those that are kept.
-            remote.delete_manifest(step)
-            del manifests[step]
-            lines.append(f'checkpoint {step} of {remote.address} is damaged: {damage}')
-    if candidates:
-        raise _all_damaged(remote, lines)
-    return []
-
-
-def bring_down_on_all(
-    hosts: Hosts, remote: RemoteWorkdir, folder: pathlib.Path, manifests: dict[int, Manifest]
-) -> list[str]:
-    """Makes the newest whole step in the bucket the only checkpoint of the folder of each process.
-
-    For runs of several processes, each of which has saved its own shards in a folder of its own and needs those of all.
-    What is in the folder already is not downloaded. Steps in the folders that are not in the bucket are removed: the
-    processes may have died before all of them saved it. All processes must call it.
-
-    Args:
-      hosts: processes of the run.
-      remote: as in `bring_down`.
-      folder: local folder of this process.
-      manifests: complete steps in the bucket, equal in all processes; damaged ones are removed.
-
-    Returns:
-      A line about each damaged step, equal in all processes.
-
-    Raises:
-      UserError: one line; there are steps, and all of them are damaged, or the bucket cannot be read or the folder of
-        a process cannot be written.
-    """
-    lines: list[str] = []
-    candidates = sorted(manifests, reverse=True)
-    for step in candidates:
+        if manifest is None:
+            continue
         # Only process 0 writes logs and records.
-        files = manifests[step] if hosts.is_first else checkpoint_files(manifests[step])
+        files = manifest if hosts.is_first else checkpoint_files(manifest)
         with _staged_on_all(hosts, remote, folder, step, files) as damage:
             if not damage:
-                hosts.run_on_all_and_gather(functools.partial(_replace, folder))
+                hosts.run_on_all_and_gather(functools.partial(_replace, folder, not is_alone))
         if not damage:
             _conclude(lines, step, candidates[0])
             return lines
+        # A damaged step must not count among those that are kept.
         hosts.run_on_all_and_gather(functools.partial(_delete_manifest, hosts, remote, step))
         del manifests[step]
         lines.append(f'checkpoint {step} of {remote.address} is damaged: {damage}')
     if candidates:
-        raise _all_damaged(remote, lines)
-    hosts.run_on_all_and_gather(functools.partial(_remove_checkpoints, folder))
+        raise UserError(
+            f'{remote.address}: all checkpoints are damaged ({lines[0]}); choose another workdir'
+        )
+    if not is_alone:
+        hosts.run_on_all_and_gather(functools.partial(_remove_checkpoints, folder))
     return []
 
 
@@ -419,10 +375,7 @@ def _staged_on_all(
     def download() -> str:
         # Of a process that was killed.
         shutil.rmtree(staging, ignore_errors=True)
-        try:
-            return _download_whole(remote, staging, files, folder, hosts.is_first)
-        except RetrievalError as error:
-            raise UserError(str(error)) from None
+        return _download_whole(remote, staging, files, folder, hosts.is_first)
 
     try:
         with progress.clock(f'download step {step}', hosts.is_first):
@@ -436,25 +389,17 @@ def _delete_manifest(hosts: Hosts, remote: RemoteWorkdir, step: int) -> None:
     """Removes the object that makes a damaged step complete, in process 0."""
     if not hosts.is_first:
         return
-    try:
-        remote.delete_manifest(step)
-    except RetrievalError as error:
-        raise UserError(str(error)) from None
+    remote.delete_manifest(step)
 
 
-def _all_damaged(remote: RemoteWorkdir, lines: list[str]) -> UserError:
-    return UserError(
-        f'{remote.address}: all checkpoints are damaged ({lines[0]}); choose another workdir'
-    )
-
-
-def _replace(folder: pathlib.Path) -> None:
-    """Replaces all steps of a local folder by the downloaded one.
+def _replace(folder: pathlib.Path, removes_others: bool) -> None:
+    """Moves the downloaded step into a local folder, in place of all others if `removes_others`.
 
     Raises:
       UserError: one line; the folder cannot be written.
     """
-    _remove_checkpoints(folder)
+    if removes_others:
+        _remove_checkpoints(folder)
     try:
         _install(folder, folder / DOWNLOADS)
     except OSError as error:
@@ -504,26 +449,12 @@ def _is_local(folder: pathlib.Path, step: int, manifest: Manifest | None) -> boo
     return path in manifest and manifest[path].sha256 == digest
 
 
-def _download(remote: RemoteWorkdir, folder: pathlib.Path, step: int, manifest: Manifest) -> str:
-    """Downloads a step into the local folder, if it is whole; returns its damage in words, or ''."""
-    staging = folder / DOWNLOADS
-    shutil.rmtree(staging, ignore_errors=True)
-    try:
-        with progress.clock(f'download step {step}'):
-            damage = _download_whole(remote, staging, manifest)
-        if not damage:
-            _install(folder, staging)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return damage
-
-
 def _download_whole(
     remote: RemoteWorkdir,
     staging: pathlib.Path,
     manifest: Manifest,
-    present: pathlib.Path | None = None,
-    has_records: bool = True,
+    present: pathlib.Path,
+    has_records: bool,
 ) -> str:
     """Downloads the files of a step, and the records as they are now; returns the damage in words, or ''.
 
@@ -542,7 +473,7 @@ def _download_whole(
     def download(path: str) -> str:
         target = staging / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        if present is not None and path in manifest and _is_equal(present / path, manifest[path]):
+        if path in manifest and _is_equal(present / path, manifest[path]):
             os.link(present / path, target)
             return ''
         try:

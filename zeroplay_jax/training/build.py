@@ -7,13 +7,15 @@ import functools
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from zeroplay_jax.configuration.fields import frozen
+from zeroplay_jax.configuration.rules import check_shards
 from zeroplay_jax.learner.learner import Learner
-from zeroplay_jax.learner.value_network import ValueNetwork
 from zeroplay_jax.learner.weights_view import FrozenBase, publisher
 from zeroplay_jax.policy import adapter_config, adapters, families, hf, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
@@ -24,7 +26,7 @@ from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec, open_codec
 from zeroplay_jax.rollout.weights import AdapterStore, WeightStore
 from zeroplay_jax.runtime.devices import divide_cpu
-from zeroplay_jax.selfplay import library_builder, prompt_check, template_choice
+from zeroplay_jax.selfplay import library_builder, prompt_check
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.judge import (
@@ -33,7 +35,6 @@ from zeroplay_jax.selfplay.judge import (
     TextJudge,
     policy_writer,
 )
-from zeroplay_jax.selfplay.judge_endpoint import check_judge, endpoint_writer
 from zeroplay_jax.selfplay.library import Library
 from zeroplay_jax.selfplay.recipe import (
     INITIAL_WEIGHTS,
@@ -42,12 +43,19 @@ from zeroplay_jax.selfplay.recipe import (
     recipe_class,
     trained_roles,
 )
-from zeroplay_jax.selfplay.role_environment import role_environment
+from zeroplay_jax.selfplay.role_environment import (
+    print_template_notes,
+    role_environment,
+    template_record,
+)
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, fail
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
 from zeroplay_jax.types import UserError
+
+if TYPE_CHECKING:
+    from zeroplay_jax.learner.value_network import ValueNetwork
 
 # Fields of config.policy that change how a model is computed, not its weights or their shapes.
 _COMPUTATION_FIELDS = (
@@ -78,12 +86,10 @@ class RunContext:
       library: documents, corpora and evaluation questions.
       rollouts: roles in training.
       evaluation: the same roles over held-out documents, with the same scheduler.
-      max_tool_failure_rate: `config.tools.max_failure_rate`.
-      max_search_failure_rate: `config.retrieval.max_failure_rate`.
-      tools: all tools of both contexts.
+      check_and_reset_failures: `failure_check`.
       recipe: the recipe of a training run; None for an evaluation.
       base: the frozen weights under the adapters of a training run; None in others.
-      template: what was chosen for the chat template (`template_choice.record`).
+      template: what was chosen for the chat template (`role_environment.template_record`).
     """
 
     folder: pathlib.Path
@@ -93,9 +99,7 @@ class RunContext:
     library: Library
     rollouts: RolloutContext
     evaluation: RolloutContext
-    max_tool_failure_rate: float
-    max_search_failure_rate: float
-    tools: tuple[Tool, ...] = ()
+    check_and_reset_failures: Callable[[], dict[str, float]]
     recipe: Recipe | None = None
     base: FrozenBase | None = None
     template: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -109,20 +113,6 @@ class RunContext:
             published = publisher(self.model, self.mesh, params)(params)
         for name in pools:
             self.rollouts.scheduler.weights.publish(name, published, 0)
-
-    def check_and_reset_failures(self) -> dict[str, float]:
-        """Stops a run whose searches or tools failed too often since the last call; resets their counts.
-
-        Call it after an evaluation and before its results are used. Returns `library_builder.SEARCH_COUNTS`.
-
-        Raises:
-          UserError: more failures than `retrieval.max_failure_rate` or `tools.max_failure_rate` allows.
-        """
-        counts = library_builder.check_and_reset_failures(self.library)
-        self.rollouts.scheduler.workers.check_failure_rate(
-            self.max_tool_failure_rate, self.max_search_failure_rate, self.tools
-        )
-        return counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,18 +140,18 @@ def open_policy(config: Config, date: str = '') -> PolicyFolder:
     _check_positions(config, folder)
     divide_cpu(config.cpu_devices)
     mesh = sharding.make_mesh(**dict(config.mesh))
-    # Called for its error alone: reading the weights, which comes later, may take minutes.
-    sharding.local_mesh(mesh)
+    # Refused here: reading the weights, which comes later, may take minutes. An evaluation has no rows to train on.
+    check_shards(config, -1, sharding.data_shards(mesh) // jax.process_count())
     codec = open_codec(folder, date)
     if jax.process_index() == 0:
-        template_choice.print_notes(config, codec)
+        print_template_notes(config, codec)
     return PolicyFolder(folder, model, mesh, codec)
 
 
 def _check_positions(config: Config, folder: pathlib.Path) -> None:
     """Raises UserError if sequences are longer than the model's positions; the first process warns of extended ones."""
     warning = families.check_context(folder, config.sampler.context, 'sampler.context')
-    has_teacher = any(config[role].distill_top_k for role in trained_roles(config))
+    has_teacher = any(config[role].get('distill_top_k') for role in trained_roles(config))
     if has_teacher:
         teacher_tokens = config.privileged.prompt_tokens + config.sampler.context
         warning = families.check_context(
@@ -172,7 +162,7 @@ def _check_positions(config: Config, folder: pathlib.Path) -> None:
 
 
 def build(
-    config: Config,
+    config: ConfigDict | Config,
     extra_weights: str = '',
     for_training: bool = False,
     before_weights: Callable[[RolloutContext], None] | None = None,
@@ -197,6 +187,7 @@ def build(
       UserError: files that cannot be used, a judge without verdicts, objects that do not fit together, or (with
         `for_training`) most prompts of a role or any evaluation question too long.
     """
+    config = frozen(config)
     # Everything that can fail comes before the weights, cheapest first: reading the weights of a large model takes
     # minutes.
     uses_adapters = for_training and config.policy.adapters.rank > 0
@@ -222,6 +213,9 @@ def build(
     if before_weights is not None:
         before_weights(evaluation)
     if config.judge.kind == 'endpoint' and is_first_process:
+        # Only a run with such a judge loads this code.
+        from zeroplay_jax.selfplay.judge_endpoint import check_judge
+
         check_judge(rollouts, config.judge, judgements)
     shows_progress = config.progress and is_first_process
     params, base = load_weights(
@@ -235,12 +229,10 @@ def build(
         library=library,
         rollouts=rollouts,
         evaluation=evaluation,
-        max_tool_failure_rate=config.tools.max_failure_rate,
-        max_search_failure_rate=config.retrieval.max_failure_rate,
-        tools=_tools_of_roles(rollouts, evaluation),
+        check_and_reset_failures=failure_check(config, library, rollouts, evaluation),
         recipe=recipe,
         base=base,
-        template=template_choice.record(config, opened.codec),
+        template=template_record(config, opened.codec),
     )
 
 
@@ -301,15 +293,32 @@ def _rollout_contexts(
     return rollouts, dataclasses.replace(rollouts, roles=held_out_roles).bound()
 
 
-def _tools_of_roles(*contexts: RolloutContext) -> tuple[Tool, ...]:
-    """Returns the tools of all roles, each once."""
+def failure_check(
+    config: Config, library: Library, *contexts: RolloutContext
+) -> Callable[[], dict[str, float]]:
+    """Returns a function that stops a run whose searches or tools failed too often since its last call.
+
+    Call it before rollouts are trained on or results of an evaluation are used. It resets the counts, and returns
+    `library_builder.SEARCH_COUNTS`.
+
+    Raises (the function):
+      UserError: more failures than `retrieval.max_failure_rate` or `tools.max_failure_rate` allows.
+    """
     tools: dict[int, Tool] = {}
     for context in contexts:
         for role in context.roles.values():
             for tool in role.env.tools.values():
                 # Two roles may have different tools of one name.
                 tools[id(tool)] = tool
-    return tuple(tools.values())
+    workers = contexts[0].scheduler.workers
+    limits = config.tools.max_failure_rate, config.retrieval.max_failure_rate
+
+    def check_and_reset() -> dict[str, float]:
+        counts = library_builder.check_and_reset_failures(library)
+        workers.check_failure_rate(*limits, tools.values())
+        return counts
+
+    return check_and_reset
 
 
 def rollout_context(
@@ -419,6 +428,8 @@ def _judge(config: Config, library: Library, templates) -> Judge:
         grader = _GRADER.name if settings.grade_tokens else _JUDGE.name
         writer = policy_writer(settings.temperature, grader)
     else:
+        from zeroplay_jax.selfplay.judge_endpoint import endpoint_writer
+
         writer = endpoint_writer(settings, templates)
     return TextJudge(writer, (fewest, most), settings.max_failure_rate)
 
@@ -427,28 +438,19 @@ def _titles(library: Library) -> Sequence[str]:
     return [document.title for document in library.documents]
 
 
-def build_engine(config: Config, run: RunContext) -> Engine:
+def build_engine(config: ConfigDict | Config, run: RunContext) -> Engine:
     """Returns the engine of `config.recipe`, ready for its first step; publishes all weights to their slots.
 
     Args:
       run: a run with loaded weights. The learners copy them, so the caller may release `params` afterwards.
     """
+    config = frozen(config)
     recipe_type = recipe_class(config.recipe)
     recipe = run.recipe or recipe_type(config, run.library)
     if INITIAL_WEIGHTS in run.rollouts.scheduler.pools:
         run.publish_weights([INITIAL_WEIGHTS])
-    # Local names, because the function below must not keep the loaded weights alive through `run`.
-    library = run.library
-    tools = run.tools
-    workers = run.rollouts.scheduler.workers
-
-    def check_and_reset_failures() -> dict[str, float]:
-        failed_searches = library_builder.check_and_reset_failures(library)['failed']
-        workers.check_failure_rate(
-            config.tools.max_failure_rate, config.retrieval.max_failure_rate, tools
-        )
-        return {'search/failed': failed_searches}
-
+    # A local name, because the function below must not keep the loaded weights alive through `run`.
+    check_and_reset = run.check_and_reset_failures
     trained_specifications = {}
     for specification in recipe_type.roles(config):
         if specification.is_trained:
@@ -460,7 +462,7 @@ def build_engine(config: Config, run: RunContext) -> Engine:
         build_learners(config, run.model, run.mesh, run.params, run.base),
         weights_of_roles(config),
         trained_specifications,
-        check_and_reset_failures,
+        lambda: {'search/failed': check_and_reset()['failed']},
         build_value_networks(config, run.model, run.mesh, run.params),
     )
 
@@ -581,6 +583,8 @@ def build_value_networks(
     networks: dict[str, ValueNetwork] = {}
     for role in trained_roles(config):
         if config[role].baseline == 'value':
+            from zeroplay_jax.learner.value_network import ValueNetwork
+
             # The optimiser is the role's, but for the rate.
             settings = ConfigDict(config[role].to_dict() | config.value_network.to_dict())
             settings.learning_rate = settings.learning_rate or 10 * config[role].learning_rate

@@ -47,9 +47,8 @@ from zeroplay_jax.training.outcome import (
     stop_after,
 )
 from zeroplay_jax.training.policies import fingerprints
-from zeroplay_jax.training.rollout_text import evaluation_text, rollout_text
 from zeroplay_jax.training.run_folder import Place
-from zeroplay_jax.training.screen import ProgressBar
+from zeroplay_jax.training.screen import ProgressBar, evaluation_text, rollout_text
 from zeroplay_jax.types import Json, Preempted, Row, UserError
 
 
@@ -408,7 +407,7 @@ def _log_step(
     if writer is None:
         return
     writer.write_scalars(step.number, phase.iteration, phase.name, metrics)
-    writer.write_trajectories(records)
+    writer.write('trajectories', records)
     # An evaluation has no task log: `engine.task_log` is still that of the step before.
     if phase.name == 'evaluation':
         return
@@ -418,8 +417,8 @@ def _log_step(
         'iteration': phase.iteration,
         'phase': phase.name,
     }
-    writer.write_tasks(step_fields | dict(record) for record in engine.task_log)
-    writer.write_alarms(step_fields | dataclasses.asdict(alarm) for alarm in alarms)
+    writer.write('tasks', (step_fields | dict(record) for record in engine.task_log))
+    writer.write('alarms', (step_fields | dataclasses.asdict(alarm) for alarm in alarms))
 
 
 def _start_date(hosts: Hosts, workdir: pathlib.Path, origin: Source | None) -> str:

@@ -35,7 +35,7 @@ from zeroplay_jax.types import UserError
 SERVER = 'retrieval.url'
 # Field of the checkpoint that a run begins from.
 POLICY = 'policy.path'
-# What was chosen for the chat template of the checkpoint: names as of `template_choice.record`, {'value'} for each.
+# What was chosen for the chat template of the checkpoint: names as of `template_record`, {'value'} for each.
 TEMPLATE = 'policy.template'
 # Attributes of a tool that reach the policy: through the prompt, or as observations.
 ATTRIBUTES = (
@@ -163,7 +163,7 @@ def begin(
     Args:
       inputs: as `check` returned them.
       index: name of the search index as its server calls it (its hash, or the address of a server that tells none).
-      template: what was chosen for the chat template (`template_choice.record`).
+      template: what was chosen for the chat template (`role_environment.template_record`).
       roles: roles in training, whose tools are recorded.
       weights: fingerprints of the weights with which a new run begins.
       is_resumed: as in `check`.
