@@ -10,6 +10,7 @@ from run_files import lines, without_clock
 
 from zeroplay_jax.configs import ablations
 from zeroplay_jax.configuration.rules import check
+from zeroplay_jax.learner import value_network
 from zeroplay_jax.learner.checkpoint import VALUE_NETWORK_PREFIX
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.decoder import ModelConfig
@@ -94,7 +95,7 @@ def test_another_run_goes_on_with_the_value_network_if_there_is_one(
 def test_a_value_network_has_ten_times_the_rate_of_the_policy(rate, expected, monkeypatch):
     made = []
     monkeypatch.setattr(
-        build, 'ValueNetwork', lambda model, mesh, settings, *_, **__: made.append(settings)
+        value_network, 'ValueNetwork', lambda model, mesh, settings, *_, **__: made.append(settings)
     )
     config = make_config()
     config.value_network.learning_rate = rate
