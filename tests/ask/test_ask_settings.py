@@ -226,15 +226,6 @@ def test_what_cannot_be_used_is_said_before_the_weights_are_read(
     assert 'retrieval.server' in refused(capsys, '--index', 'http://127.0.0.1:9', 'q')
 
 
-def test_help_names_every_flag_and_examples(capsys):
-    with pytest.raises(SystemExit):
-        ask._arguments(['--help'])
-    page = capsys.readouterr().out
-    flags = 'policy index tools mcp-servers syntax turns topk temperature seed json'
-    assert all(f'--{flag}' in page for flag in flags.split())
-    assert 'examples:' in page and 'mini/base' in page
-
-
 @pytest.mark.fault('kin-faces', 'questions that are not UTF-8, as an argument and in a pipe')
 def test_questions_in_another_encoding_are_refused(monkeypatch, capsys, user_reads):
     asked = []
