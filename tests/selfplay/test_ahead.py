@@ -6,8 +6,10 @@ Here episodes sample nothing; test_ahead_runs.py plays the miniature.
 import asyncio
 import copy
 import dataclasses
+import pathlib
 
 import pytest
+from refused_calls import check_table
 from test_engine import (  # noqa: F401
     Game,
     assert_equal_arrays,
@@ -84,36 +86,28 @@ def columns(records):
     return [list(column) for column in zip(*records)]
 
 
-def test_a_step_is_played_by_the_weights_from_which_the_step_before_began(game):
+def test_which_weights_play_what(game):
+    def played(phases=None, **options):
+        """Per step: versions of the weights, staleness, items in order."""
+        engine, _, schedule = game(phases=phases, **options)
+        lines = []
+        for versions, items, _, staleness in play(engine, schedule):
+            lines.append(f'versions {versions}, staleness {staleness}, items {items[::2]}')
+        assert is_idle(engine)
+        weights = engine.weights
+        return '\n'.join([*lines, f'kept {sorted(weights.views)}, {sorted(weights.params)}'])
+
+    check_table(pathlib.Path(__file__).parent / 'ahead.txt', {'played': played, 'Phase': Phase})
+
+
+def test_an_evaluation_is_a_barrier(game):
     engine, _, schedule = game()
-    versions, items, _, staleness = columns(play(engine, schedule))
-    assert versions == [{0}, {0}, {1}, {2}] and staleness == [0, 1, 1, 1]
-    # Round 0 of a step, of the next one, then further rounds: items 0 to 2, 3 to 5, 6 to 8 for step 0.
-    assert items[0][::2] == [0, 1, 2, 6, 7, 8] and items[1][:6:2] == [3, 4, 5]
-    assert is_idle(engine)
-    assert sorted(engine.weights.views) == sorted(engine.weights.params) == [('solver', 4)]
-
-
-def test_without_it_steps_follow_each_other(game):
-    engine, _, schedule = game(ahead=0)
-    versions, items, _, staleness = columns(play(engine, schedule))
-    assert versions == [{0}, {1}, {2}, {3}] and staleness == [None] * 4
-    assert items[0][::2] == [0, 1, 2, 3, 4, 5]
-
-
-def test_an_evaluation_a_phase_and_an_emptied_pool_are_barriers(game):
-    training = [Phase('solver', 3, ('solver',)), Phase('solver', 2, ('solver',), iteration=1)]
-    engine, _, schedule = game(phases=training)
     schedule.insert(2, evaluation_step(0))
     engine.run_step(schedule[0], lambda: None, schedule[1])
     assert engine.collector.has_begun(schedule[1])
     engine.run_step(schedule[1], lambda: None, schedule[2])
     assert engine.collector.ahead is None
-    assert columns(play(engine, schedule, 3))[0] == [{2}, {3}, {3}]
-    engine, _, schedule = game(phases=[Phase('solver', 3, ('solver',), clear_pool_every=1)])
-    assert columns(play(engine, schedule))[0] == [{0}, {1}, {2}]
-    engine, _, schedule = game(phases=[Phase('rollouts', 2)], filter_groups=False)
-    assert columns(play(engine, schedule))[0] == [{0}, {0}]
+    assert columns(play(engine, schedule, 3))[0] == [{2}, {2}]
 
 
 def test_what_ends_last_decides_nothing(game):

@@ -4,11 +4,13 @@ import asyncio
 import base64
 import dataclasses
 import json
+import pathlib
 
 import jax
 import numpy as np
 import pytest
 import tiny
+from refused_calls import check_table
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
@@ -131,8 +133,36 @@ def start(policy, monkeypatch):
     return started
 
 
-def logged(engine, *names):
-    return [tuple(record[name] for name in names) for record in engine.task_log]
+WATCHED = ('filter/full', 'filter/surplus', 'filter/age', 'skipped_updates')
+
+
+def test_the_table_of_steps(start):
+    def steps(pays, count, indices=None, cut=None, truncated='keep', **changes):
+        """Per step: items that are trained, how many were drawn, metrics, drops of tasks and rollouts."""
+        engine, game, items = start(pays, **changes)
+        engine.config.rollout.truncated = truncated
+        if cut:
+            truncate(game, *cut)
+        lines = []
+        for index in indices or range(count):
+            del items[:]
+            before = jax.tree.map(np.array, engine.learners['solver'].params)
+            values, rows = play(engine, index)
+            shown = {name: round(values[name], 3) for name in WATCHED if name in values}
+            shown |= {name: round(x, 3) for name, x in values.items() if 'row_drop' in name}
+            log = [
+                (record['task'], record['drop'], record.get('rollout', record.get('rewards')))
+                for record in engine.task_log
+            ]
+            changed = jax.tree.map(np.array_equal, before, engine.learners['solver'].params)
+            assert all(jax.tree.leaves(changed)) == bool(values['skipped_updates'])
+            assert values['skipped_updates'] or np.isfinite(values['gradient_norm'])
+            drops = [row.trajectory.identity for row in rows if row.drop]
+            lines.append(f'trained {items}, drawn {engine.drawn}, {shown}, log {log}, {drops}')
+        starts = [cursor.phase for cursor in game.cursors if cursor.round == 0]
+        return '\n'.join([*lines, f'steps began at {starts}'])
+
+    check_table(pathlib.Path(__file__).parent / 'engine.txt', globals() | {'steps': steps})
 
 
 def truncate(game, item, finish, first=0):
@@ -166,54 +196,6 @@ MIXED = lambda item: (1, 0) if item % 2 else (0, 0)  # every second item has som
 ALL = lambda item: (1, 0)
 FIRST_IS_DULL = lambda item: (1, 0) if item else (0, 0)
 FILTERED = dict(filter_groups=True, batch=3)
-
-
-def test_without_the_filter_a_step_asks_once(start):
-    engine, _, items = start(MIXED)
-    play(engine, 0)
-    assert items == [[0, 0, 1, 1]] and engine.drawn == 2
-
-
-def test_the_filter_fills_in_order_of_issue_and_carries_what_is_left(start):
-    engine, game, items = start(MIXED, fill_rounds=4, **FILTERED)
-    values, _ = play(engine, 0)  # 0 1 2 | 3 4 5: odd ones are informative, three in all
-    assert items == [[1, 1, 3, 3, 5, 5]] and values['filter/full'] == 1
-    assert not engine.filter.state()
-    play(engine, 1)  # 6 7 8 | 9 10 11: 7 9 11
-    play(engine, 2)
-    assert items[1:] == [[7, 7, 9, 9, 11, 11], [13, 13, 15, 15, 17, 17]]
-    assert [c.phase for c in game.cursors if c.round == 0] == [0, 6, 12]
-
-
-@pytest.mark.parametrize(
-    ('kind', 'second', 'age', 'dropped'),
-    [('carry', [4, 5, 6], 4 / 6, []), ('drop', [6, 7, 8], 0, [4, 5])],
-)
-def test_surplus_waits_for_the_next_step_or_is_let_go(start, kind, second, age, dropped):
-    engine, _, items = start(FIRST_IS_DULL, surplus=kind, **FILTERED)
-    # 0 1 2 | 3 4 5: 1 2 3 are trained, 4 5 left over, and one more is asked for
-    values, _ = play(engine, 0)
-    assert items[0] == [1, 1, 2, 2, 3, 3] and values['filter/surplus'] == 2
-    surplus = [([0, item], [1, 0], 'surplus') for item in dropped]
-    records = logged(engine, 'task', 'rewards', 'drop')
-    assert records == [([0, 0], [0, 0], 'uninformative'), *surplus]
-    values, _ = play(engine, 1)
-    assert items[1][::2] == second and values['filter/age'] == pytest.approx(age)
-
-
-def test_what_waited_for_a_phase_that_ended_is_told(start):
-    engine, *_ = start(FIRST_IS_DULL, surplus='carry', **FILTERED)
-    play(engine, 0)
-    play(engine, 0)  # a phase begins
-    assert logged(engine, 'task', 'drop')[:2] == [([0, 4], 'surplus'), ([0, 5], 'surplus')]
-
-
-def test_a_batch_that_cannot_be_filled_stays_short(start):
-    engine, *_ = start(lambda item: (1, 1), filter_groups=True, fill_rounds=3)
-    before = engine.learners['solver'].params['embedding'].copy()
-    values, _ = play(engine, 0)
-    assert engine.drawn == 6 and values['filter/full'] == 0 and values['skipped_updates'] == 1
-    np.testing.assert_array_equal(before, engine.learners['solver'].params['embedding'])
 
 
 def test_the_state_holds_surplus_and_place(policy):
@@ -269,35 +251,6 @@ def test_slots_and_other_weights_leave_the_devices_during_an_update(policy, monk
     assert int(sampler.state.length[0]) == 3
 
 
-@pytest.mark.parametrize(('kind', 'lost'), [('keep', 0), ('drop', 2)])
-def test_a_rollout_that_a_limit_ended_is_learnt_from_or_not(policy, kind, lost):
-    engine, game = make(policy, ALL, batch=4)
-    engine.config.rollout.truncated = kind
-    truncate(game, 2, 'turn_tokens')
-    values, rows = play(engine, 0)
-    assert sum(row.drop is not None for row in rows) == lost
-    assert values.get('row_drop/truncated', 0) == lost / 8
-    assert logged(engine, 'drop') == [('truncated',)] * lost
-
-
-def test_a_group_that_loses_what_it_could_teach_does_not_fill_the_batch(start):
-    engine, game, items = start(ALL, filter_groups=True, fill_rounds=3)
-    engine.config.rollout.truncated = 'drop'
-    truncate(game, 0, 'context', first=1)
-    values, _ = play(engine, 0)
-    assert items == [[1, 1, 2, 2]] and values['filter/full'] == 1
-
-
-def test_a_reward_that_is_not_finite_is_told_with_its_rollout(policy):
-    engine, _ = make(policy, lambda item: (float('nan'), 0.0) if item == 1 else (1, 0), batch=3)
-    values, rows = play(engine, 0)
-    reason = 'nonfinite_reward'
-    assert [row.drop for row in rows] == [None, None, reason, None, None, None]
-    assert values[f'row_drop/{reason}'] == pytest.approx(1 / 6)
-    assert np.isfinite(values['gradient_norm'])
-    assert logged(engine, 'drop', 'rollout') == [(reason, list(rows[2].trajectory.identity))]
-
-
 def test_a_batch_without_a_finite_gradient_is_skipped_and_named(policy, monkeypatch):
     engine, _ = make(policy, ALL)
     learner = engine.learners['solver']
@@ -307,7 +260,8 @@ def test_a_batch_without_a_finite_gradient_is_skipped_and_named(policy, monkeypa
     assert values['skipped_updates'] == 1
     assert engine.learning.last_reasons == {'solver': {'nonfinite_gradient': 2}}
     identities = [list(row.trajectory.identity) for row in rows]
-    assert logged(engine, 'drop', 'rollouts') == [('nonfinite_gradient', identities)]
+    (record,) = engine.task_log
+    assert (record['drop'], record['rollouts']) == ('nonfinite_gradient', identities)
     assert_equal_arrays(before, learner.params)
 
 

@@ -9,7 +9,7 @@ import threading
 import types
 
 import pytest
-from refused_calls import fault_rows
+from refused_calls import check_table, fault_rows
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.recipes import ssp
@@ -283,34 +283,23 @@ def test_a_run_without_verdicts_stops():
 
 
 DOCUMENTS = '(Title: Gumu) Gumu was born in Lomi.\n(Title: Lomi) Lomi is a city in Tarva. It is led by Puto.'
-BIRTHPLACE = 'Describe the birthplace of Gumu.'
-# The rubrics are facts about Lomi, the title of the last document.
-GATES = (
-    ('entities', BIRTHPLACE, True),
-    ('entities', 'Describe it.', False),
-    ('relevance', BIRTHPLACE, True),
-    ('relevance', 'Describe Lomi.', True),
-    ('relevance', 'Describe Gumu.', False),
-    ('relevance', 'Describe the birthplace of the author of Gumu.', False),
-    ('relevance', 'x', False),
-)
-GRADES = {
-    'Lomi is a city in Tarva.': [True, False],
-    'Lomi is led by Puto. It is a city in Tarva.': [True, True],
-    'Gumu is led by Puto. Lomi is a city in Gumu.': [False, False],
-}
 
 
 def test_the_rule_judge_reads_facts():
-    judge = RuleJudge(lambda: ['Gumu', 'Lomi'], (2, 5))
-    (rubrics,) = run(judge.rubrics((0,), BIRTHPLACE, DOCUMENTS))
-    facts = [rubric['text'] for rubric in rubrics]
-    assert facts == ['State that Lomi is a city in Tarva.', 'State that Lomi is led by Puto.']
-    for answer, expected in GRADES.items():
-        assert run(*(judge.grade((0,), BIRTHPLACE, answer, fact) for fact in facts)) == expected
-    for gate, task, expected in GATES:
-        assert run(judge.gate((0,), gate, task, DOCUMENTS)) == [expected], (gate, task)
-    assert run(judge.rubrics((0,), BIRTHPLACE, '(Title: A) One fact.')) == [None]
+    judge, task = RuleJudge(lambda: ['Gumu', 'Lomi'], (2, 5)), 'Describe the birthplace of Gumu.'
+
+    def rubrics(documents):
+        (found,) = run(judge.rubrics((0,), task, documents))
+        return found and [rubric['text'] for rubric in found]
+
+    def grades(answer):
+        return run(*(judge.grade((0,), task, answer, fact) for fact in rubrics(DOCUMENTS)))
+
+    def gate(name, task):
+        return run(judge.gate((0,), name, task, DOCUMENTS))
+
+    names = dict(rubrics=rubrics, grades=grades, gate=gate, DOCUMENTS=DOCUMENTS)
+    check_table(pathlib.Path(__file__).parent / 'judge.txt', names)
 
 
 def test_the_rule_judge_says_which_rubric_it_cannot_read():
