@@ -26,6 +26,7 @@ PASSAGES = [
     ('Tarva', 'Tarva is ruled from Lomi.'),
     ('Puto', 'Puto worked as a poet.'),
 ]
+
 LOMI = ({'id': 1, 'title': 'Lomi', 'text': PASSAGES[1][1]},)
 
 
@@ -196,13 +197,9 @@ def test_a_teacher_that_reads_the_proposers_answer_is_refused_with_labels_by_maj
         Recipe.check(config)
 
 
-def test_the_rows_of_the_baselines():
-    sqlm, r_zero = map(ablations.get_config, ('drzero/sqlm', 'drzero/r_zero'))
-    assert (sqlm.weights, sqlm.reward.difficulty) == ('shared', 'solvable')
-    assert (r_zero.weights, r_zero.reward.difficulty) == ('separate', 'triangle')
-    assert r_zero.reward.target == 0.5 and r_zero.pool.measure == r_zero.reward.solves == 10
-    low, high = r_zero.pool.window
-    assert [count for count in range(11) if low <= count / 10 <= high] == [3, 4, 5, 6, 7]
-    for config in (sqlm, r_zero):
-        assert config.drzero.labels == 'majority' and not config.schedule.initial_document
-        assert config.drzero.group == 'prompt' and config.proposer.samples > 1
+def test_r_zero_keeps_questions_that_a_third_to_two_thirds_answer():
+    config = ablations.get_config('drzero/r_zero')
+    low, high = config.pool.window
+    count = config.pool.measure
+    kept = [agreeing for agreeing in range(count + 1) if low <= agreeing / count <= high]
+    assert count == config.reward.solves == 10 and kept == [3, 4, 5, 6, 7]
