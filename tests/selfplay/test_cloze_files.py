@@ -95,7 +95,7 @@ def with_other_languages(records):
     )
     foreign = []
     for number, sentence in itertools.product(range(20), sentences):
-        name = f'G{len(foreign)}'
+        name = f'foreign{len(foreign)}'
         foreign.append(Record(name, contents(name, f'{sentence} ' * 4 + str(number))))
     return records + foreign
 
@@ -105,7 +105,7 @@ def shown(records, count=240):
     check(built, records)
     lines = built.questions + built.documents
     assert not any('famous' in question['question'] for question in built.questions)
-    assert not any(line['document_id'].startswith('G') for line in lines)
+    assert not any(line['document_id'].startswith('foreign') for line in lines)
     titles = {question['title'] for question in built.questions}
     text = f'{built.held_out} of {built.total} {built.unit} held out, {len(built.questions)}'
     text += f' questions of {len(titles)} titles, {len(built.documents)} documents to train on'

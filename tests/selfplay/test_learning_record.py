@@ -33,9 +33,10 @@ def trains(index=0, steps=4, **learnt):
     step = Step(Phase('solver', steps, ('solver',)), index, index + 1)
 
     def add(record, reasons):
-        named = {
-            name: collections.Counter({reasons[name]: 2}) for name in learnt if name in reasons
-        }
+        named = {}
+        for name in learnt:
+            if not learnt[name]:
+                named[name] = collections.Counter({reasons[name]: 2} if reasons else {})
         record.add_training_step(step, learnt, named)
 
     return add
