@@ -4,7 +4,6 @@ import itertools
 import pathlib
 
 import pytest
-from refused_calls import check_table
 
 from zeroplay_jax import inputs
 from zeroplay_jax.data import cloze_files, files
@@ -13,6 +12,7 @@ from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval import cleaning
 from zeroplay_jax.retrieval.corpus import Record, contents, read, split
 from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
+from zeroplay_jax.types import UserError
 
 SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'corpus.jsonl'
 
@@ -64,60 +64,14 @@ def check(built, records):
         assert document['hops'] == 1
 
 
-def books(count):
-    """Books of twenty passages each."""
-    records = []
-    for book in range(count):
-        for part, record in enumerate(towns(20)):
-            text = split(record.contents)[1].replace('number', f'number {book}z')
-            records.append(Record(f'{book}#{part}', contents(f'Book {book}', text)))
-    return records
-
-
-def books_of(records, *titles):
-    """The same passages under these titles in turn."""
-    titled = []
-    for number, record in enumerate(records):
-        title, text = titles[number % len(titles)], split(record.contents)[1]
-        titled.append(Record(record.id, contents(title, text)))
-    return titled
-
-
-def with_repetition(records):
-    sentence = 'The people of every town met the famous Lomi near the old bridge in 1999.'
-    return [Record(record.id, f'{record.contents} {sentence}') for record in records]
-
-
-def with_other_languages(records):
-    sentences = (
-        'Die alte Stadt Lomi wurde im Jahr 1203 von den Mönchen am Ufer gegründet.',
-        'Город стоит на берегу реки и был основан монахами в 1203 году.',
-    )
-    foreign = []
-    for number, sentence in itertools.product(range(20), sentences):
-        name = f'foreign{len(foreign)}'
-        foreign.append(Record(name, contents(name, f'{sentence} ' * 4 + str(number))))
-    return records + foreign
-
-
-def shown(records, count=240):
-    built = build(records, count)
+def test_the_example_texts_give_enough_questions():
+    records = examples()
+    built = build(records)
     check(built, records)
-    lines = built.questions + built.documents
-    assert not any('famous' in question['question'] for question in built.questions)
-    assert not any(line['document_id'].startswith('foreign') for line in lines)
-    titles = {question['title'] for question in built.questions}
-    text = f'{built.held_out} of {built.total} {built.unit} held out, {len(built.questions)}'
-    text += f' questions of {len(titles)} titles, {len(built.documents)} documents to train on'
-    return f'{text}; {built.warning}'.removesuffix('; ')
-
-
-def test_what_is_held_out_of_corpora():
-    check_table(pathlib.Path(__file__).parent / 'cloze_files.txt', globals())
-
-
-def test_one_question_comes_from_every_passage_before_a_second_one():
-    first_ids = [question['document_id'] for question in build(examples()).questions[:18]]
+    assert len(built.questions) >= 60 and len(built.documents) >= 30
+    assert (built.held_out, built.total, built.unit) == (6, 15, 'documents')
+    # One question from every passage before a second one from any.
+    first_ids = [question['document_id'] for question in built.questions[:18]]
     assert len(set(first_ids)) == 18
 
 
@@ -143,10 +97,29 @@ def test_the_split_is_a_function_of_the_seed_and_the_passages():
 
 
 def test_a_larger_count_holds_out_the_same_documents_and_others():
-    few, many = (
-        {question['title'] for question in build(towns(300), count).questions} for count in (30, 60)
-    )
-    assert few < many
+    records = towns(300)
+    few, many = build(records, count=30), build(records, count=60)
+    check(few, records)
+    assert {q['title'] for q in few.questions} < {q['title'] for q in many.questions}
+    assert few.held_out == 30 and len(few.questions) == 30
+
+
+def test_questions_come_from_many_documents_of_a_large_corpus():
+    records = []
+    for document in range(100):
+        for part, record in enumerate(towns(20)):
+            text = record.contents.partition('\n')[2].replace('number', f'number {document}z')
+            records.append(Record(f'{document}#{part}', contents(f'Book {document}', text)))
+    built = build(records, count=40)
+    check(built, records)
+    assert built.held_out == 10 and len({q['title'] for q in built.questions}) == 10
+
+
+def test_two_books_are_split_by_passage():
+    first = [Record(f'a{i}', contents('A', split(r.contents)[1])) for i, r in enumerate(towns(60))]
+    built = build(first, count=40)
+    check(built, first)
+    assert built.unit == 'passages' and built.held_out <= 24 and len(built.documents) >= 36
 
 
 NOTES = (
@@ -173,6 +146,62 @@ def test_files_of_one_title_are_documents_of_their_own(tmp_path, form):
     asked = {question['document_id'].partition('#')[0] for question in built.questions}
     trained = {document['document_id'].partition('#')[0] for document in built.documents}
     assert asked and trained and not asked & trained
+
+
+def test_several_documents_that_are_split_by_passage_give_a_warning():
+    texts = [split(record.contents)[1] for record in towns(60)]
+    names = ['A', 'B', 'C']
+    records = [Record(f'{i}', contents(names[i % 3], text)) for i, text in enumerate(texts)]
+    built = build(records, count=40)
+    assert built.unit == 'passages' and '3 documents' in built.warning
+    one = [Record(record.id, contents('A', split(record.contents)[1])) for record in records]
+    assert build(one, count=40).warning == ''
+
+
+def test_sentences_that_occur_twice_are_not_asked_about():
+    records = towns(40, sentences=4)
+    repeated = 'The people of every town met the famous Lomi near the old bridge in 1999.'
+    records = [Record(r.id, f'{r.contents} {repeated}') for r in records]
+    built = build(records, count=40)
+    check(built, records)
+    assert not any('famous' in question['question'] for question in built.questions)
+
+
+def test_other_languages_are_neither_asked_about_nor_trained_on():
+    sentences = (
+        'Die alte Stadt Lomi wurde im Jahr 1203 von den Mönchen am Ufer gegründet.',
+        'Город стоит на берегу реки и был основан монахами в 1203 году.',
+    )
+    records = towns(40)
+    for number, sentence in itertools.product(range(20), sentences):
+        text = f'{sentence} ' * 4 + str(number)
+        records.append(Record(f'g{len(records)}', contents(f'G{len(records)}', text)))
+    built = build(records, count=30)
+    assert all(line['document_id'][0] == 'p' for line in built.questions + built.documents)
+
+
+def test_without_questions_nothing_is_held_out():
+    built = build(towns(12), count=0)
+    assert not built.questions and len(built.documents) == 12 and built.held_out == 0
+
+
+@pytest.mark.parametrize(
+    ('records', 'message'),
+    [
+        (towns(12, sentences=1), 'questions can be made of 4 of its 12 documents'),
+        ([Record('a', contents('A', 'No sentence in it'))], '0 questions can be made'),
+        ([], '0 questions can be made'),
+    ],
+)
+def test_a_corpus_with_too_few_sentences_is_refused(records, message):
+    with pytest.raises(UserError, match=message) as caught:
+        build(records)
+    assert '\n' not in str(caught.value)
+
+
+def test_too_few_documents_to_train_on_are_refused():
+    with pytest.raises(UserError, match='3 passages remain to train on'):
+        build(towns(3), count=0)
 
 
 # ---- the command -----------------------------------------------------------------------------------------
