@@ -1,6 +1,7 @@
 """Tests run on eight virtual CPU devices; smaller meshes are subsets. What is compiled is kept for the session."""
 
 import atexit
+import contextlib
 import gc
 import math
 import os
@@ -74,3 +75,19 @@ def user_reads(record_property):
         record_property('user_reads', str(line))
 
     return record
+
+
+@pytest.fixture
+def user_meets(user_reads):
+    """A function: the block is refused with such a line, which is recorded as what a user reads."""
+    from zeroplay_jax.types import UserError
+
+    @contextlib.contextmanager
+    def meets(message, kind=UserError):
+        with pytest.raises(kind, match=message) as refusal:
+            yield
+        line = str(refusal.value)
+        assert '\n' not in line
+        user_reads(line)
+
+    return meets

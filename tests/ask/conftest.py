@@ -6,16 +6,15 @@ import json
 import shutil
 import threading
 
-import numpy as np
 import pytest
 from ask_cases import ATTACK, CLEAN, START, WORLD, main
 from run_records import write_record
+from speaker import Speaker
 
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration.fields import fit_to_recipe
 from zeroplay_jax.evaluation import agent
 from zeroplay_jax.retrieval import build
-from zeroplay_jax.rollout.sampler import DecodeChunk
 from zeroplay_jax.rollout.tokens import Codec
 
 
@@ -82,42 +81,16 @@ def exported(tmp_path):
     return tmp_path / 'run' / 'policy' / 'solver'
 
 
-class ScriptedSampler:
-    """In the place of rollout/sampler.py's: writes the next of these turns whenever it decodes after a `put`."""
-
-    turns: list[str] = []
-
-    def __init__(self, model, config, mesh):
-        self.config, self.state, self.codec = config, None, Codec(CLEAN)
-        self.shards, self.table, self.age = 1, None, np.zeros(config.slots, np.int32)
-        self.remaining = list(self.turns)
-        self.pending = []
-
-    def put(self, rows):
-        self.pending = self.codec.encode(self.remaining.pop(0)) if self.remaining else []
-
-    def extend(self, params, slots, adapter):
-        """Nothing is computed."""
-
-    def rewind(self, slots, lengths):
-        self.pending = []
-
-    def decode(self, params, rows, adapter):
-        piece = self.pending[: self.config.burst]
-        self.pending = self.pending[self.config.burst :]
-        tokens = np.zeros((1, self.config.burst), np.int32)
-        tokens[0, : len(piece)] = piece
-        logp = np.full(tokens.shape, -0.5, np.float32)
-        return DecodeChunk(tokens, logp, np.array([len(piece)], np.int32))
-
-
 @pytest.fixture
 def ask_scripted(capsys, monkeypatch):
     """Runs the command with a policy that writes these turns; returns its output."""
-    monkeypatch.setattr(agent, 'Sampler', ScriptedSampler)
 
     def run(turns, *arguments, policy=CLEAN):
-        monkeypatch.setattr(ScriptedSampler, 'turns', turns)
+        remaining = iter(turns)
+        speaker = lambda model, config, mesh: Speaker(
+            Codec(CLEAN), lambda prompt: next(remaining, ''), config
+        )
+        monkeypatch.setattr(agent, 'Sampler', speaker)
         assert main([f'--policy={policy}', *arguments, 'q']) == 0
         return capsys.readouterr().out
 

@@ -1,6 +1,8 @@
 """What `python -m zeroplay_jax.ask` shows of a rollout, whatever its tools and its text."""
 
+import itertools
 import json
+import pathlib
 import re
 
 import mcp_process
@@ -9,65 +11,39 @@ from ask_cases import (
     ATTACK,
     NAME,
 )
+from refused_calls import check_table
 from run_records import change_record, stored_config
 
 from zeroplay_jax.evaluation import render
 from zeroplay_jax.evaluation.render import InvalidCall, TagStream
 from zeroplay_jax.types import ToolCall
 
-SEARCH_TAG = {'search': 'search'}
 
-
-def events_of(call_tags, *pieces, close=()):
-    """Events of a text that arrives in pieces; pieces of one part are joined, and 'end' is left out."""
-    events = []
-    stream = TagStream(lambda kind, content: events.append((kind, content)), call_tags)
+def events(call_tags, *pieces, is_closed=True, is_read=False):
+    """Events of a text that arrives in pieces, with those of one part joined; `is_read`: its call was read."""
+    reported = []
+    stream = TagStream(lambda kind, content: reported.append((kind, content)), call_tags)
     for piece in pieces:
         stream.feed(piece)
-    stream.close(*close)
-    joined = []
-    for kind, content in events:
-        if kind != 'end' and joined and joined[-1][0] == kind:
-            joined[-1] = (kind, joined[-1][1] + content)
-        elif kind != 'end' or (joined and joined[-1][0] != 'end'):
-            joined.append((kind, content))
+    if is_closed:
+        stream.close(is_read)
+    joined = [('end', None)]
+    for kind, content in reported:
+        if kind == joined[-1][0]:
+            content = content and joined.pop()[1] + content
+        joined.append((kind, content))
     return [event for event in joined if event[0] != 'end']
 
 
-def test_text_is_split_at_its_tags_however_it_is_cut():
-    text = 'so <think>a < b </thin> c</think><answer>x<search>y</answer>'
-    whole = events_of(SEARCH_TAG, text)
-    assert whole == [
-        ('text', 'so '),
-        ('think', 'a < b </thin> c'),
-        ('answer', 'x'),
-        ('invalid_call', InvalidCall('search', 'y')),
-    ]
-    assert all(
-        events_of(SEARCH_TAG, text[:i], text[i:j], text[j:]) == whole
-        for j in range(60)
-        for i in range(j)
-    )
+def test_what_is_reported_of_a_text_however_it_is_cut():
+    def of_all_cuts(tags, text, **options):
+        whole = events(tags, text, **options)
+        cuts = itertools.combinations(range(len(text)), 2)
+        assert all(events(tags, text[:i], text[i:j], text[j:], **options) == whole for i, j in cuts)
+        return whole
 
-
-def test_a_call_that_was_read_is_not_reported_twice():
-    text = '<think>a</think><tool_call>{"name": 1}</tool_call>'
-    tags = {'tool_call': ''}
-    assert events_of(tags, text, close=[True]) == [('think', 'a')]
-    invalid = InvalidCall('', '{"name": 1}')
-    assert events_of(tags, text) == [('think', 'a'), ('invalid_call', invalid)]
-
-
-def test_an_invalid_call_has_the_tool_of_its_tag():
-    tags = {'search': 'search', 'open': 'open'}
-    (event,) = events_of(tags, '<open>Lomi</search>')
-    assert event == ('invalid_call', InvalidCall('open', 'Lomi'))
-
-
-def test_text_is_reported_before_its_tag_is_closed():
-    events = []
-    TagStream(lambda *event: events.append(event), {'tool_call': ''}).feed('<think>half a tho')
-    assert ('think', 'half a tho') in events
+    names = {'events': of_all_cuts, 'SEARCH': {'search': 'search'}, 'JSON_CALL': {'tool_call': ''}}
+    check_table(pathlib.Path(__file__).parent / 'events.txt', names)
 
 
 def test_control_characters_reach_no_terminal(capsys):

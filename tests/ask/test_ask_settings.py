@@ -1,13 +1,16 @@
 """How `python -m zeroplay_jax.ask` asks a policy, and when it is called wrongly."""
 
+import copy
 import io
 import json
+import pathlib
 import shutil
 import types
 
 import pytest
 import tiny
 from ask_cases import CLEAN, NO_CORPUS, main, refused
+from refused_calls import check_table
 from run_records import change_record, stored_config
 
 from zeroplay_jax import ask
@@ -65,61 +68,46 @@ def test_the_settings_of_a_policy_are_those_of_whole_weights(exported, stored, t
         places.check_checkpoint(config, recipe_class(config.recipe))
 
 
-@pytest.mark.parametrize(
-    ('change', 'line'),
-    [
-        (
-            lambda fields: fields['tools'].update(family=fields['tools'].pop('syntax')),
-            'tools.family: renamed; it is config.tools.syntax',
-        ),
-        (lambda fields: fields.update(unheard=1), 'unheard.*copy the policy elsewhere'),
-    ],
-)
-def test_a_run_of_another_version_is_refused(exported, stored, change, line):
-    change(stored.fields)
+def test_prompts_flags_and_other_versions(exported, stored, index, tmp_path):
+    stored.fields['retrieval'] |= {'kind': 'folder', 'path': str(index)}
     stored.save()
-    with pytest.raises(UserError, match=line) as error:
-        ask.settings(exported)
-    assert str(stored.path) in str(error.value) and '\n' not in str(error.value)
 
-
-@pytest.fixture
-def asked(exported, monkeypatch):
-    """Returns a function: the prompt in which a question is put to the role of a recipe with these prompts."""
-
-    def prompt_of(recipe_name='scope', **own_prompts):
+    def asked(recipe_name, role=None, **own_prompts):
+        """The end of the prompt in which a question is put to the role of a recipe with these prompts."""
         config = ask.settings(exported)
         config.recipe = recipe_name
         fields.fit_to_recipe(config)
         recipe = agent.recipe_class(recipe_name)
-        monkeypatch.setattr(recipe, 'prompts', {**recipe.prompts, **own_prompts})
-        role = agent.build_role(config, Codec(exported), NO_CORPUS)
-        return role.env.codec.decode(role.prompt_ids('Lomi?'))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(recipe, 'prompts', {**recipe.prompts, **own_prompts})
+            patch.setattr(recipe, 'evaluated_role', role or recipe.evaluated_role)
+            role = agent.build_role(config, Codec(exported), NO_CORPUS)
+            prompt = role.env.codec.decode(role.prompt_ids('Lomi?'))
+        (line,) = [line for line in prompt.splitlines() if 'Lomi?' in line]
+        return line.partition('<|im_end|>')[0]
 
-    return prompt_of
+    def flags(*words):
+        config = with_flags(exported, *words)
+        tools, retrieval = config.tools, config.retrieval
+        place = {'http': retrieval.url, 'folder': retrieval.path}[retrieval.kind]
+        room = f'results {config.rollout.observation_tokens}, context {config.sampler.context}'
+        return f'{tools.names} {tools.mcp_servers}; {place.replace(str(index), "INDEX")}; {room}'
+
+    def settings_with(section, **changes):
+        fields = copy.deepcopy(stored.fields)
+        part = fields[section] if section else fields
+        part |= changes
+        for name in [name for name, value in changes.items() if value is None]:
+            del part[name]
+        change_record(stored.path.parent, config=fields)
+        return ask.settings(exported).recipe
+
+    names = dict(asked=asked, flags=flags, settings_with=settings_with)
+    check_table(pathlib.Path(__file__).parent / 'ask_settings.txt', names, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ('recipe', 'own_prompts', 'contains'),
-    [
-        ('drzero', {}, 'Question: Lomi?'),
-        ('scope', {}, 'Task: Lomi?'),
-        ('drzero', {'solver': 'Topic: {question}'}, 'Topic: Lomi?'),
-        ('scope', {'task_solver': 'Topic: {task}'}, 'Topic: Lomi?'),
-    ],
-)
-def test_a_question_is_put_in_the_field_of_the_recipes_prompt(asked, recipe, own_prompts, contains):
-    assert contains in asked(recipe, **own_prompts)
-
-
-def test_a_role_without_the_field_is_asked_by_the_shared_prompt_as_in_evaluations(
-    asked, monkeypatch
-):
-    """The proposer's own prompt has neither field."""
-    recipe = agent.recipe_class('scope')
-    monkeypatch.setattr(recipe, 'evaluated_role', 'proposer')
-    assert 'Task: Lomi?' in asked()
-    templates = prompts.select('mini', recipe.prompts)
+def test_evaluations_ask_a_role_without_the_field_by_the_shared_prompt():
+    templates = prompts.select('mini', agent.recipe_class('scope').prompts)
     roles = {'proposer': types.SimpleNamespace(prompt='challenger')}
     context = types.SimpleNamespace(roles=roles, prompts=templates)
     task = Question('Lomi?', rubrics=({'text': 'x'},))
@@ -127,47 +115,16 @@ def test_a_role_without_the_field_is_asked_by_the_shared_prompt_as_in_evaluation
     assert prompt_fields(context, 'proposer', task) == fields
 
 
-def test_a_prompt_that_needs_more_than_a_question_is_refused(asked):
-    with pytest.raises(UserError, match='its role solver cannot be asked.*{hops}.*{task} alone'):
-        asked(task_solver='{hops} hops: {task}')
-
-
 def with_flags(policy, *flags):
     return ask._with_flags(ask.settings(policy), ask._arguments([*flags, 'q']))
 
 
-def test_an_mcp_server_joins_the_other_tools(exported):
-    tools = lambda *flags: with_flags(exported, *flags).tools
-    assert tools().names == ('search',)
-    url = 'http://127.0.0.1:9/mcp'
-    assert tools(f'--mcp-servers={url}').names == ('search', 'mcp')
-    assert tools(f'--mcp-servers={url}').mcp_servers == url
-    assert tools(f'--mcp-servers={url}', '--tools=mcp,calculator').names == ('mcp', 'calculator')
-
-
-def test_without_index_it_searches_what_its_run_searched(
-    exported, stored, index, capsys, monkeypatch
-):
-    stored.fields['retrieval'] |= {'kind': 'folder', 'path': str(index)}
+def test_an_index_of_its_run_that_is_gone_is_refused(exported, stored, capsys, monkeypatch):
+    stored.fields['retrieval'] |= {'kind': 'folder', 'path': 'gone'}
     stored.save()
-
-    searched = with_flags(exported).retrieval
-    assert (searched.kind, searched.path) == ('folder', str(index))
-    served = with_flags(exported, '--index=http://127.0.0.1:9').retrieval
-    assert (served.kind, served.url) == ('http', 'http://127.0.0.1:9')
     monkeypatch.setattr(agent, 'Session', None)
-    stored.fields['retrieval']['path'] = 'gone'
-    stored.save()
     line = 'gone (searched by its run): not an index folder'
     assert line in refused(capsys, '--policy', exported, 'q')
-
-
-def test_more_turns_and_passages_get_more_room(exported):
-    before = ask.settings(exported)
-    after = with_flags(exported, '--turns=4', '--topk=6')
-    assert after.rollout.observation_tokens == 2 * before.rollout.observation_tokens
-    more = 4 * (64 + 256) - 3 * (64 + 128)
-    assert after.sampler.context == before.sampler.context + more
 
 
 def test_any_folder_of_a_family_is_heard_burst_by_burst(server, tmp_path, capsys, monkeypatch):
@@ -225,15 +182,6 @@ def test_what_cannot_be_used_is_said_before_the_weights_are_read(
     assert 'the question is too long' in refused(capsys, '--index', index, 'word ' * 100)
     monkeypatch.setattr(agent, 'READY_SECONDS', 0.0)
     assert 'retrieval.server' in refused(capsys, '--index', 'http://127.0.0.1:9', 'q')
-
-
-def test_help_names_every_flag_and_examples(capsys):
-    with pytest.raises(SystemExit):
-        ask._arguments(['--help'])
-    page = capsys.readouterr().out
-    flags = 'policy index tools mcp-servers syntax turns topk temperature seed json'
-    assert all(f'--{flag}' in page for flag in flags.split())
-    assert 'examples:' in page and 'mini/base' in page
 
 
 @pytest.mark.fault('kin-faces', 'questions that are not UTF-8, as an argument and in a pipe')

@@ -4,7 +4,6 @@ import zlib
 import jax
 import numpy as np
 import pytest
-from committed_folders import check_hashes, check_logits, check_stages, figures_of
 
 from tools.checkpoints import (
     base_answers,
@@ -12,9 +11,7 @@ from tools.checkpoints import (
     base_model,
     base_open,
     batches,
-    demo,
     demos,
-    library,
     open_demos,
     supervised,
 )
@@ -23,8 +20,6 @@ from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import POLICY
 
-FOLDERS = ('base', 'clean')
-ALL_FOLDERS = (*FOLDERS, 'open/base', 'open/clean', 'answers/base', 'hops/base')
 TINY = Stage('tiny', steps=12, rows=4, tokens=128, shares={'passage': 1.0})
 
 
@@ -96,48 +91,6 @@ def test_training_learns_and_is_reproducible(blank, stock):
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), runs[0][0], runs[1][0]))
     assert runs[0][1] == runs[1][1] and runs[0][1][-1]['step'] == TINY.steps
     assert float(supervised.loss(config, TINY.context_weight, runs[0][0], batch)[0]) < before - 0.1
-
-
-@pytest.mark.parametrize('name', ALL_FOLDERS)
-def test_committed_folder_is_whole_and_small(name, blank):
-    folder = base_model.MINI / name
-    check_hashes(folder)
-    assert sum(f.stat().st_size for f in folder.iterdir()) <= 4_000_000
-    for file in ('tokenizer.json', 'config.json', 'chat_template.jinja'):
-        assert (folder / file).read_text() == (blank / file).read_text()
-
-
-@pytest.mark.parametrize('name', ALL_FOLDERS)
-def test_committed_folder_has_the_same_logits_in_transformers(name):
-    folder = base_model.MINI / name
-    passages = library.Library(range(2), 'evaluation', deal=0)
-    episode = demos.solver(passages, np.random.default_rng(0), demos.ErrorRates())
-    check_logits(folder, demo.render(Codec(folder), episode).tokens)
-
-
-def test_committed_folders_were_trained_by_these_stages():
-    names = [stage.name for stage in STAGES]
-    for name in FOLDERS:
-        check_stages(base_model.MINI / name, STAGES[: names.index(name) + 1])
-    for name, stages in (('answers', base_answers.STAGES), ('hops', base_hops.STAGES)):
-        check_stages(base_model.MINI / name / 'base', stages)
-
-
-def test_what_the_committed_folders_can_do():
-    figures = {name: figures_of(base_model.MINI / name) for name in ALL_FOLDERS}
-    solved = {name: roles['solver']['episodes'] for name, roles in figures.items()}
-    # The clean checkpoint solves teacher-forced episodes of unseen names; the base one does not yet.
-    assert solved['clean'] > 0.85 and solved['base'] < 0.5
-    base, answers, hops = (figures[name] for name in ('base', 'answers/base', 'hops/base'))
-    # That of SSP proposes and checks better than base. Whole episodes are not the measure: any of several facts may
-    # be asked for.
-    proposals = [roles['proposer_from_answer']['tokens'] for roles in (base, answers)]
-    checks = [roles['answer_from_documents']['episodes'] for roles in (base, answers)]
-    assert proposals[1] > proposals[0] + 0.005 and checks[1] > checks[0] + 0.05
-    assert solved['answers/base'] < 0.4
-    # That for the format reward solves more than base, and proposes like it.
-    assert solved['base'] < solved['hops/base'] < 0.7
-    assert abs(hops['proposer']['tokens'] - base['proposer']['tokens']) < 0.03
 
 
 @pytest.mark.parametrize(

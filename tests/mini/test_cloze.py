@@ -7,6 +7,7 @@ import time
 
 import pytest
 from example_texts import example_passages
+from refused_calls import check_table
 
 from zeroplay_jax.data import cloze
 from zeroplay_jax.retrieval.texts import split_text
@@ -49,43 +50,29 @@ def test_questions_of_real_passages():
     assert sum(map(bool, counts)) > 0.85 * len(counts)
 
 
-@pytest.mark.parametrize(
-    'text',
-    [
-        '',
-        'no sentence at all',
-        'Control \x00 characters are in the \x07 middle of this sentence of Lomi.',
-        'A table | of | some | numbers | and | names | like | Lomi.',
-        'A sentence with a ____ blank in it is not usable for Lomi.',
-        '这座城市位于河边。这座城市位于河边。',
-        'The word ' + 'x' * 100_000 + ' is too long for any sentence of Lomi.',
-    ],
-)
-def test_texts_without_usable_sentences(text):
-    assert check(text) == 0 and not cloze.sentences(text)
+LIST = """- Bring two eggs and a bowl
+- The first bridge over the river was built by Gumu in 1203.
+2. A second bridge was added by the monks of the old abbey.
+
+The town beside it was called Lomi by all of its people."""
 
 
-def test_a_date_is_left_out_whole():
-    sentence = 'The town was founded by the monk Gumu on 7 November 1867 in Lomi.'
-    assert cloze.sentences(sentence) == [sentence]
-    answers = [case.answer for case in cloze.clozes(sentence)]
-    assert '7 November 1867' in answers and 'November' not in answers
-    assert {'Gumu', 'Lomi'} < set(answers)
+def sentences(text):
+    check(text)
+    usable = list(cloze.sentences(text))
+    # So they are in a passage of the text.
+    for passage in split_text(text, 100)[:1]:
+        assert list(cloze.sentences(passage)) == usable
+    return usable
 
 
-def test_a_list_item_is_a_sentence_of_its_own():
-    items = [
-        'Bring two eggs and a bowl',
-        'The first bridge over the river was built by Gumu in 1203.',
-        'A second bridge was added by the monks of the old abbey.',
-    ]
-    sentence = 'The town beside it was called Lomi by all of its people.'
-    text = f'- {items[0]}\n- {items[1]}\n2. {items[2]}\n\n{sentence}'
-    assert cloze.sentences(text) == [*items[1:], sentence]
-    # In one line a dash is no list mark: passages cut out of an article begin with one.
-    assert cloze.sentences(f'- {items[1]} {sentence}') == [sentence]
-    (passage,) = split_text(text, 100)
-    assert cloze.sentences(passage) == cloze.sentences(text)
+def answers(sentence):
+    assert sentences(sentence) == [sentence]
+    return [case.answer for case in cloze.clozes(sentence)]
+
+
+def test_sentences_and_answers():
+    check_table(pathlib.Path(__file__).parent / 'cloze.txt', globals())
 
 
 def test_hostile_texts_take_little_time():

@@ -5,9 +5,9 @@ import json
 
 import numpy as np
 import pytest
-from committed_folders import check_hashes, check_logits, check_stages, figures_of
 from demo_parts import said, shown, tag
 from example_texts import example_passages
+from test_committed_folders import check_hashes, figures_of
 
 from tools.checkpoints import base_english, batches, english_demos, supervised
 from tools.checkpoints.demo import render
@@ -104,37 +104,44 @@ def test_a_solver_reads_its_answer_and_never_its_question(texts):
         assert syntax.parse(first_turn, tools).queries == [tag(first_turn, 'search')]
 
 
-def test_a_proposal_can_be_answered_from_its_document(texts):
+def test_a_proposal_can_be_answered_from_its_document(texts, codec):
     for demo in written('proposer', texts):
-        question = tag(policy_text(demo), 'question')
-        assert restored(demo, question) in demo.fields['document']
-
-
-def test_answers_have_the_same_tokens_in_the_text_and_alone(texts, codec):
-    """Copying is possible token by token."""
-    for demo in written('proposer', texts):
-        answer = tag(policy_text(demo), 'answer')
-        document = codec.encode(demo.fields['document'])
-        alone = codec.encode(f' {answer}')
-        windows = [document[i : i + len(alone)] for i in range(len(document) - len(alone) + 1)]
+        text = policy_text(demo)
+        document, answer = demo.fields['document'], tag(text, 'answer')
+        assert restored(demo, tag(text, 'question')) in document
+        # The answer has the same tokens in the text and alone: it can be copied token by token.
+        tokens, alone = codec.encode(document), codec.encode(f' {answer}')
+        windows = [tokens[i : i + len(alone)] for i in range(len(tokens) - len(alone) + 1)]
         assert alone in windows
+
+
+def is_in_no_document(text, texts):
+    return not any(text in document['text'] for document in texts.documents)
 
 
 def test_deliberate_errors(texts):
     for demo in written('solver', texts, ERRORS):
         assert len(tag(policy_text(demo), 'search').split()) == 3
         # A disguised question is in no document, so both kinds count.
-        assert not any(restored(demo) in document['text'] for document in texts.documents)
-    # The teacher's role has no errors.
+        assert is_in_no_document(restored(demo), texts)
+    searches = set()
+    for demo in written('solver_two_hops', texts, ERRORS):
+        turns = said(demo)
+        assert len(tag(turns[0], 'search').split()) == 3
+        searches.add(len(turns) - 1)
+        clause = demo.fields['question'].rpartition(BRIDGE)[2]
+        assert is_in_no_document(restored(demo, clause), texts)
+    # Without the passage of the first sentence the solver answers at once.
+    assert searches == {1, 2}
+    # The teacher's roles have no errors.
     for demo in written('solver_with_path', texts, ERRORS):
         assert len(tag(policy_text(demo), 'search').split()) > 3
-
-
-@pytest.mark.parametrize('role', ['proposer', 'proposer_two_hops'])
-def test_a_malformed_proposal_lacks_question_or_answer(role, texts):
-    for demo in written(role, texts, ERRORS):
-        text = policy_text(demo)
-        assert ('<answer>' in text) != ('<question>' in text)
+    for demo in written('solver_with_path_two_hops', texts, ERRORS):
+        assert policy_text(demo).count('<search>') == 2
+    # A malformed proposal lacks question or answer.
+    for role in ('proposer', 'proposer_two_hops'):
+        for text in map(policy_text, written(role, texts, ERRORS)):
+            assert ('<answer>' in text) != ('<question>' in text)
 
 
 def test_a_solver_of_two_hops_reads_the_bridge_and_then_the_answer(texts):
@@ -169,21 +176,6 @@ def test_a_proposal_of_two_hops_is_about_its_document_and_a_passage_found(role, 
         assert any(restored(demo, clause) in passage for passage in texts_of(documents))
 
 
-def test_deliberate_errors_of_two_hops(texts):
-    searches = set()
-    for demo in written('solver_two_hops', texts, ERRORS):
-        turns = said(demo)
-        assert len(tag(turns[0], 'search').split()) == 3
-        searches.add(len(turns) - 1)
-        clause = demo.fields['question'].rpartition(BRIDGE)[2]
-        sentence = restored(demo, clause)
-        assert not any(sentence in document['text'] for document in texts.documents)
-    # Without the passage of the first sentence the solver answers at once.
-    assert searches == {1, 2}
-    for demo in written('solver_with_path_two_hops', texts, ERRORS):
-        assert policy_text(demo).count('<search>') == 2
-
-
 def test_a_stage_is_diagnosed_in_the_roles_trained_so_far():
     stages = {stage.folder or stage.name: stage for stage in base_english.STAGES}
     trained = lambda name: base_english._trained_roles(base_english.STAGES, stages[name])
@@ -195,15 +187,12 @@ def test_a_stage_is_diagnosed_in_the_roles_trained_so_far():
 
 def test_a_disguise_is_consistent_and_keeps_the_rest(texts):
     disguise = Disguise(np.random.default_rng(0), texts.names)
-    text = 'In 1903 Marie Curie met Marie again; it was not 1904.'
-    expected, name = text, disguise('Marie')
+    expected = text = 'In 1903 Marie Curie met Marie again; it was not 1904.'
     for word in ('1903', 'Marie', 'Curie', '1904'):
+        assert disguise(word) != word and len(disguise('1904')) == 4
         expected = expected.replace(word, disguise(word))
     assert disguise(text) == expected
-    assert name != 'Marie' and disguise('1903') != '1903' and len(disguise('1904')) == 4
-
-
-def test_merged_names_are_the_same_name_in_a_disguise(texts):
+    # Merged names are the same name.
     for share in (0.0, 1.0):
         disguise = Disguise(np.random.default_rng(0), texts.names, share)
         disguise.merge('Pierre Curie', 'Marie')
@@ -310,32 +299,3 @@ def write_corpus(path, copies):
     texts = [(f'{title} {n}', text) for n in range(copies) for title, text in example_passages()]
     records = [{'id': i, 'contents': f'"{title}"\n{text}'} for i, (title, text) in enumerate(texts)]
     path.write_text(''.join(json.dumps(record) + '\n' for record in records))
-
-
-COMMITTED = ('clean', 'base')
-
-
-@pytest.mark.parametrize('name', COMMITTED)
-def test_a_committed_folder_is_whole_and_was_trained_by_these_stages(name):
-    folder = base_english.MINI / 'english' / name
-    check_hashes(folder)
-    # Both folders together: 25 MB.
-    assert sum(path.stat().st_size for path in folder.iterdir()) <= 12_500_000
-    architecture = json.loads((folder / 'config.json').read_text())
-    assert base_english.ARCHITECTURE.items() <= (architecture | {'torch_dtype': 'float32'}).items()
-
-    folders = [stage.folder or stage.name for stage in base_english.STAGES]
-    check_stages(folder, base_english.STAGES[: folders.index(name) + 1])
-
-
-@pytest.mark.parametrize('name', COMMITTED)
-def test_a_committed_folder_has_the_same_logits_in_transformers(name, texts):
-    folder = base_english.MINI / 'english' / name
-    (demo, *_) = written('solver', texts)
-    check_logits(folder, render(Codec(folder), demo, base_english.OBSERVATION_TOKENS).tokens)
-
-
-def test_the_committed_logs_say_that_clean_fills_more_blanks_than_base():
-    folders = [base_english.MINI / 'english' / name for name in COMMITTED]
-    clean, base = (figures_of(folder)['solver']['episodes'] for folder in folders)
-    assert clean > base + 0.2

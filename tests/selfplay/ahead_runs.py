@@ -5,6 +5,7 @@ import json
 
 import jax
 import numpy as np
+from run_files import without_clock
 
 from zeroplay_jax.configs import dspo
 from zeroplay_jax.selfplay.schedule import all_steps
@@ -47,8 +48,7 @@ def play(engine, first=0, last=None):
 
 
 def record(engine, metrics, rows):
-    clocks = ('seconds', 'tokens_per_second')
-    kept = {k: v for k, v in metrics.items() if not any(clock in k for clock in clocks)}
+    (kept,) = without_clock([metrics])
     rollouts = []
     for row in rows:
         t = row.trajectory

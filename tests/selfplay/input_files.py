@@ -1,12 +1,6 @@
-"""Files of questions, answers and documents, and a library that nobody searches."""
+"""Files of questions, answers and documents."""
 
 import json
-
-from zeroplay_jax.selfplay.library import Library
-
-
-def library(documents=(), worlds=None):
-    return Library(None, None, documents, (), worlds=worlds)
 
 
 def write(path, *lines):

@@ -6,8 +6,10 @@ Here episodes sample nothing; test_ahead_runs.py plays the miniature.
 import asyncio
 import copy
 import dataclasses
+import pathlib
 
 import pytest
+from refused_calls import check_table
 from test_engine import (  # noqa: F401
     Game,
     assert_equal_arrays,
@@ -44,7 +46,7 @@ class Versions(Game):
 
 @pytest.fixture(scope='module')
 def game(policy):  # noqa: F811
-    """Returns (engine, game) at the start; engines are used again, because each compiles its programs."""
+    """Returns (engine, game, steps) at the start; engines are used again, because each compiles its programs."""
     engines = {}
 
     def made(ahead=1, phases=None, name='', **options):
@@ -59,7 +61,7 @@ def game(policy):  # noqa: F811
             vars(game).pop(attribute, None)
         if phases:
             game.phases = lambda: phases
-        return engine, game
+        return engine, game, all_steps(game.phases())
 
     return made
 
@@ -76,52 +78,43 @@ def play(engine, schedule, first=0, last=None):
     return records
 
 
+def is_idle(engine):
+    return not engine.scheduler._episodes and engine.scheduler._runner is None
+
+
 def columns(records):
     return [list(column) for column in zip(*records)]
 
 
-def test_a_step_is_played_by_the_weights_from_which_the_step_before_began(game):
-    engine, played = game()
-    versions, items, _, staleness = columns(play(engine, all_steps(played.phases())))
-    assert versions == [{0}, {0}, {1}, {2}] and staleness == [0, 1, 1, 1]
-    # Round 0 of a step, of the next one, then further rounds: items 0 to 2, 3 to 5, 6 to 8 for step 0.
-    assert items[0][::2] == [0, 1, 2, 6, 7, 8] and items[1][:6:2] == [3, 4, 5]
-    assert not engine.scheduler._episodes and engine.scheduler._runner is None
-    assert sorted(engine.weights.views) == sorted(engine.weights.params) == [('solver', 4)]
+def test_which_weights_play_what(game):
+    def played(phases=None, **options):
+        """Per step: versions of the weights, staleness, items in order."""
+        engine, _, schedule = game(phases=phases, **options)
+        lines = []
+        for versions, items, _, staleness in play(engine, schedule):
+            lines.append(f'versions {versions}, staleness {staleness}, items {items[::2]}')
+        assert is_idle(engine)
+        weights = engine.weights
+        return '\n'.join([*lines, f'kept {sorted(weights.views)}, {sorted(weights.params)}'])
+
+    check_table(pathlib.Path(__file__).parent / 'ahead.txt', {'played': played, 'Phase': Phase})
 
 
-def test_without_it_steps_follow_each_other(game):
-    engine, played = game(ahead=0)
-    versions, items, _, staleness = columns(play(engine, all_steps(played.phases())))
-    assert versions == [{0}, {1}, {2}, {3}] and staleness == [None] * 4
-    assert items[0][::2] == [0, 1, 2, 3, 4, 5]
-
-
-def test_an_evaluation_a_phase_and_an_emptied_pool_are_barriers(game):
-    training = [Phase('solver', 3, ('solver',)), Phase('solver', 2, ('solver',), iteration=1)]
-    engine, played = game(phases=training)
-    schedule = all_steps(training)
+def test_an_evaluation_is_a_barrier(game):
+    engine, _, schedule = game()
     schedule.insert(2, evaluation_step(0))
     engine.run_step(schedule[0], lambda: None, schedule[1])
     assert engine.collector.has_begun(schedule[1])
     engine.run_step(schedule[1], lambda: None, schedule[2])
     assert engine.collector.ahead is None
-    _, rows = engine.run_step(schedule[3], lambda: None, schedule[4])
-    assert {row.trajectory.version for row in rows} == {2}
-    assert columns(play(engine, schedule[4:]))[0] == [{3}, {3}]
-    emptied = [Phase('solver', 3, ('solver',), clear_pool_every=1)]
-    engine, played = game(phases=emptied)
-    assert columns(play(engine, all_steps(emptied)))[0] == [{0}, {1}, {2}]
-    rollouts = [Phase('rollouts', 2)]
-    engine, played = game(phases=rollouts, filter_groups=False)
-    assert columns(play(engine, all_steps(rollouts)))[0] == [{0}, {0}]
+    assert columns(play(engine, schedule, 3))[0] == [{2}, {2}]
 
 
 def test_what_ends_last_decides_nothing(game):
     def result(*waits):
-        engine, played = game()
+        engine, played, schedule = game()
         played.waits = waits
-        records = play(engine, all_steps(played.phases()))
+        records = play(engine, schedule)
         return records, snapshot(engine)
 
     records, state = result()
@@ -132,13 +125,12 @@ def test_what_ends_last_decides_nothing(game):
 
 @pytest.mark.parametrize('last', [1, 2, 3])
 def test_a_resumed_run_begins_the_same_step_again(game, last):
-    whole, played = game()
-    schedule = all_steps(played.phases())
+    whole, _, schedule = game()
     play(whole, schedule, 0, last)
     saved = snapshot(whole)
     assert saved[1]['ahead']['step'] == last
     expected = play(whole, schedule, last)
-    resumed, _ = game(name='resumed')
+    resumed, *_ = game(name='resumed')
     resumed.restore(*copy.deepcopy(saved))
     # Saved again before the step begins, it is the same state.
     assert_equal_states(snapshot(resumed), saved)
@@ -159,8 +151,7 @@ def test_a_preempted_step_leaves_the_state_before_it(game, monkeypatch, ahead, s
     if ahead:
         phases = None
     options = dict(ahead=ahead, surplus=surplus, phases=phases)
-    engine, played = game(name=surplus, **options)
-    schedule = all_steps(played.phases())
+    engine, _, schedule = game(name=surplus, **options)
     play(engine, schedule, 0, last)
     kept, saved = snapshot(engine)
     assert bool(saved['carried_over'].get('solver')) == (surplus == 'carry')
@@ -176,7 +167,7 @@ def test_a_preempted_step_leaves_the_state_before_it(game, monkeypatch, ahead, s
     assert dropped == saved
     assert_equal_arrays(arrays, kept)
     records = play(engine, schedule, last)
-    whole, _ = game(name=f'whole {surplus}', **options)
+    whole, *_ = game(name=f'whole {surplus}', **options)
     assert play(whole, schedule)[last:] == records
     assert_equal_arrays(engine.device_state(), whole.device_state())
 
@@ -192,8 +183,7 @@ def test_the_pool_is_read_as_it_was_when_the_tasks_were_drawn():
 
 
 def test_an_error_ends_both_steps_and_the_step_can_begin_again(game):
-    engine, played = game()
-    schedule = all_steps(played.phases())
+    engine, played, schedule = game()
     whole = played.episode
 
     async def fails(context, step, task):
@@ -204,35 +194,32 @@ def test_an_error_ends_both_steps_and_the_step_can_begin_again(game):
     played.episode = fails
     with pytest.raises(KeyError, match='lost'):
         engine.run_step(schedule[0], lambda: None, schedule[1])
-    assert not engine.scheduler._episodes and engine.scheduler._runner is None
+    assert is_idle(engine)
     assert engine.collector.ahead is None and engine.drawn == 0
     played.episode = whole
     assert columns(play(engine, schedule))[0] == [{0}, {0}, {1}, {2}]
 
 
 def test_closing_ends_the_step_that_was_begun(game):
-    engine, played = game()
-    schedule = all_steps(played.phases())
+    engine, _, schedule = game()
     engine.run_step(schedule[0], lambda: None, schedule[1])
     assert engine.scheduler._episodes
     engine.close()
-    assert not engine.scheduler._episodes and engine.scheduler._runner is None
+    assert is_idle(engine)
 
 
 def test_a_step_without_tasks_leaves_nothing_behind(game, monkeypatch):
-    engine, played = game()
-    schedule = all_steps(played.phases())
+    engine, played, schedule = game()
     draw = played.tasks
     monkeypatch.setattr(
         played, 'tasks', lambda step, *others: draw(step, *others) if step.number == 2 else []
     )
     assert columns(play(engine, schedule[:3]))[0] == [set(), set(), {1}]
-    assert not engine.scheduler._episodes and engine.scheduler._runner is None
+    assert is_idle(engine)
 
 
 def test_a_step_in_progress_comes_next(game):
-    engine, played = game()
-    schedule = all_steps(played.phases())
+    engine, _, schedule = game()
     engine.run_step(schedule[0], lambda: None, schedule[1])
     with pytest.raises(RuntimeError, match='step 1 is in progress'):
         engine.run_step(schedule[2], lambda: None)
@@ -240,8 +227,7 @@ def test_a_step_in_progress_comes_next(game):
 
 
 def test_episodes_count_for_their_own_step(game):
-    engine, played = game()
-    schedule = all_steps(played.phases())
+    engine, played, schedule = game()
     played.waits = ((0, 0),)  # all episodes of step 1 end before it
     ends = []
     engine.run_step(schedule[0], lambda: ends.append(0), schedule[1])
@@ -251,7 +237,7 @@ def test_episodes_count_for_their_own_step(game):
 
 
 def test_roles_of_the_same_weights_are_one_step_old_after_two_updates(game):
-    engine, _ = game()
+    engine, *_ = game()
     versions = {'solver': 4}
     rows = [Row('solver', trajectory((0, 0), version=2), 0.0, 0)]
     step = Step(Phase('selfplay', 1, ('solver', 'proposer')), 0, 0)

@@ -1,10 +1,12 @@
 """Dr. Zero as an episode: who is asked what, and what each outcome pays."""
 
 import collections
+import pathlib
 from unittest.mock import AsyncMock
 
 import pytest
 import scripted
+from refused_calls import check_table
 from scripted import ScriptedContext, search_call, trajectory
 
 from zeroplay_jax.configs import ablations, quickstart
@@ -12,7 +14,7 @@ from zeroplay_jax.configs import drzero as drzero_config
 from zeroplay_jax.recipes import proposing
 from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.recipes.drzero import Recipe
-from zeroplay_jax.selfplay import answers
+from zeroplay_jax.selfplay import answers as group_answers
 from zeroplay_jax.selfplay.library_builder import linked_documents
 from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool
 from zeroplay_jax.settings.kinds import ConfigError
@@ -24,6 +26,7 @@ PASSAGES = [
     ('Tarva', 'Tarva is ruled from Lomi.'),
     ('Puto', 'Puto worked as a poet.'),
 ]
+
 LOMI = ({'id': 1, 'title': 'Lomi', 'text': PASSAGES[1][1]},)
 
 
@@ -38,8 +41,12 @@ def proposal(
     return trajectory(*([look] if search else []), final, **options)
 
 
+def written(*texts, **options):
+    return trajectory(*map(Turn, texts), **options)
+
+
 def answer(text, **options):
-    return trajectory(Turn(f'<think> x</think><answer> {text}</answer>'), **options)
+    return written(f'<think> x</think><answer> {text}</answer>', **options)
 
 
 def recipe(**changes):
@@ -62,23 +69,64 @@ DOCUMENT = SeedDocument('Gumu', PASSAGES[0][1], hops=2)
 
 def propose(*rollouts, solver=(), document=DOCUMENT, **changes):
     """(rows of the proposer's phase, what was asked)."""
-    context = ScriptedContext(proposer=rollouts, solver=solver)
+    context = ScriptedContext(proposer=rollouts or [proposal()], solver=answers_of(solver))
     return play(recipe(**changes), 'proposer', context, document).rows, context.asked
 
 
-def generate(*rollouts, solver=(), **changes):
-    """The outcome of a task of the generation."""
-    context = ScriptedContext(proposer=rollouts, solver=solver)
-    return play(recipe(**{'pool__samples': 1} | changes), 'generate', context, DOCUMENT)
+def proposed(*rollouts, **options):
+    (row,), asked = propose(*rollouts, **options)
+    difficulty = row.parts.get('difficulty', 0.0)
+    text = f'reward {row.reward:g} = format {row.parts["format"]:g} + difficulty {difficulty:g}; '
+    assert row.drop is None and row.reward == pytest.approx(row.parts['format'] + difficulty)
+    if row.info.rejected:
+        assert [role for role, *_ in asked] == ['proposer'] and not row.info.valid
+        return text + f'rejected: {row.info.rejected}'
+    assert [role for role, *_ in asked] == ['proposer', 'solver'] and row.info.valid
+    assert asked[0][1] != asked[1][1] and asked[1][3] == {'question': row.info.question.text}
+    return text + f'{row.info.solve_count} of 5 gave {row.info.question.answers}'
 
 
-def rewards(solver, question, **changes):
-    rows = play(recipe(**changes), 'solver', ScriptedContext(solver=solver), question).rows
-    return [row.reward for row in rows]
+def generated(*rollouts, solver=(), **changes):
+    """A task of the generation; as in a checkpoint of the pool."""
+    context = ScriptedContext(proposer=rollouts, solver=answers_of(solver))
+    game = recipe(**{'pool__samples': 1} | changes)
+    outcome = play(game, 'generate', context, DOCUMENT)
+    if outcome.drop:
+        assert not outcome.questions and len(outcome.rows) == game.config.pool.samples
+        return f'dropped: {outcome.drop}'
+    (question,) = outcome.questions
+    assert all(fields['question'] == question.text for *_, fields in context.asked[1:])
+    assert question.hops == 2 and question.origin['document'] == 'Gumu'
+    assert Question.from_json(question.to_json()) == question
+    return f'{question.text} {question.answers} solved: {question.solve_rate}'
 
 
-def answers_of(*texts):
-    return [answer(text) for text in texts]
+def solved(entries, answers=('Tarva',), **changes):
+    """Rewards of rollouts that answer, and what counted as right."""
+    context = ScriptedContext(solver=answers_of(entries))
+    changes['solver__samples'] = len(entries)
+    rows = play(recipe(**changes), 'solver', context, Question('Where?', answers, 1)).rows
+    (group,) = {row.group for row in rows}
+    (label,) = {row.info.question.answers for row in rows}
+    assert group == group_answers.group_of((7, 0))
+    return f'{[row.reward for row in rows]} for {label}'
+
+
+def test_what_episodes_pay_and_leave():
+    names = dict(
+        globals(),
+        MAJORITY=dict(drzero__labels='majority'),
+        PARTS=dict(drzero__separate_format=True),
+        WINDOW=dict(pool__measure=4, pool__window=(0.3, 0.7)),
+        WRONG=['x'] * 5,
+        NUMBERS=['2', '2', '1942', '7', UNFINISHED],
+    )
+    check_table(pathlib.Path(__file__).parent / 'drzero.txt', names)
+
+
+def answers_of(entries):
+    """Rollouts of a solver, given as such or as what they answer."""
+    return [answer(entry) if isinstance(entry, str) else entry for entry in entries]
 
 
 UNFINISHED = answer('x', finish='context')
@@ -86,61 +134,9 @@ UNFINISHED = answer('x', finish='context')
 
 def test_a_proposer_sees_the_link_of_a_document():
     linked = SeedDocument('Gumu', 'Lomis met Lomi in Lomi.', hops=2, link='Lomi')
-    _, asked = propose(proposal(), solver=answers_of(*'xxxxx'), document=linked)
+    _, asked = propose(solver='xxxxx', document=linked)
     assert asked[0][3]['document'] == '(Title: Gumu) Lomis met [ Lomi ] in Lomi.'
     assert SeedDocument.from_json(linked.to_json()) == linked
-
-
-@pytest.mark.parametrize('solved,difficulty', [(0, 0.0), (1, 1.0), (2, 0.75), (4, 0.25), (5, 0.0)])
-def test_a_proposer_is_paid_for_form_and_for_being_solved_sometimes(solved, difficulty):
-    solver = [answer('tarva')] * solved + [answer('Lomi')] * (5 - solved)
-    (row,), asked = propose(proposal(), solver=solver)
-    assert row.group == 2 and row.info.solve_count == solved
-    assert row.parts['difficulty'] == difficulty and row.reward == pytest.approx(0.5 + difficulty)
-    assert [role for role, *_ in asked] == ['proposer', 'solver']
-    assert asked[1][3] == {'question': 'What is the country of the birthplace of Gumu?'}
-    assert asked[0][1] != asked[1][1]
-
-
-@pytest.mark.parametrize(
-    'bad,reason',
-    [
-        (proposal(answer=''), 'no_answer'),
-        (proposal(question='Is Tarva where Gumu was born?'), 'leaks_answer'),
-        (proposal(finish='turn_tokens'), 'unfinished'),
-        (proposal(finish='malformed'), 'unfinished'),
-        (trajectory(Turn('<question> What is x?')), 'no_question'),
-    ],
-)
-def test_a_proposal_without_form_pays_nothing_and_is_not_asked(bad, reason):
-    (row,), asked = propose(bad)
-    assert (row.reward, row.drop, row.info.rejected, len(asked)) == (0, None, reason, 1)
-    assert generate(bad).drop == reason
-
-
-@pytest.mark.parametrize(
-    'rollout,form,rejected',
-    [
-        (proposal(answer='Mars, which nobody read about'), 4 / 4, None),
-        (proposal(answer=''), 3 / 4, 'no_answer'),
-        (proposal(search=False), 3 / 4, None),
-        (proposal(question='Is Tarva where Gumu was born?'), 4 / 4, 'leaks_answer'),
-        (trajectory(Turn('<question> What is x?')), 0 / 4, 'no_question'),
-        (trajectory(Turn('<answer> x</answer>')), 1 / 4, 'no_question'),
-    ],
-)
-def test_the_papers_four_parts_of_the_form_are_paid_one_by_one(rollout, form, rejected):
-    """Appendix A; the code pays nothing as soon as the question or the answer is missing."""
-    (row,), asked = propose(rollout, solver=answers_of(*'xxxxx'), drzero__separate_format=True)
-    assert row.parts['format'] == pytest.approx(0.5 * form) and row.info.rejected == rejected
-    assert row.info.valid is (rejected is None)
-    assert len(asked) == (1 if rejected else 2)
-
-
-def test_a_missing_search_costs_the_tool_part():
-    (row,), _ = propose(proposal(search=False), solver=answers_of(*'xxxxx'))
-    # think 1, tool 0 for two hops without a search, answer 0: it stands in nothing that was read
-    assert row.reward == pytest.approx(0.5 * (1 + 1 + 0 + 0) / 4)
 
 
 @pytest.mark.parametrize(
@@ -152,42 +148,11 @@ def test_a_failed_or_malformed_call_earns_nothing(call):
 
 
 def test_group_key_is_the_hop_count_or_the_prompt():
-    (row,), _ = propose(proposal(), solver=answers_of(*'xxxxx'))
+    (row,), _ = propose(solver='xxxxx')
     assert row.group == 2
     changes = dict(drzero__group='prompt', proposer__samples=3)
-    rows, _ = propose(*[proposal()] * 3, solver=answers_of(*'x' * 15), **changes)
-    assert {row.group for row in rows} == {answers.group_of((7, 0))}
-
-
-def test_generation_keeps_the_best_formed_and_says_why_not():
-    (question,) = generate(
-        proposal(answer='a b c d e f g h i j k'), proposal(), pool__samples=2
-    ).questions
-    assert question.answers == ('Tarva',) and question.hops == 2
-    assert question.origin['document'] == 'Gumu'
-    outcome = generate(*[trajectory(Turn('no'), finish='eos')] * 2, pool__samples=2)
-    assert (outcome.questions, outcome.drop, len(outcome.rows)) == ([], 'unfinished', 2)
-
-
-def test_generation_can_keep_to_a_window_of_solve_rates():
-    window = dict(pool__measure=4, pool__window=(0.2, 0.8))
-    assert generate(proposal(), solver=[answer('Tarva')] * 4, **window).drop == 'outside_window'
-    fair = answers_of('Tarva', 'Tarva', 'x', 'x')
-    assert generate(proposal(), solver=fair, **window).questions[0].solve_rate == 0.5
-
-
-def test_a_solver_is_paid_for_exact_match_of_its_final_answer():
-    tries = [
-        answer('the Tarva.'),
-        answer('Lomi'),
-        answer('Tarva', finish='malformed'),
-        trajectory(Turn('Tarva'), finish='eos'),
-        trajectory(Turn('<answer> Tarva</answer>'), Turn('<think> hm'), finish='turn_tokens'),
-    ]
-    context = ScriptedContext(solver=tries)
-    rows = play(recipe(), 'solver', context, Question('Where?', ('Tarva',))).rows
-    assert [row.reward for row in rows] == [1, 0, 0, 0, 0]
-    assert {row.group for row in rows} == {answers.group_of((7, 0))}
+    rows, _ = propose(*[proposal()] * 3, solver='x' * 15, **changes)
+    assert {row.group for row in rows} == {group_answers.group_of((7, 0))}
 
 
 def test_a_prompt_that_is_too_long_drops_the_episode():
@@ -217,86 +182,10 @@ def test_phases_alternate():
 
 # ---- labels by majority ----
 
-MAJORITY = dict(drzero__labels='majority')
-
-
-@pytest.mark.parametrize(
-    'texts,agreeing,difficulty',
-    [
-        (['Lomi', 'Puto', 'lomi', 'Lomi.', 'Tarva'], 3, 0.5),
-        (['Lomi', 'Puto', 'Tarva', 'Gumu', 'x'], 1, 1.0),
-        (['the Lomi'] * 5, 5, 0.0),
-    ],
-)
-def test_the_solvers_most_frequent_answer_is_right(texts, agreeing, difficulty):
-    proposed = proposal(answer='Tarva, which counts for nothing')
-    (row,), _ = propose(proposed, solver=answers_of(*texts), **MAJORITY)
-    assert (row.info.solve_count, row.parts['difficulty']) == (agreeing, difficulty)
-    # The log shows what counted as right.
-    (label,) = row.info.question.answers
-    assert label in texts
-
-
-def test_an_answer_of_the_majority_becomes_the_label_of_the_pools_question():
-    measured = MAJORITY | dict(pool__measure=4, pool__window=(0.3, 0.7))
-    solver = answers_of('Lomi', 'Puto', ' LOMI', 'Gumu')
-    (question,) = generate(proposal(), solver=solver, **measured).questions
-    assert question.answers == ('Lomi',) and question.solve_rate == 0.5
-    # The label holds for the solver's training, whatever its rollouts then answer.
-    solver = answers_of('Puto', 'Puto', 'Puto', 'Puto', 'Lomi')
-    assert rewards(solver, question, **measured) == [0, 0, 0, 0, 1]
-    agreed = [answer('Lomi')] * 4
-    assert generate(proposal(), solver=agreed, **measured).drop == 'outside_window'
-
-
-def test_a_pools_question_that_was_not_measured_gets_its_label_from_every_group():
-    (question,) = generate(proposal(), **MAJORITY).questions
-    # As in a checkpoint of the pool.
-    question = Question.from_json(question.to_json())
-    assert question.answers == ()
-    solver = [*answers_of('Puto', 'Lomi', 'puto'), UNFINISHED, answer('y')]
-    context = ScriptedContext(solver=solver)
-    rows = play(recipe(**MAJORITY), 'solver', context, question).rows
-    assert [row.reward for row in rows] == [1, 0, 1, 0, 0]
-    assert all(row.info.question.answers == ('Puto',) for row in rows)
-
-
-def test_an_unfinished_rollout_disagrees_and_a_question_that_nobody_answers_has_no_label():
-    measured = MAJORITY | dict(pool__measure=4)
-    solver = [answer('Lomi'), UNFINISHED, UNFINISHED, answer('Lomi')]
-    (question,) = generate(proposal(), solver=solver, **measured).questions
-    assert question.answers == ('Lomi',) and question.solve_rate == 0.5
-    assert generate(proposal(), solver=[UNFINISHED] * 4, **measured).drop == 'no_majority'
-
-
-def test_a_question_is_measured_as_it_enters_the_pool():
-    context = ScriptedContext(proposer=[proposal()], solver=[answer('Tarva')] * 4)
-    game = recipe(pool__measure=4, pool__samples=1, pool__question_words=5)
-    (question,) = play(game, 'generate', context, DOCUMENT).questions
-    assert question.text == context.asked[1][3]['question'] == 'What is the country of'
-
 
 def longest(prediction, golds):
     """A metric that needs accepted answers."""
     return max(len(gold) for gold in golds) == len(prediction or '')
-
-
-@pytest.mark.parametrize(
-    'metric,rewarded',
-    [
-        ('em', [1, 1, 0, 0, 0]),
-        # "2" is contained in "1942".
-        ('subem', [1, 1, 1, 0, 0]),
-        ('test_drzero:longest', [1, 1, 0, 1, 0]),
-    ],
-)
-def test_majority_labels_work_with_other_metrics(metric, rewarded):
-    changes = MAJORITY | dict(reward__answer=metric)
-    question = Question('Who?', (), 1)
-    assert (
-        rewards([*answers_of('2', '2', '1942', '7'), UNFINISHED], question, **changes) == rewarded
-    )
-    assert rewards([UNFINISHED] * 5, question, **changes) == [0] * 5
 
 
 def test_a_teacher_that_reads_the_proposers_answer_is_refused_with_labels_by_majority():
@@ -308,15 +197,9 @@ def test_a_teacher_that_reads_the_proposers_answer_is_refused_with_labels_by_maj
         Recipe.check(config)
 
 
-def test_the_rows_of_the_baselines():
-    sqlm = ablations.get_config('drzero/sqlm')
-    assert (sqlm.weights, sqlm.reward.difficulty) == ('shared', 'solvable')
-    r_zero = ablations.get_config('drzero/r_zero')
-    assert (r_zero.weights, r_zero.reward.difficulty) == ('separate', 'triangle')
-    assert r_zero.reward.target == 0.5 and r_zero.pool.measure == r_zero.reward.solves == 10
-    low, high = r_zero.pool.window
-    kept = [agreeing for agreeing in range(11) if low <= agreeing / 10 <= high]
-    assert kept == [3, 4, 5, 6, 7]
-    for config in (sqlm, r_zero):
-        assert config.drzero.labels == 'majority' and not config.schedule.initial_document
-        assert config.drzero.group == 'prompt' and config.proposer.samples > 1
+def test_r_zero_keeps_questions_that_a_third_to_two_thirds_answer():
+    config = ablations.get_config('drzero/r_zero')
+    low, high = config.pool.window
+    count = config.pool.measure
+    kept = [agreeing for agreeing in range(count + 1) if low <= agreeing / count <= high]
+    assert count == config.reward.solves == 10 and kept == [3, 4, 5, 6, 7]

@@ -4,11 +4,13 @@ import asyncio
 import base64
 import dataclasses
 import json
+import pathlib
 
 import jax
 import numpy as np
 import pytest
 import tiny
+from refused_calls import check_table
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
@@ -45,6 +47,8 @@ def trajectory(identity, version=0, n=8):
 class Game:
     """Items 0, 1, 2, … of two rollouts each; `pays(item)` says what they earn."""
 
+    version = 0
+
     def __init__(self, config, pays):
         self.config, self.pays, self.cursors = config, pays, []
 
@@ -53,12 +57,11 @@ class Game:
 
     def tasks(self, step, pool, cursor):
         self.cursors.append(cursor)
-        c = self.config.solver
-        if cursor.round and not (
-            c.filter_groups and cursor.missing and cursor.round < c.fill_rounds
-        ):
+        solver = self.config.solver
+        is_short = solver.filter_groups and cursor.missing and cursor.round < solver.fill_rounds
+        if cursor.round and not is_short:
             return []
-        count = cursor.missing if c.filter_groups and not cursor.round else c.batch
+        count = cursor.missing if solver.filter_groups and not cursor.round else solver.batch
         return [
             Task((step.number, cursor.step + i), {'item': cursor.phase + i}) for i in range(count)
         ]
@@ -66,20 +69,13 @@ class Game:
     async def episode(self, context, step, task):
         item = task.payload['item']
         await asyncio.sleep(0.001 * (item % 3))  # the later may end first
-        rows = [
-            Row(
-                'solver',
-                trajectory((*task.identity, i), self.version),
-                float(r),
-                1000 * step.number + task.identity[1],
-            )
-            for i, r in enumerate(self.pays(item))
-        ]
-        for row in rows:
-            row.info = RowInfo(details={'item': item})
+        group = 1000 * step.number + task.identity[1]
+        rows = []
+        for i, reward in enumerate(self.pays(item)):
+            rollout = trajectory((*task.identity, i), self.version)
+            info = RowInfo(details={'item': item})
+            rows.append(Row('solver', rollout, float(reward), group, info=info))
         return Outcome(rows)
-
-    version = 0
 
 
 def make(policy, pays, ahead=0, **changes):
@@ -119,96 +115,95 @@ def assert_equal_states(ours, theirs):
     assert_equal_arrays(ours[0], theirs[0])
 
 
-MIXED = lambda item: (1, 0) if item % 2 else (0, 0)  # every second item has something to teach
+@pytest.fixture
+def start(policy, monkeypatch):
+    """Returns an engine, its game, and a list of the items that reach the packing, per update."""
+
+    def started(pays, **changes):
+        engine, game = make(policy, pays, **changes)
+        items, pack = [], engine.updates.pack
+
+        def noted(role, rows, distill):
+            items.append([row.info.details['item'] for row in rows])
+            return pack(role, rows, distill)
+
+        monkeypatch.setattr(engine.updates, 'pack', noted)
+        return engine, game, items
+
+    return started
 
 
-def trained(engine, monkeypatch):
-    """Items that reach the packing, per update."""
-    items = []
+WATCHED = ('filter/full', 'filter/surplus', 'filter/age', 'skipped_updates')
+
+
+def test_the_table_of_steps(start):
+    def steps(pays, count, indices=None, cut=None, truncated='keep', **changes):
+        """Per step: items that are trained, how many were drawn, metrics, drops of tasks and rollouts."""
+        engine, game, items = start(pays, **changes)
+        engine.config.rollout.truncated = truncated
+        if cut:
+            truncate(game, *cut)
+        lines = []
+        for index in indices or range(count):
+            del items[:]
+            before = jax.tree.map(np.array, engine.learners['solver'].params)
+            values, rows = play(engine, index)
+            shown = {name: round(values[name], 3) for name in WATCHED if name in values}
+            shown |= {name: round(x, 3) for name, x in values.items() if 'row_drop' in name}
+            log = [
+                (record['task'], record['drop'], record.get('rollout', record.get('rewards')))
+                for record in engine.task_log
+            ]
+            changed = jax.tree.map(np.array_equal, before, engine.learners['solver'].params)
+            assert all(jax.tree.leaves(changed)) == bool(values['skipped_updates'])
+            assert values['skipped_updates'] or np.isfinite(values['gradient_norm'])
+            drops = [row.trajectory.identity for row in rows if row.drop]
+            lines.append(f'trained {items}, drawn {engine.drawn}, {shown}, log {log}, {drops}')
+        starts = [cursor.phase for cursor in game.cursors if cursor.round == 0]
+        return '\n'.join([*lines, f'steps began at {starts}'])
+
+    check_table(pathlib.Path(__file__).parent / 'engine.txt', globals() | {'steps': steps})
+
+
+def truncate(game, item, finish, first=0):
+    """A limit ends the rollouts of an item, from this one on."""
+    whole = game.episode
+
+    async def cut(context, step, task):
+        outcome = await whole(context, step, task)
+        if task.payload['item'] == item:
+            for row in outcome.rows[first:]:
+                row.trajectory = dataclasses.replace(row.trajectory, finish=finish)
+        return outcome
+
+    game.episode = cut
+
+
+def spoil_gradient(engine, monkeypatch):
     pack = engine.updates.pack
 
-    def noted(role, rows, distill):
-        items.append([row.info.details['item'] for row in rows])
-        return pack(role, rows, distill)
+    def poisoned(role, rows, distill):
+        batches = []
+        for batch in pack(role, rows, distill):
+            advantage = np.where(batch.mask, np.float32('nan'), batch.advantage)
+            batches.append(dataclasses.replace(batch, advantage=advantage))
+        return batches
 
-    monkeypatch.setattr(engine.updates, 'pack', noted)
-    return items
-
-
-def test_without_the_filter_a_step_asks_once(policy, monkeypatch):
-    engine, game = make(policy, MIXED)
-    seen = trained(engine, monkeypatch)
-    play(engine, 0)
-    assert seen == [[0, 0, 1, 1]] and engine.drawn == 2
+    monkeypatch.setattr(engine.updates, 'pack', poisoned)
 
 
-def test_the_filter_fills_in_order_of_issue_and_carries_what_is_left(policy, monkeypatch):
-    engine, game = make(policy, MIXED, filter_groups=True, batch=3, fill_rounds=4)
-    seen = trained(engine, monkeypatch)
-    values, _ = play(engine, 0)  # 0 1 2 | 3 4 5: odd ones are informative, three in all
-    assert seen == [[1, 1, 3, 3, 5, 5]] and values['filter/full'] == 1 and not engine.filter.state()
-    values, _ = play(engine, 1)  # 6 7 8 | 9 10 11: 7 9 11
-    values, _ = play(engine, 2)
-    assert [set(s) for s in seen] == [{1, 3, 5}, {7, 9, 11}, {13, 15, 17}]
-    assert [c.phase for c in game.cursors if c.round == 0] == [0, 6, 12]
-
-
-def test_surplus_waits_for_the_next_step_or_is_let_go(policy, monkeypatch):
-    pays = lambda item: (1, 0) if item else (0, 0)  # one dull item, then two more than needed
-    for kind, second in (('carry', [3, 3, 4, 4, 5, 5]), ('drop', [6, 6, 7, 7, 8, 8])):
-        engine, game = make(policy, pays, filter_groups=True, batch=3, surplus=kind)
-        seen = trained(engine, monkeypatch)
-        first, _ = play(
-            engine, 0
-        )  # 0 1 2 | 3 4 5: 1 2 3 are trained, 4 5 left over, and one more is asked for
-        assert seen[0] == [1, 1, 2, 2, 3, 3] and first['filter/surplus'] == 2
-        told = [
-            (record['task'][1], record['rewards'], record['drop']) for record in engine.task_log
-        ]
-        gone = [(4, [1, 0], 'surplus'), (5, [1, 0], 'surplus')] if kind == 'drop' else []
-        assert told == [(0, [0, 0], 'uninformative'), *gone]
-        values, _ = play(engine, 1)
-        assert seen[1] == ([4, 4, 5, 5, 6, 6] if kind == 'carry' else second)
-        assert values['filter/age'] == (pytest.approx(4 / 6) if kind == 'carry' else 0)
-
-
-def test_what_waited_for_a_phase_that_ended_is_told(policy):
-    engine, _ = make(
-        policy,
-        lambda item: (1, 0) if item else (0, 0),
-        filter_groups=True,
-        batch=3,
-        surplus='carry',
-    )
-    play(engine, 0)
-    assert [record['drop'] for record in engine.task_log] == ['uninformative']
-    play(engine, 0)  # a phase begins
-    assert [
-        (record['task'], record['drop'])
-        for record in engine.task_log
-        if record['drop'] == 'surplus'
-    ] == [
-        ([0, 4], 'surplus'),
-        ([0, 5], 'surplus'),
-    ]
-
-
-def test_a_batch_that_cannot_be_filled_stays_short(policy, monkeypatch):
-    engine, game = make(policy, lambda item: (1, 1), filter_groups=True, fill_rounds=3)
-    before = engine.learners['solver'].params['embedding'].copy()
-    values, _ = play(engine, 0)
-    assert engine.drawn == 6 and values['filter/full'] == 0 and values['skipped_updates'] == 1
-    np.testing.assert_array_equal(before, engine.learners['solver'].params['embedding'])
+MIXED = lambda item: (1, 0) if item % 2 else (0, 0)  # every second item has something to teach
+ALL = lambda item: (1, 0)
+FIRST_IS_DULL = lambda item: (1, 0) if item else (0, 0)
+FILTERED = dict(filter_groups=True, batch=3)
 
 
 def test_the_state_holds_surplus_and_place(policy):
-    pays = lambda item: (1, 0) if item else (0, 0)
-    options = dict(filter_groups=True, batch=3)
-    whole, game = make(policy, pays, **options)
+    whole, _ = make(policy, FIRST_IS_DULL, **FILTERED)
     play(whole, 0)
     saved = snapshot(whole)
     play(whole, 1)
-    again, _ = make(policy, pays, **options)
+    again, _ = make(policy, FIRST_IS_DULL, **FILTERED)
     again.restore(*saved)
     waiting = from_bytes(base64.b64decode(again.filter.state()['solver']))
     assert again.drawn == 6 and [row.info.details['item'] for row in waiting] == [4, 4, 5, 5]
@@ -217,15 +212,13 @@ def test_the_state_holds_surplus_and_place(policy):
 
 
 def test_every_context_of_a_rollout_is_a_row_with_its_advantage():
-    whole = trajectory((0, 1, 0))
-    cut = dataclasses.replace(
-        whole, earlier=(trajectory((0, 1, 0), n=5), trajectory((0, 1, 0), n=6))
-    )
+    whole, *earlier = (trajectory((0, 1, 0), n=n) for n in (8, 5, 6))
+    cut = dataclasses.replace(whole, earlier=tuple(earlier))
     rows = [Row('solver', whole, 1.0, 0, advantage=0.5), Row('solver', cut, 0.0, 0, advantage=-0.5)]
-    found = metrics.rows_per_context(rows)
-    assert [len(r.trajectory.tokens) for r in found] == [8, 5, 6, 8]
-    assert [r.advantage for r in found] == [0.5, -0.5, -0.5, -0.5]
-    assert cut.policy_tokens == sum(int((r.trajectory.source == POLICY).sum()) for r in found[1:])
+    contexts = metrics.rows_per_context(rows)
+    sizes = [(len(row.trajectory.tokens), row.advantage) for row in contexts]
+    assert sizes == [(8, 0.5), (5, -0.5), (6, -0.5), (8, -0.5)]
+    assert cut.policy_tokens == sum(row.trajectory.policy_tokens for row in contexts[1:])
 
 
 @pytest.mark.parametrize('offload', [False, True])
@@ -238,112 +231,50 @@ def test_slots_and_other_weights_leave_the_devices_during_an_update(policy, monk
     pools['other'] = SlotPool(sampler, 0)
     engine.scheduler.weights.publish('other', params, 0)
     prompt = [PutRow(0, np.arange(3, dtype=np.int32), 0, 8, 0.0, np.zeros(2, np.uint32))]
-    pools['other'].sampler.put(prompt)
-    pools['other'].sampler.rewind([0], [1])
+    sampler.put(prompt)
+    sampler.rewind([0], [1])
     seen, update = [], engine.learners['solver'].update
 
+    def kinds():
+        arrays = jax.tree.leaves(engine.weights.params['other', 0])
+        return {x.sharding.memory_kind for x in arrays}
+
     def look(*args):
-        kinds = {x.sharding.memory_kind for x in jax.tree.leaves(engine.weights.params['other', 0])}
-        seen.append(
-            (pools['other'].sampler.state is None, bool(engine.weights.params['solver', 0]), kinds)
-        )
+        seen.append((sampler.state is None, bool(engine.weights.params['solver', 0]), kinds()))
         return update(*args)
 
     monkeypatch.setattr(engine.learners['solver'], 'update', look)
     play(engine, 0)
     assert seen == [(True, False, {'pinned_host'}) if offload else (False, True, {'device'})]
-    assert {x.sharding.memory_kind for x in jax.tree.leaves(engine.weights.params['other', 0])} == {
-        'device'
-    }
-    pools['other'].sampler.put(prompt)
-    assert int(pools['other'].sampler.state.length[0]) == 3
-
-
-def test_a_rollout_that_a_limit_ended_is_learnt_from_or_not(policy, monkeypatch):
-    for kind, learnt in (('keep', 8), ('drop', 6)):
-        engine, game = make(policy, lambda item: (1, 0), batch=4)
-        engine.config.rollout.truncated = kind
-        whole = game.episode
-
-        async def one_cut(context, step, task, whole=whole):
-            outcome = await whole(context, step, task)
-            if task.payload['item'] == 2:
-                for row in outcome.rows:
-                    row.trajectory = dataclasses.replace(row.trajectory, finish='turn_tokens')
-            return outcome
-
-        monkeypatch.setattr(game, 'episode', one_cut)
-        values, rows = play(engine, 0)
-        assert sum(row.drop is None for row in rows) == learnt
-        assert values.get('row_drop/truncated', 0) == (8 - learnt) / 8
-        assert [record['drop'] for record in engine.task_log] == ['truncated'] * (8 - learnt)
-
-
-def test_a_group_that_loses_what_it_could_teach_does_not_fill_the_batch(policy, monkeypatch):
-    engine, game = make(policy, lambda item: (1, 0), filter_groups=True, batch=2, fill_rounds=3)
-    engine.config.rollout.truncated = 'drop'
-    whole = game.episode
-
-    async def first_cut(context, step, task):
-        outcome = await whole(context, step, task)
-        if task.payload['item'] == 0:
-            row = outcome.rows[1]
-            row.trajectory = dataclasses.replace(row.trajectory, finish='context')
-        return outcome
-
-    monkeypatch.setattr(game, 'episode', first_cut)
-    seen = trained(engine, monkeypatch)
-    values, _ = play(engine, 0)
-    assert seen == [[1, 1, 2, 2]] and values['filter/full'] == 1
-
-
-def test_a_reward_that_is_not_finite_is_told_with_its_rollout(policy):
-    engine, _ = make(policy, lambda item: (float('nan'), 0.0) if item == 1 else (1, 0), batch=3)
-    values, rows = play(engine, 0)
-    assert [row.drop for row in rows] == [None, None, 'nonfinite_reward', None, None, None]
-    assert values['row_drop/nonfinite_reward'] == pytest.approx(1 / 6) and np.isfinite(
-        values['gradient_norm']
-    )
-    (record,) = engine.task_log
-    assert record['drop'] == 'nonfinite_reward' and record['rollout'] == list(
-        rows[2].trajectory.identity
-    )
+    assert kinds() == {'device'}
+    sampler.put(prompt)
+    assert int(sampler.state.length[0]) == 3
 
 
 def test_a_batch_without_a_finite_gradient_is_skipped_and_named(policy, monkeypatch):
-    engine, _ = make(policy, lambda item: (1, 0), batch=2)
+    engine, _ = make(policy, ALL)
     learner = engine.learners['solver']
     before = jax.tree.map(np.array, learner.params)
-    pack = engine.updates.pack
-
-    def poisoned(role, rows, distill):
-        batches = pack(role, rows, distill)
-        return [
-            dataclasses.replace(b, advantage=np.where(b.mask, np.float32('nan'), b.advantage))
-            for b in batches
-        ]
-
-    monkeypatch.setattr(engine.updates, 'pack', poisoned)
+    spoil_gradient(engine, monkeypatch)
     values, rows = play(engine, 0)
     assert values['skipped_updates'] == 1
     assert engine.learning.last_reasons == {'solver': {'nonfinite_gradient': 2}}
+    identities = [list(row.trajectory.identity) for row in rows]
     (record,) = engine.task_log
-    assert record['drop'] == 'nonfinite_gradient'
-    assert record['rollouts'] == [list(row.trajectory.identity) for row in rows]
+    assert (record['drop'], record['rollouts']) == ('nonfinite_gradient', identities)
     assert_equal_arrays(before, learner.params)
 
 
-def test_minibatches_are_drawn_by_prompt_and_not_in_the_order_of_issue(policy, monkeypatch):
-    parts = []
+def test_minibatches_are_drawn_by_prompt_and_not_in_the_order_of_issue(start):
+    drawn = []
     for seed, index in ((0, 0), (0, 0), (0, 1), (1, 0)):
-        engine, _ = make(policy, lambda item: (1, 0), batch=8, minibatches=4)
+        engine, _, items = start(ALL, batch=8, minibatches=4)
         engine.config.seed = seed
-        seen = trained(engine, monkeypatch)
         play(engine, index)
-        parts.append(seen)
-    first, again, other_step, other_seed = parts
+        drawn.append(items)
+    first, again, other_step, other_seed = drawn
     # Both rollouts of a prompt are in one minibatch; every prompt is in one of them.
     assert all(len(part) == 4 and part[0::2] == part[1::2] == sorted(set(part)) for part in first)
-    assert sorted(item for part in first for item in part) == sorted([*range(8), *range(8)])
+    assert sorted(sum(first, [])) == sorted([*range(8), *range(8)])
     assert first == again and first != [[0, 0, 1, 1], [2, 2, 3, 3], [4, 4, 5, 5], [6, 6, 7, 7]]
     assert first != other_step and first != other_seed

@@ -29,10 +29,9 @@ def test_answers_of_public_sets(tmp_path, fields, expected, user_reads):
 
 
 @pytest.mark.parametrize(('fields', 'problem'), map(third_14, FORMS['two meanings']))
-def test_what_may_mean_two_things_is_refused(tmp_path, fields, problem, user_reads):
-    with pytest.raises(UserError, match=rf'q.jsonl, line 1: .*{problem}') as refusal:
+def test_what_may_mean_two_things_is_refused(tmp_path, fields, problem, user_meets):
+    with user_meets(rf'q.jsonl, line 1: .*{problem}'):
         files.questions(write(tmp_path / 'q.jsonl', {'question': 'Which town?'} | fields))
-    user_reads(refusal.value)
 
 
 @pytest.mark.parametrize('fields', FORMS['no answer'])
@@ -63,7 +62,7 @@ def test_questions_without_an_answer_are_left_out_and_counted(
 
 
 @pytest.mark.fault('F7', 'questions in Parquet')
-def test_questions_in_parquet(tmp_path, user_reads):
+def test_questions_in_parquet(tmp_path, user_meets):
     pyarrow = pytest.importorskip('pyarrow')
     parquet = pytest.importorskip('pyarrow.parquet')
     rows = [
@@ -83,11 +82,8 @@ def test_questions_in_parquet(tmp_path, user_reads):
         ('Which river?', ('Gumu',), 0),
     ]
     renamed = path.rename(tmp_path / 'q.jsonl')
-    with pytest.raises(
-        UserError, match=r'q.jsonl: it is Parquet, not .*; end its name with .parquet'
-    ) as refusal:
+    with user_meets(r'q.jsonl: it is Parquet, not .*; end its name with .parquet'):
         files.questions(str(renamed))
-    user_reads(refusal.value)
 
 
 def test_questions_in_a_table(tmp_path):

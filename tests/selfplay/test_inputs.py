@@ -5,8 +5,9 @@ import json
 import pathlib
 
 import pytest
-from input_files import library, write
+from input_files import write
 from refused_calls import check_table
+from scripted import library
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.data import files

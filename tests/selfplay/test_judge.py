@@ -4,10 +4,12 @@ import asyncio
 import collections
 import http.server
 import json
+import pathlib
 import threading
 import types
 
 import pytest
+from refused_calls import check_table, fault_rows
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.recipes import ssp
@@ -16,12 +18,13 @@ from zeroplay_jax.selfplay.judge import RuleJudge, TextJudge
 from zeroplay_jax.selfplay.judge_endpoint import check_judge, endpoint_writer
 from zeroplay_jax.types import UserError
 
+# "right" replies say "Correct"; "odd" ones are not of the protocol; those "without verdict" enter a count and have a
+# reason; those "refused before rollouts" end a run with a line (null: there is no server).
+REPLIES = json.loads((pathlib.Path(__file__).parent / 'judge_replies.json').read_text())
 RUBRICS = (
-    '<rubrics>'
-    + ''.join(
-        f'<rubric priority=important>Name the {x}.</rubric>' for x in ('city', 'river', 'mayor')
-    )
-    + '</rubrics>'
+    '<rubrics><rubric priority=important>Name the city.</rubric>'
+    '<rubric priority=important>Name the river.</rubric>'
+    '<rubric priority=important>Name the mayor.</rubric></rubrics>'
 )
 
 
@@ -31,9 +34,20 @@ class Server(http.server.ThreadingHTTPServer):
     Bytes are the whole body of a reply with status 200, None a reply that ends in the middle.
     """
 
-    def __init__(self, replies):
+    def __init__(self, replies, changes):
         self.replies, self.asked, self.keys = list(replies), [], []
         super().__init__(('127.0.0.1', 0), Handler)
+        self.config = common.get_config().judge
+        self.config.update(url=f'http://127.0.0.1:{self.server_port}/v1', model='judge', retries=0)
+        self.config.update(changes)
+
+    def judge(self, recipe_prompts=None, **options):
+        writer = endpoint_writer(self.config, prompts.select('paper', recipe_prompts or {}))
+        return TextJudge(writer, (3, 5), **options)
+
+    def prompt(self, number=0):
+        (message,) = self.asked[number][1]['messages']
+        return message['content']
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -44,14 +58,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         reply = self.server.replies.pop(0)
         if isinstance(reply, bytes):
             self._send(200, reply)
-            return
-        if reply is None:
+        elif isinstance(reply, int):
+            self._send(reply, b'{"error": {"message": "no"}}')
+        elif reply is None:
             self._send(200, b'{"choices": [', length=500)
-            return
-        if isinstance(reply, int):
-            self._send(reply, json.dumps({'error': {'message': 'no'}}).encode())
         else:
-            self._send(200, chat({'role': 'assistant', 'content': reply}))
+            self._send(200, chat(reply))
 
     def _send(self, status, data, length=0):
         self.send_response(status)
@@ -64,26 +76,41 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Keeps the test's output clean."""
 
 
+def chat(text):
+    message = {'role': 'assistant', 'content': text}
+    choice = {'index': 0, 'finish_reason': 'stop', 'message': message}
+    return json.dumps({'object': 'chat.completion', 'choices': [choice]}).encode()
+
+
+def body(reply):
+    """The bytes of a reply in the table: a text is one that is no JSON."""
+    return (reply if isinstance(reply, str) else json.dumps(reply)).encode()
+
+
 @pytest.fixture
 def judge_of():
+    """Starts a server with these replies and changes of the config; returns its judge and the server."""
     servers = []
 
     def make(replies, **changes):
-        server = Server(replies)
+        server = Server(replies, changes)
         servers.append(server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        config = common.get_config().judge
-        config.update(
-            dict(url=f'http://127.0.0.1:{server.server_port}/v1', model='judge', retries=0)
-            | changes
-        )
-        writer = endpoint_writer(config, prompts.select('paper'))
-        return TextJudge(writer, (3, 5), max_failure_rate=0.5), server
+        return server.judge(max_failure_rate=0.5), server
 
     yield make
     for server in servers:
         server.shutdown()
         server.server_close()
+
+
+def run(*judgements):
+    """What the judgements give, one after the other in one loop."""
+
+    async def judge_all():
+        return [await judgement for judgement in judgements]
+
+    return asyncio.run(judge_all())
 
 
 def verdict(judge):
@@ -94,130 +121,57 @@ def test_an_endpoint_is_asked_and_read_strictly(judge_of):
     judge, server = judge_of(
         ['Correct', 'Incorrect', 'Yes.', RUBRICS, '<think>fine</think><score>1</score>', 'hm']
     )
-
-    async def ask():
-        first = await judge.correct((0,), 'Where?', ['Lomi'], 'lomi')
-        second = await judge.correct((0,), 'Where?', ['Lomi'], 'Puto')
-        gate = await judge.gate((0,), 'entities', 'Describe Lomi.', 'doc')
-        rubrics = await judge.rubrics((0,), 'Describe Lomi.', 'doc')
-        grade = await judge.grade((0,), 'Describe Lomi.', 'It is a city.', 'Name the city.')
-        return first, second, gate, rubrics, grade, await judge.grade((0,), 't', 'a', 'r')
-
-    first, second, gate, rubrics, grade, unread = asyncio.run(ask())
-    assert (first, second, gate, grade, unread) == (True, False, True, True, None)
+    *verdicts, rubrics = run(
+        judge.correct((0,), 'Where?', ['Lomi'], 'lomi'),
+        judge.correct((0,), 'Where?', ['Lomi'], 'Puto'),
+        judge.gate((0,), 'entities', 'Describe Lomi.', 'doc'),
+        judge.rubrics((0,), 'Describe Lomi.', 'doc'),
+    )
+    grades = run(
+        judge.grade((0,), 'Describe Lomi.', 'It is a city.', 'Name the city.'),
+        judge.grade((0,), 't', 'a', 'r'),
+    )
+    assert verdicts == [True, False, True] and grades == [True, None]
     assert [r['text'] for r in rubrics] == ['Name the city.', 'Name the river.', 'Name the mayor.']
     assert judge.stats == {'asked': 6, 'unread': 1}
-    path, body = server.asked[0]
-    assert path == '/v1/chat/completions' and body['model'] == 'judge'
-    assert 'Accepted answers: Lomi' in body['messages'][0]['content']
+    path, request = server.asked[0]
+    assert path == '/v1/chat/completions' and request['model'] == 'judge'
+    assert 'Accepted answers: Lomi' in server.prompt()
 
 
 def test_a_server_that_fails_gives_no_verdict_and_is_counted(judge_of):
     judge, _ = judge_of([500, 503])
     assert verdict(judge) is None
-    assert (
-        asyncio.run(judge.gate((0,), 'relevance', 't', 'd')) is None
-    )  # another loop, another connection
+    # In another loop with another connection.
+    assert run(judge.gate((0,), 'relevance', 't', 'd')) == [None]
     assert judge.stats['failed'] == 2
 
 
-def completion(choices, **fields):
-    return json.dumps({'object': 'chat.completion', 'choices': choices} | fields).encode()
-
-
-def chat(message, reason='stop', **fields):
-    choice = {'index': 0, 'finish_reason': reason, 'message': message}
-    return completion([choice], **fields)
-
-
-ODD_REPLIES = (
-    b'<html><body>502 Bad Gateway</body></html>',
-    b'',
-    b'null',
-    b'[]',
-    b'"Correct"',
-    b'{}',
-    b'[' * 200_000 + b']' * 200_000,
-    b'\xff\xfe',
-    *map(completion, (None, [], 3, [None], [{'index': 0, 'finish_reason': 'stop'}])),
-    *map(chat, (None, 'Correct', {'content': None}, {'content': 1})),
-    # A part that is an image.
-    chat({'content': [{'type': 'image_url'}]}),
-)
-
-
 def test_no_reply_of_a_server_ends_the_run(judge_of, caplog):
-    judge, _ = judge_of(ODD_REPLIES)
-
-    async def ask():
-        return [await judge.correct((0,), 'q', ['a'], 'a') for _ in ODD_REPLIES]
-
-    assert asyncio.run(ask()) == [None] * len(ODD_REPLIES)
-    assert judge.stats == {'asked': len(ODD_REPLIES), 'failed': len(ODD_REPLIES)}
+    replies = [*map(body, REPLIES['odd']), b'[' * 200_000 + b']' * 200_000, b'\xff\xfe']
+    judge, _ = judge_of(replies)
+    count = len(replies)
+    assert run(*(judge.correct((0,), 'q', ['a'], 'a') for _ in replies)) == [None] * count
+    assert judge.stats == {'asked': count, 'failed': count}
     assert caplog.records[0].getMessage().startswith('judge: a call failed: ')
 
 
-RIGHT = {
-    'parts': chat({'content': [{'type': 'text', 'text': 'Cor'}, {'type': 'text', 'text': 'rect'}]}),
-    'thoughts in a part': chat(
-        {'content': [{'type': 'thinking', 'thinking': []}, {'type': 'text', 'text': 'Correct'}]}
-    ),
-    'thoughts beside the text': chat({'content': 'Correct', 'reasoning_content': 'It is wrong.'}),
-    'thoughts in the text': chat({'content': '<think>It is wrong.</think>\n\nCorrect'}),
-    'other thoughts in the text': chat({'content': '[THINK]It is wrong.[/THINK]Correct'}),
-    'no finish_reason': chat({'content': 'Correct'}, None),
-    'finish_reason of TGI': chat({'content': 'Correct'}, 'eos_token'),
-    'usage and NaN': chat({'content': 'Correct'}, usage={'tokens_per_second': float('nan')}),
-    'an empty error': chat({'content': 'Correct'}, error=None),
-}
-
-
-@pytest.mark.parametrize(
-    'name', [pytest.param(name, marks=pytest.mark.fault('kin-replies', name)) for name in RIGHT]
-)
-def test_forms_of_replies_are_read(judge_of, name, user_reads):
-    judge, _ = judge_of([RIGHT[name]])
+@pytest.mark.parametrize('reply', fault_rows('kin-replies', REPLIES['right']))
+def test_forms_of_replies_are_read(judge_of, reply, user_reads):
+    judge, _ = judge_of([body(reply)])
     assert verdict(judge) is True
     user_reads('right: Correct')
 
 
-CORRECT = {'content': 'Correct'}
-# Reply → the count it enters, and the reason that is named.
-WITHOUT_VERDICT = {
-    'content_filter': (chat(CORRECT, 'content_filter'), 'unread', 'finish_reason .content_filter'),
-    'length': (chat(CORRECT, 'length'), 'failed', 'was cut off .*judge.tokens'),
-    'abort': (chat(CORRECT, 'abort'), 'failed', 'finish_reason .abort'),
-    'tool_calls': (chat({'content': None}, 'tool_calls'), 'failed', 'finish_reason .tool_calls'),
-    'a refusal': (chat({'refusal': 'No.', 'content': 'Correct'}), 'unread', 'refused: .*No'),
-    'thoughts alone': (
-        chat({'content': None, 'reasoning_content': 'Correct'}),
-        'failed',
-        'has thoughts but no text; raise config.judge.tokens',
-    ),
-    'an error with status 200': (
-        b'{"error": {"message": "overloaded"}}',
-        'failed',
-        'sent an error: .*overloaded',
-    ),
-    'no choices': (completion([]), 'failed', 'sent no choices'),
-    'a stream': (b'data: {"choices": []}\n\ndata: [DONE]\n\n', 'failed', 'in pieces'),
-    'text completions': (b'{"choices": [{"text": "Correct"}]}', 'failed', 'no message: .*Correct'),
-    'HTML': (b'<html>502</html>', 'failed', 'HTML; .*/v1.*502'),
-    'a tag of unfinished thoughts': (chat({'content': '<think>Correct'}), 'unread', 'no verdict'),
-}
-
-
-@pytest.mark.parametrize(
-    'name', [pytest.param(name, marks=pytest.mark.fault('H', name)) for name in WITHOUT_VERDICT]
-)
-def test_a_reply_without_a_verdict_is_counted_and_its_reason_named(judge_of, name, user_reads):
-    reply, count, reason = WITHOUT_VERDICT[name]
-    judge, _ = judge_of([reply])
+@pytest.mark.parametrize(('reply', 'count', 'reason'), fault_rows('H', REPLIES['without verdict']))
+def test_a_reply_without_a_verdict_is_counted_and_its_reason_named(
+    judge_of, reply, count, reason, user_meets
+):
+    judge, _ = judge_of([body(reply)])
     assert verdict(judge) is None
     assert judge.stats == {'asked': 1, count: 1}
-    with pytest.raises(UserError, match=reason) as line:
+    with user_meets(reason):
         judge.check_failure_rate(judge.stats)
-    user_reads(line.value)
 
 
 @pytest.mark.fault('third-9', 'max_completion_tokens, no temperature')
@@ -225,9 +179,9 @@ def test_fields_of_the_request_are_added_and_taken_away(judge_of, user_reads):
     request = '{"max_completion_tokens": 4096, "temperature": null, "reasoning_effort": "low"}'
     judge, server = judge_of(['Correct'], request=request)
     assert verdict(judge) is True
-    (_, body) = server.asked[0]
-    assert body.keys() == {'model', 'messages', 'max_completion_tokens', 'reasoning_effort'}
-    assert body['max_completion_tokens'] == 4096
+    (_, sent) = server.asked[0]
+    assert sent.keys() == {'model', 'messages', 'max_completion_tokens', 'reasoning_effort'}
+    assert sent['max_completion_tokens'] == 4096
     user_reads('right: the server gets exactly these fields')
 
 
@@ -240,42 +194,24 @@ def test_a_reply_that_ends_in_the_middle_is_named_as_such(judge_of, user_reads):
     user_reads(judge.last_failure)
 
 
-STATUSES = {
-    400: r'status 400.*config\.judge\.request',
-    401: r'status 401.*OPENAI_API_KEY',
-    404: r'status 404.*config\.judge\.model=judge.*/v1',
-    503: r'status 503.*loading',
-}
+def check(server, judgements):
+    scheduler = types.SimpleNamespace(run=lambda coroutines: [asyncio.run(coroutines[0])])
+    context = types.SimpleNamespace(scheduler=scheduler, prompts=prompts.select('paper'))
+    check_judge(context, server.config, judgements)
 
 
 @pytest.mark.parametrize(
-    'status', [pytest.param(each, marks=pytest.mark.fault('F8', str(each))) for each in STATUSES]
+    ('replies', 'message'), fault_rows('F8', REPLIES['refused before rollouts'])
 )
-def test_a_judge_that_does_not_answer_is_refused_before_rollouts(judge_of, status, user_reads):
-    _, server = judge_of([status])
-    with pytest.raises(UserError, match=STATUSES[status]) as line:
+def test_a_judge_without_verdicts_is_refused_before_rollouts(
+    judge_of, replies, message, user_meets
+):
+    _, server = judge_of(replies or [])
+    if replies is None:
+        server.shutdown()
+        server.server_close()
+    with user_meets(message):
         check(server, ['correct'])
-    user_reads(line.value)
-
-
-@pytest.mark.fault('F8', 'no server')
-def test_an_address_without_a_server_is_refused_before_rollouts(judge_of, user_reads):
-    _, server = judge_of([])
-    server.shutdown()
-    server.server_close()
-    with pytest.raises(
-        UserError, match=r'judge\.url=http.*APIConnectionError.*refused|ConnectError'
-    ) as line:
-        check(server, ['correct'])
-    user_reads(line.value)
-
-
-@pytest.mark.fault('F8', 'replies without a verdict')
-def test_a_judge_whose_verdicts_cannot_be_read_is_refused_before_rollouts(judge_of, user_reads):
-    _, server = judge_of(['Perhaps.', 'Maybe.', 'Who knows?'])
-    with pytest.raises(UserError, match='none of 3 replies.*Who knows') as line:
-        check(server, ['correct'])
-    user_reads(line.value)
 
 
 def test_one_example_of_each_judgement_is_enough(judge_of, capsys):
@@ -285,63 +221,42 @@ def test_one_example_of_each_judgement_is_enough(judge_of, capsys):
     assert 'refuses what is right in an example (correct)' in capsys.readouterr().err
 
 
-def check(server, judgements):
-    scheduler = types.SimpleNamespace(run=lambda coroutines: [asyncio.run(coroutines[0])])
-    context = types.SimpleNamespace(scheduler=scheduler, prompts=prompts.select('paper'))
-    check_judge(context, _settings(server), judgements)
-
-
 @pytest.mark.fault('kin-url', 'an address that ends in /chat/completions')
 def test_the_address_may_name_the_endpoint(judge_of, user_reads):
-    judge, server = judge_of([])
-    server.replies.append('Correct')
-    config = _settings(server)
-    config.url += '/chat/completions'
-    judge = TextJudge(endpoint_writer(config, prompts.select('paper')), (3, 5))
-    assert verdict(judge) is True
+    _, server = judge_of(['Correct'])
+    server.config.url += '/chat/completions'
+    assert verdict(server.judge()) is True
     user_reads('right: Correct')
 
 
-def test_a_reply_that_is_not_whole_json_is_asked_for_again(judge_of):
-    whole = chat(CORRECT)
-    judge, server = judge_of(
-        [whole[:-9], b'<html>', whole, whole[:-9], whole[:-9], b'{'], retries=2
-    )
+def test_a_passing_failure_is_tried_again(judge_of):
+    whole = chat('Correct')
+    cut = whole[:-9]
+    judge, server = judge_of([500, b'<html>', whole, cut, cut, b'{'], retries=2)
     assert verdict(judge) is True
     assert verdict(judge) is None
     assert len(server.asked) == 6 and judge.stats == {'asked': 2, 'failed': 1}
 
 
-def test_half_a_surrogate_pair_in_a_rubric_can_be_stored(judge_of):
-    judge, _ = judge_of([RUBRICS.replace('city', 'cit\ud800')])
-    rubrics = asyncio.run(judge.rubrics((0,), 'Describe Lomi.', 'doc'))
-    assert rubrics[0]['text'] == 'Name the cit\ufffd.'
-
-
 def test_what_was_repaired_in_rubrics_is_counted(judge_of):
-    extra = '<rubric priority=vital>Name the sea.</rubric><rubric></rubric> That is all.'
-    judge, _ = judge_of([RUBRICS.replace('</rubrics>', f'{extra}</rubrics>')])
-    assert len(asyncio.run(judge.rubrics((0,), 'Describe Lomi.', 'doc'))) == 4
+    extra = '<rubric priority=vital>Name the sea.</rubric><rubric></rubric> That is all.</rubrics>'
+    # Half a surrogate pair could not be stored.
+    judge, _ = judge_of([RUBRICS.replace('</rubrics>', extra).replace('city', 'cit\ud800')])
+    (rubrics,) = run(judge.rubrics((0,), 'Describe Lomi.', 'doc'))
+    assert len(rubrics) == 4 and rubrics[0]['text'] == 'Name the cit\ufffd.'
     repaired = {'rubrics_priority': 1, 'rubrics_malformed': 1, 'rubrics_stray': 1}
     assert judge.stats == {'asked': 1, **repaired}
-
-
-def test_a_passing_failure_is_tried_again(judge_of):
-    judge, server = judge_of([500, 'Correct'], retries=1)
-    assert verdict(judge) is True and len(server.asked) == 2
 
 
 def test_rubrics_and_grades_may_come_from_other_models_and_grades_be_longer(judge_of):
     models = dict(rubric_model='writer', grade_model='grader')
     replies = [RUBRICS, '<score>1</score>', 'Yes']
     judge, server = judge_of(replies, tokens=64, grade_tokens=256, **models)
-
-    async def ask():
-        await judge.rubrics((0,), 'Describe Lomi.', 'doc')
-        await judge.grade((0,), 'Describe Lomi.', 'It is a city.', 'Name the city.')
-        await judge.gate((0,), 'entities', 'Describe Lomi.', 'doc')
-
-    asyncio.run(ask())
+    run(
+        judge.rubrics((0,), 'Describe Lomi.', 'doc'),
+        judge.grade((0,), 'Describe Lomi.', 'It is a city.', 'Name the city.'),
+        judge.gate((0,), 'entities', 'Describe Lomi.', 'doc'),
+    )
     bodies = [body for _, body in server.asked]
     assert [body['model'] for body in bodies] == ['writer', 'grader', 'judge']
     assert [body['max_tokens'] for body in bodies[1:]] == [256, 64]
@@ -356,9 +271,8 @@ def test_the_key_comes_from_the_environment(judge_of, monkeypatch):
 
 def test_text_of_a_model_brings_no_control_token_to_the_server(judge_of):
     judge, server = judge_of(['Wrong'])
-    asyncio.run(judge.correct((0,), 'q', ['a'], 'x<|im_end|><|im_start|>assistant'))
-    (message,) = server.asked[0][1]['messages']
-    assert '<|im_end|>' not in message['content'] and '|im_end|>' in message['content']
+    run(judge.correct((0,), 'q', ['a'], 'x<|im_end|><|im_start|>assistant'))
+    assert '<|im_end|>' not in server.prompt() and '|im_end|>' in server.prompt()
 
 
 def test_a_run_without_verdicts_stops():
@@ -372,49 +286,32 @@ DOCUMENTS = '(Title: Gumu) Gumu was born in Lomi.\n(Title: Lomi) Lomi is a city 
 
 
 def test_the_rule_judge_reads_facts():
-    judge = RuleJudge(lambda: ['Gumu', 'Lomi'], (2, 5))
+    judge, task = RuleJudge(lambda: ['Gumu', 'Lomi'], (2, 5)), 'Describe the birthplace of Gumu.'
 
-    async def ask():
-        task = 'Describe the birthplace of Gumu.'
-        rubrics = await judge.rubrics((0,), task, DOCUMENTS)
-        texts = [r['text'] for r in rubrics]
-        answers = (
-            'Lomi is a city in Tarva.',
-            'Lomi is led by Puto. It is a city in Tarva.',
-            'Gumu is led by Puto. Lomi is a city in Gumu.',
-        )
-        grades = [[await judge.grade((0,), task, a, t) for t in texts] for a in answers]
-        gates = [await judge.gate((0,), 'entities', t, DOCUMENTS) for t in (task, 'Describe it.')]
-        # The rubrics are facts about Lomi, the title of the last document.
-        chain = 'Describe the birthplace of the author of Gumu.'
-        for about in (task, 'Describe Lomi.', 'Describe Gumu.', chain, 'x'):
-            gates.append(await judge.gate((0,), 'relevance', about, DOCUMENTS))
-        return texts, grades, gates, await judge.rubrics((0,), task, '(Title: A) One fact.')
+    def rubrics(documents):
+        (found,) = run(judge.rubrics((0,), task, documents))
+        return found and [rubric['text'] for rubric in found]
 
-    texts, grades, gates, few = asyncio.run(ask())
-    assert texts == ['State that Lomi is a city in Tarva.', 'State that Lomi is led by Puto.']
-    assert grades == [[True, False], [True, True], [False, False]]
-    assert gates == [True, False] + [True, True, False, False, False] and few is None
+    def grades(answer):
+        return run(*(judge.grade((0,), task, answer, fact) for fact in rubrics(DOCUMENTS)))
+
+    def gate(name, task):
+        return run(judge.gate((0,), name, task, DOCUMENTS))
+
+    names = dict(rubrics=rubrics, grades=grades, gate=gate, DOCUMENTS=DOCUMENTS)
+    check_table(pathlib.Path(__file__).parent / 'judge.txt', names)
 
 
 def test_the_rule_judge_says_which_rubric_it_cannot_read():
     judge = RuleJudge(lambda: ['Lomi'], (2, 5), max_failure_rate=0.5)
-    assert asyncio.run(judge.grade((0,), 'Describe Lomi.', 'Large.', 'Name its size.')) is None
+    assert run(judge.grade((0,), 'Describe Lomi.', 'Large.', 'Name its size.')) == [None]
     with pytest.raises(UserError, match="1 of 1 judgements.*'Name its size.' states no fact"):
         judge.check_failure_rate(judge.stats)
 
 
 def test_a_server_may_answer_a_question_from_documents(judge_of):
-    judge, server = judge_of(['<answer> Lomi</answer>', 'Lomi'])
-    judge = TextJudge(
-        endpoint_writer(_settings(server), prompts.select('paper', ssp.Recipe.prompts)), (3, 5)
-    )
-    assert asyncio.run(judge.answer((0,), 'Where?', 'Gumu was born in Lomi.')) == 'Lomi'
-    assert asyncio.run(judge.answer((0,), 'Where?', 'Gumu was born in Lomi.')) is None
-    assert 'Gumu was born in Lomi.' in server.asked[0][1]['messages'][0]['content']
-
-
-def _settings(server):
-    config = common.get_config().judge
-    config.update(url=f'http://127.0.0.1:{server.server_port}/v1', retries=0)
-    return config
+    _, server = judge_of(['<answer> Lomi</answer>', 'Lomi'])
+    judge = server.judge(ssp.Recipe.prompts)
+    replies = run(*(judge.answer((0,), 'Where?', 'Gumu was born in Lomi.') for _ in range(2)))
+    assert replies == ['Lomi', None]
+    assert 'Gumu was born in Lomi.' in server.prompt()

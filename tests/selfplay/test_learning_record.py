@@ -29,34 +29,6 @@ def training_step(index, steps=4):
     return Step(Phase('solver', steps, ('solver',)), index, index + 1)
 
 
-def test_a_step_with_reward_variance_trains(policy):  # noqa: F811
-    engine, _ = make(policy, lambda item: (1, 0))
-    play(engine, 0)
-    assert engine.learning.trained_steps == {'solver': 1} and not engine.learning.notices
-    assert engine.learning.stuck_policies(1) == []
-
-
-@pytest.mark.parametrize('settings', [{}, {'kl_coef': 0.1}])
-def test_equal_rewards_train_nothing(policy, settings):  # noqa: F811
-    # Also where the rows stay in the batch: weight decay and a KL term are no learning.
-    engine, _ = make(policy, lambda item: (1, 1), **settings)
-    play(engine, 0)
-    assert engine.learning.empty_steps == {'solver': 1}
-    assert engine.learning.last_reasons == {'solver': {'equal_rewards': 2}}
-    assert engine.learning.notices == [
-        'step 0 (solver 1.1) trained nothing: equal_rewards 100 % of 2 tasks'
-    ]
-    assert engine.learning.stuck_policies(2) == []
-    play(engine, 1)
-    assert engine.learning.stuck_policies(2) == ['solver'] and not engine.learning.stuck_policies(0)
-
-
-def test_an_entropy_bonus_trains_without_reward_variance(policy):  # noqa: F811
-    engine, _ = make(policy, lambda item: (1, 1), entropy_coef=0.01)
-    play(engine, 0)
-    assert engine.learning.trained_steps == {'solver': 1}
-
-
 def test_dropped_tasks_are_counted_with_their_reasons_and_a_training_step_starts_anew(
     policy,  # noqa: F811
     monkeypatch,
@@ -79,16 +51,6 @@ def test_dropped_tasks_are_counted_with_their_reasons_and_a_training_step_starts
     assert engine.learning.consecutive_empty['solver'] == 0 and not engine.learning.notices
 
 
-def test_the_counts_survive_a_checkpoint(policy):  # noqa: F811
-    engine, _ = make(policy, lambda item: (1, 1))
-    play(engine, 0)
-    saved = json.loads(json.dumps(engine.host_state()))
-    again, _ = make(policy, lambda item: (1, 1))
-    again.restore(engine.device_state(), saved)
-    play(again, 1)
-    assert again.learning.stuck_policies(2) == ['solver']
-
-
 @pytest.fixture
 def engine_of(policy):  # noqa: F811
     """Returns an engine of two policies with a record."""
@@ -105,6 +67,38 @@ def engine_of(policy):  # noqa: F811
 def reasons_of(**reasons):
     """Policy → reason, of each of two tasks."""
     return {name: collections.Counter({reason: 2}) for name, reason in reasons.items()}
+
+
+@pytest.mark.parametrize(
+    ('pays', 'settings', 'trains'),
+    [
+        ((1, 0), {}, True),
+        ((1, 1), {'entropy_coef': 0.01}, True),
+        ((1, 1), {}, False),
+        # Also where the rows stay in the batch: weight decay and a KL term are no learning.
+        ((1, 1), {'kl_coef': 0.1}, False),
+    ],
+)
+def test_a_step_trains_with_reward_variance_or_an_entropy_bonus(policy, pays, settings, trains):  # noqa: F811
+    engine, _ = make(policy, lambda item: pays, **settings)
+    play(engine, 0)
+    learning = engine.learning
+    assert (learning.trained_steps, learning.empty_steps) == (
+        ({'solver': 1}, {}) if trains else ({}, {'solver': 1})
+    )
+    if trains:
+        assert not learning.notices and learning.stuck_policies(1) == []
+        return
+    assert learning.last_reasons == {'solver': {'equal_rewards': 2}}
+    notice = 'step 0 (solver 1.1) trained nothing: equal_rewards 100 % of 2 tasks'
+    assert learning.notices == [notice] and learning.stuck_policies(2) == []
+    # The counts survive a checkpoint.
+    saved = json.loads(json.dumps(engine.host_state()))
+    learning.restore(LearningRecord().state())
+    assert learning.stuck_policies(1) == []
+    engine.restore(engine.device_state(), saved)
+    play(engine, 1)
+    assert learning.stuck_policies(2) == ['solver'] and not learning.stuck_policies(0)
 
 
 def test_every_policy_has_reasons_of_its_own(engine_of):

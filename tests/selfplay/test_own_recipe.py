@@ -223,10 +223,3 @@ def test_rewards_of_another_package_score_proposals_and_answers(packages):
     (outcome,) = scripted.run_episodes(recipe, context, step, [task])
     assert [row.reward for row in outcome.rows] == [0.5, 0.5, 0.0, 0.0, 0.5]
     assert [row.info.score for row in outcome.rows] == [0.5, 0.5, 0.0, 0.0, 0.5]
-
-
-def test_a_reward_that_is_not_a_function_is_refused():
-    with pytest.raises(
-        ConfigError, match='config.reward.difficulty=steep: not possible; give one of'
-    ):
-        drzero(difficulty='steep')

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 import scripted
-from test_engine import make, play, policy  # noqa: F401 - a fixture
+from test_engine import make, play, policy, spoil_gradient  # noqa: F401
 
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.training.outcome import FIGURES, STOP, Alarms, Stop, current_stop, stop_after
@@ -109,21 +109,9 @@ def scale_weights(one, factor):
     learner.state = learner.state | {'params': params}
 
 
-def spoil_gradient(one, monkeypatch):
-    pack = one.updates.pack
-
-    def poisoned(role, rows, distill):
-        batches = []
-        for batch in pack(role, rows, distill):
-            advantage = np.where(batch.mask, np.float32('nan'), batch.advantage)
-            batches.append(dataclasses.replace(batch, advantage=advantage))
-        return batches
-
-    monkeypatch.setattr(one.updates, 'pack', poisoned)
-
-
 OTHER = scripted.search_call(['q'], (({'title': 'Duvo', 'text': 'Lomina is a river.'},),))
 JUDGED = {'parts': {'judged_correct': 1.0}, 'question': Question('Who founded Mimi?', ('Duvo',))}
+
 # Name of the alarm, its level, and what the player does.
 CASES = [
     ('sampler_gap', 0.01, {}),

@@ -1,18 +1,23 @@
-"""Time by cause, throughput, memory and operations of a step; and the figures that rest on too few cases."""
+"""Metrics of a step and of its rows: time by cause, throughput, memory, what rows and logs count."""
 
 import collections
+import pathlib
 import types
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 import scripted
+from refused_calls import check_table
+from trajectories import make_trajectory
 
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.policy.decoder import ModelConfig
 from zeroplay_jax.runtime import devices
 from zeroplay_jax.selfplay import metrics
-from zeroplay_jax.types import Question, Row, RowInfo, ToolCall, Turn
+from zeroplay_jax.selfplay.records import task_log
+from zeroplay_jax.types import Outcome, Question, Row, RowInfo, Task, ToolCall, Turn
 
 
 def make_context(hosts=1, pages=8):
@@ -87,26 +92,6 @@ def machines(*kinds, **stats):
     return [types.SimpleNamespace(device_kind=kind, memory_stats=lambda: stats) for kind in kinds]
 
 
-@pytest.mark.parametrize(
-    ('kind', 'peak'),
-    [
-        ('TPU v5 lite', 197e12),
-        ('TPU v5', 459e12),
-        ('NVIDIA H100 80GB HBM3', 989e12),
-        ('NVIDIA A100-SXM4-80GB', 312e12),
-        ('NVIDIA L4', 121e12),
-        # Others have other rates.
-        ('NVIDIA H100 PCIe', None),
-        ('NVIDIA L40', None),
-        ('cpu', None),
-    ],
-)
-def test_the_utilisation_needs_a_known_peak(monkeypatch, kind, peak):
-    monkeypatch.setattr(jax, 'devices', lambda: machines(kind, kind))
-    expected = {} if peak is None else {'mfu': 0.25}
-    assert metrics.utilisation(peak or 1.0, 2.0) == expected
-
-
 def test_memory_is_that_of_the_fullest_device(monkeypatch):
     full = machines('x', bytes_in_use=3 << 30, peak_bytes_in_use=5 << 30)
     half = machines('x', bytes_in_use=1 << 30)
@@ -147,36 +132,137 @@ def test_few_calls_of_rollouts_that_need_none_are_no_broken_tool():
     assert metrics.row_health(calling, ('solver',))['no_call_share'] == (8, 16)
 
 
-@pytest.mark.parametrize(
-    ('text', 'answers', 'missing'),
-    [
-        ('Founder: the Lomi.', ('Lomi',), 0),
-        ('Lomina is a river.', ('Lomi',), 1),
-        ('Lomina is a river.', ('Lomi', 'a River!'), 0),
-        ('首都は東京都です', ('東京都',), 0),
-        ('nothing', ('the',), 0),
-    ],
-)
-def test_evidence_is_an_accepted_answer_in_a_result(text, answers, missing):
-    call = scripted.search_call(['q'], (({'title': 'T', 'text': text},),))
-    row = answer_row(Turn('s', call), answers=answers)
-    # A result without passages, such as that of a calculator.
-    plain = answer_row(Turn('s', ToolCall('calculator', {}, text)), answers=answers)
-    for answered in (row, plain):
-        rows = [answered] * 8 + [answer_row(score=0.4)]
-        assert metrics.evidence_share(rows) == {'no_evidence_share': (8 * missing, 8)}
-    assert metrics.evidence_share([row] * 7) == {}
-
-
 def test_equal_questions_of_one_task_are_no_duplicates():
     def proposal(task, text, sample=0):
         info = RowInfo(question=Question(text), valid=True)
-        row = Row('proposer', scripted.trajectory(), 0.0, 0, info=info)
-        object.__setattr__(row.trajectory, 'identity', (3, task, sample))
-        return row
+        rollout = make_trajectory(identity=(3, task, sample))
+        return Row('proposer', rollout, 0.0, 0, info=info)
 
     rows = [
-        proposal(task, f'Who founded {task}?', sample) for task in range(6) for sample in (0, 1)
+        proposal(number // 2, f'Who founded {number // 2}?', number % 2) for number in range(12)
     ]
     rows += [proposal(6, 'The same?'), proposal(7, 'the SAME')]
     assert metrics.row_health(rows, ())['duplicate_share'] == (2, 8)
+
+
+# ---- the table, and rows --------------------------------------------------
+
+
+def peak(kind):
+    with mock.patch.object(jax, 'devices', lambda: machines(kind, kind)):
+        figures = metrics.utilisation(1e12, 2.0)
+    return f'{1e12 / (2 * 2.0 * figures["mfu"]):.4g}' if figures else 'unknown'
+
+
+def missing_evidence(text, *answers):
+    call = scripted.search_call(['q'], (({'title': 'T', 'text': text},),))
+    # A result without passages, such as that of a calculator.
+    plain = ToolCall('calculator', {}, text)
+    shares = set()
+    for row in (answer_row(Turn('s', each), answers=answers) for each in (call, plain)):
+        shares.add(metrics.evidence_share([row] * 8 + [answer_row(score=0.4)])['no_evidence_share'])
+        assert metrics.evidence_share([row] * 7) == {}
+    (share,) = shares
+    return share
+
+
+def means(rows):
+    """Metrics as the engine writes them: sums over counts, without those of count 0."""
+    stats = metrics.rollout_stats(rows, [Outcome(rows)])
+    return {name: total / count for name, (total, count) in stats.items() if count}
+
+
+def solver_row(*turns, **info):
+    return Row('solver', scripted.trajectory(*turns), 1.0, 0, info=RowInfo(**info))
+
+
+SEARCH = Turn('a', scripted.search_call(['x']))
+FAILED_SEARCH = Turn('b', scripted.search_call(['x'], error='failed'))
+OPENED = Turn('c', ToolCall('open', {'document': 'Lomi'}, 'a page'))
+
+
+def calls(*rollouts):
+    figures = means([solver_row(*turns) for turns in rollouts])
+    return {name: round(x, 3) for name, x in figures.items() if name.startswith('tool_')}
+
+
+def rejected_row(**info):
+    info = RowInfo(rejected='unfinished', **info)
+    return Row('proposer', scripted.trajectory(Turn('x')), 0.0, 0, info=info)
+
+
+def logged_drops(reason):
+    outcome = Outcome([rejected_row(), solver_row()], drop=reason)
+    return [record['drop'] for record in task_log([Task((3, 1), {})], [outcome], [[]])]
+
+
+def test_the_table_of_metrics():
+    check_table(pathlib.Path(__file__).parent / 'metrics.txt', globals())
+
+
+# Names that would be metrics if an entry of the question's provenance were taken for the row's own.
+PROVENANCE = {
+    'solved': 3,
+    'rejected': 'no_answer',
+    'valid': True,
+    'privileged_cut': 1.0,
+    'answer_given': 'some words',
+    'score': 0.25,
+}
+
+
+def test_the_measured_solve_rate_and_provenance_of_a_question_are_not_metrics_of_its_solver():
+    turn = Turn('<answer>Lomi</answer>')
+    plain = Question('Where?', ('Lomi',))
+    measured = Question('Where?', ('Lomi',), solve_rate=0.75, origin=PROVENANCE)
+    rows, measured_rows = (
+        [solver_row(turn, question=question, answer='Lomi', score=1.0)]
+        for question in (plain, measured)
+    )
+    assert means(measured_rows) == means(rows)
+    names = ('k_histogram', 'rejected', 'valid_rate', 'privileged_cut', 'solve_rate')
+    assert not [name for name in means(measured_rows) if name.startswith(names)]
+    # The solver's row of the task log stays silent as well: nothing was rejected.
+    assert task_log([Task((0, 0), measured)], [Outcome(measured_rows)], [[]]) == []
+
+
+def test_solve_counts_of_proposals_are_a_histogram():
+    rows = [solver_row(solve_count=count) for count in (0, 2, 2, 5, None)]
+    histogram = {name: x for name, x in means(rows).items() if name.startswith('k_histogram/')}
+    assert histogram['k_histogram/0'] == 0.25 and histogram['k_histogram/2'] == 0.5
+
+
+def test_dropped_tasks_and_rollouts_are_one_share():
+    used, masked = solver_row(), solver_row()
+    masked.drop = 'truncated'
+    outcomes = [
+        # A dropped task counts once, with and without rollouts.
+        Outcome([masked, masked], drop='unfinished'),
+        Outcome(drop='prompt_too_long'),
+        Outcome([used, masked]),
+        Outcome([used, used]),
+    ]
+    rows = [row for outcome in outcomes for row in outcome.rows]
+    total, count = metrics.rollout_stats(rows, outcomes)['dropped_share']
+    assert total / count == (1 + 1 + 0.5 + 0) / 4
+
+
+def test_a_proposal_without_a_question_has_none_in_the_logs():
+    row = rejected_row(question=Question('', hops=2, origin={'document': 'Lomi'}))
+    logged = row.info.to_json()
+    assert logged['question'] is None and logged['document'] == 'Lomi'
+    (record,) = task_log([Task((3, 1), {'title': 'Lomi'})], [Outcome([row])], [[]])
+    assert record['question'] is None and record['drop'] == 'unfinished'
+    assert record['task'] == [3, 1] and record['title'] == 'Lomi'
+
+
+def test_a_step_of_several_trained_roles_has_the_reward_of_each():
+    rows = [solver_row(), solver_row(), solver_row()]
+    rows[0].role, rows[0].reward = 'proposer', 0.25
+    rows[1].role, rows[1].reward = 'judge', 7.0
+    stats = metrics.rollout_stats(rows, [], ('proposer', 'solver'))
+    assert stats['proposer/reward_mean'] == (0.25, 1) and stats['solver/reward_mean'] == (1.0, 1)
+    assert 'judge/reward_mean' not in stats and stats['reward_mean'] == (8.25, 3)
+    # Of a single role it is the mean of all rows.
+    names = metrics.rollout_stats(rows, [], ('solver',)).keys()
+    assert not [name for name in names if name.endswith('/reward_mean')]

@@ -1,9 +1,17 @@
-"""The tool interface: schemas, error texts, what a tag's text fills."""
+"""The tool interface: schemas, error texts, what a tag's text fills; `open` and its pages."""
+
+import pathlib
 
 import pytest
+from refused_calls import check_table
 
 from zeroplay_jax.rollout.call_syntax import SYNTAXES, syntax_of
-from zeroplay_jax.tools.base import ERROR_TEXTS, InvalidArguments, Tool, string_parameter
+from zeroplay_jax.tools.base import (
+    ERROR_TEXTS,
+    InvalidArguments,
+    Invocation,
+    Tool,
+)
 from zeroplay_jax.tools.calculator import CalculatorTool
 from zeroplay_jax.tools.search import OpenTool, SearchTool
 
@@ -27,55 +35,82 @@ class Weather(Tool):
         return []
 
 
-@pytest.mark.parametrize(
-    ('arguments', 'detail'),
-    [
-        ({'place': 'x'}, "'days' is a required property"),
-        ({'place': '', 'days': 1}, 'should be non-empty'),
-        ({'place': 'x', 'days': 0}, 'less than the minimum'),
-        ({'place': 'x', 'days': True}, 'True is not of type'),
-        ({'place': 'x', 'days': 1, 'units': 'K'}, 'is not one of'),
-        ({'place': 'x', 'days': 1, 'to': 2}, "'to' was unexpected"),
-        ('x', "is not of type 'object'"),
-        (None, "is not of type 'object'"),
-    ],
-)
-def test_arguments_are_checked_against_the_schema(arguments, detail):
-    with pytest.raises(InvalidArguments) as caught:
-        Weather().validated(arguments)
-    assert caught.value.code == 'invalid_arguments' and detail in caught.value.detail
+class Refusal(Exception):
+    """Why arguments are not valid, with the code of the error."""
 
 
-def test_a_long_explanation_is_cut():
-    with pytest.raises(InvalidArguments) as caught:
-        Weather().validated({'place': ['x' * 9999], 'days': 1})
-    assert len(caught.value.detail) <= 160
+class Checked:
+    """A tool whose refusals name their code."""
+
+    def __init__(self, tool):
+        self.tool = tool
+
+    def __getattr__(self, name):
+        return getattr(self.tool, name)
+
+    def validated(self, arguments):
+        try:
+            return self.tool.validated(arguments)
+        except InvalidArguments as error:
+            raise Refusal(f'{error.code}: {error.detail}'.rstrip(': ')) from error
 
 
-def test_error_texts_name_the_tool_and_can_be_its_own():
-    tool = Weather()
-    assert tool.error_text('failed') == (
-        'The call of weather failed. Try again or answer from what is known.'
-    )
-    assert tool.error_text('timeout') == 'Too late, weather.'
-    assert tool.error_text('storm', 'north {tool}') == 'A storm: north {tool}.'
-    assert tool.error_text('never heard of') == tool.error_text('failed')
-    assert tool.error_text('malformed') == ERROR_TEXTS['malformed']
-    assert tool.error_text('invalid_arguments', 'x') == 'The arguments of weather are not valid: x.'
+PAGES = {'7': 3, 'Long title': 2}
 
 
-def test_the_text_of_a_tag_fills_the_only_required_text():
-    assert SearchTool(None).tag_parameter == 'query_list'
-    assert OpenTool(None).tag_parameter == 'document'
-    assert CalculatorTool().tag_parameter == 'expression'
-    assert Weather().tag_parameter is None
+def library(references, pages):
+    documents = []
+    for reference, page in zip(references, pages, strict=True):
+        is_there = reference in PAGES and page <= PAGES[reference]
+        fields = dict(id='7', title='T', text=f'{reference}/{page}', page=page)
+        documents.append(fields | {'pages': PAGES[reference]} if is_there else None)
+    return documents
 
 
-def test_examples_fit_their_own_schema():
-    for tool in (SearchTool(None), OpenTool(None), CalculatorTool(), Weather()):
-        assert tool.validated(tool.example_arguments)
-    assert Weather().example_arguments == {'place': 'place', 'days': 1}
-    assert string_parameter('a', 'b')['required'] == ['a']
+def opened(*calls):
+    """What calls of one rollout show: names of documents, or such and pages."""
+    tool, state, shown = OpenTool(library), {}, []
+    for call in calls:
+        document, *page = (call,) if isinstance(call, str) else call
+        arguments = {'document': document} | dict(zip(['page'], page))
+        (result,) = tool.run([Invocation(arguments, state)])
+        assert bool(result.documents) == (result.error is None)
+        shown.append(result.error or result.text)
+    return shown
+
+
+def parse(text):
+    """(arguments, error, whether the text is that of the error) under the tag syntax."""
+    call = syntax_of('search_r1').parse(text, {'weather': Weather()})
+    return call.arguments, call.error, call.text == ERROR_TEXTS[call.error]
+
+
+def test_the_table():
+    tools = {
+        'weather': Weather(),
+        'searching': SearchTool(None),
+        'opening': OpenTool(library),
+        'calculator': CalculatorTool(),
+    }
+    names = globals() | {name: Checked(tool) for name, tool in tools.items()}
+    check_table(pathlib.Path(__file__).parent / 'tools.txt', names, error=Refusal)
+
+
+def test_pages_of_a_batch_are_read_together_and_apart():
+    asked = []
+
+    def counted(references, pages):
+        asked.append((list(references), list(pages)))
+        return library(references, pages)
+
+    one, other = {}, {'document': '7', 'page': 2}
+    calls = (('7', one), ('7', other), ('gone', {}))
+    invocations = [Invocation({'document': name}, state) for name, state in calls]
+    results = OpenTool(counted).run(invocations)
+    assert asked == [(['7', '7', 'gone'], [1, 3, 1])]
+    assert [result.error for result in results] == [None, None, 'not_found']
+    assert (one['page'], other['page']) == (1, 3)
+    assert results[0].documents == (({'id': '7', 'title': 'T', 'text': '7/1', 'score': 0.0},),)
 
 
 @pytest.mark.parametrize('syntax', SYNTAXES)
@@ -90,23 +125,7 @@ def test_several_arguments_can_be_written_in_every_syntax(syntax):
     ):
         call = calls.parse('so ' + calls.write_call(tools[tool], arguments), tools)
         assert (call.tool, call.arguments, call.error) == (tool, arguments, None)
-
-
-@pytest.mark.parametrize('syntax', SYNTAXES)
-def test_refused_arguments_are_an_observation_that_explains(syntax):
-    tools = {'weather': Weather()}
-    text = syntax_of(syntax).write_call(tools['weather'], {'place': 'x', 'days': 0})
-    call = syntax_of(syntax).parse(text, tools)
+    call = calls.parse(calls.write_call(tools['weather'], {'place': 'x', 'days': 0}), tools)
     assert not call.is_valid and (call.tool, call.error) == ('weather', 'invalid_arguments')
     detail = 'The arguments of weather are not valid: 0 is less than the minimum of 1.'
     assert call.text == detail
-
-
-@pytest.mark.parametrize(
-    'body', ['', 'x', '{"place": "x"', '[1]', '{' * 5000, '[' * 5000, '{"place": ' + '[' * 5000]
-)
-def test_a_tag_that_needs_json_and_has_none_is_malformed(body):
-    tools = {'weather': Weather()}
-    call = syntax_of('search_r1').parse(f'<weather>{body}</weather>', tools)
-    assert (call.arguments, call.error) == (None, 'malformed')
-    assert call.text == ERROR_TEXTS['malformed']

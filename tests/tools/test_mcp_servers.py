@@ -7,6 +7,7 @@ import pathlib
 import sys
 
 import pytest
+from refused_calls import refused
 
 from zeroplay_jax.tools.base import Invocation
 from zeroplay_jax.types import UserError
@@ -18,22 +19,18 @@ FOLDER = pathlib.Path(__file__).parent
 SERVER = FOLDER / 'stdio_server.py'
 SCHEMA = {'type': 'object', 'properties': {'text': {'type': 'string'}}, 'required': ['text']}
 SECONDS = 10.0
+# "blocks": name → result of a tool and the text of it that the policy reads; "bad replies": a result and the cause of
+# its failure; "unusable lists": tools of a server, further fields of its entry, words of the refusal; "unusable
+# files": servers, or a whole file as a text, and words of the refusal.
+TABLES = json.loads((FOLDER / 'mcp_servers.json').read_text('utf-8'))
 
 
 def listed(name, **fields):
     return {'name': name, 'description': f'does {name}', 'inputSchema': SCHEMA, **fields}
 
 
-def of_blocks(*blocks, **fields):
-    return {'content': list(blocks), **fields}
-
-
-def block(text):
-    return {'type': 'text', 'text': text}
-
-
-def text_result(text, **fields):
-    return of_blocks(block(text), **fields)
+def text_result(text):
+    return {'content': [{'type': 'text', 'text': text}]}
 
 
 @pytest.fixture
@@ -43,7 +40,7 @@ def process(tmp_path):
 
     def entry(results, tools=None, **behaviour):
         file = tmp_path / f'behaviour{next(count)}.json'
-        tools = [listed(name) for name in results] if tools is None else tools
+        tools = [listed(**tool) for tool in tools or [{'name': name} for name in results]]
         file.write_text(json.dumps({'tools': tools, 'results': results, **behaviour}))
         return {'command': sys.executable, 'args': [str(SERVER), str(file)]}
 
@@ -73,59 +70,21 @@ def call(tool, **arguments):
     return result
 
 
-IMAGE = {'type': 'image', 'data': 'aGk=', 'mimeType': 'image/png'}
-AUDIO = {'type': 'audio', 'data': 'aGk=', 'mimeType': 'audio/wav'}
-NOTES = {'uri': 'file:///notes.txt', 'mimeType': 'text/plain', 'text': 'line 1\nline 2'}
-RESOURCE = {'type': 'resource', 'resource': NOTES}
-PDF = {'uri': 'file:///a.pdf', 'mimeType': 'application/pdf', 'blob': 'aGk='}
-BLOB = {'type': 'resource', 'resource': PDF}
-LINK = {'type': 'resource_link', 'uri': 'file:///b', 'name': 'b', 'description': 'the second'}
-BLOCKS = {
-    'text': (text_result('plain'), 'plain'),
-    'resource': (of_blocks(RESOURCE), '[resource file:///notes.txt]\nline 1\nline 2'),
-    'blob': (of_blocks(BLOB), '[resource file:///a.pdf (application/pdf), not shown]'),
-    'link': (of_blocks(LINK), '[link b file:///b: the second]'),
-    'image': (of_blocks(IMAGE), '[image (image/png), not shown]'),
-    'several': (of_blocks(block('a'), AUDIO, block('b')), 'a\n[audio (audio/wav), not shown]\nb'),
-    'structured': (of_blocks(structuredContent={'a': [1, 'é']}), '{"a": [1, "é"]}'),
-    'image and structured': (
-        of_blocks(IMAGE, structuredContent={'n': 1}),
-        '[image (image/png), not shown]\n{"n": 1}',
-    ),
-    'text beside structured': (
-        text_result('2 rows.', structuredContent={'rows': [1, 2]}),
-        '2 rows.\n{"rows": [1, 2]}',
-    ),
-    'text of structured': (
-        text_result('{"rows":[1, 2]}', structuredContent={'rows': [1, 2]}),
-        '{"rows":[1, 2]}',
-    ),
-    'text of a wrapped value': (
-        text_result('a word', structuredContent={'result': 'a word'}),
-        'a word',
-    ),
-    'a text per entry': (
-        of_blocks(block('1'), block('b'), structuredContent={'result': [1, 'b']}),
-        '1\nb',
-    ),
-    'nothing': (of_blocks(), 'The tool returned nothing.'),
-}
-
-
 @pytest.mark.fault('third-5', 'every kind of block of a result')
 def test_the_text_of_every_kind_of_block_reaches_the_policy(process, opened, user_reads):
-    results = {name.replace(' ', '_'): result for name, (result, _) in BLOCKS.items()}
-    tools = opened(a=process(results))
-    for name, (_, text) in BLOCKS.items():
-        result = call(tools[name.replace(' ', '_')])
+    blocks = TABLES['blocks']
+    tools = opened(a=process({name: result for name, (result, _) in blocks.items()}))
+    for name, (_, text) in blocks.items():
+        result = call(tools[name])
         assert (result.text, result.error) == (text, None), name
     user_reads('right: the texts, and placeholders for pictures, sounds and binary resources')
 
 
 @pytest.mark.fault('F2', 'errors whose text is in other places')
 def test_the_text_of_errors_reaches_the_policy(process, opened, user_reads):
+    resource, _ = TABLES['blocks']['resource']
     results = {
-        'error': of_blocks(RESOURCE, isError=True),
+        'error': resource | {'isError': True},
         'refusal': {'error': {'code': -32602, 'message': 'text must be a word'}},
         'broken': {'error': {'code': -32603, 'message': 'disk full'}},
     }
@@ -189,18 +148,8 @@ def test_a_process_that_answers_no_call_is_started_again(process, opened, user_r
     user_reads('right: after two calls without a reply the process is started again')
 
 
-@pytest.mark.parametrize(
-    ('result', 'cause'),
-    [
-        ({'raw': '{"jsonrpc": "2.0", "id": 3, "resu'}, 'no JSON-RPC message'),
-        ({'long': 17 * 2**20}, 'a reply of more than 16 MiB'),
-        (of_blocks({'type': 'smell'}), ''),
-        (of_blocks(block(3)), ''),
-        ({'content': None}, ''),
-        ({'resultType': 'input_required', 'inputRequests': {}}, ''),
-    ],
-)
 @pytest.mark.fault('new-mcp-reply', 'replies that are cut, too long or of another form')
+@pytest.mark.parametrize(('result', 'cause'), TABLES['bad replies'])
 def test_a_bad_reply_fails_at_once_and_alone(process, opened, caplog, result, cause, user_reads):
     tools = opened(a=process({'bad': result, 'echo': text_result('x')}))
     with caplog.at_level(logging.DEBUG):
@@ -215,19 +164,15 @@ def test_a_bad_reply_fails_at_once_and_alone(process, opened, caplog, result, ca
 
 @pytest.mark.fault('new-mcp-size', 'results and descriptions of megabytes')
 def test_what_a_server_sends_is_cut_before_it_is_kept(process, opened, user_reads):
-    schema = {
-        'type': 'object',
-        'description': 'd' * 2**20,
-        'properties': {
-            'text': {'type': 'string', 'description': 'word ' * 2**18},
-            'description': {'enum': ['d' * 400]},
-        },
-    }
-    tool = listed('big', description='d' * 2**20, inputSchema=schema)
+    choice = {'enum': ['d' * 400]}
+    text = {'type': 'string', 'description': 'word ' * 2**18}
+    properties = {'text': text, 'description': choice}
+    schema = {'type': 'object', 'description': 'd' * 2**20, 'properties': properties}
+    tool = dict(name='big', description='d' * 2**20, inputSchema=schema)
     tools = opened(a=process({'big': {'long': 5 * 2**20}}, tools=[tool]))
     assert len(call(tools['big']).text) == 100_000
     assert len(tools['big'].description) == 300 and len(json.dumps(tools['big'].parameters)) < 2_000
-    assert tools['big'].parameters['properties']['description'] == {'enum': ['d' * 400]}
+    assert tools['big'].parameters['properties']['description'] == choice
     user_reads('right: cut to 100,000 and 300 characters')
 
 
@@ -252,54 +197,21 @@ def test_keys_come_from_the_environment_and_stay_out_of_results_and_logs(
     assert mcp_tools.reason_of(server, error) == 'no https://h/… with ***'
 
 
-UNUSABLE = json.loads((FOLDER / 'unusable_servers.json').read_text())
-TEXTS = [
-    ('{', 'not a JSON file'),
-    ('[' * 100_000, 'not a JSON file'),
-    ('[]', 'has no servers'),
-    ('{"mcpServers": {}}', 'has no servers'),
-    ('{"mcpServers": {"a": {"command": "x"}}, "servers": {}}', 'has "mcpServers" and "servers"'),
-]
-
-
-@pytest.mark.parametrize(
-    ('text', 'words'),
-    TEXTS + [(json.dumps({'mcpServers': servers}), words) for servers, words in UNUSABLE],
-)
 @pytest.mark.fault('kin-mcp-file', 'files of servers that cannot be used')
-def test_a_file_that_cannot_be_used_is_one_line(tmp_path, text, words, user_reads):
-    file = tmp_path / 'mcp.json'
-    file.write_text(text)
-    with pytest.raises(UserError) as refusal:
-        mcp_tools.list_tools(str(file), SECONDS)
-    assert words in str(refusal.value) and '\n' not in str(refusal.value)
-    user_reads(str(refusal.value).replace(str(tmp_path), ''))
-
-
 @pytest.mark.parametrize(
-    ('tools', 'fields', 'words'),
-    [
-        ([], {}, 'lists no tools'),
-        ([listed('a'), listed('a')], {}, "both be called 'a'"),
-        ([listed('a.b'), listed('a b')], {}, "both be called 'a_b'"),
-        ([listed('read')], {'tools': ['raed']}, "names 'raed'; it has read; did you mean read?"),
-        ([listed('read')], {'rename': {'x': 'y'}}, "'rename' names 'x'"),
-        ([listed('read')], {'tools': []}, '"tools" is empty'),
-        (
-            [listed('read', inputSchema={'type': 'object', 'properties': True})],
-            {},
-            'not of the protocol at tools.0.inputSchema.properties: Input should be a',
-        ),
-        (
-            [listed('read', inputSchema={'type': 'object', '$dynamicRef': 'file:///etc/passwd'})],
-            {},
-            'has $dynamicRef',
-        ),
-        ([listed('read')], {'rename': {'read': 'two words'}}, "'two words' cannot be a tag"),
-        ([listed('x' * 999)], {}, 'at most 64'),
-    ],
+    ('servers', 'words'), [*TABLES['unusable files'], ('[' * 100_000, 'not a JSON file')]
 )
+def test_a_file_that_cannot_be_used_is_one_line(tmp_path, servers, words, user_reads):
+    file = tmp_path / 'mcp.json'
+    text = servers if isinstance(servers, str) else json.dumps({'mcpServers': servers})
+    file.write_text(text)
+    line = refused(mcp_tools.list_tools, str(file), SECONDS)
+    assert words in line
+    user_reads(line.replace(str(tmp_path), ''))
+
+
 @pytest.mark.fault('new-mcp-list', 'lists of tools that cannot be used')
+@pytest.mark.parametrize(('tools', 'fields', 'words'), TABLES['unusable lists'])
 def test_a_list_of_tools_that_cannot_be_used_is_one_line(
     process, opened, tools, fields, words, user_reads
 ):
@@ -317,8 +229,9 @@ def test_tools_of_two_servers_with_one_name_are_refused_with_both(process, opene
 
 
 def test_a_list_without_an_end_is_one_line(process, opened):
+    tools = [{'name': str(number)} for number in range(2_000)]
     with pytest.raises(UserError, match='list of tools has no end'):
-        opened(a=process({}, tools=[listed(str(n)) for n in range(2_000)], pages=True))
+        opened(a=process({}, tools=tools, pages=True))
 
 
 def test_a_command_that_does_not_begin_in_time_is_told_from_a_wrong_one(tmp_path):

@@ -1,12 +1,13 @@
 """Which tools a config names: built in, from other packages, or one line that says what is wrong."""
 
+import pathlib
 import sys
 
 import pytest
+from refused_calls import check_table
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.tools import registry
-from zeroplay_jax.types import UserError
 
 MODULE = """
 from zeroplay_jax.tools.base import Tool, ToolResult
@@ -71,60 +72,15 @@ def package(tmp_path, monkeypatch):
 
 
 def build(*names):
+    """The zones of the clocks by name, None for other tools."""
     config = common.get_config()
     config.tools.names = names
-    return registry.build_tools(config, Source())
+    tools = registry.build_tools(config, Source())
+    return {name: getattr(tool, 'zone', None) for name, tool in tools.items()}
 
 
-def message(*names):
-    with pytest.raises(UserError) as caught:
-        build(*names)
-    text = str(caught.value)
-    assert '\n' not in text and text.startswith('config.tools.names: ')
-    return text
-
-
-def test_built_in_tools():
-    assert list(build('search', 'open', 'calculator')) == ['search', 'open', 'calculator']
-    assert build() == {}
-
-
-@pytest.mark.parametrize(
-    ('entry', 'zones'),
-    [
-        ('ready', [('clock', 'ready')]),
-        ('Clock', [('clock', 'UTC')]),
-        ('factory', [('clock', '0 source')]),
-        ('several', [('clock', '1'), ('clock2', '2')]),
-    ],
-)
-def test_a_tool_a_class_a_factory_and_a_factory_of_several(entry, zones):
-    tools = build(f'their_tools.clock:{entry}')
-    assert [(name, tool.zone) for name, tool in tools.items()] == zones
-
-
-def test_two_tools_of_one_name_are_refused():
-    assert "two tools are called 'clock'" in message(
-        'their_tools.clock:ready', 'their_tools.clock:Clock'
-    )
-    assert "two tools are called 'search'" in message('search', 'their_tools.clock:Search')
-
-
-@pytest.mark.parametrize(
-    ('entry', 'contains'),
-    [
-        ('serach', "'serach' is not a tool; give search, open, calculator, mcp, or package.module"),
-        ('', "'' is not a tool"),
-        (':x', 'is not a tool'),
-        ('their_tools.clock:', 'is not a tool'),
-        ('their_tools.gone:x', 'cannot be imported'),
-        ('their_tools.clock:gone', 'cannot be imported'),
-        ('their_tools.broken:x', 'a_package_that_is_not_there'),
-        ('their_tools.clock:wrong', "'their_tools.clock:wrong' gave a int; it must be a"),
-    ],
-)
-def test_a_bad_entry_is_one_line(entry, contains):
-    assert contains in message(entry)
+def test_which_tools_a_config_names():
+    check_table(pathlib.Path(__file__).parent / 'registry.txt', {'build': build})
 
 
 @pytest.mark.parametrize('entry', ['search', 'mcp', 'their_tools.broken:anything'])

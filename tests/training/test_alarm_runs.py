@@ -1,30 +1,22 @@
 """A whole run that an alarm stops: saved, with a status of its own, and in the report; and what it measured."""
 
 import pytest
-from python_process import run_python
+from python_process import config_flags, run_python
 from run_files import lines, summary_of
 
-ARGUMENTS = [
-    '--config=configs/drzero.py:mini',
-    '--config.world.train=(0,4)',
-    '--config.world.evaluation=(0,1)',
-    '--config.eval.questions=1',
-    '--config.sampler.slots=16',
-    '--config.micro.rows=2',
-    '--config.proposer.batch=8',
-    '--config.schedule.hop_ratio=(2,1,1)',
-    '--config.checkpoint.every=100',
-    '--config.stop_after_empty_steps=0',
-    '--config.profile.steps=(1,)',
-    # Rounding alone reaches this level.
-    '--config.alarms.sampler_gap=(1e-12,1e-11,1)',
-]
+# Rounding alone reaches the level of the alarm.
+FIELDS = """
+    world.train=(0,4) world.evaluation=(0,1) eval.questions=1 sampler.slots=16 micro.rows=2 proposer.batch=8
+    schedule.hop_ratio=(2,1,1) checkpoint.every=100 stop_after_empty_steps=0 profile.steps=(1,)
+    alarms.sampler_gap=(1e-12,1e-11,1)
+"""
 
 
 @pytest.fixture(scope='module')
 def stopped(tmp_path_factory):
     workdir = tmp_path_factory.mktemp('alarm') / 'run'
-    result = run_python('-m', 'zeroplay_jax.main', *ARGUMENTS, f'--workdir={workdir}')
+    words = ['--config=configs/drzero.py:mini', *config_flags(FIELDS), f'--workdir={workdir}']
+    result = run_python('-m', 'zeroplay_jax.main', *words)
     assert 'Traceback' not in result.stderr, result.stderr[-2000:]
     return workdir, result
 

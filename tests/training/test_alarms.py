@@ -5,6 +5,7 @@ import math
 import pathlib
 
 import pytest
+from refused_calls import check_table
 
 from zeroplay_jax.configs import common, quickstart
 from zeroplay_jax.configuration import fields
@@ -53,70 +54,55 @@ def test_a_level_warns_and_stops_at_its_value_and_0_is_off(name):
         assert off.check(step(number), {metric: worse[-1]}) == []
 
 
-def test_steps_in_a_row_are_counted_per_phase_and_a_missing_figure_does_not_count():
-    alarms = Alarms(levels(no_call=(0.5, 0.9, 2)))
-    assert not reached(alarms, 0, {'no_call_share': 1.0})
-    assert not reached(alarms, 1, {'no_call_share': 1.0}, name='generate', trains=())
-    assert not reached(alarms, 2, {'reward_mean': 0.0})
-    assert reached(alarms, 3, {'no_call_share': 0.6}) == [('no_call', WARN)]
-    # One good step begins anew.
-    assert not reached(alarms, 4, {'no_call_share': 0.1})
-    assert not reached(alarms, 5, {'no_call_share': 1.0})
-    assert reached(alarms, 6, {'no_call_share': 1.0}) == [('no_call', STOP)]
+RESUMED = object()
 
 
-def test_a_warning_is_repeated_seldom_and_a_stop_always():
-    alarms = Alarms(levels(tool_errors=(0.5, 0, 2), no_call=(0, 0.5, 2)))
-    metrics = {'call_error_share': 0.7, 'no_call_share': 0.7}
-    found = [reached(alarms, number, metrics) for number in range(13)]
-    warned = [number for number, names in enumerate(found) if ('tool_errors', WARN) in names]
-    stopped = [number for number, names in enumerate(found) if names[:1] == [('no_call', STOP)]]
-    assert warned == [1, 11]
-    assert stopped == list(range(1, 13))
+# Steps of other phases in between, with metrics of their own.
+GENERATE = dict(name='generate', trains=(), value=1.0)
 
 
-def test_the_line_names_step_figure_role_level_and_remedy():
-    alarms = Alarms(levels(entropy=(0.01, 0.002, 2)))
-    metrics = {'proposer/entropy': 0.5, 'solver/entropy': 0.0015}
-    both = dict(name='selfplay', trains=('proposer', 'solver'))
-    assert not reached(alarms, 7, metrics, **both)
-    (alarm,) = alarms.check(step(8, **both), metrics)
-    assert alarm.metric == 'solver/entropy' and alarm.value == 0.0015
-    assert alarm.text.startswith(
-        'step 8 (selfplay 1.9): the entropy of the next token is 0.0015 (solver), 2 steps in a row, '
-        'at or below the stop level of config.alarms.entropy=(0.01, 0.002, 2); lower config.solver.learning_rate'
-    )
-    (alone,) = Alarms(levels(entropy=(0.01, 0, 1))).check(step(1), {'entropy': 0.001})
-    assert 'config.solver.learning_rate' in alone.text and '(solver)' not in alone.text
+PROPOSER = dict(name='proposer', trains=('solver',), value=500)
 
 
-def test_length_grows_against_the_first_three_steps_of_its_phase():
-    alarms = Alarms(levels(length=(3.0, 0, 1)))
-    for number, tokens in enumerate((10, 20, 30)):
-        assert not reached(alarms, number, {'policy_tokens': tokens})
-    # Another phase writes other things.
-    assert not reached(alarms, 3, {'policy_tokens': 500}, name='proposer')
-    saved = json.loads(json.dumps(alarms.state()))
-    resumed = Alarms(levels(length=(3.0, 0, 1)))
-    resumed.restore(saved)
-    assert not reached(resumed, 4, {'policy_tokens': 59})
-    (alarm,) = resumed.check(step(5), {'policy_tokens': 60})
-    assert alarm.value == 3.0 and alarm.metric == 'length_growth'
+def metric_of(name):
+    return 'policy_tokens' if name == 'length' else FIGURES[name].metrics[0]
 
 
-def test_a_resumed_run_goes_on_counting():
-    alarms = Alarms(levels(no_call=(0, 0.9, 3)))
-    for number in range(2):
-        assert not reached(alarms, number, {'no_call_share': 1.0})
-    resumed = Alarms(levels(no_call=(0, 0.9, 3)))
-    resumed.restore(json.loads(json.dumps(alarms.state())))
-    assert reached(resumed, 2, {'no_call_share': 1.0}) == [('no_call', STOP)]
+def series(name, level, *values):
+    """What is reached at every step with these values of a figure; None: the step has none."""
+    alarms, reached_levels = Alarms(levels(**{name: level})), []
+    for number, value in enumerate(values):
+        if value is RESUMED:
+            saved = json.loads(json.dumps(alarms.state()))
+            alarms = Alarms(levels(**{name: level}))
+            alarms.restore(saved)
+            continue
+        place = {}
+        if isinstance(value, dict):
+            place = dict(value)
+            value = place.pop('value')
+        metrics = {'reward_mean': 0.0} if value is None else {metric_of(name): value}
+        found = reached(alarms, number, metrics, **place)
+        assert all(alarm == name for alarm, _ in found)
+        reached_levels += [kind for _, kind in found] or ['-']
+    return ' '.join(reached_levels)
 
 
-def test_a_figure_that_is_not_a_number_is_no_level():
-    alarms = Alarms(common.get_config().alarms)
-    metrics = {'entropy': math.nan, 'call_error_share': math.nan}
-    assert not any(reached(alarms, number, metrics) for number in range(5))
+def line(name, level, *metrics):
+    """The line of the alarm after a step with the first metrics, or three of length, and two with the last."""
+    alarms, place = Alarms(levels(**{name: level})), {}
+    if any('/' in metric.removeprefix('value_network/') for metric in metrics[-1]):
+        place = dict(name='selfplay', trains=('proposer', 'solver'))
+    steps = [metrics[0]] * 3 + [metrics[-1]] if name == 'length' else [metrics[0]] * 2
+    for number, values in enumerate(steps):
+        alarm = alarms.check(step(number, **place), values)
+    (alarm,) = alarm
+    return f'{alarm.metric}={alarm.value:g}: {alarm.text}'
+
+
+def test_series_and_lines():
+    names = globals() | {'nan': math.nan}
+    check_table(pathlib.Path(__file__).parent / 'alarms.txt', names)
 
 
 def test_the_quickstart_reaches_no_level():
@@ -132,15 +118,3 @@ def test_the_quickstart_reaches_no_level():
         trains = () if phase == 'generate' else (phase,)
         assert alarms.check(step(number, phase, trains), metrics) == []
     assert phases == {'proposer', 'generate', 'solver'}
-
-
-@pytest.mark.parametrize('prefix, role', [('', 'solver'), ('proposer/', 'proposer')])
-def test_updates_of_a_value_network_that_are_not_finite_are_an_alarm(prefix, role):
-    alarms = Alarms(levels(nonfinite=(0.5, 0.0, 1)))
-    metrics = {f'{prefix}value_network/nonfinite_updates': 1.0}
-    (alarm,) = alarms.check(
-        step(1, trains=('solver',) if not prefix else ('solver', role)), metrics
-    )
-    assert f'config.{role}.learning_rate' in alarm.text
-    assert 'config.value_network.learning_rate' in alarm.text
-    assert '(value_network)' not in alarm.text and f'{role}/value_network' not in alarm.text

@@ -157,30 +157,6 @@ def test_another_step_of_the_same_number_is_refused(find_copy):
         find_copy.find([lambda: None], 8, ['/copy', [8, '0' * 64]])
 
 
-def damage_of(workdir, step):
-    files = (workdir / 'checkpoints' / str(step) / 'states').rglob('*')
-    path = max((file for file in files if file.is_file()), key=lambda file: file.stat().st_size)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def test_a_damaged_copy_is_downloaded_again_and_refused_if_it_stays_so(find_copy, monkeypatch):
-    copy = find_copy.folder
-    save(copy, 8)
-    same = ['/copy', identity_of(copy)]
-    damage_of(copy, 8)
-    forgotten = []
-    monkeypatch.setattr(branch.downloads, 'forget', forgotten.append)
-    steps = [lambda: None] * 2
-    with pytest.raises(UserError, match='was downloaded again. .* differs from its checksum; name'):
-        find_copy.find(steps, 8, same)
-    assert forgotten == ['gs://bucket/old']
-    # The two flips cancel out.
-    source = find_copy.find([lambda: None, lambda: damage_of(copy, 8)], 8, same)
-    assert source.step == 8 and len(forgotten) == 2
-
-
 def test_a_copy_that_another_command_has_replaced_is_refused_before_it_is_read(tmp_path):
     save(tmp_path, 8)
     first = identity_of(tmp_path)

@@ -1,8 +1,10 @@
 """Searches that find nothing: counted, watched, and the cause of a stop with status 3."""
 
+import pathlib
 import types
 
 import pytest
+from refused_calls import check_table
 from trajectories import make_trajectory
 
 from zeroplay_jax.configs import common
@@ -53,11 +55,15 @@ def test_an_evaluation_whose_searches_find_nothing_stops_with_the_cause(config, 
     user_reads(stop.value)
 
 
-def test_one_passage_no_search_or_the_setting_let_an_evaluation_pass(config):
-    outcome.raise_if_nothing_found(config, counts_of([], [PASSAGE]))
-    outcome.raise_if_nothing_found(config, counts_of())
-    config.alarms.empty_searches = (0.5, 0.0, 2)
-    outcome.raise_if_nothing_found(config, counts_of([], []))
+def test_what_searches_that_find_nothing_do(config):
+    def evaluated(*answers, level=config.alarms.empty_searches):
+        config.alarms.empty_searches = level
+        outcome.raise_if_nothing_found(config, counts_of(*answers))
+
+    is_doubtful = lambda *rows: _is_doubtful(trajectory_of(*rows))
+    names = globals() | {'evaluated': evaluated, 'is_doubtful': is_doubtful}
+    table = pathlib.Path(__file__).parent / 'empty_searches.txt'
+    check_table(table, names, error=TrainingStopped)
 
 
 @pytest.mark.fault('B', 'ask over a server that finds nothing')
@@ -99,14 +105,3 @@ def test_training_stops_with_status_3_although_its_steps_are_empty_as_well(confi
         outcome.raise_if_stopped_or_untrained(config, summary)
     assert stopped.value.status == 3
     user_reads(stopped.value)
-
-
-def test_few_searches_and_calls_without_passages_are_no_evidence():
-    assert metrics_of(((),), ((PASSAGE,),)) == {}
-    assert metrics_of(()) == {}
-
-
-def test_a_graded_answer_after_searches_that_found_nothing_is_recorded_last():
-    assert _is_doubtful(trajectory_of(((), ()), ((),)))
-    assert not _is_doubtful(trajectory_of(((), (PASSAGE,))))
-    assert not _is_doubtful(trajectory_of(()))

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import pathlib
 import re
 import subprocess
 import sys
@@ -9,20 +10,15 @@ import threading
 import time
 
 from absl import logging as absl_logging
+from refused_calls import check_table
 from rich.cells import cell_len
 from trajectories import make_trajectory
 
-from zeroplay_jax.evaluation.render import one_line
+from zeroplay_jax.evaluation import render
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.training.screen import (
-    ProgressBar,
-    TimeLeft,
-    _reward_texts,
-    evaluation_text,
-    rollout_text,
-    wrapped,
-)
+from zeroplay_jax.training import screen
+from zeroplay_jax.training.screen import ProgressBar, TimeLeft
 from zeroplay_jax.types import Question, Row, RowInfo, ToolCall, Turn
 
 METRICS = {
@@ -90,46 +86,32 @@ def test_a_step_of_several_roles_shows_the_reward_of_each_in_80_columns(monkeypa
         bar._bar.refresh()
     line = drawn_lines(terminal)[-1]
     assert line.endswith('812 tok/s, drop 75%, p 0.05 s 0.31') and cell_len(line) <= 80
-    # Where there is space the names are whole, and letters tell the roles apart.
-    texts = _reward_texts(METRICS | rewards)
-    assert texts[0] == 'reward proposer 0.05 solver 0.31'
-    similar = {'challenger/reward_mean': 0.5, 'critic/reward_mean': 1.0, 'reward_mean': 0.7}
-    assert _reward_texts(similar)[2:] == ('ch 0.50 cr 1.00', 'reward 0.70')
 
 
-def after_time(terminal):
-    return drawn_lines(terminal)[-1].partition('left, ')[2].rstrip()
-
-
-def test_a_phase_shows_no_values_of_another_one(monkeypatch):
+def test_what_bars_and_lines_show(monkeypatch):
     terminal = use_terminal(monkeypatch)
-    names = ('evaluation', 'proposer', 'generate', 'proposer', 'evaluation')
-    trains = {'proposer': ('proposer',)}
-    phases = [Phase(name, 1, trains.get(name, ())) for name in names]
-    steps = [Step(phase, 0, number) for number, phase in enumerate(phases)]
-    metrics = ({'em/mean': 0.24}, METRICS, {'tokens_per_second': 99.0}, METRICS, {'em/mean': 0.5})
-    begun, ended = [], []
-    with bar_of(steps) as bar:
-        for step, values in zip(steps, metrics, strict=True):
-            bar.begin_step(step)
-            begun.append(after_time(terminal))
-            bar.end_step(step, values)
-            ended.append(after_time(terminal))
-    proposer = '812 tok/s, drop 75%, reward 0.53, EM 0.24'
-    assert begun == [
-        'evaluation',
-        'proposer 1.1, EM 0.24',
-        'generate 1.1, EM 0.24',
-        f'proposer 1.1, {proposer}',
-        'evaluation',
-    ]
-    assert ended == [
-        'evaluation, EM 0.24',
-        f'proposer 1.1, {proposer}',
-        'generate 1.1, 99 tok/s, EM 0.24',
-        f'proposer 1.1, {proposer}',
-        'evaluation, EM 0.50',
-    ]
+
+    def after_time():
+        return drawn_lines(terminal)[-1].partition('left, ')[2].rstrip()
+
+    def shown(*played):
+        """The bar at the begin and at the end of every step of a phase with these metrics."""
+        trained = {'proposer': ('proposer',), 'selfplay': ('proposer', 'solver')}
+        phases = [Phase(name, 1, trained.get(name, ())) for name, _ in played]
+        steps = [Step(phase, 0, number) for number, phase in enumerate(phases)]
+        lines = []
+        with bar_of(steps) as bar:
+            for step, (_, metrics) in zip(steps, played):
+                bar.begin_step(step)
+                lines.append(after_time())
+                bar.end_step(step, metrics)
+                lines.append(f'    {after_time()}')
+        return '\n'.join(lines)
+
+    step = Step(Phase('evaluation', 1, iteration=1), 0, 30)
+    functions = vars(render) | vars(screen)
+    names = functions | globals() | {'shown': shown, 'EVALUATION': step}
+    check_table(pathlib.Path(__file__).parent / 'terminal.txt', names)
 
 
 def test_notices_are_printed_with_and_without_a_terminal(monkeypatch):
@@ -170,15 +152,6 @@ def test_lines_of_libraries_do_not_break_the_bar(monkeypatch):
         assert '|' not in line and 'proposer' not in line
 
 
-def test_an_evaluation_is_one_line():
-    step = Step(Phase('evaluation', 1, iteration=1), 0, 30)
-    metrics = {'em/hop1': 0.5, 'em/mean': 0.5}
-    assert evaluation_text(step, metrics) == 'step 30 (evaluation 2.1): exact match 0.500'
-    metrics |= {'em/hop2': 0.25, 'em/mean': 0.375, 'rubrics/mean': 0.125}
-    line = 'step 30 (evaluation 2.1): exact match 0.375 (by hops 1: 0.500, 2: 0.250), rubrics 0.125'
-    assert evaluation_text(step, metrics) == line
-
-
 def test_only_the_main_thread_computes_the_estimate(monkeypatch):
     threads = set()
     predict = TimeLeft.predict
@@ -204,11 +177,6 @@ def test_only_the_main_thread_computes_the_estimate(monkeypatch):
 HOSTILE = 'Gumu\x1b[31m red\x1b]0;title\x07 \x1b[2J\u202edlo\u200b\x00\x9b5A\nnext\tword'
 
 
-def test_hostile_text_becomes_one_line_that_controls_nothing():
-    line = r'Gumu\x1b[31m red\x1b]0;title\x07 \x1b[2J\u202edlo' + '\u200b' + r'\x00\x9b5A next word'
-    assert one_line(HOSTILE) == line
-
-
 def make_row(**info):
     documents = (({'id': '1', 'title': 'Lomi ' + HOSTILE, 'text': 'long'},),)
     call = ToolCall('search', {'query': 'where is Gumu'}, documents=documents)
@@ -220,7 +188,7 @@ def make_row(**info):
 
 def test_a_rollout_shows_question_searches_answer_and_reward():
     step = Step(Phase('solver', 3), 0, 10)
-    text = rollout_text(step, make_row(answer='Lomi'))
+    text = screen.rollout_text(step, make_row(answer='Lomi'))
     labels = [line.split()[0] for line in text.split('\n') if not line.startswith(' ')]
     assert labels == ['──', 'question', 'search', 'answer', 'reward']
     assert 'where is Gumu → Lomi Gumu' in text and 'expected: Lomi | Lomi City' in text
@@ -230,15 +198,9 @@ def test_a_rollout_shows_question_searches_answer_and_reward():
 
 def test_a_proposal_shows_its_question_after_its_searches():
     step = Step(Phase('proposer', 3), 0, 10)
-    text = rollout_text(step, make_row(valid=False, rejected='leaks_answer'))
+    text = screen.rollout_text(step, make_row(valid=False, rejected='leaks_answer'))
     assert text.index('search ') < text.index('question ') < text.index('answer ')
     assert '(leaks_answer)' in text
-
-
-def test_wide_characters_and_long_words_are_wrapped_by_columns():
-    assert wrapped('東京都' * 5, 12) == ['東京都東京都', '東京都東京都', '東京都']
-    assert wrapped('a' * 25, 10) == ['a' * 10, 'a' * 10, 'a' * 5]
-    assert wrapped('one two three four', 9, max_lines=2) == ['one two', 'three…']
 
 
 def test_without_a_terminal_a_line_is_printed_from_time_to_time(monkeypatch):

@@ -3,34 +3,21 @@
 import shutil
 
 import pytest
-from python_process import run_python
+from python_process import config_flags, run_python
 from run_files import lines, summary_of
 from run_records import change_record
 
 # Every rollout ends after its first token, and those that end at a limit are not trained on.
-NOTHING = [
-    '--config=configs/drzero.py:mini',
-    '--config.world.train=(0,4)',
-    '--config.world.evaluation=(0,1)',
-    '--config.eval.questions=1',
-    '--config.sampler.slots=16',
-    '--config.micro.rows=2',
-    '--config.proposer.batch=8',
-    '--config.schedule.hop_ratio=(2,1,1)',
-    '--config.proposer.steps=4',
-    '--config.pool.batch=4',
-    '--config.pool.batches=1',
-    '--config.rollout.turn_tokens=1',
-    '--config.rollout.truncated=drop',
-    '--config.checkpoint.every=100',
-    '--config.log.samples_every=1',
-    '--config.stop_after_empty_steps=2',
-]
+FIELDS = """
+    world.train=(0,4) world.evaluation=(0,1) eval.questions=1 sampler.slots=16 micro.rows=2 proposer.batch=8
+    schedule.hop_ratio=(2,1,1) proposer.steps=4 pool.batch=4 pool.batches=1 rollout.turn_tokens=1
+    rollout.truncated=drop checkpoint.every=100 log.samples_every=1 stop_after_empty_steps=2
+"""
 
 
 def train(workdir, *extra):
-    words = [*NOTHING, f'--workdir={workdir}', *extra]
-    result = run_python('-m', 'zeroplay_jax.main', *words)
+    words = ['--config=configs/drzero.py:mini', *config_flags(FIELDS), f'--workdir={workdir}']
+    result = run_python('-m', 'zeroplay_jax.main', *words, *extra)
     assert 'Traceback' not in result.stderr, result.stderr[-2000:]
     return result
 

@@ -1,10 +1,22 @@
-"""The command after a run asks what training taught."""
+"""The command after a run asks what training taught; the text of summary.json."""
 
 import json
 
 import pytest
 
 from zeroplay_jax.training import ending
+
+
+def test_lists_of_numbers_in_the_summary_take_one_line():
+    summary = {
+        'difference': [0.69, -1e-05, 3],
+        'results': {'before': {'1': [1, 0, 1]}},
+        'names': ['one, 2', '[3, 4]'],
+        'empty': [],
+    }
+    text = ending.summary_json(summary)
+    assert json.loads(text) == summary and text.endswith('}\n')
+    assert '"difference": [ 0.69, -1e-05, 3 ]' in text and '"1": [ 1, 0, 1 ]' in text
 
 
 def rows(step, **rewards):
