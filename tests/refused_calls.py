@@ -1,11 +1,13 @@
-"""Tables of wrong calls in text files: a line with an expression, and below it the one line that refuses it.
+"""Tables of calls in text files: a line with an expression, and below it the one line that refuses it, or its value.
 
 With REWRITE_TABLES=1 in the environment, tests write their tables again.
 """
 
+import difflib
 import os
 import re
 
+import numpy as np
 import pytest
 
 from zeroplay_jax.types import UserError
@@ -22,15 +24,35 @@ def refused(call, *args, error=UserError):
     return text
 
 
+def answer(call, names, error):
+    """What a call returns, as a text, or the line that it is refused with."""
+    try:
+        return str(eval(call, dict(names)))
+    except error as refusal:
+        return str(refusal)
+
+
 def check_table(path, names, folder, error=UserError):
     """Evaluates the calls of a table with these names; FOLDER in its lines stands for `folder`."""
-    blocks = []
+    blocks, comment = [], ''
     for line in path.read_text(encoding='utf-8').splitlines():
-        if line.startswith(PROMPT):
-            text = refused(eval, line.removeprefix(PROMPT), dict(names), error=error)
+        if line.startswith('#'):
+            comment += f'{line}\n'
+        elif line.startswith(PROMPT):
+            call = line.removeprefix(PROMPT)
+            text = answer(call, {'rounded': rounded, **names}, error)
+            assert '\n' not in text, text
             text = re.sub(r' at 0x\w+', '', text.replace(str(folder), 'FOLDER'))
-            blocks.append(f'{line}\n{text}\n')
+            blocks.append(f'{comment}{line}\n{text}\n')
+            comment = ''
     written = '\n'.join(blocks)
     if os.environ.get('REWRITE_TABLES'):
         path.write_text(written, encoding='utf-8')
-    assert written == path.read_text(encoding='utf-8')
+    expected = path.read_text(encoding='utf-8')
+    changes = difflib.unified_diff(expected.splitlines(), written.splitlines(), lineterm='', n=2)
+    assert written == expected, '\n'.join(changes)
+
+
+def rounded(values, digits=4):
+    """Numbers as a table shows them."""
+    return ' '.join(f'{float(value):.{digits}f}' for value in np.ravel(values))
