@@ -25,19 +25,10 @@ if (
     atexit.register(shutil.rmtree, os.environ['JAX_COMPILATION_CACHE_DIR'], ignore_errors=True)
 
 # With --no-loadscope-reorder these files begin first, so that the test processes end at about the same time.
-SLOW_FILES = (
-    'test_readme.py',
-    'test_recipes.py',
-    'test_hosts.py',
-    'test_package.py',
-    'test_learner.py',
-    'test_notebooks.py',
-    'test_run.py',
-    'test_quickstart.py',
-    'test_untrained_runs.py',
-    'test_qa.py',
-    'test_commands.py',
-)
+SLOW_FILES = """
+    test_readme.py test_recipes.py test_hosts.py test_package.py test_learner.py test_notebooks.py test_run.py
+    test_quickstart.py test_untrained_runs.py test_qa.py test_commands.py
+""".split()
 
 
 def pytest_collection_modifyitems(items):

@@ -1,60 +1,50 @@
 """A bucket in a folder, which several processes see."""
 
+import collections.abc
 import hashlib
 import os
 import pathlib
-import shutil
 import urllib.parse
-import zlib
 
-from zeroplay_jax.retrieval.objects import Conflict, StoredObject
+from memory_bucket import MemoryBucket
 
 
-class FolderBucket:
-    """Like `objects.Bucket`; an object is a file, whose name is that of the object without slashes."""
+class FolderContents(collections.abc.MutableMapping):
+    """Name of an object → (content, generation); a file has the name of its object without slashes."""
 
     def __init__(self, folder):
-        self.name = 'bucket'
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def path(self, name):
+    def _path(self, name):
         return self.folder / urllib.parse.quote(name, safe='')
 
-    def list(self, prefix, limit=None):
-        names = sorted(urllib.parse.unquote(path.name) for path in self.folder.iterdir())
-        names = [name for name in names if name.startswith(prefix) and '~' not in name]
-        found = [(name, self.read(name)) for name in names[:limit]]
-        return [
-            StoredObject(name, len(object[0]), str(zlib.crc32(object[0])))
-            for name, object in found
-            if object
-        ]
+    def __iter__(self):
+        names = (urllib.parse.unquote(path.name) for path in self.folder.iterdir())
+        return (name for name in names if '~' not in name)
 
-    def read(self, name):
+    def __len__(self):
+        return len(list(self))
+
+    def __getitem__(self, name):
         try:
-            content = self.path(name).read_bytes()
+            content = self._path(name).read_bytes()
         except FileNotFoundError:
-            return None
+            raise KeyError(name) from None
         return content, int.from_bytes(hashlib.sha256(content).digest()[:6])
 
-    def write(self, name, content, generation=None):
-        found = self.read(name)
-        if generation is not None and (found[1] if found else 0) != generation:
-            raise Conflict(name)
-        draft = self.path(f'{name}~{os.getpid()}')
-        draft.write_bytes(content)
-        os.replace(draft, self.path(name))
-        return self.read(name)[1]
+    def __setitem__(self, name, entry):
+        draft = self._path(f'{name}~{os.getpid()}')
+        draft.write_bytes(entry[0])
+        os.replace(draft, self._path(name))
 
-    def upload(self, name, path):
-        self.write(name, path.read_bytes())
+    def __delitem__(self, name):
+        self._path(name).unlink(missing_ok=True)
 
-    def download(self, name, path):
-        shutil.copyfile(self.path(name), path)
 
-    def delete(self, name, generation=None):
-        found = self.read(name)
-        if generation is not None and found and found[1] != generation:
-            raise Conflict(name)
-        self.path(name).unlink(missing_ok=True)
+class FolderBucket(MemoryBucket):
+    """Like `objects.Bucket`."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.contents = FolderContents(folder)

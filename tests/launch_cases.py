@@ -22,8 +22,8 @@ OPTIONS = {
         '--setup',
         "mount 'a b'",
     ],
-    'xpk': ['--cluster', 'tpus', '--name', 'zero', '--zone', 'us-west4-a', '--type=v5litepod-16'],
-    'slurm': ['--nodes', '2', '--gpus', '4', '--time', '1-12:00:00'],
+    'xpk': '--cluster tpus --name zero --zone us-west4-a --type=v5litepod-16'.split(),
+    'slurm': '--nodes 2 --gpus 4 --time 1-12:00:00'.split(),
 }
 
 

@@ -32,11 +32,12 @@ class MemoryBucket:
         self._fail('list')
         with self._lock:
             names = sorted(name for name in self.contents if name.startswith(prefix))
-            return [self._stored(name) for name in names[:limit]]
-
-    def _stored(self, name):
-        content = self.contents[name][0]
-        return StoredObject(name, len(content), str(zlib.crc32(content)))
+            entries = [(name, self.contents.get(name)) for name in names[:limit]]
+        return [
+            StoredObject(name, len(entry[0]), str(zlib.crc32(entry[0])))
+            for name, entry in entries
+            if entry is not None
+        ]
 
     def read(self, name):
         self._fail('read')
@@ -52,10 +53,10 @@ class MemoryBucket:
             self._generation += 1
             self.contents[name] = (content, self._generation)
             self.log.append(('write', name))
-            return self._generation
+            return self._generation_of(name)
 
     def _generation_of(self, name):
-        return self.contents[name][1] if name in self.contents else 0
+        return self.contents.get(name, (b'', 0))[1]
 
     def upload(self, name, path):
         self.write(name, path.read_bytes())

@@ -3,9 +3,11 @@
 With REWRITE_TABLES=1 in the environment, tests write their tables again.
 """
 
+import difflib
 import os
 import re
 
+import numpy as np
 import pytest
 
 from zeroplay_jax.types import UserError
@@ -22,30 +24,38 @@ def refused(call, *args, error=UserError):
     return text
 
 
+def answer(call, names, error):
+    """What a call returns, as a text, or the one line that it is refused with."""
+    try:
+        return str(eval(call, dict(names)))
+    except error as refusal:
+        text = str(refusal)
+        assert '\n' not in text, text
+        return text
+
+
 def check_table(path, names, folder='FOLDER', error=UserError):
-    """Evaluates the calls of a table with these names; FOLDER in its lines stands for `folder`, # begins a heading."""
-    blocks = []
+    """Evaluates the calls of a table with these names; FOLDER in its lines stands for `folder`, # begins a comment."""
+    blocks, comment = [], ''
     for line in path.read_text(encoding='utf-8').splitlines():
         if line.startswith('# '):
-            blocks.append(f'{line}\n')
+            comment += f'{line}\n'
         elif line.startswith(PROMPT):
-            text = _outcome(line.removeprefix(PROMPT), names, error)
+            text = answer(line.removeprefix(PROMPT), {'rounded': rounded, **names}, error)
             text = re.sub(r' at 0x\w+', '', text.replace(str(folder), 'FOLDER'))
-            blocks.append(f'{line}\n{text}\n')
+            blocks.append(f'{comment}{line}\n{text}\n')
+            comment = ''
     written = '\n'.join(blocks)
     if os.environ.get('REWRITE_TABLES'):
         path.write_text(written, encoding='utf-8')
-    assert written == path.read_text(encoding='utf-8')
+    expected = path.read_text(encoding='utf-8')
+    changes = difflib.unified_diff(expected.splitlines(), written.splitlines(), lineterm='', n=2)
+    assert written == expected, '\n'.join(changes)
 
 
-def _outcome(expression, names, error):
-    """The value of an expression, or the line that refuses it."""
-    try:
-        value = eval(expression, dict(names))
-    except error as refusal:
-        value = str(refusal)
-        assert '\n' not in value, value
-    return value if isinstance(value, str) else repr(value)
+def rounded(values, digits=4):
+    """Numbers as a table shows them."""
+    return ' '.join(f'{float(value):.{digits}f}' for value in np.ravel(values))
 
 
 def fault_rows(key, table):

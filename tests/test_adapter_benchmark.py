@@ -21,7 +21,7 @@ def test_runs_differ_in_rank_and_learning_rates_only(arm):
 
 
 def test_the_curve_counts_steps_of_the_solver():
-    phases = ['evaluation', 'proposer', 'generate', 'solver', 'solver', 'evaluation', 'selfplay']
+    phases = 'evaluation proposer generate solver solver evaluation selfplay'.split()
     records = [{'phase': phase, 'em/mean': 0.5} for phase in phases]
     assert adapters.curve(records) == [[0, 0.5], [2, 0.5]]
 

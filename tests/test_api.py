@@ -1,48 +1,44 @@
-"""The functions of `import zeroplay_jax as zp` give what a run gives: the same tokens, scores and losses."""
+"""The functions of `import zeroplay_jax as zp` give what a run gives, and refuse wrong arguments in one line."""
 
 import asyncio
 import dataclasses
+import pathlib
 import re
 import traceback
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from python_process import run_python
+from python_process import config_flags, run_python
+from refused_calls import check_table, refused
+from trajectories import make_trajectory
 
 import zeroplay_jax as zp
+from zeroplay_jax.configuration.fields import set_fields
 from zeroplay_jax.evaluation.play import evaluate
-from zeroplay_jax.objectives import policy_gradient
-from zeroplay_jax.objectives.losses import POLICY_LOSSES
+from zeroplay_jax.objectives import masking, policy_gradient
+from zeroplay_jax.objectives.losses import POLICY_LOSSES, PolicyLoss
 from zeroplay_jax.selfplay.schedule import all_steps
 from zeroplay_jax.tools.base import Tool, ToolResult, string_parameter
-from zeroplay_jax.training import build, loop
-from zeroplay_jax.types import Trajectory, UserError
+from zeroplay_jax.tools.calculator import CalculatorTool
+from zeroplay_jax.training import build
+from zeroplay_jax.types import Trajectory, Turn, UserError
 
 # The first of the loop's steps is an evaluation; any number will do as long as both sides use it.
 STEP = 5
-CHANGES = {
-    'world.train': (0, 1),
-    'world.evaluation': (0, 1),
-    'eval.questions': 2,
-    'eval.hops': (1, 2),
-    'inputs.world_questions': 6,
-    'schedule.hop_ratio': (1, 1),
-    'sampler.slots': 8,
-    'micro.rows': 2,
-    'seed': 3,
-    'solver.batch': 6,
-    'solver.samples': 3,
-    'solver.steps': 1,
-    'solver.minibatches': 1,
-    'solver.filter_groups': False,
-    'solver.kl_coef': 0.1,
-}
+CHANGES = """
+    world.train=(0,1) world.evaluation=(0,1) eval.questions=2 eval.hops=(1,2) inputs.world_questions=6
+    schedule.hop_ratio=(1,1) sampler.slots=8 micro.rows=2 seed=3 solver.batch=6 solver.samples=3 solver.steps=1
+    solver.minibatches=1 solver.filter_groups=False solver.kl_coef=0.1
+"""
 
 
 @pytest.fixture(scope='module')
 def settings():
-    return zp.config('dspo', 'mini', CHANGES)
+    settings = zp.config('dspo', 'mini')
+    set_fields(settings, config_flags(CHANGES))
+    return settings
 
 
 @pytest.fixture(scope='module')
@@ -127,7 +123,7 @@ def test_rollouts_and_loss_are_those_of_a_training_step(settings, policy, run):
     role = {name: settings.solver[name] for name in names}
     loss, stats = zp.policy_loss(policy, rollouts, scores, loss=settings.solver.loss, **role)
     assert metrics['gradient_norm'] > 0
-    assert {'loss', 'ratio', 'kl', 'entropy', 'informative_groups'} <= stats.keys()
+    assert set('loss ratio kl entropy informative_groups'.split()) <= stats.keys()
     for name, value in stats.items():
         np.testing.assert_allclose(float(value), metrics[name], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(float(loss), metrics['loss'], rtol=1e-5, atol=1e-6)
@@ -229,15 +225,130 @@ def test_the_shown_results_are_what_the_policy_read(policy, index):
     assert zp.show(Trajectory(**plain)).count('and Gumu') == 2_000 * rollout.valid_calls
 
 
-def test_a_config_has_the_fields_of_its_file_and_the_changes():
-    config = zp.config('drzero', 'mini', {'solver.batch': 4})
-    assert config.recipe == 'drzero' and config.solver.batch == 4 and config.solver.steps == 3
-    assert zp.config('zeroplay_jax.recipes.ssp').recipe.endswith('ssp')
+# ---- wrong arguments: one line with the function, the argument and the fix -----------------------------------
 
 
-def test_training_runs_the_loop(monkeypatch, tmp_path):
-    calls = []
-    monkeypatch.setattr(loop, 'run', lambda *arguments: calls.append(arguments) or {'steps': 0})
-    config = zp.config('dspo', 'mini')
-    assert zp.train(config, tmp_path) == {'steps': 0}
-    assert calls == [(config, tmp_path)]
+def rollout(sample=0):
+    return make_trajectory(Turn('<answer>Rome</answer>'), identity=(0, 0, sample))
+
+
+# These, and what begins with score_, are named by calls of the table.
+ROLLOUTS = [[rollout(0), rollout(1)], [rollout(2), rollout(3)]]
+
+
+CALLS = pathlib.Path(__file__).parent / 'golden' / 'api_refusals.txt'
+# What others sent, as the table of benchmarks/faults.py has it → the same call, and the words that refuse it.
+SAMPLE = "zp.sample_rollouts(policy, index, ['{}'], {})"
+REPORTED = {
+    "zp.config(…, {'solver.steps': True})": (
+        "zp.config('drzero', '', {'solver.steps': True})",
+        'config.solver.steps=True: must be a whole number',
+    ),
+    "zp.config(…, {'solver.learning_rate': None})": (
+        "zp.config('drzero', '', {'solver.learning_rate': None})",
+        'learning_rate=None: must be a number',
+    ),
+    'zp.load_policy with settings.solver.foo = 3': (
+        'zp.load_policy(settings=with_field())',
+        'config.solver.foo: no such field',
+    ),
+    'zp.sample_rollouts of a blank question': (SAMPLE.format(' ', ''), 'questions[0] is empty'),
+    "zp.sample_rollouts(…, seed='x')": (SAMPLE.format('Who?', "seed='x'"), "seed='x'"),
+    'zp.sample_rollouts(…, seed=-1)': (SAMPLE.format('Who?', 'seed=-1'), 'seed=-1'),
+    "index.search(['Batos'])": ("index.search(['Batos'])", 'search: the query is a list'),
+    "zp.policy_loss(…, [['1', '0'], …])": (
+        "zp.policy_loss(policy, ROLLOUTS, [['1', '0'], ['0', '1']])",
+        'policy_loss: rewards is not a table of numbers',
+    ),
+    'zp.train(settings, None)': (
+        "zp.train(zp.config('dspo', 'mini'), None)",
+        'train: workdir is a NoneType',
+    ),
+}
+
+
+def with_field():
+    settings = zp.config('drzero', 'mini')
+    settings.solver.foo = 3
+    return settings
+
+
+@pytest.mark.parametrize(
+    'sent', [pytest.param(name, marks=pytest.mark.fault('kin-faces', name)) for name in REPORTED]
+)
+def test_a_reported_call_is_refused(policy, index, sent, user_reads):
+    call, part = REPORTED[sent]
+    text = refused(eval, call, globals() | {'policy': policy, 'index': index})
+    # What and where, and after the semicolon how to correct it.
+    assert part in text and '; ' in text
+    user_reads(text)
+
+
+def test_every_wrong_call_has_the_answer_of_the_table(policy, index, tmp_path):
+    (tmp_path / 'file').touch()
+    (tmp_path / 'empty').mkdir()
+    names = {'policy': policy, 'index': index, 'folder': tmp_path}
+    names['CalculatorTool'] = CalculatorTool
+    check_table(CALLS, globals() | names, tmp_path)
+
+
+@pytest.mark.fault('kin-faces', "zp.config(…, {'solver': {'steps': 1}})")
+def test_a_dict_of_a_section_sets_the_fields_that_it_names(user_reads):
+    user_reads('right: the other fields of the section stay')
+    settings = zp.config('drzero', 'mini', {'solver': {'steps': 1}, 'eval': {'hops': [1, 2]}})
+    assert settings == zp.config('drzero', 'mini', {'solver.steps': 1, 'eval.hops': (1, 2)})
+
+
+@pytest.mark.fault('kin-faces', 'repr(policy)')
+def test_parts_are_shown_in_one_line(policy, index, user_reads):
+    user_reads(f'right: {policy!r}')
+    assert re.fullmatch(r"Policy\('.*': Qwen\w+, [\d,]+ parameters\)", repr(policy))
+    assert repr(index) == "Index(about='the miniature world')"
+
+
+@pytest.mark.fault('kin-faces', 'zp.score(rollouts, [[1912]])')
+def test_answers_that_are_numbers_are_read_as_in_files(user_reads):
+    user_reads('right: as the text 1912')
+    year = dataclasses.replace(rollout(), turns=(Turn('<answer>1912</answer>'),))
+    assert zp.score([[year]] * 4, [[1912], 1912.0, ('1912',), ['1913']]).ravel().tolist() == [
+        1,
+        1,
+        1,
+        0,
+    ]
+
+
+def score_of_five(prediction, accepted):
+    return 5.0
+
+
+def score_nan(prediction, accepted):
+    return float('nan')
+
+
+def score_of_text(prediction, accepted):
+    return 'right'
+
+
+REWARDS = [[0.0, 1.0], [1.0, 0.0]]
+
+
+def coupled(logp, old_logp, advantage, mask, segment, **options):
+    mask, logp = masking.masked('coupled', mask, logp)
+    return masking.spread(masking.segment_sum(logp, segment), segment), {}
+
+
+def centred(logp, old_logp, advantage, mask, segment, **options):
+    return -(advantage - jnp.mean(advantage)) * logp, {}
+
+
+COUPLED = PolicyLoss(coupled, elementwise=True)
+
+
+def test_settings_of_a_folder_are_those_of_its_tokenizer():
+    policy = zp.load_policy('zeroplay_jax/mini/english/clean')
+    assert (
+        policy.config.rollout.observation_tokens == zp.config('english').rollout.observation_tokens
+    )
+    # That of configs/english.py is -1.
+    assert policy.config.mesh.replica == 1

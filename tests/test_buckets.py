@@ -1,24 +1,22 @@
 """Runs and files in a bucket: what is refused in one line, what is copied, and a killed run on another machine."""
 
-import argparse
 import concurrent.futures
 import errno
 import functools
 import json
 import pathlib
 import shutil
-import subprocess
+import socket
 import sys
-import types
 
 import pytest
 from bucket_emulator import needs_emulator, run_emulator
 from host_processes import free_port
 from memory_bucket import MemoryBucket
+from python_process import run_python
 from refused_calls import refused
 from run_records import write_record
 
-from benchmarks import kills
 from zeroplay_jax import compare, report
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import fields, rules
@@ -27,6 +25,7 @@ from zeroplay_jax.configuration.places import fetch_addresses
 from zeroplay_jax.retrieval import downloads, objects
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import remote_workdir
+from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.remote_workdir import RemoteFile, RemoteWorkdir
 from zeroplay_jax.runtime.workdir import WorkdirError
@@ -86,18 +85,18 @@ def test_a_policy_of_a_run_brings_the_config_of_the_run(bucket):
         downloads.fetch(ADDRESS)
 
 
-@pytest.mark.parametrize(
-    ('address', 'line'),
-    [
-        ('gs://bucket/none', 'no such file or folder in the bucket'),
-        ('gs://bucket', 'names a bucket'),
-        ('gs://B/x', 'not an address in a bucket'),
-        ('gs://b/r', 'whose name has at least three characters'),
-        ('gs://bucket/../x', 'has an empty part'),
-    ],
-)
-def test_what_cannot_be_fetched_is_one_line(bucket, address, line):
-    assert line in refused(downloads.fetch, address, error=RetrievalError)
+NOT_FETCHED = {
+    'gs://bucket/none': 'no such file or folder in the bucket',
+    'gs://bucket': 'names a bucket',
+    'gs://B/x': 'not an address in a bucket',
+    'gs://b/r': 'whose name has at least three characters',
+    'gs://bucket/../x': 'has an empty part',
+}
+
+
+@pytest.mark.parametrize('address', NOT_FETCHED)
+def test_what_cannot_be_fetched_is_one_line(bucket, address):
+    assert NOT_FETCHED[address] in refused(downloads.fetch, address, error=RetrievalError)
 
 
 def test_fields_of_a_config_are_fetched_before_the_rules_about_files(bucket):
@@ -294,20 +293,16 @@ def test_reports_and_comparisons_read_a_bucket(bucket, config, tmp_path, capsys)
     assert report.main(['gs://bucket/none']) == 2
     assert compare.main([f'{ADDRESS}/run.json', f'{ADDRESS}/none']) == 2
     assert 'no such file or folder in the bucket' in capsys.readouterr().err
-    # A result has the form of any file of `evaluate --out`; messages name the address and not the copy.
-    assert compare.main([f'{ADDRESS}/run.json'] * 2) == 2
-    line = f'zeroplay_jax.compare: {ADDRESS}/run.json: not a result ('
-    assert capsys.readouterr().err.startswith(line)
 
 
-@pytest.mark.parametrize('folder', ['', '/policy', '/policy/solver'])
-def test_a_folder_in_a_bucket_is_no_result_and_is_not_downloaded(bucket, capsys, folder):
+def test_a_folder_in_a_bucket_is_no_result_and_is_not_downloaded(bucket, capsys):
     bucket.write('runs/a/run.json', b'{}')
     bucket.write('runs/a/policy/solver/config.json', b'{}')
     bucket.download = lambda name, path: pytest.fail(f'downloads {name}')
-    assert compare.main([f'{ADDRESS}{folder}', 'x.json']) == 2
-    line = f'zeroplay_jax.compare: {ADDRESS}{folder}: is a folder; name a file\n'
-    assert capsys.readouterr().err == line
+    for folder in (ADDRESS, f'{ADDRESS}/policy', f'{ADDRESS}/policy/solver'):
+        assert compare.main([folder, 'x.json']) == 2
+        line = f'zeroplay_jax.compare: {folder}: is a folder; name a file\n'
+        assert capsys.readouterr().err == line
 
 
 # ---- with the library of the service and an emulator -----------------------------------------------------
@@ -367,53 +362,74 @@ def test_the_library_does_what_the_interface_says(emulator, tmp_path, monkeypatc
         objects.open_bucket('bucket').read('a/x')
 
 
-def test_a_signal_after_the_end_of_a_run_does_not_count(tmp_path, monkeypatch):
-    # The run ends before the event, is compared, and begins anew.
-    statuses = [0, 0, -9, 0]
-
-    class FakeRun:
-        state = staticmethod(lambda: ([1], {}))
-        records = staticmethod(lambda name: [])
-        logged_steps = staticmethod(lambda: 4)
-        checkpoint = staticmethod(lambda: 4)
-
-        def __init__(self, recipe, workdir, processes, address='', flags=()):
-            self.recipe, self.workdir, self.address = recipe, tmp_path, address
-            self.processes, self.flags = processes, flags
-
-        log_path = kills.Run.log_path
-
-        def start(self):
-            status = statuses.pop(0)
-            calls = dict.fromkeys(('send_signal', 'kill'), lambda *signal: None)
-            calls |= dict(poll=lambda: status, wait=lambda timeout: status)
-            return [types.SimpleNamespace(**calls)]
-
-    (tmp_path / 'summary.json').write_text('{}')
-    monkeypatch.setattr(kills, 'Run', FakeRun)
-    monkeypatch.setattr(kills, 'BucketRun', FakeRun)
-    monkeypatch.setattr(kills.shutil, 'rmtree', lambda *arguments, **options: None)
-    monkeypatch.setattr(kills, 'local_run', lambda *arguments: tmp_path)
-    arguments = argparse.Namespace(seed=0, bucket='gs://bucket/x', kills=1, sigterms=0, delay=0)
-    arguments.processes, arguments.rank, arguments.flips = 1, 0, 0
-    result = kills.Campaign('ssp', tmp_path, arguments).run()
-    counts = {'recipe': 'ssp', 'processes': 1, 'kill': 1, 'compared': 2, 'most_lost': 0}
-    assert result == counts | {'arrays': 1, 'problems': []} and not statuses
-    run = FakeRun('ssp', tmp_path, 1)
-    run.records = lambda name: [object()]
-    assert 'alarms.jsonl' in kills.differences(run, run)
-
-
 @needs_emulator
 @pytest.mark.long
 @pytest.mark.parametrize('processes', [1, 2])
 def test_killed_runs_are_resumed_by_other_machines_bit_for_bit(emulator, tmp_path, processes):
     """kill -9 and, with one process, SIGTERM, each followed by a start without the local folders."""
-    command = [sys.executable, '-m', 'benchmarks.kills', '--bucket', 'gs://bucket/kills']
-    command += ['--recipes', 'ssp']
-    command += ['--kills', '1', '--sigterms', str(2 - processes), '--processes', str(processes)]
-    command += ['--folder', str(tmp_path / 'kills')]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    flags = f'--bucket gs://bucket/kills --recipes ssp --kills 1 --folder {tmp_path}/kills'
+    flags += f' --sigterms {2 - processes} --processes {processes}'
+    done = run_python('-m', 'benchmarks.kills', *flags.split(), timeout=None)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     result = json.loads(done.stdout.strip().splitlines()[-1])
     assert result['problems'] == [] and result['arrays'] > 10 and result['kill'] == 1
+
+
+# ---- the local folder of a run: who has it, and what is said if it cannot be used --------------------------
+
+
+@pytest.fixture
+def spooled(bucket, config, tmp_path, monkeypatch):
+    """The config of a run in the bucket with a local folder of its own."""
+    monkeypatch.setattr(bucket_run, '_LOCK_SECONDS', 0.01)
+    config.bucket.spool = str(tmp_path / 'spool')
+    return config
+
+
+def begin_spooled(config):
+    return begin(config).workdir
+
+
+def test_a_folder_that_stays_in_use_is_one_line_with_run_folder_and_machine(
+    spooled, monkeypatch, capsys
+):
+    folder = begin_spooled(spooled).parent
+    spooled.distributed.heartbeat = 1
+    monkeypatch.setattr(bucket_run, '_STOP_SECONDS', -0.9)
+    place = f'local folder {folder} on {socket.gethostname()}'
+    with run_workdir.locked(folder):
+        with pytest.raises(WorkdirError, match=f'^{ADDRESS}: another process has the {place}; end'):
+            begin_spooled(spooled)
+    assert capsys.readouterr().err == f'waits up to 0 s for the process that has the {place}\n'
+
+
+def test_a_run_waits_for_a_process_of_an_earlier_start_that_ends(spooled, capsys):
+    folder = begin_spooled(spooled).parent
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        with run_workdir.locked(folder):
+            run = thread.submit(begin_spooled, spooled)
+            with pytest.raises(concurrent.futures.TimeoutError):
+                run.result(0.3)
+        assert run.result(20).parent == folder
+    assert capsys.readouterr().err.startswith('waits up to 110 s for the process that has the')
+
+
+def test_a_folder_that_cannot_be_created_is_one_line(spooled, tmp_path):
+    spooled.bucket.spool = str(tmp_path / 'file')
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(UserError, match='cannot be written .* set config.bucket.spool to another'):
+        begin_spooled(spooled)
+
+
+def test_a_file_system_without_locks_is_named_and_nothing_is_left(spooled, tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.ENOLCK, 'No locks available')
+
+    monkeypatch.setattr(run_workdir.fcntl, 'flock', refuse)
+    with pytest.raises(UserError, match='cannot be written .*No locks available.*bucket.spool'):
+        begin_spooled(spooled)
+    workdir = tmp_path / 'runs' / 'a'
+    line = f'^workdir {workdir} cannot be locked .No locks available.; choose one on another'
+    with pytest.raises(WorkdirError, match=line), run_workdir.claim(workdir, {}):
+        pass
+    assert not any(tmp_path.iterdir())

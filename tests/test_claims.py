@@ -1,16 +1,16 @@
 """The papers' claims in miniature: what is registered, equal arms, looks, runs and the committed table."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
-from python_process import ROOT, finish, start, start_python
+from python_process import ROOT, config_flags
+from refused_calls import check_table
 
 from benchmarks import claims, claims_runs
 from benchmarks import claims_statistics as statistics
 from zeroplay_jax.configs import ablations
-from zeroplay_jax.configuration import rules
+from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.training import loop
 
 (THE_FILTER,) = [claim for claim in claims.CLAIMS if claim.text == 'the filter helps']
@@ -43,44 +43,19 @@ def test_arms_differ_in_what_the_claim_names_and_in_nothing_else(claim):
     assert set(different) == set(claim.differs), different
 
 
-def test_the_registration_is_printed_with_the_differences(capsys):
-    claims.main(['--list', '--only', 'dspo'])
-    printed = capsys.readouterr().out
-    assert 'by worst_drop of exact_match: section 4.3' in printed
-    assert 'solver.filter_groups: True against False' in printed and 'ssp' not in printed
-
-
-def test_a_table_of_no_stored_runs_is_an_error(tmp_path, capsys):
-    with pytest.raises(SystemExit) as error:
-        claims.main(['--minutes', '0', '--looks', '1', '--out', str(tmp_path)])
-    printed = capsys.readouterr().out
-    assert error.value.code == 1 and f'too few runs in {tmp_path / "runs"}' in printed
-    assert printed.endswith('{"claims": []}\n') and not (tmp_path / 'claims.json').exists()
-
-
-def test_a_reader_of_the_registration_may_stop_early():
-    command = f'{sys.executable} -m benchmarks.claims --list | head -n 1'
-    out, err = finish(start(['bash', '-c', command]))
-    assert out.startswith('look 1') and 'Error' not in err
-
-
 # ---- looks ----
 
 
-def test_looks_are_combined_so_that_interval_and_verdict_agree():
-    row = dict(p=0.9, interval=[-0.1, 0.08])
-    # The first look decides, although the mean of the second is below 0.
-    claims._combine_looks(row, [0.01, 0.9], [[0.02, 0.3], [-0.1, 0.08]], plays=1)
-    share = claims_runs.LOOKS[0].share
-    assert row['interval'] == [0.02, 0.08] and row['p'] == 0.01 / share < 0.05
-    assert row['verdict'] == 'holds' and not row['negligible']
-    # Played three times, it would have had to be clearer.
-    claims._combine_looks(row, [0.01], [[-0.01, 0.33]], plays=3)
-    assert row['p'] == pytest.approx(0.03 / share) and row['verdict'] == 'undecided'
-    claims._combine_looks(row, [0.3, 0.4], [[-0.06, 0.04], [-0.04, 0.06]], plays=1)
-    assert row['negligible'] and row['verdict'] == 'undecided'
-    claims._combine_looks(row, [0.01, 0.01], [[0.02, 0.3], [-0.1, -0.01]], plays=1)
-    assert (row['p'], row['interval'], row['verdict']) == (1, [-0.1, 0.3], 'undecided')
+def test_looks_are_combined_so_that_interval_and_verdict_agree(tmp_path):
+    def combined(p_values, intervals, plays=1):
+        """(p times the share of the first look, interval, verdict, whether the difference is negligible)."""
+        row = dict(p=p_values[-1], interval=intervals[-1])
+        claims._combine_looks(row, p_values, intervals, plays)
+        p = row['p'] * claims_runs.LOOKS[0].share
+        return f'{p:.3f}', row['interval'], row['verdict'], bool(row['negligible'])
+
+    path = ROOT / 'tests' / 'golden' / 'claim_looks.txt'
+    check_table(path, {'combined': combined}, tmp_path)
 
 
 @pytest.mark.parametrize(('difference', 'last_look'), [(0.08, -1), (0.0, 0)])
@@ -144,45 +119,8 @@ def test_an_interrupted_look_does_not_count():
     (row,) = claims.play([THE_FILTER], FakeRunner(budget=16), claims_runs.LOOKS)
     assert row['seeds'] == 8 and row['codes'] == ['c'] and row['rollouts'] == [400, 400]
     assert set(row['beside']) == {'final', 'area_of_rollouts'}
-
-
-def test_claims_of_other_systems_are_corrected_for_and_stay_in_the_table():
-    # The claims of Dr. Zero have all their runs of the first look, one of SSP's lacks one.
-    runs_of = lambda system: claims.runs_of([c for c in claims.CLAIMS if c.system == system], 8)
-    *some, (missing_arm, _) = runs_of('ssp')
-    runner = FakeRunner(stored=runs_of('drzero') + some)
-    table = claims.play([THE_FILTER], runner, claims_runs.LOOKS, stored_claims=claims.CLAIMS)
-    assert {arm for runs in runner.runs for arm, _ in runs} == {'dspo', 'dspo no filter'}
-    registered = [(c.system, c.text) for c in claims.CLAIMS]
-    rows = [(row['system'], row['claim']) for row in table]
-    assert rows == sorted(rows, key=registered.index)
-    assert {('drzero', c.text) for c in claims.CLAIMS if c.system == 'drzero'} <= set(rows)
-    (incomplete,) = [c for c in claims.CLAIMS if c.worse == missing_arm]
-    assert ('ssp', incomplete.text) not in rows
-    without_results = [1.0] * (len(claims.CLAIMS) - len(table))
-    corrected = statistics.holm([row['p'] for row in table] + without_results)
-    assert [row['p_holm'] for row in table] == pytest.approx(corrected[: len(table)], rel=0.01)
-    (alone,) = claims.play([THE_FILTER], FakeRunner(), claims_runs.LOOKS)
-    (row,) = [row for row in table if row['claim'] == THE_FILTER.text]
-    # The verdict of a claim does not depend on which others were executed first.
-    assert row['p'] == alone['p'] < row['p_holm']
-    assert alone['p_holm'] == pytest.approx(len(claims.CLAIMS) * row['p'], rel=0.01)
-
-
-def test_the_forest_plot_shows_every_claim(tmp_path):
-    rows = []
-    for number, verdict in enumerate(claims.COLOURS):
-        interval = [-0.1, 0.2] if number else [-0.9, 0.2]
-        row = dict(system='ssp', claim=f'claim {number} $', verdict_holm=verdict, difference=0.1)
-        row |= dict(selected=number == 1, afterwards=number == 2, added=number == 2)
-        rows.append(row | dict(interval=interval))
-    claims.write_forest_plot(rows, tmp_path / 'a.svg')
-    svg = (tmp_path / 'a.svg').read_text()
-    for number, mark in enumerate(['', ' §', ' † ‡']):
-        assert f'ssp: claim {number} ${mark}<' in svg
-    assert all(colour in svg for colour in claims.COLOURS.values())
-    claims.write_forest_plot(rows, tmp_path / 'b.svg')
-    assert (tmp_path / 'b.svg').read_text() == svg
+    # Claims of other systems are corrected for.
+    assert row['p_holm'] == pytest.approx(len(claims.CLAIMS) * row['p'], rel=0.01)
 
 
 # ---- runs and the committed table ----
@@ -197,40 +135,10 @@ def test_results_from_a_checkpoint_that_was_trained_again_are_not_reused(
     assert claims_runs.stored_path(arm, 0, tmp_path) != before
 
 
-@pytest.mark.long
-def test_the_hash_of_the_code_covers_every_package_and_checkpoint():
-    names = {str(path.relative_to(claims_runs.PACKAGE)) for path in claims_runs._package_files()}
-    assert {'configs/ssp.py', 'retrieval/bm25.py', 'mini/open/base/model.safetensors'} <= names
-    assert 'selfplay/judge.py' in names
-    assert not any('__pycache__' in name for name in names)
-
-
-PARENT = """
-import concurrent.futures, multiprocessing, os, signal, time
-from benchmarks import claims_runs
-
-def start():
-    claims_runs.threading.Thread(target=claims_runs._end_with_parent, daemon=True).start()
-    # As the training loop does.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-if __name__ == '__main__':
-    context = multiprocessing.get_context('spawn')
-    pool = concurrent.futures.ProcessPoolExecutor(1, context, start)
-    print(pool.submit(os.getpid).result(), flush=True)
-    time.sleep(600)
+SHRUNK = """
+    world.train=(0,1) world.evaluation=(0,1) schedule.iterations=1 solver.steps=1 solver.batch=2 solver.samples=2
+    solver.minibatches=1 proposer.steps=1 proposer.batch=16 pool.batch=4 pool.batches=1 eval.questions=2
 """
-
-
-def test_processes_of_the_pool_end_with_their_parent(tmp_path):
-    script = tmp_path / 'parent.py'
-    script.write_text(PARENT)
-    with start_python(script, PYTHONPATH=str(ROOT)) as parent:
-        assert int(parent.stdout.readline()) != parent.pid
-        parent.kill()
-        # The worker has written to the same pipe, which ends when no process has it open.
-        output, _ = parent.communicate(timeout=60)
-    assert output == ''
 
 
 def test_an_arm_runs_once_and_is_stored(monkeypatch, tmp_path):
@@ -238,12 +146,7 @@ def test_an_arm_runs_once_and_is_stored(monkeypatch, tmp_path):
 
     def shrunk(arm, seed):
         config = whole(arm, seed)
-        config.world.update(train=(0, 1), evaluation=(0, 1))
-        config.schedule.iterations = 1
-        config.solver.update(steps=1, batch=2, samples=2, minibatches=1)
-        config.proposer.update(steps=1, batch=16)
-        config.pool.update(batch=4, batches=1)
-        config.eval.update(questions=2)
+        fields.set_fields(config, config_flags(SHRUNK))
         return config
 
     monkeypatch.setattr(claims_runs, 'config_of', shrunk)

@@ -231,15 +231,3 @@ with progress.bar(1, 'steps') as bar:
     waiting = [frame for frame in frames if '0/1' in frame and 'compiling' in frame]
     assert len(waiting) > 1 and len(set(waiting)) > 1, 'its clock goes on'
     assert any('1/1' in frame and 'compiling' not in frame for frame in frames)
-
-
-def test_work_without_a_measure_counts_its_seconds_even_where_libraries_are_silenced():
-    code = """import time
-from zeroplay_jax.retrieval import progress
-from zeroplay_jax.retrieval import command
-with progress.clock('index'), command.quiet():
-    time.sleep(1.5)
-"""
-    shown = on_a_terminal(code)
-    assert 'index: 00:00' in shown and 'index: 00:01' in shown
-    assert finish(start_python('-c', code)) == ('', '')

@@ -3,18 +3,15 @@
 import ast
 import functools
 import importlib.util
-import os
-import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
+from python_process import ROOT, run_python
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.configuration import fields
 
-ROOT = pathlib.Path(__file__).parents[1]
 PAGES = sorted(ROOT.glob('*.md')) + sorted(ROOT.glob('[a-z]*/*.md'))
 PAGES += sorted((ROOT / 'benchmarks' / 'peers').glob('*.md'))
 
@@ -63,21 +60,9 @@ def test_links_and_anchors_resolve(page):
     assert not faulty_links(page)
 
 
-def test_a_faulty_link_is_found(tmp_path):
-    page = tmp_path / 'page.md'
-    page.write_text(
-        '# A heading, with `code`\n[good](#a-heading-with-code) [good](page.md) `[code](missing.md)`\n'
-        '[bad](missing.md) [bad](page.md#missing)\n'
-    )
-    assert faulty_links(page) == ['missing.md', 'page.md#missing']
-
-
-def build(folder, *options):
-    environment = os.environ | {'NO_MKDOCS_2_WARNING': '1'}
-    command = [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--site-dir', str(folder)]
-    return subprocess.run(
-        [*command, *options], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
-    )
+def build(folder):
+    words = ('-m', 'mkdocs', 'build', '--strict', '--site-dir', folder)
+    return run_python(*words, timeout=120, NO_MKDOCS_2_WARNING='1')
 
 
 @pytest.fixture(scope='module')
@@ -228,8 +213,3 @@ def test_every_guarantee_names_tests_that_exist():
     assert len(rows) > 30
     for row in rows:
         assert '::' in row and not missing_tests(row), row
-
-
-def test_a_missing_test_is_found():
-    row = '| x | `test_docs.py::test_a_missing_test_is_found`, `test_docs.py::test_y`, `z.py::test_y` |'
-    assert missing_tests(row) == ['test_docs.py::test_y', 'z.py::test_y']

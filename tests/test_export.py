@@ -155,11 +155,3 @@ def test_an_input_that_fails_while_it_is_copied_does_not_blame_the_output(
     monkeypatch.setattr(pathlib.Path, 'read_bytes', fail)
     assert f'tokenizer_config.json: Input/output error; {FIX}' in refusal()
     assert not list(tmp_path.glob('out/*'))
-
-
-def test_a_run_around_the_output_folder_that_cannot_be_read_is_named(run, refusal, monkeypatch):
-    workdir, _ = run
-    error = PermissionError(errno.EACCES, 'Permission denied', str(workdir))
-    monkeypatch.setattr(run_folder, 'check_start', raising(error))
-    line = f'zeroplay_jax.export: {workdir}: Permission denied; {FIX}'
-    assert refusal(workdir / 'exported').startswith(line)

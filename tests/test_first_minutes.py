@@ -1,30 +1,15 @@
 """What a newcomer meets in the first minutes: commands that say what there is, and libraries that keep quiet."""
 
-import os
-import pathlib
-import subprocess
-import sys
-
 import pytest
+from python_process import ROOT, run_python
 
 from zeroplay_jax import __main__ as commands
 from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 
-ROOT = pathlib.Path(__file__).parents[1]
-
 
 def run(module, *words, folder=ROOT):
-    environment = os.environ | {'PYTHONPATH': str(ROOT)}
     # JAX looks for accelerators, as it does for anybody.
-    environment.pop('JAX_PLATFORMS', None)
-    return subprocess.run(
-        [sys.executable, '-m', module, *words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run_python('-m', module, *words, cwd=folder, PYTHONPATH=str(ROOT), JAX_PLATFORMS='')
 
 
 @pytest.mark.fault('user-12', 'python -m zeroplay_jax')

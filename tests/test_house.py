@@ -5,77 +5,17 @@ import functools
 import graphlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import tomllib
 
 import launch_cases
 import pytest
 from python_process import PIPES, ROOT
 
+RULES = tomllib.loads((ROOT / 'tests' / 'house.toml').read_text(encoding='utf-8'))
 CODE = ('zeroplay_jax', 'retrieval', 'configs', 'benchmarks', 'tools')
-
-# Imports run downward: a room sees its own floor and the ones below it.
-FLOORS = (
-    {'types', 'runtime', 'policy', 'objectives', 'retrieval', 'settings'},
-    {'tools'},
-    {'rollout', 'learner', 'mini'},
-    {'data'},
-    {'selfplay'},
-    {'recipes'},
-    {'evaluation', 'configuration'},
-    {'training', 'configs'},
-    {'api_arguments'},
-    {'api'},
-    {'__main__', 'main', 'evaluate', 'compare', 'ask', 'report', 'inputs', 'quickstart', 'export'},
-)
-# Heavy or changeable libraries stay behind one door each: where they may be imported.
-DOORS = {
-    'google': ('retrieval/objects.py',),
-    'flax': ('zeroplay_jax/policy/', 'benchmarks/peers/'),
-    'clu': ('zeroplay_jax/runtime/log.py',),
-    'jsonschema': ('zeroplay_jax/tools/argument_schema.py',),
-    'matplotlib': ('zeroplay_jax/evaluation/report_builder.py', 'benchmarks/claims.py'),
-    'mcp': ('zeroplay_jax/tools/mcp',),
-    'mlflow': ('zeroplay_jax/runtime/log.py',),
-    'pyarrow': ('retrieval/rows.py',),
-    'pydantic': (
-        'zeroplay_jax/settings/',
-        'zeroplay_jax/configuration/',
-        'zeroplay_jax/tools/argument_schema.py',
-    ),
-    'rich': ('zeroplay_jax/training/screen.py',),
-    'scann': ('retrieval/', 'benchmarks/'),
-    'tensorflow': ('retrieval/', 'benchmarks/', 'zeroplay_jax/configuration/command_line.py'),
-    'tensorflow_text': ('retrieval/',),
-    'torch': ('benchmarks/',),
-    'wandb': ('zeroplay_jax/runtime/log.py',),
-}
-# Loaded before a mistake in a command is reported, within a second: neither they nor what they import load these.
-SLOW_LIBRARIES = {'flax', 'jax', 'optax', 'orbax', 'scann', 'tensorflow', 'transformers'}
-QUICK = {
-    '': ('main', 'evaluate', 'export', 'inputs', 'quickstart', 'report', 'types'),
-    'configuration': ('check', 'command_line', 'fields', 'places', 'rules'),
-    'data': ('builders', 'chains', 'cloze', 'cloze_files', 'files'),
-    'objectives': ('advantages', 'answers', 'format_scores', 'registry', 'rewards'),
-    'recipes': ('datasets', 'drzero', 'dspo', 'piplay', 'proposing', 'scope', 'solving', 'ssp'),
-    'rollout': ('foreign_text', 'pages', 'prompts'),
-    'runtime': ('disk', 'record', 'remote_workdir', 'signals', 'workdir'),
-    'selfplay': ('answers', 'library', 'recipe', 'schedule'),
-    'settings': ('kinds', 'renamed', 'rollouts', 'schema'),
-    'tools': ('argument_schema', 'base', 'calculator', 'mcp', 'registry', 'search'),
-}
-# The engine knows no recipe. Names of roles belong to recipes, their configs and the worlds they were
-# trained in; elsewhere a name is one of these, for the reason given.
-NAMES_OF_ROLES = ('proposer', 'solver')
-HOMES_OF_ROLES = ('zeroplay_jax/recipes/', 'zeroplay_jax/mini/', 'tools/', 'configs/')
-ALLOWED_NAMES = {
-    'zeroplay_jax/api.py': 'the role and prompt that notebooks sample',
-    'zeroplay_jax/selfplay/recipe.py': 'the default of Recipe.evaluated_role',
-    'zeroplay_jax/rollout/prompts.py': 'a shared prompt is called solver',
-    'zeroplay_jax/selfplay/answers.py': 'asks for that prompt',
-    'zeroplay_jax/evaluation/play.py': 'the default of an argument; runs pass evaluated_role',
-    'zeroplay_jax/evaluation/question_sets.py': 'the default of an argument; runs pass evaluated_role',
-}
 
 
 def python_files(*folders):
@@ -126,8 +66,8 @@ def module(path):
 
 def upward(path):
     """Imports of a file that run upward, as 'file -> module'."""
-    floor = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
-    here = floor.get(room(module(path)), len(FLOORS))
+    floor = {room: level for level, rooms in enumerate(RULES['floors']) for room in rooms}
+    here = floor.get(room(module(path)), len(RULES['floors']))
     return [f'{name(path)} -> {m}' for m in imports(path) if room(m) and floor[room(m)] > here]
 
 
@@ -138,16 +78,8 @@ def test_imports_run_downward():
     assert not [fault for path in OURS for fault in upward(path)]
 
 
-def test_an_import_upward_is_seen(tmp_path, monkeypatch):
-    monkeypatch.setitem(globals(), 'ROOT', tmp_path)
-    path = tmp_path / 'zeroplay_jax' / 'objectives' / 'advantages.py'
-    path.parent.mkdir(parents=True)
-    path.write_text('from ..learner import learner\n')
-    assert upward(path)[0] == 'zeroplay_jax/objectives/advantages.py -> zeroplay_jax.learner'
-
-
 def test_every_room_has_a_floor():
-    assert {room(module(path)) for path in OURS} - {None} <= set().union(*FLOORS)
+    assert {room(module(path)) for path in OURS} - {None} <= set().union(*RULES['floors'])
 
 
 def test_no_imports_in_a_circle():
@@ -180,12 +112,12 @@ def libraries_of(module_name, files):
     return libraries
 
 
-@pytest.mark.parametrize('folder', QUICK)
+@pytest.mark.parametrize('folder', RULES['quick'])
 def test_what_is_loaded_before_a_mistake_is_reported_loads_no_slow_library(folder):
     files = {module(path): path for path in OURS}
-    for name_of_file in QUICK[folder]:
+    for name_of_file in RULES['quick'][folder]:
         module_name = '.'.join(filter(None, ['zeroplay_jax', folder, name_of_file]))
-        assert not libraries_of(module_name, files) & SLOW_LIBRARIES, module_name
+        assert not libraries_of(module_name, files) & {*RULES['slow_libraries']}, module_name
 
 
 def test_the_entry_of_a_module_stands_last():
@@ -205,14 +137,14 @@ def test_objectives_know_arrays_only():
     for path in python_files('zeroplay_jax/objectives'):
         roots = {m.split('.')[0] for m in imports(path)}
         assert not {m for m in imports(path) if room(m) not in (None, 'objectives')}
-        assert not roots & {'flax', 'optax', 'orbax', 'transformers', 'ml_collections'}
+        assert not roots & set('flax optax orbax transformers ml_collections'.split())
         assert path.name != 'rewards.py' or 'jax' not in roots
 
 
 def test_a_library_is_imported_behind_its_door_only():
     for path in python_files(*CODE):
-        for library in {m.split('.')[0] for m in imports(path)} & DOORS.keys():
-            assert name(path).startswith(DOORS[library]), (name(path), library)
+        for library in {m.split('.')[0] for m in imports(path)} & RULES['doors'].keys():
+            assert name(path).startswith(tuple(RULES['doors'][library])), (name(path), library)
 
 
 def recipe_comparisons(path):
@@ -230,7 +162,7 @@ def recipe_comparisons(path):
 def role_names(path):
     """Lines with a text that is the name of a role."""
     for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Constant) and node.value in NAMES_OF_ROLES:
+        if isinstance(node, ast.Constant) and node.value in RULES['names_of_roles']:
             yield f'{name(path)}:{node.lineno}'
 
 
@@ -240,16 +172,10 @@ def test_nothing_but_a_recipe_knows_which_recipe_runs():
 
 def test_only_recipes_name_their_roles():
     named = {name(path) for path in OURS if any(role_names(path))}
-    elsewhere = {path for path in named if not path.startswith(HOMES_OF_ROLES)}
-    assert elsewhere == ALLOWED_NAMES.keys(), 'one that is new, or an exception that nothing needs'
-
-
-def test_a_comparison_with_a_recipe_is_seen(tmp_path, monkeypatch):
-    monkeypatch.setitem(globals(), 'ROOT', tmp_path)
-    path = tmp_path / 'engine.py'
-    path.write_text("if config.recipe == 'ssp' and 'x' in (recipe,):\n    role = 'solver'\n")
-    assert list(recipe_comparisons(path)) == ['engine.py:1']
-    assert list(role_names(path)) == ['engine.py:2']
+    elsewhere = {path for path in named if not path.startswith(tuple(RULES['homes_of_roles']))}
+    assert elsewhere == RULES['allowed_names'].keys(), (
+        'one that is new, or an exception that nothing needs'
+    )
 
 
 def test_files_and_functions_are_short():
@@ -286,18 +212,9 @@ def test_nothing_is_left_unfinished():
 # Scripts and commands
 
 
-SCRIPTS = [ROOT / '.ci' / 'run', *sorted((ROOT / 'launch').glob('*.sh'))]
-
-
-def test_shell_scripts_are_sound():
-    if not shutil.which('shellcheck'):
-        pytest.skip('shellcheck is not installed')
-    result = subprocess.run(['shellcheck', *SCRIPTS], **PIPES)
-    assert result.returncode == 0, result.stdout
-
-
 def test_scripts_can_be_executed():
-    assert not [name(path) for path in SCRIPTS if not os.access(path, os.X_OK)]
+    scripts = [ROOT / '.ci' / 'run', *(ROOT / 'launch').glob('*.sh')]
+    assert not [name(path) for path in scripts if not os.access(path, os.X_OK)]
 
 
 @pytest.fixture
@@ -334,26 +251,22 @@ def refused(clone, *command):
     return said(result)
 
 
-@pytest.mark.parametrize('version', ['3.10.14', '3.14.0'])
-def test_make_refuses_another_python_in_one_line(clone, version):
-    python = fake(clone, 'python-other', f'echo {version} somewhere venv')
-    line = refused(clone, 'quickstart', f'PYTHON={python}')
-    assert 'needs Python 3.11, 3.12 or 3.13' in line and f'is {version}' in line
-
-
-def test_make_refuses_a_python_without_venv(clone):
-    python = fake(clone, 'python-bare', 'echo 3.12.4 somewhere bare')
-    line = refused(clone, 'check', f'PYTHON={python}')
-    assert 'apt-get install python3.12-venv' in line
-
-
 @pytest.mark.parametrize(
-    ('option', 'answer', 'hint'),
-    [('-s', 'Darwin', 'Linux'), ('-r', '4.4.0-19041-Microsoft', 'WSL2')],
+    ('program', 'says', 'line'),
+    [
+        ('python-other', '3.10.14 somewhere venv', 'is 3.10.14'),
+        ('python-other', '3.14.0 somewhere venv', 'needs Python 3.11, 3.12 or 3.13'),
+        ('python-other', '3.12.4 somewhere bare', 'apt-get install python3.12-venv'),
+        ('uname', 'Darwin', 'Linux'),
+        ('uname', '4.4.0-19041-Microsoft', 'WSL2'),
+    ],
 )
-def test_make_refuses_another_system_in_one_line(clone, option, answer, hint):
-    fake(clone, 'uname', f'if [ "$1" = {option} ]; then echo {answer}; else echo Linux; fi')
-    assert hint in refused(clone, 'quickstart')
+def test_make_refuses_another_python_or_system_in_one_line(clone, program, says, line):
+    # The system is asked for its name with -s, and for its release with -r.
+    script = f'[ "$1" = -{"s" if says == "Darwin" else "r"} ] && echo {says} || echo Linux'
+    fake(clone, program, script if program == 'uname' else f'echo {says}')
+    python = [] if program == 'uname' else [f'PYTHON={clone}/bin/{program}']
+    assert line in refused(clone, 'quickstart', *python)
 
 
 def test_make_finds_a_python_by_itself_past_a_broken_name(clone):
@@ -376,32 +289,30 @@ def fake_environment(clone):
     return clone
 
 
-def arguments(clone, *variables):
-    """What the fake Python was called with by `make quickstart`."""
-    result = call(clone, 'make', 'quickstart', *variables)
+MAIN = '-m zeroplay_jax.main --config=configs/quickstart.py'
+CORPUS = '-m zeroplay_jax.quickstart --corpus'
+
+
+@pytest.mark.parametrize(
+    ('variables', 'words'),
+    [
+        ('', f'{MAIN} --workdir=runs/quickstart --config.seed=0'),
+        ("'WORKDIR=some where' SEED=7", f"{MAIN} '--workdir=some where' --config.seed=7"),
+        # Without a workdir the command chooses one.
+        ('CORPUS=texts', f'{CORPUS} texts --encoder lexical --seed 0'),
+        (
+            """ "CORPUS=my 'own' \\"texts\\" (a, b) & c" 'WORKDIR=runs/a b' 'EVAL=the questions.jsonl' ENCODER=bm25
+            SEED=7 "ARGS=--config.schedule.hop_ratio='(1,)' --config.solver.steps=1" """,
+            f"""{CORPUS} "my 'own' \\"texts\\" (a, b) & c" --workdir 'runs/a b' --eval 'the questions.jsonl'
+            --encoder bm25 --seed 7 '--config.schedule.hop_ratio=(1,)' --config.solver.steps=1""",
+        ),
+    ],
+)
+def test_quickstart_passes_its_variables_on_whatever_is_in_them(fake_environment, variables, words):
+    result = call(fake_environment, 'make', 'quickstart', *shlex.split(variables))
     assert result.returncode == 0, result.stderr
-    return [line[1:-1] for line in result.stdout.splitlines() if line.startswith('[')]
-
-
-def test_quickstart_passes_workdir_and_seed_on(fake_environment):
-    words = arguments(fake_environment, 'WORKDIR=some where', 'SEED=7')
-    assert words[:3] == ['-m', 'zeroplay_jax.main', '--config=configs/quickstart.py']
-    assert words[3:] == ['--workdir=some where', '--config.seed=7']
-    assert '--workdir=runs/quickstart' in arguments(fake_environment)
-
-
-def test_quickstart_passes_a_corpus_on_whatever_is_in_its_path(fake_environment):
-    corpus = """my 'own' "texts" (a, b) & c"""
-    chosen = ['WORKDIR=runs/a b', 'EVAL=the questions.jsonl', 'ENCODER=bm25', 'SEED=7']
-    flags = "ARGS=--config.schedule.hop_ratio='(1,)' --config.solver.steps=1"
-    words = arguments(fake_environment, f'CORPUS={corpus}', *chosen, flags)
-    assert words[:4] == ['-m', 'zeroplay_jax.quickstart', '--corpus', corpus]
-    assert words[4:8] == ['--workdir', 'runs/a b', '--eval', 'the questions.jsonl']
-    more = '--encoder bm25 --seed 7 --config.schedule.hop_ratio=(1,) --config.solver.steps=1'
-    assert words[8:] == more.split()
-    # Without a workdir the command chooses one.
-    few = '-m zeroplay_jax.quickstart --corpus texts --encoder lexical --seed 0'
-    assert arguments(fake_environment, 'CORPUS=texts') == few.split()
+    called_with = [line[1:-1] for line in result.stdout.splitlines() if line.startswith('[')]
+    assert called_with == shlex.split(words)
 
 
 def test_continuous_integration_runs_lint_and_the_tests(clone):

@@ -29,15 +29,12 @@ def test_lines_after_the_checkpoint_are_cut_off(tmp_path):
 def test_damage_to_a_log_does_not_end_a_resumed_run(tmp_path):
     path = tmp_path / 'trajectories.jsonl'
     damaged = b'{"step": 1, "text": "\xff"}\n{"step": 1e999}\n' + b'[' * 100_000 + b'\n'
-    path.write_bytes(b'{"step": 0}\n' + damaged + b'{"step": 2}\n')
+    path.write_bytes(b'{"step": 0}\n' + damaged + b'{"no": "step"}\n{"step": 2}\n')
     JsonLines(path, keep_below=2).close()
     assert steps(path) == [0, 1]
-
-
-def test_a_new_run_begins_with_an_empty_log(tmp_path):
-    (tmp_path / 'metrics.jsonl').write_text('{"step": 0}\nnot json\n{"no": "step"}\n')
-    JsonLines(tmp_path / 'metrics.jsonl', keep_below=0).close()
-    assert (tmp_path / 'metrics.jsonl').read_text() == ''
+    # A new run begins with an empty log.
+    JsonLines(path, keep_below=0).close()
+    assert path.read_text() == ''
 
 
 def test_numbers_reach_the_lines_and_the_board(tmp_path):
@@ -105,37 +102,21 @@ def test_the_board_has_every_step_once_after_a_kill(tmp_path):
     assert board_steps(tmp_path) == [0, 1]
 
 
-def test_alarms_are_lines_with_their_step(tmp_path):
-    metrics = MetricsWriter(tmp_path, 0)
-    metrics.write('alarms', [{'step': 3, 'name': 'entropy', 'level': 'warn', 'text': 'low'}])
-    metrics.close()
-    assert steps(tmp_path / 'alarms.jsonl') == [3]
-
-
-NO_ROUTE = ConnectionError('no route\nto the host')
-
-
-def test_a_service_that_fails_costs_its_curves_and_not_the_run(capsys):
+@pytest.mark.parametrize(
+    ('method', 'problem'),
+    [('write', 'gets no metrics from step 0 on'), ('close', 'could not be closed')],
+)
+def test_a_service_that_fails_costs_its_curves_and_not_the_run(capsys, method, problem):
     service = mock.Mock()
-    service.write.side_effect = NO_ROUTE
+    getattr(service, method).side_effect = ConnectionError('no route\nto the host')
     writer = log.GuardedWriter('wandb', service)
     for step in range(3):
         writer.write(step, {'x': 1.0})
     writer.close()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith('warning: wandb gets no metrics from step 0 on (no route)')
-    assert not service.close.called
-
-
-def test_a_service_that_fails_at_the_end_does_not_fail_the_run(capsys):
-    service = mock.Mock()
-    service.close.side_effect = NO_ROUTE
-    writer = log.GuardedWriter('mlflow', service)
-    writer.write(0, {'x': 1.0})
-    writer.close()
     writer.close()
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith('warning: mlflow could not be closed (no route)')
+    assert line.startswith(f'warning: wandb {problem} (no route)')
+    assert service.close.call_count == (method == 'close')
 
 
 def test_a_service_that_cannot_be_opened_is_one_line(tmp_path, monkeypatch):

@@ -52,10 +52,10 @@ def test_a_packaged_policy_is_found_from_any_folder(place, user_reads):
 def test_packaged_texts_are_found_from_any_folder(user_reads):
     assert corpus_of(quickstart) == str(EXAMPLE_TEXTS)
     documents = inputs._parser().parse_args(
-        ['documents', '--corpus', 'zeroplay_jax/mini/texts', '--count=1', '--out=d.jsonl']
+        'documents --corpus zeroplay_jax/mini/texts --count=1 --out=d.jsonl'.split()
     )
     assert str(documents.corpus) == str(EXAMPLE_TEXTS)
-    build.main(['--corpus', 'zeroplay_jax/mini/texts', '--kind', 'bm25', '--out', 'index'])
+    build.main('--corpus zeroplay_jax/mini/texts --kind bm25 --out index'.split())
     assert pathlib.Path('index/manifest.json').is_file()
     user_reads('right: quickstart, inputs and retrieval.build read the texts of this installation')
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 import urllib.request
 
 import pytest
@@ -15,28 +16,7 @@ from python_process import FAST, PIPES, ROOT, config_flags, run_python, start, w
 from run_files import lines
 
 SHELL = ('', 'bash', 'sh')  # how fences of commands begin
-PAGES = (
-    'README.md',
-    'retrieval/README.md',
-    'benchmarks/README.md',
-    'benchmarks/peers/README.md',
-    'notebooks/README.md',
-    'launch/README.md',
-    'docs/buckets.md',
-    'docs/configuration.md',
-    'docs/corpus.md',
-    'docs/texts-to-tpu.md',
-    'docs/grading.md',
-    'docs/recipes.md',
-    'docs/results.md',
-    'docs/tools.md',
-    'docs/tpu-gpu.md',
-    'CONTRIBUTING.md',
-    # After the pages that make runs/mini.
-    'docs/ablations.md',
-    'docs/adapters.md',
-    'docs/concepts.md',
-)
+RULES = tomllib.loads((ROOT / 'tests' / 'readme.toml').read_text(encoding='utf-8'))
 
 
 def flags(fields):
@@ -86,69 +66,16 @@ SMALL = {
         'e5-base-v2', f"'{encoder()}'"
     ),
 }
-# What the launch page has on a cluster's share or in public collections, and what stands for it here.
-SHARED = {
-    '/mnt/share/runs/drzero': 'runs/mini',
-    '/mnt/share/wiki18_e5': 'indexes/notes',
-    '/mnt/share/Qwen2.5-3B-Instruct': 'zeroplay_jax/mini/base',
-    'nq,triviaqa,popqa,hotpotqa,2wikimultihopqa,musique,bamboogle': 'notes/questions.jsonl',
-    '--sets nq ': '--sets notes/questions.jsonl ',
-}
-# What is not run here, and why.
-ELSEWHERE = {
-    '.venv/bin/python -m benchmarks.rollout': 'tests/test_benchmarks.py runs it small',
-    '.venv/bin/python -m benchmarks.tpu_aot': 'tests/test_tpu_aot.py compiles a model cut to one and two layers',
-    '.venv/bin/python -m benchmarks.slices': 'tests/test_slices.py plays small workloads',
-    '.venv/bin/python -m benchmarks.claims': 'hours where a run is not kept; tests/test_benchmarks.py plays one arm',
-    '.venv/bin/python -m benchmarks.retrieval': 'an hour; tests/retrieval runs its parts',
-    '.venv/bin/pip install jupyterlab': 'installs what only people need',
-    '.venv/bin/jupyter lab': 'tests/test_notebooks.py plays every notebook',
-    'gcloud compute tpus queued-resources delete': 'deletes a machine of the cloud',
-    'taskset': 'an hour; tests/retrieval runs its parts',
-    '.venv/bin/pip install -r requirements-bucket.txt': '`make test` installs it',
-    'gcloud auth': 'logs a person in',
-    'hf download': 'fetches gigabytes of a public collection',
-}
 # Commands with an address in a bucket, wherever it stands: tests/test_buckets.py plays them at an emulator.
 ADDRESS = 'gs://'
-# Commands that differ from others by a flag or a path, or compile for a minute: `make test-long` runs them.
-LONG = (
-    'benchmarks.tpu_pages --model qwen2.5-7b --kernels',
-    'configs/ablations.py',
-    'runs/seed1',
-    # tests/selfplay/test_adapter_runs.py and tests/test_run.py play these.
-    'runs/adapters',
-    'runs/more',
-    # tests/test_quickstart.py plays these texts from end to end.
-    'make quickstart CORPUS',
-    '/mnt/share/',
-)
-MADE = {  # what is there afterwards
-    'make quickstart CORPUS': 'runs/texts/run/report.html',
-    'make quickstart': 'runs/quickstart/report.html',
-    '--documents texts.jsonl': 'texts.jsonl',
-    'zeroplay_jax.mini.sample': 'notes/questions.jsonl',
-    'retrieval.build --corpus notes': 'indexes/notes/manifest.json',
-    '--workdir=runs/notes': 'runs/notes/policy/solver/model.safetensors',
-    '--workdir=runs/easy': 'runs/easy/summary.json',
-    '--workdir=runs/mini': 'runs/mini/summary.json',
-    '--out both.html': 'both.html',
-    'inputs questions --sets notes': 'train_questions.jsonl',
-    'inputs answers': 'answers.jsonl',
-    'inputs documents': 'documents.jsonl',
-    '--out own/index': 'own/index/manifest.json',
-    '--out own/questions.jsonl': 'own/held_out.jsonl',
-    'inputs questions --sets nq ': 'data/nq_test.jsonl',
-    '--out=base.json': 'base.json',
-    '--out=trained.json': 'trained.json',
-}
 
 
 def made_by(command):
     """The files that are there after a command."""
-    parts = [part for part in MADE if part in command and '--check' not in command]
+    made = RULES['made']
+    parts = [part for part in made if part in command and '--check' not in command]
     # A part of another one is about another command: `make quickstart` with and without a corpus.
-    return [MADE[part] for part in parts if not any(part in o and part != o for o in parts)]
+    return [made[part] for part in parts if not any(part in o and part != o for o in parts)]
 
 
 def encoder():
@@ -170,7 +97,7 @@ def commands(page):
 
 
 def runnable(page):
-    known = tuple(ELSEWHERE)
+    known = tuple(RULES['elsewhere'])
     return [c for c in commands(page) if ADDRESS not in c and not c.startswith(known)]
 
 
@@ -207,7 +134,7 @@ def easy_recipe():
 def run(project, command, **options):
     environment = os.environ | FAST | {'PYTEST_ADDOPTS': ''}
     if not command.startswith('launch/'):
-        for there, here in SHARED.items():
+        for there, here in RULES['shared'].items():
             command = command.replace(there, here)
     for known, change in SMALL.items():
         if command.startswith(known):
@@ -225,7 +152,11 @@ def succeeded(project, command, **options):
 
 
 def test_every_page_is_covered():
-    without = [page for page in listed('*.md') if page not in PAGES and commands(page)]
+    without = [
+        page
+        for page in listed('*.md')
+        if page not in RULES['played'] + RULES['other_pages'] and commands(page)
+    ]
     assert not without, f'commands that no test runs: {without}'
     assert len(runnable('README.md')) > 10
 
@@ -262,26 +193,16 @@ def test_the_launch_page_names_every_kind_of_machine():
 
 def played():
     """In the order of the pages: the later ones take what the earlier ones have made."""
-    pages = (
-        'README.md',
-        'docs/corpus.md',
-        'docs/texts-to-tpu.md',
-        'docs/recipes.md',
-        'docs/configuration.md',
-        'benchmarks/README.md',
-        'notebooks/README.md',
-        'launch/README.md',
-    )
     # A page may repeat a command of another one, and only what lies between them can change its result.
     seen: set[str] = set()
     params = []
-    for page in pages:
+    for page in RULES['played']:
         for command in runnable(page):
             is_repeated = command in seen and command.startswith('make ')
             seen.add(command)
             if command in launches() or is_repeated:
                 continue
-            is_long = any(part in command for part in LONG)
+            is_long = any(part in command for part in RULES['long'])
             params.append(pytest.param(command, marks=pytest.mark.long if is_long else ()))
     return params
 

@@ -10,6 +10,7 @@ import os
 import pathlib
 import runpy
 import shlex
+import shutil
 import sys
 import tempfile
 import warnings
@@ -105,36 +106,24 @@ def _run(module, words, output):
         os._exit(code)
 
 
-QUESTION = {'question': 'Who?', 'answers': ['Ann']}
-
-
 def make_files(folder):
-    """Writes the files that the commands name."""
+    """Writes the files that the commands name: those of refused_files, results and a run."""
     import sample_run
     from results import result
 
-    (folder / 'index').mkdir(parents=True)
-    (folder / 'index' / 'manifest.json').write_text('{}')
+    shutil.copytree(ROOT / 'tests' / 'refused_files', folder)
+    for path in folder.glob('*.py.txt'):
+        path.rename(path.with_suffix(''))
     (folder / 'empty').mkdir()
     sample_run.write_run(folder / 'run', count=1)
-    texts = {
-        'mcp.json': [{'mcpServers': {'a': {'command': 3}}}],
-        'questions.jsonl': [QUESTION],
-        'broken.jsonl': [QUESTION, '{"question":'],
-        'result.json': ['{}'],
-        'broken.py': ['def get_config(:'],
-        'no_config.py': ['x = 1'],
-        'passages.jsonl': [{'id': 'a', 'contents': f'"A"\n{"word " * 20}'}, '{'],
-        'short.jsonl': [{'id': '1', 'contents': '"A"\nToo short.'}],
-        'empty_answer.jsonl': [{'question': 'Who?', 'answer': ''}],
-        'one.json': [result([1.0, 0.0])],
-        'two.json': [result([1.0, 1.0])],
-        'longer.json': [result([1.0, 0.0, 0.0])],
-        'elsewhere.json': [result([1.0, 0.0], retrieval='other')],
+    results = {
+        'one': result([1.0, 0.0]),
+        'two': result([1.0, 1.0]),
+        'longer': result([1.0, 0.0, 0.0]),
+        'elsewhere': result([1.0, 0.0], retrieval='other'),
     }
-    for name, lines in texts.items():
-        lines = [line if isinstance(line, str) else json.dumps(line) for line in lines]
-        (folder / name).write_text('\n'.join(lines))
+    for name, content in results.items():
+        (folder / f'{name}.json').write_text(json.dumps(content))
 
 
 if __name__ == '__main__':

@@ -12,7 +12,6 @@ from benchmarks import slices, slices_costs, slices_play, slices_workload, tpu_p
 from benchmarks.slices_engines import Episode, Group, Settings
 from benchmarks.slices_workload import Workload
 from benchmarks.tpu_estimates import Program
-from zeroplay_jax.rollout.sampler import SamplerConfig
 
 SMALL = Workload(groups=8, samples=3)
 SETTINGS = {
@@ -69,22 +68,6 @@ def test_every_token_is_generated_once_and_every_rollout_ends_once(name, hosts, 
         prompts, _, read = slices_workload.tokens(step)
         least += prompts // 3 - len(step) + read
     assert sum(engine.prefilled for engine in engines) >= least
-
-
-@pytest.mark.parametrize('name', SETTINGS)
-def test_each_step_in_progress_has_calls_of_its_own(name, monkeypatch):
-    engine_class, calls = slices_play.ENGINES[name], []
-    decode = engine_class._decode
-
-    def spy(engine, rows):
-        calls.append({row.group.step for row in rows})
-        return decode(engine, rows)
-
-    monkeypatch.setattr(engine_class, '_decode', spy)
-    played(name, hosts=1, ahead=1, steps=3)
-    assert all(len(steps) == 1 for steps in calls)
-    # Calls of two steps follow each other within a round.
-    assert any(first != second for first, second in zip(calls, calls[1:-1]))
 
 
 def test_pages_come_back_and_some_rollouts_are_evicted():
@@ -193,16 +176,6 @@ def test_bundles_of_a_kernel_are_counted_by_the_depth_of_their_loop():
     assert tpu_pages.loop_bundles('\n'.join(lines)) == dict(block=2, row=1, grid=3)
 
 
-def test_peak_rates_and_estimates_are_told_apart():
-    estimated = slices_costs.machine_costs('v5p:2x2x4', 'qwen2.5-7b')
-    peak = slices_costs.machine_costs('v5p:2x2x4', 'qwen2.5-7b', peak=True)
-    assert 'compiler' in estimated.sources['sampler'] and peak.sources['sampler'] == 'peak rate'
-    for part in ('step', 'head', 'place', 'burst', 'token', 'attention'):
-        assert getattr(estimated, part) >= getattr(peak, part)
-    gpu = slices_costs.machine_costs('h200', 'qwen2.5-7b')
-    assert gpu.sources['sampler'] == 'peak rate' and gpu.hosts == 1 and gpu.exchange_seconds(9) == 0
-
-
 # The command
 
 
@@ -214,19 +187,6 @@ def test_stored_figures_are_those_of_the_code(engine):
     stored = json.loads(slices.RESULTS.read_text())
     assert list(stored[engine]) == KEYS
     assert stored[engine]['v5e:4x4'] == round(slices.all_row('v5e:4x4', engine).tokens_per_second)
-
-
-def test_all_ends_with_one_line_of_figures(monkeypatch, capsys):
-    row = lambda name, engine, peak=False: played(engine)[2]
-    monkeypatch.setattr(slices, 'all_row', row)
-    slices.main(['--all'])
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert list(last) == KEYS and all(rate > 0 for rate in last.values())
-
-
-def test_the_figures_are_those_of_the_engine_that_the_project_has():
-    fields = {field.name for field in dataclasses.fields(SamplerConfig)}
-    assert slices.PROJECT_ENGINE == ('pages' if 'page' in fields else 'slots')
 
 
 def test_one_machine_with_a_config_and_with_a_run(monkeypatch, capsys, tmp_path):

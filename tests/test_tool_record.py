@@ -59,30 +59,34 @@ def test_the_record_can_be_read(tmp_path):
     assert listing['weather']['errors'] == {'unknown': 'There is no such city.'}
 
 
-@pytest.mark.parametrize(
-    ('tools', 'difference'),
-    [
-        ([SearchTool(None)], 'solver: weather is missing'),
-        ([SearchTool(None), Weather(), CalculatorTool()], 'solver: calculator is new'),
-        (
-            [Weather(), SearchTool(None)],
-            'solver: the order was search, weather and is weather, search',
-        ),
-        (
-            [SearchTool(None), Weather('weather, now with wind')],
-            'weather differs in description (there "the weather of a city", now "weather, now',
-        ),
-        ([SearchTool(None), Weather(parameter='town')], 'weather differs in parameters (there '),
-    ],
-)
-def test_other_tools_are_refused_in_one_line_that_says_how_to_go_on(tmp_path, tools, difference):
+TOOLS = {
+    'search': SearchTool(None),
+    'weather': Weather(),
+    'calculator': CalculatorTool(),
+    'windy': Weather('weather, now with wind'),
+    'of a town': Weather(parameter='town'),
+}
+DIFFERENCES = {
+    'search': 'solver: weather is missing',
+    'search, weather, calculator': 'solver: calculator is new',
+    'weather, search': 'solver: the order was search, weather and is weather, search',
+    'search, windy': (
+        'weather differs in description (there "the weather of a city", now "weather, now'
+    ),
+    'search, of a town': 'weather differs in parameters (there ',
+}
+
+
+@pytest.mark.parametrize('listed', DIFFERENCES)
+def test_other_tools_are_refused_in_one_line_that_says_how_to_go_on(tmp_path, listed):
+    tools = [TOOLS[name] for name in listed.split(', ')]
     check(tmp_path, SearchTool(None), Weather(), is_resumed=False)
     check(tmp_path, SearchTool(None), Weather())
     before = recorded(tmp_path)
     with pytest.raises(UserError) as caught:
         check(tmp_path, *tools)
     text = str(caught.value)
-    assert difference in text and '\n' not in text
+    assert DIFFERENCES[listed] in text and '\n' not in text
     assert f'remove "tools" from {tmp_path / "run.json"} to continue' in text
     assert recorded(tmp_path) == before
     # Before the first checkpoint nothing was learnt.

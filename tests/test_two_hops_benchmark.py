@@ -87,18 +87,3 @@ def test_what_is_counted(workdir, monkeypatch, capsys):
         'second half of another document': 3 / 6,
         'joins two documents': 2 / 6,
     }
-
-
-def test_without_questions_of_two_hops_the_shares_are_left_out(workdir, monkeypatch, capsys):
-    write(workdir / 'questions.jsonl', [ONE_HOP])
-    assert measured(workdir, monkeypatch, capsys)['held out'] == {'questions': 0}
-
-
-@pytest.mark.parametrize('missing', ['questions.jsonl', 'held_out.jsonl'])
-def test_a_workdir_without_held_out_questions_is_one_line(workdir, monkeypatch, capsys, missing):
-    (workdir / missing).unlink()
-    with pytest.raises(SystemExit) as caught:
-        measured(workdir, monkeypatch, capsys)
-    error = capsys.readouterr().err
-    assert caught.value.code == 2 and error.count('\n') == 1
-    assert f'has no {missing}' in error and 'without EVAL' in error

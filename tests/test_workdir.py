@@ -1,14 +1,12 @@
 """The folder of a run: what belongs to it, what is refused, and what a refused run leaves behind."""
 
-import errno
-import os
 import pathlib
 import shutil
 
 import pytest
-from python_process import ROOT, run_python
+from python_process import ROOT, config_flags, run_python
 from refused_calls import check_table
-from run_records import begin, change_record, stored_config, write_record
+from run_records import begin, change_record, stored_config
 
 from zeroplay_jax.configs import english, quickstart
 from zeroplay_jax.configuration import command_line, fields, places
@@ -25,34 +23,6 @@ from zeroplay_jax.training import run_folder
 from zeroplay_jax.types import UserError
 
 CONFIG = {'seed': 0, 'solver': {'batch': 32}}
-
-
-@pytest.mark.parametrize(
-    'content',
-    [
-        b'',
-        b'{"seed": 0, "sol',
-        b'\xff\xfe{}',
-        b'[1]',
-        b'[' * 100_000,
-        b'null',
-        b'{}',
-        b'{"config": []}',
-        b'{"config": {}, "field_of_tomorrow": 1}',
-        b'{"config": {}, "inputs": {"policy.path": 3}}',
-        b'{"config": {}, "reported": "x"}',
-        b'{"config": {}, "origin": {"step": 3}}',
-        b'{"config": {}, "tools": {"solver": {"search": 3}}}',
-    ],
-)
-def test_a_damaged_record_is_one_line(tmp_path, content):
-    begin(tmp_path / 'run', CONFIG)
-    (tmp_path / 'run' / 'run.json').write_bytes(content)
-    with pytest.raises(
-        WorkdirError, match=r'run/run\.json: (cannot be read|was written by another version)'
-    ) as error:
-        begin(tmp_path / 'run', CONFIG)
-    assert '\n' not in str(error.value)
 
 
 @pytest.mark.fault('A', 'the workdir of an earlier version')
@@ -75,12 +45,6 @@ def test_a_folder_of_an_earlier_version_is_one_line(tmp_path, user_reads):
     (tmp_path / 'config.json').write_text('{"recipe": "drzero"}')
     with pytest.raises(WorkdirError, match='by an earlier version, .*; read it'):
         run_record.read(tmp_path)
-
-
-def test_a_section_that_the_config_lacks_is_a_difference(tmp_path):
-    begin(tmp_path, CONFIG | {'evaluation': {'samples': 4}})
-    with pytest.raises(WorkdirError, match='evaluation.samples'):
-        begin(tmp_path, CONFIG)
 
 
 def test_a_run_that_did_not_start_leaves_nothing_behind(tmp_path):
@@ -117,6 +81,17 @@ def test_a_field_that_an_earlier_version_lacked_has_its_default(tmp_path):
     newer['compilation'] = {'cache': 'programs'}
     with pytest.raises(WorkdirError, match='compilation.cache'):
         run_workdir.check(tmp_path, newer, defaults=defaults)
+    # A section that the config lacks is a difference.
+    begin(tmp_path / 'run', CONFIG | {'evaluation': {'samples': 4}})
+    with pytest.raises(WorkdirError, match='evaluation.samples'):
+        begin(tmp_path / 'run', CONFIG)
+    # The defaults of a recipe are those of its fields.
+    config = quickstart.get_config()
+    begin(tmp_path / 'another', config)
+    stored = stored_config(tmp_path / 'another')
+    del stored['compilation'], stored['checkpoint']['best']
+    change_record(tmp_path / 'another', config=stored)
+    fields.check(tmp_path / 'another', config)
 
 
 # Names in place of paths
@@ -167,18 +142,6 @@ def test_another_clone_resumes_a_run_from_a_built_in_checkpoint(tmp_path, monkey
             fields.check(workdir, config)
 
 
-def test_a_name_leads_nowhere_out_of_the_built_in_files():
-    for text in (
-        '/x/zeroplay_jax/mini/../types.py',
-        '/x/zeroplay_jax/mini/base/../../../y',
-        '/x/y',
-    ):
-        assert kinds.built_in_name(text) == text and kinds.built_in_path(text) == text
-    assert kinds.built_in_path('zeroplay_jax/mini/../types.py') == 'zeroplay_jax/mini/../types.py'
-    path = str(kinds.BUILT_IN_CHECKPOINT)
-    assert kinds.built_in_name(f'{path}/../clean/') == 'zeroplay_jax/mini/clean'
-
-
 def make_snapshot(cache, revision):
     """A revision of owner/model in a cache of the Hub's library; returns its folder."""
     snapshot = cache / 'models--owner--model' / 'snapshots' / revision
@@ -221,18 +184,24 @@ def test_a_run_from_the_hub_is_resumed_with_its_revision(tmp_path, monkeypatch):
         fields.check(workdir, config)
 
 
-def test_the_name_of_a_cached_file_is_read_from_its_path():
-    path = '/c/datasets--a--b.c-d/snapshots/0a1b/data/x.jsonl'
-    assert downloads.name_in_path(path) == 'hf://a/b.c-d/data/x.jsonl'
-    for path in ('models--a--b/snapshots/1', '/c/models--a--b/blobs/1', '/c/models--a/snapshots/1'):
-        assert downloads.name_in_path(path) == path
-
-
 def test_what_is_no_folder_for_a_run_is_refused(tmp_path, monkeypatch):
+    """The table also has damaged records, and names of built-in files and of files in the Hub's cache."""
     monkeypatch.chdir(tmp_path)
-    names = {'check_is_folder': run_workdir.check_is_folder, 'check_mesh': check_mesh}
+    names = vars(run_workdir) | vars(kinds) | vars(downloads) | {'check_mesh': check_mesh}
+    names['record'] = record_of
     check_table(ROOT / 'tests' / 'golden' / 'workdir_refusals.txt', names, tmp_path)
-    run_workdir.check_is_folder('gs://bucket/runs/a', allows_bucket=True)
+    assert not list(tmp_path.iterdir())
+
+
+def record_of(content):
+    """Begins a run whose record has this content."""
+    workdir = pathlib.Path('run')
+    begin(workdir, CONFIG)
+    try:
+        (workdir / 'run.json').write_bytes(content)
+        begin(workdir, CONFIG)
+    finally:
+        shutil.rmtree(workdir)
 
 
 def check_mesh(rows=16, **sizes):
@@ -242,35 +211,24 @@ def check_mesh(rows=16, **sizes):
     command_line.check_devices(config)
 
 
-def test_the_check_of_a_place_leaves_nothing(tmp_path):
-    run_workdir.check_is_folder(tmp_path / 'runs' / 'a')
-    run_workdir.check_is_folder(tmp_path)
-    assert not list(tmp_path.iterdir())
+WRONG_COLUMNS = 'retrieval.kind=http retrieval.path=index eval.file=questions.jsonl'
 
 
-REFUSED = {
-    'another seed': (['--config.seed=1'], 'seed (there 0, now 1); choose another workdir'),
-    'wrong columns': (
-        [
-            '--config.retrieval.kind=http',
-            '--config.retrieval.path=index',
-            '--config.eval.file=questions.jsonl',
-        ],
-        'config.eval.file: questions.jsonl, line 1: ',
-    ),
-}
-
-
-@pytest.mark.parametrize('case', REFUSED)
-def test_what_cannot_run_is_refused_before_jax_is_loaded(tmp_path, case):
-    flags, line = REFUSED[case]
+@pytest.mark.parametrize(
+    ('changes', 'line'),
+    [
+        ('seed=1', 'seed (there 0, now 1); choose another workdir'),
+        (WRONG_COLUMNS, 'config.eval.file: questions.jsonl, line 1: '),
+    ],
+)
+def test_what_cannot_run_is_refused_before_jax_is_loaded(tmp_path, changes, line):
     begin(tmp_path / 'run', quickstart.get_config())
     (tmp_path / 'index').mkdir()
     (tmp_path / 'index' / 'manifest.json').write_text('{}')
     (tmp_path / 'questions.jsonl').write_text('{"question": "who?", "reply": "x"}\n')
     # If it were imported, JAX would end the process.
     (tmp_path / 'jax.py').write_text('raise SystemExit("jax was imported")\n')
-    words = [f'--config={ROOT}/configs/quickstart.py', '--workdir=run', *flags]
+    words = [f'--config={ROOT}/configs/quickstart.py', '--workdir=run', *config_flags(changes)]
     paths = {'PYTHONPATH': f'{tmp_path}:{ROOT}', 'PYTHONDONTWRITEBYTECODE': '1'}
     before = sorted(tmp_path.rglob('*'))
     result = run_python('-m', 'zeroplay_jax.main', *words, cwd=tmp_path, **paths)
@@ -361,30 +319,3 @@ def test_a_deleted_log_is_noticed(tmp_path):
     assert MetricsWriter(tmp_path, 3).missing_steps == [1]
     (tmp_path / 'metrics.jsonl').unlink()
     assert MetricsWriter(tmp_path, 3).missing_steps == [0, 1, 2]
-
-
-def test_the_record_knows_the_last_report(tmp_path):
-    write_record(tmp_path, CONFIG)
-    assert not run_folder.is_reported(Hosts(), tmp_path, 3)
-    run_record.update(tmp_path, reported=3)
-    assert run_folder.is_reported(Hosts(), tmp_path, 3)
-
-
-def test_a_full_disk_that_a_library_reports_is_one_line():
-    text = f'RESOURCE_EXHAUSTED: Failed to write: {os.strerror(errno.ENOSPC)} [os_error_code=28]'
-    cause = ValueError(text)
-    error = RuntimeError('saving failed')
-    error.__context__ = cause
-    assert command_line._disk_problem(error).startswith(
-        'No space left on device while a checkpoint'
-    )
-    assert command_line._disk_problem(RuntimeError('anything else')) == ''
-
-
-def test_the_defaults_of_a_recipe_are_those_of_its_fields(tmp_path):
-    config = quickstart.get_config()
-    begin(tmp_path, config)
-    saved = stored_config(tmp_path)
-    del saved['compilation'], saved['checkpoint']['best']
-    change_record(tmp_path, config=saved)
-    fields.check(tmp_path, config)

@@ -3,6 +3,7 @@
 import copy
 import functools
 import json
+import pathlib
 
 import jax
 import numpy as np
@@ -80,64 +81,8 @@ def make_folder(path, *, letters=None, seed=0, **config):
 
 
 # Families as transformers writes them: (its config class, its fields). Windows and original lengths are short enough
-# for a test to run past them.
-_YARN = dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=24, rope_theta=10000.0)
-FAMILIES = {
-    'qwen2': ('Qwen2Config', {}),
-    'qwen2_tied_sliding': (
-        'Qwen2Config',
-        dict(
-            tie_word_embeddings=True,
-            use_sliding_window=True,
-            sliding_window=16,
-            max_window_layers=1,
-        ),
-    ),
-    'qwen3': ('Qwen3Config', dict(head_dim=16)),
-    'qwen3_yarn': (
-        'Qwen3Config',
-        dict(head_dim=16, tie_word_embeddings=True, rope_parameters=_YARN),
-    ),
-    'llama3': (
-        'LlamaConfig',
-        dict(
-            rope_parameters=dict(
-                rope_type='llama3',
-                rope_theta=500000.0,
-                factor=8.0,
-                low_freq_factor=1.0,
-                high_freq_factor=4.0,
-                original_max_position_embeddings=32,
-            )
-        ),
-    ),
-    'olmo3': (
-        'Olmo3Config',
-        dict(
-            sliding_window=16,
-            layer_types=['sliding_attention', 'full_attention'],
-            rope_parameters=dict(
-                full_attention=_YARN
-                | dict(rope_theta=500000.0, attention_factor=1.2, beta_fast=8.0, beta_slow=0.5),
-                sliding_attention=dict(rope_type='default', rope_theta=500000.0),
-            ),
-        ),
-    ),
-    # Wider heads than hidden_size / heads, and another scale of the scores than theirs.
-    'gemma3': (
-        'Gemma3TextConfig',
-        dict(
-            head_dim=16,
-            query_pre_attn_scalar=24,
-            sliding_window=16,
-            layer_types=['sliding_attention', 'full_attention'],
-            rope_parameters=dict(
-                full_attention=dict(rope_type='linear', rope_theta=10000.0, factor=8.0),
-                sliding_attention=dict(rope_type='default', rope_theta=100.0),
-            ),
-        ),
-    ),
-}
+# for a test to run past them. Gemma 3 has wider heads than hidden_size / heads, and another scale of the scores.
+FAMILIES = json.loads(pathlib.Path(__file__).with_name('families.json').read_text())
 
 
 def make_torch_model(family, seed=0, **fields):

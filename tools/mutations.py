@@ -36,7 +36,7 @@ _LIMIT = 600.0
 _REWARDS = 'test_rewards test_rewards_format test_reward_names test_schedules'
 _UPDATES = 'test_learner test_teacher'
 _ROLLOUTS = 'test_scheduler test_placement test_overlap'
-_RULES = 'test_config_values test_config_adapters test_config_recipes test_config_roles test_config_sampler'
+_RULES = 'test_config_values test_config_adapters test_config_recipes test_config_roles'
 # Source file below zeroplay_jax/ → its test files, the quick and telling ones first: in the folder of the package if no
 # other one is given.
 TESTS = {

@@ -1,13 +1,14 @@
 """What tests of configs share: the line of a refused config, and the command in a process of its own."""
 
-import os
+import ast
 import pathlib
-import subprocess
-import sys
 
 import pytest
+from ml_collections import ConfigDict
+from python_process import run_python
 
-from zeroplay_jax.configuration import rules
+from zeroplay_jax.configuration import check as check_command
+from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -22,9 +23,48 @@ def message(config):
     return text
 
 
-def run(*arguments, path=''):
-    command = [sys.executable, '-X', 'importtime', '-m', 'zeroplay_jax.main', *arguments]
-    environment = {**os.environ, 'PYTHONPATH': f'{ROOT}:{path}'}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
-    )
+def run(*arguments):
+    return run_python('-X', 'importtime', '-m', 'zeroplay_jax.main', *arguments)
+
+
+# A run on one device, rollouts of older weights that are corrected, and a role with a value network.
+ONE_DEVICE = ' cpu_devices=1 mesh.replica=1'
+AHEAD = """
+    rollout.ahead=1 proposer.tis_cap=2.0 proposer.old_logp=trainer solver.tis_cap=2.0 solver.old_logp=trainer
+"""
+VALUE = """
+    solver.baseline=value solver.scale=batch solver.loss=token_pg solver.aggregation=token solver.samples=1
+    solver.filter_groups=False value_network.learning_rate=1e-3
+"""
+
+
+def value_of(text):
+    """A number, tuple or bool as Python writes it; any other text is itself."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return float(text) if text in ('inf', 'nan') else text
+
+
+def check(page, changes='', **options):
+    """The verdict of the rules about a page, such as drzero:mini, whose fields are changed; -NAME removes a field."""
+    config = fields.config(*page.split(':'))
+    # As a file may write a field, without the types of the others.
+    config = ConfigDict(config.to_dict(), type_safe=False)
+    for change in changes.split():
+        name, _, text = change.partition('=')
+        if name.startswith('-'):
+            section, _, field = name.removeprefix('-').partition('.')
+            del config[section][field]
+        else:
+            section = name.partition('.')[0]
+            if '.' in name and section not in config:
+                config[section] = ConfigDict()
+            config.update_from_flattened_dict({name: value_of(text)})
+    rules.check(config, **options)
+    return 'sound'
+
+
+def devices_of(name):
+    machine = check_command.machine(name)
+    return f'{machine.devices} devices of {machine.hosts} hosts'

@@ -48,7 +48,7 @@ def test_the_number_of_roles_is_a_setting(tmp_path, monkeypatch, count):
         rules.check(config)
 
 
-@pytest.mark.parametrize('name', ['pool', 'judge', 'initial', 'many', '_hidden', 'copy'])
+@pytest.mark.parametrize('name', 'pool judge initial many _hidden copy'.split())
 def test_a_role_cannot_be_called_like_something_else(tmp_path, monkeypatch, name):
     monkeypatch.syspath_prepend(tmp_path)
     module = write_recipe(tmp_path, f'role_called_{name}', f"'{name}'")

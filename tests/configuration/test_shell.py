@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from config_checks import ROOT
+from python_process import PIPES
 
 PROLOGUE = """import os, sys
 from zeroplay_jax.configuration import command_line
@@ -23,39 +24,32 @@ command_line.run_command('zeroplay_jax', main)
 """
 
 
-def shell(tmp_path, code, redirection):
-    """(exit status, last line on what is left of the output, the result)."""
+def shell(tmp_path, code, redirection='', before='true'):
+    """(exit status, lines of the output but those of a run, the result) of a program that a shell starts."""
     script, result = tmp_path / 'run.py', tmp_path / 'result'
     script.write_text(PROLOGUE + code)
-    command = f'set -o pipefail; {sys.executable} {script} {redirection}'
-    done = subprocess.run(
-        ['bash', '-c', command],
-        cwd=ROOT,
-        env={**os.environ, 'RESULT': str(result), 'PYTHONPATH': str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command = f'{before}; set -o pipefail; {sys.executable} -B {script} {redirection}'
+    environment = os.environ | {'RESULT': str(result), 'PYTHONPATH': str(ROOT)}
+    done = subprocess.run(['bash', '-c', command], cwd=ROOT, env=environment, timeout=60, **PIPES)
     lines = (done.stdout + done.stderr).splitlines()
     text = result.read_text() if result.exists() else ''
     return done.returncode, [line for line in lines if 'a line of a run' not in line], text
 
 
+def sent(shell_text, line, key='new-pipe'):
+    """A case that the table of faults shows by what the shell was given."""
+    return pytest.param(shell_text, line, marks=pytest.mark.fault(key, shell_text))
+
+
 @pytest.mark.parametrize(
     ('redirection', 'gone'),
     [
-        pytest.param(
-            '| head -1', 'standard output', marks=pytest.mark.fault('new-pipe', '| head -1')
-        ),
-        pytest.param(
-            '2> >(head -1) >&1',
-            'standard error',
-            marks=pytest.mark.fault('new-pipe', '2> >(head -1)'),
-        ),
-        pytest.param('2>&1 | head -1', '', marks=pytest.mark.fault('new-pipe', '2>&1 | head -1')),
-        pytest.param('>&-', '', marks=pytest.mark.fault('new-pipe', 'closed output')),
-        pytest.param('2>&-', '', marks=pytest.mark.fault('new-pipe', 'closed error')),
-        pytest.param('<&- >&- 2>&-', '', marks=pytest.mark.fault('new-pipe', 'all three closed')),
+        sent('| head -1', 'standard output'),
+        sent('2> >(head -1) >&1', 'standard error'),
+        sent('2>&1 | head -1', ''),
+        sent('>&-', ''),
+        sent('2>&-', ''),
+        sent('<&- >&- 2>&-', ''),
     ],
 )
 def test_a_command_outlives_the_readers_of_its_output(tmp_path, redirection, gone, user_reads):
@@ -104,23 +98,24 @@ with open(os.environ['RESULT'], 'w') as file:
 @pytest.mark.parametrize(
     ('limit', 'begins'),
     [
-        pytest.param(
-            '-n 24',
-            'the shell allows 24 open files',
-            marks=pytest.mark.fault('new-ulimit', 'ulimit -n 24'),
-        ),
-        pytest.param(
-            '-f 100',
-            'the shell allows files of 102400 bytes',
-            marks=pytest.mark.fault('new-ulimit', 'ulimit -f 100'),
-        ),
-        pytest.param('-Sn 24', '', marks=pytest.mark.fault('new-ulimit', 'ulimit -Sn 24')),
+        sent('ulimit -n 24', 'the shell allows 24 open files', 'new-ulimit'),
+        sent('ulimit -f 100', 'the shell allows files of 102400 bytes', 'new-ulimit'),
+        sent('ulimit -Sn 24', '', 'new-ulimit'),
     ],
 )
 def test_limits_of_the_shell_are_one_line_before_anything_is_loaded(
     tmp_path, limit, begins, user_reads
 ):
-    code = """
+    status, lines, _ = shell(tmp_path, LIMITED, before=limit)
+    if begins:
+        (line,) = lines
+        assert status == 2 and line.startswith(f'zeroplay_jax: {begins}')
+    else:
+        assert (status, lines) == (0, [])
+    user_reads(lines[0] if begins else 'right: the limit is raised to what a run needs')
+
+
+LIMITED = """
 def main(argv):
     import resource
     command_line.check_limits()
@@ -128,21 +123,3 @@ def main(argv):
 command_line.app.run = lambda main, flags_parser: main([])
 command_line.run_command('zeroplay_jax', main)
 """
-    script = tmp_path / 'run.py'
-    script.write_text(PROLOGUE + code)
-    done = subprocess.run(
-        ['bash', '-c', f'ulimit {limit}; {sys.executable} -B {script}'],
-        cwd=ROOT,
-        env={**os.environ, 'PYTHONPATH': str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    lines = done.stderr.splitlines()
-    if begins:
-        (line,) = lines
-        assert done.returncode == 2 and line.startswith(f'zeroplay_jax: {begins}')
-        user_reads(line)
-    else:
-        assert (done.returncode, lines) == (0, [])
-        user_reads('right: the limit is raised to what a run needs')

@@ -7,3 +7,7 @@ TITLES = '[...document.querySelectorAll("{} .chart h3")].map((x) => x.textConten
 LEGENDS = """[...document.querySelectorAll("{} .u-legend")].map((legend) =>
   [...legend.querySelectorAll("tr")].slice(1).map((row) => [...row.children].map((x) => x.textContent)))"""
 OPEN_GROUPS = 'document.querySelectorAll("details").forEach((x) => { x.open = true })'
+
+
+BLOCKS = """[...document.querySelectorAll(".block")]
+  .map((block) => [block.classList[1], block.querySelector(".label").textContent])"""

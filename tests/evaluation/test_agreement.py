@@ -1,7 +1,10 @@
 """Agreement of two judges: kappa against values computed by hand, and intervals over tasks instead of items."""
 
+import pathlib
+
 import numpy as np
 import pytest
+from refused_calls import check_table
 
 from zeroplay_jax.evaluation import grading_results
 
@@ -9,44 +12,9 @@ YES, NO = (True, True), (False, False)
 FIRST, SECOND = (True, False), (False, True)
 
 
-@pytest.mark.parametrize(
-    ('table', 'kappa'),
-    [
-        # p_o = 35/50, p_e = (25 · 30 + 25 · 20) / 50² = .5
-        ((20, 5, 10, 15), 0.4),
-        # p_o = 60/100, p_e = (70 · 60 + 30 · 40) / 100² = .54
-        ((45, 25, 15, 15), 0.06 / 0.46),
-        ((4, 4, 4, 4), 0.0),
-        ((30, 0, 0, 12), 1.0),
-        ((0, 5, 5, 0), -1.0),
-        # One judge has a single verdict: no better than chance.
-        ((9, 0, 1, 0), 0.0),
-        # Both have the same single verdict.
-        ((7, 0, 0, 0), None),
-        ((0, 0, 0, 7), None),
-    ],
-)
-def test_kappa_of_a_table(table, kappa):
-    value = float(grading_results.kappa(np.array(table)))
-    assert np.isnan(value) if kappa is None else value == pytest.approx(kappa, abs=1e-15)
-
-
-def test_tables_of_many_tasks_are_computed_side_by_side_and_exactly():
-    # The square of a million items times itself would leave no exact digit in float32.
-    tables = np.array([[[20, 5, 10, 15], [7, 0, 0, 0]], [[1_000_000, 0, 0, 1], [0, 1, 1, 0]]])
-    values = grading_results.kappa(tables)
-    assert values.shape == (2, 2) and values[0, 0] == pytest.approx(0.4)
-    assert np.isnan(values[0, 1]) and values[1].tolist() == [1.0, -1.0]
-
-
-def test_agreement_of_pairs():
-    pairs = [[YES, YES, FIRST], [], [NO, SECOND], [NO]]
-    measured = grading_results.agreement(grading_results.count_pairs(pairs))
-    assert measured.table == {'both_met': 2, 'first_only': 1, 'second_only': 1, 'neither': 2}
-    assert (measured.items, measured.tasks) == (6, 3)
-    share, low, high = measured.raw
-    assert share == pytest.approx(4 / 6) and low <= share <= high == 1
-    assert measured.kappa == pytest.approx(1 / 3)
+def test_values_are_those_of_the_table(tmp_path):
+    names = vars(grading_results) | globals()
+    check_table(pathlib.Path(__file__).parent / 'agreement.txt', names, tmp_path)
 
 
 def test_intervals_are_over_tasks_and_not_over_items():

@@ -1,23 +1,17 @@
 """A graded evaluation from end to end: the built-in policy, the rule, and a judge at a server."""
 
 import json
-import os
-import pathlib
-import signal
-import subprocess
-import sys
 import threading
 
 import pytest
 from judge_server import JudgeServer
-from python_process import FAST
+from python_process import ROOT, config_flags, finish, kill, start_python
+from run_files import lines
 
 from zeroplay_jax.configs import scope
 from zeroplay_jax.mini.world import World, evaluation_tasks
 from zeroplay_jax.training import graded
 from zeroplay_jax.types import UserError
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def write_tasks(path, count=3):
@@ -60,7 +54,7 @@ def test_an_evaluation_that_is_continued_asks_only_what_is_missing(tmp_path, cap
         result = graded.evaluate(config, graded.Plan(str(path), folder))
         assert len(server.prompts) == rubrics - asked
     scores = {entry['task']: entry for entry in result['task_scores']}
-    assert list(scores) == ['1', '2', '3', '4', '5', '6']
+    assert list(scores) == '1 2 3 4 5 6'.split()
     assert all(entry == scores[entry['task']] for entry in part['task_scores'])
     assert result == json.loads((folder / 'results.json').read_text())
     assert result['agreement']['items'] > 0 and result['judges']['judge']['rubrics_met'][0] > 0
@@ -68,83 +62,59 @@ def test_an_evaluation_that_is_continued_asks_only_what_is_missing(tmp_path, cap
     assert 'Cohen' in page and '- turns, tokens per turn, tokens per observation: ' in page
 
     # Nothing is loaded for these.
-    with pytest.raises(UserError, match=r'same judge as config.judge \(rule\)'):
-        config.second_judge.kind = 'rule'
-        graded.evaluate(config, plan)
+    def refused(line, config, plan):
+        with pytest.raises(UserError, match=line):
+            graded.evaluate(config, plan)
+
     config = make_config('http://127.0.0.1:9/v1')
     two_samples = graded.Plan(str(path), folder, samples=2)
-    with pytest.raises(UserError, match=r'evaluation.samples \(there 1, now 2\)'):
-        graded.evaluate(config, two_samples)
-    config.policy.path = str(ROOT / 'zeroplay_jax' / 'mini' / 'base')
-    with pytest.raises(UserError, match='belongs to another config: policy.path'):
-        graded.evaluate(config, plan)
+    refused(r'evaluation.samples \(there 1, now 2\)', config, two_samples)
     foreign = tmp_path / 'foreign.jsonl'
     foreign.write_text('{"task": "Compare two treaties.", "rubrics": ["Names both."]}')
-    config = make_config('http://127.0.0.1:9/v1')
-    with pytest.raises(UserError, match=r'foreign.jsonl, line 1: rubric 1 states .*kind=endpoint'):
-        graded.evaluate(config, graded.Plan(str(foreign), tmp_path / 'other', only_estimate=True))
+    other = graded.Plan(str(foreign), tmp_path / 'other', only_estimate=True)
+    refused(r'foreign.jsonl, line 1: rubric 1 states .*kind=endpoint', config, other)
     path.write_text(path.read_text().replace('Describe', 'Please describe', 1))
-    with pytest.raises(UserError, match='another content of --sets: the file of tasks has other'):
-        graded.evaluate(config, plan)
+    refused('another content of --sets: the file of tasks has other', config, plan)
+    config.second_judge.kind = 'rule'
+    refused(r'same judge as config.judge \(rule\)', config, plan)
 
 
 def command(tasks, folder, url):
-    return [
-        *(sys.executable, '-m', 'zeroplay_jax.evaluate', '--config=configs/scope.py:mini'),
-        *('--config.world.train=(0,4)', '--config.world.evaluation=(0,2)'),
-        *('--policy=zeroplay_jax/mini/clean', '--metric=rubrics', f'--sets={tasks}'),
-        *('--config.second_judge.kind=endpoint', f'--config.second_judge.url={url}'),
-        *('--config.judge.at_once=2', f'--workdir={folder}'),
-    ]
+    words = f"""
+        -m zeroplay_jax.evaluate --config=configs/scope.py:mini --policy=zeroplay_jax/mini/clean --metric=rubrics
+        --sets={tasks} --workdir={folder} --config.second_judge.url={url}
+    """
+    fields = 'world.train=(0,4) world.evaluation=(0,2) second_judge.kind=endpoint judge.at_once=2'
+    return start_python(*words.split(), *config_flags(fields))
 
 
 @pytest.mark.long
 def test_a_killed_command_ends_as_if_it_had_not_been_killed(tmp_path):
-    path = tmp_path / 'tasks.jsonl'
+    path, whole, killed = tmp_path / 'tasks.jsonl', tmp_path / 'whole', tmp_path / 'killed'
     rubrics = write_tasks(path)
-    options = dict(
-        cwd=ROOT,
-        env=os.environ | FAST,
-        capture_output=True,
-        text=True,
-    )
     with JudgeServer() as server:
-        whole = subprocess.run(command(path, tmp_path / 'whole', server.url), **options)
-        assert whole.returncode == 0, whole.stderr[-2000:]
+        printed, _ = finish(command(path, whole, server.url))
         assert len(server.prompts) == rubrics and server.examples == 1
-    half, killed = threading.Event(), threading.Event()
+    half, is_over = threading.Event(), threading.Event()
 
     def pause(number):
         # The reply to this request never arrives.
         if number == rubrics // 2:
             half.set()
-            killed.wait()
+            is_over.wait()
 
     with JudgeServer(pause) as server:
-        running = subprocess.Popen(
-            command(path, tmp_path / 'killed', server.url),
-            cwd=ROOT,
-            env=options['env'],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        running = command(path, killed, server.url)
         assert half.wait(timeout=120)
-        running.send_signal(signal.SIGKILL)
-        running.wait()
+        kill(running)
         server.pause = lambda number: None
-        killed.set()
-        before = (tmp_path / 'killed' / 'grades.jsonl').read_text().splitlines()
-        assert 0 < len(before) < 2 * rubrics and not (tmp_path / 'killed' / 'results.json').exists()
-        resumed = subprocess.run(command(path, tmp_path / 'killed', server.url), **options)
-        assert resumed.returncode == 0, resumed.stderr[-2000:]
+        is_over.set()
+        before = lines(killed, 'grades.jsonl')
+        assert 0 < len(before) < 2 * rubrics and not (killed / 'results.json').exists()
+        resumed, _ = finish(command(path, killed, server.url))
         # Two requests were in progress at most, and only these were asked again.
         assert len(server.prompts) <= rubrics + 2
-    assert resumed.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
-    for name in ('results.json', 'results.md'):
-        texts = [(tmp_path / run / name).read_text() for run in ('whole', 'killed')]
+    assert resumed.splitlines()[-1] == printed.splitlines()[-1]
+    for name in ('results.json', 'results.md', 'answers.jsonl', 'grades.jsonl'):
+        texts = [sorted((run / name).read_text().splitlines()) for run in (whole, killed)]
         assert texts[0] == texts[1]
-    for name in ('answers.jsonl', 'grades.jsonl'):
-        lines = [
-            sorted((tmp_path / run / name).read_text().splitlines()) for run in ('whole', 'killed')
-        ]
-        assert lines[0] == lines[1]

@@ -79,14 +79,6 @@ def test_damaged_and_missing_files_give_notes(tmp_path):
     assert has_note(run, '2 damaged lines of metrics.jsonl were ignored (line 2, 3)')
 
 
-def test_segments_have_to_be_objects(tmp_path):
-    rows = [sample_run.trajectory(0) | {'segments': segments} for segments in (['a'], [{}, 1], [])]
-    sample_run.write_lines(tmp_path / 'trajectories.jsonl', rows)
-    run = report_builder.read_run(tmp_path)
-    assert [row['segments'] for row in run['trajectories']] == [[]]
-    assert has_note(run, '2 damaged lines of trajectories.jsonl were ignored (line 1, 2)')
-
-
 def test_a_failed_write_keeps_the_old_report(run, monkeypatch):
     before = report_builder.write_report(run).read_bytes()
 
@@ -155,15 +147,6 @@ def test_runs_with_equal_folder_names_get_distinct_names(run, compared, tmp_path
 
 
 # ----------------------------------------------------------------------------- command
-
-
-def test_the_command_prints_the_path_it_wrote(run, other, tmp_path, capsys):
-    assert command.main([str(run)]) == 0
-    assert capsys.readouterr().out.strip() == str(run / 'report.html')
-    out = tmp_path / 'both.html'
-    assert command.main([str(run), str(other), '--out', str(out)]) == 0
-    assert capsys.readouterr().out.strip() == str(out)
-    assert [one['name'] for one in page_data(out)['runs']] == ['one', 'two']
 
 
 @pytest.mark.fault('user-3', 'report --out into a folder that cannot be written')

@@ -1,10 +1,13 @@
 """The page, read and driven in a headless Chromium."""
 
 import json
+import pathlib
 
+import page_queries
 import pytest
 import sample_run
-from page_queries import COUNT, DETAIL, LEGENDS, OPEN_GROUPS, TITLES
+from page_queries import COUNT, DETAIL, LEGENDS, OPEN_GROUPS
+from refused_calls import check_table
 
 
 def test_nothing_is_loaded_and_nothing_fails(page, both, browser):
@@ -15,12 +18,15 @@ def test_nothing_is_loaded_and_nothing_fails(page, both, browser):
         assert browser.js('document.querySelector("#config-body").children.length') > 0
 
 
-def test_headline_and_table(page, browser):
-    browser.open(page)
-    headline = browser.js('document.querySelector(".headline").innerText')
-    assert '0.25' in headline and '0.75' in headline
-    rows = browser.js('document.querySelectorAll("#outcome tbody tr").length')
-    assert rows == 5  # four hop counts and the mean
+def test_the_page_shows_what_the_table_says(page, both, browser, tmp_path):
+    """Headline, charts, legends, constants, filters, captions, and two runs side by side."""
+
+    def js(url, expression):
+        browser.open(url)
+        return json.dumps(browser.js(expression), ensure_ascii=False)
+
+    names = vars(page_queries) | {'js': js, 'page': page, 'both': both}
+    check_table(pathlib.Path(__file__).parent / 'page.txt', names, tmp_path)
 
 
 def test_a_run_that_trained_nothing_opens_with_a_banner(page, browser, tmp_path, open_run):
@@ -49,65 +55,6 @@ def test_nothing_overflows(page, both, browser, width):
         if width == 1400:  # narrower tables scroll inside their card
             assert all(content <= card for content, card in widths)
     browser.call('Emulation.clearDeviceMetricsOverride')
-
-
-def test_charts_follow_the_width_of_the_window(page, browser):
-    browser.resize(1400)
-    browser.open(page)
-    browser.resize(420)
-    fits = 'plots.every((plot) => plot.width <= plot.root.parentElement.clientWidth)'
-    browser.until(f'plots[0].width < 400 && {fits}')
-    browser.call('Emulation.clearDeviceMetricsOverride')
-
-
-def test_main_charts_are_visible_and_others_folded(page, browser):
-    browser.open(page)
-    assert browser.js(TITLES.format('#charts')) == [
-        'Held-out exact match',
-        'Reward · proposer',
-        'Reward · solver',
-        'Solve count per question',
-        'Valid proposals',
-    ]
-    assert browser.js('document.querySelectorAll("#groups details:not([open])").length') == 3
-    heads = browser.js(
-        '[...document.querySelectorAll("#groups summary")].map((x) => x.firstChild.textContent)'
-    )
-    assert heads == ['Proposals and question pool', 'Policy updates', 'Other']
-    assert browser.js('document.querySelectorAll("#groups canvas").length') == 0
-    browser.js(OPEN_GROUPS)
-    browser.until('document.querySelectorAll("#groups canvas").length === 5')
-    assert browser.js(TITLES.format('#groups')) == [
-        'Rejected proposals',
-        'Question pool size',
-        'Loss',
-        'Entropy',
-        'New thing',
-    ]
-
-
-def test_constant_metrics_are_text(page, browser):
-    browser.open(page)
-    items = '[...document.querySelectorAll("#groups .constants li")].map((x) => x.textContent)'
-    assert browser.js(items) == ['Clipped tokens 0', 'Importance ratio 1', 'New thing: next 2']
-    help_text = browser.js('document.querySelector("#groups .constants li").title')
-    assert 'ratio is clipped' in help_text
-
-
-def test_identical_lines_are_one_series_with_both_labels(page, browser):
-    browser.open(page)
-    legends = browser.js(LEGENDS.format('#charts'))
-    assert [label for label, _ in legends[1]] == ['mean reward', 'format']
-    assert [label for label, _ in legends[2]] == ['mean reward = exact match']
-    assert browser.js('plots[2].data.length') == 2  # steps and one series
-    assert browser.js('plots[2].data[0].length') == 20
-
-
-def test_counters_that_were_not_logged_are_zero(page, browser):
-    browser.open(page)
-    # Ten proposer steps; every second one has no k_histogram/5. Parts of a stack lie on each other.
-    assert browser.js('plots[3].data.slice(1)') == [[0.5] * 10, [1, 0.5] * 5]
-    assert browser.js(LEGENDS.format('#charts'))[3] == [['0 correct', '0.5'], ['5 correct', '0']]
 
 
 def test_values_that_are_not_finite_are_gaps_and_absent_ones_are_not(tmp_path, browser, open_run):
@@ -148,71 +95,34 @@ def test_arrow_keys_move_the_cursor(page, browser):
 
 def test_the_pointer_shows_values_and_the_legend_hides_series(page, browser):
     browser.open(page)
-    place = browser.js(
-        '(() => { const { x, y } = document.querySelectorAll(".u-over")[1].getBoundingClientRect();'
-        ' return [x + 12, y + 20]; })()'
+    over = 'document.querySelectorAll(".u-over")[1].getBoundingClientRect()'
+    x, y = browser.js(f'(({{ x, y }}) => [x + 12, y + 20])({over})')
+    browser.call('Input.dispatchMouseEvent', type='mouseMoved', x=x, y=y)
+    browser.until(
+        'document.querySelectorAll(".chart .at")[1].textContent === "step 1, iteration 0"'
     )
-    browser.call('Input.dispatchMouseEvent', type='mouseMoved', x=place[0], y=place[1])
-    title = 'document.querySelectorAll(".chart .at")[1].textContent'
-    browser.until(f'{title} === "step 1, iteration 0"')
     browser.js('document.querySelectorAll("#charts .u-legend")[1].rows[1].cells[0].click()')
     assert browser.js('plots[1].series.map((series) => series.show)') == [True, False, True]
 
 
-def test_charts_are_drawn_in_the_colours_of_the_theme_and_printed_light(page, browser):
-    browser.call(
-        'Emulation.setEmulatedMedia', features=[{'name': 'prefers-color-scheme', 'value': 'light'}]
-    )
-    browser.open(page)
-    picture = 'plots[1].ctx.canvas.toDataURL()'
-    light = browser.js(picture)
-    browser.js('document.getElementById("theme").click()')
-    browser.until(f'{picture}.length && !({picture} === {json.dumps(light)})')
-    dark = browser.js(picture)
-    browser.js('dispatchEvent(new Event("beforeprint"))')
-    browser.until(f'{picture} === {json.dumps(light)}')
-    browser.js('dispatchEvent(new Event("afterprint"))')
-    browser.until(f'{picture} === {json.dumps(dark)}')
-    axis = 'plots[1].axes[0].stroke(plots[1], 0)'
-    assert browser.js(axis) == browser.js('getComputedStyle(document.querySelector(".at")).color')
-    browser.call('Emulation.setEmulatedMedia', features=[])
-
-
-@pytest.mark.parametrize(
-    'names', [('search_seconds',), ('tool_seconds/search', 'tool_seconds/open')]
-)
-def test_tool_latency_of_old_and_new_logs(tmp_path, browser, names, open_run):
+def test_tool_latency(tmp_path, browser, open_run):
     rows = []
     for i in range(3):
         row = {'step': i, 'iteration': 0, 'phase': 'solver', 'tool_calls': 2 + i}
         row |= {'tool_calls/search': 2.0, 'tool_calls/open': float(i)}
-        for j, name in enumerate(names):
+        for j, name in enumerate(('tool_seconds/search', 'tool_seconds/open')):
             row |= {f'{name}/p50': 0.1 + j + i, f'{name}/p95': 0.2 + j + i}
         rows.append(row)
     sample_run.write_lines(tmp_path / 'metrics.jsonl', rows)
     open_run(tmp_path)
     browser.js(OPEN_GROUPS)
     browser.until('plots.length === 2')
-    assert browser.js(TITLES.format('#groups')) == ['Tool calls', 'Tool latency']
     calls, latency = browser.js(LEGENDS.format('#groups'))
     assert [label for label, _ in calls] == ['all tools', 'open']
-    tools = ['search'] if names == ('search_seconds',) else ['open', 'search']
-    percentiles = [f'{tool} {percentile}' for tool in tools for percentile in ('p50', 'p95')]
+    percentiles = ['open p50', 'open p95', 'search p50', 'search p95']
     assert [label for label, _ in latency] == percentiles
-    help_texts = browser.js('document.querySelector("#groups").textContent')
-    assert 'tool_seconds/<tool>/p50' in help_texts and 'search_seconds/p50' in help_texts
     constants = '[...document.querySelectorAll(".constants li")].map((x) => x.textContent)'
     assert browser.js(constants) == ['Tool calls: search 2']
-
-
-def test_questions_have_difficulty_tool_calls_and_topics(page, browser):
-    browser.open(page)
-    titles = browser.js(TITLES.format('#question-charts'))
-    assert titles[0] == 'Solve count by hops' and 'Tool calls by hops · solver' in titles
-    table = browser.js('document.querySelector(".topics").innerText')
-    for text in ('Distinct documents', 'river', '100 %'):
-        assert text in table
-    assert 'which' not in table.lower()
 
 
 # Contrast ratios (WCAG) of all texts with their backgrounds: [ratio, class and text], the smallest first.
@@ -305,34 +215,6 @@ def test_the_keyboard_is_sufficient(page, browser):
         browser.key(letter)
     browser.until(f'{COUNT} === "1 of 320 trajectories"')
     assert 'text=number+17' in browser.js('location.hash')
-
-
-def test_two_runs_are_compared(both, browser):
-    browser.open(both)
-    assert browser.js('document.title') == 'one, two – run report'
-    rows = browser.js(
-        '[...document.querySelectorAll("#outcome tbody tr")].map((row) => row.innerText)'
-    )
-    assert len(rows) == 10  # the mean and four hop counts, each of two runs
-    assert '0.750' in rows[0] and 'reference' in rows[0]
-    assert '0.800' in rows[1] and '+0.050\n[' in rows[1]
-    titles = browser.js(TITLES.format('#charts'))
-    assert 'Solve count per question · two' in titles
-    chart = titles.index('Reward · mean reward · solver')
-    labels = [label for label, _ in browser.js(LEGENDS.format('#charts'))[chart]]
-    assert labels == ['one', 'two']
-    markers = browser.js(
-        f'[...document.querySelectorAll("#charts .chart")[{chart}].querySelectorAll(".u-marker")].slice(1)'
-        '.map((x) => getComputedStyle(x).backgroundColor)'
-    )
-    assert len(set(markers)) == 2
-    config = browser.js('document.querySelector("#config-body > .config").innerText')
-    assert 'solver.learning_rate' in config and '0.002' in config and 'clip_low' not in config
-    assert browser.js('document.querySelectorAll(".topics").length') == 2
-    assert browser.js(COUNT) == '360 of 360 trajectories'
-    browser.open(both + '#run=two&role=solver')
-    assert browser.js(COUNT) == '20 of 360 trajectories'
-    assert browser.js(DETAIL).startswith('two')
 
 
 # Milliseconds from a change of a filter to the new layout, without the delay after the last key.

@@ -304,27 +304,27 @@ def test_the_estimate_counts_what_is_not_recorded(tmp_path):
     codec = open_codec(pathlib.Path('zeroplay_jax/mini/base'))
     templates = prompts.select('mini')
     cost = graded.JudgeCost('judge', 'key', 100, (2.0, 4.0))
+    given = answer_to('Describe City0.')
     with GradingRecord(tmp_path) as record:
-        record.add_answers('task 0', (Answer(answer_to('Describe City0.'), 'answer', 1, 0.0, 9),))
+        record.add_answers('task 0', (Answer(given, 'answer', 1, 0.0, 9),))
         record.add_answers('task 1', (Answer(None, 'turns', 1, 0.0, 9),))
         record.add_grade(Judgement('key', 'task 0', 0, 2), Grade(True))
         estimate = graded.estimate_judge(cost, tasks, record, 1, codec, templates, 64)
         text = graded.estimate_text(tasks, record, 1, 64, [estimate])
-    expected = 0
+
+    def tokens(task, given, rubric):
+        names = dict(task=task.question.text, given=given, rubric=task.rubrics[rubric])
+        return len(codec.render(prompts.fill(templates['judge_grade'], **names)))
+
     # Two judgements of the recorded answer, none of the missing one, three of an answer of 64 tokens.
-    for task, rubric in ((0, 0), (0, 1), (2, 0), (2, 1), (2, 2)):
-        given = answer_to('Describe City0.') if task == 0 else ''
-        fields = dict(
-            task=tasks[task].question.text, given=given, rubric=tasks[task].rubrics[rubric]
-        )
-        expected += len(codec.render(prompts.fill(templates['judge_grade'], **fields)))
-        expected += 64 if task == 2 else 0
+    expected = sum(tokens(tasks[0], given, rubric) for rubric in (0, 1))
+    expected += sum(tokens(tasks[2], '', rubric) + 64 for rubric in (0, 1, 2))
     assert estimate.judgements == 5 and estimate.reply_tokens == 500
     assert estimate.prompt_tokens == pytest.approx(expected, rel=0.02)
     assert estimate.price == pytest.approx((estimate.prompt_tokens * 2 + 500 * 4) / 1e6)
     assert 'rollouts      1 to play' in text and 'key: 5 requests, at most' in text
     assert '0.00 in the currency of config.judge.prices' in text
     without_prices = dataclasses.replace(cost, prices=(0.0, 0.0))
-    assert dataclasses.replace(estimate, cost=without_prices).price is None
     rule = graded.JudgeCost('judge', 'rule', 0)
-    assert dataclasses.replace(estimate, cost=rule).price == 0
+    prices = [dataclasses.replace(estimate, cost=cost).price for cost in (without_prices, rule)]
+    assert prices == [None, 0]

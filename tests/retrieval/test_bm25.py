@@ -5,11 +5,12 @@ import math
 import numpy as np
 import pytest
 from refusals import refused
+from test_index import in_batches, same
 
 from zeroplay_jax.retrieval.bm25 import Bm25Index
 from zeroplay_jax.retrieval.corpus import MemoryCorpus
 
-TITLES = ['Gumu', 'Puto', 'Lomi', 'Gumu', 'Rivers']
+TITLES = 'Gumu Puto Lomi Gumu Rivers'.split()
 TEXTS = [
     'The town of Gumu.',
     'Puto wrote books in Gumu.',
@@ -63,36 +64,26 @@ def test_answers_do_not_depend_on_the_batch():
 
     index = Bm25Index.build([''] * 500, [words(50, rng.integers(1, 9)) for _ in range(500)])
     queries = [words(60, 3) for _ in range(256)]
-    whole = index.search(queries, 5)
+    ids, scores = index.search(queries, 5)
     for size in (1, 3, 32):
-        parts = [index.search(queries[at : at + size], 5) for at in range(0, 256, size)]
-        for mine, theirs in zip(zip(*parts, strict=True), whole, strict=True):
-            np.testing.assert_array_equal(np.concatenate(mine), theirs)
-    assert (np.diff(whole[0])[(np.diff(whole[1]) == 0) & (whole[0][:, 1:] >= 0)] > 0).all()
+        same(in_batches(index, queries, size, 5), (ids, scores))
+    assert (np.diff(ids)[(np.diff(scores) == 0) & (ids[:, 1:] >= 0)] > 0).all()
 
 
 def test_saved_and_opened(index, tmp_path):
     index.save(tmp_path)
     again = Bm25Index(index.corpus, saved=tmp_path)
-    answers = zip(again.search(['Gumu wrote'], 5), index.search(['Gumu wrote'], 5), strict=True)
-    for mine, theirs in answers:
-        np.testing.assert_array_equal(mine, theirs)
+    same(again.search(['Gumu wrote'], 5), index.search(['Gumu wrote'], 5))
     with refused('has 5 passages, the corpus 1'):
         Bm25Index(MemoryCorpus(['a'], ['b']), saved=tmp_path)
 
 
-@pytest.mark.parametrize(
-    'call,message',
-    [
-        (lambda index: index.search(['Gumu'], 0), 'k is 0'),
-        (lambda index: index.search(['Gumu'], 6), 'k is 6'),
-        (lambda index: index.search(['Gumu', ' '], 1), 'query 1 of 2 is empty'),
-        (lambda index: Bm25Index.build(['a'], ['the']), 'no passage has a word that counts'),
-    ],
-)
-def test_bad_input_is_named(index, call, message):
-    with refused(message):
-        call(index)
+def test_bad_input_is_named(index):
+    with refused('no passage has a word that counts'):
+        Bm25Index.build(['a'], ['the'])
+    for queries, k, message in ((['Gumu'], 6, 'k is 6'), (['Gumu', ' '], 1, 'query 1 of 2 is')):
+        with refused(message):
+            index.search(queries, k)
 
 
 @pytest.mark.fault('third-24', 'BM25 and a decomposed query')

@@ -2,8 +2,11 @@
 
 import json
 import os
+import pathlib
+import re
 
 import pytest
+from refused_calls import check_table
 
 from zeroplay_jax.retrieval import cleaning, corpus
 from zeroplay_jax.retrieval.texts import problem_of
@@ -14,26 +17,6 @@ GERMAN = (
     'Die Stadt liegt am Ufer des Flusses und wurde im Jahr 1203 von Mönchen gegründet. Heute leben dort vierzigtausend '
     'Menschen, die vor allem in der Industrie und im Handel arbeiten. Das alte Rathaus war bis 1890 in Gebrauch.'
 )
-OTHER_LANGUAGES = (
-    GERMAN,
-    "La ville est située sur la rive du fleuve et fut fondée en 1203 par des moines. Aujourd'hui, quarante mille "
-    "personnes y vivent, qui travaillent surtout dans l'industrie et le commerce.",
-    'La ciudad se encuentra a la orilla del río y fue fundada en 1203 por unos monjes. Hoy viven allí cuarenta mil '
-    'personas, que trabajan sobre todo en la industria y el comercio.',
-    'De stad ligt aan de oever van de rivier en werd in 1203 gesticht door monniken. Tegenwoordig is het een stad met '
-    'veertigduizend inwoners, die vooral in de industrie of de handel werken.',
-    'Byen ligger ved bredden af floden og blev grundlagt i 1203 af munke. I dag bor der fyrre tusind mennesker, som '
-    'for det meste arbejder i industrien og handelen, og mange have er anlagt. Det er let at komme til byen med toget, '
-    'og der var engang et slot ved havnen, som blev bygget for kongen og hans familie, før de rejste mod syd.',
-    'Город стоит на берегу реки и был основан монахами.',
-    '这座城市位于河边。' * 20,
-    'المدينة تقع على ضفة النهر',
-)
-
-
-@pytest.mark.parametrize('text', OTHER_LANGUAGES)
-def test_other_languages_are_recognised(text):
-    assert problem_of(text) == 'not English'
 
 
 MANUAL = (
@@ -50,21 +33,6 @@ def test_manuals_are_english_and_code_and_lists_are_not(user_reads):
     code = 'for x in range(10):\n    print(x)\nclass A:\n    def f(self, a=None): return self\n'
     assert problem_of(code * 10) == problem_of('Ann Lee 1952, Bob Ray 1953\n' * 20) == 'not English'
     user_reads('right: None, not English, not English')
-
-
-@pytest.mark.parametrize(
-    ('text', 'problem'),
-    [
-        (ENGLISH, None),
-        (' \n', 'empty'),
-        ('Lomi is a town.', 'too short'),
-        ('\0ELF' * 30, 'binary'),
-        ('The \x01\x02\x03 of ' * 30, 'binary'),
-        ('1234 5678 ' * 30, 'not English'),
-    ],
-)
-def test_texts_are_judged(text, problem):
-    assert problem_of(text) == problem
 
 
 def mixed_folder(folder):
@@ -109,55 +77,22 @@ def test_files_of_one_title_stay_documents(source, tmp_path):
 FRONT_MATTER = '---\ntitle: Lomi\ntags:\n  - town\n---\n'
 
 
-@pytest.mark.parametrize(
-    ('text', 'title'),
-    [
-        (f'{FRONT_MATTER}# Lomi\n{ENGLISH}', 'Lomi'),
-        (f'{FRONT_MATTER}\n{ENGLISH}', 'Lomi'),
-        (f'---\ntags: [a]\n---\n{ENGLISH}', 'file'),
-        # A horizontal rule is no front matter.
-        (f'---\n\n{ENGLISH}\n\n---\n{ENGLISH}', 'file'),
-        (f'***\n{ENGLISH}', 'file'),
-    ],
-)
-def test_the_title_of_the_front_matter_is_taken_and_rules_are_none(tmp_path, text, title):
-    (tmp_path / 'file.md').write_text(text)
-    cleaning.write_clean(tmp_path / 'file.md', tmp_path / 'out.jsonl', 80)
-    records = [record for _, record in corpus.read(tmp_path / 'out.jsonl')]
-    assert {corpus.split(record.contents)[0] for record in records} == {title}
-    assert 'tags' not in records[0].contents
-    read_directly = [record for _, record in corpus.read(tmp_path / 'file.md', passage_words=80)]
-    assert read_directly == records
+def test_titles_are_those_of_the_table(tmp_path):
+    """Of front matter, headings and first lines; rules, badges and markup are none."""
 
+    def title(beginning, name='file.md'):
+        path = tmp_path / name
+        path.write_text(f'{beginning}{ENGLISH}')
+        ((_, record),) = corpus.read(path, passage_words=80)
+        own_title, text = corpus.split(record.contents)
+        assert text.endswith(ENGLISH[-30:]) and 'tags' not in record.contents
+        assert name == 'file.txt' or not {'ci.example', 'logo'} & set(re.findall(r'[\w.]+', text))
+        cleaning.write_clean(path, tmp_path / 'out.jsonl', 80)
+        assert [cleaned for _, cleaned in corpus.read(tmp_path / 'out.jsonl')] == [record]
+        return own_title
 
-BADGE = '[![Build](https://ci.example/b.svg)](https://ci.example)'
-
-
-@pytest.mark.parametrize(
-    ('beginning', 'title'),
-    [
-        (f'{BADGE}\n{BADGE} ![logo](a.png)\n\n# **Lomi** [town](https://a.example)\n', 'Lomi town'),
-        (
-            '<p align="center">\n<img src="logo.png">\n</p>\n<!-- a\ncomment -->\nLomi\n====\n',
-            'Lomi',
-        ),
-        ('[English](a.md) | [Deutsch](b.md)\n## History\n', 'History'),
-        ('## Contents\n- The first\n# Lomi\n', 'Lomi'),
-        (f'{BADGE}\n\n', 'file'),
-        ('## Usage\n```\n# a comment\n```\n', 'Usage'),
-        ('Lomi\n', 'Lomi'),
-    ],
-)
-def test_badges_and_markup_are_no_titles(tmp_path, beginning, title):
-    (tmp_path / 'file.md').write_text(beginning + ENGLISH)
-    (record,) = [record for _, record in corpus.read(tmp_path / 'file.md', passage_words=80)]
-    own_title, text = corpus.split(record.contents)
-    assert own_title == title and text.endswith(ENGLISH[-30:])
-    assert 'ci.example' not in text and 'logo' not in text
-    # Other texts have no such markup.
-    (tmp_path / 'file.txt').write_text(f'[Lomi]\n# {ENGLISH}')
-    (record,) = [record for _, record in corpus.read(tmp_path / 'file.txt', passage_words=80)]
-    assert corpus.split(record.contents)[0] == '[Lomi]'
+    names = {'title': title, 'FRONT_MATTER': FRONT_MATTER}
+    check_table(pathlib.Path(__file__).parent / 'titles.txt', names, tmp_path)
 
 
 @pytest.fixture

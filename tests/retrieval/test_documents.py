@@ -1,12 +1,11 @@
 """Whole documents: which passages make one, lookup by id and title, pages, the endpoint and the client."""
 
 import json
-import re
 
 import numpy as np
 import pytest
 from refusals import refused
-from serving import call, serving, until_ready
+from serving import serving, until_ready
 
 from zeroplay_jax.retrieval import corpus as corpus_lib
 from zeroplay_jax.retrieval import server
@@ -119,15 +118,6 @@ def test_a_folder_of_texts_has_one_document_per_file(tmp_path):
     assert page == DocumentPage('Only a title', '', 1, 1, 'deep/Ärger.txt#0')
 
 
-def test_a_skipped_passage_does_not_shift_documents(tmp_path):
-    path = tmp_path / 'c.jsonl'
-    first, second, *others = json_lines(PASSAGES).split('\n')
-    path.write_text('\n'.join([first, '{', second, '[]', *others]))
-    assert corpus_lib.write(path, tmp_path, strict=False).skipped == 2
-    assert Corpus(tmp_path).document_rows(1) == range(0, 2)
-    assert Corpus(tmp_path).find_document('gumu') == range(7, 8)
-
-
 def long_passages():
     """One document of 1,000 passages between two others; hostile texts in it."""
     hostile = ['"quoted"\nline', '\u2028', 'a\x00b', '{"json": 1}', '<b>', '\t', '𝔘 ' * 100]
@@ -173,46 +163,6 @@ def url(index):
         yield url
 
 
-def test_the_endpoint_returns_pages_and_nulls(url):
-    def result_of(**body):
-        return call(f'{url}/open', body)[:2]
-
-    first = {'title': 'Gumu', 'text': 'Gumu is a town.', 'page': 1, 'pages': 3, 'id': '0'}
-    second = first | {'text': 'It lies by a', 'page': 2}
-    whole = first | {'text': 'Gumu is a town. It lies by a river.', 'pages': 1}
-    pages = result_of(references=['Gumu', '1', 'none', ''], page=[2, 1, 1, 1], words_per_page=4)
-    assert pages == (200, {'result': [second, first, None, None]})
-    assert result_of(references=['0']) == (200, {'result': [whole]})
-    assert result_of(references=['0'], page=[10**300]) == (200, {'result': [None]})
-    assert result_of(references=[]) == (200, {'result': []})
-    assert call(f'{url}/open')[0] == 405
-
-
-BAD = [
-    ({}, 400, '"references" is not a list of strings'),
-    ({'references': 'Gumu'}, 400, 'not a list of strings'),
-    ({'references': [1]}, 400, 'not a list of strings'),
-    ({'references': ['\ud800']}, 400, 'reference 0 has a lone surrogate'),
-    ({'references': ['x' * 5_000]}, 400, 'reference 0 is longer'),
-    ({'references': ['x'] * 101}, 413, '101 references; at most 100'),
-    ({'references': ['x'], 'page': 1}, 400, '"page" is not a list of whole numbers'),
-    ({'references': ['x'], 'page': [True]}, 400, '"page" is not a list of whole numbers'),
-    ({'references': ['x'], 'page': [1.0]}, 400, '"page" is not a list of whole numbers'),
-    ({'references': ['x'], 'page': [1, 1]}, 400, '"page" has 2 numbers for 1 references'),
-    ({'references': ['x'], 'page': [0]}, 400, 'page 0 is 0; pages count from 1'),
-    ({'references': ['x'], 'page': [-(10**400)]}, 400, 'too many digits'),
-    ({'references': ['x'], 'words_per_page': 0}, 400, 'whole number from 1 to 1000'),
-    ({'references': ['x'], 'words_per_page': 1_001}, 400, 'whole number from 1 to 1000'),
-    ({'references': ['x'], 'words_per_page': '5'}, 400, 'whole number'),
-]
-
-
-@pytest.mark.parametrize(('body', 'status', 'reason'), BAD, ids=range(len(BAD)))
-def test_bad_requests_are_refused_with_a_reason(url, body, status, reason):
-    received, reply, _ = call(f'{url}/open', body)
-    assert received == status and re.search(reason, reply['error'])
-
-
 def test_in_process_and_http_open_the_same(index, url):
     references = ['Gumu', '1', 'none', '', '7', 'Ünï "x" 漢字 …', 'Gumu', 'Gumu', 'Gumu']
     pages = [2, 1, 1, 1, 1, 1, 0, -3, 99]
@@ -227,13 +177,6 @@ def test_in_process_and_http_open_the_same(index, url):
     assert [row for row, page in enumerate(results[0]) if page] == [0, 1, 4, 5]
     with refused('2 references but 1 pages'):
         client.open(['a', 'b'], [1], 4)
-
-
-def test_what_a_search_returns_can_be_opened(tmp_path):
-    client = Client(InProcess(Bm25Index(written(tmp_path, 'tsv'))))
-    (passages,) = client.retrieve(['river'], 1)
-    (page,) = client.open([passages[0]['id']], [1], 500)
-    assert page.title == 'Gumu' and page.text == 'Gumu is a town. It lies by a river.'
 
 
 class Counting(InProcess):
@@ -270,24 +213,6 @@ def test_pages_are_cached_and_failures_counted(index):
     with pytest.raises(SearchFailed):
         client.open(['refused'], [1], 4)
     assert backend.calls[-1] == ['refused']  # a failure is not cached
-
-
-class BrokenCorpus(MemoryCorpus):
-    def find_document(self, reference):
-        raise OSError('disk')
-
-
-def test_an_index_that_breaks_is_a_failed_search(monkeypatch):
-    index = Bm25Index(BrokenCorpus(*zip(*PASSAGES)))
-    with serving(lambda: (index, 'x')) as (url, _):
-        until_ready(url)
-        status, reply, _ = call(f'{url}/open', {'references': ['a']})
-        assert status == 500 and reply['error'] == 'the index failed: OSError'
-        for backend in (InProcess(index), Http(url, retries=0)):
-            client = Client(backend)
-            with pytest.raises(SearchFailed):
-                client.open(['a'], [1], 5)
-            assert client.metrics()['search/failed'] == 1
 
 
 def test_a_server_without_the_endpoint_is_one_clear_error(index):

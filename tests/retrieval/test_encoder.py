@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 import torch
 import transformers
-from refusals import faults, refused
+from refusals import refused
 
 from zeroplay_jax.retrieval import encoder as encoder_lib
 from zeroplay_jax.retrieval.encoder import TextEncoder
@@ -150,26 +150,6 @@ def test_bfloat16_is_near(tiny_model):
     assert cosine.min() > 0.98 and full.settings['sha256'] == half.settings['sha256']
 
 
-@pytest.mark.parametrize(
-    ('name', 'content', 'match'),
-    [
-        ('config.json', None, 'config.json: cannot be read'),
-        ('model.safetensors', None, 'model.safetensors'),
-        ('model.safetensors', 'x' * 100, 'damaged or not safetensors'),
-        ('config.json', '{"model_type": "roberta"}', "model_type is 'roberta'"),
-        ('config.json', '{"model_type": "bert"}', 'is missing'),
-        ('vocab.txt', (MODEL / 'vocab.txt').read_text() + 'one more\n', 'different checkpoints'),
-    ],
-    ids=range(6),
-)
-def test_a_folder_that_is_no_checkpoint_is_named(tiny, name, content, match):
-    (tiny / name).unlink()
-    if content is not None:
-        (tiny / name).write_text(content)
-    with refused(match):
-        TextEncoder(tiny, '', '')
-
-
 def settings(name, **values):
     """Changes a JSON file of a folder, which is made if it is not there."""
 
@@ -217,36 +197,29 @@ def with_integers(tensors):
     tensors[KERNEL] = tensors[KERNEL].astype(np.int32)
 
 
-def with_dot_product(folder):
-    modules('Transformer', 'Pooling')(folder)
-    settings('config_sentence_transformers.json', similarity_fn_name='dot')(folder)
+def replaced(name, content=None):
+    """Replaces a file of a folder, or removes it."""
+
+    def replace(folder):
+        (folder / name).unlink()
+        if content is not None:
+            (folder / name).write_text(content)
+
+    return replace
 
 
-SENT = {
-    'a decoder': (settings('config.json', is_decoder=True), 'is_decoder is True, not False'),
-    'quantised weights': (settings('config.json', quantization_config={}), 'quantization_config'),
-    'relative positions': (
-        settings('config.json', position_embedding_type='relative_key'),
-        "position_embedding_type is 'relative_key'",
-    ),
-    'a size as a text': (settings('config.json', hidden_size='32'), "hidden_size='32' is not a"),
-    'layers 10^9': (settings('config.json', num_hidden_layers=10**9), 'is not a size'),
-    'heads that divide nothing': (settings('config.json', num_attention_heads=5), 'no.* multiple'),
-    'a dense layer behind': (modules('Transformer', 'Pooling', 'Dense'), 'a module Dense'),
-    'a dot product of any lengths': (with_dot_product, "similarity_fn_name='dot'"),
-    'pooling without the prompt': (
-        settings('1_Pooling/config.json', pooling_mode_mean_tokens=True, include_prompt=False),
-        'include_prompt=False',
-    ),
-    'NaN': (spoilt(with_nan), 'output.dense.weight has numbers that are not finite'),
-    'integers': (spoilt(with_integers), 'has dtype I32'),
-}
+def spoilt_folders():
+    """The table of foreign_encoders.txt: what was sent, changes of a folder, and what the line says."""
+    text = (pathlib.Path(__file__).parent / 'foreign_encoders.txt').read_text(encoding='utf-8')
+    for row in text.splitlines():
+        sent, *case = row.split(' | ')
+        yield pytest.param(*case, marks=pytest.mark.fault('kin-encoders', sent), id=sent)
 
 
-@pytest.mark.parametrize('name', faults('kin-encoders', SENT))
-def test_an_encoder_that_is_not_computed_is_refused(tiny, user_meets, name):
-    change, match = SENT[name]
-    change(tiny)
+@pytest.mark.parametrize(('changes', 'match'), list(spoilt_folders()))
+def test_an_encoder_that_is_not_computed_is_refused(tiny, user_meets, changes, match):
+    for change in eval(f'{changes},'):
+        change(tiny)
     with user_meets(match):
         TextEncoder(tiny, '', '')
 
@@ -262,9 +235,3 @@ def test_modules_that_are_computed_are_read_where_they_are(tiny):
 def test_bad_settings_are_named(tiny_model, bad):
     with refused('max_tokens .* must lie between 3 and 512'):
         TextEncoder(tiny_model, '', '', **bad)
-
-
-def test_a_missing_tensor_is_named(tiny):
-    spoilt(lambda tensors: tensors.pop(KERNEL))(tiny)
-    with refused(f'no tensor {KERNEL}'):
-        TextEncoder(tiny, '', '')

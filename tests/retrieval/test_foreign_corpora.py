@@ -5,28 +5,20 @@ import gzip
 import json
 import logging
 import lzma
+import pathlib
 import sys
 
 import pytest
 import zstandard
 from refusals import faults, refused
+from refused_calls import check_table
 
 from zeroplay_jax.retrieval import build, corpus, texts
 from zeroplay_jax.retrieval.command import passage_fields
 
 WIRE = '"Gumu"\nA town.'
-FORMS = {
-    'wire form': {'id': '7', 'contents': WIRE},
-    'BEIR': {'_id': '7', 'title': 'Gumu', 'text': 'A town.', 'metadata': {'url': 'x'}},
-    'id, title, text': {'id': 7, 'title': 'Gumu', 'text': 'A town.'},
-    'a title beside the contents': {'id': '7', 'title': 'Gumu', 'contents': 'A town.'},
-    'a title repeated in the contents': {'id': '7', 'title': 'Gumu', 'contents': 'Gumu\nA town.'},
-    'docid': {'docid': '7', 'title': 'Gumu', 'passage': 'A town.'},
-    'title over lines': {'id': '7', 'title': ' Gumu\n', 'text': 'A town.'},
-    'CR behind the title': {'id': '7', 'contents': '"Gumu"\rA town.'},
-    'blank behind the title': {'id': '7', 'contents': '"Gumu" \nA town.'},
-}
-CRLF = {'CRLF behind the title': {'id': '7', 'contents': '"Gumu"\r\nA town.'}}
+FORMS = json.loads((pathlib.Path(__file__).parent / 'forms.json').read_text())
+CRLF = 'CRLF behind the title'
 
 
 def only(path, **arguments):
@@ -38,10 +30,12 @@ def json_line(fields):
     return json.dumps(fields, ensure_ascii=False).encode() + b'\n'
 
 
-@pytest.mark.parametrize('name', [*faults('F7', FORMS), *faults('third-16', CRLF)])
+@pytest.mark.parametrize(
+    'name', [*faults('F7', [name for name in FORMS if name != CRLF]), *faults('third-16', [CRLF])]
+)
 def test_a_passage_is_read_from_the_fields_of_public_corpora(tmp_path, name, user_reads):
     path = tmp_path / 'c.jsonl'
-    path.write_bytes(json_line((FORMS | CRLF)[name]))
+    path.write_bytes(json_line(FORMS[name]))
     record = only(path)
     title, text = corpus.split(record.contents)
     user_reads(f'right: {record}')
@@ -98,71 +92,24 @@ def test_marks_line_ends_and_compression_lose_no_passage(tmp_path, suffix, mark,
     user_reads('right: every passage, its title and its text')
 
 
-OTHER_KINDS = {
-    'UTF-16': json_line(FORMS['BEIR']).decode().encode('utf-16'),
-    'UTF-16 without a mark': json_line(FORMS['BEIR']).decode().encode('utf-16-le'),
-    'UTF-32': json_line(FORMS['BEIR']).decode().encode('utf-32'),
-    'Latin-1': '{"id": "1", "text": "café"}\n'.encode('latin-1'),
-    'gzip under another name': gzip.compress(b'x'),
-    'Parquet under another name': b'PAR1\x15\x04',
-    'HTML': b'<!DOCTYPE html>\n<p>A town.',
-    'PDF': b'%PDF-1.7\n%\xe2\xe3',
-    'zip': b'PK\x03\x04',
-}
+BEIR = json_line(FORMS['BEIR']).decode()
 
 
-@pytest.mark.parametrize('name', faults('E', OTHER_KINDS))
-def test_another_kind_of_file_is_named(tmp_path, name, user_meets):
-    path = tmp_path / 'c.jsonl'
-    path.write_bytes(OTHER_KINDS[name])
-    with user_meets(rf'c.jsonl(:1)?: .*{name.split()[0]}.*; (save|end|convert|unpack)'):
-        only(path)
+def kinds_of_files():
+    """The table of foreign_files.txt: fault, what was sent, the name of a file, its content, and what the line says."""
+    text = (pathlib.Path(__file__).parent / 'foreign_files.txt').read_text(encoding='utf-8')
+    for row in text.splitlines():
+        key, sent, *case = row.split(' | ')
+        yield pytest.param(*case, marks=pytest.mark.fault(key, sent), id=sent)
 
 
-@pytest.mark.parametrize('name', ['a.pdf', 'a.HTML', 'a.docx'])
-@pytest.mark.fault('user-13', 'a corpus of PDF or HTML')
-def test_a_converter_is_named(tmp_path, name, user_meets):
+@pytest.mark.parametrize(('name', 'content', 'line'), list(kinds_of_files()))
+def test_another_kind_of_file_is_named(tmp_path, name, content, line, user_meets):
     path = tmp_path / name
-    path.write_bytes(b'x')
-    for source in (path, tmp_path):
-        with user_meets(rf'; convert {path.suffix.lower()} with (pdftotext|pandoc)'):
-            list(corpus.read(source))
-    (tmp_path / 'page.txt').write_bytes(b'<html><p>A town.')
-    with refused('page.txt: cannot be read as a text .it is HTML; convert it'):
-        list(corpus.read(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ('names', 'line'),
-    [
-        (['a.jsonl', 'b.jsonl.gz'], 'give one file, not its folder'),
-        (['a.parquet'], 'give one file, not its folder'),
-        (['a.txt.gz'], 'decompress texts'),
-    ],
-)
-@pytest.mark.fault('kin-files', 'a folder of shards')
-def test_a_folder_of_shards_is_refused(tmp_path, names, line, user_meets):
-    for name in names:
-        (tmp_path / name).write_bytes(b'x')
-    with user_meets(f'no .txt or .md file in it; .*{line}'):
-        list(corpus.read(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ('name', 'line'),
-    [
-        ('a.txt.gz', 'decompress it, with gunzip'),
-        ('a.csv', 'CSV is not read; save it as .tsv, with tabs'),
-        ('a.csv.gz', 'CSV is not read; save it as .tsv, with tabs'),
-        ('a.xls', 'unknown format; name the file .jsonl or .tsv'),
-    ],
-)
-@pytest.mark.fault('kin-files', 'a file of another form')
-def test_a_file_of_another_form_is_refused(tmp_path, name, line, user_meets):
-    path = tmp_path / name
-    path.write_bytes(b'id,text\n1,A town.\n')
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(eval(content))
     with user_meets(line):
-        only(path)
+        list(corpus.read(path.parent if 'folder' in name else path))
 
 
 @pytest.mark.parametrize('field', ['wikipedia_title', 'Title', 'headline'])
@@ -193,7 +140,7 @@ def test_fields_beside_a_title_are_not_named(tmp_path, caplog):
 def test_a_build_counts_the_files_that_it_does_not_read(tmp_path, caplog, user_reads):
     texts = tmp_path / 'texts'
     texts.mkdir()
-    for name in ('a.txt', 'b.rst', 'c.html', 'd', 'e.txt.gz', 'g.jsonl'):
+    for name in 'a.txt b.rst c.html d e.txt.gz g.jsonl'.split():
         (texts / name).write_text('Gumu\nA town.')
     arguments = ['--corpus', str(texts), '--kind=bm25', '--stage=corpus']
     with caplog.at_level(logging.WARNING):
@@ -283,26 +230,10 @@ def test_characters_are_composed_as_in_queries(tmp_path, user_reads):
     user_reads('right: title and text are composed, the id is kept')
 
 
-@pytest.mark.parametrize(
-    ('text', 'joined'),
-    [
-        ('an exam-\nple of it', 'an example of it'),
-        ('an exam\u2010\n       ple of it', 'an example of it'),
-        ('an exam\u00ad\nple and sam\u00adples', 'an example and samples'),
-        ('the self-\nplay of agents; they play', 'the self-play of agents; they play'),
-        ('line-\nend, a line-end', 'line-end, a line-end'),
-        ('in-\nformation, information, formation', 'information, information, formation'),
-        ('GPT-\n4, Anglo-\nSaxon and x-\naxis', 'GPT-4, Anglo-Saxon and x-axis'),
-        ('state-of-the-\nart, COVID-\nrelated', 'state-of-the-art, COVID-related'),
-        ('pre-\nand postfix', 'pre-\nand postfix'),
-        ('a list -\nand a dash --\nhere', 'a list -\nand a dash --\nhere'),
-        ('an end-\n\nparagraph', 'an end-\n\nparagraph'),
-    ],
-)
 @pytest.mark.fault('user-13', 'words divided at the end of a line')
-def test_words_divided_at_the_end_of_a_line_are_joined(text, joined, user_reads):
-    assert texts.join_divided_words(text) == joined
-    user_reads(f'right: {joined!r}')
+def test_words_divided_at_the_end_of_a_line_are_joined(tmp_path, user_reads):
+    check_table(pathlib.Path(__file__).parent / 'divided_words.txt', vars(texts), tmp_path)
+    user_reads('right: an example of it')
 
 
 def test_texts_with_carriage_returns_have_titles_and_passages(tmp_path):

@@ -3,13 +3,13 @@
 import concurrent.futures
 import json
 import pathlib
-import re
 import signal
 import threading
 import time
 
 import pytest
 from refusals import refused
+from refused_calls import check_table
 from serving import call, serving, spawn, until_ready
 
 from zeroplay_jax.retrieval import folder, server
@@ -28,7 +28,7 @@ def index():
 
 @pytest.fixture(scope='module')
 def url(index):
-    limits = server.Limits(queries=100, waiting=200)
+    limits = server.Limits(queries=100, waiting=200, page_words=1_000)
     with serving(lambda: (index, 'fingerprint'), limits) as (url, _):
         until_ready(url)
         yield url
@@ -50,65 +50,18 @@ def test_with_scores_as_search_r1_and_verl_ask(url, index):
             assert item['score'] == pytest.approx(scores[row, place])
 
 
-def ids_of(url, **body):
-    """Ids of the documents of each query."""
-    status, reply, _ = call(f'{url}/retrieve', body)
-    assert status == 200
-    assert all(document.keys() == {'id', 'contents'} for row in reply['result'] for document in row)
-    return [[document['id'] for document in documents] for documents in reply['result']]
+def test_requests_have_the_replies_of_the_table(url, tmp_path):
+    """The reference server mixes up its lists without scores unless there are exactly two queries."""
 
+    def post(path, body=None, **fields):
+        body = {'queries': ['Name1']} | fields if body is None else body
+        status, reply, _ = call(f'{url}/{path}', body)
+        assert call(f'{url}/health')[0] == 200
+        return f'{status} {json.dumps(reply, ensure_ascii=False)}'
 
-@pytest.mark.parametrize('count', [1, 2, 3])
-def test_without_scores_the_documents_are_bare(url, count):
-    """The reference server mixes up its lists here unless there are exactly two queries."""
-    queries = [f'Name{i}' for i in range(count)]
-    assert ids_of(url, queries=queries, topk=1) == [[str(i)] for i in range(count)]
-
-
-def test_defaults_blank_queries_and_none(url):
-    assert len(ids_of(url, queries=['town'], topk=None)[0]) == 3
-    assert ids_of(url, queries=[]) == []
-    assert ids_of(url, queries=['', 'Name4', ' \n'], topk=1) == [[], ['4'], []]
-
-
-def asked(**fields):
-    return {'queries': ['Name1'], **fields}
-
-
-BAD = [
-    (b'{"queries": [', 400, 'not JSON'),
-    (b'', 400, 'not JSON'),
-    (b'[' * 100_000, 400, 'nested too deeply'),
-    (b'{"queries": ["\xff"]}', 400, 'not UTF-8 at byte 14'),
-    ([1], 400, 'no JSON object with "queries": a JSON list'),
-    ({}, 400, 'not a list of strings'),
-    (asked(queries='Name1'), 400, 'not a list of strings'),
-    (asked(queries=['Name1', 2]), 400, 'not a list of strings'),
-    (asked(topk=0), 400, 'from 1 to 50'),
-    (asked(topk=51), 400, 'from 1 to 50'),
-    (asked(topk='3'), 400, 'whole number'),
-    (asked(topk=True), 400, 'whole number'),
-    (asked(topk=10**400), 400, 'too many digits'),
-    (asked(topk='\ud800'), 400, r"topk. is '.ud800'; it must be a whole"),
-    (b'{"queries": ["a"], "topk": %s}' % (b'[' * 100 + b']' * 100), 400, 'of type list'),
-    (asked(return_scores=1), 400, 'neither true nor false'),
-    (asked(queries=['Name1', 'x' * 2**20]), 400, 'query 1 is longer'),
-    (asked(queries=['\ud800']), 400, 'surrogate'),
-    (asked(queries=['Name1'] * 101), 413, '101 queries'),
-    (asked(queries=['x' * 5 * 2**20]), 413, 'longer than'),
-]
-
-
-@pytest.mark.parametrize(('body', 'status', 'reason'), BAD, ids=range(len(BAD)))
-def test_bad_requests_are_refused_with_a_reason(url, body, status, reason):
-    received, reply, _ = call(f'{url}/retrieve', body)
-    assert received == status and re.search(reason, reply['error'])
-    assert call(f'{url}/health')[0] == 200
-
-
-def test_other_paths_and_methods(url):
-    assert call(f'{url}/nothing')[0] == 404
-    assert call(f'{url}/retrieve')[0] == 405
+    path = pathlib.Path(__file__).parent / 'requests.txt'
+    check_table(path, {'post': post}, tmp_path)
+    assert (call(f'{url}/nothing')[0], call(f'{url}/retrieve')[0]) == (404, 405)
 
 
 class SlowIndex:
@@ -178,14 +131,14 @@ def test_a_graceful_end_finishes_what_was_taken(index):
         concurrent.futures.ThreadPoolExecutor(1) as pool,
     ):
         until_ready(url)
-        job = pool.submit(ids_of, url, queries=['Name5'], topk=1)
+        job = pool.submit(call, f'{url}/retrieve', {'queries': ['Name5'], 'topk': 1})
         wait_until(url, 'retrieval_waiting 1.0')
         app.stop()
         time.sleep(0.3)  # nothing new is taken by now
         with pytest.raises(OSError):
             call(f'{url}/health', timeout=2)
         slow.gate.set()
-        assert job.result() == [['5']]
+        assert job.result()[1]['result'][0][0]['id'] == '5'
 
 
 def test_health_is_true_only_when_ready(index):
@@ -210,14 +163,6 @@ def test_an_index_that_cannot_be_opened_ends_the_server():
 
     with refused('no index'):
         server.serve(load, '127.0.0.1', 0, server.Limits())
-
-
-def test_a_folder_without_an_index_is_refused_before_anything_listens(tmp_path, caplog, capsys):
-    caplog.set_level('INFO')
-    with pytest.raises(SystemExit) as stopped:
-        server.main(['--index', str(tmp_path), '--port', '0'])
-    assert stopped.value.code == 2 and 'manifest.json: cannot be read' in capsys.readouterr().err
-    assert not caplog.records
 
 
 def test_a_port_in_use_is_named(url, index):

@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import json
-import resource
 import socket
 import threading
 import time
@@ -198,26 +197,23 @@ def test_a_body_that_is_too_long_is_read_before_it_is_refused(paced):
         assert reply.startswith(b'HTTP/1.1 413') and b'longer than 1000 bytes' in reply
 
 
-def seconds_until_closed(client, part, pause, limit):
-    """How long the server takes one part after another."""
-    started = time.monotonic()
-    with pytest.raises(OSError):
-        while time.monotonic() - started < limit:
-            client.sendall(part)
-            time.sleep(pause)
-    return time.monotonic() - started
+HEAD = b'POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n'
 
 
-def test_an_endless_body_is_not_read_to_its_end(paced):
-    head = b'POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n'
-    with paced_server(paced, body_bytes=1_000) as url:
-        assert seconds_until_closed(connect(url, head), b'x' * 1_000, 0.005, 10) < 5
-
-
-def test_a_client_that_drips_its_head_is_closed(paced):
-    with paced_server(paced, head_seconds=1) as url:
-        client = connect(url, b'GET /health HTTP/1.1\r\nX: ')
-        assert seconds_until_closed(client, b'x', 0.05, 5) < 2
+@pytest.mark.parametrize(
+    ('head', 'part', 'pause', 'limit'),
+    [(HEAD, b'x' * 1_000, 0.005, 5), (b'GET /health HTTP/1.1\r\nX: ', b'x', 0.05, 2)],
+    ids=['an endless body', 'a head drop by drop'],
+)
+def test_what_comes_without_an_end_is_not_read_to_its_end(paced, head, part, pause, limit):
+    with paced_server(paced, body_bytes=1_000, head_seconds=1) as url:
+        client = connect(url, head)
+        started = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() - started < limit:
+                client.sendall(part)
+                time.sleep(pause)
+        assert time.monotonic() - started < limit
 
 
 def test_a_request_that_takes_longer_than_the_deadlines_is_answered(paced):
@@ -248,10 +244,3 @@ def test_slow_connections_beyond_the_limit_leave_the_server_answering(paced):
         assert time.monotonic() - started < 5
         for client in clients:
             client.close()
-
-
-def test_the_limit_of_connections_fits_the_system(paced, monkeypatch):
-    monkeypatch.setattr(resource, 'getrlimit', lambda kind: (128, 128))
-    app = server.App(lambda: (paced, 'x'), server.Limits())
-    protocol = server.uvicorn_server(app).config.http
-    assert 64 in [cell.cell_contents for cell in protocol.connection_made.__closure__[:2]]

@@ -1,33 +1,21 @@
 """Long texts are cut into passages of whole sentences: no word is lost, and none is in two passages."""
 
 import json
+import pathlib
 import random
 import time
 
 import pytest
+from refused_calls import check_table
 
 from zeroplay_jax.retrieval import build, corpus, folder, sources, texts
 from zeroplay_jax.retrieval.corpus import document_page
-from zeroplay_jax.retrieval.texts import split_paragraphs, split_sentences
-from zeroplay_jax.retrieval.types import RetrievalError
 
-WORDS = (
-    'Lomi',
-    'was',
-    'born',
-    'in',
-    '1903.',
-    'Dr.',
-    '"Why?"',
-    '漢字。',
-    '-',
-    '#',
-    'U.S.',
-    'A.',
-    '\x00',
-    'ß' * 90,
-)
+WORDS = ('# Lomi was born in 1903. Dr. "Why?" 漢字。 - U.S. A. \x00 ' + 'ß' * 90).split()
 SPACES = (' ', ' ', ' ', '\n', '\n\n', '\t', '\u2028', '\x0b', '\r\n')
+
+
+SENTENCE = 'The founder of Lomi was born in Gumu in the year 1903.'
 
 
 def hostile_text(seed):
@@ -47,19 +35,6 @@ def test_passages_have_all_words_in_order_and_none_is_too_long(seed, max_words):
     assert texts.split_text(text, max_words) == passages
 
 
-def test_a_passage_ends_where_a_sentence_ends():
-    sentence = 'The founder of Lomi was born in Gumu in the year 1903.'
-    passages = texts.split_text(' '.join([sentence] * 20), 80)
-    assert passages == [' '.join([sentence] * count) for count in (6, 6, 6, 2)]
-
-
-def test_a_sentence_that_is_longer_than_a_passage_is_cut_between_words():
-    words = [f'w{number}' for number in range(205)]
-    passages = texts.split_text('A short one. Start ' + ' '.join(words) + '. Another one.', 80)
-    assert [len(passage.split()) for passage in passages] == [3, 80, 80, 48]
-    assert passages[0] == 'A short one.'
-
-
 def test_a_long_text_of_initials_or_without_blanks_takes_little_time():
     started = time.monotonic()
     for part in ('A. ' * 100_000, 'x' * 1_000_000, 'word ' * 300_000, '.' * 300_000):
@@ -67,59 +42,10 @@ def test_a_long_text_of_initials_or_without_blanks_takes_little_time():
     assert time.monotonic() - started < 20
 
 
-def test_sentences_keep_their_quotes_and_do_not_end_at_abbreviations():
-    text = (
-        'Dr. J. Smith met Mr. Jones. "Is it No. 5?" (He asked.) It was e.g. in St. Gallen. 12 came'
-    )
-    parts = split_sentences(text)
-    assert parts == [
-        'Dr. J. Smith met Mr. Jones.',
-        '"Is it No. 5?"',
-        '(He asked.)',
-        'It was e.g. in St. Gallen.',
-        '12 came',
-    ]
-
-
-def test_lines_wrapped_by_hand_are_one_paragraph_and_headings_are_not():
-    wrapped = (
-        'The founder of the town was born in Gumu and\nmoved to Lomi when he was ten years old.'
-    )
-    text = f'# A heading\n{wrapped}\nShort line\n\nNext one.\n- item one of a list that is rather long, longer\n- two'
-    assert split_paragraphs(text) == [
-        '# A heading',
-        wrapped.replace('\n', ' '),
-        'Short line',
-        'Next one.',
-        '- item one of a list that is rather long, longer',
-        '- two',
-    ]
-
-
-def test_a_list_item_or_heading_is_not_joined_to_the_next_sentence():
-    text = (
-        '# The garden\nIt has three parts:\n- an orchard\n- a pond with two small islands and a wooden bridge\n'
-        '• a lawn\n\nThe orchard was planted by the monks.\n1. Buy flour.\n2) Wait\nHistory\nThe town grew.'
-    )
-    (passage,) = texts.split_text(text, 80)
-    assert passage.split() == text.split()
-    assert split_paragraphs(passage) == [
-        '# The garden',
-        'It has three parts:',
-        '- an orchard',
-        '- a pond with two small islands and a wooden bridge',
-        '• a lawn',
-        'The orchard was planted by the monks.',
-        '1. Buy flour.',
-        '2) Wait',
-        'History',
-        'The town grew.',
-    ]
-    # Sentences of prose stay on one line, and so do short lines that go on with a small letter.
-    assert texts.split_text('One came.\nTwo came.\n\nThree came by', 80) == [
-        'One came. Two came. Three came by'
-    ]
-    assert texts.split_text('The town of\nthe monks grew.', 80) == ['The town of the monks grew.']
+def test_texts_are_cut_as_the_table_says(tmp_path):
+    """What is a text, sentences, paragraphs, passages, and words that a line divides."""
+    names = vars(texts) | {'sentence': SENTENCE, 'words': [f'w{number}' for number in range(205)]}
+    check_table(pathlib.Path(__file__).parent / 'texts.txt', names, tmp_path)
 
 
 LONG = ' '.join(f'Sentence number {number} is about the river of Lomi.' for number in range(60))
@@ -184,28 +110,8 @@ def test_a_long_first_line_is_no_title(passage_words, end, tmp_path, user_reads)
     user_reads(f'right: {record.contents[:20]!r}')
 
 
-def test_the_build_command_cuts_passages(tmp_path, capsys):
+def test_the_build_command_cuts_passages(tmp_path):
     source = lines_file(tmp_path / 'c.jsonl', ('a', f'"Lomi"\n{LONG}'), ('b', '"Gumu"\nA town.'))
-    arguments = ['--corpus', str(source), '--kind', 'bm25', '--out', str(tmp_path / 'index')]
-    for words in ('5', '-1', 'x'):
-        with pytest.raises(SystemExit) as caught:
-            build.main([*arguments, '--passage-words', words])
-        assert caught.value.code == 2 and capsys.readouterr().err.count('\n') == 1
-    build.main([*arguments, '--passage-words', '80'])
+    words = f'--corpus {source} --kind bm25 --out {tmp_path}/index --passage-words 80'
+    build.main(words.split())
     assert folder.read_manifest(tmp_path / 'index')['corpus']['passages'] > 6
-
-
-def test_an_unfinished_build_with_other_passages_is_refused(tmp_path):
-    source = lines_file(tmp_path / 'c.jsonl', ('a', f'"Lomi"\n{LONG}'))
-    folder.build(source, tmp_path / 'i', 'bm25', None, passage_words=80, stages=('corpus',))
-    with pytest.raises(RetrievalError, match='passage_words was 80'):
-        folder.build(source, tmp_path / 'i', 'bm25', None)
-
-
-def test_a_long_title_of_front_matter_leaves_the_heading(tmp_path):
-    title = 'word ' * 60
-    (tmp_path / 'a.md').write_text(
-        f'---\ntitle: {title}\n---\nAn introduction.\n\n# Gumu\n\nA town.'
-    )
-    ((_, record), *_) = corpus.read(tmp_path / 'a.md', passage_words=50)
-    assert corpus.split(record.contents)[0] == 'Gumu'

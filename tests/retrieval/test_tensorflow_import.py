@@ -1,10 +1,6 @@
 """Heavy libraries are imported only when they are used: Keras, openai and bm25s. Keras works afterwards."""
 
-import os
-import subprocess
-import sys
-
-from python_process import FAST
+from python_process import run_python
 
 CODE = """
 import os, pathlib, sys, tempfile
@@ -36,8 +32,5 @@ assert float(tf.keras.losses.mse([[1.0]], [[3.0]])[0]) == 4.0
 
 def test_heavy_libraries_are_loaded_only_when_they_are_used():
     # The devices of the test session (tests/conftest.py) would override `jax_num_cpu_devices`.
-    environment = os.environ | FAST
-    result = subprocess.run(
-        [sys.executable, '-c', CODE], env=environment, capture_output=True, text=True
-    )
+    result = run_python('-c', CODE)
     assert result.returncode == 0, result.stderr
