@@ -35,7 +35,7 @@ _LIMIT = 600.0
 
 _REWARDS = 'test_rewards test_wrong_arguments'
 _UPDATES = 'test_learner test_teacher'
-_ROLLOUTS = 'test_scheduler test_placement test_overlap'
+_ROLLOUTS = 'test_scheduler test_placement test_versions'
 _RULES = 'test_config_values test_config_adapters test_config_recipes test_config_roles test_config_sampler'
 # Source file below zeroplay_jax/ → its test files, the quick and telling ones first: in the folder of the package if no
 # other one is given.
@@ -56,7 +56,7 @@ TESTS = {
     'learner/batch.py': f'{_UPDATES} test_batch_means',
     'learner/loss.py': f'{_UPDATES} test_elementwise_losses',
     'learner/checkpoint.py': 'test_checksums test_checkpoint',
-    'rollout/tokens.py': 'test_tokens test_chat_templates',
+    'rollout/tokens.py': 'test_tokens test_tokenizer_rules test_chat_templates',
     'rollout/scheduler.py': _ROLLOUTS,
     'rollout/slots.py': _ROLLOUTS,
     'rollout/placement.py': _ROLLOUTS,
