@@ -10,7 +10,7 @@ from refused_calls import check_table
 from safetensors.numpy import load_file, save_file
 from small_policies import KERNEL, adapter_of, change_json, config_of, copy_of, split
 
-from zeroplay_jax.policy import adapter_folders, hf
+from zeroplay_jax.policy import hf
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig
 
 LINEARS = ('down', 'q', 'v')
@@ -86,7 +86,7 @@ class Folders:
     def _save_adapter(self):
         shutil.rmtree(self.path, ignore_errors=True)
         config = AdapterConfig(3, 6.0, LINEARS, self.base)
-        adapter_folders.save(self.path, self.model, config, self.factors)
+        hf.save_adapter(self.path, self.model, config, self.factors)
 
     def adapter(self, **values):
         self._save_adapter()
