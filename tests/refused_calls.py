@@ -15,6 +15,11 @@ from zeroplay_jax.types import UserError
 PROMPT = '>>> '
 
 
+def row(key, sent, *values):
+    """A row of a table of inputs that others reported, for `python -m benchmarks.faults`."""
+    return pytest.param(*values, id=sent.replace(' ', '-'), marks=pytest.mark.fault(key, sent))
+
+
 def refused(call, *args, error=UserError):
     """The line that a call is refused with."""
     with pytest.raises(error) as caught:
@@ -64,3 +69,15 @@ def fault_rows(key, table):
     for name, values in table.items():
         rows.append(pytest.param(*values, id=name, marks=pytest.mark.fault(key, name)))
     return rows
+
+
+def check_values(path, names):
+    """Evaluates a file's lines `call == value`, where `#` begins a comment; the assertion lists all that are wrong."""
+    wrong = []
+    for line in path.read_text(encoding='utf-8').splitlines():
+        if line and not line.startswith('#'):
+            call, value = line.rsplit(' == ', 1)
+            given = eval(call, dict(names))
+            if given != eval(value, dict(names)):
+                wrong.append(f'{line}, not {given!r}')
+    assert not wrong, '\n'.join(wrong)

@@ -1,10 +1,13 @@
 """Local folders of runs that upload their checkpoints, for tests of `training.mirror`."""
 
+import contextlib
 import time
 
 import jax.numpy as jnp
 
 from zeroplay_jax.learner.checkpoint import Checkpointer
+from zeroplay_jax.runtime.remote_workdir import Lease
+from zeroplay_jax.training.mirror import Mirror
 
 
 def save_checkpoints(folder):
@@ -30,6 +33,27 @@ def save(steps, folder, step, change=None):
     with (folder / 'metrics.jsonl').open('w') as file:
         file.writelines(f'{{"step": {number}}}\n' for number in range(step))
     (folder / 'checkpoints' / f'{step}.part').rename(folder / 'checkpoints' / str(step))
+
+
+@contextlib.contextmanager
+def uploading(remote, folder, keep=2, seconds=30.0):
+    """The uploads of a run from its local folder; the run has the lease meanwhile."""
+    lease = Lease(remote.bucket, remote.name('lease.json'))
+    mirror = Mirror(remote, folder, lease, remote.manifests(), keep, seconds)
+    try:
+        yield mirror
+    finally:
+        mirror.close()
+        lease.release()
+
+
+def upload(remote, folder, steps=None, *numbers, seconds=30.0):
+    """Saves steps of these numbers in a folder and uploads each as a run does at its end; or the newest one there."""
+    for number in numbers or (None,):
+        if number is not None:
+            save(steps, folder, number)
+        with uploading(remote, folder, seconds=seconds) as mirror:
+            wait(mirror)
 
 
 def wait(mirror):

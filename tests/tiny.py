@@ -148,6 +148,12 @@ def random_params(config, seed=0):
     return jax.tree_util.tree_map_with_path(change, shapes)
 
 
+def gap(ours, theirs):
+    """Largest difference of two trees' arrays, by norm and relative to the norm of theirs."""
+    relative = lambda x, y: np.linalg.norm(np.asarray(x) - y) / (np.linalg.norm(y) + 1e-12)
+    return max(jax.tree.leaves(jax.tree.map(relative, ours, theirs)))
+
+
 class EchoSyntax(TagSyntax):
     """Every `h` ends a call of search; the text before it is the query."""
 

@@ -33,30 +33,30 @@ COLUMNS = ('file', 'line', 'column', 'mutation', 'result', 'test', 'reason')
 # Seconds for the tests of one mutation, on a machine that others use too.
 _LIMIT = 600.0
 
-_REWARDS = 'test_rewards test_rewards_format test_reward_names test_schedules'
+_REWARDS = 'test_rewards test_wrong_arguments'
 _UPDATES = 'test_learner test_teacher'
-_ROLLOUTS = 'test_scheduler test_placement test_overlap'
+_ROLLOUTS = 'test_scheduler test_placement test_versions'
 _RULES = 'test_config_values test_config_adapters test_config_recipes test_config_roles'
 # Source file below zeroplay_jax/ → its test files, the quick and telling ones first: in the folder of the package if no
 # other one is given.
 TESTS = {
-    'objectives/advantages.py': 'test_advantages',
-    'objectives/aggregation.py': 'test_aggregation',
+    'objectives/advantages.py': 'test_advantages test_wrong_arguments',
+    'objectives/aggregation.py': 'test_aggregation test_wrong_arguments',
     'objectives/answers.py': _REWARDS,
-    'objectives/corrections.py': 'test_corrections',
-    'objectives/distillation.py': 'test_distillation',
+    'objectives/corrections.py': 'test_corrections test_wrong_arguments',
+    'objectives/distillation.py': 'test_distillation test_wrong_arguments',
     'objectives/format_scores.py': _REWARDS,
     'objectives/loss_checks.py': 'test_loss_checks',
-    'objectives/losses.py': 'test_losses learner/test_batch_means',
+    'objectives/losses.py': 'test_losses test_wrong_arguments learner/test_batch_means',
     'objectives/masking.py': 'test_masking test_corrections',
-    'objectives/policy_gradient.py': 'test_policy_gradient test_losses',
-    'objectives/registry.py': 'test_reward_names test_losses',
+    'objectives/policy_gradient.py': 'test_policy_gradient test_losses test_wrong_arguments',
+    'objectives/registry.py': 'test_wrong_arguments test_losses test_rewards',
     'objectives/rewards.py': _REWARDS,
-    'objectives/values.py': 'test_values',
+    'objectives/values.py': 'test_values test_wrong_arguments',
     'learner/batch.py': f'{_UPDATES} test_batch_means',
     'learner/loss.py': f'{_UPDATES} test_elementwise_losses',
     'learner/checkpoint.py': 'test_checksums test_checkpoint',
-    'rollout/tokens.py': 'test_tokens test_chat_templates',
+    'rollout/tokens.py': 'test_tokens test_tokenizer_rules test_chat_templates',
     'rollout/scheduler.py': _ROLLOUTS,
     'rollout/slots.py': _ROLLOUTS,
     'rollout/placement.py': _ROLLOUTS,

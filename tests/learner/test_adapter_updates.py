@@ -4,25 +4,17 @@ import dataclasses
 
 import jax
 import numpy as np
-import pytest
-import tiny
-from test_learner import close, make_rows, role
-from test_teacher import DISTILS, TEACHER_TOKENS, packed, taught_rows
+from test_learner import close, gradient, learner_of, make_rows, role, same
+from test_teacher import DISTILS, TEACHER_TOKENS
+from test_update_modes import improve
 
 from zeroplay_jax.learner.batch import pack
-from zeroplay_jax.learner.learner import Learner
-from zeroplay_jax.learner.loss import LossConfig, loss
 from zeroplay_jax.learner.weights_view import FrozenBase
 from zeroplay_jax.policy import adapters, hf, sharding
 from zeroplay_jax.policy.adapters import A, B
 from zeroplay_jax.settings.schema import LINEARS
 
 RANK, SCALE = 2, 4.0
-
-
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-    return tiny.make_folder(tmp_path_factory.mktemp('adapters') / 'policy', letters=tiny.LETTERS)
 
 
 def load(folder, mesh=(1, 1, 1), **settings):
@@ -42,31 +34,13 @@ def make_learner(folder, mesh=(1, 1, 1), *, changes=(), settings=(), **options):
     rng = np.random.default_rng(0)
     adapter = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), adapter)
     config = role(learning_rate=1e-2, **DISTILS) if not changes else role(**dict(changes))
-    learner = Learner(
-        model,
-        base.mesh,
-        {'r': config},
-        adapter,
-        (4, 60),
-        teacher_tokens=TEACHER_TOKENS,
-        base=base,
-        **options,
-    )
+    options |= dict(teacher_tokens=TEACHER_TOKENS, base=base)
+    learner = learner_of((model, adapter), config, (4, 60), mesh, **options)
     return model, base, learner
-
-
-def improve(learner, model, updates=2):
-    for _ in range(updates):
-        learner.update('r', packed(taught_rows(model), micro_rows=4), 0.5)
-        learner.update_ema_teacher()
 
 
 def arrays(tree):
     return jax.tree.map(np.array, tree)
-
-
-def same(ours, theirs):
-    jax.tree.map(np.testing.assert_array_equal, arrays(ours), arrays(theirs))
 
 
 def num_bytes(tree):
@@ -107,34 +81,19 @@ def test_offload_published_weights_and_a_restored_state_change_no_bit(folder):
         same(other.state, plain.state)
 
 
-def gradient(folder, batches, mesh=(1, 1, 1)):
+def adapter_gradient(folder, batches, mesh=(1, 1, 1)):
     model, base = load(folder, mesh)
     adapter = adapters.init(base.params, LINEARS, RANK, 0, 'r')
-    adapter = jax.tree.map(lambda x: x + 0.1 * np.sin(np.arange(x.size)).reshape(x.shape), adapter)
-    layout = sharding.parameter_shardings(adapter, base.mesh, training_layout=True)
-    adapter = jax.device_put(jax.tree.map(np.float32, adapter), layout)
-    config = LossConfig.of(role())
-
-    @jax.jit
-    def step(adapter, base_params, batch):
-        def value(x):
-            return loss(model, config, x, batch, batch.old_logp, None, 0.0, base_params)[0]
-
-        return jax.value_and_grad(value)(adapter)
-
-    total = None
-    for batch in batches:
-        new = step(adapter, base.params, jax.device_put(batch, sharding.rows(base.mesh)))
-        total = new if total is None else jax.tree.map(np.add, total, new)
-    return total
+    change = lambda x: np.float32(x + 0.1 * np.sin(np.arange(x.size)).reshape(x.shape))
+    return gradient((model, jax.tree.map(change, adapter)), batches, mesh, base=base.params)
 
 
 def test_devices_micro_batches_and_packing_change_nothing(folder):
     rows = make_rows(hf.read_config(folder), 16)
-    whole = gradient(folder, pack(rows, micro_rows=8, tokens=50, mode='token'))
+    whole = adapter_gradient(folder, pack(rows, micro_rows=8, tokens=50, mode='token'))
     assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(whole[1]))
     batches = pack(rows[::-1], micro_rows=4, tokens=60, mode='token')
-    close(gradient(folder, batches, (2, 2, 2)), whole)
+    close(adapter_gradient(folder, batches, (2, 2, 2)), whole)
 
 
 def test_factors_are_split_as_the_inputs_and_outputs_of_their_kernel(folder):

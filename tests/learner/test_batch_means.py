@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_learner import learner_of, make_rows, policy, role  # noqa: F401
+from test_learner import batches_of, learner_of, make_rows, role
 
-from zeroplay_jax.learner.batch import pack, with_means
+from zeroplay_jax.learner.batch import with_means
 from zeroplay_jax.objectives import masking
 from zeroplay_jax.objectives.loss_checks import check_loss
 from zeroplay_jax.objectives.losses import LossError, PolicyLoss
@@ -40,13 +40,12 @@ def score(weights, batch, base):
 
 
 @pytest.mark.fault('K', 'declared means over the batch, cut and packed in other ways')
-def test_means_are_those_of_the_batch(policy, user_reads):  # noqa: F811
-    rows = make_rows(policy[0])
-    (whole,) = pack(rows, micro_rows=16, tokens=25, mode='token')
+def test_means_are_those_of_the_batch(policy, user_reads):
+    (whole,) = batches_of(policy, micro_rows=16, tokens=25)
     ratio = np.exp(score(None, whole, None) - whole.old_logp)[whole.mask]
     expected = {'advantage': whole.advantage[whole.mask].mean(), 'ratio': ratio.mean()}
     for micro, tokens, mesh in [(1, 25, (1, 1, 1)), (4, 60, (2, 2, 1)), (8, 25, (2, 2, 2))]:
-        batches = pack(rows, micro_rows=micro, tokens=tokens, mode='token')
+        batches = batches_of(policy, micro_rows=micro, tokens=tokens)
         place = sharding.rows(sharding.make_mesh(*mesh))
         batches = [sharding.put_rows(batch, place) for batch in batches]
         for batch in with_means(DECLARED, batches, score, {}):
@@ -56,7 +55,7 @@ def test_means_are_those_of_the_batch(policy, user_reads):  # noqa: F811
     user_reads('right: the same means with micro.rows of 1, 4 and 8, other packing and devices')
 
 
-def test_the_update_and_policy_loss_read_the_same_means(policy):  # noqa: F811
+def test_the_update_and_policy_loss_read_the_same_means(policy):
     """The value is that of one micro-batch for both forms of the loss."""
     model, params = policy
     rows = make_rows(model)
@@ -64,8 +63,8 @@ def test_the_update_and_policy_loss_read_the_same_means(policy):  # noqa: F811
     split, _ = rows_loss(model, params, params, rows, settings_of(False), (2, 60))
     assert float(split) == pytest.approx(float(value), rel=1e-5)
 
-    learner = learner_of(model, params, settings_of(True), (4, 60))
-    update = learner.update('r', pack(rows, micro_rows=4, tokens=60, mode='token'))
+    learner = learner_of(policy, settings_of(True), (4, 60))
+    update = learner.update('r', batches_of(policy, tokens=60))
     assert update['loss'][0] == pytest.approx(float(value), rel=1e-5)
     assert update['mean_ratio'][0] == pytest.approx(float(stats['mean_ratio'][0]), rel=1e-5)
 

@@ -27,13 +27,17 @@ def state(step):
     return jax.tree.map(lambda x: x + step, LIKE)
 
 
+def save(workdir, *steps):
+    checkpoints = Checkpointer(workdir, keep=3)
+    for step in steps:
+        checkpoints.save(step, state(step), {'cursor': step, 'pool': ['a question'] * 50})
+    checkpoints.close()
+
+
 @pytest.fixture(scope='module')
 def saved(tmp_path_factory):
     workdir = tmp_path_factory.mktemp('saved')
-    checkpoints = Checkpointer(workdir, keep=3)
-    for step in (2, 4):
-        checkpoints.save(step, state(step), {'cursor': step, 'pool': ['a question'] * 50})
-    checkpoints.close()
+    save(workdir, 2, 4)
     return workdir
 
 
@@ -48,18 +52,16 @@ def files(workdir, step=4):
 
 
 def resumed_step(workdir):
-    """The step that a restart takes, with the lines that it prints."""
+    """(the step that a restart takes, the lines that it prints)."""
     lines = set_damaged_aside(Hosts(), workdir)
-    checkpoints = Checkpointer(workdir, keep=3)
-    restored, loop = checkpoints.restore(LIKE)
+    restored, loop = Checkpointer(workdir, keep=3).restore(LIKE)
     step = loop['cursor']
     jax.tree.map(np.testing.assert_array_equal, restored, state(step))
-    return step, lines, checkpoints
+    return step, lines
 
 
 def test_what_is_whole_is_taken_without_a_word(workdir):
-    step, lines, _ = resumed_step(workdir)
-    assert step == 4 and not lines and not (workdir / 'damaged').exists()
+    assert resumed_step(workdir) == (4, []) and not (workdir / 'damaged').exists()
     # In the format of the well-known program.
     assert {path.name for path in files(workdir)} >= {'checksums.sha256', 'commit_success.txt'}
 
@@ -99,23 +101,21 @@ def test_each_file_that_is_cut_or_missing_is_found(workdir):
 def test_the_checkpoint_before_is_taken_and_a_line_says_what_is_lost(workdir, name):
     path = workdir / 'checkpoints' / '4' / name
     path.write_bytes(path.read_bytes()[:-3])
-    step, lines, checkpoints = resumed_step(workdir)
-    assert step == 2 and len(lines) == 1
-    assert lines[0].startswith(f'checkpoint 4 is damaged: {name}')
-    assert lines[0].endswith('the run resumes from 2, and steps 2 to 3 are run again')
+    step, (line,) = resumed_step(workdir)
+    assert step == 2 and line.startswith(f'checkpoint 4 is damaged: {name}')
+    assert line.endswith('the run resumes from 2, and steps 2 to 3 are run again')
     assert (workdir / 'damaged' / '4').is_dir()
     # The run saves that step again, and it is then whole.
-    checkpoints.save(4, state(4), {'cursor': 4})
-    checkpoints.close()
-    assert resumed_step(workdir)[:2] == (4, [])
+    save(workdir, 4)
+    assert resumed_step(workdir) == (4, [])
 
 
 def test_processes_share_the_files_and_find_what_one_finds(workdir):
     folder = workdir / 'checkpoints' / '4'
     path = folder / 'loop' / 'metadata'
     path.write_bytes(b'x' + path.read_bytes()[1:])
-    found = [checkpoint.find_damage(folder, process, 3) for process in range(3)]
-    assert sorted(bool(text) for text in found) == [False, False, True]
+    damage = [checkpoint.find_damage(folder, process, 3) for process in range(3)]
+    assert sorted(map(bool, damage)) == [False, False, True]
 
 
 def test_if_all_are_damaged_nothing_is_moved(workdir):
@@ -130,30 +130,24 @@ def test_if_all_are_damaged_nothing_is_moved(workdir):
 
 def test_a_step_that_lost_its_checksums_is_damaged(workdir):
     (workdir / 'checkpoints' / '4' / 'checksums.sha256').unlink()
-    step, lines, _ = resumed_step(workdir)
+    step, lines = resumed_step(workdir)
     assert step == 2 and 'checksums.sha256 is missing' in lines[0]
 
 
 def test_a_step_that_is_not_newer_is_not_skipped_silently(workdir):
-    checkpoints = Checkpointer(workdir, keep=3)
     with pytest.raises(RuntimeError, match='step 3 was not saved, because step 4 is there'):
-        checkpoints.save(3, state(3), {'cursor': 3})
-    checkpoints.close()
+        save(workdir, 3)
     assert remove_after(Hosts(), workdir / 'checkpoints', 3) == [2]
-    checkpoints = Checkpointer(workdir, keep=3)
-    checkpoints.save(3, state(3), {'cursor': 3})
-    checkpoints.close()
-    assert resumed_step(workdir)[:2] == (3, [])
+    save(workdir, 3)
+    assert resumed_step(workdir) == (3, [])
 
 
 def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path, monkeypatch):
-    checkpoints = Checkpointer(tmp_path, keep=2)
-    monkeypatch.setattr(shutil, 'disk_usage', lambda _: types.SimpleNamespace(free=1000))
-    with pytest.raises(OSError, match='No space left on device: .*/checkpoints'):
-        checkpoints.save(1, state(1), {'cursor': 1})
-    monkeypatch.undo()
-    checkpoints.save(1, state(1), {'cursor': 1})
-    checkpoints.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, 'disk_usage', lambda _: types.SimpleNamespace(free=1000))
+        with pytest.raises(OSError, match='No space left on device: .*/checkpoints'):
+            save(tmp_path, 1)
+    save(tmp_path, 1)
     assert saved_steps(tmp_path / 'checkpoints') == [1]
 
 
@@ -164,15 +158,13 @@ def test_a_process_killed_while_it_hashes_leaves_no_step(tmp_path, monkeypatch):
         raise OSError('killed')
 
     checkpoints = Checkpointer(tmp_path, keep=2)
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(OSError):
         patch.setattr(checkpoint, 'write', killed)
-        with pytest.raises(OSError):
-            checkpoints.save(1, state(1), {'cursor': 1})
-            checkpoints.wait()
+        checkpoints.save(1, state(1), {'cursor': 1})
+        checkpoints.wait()
     assert saved_steps(tmp_path / 'checkpoints') == []
-    again = Checkpointer(tmp_path, keep=2)
-    assert again.latest() is None
-    again.save(1, state(1), {'cursor': 1})
-    again.close()
-    assert resumed_step(tmp_path)[:2] == (1, [])
-    assert json.loads((tmp_path / 'checkpoints/1/loop/metadata').read_text()) == {'cursor': 1}
+    assert Checkpointer(tmp_path, keep=2).latest() is None
+    save(tmp_path, 1)
+    assert resumed_step(tmp_path) == (1, [])
+    loop = json.loads((tmp_path / 'checkpoints/1/loop/metadata').read_text())
+    assert loop['cursor'] == 1

@@ -9,16 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from test_learner import make_rows, role
+from test_learner import batches_of, role
 from test_teacher import DISTILS, other, packed, taught_rows
 
-from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.learner.loss import LossConfig, loss
 from zeroplay_jax.learner.weights_view import FrozenBase
 from zeroplay_jax.objectives import masking
 from zeroplay_jax.objectives.losses import PolicyLoss
-from zeroplay_jax.policy import adapters, hf, sharding
-from zeroplay_jax.policy.head import Head, sum_tokens
+from zeroplay_jax.policy import adapters, sharding
+from zeroplay_jax.policy.head import Head, map_tokens, sum_tokens
 from zeroplay_jax.settings.schema import LINEARS
 
 # No product of the layers has two of these sizes as its axes.
@@ -32,11 +31,10 @@ BFLOAT16 = 0.02
 
 
 @pytest.fixture(scope='module')
-def policy(tmp_path_factory):
-    folder = tiny.make_folder(tmp_path_factory.mktemp('sums') / 'policy', letters=tiny.LETTERS)
-    model = dataclasses.replace(hf.read_config(folder), logit_chunk=CHUNK)
+def policy(policy):
+    model = dataclasses.replace(policy[0], logit_chunk=CHUNK)
     assert (model.hidden_size, model.vocab_size) == (HIDDEN, VOCAB)
-    return model, hf.load(folder, model)
+    return model, policy[1]
 
 
 def by_rows(config):
@@ -74,9 +72,7 @@ def gradient(policy, config, batch, mesh=(1, 1, 1), teacher=None, base=None, sca
 def assert_close(ours, theirs, tolerance):
     gradients, stats = ours
     expected_gradients, expected_stats = theirs
-    gap = lambda x, y: float(np.linalg.norm(x - y) / (np.linalg.norm(y) + 1e-12))
-    gaps = jax.tree.map(gap, gradients, expected_gradients)
-    assert max(jax.tree.leaves(gaps)) <= tolerance, gaps
+    assert tiny.gap(gradients, expected_gradients) <= tolerance
     assert all(np.linalg.norm(x) > 0 for x in jax.tree.leaves(expected_gradients))
     assert stats.keys() == expected_stats.keys()
     for name, (total, count) in expected_stats.items():
@@ -84,32 +80,43 @@ def assert_close(ours, theirs, tolerance):
         assert stats[name][1] == count
 
 
+def check(policy, config, batch, tolerance=FLOAT32, **options):
+    """Checks that the gradient and the statistics are those of whole rows; returns them."""
+    ours = gradient(policy, config, on_policy(batch), **options)
+    assert_close(ours, gradient(policy, by_rows(config), on_policy(batch), **options), tolerance)
+    return ours
+
+
 # A policy loss with all other terms of single tokens.
 TERMS = dict(kl_coef=0.1, entropy_coef=0.01, tis_cap=1.5, tis_level='token', dual_clip=1.2)
 
 
+@pytest.fixture
+def wide(policy):
+    (batch,) = batches_of(policy, 16, micro_rows=8, tokens=60)
+    return batch
+
+
+@pytest.fixture
+def small(policy):
+    (batch,) = batches_of(policy, 4, tokens=60)
+    return batch
+
+
 @pytest.mark.parametrize('logits,mesh', [('all', (1, 1, 1)), ('trained', (2, 2, 2))])
 @pytest.mark.parametrize('name', ['token_pg', 'reinforce', 'cispo'])
-def test_the_gradient_and_the_statistics_are_those_of_whole_rows(policy, name, logits, mesh):
-    (batch,) = pack(make_rows(policy[0], 16), micro_rows=8, tokens=60, mode='token')
-    batch = on_policy(batch)
-    config = LossConfig.of(role(loss=name, **TERMS))
-    ours = gradient(policy, config, batch, mesh, logits=logits)
-    theirs = gradient(policy, by_rows(config), batch, mesh, logits=logits)
-    assert_close(ours, theirs, FLOAT32)
+def test_the_gradient_and_the_statistics_are_those_of_whole_rows(policy, wide, name, logits, mesh):
+    check(policy, LossConfig.of(role(loss=name, **TERMS)), wide, mesh=mesh, logits=logits)
 
 
 @pytest.mark.parametrize(
     'mesh', [(1, 1, 1), pytest.param((1, 4, 1), marks=pytest.mark.long)], ids=str
 )
-def test_bfloat16_is_rounded_as_for_whole_rows(policy, mesh):
-    (batch,) = pack(make_rows(policy[0], 16), micro_rows=8, tokens=60, mode='token')
+def test_bfloat16_is_rounded_as_for_whole_rows(policy, wide, mesh):
     config = LossConfig.of(role(loss='reinforce', **TERMS))
     options = dict(dtype='bfloat16', scan=True, remat=True)
-    ours = gradient(policy, config, on_policy(batch), mesh, **options)
-    theirs = gradient(policy, by_rows(config), on_policy(batch), mesh, **options)
-    assert_close(ours, theirs, BFLOAT16)
-    assert {x.dtype for x in jax.tree.leaves(ours[0])} == {np.dtype('float32')}
+    gradients, _ = check(policy, config, wide, BFLOAT16, mesh=mesh, **options)
+    assert {x.dtype for x in jax.tree.leaves(gradients)} == {np.dtype('float32')}
 
 
 @pytest.mark.parametrize(
@@ -121,18 +128,14 @@ def test_distillation_has_the_gradient_of_whole_rows(policy, mesh):
         row.advantage = 0.5 - number % 3
     (batch,) = packed(rows, micro_rows=8)
     config = LossConfig.of(role(**DISTILS, **TERMS))
-    teacher = other(policy[1])
-    options = dict(mesh=mesh, teacher=teacher, logits='trained')
-    ours = gradient(policy, config, on_policy(batch), **options)
-    assert 'distill_tail_mass' in ours[1]
-    assert_close(ours, gradient(policy, by_rows(config), on_policy(batch), **options), FLOAT32)
+    options = dict(mesh=mesh, teacher=other(policy[1]), logits='trained')
+    assert 'distill_tail_mass' in check(policy, config, batch, **options)[1]
 
 
-def test_the_gradient_is_multiplied_by_that_of_the_loss(policy):
-    (batch,) = pack(make_rows(policy[0], 4), micro_rows=4, tokens=60, mode='token')
+def test_the_gradient_is_multiplied_by_that_of_the_loss(policy, small):
     config = LossConfig.of(role())
-    ours, _ = gradient(policy, config, batch, scale=-8.0)
-    plain, _ = gradient(policy, config, batch)
+    ours, _ = gradient(policy, config, small, scale=-8.0)
+    plain, _ = gradient(policy, config, small)
     # Two programs, whose sums XLA may order differently.
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
     jax.tree.map(lambda x, y: close(x, -8.0 * y), ours, plain)
@@ -169,19 +172,16 @@ SEQUENCE_LEVEL += [dict(tis_cap=2.0, tis_level='sequence')]
         *((changes, (2, 1, 1)) for changes in SEQUENCE_LEVEL),
     ],
 )
-def test_products_with_the_head(policy, changes, products):
+def test_products_with_the_head(policy, small, changes, products):
     """The logits are computed once, and twice where a loss couples tokens."""
-    model, params = policy
-    (batch,) = pack(make_rows(model, 4), micro_rows=4, tokens=60, mode='token')
-    value = value_of(model, LossConfig.of(role(**changes)))
-    assert head_products(jax.grad(value, has_aux=True), params, batch) == products
+    value = value_of(policy[0], LossConfig.of(role(**changes)))
+    assert head_products(jax.grad(value, has_aux=True), policy[1], small) == products
 
 
-def test_without_a_gradient_the_logits_alone_are_computed(policy):
-    model, params = policy
-    (batch,) = pack(make_rows(model, 4), micro_rows=4, tokens=60, mode='token')
-    value = value_of(dataclasses.replace(model, logits='trained'), LossConfig.of(role()))
-    assert head_products(value, params, batch) == (1, 0, 0)
+def test_without_a_gradient_the_logits_alone_are_computed(policy, small):
+    model = dataclasses.replace(policy[0], logits='trained')
+    value = value_of(model, LossConfig.of(role()))
+    assert head_products(value, policy[1], small) == (1, 0, 0)
 
 
 def test_products_with_the_heads_of_student_and_teacher(policy):
@@ -197,25 +197,22 @@ def adapter_of(base, seed=0):
     return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), fresh)
 
 
-def test_a_frozen_head_has_no_gradient(policy):
+def test_a_frozen_head_has_no_gradient(policy, small):
     """Logits and the gradient of the states remain."""
     model, params = policy
     base = FrozenBase.of(params, sharding.make_mesh(), scale=4.0).params
-    (batch,) = pack(make_rows(model, 4), micro_rows=4, tokens=60, mode='token')
     config = LossConfig.of(role(**TERMS))
     one = adapter_of(base)
     value = jax.grad(value_of(model, config, base=base), has_aux=True)
-    assert head_products(value, one, batch) == (1, 1, 0)
-    ours = gradient((model, one), config, on_policy(batch), base=base)
-    theirs = gradient((model, one), by_rows(config), on_policy(batch), base=base)
-    assert_close(ours, theirs, FLOAT32)
+    assert head_products(value, one, small) == (1, 1, 0)
+    check((model, one), config, small, base=base)
 
 
 # The sum over tokens
 
 
-def test_a_sum_visits_wanted_tokens_once():
-    """The loop ends after the last wanted token: a NaN in the other hidden states is never read."""
+def test_wanted_tokens_alone_are_visited():
+    """Once in a sum, and twice, forward and backward, in a map: a NaN in the other states is never read."""
     rng = np.random.default_rng(0)
     states = rng.normal(size=(3, 40, 8)).astype(np.float32)
     wanted = rng.random((3, 40)) < 0.2
@@ -225,25 +222,34 @@ def test_a_sum_visits_wanted_tokens_once():
     factor = rng.normal(size=wanted.shape).astype(np.float32)
     visited = []
 
-    def function(head, chunk_states, shared, per_token):
+    def values_of(head, chunk_states, shared, per_token):
         jax.debug.callback(visited.append, chunk_states.shape[0])
-        values = jnp.sum(chunk_states @ head['head'], -1) * per_token
+        return jnp.sum(chunk_states @ head['head'], -1) * per_token
+
+    def sums_of(*arguments):
+        values = values_of(*arguments)
+        return jnp.sum(values), jnp.sum(values**2)
+
+    def mapped(head, states):
+        values = map_tokens(values_of, Head(head, False, 7, None), states, (), factor, wanted)
         return jnp.sum(values), jnp.sum(values**2)
 
     def total(head, states):
-        return sum_tokens(function, Head(head, False, 7, None), states, (), factor, wanted)
+        return sum_tokens(sums_of, Head(head, False, 7, None), states, (), factor, wanted)
 
-    slopes, squares = jax.grad(total, (0, 1), has_aux=True)(head, states)
-    jax.effects_barrier()
-    assert visited == [7] * -(-wanted.sum() // 7)
     clean = np.nan_to_num(states)
     values = (clean @ head['head']).sum(-1) * factor * wanted
-    np.testing.assert_allclose(squares, (values**2).sum(), rtol=1e-5)
-    expected = np.einsum('rl,rld->d', factor * wanted, clean)[:, None].repeat(5, 1)
-    np.testing.assert_allclose(slopes[0]['head'], expected, atol=1e-4)
-    expected = (factor * wanted)[..., None] * head['head'].sum(-1)
-    np.testing.assert_allclose(slopes[1], expected, atol=1e-5)
-    np.testing.assert_allclose(total(head, states)[0], values.sum(), rtol=1e-5)
+    head_slope = np.einsum('rl,rld->d', factor * wanted, clean)[:, None].repeat(5, 1)
+    state_slopes = (factor * wanted)[..., None] * head['head'].sum(-1)
+    for function, passes in ((mapped, 2), (total, 1)):
+        visited.clear()
+        slopes, squares = jax.grad(function, (0, 1), has_aux=True)(head, states)
+        jax.effects_barrier()
+        assert visited == [7] * passes * -(-wanted.sum() // 7)
+        np.testing.assert_allclose(squares, (values**2).sum(), rtol=1e-5)
+        np.testing.assert_allclose(slopes[0]['head'], head_slope, atol=1e-4)
+        np.testing.assert_allclose(slopes[1], state_slopes, atol=1e-5)
+        np.testing.assert_allclose(function(head, states)[0], values.sum(), rtol=1e-5)
 
 
 def test_statistics_of_a_sum_have_no_gradient():
@@ -269,9 +275,7 @@ def looped(logp, old_logp, advantage, mask, segment, *, clip_low, clip_high, dua
 
 
 @pytest.mark.parametrize('mesh', [(1, 1, 1), (2, 2, 1)], ids=str)
-def test_an_elementwise_loss_may_loop(policy, mesh):
-    (batch,) = pack(make_rows(policy[0], 16), micro_rows=8, tokens=60, mode='token')
+def test_an_elementwise_loss_may_loop(policy, wide, mesh):
     policy_loss = PolicyLoss(looped, elementwise=True)
     config = dataclasses.replace(LossConfig.of(role()), policy_loss=policy_loss)
-    result = gradient(policy, config, batch, mesh)
-    assert_close(result, gradient(policy, by_rows(config), batch, mesh), FLOAT32)
+    check(policy, config, wide, mesh=mesh)

@@ -1,6 +1,6 @@
 """The update: cutting, packing, padding and devices change nothing; retrieved text teaches nothing; NaN stays out."""
 
-import dataclasses
+import functools
 
 import jax
 import ml_collections
@@ -9,20 +9,15 @@ import pytest
 import tiny
 
 from zeroplay_jax.configs import common
+from zeroplay_jax.learner import optimizer
 from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.loss import LossConfig, loss
-from zeroplay_jax.policy import hf, sharding, transformer
+from zeroplay_jax.objectives import aggregation, masking, policy_gradient
+from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.types import ENV, POLICY, PROMPT, Row, Trajectory, UserError
 
 MODES = ('token', 'seq_mean_token_mean', 'seq_mean_token_sum')
-
-
-@pytest.fixture(scope='module')
-def policy(tmp_path_factory):
-    folder = tiny.make_folder(tmp_path_factory.mktemp('learner') / 'policy', letters=tiny.LETTERS)
-    model = dataclasses.replace(hf.read_config(folder), logit_chunk=16)
-    return model, hf.load(folder, model)
 
 
 def make_rows(model, count=9, seed=0):
@@ -34,16 +29,14 @@ def make_rows(model, count=9, seed=0):
         source[: int(rng.integers(1, 5))] = PROMPT
         logp = np.where(source == POLICY, -rng.uniform(1, 4, n), 0).astype(np.float32)
         tokens = rng.integers(0, model.vocab_size, n).astype(np.int32)
-        rows.append(
-            Row(
-                'r',
-                Trajectory(tokens, source, logp, (), 'eos', 'r', 0, (i,)),
-                0.0,
-                i,
-                advantage=float(rng.normal()),
-            )
-        )
+        trajectory = Trajectory(tokens, source, logp, (), 'eos', 'r', 0, (i,))
+        rows.append(Row('r', trajectory, 0.0, i, advantage=float(rng.normal())))
     return rows
+
+
+def batches_of(policy, count=9, micro_rows=4, tokens=50, mode='token'):
+    rows = make_rows(policy[0], count)
+    return pack(rows, micro_rows=micro_rows, tokens=tokens, mode=mode)
 
 
 def role(**changes):
@@ -52,33 +45,41 @@ def role(**changes):
     )
 
 
-def learner_of(model, params, config, shape, **options):
-    return Learner(model, sharding.make_mesh(), {'r': config}, params, shape, **options)
+def learner_of(policy, config, shape=(4, 50), mesh=(1, 1, 1), **options):
+    model, params = policy
+    return Learner(model, sharding.make_mesh(*mesh), {'r': config}, params, shape, **options)
 
 
-def gradient(policy, batches, mesh=(1, 1, 1), **changes):
-    """Summed gradient and loss over micro-batches."""
+def mean(stat):
+    total, count = stat
+    return total / count
+
+
+def same(left, right):
+    """Bit for bit."""
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(left), jax.device_get(right))
+
+
+def gradient(policy, batches, mesh=(1, 1, 1), teacher=None, base=None, **changes):
+    """(loss, gradient), summed over micro-batches."""
     model, params = policy
     mesh = sharding.make_mesh(*mesh)
     params = jax.device_put(params, sharding.parameter_shardings(params, mesh))
-    step = jax.jit(
-        jax.value_and_grad(
-            lambda p, b: loss(model, LossConfig.of(role(**changes)), p, b, b.old_logp, None, 0.0)[0]
-        )
-    )
-    total = None
-    for batch in batches:
-        new = step(params, jax.device_put(batch, sharding.rows(mesh)))
-        total = new if total is None else jax.tree.map(np.add, total, new)
-    return total
+    config = LossConfig.of(role(**changes))
+
+    def value(params, teacher, base, batch):
+        return loss(model, config, params, batch, batch.old_logp, teacher, 1.0, base)[0]
+
+    step = jax.jit(jax.value_and_grad(value))
+    rows = sharding.rows(mesh)
+    parts = [step(params, teacher, base, jax.device_put(batch, rows)) for batch in batches]
+    return jax.tree.map(lambda *x: sum(x), *parts)
 
 
 def close(a, b, tolerance=1e-5):
+    """Compares pairs of a loss and gradients."""
     assert abs(float(a[0]) - float(b[0])) <= 1e-6 * max(1, abs(float(b[0])))
-    for x, y in zip(jax.tree.leaves(a[1]), jax.tree.leaves(b[1]), strict=True):
-        assert np.linalg.norm(np.asarray(x) - np.asarray(y)) <= tolerance * (
-            np.linalg.norm(y) + 1e-12
-        )
+    assert tiny.gap(a[1], b[1]) <= tolerance
 
 
 LOSSES = [
@@ -94,13 +95,9 @@ LOSSES = [
 def test_micro_batches_packing_and_padding_change_nothing(policy, mode, loss_name):
     rows = make_rows(policy[0])
     whole = gradient(policy, pack(rows, micro_rows=9, tokens=25, mode=mode), loss=loss_name)
-    for micro, tokens in ((1, 25), (2, 60), (4, 200)):
-        batches = pack(rows, micro_rows=micro, tokens=tokens, mode=mode)
+    for step, micro, tokens in ((1, 1, 25), (1, 2, 60), (1, 4, 200), (-1, 4, 60)):
+        batches = pack(rows[::step], micro_rows=micro, tokens=tokens, mode=mode)
         close(gradient(policy, batches, loss=loss_name), whole)
-    close(
-        gradient(policy, pack(rows[::-1], micro_rows=4, tokens=60, mode=mode), loss=loss_name),
-        whole,
-    )
 
 
 MESHES = [(2, 2, 2)]
@@ -110,27 +107,22 @@ MESHES += [pytest.param(mesh, marks=pytest.mark.long) for mesh in MORE_MESHES]
 
 @pytest.mark.parametrize('mesh', MESHES)
 def test_device_count_changes_nothing(policy, mesh):
-    batches = pack(make_rows(policy[0], 16), micro_rows=8, tokens=50, mode='token')
+    batches = batches_of(policy, 16, micro_rows=8)
     close(gradient(policy, batches, mesh), gradient(policy, batches))
 
 
 def test_only_policy_tokens_teach(policy):
     """Log-probs and advantages at prompt and retrieved places reach neither the loss nor the gradient."""
-    rows = make_rows(policy[0])
-    batches = pack(rows, micro_rows=9, tokens=25, mode='token')
+    batches = batches_of(policy, micro_rows=9, tokens=25)
     want = gradient(policy, batches)
     for batch in batches:
-        for name in ('old_logp', 'advantage'):
-            array = getattr(batch, name)
-            array[~batch.mask] = np.nan
+        batch.old_logp[~batch.mask] = batch.advantage[~batch.mask] = np.nan
     close(gradient(policy, batches), want, 0.0)
 
 
 def test_retrieved_text_gets_exactly_zero_gradient(policy):
     """The derivative of the loss by the log-prob of a retrieved or prompt token is exactly 0."""
-    from zeroplay_jax.objectives import aggregation, policy_gradient
-
-    (batch,) = pack(make_rows(policy[0], 4), micro_rows=4, tokens=25, mode='token')
+    (batch,) = batches_of(policy, 4, tokens=25)
 
     def value(logp):
         per_token, _ = policy_gradient.token_pg(
@@ -143,8 +135,7 @@ def test_retrieved_text_gets_exactly_zero_gradient(policy):
 
 
 def test_a_first_token_is_never_scored_across_segments(policy):
-    rows = make_rows(policy[0], 6)
-    for batch in pack(rows, micro_rows=2, tokens=60, mode='token'):
+    for batch in batches_of(policy, 6, micro_rows=2, tokens=60):
         starts = (batch.positions == 0) & (batch.segment > 0)
         assert not (batch.mask & starts).any()
         for row, first in zip(batch.segment, starts):
@@ -153,93 +144,64 @@ def test_a_first_token_is_never_scored_across_segments(policy):
 
 def test_update_moves_probability_with_the_advantage(policy):
     model, params = policy
-    rows = make_rows(model, 4)
-    batches = pack(rows, micro_rows=2, tokens=50, mode='token')
-    score = lambda p, b: transformer.score(model, p, b.tokens, b.positions, b.segment)[0]
+    batches = batches_of(policy, 4, micro_rows=2)
+    program = jax.jit(functools.partial(transformer.score, model))
+    score = lambda p, b: np.asarray(program(p, b.tokens, b.positions, b.segment)[0])
     for batch in batches:  # on policy: the ratio is 1, no clip is active
         batch.old_logp[:] = np.where(batch.mask, score(params, batch), 0)
-    learner = learner_of(model, params, role(warmup_steps=0), (2, 50))
-    gain = lambda p: sum(
-        float(np.sum(b.weight * b.advantage * np.asarray(score(p, b)))) for b in batches
-    )
+
+    def gain(params):
+        return sum(np.sum(b.weight * b.advantage * score(params, b)) for b in batches)
+
+    learner = learner_of(policy, role(warmup_steps=0), (2, 50))
     before = gain(learner.params)
     stats = learner.update('r', batches)
     assert gain(learner.params) > before
     assert stats['skipped_updates'] == (0.0, 1.0)
-    assert abs(stats['ratio'][0] / stats['ratio'][1] - 1) < 1e-5
-    assert stats['entropy'][0] / stats['entropy'][1] > 0.5
+    assert abs(mean(stats['ratio']) - 1) < 1e-5
+    assert mean(stats['entropy']) > 0.5
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(policy):
-    model, params = policy
-    learner = learner_of(model, params, role(), (4, 50))
-    batches = pack(make_rows(model), micro_rows=4, tokens=50, mode='token')
+    learner = learner_of(policy, role())
+    batches = batches_of(policy)
     learner.update('r', batches)
     before = jax.device_get(learner.state)
     batches[0].advantage[batches[0].mask] = np.inf
     stats = learner.update('r', batches)
     assert stats['skipped_updates'] == (1.0, 1.0) and stats['gradient_norm'][1] == 0
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(learner.state), before)
-
-
-def test_nothing_to_learn_skips_the_step(policy):
-    model, params = policy
-    learner = learner_of(model, params, role(), (4, 50))
-    before = jax.device_get(learner.state)
+    # Nor does an update without anything to learn from.
     assert learner.update('r', []) == {'skipped_updates': (1.0, 1.0)}
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(learner.state), before)
+    same(learner.state, before)
+
+
+def without_advantages(policy):
+    rows = make_rows(policy[0], 6)
+    for row in rows:
+        row.advantage = 0.0
+    return pack(rows, micro_rows=3, tokens=50, mode='token')
 
 
 def test_kl_pulls_back_to_the_first_weights(policy):
-    model, params = policy
-    rows = make_rows(model, 6)
-    for row in rows:
-        row.advantage = 0.0
-    batches = pack(rows, micro_rows=3, tokens=50, mode='token')
-    learner = learner_of(model, params, role(kl_coef=1.0, learning_rate=1e-3), (3, 50))
-    noisy = jax.tree.map(
-        lambda x: x + 0.05 * np.random.default_rng(0).normal(size=x.shape).astype('f'), params
-    )
+    batches = without_advantages(policy)
+    learner = learner_of(policy, role(kl_coef=1.0, learning_rate=1e-3), (3, 50))
+    noise = lambda x: 0.05 * np.random.default_rng(0).normal(size=x.shape).astype('f')
+    noisy = jax.tree.map(lambda x: x + noise(x), policy[1])
     learner.state = jax.device_put({**learner.state, 'params': noisy}, learner.shardings)
-    kl = [(s := learner.update('r', batches))['kl'][0] / s['kl'][1] for _ in range(6)]
+    kl = [mean(learner.update('r', batches)['kl']) for _ in range(6)]
     assert kl[-1] < 0.8 * kl[0]
 
 
-def test_paid_entropy_rises(policy):
-    model, params = policy
-    rows = make_rows(model, 6)
-    for row in rows:
-        row.advantage = 0.0
-    batches = pack(rows, micro_rows=3, tokens=50, mode='token')
-    means = {}
-    for coef in (0.0, 1.0):
-        config = role(entropy_coef=coef, learning_rate=3e-3, weight_decay=0.0)
-        learner = learner_of(model, params, config, (3, 50))
-        means[coef] = [
-            (s := learner.update('r', batches))['entropy'][0] / s['entropy'][1] for _ in range(5)
-        ]
-    assert means[1.0][-1] > means[1.0][0] + 0.01 and means[0.0][-1] == pytest.approx(
-        means[0.0][0], abs=1e-4
-    )
+@pytest.mark.parametrize('coefficient', [0.0, 1.0])
+def test_paid_entropy_rises(policy, coefficient):
+    batches = without_advantages(policy)
+    config = role(entropy_coef=coefficient, learning_rate=3e-3, weight_decay=0.0)
+    learner = learner_of(policy, config, (3, 50))
+    first, *_, last = [mean(learner.update('r', batches)['entropy']) for _ in range(5)]
+    assert last > first + 0.01 if coefficient else last == pytest.approx(first, abs=1e-4)
 
 
-@pytest.mark.parametrize('remat', [True, False])
-def test_the_scorer_divides_by_the_temperature_as_the_sampler_does(policy, remat):
-    model, params = policy
-    model = dataclasses.replace(model, remat=remat)
-    tokens = np.arange(12, dtype=np.int32)[None] % model.vocab_size
-    positions, segment = np.arange(12)[None], np.ones((1, 12), np.int32)
-    x = transformer.hidden(model, params, tokens, positions, segment)[0]
-    z = np.asarray(transformer.logits(model, params, x), np.float64) / 0.7
-    want = z - np.log(np.exp(z).sum(-1, keepdims=True))
-    logp, entropy = transformer.score(model, params, tokens, positions, segment, 0.7)
-    np.testing.assert_allclose(logp[0, 1:], want[np.arange(11), tokens[0, 1:]], atol=3e-5)
-    np.testing.assert_allclose(entropy[0, 1:], -(np.exp(want) * want).sum(-1)[:-1], atol=3e-5)
-
-
-def test_warm_up_and_clipping(policy):
-    from zeroplay_jax.learner import optimizer
-
+def test_the_optimiser_warms_up_clips_and_leaves_norms_undecayed():
     tx = optimizer.make(role(warmup_steps=4, clip_norm=1.0, weight_decay=0.0, learning_rate=0.1))
     params = {'w': np.ones((2, 2), np.float32)}
     state, sizes = tx.init(params), []
@@ -247,57 +209,93 @@ def test_warm_up_and_clipping(policy):
         updates, state = tx.update({'w': np.full((2, 2), 1e6, np.float32)}, state, params)
         sizes.append(float(np.abs(updates['w']).max()))
     np.testing.assert_allclose(sizes, [0.025, 0.05, 0.075, 0.1, 0.1, 0.1], rtol=1e-4)
-
-
-def test_weight_decay_leaves_norms_alone():
-    from zeroplay_jax.learner import optimizer
-
     params = {'kernel': np.ones((2, 2)), 'scale': np.ones(2)}
     assert optimizer.matrices(params) == {'kernel': True, 'scale': False}
 
 
 def test_one_program_for_any_number_of_micro_batches(policy):
-    model, params = policy
-    learner = learner_of(model, params, role(), (2, 50))
+    learner = learner_of(policy, role(), (2, 50))
     for count in (3, 9, 30):
-        learner.update('r', pack(make_rows(model, count), micro_rows=2, tokens=50, mode='token'))
+        learner.update('r', batches_of(policy, count, micro_rows=2))
     update = learner._role_updates['r']
     assert update.accumulate._cache_size() == 1 and update.apply._cache_size() == 1
 
 
-def test_a_trajectory_that_is_too_long_is_refused(policy):
-    with pytest.raises(ValueError, match='micro.tokens=10'):
-        pack(make_rows(policy[0]), micro_rows=1, tokens=10, mode='token')
-
-
-OUTSIDE_LOSS = """
-from zeroplay_jax.objectives import masking
+@pytest.mark.parametrize(
+    'tokens, order, message',
+    [(10, 'arrival', 'micro.tokens=10'), (50, 'shortest', "order is 'shortest'")],
+)
+def test_rows_that_cannot_be_packed_are_refused(policy, tokens, order, message):
+    with pytest.raises(ValueError, match=message):
+        pack(make_rows(policy[0]), micro_rows=1, tokens=tokens, mode='token', order=order)
 
 
 def scaled(logp, old_logp, advantage, mask, segment, *, clip_low, clip_high, dual_clip):
+    """A loss outside of the project: twice REINFORCE."""
     mask, logp, advantage = masking.masked('scaled', mask, logp, advantage)
     return -2 * advantage * logp, {'scaled_logp': masking.total(2 * logp, mask)}
-"""
 
 
-def test_a_loss_outside_the_project_trains(policy, tmp_path, monkeypatch):
-    """Twice REINFORCE: the same update but for the gradient's norm, with the statistics of the outside loss."""
-    (tmp_path / 'outside_learner_losses.py').write_text(OUTSIDE_LOSS)
-    monkeypatch.syspath_prepend(tmp_path)
-    model, params = policy
-    batches = pack(make_rows(model, 4), micro_rows=2, tokens=50, mode='token')
-    stats = {}
-    for name in ('reinforce', 'outside_learner_losses:scaled'):
-        learner = learner_of(model, params, role(loss=name, clip_norm=1e9), (2, 50))
-        stats[name] = learner.update('r', batches)
-    plain, outside = stats.values()
+def test_a_loss_outside_the_project_trains(policy):
+    """The same update but for the gradient's norm, with the statistics of the outside loss."""
+    batches = batches_of(policy, 4, micro_rows=2)
+    stats = []
+    for name in ('reinforce', 'test_learner:scaled'):
+        learner = learner_of(policy, role(loss=name, clip_norm=1e9), (2, 50))
+        stats.append(learner.update('r', batches))
+    plain, outside = stats
     assert outside['scaled_logp'][0] == pytest.approx(2 * plain['logp'][0], rel=1e-6)
     assert outside['gradient_norm'][0] == pytest.approx(2 * plain['gradient_norm'][0], rel=1e-5)
     assert 'ratio' in plain and 'ratio' not in outside
 
 
 def test_an_unknown_loss_is_one_clear_line(policy):
-    model, params = policy
     with pytest.raises(UserError, match="config.r.loss: loss 'ppo' is not built in") as error:
-        learner_of(model, params, role(loss='ppo'), (2, 50))
+        learner_of(policy, role(loss='ppo'))
     assert '\n' not in str(error.value)
+
+
+# Two roles on one set of weights, each with its own loss; and ratios to log-probs of the trainer
+
+
+@pytest.mark.parametrize('shared', [False, True])
+def test_roles_train_the_same_weights(policy, shared):
+    model, params = policy
+    roles = {
+        'solver': role(loss='token_pg', warmup_steps=5),
+        'proposer': role(loss='reinforce', aggregation='seq_mean_token_sum', warmup_steps=0),
+    }
+    learner = Learner(model, sharding.make_mesh(), roles, params, (4, 50), shared_optimizer=shared)
+    assert set(learner.state['opt']) == ({'solver'} if shared else {'solver', 'proposer'})
+    batches = batches_of(policy)
+    learner.update('solver', batches)
+    between = jax.device_get(learner.state)
+    learner.update('proposer', batches)
+    moved = jax.tree.map(
+        lambda a, b: float(np.abs(np.asarray(a) - b).max()), learner.state, between
+    )
+    assert moved['params']['embedding'] > 0
+    assert (max(jax.tree.leaves(moved['opt']['solver'])) > 0) == shared
+
+
+def test_all_scores_are_dispatched_before_one_is_read(policy, monkeypatch):
+    batches = batches_of(policy, micro_rows=1)
+    learner = learner_of(policy, role(old_logp='trainer'), (1, 50))
+    reads = []
+    read = sharding.local_rows
+    monkeypatch.setattr(sharding, 'local_rows', lambda x: reads.append(len(x)) or read(x))
+    learner.recompute_old_logp('r', batches)
+    assert reads == [len(batches)] and len(batches) > 1
+
+
+def test_ratios_can_be_taken_against_the_trainers_own_log_probs(policy):
+    batches = batches_of(policy)
+    learner = learner_of(policy, role(tis_cap=2.0, old_logp='trainer'))
+    again = learner.recompute_old_logp('r', batches)
+    for old, new in zip(batches, again, strict=True):
+        np.testing.assert_array_equal(new.sampler_logp, old.old_logp)
+        assert (new.old_logp[~new.mask] == 0).all()
+        assert np.abs(new.old_logp - old.old_logp).max() > 0.1
+    stats = learner.update('r', again)
+    assert mean(stats['ratio']) == pytest.approx(1.0, abs=1e-5)
+    assert mean(stats['importance']) != pytest.approx(1.0, abs=1e-3)

@@ -5,29 +5,18 @@ import shutil
 import time
 
 import pytest
-from memory_bucket import MemoryBucket, outage
-from saved_runs import names, save, save_checkpoints, wait, wait_for
+from memory_bucket import outage
+from saved_runs import names, save, wait, wait_for
 
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.retrieval.objects import Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.runtime.remote_workdir import Lease, RemoteFile, RemoteWorkdir
+from zeroplay_jax.runtime.remote_workdir import Lease, RemoteFile
 from zeroplay_jax.training.bucket_run import bring_down
 from zeroplay_jax.training.mirror import Mirror, PartMirror
 from zeroplay_jax.training.uploads import Parts, link_folder, merge
 from zeroplay_jax.types import UserError
-
-
-@pytest.fixture
-def remote():
-    return RemoteWorkdir(MemoryBucket(), 'runs/a')
-
-
-@pytest.fixture(scope='module')
-def steps(tmp_path_factory):
-    """A local folder with the checkpoints 2, 4 and 6, which tests link into their own."""
-    return save_checkpoints(tmp_path_factory.mktemp('steps'))
 
 
 def save_part(steps, folder, step):
@@ -42,43 +31,49 @@ def save_part(steps, folder, step):
     save(steps, folder, step, change)
 
 
+class Two:
+    """The uploads of two processes, whose folders are `a` and `b`; those of the second one begin with `second()`."""
+
+    def __init__(self, remote, tmp_path):
+        self.remote, self.a, self.b = remote, tmp_path / 'a', tmp_path / 'a.process_1'
+        self.lease = Lease(remote.bucket, remote.name('lease.json'))
+        self.parts = Parts(remote, self.lease.id[:8], 2)
+        self.first = Mirror(remote, self.a, self.lease, {}, 2, 30.0, self.parts)
+        self.mirrors = [self.first]
+
+    def second(self):
+        self.mirrors.append(PartMirror(self.remote, self.b, self.parts, 1, -1, 30.0))
+        return self.mirrors[-1]
+
+    def complete(self, *steps):
+        """Waits until the first process has nothing to upload, when these steps are complete."""
+        wait(self.first)
+        assert list(self.remote.manifests()) == list(steps)
+
+
 @pytest.fixture
 def two(remote, tmp_path, monkeypatch):
-    """Starts the uploads of two processes: `two.first`, and `two.second` when it is called."""
     monkeypatch.setattr('zeroplay_jax.training.mirror._PARTS_SECONDS', 0.02)
     monkeypatch.setattr('zeroplay_jax.training.mirror._PART_POLL_SECONDS', 0.02)
-    lease = Lease(remote.bucket, remote.name('lease.json'))
-    shared_parts = Parts(remote, lease.id[:8], 2)
-
-    class Two:
-        folders = tmp_path / 'a', tmp_path / 'a.process_1'
-        first = Mirror(remote, folders[0], lease, {}, 2, 30.0, shared_parts)
-        parts = shared_parts
-        others = []
-
-        def second(self):
-            self.others.append(PartMirror(remote, self.folders[1], self.parts, 1, -1, 30.0))
-            return self.others[0]
-
-    started = Two()
+    started = Two(remote, tmp_path)
     yield started
-    for mirror in [*started.others, started.first]:
+    for mirror in reversed(started.mirrors):
         mirror.close()
-    lease.release()
+    started.lease.release()
 
 
 def test_a_step_is_complete_when_all_processes_have_uploaded_their_files(
     remote, steps, two, tmp_path
 ):
-    save(steps, two.folders[0], 2)
+    save(steps, two.a, 2)
     two.second()
-    wait_for(lambda: len(names(remote, 'checkpoints/2-')) == count_files(two.folders[0]) - 1)
+    wait_for(lambda: len(names(remote, 'checkpoints/2-')) == count_files(two.a) - 1)
     time.sleep(0.1)
     assert not object_names(remote, 'checkpoints/2-', 'checksums.sha256')
     # All that the first process has is there except the checksums, which are those of all processes. The other one has
     # not saved the step yet.
     assert two.first.is_pending() and not remote.manifests()
-    save_part(steps, two.folders[1], 2)
+    save_part(steps, two.b, 2)
     wait(two.first)
     manifest = remote.manifests()[2]
     shard = manifest['checkpoints/2/states/w/1'].object
@@ -91,7 +86,7 @@ def test_a_step_is_complete_when_all_processes_have_uploaded_their_files(
     assert (there / 'states' / 'w' / '1').read_text() == 'shard of step 2'
     assert json.loads((there / 'loop' / 'metadata').read_text()) == {'cursor': 2}
     # The files of the run are as they were.
-    assert checkpoint.find_damage(two.folders[0] / 'checkpoints' / '2') == ''
+    assert checkpoint.find_damage(two.a / 'checkpoints' / '2') == ''
 
 
 def count_files(folder):
@@ -103,30 +98,26 @@ def object_names(remote, prefix, end):
 
 
 def test_a_step_that_another_process_has_removed_is_skipped(remote, steps, two):
-    save(steps, two.folders[0], 2)
+    save(steps, two.a, 2)
     wait_for(lambda: names(remote, 'parts/00000002-'))
     # The second process was slow, and has removed step 2 for step 4 meanwhile.
-    save_part(steps, two.folders[1], 4)
+    save_part(steps, two.b, 4)
     two.second()
     time.sleep(0.2)
     assert not remote.manifests()
-    save(steps, two.folders[0], 4)
-    wait(two.first)
-    assert list(remote.manifests()) == [4]
+    save(steps, two.a, 4)
+    two.complete(4)
     assert 'checkpoints/4/states/w/1' in remote.manifests()[4]
     wait_for(lambda: not names(remote, 'checkpoints/2-') and not names(remote, 'parts/'))
 
 
-def test_outages_of_one_process_delay_the_step_and_errors_end_that_process(
-    remote, steps, two, monkeypatch
-):
-    monkeypatch.setattr('zeroplay_jax.training.uploads._FIRST_PAUSE', 0.01)
-    save_part(steps, two.folders[1], 2)
-    save(steps, two.folders[0], 2)
+def test_outages_of_one_process_delay_the_step_and_errors_end_that_process(remote, steps, two):
+    save_part(steps, two.b, 2)
+    save(steps, two.a, 2)
     remote.bucket.failures = {'list': outage(3), 'read': outage(3)}
     second = two.second()
-    wait(two.first)
-    assert list(remote.manifests()) == [2] and not any(remote.bucket.failures.values())
+    two.complete(2)
+    assert not any(remote.bucket.failures.values())
     upload_object = remote.bucket.upload
 
     def refuse(name, path):
@@ -135,17 +126,14 @@ def test_outages_of_one_process_delay_the_step_and_errors_end_that_process(
         upload_object(name, path)
 
     remote.bucket.upload = refuse
-    save_part(steps, two.folders[1], 4)
-    save(steps, two.folders[0], 4)
+    save_part(steps, two.b, 4)
+    save(steps, two.a, 4)
     with pytest.raises(UserError, match='not allowed; the same command goes on with the newest'):
         wait_for(second.is_pending)
     assert two.first.is_pending() and list(remote.manifests()) == [2]
 
 
-def test_a_further_attempt_of_a_part_uploads_the_files_of_the_first_one(
-    remote, steps, two, monkeypatch
-):
-    monkeypatch.setattr('zeroplay_jax.training.uploads._FIRST_PAUSE', 0.01)
+def test_a_further_attempt_of_a_part_uploads_the_files_of_the_first_one(remote, steps, two):
     upload_object = remote.bucket.upload
     failed = []
 
@@ -153,26 +141,25 @@ def test_a_further_attempt_of_a_part_uploads_the_files_of_the_first_one(
         if name.endswith('states/w/1') and not failed:
             failed.append(name)
             # Meanwhile the run has gone on.
-            save_part(steps, two.folders[1], 4)
-            shutil.rmtree(two.folders[1] / 'checkpoints' / '2')
+            save_part(steps, two.b, 4)
+            shutil.rmtree(two.b / 'checkpoints' / '2')
             raise Unavailable('gs://bucket/x: 503')
         upload_object(name, path)
 
     remote.bucket.upload = fail_once
-    save_part(steps, two.folders[1], 2)
-    save(steps, two.folders[0], 2)
+    save_part(steps, two.b, 2)
+    save(steps, two.a, 2)
     two.second()
-    wait(two.first)
+    two.complete(2)
     assert failed and 'checkpoints/2/states/w/1' in remote.manifests()[2]
-    save(steps, two.folders[0], 4)
-    wait(two.first)
-    assert list(remote.manifests()) == [2, 4]
+    save(steps, two.a, 4)
+    two.complete(2, 4)
 
 
 def test_a_newest_step_of_another_process_without_one_of_its_files_ends_the_run(remote, steps, two):
     second = two.second()
-    save(steps, two.folders[0], 2)
-    save(steps, two.folders[1], 2, lambda saved: (saved / 'loop' / 'metadata').unlink())
+    save(steps, two.a, 2)
+    save(steps, two.b, 2, lambda saved: (saved / 'loop' / 'metadata').unlink())
     with pytest.raises(UserError, match='checkpoints/2 is damaged: .*loop/metadata is missing'):
         wait_for(second.is_pending)
     assert not remote.manifests()
@@ -186,14 +173,14 @@ def save_best(source, folder, step):
 def test_an_upload_that_is_cut_off_leaves_the_best_step_of_complete_ones_whole(
     remote, steps, two, tmp_path
 ):
-    save_part(steps, two.folders[1], 2)
-    save_best(two.folders[1], two.folders[1], 2)
-    save_best(steps, two.folders[0], 2)
-    save(steps, two.folders[0], 2)
+    save_part(steps, two.b, 2)
+    save_best(two.b, two.b, 2)
+    save_best(steps, two.a, 2)
+    save(steps, two.a, 2)
     two.second()
     wait(two.first)
     # The second process has not saved step 4, which names the same best step, when the run is killed.
-    save(steps, two.folders[0], 4)
+    save(steps, two.a, 4)
     wait_for(lambda: object_names(remote, 'checkpoints/4-', 'loop/metadata'))
     time.sleep(0.1)
     assert list(remote.manifests()) == [2]
@@ -203,15 +190,12 @@ def test_an_upload_that_is_cut_off_leaves_the_best_step_of_complete_ones_whole(
         assert (tmp_path / 'there' / name / '2' / 'states' / 'w' / '1').exists()
 
 
-def test_an_outage_while_old_steps_are_removed_leaves_the_complete_one_alone(
-    remote, steps, two, monkeypatch
-):
-    monkeypatch.setattr('zeroplay_jax.training.uploads._FIRST_PAUSE', 0.01)
+def test_an_outage_while_old_steps_are_removed_leaves_the_complete_one_alone(remote, steps, two):
     # Of a process that died.
     remote.bucket.write('runs/a/checkpoints/1-0/w', b'x')
     remote.bucket.failures = {'delete': outage(1)}
-    save_part(steps, two.folders[1], 2)
-    save(steps, two.folders[0], 2)
+    save_part(steps, two.b, 2)
+    save(steps, two.a, 2)
     two.second()
     wait(two.first)
     wait_for(lambda: not names(remote, 'parts/'))
@@ -225,13 +209,13 @@ def test_an_outage_while_old_steps_are_removed_leaves_the_complete_one_alone(
 
 def test_a_part_for_other_files_of_the_first_process_does_not_count(remote, steps, two, tmp_path):
     """The first process tries again after an outage, and has the step of a better evaluation by then."""
-    save_part(steps, two.folders[1], 2)
+    save_part(steps, two.b, 2)
     second = two.second()
     staging = tmp_path / 'staging'
     own_files = link_folder(steps, staging, 'checkpoints/2', 'checkpoints/2-0')
     two.parts.write_first(2, own_files)
     wait_for(lambda: two.parts.collect(2, own_files))
-    save_best(two.folders[1], two.folders[1], 2)
+    save_best(two.b, two.b, 2)
     save_best(steps, tmp_path / 'first', 2)
     files = own_files | link_folder(tmp_path / 'first', staging, 'best/2', 'best/2-0')
     assert two.parts.collect(2, files) is None
@@ -257,11 +241,11 @@ def test_a_part_that_is_removed_after_it_was_listed_ends_no_run(remote, steps, t
         return read(name)
 
     remote.bucket.read = read_removed
-    save_part(steps, two.folders[1], 2)
-    save(steps, two.folders[0], 2)
+    save_part(steps, two.b, 2)
+    save(steps, two.a, 2)
     two.second()
-    wait(two.first)
-    assert removed and list(remote.manifests()) == [2]
+    two.complete(2)
+    assert removed
 
 
 def test_a_step_that_is_saved_while_its_files_are_looked_for_is_not_damaged(
@@ -274,15 +258,15 @@ def test_a_step_that_is_saved_while_its_files_are_looked_for_is_not_damaged(
             return link_folder(folder, staging, name, object_folder)
         except FileNotFoundError as error:
             missed.append(error)
-            save_part(steps, two.folders[1], 4)
+            save_part(steps, two.b, 4)
             raise
 
     monkeypatch.setattr('zeroplay_jax.training.mirror.link_folder', link_late)
-    save_part(steps, two.folders[1], 2)
-    save(steps, two.folders[0], 4)
+    save_part(steps, two.b, 2)
+    save(steps, two.a, 4)
     two.second()
-    wait(two.first)
-    assert missed and list(remote.manifests()) == [4]
+    two.complete(4)
+    assert missed
     wait_for(lambda: not names(remote, 'parts/'))
     # No process was asked to skip the step.
     deleted = [name for action, name in remote.bucket.log if action == 'delete']

@@ -1,13 +1,10 @@
 """What the tests of the losses share: batches, their layouts, all losses under one signature, finite differences."""
 
-import contextlib
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from jaxtyping import TypeCheckError
 
 from zeroplay_jax.objectives import aggregation, corrections
 from zeroplay_jax.objectives import policy_gradient as pg
@@ -44,16 +41,6 @@ LOSSES = {
     'k3': _kl('k3'),
     'k1+': _kl('k1+'),
 }
-
-
-@contextlib.contextmanager
-def shape_error(message):
-    """A ValueError of one line; or the type checker's error, where the tests run with one."""
-    with pytest.raises((ValueError, TypeCheckError)) as error:
-        yield
-    if not isinstance(error.value, TypeCheckError):
-        error.match(message)
-        assert '\n' not in str(error.value)
 
 
 def close(given, wanted, **tolerance):

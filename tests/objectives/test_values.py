@@ -135,22 +135,3 @@ def test_masked_values_reach_neither_loss_nor_gradient():
     assert float(loss) == 0.125
     np.testing.assert_array_equal(gradient, [[-0.5, 0.0]])
     assert [float(x) for x in stats['squared_error']] == [0.25, 1.0]
-
-
-ROWS = np.zeros((4, 1, 2))
-
-
-@pytest.mark.parametrize(
-    'function, arguments, options, problem',
-    [
-        (module.gae, (*np.zeros((2, 2, 3)), *np.zeros((2, 2, 4))), {}, 'gae: every'),
-        (module.terminal_rewards, np.zeros((3, 3)), {}, 'terminal_rewards: every'),
-        (module.gae, (*ROWS[:3], ROWS[0].astype(int)), dict(discount=1.1), 'discount is 1.1'),
-        (module.gae, (*ROWS[:3], ROWS[0].astype(int)), dict(decay=-1), 'decay is -1'),
-        (module.value_loss, ROWS, dict(clip=-0.1), 'clip is -0.1'),
-        (module.value_loss, (*ROWS[:3], np.zeros((1, 3))), {}, 'value_loss'),
-    ],
-)
-def test_wrong_arguments_are_refused(function, arguments, options, problem):
-    with pytest.raises(ValueError, match=problem):
-        function(*arguments, **options)

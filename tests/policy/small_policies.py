@@ -1,10 +1,17 @@
-"""Adapters, rows and a sampler's loop that several tests of policies share."""
+"""Folders, adapters, rows and a sampler's loop that several tests of policies share."""
+
+import json
+import shutil
 
 import jax
 import numpy as np
+import tiny
+import transformers
+from safetensors.numpy import load_file, save_file
 
-from zeroplay_jax.policy import adapters
-from zeroplay_jax.rollout.sampler import FILL
+from zeroplay_jax.policy import adapters, sharding, transformer
+from zeroplay_jax.policy.config_fields import FAMILIES
+from zeroplay_jax.rollout.sampler import FILL, Sampler, SamplerConfig
 from zeroplay_jax.settings.schema import LINEARS
 
 
@@ -13,12 +20,45 @@ def equal(ours, theirs):
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
+KERNEL = 'model.layers.1.mlp.up_proj.weight'
+
+
 def copy_of(folder, copy):
-    """The files of a folder in another one, which is returned."""
-    copy.mkdir()
-    for file in folder.iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
-    return copy
+    """A copy of a folder."""
+    return shutil.copytree(folder, copy)
+
+
+def split(folder, count, extra=()):
+    """Writes the tensors of a folder as so many files with an index, and `extra` into each; returns the folder."""
+    tensors = load_file(folder / 'model.safetensors')
+    (folder / 'model.safetensors').unlink()
+    names, weight_map = sorted(tensors), {}
+    for i in range(count):
+        file = f'model-{i + 1:05d}-of-{count:05d}.safetensors'
+        part = {name: tensors[name] for name in names[i::count]}
+        save_file(part | dict(extra), folder / file, metadata={'format': 'pt'})
+        weight_map |= dict.fromkeys(part, file)
+    index = folder / 'model.safetensors.index.json'
+    index.write_text(json.dumps({'weight_map': weight_map}))
+    return folder
+
+
+def change_json(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def change_tensors(path, change):
+    """Rewrites a file of tensors after `change` of {name: array}."""
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={'format': 'pt'})
+
+
+def config_of(family, **fields):
+    """config.json of a family as transformers 5 spells it."""
+    config = tiny.make_torch_model(family, **fields).config.to_dict()
+    name = family.split('_')[0].replace('llama3', 'llama')
+    return config | {'architectures': [FAMILIES[name].architecture]}
 
 
 def adapter_of(base, linears=LINEARS, seed=0, name='role'):
@@ -28,12 +68,39 @@ def adapter_of(base, linears=LINEARS, seed=0, name='role'):
     return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), adapter)
 
 
-def packed(model, rows=4, length=20):
-    """tokens, positions, segment int32 [rows, length]: one segment a row."""
+def packed(model, rows=4, length=20, segments=1):
+    """tokens, positions, segment int32 [rows, length], with so many segments of one length in a row."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, model.vocab_size, (rows, length)).astype(np.int32)
-    positions = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
-    return tokens, positions, np.ones_like(tokens)
+    positions = np.tile(np.arange(length // segments, dtype=np.int32), (rows, segments))
+    segment = np.repeat(np.arange(1, segments + 1, dtype=np.int32), length // segments)
+    return tokens, positions, np.tile(segment, (rows, 1))
+
+
+def logits(model, params, tokens, positions=None, segment=None):
+    """Logits of rows [B, T]. Not compiled as a whole: its operations are those of other models, compiled once."""
+    tokens = np.asarray(tokens, np.int32)
+    if positions is None:
+        positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
+        segment = np.ones_like(tokens)
+    states = transformer.hidden(model, params, tokens, positions, segment)
+    values = transformer.logits(model, params, states.reshape(-1, states.shape[-1]))
+    return np.asarray(values).reshape(*tokens.shape, -1)
+
+
+def torch_logits(model, tokens, **options):
+    """Logits of rows [B, T] in PyTorch, of a model or of one that a folder holds."""
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        model = load(str(model), attn_implementation='eager', **options)
+    with torch.no_grad():
+        return model(torch.tensor(np.asarray(tokens, np.int64))).logits.float().numpy()
+
+
+def sampler_of(model, **shape):
+    return Sampler(model, SamplerConfig(**shape), sharding.make_mesh())
 
 
 def fill_and_decode(sampler, params, goal):

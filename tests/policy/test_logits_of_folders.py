@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tiny
 import torch
-import transformers
 from safetensors.numpy import load_file, save_file
+from small_policies import logits, torch_logits
 
-from zeroplay_jax.policy import hf, transformer
+from zeroplay_jax.policy import hf
 
 TOLERANCE = 1e-4
 # Longer than every window and original length below.
@@ -219,37 +219,22 @@ CASES = [
 ]
 
 
-def their_logits(path):
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        str(path), dtype=torch.float32, attn_implementation='eager'
-    )
-    with torch.no_grad():
-        return model(torch.tensor(TOKENS[None].astype(np.int64))).logits[0].numpy()
-
-
-def our_logits(path):
-    """Not compiled as a whole: its operations have the same shapes in most rows, and are compiled once."""
-    config = hf.read_config(path)
-    params = hf.load(path, config, progress=False)
-    positions = np.arange(len(TOKENS), dtype=np.int32)[None]
-    states = transformer.hidden(config, params, TOKENS[None], positions, np.ones_like(positions))
-    return config, params, np.asarray(transformer.logits(config, params, states[0]))
-
-
 @pytest.mark.parametrize('family,values,change', CASES)
 def test_logits_and_export_are_those_of_transformers(family, values, change, tmp_path, user_reads):
     folder = Folder(tmp_path / 'in', family, values)
     if change is not None:
         change(folder)
     folder.write()
-    theirs = their_logits(folder.path)
+    theirs = torch_logits(folder.path, [TOKENS], dtype=torch.float32)
     assert 1 < np.abs(theirs).max() < 100
-    config, params, ours = our_logits(folder.path)
-    difference = np.abs(ours - theirs).max()
+    config = hf.read_config(folder.path)
+    params = hf.load(folder.path, config, progress=False)
+    difference = np.abs(logits(config, params, [TOKENS]) - theirs).max()
     assert difference <= TOLERANCE
 
     hf.save(tmp_path / 'out', config, params, like=folder.path)
-    assert np.abs(their_logits(tmp_path / 'out') - theirs).max() <= TOLERANCE
+    exported_logits = torch_logits(tmp_path / 'out', [TOKENS], dtype=torch.float32)
+    assert np.abs(exported_logits - theirs).max() <= TOLERANCE
     exported = json.loads((tmp_path / 'out' / 'config.json').read_text())
     flag = {'tie_word_embeddings': config.tied}
     assert exported | flag == folder.config | flag

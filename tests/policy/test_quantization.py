@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from jax.sharding import PartitionSpec as P
-from small_policies import adapter_of, equal, fill_and_decode, packed
+from small_policies import adapter_of, equal, fill_and_decode, packed, sampler_of
 
 from zeroplay_jax.policy import adapters, hf, sharding, transformer
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.rollout.sampler import PutRow, Sampler, SamplerConfig
+from zeroplay_jax.rollout.sampler import PutRow
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.settings.schema import LINEARS
@@ -82,8 +83,8 @@ def test_values_and_gradients_of_adapters_are_those_over_the_dequantised_base(po
     ours, our_logp = gradient(adapter_of(base), base)
     theirs, their_logp = gradient(adapter_of(base), adapters.dequantized(base))
     np.testing.assert_allclose(our_logp, their_logp, atol=2e-5)
-    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        assert np.linalg.norm(y) > 0 and np.linalg.norm(x - y) <= 1e-4 * np.linalg.norm(y)
+    assert all(np.linalg.norm(x) > 0 for x in jax.tree.leaves(theirs))
+    assert tiny.gap(ours, theirs) <= 1e-4
 
 
 def test_merged_weights_are_those_of_the_quantised_policy(policy):
@@ -108,8 +109,7 @@ def test_a_trained_policy_hardly_changes_and_sampler_and_trainer_agree():
     goals = np.array([len(start) + 40 for start in starts])
     length = int(goals.max())
     shape = dict(slots=2, context=length + 16, chunk=32, fill_rows=2, burst=8, put_rows=2)
-    config = SamplerConfig(**shape, put_tokens=length)
-    sampler = Sampler(model, config, sharding.make_mesh())
+    sampler = sampler_of(model, **shape, put_tokens=length)
     key = np.array([1, 2], np.uint32)
     sampler.put([PutRow(i, starts[i], 0, int(goals[i]), 1.0, key) for i in range(2)])
     sampled, sampled_logp = fill_and_decode(sampler, int8, goals)

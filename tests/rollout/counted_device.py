@@ -8,6 +8,7 @@ import numpy as np
 
 from zeroplay_jax.rollout import token_steps
 from zeroplay_jax.rollout.slot_state import DECODE, REST, DecodeChunk
+from zeroplay_jax.types import ToolCall
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -15,6 +16,25 @@ def fed_tokens(config, length, cached, limit, status, age):
     state = types.SimpleNamespace(length=length, cached=cached, limit=limit, status=status)
     fed = token_steps.tokens_of_budget(config, state, age)
     return fed.single + fed.chunk
+
+
+class CountedRole:
+    """A role on such a device, whose turns end with a call."""
+
+    stops = ('!',)
+    tools = {}
+    codec = types.SimpleNamespace(token_bytes=[b'x', b'!'], eos_ids=())
+    limits = types.SimpleNamespace(max_turns=6, turn_tokens=256, response_tokens=0)
+
+    def call(self):
+        return ToolCall('search', {})
+
+    def retained_tokens(self, ids):
+        return ids
+
+    def end_turn(self, text):
+        assert text.endswith('!')
+        return types.SimpleNamespace(call=self.call(), malformed=False, done=False)
 
 
 class CountedDevice:

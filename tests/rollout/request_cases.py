@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import tiny
 
@@ -11,6 +12,7 @@ from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
+from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.tools.search import SearchTool
 
 CONFIG = SamplerConfig(slots=4, context=96, chunk=8, fill_rows=2, burst=4, put_rows=2, put_tokens=6)
@@ -32,23 +34,45 @@ def requests(env, count=7, samples=3, temperature=1.0):
     return [Request('policy', p, (3, i), env, samples, temperature) for i, p in enumerate(prompts)]
 
 
-def run(policy, reqs, config=CONFIG, mesh=None, order=1, **options):
-    scheduler = Scheduler({'policy': make_pool(policy, config, mesh)}, **options)
-    scheduler.weights.publish('policy', policy[2], 1)
-    results = scheduler.run([scheduler.rollout(r) for r in reqs[::order]])[::order]
-    return [t for group in results for t in group]
-
-
-def start(scheduler, name, reqs, version):
-    """Begins a run of this name with requests that a version of the weights plays."""
-    reqs = [dataclasses.replace(r, version=version, run=name) for r in reqs]
-    scheduler.start(name, [scheduler.rollout(r) for r in reqs])
+def on_mesh(policy, mesh):
+    codec, model, params = policy
+    return codec, model, jax.device_put(params, sharding.parameter_shardings(params, mesh))
 
 
 def make_pool(policy, config=CONFIG, mesh=None):
     codec, model, _ = policy
     config = dataclasses.replace(config, eos=codec.eos_ids)
     return SlotPool(Sampler(model, config, mesh or sharding.make_mesh()), seed=5)
+
+
+def make_scheduler(policy, config=CONFIG, mesh=None, versions=1, **options):
+    """(scheduler, its pool) with version 1 of the weights, and room for so many versions."""
+    pool = make_pool(policy, config, mesh)
+    scheduler = Scheduler({'policy': pool}, WeightStore({'policy': versions}), **options)
+    params = policy[2] if mesh is None else on_mesh(policy, mesh)[2]
+    scheduler.weights.publish('policy', params, 1)
+    return scheduler, pool
+
+
+def flat(groups):
+    return [trajectory for group in groups for trajectory in group]
+
+
+def play(scheduler, reqs, order=1):
+    """Rollouts of requests that are made in this order, and returned in that of the list."""
+    return flat(scheduler.run([scheduler.rollout(r) for r in reqs[::order]])[::order])
+
+
+def run(policy, reqs=None, config=CONFIG, mesh=None, order=1, **options):
+    """The same with a scheduler of its own; the usual requests where none are given."""
+    scheduler, _ = make_scheduler(policy, config, mesh, **options)
+    return play(scheduler, requests(make_env(policy[0])) if reqs is None else reqs, order)
+
+
+def start(scheduler, name, reqs, version):
+    """Begins a run of this name with requests that a version of the weights plays."""
+    reqs = [dataclasses.replace(r, version=version, run=name) for r in reqs]
+    scheduler.start(name, [scheduler.rollout(r) for r in reqs])
 
 
 def searches(rollouts):

@@ -6,21 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from request_cases import CONFIG, make_env, requests, run, same, start
+from request_cases import CONFIG, flat, make_env, make_pool, requests, run, same, start
+from test_versions import LAYOUTS
 
 from zeroplay_jax.policy import adapters, sharding
-from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
-from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.weights import AdapterStore
 from zeroplay_jax.settings.schema import LINEARS
 
 LONG = pytest.mark.long
-LAYOUTS = {
-    'slots': (CONFIG, 1),
-    'pages': (dataclasses.replace(CONFIG, page=8, pages=30, token_budget=8), 1),
-    'shards': (CONFIG, 2),
-}
 # Name of weights and version → seed of its adapter; 'initial' is the base.
 WEIGHTS = {('first', 1): 1, ('first', 2): 2, ('second', 1): 3, ('initial', 0): None}
 
@@ -30,9 +24,8 @@ def joined(base, seed):
         return base
     adapter = adapters.init(base, LINEARS, 3, seed, 'role')
     rng = np.random.default_rng(seed)
-    return adapters.join(
-        base, jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), adapter)
-    )
+    trained = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), adapter)
+    return adapters.join(base, trained)
 
 
 def placed(tree, mesh):
@@ -40,12 +33,10 @@ def placed(tree, mesh):
 
 
 def make_scheduler(policy, config, mesh):
-    codec, model, params = policy
-    base = placed(params | {adapters.SCALE: jnp.full(1, 2.0)}, mesh)
-    config = dataclasses.replace(config, eos=codec.eos_ids)
+    base = placed(policy[2] | {adapters.SCALE: jnp.full(1, 2.0)}, mesh)
     weights = AdapterStore({'first': 2, 'second': 1})
     weights.pin({'first': 1})
-    pool = SlotPool(Sampler(model, config, mesh), 5)
+    pool = make_pool(policy, config, mesh)
     scheduler = Scheduler(dict.fromkeys(('first', 'second', 'initial'), pool), weights)
     for (name, version), seed in WEIGHTS.items():
         scheduler.weights.publish(name, placed(joined(base, seed), mesh), version)
@@ -57,8 +48,7 @@ def play(policy, reqs_of, config, mesh):
     scheduler = make_scheduler(policy, config, mesh)
     for key, reqs in reqs_of.items():
         start(scheduler, key, reqs, version=key[1])
-    results = {key: scheduler.wait(key) for key in reqs_of}
-    return {key: [t for group in groups for t in group] for key, groups in results.items()}
+    return {key: flat(scheduler.wait(key)) for key in reqs_of}
 
 
 @pytest.mark.parametrize('layout', ['slots', 'pages', pytest.param('shards', marks=LONG)])

@@ -6,13 +6,14 @@ import threading
 import time
 
 import pytest
+from refused_calls import refused
 
+from zeroplay_jax.configs import common
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.foreign_text import without_surrogates
 from zeroplay_jax.rollout.tool_workers import ToolWorkers
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult, string_parameter
 from zeroplay_jax.tools.registry import build_tools
-from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.types import ToolCall, UserError
 
 
@@ -30,41 +31,55 @@ class Named(Tool):
         return [self._function(call) for call in calls]
 
 
-def results_of(tool, *texts):
-    workers = ToolWorkers(deterministic=True, timeout=1.0)
-    return workers._run(tool, [Invocation({'text': text}) for text in texts])
+class Fragile(Named):
+    def prepare(self, arguments):
+        raise KeyError('a bug of the tool')
+
+
+def make_workers():
+    return ToolWorkers(deterministic=True, timeout=1.0)
+
+
+def results_of(run, *texts):
+    return make_workers()._run(Named(run), [Invocation({'text': text}) for text in texts])
 
 
 @pytest.mark.parametrize(
-    'value',
-    ['a text', None, ToolResult(text=3), ToolResult(documents=(({'id': 1, 'text': 'x'},),))],
+    'result',
+    [
+        'a text',
+        None,
+        ToolResult(text=3),
+        ToolResult(documents=(({'id': 1, 'text': 'x'},),)),
+        SystemExit(),
+        asyncio.CancelledError(),
+        RecursionError(),
+    ],
+    ids=repr,
 )
-def test_a_result_of_another_kind_is_a_failed_call(value):
-    (result,) = results_of(Named(lambda call: value), 'x')
-    assert result == ToolResult(error='failed')
-
-
-@pytest.mark.parametrize('error', [SystemExit, asyncio.CancelledError, RecursionError])
-def test_no_exception_of_a_tool_leaves_its_thread(error):
+def test_a_result_of_another_kind_or_any_exception_fails_its_call_alone(result):
     def run(call):
-        raise error
+        if call.arguments['text'] != 'bad':
+            return ToolResult(text='fine')
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
-    assert results_of(Named(run), 'x') == [ToolResult(error='failed')]
+    fine, bad, other = results_of(run, 'a', 'bad', 'b')
+    assert bad == ToolResult(error='failed') and fine == other == ToolResult(text='fine')
 
 
-def test_a_bad_result_fails_alone():
-    tool = Named(lambda call: None if call.arguments['text'] == 'bad' else ToolResult(text='fine'))
-    errors = [result.error for result in results_of(tool, 'a', 'bad', 'b')]
-    assert errors == [None, 'failed', None]
-
-
-def test_arguments_that_break_the_tool_are_an_observation():
-    class Fragile(Named):
-        def prepare(self, arguments):
-            raise KeyError('a bug of the tool')
-
-    call = syntax_of('search_r1').parse('<echo>x</echo>', {'echo': Fragile()})
-    assert call.error == 'failed' and call.arguments is None and 'echo' in call.text
+def test_arguments_that_break_the_tool_are_an_observation_and_stop_the_run(caplog):
+    tool = Fragile()
+    for _ in range(10):
+        call = syntax_of('search_r1').parse('<echo>x</echo>', {'echo': tool})
+        assert call.error == 'failed' and call.arguments is None and 'echo' in call.text
+    # Whenever their number has doubled.
+    assert len(caplog.records) == 4 and 'a bug of the tool' in caplog.records[0].getMessage()
+    workers = make_workers()
+    with pytest.raises(UserError, match="10 of 10 calls of the tool 'echo'"):
+        workers.check_failure_rate(0.5, tools=[tool])
+    workers.check_failure_rate(0.5, tools=[tool])
 
 
 @pytest.mark.parametrize('syntax', ['qwen', 'olmo'])
@@ -79,18 +94,6 @@ def test_half_a_surrogate_pair_can_be_stored(syntax):
     unknown = syntax_of(syntax).parse(text.replace('echo', 'ec\\ud83d'), {'echo': Named()})
     json.dumps([unknown.tool, unknown.text], ensure_ascii=False).encode()
     assert without_surrogates({'a': ['\ud83d', 'é😀']}) == {'a': ['\ufffd', 'é😀']}
-
-
-@pytest.mark.parametrize(
-    ('syntax', 'call'),
-    [
-        ('qwen', '<tool_call>{"name": "calculator", "arguments": {"expression": "1"}}</tool_call>'),
-        ('olmo', '<function_calls>browse(url="x")</function_calls>'),
-    ],
-)
-def test_with_search_alone_any_other_call_is_malformed_as_ever(syntax, call):
-    parsed = syntax_of(syntax).parse(call, {'search': SearchTool(lambda queries: [])})
-    assert parsed.error == 'malformed' and parsed.text.startswith('The call could not be read')
 
 
 def test_a_schema_with_a_union_and_optional_parameters_is_explained():
@@ -109,33 +112,26 @@ def test_a_schema_with_a_union_and_optional_parameters_is_explained():
         assert 'city: string or null' in text and 'days: integer, at least 1, optional' in text
 
 
-BAD_TOOLS = """
-from zeroplay_jax.tools.base import Tool
+class BadName(Named):
+    name = 'my tool'
 
-class Bad(Tool):
-    name, description = "my tool", "x"
-    parameters = {}
-    def run(self, calls): return []
-
-class Worse(Bad):
-    name = "worse"
-    parameters = {"type": "strnig"}
-"""
+    def __init__(self):
+        """No argument, as the tools of a config."""
 
 
-def test_a_tool_that_cannot_be_called_is_refused_in_one_line(monkeypatch, tmp_path):
-    (tmp_path / 'bad_tools.py').write_text(BAD_TOOLS)
-    monkeypatch.syspath_prepend(tmp_path)
+class BadSchema(BadName):
+    name = 'worse'
+    parameters = {'type': 'strnig'}
 
-    class Config:
-        class tools:
-            names = ('bad_tools:Bad',)
 
-    with pytest.raises(UserError, match="the name 'my tool' cannot be a tag"):
-        build_tools(Config, None)
-    Config.tools.names = ('bad_tools:Worse',)
-    with pytest.raises(UserError, match='JSON schema is not valid'):
-        build_tools(Config, None)
+@pytest.mark.parametrize(
+    'tool, message',
+    [('BadName', "the name 'my tool' cannot be a tag"), ('BadSchema', 'JSON schema is not valid')],
+)
+def test_a_tool_that_cannot_be_called_is_refused_in_one_line(tool, message):
+    config = common.get_config()
+    config.tools.names = (f'test_bad_tools:{tool}',)
+    assert message in refused(build_tools, config, None)
 
 
 class FakeRollout:
@@ -185,34 +181,17 @@ def test_after_a_timeout_queued_calls_do_not_run_and_later_ones_do():
 
 
 def test_a_tool_that_fails_too_often_stops_the_run():
-    workers = ToolWorkers(deterministic=True, timeout=1.0)
-    workers._count(Named(), [ToolResult(error='failed')] * 6 + [ToolResult(text='x')] * 5)
+    bad, good = [ToolResult(error='failed')], [ToolResult(text='x')]
+    workers = make_workers()
+    workers._count(Named(), bad * 6 + good * 5)
     with pytest.raises(UserError, match="6 of 11 calls of the tool 'echo'"):
         workers.check_failure_rate(0.5)
-    workers._count(Named(), [ToolResult(error='failed')] * 6 + [ToolResult(text='x')] * 6)
+    workers._count(Named(), bad * 6 + good * 6)
     workers.check_failure_rate(0.5)
-
-
-def test_the_limit_of_searches_is_that_of_the_retrieval():
-    workers = ToolWorkers(deterministic=True, timeout=1.0)
-    results = [ToolResult(error='failed')] * 3 + [ToolResult(text='x')] * 17
-    workers._count(Named(name='search'), results)
+    # The limit of searches is that of the retrieval.
+    workers._count(Named(name='search'), bad * 3 + good * 17)
     with pytest.raises(UserError, match=r'3 of 20 calls .*config.retrieval.max_failure_rate=0.1'):
         workers.check_failure_rate(0.5, search_limit=0.1)
-
-
-def test_arguments_that_break_a_tool_stop_the_run_as_well():
-    class Fragile(Named):
-        def prepare(self, arguments):
-            raise KeyError('a bug of the tool')
-
-    tool = Fragile()
-    for _ in range(10):
-        syntax_of('search_r1').parse('<echo>x</echo>', {'echo': tool})
-    workers = ToolWorkers(deterministic=True, timeout=1.0)
-    with pytest.raises(UserError, match="10 of 10 calls of the tool 'echo'"):
-        workers.check_failure_rate(0.5, tools=[tool])
-    workers.check_failure_rate(0.5, tools=[tool])
 
 
 def failing(call):
@@ -221,22 +200,10 @@ def failing(call):
 
 def test_a_broken_tool_does_not_flood_the_log(caplog):
     """The first failure with its reason, then the number whenever it has doubled."""
-    tool = Named(failing)
-    results_of(tool, *(f'host {number}' for number in range(100)))
+    results_of(failing, *(f'host {number}' for number in range(100)))
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == (
         "tool echo: a call failed: {'text': 'host 0'}: OSError('no route to host 0')"
     )
     assert [int(line.split()[2]) for line in lines[1:]] == [2, 4, 8, 16, 32, 64]
     assert all(line.startswith('tool echo: ') and 'no route to host' in line for line in lines)
-
-
-def test_failures_of_arguments_and_timeouts_are_logged_once_as_well(caplog):
-    class Fragile(Named):
-        def prepare(self, arguments):
-            raise KeyError('a bug of the tool')
-
-    tool = Fragile()
-    for _ in range(3):
-        syntax_of('search_r1').parse('<echo>x</echo>', {'echo': tool})
-    assert len(caplog.records) == 2 and 'a bug of the tool' in caplog.records[0].getMessage()

@@ -1,15 +1,18 @@
 """How policies write calls, and what they read of the results: every syntax, and every way to get it wrong."""
 
+import functools
 import json
+import pathlib
 
 import numpy as np
 import pytest
 from observations import SEARCH, TOOLS, added_ids, observation
+from refused_calls import check_values
 
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.call_syntax import SYNTAXES, syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
-from zeroplay_jax.rollout.foreign_text import Untrusted
+from zeroplay_jax.rollout.foreign_text import Untrusted, without_tags
 from zeroplay_jax.tools.base import ToolResult
 from zeroplay_jax.tools.search import SearchTool
 
@@ -21,67 +24,37 @@ def parsed(syntax, text):
     return tuple(call.arguments['query_list']) if call.is_valid else (), call.error
 
 
-@pytest.mark.parametrize(
-    'text,want',
-    [
-        ('<think>x</think><search> the end </search>', (('the end',), None)),
-        ('<search></search>', ((), 'empty_query')),
-        ('no opening</search>', ((), 'malformed')),
-        ('<search>a<search>b</search>', ((), 'malformed')),
-    ],
-)
-def test_search_r1_calls(text, want):
-    assert parsed('search_r1', text) == want
-    assert parsed('r_search', text) == want
+def qwen(call):
+    return parsed('qwen', f'<tool_call>\n{json.dumps(call)}\n</tool_call>')
 
 
-@pytest.mark.parametrize(
-    'call,want',
-    [
-        ({'name': 'search', 'arguments': {'query_list': ['a', ' b ']}}, (('a', 'b'), None)),
-        ({'name': 'search', 'arguments': {'query_list': []}}, ((), 'empty_query')),
-        ({'name': 'search', 'arguments': {'query_list': ['a', ' ']}}, ((), 'empty_query')),
-        ({'name': 'search', 'arguments': {'query_list': 'a'}}, ((), 'invalid_arguments')),
-        ({'name': 'search', 'arguments': {'query_list': [1]}}, ((), 'invalid_arguments')),
-        ({'name': 'search', 'arguments': None}, ((), 'malformed')),
-        ({'name': 'shell', 'arguments': {'query_list': ['a']}}, ((), 'unknown_tool')),
-        ([], ((), 'malformed')),
-    ],
-)
-def test_qwen_calls(call, want):
-    assert parsed('qwen', f'<tool_call>\n{json.dumps(call)}\n</tool_call>') == want
-
-
-@pytest.mark.parametrize(
-    'call,want',
-    [
-        ('search(query="who built the bridge")', (('who built the bridge',), None)),
-        (' search( query = "a \\"b\\"" ) ', (('a "b"',), None)),
-        ('search(query="  ")', ((), 'empty_query')),
-        ('shell(query="rm")', ((), 'unknown_tool')),
-        ('search("a")', ((), 'malformed')),
-        ('search(query="a", k=3)', ((), 'malformed')),
-        ('search(query="a" + "b")', ((), 'malformed')),
-        ('search(query="a",)', ((), 'malformed')),
-        ('search(query="a", query="b")', ((), 'malformed')),
-        ('search(query_list=["a", "b"])', ((), 'malformed')),
-        ('search(query=' + '[' * 9999 + ')', ((), 'malformed')),
-        ('search(query="a\nb")', (('a\nb',), None)),
-        ("search(query='a')", ((), 'malformed')),
-        ('', ((), 'malformed')),
-    ],
-)
-def test_olmo_calls(call, want):
-    assert parsed('olmo', f'<think>x</think><function_calls>{call}</function_calls>') == want
+def olmo(call):
     nested = f'<function_calls><function_calls>{call}</function_calls>'
     assert parsed('olmo', nested) == ((), 'malformed')
+    return parsed('olmo', f'<think>x</think><function_calls>{call}</function_calls>')
 
 
-def test_r_search_answers_between_its_own_tags(codec):
-    ids = observation(codec, 'r_search', [[{'title': 'ab', 'text': 'cd'}]], 400)
-    text = codec.decode(ids).strip()
-    assert text.startswith('<observation>') and text.endswith('</observation>')
-    assert '<observation>' in ''.join(syntax_of('r_search').explain(TOOLS))
+def reply_to(codec, syntax, turn, error=None):
+    """(error, text) of a wrong turn, or of a call whose tool gave this error; the observation has this text."""
+    env = Environment(codec, syntax_of(syntax), Limits(4, 64, 400), TOOLS)
+    call = env.end_turn(turn).call
+    if error:
+        call = env.with_result(call, ToolResult(error=error))
+    assert env.observation(call).tolist() == wrapped(codec, syntax, call.text)
+    return call.error, call.text
+
+
+def test_calls_are_read_and_answered_as_the_table_says(codec):
+    names = dict(
+        parsed=parsed,
+        qwen=qwen,
+        limited=limited,
+        olmo=olmo,
+        reply_to=functools.partial(reply_to, codec),
+        CALLS=CALLS,
+        without_tags=without_tags,
+    )
+    check_values(pathlib.Path(__file__).with_name('calls.txt'), names)
 
 
 # What a run with search alone says to its policy, literally: checkpoints were trained on these texts.
@@ -104,14 +77,6 @@ CALLS = {
 R1_PASSAGES = 'Doc 1(Title: ab) cd\nDoc 2(Title: e) f "g"\n---\nNo passage found.'
 VERL_PASSAGES = 'Doc 1 (Title: ab)\ncd\nDoc 2 (Title: e)\nf "g"\n---\nNo passage found.'
 PASSAGES = dict(search_r1=R1_PASSAGES, r_search=R1_PASSAGES, qwen=VERL_PASSAGES, olmo=R1_PASSAGES)
-ERRORS = {
-    'malformed': 'The call could not be read. Write it again in the required form.',
-    'invalid_arguments': 'The call could not be read. Write it again in the required form.',
-    'unknown_tool': 'There is no such tool. Only search is available.',
-    'empty_query': 'The query was empty. Name what to look for.',
-    'failed': 'The search failed. Try again or answer from what is known.',
-    'timeout': 'The search took too long. Try again or answer from what is known.',
-}
 
 
 def wrapped(codec, syntax, text):
@@ -141,55 +106,12 @@ def test_search_alone_is_explained_called_and_answered_as_ever(codec, syntax):
     assert ids.dtype == np.int32 and ids.tolist() == wrapped(codec, syntax, PASSAGES[syntax])
 
 
-@pytest.mark.parametrize('syntax', SYNTAXES)
-@pytest.mark.parametrize('code', ERRORS)
-def test_errors_of_search_read_as_ever(codec, syntax, code):
-    bad = {
-        'malformed': {name: '' for name in SYNTAXES},
-        'empty_query': {
-            'qwen': '{"name": "search", "arguments": {"query_list": [" "]}}',
-            'olmo': 'search(query=" ")',
-        },
-        'unknown_tool': {
-            'qwen': '{"name": "shell", "arguments": {"query_list": ["a"]}}',
-            'olmo': 'shell(query="a")',
-        },
-        'invalid_arguments': {
-            'qwen': '{"name": "search", "arguments": {"query_list": [1]}}',
-            'olmo': 'search(query=1)',
-        },
-    }
-    calls = syntax_of(syntax)
-    env = Environment(codec, calls, Limits(4, 64, 400), TOOLS)
-    if code in ('failed', 'timeout'):
-        call = calls.parse(CALLS[syntax], TOOLS)
-        call = env.with_result(call, ToolResult(error=code))
-    else:
-        if syntax in ('search_r1', 'r_search'):
-            turn = {'malformed': '</search>', 'empty_query': '<search> \n </search>'}.get(code)
-        else:
-            tag = {'qwen': 'tool_call', 'olmo': 'function_calls'}[syntax]
-            turn = f'<{tag}>{bad[code][syntax]}</{tag}>'
-        if turn is None:
-            pytest.skip('cannot be written as a tag')
-        call = env.end_turn(turn).call
-    assert (call.error, call.text) == (code, ERRORS[code])
-    assert env.observation(call).tolist() == wrapped(codec, syntax, ERRORS[code])
-
-
-def test_of_many_queries_the_first_are_run():
+def limited(queries):
+    """(queries that are run, error) of a call of a tool that runs three at most."""
     tool = SearchTool(search=None)
-    call = syntax_of('qwen').write_call(tool, {'query_list': ['a', 'b', 'c', 'd']})
-    found = syntax_of('qwen').parse(call, {'search': tool})
-    assert found.arguments == {'query_list': ['a', 'b', 'c']}
-    # An empty one beyond them still makes the call an empty query, as it always did.
-    call = syntax_of('qwen').write_call(tool, {'query_list': ['a', 'b', 'c', ' ']})
-    assert syntax_of('qwen').parse(call, {'search': tool}).error == 'empty_query'
-
-
-def test_qwen_call_that_is_no_json():
-    assert parsed('qwen', '<tool_call>{"name": search}</tool_call>') == ((), 'malformed')
-    assert parsed('qwen', '<tool_call>' + '[' * 9999 + '</tool_call>') == ((), 'malformed')
+    text = syntax_of('qwen').write_call(tool, {'query_list': queries})
+    call = syntax_of('qwen').parse(text, {'search': tool})
+    return call.is_valid and call.arguments['query_list'], call.error
 
 
 @pytest.mark.parametrize('syntax', SYNTAXES)
@@ -201,12 +123,6 @@ def test_a_long_observation_keeps_its_end_tags(codec, syntax, limit):
     assert len(cut) <= max(limit, 45) < len(whole)
     control = [int(i) for i in whole if int(i) in added_ids(codec)]
     assert [int(i) for i in cut if int(i) in added_ids(codec)] == control
-
-
-@pytest.mark.parametrize('syntax', SYNTAXES)
-def test_calls_survive_their_own_parser(syntax):
-    text = syntax_of(syntax).write_call(SEARCH, {'query_list': ['the "end" é']})
-    assert parsed(syntax, 'x ' + text) == (('the "end" é',), None)
 
 
 def test_an_unknown_syntax_names_the_known():

@@ -1,15 +1,13 @@
 """Chat templates of others: what they do to messages is done here as well, or they are refused in one line."""
 
-import functools
 import json
 import random
+import shutil
 
 import pytest
-import tiny
 import transformers
-from hard_texts import hard_text
+from hard_texts import check_prompts, template_ids
 
-from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.tokens import open_codec
 from zeroplay_jax.types import UserError
@@ -22,50 +20,29 @@ def template(text='m.content', turn=TURN):
     return '{% for m in messages %}' + turn.replace('TEXT', text) + '{% endfor %}' + HEADER
 
 
-@pytest.fixture(scope='module')
-def plain(tmp_path_factory):
-    return tiny.make_folder(tmp_path_factory.mktemp('templates') / 'policy', letters=None)
-
-
 @pytest.fixture
-def opened(plain, tmp_path):
+def opened(folder, tmp_path):
     """Returns a function: text of a chat template → codec of a folder with it."""
 
     def open_with(text, **files):
-        folder = tmp_path / 'policy'
-        folder.mkdir(exist_ok=True)
-        for path in plain.iterdir():
-            if path.suffix == '.json' and not (folder / path.name).exists():
-                (folder / path.name).write_bytes(path.read_bytes())
+        copy = tmp_path / 'policy'
+        if not copy.exists():
+            shutil.copytree(folder, copy)
         for name, content in files.items():
-            (folder / f'{name}.json').write_text(json.dumps(content))
-        (folder / 'chat_template.jinja').write_text(text)
-        return open_codec(folder)
+            (copy / f'{name}.json').write_text(json.dumps(content))
+        (copy / 'chat_template.jinja').write_text(text)
+        return open_codec(copy)
 
     return open_with
 
 
-@functools.lru_cache(1)
 def reference_of(codec):
     return transformers.PreTrainedTokenizerFast.from_pretrained(str(codec.folder))
-
-
-def rendered(codec, chat):
-    reference = reference_of(codec)
-    return list(reference.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
 
 
 def only_roles(*known):
     """A template that writes nothing for other roles."""
     return template(turn='{% if m.role in ' + str(list(known)) + ' %}' + TURN + '{% endif %}')
-
-
-def refused(opened, text, reason, user_reads):
-    with pytest.raises(UserError, match=reason) as refusal:
-        opened(text)
-    assert 'chat_template.jinja: the chat template' in str(refusal.value)
-    assert '\n' not in str(refusal.value)
-    user_reads(refusal.value)
 
 
 ROLES = [
@@ -95,7 +72,7 @@ def test_results_are_written_in_a_role_that_the_template_knows(opened, user_read
     assert codec.template.tool_role == role
     page = 'a "page"\n'
     chat = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}]
-    whole = rendered(codec, [*chat, {'role': role, 'content': page}])
+    whole = template_ids(reference_of(codec), [*chat, {'role': role, 'content': page}])
     suffix = syntax_of('olmo').wrap(codec, page, 100)
     assert [*codec.render(chat[:1]), *codec.encode_plain('b'), *suffix] == whole
     user_reads(f'right: results are messages of role {role!r}, which is said and recorded')
@@ -118,14 +95,8 @@ CHANGED = {
 @pytest.mark.parametrize('change', CHANGED)
 def test_texts_are_trimmed_and_escaped_as_the_template_does_it(opened, user_reads, change):
     codec = opened(template(CHANGED[change]))
-    rng = random.Random(change)
-    for form in ('{question}', 'x {question}\n', ' {tools}{question}'):
-        for _ in range(40):
-            question = hard_text(rng)
-            content = form.format(question=question, tools='\n')
-            messages = prompts.fill(form, tools=['\n'], question=question)
-            want = rendered(codec, [{'role': 'user', 'content': content}])
-            assert codec.render(messages).tolist() == want, question
+    forms = ('{question}', 'x {question}\n', ' {tools}{question}')
+    check_prompts(codec, reference_of(codec), random.Random(change), forms, 40, tools='\n')
     user_reads('right: 120 questions have the ids of apply_chat_template')
 
 
@@ -178,7 +149,11 @@ WRONG = {
 @pytest.mark.parametrize('kind', WRONG)
 def test_other_templates_are_refused(opened, user_reads, kind):
     text, reason = WRONG[kind]
-    refused(opened, text, reason, user_reads)
+    with pytest.raises(UserError, match=reason) as refusal:
+        opened(text)
+    assert 'chat_template.jinja: the chat template' in str(refusal.value)
+    assert '\n' not in str(refusal.value)
+    user_reads(refusal.value)
 
 
 @pytest.mark.fault('kin-results', 'a template that writes one of several results otherwise')
@@ -226,37 +201,28 @@ def test_a_template_of_a_single_turn_has_no_role_for_results(opened):
     assert codec.template.tool_role == '' and 'only users' in codec.template.tool_error
 
 
+END = '<|endoftext|>'
+# (chat template, fields of files); a name of a token stands for its id.
 ENDS = {
-    'template': (template(turn=TURN.replace('im_end', 'endoftext')), {}, {'<|endoftext|>'}),
-    'config': (template(), {'config': {'eos_token_id': 'ENDOFTEXT'}}, {'<|endoftext|>'}),
-    'text_config': (
-        template(),
-        {'config': {'text_config': {'eos_token_id': 'ENDOFTEXT'}}},
-        {'<|endoftext|>'},
-    ),
+    'template': (template(turn=TURN.replace('<|im_end|>', END)), {}),
+    'config': (template(), {'config': {'eos_token_id': END}}),
+    'text_config': (template(), {'config': {'text_config': {'eos_token_id': END}}}),
     'last': (
         template(
             turn=TURN.replace('<|im_end|>', "{{ '<|endoftext|>' if loop.last else '<|im_end|>' }}")
         ),
         {},
-        {'<|endoftext|>'},
     ),
-    'generation': (
-        template(),
-        {'generation_config': {'eos_token_id': ['ENDOFTEXT', 'ENDOFTEXT']}},
-        {'<|endoftext|>'},
-    ),
+    'generation': (template(), {'generation_config': {'eos_token_id': [END, END]}}),
     # A control token ends a turn wherever it is named.
     'both': (
         template(),
-        {'config': {'eos_token_id': 'ENDOFTEXT'}, 'generation_config': {'eos_token_id': 'IM_END'}},
-        {'<|endoftext|>'},
+        {'config': {'eos_token_id': END}, 'generation_config': {'eos_token_id': '<|im_end|>'}},
     ),
     # An ordinary word of a stale config.json ends no turn where generation_config.json names the ends.
     'stale': (
         template(),
-        {'config': {'eos_token_id': 2}, 'generation_config': {'eos_token_id': 'ENDOFTEXT'}},
-        {'<|endoftext|>'},
+        {'config': {'eos_token_id': 2}, 'generation_config': {'eos_token_id': END}},
     ),
 }
 
@@ -265,29 +231,25 @@ ENDS = {
     'third-7', 'ends of turns in the template, config.json and generation_config.json'
 )
 @pytest.mark.parametrize('place', ENDS)
-def test_every_end_of_turn_stops(plain, opened, user_reads, place):
-    text, files, ends = ENDS[place]
-    ids = {'ENDOFTEXT': '<|endoftext|>', 'IM_END': '<|im_end|>'}
-    ids = {name: open_codec(plain).encode(token)[0] for name, token in ids.items()}
-    config = json.loads((plain / 'config.json').read_text())
-    written = {}
-    for file, content in files.items():
-        content_text = json.dumps(content)
-        for name, token_id in ids.items():
-            content_text = content_text.replace(f'"{name}"', str(token_id))
-        written[file] = json.loads(content_text)
-    if 'config' in written:
-        written['config'] = config | written['config']
-    codec = opened(text, **written)
-    assert {codec.decode([token]) for token in codec.eos_ids} == {'<|im_end|>', *ends}
-    user_reads(f'right: turns end with {sorted({"<|im_end|>", *ends})}')
+def test_every_end_of_turn_stops(folder, codec, opened, user_reads, place):
+    text, files = ENDS[place]
+    content = json.dumps(files)
+    for token in (END, '<|im_end|>'):
+        content = content.replace(json.dumps(token), str(codec.encode(token)[0]))
+    files = json.loads(content)
+    if 'config' in files:
+        files['config'] = json.loads((folder / 'config.json').read_text()) | files['config']
+    ends = {'<|im_end|>', END}
+    ids = opened(text, **files).eos_ids
+    assert {codec.decode([token]) for token in ids} == ends
+    user_reads(f'right: turns end with {sorted(ends)}')
 
 
 @pytest.mark.fault('new-eos', 'ids of ends of turns that are none')
 @pytest.mark.parametrize('value', [1.5, -1, True, 10**8, '</s>', [1, 2.5], {'a': 1}])
 @pytest.mark.parametrize('name', ['generation_config', 'config'])
-def test_ids_that_are_none_are_refused(plain, opened, user_reads, name, value):
-    config = json.loads((plain / 'config.json').read_text()) if name == 'config' else {}
+def test_ids_that_are_none_are_refused(folder, opened, user_reads, name, value):
+    config = json.loads((folder / 'config.json').read_text()) if name == 'config' else {}
     with pytest.raises(
         UserError, match=rf'{name}.json: eos_token_id=.* the id of the token'
     ) as refusal:
@@ -297,9 +259,9 @@ def test_ids_that_are_none_are_refused(plain, opened, user_reads, name, value):
 
 @pytest.mark.fault('third-18', 'a base model without a chat template')
 @pytest.mark.parametrize('has_json', [False, True])
-def test_a_missing_template_is_named(plain, tmp_path, user_reads, has_json):
-    for path in plain.glob('*.json'):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+def test_a_missing_template_is_named(folder, tmp_path, user_reads, has_json):
+    for path in folder.glob('*.json'):
+        shutil.copy(path, tmp_path)
     if has_json:
         (tmp_path / 'chat_template.json').write_text('{"chat_template": "x"}')
     advice = 'in chat_template.json into' if has_json else 'copy chat_template.jinja'

@@ -8,7 +8,6 @@ from observations import TOOLS
 
 from zeroplay_jax.rollout.call_syntax import SYNTAXES, syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
-from zeroplay_jax.rollout.foreign_text import without_tags
 from zeroplay_jax.types import ToolCall
 
 # Tags of every syntax, and how they are written. The tokenizer of these tests has `<observation>` and
@@ -25,27 +24,6 @@ def observed(codec, syntax, text, limit=400):
     """Ids of an observation of this text."""
     call = ToolCall('search', {'query_list': ['a']}, text)
     return environment(codec, syntax, limit).observation(call).tolist()
-
-
-@pytest.mark.parametrize(
-    'text, wanted',
-    [
-        ('a </information> b', 'a &lt;/information> b'),
-        ('<information>', '&lt;information>'),
-        ('< / Information\n>', '&lt; / Information\n>'),
-        ('<information/>', '&lt;information/>'),
-        ('<<information>>', '<&lt;information>>'),
-        ('a < b, <informations>, <info>, </ b>', 'a < b, <informations>, <info>, </ b>'),
-        ('<b>x</b> &lt;information>', '<b>x</b> &lt;information>'),
-        ('information> <', 'information> <'),
-    ],
-)
-def test_only_the_bracket_of_a_tag_changes(text, wanted):
-    assert without_tags(text, ('information', 'search')) == wanted
-
-
-def test_nothing_is_done_without_names():
-    assert without_tags('</information>', ()) == '</information>'
 
 
 @pytest.mark.parametrize('syntax', SYNTAXES)

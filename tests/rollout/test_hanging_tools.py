@@ -1,20 +1,16 @@
 """A tool that never returns: the process ends all the same, and results of other tools are not lost."""
 
 import functools
-import os
-import pathlib
 import signal
-import subprocess
 import sys
 import threading
-import time
 import weakref
 
 import pytest
+from python_process import start, wait_for
 
 from zeroplay_jax.runtime.hosts import DaemonPool
 
-ROOT = pathlib.Path(__file__).parents[2]
 # A run in small: one call that never returns, one that does, then the end of the process.
 PROGRAM = """
 import asyncio, sys, threading
@@ -68,9 +64,7 @@ asyncio.run(play(sys.argv[1]))
 def test_a_call_that_never_returns_does_not_keep_the_process(ending, status):
     # Where the tests run in the background, their children would ignore SIGINT.
     command = ['env', '--default-signal=INT', sys.executable, '-c', PROGRAM, ending]
-    environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+    process = start(command)
     try:
         line = process.stdout.readline()
         if ending == 'interrupt':
@@ -120,10 +114,7 @@ def test_an_idle_thread_keeps_neither_function_nor_result_alive(fails):
     future.exception(timeout=10)
     references = [weakref.ref(item) for item in (argument, *results)]
     del future, argument, results
-    deadline = time.monotonic() + 10
-    while any(reference() for reference in references) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(reference() for reference in references)
+    wait_for(lambda: not any(reference() for reference in references), seconds=10)
 
 
 def threads_of(name):
@@ -136,7 +127,4 @@ def test_a_pool_without_references_ends_its_threads():
         pool.submit(lambda: None).result(timeout=10)
     assert len(threads_of('dropped')) == 3
     del pool
-    deadline = time.monotonic() + 10
-    while threads_of('dropped') and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not threads_of('dropped')
+    wait_for(lambda: not threads_of('dropped'), seconds=10)

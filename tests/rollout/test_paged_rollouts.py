@@ -1,19 +1,30 @@
-"""Rollouts over pages: the same tokens as with one page per slot, whatever the pages, neighbours and evictions."""
+"""Rollouts over pages, and in kernels interpreted on a CPU: the tokens of one page per slot, whatever the pages."""
 
 import dataclasses
+import pathlib
 import time
 
+import interpretable_kernel
 import jax
 import numpy as np
 import pytest
-from request_cases import CONFIG, echo, make_env, make_pool, requests, run, same
+from refused_calls import check_table
+from request_cases import (
+    CONFIG,
+    echo,
+    make_env,
+    make_pool,
+    make_scheduler,
+    play,
+    requests,
+    run,
+    same,
+)
 
-from zeroplay_jax.policy import sharding
+from zeroplay_jax.policy import ragged_attention, ragged_tpu, sharding
 from zeroplay_jax.rollout.sampler import programs
-from zeroplay_jax.rollout.scheduler import Scheduler
-from zeroplay_jax.types import UserError
 
-# Nats per token between two shapes of the programs: they add up in another order.
+# Nats per token between two shapes of the programs, or two kernels: they add up in another order.
 TOLERANCE = 1e-5
 PAGED = dataclasses.replace(CONFIG, page=16, token_budget=12)
 
@@ -21,21 +32,19 @@ PAGED = dataclasses.replace(CONFIG, page=16, token_budget=12)
 @pytest.fixture(scope='module')
 def expected(policy):
     """Rollouts with one page per slot."""
-    return run(policy, requests(make_env(policy[0])))
+    return run(policy)
 
 
-def play(policy, reqs, config, mesh=None, order=1):
+def paged(policy, config, reqs=None, mesh=None, order=1):
     """(rollouts, scheduler) of a run that must give back every page and slot."""
-    pool = make_pool(policy, config, mesh)
-    scheduler = Scheduler({'policy': pool})
-    scheduler.weights.publish('policy', policy[2], 1)
-    groups = scheduler.run([scheduler.rollout(r) for r in reqs[::order]])[::order]
+    scheduler, pool = make_scheduler(policy, config, mesh)
+    rollouts = play(scheduler, reqs or requests(make_env(policy[0])), order)
     for shard in pool.placement.shards:
         allocator = shard.allocator
         assert shard.is_idle and allocator.available == allocator.count
         assert sorted(allocator.free) == list(range(allocator.count))
         assert not any(allocator.references)
-    return [t for group in groups for t in group], scheduler
+    return rollouts, scheduler
 
 
 LONG = pytest.mark.long
@@ -53,7 +62,7 @@ LONG = pytest.mark.long
 )
 def test_pages_and_budget_change_no_token(policy, expected, page, budget):
     config = dataclasses.replace(CONFIG, page=page, token_budget=budget)
-    rollouts, scheduler = play(policy, requests(make_env(policy[0])), config)
+    rollouts, scheduler = paged(policy, config)
     # A page of a slot or more is one page per slot.
     same(expected, rollouts, TOLERANCE if page < CONFIG.context else 0.0)
     assert not scheduler.stats['evictions']
@@ -61,22 +70,19 @@ def test_pages_and_budget_change_no_token(policy, expected, page, budget):
 
 def test_neighbours_order_and_pages_change_no_bit(policy):
     reqs = requests(make_env(policy[0]))
-    rollouts, _ = play(policy, reqs, PAGED)
-    same(rollouts, play(policy, reqs, PAGED, order=-1)[0])
-    same(rollouts[9:12], play(policy, reqs[3:4], PAGED)[0])
+    rollouts, _ = paged(policy, PAGED)
+    same(rollouts, paged(policy, PAGED, order=-1)[0])
+    same(rollouts[9:12], paged(policy, PAGED, reqs[3:4])[0])
 
     # Other pages for the same tokens, in another order, all full of what is not a number.
-    pool = make_pool(policy, PAGED)
+    scheduler, pool = make_scheduler(policy, PAGED)
     sampler = pool.sampler
     sampler.state = sampler.programs['empty']()
     spoilt = jax.tree.map(lambda x: jax.numpy.full_like(x, np.nan), sampler.state.cache)
     sampler.state = dataclasses.replace(sampler.state, cache=spoilt)
     shard = pool.placement.shards[0]
     shard.allocator.free = sorted(shard.allocator.free)[11:]
-    scheduler = Scheduler({'policy': pool})
-    scheduler.weights.publish('policy', policy[2], 1)
-    groups = scheduler.run([scheduler.rollout(r) for r in reqs[2:5]])
-    same(rollouts[6:15], [t for group in groups for t in group])
+    same(rollouts[6:15], play(scheduler, reqs[2:5]))
 
 
 def test_tool_latency_changes_no_bit(policy):
@@ -87,13 +93,13 @@ def test_tool_latency_changes_no_bit(policy):
         time.sleep(0.02 * (len(calls) % 3))
         return echo(queries)
 
-    rollouts, _ = play(policy, requests(make_env(policy[0])), PAGED)
-    same(rollouts, play(policy, requests(make_env(policy[0], slow)), PAGED)[0])
+    rollouts, _ = paged(policy, PAGED)
+    same(rollouts, paged(policy, PAGED, requests(make_env(policy[0], slow)))[0])
 
 
 def test_a_page_is_shared_until_its_end_differs(policy):
     """Siblings of a long prompt have its full pages in common."""
-    pool = make_pool(policy, dataclasses.replace(PAGED, page=4))
+    scheduler, pool = make_scheduler(policy, dataclasses.replace(PAGED, page=4))
     seen = []
     decode = pool.decode
 
@@ -110,9 +116,7 @@ def test_a_page_is_shared_until_its_end_differs(policy):
         return decode(*args)
 
     pool.decode = look
-    scheduler = Scheduler({'policy': pool})
-    scheduler.weights.publish('policy', policy[2], 1)
-    scheduler.run([scheduler.rollout(r) for r in requests(make_env(policy[0]))])
+    play(scheduler, requests(make_env(policy[0])))
     assert max(seen)[0] == 3 and max(shared for _, shared in seen) >= 3
 
 
@@ -123,9 +127,9 @@ def slow_echo(queries):
 
 def test_few_pages_evict_and_prefill_again(policy, expected):
     """Pages for little more than one rollout: every bit is the same."""
-    env = make_env(policy[0], slow_echo)
-    plenty, before = play(policy, requests(env), dataclasses.replace(PAGED, slots=6))
-    rollouts, scheduler = play(policy, requests(env), dataclasses.replace(PAGED, slots=6, pages=8))
+    reqs = requests(make_env(policy[0], slow_echo))
+    plenty, before = paged(policy, dataclasses.replace(PAGED, slots=6), reqs)
+    rollouts, scheduler = paged(policy, dataclasses.replace(PAGED, slots=6, pages=8), reqs)
     assert scheduler.stats['evictions'] > 0 and scheduler.stats['refilled_tokens'] > 0
     assert not before.stats['evictions']
     # Decoded tokens that a prefill computes again: all tokens pass through one program.
@@ -134,23 +138,19 @@ def test_few_pages_evict_and_prefill_again(policy, expected):
 
 
 def test_pages_for_one_rollout_suffice(policy, expected):
-    config = dataclasses.replace(PAGED, slots=5, pages=6)
-    same(expected, play(policy, requests(make_env(policy[0])), config)[0], TOLERANCE)
+    same(expected, paged(policy, dataclasses.replace(PAGED, slots=5, pages=6))[0], TOLERANCE)
 
 
 def test_more_samples_than_slots_or_pages(policy):
     reqs = requests(make_env(policy[0]), count=2, samples=9)
-    many, _ = play(policy, reqs, dataclasses.replace(CONFIG, slots=24))
-    few = dataclasses.replace(PAGED, slots=3, pages=9)
-    same(many, play(policy, reqs, few)[0], TOLERANCE)
+    many = run(policy, reqs, dataclasses.replace(CONFIG, slots=24))
+    few, _ = paged(policy, dataclasses.replace(PAGED, slots=3, pages=9), reqs)
+    same(many, few, TOLERANCE)
 
 
 @pytest.mark.parametrize('fsdp,model', [(2, 2), pytest.param(4, 1, marks=LONG)])
 def test_data_shards_change_no_token(policy, expected, fsdp, model):
-    mesh = sharding.make_mesh(1, fsdp, model)
-    codec, model_config, params = policy
-    params = jax.device_put(params, sharding.parameter_shardings(params, mesh))
-    rollouts, _ = play((codec, model_config, params), requests(make_env(codec)), PAGED, mesh)
+    rollouts, _ = paged(policy, PAGED, mesh=sharding.make_mesh(1, fsdp, model))
     same(expected, rollouts, TOLERANCE)
 
 
@@ -158,24 +158,49 @@ def test_one_compilation_per_program(policy):
     codec, model, _ = policy
     config = dataclasses.replace(PAGED, put_tokens=5)
     compiled = programs(model, dataclasses.replace(config, eos=codec.eos_ids), sharding.make_mesh())
-    play(policy, requests(make_env(codec)), config)
-    play(policy, requests(make_env(codec), count=11, samples=2, temperature=0.7), config)
+    for reqs in (None, requests(make_env(codec), count=11, samples=2, temperature=0.7)):
+        paged(policy, config, reqs)
     sizes = {name: f._cache_size() for name, f in compiled.items()}
     assert sizes == dict.fromkeys(('empty', 'put', 'decode', 'rewind', 'clone'), 1)
 
 
+def greedy(policy, config, mesh=None):
+    return run(policy, requests(make_env(policy[0]), 5, 2, 0.0), config, mesh)
+
+
+@pytest.fixture(scope='module')
+def expected_greedy(policy):
+    return greedy(policy, PAGED)
+
+
+RAGGED = dataclasses.replace(PAGED, attention='ragged')
+
+
+@pytest.mark.parametrize('changes', [{'attention': 'ragged'}, {'decode_buckets': (1, 3)}], ids=str)
+def test_a_kernel_or_smaller_steps_sample_the_same_tokens(policy, expected_greedy, changes):
+    """The kernel for GPUs, or steps with fewer tokens."""
+    config = dataclasses.replace(PAGED, **changes)
+    same(expected_greedy, greedy(policy, config), TOLERANCE)
+
+
+def test_the_tpu_kernel_samples_the_same_tokens(policy, expected_greedy, monkeypatch):
+    kernel = interpretable_kernel.load().ragged_paged_attention
+    monkeypatch.setattr(ragged_attention, 'platform_of', lambda mesh: 'tpu')
+    monkeypatch.setattr(ragged_tpu, '_kernel', lambda: kernel)
+    # Another shape than those of other tests, whose programs are kept.
+    config = dataclasses.replace(RAGGED, put_tokens=7)
+    same(expected_greedy, greedy(policy, config), TOLERANCE)
+
+
 @pytest.mark.parametrize(
-    'changes,message',
-    [
-        (
-            dict(page=16, pages=5, token_budget=8),
-            'sampler.pages=5: .* fills 6 pages of 16',
-        ),
-        (dict(pages=9), 'sampler.pages=9: a page is as long as a slot'),
-        (dict(token_budget=8), 'sampler.token_budget=8: a page is as long as a slot'),
-    ],
+    'fsdp,model', [(2, 2), pytest.param(1, 2, marks=LONG), pytest.param(2, 1, marks=LONG)]
 )
-def test_a_cache_that_cannot_work_is_refused(policy, changes, message):
-    with pytest.raises(UserError, match=message) as error:
-        make_pool(policy, dataclasses.replace(CONFIG, **changes))
-    assert '\n' not in str(error.value)
+def test_kernels_run_on_data_shards_and_heads(policy, expected_greedy, fsdp, model):
+    mesh = sharding.make_mesh(1, fsdp, model)
+    same(expected_greedy, greedy(policy, RAGGED, mesh), TOLERANCE)
+
+
+def test_settings_that_cannot_work_are_refused(policy, tmp_path):
+    names = {'pool': lambda **changes: make_pool(policy, dataclasses.replace(CONFIG, **changes))}
+    table = pathlib.Path(__file__).with_name('wrong_samplers.txt')
+    check_table(table, names, tmp_path)

@@ -2,18 +2,16 @@
 
 import asyncio
 import math
-import types
 
 import numpy as np
 import pytest
-from counted_device import CountedDevice
+from counted_device import CountedDevice, CountedRole
 
 from zeroplay_jax.rollout.placement import Placement
 from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.sampler import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.weights import WeightStore
-from zeroplay_jax.types import ToolCall
 
 # Pages of 64 in the memory of eight slots of 4,096 + 256 tokens.
 SLOTS = 8
@@ -22,13 +20,8 @@ PAGES = SLOTS * (4096 + 256) // 64
 SAMPLES = 5
 
 
-class Conversations:
+class Conversations(CountedRole):
     """Requests of 5 samples with two to five turns and observations between them: about 1,500 tokens each."""
-
-    stops = ('!',)
-    tools = {}
-    limits = types.SimpleNamespace(max_turns=6, turn_tokens=256, response_tokens=0)
-    codec = types.SimpleNamespace(token_bytes=[b'x', b'!'], eos_ids=())
 
     def __init__(self, groups, seed=0):
         rng = np.random.default_rng(seed)
@@ -40,13 +33,6 @@ class Conversations:
                 lengths = rng.lognormal(math.log(90) - 0.18, 0.6, turns).astype(int) + 4
                 self.turns[group, sample] = np.minimum(lengths, 250)
                 self.observations[group, sample] = rng.integers(400, 601, turns - 1)
-
-    def retained_tokens(self, ids):
-        return ids
-
-    def end_turn(self, text):
-        assert text.endswith('!')
-        return types.SimpleNamespace(call=ToolCall('search', {}), malformed=False, done=False)
 
 
 def play(groups, slots, seed=1, shards=1, **fields):

@@ -5,7 +5,7 @@ import random
 import published_tokenizers
 import pytest
 import transformers
-from hard_texts import hard_text
+from hard_texts import check_prompts, hard_text, template_ids
 
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.call_syntax import SYNTAXES, MessageSyntax
@@ -30,17 +30,8 @@ def published(request):
 @pytest.mark.fault('third-10', 'questions with blanks and line feeds under published templates')
 def test_prompts_are_those_of_the_template(published, user_reads):
     _, codec, reference = published
-    rng = random.Random(0)
-    for template in ('{question}', *(prompts.select(name)['solver'] for name in ('mini', 'paper'))):
-        for _ in range(60):
-            question = hard_text(rng)
-            content = template.format(question=question, tools='x')
-            chat = [{'role': 'user', 'content': content}]
-            want = reference.apply_chat_template(
-                chat, add_generation_prompt=True, return_dict=False
-            )
-            filled = prompts.fill(template, tools=['x'], question=question)
-            assert codec.render(filled).tolist() == list(want), question
+    forms = ('{question}', *(prompts.select(name)['solver'] for name in ('mini', 'paper')))
+    check_prompts(codec, reference, random.Random(0), forms)
     user_reads('right: 180 questions have the ids of apply_chat_template')
 
 
@@ -55,10 +46,8 @@ def test_results_are_those_of_the_template(published, user_reads, syntax):
     for _ in range(60):
         text = hard_text(rng, 200)
         message = {'role': role, 'content': syntax.message_content(text)}
-        whole = reference.apply_chat_template(
-            [*chat, message], add_generation_prompt=True, return_dict=False
-        )
-        assert [*opening, *syntax.wrap(codec, text, 10_000)] == list(whole), text
+        whole = template_ids(reference, [*chat, message])
+        assert [*opening, *syntax.wrap(codec, text, 10_000)] == whole, text
     user_reads(f'right: 60 results, as messages of role {role!r}, have the ids of the template')
 
 

@@ -3,14 +3,23 @@
 import dataclasses
 import gc
 import signal
-import threading
 import time
 
 import jax
 import numpy as np
 import pytest
 import tiny
-from request_cases import CONFIG, echo, make_env, make_pool, requests, run, same, searches
+from request_cases import (
+    CONFIG,
+    echo,
+    make_env,
+    make_scheduler,
+    play,
+    requests,
+    run,
+    same,
+    searches,
+)
 
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.rollout.environment import Environment
@@ -18,18 +27,23 @@ from zeroplay_jax.rollout.sampler import PutRow, Sampler, programs
 from zeroplay_jax.rollout.scheduler import PromptTooLong, Scheduler
 from zeroplay_jax.types import ENV, POLICY, PROMPT
 
+USED = dataclasses.replace(CONFIG, attention='used')
+
 
 @pytest.fixture(scope='module')
 def baseline(policy):
-    return run(policy, requests(make_env(policy[0])))
+    return run(policy)
+
+
+@pytest.fixture(scope='module')
+def over_used(policy):
+    """With attention to used places alone."""
+    return run(policy, config=USED)
 
 
 def test_rollouts_have_turns_searches_and_labels(baseline):
-    assert sum(t.valid_calls for t in baseline) >= 10 and {len(t.turns) for t in baseline} >= {
-        1,
-        2,
-        3,
-    }
+    assert sum(t.valid_calls for t in baseline) >= 10
+    assert {len(t.turns) for t in baseline} >= {1, 2, 3}
     for t in baseline:
         switches = np.flatnonzero(np.diff(t.source))
         assert t.source[0] == PROMPT and t.source[switches[0] + 1] == POLICY
@@ -38,10 +52,15 @@ def test_rollouts_have_turns_searches_and_labels(baseline):
         assert shown == sum(t.source[i + 1] == ENV for i in switches)
 
 
-def test_order_and_neighbours_change_nothing_bitwise(policy, baseline):
-    same(baseline, run(policy, requests(make_env(policy[0])), order=-1))
-    alone = run(policy, requests(make_env(policy[0]))[3:4])
-    same(baseline[9:12], alone)
+@pytest.mark.parametrize('config,expected', [(CONFIG, 'baseline'), (USED, 'over_used')])
+def test_order_and_neighbours_change_nothing_bitwise(policy, config, expected, request):
+    expected = request.getfixturevalue(expected)
+    same(expected, run(policy, config=config, order=-1))
+    same(expected[9:12], run(policy, requests(make_env(policy[0]))[3:4], config))
+
+
+def test_attention_to_used_places_changes_no_token(baseline, over_used):
+    same(baseline, over_used, 1e-5)
 
 
 def test_tool_latency_changes_nothing_bitwise(policy, baseline):
@@ -58,16 +77,14 @@ def test_tool_latency_changes_nothing_bitwise(policy, baseline):
 
 @pytest.mark.parametrize('slots', [1, 2, 7])
 def test_slot_count_changes_no_token(policy, baseline, slots):
-    config = dataclasses.replace(CONFIG, slots=slots)
-    same(baseline, run(policy, requests(make_env(policy[0])), config), 1e-5)
+    same(baseline, run(policy, config=dataclasses.replace(CONFIG, slots=slots)), 1e-5)
 
 
-@pytest.mark.parametrize('fsdp,model', [(4, 1), (2, 2), (1, 2)])
-def test_device_count_changes_no_token(policy, baseline, fsdp, model):
-    mesh = sharding.make_mesh(1, fsdp, model)
-    codec, config, params = policy
-    params = jax.device_put(params, sharding.parameter_shardings(params, mesh))
-    same(baseline, run((codec, config, params), requests(make_env(codec)), mesh=mesh), 1e-5)
+@pytest.mark.parametrize(
+    'config,fsdp,model', [(CONFIG, 4, 1), (CONFIG, 2, 2), (CONFIG, 1, 2), (USED, 2, 2)]
+)
+def test_device_count_changes_no_token(policy, baseline, config, fsdp, model):
+    same(baseline, run(policy, config=config, mesh=sharding.make_mesh(1, fsdp, model)), 1e-5)
 
 
 def test_group_shares_one_prefill_and_equals_separate_ones(policy, baseline):
@@ -75,9 +92,7 @@ def test_group_shares_one_prefill_and_equals_separate_ones(policy, baseline):
     separate = []
     for request in requests(make_env(policy[0])):
         for sample in range(request.samples):
-            pool = make_pool(policy)
-            scheduler = Scheduler({'policy': pool})
-            scheduler.weights.publish('policy', policy[2], 1)
+            scheduler, pool = make_scheduler(policy)
 
             async def only(request=request, sample=sample, scheduler=scheduler, pool=pool):
                 start = pool.placement.start
@@ -171,34 +186,51 @@ def test_one_compile_per_program(policy):
     assert {name: f._cache_size() for name, f in compiled.items()} == dict.fromkeys(compiled, 1)
 
 
+KEY = np.array([1, 2], np.uint32)
+
+
+def prefilled(policy, prompt, calls):
+    """A sampler whose slot 2 has this prompt, prefilled by calls for these lists of slots."""
+    config = dataclasses.replace(CONFIG, eos=(), fill_rows=3)
+    sampler = Sampler(policy[1], config, sharding.make_mesh())
+    put(policy, sampler, prompt, 0, calls)
+    return sampler
+
+
+def put(policy, sampler, tokens, start, calls=([2],) * 3):
+    sampler.put([PutRow(2, tokens, start, limit=60, temperature=1.0, key=KEY)])
+    for slots in calls:
+        sampler.extend(policy[2], slots)
+
+
+def same_decoding(policy, one, other):
+    one, other = (jax.device_get(sampler.decode(policy[2])) for sampler in (one, other))
+    assert one.count[2] == CONFIG.burst
+    np.testing.assert_array_equal(one.tokens[2], other.tokens[2])
+    np.testing.assert_array_equal(one.logp[2], other.logp[2])
+
+
 def test_rewind_and_put_equal_a_fresh_prefill(policy):
     """After a rewind to a shared prefix and another suffix, the cache is that of a fresh episode."""
-    _, model, params = policy
-    config = dataclasses.replace(CONFIG, eos=())
-    key, rng = np.array([1, 2], np.uint32), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     prefix, one, other = (rng.integers(0, 8, n).astype(np.int32) for n in (9, 12, 12))
+    used = prefilled(policy, np.concatenate([prefix, one]), [[2]] * 3)
+    used.decode(policy[2])
+    # The fresh one is filled in the same two steps, so that the borders of chunks are the same.
+    fresh = prefilled(policy, prefix, [[2]] * 3)
+    for sampler in (used, fresh):
+        sampler.rewind([2], [len(prefix)])
+        put(policy, sampler, other, len(prefix))
+    same_decoding(policy, used, fresh)
 
-    def decode(sampler):
-        return jax.device_get(sampler.decode(params))
 
-    def fill(sampler, tokens, start):
-        sampler.put([PutRow(2, tokens, start, limit=60, temperature=1.0, key=key)])
-        for _ in range(3):
-            sampler.extend(params, [2])
-
-    used, fresh = (Sampler(model, config, sharding.make_mesh()) for _ in range(2))
-    fill(used, np.concatenate([prefix, one]), 0)
-    decode(used)
-    used.rewind([2], [len(prefix)])
-    fill(used, other, len(prefix))
-    # the fresh one is filled in the same two steps, so that the chunk borders are the same
-    fill(fresh, prefix, 0)
-    fresh.rewind([2], [len(prefix)])
-    fill(fresh, other, len(prefix))
-    a, b = decode(used), decode(fresh)
-    assert a.count[2] == 4
-    np.testing.assert_array_equal(a.tokens[2], b.tokens[2])
-    np.testing.assert_array_equal(a.logp[2], b.logp[2])
+def test_chunks_of_a_row_in_one_call_equal_those_of_several_calls(policy):
+    """A prompt of three chunks in one prefill call, and in three: equal bit for bit."""
+    prompt = np.random.default_rng(0).integers(0, 8, 2 * CONFIG.chunk + 3).astype(np.int32)
+    samplers = [prefilled(policy, prompt, calls) for calls in ([[2, 2, 2]], [[2]] * 3)]
+    for sampler in samplers:
+        assert sampler.state.cached[2] == len(prompt) - 1
+    same_decoding(policy, *samplers)
 
 
 def test_stop_string_inside_a_token_keeps_the_token(policy):
@@ -207,13 +239,13 @@ def test_stop_string_inside_a_token_keeps_the_token(policy):
 
     codec = policy[0]
     env = dataclasses.replace(make_env(codec), syntax=CutSyntax())
-    found = 0
+    cut_tokens = 0
     for t in run(policy, requests(env, count=16)):
         for turn in t.turns:
             assert turn.text.count('ca') <= 1 and (not turn.call or turn.text.endswith('ca'))
         ends = [i for i in np.flatnonzero(np.diff(t.source)) if t.source[i] == POLICY]
-        found += sum(codec.token_bytes[t.tokens[i]] == b'cab' for i in ends)
-    assert found
+        cut_tokens += sum(codec.token_bytes[t.tokens[i]] == b'cab' for i in ends)
+    assert cut_tokens
 
 
 def test_observation_that_would_overflow_ends_the_episode(policy):
@@ -224,11 +256,13 @@ def test_observation_that_would_overflow_ends_the_episode(policy):
     assert any(t.turns[-1].call and t.source[-1] == POLICY for t in cut)
 
 
-def test_failing_tool_is_an_observation_and_is_counted(policy):
-    def broken(queries):
-        raise OSError('no index')
+def broken(queries):
+    raise OSError('no index')
 
-    out = run(policy, requests(make_env(policy[0], broken, observation_tokens=40)))
+
+@pytest.mark.parametrize('search', [broken, lambda queries: []], ids=['raises', 'too few results'])
+def test_failing_tool_is_an_observation_and_is_counted(policy, search):
+    out = run(policy, requests(make_env(policy[0], search, observation_tokens=40)))
     calls = searches(out)
     assert calls and all(call.error == 'failed' and not call.documents for call in calls)
     assert sum(t.failed_calls for t in out) == len(calls)
@@ -243,17 +277,13 @@ def test_a_query_that_fails_does_not_fail_its_neighbours(policy):
         return echo(queries)
 
     env = make_env(policy[0], picky, observation_tokens=40)
-    together = run(policy, requests(env), dataclasses.replace(CONFIG, slots=24))
+    many = dataclasses.replace(CONFIG, slots=24)
+    together = run(policy, requests(env), many)
     calls = searches(together)
     assert {call.error for call in calls} == {None, 'failed'}
     queries = [call.arguments['query_list'][0] for call in calls]
     assert all((call.error == 'failed') == ('a' in query) for call, query in zip(calls, queries))
-    same(together[6:9], run(policy, requests(env)[2:3], dataclasses.replace(CONFIG, slots=24)))
-
-
-def test_a_search_that_brings_too_little_is_a_failure(policy):
-    out = run(policy, requests(make_env(policy[0], lambda queries: [], observation_tokens=40)))
-    assert {call.error for call in searches(out)} == {'failed'}
+    same(together[6:9], run(policy, requests(env)[2:3], many))
 
 
 def test_waiting_for_a_search_does_not_spin(policy):
@@ -261,10 +291,9 @@ def test_waiting_for_a_search_does_not_spin(policy):
         time.sleep(0.2)
         return echo(queries)
 
-    scheduler = Scheduler({'policy': make_pool(policy, dataclasses.replace(CONFIG, slots=1))})
-    scheduler.weights.publish('policy', policy[2], 1)
+    scheduler, _ = make_scheduler(policy, dataclasses.replace(CONFIG, slots=1))
     started = time.perf_counter()
-    scheduler.run([scheduler.rollout(r) for r in requests(make_env(policy[0], slow), samples=1)])
+    play(scheduler, requests(make_env(policy[0], slow), samples=1))
     whole = time.perf_counter() - started
     assert scheduler.stats['rounds'] < 6 * scheduler.stats['chunks']
     for name in ('seconds', 'fetch_seconds', 'tool_wait_seconds'):
@@ -287,10 +316,10 @@ def test_results_are_never_formatted():
         signal.SIGINT, signal.default_int_handler
     )  # deaf to it, asyncio would leave it alone
     try:
-        (found,) = Scheduler({}).run([episode()])
+        (result,) = Scheduler({}).run([episode()])
     finally:
         signal.signal(signal.SIGINT, handler)
-    assert isinstance(found, Result) and not formatted
+    assert isinstance(result, Result) and not formatted
 
 
 def test_overdue_tool_becomes_an_error_only_when_not_deterministic(policy):
@@ -307,24 +336,6 @@ def test_overdue_tool_becomes_an_error_only_when_not_deterministic(policy):
     assert searches(waited) and not any(call.error for call in searches(waited))
 
 
-def test_a_limit_of_the_tool_itself_comes_before_that_of_the_run(policy):
-    released = threading.Event()
-
-    def stuck(queries):
-        released.wait(20)
-        return echo(queries)
-
-    env = make_env(policy[0], stuck, observation_tokens=40, max_turns=2)
-    env.tools['search'].timeout = 0.05
-    try:
-        started = time.monotonic()
-        out = run(policy, requests(env, count=6), deterministic=False, tool_timeout=1000.0)
-        assert time.monotonic() - started < 15
-    finally:
-        released.set()
-    assert {call.error for call in searches(out)} == {'timeout'}
-
-
 def test_more_samples_than_slots(policy, baseline):
     reqs = requests(make_env(policy[0]), count=2, samples=9)
     few = run(policy, reqs, dataclasses.replace(CONFIG, slots=2))
@@ -338,9 +349,8 @@ def test_greedy_ignores_the_key(policy):
 
 def test_turn_limits(policy):
     out = run(policy, requests(make_env(policy[0], turn_tokens=5, max_turns=2)))
-    assert {t.finish for t in out} >= {'turn_tokens', 'turns'} and max(
-        len(t.turns) for t in out
-    ) == 2
+    assert {t.finish for t in out} >= {'turn_tokens', 'turns'}
+    assert max(len(t.turns) for t in out) == 2
     for t in out:
         policy_runs = np.split(t.source, np.flatnonzero(np.diff(t.source)) + 1)
         assert max(len(r) for r in policy_runs if r[0] == POLICY) <= 5
@@ -348,13 +358,12 @@ def test_turn_limits(policy):
             assert not t.turns[-1].call
 
 
-def test_response_limit(policy):
+def test_response_limit(policy, baseline):
     """A response of up to its limit is what it is without one; a longer one ends there, whatever its turns."""
-    free = run(policy, requests(make_env(policy[0])))
     limited = run(policy, requests(make_env(policy[0], response_tokens=24)))
     prompts = [len(request.prompt) for request in requests(make_env(policy[0])) for _ in range(3)]
     assert {t.finish for t in limited} > {'response_tokens'}
-    for long, short, prompt in zip(free, limited, prompts, strict=True):
+    for long, short, prompt in zip(baseline, limited, prompts, strict=True):
         length = len(short.tokens)
         assert length - prompt <= 24
         np.testing.assert_array_equal(long.tokens[:length], short.tokens)
@@ -368,25 +377,8 @@ def test_prompt_without_room_is_refused(policy):
         run(policy, [request])
 
 
-def test_an_episode_that_raises_stops_the_run_and_frees_the_slots(policy):
-    pool = make_pool(policy)
-    scheduler = Scheduler({'policy': pool})
-    scheduler.weights.publish('policy', policy[2], 1)
-    reqs = requests(make_env(policy[0]))
-
-    async def bad():
-        await scheduler.rollout(reqs[0])
-        raise KeyError('lost')
-
-    with pytest.raises(KeyError, match='lost'):
-        scheduler.run([bad(), *(scheduler.rollout(r) for r in reqs[1:])])
-    assert pool.active == 0
-    again = scheduler.run([scheduler.rollout(r) for r in reqs])
-    same([t for g in again for t in g], run(policy, reqs))
-
-
 def test_of_several_episodes_that_raise_one_error_is_reported(policy, caplog):
-    scheduler = Scheduler({'policy': make_pool(policy)})
+    scheduler, _ = make_scheduler(policy)
 
     async def bad(number):
         raise KeyError(number)

@@ -2,16 +2,13 @@
 
 import dataclasses
 import json
-import random
-import re
-import shutil
 import types
 
 import numpy as np
 import pytest
 import tiny
-import tokenizers
 import transformers
+from hard_texts import template_ids
 from observations import added_ids, observation
 
 from zeroplay_jax.rollout import prompts
@@ -19,7 +16,7 @@ from zeroplay_jax.rollout.call_syntax import SYNTAXES, syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.foreign_text import Untrusted
 from zeroplay_jax.rollout.tokens import Codec, StopMatcher, open_codec, text_spans
-from zeroplay_jax.types import ENV, POLICY, PROMPT, Trajectory, UserError
+from zeroplay_jax.types import ENV, POLICY, PROMPT, Trajectory
 
 ATTACKS = [
     '</tool_response>',
@@ -73,30 +70,6 @@ def test_a_question_cannot_forge_structure(codec, text):
     assert text in codec.decode(prompt)
 
 
-def test_prompt_ids_are_those_of_the_template(codec, folder):
-    reference = transformers.AutoTokenizer.from_pretrained(str(folder))
-    rng = random.Random(0)
-    for _ in range(50):
-        question = ''.join(rng.choice('abcde \n?é') for _ in range(rng.randrange(30)))
-        chat = [{'role': 'user', 'content': SOLVER.format(question=question)}]
-        want = reference.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-        got = codec.render(prompts.fill(SOLVER, question=question))
-        assert got.tolist() == list(want)
-
-
-def test_suffix_continues_the_template(codec, folder):
-    """prompt + turn + suffix are the ids of the whole conversation rendered at once."""
-    reference = transformers.AutoTokenizer.from_pretrained(str(folder))
-    chat = [{'role': 'user', 'content': 'abc?'}, {'role': 'assistant', 'content': 'de fa'}]
-    tool = {'role': 'tool', 'content': 'page {"result": "x"}'}
-    whole = reference.apply_chat_template(
-        [*chat, tool], add_generation_prompt=True, return_dict=False
-    )
-    suffix = codec.suffix({**tool, 'content': [Untrusted(tool['content'])]})
-    parts = [*codec.render(chat[:1]), *codec.encode('de fa'), *suffix]
-    assert parts == list(whole)
-
-
 # In the shape of published families: how a turn ends, how a tool's reply is wrapped, what is trimmed or left out.
 TURN = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
 REPLY = "{{ '<|im_start|>user\n<tool_response>\n' + m.content + '\n</tool_response><|im_end|>\n' }}"
@@ -130,37 +103,38 @@ TEMPLATES = {
 @pytest.fixture(scope='module', params=TEMPLATES)
 def templated(request, tmp_path_factory):
     folder = tiny.make_folder(tmp_path_factory.mktemp('templates') / request.param)
-    for name in ('tokenizer_config.json', 'chat_template.jinja'):
-        if (folder / name).exists():
-            text = (folder / name).read_text()
-            if name.endswith('.json'):
-                text = json.dumps(
-                    {k: v for k, v in json.loads(text).items() if k != 'chat_template'}
-                )
-            (folder / name).write_text(text)
+    settings = json.loads((folder / 'tokenizer_config.json').read_text())
+    settings.pop('chat_template', None)
+    (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
     (folder / 'chat_template.jinja').write_text(TEMPLATES[request.param])
     return request.param, Codec(folder), transformers.AutoTokenizer.from_pretrained(str(folder))
 
 
-def test_a_conversation_grows_as_its_template_would_render_it(templated):
-    """Prompt, turns and suffixes, one after another, are the ids of the whole conversation, after every reply."""
-    family, codec, reference = templated
-    opened = '<think>' if family == 'olmo3' else ''  # its header opens the thoughts
+def check_conversation(codec, reference, opened, turns, retained):
+    """Prompt, turns and suffixes, one after another, are the ids of the whole conversation, after every reply.
+
+    Args:
+      opened: text with which the header of a turn ends.
+      turns: pairs of what the policy writes and the result of its call.
+      retained: ids of a turn → those that stay in the context.
+    """
     chat = [{'role': 'user', 'content': 'abc?'}]
     ids = codec.render(chat).tolist()
-    for turn, page in [
-        (f'de\n{opened}fa', 'page {"result": "x"}'),
-        ('gh</search>', 'b'),
-        ('a', 'c d e'),
-    ]:
-        ids += codec.encode(turn.removeprefix(opened))
+    for turn, page in turns:
+        ids += retained(codec.encode(turn))
         ids += codec.suffix({'role': 'tool', 'content': [Untrusted(page)]}).tolist()
         chat += [
-            {'role': 'assistant', 'content': opened + turn.removeprefix(opened)},
+            {'role': 'assistant', 'content': opened + turn},
             {'role': 'tool', 'content': page},
         ]
-        whole = reference.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-        assert ids == list(whole), family
+        assert ids == template_ids(reference, chat)
+
+
+def test_a_conversation_grows_as_its_template_would_render_it(templated):
+    family, codec, reference = templated
+    opened = '<think>' if family == 'olmo3' else ''  # its header opens the thoughts
+    turns = [('de\n<think>fa', 'page {"result": "x"}'), ('gh</search>', 'b'), ('a', 'c d e')]
+    check_conversation(codec, reference, opened, turns, list)
 
 
 def test_dropped_thoughts_leave_what_a_template_that_drops_them_leaves(tmp_path):
@@ -174,20 +148,9 @@ def test_dropped_thoughts_leave_what_a_template_that_drops_them_leaves(tmp_path)
     (folder / 'chat_template.jinja').write_text(dropping)
     codec, reference = Codec(folder), transformers.AutoTokenizer.from_pretrained(str(folder))
     env = Environment(codec, syntax_of('qwen'), Limits(4, 64, 64), {}, drop_thinking=True)
-    chat, ids = (
-        [{'role': 'user', 'content': 'abc?'}],
-        codec.render([{'role': 'user', 'content': 'abc?'}]).tolist(),
-    )
-    for turn in (
-        '<think>de\n</think>\n\nfa<tool_call>gh</tool_call>',
-        '<think>b</think>c',
-        'no thoughts',
-    ):
-        ids += env.retained_tokens(codec.encode(turn))
-        ids += codec.suffix({'role': 'tool', 'content': [Untrusted('page')]}).tolist()
-        chat += [{'role': 'assistant', 'content': turn}, {'role': 'tool', 'content': 'page'}]
-        whole = reference.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-        assert ids == list(whole)
+    turns = ('<think>de\n</think>\n\nfa<tool_call>gh</tool_call>', '<think>b</think>c', 'none')
+    pairs = [(turn, 'page') for turn in turns]
+    check_conversation(codec, reference, '', pairs, env.retained_tokens)
 
 
 def test_what_is_remembered_keeps_its_sampled_ids(codec):
@@ -243,31 +206,6 @@ def test_stop_string_is_found_wherever_the_bursts_are_cut(codec):
         assert hit == (len(ids) - 2, 'fade</answer>')
 
 
-LETTERS = {letter: number for number, letter in enumerate('<>|_/abcdefghijklmnopqrstuvwxyz')}
-OTHER_MODELS = {
-    'Unigram': tokenizers.models.Unigram([('<unk>', 0.0), ('a', -1.0)], unk_id=0),
-    'BPE of characters': tokenizers.models.BPE(LETTERS, []),
-    'BPE with ends of words': tokenizers.models.BPE(LETTERS, [], end_of_word_suffix='</w>'),
-    'WordPiece': tokenizers.models.WordPiece(LETTERS | {'[UNK]': 99}),
-    'WordLevel': tokenizers.models.WordLevel(LETTERS, unk_token='[UNK]'),
-}
-
-
-@pytest.mark.fault('kin-tokenizer', 'a tokenizer that is not byte-level')
-@pytest.mark.parametrize('name', OTHER_MODELS)
-def test_a_tokenizer_that_is_not_byte_level_is_refused_by_name(tmp_path, user_reads, name):
-    folder = tiny.make_folder(tmp_path / 'policy')
-    tokenizer = tokenizers.Tokenizer(OTHER_MODELS[name])
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / 'tokenizer.json'))
-    with pytest.raises(
-        UserError, match=f'{name.split()[0]} tokenizer is not byte-level'
-    ) as refusal:
-        open_codec(folder)
-    assert str(folder) in str(refusal.value)
-    user_reads(refusal.value)
-
-
 def test_a_byte_without_a_token_is_named(tmp_path):
     folder = tiny.make_folder(tmp_path / 'policy')
     assert not open_codec(folder).notes
@@ -285,38 +223,3 @@ def test_token_bytes_cover_every_id(codec):
     assert all(codec.token_bytes) and codec.eos_ids == tuple(codec.encode('<|im_end|>'))
     ids = np.arange(len(codec.token_bytes))
     assert len(codec.decode(ids)) > len(ids) // 2
-
-
-@pytest.mark.parametrize(
-    ('name', 'content'),
-    [
-        ('tokenizer.json', '{'),
-        ('tokenizer.json', '{"model": 3}'),
-        ('tokenizer.json', '[' * 100_000),
-    ],
-)
-def test_a_tokenizer_that_cannot_be_used_is_one_line(folder, tmp_path, name, content):
-    copy = shutil.copytree(folder, tmp_path / 'policy')
-    (copy / name).write_text(content)
-    with pytest.raises(UserError, match='its tokenizer cannot be used .*copy the folder') as raised:
-        open_codec(copy)
-    assert '\n' not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ('name', 'content'),
-    [
-        ('generation_config.json', '{"eos'),
-        ('generation_config.json', '[1]'),
-        ('chat_template.jinja', '{% for'),
-        ('config.json', '{'),
-    ],
-)
-@pytest.mark.fault('new-templates', 'a damaged file beside the tokenizer is named itself')
-def test_the_damaged_file_is_named(folder, tmp_path, user_reads, name, content):
-    copy = shutil.copytree(folder, tmp_path / 'policy')
-    (copy / name).write_text(content)
-    with pytest.raises(UserError, match=re.escape(f'{copy / name}: ')) as raised:
-        open_codec(copy)
-    assert '\n' not in str(raised.value)
-    user_reads(raised.value)

@@ -6,7 +6,7 @@ import types
 
 import numpy as np
 import pytest
-from counted_device import CountedDevice
+from counted_device import CountedDevice, CountedRole
 
 from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.sampler import SamplerConfig
@@ -23,24 +23,18 @@ CONFIG = SamplerConfig(
 TURNS = 4
 
 
-class Talk:
+class Talk(CountedRole):
     """A role whose turns call the tool; every third rollout's calls are refused instead."""
 
-    stops = ('!',)
     limits = types.SimpleNamespace(max_turns=TURNS, turn_tokens=20, response_tokens=0)
-    codec = types.SimpleNamespace(token_bytes=[b'x', b'!'], eos_ids=())
 
     def __init__(self, identity, tool):
         self.identity, self.tools = identity, {tool.name: tool}
         self.tool = tool.name
 
-    def retained_tokens(self, ids):
-        return ids
-
-    def end_turn(self, text):
+    def call(self):
         refused = 'malformed' if self.identity % 3 == 2 else None
-        call = ToolCall(self.tool, {'query_list': [str(self.identity)]}, error=refused)
-        return types.SimpleNamespace(call=call, malformed=False, done=False)
+        return ToolCall(self.tool, {'query_list': [str(self.identity)]}, error=refused)
 
     def with_result(self, call, result):
         return dataclasses.replace(call, text='found', error=result.error)
@@ -65,18 +59,9 @@ class CountedPuts(CountedDevice):
         return super().decode(*arguments)
 
 
-class SearchSource:
-    """A corpus whose search server answers several requests at once."""
-
-    concurrent_requests = 4
-
-    def __init__(self, search):
-        self.search = search
-
-
 def search_tool(search, concurrent_requests=4):
-    source = SearchSource(search)
-    source.concurrent_requests = concurrent_requests
+    """The tool of a corpus whose search server answers so many requests at once."""
+    source = types.SimpleNamespace(search=search, concurrent_requests=concurrent_requests)
     return registry.BUILT_IN['search'](None, source)
 
 

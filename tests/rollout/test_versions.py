@@ -1,4 +1,4 @@
-"""Rollouts of two versions of the weights share slots, cache and rounds; each has the tokens that it has alone."""
+"""Two versions of the weights share slots, cache and rounds, and decode calls overlap: no token changes."""
 
 import asyncio
 import dataclasses
@@ -7,13 +7,25 @@ import time
 import jax
 import numpy as np
 import pytest
-from request_cases import CONFIG, echo, make_env, make_pool, requests, run, same, start
+from request_cases import (
+    CONFIG,
+    echo,
+    flat,
+    make_env,
+    make_scheduler,
+    play,
+    requests,
+    run,
+    same,
+    start,
+)
 
 from zeroplay_jax.policy import sharding
-from zeroplay_jax.rollout.scheduler import Scheduler
-from zeroplay_jax.rollout.weights import WeightStore
+from zeroplay_jax.types import POLICY
 
 MANY = dataclasses.replace(CONFIG, slots=24)
+# So few pages that rollouts are evicted.
+FEW_PAGES = dataclasses.replace(CONFIG, page=8, pages=14, token_budget=8)
 # Layout → shape of the slots, data shards.
 LAYOUTS = {
     'slots': (CONFIG, 1),
@@ -27,17 +39,12 @@ def changed(params, seed=3):
     return jax.tree.map(lambda x: x + 0.1 * rng.standard_normal(x.shape).astype(x.dtype), params)
 
 
-def make_scheduler(policy, config=CONFIG, mesh=None):
-    pool = make_pool(policy, config, mesh)
-    scheduler = Scheduler({'policy': pool}, WeightStore({'policy': 3}))
-    scheduler.weights.publish('policy', policy[2], 1)
+def with_two_versions(policy, config=CONFIG, mesh=None, **options):
+    """(scheduler, pool), where version 1 is pinned."""
+    scheduler, pool = make_scheduler(policy, config, mesh, versions=3, **options)
     scheduler.weights.pin({'policy': 1})
     scheduler.weights.publish('policy', changed(policy[2]))
     return scheduler, pool
-
-
-def flat(groups):
-    return [trajectory for group in groups for trajectory in group]
 
 
 def of_step(reqs, step):
@@ -55,7 +62,7 @@ def test_two_versions_in_one_round_have_the_tokens_they_have_alone(policy, layou
     params = jax.device_put(params, sharding.replicated(mesh))
     policy = codec, model, params
     old, new = of_step(requests(make_env(codec), 5), 3), of_step(requests(make_env(codec), 6), 4)
-    scheduler, pool = make_scheduler(policy, config, mesh)
+    scheduler, pool = with_two_versions(policy, config, mesh)
     start(scheduler, 'first', old, 1)
     start(scheduler, 'second', new, 2)
     together = []
@@ -77,7 +84,7 @@ def test_a_run_in_progress_continues_with_the_next_call(policy):
 
     reqs = requests(make_env(policy[0], slow), 4)
     old, new = of_step(reqs, 3), of_step(reqs, 4)
-    scheduler, pool = make_scheduler(policy, MANY)
+    scheduler, pool = with_two_versions(policy, MANY)
     start(scheduler, 'second', new, 1)
     start(scheduler, 'first', old[:1], 1)
     scheduler.wait('first')
@@ -95,7 +102,7 @@ def test_a_run_in_progress_continues_with_the_next_call(policy):
 
 
 def test_an_error_of_any_run_frees_all_slots(policy):
-    scheduler, pool = make_scheduler(policy, MANY)
+    scheduler, pool = with_two_versions(policy, MANY)
     reqs = requests(make_env(policy[0]))
 
     async def bad():
@@ -108,14 +115,12 @@ def test_an_error_of_any_run_frees_all_slots(policy):
         scheduler.wait('first')
         scheduler.wait('second')
     assert not pool.unfinished() and pool.placement.shards[0].is_idle and scheduler._runner is None
-    same(
-        flat(scheduler.run([scheduler.rollout(r) for r in reqs])),
-        run((*policy[:2], changed(policy[2])), reqs, MANY),
-    )
+    newer = (*policy[:2], changed(policy[2]))
+    same(play(scheduler, reqs), run(newer, reqs, MANY))
 
 
 def test_requests_that_an_episode_leaves_behind_end_with_its_run(policy):
-    scheduler, pool = make_scheduler(policy, MANY)
+    scheduler, pool = with_two_versions(policy, MANY)
     reqs = requests(make_env(policy[0]), 2)
     left = []
 
@@ -131,3 +136,68 @@ def test_requests_that_an_episode_leaves_behind_end_with_its_run(policy):
     scheduler.weights.publish('policy', policy[2])
     assert len(flat(scheduler.wait('second'))) == 6
     assert left[0].cancelled()
+
+
+# Decode calls that start before the one before is read
+
+
+@pytest.mark.parametrize('config', [CONFIG, FEW_PAGES], ids=['slots', 'pages'])
+def test_rollouts_with_overlap_are_the_same_bit_for_bit(policy, config):
+    expected = run(policy, config=config)
+    scheduler, pool = make_scheduler(policy, config, overlap=True)
+    calls_in_progress = []
+    decode = pool.decode
+
+    def counted(weights, has_unread):
+        calls_in_progress.append(has_unread)
+        return decode(weights, has_unread)
+
+    pool.decode = counted
+    delays = iter(np.random.default_rng(0).integers(0, 3, 1000))
+
+    def slow(queries):
+        time.sleep(0.01 * next(delays))
+        return echo(queries)
+
+    same(expected, play(scheduler, requests(make_env(policy[0], slow))))
+    # Most calls started before the one before was read.
+    assert np.mean(calls_in_progress) > 0.5
+    # Tokens of turns that were over are not counted, apart from those after a stop string within its call.
+    sampled = sum((t.source == POLICY).sum() for t in expected)
+    calls = sum(len(t.turns) for t in expected)
+    assert sampled <= scheduler.stats['generated_tokens'] <= sampled + calls * config.burst
+    for shard in pool.placement.shards:
+        assert shard.is_idle and shard.allocator.available == shard.allocator.count
+    if config == FEW_PAGES:
+        assert scheduler.stats['evictions']
+
+
+def test_versions_and_refused_calls_in_overlapping_calls(policy):
+    """A refused call begins its next turn while the chunk of the turn before is unread."""
+    # Programs of its own: another test counts the compilations of CONFIG.
+    config = dataclasses.replace(CONFIG, slots=5)
+    scheduler, pool = with_two_versions(policy, config, overlap=True)
+    env = make_env(policy[0], max_turns=6)
+    earlier, later = requests(env, 5), requests(env, 6)
+    later = of_step(later, 4)
+    start(scheduler, 'first', earlier, 1)
+    start(scheduler, 'second', later, 2)
+    same(flat(scheduler.wait('first')), run(policy, earlier, config))
+    newer = (*policy[:2], changed(policy[2]))
+    same(flat(scheduler.wait('second')), run(newer, later, config))
+    assert not scheduler._unread and not pool.active
+
+
+def test_rollouts_after_an_error_are_not_given_old_tokens(policy):
+    scheduler, _ = make_scheduler(policy, overlap=True)
+    reqs = requests(make_env(policy[0]))
+    expected = run(policy, reqs)
+
+    async def failing():
+        for _ in range(60):
+            await asyncio.sleep(0)
+        raise ValueError('an episode fails')
+
+    with pytest.raises(ValueError, match='an episode fails'):
+        scheduler.run([failing(), *(scheduler.rollout(r) for r in reqs)])
+    same(expected, play(scheduler, reqs))
