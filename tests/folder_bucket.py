@@ -7,7 +7,7 @@ import shutil
 import urllib.parse
 import zlib
 
-from zeroplay_jax.retrieval.objects import Conflict, StoredObject
+from zeroplay_jax.retrieval.objects import Conflict, Removed, StoredObject
 
 
 class FolderBucket:
@@ -51,7 +51,10 @@ class FolderBucket:
         self.write(name, path.read_bytes())
 
     def download(self, name, path):
-        shutil.copyfile(self.path(name), path)
+        try:
+            shutil.copyfile(self.path(name), path)
+        except FileNotFoundError:
+            raise Removed(name) from None
 
     def delete(self, name, generation=None):
         found = self.read(name)

@@ -5,6 +5,8 @@ import time
 import jax.numpy as jnp
 
 from zeroplay_jax.learner.checkpoint import Checkpointer
+from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.training import bucket_run
 
 
 def save_checkpoints(folder):
@@ -45,3 +47,8 @@ def wait_for(condition):
 
 def names(remote, prefix=''):
     return [entry.name for entry in remote.bucket.list(remote.name(prefix))]
+
+
+def bring_down(remote, folder, manifests):
+    """`bucket_run.bring_down` in a run of one process."""
+    return bucket_run.bring_down(Hosts(), remote, folder, manifests)

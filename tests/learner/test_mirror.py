@@ -9,13 +9,12 @@ import time
 import pytest
 from memory_bucket import MemoryBucket, outage
 from run_records import change_record
-from saved_runs import names, save, save_checkpoints, wait
+from saved_runs import bring_down, names, save, save_checkpoints, wait
 
 from zeroplay_jax.learner.checkpoint import saved_steps
 from zeroplay_jax.retrieval.objects import Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.remote_workdir import Lease, RemoteWorkdir
-from zeroplay_jax.training.bucket_run import bring_down
 from zeroplay_jax.training.mirror import Mirror
 from zeroplay_jax.types import UserError
 
@@ -128,7 +127,7 @@ def test_nothing_is_left_of_a_failed_download(remote, steps, tmp_path, kind):
             bring_down(remote, there, remote.manifests())
     else:
         remote.bucket.failures['download'] = outage(1)
-        with pytest.raises(Unavailable):
+        with pytest.raises(UserError, match='503'):
             bring_down(remote, there, remote.manifests())
     assert not list(there.iterdir())
     # Nor does a machine that was switched off meanwhile upload it.
@@ -176,6 +175,9 @@ def test_another_machine_knows_that_the_report_was_written(remote, steps, tmp_pa
     mirror.upload_results()
     mirror.close()
     lease.release()
+    # Also one that has the record as it was at the step.
+    there.mkdir()
+    (there / 'run.json').write_text('{}')
     assert bring_down(remote, there, remote.manifests()) == []
     assert json.loads((there / 'run.json').read_text()) == {'reported': 2}
 

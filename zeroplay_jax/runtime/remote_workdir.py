@@ -5,7 +5,7 @@
     run.json            record of the run
     checkpoints/8-1f…/  a checkpoint, file by file, as Orbax wrote it; best/… alike; 1f…: id of the lease
     logs/8-1f…/         the logs when checkpoint 8 was uploaded; objects cannot be appended to
-    parts/00000008-1f…/ files of each process of a run of several (`training.uploads`), until the step is complete
+    parts/00000003-1f…/ files of each process of a run of several (`training.uploads`), until the step is complete
     steps/00000008.json written last: all files of checkpoint 8 with sizes and SHA-256. Without it there is no step 8
     policy/…, summary.json, report.html    results, when the run has ended
 
@@ -14,17 +14,18 @@ Needs no JAX, so that a workdir of another run is refused before anything is loa
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
-import shutil
 import socket
 import sys
 import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 
 from zeroplay_jax.retrieval import downloads, json_text, objects
 from zeroplay_jax.retrieval.objects import Bucket, Conflict, StoredObject, Unavailable
@@ -41,6 +42,15 @@ _STEPS = 'steps/'
 # Attempts to read a run that removes its oldest checkpoint meanwhile.
 _READS = 5
 _NO_RUN = 'holds no run that has saved a step; check the address'
+
+
+@contextlib.contextmanager
+def user_errors() -> Iterator[None]:
+    """Turns errors of a bucket into UserError, with the same line; also a decorator."""
+    try:
+        yield
+    except RetrievalError as error:
+        raise UserError(str(error)) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,15 +242,13 @@ def check(
     Raises:
       WorkdirError, UserError: one line; as `workdir.check`, or the bucket cannot be used.
     """
-    try:
+    with user_errors():
         remote = RemoteWorkdir.open(address)
         run_id = remote.run_id()
         if run_id is None:
             return
         folder = spool(root, run_id, remote.path)
         stored = remote.bucket.read(remote.name(FILE_NAME))
-    except RetrievalError as error:
-        raise UserError(str(error)) from None
     with tempfile.TemporaryDirectory() as copy:
         if stored is not None:
             # Not in the local folder of the run, which another process may use.
@@ -257,6 +265,7 @@ class StepRemoved(UserError):
     """The run has removed the step that is to be copied."""
 
 
+@user_errors()
 def newest_step(address: str) -> int:
     """Returns the number of the newest complete step of a run in a bucket.
 
@@ -267,15 +276,13 @@ def newest_step(address: str) -> int:
       UserError: one line; there is no run that has saved a step, or it cannot be read.
     """
     run, _ = _run_and_folder(address)
-    try:
-        manifests = RemoteWorkdir.open(run).manifests()
-    except RetrievalError as error:
-        raise UserError(str(error)) from None
+    manifests = RemoteWorkdir.open(run).manifests()
     if not manifests:
         raise UserError(f'{run}: {_NO_RUN}')
     return max(manifests)
 
 
+@user_errors()
 def local_run(
     workdir: str | pathlib.Path, checkpoints: str = '', step: int | None = None
 ) -> pathlib.Path:
@@ -294,24 +301,21 @@ def local_run(
     """
     if not objects.is_address(workdir):
         return pathlib.Path(workdir)
-    try:
-        remote = RemoteWorkdir.open(str(workdir))
-        for _ in range(_READS):
-            stored = _present(remote)
-            manifests = remote.manifests()
-            chosen = max(manifests, default=None) if step is None else step
-            if chosen is None and remote.name(FILE_NAME) not in stored:
-                raise UserError(f'{workdir}: {_NO_RUN}')
-            if step is not None and step not in manifests:
-                raise StepRemoved(f'{workdir}: step {step} was removed; run the command again')
-            manifest = manifests[chosen] if chosen is not None else {}
-            try:
-                return _copy(remote, manifest, stored, checkpoints)
-            # The run has uploaded a newer step and removed this one.
-            except (objects.Removed, KeyError):
-                continue
-    except RetrievalError as error:
-        raise UserError(str(error)) from None
+    remote = RemoteWorkdir.open(str(workdir))
+    for _ in range(_READS):
+        stored = {entry.name: entry for entry in remote.bucket.list(remote.name(''))}
+        manifests = remote.manifests()
+        chosen = max(manifests, default=None) if step is None else step
+        if chosen is None and remote.name(FILE_NAME) not in stored:
+            raise UserError(f'{workdir}: {_NO_RUN}')
+        if step is not None and step not in manifests:
+            raise StepRemoved(f'{workdir}: step {step} was removed; run the command again')
+        manifest = manifests[chosen] if chosen is not None else {}
+        try:
+            return _copy(remote, manifest, stored, checkpoints)
+        # The run has uploaded a newer step and removed this one.
+        except (objects.Removed, KeyError):
+            continue
     raise UserError(f'{workdir}: changes faster than it is read; run the command again')
 
 
@@ -339,10 +343,6 @@ def _run_and_folder(address: str) -> tuple[str, str]:
     return (run, folder) if folder == 'best' else (address, '')
 
 
-def _present(remote: RemoteWorkdir) -> dict[str, StoredObject]:
-    return {entry.name: entry for entry in remote.bucket.list(remote.name(''))}
-
-
 def _copy(
     remote: RemoteWorkdir,
     manifest: Manifest,
@@ -354,8 +354,6 @@ def _copy(
     Raises:
       objects.Removed, KeyError: an object was removed meanwhile.
     """
-    root = downloads.cache_folder() / 'gs' / remote.bucket.name
-    folder = root / remote.path
     copies = {}
     for path, file in manifest.items():
         is_checkpoint = path.partition('/')[0] in CHECKPOINT_FOLDERS
@@ -367,21 +365,10 @@ def _copy(
         is_result = '/' not in name.removeprefix(remote.name(''))
         if is_result:
             copies[name] = entry
-    # Another process may read a newer step of the same run.
-    with downloads.disk_errors(remote.address), downloads.locked(root):
-        if checkpoints:
-            _remove_other_steps(folder / checkpoints, manifest)
-        downloads.update(remote.bucket, copies, root)
-    return folder
-
-
-def _remove_other_steps(folder: pathlib.Path, manifest: Manifest) -> None:
-    """Removes the steps in a local folder of checkpoints that are not in a manifest."""
-    if not folder.is_dir():
-        return
-    for step in folder.iterdir():
-        if not any(path.startswith(f'{folder.name}/{step.name}/') for path in manifest):
-            shutil.rmtree(step)
+    # Without checkpoints, those of an earlier copy stay.
+    cleaned = remote.name(checkpoints or RUN_FILE)
+    root = downloads.update(remote.bucket, copies, remote.address, cleaned)
+    return root / remote.path
 
 
 # ---- lease -----------------------------------------------------------------------------------------
@@ -396,6 +383,8 @@ def _remove_other_steps(folder: pathlib.Path, manifest: Manifest) -> None:
 # A lease that was not renewed for this long is free.
 SECONDS = 60.0
 _RENEWALS_PER_LEASE = 4
+# They stand in the names of objects, too.
+_ID_DIGITS = 8
 _LOOKS_PER_LEASE = 30
 
 
@@ -403,7 +392,7 @@ class Lease:
     """The lease of this process on a folder of a bucket, renewed by a thread until it is released.
 
     Attributes:
-      id: hexadecimal digits that no other lease has.
+      id: hexadecimal digits that no other lease of the folder has.
       lost: a line about the process that took the lease, or why it cannot be renewed; '' while this process has it.
     """
 
@@ -419,7 +408,7 @@ class Lease:
           WorkdirError: another process renews the lease.
           RetrievalError: the bucket cannot be used.
         """
-        self.id = uuid.uuid4().hex
+        self.id = uuid.uuid4().hex[:_ID_DIGITS]
         self.lost = ''
         self._bucket = bucket
         self._name = name
