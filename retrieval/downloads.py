@@ -9,13 +9,14 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import fcntl
+import functools
 import logging
 import os
 import pathlib
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import objects, progress
@@ -204,10 +205,7 @@ def fetch(address: str, is_file: bool = False) -> str:
     if run and '/' not in last:
         # Prompts and tools of an exported policy are read from the config of its run.
         stored += [entry for entry in bucket.list(f'{run}/run.json') if entry.size]
-    root = cache_folder() / 'gs' / bucket_name
-    with disk_errors(address), locked(root):
-        update(bucket, {entry.name: entry for entry in stored}, root)
-        _remove_others(root / path, root, {entry.name for entry in stored})
+    root = update(bucket, {entry.name: entry for entry in stored}, address, path)
     return str(root / path)
 
 
@@ -233,49 +231,59 @@ def address_of(path: str) -> str:
     return path
 
 
-def update(bucket: Bucket, copies: Mapping[str, StoredObject], root: pathlib.Path) -> None:
+def update(
+    bucket: Bucket, copies: Mapping[str, StoredObject], address: str, cleaned: str
+) -> pathlib.Path:
     """Downloads the objects whose copies are missing or outdated; checks their checksums.
 
     Args:
       bucket: the bucket.
-      copies: path below `root` → the object that is copied there.
-      root: folder of the copies.
+      copies: path below the folder of its copies → the object that is copied there.
+      address: of what is copied, for messages.
+      cleaned: path of a folder; files in it that are not in `copies` are removed.
+
+    Returns:
+      The folder of the copies of this bucket.
 
     Raises:
       objects.Removed: an object is not there any more.
-      RetrievalError: one line; an object could not be downloaded.
-      OSError: a file could not be written.
+      RetrievalError: one line; an object could not be downloaded, or a file could not be written.
     """
-    outdated = {path: entry for path, entry in copies.items() if not _is_current(root, path, entry)}
-    size = sum(entry.size for entry in outdated.values())
-    if size >= _ANNOUNCED_BYTES:
-        print(
-            f'downloads {size_text(size)} in {len(outdated)} files from gs://{bucket.name}',
-            file=sys.stderr,
-        )
+    root = cache_folder() / 'gs' / bucket.name
+    # Another command may copy something else, or another step of the same run.
+    with disk_errors(address), locked(root):
+        _remove_others(root / cleaned, root, copies)
+        outdated = {}
+        for path, entry in copies.items():
+            if not _is_current(root, path, entry):
+                outdated[path] = entry
+        size = sum(entry.size for entry in outdated.values())
+        if size >= _ANNOUNCED_BYTES:
+            print(
+                f'downloads {size_text(size)} in {len(outdated)} files from gs://{bucket.name}',
+                file=sys.stderr,
+            )
+        with progress.clock('download', size >= _ANNOUNCED_BYTES):
+            with concurrent.futures.ThreadPoolExecutor(THREADS) as threads:
+                download = functools.partial(_download, bucket, root)
+                list(threads.map(download, outdated, outdated.values()))
+    return root
 
-    def download(path: str) -> None:
-        entry = outdated[path]
-        target = root / path
-        record = _record(root, path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        record.parent.mkdir(parents=True, exist_ok=True)
-        draft = target.with_name(f'.{target.name}.{os.getpid()}')
-        try:
-            bucket.download(entry.name, draft)
-            # A run that reads the file keeps the one that it has opened.
-            os.replace(draft, target)
-        except FileNotFoundError:
-            raise objects.Removed(
-                f'gs://{bucket.name}/{entry.name}: was removed meanwhile; run the command again'
-            ) from None
-        finally:
-            draft.unlink(missing_ok=True)
-        record.write_text(_mark(entry), encoding='utf-8')
 
-    with progress.clock('download', size >= _ANNOUNCED_BYTES):
-        with concurrent.futures.ThreadPoolExecutor(THREADS) as threads:
-            list(threads.map(download, outdated))
+def _download(bucket: Bucket, root: pathlib.Path, path: str, entry: StoredObject) -> None:
+    """Downloads an object to root/path, and keeps its checksum."""
+    target = root / path
+    record = _record(root, path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    record.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f'.{target.name}.{os.getpid()}')
+    try:
+        bucket.download(entry.name, draft)
+        # A run that reads the file keeps the one that it has opened.
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+    record.write_text(_mark(entry), encoding='utf-8')
 
 
 def forget(address: str) -> None:
@@ -322,10 +330,14 @@ def _is_current(root: pathlib.Path, path: str, entry: StoredObject) -> bool:
         return False
 
 
-def _remove_others(folder: pathlib.Path, root: pathlib.Path, names: set[str]) -> None:
-    """Removes the files of a folder that the bucket does not have any more."""
-    for path in sorted(folder.rglob('*')):
-        if path.is_file() and path.relative_to(root).as_posix() not in names:
+def _remove_others(folder: pathlib.Path, root: pathlib.Path, names: Container[str]) -> None:
+    """Removes the files of a folder whose paths below `root` are not among names, and folders that are empty then."""
+    # What lies in a folder comes before the folder.
+    for path in sorted(folder.rglob('*'), reverse=True):
+        if path.is_dir():
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        elif path.relative_to(root).as_posix() not in names:
             path.unlink()
 
 

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import errno
 import functools
-import itertools
 import pathlib
 import re
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ class Unavailable(RetrievalError):
 
 
 class Removed(RetrievalError):
-    """An object that was listed is gone."""
+    """There is no such object any more."""
 
 
 class Conflict(RuntimeError):
@@ -64,7 +63,12 @@ class Bucket(Protocol):
     name: str
 
     def list(self, prefix: str, limit: int | None = None) -> list[StoredObject]:
-        """Returns the objects whose names begin with a text, in alphabetical order."""
+        """Returns the objects whose names begin with a text, in alphabetical order.
+
+        Args:
+          prefix: the text.
+          limit: number of objects that are enough; None: all.
+        """
         ...
 
     def read(self, name: str) -> tuple[bytes, int] | None:
@@ -93,7 +97,7 @@ class Bucket(Protocol):
         """Writes the content of an object to a file, and compares its checksum.
 
         Raises:
-          FileNotFoundError: there is no such object.
+          Removed: there is no such object.
         """
         ...
 
@@ -172,24 +176,16 @@ class _GoogleBucket:
             blobs = self._client.list_blobs(
                 self._bucket, prefix=prefix, max_results=limit, **self._options
             )
-            # An emulator may return more than were asked for.
-            found = itertools.islice(blobs, limit)
-            return [StoredObject(blob.name, blob.size or 0, blob.crc32c or '') for blob in found]
+            return [StoredObject(blob.name, blob.size or 0, blob.crc32c or '') for blob in blobs]
 
     def read(self, name: str) -> tuple[bytes, int] | None:
-        with self._translated(name):
+        with contextlib.suppress(Removed), self._translated(name):
             # Asked for before the content: if the object is replaced in between, a write with this generation fails.
             blob = self._bucket.get_blob(name, **self._options)
-            if blob is None:
-                return None
-            generation = blob.generation
-            try:
-                content = blob.download_as_bytes(checksum='crc32c', **self._options)
-            except Exception as error:
-                if _is_missing_object(error):
-                    return None
-                raise
-            return content, generation
+            if blob is not None:
+                generation = blob.generation
+                return blob.download_as_bytes(checksum='crc32c', **self._options), generation
+        return None
 
     def write(self, name: str, content: bytes, generation: int | None = None) -> int:
         with self._translated(name):
@@ -211,31 +207,15 @@ class _GoogleBucket:
     def download(self, name: str, path: pathlib.Path) -> None:
         with self._translated(name):
             blob = self._bucket.blob(name)
-            try:
-                blob.download_to_filename(str(path), checksum='crc32c', **self._options)
-            except Exception as error:
-                if _is_missing_object(error):
-                    raise FileNotFoundError(f'gs://{self.name}/{name}') from None
-                raise
+            blob.download_to_filename(str(path), checksum='crc32c', **self._options)
 
     def delete(self, name: str, generation: int | None = None) -> None:
-        with self._translated(name):
+        with contextlib.suppress(Removed), self._translated(name):
             blob = self._bucket.blob(name)
-            try:
-                blob.delete(if_generation_match=generation, **self._options)
-            except Exception as error:
-                if not _is_missing_object(error):
-                    raise
+            blob.delete(if_generation_match=generation, **self._options)
 
     def _translated(self, name: str) -> contextlib.AbstractContextManager[None]:
         return _translated(f'gs://{self.name}/{name}')
-
-
-def _is_missing_object(error: Exception) -> bool:
-    """Returns whether an error says that there is no such object; a missing bucket is another error."""
-    from google.api_core import exceptions
-
-    return isinstance(error, exceptions.NotFound) and 'bucket' not in str(error).lower().split()
 
 
 @contextlib.contextmanager
@@ -250,7 +230,7 @@ def _translated(place: str) -> Iterator[None]:
 
     try:
         yield
-    except (RetrievalError, FileNotFoundError):
+    except RetrievalError:
         raise
     except exceptions.PreconditionFailed as error:
         raise Conflict(f'{place}: {_first_line(error)}') from None
@@ -268,6 +248,9 @@ def _translated(place: str) -> Iterator[None]:
             'bucket'
         ) from None
     except (exceptions.NotFound, exceptions.BadRequest) as error:
+        is_bucket = 'bucket' in str(error).lower().split()
+        if isinstance(error, exceptions.NotFound) and not is_bucket:
+            raise Removed(f'{place}: was removed meanwhile; run the command again') from None
         raise RetrievalError(
             f'{place}: {_first_line(error)}; create the bucket, or give another address'
         ) from None

@@ -3,7 +3,7 @@
 import threading
 import zlib
 
-from zeroplay_jax.retrieval.objects import Conflict, StoredObject, Unavailable
+from zeroplay_jax.retrieval.objects import Conflict, Removed, StoredObject, Unavailable
 
 
 class MemoryBucket:
@@ -65,7 +65,7 @@ class MemoryBucket:
         self._fail('download')
         found = self.contents.get(name)
         if found is None:
-            raise FileNotFoundError(name)
+            raise Removed(name)
         path.write_bytes(found[0])
 
     def delete(self, name, generation=None):

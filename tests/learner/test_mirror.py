@@ -148,6 +148,9 @@ def test_another_machine_knows_that_the_report_was_written(remote, steps, here, 
         wait(mirror)
         change_record(here, reported=2)
         mirror.upload_results()
+    # Also one that has the record as it was at the step.
+    there.mkdir()
+    (there / 'run.json').write_text('{}')
     assert bring_all(remote, there) == []
     assert json.loads((there / 'run.json').read_text()) == {'reported': 2}
 

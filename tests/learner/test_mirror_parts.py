@@ -37,7 +37,7 @@ class Two:
     def __init__(self, remote, tmp_path):
         self.remote, self.a, self.b = remote, tmp_path / 'a', tmp_path / 'a.process_1'
         self.lease = Lease(remote.bucket, remote.name('lease.json'))
-        self.parts = Parts(remote, self.lease.id[:8], 2)
+        self.parts = Parts(remote, self.lease.id, 2)
         self.first = Mirror(remote, self.a, self.lease, {}, 2, 30.0, self.parts)
         self.mirrors = [self.first]
 
@@ -99,7 +99,7 @@ def object_names(remote, prefix, end):
 
 def test_a_step_that_another_process_has_removed_is_skipped(remote, steps, two):
     save(steps, two.a, 2)
-    wait_for(lambda: names(remote, 'parts/00000002-'))
+    wait_for(lambda: names(remote, 'parts/'))
     # The second process was slow, and has removed step 2 for step 4 meanwhile.
     save_part(steps, two.b, 4)
     two.second()
@@ -207,26 +207,25 @@ def test_an_outage_while_old_steps_are_removed_leaves_the_complete_one_alone(rem
     assert len(writes) == len(set(writes))
 
 
-def test_a_part_for_other_files_of_the_first_process_does_not_count(remote, steps, two, tmp_path):
-    """The first process tries again after an outage, and has the step of a better evaluation by then."""
+def test_a_later_attempt_of_the_first_process_has_parts_of_its_own(remote, steps, two, tmp_path):
+    """The first process tries again, and has the step of a better evaluation by then."""
     save_part(steps, two.b, 2)
     second = two.second()
     staging = tmp_path / 'staging'
     own_files = link_folder(steps, staging, 'checkpoints/2', 'checkpoints/2-0')
-    two.parts.write_first(2, own_files)
-    wait_for(lambda: two.parts.collect(2, own_files))
+    two.parts.write(1, 0, 2, own_files)
+    wait_for(lambda: two.parts.collect(1))
     save_best(two.b, two.b, 2)
     save_best(steps, tmp_path / 'first', 2)
     files = own_files | link_folder(tmp_path / 'first', staging, 'best/2', 'best/2-0')
-    assert two.parts.collect(2, files) is None
-    two.parts.write_first(2, files)
-    wait_for(lambda: two.parts.collect(2, files))
-    shards = {'checkpoints/2/states/w/1', 'best/2/states/w/1'}
-    assert two.parts.collect(2, files).keys() == files.keys() | shards
-    # The attempt before has no part of the best step, and the same log would not make a part outdated.
-    assert two.parts.collect(2, own_files).keys() == own_files.keys() | {'checkpoints/2/states/w/1'}
-    log = {'metrics.jsonl': RemoteFile('logs/2-0/metrics.jsonl', 1, 'a')}
-    assert two.parts.collect(2, files | log) is not None
+    assert two.parts.collect(2) == []
+    two.parts.write(2, 0, 2, files)
+    wait_for(lambda: two.parts.collect(2))
+    (part,) = two.parts.collect(2)
+    assert part.keys() == {'checkpoints/2/states/w/1', 'best/2/states/w/1'}
+    # The attempt before has no part of the best step.
+    (part,) = two.parts.collect(1)
+    assert part.keys() == {'checkpoints/2/states/w/1'}
     second.raise_if_failed()
 
 
@@ -268,13 +267,9 @@ def test_a_step_that_is_saved_while_its_files_are_looked_for_is_not_damaged(
     two.complete(4)
     assert missed
     wait_for(lambda: not names(remote, 'parts/'))
-    # No process was asked to skip the step.
-    deleted = [name for action, name in remote.bucket.log if action == 'delete']
-    assert deleted.count(next(filter(is_second_part, deleted))) == 1
-
-
-def is_second_part(name):
-    return '/parts/' in name and '/1-' in name
+    # The step was not skipped: the first process has tried once.
+    written = [name for action, name in remote.bucket.log if action == 'write']
+    assert sum(name.endswith('/0.json') for name in written) == 1
 
 
 def test_different_contents_of_one_shard_are_no_checkpoint():

@@ -196,14 +196,20 @@ def set_damaged_aside(hosts: Hosts, workdir: pathlib.Path) -> list[str]:
 
     def move() -> None:
         for step in damage_of_step if hosts.is_first else ():
-            target = workdir / _DAMAGED / str(step)
-            target.parent.mkdir(exist_ok=True)
-            shutil.rmtree(target, ignore_errors=True)
-            os.rename(folder / str(step), target)
+            move_aside(workdir, step)
 
     hosts.run_on_all_and_gather(move)
     lines[-1] += f'; the run resumes from {whole}, and steps {whole} to {newest - 1} are run again'
     return lines
+
+
+def move_aside(workdir: pathlib.Path, step: int) -> pathlib.Path:
+    """Moves a step of a run into workdir/damaged, in place of an earlier one of this number; returns its new folder."""
+    target = workdir / _DAMAGED / str(step)
+    target.parent.mkdir(exist_ok=True)
+    shutil.rmtree(target, ignore_errors=True)
+    os.rename(workdir / FOLDER / str(step), target)
+    return target
 
 
 def remove_after(

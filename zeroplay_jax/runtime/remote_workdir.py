@@ -5,7 +5,7 @@
     run.json            record of the run
     checkpoints/8-1f…/  a checkpoint, file by file, as Orbax wrote it; best/… alike; 1f…: id of the lease
     logs/8-1f…/         the logs when checkpoint 8 was uploaded; objects cannot be appended to
-    parts/00000008-1f…/ files of each process of a run of several (`training.uploads`), until the step is complete
+    parts/00000003-1f…/ files of each process of a run of several (`training.uploads`), until the step is complete
     steps/00000008.json written last: all files of checkpoint 8 with sizes and SHA-256. Without it there is no step 8
     policy/…, summary.json, report.html    results, when the run has ended
 
@@ -18,7 +18,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import shutil
 import socket
 import sys
 import tempfile
@@ -341,8 +340,6 @@ def _copy(
     Raises:
       objects.Removed, KeyError: an object was removed meanwhile.
     """
-    root = downloads.cache_folder() / 'gs' / remote.bucket.name
-    folder = root / remote.path
     copies = {}
     for path, file in manifest.items():
         is_checkpoint = path.partition('/')[0] in CHECKPOINT_FOLDERS
@@ -354,21 +351,10 @@ def _copy(
         is_result = '/' not in name.removeprefix(remote.name(''))
         if is_result:
             copies[name] = entry
-    # Another process may read a newer step of the same run.
-    with downloads.disk_errors(remote.address), downloads.locked(root):
-        if checkpoints:
-            _remove_other_steps(folder / checkpoints, manifest)
-        downloads.update(remote.bucket, copies, root)
-    return folder
-
-
-def _remove_other_steps(folder: pathlib.Path, manifest: Manifest) -> None:
-    """Removes the steps in a local folder of checkpoints that are not in a manifest."""
-    if not folder.is_dir():
-        return
-    for step in folder.iterdir():
-        if not any(path.startswith(f'{folder.name}/{step.name}/') for path in manifest):
-            shutil.rmtree(step)
+    # Without checkpoints, those of an earlier copy stay.
+    cleaned = remote.name(checkpoints or RUN_FILE)
+    root = downloads.update(remote.bucket, copies, remote.address, cleaned)
+    return root / remote.path
 
 
 # ---- lease -----------------------------------------------------------------------------------------
@@ -383,6 +369,8 @@ def _remove_other_steps(folder: pathlib.Path, manifest: Manifest) -> None:
 # A lease that was not renewed for this long is free.
 SECONDS = 60.0
 _RENEWALS_PER_LEASE = 4
+# They stand in the names of objects, too.
+_ID_DIGITS = 8
 _LOOKS_PER_LEASE = 30
 
 
@@ -390,7 +378,7 @@ class Lease:
     """The lease of this process on a folder of a bucket, renewed by a thread until it is released.
 
     Attributes:
-      id: hexadecimal digits that no other lease has.
+      id: hexadecimal digits that no other lease of the folder has.
       lost: a line about the process that took the lease, or why it cannot be renewed; '' while this process has it.
     """
 
@@ -406,7 +394,7 @@ class Lease:
           WorkdirError: another process renews the lease.
           RetrievalError: the bucket cannot be used.
         """
-        self.id = uuid.uuid4().hex
+        self.id = uuid.uuid4().hex[:_ID_DIGITS]
         self.lost = ''
         self._bucket = bucket
         self._name = name

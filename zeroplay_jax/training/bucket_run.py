@@ -40,7 +40,7 @@ from zeroplay_jax.runtime.remote_workdir import (
     spool,
 )
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.training.mirror import DOWNLOADS, RECORDS, SUFFIX_DIGITS, Mirror, PartMirror
+from zeroplay_jax.training.mirror import DOWNLOADS, LOGS, Mirror, PartMirror
 from zeroplay_jax.training.run_folder import Place
 from zeroplay_jax.training.uploads import Parts
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
@@ -58,7 +58,7 @@ class RemotePlace(Place):
     """The local folder of a run in a bucket. All processes must call the methods.
 
     Attributes:
-      lines: about damaged checkpoints.
+      lines: about damaged checkpoints, equal on all processes.
       mirror: uploads the folder: all of it in the first process, and checkpoints only in the others.
     """
 
@@ -109,21 +109,20 @@ def opened(hosts: Hosts, workdir: str, config: Config) -> Iterator[RemotePlace]:
       WorkdirError: another process has the lease, or a local folder for longer than processes of a killed run live.
     """
     with contextlib.ExitStack() as stack:
-        opened_runs: list[_Run] = []
+        leases: list[Lease] = []
 
         def open_in_first() -> _Shared:
-            run = stack.enter_context(_opened(hosts, workdir, config))
-            opened_runs.append(run)
-            return run.shared()
+            lease, shared = stack.enter_context(_opened(hosts, workdir, config))
+            leases.append(lease)
+            return shared
 
         shared = hosts.run_on_first(open_in_first)
-        run = opened_runs[0] if opened_runs else None
         folder = _folder(hosts, config, shared[0], workdir)
         # A process of a run whose first process was killed may still write its folder, which no lease protects.
         seconds = config.distributed.heartbeat + _STOP_SECONDS
         reserved = _reserved(folder, workdir, seconds)
         hosts.run_on_all_and_gather(lambda: stack.enter_context(reserved))
-        place = _place(hosts, workdir, shared, run, folder, config)
+        place = _place(hosts, workdir, shared, leases[0] if leases else None, folder, config)
         stack.callback(place.mirror.close)
         try:
             yield place
@@ -136,35 +135,13 @@ def opened(hosts: Hosts, workdir: str, config: Config) -> Iterator[RemotePlace]:
             raise
 
 
-# Id of the run, digits of the id of the lease, and the complete steps in the bucket as text.
+# Id of the run, id of the lease, and the complete steps in the bucket as text.
 _Shared = tuple[str, str, list[str]]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """A run in a bucket that the first process has opened.
-
-    Attributes:
-      remote: its workdir.
-      run_id: its id.
-      lease: of this process on the workdir.
-      manifests: complete steps in the bucket.
-    """
-
-    remote: RemoteWorkdir
-    run_id: str
-    lease: Lease
-    manifests: dict[int, Manifest]
-
-    def shared(self) -> _Shared:
-        """Returns what the other processes need."""
-        texts = [manifest_text(step, files).decode() for step, files in self.manifests.items()]
-        return self.run_id, self.lease.id[:SUFFIX_DIGITS], texts
-
-
 @contextlib.contextmanager
-def _opened(hosts: Hosts, address: str, config: Config) -> Iterator[_Run]:
-    """Takes the lease of a run in a bucket, in the first process; returns a context with the run.
+def _opened(hosts: Hosts, address: str, config: Config) -> Iterator[tuple[Lease, _Shared]]:
+    """Takes the lease of a run in a bucket, in the first process; returns a context with it.
 
     Raises:
       UserError, WorkdirError: as `opened`.
@@ -182,7 +159,8 @@ def _opened(hosts: Hosts, address: str, config: Config) -> Iterator[_Run]:
             folder = _folder(hosts, config, run_id, address)
             stack.callback(_remove_unless_begun, remote, folder, lease)
         manifests = remote.manifests()
-        yield _Run(remote, run_id, lease, manifests)
+        texts = [manifest_text(step, files).decode() for step, files in manifests.items()]
+        yield lease, (run_id, lease.id, texts)
 
 
 def _folder(hosts: Hosts, config: Config, run_id: str, address: str) -> pathlib.Path:
@@ -194,7 +172,7 @@ def _folder(hosts: Hosts, config: Config, run_id: str, address: str) -> pathlib.
 
 @contextlib.contextmanager
 def _reserved(folder: pathlib.Path, address: str, seconds: float) -> Iterator[None]:
-    """Reserves the local folder of this process while the context is open.
+    """Reserves the local folder of this process while the context is open; a line says that it waits for another one.
 
     Args:
       folder: the folder.
@@ -205,45 +183,34 @@ def _reserved(folder: pathlib.Path, address: str, seconds: float) -> Iterator[No
       InUse: one line; the folder is still in use by another process.
       UserError: one line; the folder cannot be written.
     """
-    with contextlib.ExitStack() as stack:
-        try:
-            # The lock lies beside the folder of the run, so that a run that does not begin leaves none.
-            _enter_when_free(stack, folder.parent, address, seconds)
-        except OSError as error:
-            raise unwritable(folder, error) from None
-        yield
-
-
-def _enter_when_free(
-    stack: contextlib.ExitStack, folder: pathlib.Path, address: str, seconds: float
-) -> None:
-    """Reserves a folder until the stack is closed; waits for another process that has it, with a line on stderr."""
-    place = f'local folder {folder} on {socket.gethostname()}'
+    place = f'local folder {folder.parent} on {socket.gethostname()}'
     deadline: float | None = None
-    while True:
-        try:
-            stack.enter_context(run_workdir.locked(folder))
-            return
-        except run_workdir.InUse:
-            pass
-        now = time.monotonic()
-        if deadline is None:
-            print(
-                f'waits up to {seconds:.0f} s for the process that has the {place}', file=sys.stderr
-            )
-            deadline = now + seconds
-        if now >= deadline:
-            raise run_workdir.InUse(
-                f'{address}: another process has the {place}; end it, or wait until it has ended'
-            )
-        time.sleep(_LOCK_SECONDS)
+    with contextlib.ExitStack() as stack:
+        while True:
+            # The lock lies beside the folder of the run, so that a run that does not begin leaves none.
+            with _writable(folder), contextlib.suppress(run_workdir.InUse):
+                stack.enter_context(run_workdir.locked(folder.parent))
+                break
+            now = time.monotonic()
+            if deadline is None:
+                print(
+                    f'waits up to {seconds:.0f} s for the process that has the {place}',
+                    file=sys.stderr,
+                )
+                deadline = now + seconds
+            if now >= deadline:
+                raise run_workdir.InUse(
+                    f'{address}: another process has the {place}; end it, or wait until it has ended'
+                )
+            time.sleep(_LOCK_SECONDS)
+        yield
 
 
 def _place(
     hosts: Hosts,
     address: str,
     shared: _Shared,
-    run: _Run | None,
+    lease: Lease | None,
     folder: pathlib.Path,
     config: Config,
 ) -> RemotePlace:
@@ -252,12 +219,12 @@ def _place(
     Args:
       hosts: processes of the run.
       address: of its workdir.
-      shared: what the first process has found.
-      run: the run, in the first process.
+      shared: what the first process has read.
+      lease: on the workdir, in the first process.
       folder: local folder of this process.
       config: of the run.
     """
-    _, lease, texts = shared
+    _, lease_id, texts = shared
     manifests: dict[int, Manifest] = {}
     for text in texts:
         step, files = manifest_of(text.encode())
@@ -265,22 +232,22 @@ def _place(
         manifests[step] = files
     remotes: list[RemoteWorkdir] = []
 
-    def open_locally() -> None:
-        remotes.append(run.remote if run else RemoteWorkdir.open(address))
+    def open_workdir() -> None:
+        remotes.append(RemoteWorkdir.open(address))
 
     # A host without credentials is an error in all processes.
-    hosts.run_on_all_and_gather(open_locally)
+    hosts.run_on_all_and_gather(open_workdir)
     (remote,) = remotes
     lines = bring_down(hosts, remote, folder, manifests)
-    parts = Parts(remote, lease, hosts.count)
     keep, seconds = config.checkpoint.keep, config.bucket.seconds
+    parts = Parts(remote, lease_id, hosts.count) if hosts.count > 1 else None
     mirror: Mirror | PartMirror
-    if run is None:
+    if lease is not None:
+        mirror = Mirror(remote, folder, lease, manifests, keep, seconds, parts)
+    else:
+        assert parts is not None
         newest = max(manifests, default=-1)
         mirror = PartMirror(remote, folder, parts, hosts.index, newest, seconds)
-    else:
-        parts_of_others = parts if hosts.count > 1 else None
-        mirror = Mirror(remote, folder, run.lease, manifests, keep, seconds, parts_of_others)
     return RemotePlace(hosts, folder, lines, mirror)
 
 
@@ -298,19 +265,15 @@ def _remove_unless_begun(remote: RemoteWorkdir, folder: pathlib.Path, lease: Lea
 # Brings the newest whole checkpoint of a run down from the bucket, with the logs up to it.
 
 
-_DAMAGED = 'damaged'
-
-
 def bring_down(
     hosts: Hosts, remote: RemoteWorkdir, folder: pathlib.Path, manifests: dict[int, Manifest]
 ) -> list[str]:
-    """Makes the newest whole checkpoint the newest one of the local folders; returns a line about each damaged one.
+    """Makes the newest whole checkpoint the newest one of the local folder of each process.
 
-    A run of one process takes a step in its folder as it is if it is whole and either not in the bucket, because the
-    process died before it was uploaded, or the same there. Of several processes each has saved its own shards and needs
-    those of all: they take a step of the bucket, and steps that are in their folders alone are removed, because the
-    processes may have died before all of them saved it. A step is downloaded with logs and records; files that are in
-    the folder already are not.
+    In a run of one process, a step in the local folder is taken as it is if it is whole and either not in the bucket,
+    because the process died before it was uploaded, or the same there. In a run of several, each process has saved its
+    own shards only, and needs those of all: the newest whole step in the bucket becomes the only one. The processes may
+    have died before all of them saved a later one. What is in the folder already is not downloaded.
 
     The steps that are found damaged are moved to folder/damaged, or are no steps any more in the bucket: they are
     removed from `manifests` as well. All processes must call it.
@@ -322,88 +285,73 @@ def bring_down(
       manifests: complete steps in the bucket, equal in all processes.
 
     Returns:
-      The lines, equal in all processes.
+      A line about each damaged step, equal in all processes.
 
     Raises:
       UserError: one line; there are steps, and all of them are damaged, or the bucket cannot be read or the folder of
         a process cannot be written.
     """
-    is_alone = hosts.count == 1
     lines: list[str] = []
-    local_steps = saved_steps(folder / FOLDER) if is_alone else []
+    local_steps = saved_steps(folder / FOLDER) if hosts.count == 1 else []
     candidates = sorted({*local_steps, *manifests}, reverse=True)
     for step in candidates:
         manifest = manifests.get(step)
-        if is_alone and _is_local(folder, step, manifest):
+        is_whole = False
+        if step in local_steps and _is_same(folder, step, manifest):
             damage = checkpoint.find_damage(folder / FOLDER / str(step))
-            if not damage:
-                _conclude(lines, step, candidates[0])
-                return lines
-            target = folder / _DAMAGED / str(step)
-            _move(folder / FOLDER / str(step), target)
-            lines.append(f'checkpoint {step} is damaged: {damage}; it is now in {target}')
-        if manifest is None:
-            continue
-        # Only process 0 writes logs and records.
-        files = manifest if hosts.is_first else checkpoint_files(manifest)
-        with _staged_on_all(hosts, remote, folder, step, files) as damage:
-            if not damage:
-                hosts.run_on_all_and_gather(functools.partial(_replace, folder, not is_alone))
-        if not damage:
-            _conclude(lines, step, candidates[0])
+            is_whole = not damage
+            if damage:
+                target = checkpoint.move_aside(folder, step)
+                lines.append(f'checkpoint {step} is damaged: {damage}; it is now in {target}')
+        if not is_whole and manifest is not None:
+            damage = _download(hosts, remote, folder, step, manifest)
+            is_whole = not damage
+            if damage:
+                # A damaged step must not count among those that are kept.
+                hosts.run_on_first(functools.partial(remote.delete_manifest, step))
+                del manifests[step]
+                lines.append(f'checkpoint {step} of {remote.address} is damaged: {damage}')
+        if is_whole:
+            if lines and step < candidates[0]:
+                lines[-1] += (
+                    f'; the run resumes from {step}, and steps {step} to {candidates[0] - 1} are run again'
+                )
             return lines
-        # A damaged step must not count among those that are kept.
-        hosts.run_on_all_and_gather(functools.partial(_delete_manifest, hosts, remote, step))
-        del manifests[step]
-        lines.append(f'checkpoint {step} of {remote.address} is damaged: {damage}')
     if candidates:
         raise UserError(
             f'{remote.address}: all checkpoints are damaged ({lines[0]}); choose another workdir'
         )
-    if not is_alone:
-        hosts.run_on_all_and_gather(functools.partial(_remove_checkpoints, folder))
+    hosts.run_on_all_and_gather(functools.partial(_remove_checkpoints, folder))
     return []
 
 
-@contextlib.contextmanager
-def _staged_on_all(
-    hosts: Hosts, remote: RemoteWorkdir, folder: pathlib.Path, step: int, files: Manifest
-) -> Iterator[str]:
-    """Downloads files into a folder that exists in this context only; returns their damage in any process, or ''."""
+def _download(
+    hosts: Hosts, remote: RemoteWorkdir, folder: pathlib.Path, step: int, manifest: Manifest
+) -> str:
+    """Replaces all steps of the local folders by one of the bucket, if it is whole; returns its damage, or ''."""
     staging = folder / DOWNLOADS
+    # Only process 0 writes logs and records.
+    files = manifest if hosts.is_first else checkpoint_files(manifest)
 
-    def download() -> str:
+    def stage() -> str:
         # Of a process that was killed.
         shutil.rmtree(staging, ignore_errors=True)
         return _download_whole(remote, staging, files, folder, hosts.is_first)
 
+    def replace() -> None:
+        _remove_checkpoints(folder)
+        with _writable(folder):
+            _install(folder, staging)
+
     try:
         with progress.clock(f'download step {step}', hosts.is_first):
-            damages = hosts.run_on_all_and_gather(download)
-        yield next(filter(None, damages), '')
+            damages = hosts.run_on_all_and_gather(stage)
+        damage = next(filter(None, damages), '')
+        if not damage:
+            hosts.run_on_all_and_gather(replace)
+        return damage
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def _delete_manifest(hosts: Hosts, remote: RemoteWorkdir, step: int) -> None:
-    """Removes the object that makes a damaged step complete, in process 0."""
-    if not hosts.is_first:
-        return
-    remote.delete_manifest(step)
-
-
-def _replace(folder: pathlib.Path, removes_others: bool) -> None:
-    """Moves the downloaded step into a local folder, in place of all others if `removes_others`.
-
-    Raises:
-      UserError: one line; the folder cannot be written.
-    """
-    if removes_others:
-        _remove_checkpoints(folder)
-    try:
-        _install(folder, folder / DOWNLOADS)
-    except OSError as error:
-        raise unwritable(folder, error) from None
 
 
 def _remove_checkpoints(folder: pathlib.Path) -> None:
@@ -413,40 +361,29 @@ def _remove_checkpoints(folder: pathlib.Path) -> None:
       UserError: one line; the folder cannot be written.
     """
     for name in CHECKPOINT_FOLDERS:
-        try:
+        with _writable(folder), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(folder / name)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise unwritable(folder, error) from None
 
 
-def unwritable(folder: pathlib.Path, error: OSError) -> UserError:
-    """Returns the error of a run whose local folder cannot be written."""
-    return UserError(
-        f'{folder}: cannot be written ({error}); free disk space, change its rights, or set '
-        'config.bucket.spool to another folder'
-    )
+@contextlib.contextmanager
+def _writable(folder: pathlib.Path) -> Iterator[None]:
+    """Turns errors of the local disk into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f'{folder}: cannot be written ({error}); free disk space, change its rights, or set '
+            'config.bucket.spool to another folder'
+        ) from None
 
 
-def _conclude(lines: list[str], step: int, newest: int) -> None:
-    """Adds to the last line what the run does, if there is one."""
-    if lines and step < newest:
-        lines[-1] += (
-            f'; the run resumes from {step}, and steps {step} to {newest - 1} are run again'
-        )
-
-
-def _is_local(folder: pathlib.Path, step: int, manifest: Manifest | None) -> bool:
-    """Returns whether the local folder has a step, and the bucket the same or none of this number."""
+def _is_same(folder: pathlib.Path, step: int, manifest: Manifest | None) -> bool:
+    """Returns whether the bucket has the same content of a local step, or none of this number."""
     path = f'{FOLDER}/{step}/{checkpoint.FILE_NAME}'
     if not (folder / path).is_file():
         return False
-    if manifest is None:
-        return True
     # Equal checksums mean equal files. In a run that is not deterministic, another machine may have run the step anew.
-    (digest,) = file_digests([folder / path])
-    return path in manifest and manifest[path].sha256 == digest
+    return manifest is None or path in manifest and _is_equal(folder / path, manifest[path])
 
 
 def _download_whole(
@@ -454,32 +391,32 @@ def _download_whole(
     staging: pathlib.Path,
     manifest: Manifest,
     present: pathlib.Path,
-    has_records: bool,
+    has_record: bool,
 ) -> str:
-    """Downloads the files of a step, and the records as they are now; returns the damage in words, or ''.
+    """Downloads the files of a step, and the record as it is now; returns the damage in words, or ''.
 
     Args:
       remote: workdir of the run in a bucket.
       staging: gets the files.
       manifest: the files.
       present: a folder whose files are linked instead, where they are equal.
-      has_records: whether records are downloaded, too.
+      has_record: whether the record is downloaded, too.
     """
-    paths = list(manifest)
     names = {path: file.object for path, file in manifest.items()}
-    for name in RECORDS if has_records else ():
-        names.setdefault(name, name)
+    if has_record:
+        names.setdefault(FILE_NAME, FILE_NAME)
 
     def download(path: str) -> str:
         target = staging / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        if path in manifest and _is_equal(present / path, manifest[path]):
+        # The record of the step may be older than that in the bucket.
+        if path != FILE_NAME and _is_equal(present / path, manifest[path]):
             os.link(present / path, target)
             return ''
         try:
             remote.bucket.download(remote.name(names[path]), target)
-        except FileNotFoundError:
-            # Records may be younger than the step, such as that of the report, or not written by this run.
+        except objects.Removed:
+            # The record may be younger than the step, or not written by this run.
             return f'{path} is missing' if path in manifest else ''
         return ''
 
@@ -487,10 +424,10 @@ def _download_whole(
         missing = list(filter(None, threads.map(download, names)))
     if missing:
         return missing[0]
-    digests = file_digests([staging / path for path in paths])
-    for path, digest in zip(paths, digests, strict=True):
-        # A run that is started writes its records anew, so those of an older step may have changed.
-        if digest != manifest[path].sha256 and path not in RECORDS:
+    digests = file_digests([staging / path for path in manifest])
+    for (path, file), digest in zip(manifest.items(), digests, strict=True):
+        # A run that is started writes its record anew, so that of an older step may have changed.
+        if digest != file.sha256 and path != FILE_NAME:
             return f'{path} differs from its checksum'
     return ''
 
@@ -504,25 +441,11 @@ def _is_equal(path: pathlib.Path, file: RemoteFile) -> bool:
 
 
 def _install(folder: pathlib.Path, staging: pathlib.Path) -> None:
-    """Moves downloaded files into the local folder, the checkpoint last."""
+    """Moves downloaded files into the local folder, which has no steps any more."""
     # Curves of later steps, and logs of another machine, would be mixed with them.
-    for pattern in ('*.jsonl', 'events.out.tfevents.*'):
+    for pattern in LOGS:
         for path in folder.glob(pattern):
             path.unlink()
-    for path in sorted(staging.iterdir()):
-        if path.is_file():
-            os.replace(path, folder / path.name)
-    # The run's own step comes last: with it the run counts as begun.
-    for name in reversed(CHECKPOINT_FOLDERS):
-        if not (staging / name).is_dir():
-            continue
-        (folder / name).mkdir(exist_ok=True)
-        for step in (staging / name).iterdir():
-            _move(step, folder / name / step.name)
-
-
-def _move(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Renames a folder; one that is at the target is removed."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(target, ignore_errors=True)
-    os.rename(source, target)
+    # Files come first, and the run's own step last: with it the run counts as begun.
+    for path in sorted(staging.iterdir(), key=lambda path: (path.is_dir(), path.name)):
+        os.rename(path, folder / path.name)

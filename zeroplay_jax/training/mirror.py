@@ -14,8 +14,6 @@ from collections.abc import Iterable, Sequence
 
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
-from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.runtime.disk import file_digests
 from zeroplay_jax.runtime.record import FILE_NAME
 from zeroplay_jax.runtime.remote_workdir import (
     Lease,
@@ -24,20 +22,24 @@ from zeroplay_jax.runtime.remote_workdir import (
     RemoteWorkdir,
     checkpoint_folders,
 )
-from zeroplay_jax.training.uploads import PARTS, STAGING, Due, Parts, Skipped, Uploads, link_folder
+from zeroplay_jax.training.uploads import (
+    PARTS,
+    STAGING,
+    Parts,
+    Uploads,
+    described,
+    link_folder,
+    merge,
+)
 
 # Folder of the checkpoint of the best evaluation.
 _BEST = 'best'
 # Gets what is brought down until it is found whole.
 DOWNLOADS = '.download'
 # Files that a run appends to.
-_LOGS = ('*.jsonl', 'events.out.tfevents.*')
-# Written when a run starts, or after its report; a resumed run needs them.
-RECORDS = (FILE_NAME,)
+LOGS = ('*.jsonl', 'events.out.tfevents.*')
 # Parts of the local folder that are no results.
 _NOT_RESULTS = (FOLDER, _BEST, 'damaged', STAGING, DOWNLOADS, '.lock')
-# Digits of the id of the lease in the names of objects.
-SUFFIX_DIGITS = 8
 _POLL_SECONDS = 0.1
 # Between two looks for the parts of other processes.
 _PARTS_SECONDS = 0.5
@@ -71,6 +73,8 @@ class Mirror(Uploads):
         self._manifests = dict(manifests)
         self._keep = keep
         self._parts = parts
+        # Number of the attempts to complete a step.
+        self._attempt = 0
         self._thread.start()
 
     @property
@@ -109,7 +113,7 @@ class Mirror(Uploads):
                 part = path.relative_to(self._folder)
                 if not path.is_file() or path.is_symlink():
                     continue
-                if not any(part.match(pattern) for pattern in _LOGS):
+                if not any(part.match(pattern) for pattern in LOGS):
                     paths.append(part.as_posix())
         self._try(lambda: self._upload_results(paths))
         self.raise_if_failed()
@@ -142,52 +146,34 @@ class Mirror(Uploads):
 
     def _upload(self, step: int) -> None:
         """Uploads a checkpoint with everything that it refers to, and removes older ones."""
-        manifest = self._stage(step)
-        if manifest is not None:
-            # All attempts upload the same files. The object that completes the step may have arrived though its write
-            # seemed to fail, and meanwhile the run appends to its logs and may remove the checkpoint.
-            self._try(functools.partial(self._complete, step, manifest))
-
-    def _stage(self, step: int) -> Manifest | None:
-        """Collects the files of a step; returns them, or None if the run has removed the step meanwhile.
-
-        Raises:
-          RetrievalError: the newest step of the run is damaged.
-        """
         staging = self._folder / STAGING
         shutil.rmtree(staging, ignore_errors=True)
         try:
-            return self._staged(step, staging)
+            manifest = self._stage(step, staging)
         except FileNotFoundError as error:
-            step_folder = self._folder / FOLDER / str(step)
-            is_of_step = str(error.filename).startswith(f'{step_folder}/')
-            # The run removes old steps only.
-            if is_of_step and self._next_step() == step:
-                raise RetrievalError(
-                    f'{step_folder} is damaged: {error.filename} is missing'
-                ) from None
+            self._check_removed(step, error)
             # The run has saved newer steps since and removed this one, or an evaluation was better than the best.
-            return None
+            return
+        self._attempt += 1
+        # All further tries upload the same files. The object that completes the step may have arrived though its write
+        # seemed to fail, and meanwhile the run appends to its logs and may remove the checkpoint.
+        self._try(functools.partial(self._complete, step, manifest))
+        if step in self._manifests:
+            self._try(self._remove_old)
 
     def _complete(self, step: int, manifest: Manifest) -> None:
-        """Uploads the staged files of a step and the object that completes it, and removes older steps."""
-        if step in self._manifests:
-            # An earlier attempt failed after that.
-            self._remove_old()
-            return
+        """Uploads the staged files of a step and the object that completes it."""
         staging = self._folder / STAGING
         files = manifest
         if self._parts is not None:
             # The other processes upload at the same time.
-            self._parts.write_first(step, manifest)
+            self._parts.write(self._attempt, 0, step, manifest)
             # In the bucket a best step may have the checksums of all processes, which complete steps refer to.
             files = {path: file for path, file in manifest.items() if not _is_seal(path)}
         # What a step refers to comes first, so that a process that dies leaves no step without its logs.
-        checkpoints = f'{FOLDER}/'
-        self._send_all(staging, files, lambda path: not path.startswith(checkpoints))
-        self._send_all(staging, files, lambda path: path.startswith(checkpoints))
+        self._send_all(staging, files, lambda path: path.startswith(f'{FOLDER}/'))
         if self._parts is not None:
-            manifest_of_all = self._with_parts(self._parts, step, staging, manifest)
+            manifest_of_all = self._with_parts(self._parts, staging, manifest)
             if manifest_of_all is None:
                 return
             manifest = manifest_of_all
@@ -196,10 +182,9 @@ class Mirror(Uploads):
         self._remote.write_manifest(step, manifest)
         self._manifests[step] = manifest
         shutil.rmtree(staging, ignore_errors=True)
-        self._remove_old()
 
     def _with_parts(
-        self, parts: Parts, step: int, staging: pathlib.Path, manifest: Manifest
+        self, parts: Parts, staging: pathlib.Path, manifest: Manifest
     ) -> Manifest | None:
         """Waits until all processes have uploaded their files of a step; returns the files of all.
 
@@ -209,22 +194,22 @@ class Mirror(Uploads):
           manifest: files of this process.
         """
         while True:
-            try:
-                merged = parts.collect(step, manifest)
-            except Skipped:
+            others = parts.collect(self._attempt)
+            if others is None:
                 return None
-            if merged is not None:
+            if len(others) == parts.count - 1:
                 break
             if self.lost or self._is_closed.wait(_PARTS_SECONDS):
                 return None
+        merged = merge([manifest, *others])
         # The checksums of each process list its own files only.
-        for path in manifest:
-            if _is_seal(path):
-                merged[path] = _seal(staging, path, merged)
-        self._send_all(staging, merged, _is_seal)
+        seals = {}
+        for path in filter(_is_seal, manifest):
+            seals[path] = merged[path] = _seal(staging, path, merged)
+        self._send_all(staging, seals)
         return merged
 
-    def _staged(self, step: int, staging: pathlib.Path) -> Manifest:
+    def _stage(self, step: int, staging: pathlib.Path) -> Manifest:
         """Collects the files of a step in a folder; returns them. Later changes of the run do not reach them.
 
         Raises:
@@ -236,35 +221,26 @@ class Mirror(Uploads):
             if best <= step:
                 folders.append(f'{_BEST}/{best}')
         # A process whose lease was taken may upload for a while: it must not replace a file of the next one.
-        suffix = f'-{self._lease.id[:SUFFIX_DIGITS]}'
+        suffix = f'-{self._lease.id}'
         for name in folders:
             manifest |= link_folder(self._folder, staging, name, name + suffix)
         copies = {}
-        for name in RECORDS:
-            if (self._folder / name).is_file():
-                copies[name] = name
-        for pattern in _LOGS:
+        # A resumed run needs the record, too.
+        if (self._folder / FILE_NAME).is_file():
+            copies[FILE_NAME] = FILE_NAME
+        for pattern in LOGS:
             for path in self._folder.glob(pattern):
                 copies[path.name] = f'logs/{step}{suffix}/{path.name}'
         for name in copies:
             shutil.copyfile(self._folder / name, staging / name)
-        digests = file_digests([staging / name for name in copies])
-        for (name, object_name), digest in zip(copies.items(), digests, strict=True):
-            size = (staging / name).stat().st_size
-            manifest[name] = RemoteFile(object_name, size, digest)
-        return manifest
+        return manifest | described(staging, copies)
 
     def _upload_results(self, paths: Sequence[str]) -> None:
         """Uploads files under their own names, which the process that took the lease would use, too."""
         if not self._lease.renew():
             return
-        digests = file_digests([self._folder / path for path in paths])
-        manifest = {
-            path: RemoteFile(path, (self._folder / path).stat().st_size, digest)
-            for path, digest in zip(paths, digests, strict=True)
-        }
+        manifest = described(self._folder, {path: path for path in paths})
         # A folder of weights without config.json is refused as a policy, so that file is the last one.
-        self._send_all(self._folder, manifest, lambda path: not path.endswith('config.json'))
         self._send_all(self._folder, manifest, lambda path: path.endswith('config.json'))
 
     def _delete_objects(self, prefixes: Sequence[str], keep: Iterable[str]) -> None:
@@ -323,8 +299,7 @@ def _seal(staging: pathlib.Path, path: str, manifest: Manifest) -> RemoteFile:
     # The link must not lead to the file of the run.
     (staging / path).unlink()
     checkpoint.write_digests(staging / folder, digests)
-    (digest,) = file_digests([staging / path])
-    return RemoteFile(manifest[path].object, (staging / path).stat().st_size, digest)
+    return described(staging, {path: manifest[path].object})[path]
 
 
 # ---- one process of several ------------------------------------------------------------------------
@@ -363,10 +338,8 @@ class PartMirror(Uploads):
         self._process = process
         # The newest step that needs nothing more of this process.
         self._newest_complete = newest
-        # The last step of which this process has written its files.
-        self._answered: Due | None = None
-        # The step whose files lie in the staging folder, and these files.
-        self._staged: tuple[Due, Manifest] | None = None
+        # The last attempt of process 0 that this process has answered, and its step.
+        self._answered = (-1, -1)
         self._thread.start()
 
     def is_pending(self) -> bool:
@@ -385,84 +358,52 @@ class PartMirror(Uploads):
 
     def _upload_due(self) -> None:
         """Uploads the files of this process of the step that is due, if there is one."""
-        due = self._parts.newest_due()
-        if due is None:
+        attempt = self._parts.newest_attempt()
+        last_attempt, last_step = self._answered
+        if attempt is None:
             # Process 0 has completed the step, since it removes the parts only then.
-            if self._answered is not None:
-                self._newest_complete = self._answered.step
+            self._newest_complete = max(self._newest_complete, last_step)
             return
         # Process 0 may try again with other files, so this process looks until the step is complete.
-        if due == self._answered:
+        if attempt == last_attempt:
             return
-        try:
-            files_of_first = self._parts.read_first(due.step)
-        except KeyError:
-            # The step was completed, or a newer one, after the parts were listed.
+        part_of_first = self._parts.read(attempt, 0)
+        # The step was completed, or a newer one, after the parts were listed.
+        if part_of_first is None:
             return
-        try:
-            part = self._parts.read(due.step, self._process, files_of_first)
-        except KeyError:
-            self._upload(due, files_of_first)
-            return
-        # Without files: process 0 has not seen yet that the step is gone.
-        if part is not None:
-            self._answered = due
-
-    def _upload(self, due: Due, files_of_first: Manifest) -> None:
-        """Uploads the files of this process of a step, or reports that it does not have it any more."""
-        staging = self._folder / STAGING
-        # A further attempt uploads the same files: meanwhile the run may have removed the step.
-        if self._staged is None or self._staged[0] != due:
-            manifest = self._stage(staging, due, files_of_first)
-            if manifest is None:
-                return
-            self._staged = due, manifest
-        manifest = self._staged[1]
-        self._send_all(staging, manifest, lambda path: True)
-        if self._is_closed.is_set():
-            return
-        self._parts.write(due.step, self._process, files_of_first, manifest)
-        self._answered = due
-        self._staged = None
-        shutil.rmtree(staging, ignore_errors=True)
-
-    def _stage(self, staging: pathlib.Path, due: Due, files_of_first: Manifest) -> Manifest | None:
-        """Collects the files of this process of a step; returns None if it does not have the step."""
-        self._staged = None
+        step, files_of_first = part_of_first
+        assert files_of_first is not None
         saved_before = saved_steps(self._folder / FOLDER)
-        shutil.rmtree(staging, ignore_errors=True)
+        manifest: Manifest | None
         try:
-            return self._link(staging, files_of_first)
+            manifest = self._stage(files_of_first)
         except FileNotFoundError as error:
             # A step that was saved while its files were looked for is tried again.
-            if max(saved_before) >= due.step:
-                self._report_missing(due.step, files_of_first, str(error.filename))
-            return None
+            if max(saved_before) < step:
+                return
+            self._check_removed(step, error)
+            # The run removes old steps, and a best step when a later evaluation was better.
+            manifest = None
+        # Further tries upload the same files: meanwhile the run may have removed the step.
+        self._try(functools.partial(self._answer, attempt, step, manifest))
 
-    def _report_missing(self, step: int, files_of_first: Manifest, file: str) -> None:
-        """Tells process 0 that this process has removed a file of the step that is due.
+    def _answer(self, attempt: int, step: int, manifest: Manifest | None) -> None:
+        """Uploads the staged files of this process of a step, or reports that it does not have it any more (None)."""
+        self._send_all(self._folder / STAGING, manifest or {})
+        if self._is_closed.is_set():
+            return
+        self._parts.write(attempt, self._process, step, manifest)
+        self._answered = (attempt, step)
+        shutil.rmtree(self._folder / STAGING, ignore_errors=True)
 
-        Args:
-          step: number of the step.
-          files_of_first: files of process 0.
-          file: path of the file.
-
-        Raises:
-          RetrievalError: the newest step of this process is damaged.
-        """
-        newest = max(saved_steps(self._folder / FOLDER))
-        folder = self._folder / FOLDER / str(step)
-        # The run removes old steps only, and a best step when a later evaluation was better.
-        if newest == step and file.startswith(f'{folder}/'):
-            raise RetrievalError(f'{folder} is damaged: {file} is missing')
-        self._parts.write(step, self._process, files_of_first, None)
-
-    def _link(self, staging: pathlib.Path, files_of_first: Manifest) -> Manifest:
+    def _stage(self, files_of_first: Manifest) -> Manifest:
         """Links the files of this process into a folder; returns those that process 0 does not upload.
 
         Raises:
           FileNotFoundError: this process does not have the step, or has it no more.
         """
+        staging = self._folder / STAGING
+        shutil.rmtree(staging, ignore_errors=True)
         manifest: Manifest = {}
         for name, object_folder in checkpoint_folders(files_of_first).items():
             files = link_folder(self._folder, staging, name, object_folder)

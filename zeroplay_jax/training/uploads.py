@@ -6,16 +6,15 @@ import abc
 import concurrent.futures
 import contextlib
 import dataclasses
-import hashlib
 import os
 import pathlib
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
 
 from zeroplay_jax.learner import checkpoint
+from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
 from zeroplay_jax.retrieval.downloads import THREADS
 from zeroplay_jax.retrieval.objects import Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
@@ -24,7 +23,6 @@ from zeroplay_jax.runtime.remote_workdir import (
     Manifest,
     RemoteFile,
     RemoteWorkdir,
-    checkpoint_files,
     manifest_of,
     manifest_text,
 )
@@ -124,10 +122,31 @@ class Uploads(abc.ABC):
                 return
             pause = min(2 * pause, _LONGEST_PAUSE)
 
+    def _check_removed(self, step: int, error: FileNotFoundError) -> None:
+        """Raises RetrievalError if a missing file is one of the newest step: the run removes old ones only.
+
+        Args:
+          step: whose files are collected.
+          error: the run has removed a file meanwhile, of this step or of the best one.
+        """
+        folder = self._folder / FOLDER / str(step)
+        is_newest = max(saved_steps(self._folder / FOLDER)) == step
+        if is_newest and str(error.filename).startswith(f'{folder}/'):
+            raise RetrievalError(f'{folder} is damaged: {error.filename} is missing') from None
+
     def _send_all(
-        self, folder: pathlib.Path, manifest: Manifest, is_included: Callable[[str], bool]
+        self,
+        folder: pathlib.Path,
+        manifest: Manifest,
+        is_late: Callable[[str], bool] = lambda path: False,
     ) -> None:
-        """Uploads the files of a manifest that this process has not uploaded before."""
+        """Uploads the files of a manifest that this process has not uploaded before.
+
+        Args:
+          folder: local folder of the files.
+          manifest: the files.
+          is_late: path → whether the file is uploaded when all others are there.
+        """
 
         def send(path: str) -> None:
             file = manifest[path]
@@ -138,8 +157,19 @@ class Uploads(abc.ABC):
             self._remote.bucket.upload(self._remote.name(file.object), folder / path)
             self._sent[file.object] = file.sha256
 
-        with concurrent.futures.ThreadPoolExecutor(THREADS) as threads:
-            list(threads.map(send, filter(is_included, manifest)))
+        for late in (False, True):
+            paths = [path for path in manifest if is_late(path) == late]
+            with concurrent.futures.ThreadPoolExecutor(THREADS) as threads:
+                list(threads.map(send, paths))
+
+
+def described(folder: pathlib.Path, object_names: Mapping[str, str]) -> Manifest:
+    """Returns the files of a folder with their sizes and SHA-256; `object_names`: path in it → object."""
+    digests = file_digests([folder / path for path in object_names])
+    manifest = {}
+    for (path, name), digest in zip(object_names.items(), digests, strict=True):
+        manifest[path] = RemoteFile(name, (folder / path).stat().st_size, digest)
+    return manifest
 
 
 def link_folder(
@@ -180,19 +210,17 @@ def link_folder(
 # Every process saves the shards that it owns in a folder of its own, and uploads the files that process 0 does not
 # have:
 #
-#     parts/00000008-1f02c9d4/0.json            before process 0 uploads: step 8 is due, and these files are its own
-#     parts/00000008-1f02c9d4/1-5be0a1c7.json   when process 1 has uploaded its own files; a null in it: the process has
-#                                               removed the step meanwhile, so that it must be skipped
+#     parts/00000003-1f02c9d4/0.json   before process 0 uploads a step: the step, and its own files
+#     parts/00000003-1f02c9d4/1.json   when process 1 has uploaded its own files; a null in it: the process has removed
+#                                      the step meanwhile, so that it must be skipped
 #
-# The digits after the step are those of the lease, and those of a part name the files of process 0 that it
-# complements: another attempt of process 0 may find another best step in its folder, which needs other parts. When all
-# parts are there, process 0 writes the object that makes the step complete (`remote_workdir`), with the files of all
-# parts.
+# The first number counts the attempts of process 0: a later one may have another best step, which needs other parts.
+# The digits are those of the lease. When all parts of an attempt are there, process 0 writes the object that makes the
+# step complete (`remote_workdir`), with the files of all parts.
 
 
 # Folder of the parts.
 PARTS = 'parts/'
-_DIGITS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,108 +237,49 @@ class Parts:
     lease: str
     count: int
 
-    def write_first(self, step: int, first: Manifest) -> None:
-        """Writes the part of process 0: its files of a step, which is due with it."""
-        self.remote.bucket.write(self._first_name(step), manifest_text(step, first))
-
-    def write(self, step: int, process: int, first: Manifest, manifest: Manifest | None) -> None:
-        """Writes the part of another process.
+    def write(self, attempt: int, process: int, step: int, manifest: Manifest | None) -> None:
+        """Writes the part of a process.
 
         Args:
-          step: number of the step.
+          attempt: number of the attempt.
           process: index of the process.
-          first: files of process 0.
-          manifest: files of the process; None: it does not have all folders of `first` any more.
+          step: number of the step.
+          manifest: files of the process; None: it does not have all folders of process 0 any more.
         """
-        name = self._name(step, process, first)
-        self.remote.bucket.write(name, manifest_text(step, manifest))
+        self.remote.bucket.write(self._name(attempt, process), manifest_text(step, manifest))
 
-    def newest_due(self) -> Due | None:
-        """Returns the newest step that process 0 uploads; None if all are complete, or none was begun."""
-        due = []
+    def newest_attempt(self) -> int | None:
+        """Returns the number of the newest attempt; None if all steps are complete, or none was begun."""
+        attempts = []
         for entry in self.remote.bucket.list(self.remote.name(PARTS)):
-            step = int(entry.name.removeprefix(self.remote.name(PARTS)).partition('-')[0])
-            if entry.name == self._first_name(step):
-                due.append(Due(step, entry.checksum))
-        return max(due, default=None)
+            attempt = int(entry.name.removeprefix(self.remote.name(PARTS)).partition('-')[0])
+            if entry.name == self._name(attempt, 0):
+                attempts.append(attempt)
+        return max(attempts, default=None)
 
-    def read_first(self, step: int) -> Manifest:
-        """Returns the files of process 0.
+    def read(self, attempt: int, process: int) -> tuple[int, Manifest | None] | None:
+        """Returns step and files in the part of a process, as in `write`; None if there is no such part."""
+        stored = self.remote.bucket.read(self._name(attempt, process))
+        return manifest_of(stored[0]) if stored is not None else None
 
-        Raises:
-          KeyError: the step is not due.
+    def collect(self, attempt: int) -> list[Manifest] | None:
+        """Returns the files of the other processes up to the first that has not uploaded its own.
+
+        Returns None if a process does not have the step any more.
         """
-        first = self._read(self._first_name(step))
-        assert first is not None
-        return first
-
-    def read(self, step: int, process: int, first: Manifest) -> Manifest | None:
-        """Returns the files of another process; None if it does not have all folders of `first` any more.
-
-        Args:
-          step: number of the step.
-          process: index of the process.
-          first: files of process 0.
-
-        Raises:
-          KeyError: there is no such part.
-        """
-        return self._read(self._name(step, process, first))
-
-    def collect(self, step: int, first: Manifest) -> Manifest | None:
-        """Returns the files of all processes, or None if not all of them have uploaded theirs.
-
-        Args:
-          step: number of the step.
-          first: files of process 0.
-
-        Raises:
-          Skipped: a process does not have the step any more. Its part is removed, so that it looks again.
-          RetrievalError: two processes have uploaded different contents of one file.
-        """
-        parts = [first]
+        manifests = []
         for process in range(1, self.count):
-            try:
-                part = self.read(step, process, first)
-            except KeyError:
-                return None
+            part = self.read(attempt, process)
             if part is None:
-                self.remote.bucket.delete(self._name(step, process, first))
-                raise Skipped(step)
-            parts.append(part)
-        return merge(parts)
+                break
+            _, manifest = part
+            if manifest is None:
+                return None
+            manifests.append(manifest)
+        return manifests
 
-    def _read(self, name: str) -> Manifest | None:
-        stored = self.remote.bucket.read(name)
-        if stored is None:
-            raise KeyError(name)
-        content, _ = stored
-        return manifest_of(content)[1]
-
-    def _first_name(self, step: int) -> str:
-        return self.remote.name(f'{PARTS}{step:08d}-{self.lease}/0.json')
-
-    def _name(self, step: int, process: int, first: Manifest) -> str:
-        # Logs differ between attempts of process 0; other processes have none.
-        text = manifest_text(step, checkpoint_files(first))
-        digits = hashlib.sha256(text).hexdigest()[:_DIGITS]
-        return self.remote.name(f'{PARTS}{step:08d}-{self.lease}/{process}-{digits}.json')
-
-
-class Due(NamedTuple):
-    """A step that process 0 uploads.
-
-    Attributes:
-      step: number of the step.
-      checksum: of the part of process 0; another attempt of it may have other files.
-    """
-
-    step: int
-    checksum: str
-
-
-class Skipped(Exception):
-    """A process has removed the step before it was uploaded."""
+    def _name(self, attempt: int, process: int) -> str:
+        return self.remote.name(f'{PARTS}{attempt:08d}-{self.lease}/{process}.json')
 
 
 def merge(parts: Iterable[Manifest]) -> Manifest:
