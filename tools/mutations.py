@@ -34,7 +34,7 @@ COLUMNS = ('file', 'line', 'column', 'mutation', 'result', 'test', 'reason')
 _LIMIT = 600.0
 
 _REWARDS = 'test_rewards test_wrong_arguments'
-_UPDATES = 'test_learner test_teacher'
+_UPDATES = 'test_learner test_teacher test_update_modes'
 _ROLLOUTS = 'test_scheduler test_placement test_versions'
 _RULES = 'test_config_values test_config_adapters test_config_recipes test_config_roles'
 # Source file below zeroplay_jax/ → its test files, the quick and telling ones first: in the folder of the package if no

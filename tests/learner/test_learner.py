@@ -230,6 +230,15 @@ def test_rows_that_cannot_be_packed_are_refused(policy, tokens, order, message):
         pack(make_rows(policy[0]), micro_rows=1, tokens=tokens, mode='token', order=order)
 
 
+def test_a_rollout_may_fill_a_row(policy):
+    rows = make_rows(policy[0])
+    longest = max(len(row.trajectory.tokens) for row in rows)
+    batches = pack(rows, micro_rows=1, tokens=longest, mode='token')
+    assert sum(batch.segment.max() for batch in batches) == len(rows)
+    with pytest.raises(ValueError, match=f'micro.tokens={longest - 1}'):
+        pack(rows, micro_rows=1, tokens=longest - 1, mode='token')
+
+
 def scaled(logp, old_logp, advantage, mask, segment, *, clip_low, clip_high, dual_clip):
     """A loss outside of the project: twice REINFORCE."""
     mask, logp, advantage = masking.masked('scaled', mask, logp, advantage)
@@ -298,4 +307,6 @@ def test_ratios_can_be_taken_against_the_trainers_own_log_probs(policy):
         assert np.abs(new.old_logp - old.old_logp).max() > 0.1
     stats = learner.update('r', again)
     assert mean(stats['ratio']) == pytest.approx(1.0, abs=1e-5)
-    assert mean(stats['importance']) != pytest.approx(1.0, abs=1e-3)
+    ratios = [np.exp(batch.old_logp - batch.sampler_logp)[batch.mask] for batch in again]
+    truncated = np.minimum(np.concatenate(ratios), 2.0)
+    assert mean(stats['importance']) == pytest.approx(truncated.mean(), rel=1e-4)
