@@ -20,7 +20,7 @@ from run_records import write_record
 from zeroplay_jax import compare, report
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import fields, rules
-from zeroplay_jax.configuration.fields import read_stored_config
+from zeroplay_jax.configuration.fields import frozen, read_stored_config
 from zeroplay_jax.configuration.places import fetch_addresses
 from zeroplay_jax.retrieval import downloads, objects
 from zeroplay_jax.retrieval.types import RetrievalError
@@ -131,14 +131,14 @@ def config():
 def begin(config, action=None):
     """Opens the run as training does, writes its config, and calls `action` with its place."""
     with bucket_run.opened(Hosts(), ADDRESS, config) as place:
-        with run_folder.claimed(Hosts(), place.workdir, config):
+        with run_folder.claimed(Hosts(), place.workdir, frozen(config)):
             write_record(place.workdir, config)
             return action(place) if action else place
 
 
 def test_a_run_that_does_not_begin_leaves_nothing(bucket, config, cache):
     with pytest.raises(UserError), bucket_run.opened(Hosts(), ADDRESS, config) as place:
-        with run_folder.claimed(Hosts(), place.workdir, config):
+        with run_folder.claimed(Hosts(), place.workdir, frozen(config)):
             raise UserError('the mesh does not fit')
     assert not bucket.contents and not cache.exists()
 
