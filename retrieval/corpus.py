@@ -118,6 +118,8 @@ class Corpus:
         try:
             self._database = _connect(folder / _FILE, 'mode=ro&immutable=1')
             (last_row,) = self._one('select max(row) from passages')
+            if last_row is None:
+                raise sqlite3.DatabaseError('it has no passage')
         except sqlite3.Error as error:
             raise RetrievalError(
                 f'{folder}: no corpus can be read there ({error}); build the index again'
@@ -161,25 +163,30 @@ class Corpus:
         The reference is tried as the source's own id, which searches return; then as a row number; then as a title, of
         which the first document counts. (`passage` returns row numbers as ids, so they are accepted as well.)
         """
-        try:
-            # Ids before titles: an id was copied from a search result, whereas a title may be a policy's guess.
-            row = self._row_of_id(reference)
-            if row is None and reference:
-                (row,) = self._one('select min(start) from documents where title = ?', reference)
-        except UnicodeEncodeError:
-            # Half of a surrogate pair, which a policy can write, occurs in no passage.
-            return None
+        # Ids before titles: an id was copied from a search result, whereas a title may be a policy's guess.
+        row = self._row_of_id(reference)
+        if row is None and reference:
+            row = self._row_of('select min(start) from documents where title = ?', reference)
         return None if row is None else self.document_rows(row)
 
     def has_id(self, reference: str) -> bool:
         """Returns whether a passage has exactly this id."""
-        return self._one('select row from passages where id = ?', reference) is not None
+        return self._row_of('select row from passages where id = ?', reference) is not None
+
+    def _row_of(self, query: str, text: str) -> int | None:
+        """Returns the row that a query about a text gives, or None."""
+        try:
+            answer = self._one(query, text)
+        except UnicodeEncodeError:
+            # Half of a surrogate pair, which a policy can write, occurs in no passage.
+            return None
+        return None if answer is None else answer[0]
 
     def _row_of_id(self, reference: str) -> int | None:
         """Returns the row of the passage with this id or this row number as text; None if there is none."""
-        answer = self._one('select row from passages where id = ?', reference)
-        if answer is not None:
-            return answer[0]
+        row = self._row_of('select row from passages where id = ?', reference)
+        if row is not None:
+            return row
         number = row_number(reference)
         return number if number is not None and number < len(self) else None
 

@@ -252,7 +252,6 @@ def update(
     root = cache_folder() / 'gs' / bucket.name
     # Another command may copy something else, or another step of the same run.
     with disk_errors(address), locked(root):
-        _remove_others(root / cleaned, root, copies)
         outdated = {}
         for path, entry in copies.items():
             if not _is_current(root, path, entry):
@@ -267,6 +266,7 @@ def update(
             with concurrent.futures.ThreadPoolExecutor(THREADS) as threads:
                 download = functools.partial(_download, bucket, root)
                 list(threads.map(download, outdated, outdated.values()))
+        _remove_others(root / cleaned, root, copies)
     return root
 
 

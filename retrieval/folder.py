@@ -158,6 +158,7 @@ def _corpus_stage(
         # The time of the last change represents the contents, which take minutes to hash.
         changed = max(changed, status.st_mtime_ns)
     plan = {
+        'format': FORMAT,
         'source': str(source.resolve()),
         'bytes': size,
         'changed': changed,

@@ -71,16 +71,19 @@ def fields_of_all(recipe: str | None = None) -> ConfigDict:
     return config
 
 
-def fit_to_recipe(config: ConfigDict, like: ConfigDict | None = None) -> None:
+def fit_to_recipe(
+    config: ConfigDict, like: ConfigDict | None = None, is_switched: bool = False
+) -> None:
     """Gives a config the fields that `config.recipe` reads, in place.
 
-    Missing ones get their defaults. Sections of other built-in recipes are removed, so that a config file works with
-    any recipe. In the other sections, fields that the recipe does not read are removed if they have their defaults;
-    `check_values` refuses them otherwise.
+    Missing ones get their defaults. Sections of other built-in recipes are removed. In the other sections, fields that
+    the recipe does not read are removed if they have their defaults; `check_values` refuses them otherwise.
 
     Args:
       config: is changed.
       like: see `default_config`.
+      is_switched: whether `config` was made for another recipe. Fields that the recipe does not read are then removed
+        whatever their values, so that a config file works with any recipe.
 
     Raises:
       ConfigError: there is no such recipe.
@@ -91,7 +94,8 @@ def fit_to_recipe(config: ConfigDict, like: ConfigDict | None = None) -> None:
         for name, section in recipe.settings.items():
             if name not in config:
                 config[name] = ConfigDict(section().model_dump())
-        sections = _sections(recipe, like or config)
+        has_settings = like is not None and recipe.settings.keys() <= set(like)
+        sections = _sections(recipe, like if like is not None and has_settings else config)
         added = [name for name in sections if name not in config]
         for name, section in sections.items():
             if name in added:
@@ -101,7 +105,7 @@ def fit_to_recipe(config: ConfigDict, like: ConfigDict | None = None) -> None:
                 if _reads(recipe, name, section, field):
                     if field not in values:
                         values[field] = default
-                elif field in values and values[field] == default:
+                elif field in values and (is_switched or values[field] == default):
                     del values[field]
         for name in _sections_of_built_in() - sections.keys():
             if name in config:
@@ -315,6 +319,8 @@ def check_asked(config: ConfigDict) -> None:
     # The documents that the run of a policy trained on need not be there any more.
     if 'documents' in checked.get('inputs', ()):
         checked.inputs.documents = ''
+    # Its recipe may have been changed.
+    fit_to_recipe(checked)
     check_values(checked)
 
 
@@ -479,6 +485,8 @@ def assign(config: ConfigDict, assignment: str) -> None:
     check_name(name, config)
     present = functools.reduce(operator.getitem, name.split('.'), config)
     config.update_from_flattened_dict({name: _value(name, text, present)})
+    if name == 'recipe' and text != present:
+        fit_to_recipe(config, is_switched=True)
 
 
 def _value(name: str, text: str, default: Any) -> Any:
@@ -574,8 +582,10 @@ def config(
         raise ConfigError(f'config: changes is a {type(changes).__name__}; {fix}')
     if changes and 'recipe' in changes:
         # Which fields there are depends on it.
-        settings.recipe = of_type('recipe', changes['recipe'], settings.recipe)
-        fit_to_recipe(settings)
+        recipe = of_type('recipe', changes['recipe'], settings.recipe)
+        is_switched = recipe != settings.recipe
+        settings.recipe = recipe
+        fit_to_recipe(settings, is_switched=is_switched)
     for name in changes or {}:
         # An empty dict has no fields, by which a misspelt section would be noticed.
         check_name(str(name), settings)

@@ -547,7 +547,9 @@ def check_shards(config: ConfigDict | Config, row_shards: int, cache_shards: int
         section, field = name.split('.')
         value = config[section][field]
         if shards > 0 and value % shards:
-            axes = 'mesh.replica · mesh.fsdp' + ('' if shards == row_shards else ' of a process')
+            axes = 'mesh.replica · mesh.fsdp'
+            if name != 'micro.rows' and config.distributed.mode != 'off':
+                axes += ' of a process'
             problem = f'cannot be split evenly over {shards} devices ({axes})'
             fix = f'give a multiple of {shards}, such as {value + shards - value % shards}'
             fail(name, value, problem, fix)

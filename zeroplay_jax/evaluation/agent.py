@@ -504,13 +504,10 @@ def open_ask_corpus(config, ready_seconds: float) -> OpenCorpus:
     Raises:
       UserError: the folder is not an index, or the server does not answer in time.
     """
-    try:
-        if config.retrieval.kind == 'http':
-            return _open_server(config, ready_seconds)
-        if config.retrieval.kind == 'folder':
-            return _open_folder(config)
-    except RetrievalError as error:
-        raise UserError(str(error)) from None
+    if config.retrieval.kind == 'http':
+        return _open_server(config, ready_seconds)
+    if config.retrieval.kind == 'folder':
+        return _open_folder(config)
     return _open_world(config)
 
 

@@ -21,7 +21,6 @@ from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval import downloads
-from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
@@ -117,10 +116,7 @@ def path_of(name: str) -> str:
     files.check_set(name)
     if not downloads.is_name(name):
         name = f'{COLLECTION}/{name}/{files.PUBLIC[name]}.jsonl'
-    try:
-        return downloads.fetch_file(name)
-    except RetrievalError as error:
-        raise UserError(str(error)) from None
+    return downloads.fetch_file(name)
 
 
 def do_nothing(*_: Any) -> None:
@@ -420,17 +416,19 @@ def compare(one: Json, other: Json) -> dict[str, tuple[float, float, float]]:
 def check_comparable(one: Json, other: Json) -> None:
     """Raises UserError if two results differ in a setting or in the questions of a shared set, or share no set."""
     differences: list[str] = []
-    advice = 'evaluate both alike'
+    advice: list[str] = []
     for name in SETTINGS:
         # Results of earlier versions lack the newer settings; None differs from any value, so they are refused.
         first_value = one['settings'].get(name)
         second_value = other['settings'].get(name)
         if first_value != second_value:
             differences.append(f'{name}: {first_value!r} and {second_value!r}')
-            advice = _ALIKE.get(name, advice)
+            if name in _ALIKE:
+                advice.append(_ALIKE[name])
     if differences:
         raise UserError(
-            f'these results cannot be compared, they differ in {"; ".join(differences)}; {advice}'
+            f'these results cannot be compared, they differ in {"; ".join(differences)}; '
+            f'{", and ".join(advice) or "evaluate both alike"}'
         )
     shared = [name for name in one['sets'] if name in other['sets']]
     if not shared:

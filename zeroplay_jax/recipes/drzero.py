@@ -79,7 +79,6 @@ class Recipe(RecipeBase):
         **proposing.PROMPTS,
     }
     input_files = ('documents',)
-    has_pool = True
     filterable_roles = ('solver',)
     distillable_roles = ('solver',)
     # Whether questions of the pool have their construction path also if the solver does not distil.

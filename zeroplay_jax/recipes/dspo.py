@@ -7,7 +7,7 @@ questions are sampled until the batch is full, for at most `fill_rounds` rounds 
 
 from __future__ import annotations
 
-from absl import logging
+import logging
 
 from zeroplay_jax.objectives.registry import BUILT_IN_LOSSES
 from zeroplay_jax.recipes import solving
@@ -28,6 +28,7 @@ class Recipe(RecipeBase):
     """A solver on given questions."""
 
     input_files = ('questions',)
+    has_pool = False
     filterable_roles = ('solver',)
 
     def __init__(self, config: Config, library):

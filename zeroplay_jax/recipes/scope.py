@@ -143,7 +143,6 @@ class Recipe(RecipeBase):
         }
     }
     input_files = ('documents', 'tasks')
-    has_pool = True
     filterable_roles = ('solver',)
     has_open_tasks = True
 

@@ -117,6 +117,7 @@ class Recipe(RecipeBase):
         },
     }
     input_files = ('answers',)
+    has_pool = False
 
     def __init__(self, config: Config, library):
         super().__init__(config, library)

@@ -192,8 +192,7 @@ def _note(*_: Any) -> None:
 
 # ---- output streams -------------------------------------------------------------------------------
 #
-# They may be closed, and their readers may leave (`
-#  head -1`).
+# They may be closed, and their readers may leave (`| head -1`).
 
 
 _NAMES = {1: 'standard output', 2: 'standard error'}

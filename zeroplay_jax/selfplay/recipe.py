@@ -90,7 +90,7 @@ class Recipe:
     settings: ClassVar[Mapping[str, type[Section]]] = {}
     prompts: ClassVar[Prompts] = {}
     input_files: ClassVar[tuple[str, ...]] = ()
-    has_pool: ClassVar[bool] = False
+    has_pool: ClassVar[bool] = True
     filterable_roles: ClassVar[tuple[str, ...]] = ()
     distillable_roles: ClassVar[tuple[str, ...]] = ()
     evaluated_role: ClassVar[str] = 'solver'

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from zeroplay_jax.objectives.registry import did_you_mean
-from zeroplay_jax.retrieval.types import CannotOpen
+from zeroplay_jax.retrieval.types import CannotOpen, RetrievalError
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.calculator import CalculatorTool
@@ -154,9 +154,10 @@ def _called(entry: str, factory: Any, *arguments: Any) -> Any:
     """Returns factory(*arguments); turns its exceptions into UserErrors that name the entry."""
     try:
         return factory(*arguments)
-    except UserError:
-        raise
     except Exception as error:
+        # Errors of an index that the factory opens do not name the tool.
+        if isinstance(error, UserError) and not isinstance(error, RetrievalError):
+            raise
         raise UserError(
             f'config.tools.names: {entry!r} could not make a tool ({type(error).__name__}: {error}); a '
             'factory takes the config and a document source'

@@ -101,7 +101,10 @@ def find(
     def path_locally() -> str:
         path = pathlib.Path(source).resolve()
         # Refuses the folder of an earlier version, which only this reading tells from another one.
-        run_record.read(path)
+        try:
+            run_record.read(path)
+        except OSError as error:
+            raise UserError(f'--from={source}: cannot be read ({error.strerror})') from None
         return str(path)
 
     path = hosts.run_on_first(path_locally)

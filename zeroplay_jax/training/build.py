@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration.fields import frozen
-from zeroplay_jax.configuration.rules import check_shards
+from zeroplay_jax.configuration.rules import check_replicas, check_shards
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.weights_view import FrozenBase, publisher
 from zeroplay_jax.policy import adapter_config, adapters, families, hf, sharding
@@ -139,6 +139,7 @@ def open_policy(config: Config, date: str = '') -> PolicyFolder:
     model = hf.read_config(folder, **computation)
     _check_positions(config, folder)
     divide_cpu(config.cpu_devices)
+    check_replicas(config, jax.process_count())
     mesh = sharding.make_mesh(**dict(config.mesh))
     # Refused here: reading the weights, which comes later, may take minutes. An evaluation has no rows to train on.
     check_shards(config, -1, sharding.data_shards(mesh) // jax.process_count())
