@@ -185,6 +185,7 @@ class _Session:
         self._server = server
         self._ready = asyncio.Event()
         self._closing = asyncio.Event()
+        self._is_closed = False
         self._client: mcp.Client
         self.tools: list[mcp_types.Tool] = []
         self._owner = asyncio.create_task(self._own())
@@ -201,7 +202,7 @@ class _Session:
 
     @property
     def has_ended(self) -> bool:
-        return self._owner.done()
+        return self._is_closed or self._owner.done()
 
     async def _own(self) -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -231,9 +232,12 @@ class _Session:
             await asyncio.wait({pending, self._owner}, return_when=asyncio.FIRST_COMPLETED)
             if pending.done() and not isinstance(pending.exception(), MCPError):
                 return pending.result()
-            if pending.done():
-                # "Connection closed" says less than the session, which ends at the same time.
-                await asyncio.wait({self._owner}, timeout=0.2)
+            error = pending.exception() if pending.done() else None
+            if isinstance(error, MCPError):
+                self._is_closed |= error.code == mcp_types.CONNECTION_CLOSED
+                # "Connection closed" says less than the session, which ends too, at the latest when its process has.
+                seconds = 3 * _END_SECONDS if self._is_closed else 0.2
+                await asyncio.wait({self._owner}, timeout=seconds)
         finally:
             if not pending.done():
                 pending.cancel()
