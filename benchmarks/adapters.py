@@ -30,6 +30,7 @@ import numpy as np
 from benchmarks import claims_runs, command
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.runtime.disk import write_text
+from zeroplay_jax.selfplay.recipe import trained_roles
 
 QUICKSTART = 'quickstart'
 ARMS = (QUICKSTART, 'dspo', 'piplay')
@@ -61,16 +62,17 @@ def config_of(arm: str, rank: int, factor: float, seed: int) -> Any:
     claims_runs.never_stop(config)
     if rank:
         config.policy.adapters.rank = rank
-        for role in (config.proposer, config.solver):
-            role.learning_rate *= factor
+        for role in trained_roles(config):
+            config[role].learning_rate *= factor
     return config
 
 
 def _lengthen(config: Any) -> None:
     """Sets an arm of the claims, in place, to more steps at a smaller rate, in which adapters are not cut off early."""
-    for role in (config.proposer, config.solver):
-        role.learning_rate = 1e-4
-    config.proposer.steps = 4
+    for role in trained_roles(config):
+        config[role].learning_rate = 1e-4
+    if 'proposer' in config:
+        config.proposer.steps = 4
     config.solver.steps *= 2
     config.schedule.hop_ratio = (4, 3, 2, 1)
     config.eval.update(every=4, questions=50)

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import adapters
 from zeroplay_jax.configuration import fields, rules
+from zeroplay_jax.selfplay.recipe import trained_roles
 
 
 @pytest.mark.parametrize('arm', adapters.ARMS)
@@ -14,7 +15,7 @@ def test_runs_differ_in_rank_and_learning_rates_only(arm):
     config = adapters.config_of(arm, 16, 10.0, 1)
     rules.check(config)
     different = {name for name, value in fields.leaves(config) if value != whole[name]}
-    rates = {'proposer.learning_rate', 'solver.learning_rate'}
+    rates = {f'{role}.learning_rate' for role in trained_roles(config)}
     assert different == rates | {'policy.adapters.rank'}
     for name in rates:
         assert dict(fields.leaves(config))[name] == pytest.approx(10 * whole[name])

@@ -9,6 +9,7 @@ from python_process import ROOT, config_flags, finish, kill, start_python
 from run_files import lines
 
 from zeroplay_jax.configs import scope
+from zeroplay_jax.configuration.fields import frozen
 from zeroplay_jax.mini.world import World, evaluation_tasks
 from zeroplay_jax.training import graded
 from zeroplay_jax.types import UserError
@@ -22,6 +23,10 @@ def write_tasks(path, count=3):
         lines.append(json.dumps({'task': item['question'], 'rubrics': texts}))
     path.write_text('\n'.join(lines))
     return sum(len(item['rubrics']) for item in items)
+
+
+def evaluate(config, plan):
+    return graded.evaluate(frozen(config), plan)
 
 
 def make_config(url):
@@ -40,18 +45,18 @@ def test_an_evaluation_that_is_continued_asks_only_what_is_missing(tmp_path, cap
     plan = graded.Plan(str(path), folder, limit=3)
     with JudgeServer() as server:
         config = make_config(server.url)
-        estimate = graded.evaluate(config, graded.Plan(str(path), folder, only_estimate=True))
+        estimate = evaluate(config, graded.Plan(str(path), folder, only_estimate=True))
         assert estimate['judges']['second_judge']['judgements'] == rubrics
         assert estimate['judges']['judge']['prompt_tokens'] == 0 and not folder.exists()
         assert not server.prompts and 'at most' in capsys.readouterr().out
-        part = graded.evaluate(config, plan)
+        part = evaluate(config, plan)
         asked = len(server.prompts)
         assert 0 < asked < rubrics and part['tasks'] == 3
     with JudgeServer() as server:
         # The server has another address now, and the judge is allowed fewer requests at once.
         config = make_config(server.url)
         config.judge.at_once = 2
-        result = graded.evaluate(config, graded.Plan(str(path), folder))
+        result = evaluate(config, graded.Plan(str(path), folder))
         assert len(server.prompts) == rubrics - asked
     scores = {entry['task']: entry for entry in result['task_scores']}
     assert list(scores) == '1 2 3 4 5 6'.split()
@@ -64,7 +69,7 @@ def test_an_evaluation_that_is_continued_asks_only_what_is_missing(tmp_path, cap
     # Nothing is loaded for these.
     def refused(line, config, plan):
         with pytest.raises(UserError, match=line):
-            graded.evaluate(config, plan)
+            evaluate(config, plan)
 
     config = make_config('http://127.0.0.1:9/v1')
     two_samples = graded.Plan(str(path), folder, samples=2)

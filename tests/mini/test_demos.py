@@ -3,7 +3,6 @@ import re
 import numpy as np
 import pytest
 from demo_parts import said, shown, tag
-from world_answers import resolve
 
 from tools.checkpoints import base_model, demos
 from tools.checkpoints import library as library_lib
@@ -32,7 +31,7 @@ def written(library, name, count=40, uneven=CLEAN):
 
 
 def truth(library, text):
-    answers = {resolve(world, text) for world in library.worlds}
+    answers = {world.resolve(text) for world in library.worlds}
     (answer,) = answers - {(None, text.count(' of '))}
     return answer
 

@@ -201,6 +201,12 @@ def test_kernels_run_on_data_shards_and_heads(policy, expected_greedy, fsdp, mod
 
 
 def test_settings_that_cannot_work_are_refused(policy, tmp_path):
-    names = {'pool': lambda **changes: make_pool(policy, dataclasses.replace(CONFIG, **changes))}
+    def pool(**changes):
+        config = dataclasses.replace(CONFIG, **changes)
+        # As rules of configs do, before there are devices.
+        config.check(1)
+        return make_pool(policy, config)
+
+    names = {'pool': pool}
     table = pathlib.Path(__file__).with_name('wrong_samplers.txt')
     check_table(table, names, tmp_path)

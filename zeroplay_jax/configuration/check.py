@@ -159,10 +159,9 @@ def _config_of(
     try:
         command_line.check_arguments(['', config_files[0]], None)
         config = command_line.config_of_file(config_files[0].partition('=')[2])
-        is_switched = chosen_recipe not in (None, config.recipe)
-        if is_switched:
+        if chosen_recipe is not None:
             config.recipe = chosen_recipe
-        fields.fit_to_recipe(config, is_switched=is_switched)
+        fields.fit_to_recipe(config, is_switched=chosen_recipe is not None)
         return config
     except ConfigError as error:
         mistakes.note(str(error))

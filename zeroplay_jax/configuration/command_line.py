@@ -163,9 +163,8 @@ class _ConfigWithSections(flags.ArgumentParser):
         config = self._parser.parse(argument)
         # A file that could not be loaded gives another object, which raises when it is used.
         if isinstance(config, ConfigDict) and 'recipe' in config:
-            is_switched = config.recipe != self._recipe
             config.recipe = self._recipe
-            fields.fit_to_recipe(config, is_switched=is_switched)
+            fields.fit_to_recipe(config, is_switched=True)
         return config
 
     def flag_type(self) -> str:
