@@ -124,7 +124,7 @@ def _loaded(arguments: Sequence[str], mistakes: Mistakes) -> ConfigDict | None:
         names = dict(fields.leaves(config))
         for flag in sound:
             field = re.match(r'--?config\.([\w.]+)', flag)
-            if field and field[1] in names:
+            if field and field[1] in names.keys() - {'recipe'}:
                 fields.assign(config, f'--{flag.lstrip("-")}')
         mistakes.of(fields.check_values, config)
         return None
