@@ -163,8 +163,9 @@ class _ConfigWithSections(flags.ArgumentParser):
         config = self._parser.parse(argument)
         # A file that could not be loaded gives another object, which raises when it is used.
         if isinstance(config, ConfigDict) and 'recipe' in config:
+            of_file = config.recipe
             config.recipe = self._recipe
-            fields.fit_to_recipe(config, is_switched=True)
+            fields.fit_to_recipe(config, is_switched=of_file != self._recipe)
         return config
 
     def flag_type(self) -> str:

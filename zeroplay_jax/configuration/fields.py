@@ -82,8 +82,8 @@ def fit_to_recipe(
     Args:
       config: is changed.
       like: see `default_config`.
-      is_switched: whether the recipe was chosen for a config that a file made, perhaps for another one. Fields that the
-        recipe does not read are then removed whatever their values, so that a config file works with any recipe.
+      is_switched: whether the recipe was chosen for a config that a file made for another one. Fields that the recipe
+        does not read are then removed whatever their values, so that a config file works with any recipe.
 
     Raises:
       ConfigError: there is no such recipe.
@@ -582,8 +582,9 @@ def config(
         raise ConfigError(f'config: changes is a {type(changes).__name__}; {fix}')
     if changes and 'recipe' in changes:
         # Which fields there are depends on it.
-        settings.recipe = of_type('recipe', changes['recipe'], settings.recipe)
-        fit_to_recipe(settings, is_switched=True)
+        of_file = settings.recipe
+        settings.recipe = of_type('recipe', changes['recipe'], of_file)
+        fit_to_recipe(settings, is_switched=changes['recipe'] != of_file)
     for name in changes or {}:
         # An empty dict has no fields, by which a misspelt section would be noticed.
         check_name(str(name), settings)
