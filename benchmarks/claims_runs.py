@@ -443,6 +443,6 @@ def _start_process(counter, processes: int) -> None:
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')
     from zeroplay_jax.configuration import command_line
 
-    command_line.load_libraries()
+    command_line.prepare_process()
     # All arms have programs in common, and all seeds of an arm have the same.
     keep_programs()

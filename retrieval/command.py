@@ -201,14 +201,19 @@ def quiet() -> Iterator[None]:
 
 # ---- TensorFlow ------------------------------------------------------------------------------------
 #
-# Imported without Keras, which takes a third of the import time and is not used here.
+# Imported without Keras, which takes a third of the import time and is not used here, and without devices: it only
+# tokenizes, searches and logs here, and would reserve all memory of the GPUs.
 
 
 _LEGACY_KERAS = 'TF_USE_LEGACY_KERAS'
 
 
 def import_tensorflow() -> ModuleType:
-    """Returns the module `tensorflow`; its first import loads neither Keras nor the packages that Keras imports."""
+    """Returns the module `tensorflow`, which takes seconds to import the first time.
+
+    The import loads neither Keras nor the packages that Keras imports, prints nothing, and hides GPUs and TPUs from
+    TensorFlow in this process.
+    """
     if 'tensorflow' in sys.modules:
         return sys.modules['tensorflow']
     # With the value 1 TensorFlow looks for the package tf_keras instead of keras. tf_keras is rarely installed, and
@@ -216,7 +221,11 @@ def import_tensorflow() -> ModuleType:
     before = os.environ.get(_LEGACY_KERAS)
     os.environ[_LEGACY_KERAS] = '1'
     try:
-        import tensorflow
+        with quiet():
+            import tensorflow
+
+            for kind in ('GPU', 'TPU'):
+                tensorflow.config.set_visible_devices([], kind)
     finally:
         if before is None:
             del os.environ[_LEGACY_KERAS]

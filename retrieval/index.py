@@ -458,13 +458,11 @@ def _group(
 
 
 def _scann() -> Any:
-    """Imports and returns ScaNN's module; hides all GPUs from TensorFlow in this process."""
+    """Imports and returns ScaNN's module."""
     # Imported here, because ScaNN imports TensorFlow, which an exact index does not need.
-    tf = import_tensorflow()
+    import_tensorflow()
     from scann.scann_ops.py import scann_ops_pybind
 
-    # TensorFlow would reserve all memory of the GPUs.
-    tf.config.set_visible_devices([], 'GPU')
     return scann_ops_pybind
 
 

@@ -10,7 +10,7 @@ from python_process import ROOT, config_flags
 # SSP: a step of it has a proposal, a gate, a check that reads what other episodes found, solves and two updates.
 FIELDS = """
     mesh.replica=2 micro.rows=2 world.train=(0,3) world.evaluation=(0,1) eval.questions=3 checkpoint.every=1
-    checkpoint.keep=100 proposer.batch=5 log_trajectories=1000
+    checkpoint.keep=100 proposer.batch=5 log_trajectories=1000 log.writers=()
 """
 RUN = ['--config=configs/ssp.py:mini', *config_flags(FIELDS)]
 HEARTBEAT = 10

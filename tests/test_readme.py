@@ -23,7 +23,8 @@ def flags(fields):
     return shlex.join(config_flags(fields))
 
 
-ONE_STEP = 'sampler.slots=16 micro.rows=2 solver.steps=1 stop_after_empty_steps=0'
+# Without writers no command loads TensorFlow.
+ONE_STEP = 'sampler.slots=16 micro.rows=2 solver.steps=1 stop_after_empty_steps=0 log.writers=()'
 PROPOSED = f'{ONE_STEP} proposer.steps=1 pool.batch=8 pool.batches=1'
 FEW = flags(
     f'{PROPOSED} proposer.batch=16 solver.batch=4 solver.samples=3 reward.solves=2 schedule.iterations=1 '
@@ -235,7 +236,12 @@ def test_the_python_example_of_the_readme_runs(project, user_reads):
     (example,) = blocks('README.md', 'python')
     statements = [x for x in example.splitlines() if x and not x.startswith('import')]
     assert len(statements) <= 10
-    names = {'world.train': (0, 4), 'world.evaluation': (0, 2), 'sampler.slots': 16}
+    names = {
+        'world.train': (0, 4),
+        'world.evaluation': (0, 2),
+        'sampler.slots': 16,
+        'log.writers': (),
+    }
     small = names | {'micro.rows': 2, 'proposer.steps': 1, 'solver.steps': 1, 'solver.batch': 4}
     small |= {'pool.batches': 1, 'eval.questions': 2}
     whole = "variant='mini')"

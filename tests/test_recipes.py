@@ -10,6 +10,7 @@ from zeroplay_jax.selfplay.recipe import recipe_class
 # In so few rollouts a step may have no reward variance.
 SMALL = """
     world.train=(0,4) world.evaluation=(0,2) eval.questions=2 sampler.slots=16 micro.rows=2 stop_after_empty_steps=0
+    log.writers=()
 """
 TWO = """
     proposer.steps=2 proposer.batch=8 pool.batch=8 pool.batches=1 schedule.hop_ratio=(2,1,1) solver.batch=4

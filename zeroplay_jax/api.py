@@ -161,8 +161,7 @@ def open_index(source: str | pathlib.Path = '', settings: ConfigDict | None = No
       UserError: `settings` is not a config, the folder is not an index, or the server does not answer.
     """
     settings = _copy('open_index', settings)
-    # Before an index imports TensorFlow: hides its output, and the GPUs from it.
-    command_line.load_libraries()
+    command_line.prepare_process()
     if not source:
         corpus, questions = library_builder.held_out_corpus_and_questions(settings)
         return Index(corpus, 'the miniature world', questions)
@@ -381,7 +380,6 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
     # The processes of a run on several hosts have to be connected before JAX looks for devices.
     command_line.connect(settings)
     command_line.check_devices(settings)
-    command_line.load_libraries()
     # Imports TensorBoard's writer and the report, which only a run needs.
     from zeroplay_jax.training import loop
 

@@ -371,9 +371,7 @@ def _run_pipe(session: Session) -> int:
 
 def _load(args: argparse.Namespace, folder: pathlib.Path, config: ConfigDict) -> Session:
     """Loads libraries, corpus and weights, and returns the session."""
-    # With a search server, the libraries that search an index are not needed.
-    if config.retrieval.kind != 'http':
-        command_line.load_libraries()
+    command_line.prepare_process()
     # This import loads JAX, so it follows the checks of the command.
     from zeroplay_jax.evaluation import agent
 

@@ -112,7 +112,7 @@ def main(argv: list[str]) -> None:
         _evaluate_in_workdir(config)
         return
     with progress.clock('loading libraries', config.progress):
-        command_line.load_libraries()
+        command_line.prepare_process()
         # This import loads JAX, so it follows the checks of the command.
         from zeroplay_jax.training import build
 
@@ -281,7 +281,7 @@ def _evaluate_held_out(config: Config, run: RunContext) -> None:
 def _evaluate_in_workdir(config: Config) -> None:
     """Plays and grades the open tasks of --sets into --workdir; prints the figures and a JSON object."""
     with progress.clock('loading libraries', config.progress):
-        command_line.load_libraries()
+        command_line.prepare_process()
         # This import loads JAX, so it follows the checks of the command.
         from zeroplay_jax.training import graded
     plan = graded.Plan(

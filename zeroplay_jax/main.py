@@ -58,8 +58,7 @@ def main(argv: list[str]) -> None:
     command_line.connect(config)
     command_line.check_devices(config)
     with progress.clock('loading libraries', config.progress):
-        command_line.load_libraries()
-        # This import loads TensorFlow, so it follows all checks.
+        # This import loads JAX and Flax, so it follows all checks.
         from zeroplay_jax.training import loop
 
     loop.run(config, workdir, _FROM.value)

@@ -265,8 +265,8 @@ def _make_index(args: argparse.Namespace) -> None:
     if out.exists():
         return
     with progress.clock('loading libraries'):
-        command_line.load_libraries()
-        # These imports load TensorFlow and ScaNN, so they follow the checks of the corpus.
+        command_line.prepare_process()
+        # These imports take seconds, so they follow the checks of the corpus.
         from zeroplay_jax.retrieval import folder
         from zeroplay_jax.retrieval.lexical import LexicalEncoder
     source = args.workdir / 'corpus.jsonl'

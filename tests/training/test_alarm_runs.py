@@ -8,7 +8,7 @@ from run_files import lines, summary_of
 FIELDS = """
     world.train=(0,4) world.evaluation=(0,1) eval.questions=1 sampler.slots=16 micro.rows=2 proposer.batch=8
     schedule.hop_ratio=(2,1,1) checkpoint.every=100 stop_after_empty_steps=0 profile.steps=(1,)
-    alarms.sampler_gap=(1e-12,1e-11,1)
+    alarms.sampler_gap=(1e-12,1e-11,1) log.writers=()
 """
 
 

@@ -11,7 +11,7 @@ from run_records import change_record
 FIELDS = """
     world.train=(0,4) world.evaluation=(0,1) eval.questions=1 sampler.slots=16 micro.rows=2 proposer.batch=8
     schedule.hop_ratio=(2,1,1) proposer.steps=4 pool.batch=4 pool.batches=1 rollout.turn_tokens=1
-    rollout.truncated=drop checkpoint.every=100 log.samples_every=1 stop_after_empty_steps=2
+    rollout.truncated=drop checkpoint.every=100 log.samples_every=1 stop_after_empty_steps=2 log.writers=()
 """
 
 

@@ -25,7 +25,7 @@ from ml_collections import ConfigDict, config_flags
 
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.retrieval import json_text
-from zeroplay_jax.retrieval.command import MessageFormatter, import_tensorflow, quiet, similar_path
+from zeroplay_jax.retrieval.command import MessageFormatter, similar_path
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, CONFIGS, ConfigError, fail
@@ -473,25 +473,15 @@ def _leave_other_processes(status: int) -> None:
         processes.leave(status)
 
 
-def load_libraries() -> None:
-    """Imports TensorFlow, which is slow: call it after the config was checked.
+def prepare_process() -> None:
+    """Checks the limits of the shell, and hides what the C++ code of JAX and TensorFlow logs.
 
-    TensorFlow only logs and searches here, so GPUs and TPUs are hidden from it. The output of its C++ code is hidden,
-    unless the import fails. Sets TF_CPP_MIN_LOG_LEVEL and absl's log level.
+    Call it before they are imported, when they read it.
 
     Raises:
       UserError: limits of the shell under which no run ends.
     """
     check_limits()
-    _silence()
-    with quiet():
-        tf = import_tensorflow()
-        for kind in ('GPU', 'TPU'):
-            tf.config.set_visible_devices([], kind)
-
-
-def _silence() -> None:
-    """Hides what the C++ code of JAX and TensorFlow logs; set before they are imported, when they read it."""
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     logging.set_verbosity(logging.WARNING)
 
@@ -501,7 +491,7 @@ def connect(config) -> None:
 
     Call it before JAX looks for devices.
     """
-    _silence()
+    prepare_process()
     # This import loads JAX, so the config must have been checked before.
     from zeroplay_jax.runtime.devices import connect as join_processes
     from zeroplay_jax.runtime.devices import divide_cpu
