@@ -30,10 +30,9 @@ import numpy as np
 from benchmarks import command
 from benchmarks.retrieval_engines import VARIANTS, Engine, faiss_engines, scann_engines
 from zeroplay_jax.retrieval import client, server, shards
-from zeroplay_jax.retrieval.bm25 import Bm25Index
 from zeroplay_jax.retrieval.corpus import MemoryCorpus, contents, split
 from zeroplay_jax.retrieval.encoder import TextEncoder
-from zeroplay_jax.retrieval.index import ExactIndex, ScannIndex
+from zeroplay_jax.retrieval.index import Bm25Index, ExactIndex, ScannIndex
 
 # Documents per query, and the recall that a tuned index must reach.
 K, RECALL = 3, 0.95
@@ -298,7 +297,7 @@ def title_recalls(
         'scann': ScannIndex(encoder, corpus, vectors).search_vectors(question_vectors, K)[0],
     }
     question_texts = [question['question'] for question in questions]
-    ids_by_index['bm25'] = Bm25Index.build(names, texts).search(question_texts, K)[0]
+    ids_by_index['bm25'] = Bm25Index(MemoryCorpus(names, texts)).search(question_texts, K)[0]
     result: dict[str, dict[str, float]] = {}
     for benchmark in BENCHMARKS:
         question_numbers = []
@@ -407,7 +406,7 @@ def bm25_rates(passages, questions) -> dict[str, float]:
     """Returns queries/s of our BM25 index and of a direct call of bm25s on the same index, measured in turns."""
     import bm25s
 
-    index = Bm25Index.build([p[0] for p in passages], [p[1] for p in passages])
+    index = Bm25Index(MemoryCorpus([p[0] for p in passages], [p[1] for p in passages]))
     queries = [q['question'] for q in questions]
     our_seconds = []
     peer_seconds = []

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol
 
 import httpx2
 
@@ -26,7 +26,6 @@ from .types import (
     CannotOpen,
     Index,
     Passage,
-    Record,
     RetrievalError,
     SearchFailed,
     contents,
@@ -39,9 +38,8 @@ from .types import (
 _QUOTED_CHARACTERS = 200
 
 
-@runtime_checkable
 class Backend(Protocol):
-    """Answers queries, from an index in this process or from a server.
+    """Answers queries, from an index in this process or from a server. One without whole documents needs no `open`.
 
     Attributes:
       name: identity of the index; the client caches the answers of different names separately.
@@ -61,11 +59,6 @@ class Backend(Protocol):
     def ready(self) -> bool:
         """Returns whether queries can be answered."""
         ...
-
-
-@runtime_checkable
-class DocumentBackend(Backend, Protocol):
-    """A backend that also returns whole documents."""
 
     def open(
         self, references: Sequence[str], pages: Sequence[int], words_per_page: int
@@ -102,15 +95,19 @@ class InProcess:
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Returns the passages of each query; see `Backend.retrieve`."""
         with _failures():
-            results = []
+            results: list[list[Passage]] = []
             for records in search_records(self.index, queries, k):
-                results.append([_passage(record, score) for record, score in records])
+                results.append([])
+                for record, score in records:
+                    title, text = split(record.contents)
+                    passage = {'id': record.id, 'title': title, 'text': text, 'score': score}
+                    results[-1].append(passage)
             return results
 
     def open(
         self, references: Sequence[str], pages: Sequence[int], words_per_page: int
     ) -> list[DocumentPage | None]:
-        """Returns the requested page of each reference; see `DocumentBackend.open`."""
+        """Returns the requested page of each reference; see `Backend.open`."""
         corpus = self.index.corpus
         with _failures():
             opened_pages = []
@@ -137,6 +134,7 @@ def _failures() -> Iterator[None]:
         raise SearchFailed(f'{type(error).__name__}: {error}') from error
 
 
+@dataclasses.dataclass(eq=False)
 class Http:
     """Searches a server with the protocol of `retrieval.server`, which includes Search-R1's. Safe to use from threads.
 
@@ -157,52 +155,46 @@ class Http:
       RetrievalError: no URL, or a number outside its range.
     """
 
-    def __init__(
-        self,
-        url: str,
-        timeout: float = 30.0,
-        retries: int = 4,
-        pause: float = 0.2,
-        longest_pause: float = 10.0,
-        batch: int = 256,
-        connections: int = 16,
-        reply_bytes: int = 32 << 20,
-        breaker: int = 5,
-        breaker_seconds: float = 10.0,
-    ):
+    url: str
+    timeout: float = 30.0
+    retries: int = 4
+    pause: float = 0.2
+    longest_pause: float = 10.0
+    batch: int = 256
+    connections: int = 16
+    reply_bytes: int = 32 << 20
+    breaker: int = 5
+    breaker_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
         # Search-R1's configurations name the endpoint, ours the server.
-        self._base = url.rstrip('/').removesuffix('/retrieve')
+        self._base = self.url.rstrip('/').removesuffix('/retrieve')
         # The scheme is checked here, because a missing one would be reported at the first query only.
         valid_url = self._base.startswith(('http://', 'https://'))
-        if not valid_url or timeout <= 0 or retries < 0 or batch < 1 or breaker < 1:
+        valid_numbers = self.timeout > 0 and self.retries >= 0 and min(self.batch, self.breaker) > 0
+        if not valid_url or not valid_numbers:
             raise RetrievalError(
-                f'search server {url!r}, timeout {timeout}, retries {retries}, batch {batch}, breaker {breaker}: '
-                'give a URL (http://host:port), a timeout > 0, retries ≥ 0, a batch and a breaker ≥ 1'
+                f'search server {self.url!r}, timeout {self.timeout}, retries {self.retries}, batch {self.batch}, '
+                f'breaker {self.breaker}: give a URL (http://host:port), a timeout > 0, retries ≥ 0, a batch and a '
+                'breaker ≥ 1'
             )
         self.name = self._base
         # Why `ready` has returned False, for people.
         self.problem = ''
         # Retries since the creation of this object; `Client.metrics` reports the increase.
         self.retried = 0
-        self.connections = connections
-        self._retries = retries
-        self._pause = pause
-        self._longest_pause = longest_pause
-        self._batch = batch
-        self._breaker = breaker
-        self._breaker_seconds = breaker_seconds
         # Failed requests in a row, and the time (time.monotonic) until which nothing is sent.
         self._failures = 0
         self._paused_until = 0.0
         self._lock = threading.Lock()
-        self._exchange = Exchange(timeout, reply_bytes, connections)
+        self._exchange = Exchange(self.timeout, self.reply_bytes, self.connections)
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Requests the passages of queries, at most `batch` queries at a time; see `Backend.retrieve`."""
         results = []
         # A server refuses requests above its own limit.
-        for start in range(0, len(queries), self._batch):
-            chunk = list(queries[start : start + self._batch])
+        for start in range(0, len(queries), self.batch):
+            chunk = list(queries[start : start + self.batch])
             # Scores are always requested: without them the reference server (Search-R1's) unpacks its results wrongly.
             body = {'queries': chunk, 'topk': k, 'return_scores': True}
             results.extend(self._request('/retrieve', body, len(chunk), passages))
@@ -211,11 +203,11 @@ class Http:
     def open(
         self, references: Sequence[str], pages: Sequence[int], words_per_page: int
     ) -> list[DocumentPage | None]:
-        """Requests pages of documents, at most `batch` references at a time; see `DocumentBackend.open`."""
+        """Requests pages of documents, at most `batch` references at a time; see `Backend.open`."""
         results = []
         # A server refuses requests above its own limit.
-        for start in range(0, len(references), self._batch):
-            end = start + self._batch
+        for start in range(0, len(references), self.batch):
+            end = start + self.batch
             chunk = list(references[start:end])
             body = {
                 'references': chunk,
@@ -276,8 +268,8 @@ class Http:
                 raise SearchFailed(
                     f'{self._base} failed {self._failures} times in a row; nothing is sent for a while'
                 )
-        for attempt in range(self._retries + 1):
-            pause = min(self._longest_pause, self._pause * 2**attempt)
+        for attempt in range(self.retries + 1):
+            pause = min(self.longest_pause, self.pause * 2**attempt)
             # Jitter spreads the retries of clients that failed at the same time.
             pause *= random.uniform(0.5, 1.0)
             try:
@@ -306,11 +298,11 @@ class Http:
                     self._record_outcome(failed=False)
                     self._raise_refusal(path, reply)
             # No pause after the last attempt.
-            if attempt < self._retries:
+            if attempt < self.retries:
                 self.retried += 1
                 time.sleep(pause)
         self._record_outcome(failed=True)
-        raise SearchFailed(f'{self._base}: {reason}, {self._retries + 1} attempts')
+        raise SearchFailed(f'{self._base}: {reason}, {self.retries + 1} attempts')
 
     def _raise_refusal(self, path: str, reply: Reply) -> NoReturn:
         """Raises CannotOpen if the server lacks /open, else RetrievalError; for replies with status 4xx but 429."""
@@ -328,7 +320,7 @@ class Http:
         # `isdecimal` and not `isdigit`, which accepts '²' as well.
         if not seconds.isdecimal():
             return 0.0
-        return min(float(seconds), self._longest_pause)
+        return min(float(seconds), self.longest_pause)
 
     def _record_outcome(self, failed: bool) -> None:
         """Counts failed requests in a row; from the `breaker`-th on, each starts a pause of `breaker_seconds`."""
@@ -337,14 +329,8 @@ class Http:
                 self._failures = 0
                 return
             self._failures += 1
-            if self._failures >= self._breaker:
-                self._paused_until = time.monotonic() + self._breaker_seconds
-
-
-def _passage(record: Record, score: float) -> Passage:
-    """Returns a search result from a passage in wire form."""
-    title, text = split(record.contents)
-    return {'id': record.id, 'title': title, 'text': text, 'score': score}
+            if self._failures >= self.breaker:
+                self._paused_until = time.monotonic() + self.breaker_seconds
 
 
 # ---- HTTP requests ---------------------------------------------------------------------------------

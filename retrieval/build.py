@@ -32,17 +32,6 @@ from .command import (
 from .lexical import LexicalEncoder
 from .types import Encoder, RetrievalError
 
-# Arguments that are parameters of `ScannIndex`.
-_SCANN_PARAMETERS = (
-    'leaves',
-    'leaves_searched',
-    'overfetch',
-    'reordered',
-    'threshold',
-    'reorder',
-)
-
-
 # Arguments of an encoder that is a checkpoint.
 _ENCODING = ('query_prefix', 'passage_prefix', 'max_tokens', 'encoder_dtype', 'batch_tokens')
 # Arguments → what they need. Elsewhere they would have no effect, so they are refused.
@@ -58,7 +47,7 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[argparse.Namespace], bool], str],
         'the encoder lexical does not take it; take it away, or choose another --encoder',
     ),
     (
-        _SCANN_PARAMETERS,
+        folder.SCANN_PARAMETERS,
         lambda args: args.kind == 'scann',
         'is for ScaNN alone; take it away, or choose --kind scann',
     ),
@@ -91,14 +80,6 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_input_arguments(parser)
-    _add_encoder_arguments(parser)
-    _add_scann_arguments(parser)
-    _add_stage_arguments(parser)
-    return parser
-
-
-def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     corpus_help = (
         '.jsonl, .tsv or .parquet, also .gz and .zst, or a folder of texts; also gs://bucket/path'
@@ -116,10 +97,7 @@ def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
     add('--fields', type=passage_fields, metavar='ID,TEXT,…', help=FIELDS_HELP)
     dtype_help = 'type of the vectors on disk'
     add('--dtype', choices=('float32', 'float16'), default='float32', help=dtype_help)
-
-
-def _add_encoder_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+    # Of the encoder.
     add('--encoder', help="folder of a BERT checkpoint, hf://owner/model, or 'lexical'")
     # No default: E5 gives poor results without its prefixes, and others give poor results with them.
     query_help = (
@@ -131,10 +109,7 @@ def _add_encoder_arguments(parser: argparse.ArgumentParser) -> None:
     dtype_help = 'type of weights and activations'
     add('--encoder-dtype', choices=('float32', 'bfloat16'), default='float32', help=dtype_help)
     add('--batch-tokens', type=int, help='tokens of one batch of passages')
-
-
-def _add_scann_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+    # Of ScaNN.
     add('--leaves', type=int, help='ScaNN: partitions')
     add('--leaves-searched', type=int, help='ScaNN: partitions read per query')
     add('--overfetch', type=int, default=32, help='ScaNN: candidates scored again exactly')
@@ -144,15 +119,13 @@ def _add_scann_arguments(parser: argparse.ArgumentParser) -> None:
     add('--threshold', type=float, default=0.2, help=threshold_help)
     reorder_help = 'ScaNN: type of its own copy of the vectors'
     add('--reorder', choices=('float32', 'bfloat16'), default='float32', help=reorder_help)
-
-
-def _add_stage_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+    # Of the parts of a build.
     add('--stage', choices=folder.STAGES, help='only this part; default: all')
     add('--host', type=int, default=0, help='number of this host among --hosts, from 0 (0)')
     add('--hosts', type=int, default=1, help='number of hosts that share the encoding (1)')
     rows_help = 'passages per shard, the most that an interruption can cost'
     add('--shard-rows', type=int, default=shards.SHARD_ROWS, help=rows_help)
+    return parser
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -165,7 +138,7 @@ def _run(args: argparse.Namespace) -> None:
         encoder = _encoder(args)
     parameters = {}
     if args.kind == 'scann':
-        parameters = {name: getattr(args, name) for name in _SCANN_PARAMETERS}
+        parameters = {name: getattr(args, name) for name in folder.SCANN_PARAMETERS}
     source = pathlib.Path(downloads.fetch(args.corpus))
     if 'corpus' in stages:
         cleaning.warn_of_other_files(source)

@@ -110,20 +110,6 @@ def _printable(name: str) -> str:
     return ''.join(character if character.isprintable() else '\ufffd' for character in name)
 
 
-class _CountedLines(BadLines):
-    """Counts the bad lines of a file without an error or a log line for each; `first` describes the first one."""
-
-    def __init__(self, source: pathlib.Path):
-        super().__init__(source, strict=False)
-        self.first = ''
-
-    def add(self, number: int, reason: str, text: pathlib.Path | None = None) -> None:
-        """Counts a bad line; never raises."""
-        self.count += 1
-        if not self.first:
-            self.first = f'line {number}: {reason}'
-
-
 def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> Inventory:
     """Writes the usable passages of a source as JSON lines, completely or not at all; returns the counts.
 
@@ -277,7 +263,7 @@ def _file_passages(
     source: pathlib.Path, passage_words: int, inventory: Inventory
 ) -> Iterator[Record]:
     """Yields the passages of a corpus file, long ones cut, and counts the passages before the cut in `inventory`."""
-    bad_lines = _CountedLines(source)
+    bad_lines = BadLines(source, strict=False, logged=0)
     with progress.bar(None, 'passages', 'read passages') as bar:
         for _, record in read(source, bad_lines):
             title, text = split(record.contents)

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from .backends import Backend as Backend
-from .backends import DocumentBackend
 from .backends import Http as Http
 from .backends import InProcess as InProcess
 from .corpus import DocumentPage
@@ -45,7 +44,7 @@ class Client:
 
     def __init__(
         self,
-        backend: Backend | DocumentBackend,
+        backend: Backend,
         cache: int = 100_000,
         max_failure_rate: float = 0.1,
     ):
@@ -135,8 +134,7 @@ class Client:
                 f'open: {len(references)} references but {len(pages)} pages; give one page number for each'
             )
         backend = self.backend
-        # A backend of another package may have no method `open`.
-        if not isinstance(backend, DocumentBackend):
+        if not hasattr(backend, 'open'):
             raise CannotOpen(f'{backend.name} has no whole documents; use Http or InProcess')
 
         def open_pages(requests: list[tuple]) -> list[Any]:

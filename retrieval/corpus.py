@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import logging
 import pathlib
 import re
 import sqlite3
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,67 +44,6 @@ create index titles on documents (title);
 """
 
 
-class MemoryCorpus:
-    """Passages in memory, with the interface of `Corpus`; the id of each is its row number."""
-
-    def __init__(self, titles: Sequence[str], texts: Sequence[str]):
-        """Takes one title and one text for each passage.
-
-        Raises:
-          RetrievalError: no passage, or another number of titles than of texts.
-        """
-        # `len`, because an array of titles has no truth value.
-        if not len(titles) or len(titles) != len(texts):
-            raise RetrievalError(
-                f'corpus: {len(titles)} titles and {len(texts)} texts; give at least one passage'
-            )
-        # Copied, because the caller may change its lists.
-        self._titles = list(titles)
-        self._texts = list(texts)
-
-    def __len__(self) -> int:
-        return len(self._titles)
-
-    def record(self, number: int) -> Record:
-        """Returns the passage in wire form."""
-        return Record(str(number), contents(self._titles[number], self._texts[number]))
-
-    def passage(self, number: int) -> Passage:
-        """Returns {'id': number, 'title', 'text'}."""
-        return {'id': number, 'title': self._titles[number], 'text': self._texts[number]}
-
-    def document_rows(self, row: int | np.integer) -> range:
-        """Returns the rows of the document of a passage: the run of neighbours with the same non-empty title.
-
-        Raises:
-          RetrievalError: no such row.
-        """
-        number = _checked_row(row, len(self))
-        return _title_run(self._titles, number)
-
-    def find_document(self, reference: str) -> range | None:
-        """Returns the rows of the document with a passage id or an exact title; None if there is none.
-
-        Of several documents with the title the first is returned. An id is preferred to a title.
-        """
-        # A number is the id of a passage here, because ids are row numbers.
-        row = row_number(reference)
-        if row is None or row >= len(self):
-            row = self._first_rows.get(reference)
-        if row is None:
-            return None
-        return self.document_rows(row)
-
-    @functools.cached_property
-    def _first_rows(self) -> dict[str, int]:
-        """First passage of each non-empty title."""
-        first_rows: dict[str, int] = {}
-        for row, title in enumerate(self._titles):
-            if title:
-                first_rows.setdefault(title, row)
-        return first_rows
-
-
 class Corpus:
     """Passages on disk, opened from a folder that `write` filled. Safe to use from several threads."""
 
@@ -116,14 +54,18 @@ class Corpus:
           RetrievalError: the file is missing or damaged.
         """
         try:
-            self._database = _connect(folder / _FILE, 'mode=ro&immutable=1')
-            (last_row,) = self._one('select max(row) from passages')
-            if last_row is None:
-                raise sqlite3.DatabaseError('it has no passage')
+            self._open(_connect(folder / _FILE, 'mode=ro&immutable=1'))
         except sqlite3.Error as error:
             raise RetrievalError(
                 f'{folder}: no corpus can be read there ({error}); build the index again'
             ) from error
+
+    def _open(self, database: sqlite3.Connection) -> None:
+        """Reads from a database from now on; sqlite3.Error if it has no passage."""
+        self._database = database
+        (last_row,) = self._one('select max(row) from passages')
+        if last_row is None:
+            raise sqlite3.DatabaseError('it has no passage')
         self._count = last_row + 1
 
     def __len__(self) -> int:
@@ -151,7 +93,9 @@ class Corpus:
         Raises:
           RetrievalError: no such row.
         """
-        number = _checked_row(row, len(self))
+        if not 0 <= row < len(self):
+            raise RetrievalError(f'corpus: no row {row}; rows lie between 0 and {len(self) - 1}')
+        number = int(row)
         (first,) = self._one('select max(start) from documents where start <= ?', number)
         (end,) = self._one('select min(start) from documents where start > ?', number)
         # The last document ends with the corpus.
@@ -164,7 +108,10 @@ class Corpus:
         which the first document counts. (`passage` returns row numbers as ids, so they are accepted as well.)
         """
         # Ids before titles: an id was copied from a search result, whereas a title may be a policy's guess.
-        row = self._row_of_id(reference)
+        row = self._row_of('select row from passages where id = ?', reference)
+        number = row_number(reference)
+        if row is None and number is not None and number < len(self):
+            row = number
         if row is None and reference:
             row = self._row_of('select min(start) from documents where title = ?', reference)
         return None if row is None else self.document_rows(row)
@@ -182,25 +129,30 @@ class Corpus:
             return None
         return None if answer is None else answer[0]
 
-    def _row_of_id(self, reference: str) -> int | None:
-        """Returns the row of the passage with this id or this row number as text; None if there is none."""
-        row = self._row_of('select row from passages where id = ?', reference)
-        if row is not None:
-            return row
-        number = row_number(reference)
-        return number if number is not None and number < len(self) else None
 
+class MemoryCorpus(Corpus):
+    """Passages in memory; the id of each is its row number."""
 
-AnyCorpus = MemoryCorpus | Corpus
+    def __init__(self, titles: Sequence[str], texts: Sequence[str]):
+        """Takes one title and one text for each passage.
 
-
-@dataclasses.dataclass(frozen=True)
-class Written:
-    """Result of `write`: passages written, lines skipped, SHA-256 over all records in order."""
-
-    passages: int
-    skipped: int
-    sha256: str
+        Raises:
+          RetrievalError: no passage, or another number of titles than of texts.
+        """
+        # `len`, because an array of titles has no truth value.
+        if not len(titles) or len(titles) != len(texts):
+            raise RetrievalError(
+                f'corpus: {len(titles)} titles and {len(texts)} texts; give at least one passage'
+            )
+        records = []
+        for row, passage in enumerate(zip(titles, texts)):
+            records.append(Record(str(row), contents(*passage)))
+        database = sqlite3.connect(':memory:', check_same_thread=False)
+        database.executescript(_TABLES)
+        for _ in _added(database, enumerate(records)):
+            pass
+        database.executescript(_INDEXES)
+        self._open(database)
 
 
 def write(
@@ -209,8 +161,10 @@ def write(
     strict: bool = True,
     passage_words: int = 0,
     fields: Mapping[str, str] | None = None,
-) -> Written:
+) -> dict[str, Any]:
     """Validates a corpus file as a stream and writes it for random access.
+
+    Returns {'sha256': over all records in order, 'passages': written, 'skipped': lines}.
 
     Passages pass through memory one at a time, so that 21 million of them fit.
 
@@ -227,20 +181,11 @@ def write(
     skipped = BadLines(source, strict, otherwise=' or pass --skip-bad-lines')
     digest = hashlib.sha256()
     count = 0
-    previous_mark: tuple[str, int | str] | None = None
     with _database(folder) as database, progress.bar(None, 'passages', 'read') as bar:
-        for number, record in read(source, skipped, passage_words, fields):
+        for record in _added(database, read(source, skipped, passage_words, fields)):
             line = f'{record.id}\n{record.contents}'.encode()
             # The length is hashed too, so that moving a character between two passages changes the digest.
             digest.update(len(line).to_bytes(8, 'little') + line)
-            database.execute(
-                'insert into passages values (?, ?, ?)', (count, record.id, record.contents)
-            )
-            title, _ = split(record.contents)
-            mark = _document_mark(number, title, record)
-            if mark != previous_mark:
-                database.execute('insert into documents values (?, ?)', (count, title))
-            previous_mark = mark
             count += 1
             bar.update()
         # The file is empty or has bad lines only.
@@ -254,7 +199,7 @@ def write(
         logging.warning(
             '%s: bad lines skipped: %d, passages kept: %d', source, skipped.count, count
         )
-    return Written(count, skipped.count, digest.hexdigest())
+    return {'sha256': digest.hexdigest(), 'passages': count, 'skipped': skipped.count}
 
 
 def _connect(path: pathlib.Path, options: str) -> sqlite3.Connection:
@@ -282,28 +227,26 @@ def _database(folder: pathlib.Path) -> Iterator[sqlite3.Connection]:
         ) from error
 
 
-def _document_mark(number: int, title: str, record: Record) -> tuple[str, int | str]:
-    """Returns what a passage has in common with its neighbours of the same document.
-
-    Args:
-      number: number of the line that it was cut from; in a folder of texts, of the file.
-      title: of the passage.
-      record: the passage.
-    """
-    # Neighbouring files can have the same title, so the name of the document has precedence.
-    if record.document:
-        return 'document', record.document
-    if title:
-        return 'title', title
-    # Passages with neither belong together only if they were cut from one line.
-    return 'line', number
-
-
-def _checked_row(row: int | np.integer, total: int) -> int:
-    """Returns the row as a Python integer; RetrievalError if it is outside 0 … total − 1."""
-    if not 0 <= row < total:
-        raise RetrievalError(f'corpus: no row {row}; rows lie between 0 and {total - 1}')
-    return int(row)
+def _added(
+    database: sqlite3.Connection, passages: Iterable[tuple[int, Record]]
+) -> Iterator[Record]:
+    """Adds passages, each with the number of its line, to an empty database; yields those that were added."""
+    previous_mark: tuple[str, int | str] | None = None
+    for row, (number, record) in enumerate(passages):
+        database.execute('insert into passages values (?, ?, ?)', (row, record.id, record.contents))
+        title, _ = split(record.contents)
+        # What a passage has in common with its neighbours of the same document. Neighbouring files can have the same
+        # title, so the name of the document has precedence. Passages with neither belong together only if they were cut
+        # from one line.
+        mark: tuple[str, int | str] = ('line', number)
+        if record.document:
+            mark = ('document', record.document)
+        elif title:
+            mark = ('title', title)
+        if mark != previous_mark:
+            database.execute('insert into documents values (?, ?)', (row, title))
+        previous_mark = mark
+        yield record
 
 
 def _refuse_repeated_ids(source: pathlib.Path, database: sqlite3.Connection) -> None:
@@ -355,7 +298,7 @@ class DocumentPage:
 
 
 def document_page(
-    corpus: AnyCorpus, reference: str, page: int = 1, words_per_page: int = WORDS_PER_PAGE
+    corpus: Corpus, reference: str, page: int = 1, words_per_page: int = WORDS_PER_PAGE
 ) -> DocumentPage | None:
     """Returns one page of a document.
 
@@ -394,21 +337,6 @@ def document_page(
     first_row = rows[0]
     title = corpus.passage(first_row)['title']
     return DocumentPage(title, page_text, page, pages, corpus.record(first_row).id)
-
-
-def _title_run(titles: Sequence[str], row: int) -> range:
-    """Returns the run of consecutive rows around `row` with the same title; only `row` itself if the title is empty."""
-    title = titles[row]
-    first = row
-    end = row + 1
-    # Passages without a title do not belong together.
-    if not title:
-        return range(first, end)
-    while first > 0 and titles[first - 1] == title:
-        first -= 1
-    while end < len(titles) and titles[end] == title:
-        end += 1
-    return range(first, end)
 
 
 def row_number(reference: str) -> int | None:

@@ -10,6 +10,7 @@ The temporary folder is called `<name>.partial`; repeating the command resumes a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -25,10 +26,9 @@ import numpy as np
 
 from . import corpus as corpus_lib
 from . import json_text, progress, shards
-from .bm25 import Bm25Index
 from .command import similar_path
 from .corpus import Corpus
-from .index import ExactIndex, ScannIndex
+from .index import Bm25Index, ExactIndex, ScannIndex
 from .lexical import LexicalEncoder
 from .rows import COMPRESSED
 from .types import Encoder, RetrievalError
@@ -37,11 +37,11 @@ KINDS = ('scann', 'exact', 'bm25')
 STAGES = ('corpus', 'encode', 'index')
 
 # Libraries whose version is recorded.
-_LIBRARIES = ('jax', 'numpy', 'scann', 'tensorflow-text', 'bm25s')
+_LIBRARIES = ('jax', 'numpy', 'scann', 'tokenizers', 'bm25s')
 # Kind of the trained index → the library that reads its files: another version may read them differently.
 _LIBRARY_OF_KIND = {'scann': 'scann', 'bm25': 'bm25s'}
-# Parameters of `ScannIndex` that the manifest stores.
-_SCANN_SETTINGS = (
+# Parameters of `ScannIndex`.
+SCANN_PARAMETERS = (
     'overfetch',
     'reordered',
     'leaves',
@@ -181,13 +181,8 @@ def _corpus_stage(
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
     written = corpus_lib.write(source, unfinished, strict, passage_words, fields)
-    summary = {
-        'sha256': written.sha256,
-        'passages': written.passages,
-        'skipped': written.skipped,
-        'source': source.name,
-    }
-    (unfinished / 'about.json').write_text(json.dumps(summary), encoding='utf-8')
+    summary = json.dumps(written | {'source': source.name})
+    (unfinished / 'about.json').write_text(summary, encoding='utf-8')
     os.replace(unfinished, staging / 'corpus')
 
 
@@ -321,7 +316,7 @@ def open_index(
         return ExactIndex(encoder, corpus, vectors)
     # The manifest lacks these settings if the corpus was too small for ScaNN.
     parameters = {}
-    for name in _SCANN_SETTINGS:
+    for name in SCANN_PARAMETERS:
         if name in manifest['parameters']:
             parameters[name] = manifest['parameters'][name]
     return ScannIndex(encoder, corpus, vectors, **parameters, saved=folder / 'scann')
@@ -335,13 +330,9 @@ def _check_version(manifest: Mapping[str, Any], folder: pathlib.Path) -> None:
     if library is None:
         return
     recorded = manifest['versions'][library]
-    try:
+    installed = 'none'
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         installed = importlib.metadata.version(library)
-    except importlib.metadata.PackageNotFoundError:
-        raise RetrievalError(
-            f'{folder}: built with {library} {recorded}, which is not installed; install that version '
-            'or build the index again'
-        ) from None
     if installed != recorded:
         raise RetrievalError(
             f'{folder}: built with {library} {recorded}, installed is {installed}; '
@@ -356,10 +347,9 @@ def _open_encoder(manifest: Mapping[str, Any], folder: str | None) -> Encoder:
       manifest: of a dense index.
       folder: folder of the encoder's checkpoint, if it has moved; None: the one of the build.
     """
-    settings = dict(manifest['encoder'])
-    # The remaining settings are arguments of the encoder.
-    if settings.pop('kind') == 'lexical':
-        return LexicalEncoder(**settings)
+    settings = manifest['encoder']
+    if settings['kind'] == 'lexical':
+        return LexicalEncoder(settings['dimension'])
     # Imported here, because it imports TensorFlow, which other indexes do not need.
     from .encoder import TextEncoder
 

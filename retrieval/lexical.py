@@ -32,6 +32,16 @@ _SYMBOL = re.compile(r'\S')
 _CACHED_WORDS = 1 << 14
 # Bytes of a hash per component: one bit for the sign, the others for the position.
 _HASH_BYTES = 4
+# Lengths of the character n-grams, boundary marks included.
+_NGRAMS = (2, 3)
+# Share of a word's squared norm that belongs to the whole word; the n-grams share the remainder.
+_WORD_SHARE = 0.5
+# Norm of the title's vector, where the body's is 1.
+_TITLE_WEIGHT = 0.8
+# Weight of words such as 'the' and 'of', where any other word has 1.
+_COMMON_WEIGHT = 0.1
+# Signed components per feature.
+_PLACES = 4
 
 # Words that are not part of a name. Their weight is small but not 0, so that a query of only such words has a vector.
 _COMMON = frozenset(
@@ -42,55 +52,29 @@ _COMMON = frozenset(
 
 
 class LexicalEncoder:
-    """Encodes names and short texts; a pure function of the text and of the settings below.
+    """Encodes names and short texts; a pure function of the text and of the dimension.
 
     Args:
       dimension: D, at least 64. Scores of unrelated texts scatter around 0 by about 1/√D.
-      ngrams: lengths of the character n-grams, boundary marks included.
-      word_share: share of a word's squared norm that belongs to the whole word; the n-grams share the remainder.
-      title_weight: norm of the title's vector, where the body's is 1.
-      common_weight: weight of words such as 'the' and 'of', where any other word has 1.
-      places: signed components per feature.
 
     Raises:
-      ValueError: a setting outside its range.
+      ValueError: a smaller dimension.
     """
 
-    def __init__(
-        self,
-        dimension: int = 1024,
-        ngrams: Sequence[int] = (2, 3),
-        word_share: float = 0.5,
-        title_weight: float = 0.8,
-        common_weight: float = 0.1,
-        places: int = 4,
-    ):
-        if dimension < 64 or places < 1 or not ngrams or min(ngrams) < 1:
-            raise ValueError(
-                f'LexicalEncoder: dimension {dimension}, places {places}, ngrams {tuple(ngrams)}: give '
-                'a dimension of at least 64, at least one place and n-gram lengths of at least 1'
-            )
-        if not (0 < word_share < 1 and title_weight > 0 and common_weight > 0):
-            raise ValueError(
-                f'LexicalEncoder: word_share {word_share}, title_weight {title_weight}, common_weight '
-                f'{common_weight}: the share must lie inside (0, 1) and the weights above 0'
-            )
+    def __init__(self, dimension: int = 1024):
+        if dimension < 64:
+            raise ValueError(f'LexicalEncoder: dimension {dimension}; give at least 64')
         self.dimension = dimension
-        self.ngrams = tuple(ngrams)
-        self.word_share = word_share
-        self.title_weight = title_weight
-        self.common_weight = common_weight
-        self.places = places
         self.settings: dict[str, Any] = {
             'kind': 'lexical',
             'dimension': dimension,
-            'ngrams': list(ngrams),
-            'word_share': word_share,
-            'title_weight': title_weight,
-            'common_weight': common_weight,
-            'places': places,
+            'ngrams': list(_NGRAMS),
+            'word_share': _WORD_SHARE,
+            'title_weight': _TITLE_WEIGHT,
+            'common_weight': _COMMON_WEIGHT,
+            'places': _PLACES,
         }
-        # Each encoder has its own cache, because encoders of different settings give different vectors.
+        # Each encoder has its own cache, because encoders of different dimensions give different vectors.
         self._cached_word_vector = functools.lru_cache(maxsize=_CACHED_WORDS)(self._word_vector)
 
     def encode_passages(
@@ -109,7 +93,7 @@ class LexicalEncoder:
         for row, (title, text) in enumerate(zip(titles, texts)):
             # The norm of the body is shared by all of its words, so that a name counts for more in a title than in a
             # body, but a search for it also finds the passages that mention it.
-            vector = _unit(self.title_weight * self._text_vector(title) + self._text_vector(text))
+            vector = _unit(_TITLE_WEIGHT * self._text_vector(title) + self._text_vector(text))
             if not vector.any():
                 raise ValueError(
                     f'encode_passages: passage {row} has neither title nor text; leave it out'
@@ -137,14 +121,17 @@ class LexicalEncoder:
     def _text_vector(self, text: str) -> Float64[np.ndarray, ' dimension']:
         """Returns the unit vector of a text; zeros if no character of it is visible."""
         counts: dict[str, int] = {}
-        for word in _words(text):
+        decomposed = unicodedata.normalize('NFKD', text).casefold()
+        letters = ''.join(c for c in decomposed if not unicodedata.combining(c))
+        # Without case and accents; a text without words has its single symbols.
+        for word in _WORD.findall(letters) or _SYMBOL.findall(text):
             counts[word] = counts.get(word, 0) + 1
         total = np.zeros(self.dimension)
         for word, count in counts.items():
             # Sublinear term frequency: a word that repeats ten times does not drown the others.
             weight = 1.0 + math.log(count)
             if word in _COMMON:
-                weight = self.common_weight
+                weight = _COMMON_WEIGHT
             total += weight * self._cached_word_vector(word)
         return _unit(total)
 
@@ -155,13 +142,13 @@ class LexicalEncoder:
         """
         marked_word = f'<{word}>'
         ngram_features = []
-        for length in self.ngrams:
+        for length in _NGRAMS:
             for start in range(len(marked_word) - length + 1):
                 ngram_features.append(f'g{marked_word[start : start + length]}')
         vector = np.zeros(self.dimension)
-        self._add_features(vector, [f'w{word}'], math.sqrt(self.word_share))
+        self._add_features(vector, [f'w{word}'], math.sqrt(_WORD_SHARE))
         # Features are nearly orthogonal, so squared norms add up: n of them at √(share / n) have the norm √share.
-        ngram_weight = math.sqrt((1 - self.word_share) / max(1, len(ngram_features)))
+        ngram_weight = math.sqrt((1 - _WORD_SHARE) / max(1, len(ngram_features)))
         self._add_features(vector, ngram_features, ngram_weight)
         # The cache returns the same array to every caller.
         vector.flags.writeable = False
@@ -170,18 +157,18 @@ class LexicalEncoder:
     def _add_features(
         self, vector: Float64[np.ndarray, ' dimension'], features: Iterable[str], weight: float
     ) -> None:
-        """Adds each feature to `vector` in place: `places` components of equal size at hashed positions and signs.
+        """Adds each feature to `vector` in place: `_PLACES` components of equal size at hashed positions and signs.
 
         Args:
           vector: changed in place.
           features: texts that are hashed.
           weight: norm of a feature.
         """
-        size = weight / math.sqrt(self.places)
+        size = weight / math.sqrt(_PLACES)
         for feature in features:
             # A policy can write a lone surrogate, which plain UTF-8 refuses to encode.
             key = feature.encode('utf-8', 'surrogatepass')
-            digest = hashlib.blake2b(key, digest_size=_HASH_BYTES * self.places).digest()
+            digest = hashlib.blake2b(key, digest_size=_HASH_BYTES * _PLACES).digest()
             for start in range(0, len(digest), _HASH_BYTES):
                 value = int.from_bytes(digest[start : start + _HASH_BYTES], 'little')
                 position = (value >> 1) % self.dimension
@@ -189,13 +176,6 @@ class LexicalEncoder:
                     vector[position] += size
                 else:
                     vector[position] -= size
-
-
-def _words(text: str) -> list[str]:
-    """Returns the words of a text without case and accents; its single symbols if it has no word."""
-    decomposed = unicodedata.normalize('NFKD', text).casefold()
-    letters = ''.join(c for c in decomposed if not unicodedata.combining(c))
-    return _WORD.findall(letters) or _SYMBOL.findall(text)
 
 
 def _unit(vector: Float64[np.ndarray, ' dimension']) -> Float64[np.ndarray, ' dimension']:

@@ -14,7 +14,7 @@ import functools
 import pathlib
 import re
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from .types import RetrievalError
 
@@ -52,66 +52,6 @@ class StoredObject:
     name: str
     size: int
     checksum: str
-
-
-class Bucket(Protocol):
-    """Reads and writes the objects of a bucket, which appear whole or not at all. Safe to call from several threads.
-
-    All methods raise `Unavailable` for errors that may pass, and RetrievalError for those that will not.
-    """
-
-    name: str
-
-    def list(self, prefix: str, limit: int | None = None) -> list[StoredObject]:
-        """Returns the objects whose names begin with a text, in alphabetical order.
-
-        Args:
-          prefix: the text.
-          limit: number of objects that are enough; None: all.
-        """
-        ...
-
-    def read(self, name: str) -> tuple[bytes, int] | None:
-        """Returns content and generation of an object, a number that every write changes; None if there is none."""
-        ...
-
-    def write(self, name: str, content: bytes, generation: int | None = None) -> int:
-        """Writes an object and returns its generation.
-
-        Args:
-          name: of the object.
-          content: its bytes.
-          generation: the object is written only if it has this generation still; 0: only if it does not exist. None: in
-            any case.
-
-        Raises:
-          Conflict: the object has another generation.
-        """
-        ...
-
-    def upload(self, name: str, path: pathlib.Path) -> None:
-        """Writes an object with the content of a file."""
-        ...
-
-    def download(self, name: str, path: pathlib.Path) -> None:
-        """Writes the content of an object to a file, and compares its checksum.
-
-        Raises:
-          Removed: there is no such object.
-        """
-        ...
-
-    def delete(self, name: str, generation: int | None = None) -> None:
-        """Removes an object, if it exists.
-
-        Args:
-          name: of the object.
-          generation: as in `write`.
-
-        Raises:
-          Conflict: the object has another generation.
-        """
-        ...
 
 
 def is_address(text: object) -> bool:
@@ -153,13 +93,17 @@ def open_bucket(name: str) -> Bucket:
         ) from None
     with _translated(f'gs://{name}'):
         # Objects need no project, and credentials of a user may name none.
-        return _GoogleBucket(storage.Client(project=None), name)
+        return Bucket(storage.Client(project=None), name)
 
 
-class _GoogleBucket:
-    """A bucket behind the client library of Google."""
+class Bucket:
+    """Reads and writes the objects of a bucket, which appear whole or not at all. Safe to call from several threads.
+
+    All methods raise `Unavailable` for errors that may pass, and RetrievalError for those that will not.
+    """
 
     def __init__(self, client: Any, name: str):
+        """Takes a client of Google's library."""
         self.name = name
         self._client = client
         self._bucket = client.bucket(name)
@@ -172,6 +116,12 @@ class _GoogleBucket:
         return {'timeout': _REQUEST_SECONDS, 'retry': DEFAULT_RETRY.with_timeout(_REQUEST_SECONDS)}
 
     def list(self, prefix: str, limit: int | None = None) -> list[StoredObject]:
+        """Returns the objects whose names begin with a text, in alphabetical order.
+
+        Args:
+          prefix: the text.
+          limit: number of objects that are enough; None: all.
+        """
         with self._translated(prefix):
             blobs = self._client.list_blobs(
                 self._bucket, prefix=prefix, max_results=limit, **self._options
@@ -179,6 +129,7 @@ class _GoogleBucket:
             return [StoredObject(blob.name, blob.size or 0, blob.crc32c or '') for blob in blobs]
 
     def read(self, name: str) -> tuple[bytes, int] | None:
+        """Returns content and generation of an object, a number that every write changes; None if there is none."""
         with contextlib.suppress(Removed), self._translated(name):
             # Asked for before the content: if the object is replaced in between, a write with this generation fails.
             blob = self._bucket.get_blob(name, **self._options)
@@ -188,6 +139,17 @@ class _GoogleBucket:
         return None
 
     def write(self, name: str, content: bytes, generation: int | None = None) -> int:
+        """Writes an object and returns its generation.
+
+        Args:
+          name: of the object.
+          content: its bytes.
+          generation: the object is written only if it has this generation still; 0: only if it does not exist. None: in
+            any case.
+
+        Raises:
+          Conflict: the object has another generation.
+        """
         with self._translated(name):
             blob = self._bucket.blob(name)
             blob.upload_from_string(
@@ -200,16 +162,31 @@ class _GoogleBucket:
             return blob.generation or 0
 
     def upload(self, name: str, path: pathlib.Path) -> None:
+        """Writes an object with the content of a file."""
         with self._translated(name):
             blob = self._bucket.blob(name)
             blob.upload_from_filename(str(path), checksum='crc32c', **self._options)
 
     def download(self, name: str, path: pathlib.Path) -> None:
+        """Writes the content of an object to a file, and compares its checksum.
+
+        Raises:
+          Removed: there is no such object.
+        """
         with self._translated(name):
             blob = self._bucket.blob(name)
             blob.download_to_filename(str(path), checksum='crc32c', **self._options)
 
     def delete(self, name: str, generation: int | None = None) -> None:
+        """Removes an object, if it exists.
+
+        Args:
+          name: of the object.
+          generation: as in `write`.
+
+        Raises:
+          Conflict: the object has another generation.
+        """
         with contextlib.suppress(Removed), self._translated(name):
             blob = self._bucket.blob(name)
             blob.delete(if_generation_match=generation, **self._options)

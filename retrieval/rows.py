@@ -91,7 +91,11 @@ def _text_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
                 elif headings is None:
                     headings = _headings(source, number, line)
                 else:
-                    yield number, _tsv_row(headings, line)
+                    cells = _cells(line)
+                    if len(cells) != len(headings):
+                        problem = f'{len(cells)} columns instead of {len(headings)}, as in line 1'
+                        raise Unusable(problem)
+                    yield number, dict(zip(headings, cells))
             except Unusable as error:
                 yield number, error
 
@@ -135,14 +139,6 @@ def _headings(source: pathlib.Path, number: int, line: bytes) -> list[str]:
             f'{source}:{number}: {error}; give every column a name of its own in the first line'
         ) from None
     return headings
-
-
-def _tsv_row(headings: list[str], line: bytes) -> dict[str, Any]:
-    """Returns {heading: cell} of a line of a TSV."""
-    cells = _cells(line)
-    if len(cells) != len(headings):
-        raise Unusable(f'{len(cells)} columns instead of {len(headings)}, as in line 1')
-    return dict(zip(headings, cells))
 
 
 def _parquet_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:

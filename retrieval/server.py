@@ -195,38 +195,46 @@ class App:
 
     async def _retrieve(self, index: Index, body: bytes) -> list:
         """Returns the JSON list of passages of each query of a /retrieve body; raises Refused."""
-        search = parse_search(body, self.limits, len(index))
+        fields = _json_object(body, 'queries')
+        queries = _texts(fields, 'queries', 'query', self.limits)
+        # An index cannot return more passages than it has.
+        k = _number(fields, 'topk', self.limits.default_k, min(self.limits.k, len(index)))
+        with_scores = fields.get('return_scores', False)
+        # The string 'false' would count as true.
+        if not isinstance(with_scores, bool):
+            raise Refused(400, '"return_scores" is neither true nor false')
         # A blank query finds nothing: policies do write blank queries, and the clients in use cannot handle a refusal.
-        queries = [query for query in search.queries if query.strip()]
-        answers: list[list[dict]] = []
-        if queries:
-            answers = await self.batcher.search(queries, search.k)
-        # The answers of the queries that were not blank, in order.
-        remaining_answers = iter(answers)
-        results: list[list[Any]] = []
-        for query in search.queries:
-            if not query.strip():
-                results.append([])
-                continue
-            items = next(remaining_answers)
-            if search.with_scores:
-                results.append(items)
-            else:
-                results.append([item['document'] for item in items])
+        searched = [query for query in queries if query.strip()]
+        items_of_query: dict[str, list[dict]] = {}
+        if searched:
+            answers = await self.batcher.search(searched, k)
+            items_of_query = dict(zip(searched, answers, strict=True))
+        results = []
+        for query in queries:
+            items = items_of_query.get(query, [])
+            results.append(items if with_scores else [item['document'] for item in items])
         return results
 
     async def _open(self, index: Index, body: bytes) -> list:
         """Returns the JSON object of a page, or None, for each reference of an /open body; raises Refused."""
-        request = parse_open(body, self.limits)
+        fields = _json_object(body, 'references')
+        references = _texts(fields, 'references', 'reference', self.limits)
+        pages = _page_numbers(fields, len(references))
+        words = _number(fields, 'words_per_page', corpus.WORDS_PER_PAGE, self.limits.page_words)
+
+        def open_pages() -> list[DocumentPage | None]:
+            requested = zip(references, pages, strict=True)
+            return [document_page(index.corpus, text, page, words) for text, page in requested]
+
         # References have a counter of their own, with the same limit as waiting queries.
-        if self._opening + len(request.references) > self.limits.waiting:
+        if self._opening + len(references) > self.limits.waiting:
             raise Refused(
                 503, f'{self._opening} references wait already; try again later', retry_after=1
             )
-        self._opening += len(request.references)
+        self._opening += len(references)
         try:
             # Reading from disk runs in a thread, so that it does not block the other requests.
-            pages = await asyncio.to_thread(_open_pages, index, request)
+            opened = await asyncio.to_thread(open_pages)
         except RetrievalError as error:
             raise Refused(400, str(error)) from error
         except Exception as error:
@@ -234,14 +242,8 @@ class App:
             logging.exception('open failed')
             raise Refused(500, f'the index failed: {type(error).__name__}') from error
         finally:
-            self._opening -= len(request.references)
-        results: list[dict | None] = []
-        for page in pages:
-            if page is None:
-                results.append(None)
-            else:
-                results.append(dataclasses.asdict(page))
-        return results
+            self._opening -= len(references)
+        return [None if page is None else dataclasses.asdict(page) for page in opened]
 
 
 async def _while_connected(request: Request, answering: Coroutine[Any, Any, list]) -> list:
@@ -267,14 +269,6 @@ async def _while_connected(request: Request, answering: Coroutine[Any, Any, list
         # Also if the server cancels this request.
         task.cancel()
         left.cancel()
-
-
-def _open_pages(index: Index, request: OpenRequest) -> list[DocumentPage | None]:
-    """Returns the page of each reference; runs in a thread."""
-    pages = []
-    for reference, number in zip(request.references, request.pages):
-        pages.append(document_page(index.corpus, reference, number, request.words_per_page))
-    return pages
 
 
 def uvicorn_server(app: App, **options: Any) -> uvicorn.Server:
@@ -394,60 +388,20 @@ def _run(args: argparse.Namespace) -> None:
 _QUOTED_CHARACTERS = 20
 
 
-@dataclasses.dataclass(frozen=True)
-class SearchRequest:
-    """Body of /retrieve."""
-
-    queries: list[str]
-    k: int
-    with_scores: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class OpenRequest:
-    """Body of /open; `references` and `pages` have the same length."""
-
-    references: list[str]
-    pages: list[int]
-    words_per_page: int
-
-
-def parse_search(body: bytes, limits: Limits, passages: int) -> SearchRequest:
-    """Returns the request of a /retrieve body; raises Refused.
-
-    Args:
-      body: bytes of the HTTP request.
-      limits: limits and defaults.
-      passages: number of passages of the index.
-    """
-    fields = _json_object(body, 'queries')
-    queries = _texts(fields, 'queries', 'query', limits)
-    # An index cannot return more passages than it has.
-    k = _number(fields, 'topk', limits.default_k, min(limits.k, passages))
-    with_scores = fields.get('return_scores', False)
-    # The string 'false' would count as true.
-    if not isinstance(with_scores, bool):
-        raise Refused(400, '"return_scores" is neither true nor false')
-    return SearchRequest(queries, k, with_scores)
-
-
-def parse_open(body: bytes, limits: Limits) -> OpenRequest:
-    """Returns the request of an /open body; raises Refused."""
-    fields = _json_object(body, 'references')
-    references = _texts(fields, 'references', 'reference', limits)
+def _page_numbers(fields: dict[str, Any], count: int) -> list[int]:
+    """Returns the page number of each of `count` references of an /open body; raises Refused."""
     # Most requests open the first page.
     pages = fields.get('page')
     if pages is None:
-        pages = [1] * len(references)
+        pages = [1] * count
     if not isinstance(pages, list) or not all(_is_whole(page) for page in pages):
         raise Refused(400, '"page" is not a list of whole numbers')
-    if len(pages) != len(references):
-        raise Refused(400, f'"page" has {len(pages)} numbers for {len(references)} references')
+    if len(pages) != count:
+        raise Refused(400, f'"page" has {len(pages)} numbers for {count} references')
     for row, page in enumerate(pages):
         if page < 1:
             raise Refused(400, f'page {row} is {_quoted(page)}; pages count from 1')
-    words_per_page = _number(fields, 'words_per_page', corpus.WORDS_PER_PAGE, limits.page_words)
-    return OpenRequest(references, pages, words_per_page)
+    return pages
 
 
 def _json_object(body: bytes, key: str) -> dict[str, Any]:

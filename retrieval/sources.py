@@ -20,7 +20,7 @@ from .types import Record, RetrievalError, contents, short, split
 
 # Words of a passage that is cut from a longer text, as in Wikipedia-18.
 WORDS = 100
-# Bad lines that are logged one by one; the total is logged at the end.
+# Bad lines that are logged one by one where nothing else is said; the total is logged at the end.
 _LOGGED_LINES = 10
 
 _TEXT_SUFFIXES = ('.txt', '.md')
@@ -38,20 +38,27 @@ _CONVERTERS = {
 }
 
 
+@dataclasses.dataclass
 class BadLines:
     """Counts the bad lines of a source, or its unusable files if it is a folder of texts.
 
     Args:
       source: the file or folder, for messages.
-      strict: True: the first bad line raises an error. False: the first ten are logged and all are counted.
+      strict: True: the first bad line raises an error. False: the first ones are logged and all are counted.
       otherwise: end of the error line: what else the user of the command can do than correct the line.
+      logged: how many are logged one by one.
+
+    Attributes:
+      count: number of bad lines.
+      first: the first one and its reason; '' without any.
     """
 
-    def __init__(self, source: pathlib.Path, strict: bool, otherwise: str = ''):
-        self.source = source
-        self.strict = strict
-        self.otherwise = otherwise
-        self.count = 0
+    source: pathlib.Path
+    strict: bool
+    otherwise: str = ''
+    logged: int = _LOGGED_LINES
+    count: int = 0
+    first: str = ''
 
     def add(self, number: int, reason: str, text: pathlib.Path | None = None) -> None:
         """Counts a bad line (or file) and logs it or raises an error, as the constructor says.
@@ -65,11 +72,12 @@ class BadLines:
           RetrievalError: `strict` is set.
         """
         self.count += 1
+        self.first = self.first or f'line {number}: {reason}'
         place = f'{self.source}:{number}' if text is None else text
         if self.strict:
             unit = 'line' if text is None else 'file'
             raise RetrievalError(f'{place}: {reason}; correct the {unit}{self.otherwise}')
-        if self.count <= _LOGGED_LINES:
+        if self.count <= self.logged:
             logging.warning('%s: %s; skipped', place, reason)
 
 

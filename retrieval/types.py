@@ -94,7 +94,7 @@ class Index(Protocol):
     """Finds passages for queries. Safe to call from several threads.
 
     Attributes:
-      corpus: the passages (`corpus.MemoryCorpus` or `corpus.Corpus`).
+      corpus: the passages (`corpus.Corpus`).
     """
 
     corpus: Any

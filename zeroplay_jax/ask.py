@@ -30,7 +30,7 @@ from ml_collections import ConfigDict
 from zeroplay_jax.configuration import command_line, fields
 from zeroplay_jax.configuration.command_line import index_fields
 from zeroplay_jax.configuration.places import fetch_addresses, fetch_model
-from zeroplay_jax.data.cloze import question_form
+from zeroplay_jax.data.cloze import only_fills_blanks
 from zeroplay_jax.evaluation.render import Printer
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.retrieval import downloads, progress
@@ -251,7 +251,11 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
         config.tools.syntax = args.syntax
     if args.tools is not None:
         config.tools.names = args.tools
-    _set_mcp_servers(config, args.mcp_servers)
+    if args.mcp_servers is not None:
+        config.tools.mcp_servers = args.mcp_servers
+        # Their tools join those of --tools or of the run.
+        if 'mcp' not in config.tools.names:
+            config.tools.names = (*config.tools.names, 'mcp')
     _set_lengths(config, args.turns, args.topk)
     if args.index is not None:
         fields.set_fields(config, index_fields(args.index))
@@ -273,15 +277,6 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
             f'{problem}; build one with python -m zeroplay_jax.retrieval.build and name it with --index'
         )
     return config
-
-
-def _set_mcp_servers(config: ConfigDict, servers: str | None) -> None:
-    """Sets the MCP servers of --mcp-servers, whose tools join those of --tools or of the run."""
-    if servers is None:
-        return
-    config.tools.mcp_servers = servers
-    if 'mcp' not in config.tools.names:
-        config.tools.names = (*config.tools.names, 'mcp')
 
 
 def _set_lengths(config: ConfigDict, turns: int | None, top_k: int | None) -> None:
@@ -322,10 +317,6 @@ def _exit_at_once(*_: Any) -> NoReturn:
     os._exit(130)
 
 
-def _ignore_signal(*_: Any) -> None:
-    """Handler of SIGINT between prompt and answer: does nothing."""
-
-
 def _run_prompt(session: Session, remark: str) -> int:
     """Asks the questions typed at a terminal until Ctrl-D or Ctrl-C; returns the exit status."""
     import readline  # noqa: F401, input() edits lines with it
@@ -342,7 +333,7 @@ def _run_prompt(session: Session, remark: str) -> int:
             print()
             return 130
         # While an answer runs, the agent installs a handler of its own.
-        signal.signal(signal.SIGINT, _ignore_signal)
+        signal.signal(signal.SIGINT, lambda *_: None)
         if question.strip():
             session.try_to_answer(question, stoppable=True)
 
@@ -382,7 +373,7 @@ def _load(args: argparse.Namespace, folder: pathlib.Path, config: ConfigDict) ->
         temperature=args.temperature,
         as_json=args.json,
         first_question=args.question,
-        form=question_form(folder),
+        fills_blanks=only_fills_blanks(folder),
     )
 
 

@@ -110,7 +110,7 @@ def _differences(
     for result in (*baselines[1:], *candidates):
         question_sets.check_comparable(baselines[0], result)
     intervals = {}
-    for name in _shared_sets([*baselines, *candidates]):
+    for name in question_sets.shared_sets([*baselines, *candidates]):
         before = [result['sets'][name]['mean']['score'] for result in baselines]
         after = [result['sets'][name]['mean']['score'] for result in candidates]
         intervals[name] = statistics.difference(before, after, paired)
@@ -118,8 +118,16 @@ def _differences(
     return intervals, f'the runs on these questions ({statistic})'
 
 
-def _check_distinct(files: list[str], results: list[dict]) -> None:
-    """Raises UserError if two results of one side are of one run: they would count as two."""
+def _read_side(files: list[str]) -> tuple[str, list[dict]]:
+    """Returns the heading of a side and its results.
+
+    The heading is the name of its file, cut so that the columns stay aligned, or how many there are.
+
+    Raises:
+      UserError: a file is no result, or two are of one run: they would count as two.
+    """
+    paths = [pathlib.Path(downloads.fetch(file, is_file=True)) for file in files]
+    results = [_read_result(path) for path in paths]
     file_of_run: dict[str, str] = {}
     for file, result in zip(files, results, strict=True):
         # Policies that no run exported, and results of earlier versions, name none.
@@ -129,16 +137,7 @@ def _check_distinct(files: list[str], results: list[dict]) -> None:
                 f'{file_of_run[run]} and {file} are of the same run; give one result of each run'
             )
         file_of_run[run] = file
-
-
-def _shared_sets(results: list[dict]) -> list[str]:
-    """Returns the names of the sets that all results have; raises UserError if there is none."""
-    shared = [
-        name for name in results[0]['sets'] if all(name in result['sets'] for result in results)
-    ]
-    if not shared:
-        raise UserError('the results have no set in common; evaluate all on the same sets')
-    return shared
+    return paths[0].stem[:12] if len(paths) == 1 else f'{len(paths)} runs', results
 
 
 def _mean_score(results: list[dict], name: str) -> float:
@@ -146,27 +145,18 @@ def _mean_score(results: list[dict], name: str) -> float:
     return sum(scores) / len(scores)
 
 
-def _heading(paths: list[pathlib.Path]) -> str:
-    """Returns the name of a side: of its file, or how many there are; cut so that the columns stay aligned."""
-    return paths[0].stem[:12] if len(paths) == 1 else f'{len(paths)} runs'
-
-
 def main(argv: list[str] | None = None) -> int:
     """Prints the comparison and returns the exit status, 2 after an error of the user."""
     try:
         args = _parser().parse_args(argv)
         base_files, other_files = _sides(args)
-        base_paths = [pathlib.Path(downloads.fetch(file, is_file=True)) for file in base_files]
-        other_paths = [pathlib.Path(downloads.fetch(file, is_file=True)) for file in other_files]
-        baselines = [_read_result(path) for path in base_paths]
-        candidates = [_read_result(path) for path in other_paths]
-        _check_distinct(base_files, baselines)
-        _check_distinct(other_files, candidates)
+        base_heading, baselines = _read_side(base_files)
+        other_heading, candidates = _read_side(other_files)
         differences, covered = _differences(baselines, candidates, args.paired)
     except UserError as error:
         print(f'zeroplay_jax.compare: {error}', file=sys.stderr)
         return 2
-    print(f'{"set":20} {_heading(base_paths):>12} {_heading(other_paths):>12}   difference')
+    print(f'{"set":20} {base_heading:>12} {other_heading:>12}   difference')
     for name, (difference, low, high) in differences.items():
         scores = f'{_mean_score(baselines, name):12.3f} {_mean_score(candidates, name):12.3f}'
         # The end of a set's name distinguishes it: names are often paths.

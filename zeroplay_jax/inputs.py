@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import json
 import logging
 import pathlib
 import shlex
@@ -28,8 +27,7 @@ from zeroplay_jax.retrieval.command import (
 )
 from zeroplay_jax.retrieval.corpus import Record, read
 from zeroplay_jax.runtime import signals
-from zeroplay_jax.runtime.disk import write_text
-from zeroplay_jax.types import Json, UserError
+from zeroplay_jax.types import UserError
 
 T = TypeVar('T')
 
@@ -346,19 +344,15 @@ def _report_cloze(args: argparse.Namespace, built: cloze_files.ClozeFiles) -> st
 def _report(args: argparse.Namespace, built: builders.BuiltFile) -> str:
     """Returns a line about the file written, the lines left out, and the run that takes it."""
     dropped = [f'{count} {reason}' for reason, count in sorted(built.dropped.items()) if count]
+    of_hops = ''
+    if args.kind == 'documents':
+        counts = collections.Counter(line['hops'] for line in built.lines)
+        parts = [f'{count} of {hops} hops' for hops, count in sorted(counts.items())]
+        of_hops = f' ({", ".join(parts)})'
     return (
-        f'{args.out}: {len(built.lines)} {args.kind}{_hop_counts(args, built)}; '
+        f'{args.out}: {len(built.lines)} {args.kind}{of_hops}; '
         f'left out: {", ".join(dropped) or "nothing"}; {_usage(args)}'
     )
-
-
-def _hop_counts(args: argparse.Namespace, built: builders.BuiltFile) -> str:
-    """Returns the number of documents per hop count, in brackets; '' for other kinds."""
-    if args.kind != 'documents':
-        return ''
-    counts = collections.Counter(line['hops'] for line in built.lines)
-    parts = [f'{count} of {hops} hops' for hops, count in sorted(counts.items())]
-    return f' ({", ".join(parts)})'
 
 
 def _usage(args: argparse.Namespace) -> str:
@@ -400,17 +394,11 @@ def _check_out(args: argparse.Namespace) -> None:
         raise UserError(f'--held-out {args.held_out} {problem}; choose another file')
 
 
-def _write(path: pathlib.Path, lines: Iterable[Json]) -> None:
-    """Writes a file of JSON lines, completely or not at all; creates its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, (json.dumps(line, ensure_ascii=False) + '\n' for line in lines))
-
-
 def _run(args: argparse.Namespace) -> str:
     """Writes the file or files that the arguments ask for; returns the report line."""
     if args.kind != 'cloze':
         built = build(args)
-        _write(args.out, built.lines)
+        files.write_lines(args.out, built.lines)
         return _report(args, built)
     source = str(args.corpus)
     cleaning.warn_of_other_files(args.corpus)
@@ -421,9 +409,9 @@ def _run(args: argparse.Namespace) -> str:
         )
 
     split_corpus = cloze_files.build(passages, source, args.count, args.seed, args.most_documents)
-    _write(args.held_out, split_corpus.held_out_passages)
-    _write(args.documents, split_corpus.documents)
-    _write(args.out, split_corpus.questions)
+    files.write_lines(args.held_out, split_corpus.held_out_passages)
+    files.write_lines(args.documents, split_corpus.documents)
+    files.write_lines(args.out, split_corpus.questions)
     if split_corpus.warning:
         print(f'zeroplay_jax.inputs: warning: {source}: {split_corpus.warning}', file=sys.stderr)
     return _report_cloze(args, split_corpus)

@@ -18,7 +18,7 @@ import hashlib
 import json
 import pathlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from zeroplay_jax import main as training
@@ -294,9 +294,9 @@ def _make_questions(args: argparse.Namespace) -> None:
     count = 0 if args.eval else _QUESTIONS
     split = cloze_files.build(passages, str(args.corpus), count, _SPLIT_SEED, _MAX_DOCUMENTS)
     if count:
-        _write_lines(args.workdir / 'questions.jsonl', split.questions)
+        files.write_lines(args.workdir / 'questions.jsonl', split.questions)
         # Searches of training leave these passages out (`retrieval.held_out`).
-        _write_lines(args.workdir / 'held_out.jsonl', split.held_out_passages)
+        files.write_lines(args.workdir / 'held_out.jsonl', split.held_out_passages)
         _report('questions', split)
         if split.warning:
             print(f'{_NAME}: warning: {args.corpus}: {split.warning}', file=sys.stderr)
@@ -309,12 +309,7 @@ def _make_questions(args: argparse.Namespace) -> None:
             'these questions are about',
         )
     # Written last: its existence means that all files are complete.
-    _write_lines(documents_path, split.documents)
-
-
-def _write_lines(path: pathlib.Path, lines: Iterable[Json]) -> None:
-    """Writes a file of JSON lines, completely or not at all."""
-    write_text(path, (json.dumps(line, ensure_ascii=False) + '\n' for line in lines))
+    files.write_lines(documents_path, split.documents)
 
 
 def _remove_refused(workdir: pathlib.Path) -> None:
@@ -324,17 +319,6 @@ def _remove_refused(workdir: pathlib.Path) -> None:
     # rmdir removes an empty folder only; the user may have put other files there.
     with contextlib.suppress(OSError):
         workdir.rmdir()
-
-
-def _training_command(args: argparse.Namespace, run_flags: Sequence[str]) -> list[str]:
-    """Returns the command line of the run."""
-    command = ['zeroplay_jax.main']
-    command.append(f'--config={CONFIGS / _CONFIG}.py:{args.workdir}')
-    command.append(f'--workdir={args.workdir / _RUN}')
-    command.append(f'--config.seed={args.seed}')
-    if args.eval is not None:
-        command.append(f'--config.eval.file={args.eval}')
-    return [*command, *run_flags]
 
 
 def _prepare(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -350,7 +334,15 @@ def _prepare(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]
         _remove_refused(args.workdir)
         raise
     _make_index(args)
-    return args, _training_command(args, run_flags)
+    command = [
+        'zeroplay_jax.main',
+        f'--config={CONFIGS / _CONFIG}.py:{args.workdir}',
+        f'--workdir={args.workdir / _RUN}',
+        f'--config.seed={args.seed}',
+    ]
+    if args.eval is not None:
+        command.append(f'--config.eval.file={args.eval}')
+    return args, [*command, *run_flags]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from zeroplay_jax.data.cloze import question_form
+from zeroplay_jax.data.cloze import only_fills_blanks
 from zeroplay_jax.evaluation import agent
 from zeroplay_jax.evaluation.render import Printer
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT
@@ -37,8 +37,10 @@ def open_session(monkeypatch):
 
     def open_one(as_json=False):
         config = types.SimpleNamespace(seed=0)
-        form = question_form(ENGLISH_CHECKPOINT)
-        return agent.Session(config, ENGLISH_CHECKPOINT, Printer(False), as_json=as_json, form=form)
+        fills_blanks = only_fills_blanks(ENGLISH_CHECKPOINT)
+        return agent.Session(
+            config, ENGLISH_CHECKPOINT, Printer(False), as_json=as_json, fills_blanks=fills_blanks
+        )
 
     return open_one
 
@@ -72,8 +74,8 @@ def test_the_greeting_says_which_questions_the_policy_reads(open_session, capsys
 
 
 def test_only_the_policies_for_english_have_a_form():
-    assert question_form(ENGLISH_CHECKPOINT.parent / 'clean').fits(CLOZE)
-    assert question_form(BUILT_IN_CHECKPOINT) is None
+    assert only_fills_blanks(ENGLISH_CHECKPOINT.parent / 'clean')
+    assert not only_fills_blanks(BUILT_IN_CHECKPOINT)
 
 
 @pytest.mark.parametrize('base', [ENGLISH_CHECKPOINT, BUILT_IN_CHECKPOINT])
@@ -86,4 +88,4 @@ def test_an_adapter_has_the_form_of_its_base(tmp_path, base):
         'base_model_name_or_path': str(base),
     }
     (tmp_path / 'adapter_config.json').write_text(json.dumps(fields))
-    assert question_form(tmp_path) == question_form(base)
+    assert only_fills_blanks(tmp_path) == only_fills_blanks(base)

@@ -7,8 +7,8 @@ import pytest
 from refusals import refused
 from test_index import in_batches, same
 
-from zeroplay_jax.retrieval.bm25 import Bm25Index
 from zeroplay_jax.retrieval.corpus import MemoryCorpus
+from zeroplay_jax.retrieval.index import Bm25Index
 
 TITLES = 'Gumu Puto Lomi Gumu Rivers'.split()
 TEXTS = [
@@ -22,7 +22,7 @@ TEXTS = [
 
 @pytest.fixture(scope='module')
 def index():
-    return Bm25Index.build(TITLES, TEXTS)
+    return Bm25Index(MemoryCorpus(TITLES, TEXTS))
 
 
 def test_scores_follow_the_formula(index):
@@ -62,7 +62,7 @@ def test_answers_do_not_depend_on_the_batch():
     def words(largest, count):
         return ' '.join(f'w{number}' for number in rng.integers(0, largest, count))
 
-    index = Bm25Index.build([''] * 500, [words(50, rng.integers(1, 9)) for _ in range(500)])
+    index = Bm25Index(MemoryCorpus([''] * 500, [words(50, rng.integers(1, 9)) for _ in range(500)]))
     queries = [words(60, 3) for _ in range(256)]
     ids, scores = index.search(queries, 5)
     for size in (1, 3, 32):
@@ -80,7 +80,7 @@ def test_saved_and_opened(index, tmp_path):
 
 def test_bad_input_is_named(index):
     with refused('no passage has a word that counts'):
-        Bm25Index.build(['a'], ['the'])
+        Bm25Index(MemoryCorpus(['a'], ['the']))
     for queries, k, message in ((['Gumu'], 6, 'k is 6'), (['Gumu', ' '], 1, 'query 1 of 2 is')):
         with refused(message):
             index.search(queries, k)
@@ -88,7 +88,7 @@ def test_bad_input_is_named(index):
 
 @pytest.mark.fault('third-24', 'BM25 and a decomposed query')
 def test_queries_are_composed_as_passages_are(user_reads):
-    index = Bm25Index.build(['Café', 'Lomi'], ['A café by the river.', 'A town.'])
+    index = Bm25Index(MemoryCorpus(['Café', 'Lomi'], ['A café by the river.', 'A town.']))
     rows, _ = index.search(['cafe\u0301'], 1)
     assert rows.tolist() == [[0]]
     user_reads('right: found as the composed query is')

@@ -43,7 +43,7 @@ def test_json_lines_plain_and_packed(tmp_path):
     for name, data in (('c.jsonl', lines()), ('c.jsonl.zst', packed)):
         about, stored = written(tmp_path / name, data, tmp_path)
         reports.append(about)
-        assert (about.passages, about.skipped, len(stored)) == (4, 0, 4)
+        assert (about['passages'], about['skipped'], len(stored)) == (4, 0, 4)
         for row, (title, text) in enumerate(PASSAGES):
             assert stored.passage(row) == {'id': row, 'title': title, 'text': text}
         assert stored.record(1) == corpus.Record('p1', '"Ünï "x""\n漢字 …')
@@ -53,7 +53,7 @@ def test_json_lines_plain_and_packed(tmp_path):
 def test_wikipedia_tsv(tmp_path):
     rows = b'id\ttext\ttitle\n1\t"Aaron is ""a prophet""."\tAaron\n2\tplain\tB\n'
     about, stored = written(tmp_path / 'psgs_w100.tsv.gz', gzip.compress(rows), tmp_path)
-    assert about.passages == 2
+    assert about['passages'] == 2
     assert stored.record(0) == corpus.Record('1', '"Aaron"\nAaron is "a prophet".')
 
 
@@ -68,7 +68,7 @@ def test_bad_lines_and_files_have_the_reasons_of_the_table(tmp_path, caplog):
         data = lines(PASSAGES[:2]) + content + b'\n' + b'{"id": "last", "contents": "z"}\n'
         caplog.clear()
         about, found = written(tmp_path / 'c.jsonl', data, tmp_path, strict=False)
-        assert (about.passages, about.skipped, found.record(2).id) == (3, 1, 'last')
+        assert (about['passages'], about['skipped'], found.record(2).id) == (3, 1, 'last')
         assert 'c.jsonl:3' in caplog.text
         assert 'bad lines skipped: 1, passages kept: 3' in caplog.text
         return file('c.jsonl', data)
@@ -95,7 +95,7 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(rows, 'LONGEST_LINE', 1 << 12)
     data = b'{"id": "0", "contents": "' + b'x' * 10_000 + b'"}\n{"id": "1", "contents": "y"}\n'
     about, found = written(tmp_path / 'c.jsonl', data, tmp_path, strict=False)
-    assert (about.passages, about.skipped, found.record(0).id) == (1, 1, '1')
+    assert (about['passages'], about['skipped'], found.record(0).id) == (1, 1, '1')
 
 
 def test_a_torn_folder_is_named(tmp_path):

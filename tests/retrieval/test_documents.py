@@ -9,7 +9,6 @@ from serving import serving, until_ready
 
 from zeroplay_jax.retrieval import corpus as corpus_lib
 from zeroplay_jax.retrieval import server
-from zeroplay_jax.retrieval.bm25 import Bm25Index
 from zeroplay_jax.retrieval.client import Client, Http, InProcess
 from zeroplay_jax.retrieval.corpus import (
     Corpus,
@@ -18,6 +17,7 @@ from zeroplay_jax.retrieval.corpus import (
     contents,
     document_page,
 )
+from zeroplay_jax.retrieval.index import Bm25Index
 from zeroplay_jax.retrieval.types import RetrievalError, SearchFailed
 
 # (title, text) in order: runs of equal titles, a title that returns, passages without a title.
@@ -152,7 +152,7 @@ def test_wrong_numbers_are_named(numbers):
 @pytest.fixture(scope='module')
 def index():
     titles, texts = zip(*PASSAGES)
-    return Bm25Index.build(titles, texts)
+    return Bm25Index(MemoryCorpus(titles, texts))
 
 
 @pytest.fixture(scope='module')

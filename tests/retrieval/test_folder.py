@@ -258,7 +258,7 @@ def test_an_index_whose_library_is_not_installed_is_refused(built, monkeypatch, 
 
     installed = version(library)
     monkeypatch.setattr(importlib.metadata, 'version', without_library)
-    with refused(f'built with {library} {re.escape(installed)}, which is not installed'):
+    with refused(f'built with {library} {re.escape(installed)}, installed is none'):
         folder.open_index(built / kind)
 
 

@@ -13,7 +13,8 @@ from refused_calls import check_table
 from serving import call, serving, spawn, until_ready
 
 from zeroplay_jax.retrieval import folder, server
-from zeroplay_jax.retrieval.bm25 import Bm25Index
+from zeroplay_jax.retrieval.corpus import MemoryCorpus
+from zeroplay_jax.retrieval.index import Bm25Index
 from zeroplay_jax.retrieval.types import RetrievalError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -23,7 +24,7 @@ TEXTS = [f'Name{i} is a town near Name{i + 1}.' for i in range(50)]
 
 @pytest.fixture(scope='module')
 def index():
-    return Bm25Index.build(TITLES, TEXTS)
+    return Bm25Index(MemoryCorpus(TITLES, TEXTS))
 
 
 @pytest.fixture(scope='module')

@@ -62,7 +62,7 @@ def opened(tmp_path):
 
     yield open_servers
     for tool in tools.values():
-        tool._connection.close()
+        tool.connection.close()
 
 
 def call(tool, **arguments):
@@ -141,9 +141,9 @@ def test_a_process_that_ends_is_started_again(process, opened, caplog, user_read
 def test_a_process_that_answers_no_call_is_started_again(process, opened, user_reads):
     tools = opened(a=process({'echo': text_result('x'), 'hang': {'sleep': 600}}))
     for tool in tools.values():
-        tool._call_seconds = 0.5
+        tool.call_seconds = 0.5
     assert [call(tools[name]).error for name in ('hang', 'echo')] == ['timeout', 'timeout']
-    tools['echo']._call_seconds = SECONDS
+    tools['echo'].call_seconds = SECONDS
     assert call(tools['echo']).text == 'x'
     user_reads('right: after two calls without a reply the process is started again')
 
@@ -191,7 +191,7 @@ def test_keys_come_from_the_environment_and_stay_out_of_results_and_logs(
     expected = {'TOKEN': '***', 'MODE': 'fast', 'PATH': os.environ['PATH'], **harmless}
     assert {name: seen[name] for name in expected} == expected
     assert 'OTHER' not in seen
-    server = tools['environment']._connection.server
+    server = tools['environment'].connection.server
     assert server.env['TOKEN'] == 'Bearer secret-value-1'
     error = ConnectionError('no https://h/x?key=1 with secret-value-1\n2')
     assert mcp_tools.reason_of(server, error) == 'no https://h/… with ***'

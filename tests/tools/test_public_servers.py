@@ -49,7 +49,7 @@ def tools(packages, tmp_path, monkeypatch):
     tools = {tool.name: tool for tool in mcp_tools.list_tools(str(file), SECONDS)}
     yield tools
     for tool in tools.values():
-        tool._connection.close()
+        tool.connection.close()
 
 
 def check_examples(tools):
@@ -105,7 +105,7 @@ def test_the_whole_lists_of_the_servers_can_be_explained(server_file, tmp_path):
         listed = mcp_tools.list_tools(server_file(package, *arguments), SECONDS)
         assert len(listed) > 5
         check_examples({tool.name: tool for tool in listed})
-        listed[0]._connection.close()
+        listed[0].connection.close()
 
 
 def test_a_server_that_refuses_its_arguments_is_one_line_with_its_reason(server_file):

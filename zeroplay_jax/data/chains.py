@@ -174,7 +174,7 @@ UnitOf = Callable[[Record], str]
 
 
 @dataclasses.dataclass
-class _Statement:
+class Statement:
     """A clause about a name, with its sentence, its passage and the document of the passage."""
 
     clause: Cloze
@@ -189,26 +189,29 @@ class CorpusChain:
 
     Attributes:
       chain: the question.
-      first, second: its passages.
-      first_document, second_document: names of their documents.
-      second_sentence: the sentence of the second passage that the clause is cut out of.
+      first: its first passage.
+      first_document: name of the document of that passage.
+      statement: its second passage.
       needs_bridge: whether a search without the bridge does not return the second passage (`add_searches`).
       is_found_by_bridge: whether a search for the bridge alone returns it.
     """
 
     chain: Chain
     first: Passage
-    second: Passage
     first_document: str
-    second_document: str
-    second_sentence: str
+    statement: Statement
     needs_bridge: bool = False
     is_found_by_bridge: bool = False
 
     @property
+    def second(self) -> Passage:
+        """Its second passage."""
+        return self.statement.passage
+
+    @property
     def documents(self) -> set[str]:
         """Names of both documents."""
-        return {self.first_document, self.second_document}
+        return {self.first_document, self.statement.document}
 
     @property
     def clause_without_bridge(self) -> str:
@@ -218,19 +221,12 @@ class CorpusChain:
     @property
     def sentences(self) -> tuple[str, str]:
         """Both sentences, in lower case."""
-        return self.chain.first.sentence.lower(), self.second_sentence.lower()
+        return self.chain.first.sentence.lower(), self.statement.sentence.lower()
 
     def question_line(self, source: str) -> dict[str, Any]:
         """Returns the line of the file of questions; its title and document are those of the answer."""
-        return {
-            'question': self.chain.question,
-            'answers': [self.chain.second.answer],
-            'hops': 2,
-            'kind': self.chain.second.kind,
-            'title': self.second.title,
-            'source': source,
-            'document_id': self.second.id,
-            'line': self.second.line,
+        line = self.second.question_line(source, self.chain.second, self.chain.question, 2)
+        return line | {
             'bridge': self.chain.first.answer,
             'first_title': self.first.title,
             'first_document_id': self.first.id,
@@ -258,8 +254,12 @@ def find(passages: Passages, seed: int, max_passages: int, unit_of: UnitOf) -> l
         for sentence in passage.sentences:
             for case in described(sentence):
                 for statement in statements.get(case.answer, ()):
-                    if _is_question(case, statement, passage, document):
-                        start_chains.append(_corpus_chain(case, statement, passage, document))
+                    has_two_documents = (
+                        statement.document != document and statement.passage.title != passage.title
+                    )
+                    if has_two_documents and can_join(case, statement.clause):
+                        chain = Chain(case, statement.clause)
+                        start_chains.append(CorpusChain(chain, passage, document, statement))
         # Short clauses first: their words find fewer passages without the name. Among clauses of a length by a hash, so
         # that the first chain of a passage is not always about its first name.
         start_chains.sort(
@@ -290,10 +290,10 @@ def _starts(
 
 def _statements(
     passages: Iterable[tuple[int, Record]], seed: int, bridges: set[str], unit_of: UnitOf
-) -> dict[str, list[_Statement]]:
+) -> dict[str, list[Statement]]:
     """Returns a sample of the clauses about each of the names that not too many passages mention."""
     mentions: collections.Counter[str] = collections.Counter()
-    samples: dict[str, BottomK[_Statement]] = {}
+    samples: dict[str, BottomK[Statement]] = {}
     for line, record in passages:
         title, text = split(record.contents)
         mentioned = names(text) & bridges
@@ -310,7 +310,7 @@ def _statements(
                     sample = samples.setdefault(name, BottomK(_CLAUSES_PER_NAME))
                     key = hash_key(seed, f'{record.id}\n{clause.question}')
                     if sample.admits(key):
-                        sample.put(key, _Statement(clause, sentence, passage, document))
+                        sample.put(key, Statement(clause, sentence, passage, document))
     result = {}
     for name, sample in samples.items():
         if mentions[name] <= MAX_MENTIONS:
@@ -326,25 +326,6 @@ def is_fair(clause: Cloze, title: str) -> bool:
         or normal_answer in f' {normalize_answer(clause.question)} '
     )
     return unfit(clause.answer, ANSWER_WORDS) is None and not is_given_away
-
-
-def _is_question(case: Cloze, statement: _Statement, passage: Passage, document: str) -> bool:
-    """Returns whether a sentence of a passage and a statement make a question over two documents."""
-    has_two_documents = statement.document != document and statement.passage.title != passage.title
-    return has_two_documents and can_join(case, statement.clause)
-
-
-def _corpus_chain(
-    case: Cloze, statement: _Statement, passage: Passage, document: str
-) -> CorpusChain:
-    return CorpusChain(
-        Chain(case, statement.clause),
-        passage,
-        statement.passage,
-        document,
-        statement.document,
-        statement.sentence,
-    )
 
 
 def add_searches(passages: Passages, corpus_chains: Sequence[CorpusChain], seed: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.retrieval.corpus import Record, split
 from zeroplay_jax.retrieval.texts import (
+    ends_sentence,
     problem_of,
     split_paragraphs,
     split_sentences,
@@ -101,8 +102,7 @@ def sentences(text: str) -> list[str]:
 def _is_usable(sentence: str) -> bool:
     """Returns whether a sentence is complete, of a usual length and plain text."""
     starts_complete = sentence[:1].isupper() or sentence[:1].isdigit()
-    ends_complete = sentence.rstrip('"\')]”’').endswith(('.', '!', '?'))
-    if not starts_complete or not ends_complete or len(sentence) > _MAX_CHARACTERS:
+    if not starts_complete or not ends_sentence(sentence) or len(sentence) > _MAX_CHARACTERS:
         return False
     # Refuses control characters and markup, which includes the underscores of a blank.
     if not sentence.isprintable() or not _MARKUP.isdisjoint(sentence):
@@ -159,6 +159,19 @@ class Passage:
             return document | {'hops': 2, 'link': link}
         return document | {'hops': 1}
 
+    def question_line(self, source: str, case: Cloze, question: str, hops: int) -> dict[str, Any]:
+        """Returns the line of the file of questions about this passage; `case` has the answer."""
+        return {
+            'question': question,
+            'answers': [case.answer],
+            'hops': hops,
+            'kind': case.kind,
+            'title': self.title,
+            'source': source,
+            'document_id': self.id,
+            'line': self.line,
+        }
+
 
 def parse(line: int, record: Record) -> Passage | None:
     """Returns a passage with its usable sentences; None if there are none or if it is not in English."""
@@ -174,32 +187,15 @@ def parse(line: int, record: Record) -> Passage | None:
 # How the built-in policies for texts read a question.
 
 
-@dataclasses.dataclass(frozen=True)
-class QuestionForm:
-    """The only form of question that a small policy was trained on.
-
-    Attributes:
-      mark: a text that every such question contains.
-      hint: a sentence about the form, with an example.
-    """
-
-    mark: str
-    hint: str
-
-    def fits(self, question: str) -> bool:
-        """Returns whether a question has the form."""
-        return self.mark in question
-
-
-_CLOZE = QuestionForm(
-    BLANK,
+# What a policy that only fills in blanks says of itself.
+BLANKS_HINT = (
     f'this policy fills in a blank: ask with a sentence of the texts, word for word, and {BLANK} in place of the words '
-    f'that you look for, such as "The village was founded by monks in {BLANK}."; it reads no other questions',
+    f'that you look for, such as "The village was founded by monks in {BLANK}."; it reads no other questions'
 )
 
 
-def question_form(folder: pathlib.Path) -> QuestionForm | None:
-    """Returns the form of question that the policy in a checkpoint folder reads; None: any.
+def only_fills_blanks(folder: pathlib.Path) -> bool:
+    """Returns whether the policy in a checkpoint folder reads no questions but sentences with a blank.
 
     The tokenizer decides, because policies that were trained from the English checkpoint keep it. That of an adapter is
     in the folder of its base.
@@ -208,6 +204,4 @@ def question_form(folder: pathlib.Path) -> QuestionForm | None:
       UserError: the base of an adapter is not there.
     """
     tokenizer = (base_folder(folder) / 'tokenizer.json').read_bytes()
-    if tokenizer == (ENGLISH_CHECKPOINT / 'tokenizer.json').read_bytes():
-        return _CLOZE
-    return None
+    return tokenizer == (ENGLISH_CHECKPOINT / 'tokenizer.json').read_bytes()

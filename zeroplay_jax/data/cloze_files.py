@@ -346,18 +346,7 @@ def _questions(passage: Passage, source: str, seed: int, repeats: set[str]) -> l
         case = _best_cloze(sentence, passage.title, seed)
         if case is None or sentence.lower() in repeats:
             continue
-        questions.append(
-            {
-                'question': case.question,
-                'answers': [case.answer],
-                'hops': 1,
-                'kind': case.kind,
-                'title': passage.title,
-                'source': source,
-                'document_id': passage.id,
-                'line': passage.line,
-            }
-        )
+        questions.append(passage.question_line(source, case, case.question, 1))
 
     def priority(question: dict[str, Any]) -> tuple[bool, int]:
         return question['kind'] == 'word', hash_key(seed, question['question'])

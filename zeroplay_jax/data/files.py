@@ -8,7 +8,7 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from zeroplay_jax.retrieval.rows import Row, rows
 from zeroplay_jax.retrieval.sources import warn_once
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout import prompts
+from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import Json, Question, UserError
 
 T = TypeVar('T')
@@ -131,6 +132,12 @@ def _requirement(required: tuple[str, ...], answered: bool) -> str:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
+
+
+def write_lines(path: pathlib.Path, lines: Iterable[Json]) -> None:
+    """Writes a file of JSON lines, completely or not at all; creates its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, (json.dumps(line, ensure_ascii=False) + '\n' for line in lines))
 
 
 def provenance(record: Json) -> dict[str, Any]:

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 from jaxtyping import Int32
 
-from zeroplay_jax.data.cloze import QuestionForm
+from zeroplay_jax.data.cloze import BLANK, BLANKS_HINT
 from zeroplay_jax.evaluation.render import Printer, Report, TagStream, clean, one_line_json
 from zeroplay_jax.policy import families, hf, sharding, transformer
 from zeroplay_jax.retrieval import folder as index_folder
@@ -44,7 +44,7 @@ from zeroplay_jax.rollout.tokens import Codec, open_codec, text_spans
 from zeroplay_jax.selfplay.answers import final_answer, prompt_and_field
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.library_builder import held_out_corpus_and_questions
-from zeroplay_jax.selfplay.recipe import RoleSpec, recipe_class
+from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.selfplay.role_environment import print_template_notes, role_environment
 from zeroplay_jax.tools.registry import DocumentSource, build_tools
 from zeroplay_jax.types import ToolCall, Trajectory, UserError
@@ -109,22 +109,15 @@ def build_role(config, codec: Codec, source: DocumentSource) -> AskedRole:
     templates = prompts.select(config.prompts, recipe.prompts)
     # The user's question goes into the prompt that the role was trained with; like an evaluation's, without rubrics.
     prompt, field = prompt_and_field(templates, specification.prompt, recipe.has_open_tasks)
-    _check_fields(config, specification, prompt, templates[prompt], field)
+    for _, needed, _, _ in string.Formatter().parse(templates[prompt]):
+        if needed is not None and needed not in ('tools', field):
+            raise UserError(
+                f'recipe {config.recipe}: its role {specification.name} cannot be asked, because its prompt '
+                f'{prompt!r} needs {{{needed}}}; give it a prompt with {{{field}}} alone'
+            )
     tools = build_tools(config, source)
     env, max_prompt_tokens = role_environment(config, specification, codec, tools)
     return AskedRole(templates[prompt], field, env, max_prompt_tokens)
-
-
-def _check_fields(
-    config, specification: RoleSpec, prompt: str, template: str, question_field: str
-) -> None:
-    """Raises UserError if a template has a field other than {tools} and the question's."""
-    for _, field, _, _ in string.Formatter().parse(template):
-        if field is not None and field not in ('tools', question_field):
-            raise UserError(
-                f'recipe {config.recipe}: its role {specification.name} cannot be asked, because its prompt '
-                f'{prompt!r} needs {{{field}}}; give it a prompt with {{{question_field}}} alone'
-            )
 
 
 def _ignore_event(kind: str, content: Any) -> None:
@@ -311,6 +304,7 @@ ENDINGS = {
 }
 
 
+@dataclasses.dataclass(eq=False)
 class Session:
     """An agent, its corpus and the printer of its answers.
 
@@ -321,38 +315,31 @@ class Session:
       temperature: 0 is greedy.
       as_json: write one JSON object per question to stdout instead of printing the rollout.
       first_question: a question whose length is checked before the weights are loaded; None: no check.
-      form: the form of question that the policy reads; a question of another form gives a note. None: any form.
+      fills_blanks: whether the policy reads only sentences with a blank; another question gives a note.
 
     Raises:
       UserError: a file or server that cannot be used, or a first question that is too long.
     """
 
-    def __init__(
-        self,
-        config,
-        folder: pathlib.Path,
-        printer: Printer,
-        *,
-        temperature: float = 0.0,
-        as_json: bool = False,
-        first_question: str | None = None,
-        form: QuestionForm | None = None,
-    ):
-        self.printer = printer
-        self.as_json = as_json
-        self._folder = folder
-        self._temperature = temperature
-        self._seed = config.seed
-        self._form = form
+    config: Any
+    folder: pathlib.Path
+    printer: Printer
+    _: dataclasses.KW_ONLY
+    temperature: float = 0.0
+    as_json: bool = False
+    first_question: str | None = None
+    fills_blanks: bool = False
+
+    def __post_init__(self) -> None:
         self._form_was_noted = False
-        self._codec = open_codec(folder)
-        print_template_notes(config, self._codec, 'zeroplay_jax.ask: ')
-        self._corpus = open_ask_corpus(config, READY_SECONDS)
-        self._role = build_role(config, self._codec, self._corpus.source)
+        self._codec = open_codec(self.folder)
+        print_template_notes(self.config, self._codec, 'zeroplay_jax.ask: ')
+        self._corpus = open_ask_corpus(self.config, READY_SECONDS)
+        self._role = build_role(self.config, self._codec, self._corpus.source)
         # The question is checked before the weights are loaded, which takes longest.
-        if first_question is not None:
-            self._role.prompt_ids(first_question)
-        self._agent = Agent(config, folder, self._role)
+        if self.first_question is not None:
+            self._role.prompt_ids(self.first_question)
+        self._agent = Agent(self.config, self.folder, self._role)
         self._question_count = 0
 
     def answer(self, question: str, stoppable: bool = False) -> None:
@@ -370,12 +357,9 @@ class Session:
         self._role.prompt_ids(question)
         number = self._question_count
         self._question_count += 1
-        # The form of question that the policy reads, if this question has another one.
-        other_form = self._form
-        if other_form is not None and other_form.fits(question):
-            other_form = None
-        if other_form is not None:
-            self._note_form(other_form)
+        has_other_form = self.fills_blanks and BLANK not in question
+        if has_other_form:
+            self._note_form()
         with contextlib.ExitStack() as clock:
             # The first answer waits for XLA to compile.
             clock.enter_context(progress.clock('thinking'))
@@ -388,7 +372,7 @@ class Session:
                     self.printer.report(kind, content)
 
             trajectory = self._agent.ask(
-                question, number, self._temperature, report, stoppable=stoppable
+                question, number, self.temperature, report, stoppable=stoppable
             )
         # None: the user stopped the answer.
         if trajectory is None:
@@ -396,31 +380,29 @@ class Session:
             return
         record = trajectory_record(self._codec, question, trajectory)
         if self.as_json:
-            record['policy'] = str(self._folder)
+            record['policy'] = str(self.folder)
             record['search'] = self._corpus.description
-            record['temperature'] = self._temperature
-            record['seed'] = self._seed
+            record['temperature'] = self.temperature
+            record['seed'] = self.config.seed
             print(one_line_json(record), flush=True)
         elif record['answer'] is None:
             reason = ENDINGS[trajectory.finish]
-            if other_form is not None:
-                reason += (
-                    f'; the question has no {other_form.mark}, and this policy only fills in blanks'
-                )
+            if has_other_form:
+                reason += f'; the question has no {BLANK}, and this policy only fills in blanks'
             self.printer.line('note', f'no answer: {reason}', label='')
         warning = self._corpus.warning()
         if warning:
             print(f'zeroplay_jax.ask: {clean(warning)}', file=sys.stderr)
 
-    def _note_form(self, form: QuestionForm) -> None:
-        """Prints once which form of question the policy reads; on stderr where stdout has JSON."""
+    def _note_form(self) -> None:
+        """Prints once that the policy only fills in blanks; on stderr where stdout has JSON."""
         if self._form_was_noted:
             return
         self._form_was_noted = True
         if self.as_json:
-            print(f'zeroplay_jax.ask: {form.hint}', file=sys.stderr, flush=True)
+            print(f'zeroplay_jax.ask: {BLANKS_HINT}', file=sys.stderr, flush=True)
         else:
-            self.printer.line('note', form.hint)
+            self.printer.line('note', BLANKS_HINT)
 
     def try_to_answer(self, question: str, stoppable: bool = False) -> bool:
         """Calls `answer`; prints a user error as one line on stderr. Returns False after such an error, else True."""
@@ -437,10 +419,10 @@ class Session:
         Args:
           remark: text after the folder of the policy.
         """
-        self.printer.line('note', f'{self._folder}{remark}', label='policy')
+        self.printer.line('note', f'{self.folder}{remark}', label='policy')
         self.printer.line('note', self._corpus.description, label='search')
-        if self._form is not None:
-            self.printer.line('note', self._form.hint, label='asks')
+        if self.fills_blanks:
+            self.printer.line('note', BLANKS_HINT, label='asks')
             self._form_was_noted = True
         for question in self._corpus.examples:
             self.printer.line('note', question, label='try')
@@ -504,39 +486,28 @@ def open_ask_corpus(config, ready_seconds: float) -> OpenCorpus:
     Raises:
       UserError: the folder is not an index, or the server does not answer in time.
     """
-    if config.retrieval.kind == 'http':
-        return _open_server(config, ready_seconds)
-    if config.retrieval.kind == 'folder':
-        return _open_folder(config)
-    return _open_world(config)
-
-
-def _open_server(config, ready_seconds: float) -> OpenCorpus:
-    """Waits for the search server and returns its corpus."""
-    # A rollout abandons a tool call after `tool_timeout`, so two attempts have to fit into it.
-    backend = Http(config.retrieval.url, timeout=config.rollout.tool_timeout / 2, retries=1)
+    retrieval = config.retrieval
+    if retrieval.kind == 'world':
+        config.eval.update(questions=1, hops=_EXAMPLE_HOPS)
+        source, questions = held_out_corpus_and_questions(config)
+        description = (
+            f'the miniature world: worlds {config.world.train} and {config.world.evaluation}'
+        )
+        return OpenCorpus(source, description, tuple(question.text for question in questions))
+    backend: Http | InProcess
+    top_k = config.tools.top_k
+    if retrieval.kind == 'http':
+        description = retrieval.url
+        # A rollout abandons a tool call after `tool_timeout`, so two attempts have to fit into it.
+        backend = Http(retrieval.url, timeout=config.rollout.tool_timeout / 2, retries=1)
+    else:
+        path = pathlib.Path(retrieval.path)
+        index = index_folder.open_index(path, encoder_folder=retrieval.encoder or None)
+        description = f'{path}, {len(index)} passages'
+        backend = InProcess(index, index_folder.fingerprint(path))
+        # An index cannot return more passages than it has.
+        top_k = min(top_k, len(index))
     # With a limit of 0, every failed search is reported to the user.
     client = Client(backend, max_failure_rate=0.0)
     client.wait_until_ready(ready_seconds)
-    source = SearchableCorpus(client, config.tools.top_k, config.tools.page_words)
-    return OpenCorpus(source, config.retrieval.url)
-
-
-def _open_folder(config) -> OpenCorpus:
-    """Returns the corpus of an index folder."""
-    path = pathlib.Path(config.retrieval.path)
-    index = index_folder.open_index(path, encoder_folder=config.retrieval.encoder or None)
-    client = Client(InProcess(index, index_folder.fingerprint(path)), max_failure_rate=0.0)
-    # An index cannot return more passages than it has.
-    top_k = min(config.tools.top_k, len(index))
-    source = SearchableCorpus(client, top_k, config.tools.page_words)
-    return OpenCorpus(source, f'{path}, {len(index)} passages')
-
-
-def _open_world(config) -> OpenCorpus:
-    """Returns the corpus of all worlds; overwrites eval.questions and eval.hops of the config."""
-    config.eval.update(questions=1, hops=_EXAMPLE_HOPS)
-    source, questions = held_out_corpus_and_questions(config)
-    description = f'the miniature world: worlds {config.world.train} and {config.world.evaluation}'
-    examples = tuple(question.text for question in questions)
-    return OpenCorpus(source, description, examples)
+    return OpenCorpus(SearchableCorpus(client, top_k, config.tools.page_words), description)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jinja2
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -16,6 +18,7 @@ from zeroplay_jax.evaluation.question_sets import RubricTask
 from zeroplay_jax.evaluation.statistics import Interval
 from zeroplay_jax.types import Json
 
+_PAGE = pathlib.Path(__file__).parent / 'results.md.jinja'
 # Digits of figures in files.
 _DIGITS = 6
 # Keys of the settings that say too little on a page.
@@ -191,55 +194,15 @@ def _agreement(
 
 def markdown(result: Mapping[str, Any]) -> str:
     """Returns the content of results.md: the result of `results` as tables and sentences."""
-    answers = result['answers']
-    lines = [
-        '# Graded answers to open tasks',
-        '',
-        f'{result["tasks"]:,} tasks with {result["rubrics"]:,} rubrics, answers per task: {result["samples"]}. '
-        f'{answers["given"]:,} answers, {answers["missing"]:,} rollouts without an answer, which meet no rubric.',
-        '',
-        '| judge | rubrics met [95 %] | tasks scored | met | not met | not read | no reply |',
-        '|---|---|---|---|---|---|---|',
-    ]
-    for name, judge in result['judges'].items():
-        counts = judge['judgements']
-        cells = [
-            f'`{name}`: {judge["judge"]}',
-            interval_text(judge['rubrics_met']),
-            f'{judge["scored_tasks"]:,}',
-        ]
-        cells += [f'{counts[kind]:,}' for kind in ('met', 'not_met', 'unread', 'failed')]
-        lines.append(f'| {" | ".join(cells)} |')
-    lines += [
-        '',
-        'Rubrics met: mean over tasks of the share of verdicts that are "met"; the interval is over tasks. Verdicts '
-        'not read and requests without a reply count neither as met nor as not met.',
-    ]
-    if len(result['judges']) > 1:
-        lines += ['', '## Agreement of the judges', '', *_agreement_lines(result['agreement'])]
-    if result['settings']:
-        lines += ['', '## Settings', '']
-        for name, value in result['settings'].items():
-            lines.append(f'- {_SETTING_LABELS.get(name, name)}: `{value}`')
-    return '\n'.join(lines) + '\n'
-
-
-def _agreement_lines(measured: Mapping[str, Any] | None) -> list[str]:
-    """Returns the lines about the agreement of two judges."""
-    if measured is None:
-        return ['No rubric has a verdict of both judges.']
-    table = measured['table']
-    return [
-        f'{measured["items"]:,} rubrics of {measured["tasks"]:,} tasks have a verdict of both.',
-        '',
-        '| | second judge: met | second judge: not met |',
-        '|---|---|---|',
-        f'| first judge: met | {table["both_met"]:,} | {table["first_only"]:,} |',
-        f'| first judge: not met | {table["second_only"]:,} | {table["neither"]:,} |',
-        '',
-        f"Equal verdicts: {interval_text(measured['raw'])}. Cohen's κ: {kappa_text(measured)}. Both intervals are "
-        'bootstraps over tasks.',
-    ]
+    # A misspelt name in the template is an error.
+    page = jinja2.Template(
+        _PAGE.read_text(encoding='utf-8'),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    functions = {'count': '{:,}'.format, 'interval': interval_text, 'kappa': kappa_text}
+    return page.render(result, labels=_SETTING_LABELS, **functions)
 
 
 def interval_text(interval: Sequence[float] | None) -> str:

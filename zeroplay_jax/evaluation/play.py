@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from jaxtyping import Bool
 
+from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.evaluation.question_sets import (
     Answer,
     RubricTask,
@@ -76,15 +77,12 @@ def evaluate(
     outcomes = context.run_episodes(episodes, on_answer)
     # Each question has one rollout, so each outcome has one row; all processes have them in the order of the questions.
     rows = [outcome.rows[0] for outcome in outcomes]
-    results_of_hops: dict[int, list[bool]] = {}
-    for question, row in zip(questions, rows, strict=True):
-        # Open tasks have grades between 0 and 1, which must not enter the exact match.
-        if not question.is_open_task:
-            results_of_hops.setdefault(question.hops, []).append(row.reward > 0)
-    # Sorted, because metrics and tables list the hop counts in this order, whatever the order of a file.
-    correct: dict[int, np.ndarray] = {}
-    for hops in sorted(results_of_hops):
-        correct[hops] = np.array(results_of_hops[hops])
+    # Open tasks have grades between 0 and 1, which must not enter the exact match.
+    answers = [
+        row for row, question in zip(rows, questions, strict=True) if not question.is_open_task
+    ]
+    # Metrics and tables list the hop counts in ascending order, whatever the order of a file.
+    correct = statistics.by_hop([row.group for row in answers], [row.reward > 0 for row in answers])
     return correct, rows
 
 

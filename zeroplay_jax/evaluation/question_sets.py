@@ -267,19 +267,13 @@ def redundancy(queries: Sequence[str]) -> float:
         words = set(normalize_answer(query).split())
         # The first query has nothing to repeat and does not count in the mean.
         if earlier_words:
-            overlaps.append(max(_jaccard(words, earlier) for earlier in earlier_words))
+            # Two queries without words share none.
+            shares = [len(words & other) / max(1, len(words | other)) for other in earlier_words]
+            overlaps.append(max(shares))
         earlier_words.append(words)
     if not overlaps:
         return 0.0
     return float(np.mean(overlaps))
-
-
-def _jaccard(first: set[str], second: set[str]) -> float:
-    """Returns the shared words as a share of all words; 0 for two queries without words."""
-    union = first | second
-    if not union:
-        return 0.0
-    return len(first & second) / len(union)
 
 
 def means(answered: Sequence[Answered]) -> dict[str, float]:
@@ -373,12 +367,7 @@ def _expected(question: Question) -> dict[str, Any]:
 
 def _fingerprint(questions: Sequence[Question]) -> str:
     """Returns a hash of the questions and of their accepted answers or rubrics."""
-    records: list[list[Any]] = []
-    for question in questions:
-        if question.is_open_task:
-            records.append([question.text, list(question.rubrics)])
-        else:
-            records.append([question.text, list(question.answers)])
+    records = [list(_expected(question).values()) for question in questions]
     text = json.dumps(records, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -394,9 +383,8 @@ def compare(one: Json, other: Json) -> dict[str, tuple[float, float, float]]:
       UserError: the results differ in settings or questions, or have no set in common; names the difference.
     """
     check_comparable(one, other)
-    shared = [name for name in one['sets'] if name in other['sets']]
     intervals: dict[str, tuple[float, float, float]] = {}
-    for name in shared:
+    for name in shared_sets([one, other]):
         pairs = zip(one['sets'][name]['answered'], other['sets'][name]['answered'], strict=True)
         # Paired by question: questions differ in difficulty far more than policies do, and this variance cancels.
         before, after = [], []
@@ -411,6 +399,14 @@ def compare(one: Json, other: Json) -> dict[str, tuple[float, float, float]]:
             )
         intervals[name] = statistics.paired_difference(before, after)
     return intervals
+
+
+def shared_sets(results: Sequence[Json]) -> list[str]:
+    """Returns the names of the sets that all results have; raises UserError if there is none."""
+    names = set.intersection(*(set(result['sets']) for result in results))
+    if not names:
+        raise UserError('the results have no set in common; evaluate all on the same sets')
+    return [name for name in results[0]['sets'] if name in names]
 
 
 def check_comparable(one: Json, other: Json) -> None:
@@ -430,10 +426,7 @@ def check_comparable(one: Json, other: Json) -> None:
             f'these results cannot be compared, they differ in {"; ".join(differences)}; '
             f'{", and ".join(advice) or "evaluate both alike"}'
         )
-    shared = [name for name in one['sets'] if name in other['sets']]
-    if not shared:
-        raise UserError('the two results have no set in common; evaluate both on the same sets')
-    for name in shared:
+    for name in shared_sets([one, other]):
         # 'questions' is the fingerprint of the set's questions, see `results`.
         if one['sets'][name]['questions'] != other['sets'][name]['questions']:
             raise UserError(

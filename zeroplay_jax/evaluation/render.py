@@ -39,7 +39,7 @@ _CONTROLS = re.compile(
 
 def clean(text: str) -> str:
     """Returns the text with control characters escaped as in a Python literal, such as `\\x1b`."""
-    return _CONTROLS.sub(_python_escape, text)
+    return _CONTROLS.sub(lambda control: ascii(control[0])[1:-1], text)
 
 
 def one_line(text: str) -> str:
@@ -47,18 +47,10 @@ def one_line(text: str) -> str:
     return clean(' '.join(text.split()))
 
 
-def _python_escape(character: re.Match[str]) -> str:
-    return ascii(character[0])[1:-1]
-
-
 def one_line_json(value: Json) -> str:
     """Returns JSON on one line; non-ASCII letters are kept, control characters are escaped."""
     text = json.dumps(value, ensure_ascii=False)
-    return _CONTROLS.sub(_json_escape, text)
-
-
-def _json_escape(character: re.Match[str]) -> str:
-    return f'\\u{ord(character[0]):04x}'
+    return _CONTROLS.sub(lambda control: f'\\u{ord(control[0]):04x}', text)
 
 
 class Printer:
@@ -225,10 +217,7 @@ def with_observations(trajectory: Trajectory, env: Environment) -> SampledRollou
             text = spans[number]['text'].strip()
             num_read = len(spans[number]['tokens'])
         observations.append(Observation(text, max(len(whole) - num_read, 0)))
-    fields = {
-        field.name: getattr(trajectory, field.name) for field in dataclasses.fields(Trajectory)
-    }
-    return SampledRollout(**fields, observations=tuple(observations))
+    return SampledRollout(**vars(trajectory), observations=tuple(observations))
 
 
 def rollout_text(trajectory: Trajectory) -> str:
@@ -246,20 +235,13 @@ def rollout_text(trajectory: Trajectory) -> str:
             continue
         result = turn.call.text.strip()
         if observations:
-            result = _observation_text(observations.pop(0))
+            read, num_left_out = observations.pop(0)
+            result = f'{read} [… {num_left_out} tokens left out]'.strip() if num_left_out else read
         outcome = turn.call.error or 'ok'
         lines.append(f'  [{turn.call.tool or "call"}: {outcome}] {result}')
     tokens = f'{trajectory.policy_tokens} of {len(trajectory.tokens)} tokens written by the policy'
     lines.append(f'({trajectory.finish}; {tokens})')
     return '\n'.join(lines)
-
-
-def _observation_text(observation: Observation) -> str:
-    """Returns what was read of a result, and how much of it was left out."""
-    if not observation.tokens_left_out:
-        return observation.text
-    left_out = f'[… {observation.tokens_left_out} tokens left out]'
-    return f'{observation.text} {left_out}'.strip()
 
 
 # ---- text while it is generated --------------------------------------------------------------------

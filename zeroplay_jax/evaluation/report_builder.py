@@ -15,9 +15,11 @@ import hashlib
 import io
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 
 from zeroplay_jax.evaluation import statistics
@@ -44,11 +46,12 @@ SCRIPTS = (
 REQUIRED_FIELDS = {
     'metrics.jsonl': {'step': int, 'phase': str},
     'trajectories.jsonl': {'step': int, 'phase': str, 'role': str, 'segments': list},
+    'alarms.jsonl': {'step': int, 'name': str, 'level': str, 'text': str},
 }
 SUMMARY_OBJECTS = ('results', 'em_by_hop')  # fields of summary.json that are objects
 MISSING_SUMMARY = 'the run has not finished, or was killed'
 MISSING_CONFIG = 'the config of the run is unknown'
-RUN_FILES = ('summary.json', *REQUIRED_FIELDS)
+RUN_FILES = ('summary.json', 'metrics.jsonl', 'trajectories.jsonl')
 LINES_IN_NOTE = 5  # line numbers of damaged lines that a note lists
 
 
@@ -130,6 +133,9 @@ def read_run(workdir: Path) -> dict[str, Any]:
         notes.append('An earlier version wrote this folder; its other files may be read wrong.')
     metrics = _read_lines(workdir / 'metrics.jsonl', notes)
     trajectories = _read_lines(workdir / 'trajectories.jsonl', notes)
+    # A run without alarms, or of an earlier version, has no such file.
+    alarms = workdir / 'alarms.jsonl'
+    alarm_records = _read_lines(alarms, notes) if alarms.is_file() else []
     _check_identity(workdir, recorded.get('run', ''), summary, metrics, trajectories)
     text_ids: dict[str, int] = {}
     for row in trajectories:
@@ -144,7 +150,7 @@ def read_run(workdir: Path) -> dict[str, Any]:
         'metrics': metrics,
         'trajectories': trajectories,
         'texts': list(text_ids),
-        'alarms': alarm_notes(workdir / 'alarms.jsonl'),
+        'alarms': alarm_notes(alarm_records),
         'notes': notes,
     }
 
@@ -193,13 +199,8 @@ def render(runs: list[dict[str, Any]]) -> str:
         f"default-src 'none'; style-src {_csp_hash(style)}; script-src {_csp_hash(script)}; "
         "base-uri 'none'; form-action 'none'"
     )
-    parts = {'POLICY': policy, 'STYLE': style, 'SCRIPT': script, 'DATA': data}
-    # page.html marks its gaps as %%NAME%%, so every second piece of the split is a name. The template is split once and
-    # not replaced marker by marker, so that a marker inside the data is not replaced.
-    pieces = _asset('page.html').split('%%')
-    for index in range(1, len(pieces), 2):
-        pieces[index] = parts[pieces[index]]
-    return ''.join(pieces)
+    page = jinja2.Template(_asset('page.html'), keep_trailing_newline=True)
+    return page.render(policy=policy, style=style, script=script, data=data)
 
 
 def _differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, list[float]]:
@@ -414,24 +415,15 @@ def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
 # ---- alarms in the report --------------------------------------------------------------------------
 
 
-def alarm_notes(path: Path) -> list[str]:
+def alarm_notes(alarms: Iterable[dict[str, Any]]) -> list[str]:
     """Returns a sentence per alarm and level: how often, first and last step, and its last line.
 
     Args:
-      path: alarms.jsonl of a run; a missing file, as of a run of an earlier version, has no alarms. Damaged lines are
-        left out.
+      alarms: the objects in alarms.jsonl of a run.
     """
-    if not path.is_file():
-        return []
     records_of_kind: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for line in path.read_bytes().split(b'\n'):
-        try:
-            record = json_text.parse_object(line)
-            kind = (str(record['name']), str(record['level']))
-            complete = record | {'step': int(record['step']), 'text': str(record['text'])}
-        except (ValueError, KeyError, TypeError):
-            continue
-        records_of_kind.setdefault(kind, []).append(complete)
+    for record in alarms:
+        records_of_kind.setdefault((record['name'], record['level']), []).append(record)
     notes = []
     for (name, level), records in records_of_kind.items():
         steps = [record['step'] for record in records]

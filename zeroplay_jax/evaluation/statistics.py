@@ -91,55 +91,48 @@ def summarise(before: Samples, after: Samples) -> dict[str, Any]:
       ValueError: as `paired_difference`.
     """
     before_by_hop, after_by_hop = _paired_scores(before, after)
-    em_before_by_hop, ci95_before_by_hop = _summarise_hops(before_by_hop)
-    em_after_by_hop, ci95_after_by_hop = _summarise_hops(after_by_hop)
     questions_by_hop = {}
+    em_by_hop: dict[str, dict[str, float]] = {'before': {}, 'after': {}}
+    ci95_by_hop: dict[str, dict[str, list[float]]] = {'before': {}, 'after': {}}
     difference_by_hop = {}
     for hop, flags_before in before_by_hop.items():
-        questions_by_hop[str(hop)] = flags_before.size
+        # JSON objects have string keys: written and re-read summaries are equal.
+        name = str(hop)
+        flags_after = after_by_hop[hop]
+        questions_by_hop[name] = flags_before.size
+        for side, flags in (('before', flags_before), ('after', flags_after)):
+            em_by_hop[side][name], *ci95_by_hop[side][name] = _wilson(flags)
         # Already paired and checked, so without `paired_difference`.
-        difference_by_hop[str(hop)] = list(_newcombe(flags_before, after_by_hop[hop]))
-
-    headline_before = headline(before_by_hop)
-    headline_after = headline(after_by_hop)
-    em_before, *ci95_before = mean_interval(headline_before)
-    em_after, *ci95_after = mean_interval(headline_after)
+        difference_by_hop[name] = list(_newcombe(flags_before, flags_after))
+    of_headline = summarise_scores(before_by_hop, after_by_hop)
+    em_before, *ci95_before = of_headline['before']
+    em_after, *ci95_after = of_headline['after']
     return {
         'em_before': em_before,
         'em_after': em_after,
-        'em_by_hop': {'before': em_before_by_hop, 'after': em_after_by_hop},
+        'em_by_hop': em_by_hop,
         'ci95': {'before': ci95_before, 'after': ci95_after},
-        'questions': sum(np.size(scores) for scores in headline_before.values()),
+        'questions': of_headline['items'],
         'questions_by_hop': questions_by_hop,
-        'ci95_by_hop': {'before': ci95_before_by_hop, 'after': ci95_after_by_hop},
-        'difference': list(paired_difference(headline_before, headline_after)),
+        'ci95_by_hop': ci95_by_hop,
+        'difference': of_headline['difference'],
         'difference_by_hop': difference_by_hop,
     }
 
 
-def _summarise_hops(
-    by_hop: dict[int, CheckedScores],
-) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """Returns exact match and its [low, high], each by hop count as a string."""
-    em_by_hop = {}
-    ci95_by_hop = {}
-    for hop, flags in by_hop.items():
-        # JSON objects have string keys: written and re-read summaries are equal.
-        em_by_hop[str(hop)], *ci95_by_hop[str(hop)] = _wilson(flags)
-    return em_by_hop, ci95_by_hop
-
-
 def by_hop(hops: Sequence[int], scores: Sequence[float]) -> dict[int, np.ndarray]:
-    """Returns hop count → scores, ascending, of a score and a hop count per question."""
+    """Returns hop count → scores or truth values, ascending, of one of them and a hop count per question."""
     scores_of_hops: dict[int, list[float]] = {}
     for hop, score in zip(hops, scores, strict=True):
         scores_of_hops.setdefault(hop, []).append(score)
-    return {hop: np.array(scores_of_hops[hop], np.float64) for hop in sorted(scores_of_hops)}
+    return {hop: np.array(scores_of_hops[hop]) for hop in sorted(scores_of_hops)}
 
 
 def headline(correct: Mapping[int, Scores]) -> dict[int, Scores]:
     """Returns the entries of the headline's hop counts, or all entries if none of those was evaluated."""
-    return _select_hops(correct, HEADLINE)
+    selected = {hop: scores for hop, scores in correct.items() if hop in HEADLINE}
+    # An evaluation of other hop counts still needs a headline.
+    return selected or dict(correct)
 
 
 def before_after_table(before: Samples, after: Samples) -> str:
@@ -229,16 +222,6 @@ def _cell(interval: Sequence[float], sign: str = '') -> str:
     """Formats 'mean [low, high]'; with sign '+' positive numbers are written with their sign."""
     mean, low, high = interval
     return f'{mean:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]'
-
-
-def _select_hops(by_hop: Mapping[int, Scores], hops: tuple[int, ...]) -> dict[int, Scores]:
-    """Returns the entries of the hop counts, or all entries if there is none of them."""
-    selected = {}
-    for hop, flags in by_hop.items():
-        if hop in hops:
-            selected[hop] = flags
-    # An evaluation of other hop counts still needs a headline.
-    return selected or dict(by_hop)
 
 
 def _scores_by_hop(samples: Samples) -> dict[int, CheckedScores]:

@@ -84,23 +84,15 @@ def name_pairs(split: str, kind: str) -> tuple[tuple[str, str], ...]:
             if name not in BLOCKED:
                 names.append(name)
         # Sorted by a checksum: in the order of the endings, the same endings would form a pair everywhere.
-        names.sort(key=_checksum)
+        names.sort(key=lambda name: zlib.crc32(name.encode()))
         # With an odd number of names the last one stays unused.
         pairs.extend(zip(names[::2], names[1::2], strict=False))
     # Sorting by a hash shuffles the pairs in the same way on every machine.
-    pairs.sort(key=_pair_digest)
+    pairs.sort(key=lambda pair: hashlib.blake2b('|'.join(pair).encode()).digest())
     evaluation_count = int(_EVALUATION_SHARE * len(pairs))
     if split == 'evaluation':
         return tuple(pairs[:evaluation_count])
     return tuple(pairs[evaluation_count:])
-
-
-def _checksum(name: str) -> int:
-    return zlib.crc32(name.encode())
-
-
-def _pair_digest(pair: tuple[str, str]) -> bytes:
-    return hashlib.blake2b('|'.join(pair).encode()).digest()
 
 
 # ---- random draws ----------------------------------------------------------------------------------

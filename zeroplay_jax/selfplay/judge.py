@@ -202,10 +202,6 @@ def _tokens(text: str) -> list[str]:
     return _TOKEN.findall(text.lower())
 
 
-def _without_possessive(word: str) -> str:
-    return word.removesuffix("'s").removesuffix('\u2019s')
-
-
 def _parse_verdict(text: str, meanings: dict[str, bool]) -> bool | None:
     """Returns the meaning that all sentences with a verdict word share.
 
@@ -223,7 +219,7 @@ def _parse_verdict(text: str, meanings: dict[str, bool]) -> bool | None:
     statement = re.compile(_STATEMENT.format(verdict=f'(?P<verdict>{"|".join(meanings)})'))
     votes = set()
     for sentence in _SENTENCE_END.split(reply):
-        tokens = [_without_possessive(token) for token in _tokens(sentence)]
+        tokens = [re.sub("['\u2019]s$", '', token) for token in _tokens(sentence)]
         if meanings.keys().isdisjoint(tokens):
             continue
         # A symbol that is not markup stays, and matches nothing.
@@ -397,18 +393,20 @@ class TextJudge(Judge):
         return verdict
 
     async def correct(self, identity, question, answers, given):
-        fields = dict(question=question, answers=' | '.join(answers), given=given)
-        return await self._ask(verdict, identity, 'judge_answer', **fields)
+        joined = ' | '.join(answers)
+        return await self._ask(
+            verdict, identity, 'judge_answer', question=question, answers=joined, given=given
+        )
 
     async def answer(self, identity, question, documents):
-        fields = dict(question=question, documents=documents)
         parse = functools.partial(rewards.extract_last, tag='answer')
         # Greedy, because acceptance must not depend on a lucky sample.
-        return await self._ask(parse, identity, 'answer_from_documents', 0.0, **fields)
+        return await self._ask(
+            parse, identity, 'answer_from_documents', 0.0, question=question, documents=documents
+        )
 
     async def gate(self, identity, name, task, document):
-        fields = dict(task=task, document=document)
-        return await self._ask(yes_no, identity, f'judge_{name}', **fields)
+        return await self._ask(yes_no, identity, f'judge_{name}', task=task, document=document)
 
     async def rubrics(self, identity, task, document):
         low, high = self._rubric_count
@@ -424,8 +422,9 @@ class TextJudge(Judge):
         return items
 
     async def grade(self, identity, task, answer, rubric):
-        fields = dict(task=task, given=answer, rubric=rubric)
-        return await self._ask(grade, identity, GRADE_PROMPT, **fields)
+        return await self._ask(
+            grade, identity, GRADE_PROMPT, task=task, given=answer, rubric=rubric
+        )
 
 
 class RuleJudge(Judge):
@@ -453,12 +452,6 @@ class RuleJudge(Judge):
         self._titles = functools.cache(lambda: frozenset(titles()))
         self._rubric_count = rubric_count
 
-    def _named_titles(self, task: str) -> frozenset[str]:
-        """Returns the titles that occur as words in a task."""
-        # Titles of the miniature worlds are single words; a possessive ends with an apostrophe.
-        words = task.replace('.', ' ').replace("'", ' ').split()
-        return self._titles().intersection(words)
-
     async def correct(self, identity, question, answers, given):
         self.stats['asked'] += 1
         return rewards.exact_match(given, answers)
@@ -477,7 +470,9 @@ class RuleJudge(Judge):
     async def gate(self, identity, name, task, document):
         self.stats['asked'] += 1
         if name == 'entities':
-            return bool(self._named_titles(task))
+            # Titles of the miniature worlds are single words; a possessive ends with an apostrophe.
+            words = task.replace('.', ' ').replace("'", ' ').split()
+            return not self._titles().isdisjoint(words)
         passages = [_titled_text(line) for line in document.split('\n')]
         last_title, _ = passages[-1]
         return facts.described_entity(task, passages) == normalize_answer(last_title)

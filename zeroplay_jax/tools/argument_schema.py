@@ -87,7 +87,10 @@ def check_schema(schema: Any) -> list[str]:
     notes = []
     for path, subschema in _subschemas(schema):
         _check_references(schema, path, subschema)
-        for pattern in _patterns(subschema):
+        patterns = list(subschema.get('patternProperties', ()))
+        if 'pattern' in subschema:
+            patterns.append(subschema['pattern'])
+        for pattern in patterns:
             if matcher(pattern) is None:
                 notes.append(f'the pattern {pattern[:60]!r} at {path or "its top"}')
     return notes
@@ -168,13 +171,6 @@ def _children(root: Json, schema: Json) -> Iterator[tuple[str, str, Any]]:
         yield keyword, '', schema.get(keyword)
     if isinstance(schema.get('$ref'), str):
         yield '$ref', '', referenced(root, schema['$ref'])
-
-
-def _patterns(schema: Json) -> list[str]:
-    patterns = list(schema.get('patternProperties', {}))
-    if 'pattern' in schema:
-        patterns.append(schema['pattern'])
-    return patterns
 
 
 @functools.cache

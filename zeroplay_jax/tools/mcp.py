@@ -6,6 +6,7 @@ argument. What a server sends is cut before it is kept: descriptions, and the te
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -23,6 +24,7 @@ _MAX_NAME = 120  # characters of a name or an address within a result
 _DATA = ('enum', 'const', 'examples', 'default')
 
 
+@dataclasses.dataclass(eq=False)
 class McpTool(Tool):
     """One tool of a server.
 
@@ -40,21 +42,12 @@ class McpTool(Tool):
     # Calls at the same time: a decode chunk can end with hundreds of calls.
     workers = 16
 
-    def __init__(
-        self,
-        connection: Any,
-        server_name: str,
-        name: str,
-        description: str,
-        parameters: Json,
-        call_seconds: float,
-    ):
-        self.name = name
-        self.description = description
-        self.parameters = parameters
-        self._connection = connection
-        self._server_name = server_name
-        self._call_seconds = call_seconds
+    connection: Any
+    server_name: str
+    name: str
+    description: str
+    parameters: Json
+    call_seconds: float
 
     def check(self) -> None:
         """Checks the tool as `Tool.check` does; the message names the server."""
@@ -62,7 +55,7 @@ class McpTool(Tool):
             super().check()
         except ValueError as error:
             raise ValueError(
-                f'{error}; {self._connection.server.where}: leave it out with "tools", or give another name with '
+                f'{error}; {self.connection.server.where}: leave it out with "tools", or give another name with '
                 '"rename"'
             ) from None
 
@@ -74,12 +67,12 @@ class McpTool(Tool):
         """Returns the result of one call, with an error code after any failure."""
         from zeroplay_jax.tools import mcp_session  # optional dependency
 
-        server = self._connection.server
+        server = self.connection.server
         # Nothing is raised, because `run` would then be repeated, and MCP calls may have side effects.
         try:
-            reply = self._connection.call(self._server_name, arguments, self._call_seconds)
+            reply = self.connection.call(self.server_name, arguments, self.call_seconds)
         except TimeoutError:
-            self.failure_log.add(f'{server.where}: no result within {self._call_seconds:g} s')
+            self.failure_log.add(f'{server.where}: no result within {self.call_seconds:g} s')
             return ToolResult(error='timeout')
         except mcp_session.RefusedCall as error:
             # The server's own error message tells the policy how to correct the call.
@@ -111,7 +104,6 @@ def list_tools(servers: str, call_seconds: float) -> list[McpTool]:
             "config.tools.names has 'mcp', whose client is not installed; pip install mcp"
         ) from None
     tools: dict[str, McpTool] = {}
-    servers_of_tools: dict[str, McpServer] = {}
     for unexpanded in read_servers(servers):
         server = unexpanded.expanded(os.environ)
         connection = mcp_session.connection_to(server)
@@ -126,7 +118,8 @@ def list_tools(servers: str, call_seconds: float) -> list[McpTool]:
                 continue
             if name in tools:
                 raise UserError(
-                    f'{server.where}: its tool {name!r} has the name of a tool of {servers_of_tools[name].where}; '
+                    f'{server.where}: its tool {name!r} has the name of a tool of '
+                    f'{tools[name].connection.server.where}; '
                     'give "prefix" or "rename"'
                 )
             description = _one_line(specification.description or specification.title)
@@ -135,7 +128,6 @@ def list_tools(servers: str, call_seconds: float) -> list[McpTool]:
                 connection, specification.name, name, description, parameters, call_seconds
             )
             tools[name] = tool
-            servers_of_tools[name] = server
     return list(tools.values())
 
 

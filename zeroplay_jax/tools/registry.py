@@ -66,10 +66,6 @@ def _open(config: Config, source: DocumentSource) -> Tool:
     return OpenTool(source.open, _workers(source))
 
 
-def _calculator(config: Config, source: DocumentSource) -> Tool:
-    return CalculatorTool()
-
-
 def _mcp(config: Config, source: DocumentSource) -> Sequence[Tool]:
     # The source is ignored, because a server decides by itself what its tools read.
     from zeroplay_jax.tools import mcp  # optional dependency
@@ -80,7 +76,7 @@ def _mcp(config: Config, source: DocumentSource) -> Sequence[Tool]:
 BUILT_IN: dict[str, Factory] = {
     'search': _search,
     'open': _open,
-    'calculator': _calculator,
+    'calculator': lambda config, source: CalculatorTool(),
     'mcp': _mcp,
 }
 

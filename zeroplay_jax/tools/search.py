@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,15 +72,14 @@ class SearchTool(Tool):
         queries: list[str] = []
         for call in calls:
             queries += call.arguments['query_list']
-        passages_per_query = list(self._search(queries))
+        passages_per_query = self._search(queries)
         if len(passages_per_query) != len(queries):
             raise ValueError(f'{len(queries)} queries returned {len(passages_per_query)} results')
+        remaining = iter(passages_per_query)
         results = []
-        begin = 0
         for call in calls:
-            end = begin + len(call.arguments['query_list'])
-            results.append(_search_result(passages_per_query[begin:end]))
-            begin = end
+            num_queries = len(call.arguments['query_list'])
+            results.append(_search_result(list(itertools.islice(remaining, num_queries))))
         return results
 
 
