@@ -36,6 +36,10 @@ _MAJORITY = {
     'schedule.initial_document': False,
     'reward.format_weight': 0.0,
 }
+# A ratio per token and a mean over tokens, as in DAPO, and what Search-R1 changes of it.
+_TOKEN_RATIO = {'loss': 'token_pg', 'aggregation': 'token', 'clip_low': 0.2}
+_SEARCH_R1 = _TOKEN_RATIO | {'filter_groups': False, 'clip_high': 0.2, 'kl_coef': 0.001}
+_JUDGE_CHECKER = {'ssp.checker': 'judge', 'judge.kind': 'endpoint'}
 # Qwen3-8B with its own call syntax; thoughts are cut after their turn.
 _QWEN3 = {
     'policy.path': 'checkpoints/Qwen3-8B',
@@ -81,15 +85,18 @@ ROWS = {
     'ssp/code': {
         'ssp.first_update': 'proposer',
         'ssp.code_gate': True,
-        **{'ssp.checker': 'judge', 'judge.kind': 'endpoint'},
+        **_JUDGE_CHECKER,
         'solver.scale': 'std',
         'solver.aggregation': 'token',
-        **_of('proposer', {'loss': 'token_pg', 'aggregation': 'token', 'kl_coef': 0.01}),
-        **_of('proposer', {'clip_low': 0.2, 'clip_high': 0.285}),
+        'proposer.loss': 'token_pg',
+        'proposer.aggregation': 'token',
+        'proposer.kl_coef': 0.01,
+        'proposer.clip_low': 0.2,
+        'proposer.clip_high': 0.285,
         'shared_optimizer': True,
     },
     # The code asks a server in the answerability check, algorithm 1 the policy.
-    'ssp/judge_checker': {'ssp.checker': 'judge', 'judge.kind': 'endpoint'},
+    'ssp/judge_checker': _JUDGE_CHECKER,
     # The start from R-Search's checkpoint; from the others policy.path alone changes.
     'ssp/r_search': {'tools.syntax': 'r_search'},
     # Dr. Zero: hop ratio, estimator; table 7, whose rows have one iteration and are compared with 'iterations_1';
@@ -110,7 +117,9 @@ ROWS = {
     'drzero/r_zero': {
         **_MAJORITY,
         'reward.difficulty': 'triangle',
-        **{'reward.solves': 10, 'pool.measure': 10, 'pool.window': (0.3, 0.7)},
+        'reward.solves': 10,
+        'pool.measure': 10,
+        'pool.window': (0.3, 0.7),
     },
     'drzero/code': {
         'proposer.singleton': 'raw',
@@ -135,19 +144,12 @@ ROWS = {
     # trained with DSPO's reward, as in the paper. PPO has the single rollout per question of Search-R1's script, whose
     # rates are the defaults.
     'dspo/gspo': {'solver.filter_groups': False},
-    'dspo/dapo': {
-        **_of('solver', {'loss': 'token_pg', 'aggregation': 'token', 'kl_coef': 0.0}),
-        **_of('solver', {'clip_low': 0.2, 'clip_high': 0.28}),
-    },
-    'dspo/search_r1_grpo': {
-        **_of('solver', {'loss': 'token_pg', 'aggregation': 'token', 'filter_groups': False}),
-        **_of('solver', {'clip_low': 0.2, 'clip_high': 0.2, 'kl_coef': 0.001}),
-    },
+    'dspo/dapo': _of('solver', _TOKEN_RATIO | {'kl_coef': 0.0, 'clip_high': 0.28}),
+    'dspo/search_r1_grpo': _of('solver', _SEARCH_R1),
     'dspo/search_r1_ppo': {
-        **_of('solver', {'loss': 'token_pg', 'aggregation': 'token', 'filter_groups': False}),
-        **_of('solver', {'clip_low': 0.2, 'clip_high': 0.2, 'kl_coef': 0.001}),
-        **_of('solver', {'baseline': 'value', 'scale': 'batch', 'samples': 1, 'batch': 512}),
-        **_of('solver', {'minibatches': 2}),
+        **_of('solver', _SEARCH_R1 | {'baseline': 'value', 'scale': 'batch', 'samples': 1}),
+        'solver.batch': 512,
+        'solver.minibatches': 2,
     },
     'dspo/gmpo': _of('solver', {'loss': 'geometric_pg', 'clip_low': 0.4, 'clip_high': 0.4}),
     'dspo/dense': {

@@ -23,6 +23,7 @@ for _ in range(3 if h.is_first else 17):
 assert h.gather({'at': h.index, 'x': np.float32(1.5)}) == [{'at': 0, 'x': 1.5}, {'at': 1, 'x': 1.5}]
 assert h.gather('é' * (1 + 1000 * h.index)) == ['é', 'é' * 1001]
 assert h.run_on_all_and_gather(lambda: h.index) == [0, 1]
+assert h.run_on_first(divmod, 7, 4) == [1, 3] and h.run_on_all(complex, imag=h.index).imag == h.index
 assert h.gather_bytes(b'' if h.is_first else b'one' * 1000) == [b'', b'one' * 1000]
 def fails():
     if not h.is_first:
@@ -36,7 +37,7 @@ def breaks():
     if not h.is_first:
         raise KeyError('gone')
 try:
-    h.run_on_all_and_gather(breaks)
+    h.run_on_all(breaks)
     raise SystemExit('nothing was raised')
 except (RuntimeError, KeyError) as error:
     assert (str(error) == "process 1: 'gone'") if h.is_first else isinstance(error, KeyError), error

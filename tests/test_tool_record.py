@@ -7,7 +7,6 @@ import pytest
 from run_records import change_record, write_record
 
 from zeroplay_jax.configs import quickstart
-from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.tools.base import Tool, ToolResult, string_parameter
 from zeroplay_jax.tools.calculator import CalculatorTool
 from zeroplay_jax.tools.search import SearchTool
@@ -42,7 +41,7 @@ def check_roles(workdir, roles, is_resumed=True):
     if is_resumed:
         (workdir / 'checkpoints' / '1').mkdir(parents=True, exist_ok=True)
     start = dict(index='', template={}, weights={}, is_resumed=is_resumed)
-    run_folder.begin(Hosts(), workdir, quickstart.get_config(), {}, roles=roles, **start)
+    run_folder.begin(workdir, quickstart.get_config(), {}, roles=roles, **start)
 
 
 def recorded(workdir):

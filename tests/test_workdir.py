@@ -15,7 +15,6 @@ from zeroplay_jax.evaluation import report_builder
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import workdir as run_workdir
-from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.runtime.workdir import WorkdirError, claim
 from zeroplay_jax.settings import kinds
@@ -260,11 +259,11 @@ def read_files(tmp_path, monkeypatch):
 
 
 def record(config, workdir, index='hash 1', is_resumed=True):
-    inputs = run_folder.check(Hosts(), workdir, config, is_resumed)
+    inputs = run_folder.check(workdir, config, is_resumed)
     if is_resumed:
         (workdir / 'checkpoints' / '1').mkdir(parents=True, exist_ok=True)
     start = dict(index=index, template={}, roles={}, weights={}, is_resumed=is_resumed)
-    run_folder.begin(Hosts(), workdir, config, inputs, **start)
+    run_folder.begin(workdir, config, inputs, **start)
 
 
 @pytest.mark.parametrize(

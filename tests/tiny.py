@@ -9,9 +9,10 @@ import jax
 import numpy as np
 import tokenizers
 import transformers
+from flax.traverse_util import flatten_dict
 from tokenizers import decoders, models, pre_tokenizers
 
-from zeroplay_jax.policy import hf, transformer
+from zeroplay_jax.policy import hf, stored_tensors, transformer
 from zeroplay_jax.rollout.call_syntax import TagSyntax
 
 SPECIAL = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
@@ -76,8 +77,13 @@ def make_folder(path, *, letters=None, seed=0, **config):
     )
     from safetensors.numpy import save_file
 
-    save_file(hf.to_tensors(model, params), path / 'model.safetensors', metadata={'format': 'pt'})
+    save_file(to_tensors(model, params), path / 'model.safetensors', metadata={'format': 'pt'})
     return path
+
+
+def to_tensors(model, params):
+    """The parameters in host memory, by their Hugging Face names."""
+    return hf._gather_tensors(flatten_dict(params, sep='/'), stored_tensors.tensors(model))
 
 
 # Families as transformers writes them: (its config class, its fields). Windows and original lengths are short enough

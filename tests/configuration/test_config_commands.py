@@ -71,7 +71,7 @@ def test_a_field_that_another_recipe_reads_is_refused_with_its_name(recipe, fiel
     assert ('ssp' in fields.config('ssp')) and not ({'drzero', 'pool'} & set(fields.config('ssp')))
 
 
-def test_a_config_that_a_flag_gives_to_another_recipe_has_the_fields_of_that():
+def test_a_config_that_a_flag_gives_to_another_recipe_has_the_fields_of_that(capsys):
     config = fields.config('drzero', 'mini')
     config.recipe = 'ssp'
     fields.fit_to_recipe(config)
@@ -86,5 +86,11 @@ def test_a_config_that_a_flag_gives_to_another_recipe_has_the_fields_of_that():
     with pytest.raises(UserError, match='inputs.world_questions: recipe ssp does not read it'):
         fields.config('dspo', 'mini', {'recipe': 'ssp', 'inputs.world_questions': 300})
     config = fields.config('dspo', 'mini')
+    config.inputs.world_questions = 7
+    config.solver.batch = 99
+    capsys.readouterr()
     fields.set_fields(config, ['--config.recipe=drzero'])
     assert 'drzero' in config and 'world_questions' not in config.inputs
+    # What the file sets and the recipe does not read is named, once.
+    line = 'recipe drzero does not read these fields that the config sets: inputs.world_questions'
+    assert capsys.readouterr().err == f'warning: {line}\n'

@@ -26,7 +26,7 @@ def policy(folder):
 @pytest.fixture
 def remote(monkeypatch):
     """A workdir in a bucket, where attempts follow each other at once."""
-    monkeypatch.setattr('zeroplay_jax.training.uploads._FIRST_PAUSE', 0.01)
+    monkeypatch.setattr('zeroplay_jax.training.mirror._FIRST_PAUSE', 0.01)
     return RemoteWorkdir(MemoryBucket(), 'runs/a')
 
 

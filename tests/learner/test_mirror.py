@@ -232,7 +232,7 @@ def test_a_step_whose_last_write_arrived_but_seemed_to_fail_stays_whole(
 def test_the_time_for_further_attempts_begins_when_nothing_arrives_any_more(
     remote, steps, here, monkeypatch
 ):
-    monkeypatch.setattr('zeroplay_jax.training.uploads.THREADS', 1)
+    monkeypatch.setattr('zeroplay_jax.training.mirror.THREADS', 1)
     upload_object = remote.bucket.upload
     names_tried = []
 

@@ -14,8 +14,7 @@ from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.remote_workdir import Lease, RemoteFile
 from zeroplay_jax.training.bucket_run import bring_down
-from zeroplay_jax.training.mirror import Mirror, PartMirror
-from zeroplay_jax.training.uploads import Parts, link_folder, merge
+from zeroplay_jax.training.mirror import Mirror, PartMirror, Parts, link_folder, merge
 from zeroplay_jax.types import UserError
 
 

@@ -79,9 +79,9 @@ def test_a_step_depends_on_its_row_and_its_used_places_alone(token, cache):
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
-def chunk_over(chunk, cache, slots, window, attend_chunk):
+def chunk_over(chunk, cache, slots, window, reads_used):
     q, k, v, start = chunk
-    return attend_chunk(q, k, v, cache, slots, start, window)
+    return attention.attend_chunk(q, k, v, cache, slots, start, window, reads_used)
 
 
 @pytest.fixture(scope='module')
@@ -95,18 +95,16 @@ def chunk():
 @pytest.mark.parametrize('window', [0, 7])
 def test_a_chunk_equals_that_over_all_places(chunk, cache, window):
     slots = np.array([4, 2, 1, 1], np.int32)
-    out, written = chunk_over(chunk, cache, slots, window, attention.attend_used_chunk)
-    expected, expected_cache = chunk_over(chunk, cache, slots, window, attention.attend_chunk)
+    out, written = chunk_over(chunk, cache, slots, window, True)
+    expected, expected_cache = chunk_over(chunk, cache, slots, window, False)
     np.testing.assert_allclose(out, expected, atol=2e-6)
     jax.tree.map(np.testing.assert_array_equal, written, expected_cache)
 
 
-@pytest.mark.parametrize('attend_chunk', [attention.attend_chunk, attention.attend_used_chunk])
-def test_a_chunk_attends_to_an_earlier_chunk_of_its_row_in_the_same_call(
-    chunk, cache, attend_chunk
-):
+@pytest.mark.parametrize('reads_used', [False, True])
+def test_a_chunk_attends_to_an_earlier_chunk_of_its_row_in_the_same_call(chunk, cache, reads_used):
     def attend(cache, *slots):
-        return chunk_over(chunk, cache, np.array(slots, np.int32), 0, attend_chunk)
+        return chunk_over(chunk, cache, np.array(slots, np.int32), 0, reads_used)
 
     together, _ = attend(cache, 4, 2, 1, 1)
     # The first of the two chunks in a call of its own; idle rows have a slot beyond the last.
@@ -117,9 +115,9 @@ def test_a_chunk_attends_to_an_earlier_chunk_of_its_row_in_the_same_call(
 
 def test_a_chunk_depends_on_its_used_places_alone(chunk, cache):
     slots = np.array([4, 2, 1, SLOTS], np.int32)
-    out, _ = chunk_over(chunk, cache, slots, 0, attention.attend_used_chunk)
+    out, _ = chunk_over(chunk, cache, slots, 0, True)
     used = np.full(SLOTS, PLACES)
     used[slots[:3]] = np.asarray(chunk[3])[:3] + CHUNK
     spoilt = spoilt_beyond_the_read_lengths(cache, used)
-    again, _ = chunk_over(chunk, spoilt, slots, 0, attention.attend_used_chunk)
+    again, _ = chunk_over(chunk, spoilt, slots, 0, True)
     np.testing.assert_array_equal(again[:3], out[:3])

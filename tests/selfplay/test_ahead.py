@@ -195,7 +195,7 @@ def test_an_error_ends_both_steps_and_the_step_can_begin_again(game):
     with pytest.raises(KeyError, match='lost'):
         engine.run_step(schedule[0], lambda: None, schedule[1])
     assert is_idle(engine)
-    assert engine.collector.ahead is None and engine.drawn == 0
+    assert engine.collector.ahead is None and engine.collector.drawn == 0
     played.episode = whole
     assert columns(play(engine, schedule))[0] == [{0}, {0}, {1}, {2}]
 

@@ -158,7 +158,9 @@ def test_the_table_of_steps(start):
             assert all(jax.tree.leaves(changed)) == bool(values['skipped_updates'])
             assert values['skipped_updates'] or np.isfinite(values['gradient_norm'])
             drops = [row.trajectory.identity for row in rows if row.drop]
-            lines.append(f'trained {items}, drawn {engine.drawn}, {shown}, log {log}, {drops}')
+            lines.append(
+                f'trained {items}, drawn {engine.collector.drawn}, {shown}, log {log}, {drops}'
+            )
         starts = [cursor.phase for cursor in game.cursors if cursor.round == 0]
         return '\n'.join([*lines, f'steps began at {starts}'])
 
@@ -206,7 +208,12 @@ def test_the_state_holds_surplus_and_place(policy):
     again, _ = make(policy, FIRST_IS_DULL, **FILTERED)
     again.restore(*saved)
     waiting = from_bytes(base64.b64decode(again.filter.state()['solver']))
-    assert again.drawn == 6 and [row.info.details['item'] for row in waiting] == [4, 4, 5, 5]
+    assert again.collector.drawn == 6 and [row.info.details['item'] for row in waiting] == [
+        4,
+        4,
+        5,
+        5,
+    ]
     play(again, 1)
     assert_equal_states(snapshot(again), snapshot(whole))
 

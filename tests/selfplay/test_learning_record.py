@@ -177,5 +177,5 @@ def test_some_dropped_tasks_of_a_generation_step_are_no_news():
 
 def test_many_reasons_are_cut_after_the_largest():
     reasons = {f'reason_{number}': number for number in range(1, 7)}
-    text = shares_text(reasons, 'tasks')
+    text = shares_text(reasons)
     assert text.startswith('reason_6 29 %, reason_5 24 %') and text.endswith(', … of 21 tasks')

@@ -124,12 +124,12 @@ def answer_row(*turns, answers=('Lomi',), score=1.0, **fields):
 
 def test_few_calls_of_rollouts_that_need_none_are_no_broken_tool():
     silent = [answer_row() for _ in range(40)]
-    assert 'call_error_share' not in metrics.row_health(silent + [answer_row(FAILED)] * 9, ())
+    assert 'call_error_share' not in metrics.health(silent + [answer_row(FAILED)] * 9, (), {})
     calling = [answer_row(FAILED)] * 8 + [answer_row()] * 8
-    assert metrics.row_health(calling, ())['call_error_share'] == (8, 8)
+    assert metrics.health(calling, (), {})['call_error_share'] == (8, 8)
     # A role without tools cannot call one.
-    assert 'no_call_share' not in metrics.row_health(calling, ())
-    assert metrics.row_health(calling, ('solver',))['no_call_share'] == (8, 16)
+    assert 'no_call_share' not in metrics.health(calling, (), {})
+    assert metrics.health(calling, ('solver',), {})['no_call_share'] == (8, 16)
 
 
 def test_equal_questions_of_one_task_are_no_duplicates():
@@ -142,7 +142,7 @@ def test_equal_questions_of_one_task_are_no_duplicates():
         proposal(number // 2, f'Who founded {number // 2}?', number % 2) for number in range(12)
     ]
     rows += [proposal(6, 'The same?'), proposal(7, 'the SAME')]
-    assert metrics.row_health(rows, ())['duplicate_share'] == (2, 8)
+    assert metrics.health(rows, (), {})['duplicate_share'] == (2, 8)
 
 
 # ---- the table, and rows --------------------------------------------------
@@ -160,8 +160,8 @@ def missing_evidence(text, *answers):
     plain = ToolCall('calculator', {}, text)
     shares = set()
     for row in (answer_row(Turn('s', each), answers=answers) for each in (call, plain)):
-        shares.add(metrics.evidence_share([row] * 8 + [answer_row(score=0.4)])['no_evidence_share'])
-        assert metrics.evidence_share([row] * 7) == {}
+        shares.add(metrics.health([row] * 8 + [answer_row(score=0.4)], (), {})['no_evidence_share'])
+        assert 'no_evidence_share' not in metrics.health([row] * 7, (), {})
     (share,) = shares
     return share
 

@@ -106,7 +106,7 @@ class SecondHost:
     def run_on_all_and_gather(self, call):
         return self.gather(call())
 
-    def run_on_first(self, call):
+    def run_on_first(self, call, *arguments):
         return self.replies.pop(0)
 
 
@@ -122,7 +122,7 @@ def find_copy(tmp_path, monkeypatch):
             return str(tmp_path / 'copy')
 
         monkeypatch.setattr(remote_workdir, 'local_source', local_source)
-        hosts = SecondHost(True, *replies)
+        hosts = SecondHost('gs://bucket/old', *replies)
         return branch.find(hosts, tmp_path / 'new', 'gs://bucket/old', is_resumed=False)
 
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
@@ -165,17 +165,15 @@ def test_a_copy_that_another_command_has_replaced_is_refused_before_it_is_read(t
         branch.newest_on_all(SecondHost(first), tmp_path, is_copy=True)
 
 
-def test_policies_are_checked_by_the_first_process_and_a_removed_checkpoint_is_one_line(tmp_path):
+def test_a_checkpoint_without_a_policy_or_removed_meanwhile_is_one_line(tmp_path):
     save(tmp_path, 8)
     source = branch.newest_checkpoint(tmp_path)
-    branch.check_policies(Hosts(), source, ['solver'])
+    branch.check_policies(source, ['solver'])
     with pytest.raises(UserError, match='has the policies solver and not proposer'):
-        branch.check_policies(Hosts(), source, ['proposer'])
+        branch.check_policies(source, ['proposer'])
     shutil.rmtree(source.folder)
     with pytest.raises(UserError, match='checkpoint 8 was removed meanwhile; run the command'):
-        branch.check_policies(Hosts(), source, ['solver'])
-    # It waits for the first process only.
-    branch.check_policies(SecondHost(None), source, ['solver'])
+        branch.check_policies(source, ['solver'])
 
 
 def test_what_cannot_be_read_is_an_error_if_there_is_no_other_checkpoint(
@@ -210,7 +208,7 @@ def check_against(tmp_path):
     def begin(config, folder=tmp_path):
         write_record(tmp_path, config, inputs=BASE)
         source = branch.Source(folder, 1, tmp_path)
-        return lambda config, files=BASE: branch.check_adapters(Hosts(), source, config, files)
+        return lambda config, files=BASE: branch.check_adapters(source, config, files)
 
     return begin
 

@@ -89,4 +89,4 @@ def test_another_search_index_or_tool_is_another_schedule(tmp_path, inputs, tool
     write(new, inputs, tools)
     config.schedule.iterations += 1
     source = branch.Source(old, 4, old / 'checkpoints' / '4')
-    assert branch.is_longer(Hosts(), new, source, frozen(config)) == is_longer
+    assert branch.is_longer(new, source, frozen(config)) == is_longer

@@ -85,7 +85,7 @@ def trajectory_of(*rows):
 
 def metrics_of(*rows):
     row = Row('solver', trajectory_of(*rows), reward=0.0, group=0)
-    return metrics.ratios(metrics.empty_search_share([row]))
+    return metrics.ratios(metrics.health([row], (), {}))
 
 
 @pytest.mark.fault('B', 'a run over a server that finds nothing')

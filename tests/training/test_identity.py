@@ -29,7 +29,7 @@ def config_of(**changes):
 
 def begin_record(workdir, config, inputs, is_resumed):
     start = dict(index='', template={}, roles={}, weights={}, is_resumed=is_resumed)
-    return run_folder.begin(Hosts(), workdir, config, inputs, **start)
+    return run_folder.begin(workdir, config, inputs, **start)
 
 
 def begin(workdir, config, inputs=INPUTS):
@@ -50,7 +50,7 @@ def begin(workdir, config, inputs=INPUTS):
 
 
 def check(workdir):
-    run_folder.check_checkpoints(Hosts(), workdir)
+    run_folder.check_checkpoints(workdir)
 
 
 def exchange(one, other, name):

@@ -82,7 +82,7 @@ def test_a_log_that_cannot_be_opened_ends_all_processes(monkeypatch, tmp_path):
     config = quickstart.get_config()
     hosts = Hosts()
     calls = []
-    monkeypatch.setattr(hosts, 'run_on_all_and_gather', calls.append)
+    monkeypatch.setattr(hosts, 'run_on_all', calls.append)
     monkeypatch.setattr(loop, 'MetricsWriter', mock.Mock(side_effect=UserError('no key')))
     assert loop._open_log(hosts, config, tmp_path, 0, '') is None
     with pytest.raises(UserError, match='no key'):

@@ -7,7 +7,6 @@ import pytest
 from zeroplay_jax.configs import drzero
 from zeroplay_jax.evaluation import question_sets
 from zeroplay_jax.runtime import record
-from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.training import run_folder
 from zeroplay_jax.types import UserError
 
@@ -17,7 +16,7 @@ def write(workdir, template):
     config = drzero.get_config('mini')
     start = dict(index='', roles={}, weights={}, is_resumed=False)
     inputs = {'policy.path': {}}
-    run_folder.begin(Hosts(), workdir, config, inputs, template=template, **start)
+    run_folder.begin(workdir, config, inputs, template=template, **start)
 
 
 @pytest.mark.fault('third-4', 'a run resumed on another day, and one that continues another run')

@@ -31,6 +31,7 @@ from zeroplay_jax.settings.kinds import (
     built_in_path,
     fail,
     leaves,
+    warn_once,
 )
 from zeroplay_jax.settings.renamed import REMOVED_FIELDS, RENAMED_FIELDS, with_new_names
 from zeroplay_jax.settings.schema import (
@@ -83,12 +84,14 @@ def fit_to_recipe(
       config: is changed.
       like: see `default_config`.
       is_switched: whether the recipe was chosen for a config that a file made for another one. Fields that the recipe
-        does not read are then removed whatever their values, so that a config file works with any recipe.
+        does not read are then removed whatever their values, so that a config file works with any recipe; a warning
+        names those that the file had set.
 
     Raises:
       ConfigError: there is no such recipe.
     """
     recipe = recipes.recipe_class(config.recipe)
+    before = dict(leaves(config)) if is_switched else {}
     with config.unlocked():
         # Roles may depend on the recipe's settings.
         for name, section in recipe.settings.items():
@@ -117,6 +120,14 @@ def fit_to_recipe(
             is_role = sections[name] is TrainedRole
             if is_role and not is_built_in and name != recipe.evaluated_role in config:
                 config[name].batch = config[recipe.evaluated_role].get_oneway_ref('batch')
+    if is_switched:
+        defaults, left = dict(leaves(fields_of_all())), dict(leaves(config))
+        dropped = [name for name in before.keys() - left if before[name] != defaults.get(name)]
+        if dropped:
+            names = ', '.join(sorted(dropped))
+            warn_once(
+                f'recipe {config.recipe} does not read these fields that the config sets: {names}'
+            )
 
 
 # What goes with the file of another field of `inputs`.
@@ -345,7 +356,7 @@ def check_values(config: ConfigDict) -> None:
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int) and abs(number) > MAX_INT:
                 fail(name, value, 'not possible', f'give at most {MAX_INT}')
-    _validated(_model_of(config), config, '', defaults)
+    frozen(config)
 
 
 def checked_section(section: type[Section], name: str, values: Mapping[str, Any]) -> ConfigDict:
@@ -364,54 +375,29 @@ def checked_section(section: type[Section], name: str, values: Mapping[str, Any]
         check_name(f'{name}.{field}', defaults)
     merged = ConfigDict(section().model_dump() | dict(values))
     # The values are read back from the schema, which converts a whole number to a float where it has a float.
-    return ConfigDict(_validated(section, merged, name, dict(leaves(defaults))).model_dump())
+    return ConfigDict(_validated(section, merged, f'{name}.').model_dump())
 
 
-def _validated(
-    section: type[Section], values: ConfigDict, prefix: str, defaults: Mapping[str, Any]
-) -> Any:
+def _validated(section: type[Section], values: ConfigDict, prefix: str = '') -> Any:
     """Returns the values as an object of the schema `section`, or refuses the wrong ones.
 
     Args:
       section: schema of a section, or of a whole config.
       values: the values; fields that are not there get their defaults.
-      prefix: name of the section; '' for a config.
-      defaults: dotted name within the config → default, for the error text.
+      prefix: of the names of its fields in a config, such as 'solver.'.
     """
     try:
         return section.model_validate(values.to_dict())
     except pydantic.ValidationError as error:
+        given, defaults = dict(leaves(values)), dict(leaves(section()))
         for problem in error.errors():
-            _refuse(problem, prefix, dict(leaves(values)), defaults)
-
-
-def _refuse(
-    problem: Any,
-    prefix: str,
-    values: Mapping[str, Any],
-    defaults: Mapping[str, Any],
-) -> None:
-    """Refuses a value.
-
-    Args:
-      problem: what pydantic found.
-      prefix: name of the section; '' at the top level.
-      values: dotted name within the section → value.
-      defaults: dotted name within the config → default, for the error text.
-    """
-    # Integers in the location are positions in a list; the field is the list as a whole.
-    path = [str(part) for part in problem['loc'] if isinstance(part, str)]
-    local_name = '.'.join(path)
-    name = local_name
-    if prefix:
-        name = f'{prefix}.{local_name}'
-    value = values[local_name]
-    kind = problem['type']
-    if kind in _TYPE_ERRORS:
-        default = defaults[name]
-        fail(name, value, f'must be {type_name(default)}', f'give one such as {default!r}')
-    else:
-        fail(name, value, 'not possible', _fix(problem, value))
+            # Integers in the location are positions in a list; the field is the list as a whole.
+            name = '.'.join(part for part in problem['loc'] if isinstance(part, str))
+            reason, fix = 'not possible', _fix(problem, given[name])
+            if problem['type'] in _TYPE_ERRORS:
+                reason = f'must be {type_name(defaults[name])}'
+                fix = f'give one such as {defaults[name]!r}'
+            fail(prefix + name, given[name], reason, fix)
 
 
 def _fix(problem: Any, value: Any) -> str:
@@ -443,9 +429,7 @@ def frozen(config: ConfigDict | Config) -> Config:
     """
     if isinstance(config, Config):
         return config
-    return _validated(
-        _model_of(config), config, '', dict(leaves(default_config(config.recipe, config)))
-    )
+    return _validated(_model_of(config), config)
 
 
 # ---- flags of commands -----------------------------------------------------------------------------
@@ -474,34 +458,38 @@ def set_fields(config: ConfigDict, assignments: Sequence[str]) -> None:
 
 
 def assign(config: ConfigDict, assignment: str) -> None:
-    """Sets one field in place; checks its name and type, and no bounds.
-
-    Raises:
-      ConfigError: one line; an unknown field, or a value of another type.
-    """
+    """Sets one field by a flag; errors as of `set_field`, or the flag has no value."""
     name, equals, text = assignment.removeprefix(PREFIX).partition('=')
     if not equals:
         raise ConfigError(f'{assignment}: has no value; give {PREFIX}{name}=VALUE')
-    check_name(name, config)
-    present = functools.reduce(operator.getitem, name.split('.'), config)
-    config.update_from_flattened_dict({name: _value(name, text, present)})
-    if name == 'recipe' and text != present:
+    value: Any = text
+    if not isinstance(_present(config, name), str):
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            value = {'true': True, 'false': False}.get(text.lower(), text)
+    set_field(config, name, value)
+
+
+def set_field(config: ConfigDict, name: str, value: Any) -> None:
+    """Sets one field in place; checks its name and type, and no bounds. Another recipe brings its fields.
+
+    Raises:
+      ConfigError: one line; an unknown field, a section, or a value of another type.
+    """
+    present = _present(config, name)
+    if isinstance(present, ConfigDict):
+        fix = f'set one of its fields, such as {name}.{next(iter(present))}'
+        fail(name, value, 'a section and not a field', fix)
+    config.update_from_flattened_dict({name: of_type(name, value, present)})
+    if name == 'recipe' and value != present:
         fit_to_recipe(config, is_switched=True)
 
 
-def _value(name: str, text: str, default: Any) -> Any:
-    """Returns the value of a flag with the type of the field's value."""
-    if isinstance(default, ConfigDict):
-        raise ConfigError(
-            f'config.{name}: a section; set one of its fields, such as {next(iter(default))}'
-        )
-    if isinstance(default, str):
-        return text
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        value = {'true': True, 'false': False}.get(text.lower(), text)
-    return of_type(name, value, default)
+def _present(config: ConfigDict, name: str) -> Any:
+    """Returns the value of a field, or the section of this name; ConfigError if there is none."""
+    check_name(name, config)
+    return functools.reduce(operator.getitem, name.split('.'), config)
 
 
 # ---- configs of runs -------------------------------------------------------------------------------
@@ -580,23 +568,15 @@ def config(
     if changes is not None and not isinstance(changes, Mapping):
         fix = "give a dict, such as {'solver.batch': 16}"
         raise ConfigError(f'config: changes is a {type(changes).__name__}; {fix}')
-    if changes and 'recipe' in changes:
+    others = dict(changes or {})
+    if 'recipe' in others:
         # Which fields there are depends on it.
-        of_file = settings.recipe
-        settings.recipe = of_type('recipe', changes['recipe'], of_file)
-        fit_to_recipe(settings, is_switched=changes['recipe'] != of_file)
-    for name in changes or {}:
+        set_field(settings, 'recipe', others.pop('recipe'))
+    for name in others:
         # An empty dict has no fields, by which a misspelt section would be noticed.
         check_name(str(name), settings)
-    defaults = dict(leaves(settings))
-    for field, value in leaves(changes or {}):
-        # Checked here, because ml_collections would raise a KeyError without a suggestion.
-        check_name(field, settings)
-        if field not in defaults:
-            fix = f"name one of its fields, such as '{field}.NAME'"
-            fail(field, value, 'a section and not a field', fix)
-        checked_value = of_type(field, value, defaults[field])
-        settings.update_from_flattened_dict({field: checked_value})
+    for field, value in leaves(others):
+        set_field(settings, field, value)
     return settings
 
 

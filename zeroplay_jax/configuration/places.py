@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ml_collections import ConfigDict
 
@@ -13,12 +14,21 @@ from zeroplay_jax.data import files
 from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.command import similar_path
-from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.selfplay.library import has_index
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError, fail
 from zeroplay_jax.tools.mcp_servers import read_servers
 from zeroplay_jax.types import UserError
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Turns errors about a file or address into ConfigError, which names the field or flag that names it."""
+    try:
+        yield
+    except UserError as error:
+        raise ConfigError(f'{name}: {error}') from None
+
 
 # Field → function that reads its file and raises UserError at the first unusable line. They run here as well as in
 # the run, because that one loads its libraries before: a file of 100,000 lines costs about a second.
@@ -78,10 +88,8 @@ def check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
     for field, path in paths.items():
         # Files of the Hub are downloaded later.
         if not downloads.is_name(path):
-            try:
+            with _named(f'config.{field}'):
                 _READERS[field](path)
-            except UserError as error:
-                raise ConfigError(f'config.{field}: {error}') from None
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------
@@ -101,13 +109,12 @@ def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
       ConfigError: one line; what is missing.
     """
     if downloads.is_name(config.policy.path):
-        _check_name('policy.path', config.policy.path)
+        with _named('config.policy.path'):
+            downloads.check_name(config.policy.path, is_file=False)
         return
-    try:
+    with _named('config.policy.path'):
         # Of an adapter, the folder of its base.
         folder = base_folder(config.policy.path or BUILT_IN_CHECKPOINT)
-    except UserError as error:
-        raise ConfigError(f'config.policy.path: {error}') from None
     path_text = config.policy.path or "'' (the built-in checkpoint)"
     fix = 'name a Hugging Face checkpoint folder (config.json, tokenizer.json, *.safetensors)'
     if not config.policy.path:
@@ -126,17 +133,10 @@ def file_exists(field: str, path: str) -> bool:
       ConfigError: a name on the Hub that names no file of a dataset.
     """
     if downloads.is_name(path):
-        _check_name(field, path, is_file=True)
+        with _named(f'config.{field}'):
+            downloads.check_name(path, is_file=True)
         return True
     return pathlib.Path(path).is_file()
-
-
-def _check_name(field: str, name: str, is_file: bool = False) -> None:
-    """Raises ConfigError for a name on the Hub of a wrong form."""
-    try:
-        downloads.check_name(name, is_file)
-    except RetrievalError as error:
-        raise ConfigError(f'config.{field}: {error}') from None
 
 
 def download(config: ConfigDict) -> None:
@@ -152,12 +152,9 @@ def download(config: ConfigDict) -> None:
         path = fetch_model(f'config.{field}', values[field])
         config.update_from_flattened_dict({field: path})
     for field in _FILE_FIELDS:
-        if field not in values:
-            continue
-        try:
-            config.update_from_flattened_dict({field: downloads.fetch_file(values[field])})
-        except RetrievalError as error:
-            raise ConfigError(f'config.{field}: {error}') from None
+        if field in values:
+            with _named(f'config.{field}'):
+                config.update_from_flattened_dict({field: downloads.fetch_file(values[field])})
 
 
 def fetch_model(flag: str, path: str) -> str:
@@ -170,10 +167,8 @@ def fetch_model(flag: str, path: str) -> str:
     Raises:
       ConfigError: one line; it could not be fetched.
     """
-    try:
+    with _named(flag):
         return downloads.fetch_model(downloads.fetch(path))
-    except RetrievalError as error:
-        raise ConfigError(f'{flag}: {error}') from None
 
 
 # ---- buckets and the package -----------------------------------------------------------------------
@@ -199,14 +194,9 @@ def fetch_addresses(
       ConfigError: one line; what could not be fetched.
     """
     for name, value in fields.leaves(config):
-        if not isinstance(value, str) or not name.startswith(
-            f'{section_name}.' if section_name else ''
-        ):
-            continue
-        try:
-            config.update_from_flattened_dict({name: downloads.fetch(value)})
-        except RetrievalError as error:
-            raise ConfigError(f'config.{name}: {error}') from None
+        if isinstance(value, str) and name.startswith(f'{section_name}.' if section_name else ''):
+            with _named(f'config.{name}'):
+                config.update_from_flattened_dict({name: downloads.fetch(value)})
 
 
 def fetch_file(path: str) -> str:
@@ -215,10 +205,8 @@ def fetch_file(path: str) -> str:
     Raises:
       ConfigError: one line; it could not be fetched.
     """
-    try:
+    with _named('--sets'):
         return downloads.fetch(path)
-    except RetrievalError as error:
-        raise ConfigError(f'--sets: {error}') from None
 
 
 # ---- servers ---------------------------------------------------------------------------------------
@@ -227,34 +215,30 @@ def fetch_file(path: str) -> str:
 def check_addresses(config: ConfigDict, recipe: type[Recipe]) -> None:
     """Refuses addresses in use that are no web addresses or hold a password."""
     if config.judge.kind == 'endpoint':
-        fix = 'give one such as http://127.0.0.1:8001/v1'
-        _check_address('judge.url', config.judge.url, fix, 'set OPENAI_API_KEY instead')
+        example, key = 'http://127.0.0.1:8001/v1', 'set OPENAI_API_KEY instead'
+        _check_address('judge.url', config.judge.url, example, key)
     if config.second_judge.kind == 'endpoint':
-        fix = 'give one such as http://127.0.0.1:8002/v1'
-        url = config.second_judge.url
-        _check_address('second_judge.url', url, fix, 'set SECOND_JUDGE_API_KEY instead')
+        example, key = 'http://127.0.0.1:8002/v1', 'set SECOND_JUDGE_API_KEY instead'
+        _check_address('second_judge.url', config.second_judge.url, example, key)
     if config.retrieval.kind == 'http':
-        fix = 'give one such as http://127.0.0.1:8000'
-        _check_address('retrieval.url', config.retrieval.url, fix, _TUNNEL)
+        tunnel = 'give an address without one, such as that of a tunnel'
+        _check_address('retrieval.url', config.retrieval.url, 'http://127.0.0.1:8000', tunnel)
     if 'mcp' in config.tools.names:
         servers = config.tools.mcp_servers
         # The keys of a server may be set on another machine only, so that they are not looked up here.
         if '://' not in servers:
             read_servers(servers)
         else:
-            fix = 'give one such as http://127.0.0.1:8000/mcp'
-            _check_address('tools.mcp_servers', servers, fix, 'give a file with headers instead')
+            headers = 'give a file with headers instead'
+            _check_address('tools.mcp_servers', servers, 'http://127.0.0.1:8000/mcp', headers)
 
 
-_TUNNEL = 'give an address without one, such as that of a tunnel'
-
-
-def _check_address(field: str, address: str, fix: str, password_fix: str) -> None:
+def _check_address(field: str, address: str, example: str, password_fix: str) -> None:
     """Raises ConfigError for one address; the password is not in the error text.
 
     Args:
       field: name of the setting.
-      fix: what to do about an address that cannot be read.
+      example: an address of this kind.
       password_fix: what to do about a password.
     """
     try:
@@ -264,7 +248,7 @@ def _check_address(field: str, address: str, fix: str, password_fix: str) -> Non
     except ValueError:
         is_address = False
     if not is_address:
-        fail(field, address, 'not a web address', fix)
+        fail(field, address, 'not a web address', f'give one such as {example}')
     # A run writes its config into its workdir and into its report.
     if '@' in parts.netloc:
         hidden = parts._replace(netloc='***@' + parts.netloc.rpartition('@')[2])

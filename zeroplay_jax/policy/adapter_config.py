@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import pathlib
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from zeroplay_jax.retrieval import json_text
-from zeroplay_jax.settings.kinds import built_in_path
+from zeroplay_jax.settings.kinds import built_in_path, warn_once
 from zeroplay_jax.types import UserError
 
 CONFIG_FILE = 'adapter_config.json'
@@ -37,29 +36,14 @@ _SUPPORTED: dict[str, tuple] = {
     # Other values, such as 'pissa', change the base when PEFT loads the adapter.
     'init_lora_weights': (True, False, 'gaussian', 'orthogonal', 'eva', None),
 }
-# Fields of PEFT without an effect on a trained adapter of a supported kind.
+# Fields of PEFT without an effect on a trained adapter of a supported kind. `ensure_weight_tying` concerns saved
+# embeddings, which are refused; of `exclude_modules`, every module is looked up among the tensors.
 WITHOUT_EFFECT = frozenset(
-    [
-        'auto_mapping',
-        'base_model_name_or_path',
-        # Concerns saved embeddings, which are refused.
-        'ensure_weight_tying',
-        'eva_config',
-        # Every module is looked up among the tensors.
-        'exclude_modules',
-        'inference_mode',
-        'layers_pattern',
-        'lora_alpha',
-        'lora_dropout',
-        'megatron_core',
-        'peft_version',
-        'qalora_group_size',
-        'r',
-        'revision',
-        'runtime_config',
-        'target_modules',
-        'task_type',
-    ]
+    """
+auto_mapping base_model_name_or_path ensure_weight_tying eva_config exclude_modules inference_mode layers_pattern
+lora_alpha lora_dropout megatron_core peft_version qalora_group_size r revision runtime_config target_modules
+task_type
+""".split()
 )
 _MERGE = 'merge the adapter into its base with merge_and_unload of PEFT'
 _UNSET: tuple = (None, False, '', [], {})
@@ -206,7 +190,9 @@ def read(folder) -> AdapterConfig:
     # PEFT needs a path in the file; that of a built-in checkpoint may be in a clone that is gone.
     base = pathlib.Path(built_in_path(stored_base))
     if base.is_dir() and not os.path.exists(stored_base):
-        _warn_of_base(path, stored_base, base)
+        warn_once(
+            f'{path}: base_model_name_or_path={stored_base!r} is not there; adds the adapter to {base}'
+        )
     # A module may be named with its parents, such as self_attn.q_proj.
     names = {module.rpartition('.')[2].removesuffix(_MODULE_SUFFIX) for module in modules}
     return AdapterConfig(rank, float(alpha), tuple(sorted(names)), base)
@@ -225,13 +211,3 @@ def _modules_of_tensors(path: pathlib.Path) -> list[str]:
             if factor:
                 modules.add(module.rpartition('.')[2])
     return sorted(modules)
-
-
-# Cached: a command reads the file several times.
-@functools.cache
-def _warn_of_base(path: pathlib.Path, stored_base: str, base: pathlib.Path) -> None:
-    """Prints that a built-in checkpoint takes the place of a base that is gone."""
-    print(
-        f'warning: {path}: base_model_name_or_path={stored_base!r} is not there; adds the adapter to {base}',
-        file=sys.stderr,
-    )

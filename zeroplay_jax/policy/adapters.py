@@ -105,11 +105,14 @@ def stack(adapters: Sequence[Params]) -> Params:
     """Returns adapters of equal shapes side by side, in order: the adapter number i of a row is `adapters[i]`."""
 
     def concatenate(path, *leaves):
-        # The rank is the last axis of A and the first one of B.
-        axis = 1 if path[-1].key == A else 0
-        return jnp.concatenate(leaves, axis)
+        return jnp.concatenate(leaves, _rank_axis(path))
 
     return jax.tree_util.tree_map_with_path(concatenate, *adapters)
+
+
+def _rank_axis(path) -> int:
+    """Returns the axis of the rank of a factor: the last one of A, and the first one of B."""
+    return 1 if path[-1].key == A else 0
 
 
 def merged(params: Params) -> Params:
@@ -184,8 +187,7 @@ def widened(adapters: Params) -> Params:
     """Returns adapters of twice the rank with the same products."""
 
     def pad(path, x):
-        axis = 1 if path[-1].key == A else 0
-        return jnp.concatenate([x, jnp.zeros_like(x)], axis)
+        return jnp.concatenate([x, jnp.zeros_like(x)], _rank_axis(path))
 
     return jax.tree_util.tree_map_with_path(pad, adapters)
 
@@ -206,9 +208,7 @@ def average_products(teacher: Params, student: Params, rate: float) -> Params:
     # The linear layers of one name have one shape in all layers, so one decomposition is compiled for all of them.
     first_layer = next(iter(student))
     for linear in student[first_layer]:
-        factors = []
-        for layer in student:
-            factors.append((teacher[layer][linear], student[layer][linear]))
+        factors = [(teacher[layer][linear], student[layer][linear]) for layer in student]
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *factors)
         result = jax.lax.map(functools.partial(_average_product, rate), stacked)
         for index, layer in enumerate(student):

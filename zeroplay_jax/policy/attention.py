@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -145,6 +145,57 @@ def unfold_groups(out, queries: int):
     out = out.reshape(batch, heads, queries, head_dim)
     out = out.transpose(0, 2, 1, 3)
     return out.reshape(batch, queries, heads * head_dim)
+
+
+# ---- softmax in parts ------------------------------------------------------------------------------
+#
+# For attention that reads its keys in blocks or pages (FlashAttention-2; Dao 2023, arXiv:2307.08691).
+
+
+class Sums(NamedTuple):
+    """Softmax of queries over the keys read so far, in float32.
+
+    Attributes:
+      maximum: [...], the largest score of every query.
+      total: [...], the sum of the exponentials of its scores relative to the maximum.
+      weighted: [..., head_dim], the sum of the values weighted by them.
+    """
+
+    maximum: Array
+    total: Array
+    weighted: Array
+
+    @classmethod
+    def of_no_keys(cls, shape: tuple[int, ...]) -> Sums:
+        """Returns the sums of queries [..., head_dim] that have read nothing."""
+        queries = shape[:-1]
+        maximum = jnp.full(queries, MASKED_SCORE, jnp.float32)
+        total = jnp.zeros(queries, jnp.float32)
+        weighted = jnp.zeros(shape, jnp.float32)
+        return cls(maximum, total, weighted)
+
+    def add(self, maximum: Array, weights: Array, weighted: Array) -> Sums:
+        """Returns the sums after some keys more.
+
+        Args:
+          maximum: [...], the largest score of these keys and those before them.
+          weights: [..., keys], the exponentials of the new scores relative to `maximum`.
+          weighted: [..., head_dim], the sum of the new values weighted by them.
+        """
+        # What was summed relative to the old maximum is scaled to the new one.
+        scale = jnp.exp(self.maximum - maximum)
+        new_total = scale * self.total + jnp.sum(weights, -1)
+        new_weighted = scale[..., None] * self.weighted + weighted
+        return Sums(maximum, new_total, new_weighted)
+
+    def attention(self) -> Array:
+        """Returns the weighted mean of the values [..., head_dim]; 0 for queries that have seen nothing."""
+        is_empty = self.total == 0
+        total = jnp.where(is_empty, 1.0, self.total)
+        return self.weighted / total[..., None]
+
+
+# ---- packed rows and slots -------------------------------------------------------------------------
 
 
 def attend_packed(
@@ -281,6 +332,7 @@ def attend_chunk(
     slots: Int[Array, ' rows'],
     start: Int[Array, ' rows'],
     window: int = 0,
+    reads_used: bool = False,
 ) -> tuple[Float[Array, 'rows chunk heads*head_dim'], LayerCache]:
     """Writes a chunk of prompt tokens to the cache and returns its attention to all positions up to it (prefill).
 
@@ -294,31 +346,36 @@ def attend_chunk(
       start: position of the first token of every row. start + chunk must not exceed cache_length; the cache is
         allocated longer than a sequence may become.
       window: as in `packed_mask`.
+      reads_used: whether a row reads its used places only, see below; otherwise all places of its slot.
 
     Returns:
       The attention and the cache with the chunk in it.
     """
     chunk, heads = q.shape[1:3]
     cache = write_chunk(cache, k, v, slots, start)
-    kv_heads = cache[0].shape[1]
-    cache_length = cache[0].shape[3]
-    grouped_q = fold_groups(q, kv_heads)
+    slot_count, kv_heads, _, cache_length = cache[0].shape
+    folded_q = fold_groups(q, kv_heads)
+
+    def attend_prefix(row_q, slot, first, length):
+        keys, values = _read_slot(cache, slot, length)
+        bias = chunk_bias(first, chunk, length, window, heads // kv_heads)
+        scores = product('kcd,kdt->kct', row_q, keys)
+        probs = jax.nn.softmax(scores + bias, -1).astype(values.dtype)
+        return jnp.einsum('kct,ktd->kcd', probs, values)
 
     def attend_row(row):
         row_q, slot, first = row
-        # An idle row has a slot number beyond the last and reads the last slot.
-        keys = cache[0].at[slot].get(mode='clip')
-        values = cache[1].at[slot].get(mode='clip')
-        scores = product('kcd,kdt->kct', row_q, keys)
-        bias = chunk_bias(first, chunk, cache_length, window, heads // kv_heads)
-        probs = jax.nn.softmax(scores + bias, -1)
-        probs = probs.astype(values.dtype)
-        return jnp.einsum('kct,ktd->kcd', probs, values)
+        attend = functools.partial(attend_prefix, row_q, slot, first)
+        if not reads_used:
+            return attend(cache_length)
+        # An idle row reads as little as possible.
+        used = jnp.where(slot < slot_count, first + chunk, 0)
+        return _attend_shortest(used, cache_length, attend)
 
     # Rows are computed a few at a time: the caches and scores of all rows together exceed the processor's cache, and
-    # would be written to main memory and read back.
-    inputs = (grouped_q, slots, start)
-    out = jax.lax.map(attend_row, inputs, batch_size=_PREFILL_ROWS)
+    # would be written to main memory and read back. Rows that read different lengths are computed one after another.
+    batch_size = None if reads_used else _PREFILL_ROWS
+    out = jax.lax.map(attend_row, (folded_q, slots, start), batch_size=batch_size)
     return unfold_groups(out, chunk), cache
 
 
@@ -398,8 +455,8 @@ def write_window(
 #
 # Attention of slots over the places that they use, one row after another: for CPUs.
 #
-# `attend_step` and `attend_chunk` read every place of every slot in one batched product. Accelerators need such large
-# products. On a CPU the traffic of the unused places takes most of the time. Here a row reads its cache up to the
+# `attend_step`, and `attend_chunk` by default, read every place of a slot in large products, which accelerators need.
+# On a CPU the traffic of the unused places takes most of the time. Here a row reads its cache up to the
 # shortest of a few lengths that holds it, and rows that do not decode are skipped.
 #
 # The length that a row reads follows from its own position. A result is therefore a function of the row alone, bit for
@@ -437,9 +494,7 @@ def read_lengths(cache_length: int) -> tuple[int, ...]:
     return (*range(step, cache_length, step), cache_length)
 
 
-def _attend_shortest(
-    used: Int[Array, ''], cache_length: int, attend: Callable[[int], tuple[Array, ...]]
-) -> tuple[Array, ...]:
+def _attend_shortest(used: Int[Array, ''], cache_length: int, attend: Callable[[int], Any]) -> Any:
     """Returns `attend(length)` for the shortest length that holds `used` places."""
     lengths = read_lengths(cache_length)
     number = jnp.sum(jnp.asarray(lengths) < used)
@@ -501,10 +556,11 @@ def attend_used_step(
         row_results = _attend_shortest(
             base[slot], cache_length, functools.partial(attend_slot, slot)
         )
-        updated = []
-        for array, row_array in zip(results, row_results):
-            updated.append(jax.lax.dynamic_update_index_in_dim(array, row_array, slot, 0))
-        return tuple(updated)
+        return jax.tree.map(
+            lambda array, row_array: jax.lax.dynamic_update_index_in_dim(array, row_array, slot, 0),
+            results,
+            row_results,
+        )
 
     dtype = new_values.dtype
     no_results = (jnp.zeros(grouped_q.shape, dtype), jnp.zeros(burst_scores.shape, dtype))
@@ -512,36 +568,3 @@ def attend_used_step(
     burst_out = jnp.einsum('skgt,sktd->skgd', burst_probs, new_values)
     out = (cache_out + burst_out).reshape(slots, 1, heads * head_dim)
     return out, (new_keys, new_values)
-
-
-def attend_used_chunk(
-    q: Float[Array, 'rows chunk heads head_dim'],
-    k: Float[Array, 'rows chunk kv_heads head_dim'],
-    v: Float[Array, 'rows chunk kv_heads head_dim'],
-    cache: LayerCache,
-    slots: Int[Array, ' rows'],
-    start: Int[Array, ' rows'],
-    window: int = 0,
-) -> tuple[Float[Array, 'rows chunk heads*head_dim'], LayerCache]:
-    """Writes a chunk of prompt tokens to the cache and returns its attention, as `attend_chunk`."""
-    chunk, heads = q.shape[1:3]
-    cache = write_chunk(cache, k, v, slots, start)
-    slot_count, kv_heads, _, cache_length = cache[0].shape
-    folded_q = fold_groups(q, kv_heads)
-
-    def attend_prefix(row_q, slot, first, length):
-        keys, values = _read_slot(cache, slot, length)
-        bias = chunk_bias(first, chunk, length, window, heads // kv_heads)
-        scores = product('kcd,kdt->kct', row_q, keys)
-        probs = jax.nn.softmax(scores + bias, -1).astype(values.dtype)
-        return (jnp.einsum('kct,ktd->kcd', probs, values),)
-
-    def attend_row(row):
-        row_q, slot, first = row
-        # An idle row reads as little as possible.
-        used = jnp.where(slot < slot_count, first + chunk, 0)
-        attend = functools.partial(attend_prefix, row_q, slot, first)
-        return _attend_shortest(used, cache_length, attend)[0]
-
-    out = jax.lax.map(attend_row, (folded_q, slots, start))
-    return unfold_groups(out, chunk), cache

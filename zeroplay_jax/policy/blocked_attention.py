@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from zeroplay_jax.policy import sharding
-from zeroplay_jax.policy.attention import MASKED_SCORE, AnyArray, product
+from zeroplay_jax.policy.attention import MASKED_SCORE, AnyArray, Sums, product
 from zeroplay_jax.types import UserError
 
 # Tokens of a block of long rows. The scores of a pair of blocks are float32 [batch, kv_heads, folded, block].
@@ -201,43 +201,13 @@ def _attend_blocks(window: int, q, k, v, segment):
     return out
 
 
-class _Softmax(NamedTuple):
-    """Softmax of a block of queries over the blocks of keys visited so far, in float32.
-
-    Attributes:
-      maximum: [batch, kv_heads, folded, 1], the largest score.
-      normaliser: of the same shape, the sum of the exponentials relative to the maximum.
-      values: [batch, kv_heads, folded, head_dim], the sum of the values weighted by them.
-    """
-
-    maximum: jax.Array
-    normaliser: jax.Array
-    values: jax.Array
-
-
-def _empty_softmax(q) -> _Softmax:
-    """Returns the sums of a block of queries that has visited no keys."""
-    # Derived from the queries, so that the sums vary over devices as these do.
-    values = jnp.zeros_like(q, jnp.float32)
-    normaliser = values[..., :1]
-    maximum = normaliser + MASKED_SCORE
-    return _Softmax(maximum, normaliser, values)
-
-
-def _add_keys(sums: _Softmax, q, k, v, mask) -> _Softmax:
+def _add_keys(sums: Sums, q, k, v, mask) -> Sums:
     """Returns the sums of a block of queries after one block of keys more."""
     scores = _masked_scores(q, k, mask)
-    block_maximum = jnp.max(scores, -1, keepdims=True)
-    maximum = jnp.maximum(sums.maximum, block_maximum)
-    weights = _exponentials(scores, maximum, mask)
-    # What was summed under the previous maximum is scaled to the new one.
-    scale = jnp.exp(sums.maximum - maximum)
-    block_normaliser = jnp.sum(weights, -1, keepdims=True)
-    normaliser = sums.normaliser * scale + block_normaliser
-    weights = weights.astype(v.dtype)
-    block_values = product('bkqs,bksd->bkqd', weights, v)
-    values = sums.values * scale + block_values
-    return _Softmax(maximum, normaliser, values)
+    maximum = jnp.maximum(sums.maximum, jnp.max(scores, -1))
+    weights = _exponentials(scores, maximum[..., None], mask)
+    weighted = product('bkqs,bksd->bkqd', weights.astype(v.dtype), v)
+    return sums.add(maximum, weights, weighted)
 
 
 def _forward(window: int, q, k, v, segment):
@@ -249,21 +219,19 @@ def _forward(window: int, q, k, v, segment):
     def attend_query_block(query_block):
         block_q = q[query_block]
 
-        def visit(key_block, sums: _Softmax) -> _Softmax:
+        def visit(key_block, sums: Sums) -> Sums:
             mask = _visible(segment, query_block, key_block, window, folded)
             return _add_keys(sums, block_q, k[key_block], v[key_block], mask)
 
         first = ranges.first_keys[query_block]
         # No query sees a later block than its own.
         end = query_block + 1
-        sums = _empty_softmax(block_q)
+        sums = Sums.of_no_keys(block_q.shape)
         sums = jax.lax.fori_loop(first, end, visit, sums)
         # Padding has seen no key.
-        has_keys = sums.normaliser > 0
-        normaliser = jnp.where(has_keys, sums.normaliser, 1)
-        out = sums.values / normaliser
-        log_normaliser = sums.maximum + jnp.log(normaliser)
-        return out.astype(v.dtype), log_normaliser
+        total = jnp.where(sums.total > 0, sums.total, 1)
+        log_normaliser = sums.maximum + jnp.log(total)
+        return sums.attention().astype(v.dtype), log_normaliser[..., None]
 
     query_blocks = jnp.arange(num_blocks)
     out, log_normaliser = jax.lax.map(attend_query_block, query_blocks)

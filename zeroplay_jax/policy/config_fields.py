@@ -6,7 +6,6 @@ Imports no JAX, because texts are encoded where none is loaded.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,14 @@ from typing import Any, NamedTuple
 
 from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.retrieval import json_text
+from zeroplay_jax.settings.kinds import warn_once
 from zeroplay_jax.types import UserError
+
+
+def _words(text: str) -> frozenset[str]:
+    """Returns the names in a text."""
+    return frozenset(text.split())
+
 
 # ---- family table ----------------------------------------------------------------------------------
 #
@@ -78,16 +84,12 @@ _GEMMA3_DEFAULTS = {
 
 # Fields that some families share: windows that a field enables, and the length before an extension of the positions
 # where it may be stated apart from the other rotary parameters.
-_QWEN_FIELDS = frozenset(
-    [
-        'hidden_act',
-        'layer_types',
-        'max_window_layers',
-        'original_max_position_embeddings',
-        'sliding_window',
-        'use_sliding_window',
-    ]
-)
+_QWEN_FIELDS = _words("""
+hidden_act layer_types max_window_layers original_max_position_embeddings sliding_window use_sliding_window
+""")
+_GEMMA3_FIELDS = _words("""
+hidden_activation layer_types query_pre_attn_scalar rope_local_base_freq sliding_window sliding_window_pattern
+""")
 FAMILIES = {
     'qwen2': Family('Qwen2ForCausalLM', 'qwen2', 32768, _QWEN_FIELDS, qkv_bias=True),
     'qwen3': Family('Qwen3ForCausalLM', 'qwen3', 32768, _QWEN_FIELDS, qk_norm='head', head_dim=128),
@@ -95,13 +97,13 @@ FAMILIES = {
         'LlamaForCausalLM',
         'llama',
         2048,
-        frozenset(['hidden_act', 'original_max_position_embeddings']),
+        _words('hidden_act original_max_position_embeddings'),
     ),
     'olmo3': Family(
         'Olmo3ForCausalLM',
         'olmo3',
         2048,
-        frozenset(['hidden_act', 'layer_types', 'sliding_window']),
+        _words('hidden_act layer_types sliding_window'),
         qk_norm='projection',
         norms='after',
         full_every=4,
@@ -113,16 +115,7 @@ FAMILIES = {
         'Gemma3ForCausalLM',
         'gemma3_text',
         131072,
-        frozenset(
-            [
-                'hidden_activation',
-                'layer_types',
-                'query_pre_attn_scalar',
-                'rope_local_base_freq',
-                'sliding_window',
-                'sliding_window_pattern',
-            ]
-        ),
+        _GEMMA3_FIELDS,
         wrapper='Gemma3ForConditionalGeneration',
         wrapper_type='gemma3',
         qk_norm='head',
@@ -139,14 +132,10 @@ FAMILIES = {
 }
 
 
-def _supported() -> str:
-    """Returns the sentence of error messages that lists the architectures."""
-    names = [family.architecture for family in FAMILIES.values()]
-    names += [family.wrapper for family in FAMILIES.values() if family.wrapper]
-    return 'supported: ' + ', '.join(names)
-
-
-SUPPORTED = _supported()
+_ARCHITECTURES = [family.architecture for family in FAMILIES.values()]
+_ARCHITECTURES += [family.wrapper for family in FAMILIES.values() if family.wrapper]
+# The sentence of error messages that lists them.
+SUPPORTED = f'supported: {", ".join(_ARCHITECTURES)}'
 # Beginning of the names of architectures that are refused with a reason of their own.
 REFUSED = {
     'Qwen3_5': 'its gated delta-net layers (linear attention) keep a state that the key/value cache does not hold',
@@ -164,24 +153,11 @@ REFUSED = {
 
 
 # Fields of all families that are read.
-_READ = frozenset(
-    [
-        'head_dim',
-        'hidden_size',
-        'intermediate_size',
-        'max_position_embeddings',
-        'num_attention_heads',
-        'num_hidden_layers',
-        'num_key_value_heads',
-        'partial_rotary_factor',
-        'rms_norm_eps',
-        'rope_parameters',
-        'rope_scaling',
-        'rope_theta',
-        'tie_word_embeddings',
-        'vocab_size',
-    ]
-)
+_READ = _words("""
+head_dim hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers
+num_key_value_heads partial_rotary_factor rms_norm_eps rope_parameters rope_scaling rope_theta tie_word_embeddings
+vocab_size
+""")
 # Fields with which a model would compute something that the decoder does not implement -> their values with which it
 # does not, beside null. They are refused even where the family's class ignores them: a checkpoint that states one was
 # made for another computation.
@@ -211,94 +187,23 @@ _SUPPORTED_VALUES: dict[str, tuple] = {
 }
 # Fields that change neither logits nor gradients: descriptions, defaults of generation (which older versions wrote
 # here), settings of other tasks, and regularisation of a training other than ours.
-_WITHOUT_EFFECT = frozenset(
-    [
-        'architectures',
-        'attention_dropout',
-        'attn_implementation',
-        'auto_map',
-        'bad_words_ids',
-        'begin_suppress_tokens',
-        'bos_token_id',
-        'cache_implementation',
-        'chunk_size_feed_forward',
-        'decoder_start_token_id',
-        'diversity_penalty',
-        'do_sample',
-        'dtype',
-        'early_stopping',
-        'encoder_no_repeat_ngram_size',
-        'eos_token_id',
-        'exponential_decay_length_penalty',
-        'finetuning_task',
-        'forced_bos_token_id',
-        'forced_eos_token_id',
-        'id2label',
-        'initializer_range',
-        'is_decoder',
-        'label2id',
-        'length_penalty',
-        'max_length',
-        'min_length',
-        'model_type',
-        'name_or_path',
-        'no_repeat_ngram_size',
-        'num_beam_groups',
-        'num_beams',
-        'num_labels',
-        'num_return_sequences',
-        'output_attentions',
-        'output_hidden_states',
-        'output_scores',
-        'pad_token_id',
-        'prefix',
-        'pretraining_tp',
-        'problem_type',
-        'remove_invalid_values',
-        'repetition_penalty',
-        'return_dict',
-        'return_dict_in_generate',
-        'sep_token_id',
-        'suppress_tokens',
-        'task_specific_params',
-        'temperature',
-        'tokenizer_class',
-        'top_k',
-        'top_p',
-        'torch_dtype',
-        'torchscript',
-        'transformers_version',
-        'typical_p',
-        'unsloth_fixed',
-        'unsloth_version',
-        'use_bfloat16',
-        'use_cache',
-    ]
-)
+_WITHOUT_EFFECT = _words("""
+architectures attention_dropout attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id
+cache_implementation chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample dtype early_stopping
+encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id
+forced_eos_token_id id2label initializer_range is_decoder label2id length_penalty max_length min_length model_type
+name_or_path no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
+output_hidden_states output_scores pad_token_id prefix pretraining_tp problem_type remove_invalid_values
+repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature
+tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p unsloth_fixed unsloth_version
+use_bfloat16 use_cache
+""")
 # Fields beside the decoder's section in a model with an encoder of images.
-WRAPPER_FIELDS = frozenset(
-    [
-        'boi_token_index',
-        'eoi_token_index',
-        'image_token_index',
-        'mm_tokens_per_image',
-        'text_config',
-        'tie_word_embeddings',
-        'vision_config',
-    ]
-)
+WRAPPER_FIELDS = _words("""
+boi_token_index eoi_token_index image_token_index mm_tokens_per_image text_config tie_word_embeddings vision_config
+""")
 _UNSET: tuple = (None, False, 0, '', [], {})
 _SHOWN_CHARACTERS = 60
-
-
-def unsupported(values: Mapping[str, Any]) -> str:
-    """Returns why the value of a field is not supported, such as "mlp_bias=True … (only False)"; '' if all are."""
-    for name, supported in _SUPPORTED_VALUES.items():
-        value = values.get(name)
-        if value is None or value in supported:
-            continue
-        return refusal(name, value, supported)
-    return ''
 
 
 def refusal(name: str, value: Any, supported: tuple) -> str:
@@ -337,16 +242,10 @@ def warn_of_unknown(path: Path, values: Mapping[str, Any], known: frozenset[str]
             continue
         shown.append(f'{name}={value!r}'[:_SHOWN_CHARACTERS])
     if shown:
-        _warn(path, ', '.join(shown))
-
-
-# Cached: a command reads the file several times.
-@functools.cache
-def _warn(path: Path, fields: str) -> None:
-    print(
-        f'warning: {path}: ignored, because models of this architecture have no such field: {fields}',
-        file=sys.stderr,
-    )
+        fields = ', '.join(shown)
+        warn_once(
+            f'{path}: ignored, because models of this architecture have no such field: {fields}'
+        )
 
 
 # ---- config fields ---------------------------------------------------------------------------------
@@ -391,14 +290,6 @@ class Fields:
 
     def get(self, name: str) -> Any:
         return self.values.get(name)
-
-    def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
-        """Returns the object with values for the fields that are absent or null."""
-        values = dict(self.values)
-        for name, default in defaults.items():
-            if values.get(name) is None:
-                values[name] = default
-        return Fields(self.path, values, self.prefix)
 
     def section(self, name: str) -> Fields:
         """Returns a nested object; null and absent count as empty."""
@@ -508,13 +399,12 @@ def family_fields(folder: Path) -> tuple[str, Fields]:
     _check_type(fields, family.architecture, family.model_type)
     _check_supported(fields)
     warn_of_unknown(fields.path, fields.values, known)
-    read = {}
-    for field, value in fields.values.items():
-        if is_read(field, known):
-            read[field] = value
-    fields = dataclasses.replace(fields, values=read)
-    defaults = {'max_position_embeddings': family.max_positions} | dict(family.defaults)
-    return name, fields.with_defaults(defaults)
+    read = {field: value for field, value in fields.values.items() if is_read(field, known)}
+    defaults = {'max_position_embeddings': family.max_positions, **family.defaults}
+    for field, default in defaults.items():
+        if read.get(field) is None:
+            read[field] = default
+    return name, dataclasses.replace(fields, values=read)
 
 
 def _check_type(fields: Fields, architecture: str, model_type: str) -> None:
@@ -532,9 +422,11 @@ def _check_type(fields: Fields, architecture: str, model_type: str) -> None:
 
 def _check_supported(fields: Fields) -> None:
     """Raises CheckpointError for a field whose value the decoder does not implement."""
-    reason = unsupported(fields.values)
-    if reason:
-        raise fields.error(fields.prefix + reason, OTHER_CHECKPOINT)
+    for name, supported in _SUPPORTED_VALUES.items():
+        value = fields.get(name)
+        if value is not None and value not in supported:
+            reason = refusal(name, value, supported)
+            raise fields.error(fields.prefix + reason, OTHER_CHECKPOINT)
 
 
 def _family_name(fields: Fields) -> str:
@@ -545,14 +437,7 @@ def _family_name(fields: Fields) -> str:
         for name, family in FAMILIES.items():
             if family.architecture in architectures or family.wrapper in architectures:
                 return name
-        reason = _refusal_reason(architectures)
+        for beginning, why in REFUSED.items():
+            if any(str(name).startswith(beginning) for name in architectures):
+                reason = f': {why}'
     raise fields.error(f'architectures={architectures} is not supported{reason}', fix=SUPPORTED)
-
-
-def _refusal_reason(architectures: list) -> str:
-    """Returns ': ' and why an architecture is not supported; '' if the table has no reason."""
-    for name in architectures:
-        for beginning, reason in REFUSED.items():
-            if str(name).startswith(beginning):
-                return f': {reason}'
-    return ''

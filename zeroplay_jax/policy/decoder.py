@@ -353,7 +353,10 @@ class Decoder(nn.Module):
                 policy=getattr(jax.checkpoint_policies, config.remat_policy),
                 prevent_cse=not scanned,
             )
-        row_scale = self._row_scale(adapter, tokens.shape[0])
+        row_scale = None
+        if self.has_variable('params', adapters.SCALE):
+            scale = self.get_variable('params', adapters.SCALE)
+            row_scale = adapters.row_scale(scale, adapter, tokens.shape[0])
         new_cache = []
         if scanned:
             params = self.variables['params']
@@ -380,13 +383,6 @@ class Decoder(nn.Module):
                 new_cache.append(layer_cache)
         x = RMSNorm(config.norm_eps, config.norm_offset, name='final_norm')(x)
         return x, tuple(new_cache)
-
-    def _row_scale(self, adapter, batch: int):
-        """Returns `adapters.row_scale` for weights with adapters, else None."""
-        if not self.has_variable('params', adapters.SCALE):
-            return None
-        scale = self.get_variable('params', adapters.SCALE)
-        return adapters.row_scale(scale, adapter, batch)
 
 
 def _embed(config: ModelConfig, embedding: AnyArray, tokens: AnyArray) -> Array:
@@ -430,7 +426,7 @@ def _scan_layers(layer_params: list, windows: tuple[int, ...], apply_layer: Call
     stacks = []
     for offset in range(period):
         same_window = layer_params[offset::period]
-        stacks.append(jax.tree.map(_stack, *same_window))
+        stacks.append(jax.tree.map(lambda *leaves: jnp.stack(leaves), *same_window))
 
     def iteration(x, period_params):
         for params, window in zip(period_params, windows):
@@ -439,10 +435,6 @@ def _scan_layers(layer_params: list, windows: tuple[int, ...], apply_layer: Call
 
     x, _ = jax.lax.scan(iteration, x, tuple(stacks))
     return x
-
-
-def _stack(*leaves):
-    return jnp.stack(leaves)
 
 
 def _period(windows: tuple[int, ...]) -> int:

@@ -11,7 +11,6 @@ from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.policy.config_fields import (
     FAMILIES,
     OTHER_CHECKPOINT,
-    SUPPORTED,
     CheckpointError,
     Family,
     Fields,
@@ -19,8 +18,6 @@ from zeroplay_jax.policy.config_fields import (
 )
 from zeroplay_jax.policy.decoder import ModelConfig
 from zeroplay_jax.policy.stored_tensors import has_other_head
-
-__all__ = ['FAMILIES', 'SUPPORTED', 'CheckpointError', 'read_config']
 
 _DEFAULT_WINDOW = 4096
 _LAYER_TYPES = ('full_attention', 'sliding_attention')
@@ -90,7 +87,7 @@ def read_config(folder, **overrides) -> ModelConfig:
         norm_offset=family.norm_offset,
         activation=family.activation,
         scale_embedding=family.scale_embedding,
-        query_scale=_query_scale(fields, head_dim),
+        query_scale=(head_dim / fields.positive_float('query_pre_attn_scalar', head_dim)) ** 0.5,
         **overrides,
     )
 
@@ -145,12 +142,6 @@ def _check_activation(fields: Fields, family: Family) -> None:
         if value is not None and value not in names:
             reason = config_fields.refusal(field, value, names)
             raise fields.error(fields.prefix + reason, OTHER_CHECKPOINT)
-
-
-def _query_scale(fields: Fields, head_dim: int) -> float:
-    """Returns the factor of the queries besides 1 / sqrt(head_dim)."""
-    divisor = fields.positive_float('query_pre_attn_scalar', head_dim)
-    return (head_dim / divisor) ** 0.5
 
 
 def _windows(fields: Fields, family: Family, layers: int) -> tuple[int, ...]:

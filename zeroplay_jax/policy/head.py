@@ -429,35 +429,17 @@ def _zeros(shapes, tokens: int | None):
 # Devices
 
 
-def _is_split(mesh: Mesh | None) -> bool:
-    """Returns whether rows are split over several shards."""
-    return mesh is not None and sharding.data_shards(mesh) > 1
-
-
 def _on_shards(loop: _Loop, local: Callable, out_specs) -> Callable:
     """Returns the function (whole, rows) that runs `local` on every data shard with its own rows.
 
-    `whole` is a tree that every shard receives whole, `rows` a tree of arrays [batch, …]. The 'model' axis remains
-    with XLA.
+    `whole` is a tree that every shard receives whole, `rows` a tree of arrays [batch, …].
     """
-    if not _is_split(loop.mesh):
-        return local
-
-    # With the check of varying values, differentiating inside of the loop would sum the gradient of `whole` over the
-    # shards in every iteration, and a user's loss could not loop over constants such as `jnp.zeros`.
-    return jax.shard_map(
-        local,
-        mesh=loop.mesh,
-        in_specs=(P(), P(sharding.ROW_AXES)),
-        out_specs=out_specs,
-        axis_names=set(sharding.ROW_AXES),
-        check_vma=False,
-    )
+    return sharding.on_data_shards(local, loop.mesh, (P(), P(sharding.ROW_AXES)), out_specs)
 
 
 def _maximum_over_shards(x, mesh: Mesh | None):
-    return jax.lax.pmax(x, sharding.ROW_AXES) if _is_split(mesh) else x
+    return jax.lax.pmax(x, sharding.ROW_AXES) if sharding.is_split(mesh) else x
 
 
 def _sum_over_shards(tree, mesh: Mesh | None):
-    return jax.lax.psum(tree, sharding.ROW_AXES) if _is_split(mesh) else tree
+    return jax.lax.psum(tree, sharding.ROW_AXES) if sharding.is_split(mesh) else tree

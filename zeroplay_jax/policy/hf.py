@@ -30,9 +30,9 @@ from zeroplay_jax.policy.adapter_config import (
 )
 from zeroplay_jax.policy.adapter_config import read as read_adapter
 from zeroplay_jax.policy.adapters import A, B
-from zeroplay_jax.policy.config_fields import decoder_config, is_wrapped
+from zeroplay_jax.policy.config_fields import FAMILIES, CheckpointError, decoder_config, is_wrapped
 from zeroplay_jax.policy.decoder import ModelConfig, Params
-from zeroplay_jax.policy.families import FAMILIES, CheckpointError, read_config
+from zeroplay_jax.policy.families import read_config as read_config
 from zeroplay_jax.policy.stored_tensors import (
     LARGEST_NUMBER,
     StoredTensor,
@@ -50,18 +50,6 @@ from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.progress import bar as progress_bar
 from zeroplay_jax.settings.schema import LINEARS
 from zeroplay_jax.types import UserError
-
-__all__ = [
-    'CheckpointError',
-    'add_adapter',
-    'load',
-    'load_adapter',
-    'read_config',
-    'save',
-    'save_adapter',
-    'to_tensors',
-    'wrapped_modules',
-]
 
 # Bytes of float32 that are read from a file at a time.
 _READ_BYTES = 16 << 20
@@ -86,9 +74,7 @@ def _read_slice(
       CheckpointError: the slice has NaN, infinity or a number beyond those of weights.
     """
     # Converted to ranges, because start and stop of a slice may be None.
-    spans = []
-    for axis_slice, size in zip(index, tensor.shape, strict=True):
-        spans.append(range(size)[axis_slice])
+    spans = [range(size)[part] for part, size in zip(index, tensor.shape, strict=True)]
     shape = [len(span) for span in spans]
     result = np.empty(shape, dtype)
     # `target` is a view of the result in the axis order of the file.
@@ -229,10 +215,10 @@ def _tensor_shardings(
         first_device = jax.local_devices()[0]
         return dict.fromkeys(tensor_of_path, SingleDeviceSharding(first_device))
     sharding.check_heads(config.heads, config.kv_heads, mesh.shape['model'])
-    shardings = {}
-    for path, tensor in tensor_of_path.items():
-        shardings[path] = sharding.parameter_sharding(path, tensor.shape, mesh, training_layout)
-    return shardings
+    return {
+        path: sharding.parameter_sharding(path, tensor.shape, mesh, training_layout)
+        for path, tensor in tensor_of_path.items()
+    }
 
 
 def _gather_tensors(flat: dict[str, Any], selected: dict[str, Tensor]) -> dict[str, np.ndarray]:
@@ -245,11 +231,6 @@ def _gather_tensors(flat: dict[str, Any], selected: dict[str, Tensor]) -> dict[s
         # The file format has no strides.
         gathered[tensor.name] = np.ascontiguousarray(value)
     return gathered
-
-
-def to_tensors(config: ModelConfig, params: Params) -> dict[str, np.ndarray]:
-    """Returns the parameters in host memory, by their Hugging Face names."""
-    return _gather_tensors(flatten_dict(params, sep='/'), tensors(config))
 
 
 def _split_files(
@@ -358,6 +339,14 @@ def _copy(source: Path, target: Path) -> None:
     target.write_bytes(content)
 
 
+def _absent(folder) -> Path:
+    """Returns a path; FileExistsError if there is something."""
+    path = Path(folder)
+    if path.exists():
+        raise FileExistsError(f'{path}: exists already; choose another place or remove it')
+    return path
+
+
 def save(
     folder, config: ModelConfig, params: Params, like, texts: Mapping[str, str] | None = None
 ) -> None:
@@ -376,9 +365,7 @@ def save(
       FileExistsError: the folder exists already.
       UserError: one line; a small file cannot be read.
     """
-    folder = Path(folder)
-    if folder.exists():
-        raise FileExistsError(f'{folder}: exists already; choose another place or remove it')
+    folder = _absent(folder)
     if jax.process_index() != 0:
         _write_weights(folder, config, params, writes=False)
         return
@@ -456,7 +443,10 @@ def load_adapter(folder, model: ModelConfig) -> Params:
     config = read_adapter(folder)
     path = folder / WEIGHTS_FILE
     if not path.is_file():
-        raise UserError(f'{folder}: has no {WEIGHTS_FILE}; {_adapter_advice(folder)}')
+        fix = 'copy the folder again'
+        if (folder / 'adapter_model.bin').exists():
+            fix = 'load adapter_model.bin with peft and write it with save_pretrained'
+        raise UserError(f'{folder}: has no {WEIGHTS_FILE}; {fix}')
     stored = file_headers(path)
     unknown = sorted(set(config.linears) - set(LINEARS))
     if unknown:
@@ -508,13 +498,6 @@ def load_adapter(folder, model: ModelConfig) -> Params:
     return result
 
 
-def _adapter_advice(folder: Path) -> str:
-    """Returns what to do about a folder without safetensors."""
-    if (folder / 'adapter_model.bin').exists():
-        return 'load adapter_model.bin with peft and write it with save_pretrained'
-    return 'copy the folder again'
-
-
 def save_adapter(
     folder,
     model: ModelConfig,
@@ -536,9 +519,7 @@ def save_adapter(
     Raises:
       FileExistsError: the folder exists already.
     """
-    folder = Path(folder)
-    if folder.exists():
-        raise FileExistsError(f'{folder}: exists already; choose another place or remove it')
+    folder = _absent(folder)
     gathered = {}
     decoder = _WRAPPED_DECODER if config.modules else _DECODER
     for (layer, linear, factor), name in _adapter_names(model, config.linears, decoder).items():

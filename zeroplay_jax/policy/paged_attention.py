@@ -18,13 +18,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from zeroplay_jax.policy.attention import MASKED_SCORE, fold_groups, product, unfold_groups
+from zeroplay_jax.policy.attention import (
+    MASKED_SCORE,
+    Sums,
+    fold_groups,
+    product,
+    unfold_groups,
+)
 
 # ---- ragged rows -----------------------------------------------------------------------------------
 #
@@ -127,49 +133,6 @@ AttendTokens: TypeAlias = Callable[
 ]
 
 
-class Sums(NamedTuple):
-    """Softmax of queries over the pages read so far, in float32.
-
-    Attributes:
-      maximum: [...], the largest score of every query.
-      total: [...], the sum of the exponentials of its scores relative to the maximum.
-      weighted: [..., head_dim], the sum of the values weighted by them.
-    """
-
-    maximum: Array
-    total: Array
-    weighted: Array
-
-    @classmethod
-    def of_no_page(cls, shape: tuple[int, ...]) -> Sums:
-        """Returns the sums of queries [..., head_dim] that have read nothing."""
-        queries = shape[:-1]
-        maximum = jnp.full(queries, MASKED_SCORE, jnp.float32)
-        total = jnp.zeros(queries, jnp.float32)
-        weighted = jnp.zeros(shape, jnp.float32)
-        return cls(maximum, total, weighted)
-
-    def add(self, maximum: Array, weights: Array, weighted: Array) -> Sums:
-        """Returns the sums after one page more.
-
-        Args:
-          maximum: [...], the largest score in this page and those before it.
-          weights: [..., page], the exponentials of this page's scores relative to `maximum`.
-          weighted: [..., head_dim], the sum of this page's values weighted by them.
-        """
-        # What was summed relative to the old maximum is scaled to the new one.
-        scale = jnp.exp(self.maximum - maximum)
-        new_total = scale * self.total + jnp.sum(weights, -1)
-        new_weighted = scale[..., None] * self.weighted + weighted
-        return Sums(maximum, new_total, new_weighted)
-
-    def attention(self) -> Array:
-        """Returns the weighted mean of the values [..., head_dim]; 0 for queries that have seen nothing."""
-        is_empty = self.total == 0
-        total = jnp.where(is_empty, 1.0, self.total)
-        return self.weighted / total[..., None]
-
-
 def empty_pages(
     layers: int, pages: int, page: int, kv_heads: int, head_dim: int, dtype
 ) -> tuple[LayerPages, ...]:
@@ -267,7 +230,7 @@ def attend_pages(
 
     first_page = _first_page(position, window, page_tokens)
     last_page = jnp.max(position) // page_tokens
-    sums = Sums.of_no_page(folded_q.shape)
+    sums = Sums.of_no_keys(folded_q.shape)
     sums = jax.lax.fori_loop(first_page, last_page + 1, attend_page, sums)
     out = sums.attention().astype(q.dtype)
     out = unfold_groups(out, 1)

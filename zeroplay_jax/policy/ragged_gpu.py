@@ -1,7 +1,7 @@
 """Ragged paged attention for GPUs: a Pallas kernel (Triton). One block per tile of queries and key/value head.
 
 A tile has consecutive queries of one row, with all query heads that share the key/value head. Its block reads the used
-pages of the row in ascending order, with the softmax of policy/paged_attention.py. On CPUs the kernel is interpreted.
+pages of the row in ascending order, with the softmax of policy/attention.py. On CPUs the kernel is interpreted.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Bool, Float, Int
 
-from zeroplay_jax.policy.attention import MASKED_SCORE
-from zeroplay_jax.policy.paged_attention import LayerPages, Rows, StepShape, Sums
+from zeroplay_jax.policy.attention import MASKED_SCORE, Sums
+from zeroplay_jax.policy.paged_attention import LayerPages, Rows, StepShape
 from zeroplay_jax.types import UserError
 
 # Tokens of a tile of a chunk.
@@ -264,7 +264,7 @@ def _kernel(q_ref, cache_ref, table_ref, scalars_ref, out_ref, *, window: int, g
         first_seen = jnp.maximum(first_position - window + 1, 0)
         first_page = first_seen // page_tokens
     end_page = pl.cdiv(end_position, page_tokens)
-    sums = Sums.of_no_page(q.shape)
+    sums = Sums.of_no_keys(q.shape)
     sums = jax.lax.fori_loop(first_page, end_page, attend_page, sums)
     out_ref[...] = sums.attention().astype(out_ref.dtype)
 

@@ -18,6 +18,8 @@ from jaxtyping import Array, Float, Int
 
 from zeroplay_jax.policy.attention import AnyArray
 
+# A number for every channel pair.
+PerPair: TypeAlias = Float[Array, ' pairs']
 # cos and sin of the rotation angles of every channel pair.
 Angles: TypeAlias = tuple[
     Float[Array, 'batch length 1 pairs'],
@@ -32,9 +34,7 @@ class Linear:
     factor: float
     attention_factor: ClassVar[float] = 1.0
 
-    def unscaled_share(
-        self, frequency: Float[Array, ' pairs'], theta: float
-    ) -> Float[Array, ' pairs']:
+    def unscaled_share(self, frequency: PerPair, theta: float) -> PerPair:
         """Returns the unscaled share of every frequency: 0."""
         return jnp.zeros_like(frequency)
 
@@ -49,9 +49,7 @@ class Llama3:
     original_max_position_embeddings: int
     attention_factor: ClassVar[float] = 1.0
 
-    def unscaled_share(
-        self, frequency: Float[Array, ' pairs'], theta: float
-    ) -> Float[Array, ' pairs']:
+    def unscaled_share(self, frequency: PerPair, theta: float) -> PerPair:
         """Returns the unscaled share of every frequency.
 
         It is 1 above `high_freq_factor` turns within the original context and 0 below `low_freq_factor` turns.
@@ -76,9 +74,7 @@ class Yarn:
     beta_slow: float = 1.0
     truncate: bool = True
 
-    def unscaled_share(
-        self, frequency: Float[Array, ' pairs'], theta: float
-    ) -> Float[Array, ' pairs']:
+    def unscaled_share(self, frequency: PerPair, theta: float) -> PerPair:
         """Returns the unscaled share of every frequency.
 
         It is 1 above `beta_fast` turns within the original context and 0 below `beta_slow` turns.

@@ -372,33 +372,49 @@ def per_row_and_head(attend: Callable, mesh: Mesh | None) -> Callable:
     )
 
 
+def is_split(mesh: Mesh | None) -> bool:
+    """Returns whether rows are split over several shards; None: no mesh."""
+    return mesh is not None and data_shards(mesh) > 1
+
+
+def on_data_shards(function: Callable, mesh: Mesh | None, in_specs, out_specs) -> Callable:
+    """Returns a function that runs `function` on every data shard; the 'model' axis remains with XLA.
+
+    Args:
+      function: of trees of arrays.
+      mesh: the mesh; None: no mesh.
+      in_specs, out_specs: partitions of arguments and results, over the data axes only.
+    """
+    if not is_split(mesh):
+        return function
+    # With the check of varying values, differentiating inside of a loop would sum the gradient of what is whole over
+    # the shards in every iteration, and a user's loss could not loop over constants such as `jnp.zeros`.
+    return jax.shard_map(
+        function,
+        mesh=mesh,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        axis_names=set(ROW_AXES),
+        check_vma=False,
+    )
+
+
 def per_data_shard(function: Callable, mesh: Mesh, has_params: bool = False) -> Callable:
     """Returns a function that runs `function(*arrays)` on every data shard with its part of all arrays.
 
-    The first axis of every array and result is split over the data axes. The 'model' axis remains with XLA. Not made
-    for gradients.
+    The first axis of every array and result is split over the data axes. Not made for gradients.
 
     Args:
       function: positional arguments are trees of arrays.
       mesh: the mesh.
       has_params: whether the first argument are weights, which every shard reads whole.
     """
-    if data_shards(mesh) == 1:
-        return function
 
     def run(*arguments):
         specs = [P(ROW_AXES)] * len(arguments)
         if has_params:
             specs[0] = P()
-        mapped = jax.shard_map(
-            function,
-            mesh=mesh,
-            in_specs=tuple(specs),
-            out_specs=P(ROW_AXES),
-            axis_names=set(ROW_AXES),
-            check_vma=False,
-        )
-        return mapped(*arguments)
+        return on_data_shards(function, mesh, tuple(specs), P(ROW_AXES))(*arguments)
 
     return run
 

@@ -92,25 +92,14 @@ def decoder_name(name: str) -> str | None:
 
 def tensors(config: ModelConfig) -> dict[str, Tensor]:
     """Returns {parameter path: its tensor} for every parameter of the model."""
-    sizes = _sizes(config)
-    model_tensors = dict(_MODEL_TENSORS)
+    rows = dict(_MODEL_TENSORS)
     if config.tied:
-        del model_tensors['head']
-    result = {}
-    for path, (name, dims) in model_tensors.items():
-        result[path] = _tensor(path, name, dims, sizes)
-    layer_tensors = _layer_tensors(config)
+        del rows['head']
+    layer_rows = _layer_tensors(config)
     for i in range(config.layers):
-        for path, (name, dims) in layer_tensors.items():
-            layer_path = f'layer_{i}/{path}'
-            layer_name = f'model.layers.{i}.{name}'
-            result[layer_path] = _tensor(layer_path, layer_name, dims, sizes)
-    return result
-
-
-def _sizes(config: ModelConfig) -> dict[str, int]:
-    """Returns the values of the sizes that the tables above name."""
-    return {
+        for path, (name, dims) in layer_rows.items():
+            rows[f'layer_{i}/{path}'] = (f'model.layers.{i}.{name}', dims)
+    sizes = {
         'vocab_size': config.vocab_size,
         'hidden_size': config.hidden_size,
         'intermediate_size': config.intermediate_size,
@@ -118,6 +107,13 @@ def _sizes(config: ModelConfig) -> dict[str, int]:
         _QUERY_SIZE: config.heads * config.head_dim,
         _KV_SIZE: config.kv_heads * config.head_dim,
     }
+    result = {}
+    for path, (name, dims) in rows.items():
+        shape = tuple(sizes[dim] for dim in dims)
+        # The embedding is a table [vocabulary, hidden] in both formats, not a kernel.
+        transposed = path.endswith('/kernel') or path == 'head'
+        result[path] = Tensor(name, shape, dims, transposed)
+    return result
 
 
 def _layer_tensors(config: ModelConfig) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -138,14 +134,6 @@ def _layer_tensors(config: ModelConfig) -> dict[str, tuple[str, tuple[str, ...]]
     for name in _ABSENT_NORMS[config.norms]:
         del layer_tensors[f'{name}/scale']
     return layer_tensors
-
-
-def _tensor(path: str, name: str, dims: tuple[str, ...], sizes: dict[str, int]) -> Tensor:
-    """Returns the tensor of the parameter at `path`."""
-    shape = tuple(sizes[dim] for dim in dims)
-    # The embedding is a table [vocabulary, hidden] in both formats, not a kernel.
-    transposed = path.endswith('/kernel') or path == 'head'
-    return Tensor(name, shape, dims, transposed)
 
 
 # ---- stored tensors --------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ function. Axis names as in policy/attention.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
@@ -47,22 +46,17 @@ def published(config: ModelConfig, params: Params) -> Params:
     return cast_matrices(params, config.dtype)
 
 
-def _linear_attention(name: str) -> Callable:
-    """Returns an attention of packed rows with memory linear in the length, by its name in `ModelConfig`."""
-    # Imported here: most runs need neither.
-    from zeroplay_jax.policy import blocked_attention
-
-    if name == 'splash':
-        return blocked_attention.attend_splash
-    if name == 'blocked':
-        return blocked_attention.attend_packed
-    raise ValueError(f'attention={name!r}: give dense, blocked or splash')
-
-
 def _packed_attend(config: ModelConfig, segment) -> Attend:
     """Returns the attention function of packed rows. It passes the (absent) cache through."""
     if config.attention != 'dense':
-        attend_packed = _linear_attention(config.attention)
+        # Imported here: most runs need neither.
+        from zeroplay_jax.policy import blocked_attention
+
+        # Their memory is linear in the length.
+        attend_packed = {
+            'blocked': blocked_attention.attend_packed,
+            'splash': blocked_attention.attend_splash,
+        }[config.attention]
 
         def attend_linear(q, k, v, cache, window):
             out = attend_packed(q, k, v, segment, window, config.mesh)
@@ -70,9 +64,8 @@ def _packed_attend(config: ModelConfig, segment) -> Attend:
 
         return attend_linear
     # One mask per window, shared by the layers that have it.
-    masks = {}
-    for window in {0, *config.windows}:
-        masks[window] = attention.packed_mask(segment, window)
+    windows = {0, *config.windows}
+    masks = {window: attention.packed_mask(segment, window) for window in windows}
 
     def attend_dense(q, k, v, cache, window):
         return attention.attend_packed(q, k, v, masks[window]), cache
@@ -170,10 +163,9 @@ def fill_cache(
       reads_used: whether rows read their used places only.
       adapter: adapter of every row, as of `hidden_step`.
     """
-    attend_chunk = attention.attend_used_chunk if reads_used else attention.attend_chunk
 
     def attend(q, k, v, layer, window):
-        return attend_chunk(q, k, v, layer, slots, start, window)
+        return attention.attend_chunk(q, k, v, layer, slots, start, window, reads_used)
 
     chunk = tokens.shape[1]
     positions = start[:, None] + jnp.arange(chunk)[None]

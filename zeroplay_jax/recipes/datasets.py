@@ -14,7 +14,7 @@ import numpy as np
 from zeroplay_jax.data import files
 from zeroplay_jax.objectives.rewards import stratify
 from zeroplay_jax.selfplay.library import Library, documents_for
-from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool, in_epochs
 from zeroplay_jax.settings.kinds import fail
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Question, Task, UserError, identity_rng
@@ -100,19 +100,7 @@ class EpochDataset(Generic[T]):
 
     def take(self, begin: int, count: int) -> list[T]:
         """Returns items `begin` to `begin + count` of the endless sequence."""
-        size = len(self._items)
-        # Every epoch has a generator of its own: its order does not depend on how many items were taken
-        # before, so a resumed run continues where it stopped.
-        orders: dict[int, np.ndarray] = {}
-        taken: list[T] = []
-        for index in range(begin, begin + count):
-            epoch, position = divmod(index, size)
-            if epoch not in orders:
-                rng = identity_rng(self._seed, epoch)
-                orders[epoch] = rng.permutation(size)
-            item_index = orders[epoch][position]
-            taken.append(self._items[item_index])
-        return taken
+        return in_epochs(self._items, begin, count, self._seed)
 
 
 class DocumentSampler:
@@ -327,7 +315,8 @@ def tasks_in_turns(
         return []
     if step.phase.name == 'proposer':
         return documents.tasks(step, config.proposer.batch)
-    if pool_is_full(config, pool):
+    # Generation ends.
+    if 0 < config.pool.target <= len(pool.questions):
         return []
     return documents.tasks(step, config.pool.batch)
 
@@ -454,11 +443,6 @@ def generation_steps(config: Config) -> int:
     # A document gives at most one question. Rounded up, so that no question is trained on twice if none is rejected
     # or filtered.
     return config.pool.batches or math.ceil(questions_needed / config.pool.batch)
-
-
-def pool_is_full(config: Config, pool: TaskPool) -> bool:
-    """Returns whether generation ends because the pool has `pool.target` questions."""
-    return 0 < config.pool.target <= len(pool.questions)
 
 
 def check_target(config: Config) -> None:

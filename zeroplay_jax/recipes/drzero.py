@@ -102,7 +102,10 @@ class Recipe(RecipeBase):
         """Refuses hop counts with a single proposal, a window without measured solve rates, and mixed labels."""
         check_hop_groups(config)
         check_target(config)
-        _check_labels(config)
+        if config.drzero.labels == 'majority' and config.solver.distill_top_k:
+            problem = "the teacher would read the proposer's answer, which is not the label"
+            fix = 'set it to proposer, or solver.distill_top_k to 0'
+            fail('drzero.labels', 'majority', problem, fix)
         # Without measured solve rates the window would accept all questions.
         is_full_window = tuple(config.pool.window) == (0.0, 1.0)
         if not is_full_window and not config.pool.measure:
@@ -162,10 +165,8 @@ class Recipe(RecipeBase):
             pending.append(self._measure(context, identity, question, self.config.reward.solves))
         # All proposals are attempted concurrently, so that the slots stay busy.
         measured_questions = await asyncio.gather(*pending)
-        rows = []
-        for proposal, measured in zip(proposals, measured_questions, strict=True):
-            rows.append(self._proposal_row(task, proposal, measured))
-        return Outcome(rows)
+        pairs = zip(proposals, measured_questions, strict=True)
+        return Outcome([self._proposal_row(task, *pair) for pair in pairs])
 
     def _proposal_row(
         self, task: Task, proposal: Proposal, measured: tuple[Question, int] | None
@@ -280,16 +281,6 @@ class Recipe(RecipeBase):
             proposal.trajectory, task.payload, question.text, proposal.answer or ''
         )
         return dataclasses.replace(question, path=path)
-
-
-def _check_labels(config: Config) -> None:
-    """Refuses labels by majority together with parts that read the proposer's answer."""
-    if config.drzero.labels == 'proposer':
-        return
-    if config.solver.distill_top_k:
-        problem = "the teacher would read the proposer's answer, which is not the label"
-        fix = 'set it to proposer, or solver.distill_top_k to 0'
-        fail('drzero.labels', 'majority', problem, fix)
 
 
 def check_hop_groups(config: Config) -> None:

@@ -242,10 +242,7 @@ async def propose(
     # The last integer keeps proposals apart from the solver rollouts of the same task.
     identity = (*task.identity, 0)
     trajectories = await context.ask(role, identity, samples, hops=seed.hops, document=document)
-    proposals = []
-    for trajectory in trajectories:
-        proposals.append(read_proposal(trajectory, seed, separate_format))
-    return proposals
+    return [read_proposal(trajectory, seed, separate_format) for trajectory in trajectories]
 
 
 def read_proposal(
@@ -263,9 +260,14 @@ def read_proposal(
     rejected: str | None = None
     if trajectory.finish != 'answer':
         rejected = 'unfinished'
-    else:
-        # Dr. Zero's code does not measure the difficulty of these proposals either.
-        rejected = _format_problem(question, answer)
+    # Dr. Zero's code does not measure the difficulty of the following ones either.
+    elif not question:
+        rejected = 'no_question'
+    elif not answer:
+        rejected = 'no_answer'
+    # An answer with an empty normal form is contained in every question.
+    elif rewards.normalize_answer(answer) in rewards.normalize_answer(question):
+        rejected = 'leaks_answer'
     return Proposal(trajectory, question, answer, format_score, is_grounded, rejected)
 
 
@@ -302,18 +304,6 @@ def _format_score(
         retrieved=' '.join(retrieved),
         **counts,
     )
-
-
-def _format_problem(question: str | None, answer: str | None) -> str | None:
-    """Returns why a proposal cannot be asked (no_question, no_answer, leaks_answer); None if it can."""
-    if not question:
-        return 'no_question'
-    if not answer:
-        return 'no_answer'
-    # An answer with an empty normal form is contained in every question.
-    if rewards.normalize_answer(answer) in rewards.normalize_answer(question):
-        return 'leaks_answer'
-    return None
 
 
 def _is_grounded(

@@ -414,10 +414,8 @@ class Recipe(RecipeBase):
         samples = self.config.solver.samples
         trajectories = await context.ask('solver', task.identity, samples, task=open_task.text)
         grades = await self._grades(context, task.identity, open_task, trajectories)
-        rows = []
-        for trajectory, value in zip(trajectories, grades, strict=True):
-            rows.append(self._solver_row(context, task, trajectory, value))
-        return Outcome(rows)
+        graded = zip(trajectories, grades, strict=True)
+        return Outcome([self._solver_row(context, task, *pair) for pair in graded])
 
     def _solver_row(self, context, task: Task, trajectory: Trajectory, value: float | None) -> Row:
         """Returns the row of an answer with its reward (SCOPE eq. 6); `value` is its grade, None if ungraded."""

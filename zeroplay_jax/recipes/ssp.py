@@ -190,10 +190,9 @@ class Recipe(RecipeBase):
         hidden = []
         for number, answer in enumerate(answers, cursor.step):
             # The next tasks are as good as random ones, because answers are in random order already.
-            noise_from: list[tuple[int, int]] = []
-            for offset in range(neighbours):
-                noise_from.append((step.number, (number + 1 + offset) % total))
-            hidden.append(dataclasses.replace(answer, noise_from=tuple(noise_from)))
+            following = range(number + 1, number + 1 + neighbours)
+            noise_from = tuple((step.number, index % total) for index in following)
+            hidden.append(dataclasses.replace(answer, noise_from=noise_from))
         return numbered_tasks(step, hidden, first=cursor.step, external=True)
 
     async def episode(self, context, step, task):

@@ -224,13 +224,29 @@ class Hosts:
         self.seconds += time.perf_counter() - started
         return [padded[:size].tobytes() for padded, size in zip(padded_messages, sizes)]
 
-    def run_on_first(self, call: Callable[[], Any]) -> Any:
-        """Runs `call` in process 0 and returns its result, a JSON value, in all. All processes must call this.
+    def run_on_first(self, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """Calls a function with these arguments in process 0; returns its result, a JSON value, in all.
+
+        All processes must call this.
 
         Raises:
           Exception: as `run_on_all_and_gather`.
         """
-        return self.run_on_all_and_gather(lambda: call() if self.is_first else None)[0]
+        return self.run_on_all_and_gather(
+            lambda: call(*arguments, **keywords) if self.is_first else None
+        )[0]
+
+    def run_on_all(self, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """Calls a function with these arguments in every process; returns the result of this one, any object.
+
+        All processes must call this.
+
+        Raises:
+          Exception: as `run_on_all_and_gather`.
+        """
+        results: list[Any] = []
+        self.run_on_all_and_gather(lambda: results.append(call(*arguments, **keywords)))
+        return results[0]
 
     def run_on_all_and_gather(self, call: Callable[[], Any]) -> list[Any]:
         """Runs `call` in every process and returns all results in process order.

@@ -5,7 +5,7 @@
     run.json            record of the run
     checkpoints/8-1f…/  a checkpoint, file by file, as Orbax wrote it; best/… alike; 1f…: id of the lease
     logs/8-1f…/         the logs when checkpoint 8 was uploaded; objects cannot be appended to
-    parts/00000003-1f…/ files of each process of a run of several (`training.uploads`), until the step is complete
+    parts/00000003-1f…/ files of each process of a run of several (`training.mirror`), until the step is complete
     steps/00000008.json written last: all files of checkpoint 8 with sizes and SHA-256. Without it there is no step 8
     policy/…, summary.json, report.html    results, when the run has ended
 
@@ -183,11 +183,11 @@ def manifest_of(content: bytes) -> tuple[int, Manifest | None]:
 
 def checkpoint_files(manifest: Manifest) -> Manifest:
     """Returns the files of a manifest that belong to checkpoints."""
-    files = {}
-    for path, file in manifest.items():
-        if path.partition('/')[0] in CHECKPOINT_FOLDERS:
-            files[path] = file
-    return files
+    return {
+        path: file
+        for path, file in manifest.items()
+        if path.partition('/')[0] in CHECKPOINT_FOLDERS
+    }
 
 
 def checkpoint_folders(manifest: Manifest) -> dict[str, str]:

@@ -135,21 +135,14 @@ def claim(
     """
     # The config is compared before the lock is taken: a wrong config is the more useful error.
     check(workdir, config, free, defaults)
-    created = _create(workdir)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(_flock(workdir))
+            stack.enter_context(locked(workdir))
         except OSError as error:
-            _remove_created(workdir, created)
             raise WorkdirError(
                 f'workdir {workdir} cannot be locked ({error.strerror}); choose one on another file system'
             ) from None
-
-        try:
-            yield
-        finally:
-            if not (workdir / FILE_NAME).exists():
-                _remove_created(workdir, created)
+        yield
 
 
 @contextlib.contextmanager
@@ -157,8 +150,8 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
     """Reserves a folder for this process while the context is open.
 
     Args:
-      folder: created if it is missing, and then removed at the end if it is empty. The workdir of a run, which `claim`
-        locks, may lie in it.
+      folder: created if it is missing, and then removed at the end if it is empty. The lock is removed as well, unless
+        there is the record of a run.
 
     Raises:
       InUse: the folder is in use by another process.
@@ -174,7 +167,8 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
         try:
             yield
         finally:
-            _remove_created(folder, created)
+            if not (folder / FILE_NAME).exists():
+                _remove_created(folder, created)
 
 
 def _create(workdir: pathlib.Path) -> list[pathlib.Path]:

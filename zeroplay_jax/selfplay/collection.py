@@ -9,6 +9,7 @@ further rounds included, are played by the weights that are current when step s 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
@@ -32,16 +33,15 @@ def clears_pool(step: Step) -> bool:
     return bool(period) and (step.index == 0 or rewards.closes_window(step.index, period))
 
 
+@dataclasses.dataclass(eq=False)
 class Collector:
     """Runs the episodes of steps.
 
-    Args:
+    Attributes:
       config, recipe: config of the run, and its recipe.
       context: roles in training, with their scheduler.
       pool: the question pool.
-      group_filter: says how many groups a batch lacks.
-
-    Attributes:
+      filter: says how many groups a batch lacks.
       drawn: tasks drawn in the current phase: a position in the datasets.
       drawn_external: the external ones among them.
       external_items: tasks of all collected steps with a question or answer that was supplied from outside the run.
@@ -49,24 +49,18 @@ class Collector:
         progress, or have to begin (again) where `StepRun.step` is None: after a restore, a `cancel` or an error.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        recipe: Recipe,
-        context: RolloutContext,
-        pool: TaskPool,
-        group_filter: GroupFilter,
-    ):
-        self.config = config
-        self.recipe = recipe
-        self.context = context
-        self.weights = context.scheduler.weights
-        self.pool = pool
-        self.filter = group_filter
-        self.drawn = 0
-        self.drawn_external = 0
-        self.external_items = 0
-        self.ahead: RolloutContext | None = None
+    config: Config
+    recipe: Recipe
+    context: RolloutContext
+    pool: TaskPool
+    filter: GroupFilter
+    drawn: int = 0
+    drawn_external: int = 0
+    external_items: int = 0
+    ahead: RolloutContext | None = None
+
+    def __post_init__(self) -> None:
+        self.weights = self.context.scheduler.weights
 
     def begin_phase(self) -> None:
         """Resets the positions in the datasets."""
@@ -180,10 +174,9 @@ class Collector:
             self._start_episodes(context, step, run.tasks)
 
     def _start_episodes(self, context: RolloutContext, step: Step, tasks: Sequence[Task]) -> None:
-        episodes = {}
-        for task in tasks:
-            episodes[task.identity] = functools.partial(self._episode, context, step, task)
-        context.start_episodes(episodes)
+        context.start_episodes(
+            {task.identity: functools.partial(self._episode, context, step, task) for task in tasks}
+        )
 
     def _advance(self, tasks: Sequence[Task]) -> None:
         """Moves the positions in the datasets behind these tasks."""

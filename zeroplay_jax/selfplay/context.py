@@ -194,25 +194,23 @@ class RolloutContext:
             return self.scheduler.wait(self.run, on_episode_end)
 
         meeting = self.hosts.meeting() if has_others else None
-        messages: list[bytes] = []
 
-        def run_local() -> None:
+        def run_local() -> bytes:
             if meeting is None:
-                messages.append(to_bytes(self.scheduler.wait(self.run, on_episode_end)))
-                return
+                return to_bytes(self.scheduler.wait(self.run, on_episode_end))
             try:
                 outcomes = self.scheduler.wait(self.run, on_episode_end, meeting.is_complete)
-                messages.append(to_bytes(outcomes))
+                return to_bytes(outcomes)
             finally:
                 # After an error as well: the other processes must not wait for this one.
                 meeting.arrive()
 
         # An exception is raised everywhere before any process waits for the rows of the failed one.
-        self.hosts.run_on_all_and_gather(run_local)
+        message = self.hosts.run_on_all(run_local)
         if meeting is not None:
             meeting.close()
         # This process reads its outcomes back, too, so that all processes compute with equal ones.
-        outcomes = [iter(from_bytes(message)) for message in self.hosts.gather_bytes(messages[0])]
+        outcomes = [iter(from_bytes(message)) for message in self.hosts.gather_bytes(message)]
         # The order of `identities` is the same on all processes; the order of completion is not.
         return [next(outcomes[self.hosts.owner(identity)]) for identity in identities]
 

@@ -8,6 +8,7 @@ With `filter_groups` only groups whose rewards differ are trained.
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,16 +42,13 @@ if TYPE_CHECKING:
 _REWARD_METRICS = ('reward_mean', 'informative_share')
 
 
-def _no_failures() -> dict[str, float]:
-    return {}
-
-
+@dataclasses.dataclass(eq=False)
 class Engine:
     """Rollout context, learners and question pool of a run.
 
     The constructor publishes the weights of all learners. All processes make the same calls in the same order.
 
-    Args:
+    Attributes:
       config, recipe: config of the run, and its recipe.
       context: roles in training, with their scheduler.
       learners: learners by the name of their weights.
@@ -61,56 +59,42 @@ class Engine:
       value_networks: role → its value network, of roles with `baseline=value`.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        recipe: Recipe,
-        context: RolloutContext,
-        learners: dict[str, Learner],
-        weights_of: dict[str, str],
-        specs: dict[str, RoleSpec],
-        check_and_reset_failures: Callable[[], dict[str, float]] = _no_failures,
-        value_networks: Mapping[str, ValueNetwork] | None = None,
-    ):
-        self.config = config
-        self.recipe = recipe
-        self.context = context
-        self.learners = learners
-        self.value_networks = dict(value_networks or {})
-        self.weights_of = weights_of
-        self.specs = specs
-        self.check_and_reset_failures = check_and_reset_failures
+    config: Config
+    recipe: Recipe
+    context: RolloutContext
+    learners: dict[str, Learner]
+    weights_of: dict[str, str]
+    specs: dict[str, RoleSpec]
+    check_and_reset_failures: Callable[[], dict[str, float]] = dict
+    value_networks: Mapping[str, ValueNetwork] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self.pool = TaskPool()
         # The newest version of weights minus `trajectory.version` is a rollout's age.
-        self.weights = context.scheduler.weights
+        self.weights = self.context.scheduler.weights
         # Records for tasks.jsonl of the last `run_step`.
         self.task_log: list[Json] = []
-        self.filter = GroupFilter(config)
-        self.collector = Collector(config, recipe, context, self.pool, self.filter)
+        self.filter = GroupFilter(self.config)
+        self.collector = Collector(self.config, self.recipe, self.context, self.pool, self.filter)
         self.updates = RoleUpdates(
-            config,
-            context,
-            learners,
-            weights_of,
-            specs,
+            self.config,
+            self.context,
+            self.learners,
+            self.weights_of,
+            self.specs,
             self.filter,
             self.publish,
             self.value_networks,
         )
         self.learning = LearningRecord()
         self.proposals = ProposalRecord()
-        for name in learners:
+        for name in self.learners:
             self.publish(name, version=0)
 
     @property
     def scheduler(self) -> Scheduler:
         """The scheduler that runs the rollouts."""
         return self.context.scheduler
-
-    @property
-    def drawn(self) -> int:
-        """Tasks drawn in the current phase."""
-        return self.collector.drawn
 
     @property
     def external_items(self) -> int:
@@ -169,7 +153,8 @@ class Engine:
         judge_stats = context.gather_judge_stats()
         # Computed over all sampled rows; the filter selects the trained ones in `RoleUpdates`.
         stats = rollout_stats(rows, outcomes, step.phase.trains)
-        stats |= metrics.health(rows, judge_stats, self.context)
+        with_tools = {name for name, role in context.roles.items() if role.env.tools}
+        stats |= metrics.health(rows, with_tools, judge_stats)
         if self.config.rollout.ahead and step.phase.trains:
             stats['staleness'] = metrics.staleness(step, rows, self.weights_of, self.weights.newest)
         clock.end_part('rollout')

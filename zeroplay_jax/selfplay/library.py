@@ -71,13 +71,8 @@ class SearchableCorpus:
         Raises:
           RetrievalError: the search server has no whole documents, or it failed (see `Client.open`).
         """
-        records: list[Json | None] = []
-        for page in self.client.open(references, pages, self._page_words):
-            if page is None:
-                records.append(None)
-            else:
-                records.append(dataclasses.asdict(page))
-        return records
+        found = self.client.open(references, pages, self._page_words)
+        return [None if page is None else dataclasses.asdict(page) for page in found]
 
 
 class TrainingCorpus(SearchableCorpus):
@@ -127,13 +122,11 @@ class TrainingCorpus(SearchableCorpus):
         records = super().open(references, pages)
         for index, record in enumerate(records):
             # By its title too: only some passages of a document are held out where a corpus has few documents.
-            if record is not None and self._is_held_out(record):
+            if record and (
+                record['id'] in self._held_out.ids or record['title'] in self._held_out.titles
+            ):
                 records[index] = None
         return records
-
-    def _is_held_out(self, page: Json) -> bool:
-        """Returns whether a document may have held-out passages."""
-        return page['id'] in self._held_out.ids or page['title'] in self._held_out.titles
 
 
 class WorldMaterial:

@@ -15,7 +15,7 @@ from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.client import Client, Http, InProcess
 from zeroplay_jax.retrieval.corpus import Corpus as StoredCorpus
 from zeroplay_jax.retrieval.corpus import split
-from zeroplay_jax.retrieval.index import Index, ScannIndex
+from zeroplay_jax.retrieval.index import ScannIndex
 from zeroplay_jax.retrieval.lexical import LexicalEncoder
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.selfplay.library import (
@@ -73,7 +73,39 @@ def build_library(config: Config, with_open_tasks: bool = False) -> Library:
     """
     if config.retrieval.kind == 'world':
         return _world_library(config, with_open_tasks)
-    return _real_library(config)
+    corpus, corpus_name = open_real_corpus(config)
+    # A search server needs a folder only where documents are read.
+    documents: Sequence[Document] = NoDocuments()
+    if has_index(config.retrieval.path):
+        documents = IndexedDocuments(pathlib.Path(config.retrieval.path))
+    # Without a list of held-out passages one corpus serves both: of a real encyclopedia only questions are held out.
+    training = corpus
+    if config.retrieval.held_out and isinstance(documents, IndexedDocuments):
+        held_out = files.held_out_passages(config.retrieval.held_out)
+        _check_held_out(config.retrieval, held_out.ids, documents)
+        if config.retrieval.kind == 'http':
+            _check_ids_of_server(config.retrieval, corpus, held_out, documents)
+        top_k = min(config.tools.top_k, len(documents))
+        training = TrainingCorpus(
+            corpus.client, top_k, config.tools.page_words, held_out, len(documents)
+        )
+    questions: list[Question] = []
+    if config.eval.file:
+        questions = files.questions(config.eval.file)
+    open_tasks: list[Question] = []
+    if config.eval.tasks:
+        open_tasks = files.open_tasks(config.eval.tasks)
+    # The seed is fixed, so that runs with different seeds are compared on the same questions.
+    sampled_questions = files.sample(questions, config.eval.questions, seed=0)
+    sampled_tasks = files.sample(open_tasks, config.eval.questions, seed=0)
+    return Library(
+        training=training,
+        held_out=corpus,
+        documents=documents,
+        questions=tuple(sampled_questions),
+        open_tasks=tuple(sampled_tasks),
+        about=corpus_name,
+    )
 
 
 # Counters of a search client that do not depend on when a run was resumed, as times and cache hits do.
@@ -157,50 +189,11 @@ def _check_ids_of_server(
             )
 
 
-def _real_library(config: Config) -> Library:
-    """Returns the library of an index folder or a search server, with the user's evaluation files."""
-    corpus, corpus_name = open_real_corpus(config)
-    # A search server needs a folder only where documents are read.
-    documents: Sequence[Document] = NoDocuments()
-    if has_index(config.retrieval.path):
-        documents = IndexedDocuments(pathlib.Path(config.retrieval.path))
-    # Without a list of held-out passages one corpus serves both: of a real encyclopedia only questions are held out.
-    training = corpus
-    if config.retrieval.held_out and isinstance(documents, IndexedDocuments):
-        held_out = files.held_out_passages(config.retrieval.held_out)
-        _check_held_out(config.retrieval, held_out.ids, documents)
-        if config.retrieval.kind == 'http':
-            _check_ids_of_server(config.retrieval, corpus, held_out, documents)
-        top_k = min(config.tools.top_k, len(documents))
-        training = TrainingCorpus(
-            corpus.client, top_k, config.tools.page_words, held_out, len(documents)
-        )
-    questions: list[Question] = []
-    if config.eval.file:
-        questions = files.questions(config.eval.file)
-    open_tasks: list[Question] = []
-    if config.eval.tasks:
-        open_tasks = files.open_tasks(config.eval.tasks)
-    # The seed is fixed, so that runs with different seeds are compared on the same questions.
-    sampled_questions = files.sample(questions, config.eval.questions, seed=0)
-    sampled_tasks = files.sample(open_tasks, config.eval.questions, seed=0)
-    return Library(
-        training=training,
-        held_out=corpus,
-        documents=documents,
-        questions=tuple(sampled_questions),
-        open_tasks=tuple(sampled_tasks),
-        about=corpus_name,
-    )
-
-
 def _worlds(config: Config, split_name: Literal['train', 'evaluation']) -> list[World]:
     """Returns the miniature worlds of `config.world.train` or `config.world.evaluation`: (first seed, count)."""
     first_seed, count = config.world[split_name]
-    worlds = []
-    for seed in range(first_seed, first_seed + count):
-        worlds.append(World(seed, split_name, config.world.near_misses))
-    return worlds
+    seeds = range(first_seed, first_seed + count)
+    return [World(seed, split_name, config.world.near_misses) for seed in seeds]
 
 
 def held_out_corpus_and_questions(config: Config) -> tuple[SearchableCorpus, tuple[Question, ...]]:
@@ -247,14 +240,6 @@ def _world_library(config: Config, with_open_tasks: bool) -> Library:
 
 def _world_corpus(config: Config, worlds: Sequence[World]) -> SearchableCorpus:
     """Returns a corpus of the passages of these worlds, with an index and a client of its own."""
-    client = Client(
-        InProcess(_world_index(worlds)), max_failure_rate=config.retrieval.max_failure_rate
-    )
-    return SearchableCorpus(client, config.tools.top_k, config.tools.page_words)
-
-
-def _world_index(worlds: Sequence[World]) -> Index:
-    """Returns an index of the passages of these worlds."""
     titles: list[str] = []
     texts: list[str] = []
     for world in worlds:
@@ -262,12 +247,12 @@ def _world_index(worlds: Sequence[World]) -> Index:
             titles.append(passage.title)
             texts.append(passage.text)
     # The lexical encoder needs neither a model nor a download.
-    return ScannIndex.build(LexicalEncoder(), titles, texts)
+    index = ScannIndex.build(LexicalEncoder(), titles, texts)
+    client = Client(InProcess(index), max_failure_rate=config.retrieval.max_failure_rate)
+    return SearchableCorpus(client, config.tools.top_k, config.tools.page_words)
 
 
-def linked_documents(
-    passages: Sequence[tuple[str, str]], max_depth: int = UNLIMITED_DEPTH
-) -> tuple[Document, ...]:
+def linked_documents(passages: Sequence[tuple[str, str]]) -> tuple[Document, ...]:
     """Returns a document per passage; its `depth` is the number of documents on the longest chain that starts at it.
 
     In a chain each document names the title of the next one. A hop follows a name to the document of that
@@ -276,7 +261,6 @@ def linked_documents(
 
     Args:
       passages: (title, text); every title is one word, as in the miniature worlds.
-      max_depth: largest depth; longer chains are not searched for.
     """
     titles = {title for title, _ in passages}
     links: dict[str, list[str]] = {}
@@ -287,8 +271,8 @@ def linked_documents(
     def longest_chain(title: str, visited: frozenset[str]) -> int:
         """Returns the number of documents on the longest chain that continues from `title`, `visited` included."""
         # No question asks for longer chains, and the search would visit exponentially many of them.
-        if len(visited) == max_depth:
-            return max_depth
+        if len(visited) == UNLIMITED_DEPTH:
+            return UNLIMITED_DEPTH
         longest = len(visited)
         for target in links[title]:
             # A chain must not return to a document: the answer would be in the question.

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -39,10 +39,7 @@ class _Accumulator:
         self.counts[name] += weight
 
     def stats(self) -> Stats:
-        stats: Stats = {}
-        for name, total in self.sums.items():
-            stats[name] = (total, self.counts[name])
-        return stats
+        return {name: (total, self.counts[name]) for name, total in self.sums.items()}
 
 
 def rollout_stats(
@@ -247,22 +244,6 @@ class StepClock:
         return {f'seconds/{cause}': seconds for cause, seconds in self.seconds.items()}
 
 
-def health(rows: Sequence[Row], judge_counts: Mapping[str, int], context: RolloutContext) -> Stats:
-    """Returns the metrics of a step that show a run going wrong.
-
-    Args:
-      rows: all scored rollouts of a step.
-      judge_counts: judgements of the step in all processes.
-      context: its roles say who can call tools.
-    """
-    with_tools = {name for name, role in context.roles.items() if role.env.tools}
-    stats = row_health(rows, with_tools)
-    stats |= evidence_share(rows)
-    stats |= empty_search_share(rows)
-    stats |= judge_health(judge_counts)
-    return stats
-
-
 def staleness(
     step: Step, rows: Sequence[Row], weights_of: Mapping[str, str], versions: Mapping[str, int]
 ) -> tuple[float, float]:
@@ -406,14 +387,18 @@ _MIN_CALLS_PER_ROLLOUT = 0.25
 _CORRECT = 0.5
 # Name of the reward part that a judge's verdict sets.
 _JUDGED_PART = 'judged_correct'
+_EMPTY_SEARCHES = 'empty_search_share'
 
 
-def row_health(rows: Sequence[Row], roles_with_tools: Container[str]) -> Stats:
+def health(
+    rows: Sequence[Row], roles_with_tools: Container[str], judge_counts: Mapping[str, int]
+) -> Stats:
     """Returns (sum, count) per metric; all processes get the same values.
 
     Args:
       rows: all scored rollouts of a step.
       roles_with_tools: roles that can call a tool.
+      judge_counts: counts of the step in all processes, as in `Judge.stats`.
 
     Returns:
       'call_error_share': calls that could not be parsed, were refused, failed or timed out.
@@ -421,21 +406,25 @@ def row_health(rows: Sequence[Row], roles_with_tools: Container[str]) -> Stats:
       'duplicate_share': proposed questions that another task of the step has, too.
       'judge_agreement': judged answers whose verdict is that of a comparison with the accepted answers: correct if one
         of them occurs in the answer.
+      'no_evidence_share': correct answers that no result of their calls contains.
+      'empty_search_share': answered queries that found no passage.
+      'judge_lost_share': judgements that failed or could not be read.
     """
+    lost_judgements = judge_counts.get('failed', 0) + judge_counts.get('unread', 0)
     counts = {
         'call_error_share': _failed_calls(rows),
         'no_call_share': _answers_without_call(rows, roles_with_tools),
         'duplicate_share': _duplicate_questions(rows),
         'judge_agreement': _agreeing_verdicts(rows),
+        'no_evidence_share': _answers_without_evidence(rows),
+        _EMPTY_SEARCHES: _empty_searches(rows),
+        'judge_lost_share': (lost_judgements, judge_counts.get('asked', 0)),
     }
-    return _measured(counts)
-
-
-def _measured(counts: Mapping[str, tuple[int, int]]) -> Stats:
-    """Returns the entries that rest on enough cases."""
     stats: Stats = {}
     for name, (total, cases) in counts.items():
-        if cases >= MIN_CASES:
+        # Searches of which all find nothing are an empty index, also in small steps.
+        is_empty_index = name == _EMPTY_SEARCHES and total == cases >= _MIN_ALL_EMPTY
+        if cases >= MIN_CASES or is_empty_index:
             stats[name] = (float(total), float(cases))
     return stats
 
@@ -499,11 +488,8 @@ def _agreeing_verdicts(rows: Sequence[Row]) -> tuple[int, int]:
     return agreeing, verdicts
 
 
-# ---- answers without evidence ------------------------------------------------------------------------
-
-
-def evidence_share(rows: Iterable[Row]) -> Stats:
-    """Returns 'no_evidence_share' as (sum, count): correct answers that no result of their calls contains."""
+def _answers_without_evidence(rows: Sequence[Row]) -> tuple[int, int]:
+    """Returns the numbers of correct answers that no result of their calls contains, and of all correct answers."""
     correct = 0
     without_evidence = 0
     # Rollouts of a group find the same passages.
@@ -519,11 +505,11 @@ def evidence_share(rows: Iterable[Row]) -> Stats:
                 normalised[text] = normalize_answer(text)
             texts.append(normalised[text])
         without_evidence += not _is_found(row.info.question.answers, texts)
-    return _measured({'no_evidence_share': (without_evidence, correct)})
+    return without_evidence, correct
 
 
-def empty_search_share(rows: Iterable[Row]) -> Stats:
-    """Returns 'empty_search_share' as (sum, count): answered queries that found no passage."""
+def _empty_searches(rows: Sequence[Row]) -> tuple[int, int]:
+    """Returns the numbers of answered queries that found no passage, and of all answered queries."""
     searches = 0
     empty = 0
     for row in rows:
@@ -534,11 +520,7 @@ def empty_search_share(rows: Iterable[Row]) -> Stats:
             for passages in call.documents:
                 searches += 1
                 empty += not passages
-    # Searches of which all find nothing are an empty index, also in small steps.
-    minimum = _MIN_ALL_EMPTY if empty == searches else MIN_CASES
-    if searches < minimum:
-        return {}
-    return {'empty_search_share': (float(empty), float(searches))}
+    return empty, searches
 
 
 def _is_correct(row: Row) -> bool:
@@ -575,13 +557,3 @@ def _is_found(answers: Sequence[str], texts: Sequence[str]) -> bool:
         if any(pattern.search(text) for text in texts):
             return True
     return False
-
-
-def judge_health(judge_counts: Mapping[str, int]) -> Stats:
-    """Returns 'judge_lost_share' as (sum, count): judgements that failed or could not be read.
-
-    Args:
-      judge_counts: counts of a step, as in `Judge.stats`.
-    """
-    lost = judge_counts.get('failed', 0) + judge_counts.get('unread', 0)
-    return _measured({'judge_lost_share': (lost, judge_counts.get('asked', 0))})

@@ -40,15 +40,6 @@ _MULTIPLE = 16
 _SECONDS = 60.0
 
 
-class _LocalHosts(Hosts):
-    """Hosts of a single process: values that episodes share while they are measured stay in this process."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.index = 0
-        self.count = 1
-
-
 @dataclasses.dataclass(frozen=True)
 class _Probe(RolloutContext):
     """A context whose requests are measured and not run.
@@ -184,11 +175,14 @@ def _training_prompts(recipe: Recipe, context: RolloutContext) -> list[_Measurem
 
     An empty prompt is the role's template with empty fields.
     """
+    hosts = Hosts()
+    # Values that episodes share while they are measured stay in this process.
+    hosts.index, hosts.count = 0, 1
     probe = _Probe(
         scheduler=context.scheduler,
         roles=context.roles,
         prompts=context.prompts,
-        hosts=_LocalHosts(),
+        hosts=hosts,
     )
     run_to_end(_run_episodes(recipe, probe, recipe.first_tasks()))
     measurements = []
@@ -197,7 +191,8 @@ def _training_prompts(recipe: Recipe, context: RolloutContext) -> list[_Measurem
         description = f'of {len(lengths or ())} measured prompts of role {name}'
         if not lengths:
             # The inputs of this role are known only during the run, but its instructions must fit.
-            lengths = [len(context.prompt_ids(name, **_empty_fields(context.prompts[role.prompt])))]
+            empty_fields = dict.fromkeys(template_fields(context.prompts[role.prompt]), '')
+            lengths = [len(context.prompt_ids(name, **empty_fields))]
             description = f'of the instructions of role {name} alone'
         percentile = np.percentile(lengths, _PERCENTILE, method='higher')
         measurements.append(_Measurement(role, lengths, description, _rounded_up(int(percentile))))
@@ -206,9 +201,7 @@ def _training_prompts(recipe: Recipe, context: RolloutContext) -> list[_Measurem
 
 async def _run_episodes(recipe: Recipe, probe: _Probe, tasks: Sequence[tuple[Step, Task]]) -> None:
     """Runs episodes up to their first request, which `probe` records; their errors are ignored."""
-    episodes = []
-    for step, task in tasks:
-        episodes.append(asyncio.ensure_future(recipe.episode(probe, step, task)))
+    episodes = [asyncio.ensure_future(recipe.episode(probe, step, task)) for step, task in tasks]
     if not episodes:
         return
     done, pending = await asyncio.wait(episodes, timeout=_SECONDS)
@@ -220,13 +213,10 @@ async def _run_episodes(recipe: Recipe, probe: _Probe, tasks: Sequence[tuple[Ste
         episode.exception()
 
 
-def _empty_fields(template: str) -> dict[str, str]:
-    """Returns {field: ''} for all fields of a template but {tools}, which `RolloutContext.prompt_ids` fills."""
-    fields = {}
-    for _, field, _, _ in string.Formatter().parse(template):
-        if field and field != 'tools':
-            fields[field] = ''
-    return fields
+def template_fields(template: str) -> list[str]:
+    """Returns the names of all fields of a template but {tools}, which `RolloutContext.prompt_ids` fills."""
+    names = [name for _, name, _, _ in string.Formatter().parse(template)]
+    return [name for name in names if name and name != 'tools']
 
 
 def _rounded_up(tokens: int) -> int:

@@ -232,11 +232,8 @@ def recipe_class(name: str) -> type[Recipe]:
 
 def trained_roles(config: Any) -> tuple[str, ...]:
     """Returns the names of the trained roles of `config.recipe`, in the recipe's order."""
-    names: list[str] = []
-    for specification in recipe_class(config.recipe).roles(config):
-        if specification.is_trained:
-            names.append(specification.name)
-    return tuple(names)
+    roles = recipe_class(config.recipe).roles(config)
+    return tuple(role.name for role in roles if role.is_trained)
 
 
 # ---- changing attributes ---------------------------------------------------------------------------

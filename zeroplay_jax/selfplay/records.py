@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import operator
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
@@ -86,23 +87,22 @@ def _commonest(reasons: Sequence[str]) -> str:
     return reason
 
 
-def shares_text(reasons: Mapping[str, int], unit: str) -> str:
+def shares_text(reasons: Mapping[str, int]) -> str:
     """Returns reasons with their shares, largest first: 'prompt_too_long 97 %, equal_rewards 3 % of 32 tasks'.
 
     Args:
-      reasons: reason code → count; without any count the text is 'there was none of its tasks'.
-      unit: plural noun of what is counted.
+      reasons: reason code → tasks; without any the text is 'there was none of its tasks'.
     """
     total = sum(reasons.values())
     if not total:
-        return f'there was none of its {unit}'
+        return 'there was none of its tasks'
     largest_first = collections.Counter(reasons).most_common()
     shares = []
     for reason, count in largest_first[:_MAX_REASONS]:
         shares.append(f'{reason} {count / total:.0%}'.replace('%', ' %'))
     if len(largest_first) > _MAX_REASONS:
         shares.append('…')
-    return f'{", ".join(shares)} of {total} {unit}'
+    return f'{", ".join(shares)} of {total} tasks'
 
 
 def step_name(step: Step) -> str:
@@ -113,10 +113,8 @@ def step_name(step: Step) -> str:
 def policies_text(reasons: Mapping[str, Mapping[str, int]], policies: Sequence[str]) -> str:
     """Returns `shares_text` of each policy's reasons, with its name in front if there are several policies."""
     if len(policies) == 1:
-        return shares_text(reasons.get(policies[0], {}), 'tasks')
-    texts = []
-    for policy in policies:
-        texts.append(f'{policy}: {shares_text(reasons.get(policy, {}), "tasks")}')
+        return shares_text(reasons.get(policies[0], {}))
+    texts = [f'{policy}: {shares_text(reasons.get(policy, {}))}' for policy in policies]
     return '; '.join(texts)
 
 
@@ -181,7 +179,7 @@ class LearningRecord:
             phase_reasons.update(reasons[policy])
             # The empty policy is named only if the step trains several.
             name = f' in {policy}' if len(has_learnt) > 1 else ''
-            text = shares_text(reasons[policy], 'tasks')
+            text = shares_text(reasons[policy])
             self.notices.append(f'{step_name(step)} trained nothing{name}: {text}')
         self.lacks_tasks = bool(self.empty_policies) and not any(reasons.values())
         is_last = step.index == step.phase.steps - 1
@@ -204,13 +202,13 @@ class LearningRecord:
         self._begin_step(step)
         reasons = collections.Counter(outcome.drop for outcome in outcomes if outcome.drop)
         if outcomes and reasons.total() == len(outcomes):
-            text = shares_text(reasons, 'tasks')
+            text = shares_text(reasons)
             self.notices.append(f'{step_name(step)}: all tasks were dropped: {text}')
         is_last = step.index == step.phase.steps - 1
         self._pool_reasons = collections.Counter()
         if is_last and not pool_size and drops:
             self._pool_reasons = collections.Counter(drops)
-            text = shares_text(drops, 'tasks')
+            text = shares_text(drops)
             self.notices.append(
                 f'phase {step.phase.name} of iteration {step.phase.iteration + 1} left the pool of '
                 f'questions empty: {text}'
@@ -310,7 +308,8 @@ class ProposalRecord:
                 self._readable += row.info.rejected not in _UNREADABLE
                 records.append(_sample_record(row, document))
         if records:
-            self._sample = sorted(self._sample + records, key=_hash_of)[:SAMPLE_SIZE]
+            ordered = sorted(self._sample + records, key=operator.itemgetter(0))
+            self._sample = ordered[:SAMPLE_SIZE]
 
     @property
     def readable(self) -> float | None:
@@ -356,10 +355,15 @@ class ProposalRecord:
         self._sample = [list(record) for record in state['sample']]
 
 
+def _payload(task: Task) -> Any:
+    """Returns a task's payload as JSON."""
+    # Recipes of other packages may use plain dicts.
+    return task.payload.to_json() if hasattr(task.payload, 'to_json') else task.payload
+
+
 def _seed_document(task: Task) -> Json | None:
     """Returns a task's payload as JSON if it is a document (has 'title' and 'text'), else None."""
-    payload = task.payload
-    record = payload.to_json() if hasattr(payload, 'to_json') else payload
+    record = _payload(task)
     if not isinstance(record, dict) or not {'title', 'text'} <= record.keys():
         return None
     return record
@@ -387,10 +391,6 @@ def _contains(passages: Sequence[Json], record: Sequence[Any]) -> bool:
 
 def _hash(text: str) -> str:
     return hashlib.blake2b(text.encode(errors='replace'), digest_size=8).hexdigest()
-
-
-def _hash_of(record: Sequence[Any]) -> str:
-    return record[0]
 
 
 # ---- task log --------------------------------------------------------------------------------------
@@ -437,9 +437,7 @@ def task_log(
 
 def _task_fields(task: Task) -> dict[str, Any]:
     """Returns the identity of a task and the logged fields of its payload."""
-    payload = task.payload
-    # Recipes of other packages may use plain dicts.
-    payload_fields = payload.to_json() if hasattr(payload, 'to_json') else payload
+    payload_fields = _payload(task)
     fields: dict[str, Any] = {'task': list(task.identity)}
     for name in _PAYLOAD_FIELDS:
         if name in payload_fields:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
 
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.types import Json, Question, identity_rng
+
+T = TypeVar('T')
 
 # ---- task pool -------------------------------------------------------------------------------------
 #
@@ -55,23 +60,10 @@ class TaskPool:
         self.drops[reason] += 1
 
     def batch(self, seed: int, iteration: int, begin: int, size: int) -> list[Question]:
-        """Returns questions `begin` to `begin + size` of an endless sequence, reshuffled every epoch; [] if empty.
-
-        The order is a function of seed, iteration and epoch.
-        """
-        count = len(self.questions)
-        if count == 0:
+        """Returns questions `begin` to `begin + size` of the endless sequence of `in_epochs`; [] if there are none."""
+        if not self.questions:
             return []
-        # No state is kept: after a resume the same `begin` gives the same questions.
-        selected: list[Question] = []
-        order = None
-        for index in range(begin, begin + size):
-            epoch, position = divmod(index, count)
-            # A batch may begin inside an epoch and reach into the next one.
-            if order is None or position == 0:
-                order = identity_rng(seed, iteration, epoch).permutation(count)
-            selected.append(self.questions[order[position]])
-        return selected
+        return in_epochs(self.questions, begin, size, seed, iteration)
 
     def earlier(self, size: int, drops: Mapping[str, int]) -> TaskPool:
         """Returns the pool as it was with its first `size` questions and these drops, to be read."""
@@ -92,6 +84,24 @@ class TaskPool:
         for record in state['questions']:
             self.add(Question.from_json(record))
         self.drops.update(state['drops'])
+
+
+def in_epochs(items: Sequence[T], begin: int, count: int, seed: int, *identity: int) -> list[T]:
+    """Returns items `begin` to `begin + count` of an endless sequence, in which every epoch has a new order.
+
+    The order is a function of seed, identity and number of the epoch: a resumed run continues where it stopped.
+
+    Args:
+      items: at least one.
+    """
+    orders: dict[int, np.ndarray] = {}
+    taken: list[T] = []
+    for index in range(begin, begin + count):
+        epoch, position = divmod(index, len(items))
+        if epoch not in orders:
+            orders[epoch] = identity_rng(seed, *identity, epoch).permutation(len(items))
+        taken.append(items[orders[epoch][position]])
+    return taken
 
 
 # ---- schedule --------------------------------------------------------------------------------------
@@ -186,7 +196,4 @@ def with_evaluations(steps: Sequence[Step], role: str, every: int) -> list[Step]
     # The final evaluation gets the iteration of the last step, so that it is plotted where training ended.
     scheduled.append(evaluation_step(scheduled[-1].phase.iteration))
     # Numbers are assigned last. They seed the steps, so an evaluation needs a number of its own.
-    numbered: list[Step] = []
-    for number, step in enumerate(scheduled):
-        numbered.append(Step(step.phase, step.index, number))
-    return numbered
+    return [Step(step.phase, step.index, number) for number, step in enumerate(scheduled)]

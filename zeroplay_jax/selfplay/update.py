@@ -78,43 +78,29 @@ class RolePlan:
         self.learnt = self.learnt or (norm > 0 and is_taught)
 
 
+@dataclasses.dataclass(eq=False)
 class RoleUpdates:
     """Makes the updates of all roles that a step trains.
 
     Attributes:
+      config, context, learners, weights_of, specs: as of `engine.Engine`.
+      filter: the dynamic filter.
+      publish: gives the samplers the current weights of a name, and returns their version.
+      value_networks: role → its value network, of roles with `baseline=value`.
       operations: of the updates of the last step (`metrics.operations`).
       task_log: records for tasks.jsonl of the last step.
     """
 
-    def __init__(
-        self,
-        config: Any,
-        context: RolloutContext,
-        learners: Mapping[str, Learner],
-        weights_of: Mapping[str, str],
-        specs: Mapping[str, RoleSpec],
-        group_filter: GroupFilter,
-        publish: Callable[[str], int],
-        value_networks: Mapping[str, ValueNetwork],
-    ):
-        """Holds the objects of an engine.
-
-        Args:
-          config, context, learners, weights_of, specs: as of `engine.Engine`.
-          group_filter: the dynamic filter.
-          publish: gives the samplers the current weights of a name, and returns their version.
-          value_networks: role → its value network, of roles with `baseline=value`.
-        """
-        self._config = config
-        self._context = context
-        self._learners = learners
-        self._weights_of = weights_of
-        self._specs = specs
-        self._filter = group_filter
-        self._publish = publish
-        self._value_networks = value_networks
-        self.operations = 0.0
-        self.task_log: list[Json] = []
+    config: Any
+    context: RolloutContext
+    learners: Mapping[str, Learner]
+    weights_of: Mapping[str, str]
+    specs: Mapping[str, RoleSpec]
+    filter: GroupFilter
+    publish: Callable[[str], int]
+    value_networks: Mapping[str, ValueNetwork]
+    operations: float = 0.0
+    task_log: list[Json] = dataclasses.field(default_factory=list)
 
     def run(self, step: Step, rows: Sequence[Row]) -> dict[str, RolePlan]:
         """Updates the roles of a step, publishes their weights, and returns by role what was done.
@@ -141,21 +127,21 @@ class RoleUpdates:
         Args:
           rows: all rows of the role in this step; their advantages are set in place.
         """
-        settings = self._config[role]
-        weights = self._weights_of[role]
-        learner = self._learners[weights]
+        settings = self.config[role]
+        weights = self.weights_of[role]
+        learner = self.learners[weights]
         stats: Stats = {}
         if settings.filter_groups:
-            rows, stats, excluded = self._filter.select(role, rows, self._store.newest[weights])
+            rows, stats, excluded = self.filter.select(role, rows, self._store.newest[weights])
             self.task_log += excluded
         # Groups that span prompts have no fixed size.
-        spans_prompts = self._specs[role].groups_span_prompts
+        spans_prompts = self.specs[role].groups_span_prompts
         group_size = None if spans_prompts else settings.samples
         try:
             stats |= set_advantages(rows, settings, group_size)
         except ValueError as error:
             raise UserError(
-                f'recipe {self._config.recipe}, role {role}: {error}; a group must have '
+                f'recipe {self.config.recipe}, role {role}: {error}; a group must have '
                 f'config.{role}.samples={settings.samples} rows'
             ) from error
         distill_coef = 0.0
@@ -163,12 +149,12 @@ class RoleUpdates:
             # One coefficient per iteration: π-Play lowers it as the student approaches its teacher.
             distill_coef = rewards.alpha_at(settings.distill_coef, step.phase.iteration)
         # Advantages were set over the whole batch above, because HRPO's groups extend over all minibatches.
-        rng = identity_rng(self._config.seed, -1, step.number, *role.encode())
+        rng = identity_rng(self.config.seed, -1, step.number, *role.encode())
         minibatches = split_minibatches(rows, settings.minibatches, rng, spans_prompts)
         for part in minibatches:
             computed_rows = trained_rows(part, settings, distill_coef)
             self.operations += metrics.operations(learner.model, computed_rows, learner.has_base)
-            if role in self._value_networks:
+            if role in self.value_networks:
                 self.operations += metrics.value_operations(learner.model, computed_rows)
         return RolePlan(role, settings, minibatches, distill_coef, stats)
 
@@ -176,15 +162,15 @@ class RoleUpdates:
         """Makes the updates of a role and publishes its weights; `rows` as of `_plan`."""
         plan = self._plan(step, role, rows)
         settings = plan.settings
-        weights = self._weights_of[role]
-        learner = self._learners[weights]
+        weights = self.weights_of[role]
+        learner = self.learners[weights]
         minibatches = [self.pack(role, part, plan.distill_coef) for part in plan.minibatches]
         with self._offloaded_sampler([weights]):
             if settings.old_logp == 'trainer':
                 # Computed before the first update, so that all minibatches share the same old policy.
                 minibatches = [learner.recompute_old_logp(role, packed) for packed in minibatches]
-                plan.stats |= metrics.sampler_gap(minibatches[0], self._context.hosts)
-            network = self._value_networks.get(role)
+                plan.stats |= metrics.sampler_gap(minibatches[0], self.context.hosts)
+            network = self.value_networks.get(role)
             if network is None:
                 for number, packed in enumerate(minibatches):
                     plan.add(number, learner.update(role, packed, plan.distill_coef))
@@ -206,7 +192,7 @@ class RoleUpdates:
         """Makes the updates of a role and of its value network, which gives every token its advantage."""
         # Before the first update, so that all minibatches are compared with the same values.
         estimate = network.estimate(
-            minibatches, self._context.hosts, whitens=plan.settings.scale == 'batch'
+            minibatches, self.context.hosts, whitens=plan.settings.scale == 'batch'
         )
         plan.stats |= estimate.stats
         plan.has_token_advantages = estimate.is_informative
@@ -223,15 +209,15 @@ class RoleUpdates:
     def _publish_update(self, plan: RolePlan) -> None:
         """Publishes the weights of a role after its updates; adds to statistics and `task_log`."""
         self.task_log += plan.skipped
-        weights = self._weights_of[plan.role]
-        version = self._publish(weights)
+        weights = self.weights_of[plan.role]
+        version = self.publish(weights)
         # The sampler's weights are checked: with `offload` the learner's are not on the devices.
         is_finite = weights_are_finite(self._store.params[weights, version])
         plan.stats['nonfinite_weights'] = (float(not is_finite), 1.0)
 
     @property
     def _store(self) -> WeightStore:
-        return self._context.scheduler.weights
+        return self.context.scheduler.weights
 
     @contextlib.contextmanager
     def _offloaded_sampler(self, updated: Collection[str]) -> Iterator[None]:
@@ -239,10 +225,10 @@ class RoleUpdates:
 
         The weights of `updated` are lost: they must be published afterwards.
         """
-        if not self._config.offload:
+        if not self.config.offload:
             yield
             return
-        for pool in self._context.scheduler.pools.values():
+        for pool in self.context.scheduler.pools.values():
             pool.sampler.free_cache()
         self._store.leave_devices(updated)
         yield
@@ -253,11 +239,11 @@ class RoleUpdates:
 
         With several processes each gets the part of every micro-batch that its devices hold.
         """
-        settings, micro = self._config[role], self._config.micro
-        teacher_tokens = self._config.privileged.tokens if settings.distill_top_k else 0
+        settings, micro = self.config[role], self.config.micro
+        teacher_tokens = self.config.privileged.tokens if settings.distill_top_k else 0
         shape = (micro.rows, micro.tokens)
         batches = pack_rows(rows, settings, shape, distill_coef, teacher_tokens, micro.order)
-        split = sharding.rows(self._learners[self._weights_of[role]].mesh)
+        split = sharding.rows(self.learners[self.weights_of[role]].mesh)
         return [sharding.held_rows(batch, split) for batch in batches]
 
 
@@ -355,10 +341,10 @@ class GroupFilter:
 
     def state(self) -> Json:
         """Returns the carried-over rows by role, for a checkpoint: bytes (`rows.to_bytes`) as text in base64."""
-        carried_over = {}
-        for role, rows in self._carried_over.items():
-            carried_over[role] = base64.b64encode(to_bytes(rows)).decode()
-        return carried_over
+        return {
+            role: base64.b64encode(to_bytes(rows)).decode()
+            for role, rows in self._carried_over.items()
+        }
 
     def restore(self, state: Json) -> None:
         """Inverse of `state`.
@@ -570,9 +556,7 @@ def rows_loss(
             model, loss_config, params, batch, reference_logp, None, jnp.float32(0)
         )
         total_loss = total_loss + batch_loss
-        for name, (batch_sum, batch_count) in batch_stats.items():
-            previous_sum, previous_count = stats.get(name, (0.0, 0.0))
-            stats[name] = (previous_sum + batch_sum, previous_count + batch_count)
+        stats = added(stats, batch_stats)
     # The token weights contain the denominator of the whole batch: the sum over micro-batches is the mean.
     return total_loss, stats | {'loss': (total_loss, 1.0)}
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextvars
 import filecmp
+import functools
 import math
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, NoReturn
 
 import pydantic
@@ -21,8 +23,11 @@ from zeroplay_jax.retrieval.objects import is_address
 from zeroplay_jax.types import UserError
 
 
-class Section(pydantic.BaseModel):
-    """A group of fields. The text below a field is its documentation."""
+class Section(pydantic.BaseModel, Mapping):
+    """A group of fields. The text below a field is its documentation.
+
+    A mapping, because it reads as a ConfigDict does, which recipes and tools get where a policy is asked and in checks.
+    """
 
     # Strict: 1 for a bool, or '3' for a number, is more likely a mistake than an intention. Numbers are finite, also
     # those in lists.
@@ -34,31 +39,16 @@ class Section(pydantic.BaseModel):
         allow_inf_nan=False,
     )
 
-    # Reads as a ConfigDict does, which recipes and tools get where a policy is asked and in checks.
-
     def __getitem__(self, name: str) -> Any:
-        try:
-            return getattr(self, name)
-        except AttributeError as error:
-            raise KeyError(*error.args) from None
-
-    def __contains__(self, name: object) -> bool:
-        return name in type(self).model_fields
+        if name not in type(self).model_fields:
+            raise KeyError(name)
+        return getattr(self, name)
 
     def __iter__(self) -> Iterator[str]:  # type: ignore[override]
         return iter(type(self).model_fields)
 
     def __len__(self) -> int:
         return len(type(self).model_fields)
-
-    def keys(self) -> Iterable[str]:
-        return type(self).model_fields.keys()
-
-    def items(self) -> Iterable[tuple[str, Any]]:
-        return [(name, self[name]) for name in self]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the values as nested dicts."""
@@ -271,6 +261,15 @@ def fail(field: str, value: Any, problem: str, fix: str) -> NoReturn:  # type: i
         raise ConfigError(line)
     # The checks are written for a function that does not return; `Mistakes.of` says what happens behind it.
     collector.note(line, field)
+
+
+def warn(line: str) -> None:
+    """Prints a warning on standard error."""
+    print(f'warning: {line}', file=sys.stderr)
+
+
+# For what a command may read several times.
+warn_once = functools.cache(warn)
 
 
 # ---- folders of the package ------------------------------------------------------------------------

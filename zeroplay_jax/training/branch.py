@@ -32,7 +32,6 @@ from zeroplay_jax.learner.checkpoint import (
     stored_tree,
 )
 from zeroplay_jax.learner.learner import Learner
-from zeroplay_jax.learner.weights_view import weights_fingerprint
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.retrieval import downloads, objects
@@ -43,6 +42,7 @@ from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.record import Entries, Identity, find_difference
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Step
+from zeroplay_jax.settings.kinds import warn
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.training.run_folder import POLICY
 from zeroplay_jax.types import Json, UserError
@@ -71,91 +71,74 @@ def find(
     Raises:
       UserError: one line; --from differs from that at the start of the run, or names no run.
     """
-
-    def begins_locally() -> bool:
-        recorded = run_record.read(workdir)
-        origin = recorded.origin if recorded else None
-        began_from = downloads.address_of(origin['workdir']) if origin else None
-        wanted = _full_name(source) if source else None
-        # A resumed run needs the flag no more.
-        if began_from != wanted and not (is_resumed and wanted is None):
-            if began_from:
-                raise UserError(f'{workdir}: the run began with --from={began_from}; give the same')
-            if is_resumed:
-                raise UserError(
-                    f'{workdir}: the run has begun without --from={source}; choose another workdir'
-                )
-        if wanted is None or is_resumed:
-            return False
-        if wanted == str(workdir.resolve()):
-            raise UserError(f'--from={source}: is the workdir itself; choose another --workdir')
-        return True
-
-    begins = hosts.run_on_first(begins_locally)
-    if source is None or not begins:
+    other = hosts.run_on_first(_other_run, workdir, source, is_resumed)
+    if other is None:
         return None
     # Not before: a resumed run needs the other one no more, which may be gone.
-    if objects.is_address(source):
-        return copy_on_all(hosts, source)
+    if objects.is_address(other):
+        return copy_on_all(hosts, other)
+    return newest_on_all(hosts, pathlib.Path(other))
 
-    def path_locally() -> str:
+
+def _other_run(workdir: pathlib.Path, source: str | None, is_resumed: bool) -> str | None:
+    """Returns address or absolute path of the run that a new one begins with; arguments and errors as of `find`."""
+    recorded = run_record.read(workdir)
+    origin = recorded.origin if recorded else None
+    began_from = downloads.address_of(origin['workdir']) if origin else None
+    wanted = path = None
+    if source and objects.is_address(source):
+        wanted = source.rstrip('/')
+    elif source:
         path = pathlib.Path(source).resolve()
-        # Refuses the folder of an earlier version, which only this reading tells from another one.
-        try:
-            run_record.read(path)
-        except OSError as error:
-            raise UserError(f'--from={source}: cannot be read ({error.strerror})') from None
-        return str(path)
-
-    path = hosts.run_on_first(path_locally)
-    return newest_on_all(hosts, pathlib.Path(path))
-
-
-def _full_name(source: str) -> str:
-    """Returns the address or the absolute path in --from."""
-    if objects.is_address(source):
-        return source.rstrip('/')
-    return downloads.address_of(str(pathlib.Path(source).resolve()))
-
-
-def check_policies(hosts: Hosts, source: Source, names: list[str]) -> None:
-    """Raises UserError unless a checkpoint has weights of all these names; reads a small file in the first process.
-
-    All processes must call it.
-    """
-
-    def check_locally() -> None:
-        try:
-            present = policy_names(source)
-        except FileNotFoundError:
+        wanted = downloads.address_of(str(path))
+    # A resumed run needs the flag no more.
+    if began_from != wanted and not (is_resumed and wanted is None):
+        if began_from:
+            raise UserError(f'{workdir}: the run began with --from={began_from}; give the same')
+        if is_resumed:
             raise UserError(
-                f'--from={source.workdir}: checkpoint {source.step} was removed meanwhile; run the command again'
-            ) from None
-        missing = [name for name in names if name not in present]
-        if missing:
-            raise UserError(
-                f'--from={source.workdir}: has the policies {", ".join(present)} and not {missing[0]}; take a run '
-                'with the same trained roles and the same config.weights'
+                f'{workdir}: the run has begun without --from={source}; choose another workdir'
             )
+    if wanted is None or is_resumed:
+        return None
+    if wanted == str(workdir.resolve()):
+        raise UserError(f'--from={source}: is the workdir itself; choose another --workdir')
+    if path is None:
+        return source
+    # Refuses the folder of an earlier version, which only this reading tells from another one.
+    try:
+        run_record.read(path)
+    except OSError as error:
+        raise UserError(f'--from={source}: cannot be read ({error.strerror})') from None
+    return str(path)
 
-    hosts.run_on_first(check_locally)
+
+def check_policies(source: Source, names: list[str]) -> None:
+    """Raises UserError unless a checkpoint has weights of all these names; reads a small file."""
+    try:
+        present = policy_names(source)
+    except FileNotFoundError:
+        raise UserError(
+            f'--from={source.workdir}: checkpoint {source.step} was removed meanwhile; run the command again'
+        ) from None
+    missing = [name for name in names if name not in present]
+    if missing:
+        raise UserError(
+            f'--from={source.workdir}: has the policies {", ".join(present)} and not {missing[0]}; take a run '
+            'with the same trained roles and the same config.weights'
+        )
 
 
-def check_adapters(hosts: Hosts, source: Source, config: Config, inputs: Entries) -> None:
+def check_adapters(source: Source, config: Config, inputs: Entries) -> None:
     """Raises UserError unless the adapters of a checkpoint compute the same policies in a new run.
 
-    All processes must call it. Their shapes do not tell another alpha or another base of the same size. Nothing is
-    compared if the other run has no record or neither run has adapters.
+    Their shapes do not tell another alpha or another base of the same size. Nothing is compared if the other run has no
+    record or neither run has adapters.
 
     Args:
       config: of the new run.
-      inputs: of the new run, as `run_folder.check` returned them; those of the first process are used.
+      inputs: of the new run, as `run_folder.check` returned them.
     """
-    hosts.run_on_first(lambda: _check_adapters(source, config, inputs))
-
-
-def _check_adapters(source: Source, config: Config, inputs: Entries) -> None:
-    """Does the work of `check_adapters` in one process."""
     # The checkpoint of the best evaluation lies one level deeper.
     run = source.workdir if (source.workdir / FOLDER).is_dir() else source.workdir.parent
     recorded = run_record.read(run)
@@ -210,10 +193,7 @@ def load(hosts: Hosts, source: Source, engine: Engine) -> Source:
     Raises:
       UserError: the weights have other shapes.
     """
-    loaded = read_newest(
-        lambda: newest_on_all(hosts, source.workdir, source.is_copy),
-        lambda newest: hosts.run_on_all_and_gather(lambda: _restore(newest, engine)),
-    )
+    loaded = _read_on_all(hosts, source, lambda newest: _restore(newest, engine))
     for name in engine.learners:
         engine.publish(name, version=0)
     return loaded
@@ -289,15 +269,6 @@ def _merged(
     return dict(jax.tree_util.tree_map_with_path(merge, network.state))
 
 
-def record(hosts: Hosts, workdir: pathlib.Path, source: Source, engine: Engine) -> None:
-    """Writes into the record of a run which checkpoint it began with, and fingerprints of its weights."""
-    weights = {}
-    for name, learner in engine.learners.items():
-        weights[name] = weights_fingerprint(learner.params, learner.mesh)
-    if hosts.is_first:
-        run_record.update(workdir, origin=origin_of(source), weights=weights)
-
-
 def origin_of(source: Source) -> Json:
     """Returns `Record.origin` of a run that begins with a checkpoint."""
     return {'workdir': downloads.address_of(str(source.workdir)), 'step': source.step}
@@ -316,39 +287,35 @@ _RESULTS = ('evaluations', 'rubrics', 'scores')
 _STAGED = '.continued'
 
 
-def is_longer(hosts: Hosts, workdir: pathlib.Path, source: Source, config: Config) -> bool:
+def is_longer(workdir: pathlib.Path, source: Source, config: Config) -> bool:
     """Returns whether a new run continues the schedule of another one instead of beginning a new one.
 
     It does if it has more iterations, and equal values of all other fields that must not change when a run is resumed,
-    and if both read the same files, search the same index and have the same tools. All processes must call it, after
-    the inputs and the tools of the new run were recorded.
+    and if both read the same files, search the same index and have the same tools. Call it after the inputs and the
+    tools of the new run were recorded.
 
     Args:
       workdir: of the new run.
       source: the newest checkpoint of the other run; one of its folder `best` is never continued.
       config: of the new run.
     """
-
-    def compare_locally() -> bool:
-        if not (source.workdir / FOLDER).is_dir():
-            return False
-        there, here = run_record.read(source.workdir), run_record.read(workdir)
-        if there is None or here is None:
-            return False
-        iterations = there.config['schedule']['iterations']
-        if config.schedule.iterations <= iterations:
-            return False
-        like_stored = config.to_dict()
-        like_stored['schedule']['iterations'] = iterations
-        changeable = fields.changeable_fields(config)
-        try:
-            run_workdir.check(source.workdir, like_stored, changeable, fields.defaults(config))
-        except run_workdir.WorkdirError:
-            return False
-        difference = find_difference(there.inputs, here.inputs)
-        return not (difference or find_difference(there.tools or {}, here.tools or {}))
-
-    return hosts.run_on_first(compare_locally)
+    if not (source.workdir / FOLDER).is_dir():
+        return False
+    there, here = run_record.read(source.workdir), run_record.read(workdir)
+    if there is None or here is None:
+        return False
+    iterations = there.config['schedule']['iterations']
+    if config.schedule.iterations <= iterations:
+        return False
+    like_stored = config.to_dict()
+    like_stored['schedule']['iterations'] = iterations
+    changeable = fields.changeable_fields(config)
+    try:
+        run_workdir.check(source.workdir, like_stored, changeable, fields.defaults(config))
+    except run_workdir.WorkdirError:
+        return False
+    difference = find_difference(there.inputs, here.inputs)
+    return not (difference or find_difference(there.tools or {}, here.tools or {}))
 
 
 def copy(
@@ -388,10 +355,7 @@ def copy(
             _replace_hash(path, old_hash, run_record.hash_of(run_identity))
         _copy_checkpoint(newest.folder, workdir, steps, run_identity)
 
-    return read_newest(
-        lambda: newest_on_all(hosts, source.workdir, source.is_copy),
-        lambda newest: hosts.run_on_all_and_gather(lambda: copy_locally(newest)),
-    )
+    return _read_on_all(hosts, source, copy_locally)
 
 
 def _replace_hash(path: pathlib.Path, there: str, here: str) -> None:
@@ -468,10 +432,7 @@ class Source:
     def print_use(self, verb: str = '') -> None:
         """Prints which checkpoint is read, and before it a warning if a newer one is damaged."""
         if self.damage:
-            print(
-                f'warning: {self.workdir}: {self.damage}; takes checkpoint {self.step} in its place',
-                file=sys.stderr,
-            )
+            warn(f'{self.workdir}: {self.damage}; takes checkpoint {self.step} in its place')
         print(f'{verb} checkpoint {self.step} of {self.workdir}'.lstrip(), file=sys.stderr)
 
 
@@ -546,6 +507,14 @@ def read_newest(choose: Callable[[], Source], read: Callable[[Source], object]) 
             return source
 
 
+def _read_on_all(hosts: Hosts, source: Source, read: Callable[[Source], None]) -> Source:
+    """Calls `read_newest` in all processes, with what follows on `source`; `read`: in one process."""
+    return read_newest(
+        lambda: newest_on_all(hosts, source.workdir, source.is_copy),
+        lambda newest: hosts.run_on_all(read, newest),
+    )
+
+
 def newest_on_all(hosts: Hosts, workdir: pathlib.Path, is_copy: bool = False) -> Source:
     """Returns the `newest_checkpoint` that the first process finds. All processes must call it.
 
@@ -606,7 +575,7 @@ def copy_on_all(hosts: Hosts, address: str) -> Source:
     from zeroplay_jax.runtime.remote_workdir import newest_step
 
     for _ in range(_COPIES):
-        step = hosts.run_on_first(lambda: newest_step(address))
+        step = hosts.run_on_first(newest_step, address)
         copies = hosts.run_on_all_and_gather(functools.partial(_copy, address, step))
         # A process whose step was removed; the run has saved a newer one before.
         if None in copies:
@@ -625,24 +594,19 @@ def _copy(address: str, step: int) -> list[Any] | None:
     Raises:
       UserError: one line; the step is damaged in the bucket.
     """
-    from zeroplay_jax.runtime.remote_workdir import StepRemoved
+    from zeroplay_jax.runtime.remote_workdir import StepRemoved, local_source
+
+    def copied() -> Source:
+        return newest_checkpoint(pathlib.Path(local_source(address, step)))
 
     try:
-        source = _whole_copy(address, step)
+        try:
+            source = copied()
+        except Damaged:
+            downloads.forget(address)
+            source = copied()
     except StepRemoved:
         return None
-    return [str(source.workdir), _content(source)]
-
-
-def _whole_copy(address: str, step: int) -> Source:
-    """Returns the copy of a step; a damaged one is downloaded again."""
-    from zeroplay_jax.runtime.remote_workdir import local_source
-
-    try:
-        return newest_checkpoint(pathlib.Path(local_source(address, step)))
-    except Damaged:
-        downloads.forget(address)
-    try:
-        return newest_checkpoint(pathlib.Path(local_source(address, step)))
     except Damaged as error:
         raise UserError(f'--from={address}: was downloaded again. {error}') from None
+    return [str(source.workdir), _content(source)]

@@ -8,14 +8,13 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import os
 import pathlib
 import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
@@ -40,9 +39,8 @@ from zeroplay_jax.runtime.remote_workdir import (
     spool,
 )
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.training.mirror import DOWNLOADS, LOGS, Mirror, PartMirror
+from zeroplay_jax.training.mirror import DOWNLOADS, LOGS, Mirror, PartMirror, Parts, Uploads
 from zeroplay_jax.training.run_folder import Place
-from zeroplay_jax.training.uploads import Parts
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
 
 # Between two looks whether everything is uploaded.
@@ -63,7 +61,7 @@ class RemotePlace(Place):
     """
 
     lines: list[str]
-    mirror: Mirror | PartMirror
+    mirror: Uploads
 
     @property
     def is_shared(self) -> bool:
@@ -84,17 +82,10 @@ class RemotePlace(Place):
 
     def upload_results(self) -> None:
         self.wait()
-        self._call_in_first(Mirror.upload_results)
+        self.hosts.run_on_first(Mirror.upload_results, self.mirror)
 
     def delete_policies(self) -> None:
-        self._call_in_first(Mirror.delete_policies)
-
-    def _call_in_first(self, method: Callable[[Mirror], None]) -> None:
-        def call() -> None:
-            if isinstance(self.mirror, Mirror):
-                method(self.mirror)
-
-        self.hosts.run_on_all_and_gather(call)
+        self.hosts.run_on_first(Mirror.delete_policies, self.mirror)
 
 
 @contextlib.contextmanager
@@ -121,7 +112,7 @@ def opened(hosts: Hosts, workdir: str, config: Config) -> Iterator[RemotePlace]:
         # A process of a run whose first process was killed may still write its folder, which no lease protects.
         seconds = config.distributed.heartbeat + _STOP_SECONDS
         reserved = _reserved(folder, workdir, seconds)
-        hosts.run_on_all_and_gather(lambda: stack.enter_context(reserved))
+        hosts.run_on_all(stack.enter_context, reserved)
         place = _place(hosts, workdir, shared, leases[0] if leases else None, folder, config)
         stack.callback(place.mirror.close)
         try:
@@ -230,18 +221,12 @@ def _place(
         step, files = manifest_of(text.encode())
         assert files is not None
         manifests[step] = files
-    remotes: list[RemoteWorkdir] = []
-
-    def open_workdir() -> None:
-        remotes.append(RemoteWorkdir.open(address))
-
     # A host without credentials is an error in all processes.
-    hosts.run_on_all_and_gather(open_workdir)
-    (remote,) = remotes
+    remote = hosts.run_on_all(RemoteWorkdir.open, address)
     lines = bring_down(hosts, remote, folder, manifests)
     keep, seconds = config.checkpoint.keep, config.bucket.seconds
     parts = Parts(remote, lease_id, hosts.count) if hosts.count > 1 else None
-    mirror: Mirror | PartMirror
+    mirror: Uploads
     if lease is not None:
         mirror = Mirror(remote, folder, lease, manifests, keep, seconds, parts)
     else:
@@ -308,7 +293,7 @@ def bring_down(
             is_whole = not damage
             if damage:
                 # A damaged step must not count among those that are kept.
-                hosts.run_on_first(functools.partial(remote.delete_manifest, step))
+                hosts.run_on_first(remote.delete_manifest, step)
                 del manifests[step]
                 lines.append(f'checkpoint {step} of {remote.address} is damaged: {damage}')
         if is_whole:
@@ -321,7 +306,7 @@ def bring_down(
         raise UserError(
             f'{remote.address}: all checkpoints are damaged ({lines[0]}); choose another workdir'
         )
-    hosts.run_on_all_and_gather(functools.partial(_remove_checkpoints, folder))
+    hosts.run_on_all(_remove_checkpoints, folder)
     return []
 
 
@@ -348,7 +333,7 @@ def _download(
             damages = hosts.run_on_all_and_gather(stage)
         damage = next(filter(None, damages), '')
         if not damage:
-            hosts.run_on_all_and_gather(replace)
+            hosts.run_on_all(replace)
         return damage
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import pathlib
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -48,7 +46,7 @@ from zeroplay_jax.selfplay.role_environment import (
     role_environment,
     template_record,
 )
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, fail
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, fail, warn
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
@@ -74,13 +72,27 @@ _GRADER = dataclasses.replace(_JUDGE, name='judge_grader', prompt='judge_grade')
 
 
 @dataclasses.dataclass(frozen=True)
-class RunContext:
+class PolicyFolder:
+    """A checkpoint folder without its weights.
+
+    Attributes:
+      folder: the folder.
+      model: its architecture.
+      mesh: devices of the learner, to load the weights on.
+      codec: its tokenizer.
+    """
+
+    folder: pathlib.Path
+    model: ModelConfig
+    mesh: jax.sharding.Mesh
+    codec: Codec
+
+
+@dataclasses.dataclass(frozen=True)
+class RunContext(PolicyFolder):
     """The objects of a run.
 
     Attributes:
-      folder: checkpoint folder.
-      model: its architecture.
-      mesh: devices of the learner.
       params: the loaded weights, float32, in the learner's layout; {} after a caller has released them, and with
         adapters, whose weights are in `base`.
       library: documents, corpora and evaluation questions.
@@ -92,9 +104,6 @@ class RunContext:
       template: what was chosen for the chat template (`role_environment.template_record`).
     """
 
-    folder: pathlib.Path
-    model: ModelConfig
-    mesh: jax.sharding.Mesh
     params: Params
     library: Library
     rollouts: RolloutContext
@@ -113,16 +122,6 @@ class RunContext:
             published = publisher(self.model, self.mesh, params)(params)
         for name in pools:
             self.rollouts.scheduler.weights.publish(name, published, 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class PolicyFolder:
-    """A checkpoint folder without its weights: architecture, tokenizer, and the mesh to load the weights on."""
-
-    folder: pathlib.Path
-    model: ModelConfig
-    mesh: jax.sharding.Mesh
-    codec: Codec
 
 
 def open_policy(config: Config, date: str = '') -> PolicyFolder:
@@ -159,7 +158,7 @@ def _check_positions(config: Config, folder: pathlib.Path) -> None:
             folder, teacher_tokens, 'privileged.prompt_tokens + sampler.context'
         )
     if warning and jax.process_index() == 0:
-        print(f'warning: {warning}', file=sys.stderr)
+        warn(warning)
 
 
 def build(
@@ -209,7 +208,7 @@ def build(
         warnings = prompt_check.check_prompts(config, recipe, rollouts, library.evaluation_items)
         if is_first_process:
             for warning in warnings:
-                print(f'warning: {warning}', file=sys.stderr)
+                warn(warning)
         judgements = recipe_type.judgements(config)
     if before_weights is not None:
         before_weights(evaluation)
@@ -223,9 +222,7 @@ def build(
         config, opened.folder, opened.model, opened.mesh, uses_adapters, shows_progress
     )
     return RunContext(
-        folder=opened.folder,
-        model=opened.model,
-        mesh=opened.mesh,
+        **vars(opened),
         params=params,
         library=library,
         rollouts=rollouts,
@@ -288,9 +285,9 @@ def _rollout_contexts(
     )
     judge = _judge(config, library, templates)
     rollouts = dataclasses.replace(rollouts, judge=judge).bound()
-    held_out_roles: dict[str, Role] = {}
-    for name, role in rollouts.roles.items():
-        held_out_roles[name] = role.with_tools(evaluation_tools)
+    held_out_roles = {
+        name: role.with_tools(evaluation_tools) for name, role in rollouts.roles.items()
+    }
     return rollouts, dataclasses.replace(rollouts, roles=held_out_roles).bound()
 
 
@@ -423,8 +420,11 @@ def _judge(config: Config, library: Library, templates) -> Judge:
     fewest, most = settings.rubrics
     if settings.kind == 'rule':
         # Titles are listed at the first judgement: those of an encyclopedia would be read from disk.
-        titles = functools.partial(_titles, library)
-        return RuleJudge(titles, (fewest, most), settings.max_failure_rate)
+        return RuleJudge(
+            lambda: [document.title for document in library.documents],
+            (fewest, most),
+            settings.max_failure_rate,
+        )
     if settings.kind == 'policy':
         grader = _GRADER.name if settings.grade_tokens else _JUDGE.name
         writer = policy_writer(settings.temperature, grader)
@@ -433,10 +433,6 @@ def _judge(config: Config, library: Library, templates) -> Judge:
 
         writer = endpoint_writer(settings, templates)
     return TextJudge(writer, (fewest, most), settings.max_failure_rate)
-
-
-def _titles(library: Library) -> Sequence[str]:
-    return [document.title for document in library.documents]
 
 
 def build_engine(config: ConfigDict | Config, run: RunContext) -> Engine:
@@ -452,10 +448,11 @@ def build_engine(config: ConfigDict | Config, run: RunContext) -> Engine:
         run.publish_weights([INITIAL_WEIGHTS])
     # A local name, because the function below must not keep the loaded weights alive through `run`.
     check_and_reset = run.check_and_reset_failures
-    trained_specifications = {}
-    for specification in recipe_type.roles(config):
-        if specification.is_trained:
-            trained_specifications[specification.name] = specification
+    trained_specifications = {
+        specification.name: specification
+        for specification in recipe_type.roles(config)
+        if specification.is_trained
+    }
     return Engine(
         config,
         recipe,
@@ -475,10 +472,8 @@ def build_engine(config: ConfigDict | Config, run: RunContext) -> Engine:
 
 def weights_of_roles(config: Config) -> dict[str, str]:
     """Returns trained role → name of its weights: the role's name, or 'policy' unless config.weights='separate'."""
-    weights: dict[str, str] = {}
-    for role in trained_roles(config):
-        weights[role] = role if config.weights == 'separate' else 'policy'
-    return weights
+    is_separate = config.weights == 'separate'
+    return {role: role if is_separate else 'policy' for role in trained_roles(config)}
 
 
 def check_base(config: Config) -> None:

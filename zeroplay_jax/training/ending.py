@@ -15,18 +15,23 @@ from typing import Any
 import numpy as np
 
 from zeroplay_jax.evaluation import report_builder, statistics
-from zeroplay_jax.learner.weights_view import weights_fingerprint
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.rollout.tokens import text_spans
 from zeroplay_jax.runtime import disk
 from zeroplay_jax.runtime import record as run_record
-from zeroplay_jax.selfplay.context import Role, RolloutContext
+from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.training import build
-from zeroplay_jax.training.outcome import current_stop, learning_summary, proposal_summary
-from zeroplay_jax.training.policies import export_texts, model_card, write_policy
+from zeroplay_jax.training.outcome import current_stop, learning_summary
+from zeroplay_jax.training.policies import (
+    export_texts,
+    fingerprints,
+    model_card,
+    roles_by_weights,
+    write_policy,
+)
 from zeroplay_jax.types import Json, Question, Row, ToolCall
 
 
@@ -43,11 +48,16 @@ def finish(
     summary, table = summarise_run(
         config, context.library, engine.external_items, state, len(steps)
     )
-    origin, first_weights = hosts.run_on_first(lambda: _start_of(workdir))
-    unchanged = _unchanged_policies(engine, first_weights)
+    origin, first_weights = hosts.run_on_first(_start_of, workdir)
+    weights = fingerprints(engine)
+    unchanged = [name for name in weights if weights[name] == first_weights[name]]
     stopped = current_stop(config, state['stopped'])
     summary |= learning_summary(engine, steps, unchanged, stopped)
-    summary |= proposal_summary(hosts, engine, context.library.training)
+    # Shares of the proposed questions (`ProposalRecord`). Only one process searches, because all have the same sample.
+    summary['readable'] = engine.proposals.readable
+    summary['answerable'] = hosts.run_on_first(
+        engine.proposals.answerable, context.library.training
+    )
     summary['best'] = state.get('best')
     summary[run_record.HASH_FIELD] = run_record.hash_of(state[run_record.STATE_FIELD])
     summary['from'] = origin
@@ -92,6 +102,8 @@ def _export(
       exporter: a file that names the run (`run_record.export_texts`).
     """
     hosts = context.rollouts.hosts
+    trained = [context.rollouts.roles[role] for role in engine.weights_of]
+    players = roles_by_weights(trained, engine.recipe.evaluated_role)
     for name, learner in engine.learners.items():
         if name in unchanged:
             if hosts.is_first:
@@ -104,8 +116,7 @@ def _export(
         if exists:
             continue
         with progress.clock(f'export {name}', shows_progress):
-            roles = _roles_of(context, engine, name)
-            card_arguments = (config, context.folder, roles, context.rollouts.prompts, name)
+            card_arguments = (config, context.folder, players[name], context.rollouts.prompts, name)
             texts = export_texts(*card_arguments) | exporter
             card = model_card(*card_arguments, is_adapter=True)
             adapter_texts = {'README.md': card} | exporter
@@ -117,25 +128,6 @@ def _start_of(workdir: pathlib.Path) -> tuple[Json | None, dict[str, list[int]]]
     recorded = run_record.read(workdir)
     assert recorded is not None
     return recorded.origin, recorded.weights
-
-
-def _unchanged_policies(engine: Engine, first_weights: dict[str, list[int]]) -> list[str]:
-    """Returns the names of the learners whose weights have the fingerprint with which training began."""
-    unchanged = []
-    for name, learner in engine.learners.items():
-        if weights_fingerprint(learner.params, learner.mesh) == first_weights[name]:
-            unchanged.append(name)
-    return unchanged
-
-
-def _roles_of(context: build.RunContext, engine: Engine, weights: str) -> list[Role]:
-    """Returns the roles that train a policy, the evaluated one first."""
-    roles: list[Role] = []
-    for role, name in engine.weights_of.items():
-        if name == weights:
-            position = 0 if role == engine.recipe.evaluated_role else len(roles)
-            roles.insert(position, context.rollouts.roles[role])
-    return roles
 
 
 # ---- summary.json ----------------------------------------------------------------------------------
@@ -268,11 +260,8 @@ def trajectory_records(
 ) -> list[Json]:
     """Returns the records of about `limit` rollouts of a step: all rollouts of a question, of each kind in turn.
 
-    The kind of a question is its hop count, and whether it is an open task. Only process 0 makes the records, [] in
-    others.
+    The kind of a question is its hop count, and whether it is an open task.
     """
-    if not context.hosts.is_first:
-        return []
     return [trajectory_record(recipe, context, step, row) for row in _selected(rows, limit)]
 
 
@@ -316,9 +305,9 @@ def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row
     if question is not None:
         parent = question.origin.get('task')
     # The report distinguishes the authors: prompt, policy and environment.
-    segments = []
-    for span in text_spans(codec, trajectory):
-        segments.append({'source': span['source'], 'text': span['text']})
+    segments = [
+        {'source': span['source'], 'text': span['text']} for span in text_spans(codec, trajectory)
+    ]
     return {
         'system': recipe,
         'step': step.number,

@@ -33,7 +33,7 @@ from zeroplay_jax.selfplay.judge_endpoint import check_judge, endpoint_writer
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.training import build, outcome, run_folder
-from zeroplay_jax.types import Json, UserError
+from zeroplay_jax.types import UserError
 
 RESULTS = 'results.json'
 PAGE = 'results.md'
@@ -93,7 +93,7 @@ def evaluate(config: Config, plan: Plan) -> dict[str, Any]:
                 play.check_prompts(context, role, tasks, path)
                 if any(config[cost.name].kind == 'rule' for cost in costs):
                     play.check_rubrics_of_rule(tasks, path)
-                estimates.extend(_estimate(config, plan, tasks, costs, grading, context))
+                estimates.extend(_estimate(plan, tasks, costs, grading, context, role))
                 if plan.only_estimate:
                     raise _OnlyEstimate
                 for estimate in estimates:
@@ -117,8 +117,20 @@ def evaluate(config: Config, plan: Plan) -> dict[str, Any]:
             )
             run_record.write(plan.folder, dataclasses.replace(recorded, inputs=inputs))
             _grade(config, plan, tasks, costs, grading, run)
+            # The first judge is that whose scores `compare` reads.
+            about = question_sets.result_settings(
+                config,
+                policy=str(run.folder),
+                retrieval=run.library.about,
+                # Not 'rubrics', which counts a verdict that was not given as not met.
+                metric='rubrics of given verdicts',
+                samples=plan.samples,
+                limit=plan.limit,
+                judge=costs[0].key,
+                template=run.template,
+            )
             result = grading_results.results(
-                _result_settings(config, plan, run, costs[0].key),
+                about,
                 pathlib.Path(path).stem,
                 tasks,
                 {cost.name: cost.key for cost in costs},
@@ -195,9 +207,9 @@ def _judge_costs(config: Config) -> list[JudgeCost]:
     Raises:
       UserError: both are the same judge.
     """
-    costs = [_judge_cost(config, 'judge', _settings_of(config, 'judge'))]
+    costs = [_judge_cost(config, 'judge')]
     if config.second_judge.kind != 'none':
-        costs.append(_judge_cost(config, 'second_judge', _settings_of(config, 'second_judge')))
+        costs.append(_judge_cost(config, 'second_judge'))
         if costs[0].key == costs[1].key:
             raise UserError(
                 f'config.second_judge.kind={config.second_judge.kind}: is the same judge as config.judge '
@@ -217,8 +229,9 @@ def _settings_of(config: Config, name: str) -> types.SimpleNamespace:
     return types.SimpleNamespace(**settings)
 
 
-def _judge_cost(config: Config, name: str, settings: types.SimpleNamespace) -> JudgeCost:
-    """Returns name, key, reply limit and prices of one judge; `settings`: of `_settings_of`."""
+def _judge_cost(config: Config, name: str) -> JudgeCost:
+    """Returns name, key, reply limit and prices of one judge."""
+    settings = _settings_of(config, name)
     if settings.kind == 'rule':
         return JudgeCost(name, 'rule', 0)
     description = settings.kind
@@ -252,21 +265,21 @@ def _second_judge(config: Config) -> Judge:
 
 
 def _estimate(
-    config: Config,
     plan: Plan,
     tasks: Sequence[RubricTask],
     costs: Sequence[JudgeCost],
     record: GradingRecord,
     context: RolloutContext,
+    role: str,
 ) -> list[JudgeEstimate]:
     """Prints the estimate and returns its part of each judge."""
-    role = context.roles[recipe_class(config.recipe).evaluated_role]
-    answer_tokens = role.env.limits.turn_tokens
+    env = context.roles[role].env
+    answer_tokens = env.limits.turn_tokens
     estimates = []
     for cost in costs:
         estimates.append(
             estimate_judge(
-                cost, tasks, record, plan.samples, role.env.codec, context.prompts, answer_tokens
+                cost, tasks, record, plan.samples, env.codec, context.prompts, answer_tokens
             )
         )
     print(estimate_text(tasks, record, plan.samples, answer_tokens, estimates), flush=True)
@@ -345,21 +358,6 @@ def _grade(
             check_tools=check_tools,
             on_grades=bar.update,
         )
-
-
-def _result_settings(config: Config, plan: Plan, run: build.RunContext, judge: str) -> Json:
-    """Returns what an evaluation measured; `judge`: key of the first judge, whose scores `compare` reads."""
-    return question_sets.result_settings(
-        config,
-        policy=str(run.folder),
-        retrieval=run.library.about,
-        # Not 'rubrics', which counts a verdict that was not given as not met.
-        metric='rubrics of given verdicts',
-        samples=plan.samples,
-        limit=plan.limit,
-        judge=judge,
-        template=run.template,
-    )
 
 
 # ---- estimate --------------------------------------------------------------------------------------
@@ -441,10 +439,8 @@ def estimate_judge(
     empty_prompt = prompts.fill(templates['judge_grade'], task='', given='', rubric='')
     template_tokens = len(codec.render(empty_prompt))
     for task in tasks:
-        pending = []
-        for judgement in judgements([task], cost.key, samples):
-            if is_needed(record, judgement):
-                pending.append(judgement)
+        named = judgements([task], cost.key, samples)
+        pending = [judgement for judgement in named if is_needed(record, judgement)]
         needed += len(pending)
         if not pending or not cost.reply_tokens:
             continue

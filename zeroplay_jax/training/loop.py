@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import pathlib
@@ -25,6 +26,7 @@ from zeroplay_jax.learner.checkpoint import (
     saved_steps,
 )
 from zeroplay_jax.retrieval import objects, progress
+from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.devices import CompilationCache
 from zeroplay_jax.runtime.hosts import Hosts, sums
@@ -33,6 +35,7 @@ from zeroplay_jax.runtime.record import STATE_FIELD, Identity, hash_of
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.recipe import RecipeAttributes
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
+from zeroplay_jax.settings.kinds import warn
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.training import branch, build, ending, run_folder
 from zeroplay_jax.training.branch import Source
@@ -100,29 +103,31 @@ def _run_at(place: Place, config: Config, source: str | None) -> dict:
         # ---- check ---------------------------------------------------------------------------------
         steps_of_all = hosts.run_on_all_and_gather(lambda: saved_steps(workdir / FOLDER))
         is_resumed = bool(steps_of_all[0])
-        inputs = run_folder.check(hosts, workdir, config, is_resumed)
+        inputs = hosts.run_on_first(run_folder.check, workdir, config, is_resumed)
         origin = branch.find(hosts, workdir, source, is_resumed)
         if origin is not None:
-            branch.check_adapters(hosts, origin, config, inputs)
+            hosts.run_on_first(branch.check_adapters, origin, config, inputs)
             names = list(build.weights_of_roles(config).values())
-            branch.check_policies(hosts, origin, names)
+            hosts.run_on_first(branch.check_policies, origin, names)
         damage_lines = place.set_damaged_aside()
         if hosts.is_first:
             for line in damage_lines:
-                print(f'warning: {line}', file=sys.stderr)
+                warn(line)
         if is_resumed:
-            run_folder.check_checkpoints(hosts, workdir)
+            hosts.run_on_first(run_folder.check_checkpoints, workdir)
 
         # ---- build ---------------------------------------------------------------------------------
         cache = CompilationCache(config.compilation.cache)
-        context = _build_on_all(hosts, config, _start_date(hosts, workdir, origin))
+        dated = [workdir] if origin is None else [workdir, origin.workdir]
+        date = hosts.run_on_first(run_folder.start_date, dated)
+        context = hosts.run_on_all(build.build, config, for_training=True, date=date)
         engine = build.build_engine(config, context)
         # Learners and samplers have their own copies.
         context = dataclasses.replace(context, params={})
         phases = engine.recipe.phases()
         steps = with_evaluations(all_steps(phases), engine.recipe.evaluated_role, config.eval.every)
-        identity = run_folder.begin(
-            hosts,
+        identity = hosts.run_on_first(
+            run_folder.begin,
             workdir,
             config,
             inputs,
@@ -134,7 +139,7 @@ def _run_at(place: Place, config: Config, source: str | None) -> dict:
         )
 
         # ---- restore -------------------------------------------------------------------------------
-        if origin is not None and branch.is_longer(hosts, workdir, origin, config):
+        if origin and hosts.run_on_first(branch.is_longer, workdir, origin, config):
             origin = branch.copy(hosts, workdir, origin, steps, identity, place.is_shared)
         checkpoints = Checkpointer(workdir, config.checkpoint.keep, is_shared=place.is_shared)
         with progress.clock('restore', shows_progress and (is_resumed or origin is not None)):
@@ -149,9 +154,10 @@ def _run_at(place: Place, config: Config, source: str | None) -> dict:
         # writes the report; the next one continues to train, as after any early stop.
         is_report_due = current_stop(config, state['stopped']) is not None
         if is_report_due:
-            is_report_due = not run_folder.is_reported(hosts, workdir, state['cursor'])
+            is_reported = hosts.run_on_first(run_folder.is_reported, workdir, state['cursor'])
+            is_report_due = not is_reported
         if state['cursor'] < len(steps) and not is_report_due:
-            run_folder.remove_exports(hosts, workdir)
+            hosts.run_on_first(run_folder.remove_exports, workdir)
             place.delete_policies()
             with signals.watched():
                 _train(config, place, context, engine, checkpoints, cache, steps, state)
@@ -191,7 +197,9 @@ def _first_state(
             origin.print_use('continues')
     elif origin is not None:
         origin = branch.load(hosts, origin, engine)
-        branch.record(hosts, workdir, origin, engine)
+        weights = fingerprints(engine)
+        if hosts.is_first:
+            run_record.update(workdir, origin=branch.origin_of(origin), weights=weights)
         # A resumed run must not depend on the other one, which may have gone on or be gone.
         state['engine'] = engine.host_state()
         checkpoints.save(0, engine.device_state(), state)
@@ -223,27 +231,27 @@ def _train(
       'best': the best evaluation so far (`Saver.save_if_best`); absent without one.
     """
     hosts = context.rollouts.hosts
-    workdir = place.workdir
     first_step = state['cursor']
-    writer = _open_log(hosts, config, workdir, first_step, hash_of(state[STATE_FIELD]))
+    writer = _open_log(hosts, config, place.workdir, first_step, hash_of(state[STATE_FIELD]))
     watch = Alarms(dict(config.alarms))
     watch.restore(state['alarms'])
     # Saving follows the log of its step, so its time is logged with the next one.
     save_seconds = 0.0
     shows_progress = config.progress and hosts.is_first
-    saver = Saver(hosts, workdir, config.checkpoint.best, engine, checkpoints, state)
+    saver = Saver(hosts, place.workdir, config.checkpoint.best, engine, checkpoints, state)
+    planned_rollouts = functools.partial(_planned_rollouts, context, engine)
     step_pairs = itertools.zip_longest(steps[first_step:], steps[first_step + 1 :])
     with (
         contextlib.closing(writer) if writer else contextlib.nullcontext(),
         checkpoints.saved_on_interrupt(),
         contextlib.closing(engine),
         contextlib.closing(saver),
-        ProgressBar(shows_progress, steps, first_step, _planned_rollouts(context, engine)) as bar,
+        ProgressBar(shows_progress, steps, first_step, planned_rollouts) as bar,
     ):
         for step, next_step in step_pairs:
             bar.begin_step(step)
             try:
-                with traced(config.profile.steps, step.number, workdir):
+                with traced(config.profile.steps, step.number, place.workdir):
                     metrics, rows = _run_step(
                         context, engine, step, next_step, state, bar.end_episode
                     )
@@ -260,11 +268,11 @@ def _train(
                 # All processes get the same alarms: the watched metrics are those of the whole step.
                 alarms = watch.check(step, metrics)
                 stop = stop_after(config, engine, step, alarms)
-            _log_step(config, context, engine, step, metrics, rows, alarms, writer)
+            if writer is not None:
+                _log_step(config, context, engine, step, metrics, rows, alarms, writer)
             bar.end_step(step, metrics)
-            rollouts = _shown_rollouts(config, hosts, step, rows)
             if hosts.is_first:
-                _print_step(config, engine, step, metrics, rollouts, alarms, bar)
+                _print_step(config, engine, step, metrics, rows, alarms, bar)
             raise_if_weights_are_lost(step, metrics, checkpoints, state['cursor'])
             state['stopped'] = dataclasses.asdict(stop) if stop else None
             state['alarms'] = watch.state()
@@ -304,46 +312,27 @@ def _open_log(
     Raises:
       UserError: a service among the writers cannot be opened, or the log is of another run; on all processes.
     """
-    writers: list[MetricsWriter] = []
 
-    def open_in_first() -> None:
+    def open_in_first() -> MetricsWriter | None:
         # The writer removes records of this and later steps, which a crash may have left behind.
-        if hosts.is_first:
-            writers.append(MetricsWriter(workdir, first_step, config.log.writers, run))
+        if not hosts.is_first:
+            return None
+        return MetricsWriter(workdir, first_step, config.log.writers, run)
 
-    hosts.run_on_all_and_gather(open_in_first)
-    if not writers:
-        return None
-    (writer,) = writers
-    if writer.missing_steps:
-        print(
-            f'warning: {workdir / "metrics.jsonl"} lacks {len(writer.missing_steps)} of {first_step} steps, the first '
-            f'is {writer.missing_steps[0]}; curves and report will lack them, too',
-            file=sys.stderr,
+    writer = hosts.run_on_all(open_in_first)
+    if writer is not None and writer.missing_steps:
+        warn(
+            f'{workdir / "metrics.jsonl"} lacks {len(writer.missing_steps)} of {first_step} steps, the first is '
+            f'{writer.missing_steps[0]}; curves and report will lack them, too'
         )
     return writer
 
 
-def _planned_rollouts(context: build.RunContext, engine: Engine) -> Callable[[Phase], int]:
-    """Returns a function from a phase, an evaluation included, to its planned rollouts per step."""
-
-    def planned_rollouts(phase: Phase) -> int:
-        if phase.name == 'evaluation':
-            return len(context.library.evaluation_items)
-        return engine.recipe.rollouts_per_step(phase)
-
-    return planned_rollouts
-
-
-def _shown_rollouts(config: Config, hosts: Hosts, step: Step, rows: list[Row]) -> list[str]:
-    """Returns the text of one rollout every `config.log.samples_every` steps, in process 0; [] otherwise."""
-    # The step's number decides, so that a resumed run prints the same rollouts.
-    period = config.log.samples_every
-    if not hosts.is_first or not period or not rows or step.number % period:
-        return []
-    # The position changes with the step, so that a recipe's order of rows does not decide which rollout is shown.
-    row = rows[step.number % len(rows)]
-    return [rollout_text(step, row)]
+def _planned_rollouts(context: build.RunContext, engine: Engine, phase: Phase) -> int:
+    """Returns the planned rollouts per step of a phase, an evaluation included."""
+    if phase.name == 'evaluation':
+        return len(context.library.evaluation_items)
+    return engine.recipe.rollouts_per_step(phase)
 
 
 def _print_step(
@@ -351,11 +340,11 @@ def _print_step(
     engine: Engine,
     step: Step,
     metrics: dict[str, float],
-    rollouts: list[str],
+    rows: Sequence[Row],
     alarms: Sequence[Alarm],
     bar: ProgressBar,
 ) -> None:
-    """Prints an evaluation's result or a step's notices (no tasks, no update), alarms, and the texts of rollouts."""
+    """Prints an evaluation's result or a step's notices (no tasks, no update), alarms, and now and then a rollout."""
     # An evaluation is not a step of the engine: the notices would be those of the step before.
     if step.phase.name == 'evaluation':
         bar.write_wrapped(evaluation_text(step, metrics))
@@ -364,9 +353,11 @@ def _print_step(
             bar.write_wrapped(notice)
     for alarm in alarms:
         bar.write_wrapped(f'alarm: {alarm.text}')
-    if config.progress:
-        for text in rollouts:
-            bar.write(text)
+    period = config.log.samples_every
+    # The step's number decides, so that a resumed run prints the same rollouts.
+    if config.progress and rows and period and step.number % period == 0:
+        # The position changes with the step, so that a recipe's order of rows does not decide which rollout is shown.
+        bar.write(rollout_text(step, rows[step.number % len(rows)]))
 
 
 def _run_step(
@@ -394,18 +385,13 @@ def _log_step(
     metrics: dict[str, float],
     rows: list[Row],
     alarms: Sequence[Alarm],
-    writer: MetricsWriter | None,
+    writer: MetricsWriter,
 ) -> None:
-    """Writes metrics, rollouts, alarms and, for a training step, the task log.
-
-    Called by all processes, because each has some of the rollouts; the first has the writer.
-    """
+    """Writes metrics, rollouts, alarms and, for a training step, the task log."""
     phase = step.phase
     records = trajectory_records(
         config.recipe, context.rollouts, step, rows, config.log_trajectories
     )
-    if writer is None:
-        return
     writer.write_scalars(step.number, phase.iteration, phase.name, metrics)
     writer.write('trajectories', records)
     # An evaluation has no task log: `engine.task_log` is still that of the step before.
@@ -419,23 +405,6 @@ def _log_step(
     }
     writer.write('tasks', (step_fields | dict(record) for record in engine.task_log))
     writer.write('alarms', (step_fields | dataclasses.asdict(alarm) for alarm in alarms))
-
-
-def _start_date(hosts: Hosts, workdir: pathlib.Path, origin: Source | None) -> str:
-    """Returns the day of the run's prompts, the same on all processes."""
-    workdirs = [workdir] if origin is None else [workdir, origin.workdir]
-    return hosts.run_on_first(lambda: run_folder.start_date(workdirs))
-
-
-def _build_on_all(hosts: Hosts, config: Config, date: str) -> build.RunContext:
-    """Calls `build.build` on every process and returns this process's result; an error on one is raised on all."""
-    built: list[build.RunContext] = []
-
-    def build_locally() -> None:
-        built.append(build.build(config, for_training=True, date=date))
-
-    hosts.run_on_all_and_gather(build_locally)
-    return built[0]
 
 
 # ---- traces ----------------------------------------------------------------------------------------
@@ -569,7 +538,11 @@ class Saver:
 
     def save(self, next_number: int) -> None:
         """Starts to save the state before step `next_number`. All processes must call it, as the methods below."""
-        self._warn_of_attributes()
+        # A line about attributes of the recipe that a checkpoint lacks, once per process.
+        line = self._attributes.warning() if self._shows_warnings else ''
+        if line:
+            self._shows_warnings = False
+            warn(line)
         self._state.update(self._snapshot(next_number))
         self._checkpoints.save(next_number, self._engine.device_state(), self._state)
 
@@ -615,13 +588,6 @@ class Saver:
         """Releases threads of the best checkpoint."""
         if self._best is not None:
             self._best.close()
-
-    def _warn_of_attributes(self) -> None:
-        """Prints a line about attributes of the recipe that a checkpoint lacks, once per process."""
-        line = self._attributes.warning() if self._shows_warnings else ''
-        if line:
-            self._shows_warnings = False
-            print(f'warning: {line}', file=sys.stderr)
 
     def _snapshot(self, next_number: int) -> Json:
         """Returns the state of the loop before step `next_number`."""

@@ -8,9 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from zeroplay_jax.learner.checkpoint import Checkpointer
-from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.engine import Engine
-from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.records import (
     EQUAL_REWARDS,
     NONFINITE_GRADIENT,
@@ -171,7 +169,7 @@ def stop_line(engine: Engine, policies: Sequence[str], step: Step) -> str:
         # same for all policies.
         reasons = learning.last_reasons.get(policies[0])
         if reasons:
-            problem += f': {shares_text(reasons, "tasks")}'
+            problem += f': {shares_text(reasons)}'
     else:
         # The line names all policies, so it counts the steps that were empty for each of them.
         count = min(learning.consecutive_empty[name] for name in policies)
@@ -237,7 +235,7 @@ def learning_summary(
             reasons = learning.last_reasons.get(name)
             # If the run was stopped, the sentence about it below has the reasons.
             if reasons and not stopped:
-                text = shares_text(reasons, 'tasks')
+                text = shares_text(reasons)
                 sentences.append(f'The last empty step of {name}: {text}; {remedy(engine, name)}.')
     if stopped:
         sentences.append(f'The run {stopped["line"]}.')
@@ -276,17 +274,6 @@ def raise_if_stopped_or_untrained(config: Config, summary: Json) -> None:
     # `policies` is empty for a schedule that trains nothing, such as a plain evaluation.
     if policies and not any(policy['trained'] for policy in policies):
         raise TrainingStopped(summary['warning'])
-
-
-def proposal_summary(hosts: Hosts, engine: Engine, corpus: SearchableCorpus) -> Json:
-    """Returns {'readable', 'answerable'} for summary.json: shares of the proposed questions (`ProposalRecord`) or None.
-
-    Measuring 'answerable' searches `corpus`, that of training.
-    """
-
-    # Only one process searches, because all have the same sample.
-    answerable = hosts.run_on_first(lambda: engine.proposals.answerable(corpus))
-    return {'readable': engine.proposals.readable, 'answerable': answerable}
 
 
 # ---- alarms ----------------------------------------------------------------------------------------
@@ -458,7 +445,7 @@ class Alarms:
                 alarm = self._check_value(step, name, metric, value)
                 if alarm is not None:
                     alarms.append(alarm)
-        return sorted(alarms, key=_stops_first)
+        return sorted(alarms, key=lambda alarm: alarm.level != STOP)
 
     def _length_growth(self, step: Step, metrics: Mapping[str, float]) -> dict[str, float]:
         """Returns the growth of rollouts, as a metric, once the first steps of the phase are known; else {}."""
@@ -533,7 +520,3 @@ def _base_name(metric: str, names: tuple[str, ...]) -> str:
         if metric == name or metric.endswith(f'/{name}'):
             return name
     return ''
-
-
-def _stops_first(alarm: Alarm) -> bool:
-    return alarm.level != STOP

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +23,7 @@ from zeroplay_jax.rollout.tokens import END_OF_TURN_FIELD, Codec
 from zeroplay_jax.runtime.record import Entries
 from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.selfplay.prompt_check import template_fields
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.settings.kinds import built_in_name
@@ -243,10 +243,7 @@ def prompt_text(role: Role, templates: Json) -> str:
     """Returns the prompt of a role as text: with the explanation of its tools, and its other fields in braces."""
     template = templates[role.prompt]
     explanation = role.env.syntax.explain(role.env.tools)
-    fields = {}
-    for _, name, _, _ in string.Formatter().parse(template):
-        if name is not None and name != 'tools':
-            fields[name] = '{' + name + '}'
+    fields = {name: '{' + name + '}' for name in template_fields(template)}
     (message,) = prompts.fill(template, explanation, **fields)
     return ''.join(message['content'])
 
@@ -276,6 +273,15 @@ class RecordedTool(Tool):
         raise TypeError(f'{self.name} is the record of a tool')
 
 
+def roles_by_weights(roles: Iterable[Role], evaluated: str) -> dict[str, list[Role]]:
+    """Returns name of weights → the roles that they play, the evaluated one first."""
+    players: dict[str, list[Role]] = {}
+    for role in roles:
+        others = players.setdefault(role.weights, [])
+        others.insert(0 if role.name == evaluated else len(others), role)
+    return players
+
+
 def roles_of_weights(config: Any, tools_of_roles: Entries, codec: Codec) -> dict[str, list[Role]]:
     """Returns name of weights → the roles that they play in training, the evaluated one first.
 
@@ -289,23 +295,20 @@ def roles_of_weights(config: Any, tools_of_roles: Entries, codec: Codec) -> dict
     """
     recipe = recipe_class(config.recipe)
     weights_of = weights_of_roles(config)
-    roles_by_weights: dict[str, list[Role]] = {}
+    roles = []
     for specification in recipe.roles(config):
         if not specification.is_trained:
             continue
-        tools: dict[str, Tool] = {}
-        for name, attributes in tools_of_roles.get(specification.name, {}).items():
-            tools[name] = RecordedTool(name, attributes)
+        recorded = tools_of_roles.get(specification.name, {})
+        tools = {name: RecordedTool(name, attributes) for name, attributes in recorded.items()}
         env, prompt_tokens = role_environment(config, specification, codec, tools)
-        weights = weights_of[specification.name]
-        role = Role(
-            name=specification.name,
-            weights=weights,
-            prompt=specification.prompt,
-            env=env,
-            prompt_tokens=prompt_tokens,
+        roles.append(
+            Role(
+                name=specification.name,
+                weights=weights_of[specification.name],
+                prompt=specification.prompt,
+                env=env,
+                prompt_tokens=prompt_tokens,
+            )
         )
-        roles = roles_by_weights.setdefault(weights, [])
-        position = 0 if role.name == recipe.evaluated_role else len(roles)
-        roles.insert(position, role)
-    return roles_by_weights
+    return roles_by_weights(roles, recipe.evaluated_role)

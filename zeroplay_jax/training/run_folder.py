@@ -2,8 +2,8 @@
 
 A config names files by their paths and tools by their names. Without a record of what they contain, another index,
 other questions or a new version of a server's tools would change a resumed run unnoticed, and its results before and
-after would be compared as if nothing had happened. The first process reads and writes the record; all processes must
-call the functions that take `hosts`.
+after would be compared as if nothing had happened. The first process reads and writes the record
+(`Hosts.run_on_first`).
 """
 
 from __future__ import annotations
@@ -91,21 +91,14 @@ def claimed(hosts: Hosts, workdir: pathlib.Path, config: Config) -> Iterator[Non
     """
     # run_on_first shares errors, so the lock is taken inside it; the ExitStack holds it until this context ends.
     with contextlib.ExitStack() as stack:
-
-        def claim_locally() -> None:
-            claim = run_workdir.claim(
-                workdir,
-                config.to_dict(),
-                fields.changeable_fields(config),
-                fields.defaults(config),
-            )
-            stack.enter_context(claim)
-
-        hosts.run_on_first(claim_locally)
+        claim = run_workdir.claim(
+            workdir, config.to_dict(), fields.changeable_fields(config), fields.defaults(config)
+        )
+        hosts.run_on_first(stack.enter_context, claim)
         yield
 
 
-def check(hosts: Hosts, workdir: pathlib.Path, config: Config, is_resumed: bool) -> Entries:
+def check(workdir: pathlib.Path, config: Config, is_resumed: bool) -> Entries:
     """Compares the files of a resumed run with the record; returns their fingerprints now.
 
     Call it before anything is read.
@@ -116,36 +109,27 @@ def check(hosts: Hosts, workdir: pathlib.Path, config: Config, is_resumed: bool)
     Raises:
       UserError: one line; a file differs from that at the run's start.
     """
-
-    def check_locally() -> Entries:
-        entries = fingerprints(config)
-        recorded = run_record.read(workdir)
-        if is_resumed and recorded is not None:
-            # The search server was not asked yet, and the template was not opened.
-            later = (SERVER, TEMPLATE)
-            saved = {name: files for name, files in recorded.inputs.items() if name not in later}
-            _check_inputs(workdir, saved, entries)
-        return entries
-
-    return hosts.run_on_first(check_locally)
+    entries = fingerprints(config)
+    recorded = run_record.read(workdir)
+    if is_resumed and recorded is not None:
+        # The search server was not asked yet, and the template was not opened.
+        later = (SERVER, TEMPLATE)
+        saved = {name: files for name, files in recorded.inputs.items() if name not in later}
+        _check_inputs(workdir, saved, entries)
+    return entries
 
 
-def check_checkpoints(hosts: Hosts, workdir: pathlib.Path) -> None:
+def check_checkpoints(workdir: pathlib.Path) -> None:
     """Compares the identities in all checkpoints of a resumed run with its record, when damaged ones were set aside.
 
     Raises:
       UserError: one line; a checkpoint is of another run.
     """
-
-    def check_locally() -> None:
-        for step in saved_steps(workdir / FOLDER):
-            run_record.check_checkpoint(workdir / FOLDER / str(step), workdir)
-
-    hosts.run_on_first(check_locally)
+    for step in saved_steps(workdir / FOLDER):
+        run_record.check_checkpoint(workdir / FOLDER / str(step), workdir)
 
 
 def begin(
-    hosts: Hosts,
     workdir: pathlib.Path,
     config: Config,
     inputs: Entries,
@@ -156,7 +140,7 @@ def begin(
     weights: dict[str, list[int]],
     is_resumed: bool,
 ) -> Identity:
-    """Writes the record of a run that is known to be possible; returns its identity, equal on all processes.
+    """Writes the record of a run that is known to be possible; returns its identity.
 
     A resumed run keeps its identity and the weights with which it began.
 
@@ -171,28 +155,24 @@ def begin(
     Raises:
       UserError: one line; the search server of a resumed run has another index than at its start, or its tools differ.
     """
-
-    def begin_locally() -> Identity:
-        current = inputs | template_entry(template)
-        if config.retrieval.kind == 'http':
-            current[SERVER] = {index: {}}
-        tools = listings(roles)
-        changeable = fields.changeable_fields(config)
-        identity = run_record.identity_of(config.to_dict(), changeable, current)
-        recorded = run_record.read(workdir) or Record(run_record.plain_config(config.to_dict()))
-        changes: dict[str, Any] = {'inputs': current, 'tools': tools}
-        if is_resumed:
-            if SERVER in recorded.inputs and SERVER in current:
-                _check_inputs(workdir, {SERVER: recorded.inputs[SERVER]}, {SERVER: current[SERVER]})
-            _check_tools(workdir, recorded.tools, tools)
-            newest = saved_steps(workdir / FOLDER)[-1]
-            identity = run_record.identity_of_checkpoint(workdir / FOLDER / str(newest)) or identity
-        else:
-            changes |= {'weights': weights, 'run': run_record.hash_of(identity)}
-        run_record.write(workdir, dataclasses.replace(recorded, **changes))
-        return identity
-
-    return hosts.run_on_first(begin_locally)
+    current = inputs | template_entry(template)
+    if config.retrieval.kind == 'http':
+        current[SERVER] = {index: {}}
+    tools = listings(roles)
+    changeable = fields.changeable_fields(config)
+    identity = run_record.identity_of(config.to_dict(), changeable, current)
+    recorded = run_record.read(workdir) or Record(run_record.plain_config(config.to_dict()))
+    changes: dict[str, Any] = {'inputs': current, 'tools': tools}
+    if is_resumed:
+        if SERVER in recorded.inputs and SERVER in current:
+            _check_inputs(workdir, {SERVER: recorded.inputs[SERVER]}, {SERVER: current[SERVER]})
+        _check_tools(workdir, recorded.tools, tools)
+        newest = saved_steps(workdir / FOLDER)[-1]
+        identity = run_record.identity_of_checkpoint(workdir / FOLDER / str(newest)) or identity
+    else:
+        changes |= {'weights': weights, 'run': run_record.hash_of(identity)}
+    run_record.write(workdir, dataclasses.replace(recorded, **changes))
+    return identity
 
 
 def _check_inputs(workdir: pathlib.Path, saved: Entries, current: Entries) -> None:
@@ -215,20 +195,15 @@ def _check_tools(workdir: pathlib.Path, saved: Entries | None, current: Entries)
         )
 
 
-def is_reported(hosts: Hosts, workdir: pathlib.Path, cursor: int) -> bool:
-    """Returns whether the report of a run that stopped before step `cursor` was written; equal on all processes."""
-
-    def is_reported_locally() -> bool:
-        recorded = run_record.read(workdir)
-        return recorded is not None and recorded.reported == cursor
-
-    return hosts.run_on_first(is_reported_locally)
+def is_reported(workdir: pathlib.Path, cursor: int) -> bool:
+    """Returns whether the report of a run that stopped before step `cursor` was written."""
+    recorded = run_record.read(workdir)
+    return recorded is not None and recorded.reported == cursor
 
 
-def remove_exports(hosts: Hosts, workdir: pathlib.Path) -> None:
+def remove_exports(workdir: pathlib.Path) -> None:
     """Removes the exported weights of a run that stopped and now continues: they will be outdated."""
-    if hosts.is_first:
-        shutil.rmtree(workdir / 'policy', ignore_errors=True)
+    shutil.rmtree(workdir / 'policy', ignore_errors=True)
 
 
 # ---- what a run reads ------------------------------------------------------------------------------
