@@ -109,7 +109,7 @@ class Index:
         Raises:
           UserError: the query is not a text, or the search failed.
         """
-        check_query('search', query)
+        check_query(query)
         (passages,) = self.corpus.search([query])
         if passages is None:
             raise UserError(f'{self.about}: the search for {query!r} failed; try it again')
@@ -208,9 +208,9 @@ def sample_rollouts(
     function = 'sample_rollouts'
     check_instance(function, 'policy', policy, Policy, 'zp.load_policy()')
     check_instance(function, 'index', index, Index, 'zp.open_index()')
-    check_questions(function, questions)
-    check_sampling(function, temperature, samples=samples, seed=seed, step=step)
-    check_tools(function, tools)
+    check_questions(questions)
+    check_sampling(temperature, samples=samples, seed=seed, step=step)
+    check_tools(tools)
     settings = _copy(function, policy.config)
     settings.seed = seed
     settings.tools.names = tuple(tool for tool in tools if isinstance(tool, str))
@@ -284,7 +284,7 @@ def score(
         `answers` per question.
     """
     check_rollouts('score', rollouts)
-    answer_lists = answer_texts('score', answers, rollouts)
+    answer_lists = answer_texts(answers, rollouts)
     try:
         metric_function = reward_functions.resolve_answer_metric(metric)
     except ValueError as error:
@@ -293,7 +293,7 @@ def score(
     for trajectories, accepted in zip(rollouts, answer_lists, strict=True):
         predictions = [final_answer(trajectory) for trajectory in trajectories]
         values = [metric_function(prediction, accepted) for prediction in predictions]
-        scores.append([checked_score('score', metric, value) for value in values])
+        scores.append([checked_score(metric, value) for value in values])
     return np.array(scores, np.float64)
 
 
@@ -332,8 +332,8 @@ def policy_loss(
     function = 'policy_loss'
     check_instance(function, 'policy', policy, Policy, 'zp.load_policy()')
     check_rollouts(function, rollouts)
-    rewards_of_rollouts = reward_table(function, rewards, rollouts)
-    role = role_settings(function, _SOLVER, loss, settings)
+    rewards_of_rollouts = reward_table(rewards, rollouts)
+    role = role_settings(loss, settings)
     rows = []
     for group, (trajectories, values) in enumerate(zip(rollouts, rewards_of_rollouts, strict=True)):
         for trajectory, value in zip(trajectories, values, strict=True):
@@ -370,7 +370,7 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
         written. Or an update made weights that are not finite.
     """
     check_settings('train', settings)
-    check_path('train', 'workdir', workdir)
+    check_path(workdir)
     check_is_folder(workdir, allows_bucket=True)
     # Copied before: addresses in a bucket are replaced by the paths of their copies.
     settings = _copy('train', settings)
@@ -457,46 +457,46 @@ def check_instance(function: str, name: str, value: Any, kind: type, source: str
         raise UserError(f'{function}: {name} is a {_kind(value)}; give what {source} returns')
 
 
-def check_path(function: str, name: str, value: Any) -> None:
+def check_path(workdir: Any) -> None:
     """Refuses what is neither a text nor a path.
 
     Raises:
       UserError: one line.
     """
-    if not isinstance(value, str | pathlib.Path):
-        raise UserError(
-            f"{function}: {name} is a {_kind(value)}; give a path, such as 'runs/first'"
-        )
+    if not isinstance(workdir, str | pathlib.Path):
+        raise UserError(f"train: workdir is a {_kind(workdir)}; give a path, such as 'runs/first'")
 
 
-def check_query(function: str, query: Any) -> None:
+def check_query(query: Any) -> None:
     """Refuses a search query that is not a text.
 
     Raises:
       UserError: one line.
     """
     if not isinstance(query, str):
-        raise UserError(f'{function}: the query is a {_kind(query)}; give one text')
+        raise UserError(f'search: the query is a {_kind(query)}; give one text')
 
 
-def check_questions(function: str, questions: Any) -> None:
+def check_questions(questions: Any) -> None:
     """Refuses questions that are not a list of texts, and blank ones.
 
     Raises:
       UserError: one line.
     """
     if isinstance(questions, str) or not isinstance(questions, Sequence):
-        raise UserError(f'{function}: questions is a {_kind(questions)}; give a list of texts')
+        raise UserError(f'sample_rollouts: questions is a {_kind(questions)}; give a list of texts')
     for number, question in enumerate(questions):
         if not isinstance(question, str):
             raise UserError(
-                f'{function}: questions[{number}] is a {_kind(question)}; give texts, such as question.text'
+                f'sample_rollouts: questions[{number}] is a {_kind(question)}; give texts, such as question.text'
             )
         if not question.strip():
-            raise UserError(f'{function}: questions[{number}] is empty; write one, or leave it out')
+            raise UserError(
+                f'sample_rollouts: questions[{number}] is empty; write one, or leave it out'
+            )
 
 
-def check_sampling(function: str, temperature: Any, **whole_numbers: Any) -> None:
+def check_sampling(temperature: Any, **whole_numbers: Any) -> None:
     """Refuses a temperature, or one of the whole numbers samples, seed and step, that cannot be sampled with.
 
     Raises:
@@ -507,36 +507,38 @@ def check_sampling(function: str, temperature: Any, **whole_numbers: Any) -> Non
         is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
         if not is_whole or not least <= value <= fields.MAX_INT:
             fix = f'give a whole number from {least} to {fields.MAX_INT}'
-            raise UserError(f'{function}: {name}={value!r} is not possible; {fix}')
+            raise UserError(f'sample_rollouts: {name}={value!r} is not possible; {fix}')
     is_number = isinstance(temperature, int | float) and math.isfinite(temperature)
     if not is_number or temperature < 0:
         raise UserError(
-            f'{function}: temperature={temperature!r} is not possible; give 0 (greedy) or more'
+            f'sample_rollouts: temperature={temperature!r} is not possible; give 0 (greedy) or more'
         )
 
 
-def check_tools(function: str, tools: Any) -> None:
+def check_tools(tools: Any) -> None:
     """Refuses tools that are not a list of names and Tool objects, or Tool objects that fail their own check.
 
     Raises:
       UserError: one line.
     """
     if isinstance(tools, str) or not isinstance(tools, Sequence):
-        raise UserError(f"{function}: tools is a {_kind(tools)}; give a list, such as ['search']")
+        raise UserError(
+            f"sample_rollouts: tools is a {_kind(tools)}; give a list, such as ['search']"
+        )
     for tool in tools:
         if isinstance(tool, type) and issubclass(tool, Tool):
             raise UserError(
-                f'{function}: the tool {tool.__name__} is a class; give an object, {tool.__name__}(…)'
+                f'sample_rollouts: the tool {tool.__name__} is a class; give an object, {tool.__name__}(…)'
             )
         if not isinstance(tool, str | Tool):
             raise UserError(
-                f'{function}: a tool is a {_kind(tool)}; give names and objects of zeroplay_jax.tools.base.Tool'
+                f'sample_rollouts: a tool is a {_kind(tool)}; give names and objects of zeroplay_jax.tools.base.Tool'
             )
         if isinstance(tool, Tool):
             try:
                 tool.check()
             except ValueError as error:
-                raise UserError(f'{function}: a tool cannot be used: {error}') from None
+                raise UserError(f'sample_rollouts: a tool cannot be used: {error}') from None
 
 
 def check_rollouts(function: str, rollouts: Any) -> None:
@@ -555,9 +557,7 @@ def check_rollouts(function: str, rollouts: Any) -> None:
             )
 
 
-def answer_texts(
-    function: str, answers: Any, rollouts: Sequence[Sequence[Trajectory]]
-) -> list[list[str]]:
+def answer_texts(answers: Any, rollouts: Sequence[Sequence[Trajectory]]) -> list[list[str]]:
     """Returns the accepted answers of each question, read as those of a question file.
 
     Raises:
@@ -565,11 +565,11 @@ def answer_texts(
     """
     if isinstance(answers, str) or not isinstance(answers, Sequence):
         raise UserError(
-            f'{function}: answers is a {_kind(answers)}; give a list with the accepted answers of each question'
+            f'score: answers is a {_kind(answers)}; give a list with the accepted answers of each question'
         )
     if len(answers) != len(rollouts):
         raise UserError(
-            f'{function}: {len(answers)} entries of answers for {len(rollouts)} questions; give one per question'
+            f'score: {len(answers)} entries of answers for {len(rollouts)} questions; give one per question'
         )
     texts = []
     for number, accepted in enumerate(answers):
@@ -579,12 +579,12 @@ def answer_texts(
             texts.append(accepted_answers({'answers': value}))
         except ValueError as error:
             raise UserError(
-                f'{function}: answers[{number}]: {error}; give a text or a list of texts'
+                f'score: answers[{number}]: {error}; give a text or a list of texts'
             ) from None
     return texts
 
 
-def checked_score(function: str, metric: str, value: Any) -> float:
+def checked_score(metric: str, value: Any) -> float:
     """Returns what an answer metric returned for one answer, as a float.
 
     Raises:
@@ -594,16 +594,14 @@ def checked_score(function: str, metric: str, value: Any) -> float:
     try:
         score = float(value)
     except (TypeError, ValueError):
-        raise UserError(f'{function}: metric {metric!r} returned a {_kind(value)}; {fix}') from None
+        raise UserError(f'score: metric {metric!r} returned a {_kind(value)}; {fix}') from None
     # Also refuses NaN, with which every comparison is false.
     if not 0 <= score <= 1:
-        raise UserError(f'{function}: metric {metric!r} returned {score}; {fix}')
+        raise UserError(f'score: metric {metric!r} returned {score}; {fix}')
     return score
 
 
-def reward_table(
-    function: str, rewards: Any, rollouts: Sequence[Sequence[Trajectory]]
-) -> list[list[float]]:
+def reward_table(rewards: Any, rollouts: Sequence[Sequence[Trajectory]]) -> list[list[float]]:
     """Returns the rewards as floats: one list per question with one reward per rollout.
 
     Raises:
@@ -614,20 +612,20 @@ def reward_table(
         table = [_floats(values) for values in rewards]
     except (TypeError, ValueError):
         raise UserError(
-            f'{function}: rewards is not a table of numbers ({_kind(rewards)}); {fix}'
+            f'policy_loss: rewards is not a table of numbers ({_kind(rewards)}); {fix}'
         ) from None
     if len(table) != len(rollouts):
         raise UserError(
-            f'{function}: rewards for {len(table)} questions and rollouts of {len(rollouts)}; {fix}'
+            f'policy_loss: rewards for {len(table)} questions and rollouts of {len(rollouts)}; {fix}'
         )
     for number, (values, samples) in enumerate(zip(table, rollouts, strict=True)):
         if len(values) != len(samples):
             raise UserError(
-                f'{function}: {len(values)} rewards for the {len(samples)} rollouts of question {number}; {fix}'
+                f'policy_loss: {len(values)} rewards for the {len(samples)} rollouts of question {number}; {fix}'
             )
         for value in values:
             if not math.isfinite(value):
-                raise UserError(f'{function}: a reward of question {number} is {value}; {fix}')
+                raise UserError(f'policy_loss: a reward of question {number} is {value}; {fix}')
     return table
 
 
@@ -639,9 +637,7 @@ def _floats(values: Any) -> list[float]:
     return [float(value) for value in values]
 
 
-def role_settings(
-    function: str, role: str, loss: str | LossFunction, settings: Mapping[str, Any]
-) -> ConfigDict:
+def role_settings(loss: str | LossFunction, settings: Mapping[str, Any]) -> ConfigDict:
     """Returns all settings of a role: `settings` and `loss`, and defaults for the others.
 
     Raises:
@@ -652,9 +648,9 @@ def role_settings(
     if not callable(loss):
         values['loss'] = loss
     try:
-        checked = fields.checked_section(TrainedRole, role, values)
+        checked = fields.checked_section(TrainedRole, _SOLVER, values)
     except ConfigError as error:
-        raise UserError(f'{function}: {error}') from None
+        raise UserError(f'policy_loss: {error}') from None
     if callable(loss):
         with checked.ignore_type():
             checked.loss = loss
@@ -663,11 +659,11 @@ def role_settings(
         if loss not in losses.POLICY_LOSSES:
             check_loss(policy_loss, checked.clip_low, checked.clip_high, checked.dual_clip)
     except ValueError as error:
-        raise UserError(f'{function}: {error}') from None
+        raise UserError(f'policy_loss: {error}') from None
     if checked.distill_top_k:
-        raise UserError(f'{function}: rollouts have no teacher prompt; set distill_top_k to 0')
+        raise UserError('policy_loss: rollouts have no teacher prompt; set distill_top_k to 0')
     if checked.baseline == 'value':
         raise UserError(
-            f'{function}: baseline=value needs a run, which has a value network; give mean, loo or none'
+            'policy_loss: baseline=value needs a run, which has a value network; give mean, loo or none'
         )
     return checked

@@ -157,10 +157,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f'zeroplay_jax.compare: {error}', file=sys.stderr)
         return 2
     print(f'{"set":20} {base_heading:>12} {other_heading:>12}   difference')
-    for name, (difference, low, high) in differences.items():
+    for name, interval in differences.items():
         scores = f'{_mean_score(baselines, name):12.3f} {_mean_score(candidates, name):12.3f}'
         # The end of a set's name distinguishes it: names are often paths.
-        print(f'{name[-20:]:20} {scores}   {difference:+.3f} [{low:+.3f}, {high:+.3f}]')
+        print(f'{name[-20:]:20} {scores}   {statistics.interval_text(interval, "+")}')
     print(f'The intervals of 95 % cover {covered}.')
     return 0
 

@@ -272,8 +272,7 @@ def _evaluate_held_out(config: Config, run: RunContext) -> None:
         intervals[metric.rpartition(':')[2]] = statistics.mean_interval(statistics.headline(by_hop))
     rounded: dict[str, list[float]] = {}
     for name, interval in intervals.items():
-        mean, low, high = interval
-        print(f'{name:7} {mean:.3f} [{low:.3f}, {high:.3f}]')
+        print(f'{name:7} {statistics.interval_text(interval)}')
         rounded[name] = [round(value, 4) for value in interval]
     print(json.dumps(rounded))
 

@@ -219,47 +219,34 @@ def _cards(
       start: folder of the checkpoint that the run started from.
       step: number of the checkpoint that is exported.
     """
+    from zeroplay_jax.rollout import prompts
+    from zeroplay_jax.rollout.tokens import open_codec
+    from zeroplay_jax.training import policies
+
     recorded = run_record.read(workdir)
     problem = 'has no "tools"'
-    if recorded is not None and recorded.tools is not None:
-        try:
-            return _cards_from_record(config, recorded.tools, start, step)
-        # A run of another version may have a prompt, a recipe or an entry that this version cannot explain.
-        except (UserError, KeyError, ValueError) as error:
-            problem = f'cannot be described ({error})'
+    try:
+        if recorded is not None and recorded.tools is not None:
+            templates = prompts.select(config.prompts, recipe_class(config.recipe).prompts)
+            roles_of_weights = policies.roles_of_weights(config, recorded.tools, open_codec(start))
+            cards = {}
+            for name, roles in roles_of_weights.items():
+                arguments = (config, start, roles, templates, name)
+                if config.policy.adapters.rank:
+                    card = policies.model_card(*arguments, is_adapter=True, step=step)
+                    cards[name] = {'README.md': card}
+                    cards[f'{name}-merged'] = policies.export_texts(*arguments, step=step)
+                else:
+                    cards[name] = policies.export_texts(*arguments, step=step)
+            return cards
+    # A run of another version may have a prompt, a recipe or an entry that this version cannot explain.
+    except (UserError, KeyError, ValueError) as error:
+        problem = f'cannot be described ({error})'
     print(
         f'warning: {workdir / run_record.FILE_NAME}: {problem}; writes no model card',
         file=sys.stderr,
     )
     return {}
-
-
-def _cards_from_record(
-    config: ConfigDict,
-    tools: run_record.Entries,
-    start: pathlib.Path,
-    step: int,
-) -> dict[str, dict[str, str]]:
-    """Does the work of `_cards`.
-
-    Args:
-      tools: of the record of the run.
-    """
-    from zeroplay_jax.rollout import prompts
-    from zeroplay_jax.rollout.tokens import open_codec
-    from zeroplay_jax.training import policies
-
-    templates = prompts.select(config.prompts, recipe_class(config.recipe).prompts)
-    cards = {}
-    for name, roles in policies.roles_of_weights(config, tools, open_codec(start)).items():
-        arguments = (config, start, roles, templates, name)
-        if config.policy.adapters.rank:
-            card = policies.model_card(*arguments, is_adapter=True, step=step)
-            cards[name] = {'README.md': card}
-            cards[f'{name}-merged'] = policies.export_texts(*arguments, step=step)
-        else:
-            cards[name] = policies.export_texts(*arguments, step=step)
-    return cards
 
 
 if __name__ == '__main__':

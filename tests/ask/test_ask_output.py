@@ -15,7 +15,7 @@ from refused_calls import check_table
 from run_records import change_record, stored_config
 
 from zeroplay_jax.evaluation import render
-from zeroplay_jax.evaluation.render import InvalidCall, TagStream
+from zeroplay_jax.evaluation.render import TagStream
 from zeroplay_jax.types import ToolCall
 
 
@@ -56,7 +56,7 @@ def test_control_characters_reach_no_terminal(capsys):
     printer.report('call', ToolCall('x' + ATTACK, {'a': ATTACK, 'b': 1}))
     printer.report('result', ToolCall('open', {'document': ATTACK}, text=ATTACK))
     printer.report('result', ToolCall('open', {'document': ATTACK}, text=ATTACK, error='failed'))
-    printer.report('invalid_call', InvalidCall('', ATTACK))
+    printer.report('invalid_call', ToolCall('', None, ATTACK))
     printer.report('end', None)
     out = capsys.readouterr().out
     assert set(re.findall(r'\x1b\[([\d;]*m|.)', out)) == {'0m', '34m', '2m', '31m', '1;36m'}

@@ -30,7 +30,7 @@ def open_session(monkeypatch):
     role = types.SimpleNamespace(prompt_ids=lambda question: [])
     monkeypatch.setattr(agent, 'open_codec', lambda folder: None)
     monkeypatch.setattr(agent, 'print_template_notes', lambda *_: None)
-    monkeypatch.setattr(agent, 'open_ask_corpus', lambda config, seconds: corpus)
+    monkeypatch.setattr(agent, 'open_ask_corpus', lambda config: corpus)
     monkeypatch.setattr(agent, 'build_role', lambda *_: role)
     monkeypatch.setattr(agent, 'Agent', Agent)
     monkeypatch.setattr(agent, 'trajectory_record', lambda *_: {'answer': None})

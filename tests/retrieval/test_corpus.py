@@ -47,7 +47,7 @@ def test_json_lines_plain_and_packed(tmp_path):
         for row, (title, text) in enumerate(PASSAGES):
             assert stored.passage(row) == {'id': row, 'title': title, 'text': text}
         assert stored.record(1) == corpus.Record('p1', '"Ünï "x""\n漢字 …')
-    assert reports[0].sha256 == reports[1].sha256
+    assert reports[0]['sha256'] == reports[1]['sha256']
 
 
 def test_wikipedia_tsv(tmp_path):

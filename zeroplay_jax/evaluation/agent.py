@@ -334,7 +334,7 @@ class Session:
         self._form_was_noted = False
         self._codec = open_codec(self.folder)
         print_template_notes(self.config, self._codec, 'zeroplay_jax.ask: ')
-        self._corpus = open_ask_corpus(self.config, READY_SECONDS)
+        self._corpus = open_ask_corpus(self.config)
         self._role = build_role(self.config, self._codec, self._corpus.source)
         # The question is checked before the weights are loaded, which takes longest.
         if self.first_question is not None:
@@ -474,14 +474,13 @@ class OpenCorpus:
         return failure
 
 
-def open_ask_corpus(config, ready_seconds: float) -> OpenCorpus:
+def open_ask_corpus(config) -> OpenCorpus:
     """Opens the corpus of `config.retrieval`.
 
     For 'world': one corpus of all training and held-out worlds, with examples.
 
     Args:
       config: config of the run; for 'world', eval.questions and eval.hops are overwritten.
-      ready_seconds: how long to wait for a search server.
 
     Raises:
       UserError: the folder is not an index, or the server does not answer in time.
@@ -509,5 +508,5 @@ def open_ask_corpus(config, ready_seconds: float) -> OpenCorpus:
         top_k = min(top_k, len(index))
     # With a limit of 0, every failed search is reported to the user.
     client = Client(backend, max_failure_rate=0.0)
-    client.wait_until_ready(ready_seconds)
+    client.wait_until_ready(READY_SECONDS)
     return OpenCorpus(SearchableCorpus(client, top_k, config.tools.page_words), description)

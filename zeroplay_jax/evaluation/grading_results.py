@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from zeroplay_jax.evaluation import question_sets, statistics
 from zeroplay_jax.evaluation.play import GradingRecord, judgements
 from zeroplay_jax.evaluation.question_sets import RubricTask
-from zeroplay_jax.evaluation.statistics import Interval
+from zeroplay_jax.evaluation.statistics import Interval, interval_text
 from zeroplay_jax.types import Json
 
 _PAGE = pathlib.Path(__file__).parent / 'results.md.jinja'
@@ -203,14 +203,6 @@ def markdown(result: Mapping[str, Any]) -> str:
     )
     functions = {'count': '{:,}'.format, 'interval': interval_text, 'kappa': kappa_text}
     return page.render(result, labels=_SETTING_LABELS, **functions)
-
-
-def interval_text(interval: Sequence[float] | None) -> str:
-    """Returns 'mean [low, high]'; 'none' without an interval."""
-    if interval is None:
-        return 'none'
-    mean, low, high = interval
-    return f'{mean:.3f} [{low:.3f}, {high:.3f}]'
 
 
 def kappa_text(measured: Mapping[str, Any]) -> str:

@@ -253,19 +253,6 @@ def rollout_text(trajectory: Trajectory) -> str:
 Report = Callable[[str, Any], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class InvalidCall:
-    """A tool call that could not be parsed, or whose arguments its tool refused (`ToolCall.is_valid` is False).
-
-    Attributes:
-      tool: the tool that its tag names; '' where the tag is the same for several tools.
-      text: the text inside the tag, as the policy wrote it.
-    """
-
-    tool: str
-    text: str
-
-
 class TagStream:
     """Reports the text of a policy by its tags. One stream serves one rollout: `feed` its text, `close` every turn.
 
@@ -274,7 +261,8 @@ class TagStream:
     Events, each (kind, content):
       'think', 'answer', 'text': a piece of a section inside these tags, or outside of all tags.
       'end': None, after the last piece of a section.
-      'invalid_call': an `InvalidCall`. Valid calls are not reported here (see `agent.ReportingEnvironment`).
+      'invalid_call': a `ToolCall` without arguments, whose text is what stands inside the tag. Valid calls are not
+        reported here (see `agent.ReportingEnvironment`).
 
     Args:
       report: receives the events.
@@ -353,6 +341,6 @@ class TagStream:
         """Reports the collected text of a call, if there is any, as an invalid call, then 'end'."""
         if self._call_text:
             tool = self._call_tags[self._call_tag]
-            self._report('invalid_call', InvalidCall(tool, self._call_text))
+            self._report('invalid_call', ToolCall(tool, None, self._call_text))
         self._call_text = ''
         self._report('end', None)

@@ -153,9 +153,9 @@ def before_after_table(before: Samples, after: Samples) -> str:
         row = (
             hop if int(hop) else 'none',
             str(questions),
-            _cell([em_by_hop['before'][hop], *ci95_by_hop['before'][hop]]),
-            _cell([em_by_hop['after'][hop], *ci95_by_hop['after'][hop]]),
-            _cell(summary['difference_by_hop'][hop], sign='+'),
+            interval_text([em_by_hop['before'][hop], *ci95_by_hop['before'][hop]]),
+            interval_text([em_by_hop['after'][hop], *ci95_by_hop['after'][hop]]),
+            interval_text(summary['difference_by_hop'][hop], sign='+'),
         )
         rows.append(row)
 
@@ -166,9 +166,9 @@ def before_after_table(before: Samples, after: Samples) -> str:
     headline_row = (
         label,
         str(summary['questions']),
-        _cell([summary['em_before'], *summary['ci95']['before']]),
-        _cell([summary['em_after'], *summary['ci95']['after']]),
-        _cell(summary['difference'], sign='+'),
+        interval_text([summary['em_before'], *summary['ci95']['before']]),
+        interval_text([summary['em_after'], *summary['ci95']['after']]),
+        interval_text(summary['difference'], sign='+'),
     )
     rows.append(headline_row)
     if set(summary['questions_by_hop']) == {str(NO_HOPS)}:
@@ -212,14 +212,16 @@ def summarise_scores(before: Samples, after: Samples) -> dict[str, Any]:
 
 def scores_line(summary: Mapping[str, Any], items: str = 'tasks') -> str:
     """Returns the result of `summarise_scores` as one line of text; `items`: what was scored."""
-    before = _cell(summary['before'])
-    after = _cell(summary['after'])
-    change = _cell(summary['difference'], sign='+')
+    before = interval_text(summary['before'])
+    after = interval_text(summary['after'])
+    change = interval_text(summary['difference'], sign='+')
     return f'{before} before, {after} after, change {change}, {summary["items"]} {items}'
 
 
-def _cell(interval: Sequence[float], sign: str = '') -> str:
-    """Formats 'mean [low, high]'; with sign '+' positive numbers are written with their sign."""
+def interval_text(interval: Sequence[float] | None, sign: str = '') -> str:
+    """Returns 'mean [low, high]', 'none' without an interval; with sign '+' positive numbers have their sign."""
+    if interval is None:
+        return 'none'
     mean, low, high = interval
     return f'{mean:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]'
 

@@ -31,6 +31,7 @@ from zeroplay_jax.tools.mcp_servers import McpServer
 
 # Bounds what a process holds of one message of a server, pictures included.
 MAX_MESSAGE_BYTES = 16 * 2**20
+_TOO_LONG = f'a reply of more than {MAX_MESSAGE_BYTES // 2**20} MiB'
 _MAX_TOOLS = 10_000
 _SSE_SECONDS = 2.0
 _CLOSE_SECONDS = 5.0
@@ -289,7 +290,7 @@ def first_cause(error: BaseException | None) -> BaseException:
 async def _transport(server: McpServer) -> AsyncIterator[Any]:
     """Yields a transport as `mcp.Client` takes it."""
     if server.command:
-        yield process_transport(server, MAX_MESSAGE_BYTES)
+        yield process_transport(server)
         return
     # What is not compressed has the size that is counted.
     headers = {**server.headers, 'Accept-Encoding': 'identity'}
@@ -324,7 +325,7 @@ class _LimitedStream(httpx2.AsyncByteStream):
         async for chunk in self._stream:
             size += len(chunk)
             if size > MAX_MESSAGE_BYTES:
-                raise httpx2.RemoteProtocolError(too_long(MAX_MESSAGE_BYTES))
+                raise httpx2.RemoteProtocolError(_TOO_LONG)
             yield chunk
 
     async def aclose(self) -> None:
@@ -350,17 +351,9 @@ _END_SECONDS = 1.0  # for a process to end by itself, and again after SIGTERM
 _MAX_ERRORS = 2_000  # bytes of its standard error that are kept
 
 
-def too_long(limit: int) -> str:
-    """Returns what is said of a message that is longer than `limit` bytes."""
-    return f'a reply of more than {limit // 2**20} MiB'
-
-
 @contextlib.asynccontextmanager
-async def process_transport(server: McpServer, limit: int) -> AsyncIterator[tuple[Any, Any]]:
+async def process_transport(server: McpServer) -> AsyncIterator[tuple[Any, Any]]:
     """Starts the process and yields its streams of messages; ends the process at the end.
-
-    Args:
-      limit: bytes of a message.
 
     Raises:
       OSError: the process cannot be started.
@@ -375,7 +368,7 @@ async def process_transport(server: McpServer, limit: int) -> AsyncIterator[tupl
         # Secrets of this process are none of the server's business: it gets PATH, HOME and the like.
         env={**get_default_environment(), **server.env},
         cwd=server.cwd,
-        limit=limit,
+        limit=MAX_MESSAGE_BYTES,
         # Ctrl-C ends the run, which ends the server after its last calls.
         start_new_session=True,
     )
@@ -385,7 +378,7 @@ async def process_transport(server: McpServer, limit: int) -> AsyncIterator[tupl
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_read_errors, process, errors)
-            tasks.start_soon(_read, process, to_session, limit, errors)
+            tasks.start_soon(_read, process, to_session, errors)
             tasks.start_soon(_write, process, from_session)
             yield read_stream, write_stream
             tasks.cancel_scope.cancel()
@@ -396,15 +389,13 @@ async def process_transport(server: McpServer, limit: int) -> AsyncIterator[tupl
                 await stream.aclose()
 
 
-async def _read(
-    process: asyncio.subprocess.Process, to_session: Any, limit: int, errors: bytearray
-) -> None:
+async def _read(process: asyncio.subprocess.Process, to_session: Any, errors: bytearray) -> None:
     assert process.stdout is not None
     while True:
         try:
             line = await process.stdout.readline()
         except ValueError:
-            raise ConnectionError(too_long(limit)) from None
+            raise ConnectionError(_TOO_LONG) from None
         if not line:
             status = await process.wait()
             lines = errors.decode(errors='replace').strip().splitlines()

@@ -17,7 +17,7 @@ from typing import Any
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.data import files
-from zeroplay_jax.evaluation import grading_results, play, question_sets
+from zeroplay_jax.evaluation import grading_results, play, question_sets, statistics
 from zeroplay_jax.evaluation.play import GradingRecord, NamedJudge, is_needed, judgements
 from zeroplay_jax.evaluation.question_sets import RubricTask
 from zeroplay_jax.retrieval import progress
@@ -149,13 +149,13 @@ def summary_text(result: Mapping[str, Any], folder: pathlib.Path) -> str:
     for name, judge in result['judges'].items():
         counts = judge['judgements']
         lines.append(
-            f'{name:14}rubrics met {grading_results.interval_text(judge["rubrics_met"])}, '
+            f'{name:14}rubrics met {statistics.interval_text(judge["rubrics_met"])}, '
             f'{counts["unread"]:,} replies not read, {counts["failed"]:,} requests without a reply'
         )
     measured = result['agreement']
     if measured is not None:
         lines.append(
-            f'{"agreement":14}{grading_results.interval_text(measured["raw"])}, '
+            f'{"agreement":14}{statistics.interval_text(measured["raw"])}, '
             f"Cohen's kappa {grading_results.kappa_text(measured)}"
         )
     lines.append(f'{"written":14}{folder / PAGE}')
