@@ -14,6 +14,7 @@ SMALL = """
 """
 TWO = """
     proposer.steps=2 proposer.batch=8 pool.batch=8 pool.batches=1 schedule.hop_ratio=(2,1,1) solver.batch=4
+    solver.steps=2
 """
 # System → what makes its small variant a little smaller still, and the metrics that prove its stages ran.
 SYSTEMS = {
@@ -24,7 +25,7 @@ SYSTEMS = {
         'filter/kept filter/surplus clip_share reward/contains_answer subem/mean',
     ),
     'scope': (
-        'proposer.steps=2 proposer.batch=4 solver.batch=4 pool.batch=4 pool.batches=3 pool.target=1',
+        'proposer.steps=2 proposer.batch=4 solver.steps=2 solver.batch=4 pool.batch=4 pool.batches=3 pool.target=1',
         'reward/rubrics reward/difficulty reward/length_factor judge/asked kl',
     ),
     'ssp': (
