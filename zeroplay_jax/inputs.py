@@ -343,7 +343,6 @@ def _report_cloze(args: argparse.Namespace, built: cloze_files.ClozeFiles) -> st
 
 def _report(args: argparse.Namespace, built: builders.BuiltFile) -> str:
     """Returns a line about the file written, the lines left out, and the run that takes it."""
-    dropped = [f'{count} {reason}' for reason, count in sorted(built.dropped.items()) if count]
     of_hops = ''
     if args.kind == 'documents':
         counts = collections.Counter(line['hops'] for line in built.lines)
@@ -351,7 +350,7 @@ def _report(args: argparse.Namespace, built: builders.BuiltFile) -> str:
         of_hops = f' ({", ".join(parts)})'
     return (
         f'{args.out}: {len(built.lines)} {args.kind}{of_hops}; '
-        f'left out: {", ".join(dropped) or "nothing"}; {_usage(args)}'
+        f'left out: {built.dropped}; {_usage(args)}'
     )
 
 

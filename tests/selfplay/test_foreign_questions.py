@@ -116,8 +116,50 @@ def test_questions_in_another_unicode_form_are_the_same(tmp_path, capsys, user_r
     out = str(tmp_path / 'out.jsonl')
     assert command.main(['questions', '--sets', path, '--not-in', held_out, '--out', out]) == 0
     report = capsys.readouterr().out
-    assert '1 duplicate, 1 held_out' in report
+    assert '1 duplicate (' in report and ', 1 held_out (' in report
     user_reads(f'right: {report.strip()}')
+
+
+# Held-out question, training question, and whether they are the same.
+PAIRS = [
+    ('What is C made of?', 'What is C++ made of?', False),
+    ('What is C?', 'What is C#?', False),
+    ('What is 3.5 + 1?', 'What is 35 + 1?', False),
+    ('Is 3.5 more than 35?', 'Is 35 more than 3.5?', False),
+    ('What is -5 + 3?', 'What is 5 + 3?', False),
+    ('What is 5! + 1?', 'What is 5 + 1?', False),
+    ("What does ';' mean?", "What does ':' mean?", False),
+    ("What is f'(x)?", 'What is f(x)?', False),
+    ('Who wrote “Hamlet”?', "who wrote 'HAMLET'", True),
+    ('Who wrote Hamlet, in  1600?', 'Who wrote Hamlet in 1600 ?', True),
+    ('Who was J. K. Rowling’s  son?', "Who was J K Rowling's son.", True),
+]
+
+
+@pytest.mark.parametrize(('held_out', 'question', 'is_same'), PAIRS)
+@pytest.mark.fault('user-x1', 'questions that differ in their marks alone')
+def test_marks_that_change_a_question_tell_questions_apart(
+    held_out, question, is_same, tmp_path, capsys, user_reads
+):
+    path = write(tmp_path / 'q.jsonl', *({'question': q, 'answer': 'x'} for q in ('b?', question)))
+    held_out = write(tmp_path / 'h.jsonl', {'question': held_out})
+    out = str(tmp_path / 'out.jsonl')
+    assert command.main(['questions', '--sets', path, '--not-in', held_out, '--out', out]) == 0
+    report = capsys.readouterr().out
+    assert (f'left out: 1 held_out (the first: {path}, line 2, ' in report) is is_same
+    user_reads(report.strip())
+
+
+@pytest.mark.fault('user-x1', 'one question with two answers')
+def test_one_question_with_other_answers_is_said(tmp_path, capsys, user_reads):
+    lines = [{'question': 'When was it?', 'answers': years} for years in (['1912', 'x'], ['1950'])]
+    lines.append({'question': 'when was it', 'answers': ['X']})
+    path = write(tmp_path / 'q.jsonl', *lines)
+    assert command.main(['questions', '--sets', path, f'--out={tmp_path / "out.jsonl"}']) == 0
+    report = capsys.readouterr().out
+    assert f"1 duplicate (the first: {path}, line 3, 'when was it'), 1 duplicate_with_" in report
+    assert f"_other_answers (the first: {path}, line 2, 'When was it?')" in report
+    user_reads(report.strip())
 
 
 @pytest.mark.parametrize(('fields', 'problem'), FORMS['no policy could give'])

@@ -91,7 +91,7 @@ def test_answers_of_sets_are_a_sample_without_repeats_and_what_cannot_be_hidden(
     assert len(hidden) == 20 and all(task.external for task in tasks)
     assert hidden < {line['answer'] for line in lines}
     line = refused(capsys, tmp_path / 'b.jsonl', *arguments, '--count=32')
-    assert '31 answers can be used' in line
+    assert '31 answers can be used' in line and 'lower --count or raise --most-words' in line
     some = lambda *more: built(capsys, tmp_path / 'c.jsonl', *arguments, *more)[0]
     assert some('--count=9') == some('--count=9') != some('--count=9', '--seed=1')
     assert {line['answer'] for line in some('--count=2', '--mix=equal')} > {'Lomi'}
@@ -142,7 +142,7 @@ def test_questions_of_sets_come_in_one_form_without_those_held_out(tmp_path, cap
     out, arguments = tmp_path / 'q.jsonl', ('questions', '--sets', sets)
     lines, said = built(capsys, out, *arguments, '--not-in', dev)
     use = 'taken by recipe dspo with --config.inputs.questions='
-    assert '1 duplicate, 2 held_out' in said and use in said
+    assert '1 duplicate (' in said and '2 held_out (' in said and use in said
     answers = {line['question']: tuple(line['answers']) for line in lines}
     assert len(lines) == len(answers) == 22 and not {'nq 3', 'hp 0'} & answers.keys()
     assert answers['nq 5'] == ('a5', 'b')
@@ -167,6 +167,8 @@ def test_documents_are_dealt_with_the_hops_that_they_were_given(tmp_path, capsys
     assert collections.Counter(line['hops'] for line in lines) == {1: 80, 2: 60, 3: 40, 4: 20}
     assert len({line['document_id'] for line in lines}) == 200 and '1 no_title, 1 too_short' in said
     assert "'--config.schedule.hop_ratio=(4,3,2,1)'" in said
+    line = refused(capsys, out, 'documents', '--corpus', source, '--count=301')
+    assert '300 passages can be used' in line and 'lower --count or --least-words' in line
     hops = {line['title']: line['hops'] for line in lines}
     change = {'inputs': {'documents': str(out)}, 'proposer': {'steps': 2}}
     seen = set()

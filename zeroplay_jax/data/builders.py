@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import hashlib
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +19,7 @@ import numpy as np
 from zeroplay_jax.data import files
 from zeroplay_jax.objectives.rewards import normalize_answer, stratify
 from zeroplay_jax.retrieval.corpus import Record, split
+from zeroplay_jax.retrieval.types import short
 from zeroplay_jax.types import Json, UserError, identity_rng
 
 T = TypeVar('T')
@@ -29,12 +31,39 @@ _CANDIDATES_PER_ANSWER = 16
 _MIN_CANDIDATES = 1 << 12
 
 
+class Dropped(collections.Counter[str]):
+    """How many items were left out, by reason.
+
+    Attributes:
+      first: of some reasons, the first item that was left out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: dict[str, str] = {}
+
+    @property
+    def fix(self) -> str:
+        """How to leave out fewer; '' where there is no way."""
+        if self['too_short']:
+            return ' or --least-words'
+        return ' or raise --most-words' if self['too_long'] else ''
+
+    def __str__(self) -> str:
+        counts = []
+        for reason, count in sorted(self.items()):
+            first = f' (the first: {self.first[reason]})' if reason in self.first else ''
+            if count:
+                counts.append(f'{count} {reason}{first}')
+        return ', '.join(counts) or 'nothing'
+
+
 @dataclasses.dataclass
 class BuiltFile:
-    """The lines of a file, and how many items were left out, by reason."""
+    """The lines of a file, and how many items were left out."""
 
     lines: list[dict[str, Any]]
-    dropped: collections.Counter[str]
+    dropped: Dropped
 
 
 class BottomK(Generic[T]):
@@ -92,11 +121,6 @@ def _shuffled(items: Sequence[T], seed: int, *identity: int) -> list[T]:
     return [items[index] for index in permutation]
 
 
-def _dropped_text(dropped: collections.Counter[str]) -> str:
-    counts = [f'{count} {reason}' for reason, count in sorted(dropped.items()) if count]
-    return ', '.join(counts) or 'nothing left out'
-
-
 # ---- answers -----------------------------------------------------------------------------------------
 
 
@@ -131,7 +155,7 @@ def answers_of_sets(
     Raises:
       UserError: there are fewer answers than requested.
     """
-    dropped: collections.Counter[str] = collections.Counter()
+    dropped = Dropped()
     used_answers: set[str] = set()
     answers_of_set: list[list[dict[str, Any]]] = []
     for lines in sets:
@@ -146,8 +170,8 @@ def answers_of_sets(
         if len(answers) < share:
             of_set = f' of set {number + 1}' if mix == 'equal' else ''
             raise UserError(
-                f'{len(answers)} answers{of_set} can be used ({_dropped_text(dropped)}), not {share}; '
-                'lower --count'
+                f'{len(answers)} answers{of_set} can be used (left out: {dropped}), not {share}; '
+                f'lower --count{dropped.fix}'
             )
         sample += _shuffled(answers, seed, number)[:share]
     # The sample is shuffled across sets, or a run would take one set after the other.
@@ -158,7 +182,7 @@ def _usable_answers(
     lines: Iterable[Line],
     max_words: int,
     used_answers: set[str],
-    dropped: collections.Counter[str],
+    dropped: Dropped,
 ) -> list[dict[str, Any]]:
     """Returns the answers of one set that are fit and not in `used_answers`.
 
@@ -218,7 +242,7 @@ def answers_of_corpus(
       UserError: there are fewer answers than requested.
     """
     sample: BottomK[_Candidate] = BottomK(max(_CANDIDATES_PER_ANSWER * count, _MIN_CANDIDATES))
-    dropped: collections.Counter[str] = collections.Counter()
+    dropped = Dropped()
     for line, record in passages:
         title, text = split(record.contents)
         # A line feed occurs in no title, so the name of an untitled document is unique.
@@ -247,8 +271,8 @@ def answers_of_corpus(
     dropped['one_document'] += len(candidates) - len(usable)
     if len(usable) < count:
         raise UserError(
-            f'{source}: {len(usable)} answers can be used ({_dropped_text(dropped)}), not {count}; '
-            'lower --count'
+            f'{source}: {len(usable)} answers can be used (left out: {dropped}), not {count}; '
+            f'lower --count{dropped.fix}'
         )
     lines: list[dict[str, Any]] = []
     for candidate in usable[:count]:
@@ -257,9 +281,7 @@ def answers_of_corpus(
     return BuiltFile(lines, dropped)
 
 
-def _possible_answers(
-    title: str, text: str, dropped: collections.Counter[str]
-) -> list[tuple[str, str]]:
+def _possible_answers(title: str, text: str, dropped: Dropped) -> list[tuple[str, str]]:
     """Returns (kind, text) of the title and the mentions of a passage, each once.
 
     Counts titles of lists and disambiguations in `dropped['list']`.
@@ -285,52 +307,53 @@ def questions_of_sets(
 
     Args:
       sets: the lines of each file.
-      held_out: questions that must not be trained on; questions are compared in the normal form of
-        answers.
+      held_out: questions that must not be trained on; questions are compared by `question_key`.
       count: questions from each set; 0: all.
 
     Raises:
       UserError: a set has fewer questions, or none remains.
     """
-    dropped: collections.Counter[str] = collections.Counter()
+    dropped = Dropped()
     # `_usable_questions` adds the questions that it takes, so that later ones of the same text are excluded.
-    excluded = {normalize_answer(text): 'held_out' for text in held_out}
+    excluded: dict[str, Json] = {question_key(text): {} for text in held_out}
     sample: list[dict[str, Any]] = []
     for number, lines in enumerate(sets):
         source, questions = _usable_questions(lines, excluded, dropped)
         if len(questions) < count:
             raise UserError(
-                f'{source}: {len(questions)} questions can be used ({_dropped_text(dropped)}), not '
+                f'{source}: {len(questions)} questions can be used (left out: {dropped}), not '
                 f'{count}; lower --count'
             )
         questions = _shuffled(questions, seed, number)
         sample += questions[:count] if count else questions
     if not sample:
-        raise UserError(f'no question is left ({_dropped_text(dropped)}); give other sets')
+        raise UserError(f'no question is left (left out: {dropped}); give other sets')
     return BuiltFile(_shuffled(sample, seed, len(sets)), dropped)
 
 
 def _usable_questions(
-    lines: Iterable[Line], excluded: dict[str, str], dropped: collections.Counter[str]
+    lines: Iterable[Line], excluded: dict[str, Json], dropped: Dropped
 ) -> tuple[str, list[dict[str, Any]]]:
     """Returns the name of a set, and its questions that are not in `excluded`.
 
     Args:
-      excluded: normal form → why it is excluded; the returned questions are added as 'duplicate'.
-      dropped: counts the other questions by reason.
+      excluded: `question_key` → the line that was taken, {} for a held-out question; the returned lines are added.
+      dropped: counts the other questions as 'empty', 'held_out', 'duplicate' or 'duplicate_with_other_answers', which
+        shares no answer with the line that was taken.
     """
     questions: list[dict[str, Any]] = []
     source = ''
     for source, line, record in lines:
         text = _one_line(record['question'])
-        normal_form = normalize_answer(text)
-        reason = excluded.get(normal_form) if normal_form else 'empty'
-        if reason is not None:
-            dropped[reason] += 1
-            continue
-        excluded[normal_form] = 'duplicate'
         answers = [_one_line(answer) for answer in files.accepted_answers(record)]
+        key = question_key(text)
+        if not key or key in excluded:
+            reason = _why_left_out(answers, excluded[key]) if key else 'empty'
+            dropped[reason] += 1
+            dropped.first.setdefault(reason, f'{source}, line {line}, {short(text)}')
+            continue
         question: dict[str, Any] = {'question': text, 'answers': list(dict.fromkeys(answers))}
+        excluded[key] = question
         # A run takes 1 for a missing number of hops.
         if record.get('hops') is not None:
             question['hops'] = files.hops(source, line, record)
@@ -338,6 +361,33 @@ def _usable_questions(
         question['line'] = line
         questions.append(question)
     return source, questions
+
+
+def _why_left_out(answers: Iterable[str], taken: Json) -> str:
+    """Returns why a question with these answers is left out; `taken` is the line in `excluded` of the same question."""
+    if not taken:
+        return 'held_out'
+    taken_answers = set(map(normalize_answer, taken['answers']))
+    is_other = taken_answers.isdisjoint(map(normalize_answer, answers))
+    return 'duplicate_with_other_answers' if is_other else 'duplicate'
+
+
+_STRAIGHT_QUOTES = str.maketrans(dict.fromkeys('“”„«»', '"') | dict.fromkeys('‘’‚', "'"))
+# Quotes around words, unlike the marks of 5'3" and f'(x).
+_QUOTED = re.compile(r'(?<!\w)(["\'])(.+?)\1(?!\w)')
+# Marks at the end of a word. Those inside of one (3.5) or alone (';') tell questions apart.
+_PROSE_MARKS = re.compile(r'(?<=\S)[.,;:?…？]+(?= |$)')
+
+
+def question_key(text: str) -> str:
+    """Returns what is equal for questions that differ only in case, blanks, Unicode form and the marks of prose.
+
+    Marks of prose are quotes around words, and marks at the end of a word or of the question. All others stay: C, C++
+    and C# are different, and so are 3.5 and 35. '' for a text of marks alone.
+    """
+    straight = unicodedata.normalize('NFC', text).casefold().translate(_STRAIGHT_QUOTES)
+    unquoted = _QUOTED.sub(r'\2', _one_line(straight))
+    return _PROSE_MARKS.sub('', unquoted).rstrip('.?…？ ')
 
 
 def documents_of_corpus(
@@ -366,7 +416,7 @@ def documents_of_corpus(
       UserError: there are fewer passages than requested.
     """
     sample: BottomK[dict[str, Any]] = BottomK(count)
-    dropped: collections.Counter[str] = collections.Counter()
+    dropped = Dropped()
     for line, record in passages:
         title, text = split(record.contents)
         if not title.strip():
@@ -382,8 +432,8 @@ def documents_of_corpus(
     documents = sample.ordered()
     if len(documents) < count:
         raise UserError(
-            f'{source}: {len(documents)} passages can be used ({_dropped_text(dropped)}), not {count}; '
-            'lower --count'
+            f'{source}: {len(documents)} passages can be used (left out: {dropped}), not {count}; '
+            f'lower --count{dropped.fix}'
         )
     # The sample is in the order of its hashes, so blocks of equal hops are random as well.
     hop_counts = np.repeat(np.arange(len(hops)) + 1, stratify(hops, count))
