@@ -15,6 +15,7 @@ import sys
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, BinaryIO
 
+import numpy as np
 import zstandard
 
 from . import json_text
@@ -27,6 +28,10 @@ LONGEST_LINE = 1 << 24
 COMPRESSED = ('.gz', '.zst', '.bz2', '.xz')
 # Rows of a Parquet file that are held in memory.
 _BATCH_ROWS = 1024
+# Arrow's names of floats of 32 and 16 bits in the description of a type.
+_NARROW = re.compile(r'\b(?:half)?float\b')
+# Bytes of a row in a column that is no vector.
+_VECTOR_BYTES = 128
 
 csv.field_size_limit(sys.maxsize)  # LONGEST_LINE is the limit
 
@@ -124,7 +129,10 @@ def _cells(line: bytes) -> list[str]:
             csv.reader([json_text.decode(line).rstrip('\r\n')], delimiter='\t', strict=True)
         )
     except (csv.Error, StopIteration) as error:
-        raise Unusable(f'not a row of a TSV ({error})') from None
+        reason = str(error)
+        if reason == 'unexpected end of data':
+            reason = 'a quote is not closed in its line; a cell has one line, with quotes doubled inside of quotes'
+        raise Unusable(f'not a row of a TSV ({reason})') from None
 
 
 def _headings(source: pathlib.Path, number: int, line: bytes) -> list[str]:
@@ -156,7 +164,10 @@ def _parquet_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
         with source.open('rb') as stream, ParquetFile(stream) as file:
             json_text.refuse_repeated(file.schema_arrow.names, 'column')
             for batch in file.iter_batches(_BATCH_ROWS):
+                columns = _narrow_columns(batch)
                 for row in batch.to_pylist():
+                    for name, kind in columns.items():
+                        row[name] = _shortest(row[name], kind)
                     number += 1
                     yield number, row
     except (ArrowException, ValueError) as error:
@@ -165,6 +176,28 @@ def _parquet_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
         raise RetrievalError(
             f'{source}: cannot be read as Parquet ({reason}); write it again without that, or write JSON lines'
         ) from None
+
+
+def _narrow_columns(batch: Any) -> dict[str, type[np.floating]]:
+    """Returns the columns of a batch with floats of 16 or 32 bits, and their type; not those of long vectors."""
+    columns: dict[str, type[np.floating]] = {}
+    for field in batch.schema:
+        found = _NARROW.search(str(field.type))
+        # Embeddings are never read, and would take longer than the row.
+        if found and batch[field.name].nbytes <= _VECTOR_BYTES * len(batch):
+            columns[field.name] = np.float16 if found[0] == 'halffloat' else np.float32
+    return columns
+
+
+def _shortest(value: Any, kind: type[np.floating]) -> Any:
+    """Returns a value with the shortest decimal of every float that `kind` can hold: 2.3, not 2.299999952316284."""
+    if isinstance(value, float) and kind(value) == value:
+        return float(str(kind(value)))
+    if isinstance(value, list):
+        return [_shortest(item, kind) for item in value]
+    if isinstance(value, dict):
+        return {name: _shortest(item, kind) for name, item in value.items()}
+    return value
 
 
 def _lines(source: pathlib.Path) -> Generator[bytes, None, None]:
@@ -212,6 +245,7 @@ FIELD_NAMES = {
     'title': ('title',),
 }
 _WIRE = 'contents'
+_CONTRADICTORY = 'contradict each other; leave one of them out'
 # Names of fields that an error lists.
 _LISTED_FIELDS = 8
 
@@ -221,14 +255,16 @@ def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
 
     The id is a text or whole number under `id`, `_id`, `docid`, `doc_id`, `pid` or `passage_id`. The text is under
     `contents`, in wire form, or else under another name of `FIELD_NAMES`; `title` may be missing. A
-    `document_name` separates documents of the same title. Other fields are ignored.
+    `document_name` separates documents of the same title. Of several names the first in this order with a value is
+    read. Other fields are ignored.
 
     Args:
       row: the fields by name.
       fields: names of the fields for any of 'id', 'text' and 'title', instead of those above.
 
     Raises:
-      Unusable: a field is missing or of another type.
+      Unusable: a field is missing or of another type; or two fields contradict each other, where neither contains the
+        other.
     """
     id_name = _name_of('id', row, fields)
     text_name = _name_of('text', row, fields)
@@ -239,6 +275,14 @@ def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
         raise Unusable(
             f'"{id_name}" is a JSON {type_name(record_id)}; give a text or a whole number'
         )
+    other_id = row.get('_id')
+    # MongoDB writes an object.
+    if (
+        id_name == 'id'
+        and isinstance(other_id, str | int)
+        and str(other_id) not in (str(record_id), '')
+    ):
+        raise Unusable(f'"id" and "_id" {_CONTRADICTORY}')
     if row[text_name] is None:
         raise Unusable(f'"{text_name}" is null; give a text')
     text = _text_in(row, text_name)
@@ -247,6 +291,9 @@ def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
     document = _text_in(row, 'document_name')
     if text_name == _WIRE:
         own_title, body = split(text)
+        _refuse_contradiction('title', title, own_title)
+        if 'text' in row:
+            _refuse_contradiction('text', _text_in(row, 'text'), body)
         if own_title or not title:
             return Record(str(record_id), text, document)
         # Some files repeat the title as a first line without quotes.
@@ -254,6 +301,17 @@ def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
     # Without a title a text stands alone, unless its own first line would be taken for one.
     has_title = bool(title or split(text)[0])
     return Record(str(record_id), contents(title, text) if has_title else text, document)
+
+
+def _refuse_contradiction(name: str, value: str, part: str) -> None:
+    """Raises Unusable if a field and the part of the contents that it stands for do not contain one another."""
+    # Nearly all are equal or empty.
+    if value in part:
+        return
+    words = ' '.join(value.casefold().split())
+    part_words = ' '.join(part.casefold().split())
+    if words not in part_words and part_words not in words:
+        raise Unusable(f'"{name}" and "{_WIRE}" {_CONTRADICTORY}')
 
 
 def title_like(row: Mapping[str, Any]) -> str:
@@ -266,6 +324,11 @@ def title_like(row: Mapping[str, Any]) -> str:
     return ''
 
 
+def listed_fields(row: Mapping[str, Any]) -> str:
+    """Returns the names of the first fields of a row, for an error."""
+    return ', '.join(f'"{name}"' for name in list(row)[:_LISTED_FIELDS])[:200]
+
+
 def _name_of(field: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> str:
     """Returns the name under which a row has a field; '' for a missing title."""
     names = (fields[field],) if field in fields else FIELD_NAMES[field]
@@ -275,9 +338,9 @@ def _name_of(field: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> s
         return next((name for name in stated if row[name] not in (None, '')), stated[0])
     if field == 'title' and field not in fields:
         return ''
-    listed = ', '.join(f'"{name}"' for name in list(row)[:_LISTED_FIELDS])
     raise Unusable(
-        f'no {field}: none of {", ".join(names)} among its fields {listed[:200]}; name it with --fields {field}=NAME'
+        f'no {field}: none of {", ".join(names)} among its fields {listed_fields(row)}; name it with --fields '
+        f'{field}=NAME'
     )
 
 

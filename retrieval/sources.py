@@ -92,7 +92,7 @@ def read(
     A file of passages has JSON lines, a TSV with headings (as Wikipedia-18, Karpukhin et al. 2020, arXiv:2004.04906) or
     Parquet, read by `rows.rows`; `rows.record_of` says which of their fields are a passage.
 
-    In a folder, all .txt and .md files are read in the order of their paths, without YAML front matter, and the number
+    In a folder, all .txt and .md files are read in the order of their paths, without front matter, and the number
     counts files instead of lines. Without `passage_words` the first line of each is its title (of a longer line than
     `TITLE_CHARACTERS` the name of the file) and the remainder is cut into passages of 100 words; with it see
     `split_title`. A single .txt or .md file is read as a folder with one
@@ -289,12 +289,13 @@ _TITLE_WORDS = 15
 TITLE_CHARACTERS = 200
 # Lines of a Markdown file in which its main heading is looked for; later ones are sections.
 _HEADING_LINES = 10
-# YAML between two lines of dashes at the start of a Markdown file, as Jekyll and Obsidian write it. The key in its
-# first line tells it from a text that begins with a horizontal rule.
+# YAML between two lines of dashes at the start of a Markdown file, as Jekyll and Obsidian write it, or TOML between two
+# lines of plus signs (Hugo). The key in the first line of YAML tells it from a text that begins with a horizontal rule.
 _FRONT_MATTER = re.compile(
-    r'\s*---[ \t]*\r?\n(?=[\w-]+[ \t]*:).*?^(?:---|\.\.\.)[ \t]*$', re.DOTALL | re.MULTILINE
+    r'\s*(?:---[ \t]*\r?\n(?=[\w-]+[ \t]*:).*?^(?:---|\.\.\.)|\+\+\+[ \t]*\r?\n.*?^\+\+\+)[ \t]*$',
+    re.DOTALL | re.MULTILINE,
 )
-_FRONT_TITLE = re.compile(r'^title[ \t]*:[ \t]*(\S.*?)[ \t]*\r?$', re.MULTILINE)
+_FRONT_TITLE = re.compile(r'^title[ \t]*[:=][ \t]*(\S.*?)[ \t]*\r?$', re.MULTILINE)
 _COMMENT = re.compile(r'<!--.*?-->', re.DOTALL)
 _IMAGE = re.compile(r'!\[[^\]]*\](?:\([^)]*\)|\[[^\]]*\])')
 # The text of a link is its first group.
@@ -308,7 +309,7 @@ _EMPHASIS = re.compile(r'\*+|`+|(?<!\w)_+|_+(?!\w)')
 
 
 def without_front_matter(whole_text: str) -> str:
-    """Returns a text without the YAML front matter at its start, which is no prose."""
+    """Returns a text without the front matter (YAML, TOML) at its start, which is no prose."""
     front_matter = _FRONT_MATTER.match(whole_text)
     if front_matter is None:
         return whole_text

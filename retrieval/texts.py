@@ -254,12 +254,14 @@ _SOFT_HYPHEN = '\u00ad'
 # A word divided at the end of a line, by the hyphen of ASCII or the one that typesetters write.
 _DIVIDED = re.compile(r'(?<![^\W_])([^\W\d_]+)[-\u2010][ \t]*\n[ \t]*([^\W_]+)')
 _WORD = re.compile(r'[^\W_]+(?:-[^\W_]+)*')
+# A character that the next one is printed over, for bold or underlined words (pages of man).
+_OVERSTRUCK = re.compile(r'[^\n]\x08')
 # Behind these the hyphen stands for the end of a later word: 'pre- and postfix'.
 _SUSPENDED = ('and', 'or', 'to')
 
 
 def read_text(path: pathlib.Path) -> str:
-    """Returns the content of a text file, its lines ended by line feeds and its divided words joined.
+    """Returns the content of a text file, its lines ended by line feeds, its divided words joined, nothing overstruck.
 
     Raises:
       OSError: it cannot be read.
@@ -270,6 +272,7 @@ def read_text(path: pathlib.Path) -> str:
     if kind:
         raise Unusable(f'it is {kind}; {fix}', kind)
     text = json_text.decode(data).replace('\r\n', '\n').replace('\r', '\n')
+    text = _OVERSTRUCK.sub('', text)
     return join_divided_words(text)
 
 

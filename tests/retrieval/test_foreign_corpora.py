@@ -236,6 +236,13 @@ def test_words_divided_at_the_end_of_a_line_are_joined(tmp_path, user_reads):
     user_reads('right: an example of it')
 
 
+@pytest.mark.fault('user-x12', 'a page of man with words printed over themselves')
+def test_what_is_printed_over_itself_is_read_once(tmp_path, user_reads):
+    (tmp_path / 'a.txt').write_text('L\bLO\bOM\bMI\bI\n_\bA _\ba_\bb town.\n')
+    assert corpus.split(only(tmp_path / 'a.txt').contents) == ('LOMI', 'A ab town.')
+    user_reads('right: LOMI, A ab town.')
+
+
 def test_texts_with_carriage_returns_have_titles_and_passages(tmp_path):
     for end in ('\r', '\r\n'):
         (tmp_path / 'a.txt').write_bytes(f'\ufeffGumu{end}{end}A sim-{end}ple town.{end}'.encode())
