@@ -194,13 +194,20 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _check_encoding(question: str) -> None:
-    """Raises UserError for a question that was not UTF-8; its bytes have arrived as surrogates."""
+    """Raises UserError for a question that was not UTF-8; bytes that are no UTF-8 have arrived as surrogates."""
+    # UTF-16 has a NUL beside every ASCII character; a line of it may have nothing else.
+    is_utf16 = '\0' in question
     try:
         question.encode()
     except UnicodeEncodeError:
-        raise UserError(
-            'the question is not UTF-8; set the terminal to it, or convert a file with iconv -f latin1 -t utf-8'
-        ) from None
+        pass
+    else:
+        if not is_utf16:
+            return
+    charset = 'utf-16' if is_utf16 else 'latin1'
+    raise UserError(
+        f'the question is not UTF-8; set the terminal to it, or convert a file with iconv -f {charset} -t utf-8'
+    )
 
 
 # ---- how a policy is asked -----------------------------------------------------------------------

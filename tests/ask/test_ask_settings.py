@@ -198,3 +198,17 @@ def test_questions_in_another_encoding_are_refused(monkeypatch, capsys, user_rea
     with pytest.raises(UserError, match='the question is not UTF-8'):
         ask._arguments(['caf\udce9?'])
     user_reads(line)
+
+
+@pytest.mark.fault('user-x20', 'questions in UTF-16 in a pipe')
+def test_questions_in_utf16_are_refused_as_that(monkeypatch, capsys, user_reads):
+    session = types.SimpleNamespace(as_json=True, try_to_answer=None)
+    pipe = io.TextIOWrapper(
+        io.BytesIO('Who?\nWhere?\n'.encode('utf-16')), 'utf-8', 'surrogateescape'
+    )
+    monkeypatch.setattr('sys.stdin', pipe)
+    assert ask._run_pipe(session) == 2
+    line, *more = capsys.readouterr().err.splitlines()
+    assert 'the question is not UTF-8; ' in line and 'iconv -f utf-16 -t utf-8' in line
+    assert set(more) == {line}
+    user_reads(line)
