@@ -199,6 +199,16 @@ def test_a_corpus_with_too_few_sentences_is_refused(records, message):
     assert '\n' not in str(caught.value)
 
 
+@pytest.mark.fault('user-x13', 'a folder with most of its passages in one text')
+def test_a_document_with_most_of_the_passages_is_named(user_meets):
+    book = [
+        Record(f'b{number}', contents('The book', split(record.contents)[1]))
+        for number, record in enumerate(towns(50))
+    ]
+    with user_meets("the document 'The book' has 50 of the 58 passages: divide it into documents"):
+        build([*book, *towns(8, 1)])
+
+
 def test_too_few_documents_to_train_on_are_refused():
     with pytest.raises(UserError, match='3 passages remain to train on'):
         build(towns(3), count=0)

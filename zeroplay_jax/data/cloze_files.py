@@ -7,6 +7,7 @@ folder of texts, or all passages of the same title in a file of passages.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -25,6 +26,7 @@ from zeroplay_jax.data.cloze import (
     sentences,
 )
 from zeroplay_jax.retrieval.corpus import Record, split
+from zeroplay_jax.retrieval.types import short
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.types import Json, UserError
 
@@ -101,7 +103,7 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
     """Splits a corpus and returns its questions and training documents.
 
     Args:
-      passages: yields the whole corpus at every call; called at most eight times, or four times if `count` is 0.
+      passages: yields the whole corpus at every call; called at most nine times, or five times if `count` is 0.
       source: name of the corpus in the lines.
       count: questions to make; a small corpus gives fewer. With 0 nothing is held out.
       seed: seed of the split, the questions and the sample of documents.
@@ -140,17 +142,30 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
         raise UserError(
             f'{source}: {len(files.questions)} questions can be made of {files.held_out} of its {files.total} '
             f'{files.unit} with usable sentences (of {shortest} to {longest} words), at least '
-            f'{min(count, MIN_QUESTIONS)} are needed and at most {MAX_SHARE:.0%} of a corpus is held out; give '
-            'more or longer English texts'
+            f'{min(count, MIN_QUESTIONS)} are needed and at most {MAX_SHARE:.0%} of a corpus is held out; '
+            f'{_fix(passages(), unit_of)}'
         )
     _add_passages(files, passages(), source, seed, max_documents, held_out, unit_of)
     if len(files.documents) < MIN_TRAINING_PASSAGES:
         raise UserError(
             f'{source}: {len(files.documents)} passages remain to train on, at least {MIN_TRAINING_PASSAGES} are '
-            'needed; give more or longer English texts'
+            f'needed; {_fix(passages(), unit_of)}'
         )
     files.documents += two_hop_starts
     return files
+
+
+def _fix(passages: Iterable[tuple[int, Record]], unit_of: Callable[[Record], str]) -> str:
+    """Returns what to do about a corpus with too few questions, or too few passages to train on."""
+    counts = collections.Counter(unit_of(record) for _, record in passages)
+    name, largest = counts.most_common(1)[0] if counts else ('', 0)
+    # Whichever side of the split this document is on, the other side has little.
+    if largest > 1 and 2 * largest > counts.total():
+        return (
+            f'the document {short(name)} has {largest} of the {counts.total()} passages: divide it into documents with '
+            'titles of their own'
+        )
+    return 'give more or longer English texts'
 
 
 def _one_hop_reason(questions: Sequence[Json], num_starts: int, count: int) -> str:
