@@ -15,7 +15,6 @@ import sys
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, BinaryIO
 
-import numpy as np
 import zstandard
 
 from . import json_text
@@ -28,10 +27,6 @@ LONGEST_LINE = 1 << 24
 COMPRESSED = ('.gz', '.zst', '.bz2', '.xz')
 # Rows of a Parquet file that are held in memory.
 _BATCH_ROWS = 1024
-# Arrow's names of floats of 32 and 16 bits in the description of a type.
-_NARROW = re.compile(r'\b(?:half)?float\b')
-# Bytes of a row in a column that is no vector.
-_VECTOR_BYTES = 128
 
 csv.field_size_limit(sys.maxsize)  # LONGEST_LINE is the limit
 
@@ -153,7 +148,7 @@ def _parquet_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
     """Yields (row number, row) of a Parquet file."""
     try:
         # Imported here: an optional package that only this form needs.
-        from pyarrow import ArrowException
+        from pyarrow import ArrowException, float32, float64, string
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise RetrievalError(
@@ -164,10 +159,12 @@ def _parquet_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
         with source.open('rb') as stream, ParquetFile(stream) as file:
             json_text.refuse_repeated(file.schema_arrow.names, 'column')
             for batch in file.iter_batches(_BATCH_ROWS):
-                columns = _narrow_columns(batch)
+                for index, field in enumerate(batch.schema):
+                    if field.type == float32():
+                        # By their shortest decimals: 2.3, not 2.299999952316284.
+                        column = batch[index].cast(string()).cast(float64())
+                        batch = batch.set_column(index, field.name, column)
                 for row in batch.to_pylist():
-                    for name, kind in columns.items():
-                        row[name] = _shortest(row[name], kind)
                     number += 1
                     yield number, row
     except (ArrowException, ValueError) as error:
@@ -176,28 +173,6 @@ def _parquet_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
         raise RetrievalError(
             f'{source}: cannot be read as Parquet ({reason}); write it again without that, or write JSON lines'
         ) from None
-
-
-def _narrow_columns(batch: Any) -> dict[str, type[np.floating]]:
-    """Returns the columns of a batch with floats of 16 or 32 bits, and their type; not those of long vectors."""
-    columns: dict[str, type[np.floating]] = {}
-    for field in batch.schema:
-        found = _NARROW.search(str(field.type))
-        # Embeddings are never read, and would take longer than the row.
-        if found and batch[field.name].nbytes <= _VECTOR_BYTES * len(batch):
-            columns[field.name] = np.float16 if found[0] == 'halffloat' else np.float32
-    return columns
-
-
-def _shortest(value: Any, kind: type[np.floating]) -> Any:
-    """Returns a value with the shortest decimal of every float that `kind` can hold: 2.3, not 2.299999952316284."""
-    if isinstance(value, float) and kind(value) == value:
-        return float(str(kind(value)))
-    if isinstance(value, list):
-        return [_shortest(item, kind) for item in value]
-    if isinstance(value, dict):
-        return {name: _shortest(item, kind) for name, item in value.items()}
-    return value
 
 
 def _lines(source: pathlib.Path) -> Generator[bytes, None, None]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from zeroplay_jax.data import builders, cloze_files, files
-from zeroplay_jax.retrieval import cleaning, progress
+from zeroplay_jax.retrieval import cleaning, progress, rows
 from zeroplay_jax.retrieval.command import (
     FIELDS_HELP,
     Parser,
@@ -55,6 +55,20 @@ def _names(text: str) -> list[str]:
             f'{text!r} must be names with commas between them, each once'
         )
     return names
+
+
+def _json_lines(text: str) -> pathlib.Path:
+    """An argparse type: the path of a file that is read again as what is written into it."""
+    path = pathlib.Path(text)
+    if path.suffix.lower() in rows.COMPRESSED or rows.suffix_of(path) in (
+        '.tsv',
+        '.parquet',
+        '.csv',
+    ):
+        raise argparse.ArgumentTypeError(
+            f'{text}: plain JSON lines are written; name the file .jsonl'
+        )
+    return path
 
 
 def _ratio(text: str) -> tuple[int, ...]:
@@ -98,7 +112,7 @@ def _add_command(commands, name: str, summary: str, description: str, examples: 
     )
     parser.add_argument(
         '--out',
-        type=pathlib.Path,
+        type=_json_lines,
         required=True,
         metavar='FILE',
         help='an existing file is replaced; a missing folder is created',
@@ -230,14 +244,14 @@ def _add_cloze(commands) -> None:
     _add_fields(parser)
     parser.add_argument(
         '--documents',
-        type=pathlib.Path,
+        type=_json_lines,
         required=True,
         metavar='FILE',
         help='where the documents to train on are written',
     )
     parser.add_argument(
         '--held-out',
-        type=pathlib.Path,
+        type=_json_lines,
         metavar='FILE',
         help='where the ids of the held-out passages are written (OUT with _passages before its suffix)',
     )

@@ -1,7 +1,10 @@
 """Question files in the forms of others: answers in any of their shapes, files of any kind, composed characters."""
 
+import datetime
+import decimal
 import json
 import logging
+import math
 import pathlib
 
 import pytest
@@ -84,6 +87,36 @@ def test_questions_in_parquet(tmp_path, user_meets):
     renamed = path.rename(tmp_path / 'q.jsonl')
     with user_meets(r'q.jsonl: it is Parquet, not .*; end its name with .parquet'):
         files.questions(str(renamed))
+
+
+@pytest.mark.fault('user-x2', 'floats of 32 bits in Parquet')
+def test_floats_of_32_bits_keep_their_decimals(tmp_path, user_reads):
+    pyarrow = pytest.importorskip('pyarrow')
+    parquet = pytest.importorskip('pyarrow.parquet')
+    answers = pyarrow.array([2.3, 1912.0], pyarrow.float32())
+    path = tmp_path / 'q.parquet'
+    parquet.write_table(pyarrow.table({'question': ['a', 'b'], 'answer': answers}), path)
+    read = [question.answers for question in files.questions(str(path))]
+    assert read == [('2.3',), ('1912', '1912.0')]
+    user_reads(f'right: {read}')
+
+
+@pytest.mark.parametrize(
+    ('value', 'words'),
+    [
+        (datetime.date(1999, 1, 2), 'the date 1999-01-02'),
+        (decimal.Decimal('1.50'), 'the Decimal 1.50'),
+        (math.nan, 'the number nan'),
+    ],
+)
+@pytest.mark.fault('user-x17', 'a date, a decimal and NaN as answers in Parquet')
+def test_values_of_tables_that_are_no_text_are_shown(tmp_path, value, words, user_meets):
+    pyarrow = pytest.importorskip('pyarrow')
+    parquet = pytest.importorskip('pyarrow.parquet')
+    path = tmp_path / 'q.parquet'
+    parquet.write_table(pyarrow.Table.from_pylist([{'question': 'Who?', 'answer': value}]), path)
+    with user_meets(rf'q.parquet, line 1: .*"answer" is {words}, not a text'):
+        files.questions(str(path))
 
 
 def test_questions_in_a_table(tmp_path):
@@ -172,6 +205,16 @@ def test_answers_that_no_policy_could_give_are_refused(fields, problem, tmp_path
         files.questions(path)
     assert problem in str(refusal.value)
     user_reads(refusal.value)
+
+
+@pytest.mark.fault('user-x19', 'answers with references of HTML')
+def test_references_of_html_are_said_once(tmp_path, caplog, user_reads):
+    texts = ('AT&amp;T', '&#39;Til', 'R&D; x', 'a')
+    path = write(tmp_path / 'q.jsonl', *({'question': 'Q', 'answer': text} for text in texts))
+    assert [question.answers for question in files.questions(path)] == [(text,) for text in texts]
+    (record,) = caplog.records
+    assert f'{path}: answers have references of HTML such as &amp;' in record.message
+    user_reads(record.message)
 
 
 @pytest.mark.parametrize('answer', ['Puto', '3', 'A'])

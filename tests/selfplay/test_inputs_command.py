@@ -232,6 +232,19 @@ def test_a_text_that_cannot_be_read_is_a_file_and_no_line(tmp_path, capsys, capl
     user_reads(error)
 
 
+@pytest.mark.parametrize('name', ['o.jsonl.gz', 'o.tsv', 'o.Parquet', 'o.csv.zst'])
+@pytest.mark.fault('user-x3', 'results named as another kind of file')
+def test_lines_are_not_written_under_the_name_of_another_kind_of_file(
+    tmp_path, name, capsys, user_reads
+):
+    path = write(tmp_path / 'q.jsonl', {'question': 'Which town?', 'answer': 'Lomi'})
+    error = refused(capsys, tmp_path / name, 'questions', f'--sets={path}')
+    assert f'{name}: plain JSON lines are written; name the file .jsonl' in error
+    cloze = ('cloze', f'--corpus={path}', f'--documents={tmp_path / name}')
+    assert 'plain JSON lines' in refused(capsys, tmp_path / 'out.jsonl', *cloze)
+    user_reads(error)
+
+
 @pytest.mark.fault('kin-files', 'questions in CSV')
 def test_questions_in_csv_are_refused(tmp_path, capsys, user_reads):
     path = tmp_path / 'set.csv'

@@ -477,6 +477,9 @@ QUESTIONS = """Questions with answers, for DSPO: several sets in one form, shuff
 A set is a file, or one of nq, triviaqa, popqa, hotpotqa, 2wikimultihopqa, musique, bamboogle, which are downloaded.
 Those are the held-out questions that papers report on: for config.eval.file and --not-in, not for training.
 
+Two questions are the same if they differ only in case, blanks, quotes around words, and marks at the ends of words. The
+first is taken; "duplicate_with_other_answers" counts the others that share no answer with it.
+
 The answers may be in answers, golden_answers, answer, target, ground_truth, possible_answers or verl's reward_model, as
 a text, a list, or an object of SQuAD or TriviaQA, with answer_aliases beside them; they become a list. Questions that
 say that they have no answer are left out. A set is JSON lines, a TSV with headings or Parquet.

@@ -18,7 +18,7 @@ from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.retrieval.json_text import Unusable, type_name
-from zeroplay_jax.retrieval.rows import Row, rows
+from zeroplay_jax.retrieval.rows import Row, listed_fields, rows
 from zeroplay_jax.retrieval.sources import warn_once
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout import prompts
@@ -87,8 +87,10 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
                 if answered and is_unanswerable(record):
                     unanswerable += 1
                     continue
-                if answered:
-                    accepted_answers(record)
+                if answered and any(map(_HTML_REFERENCE.search, accepted_answers(record))):
+                    warn_once(
+                        f'{path}: answers have references of HTML such as &amp;, which no policy writes; decode them'
+                    )
             except ValueError as error:
                 problem = _requirement(required, answered)
                 raise UserError(f'{path}, line {number}: {problem} ({error})') from None
@@ -114,10 +116,12 @@ def _checked(row: Row, required: tuple[str, ...]) -> Json:
         if name not in row and isinstance(extra, dict) and name in extra:
             row[name] = extra[name]
         if name not in row:
-            raise ValueError(f'"{name}" is missing')
+            raise ValueError(
+                f'"{name}" is missing among {listed_fields(row) or "no fields"}; write it into a field of that name'
+            )
         if not isinstance(row[name], str):
             raise ValueError(f'"{name}" is a JSON {type_name(row[name])}, not a text')
-        if name in _ASKED and not row[name].strip():
+        if name in _ASKED and not _is_text(row[name]):
             raise ValueError(f'"{name}" is empty')
     return row
 
@@ -131,7 +135,8 @@ def _requirement(required: tuple[str, ...], answered: bool) -> str:
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
+    """Returns whether a value is a text with a character that can be seen."""
+    return isinstance(value, str) and bool(''.join(filter(str.isprintable, value)).strip())
 
 
 def write_lines(path: pathlib.Path, lines: Iterable[Json]) -> None:
@@ -337,6 +342,7 @@ _NAME_OF_CHOICE = re.compile(r'\(?(?:\d{1,2}|[A-Za-z])[).]?')
 _RESULT_MARK = '####'
 _TRUTH_VALUES = {'true': True, 'false': False, '1': True, '0': False, '1.0': True, '0.0': False}
 _YES_OR_NO = {'true': 'yes', 'false': 'no'}
+_HTML_REFERENCE = re.compile(r'&(?:[a-z]+|#\d+);')
 # First and last characters of a list or object that is written as a text.
 _ENCLOSED = re.compile(r'\[.*\]|\{.*\}|(?:array)?\(.*\)', re.DOTALL)
 # What Python and NumPy print otherwise than JSON. Nothing of it is executed.
@@ -391,10 +397,10 @@ def accepted_answers(record: Json) -> list[str]:
     """Returns the accepted answers of a line as a list of texts, the main one first.
 
     A field of `ANSWER_FIELDS` has them as a text, number or truth value, as a list of these, as an object of SQuAD,
-    TriviaQA or verl, or as a text with such a list or object in it.
+    TriviaQA or verl, or as a text with such a list or object in it. Of several fields the first is read.
 
     Raises:
-      ValueError: there is no answer, or one is empty or of another type.
+      ValueError: there is no answer, one is empty or of another type, or another field has other answers.
     """
     # Columns of a table have null where a line has nothing.
     names = [name for name in ANSWER_FIELDS if record.get(name) is not None]
@@ -411,14 +417,27 @@ def accepted_answers(record: Json) -> list[str]:
     answers = [answer for answer in answers if not _says_no_answer(answer)] or answers
     if not answers:
         raise ValueError(f'"{name}" has no answer')
-    if not all(answer.strip() for answer in answers):
+    if not all(map(_is_text, answers)):
         raise ValueError(f'an answer of "{name}" is empty')
+    for other in names[1:]:
+        _check_agreement(record, answers, name, other)
     _check_choices(record, answers, name)
     if any(_RESULT_MARK in answer for answer in answers):
         raise ValueError(
             f'"{name}" is a worked solution; write only the result behind {_RESULT_MARK}'
         )
     return answers + _new_aliases(record.get(_ALIASES_BESIDE), _ALIASES_BESIDE, answers)
+
+
+def _check_agreement(record: Json, answers: list[str], name: str, other: str) -> None:
+    """Raises ValueError if the answers of another field can be read and none of them is among those of the first."""
+    others: list[str] = []
+    # The objects of some sets have no answer in such a field.
+    with contextlib.suppress(ValueError):
+        others = _texts_of(record[other], other)
+    forms = set(map(normalize_answer, answers))
+    if others and forms.isdisjoint(map(normalize_answer, others)):
+        raise ValueError(f'"{name}" and "{other}" have no answer in common; leave one of them out')
 
 
 def _check_choices(record: Json, answers: list[str], name: str) -> None:
@@ -477,7 +496,9 @@ def _texts_of(value: Any, name: str) -> list[str]:
     if isinstance(value, float) and math.isfinite(value):
         # Tables turn whole numbers into 1912.0.
         return [str(int(value)), str(value)] if value.is_integer() else [str(value)]
-    raise ValueError(f'"{name}" is a JSON {type_name(value)}, not a text or a list of texts')
+    # Tables have dates, decimals and NaN.
+    kind = 'a JSON null' if value is None else f'the {type_name(value)} {str(value)[:60]}'
+    raise ValueError(f'"{name}" is {kind}, not a text or a list of texts')
 
 
 def _texts_of_object(value: Json, name: str) -> list[str]:
