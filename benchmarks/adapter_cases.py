@@ -50,16 +50,12 @@ UNROLLED = ', unrolled'
 # rollouts and rows of 4,096 tokens, teacher rows of 8,192.
 MODEL_CONFIG = 'piplay'
 # Runs and slices of `benchmarks.tpu_aot --adapters` without further arguments.
+_SLICES_OF_MODELS = ('v5e:2x4', 'v5e:4x4', 'v6e:2x4', 'v5p:2x2x1')
 CASES = {
-    'qwen2.5-7b': ('v5e:2x4', 'v5e:4x4', 'v6e:2x4', 'v5p:2x2x1'),
-    'drzero': ('v5e:2x2',),
-    'piplay': ('v5e:2x2',),
-    'ssp': ('v5e:2x2',),
-    'dspo': ('v5e:2x2',),
+    'qwen2.5-7b': _SLICES_OF_MODELS,
+    **dict.fromkeys(CONFIGS, ('v5e:2x2',)),
     'scope': ('v5e:2x2', 'v5e:2x4', 'v5p:2x2x1'),
-    'qwen2.5-3b': ('v5e:2x4', 'v5e:4x4', 'v6e:2x4', 'v5p:2x2x1'),
-    'qwen3-8b': ('v5e:2x4', 'v5e:4x4', 'v6e:2x4', 'v5p:2x2x1'),
-    'llama-3.1-8b': ('v5e:2x4', 'v5e:4x4', 'v6e:2x4', 'v5p:2x2x1'),
+    **dict.fromkeys(('qwen2.5-3b', 'qwen3-8b', 'llama-3.1-8b'), _SLICES_OF_MODELS),
 }
 # Fields of config.policy that change a program.
 _COMPUTATION_FIELDS = ('dtype', 'remat', 'remat_policy', 'logits', 'logit_chunk')
@@ -156,101 +152,6 @@ def adapter_shapes(base: Params, linears: tuple[str, ...], rank: int) -> Params:
     return shapes
 
 
-class Shapes:
-    """The arrays and programs of a work on a mesh.
-
-    Args:
-      work: the run.
-      mesh: of the learners.
-      sampler_mesh: devices of one host.
-      attention: of packed rows, 'splash' or 'blocked'.
-    """
-
-    def __init__(self, work: Work, mesh: Mesh, sampler_mesh: Mesh, attention: str):
-        self.work = work
-        self.mesh = mesh
-        self.sampler_mesh = sampler_mesh
-        fields: dict[str, Any] = {name: work.config.policy[name] for name in _COMPUTATION_FIELDS}
-        self.model = tpu_programs.sized(work.model, work.layers, **fields)
-        # One device needs no layout constraints, as in `build.build_learners`.
-        self.learner_model = dataclasses.replace(
-            self.model,
-            attention=attention,
-            scan=work.scan,
-            mesh=mesh if mesh.size > 1 else None,
-        )
-        published = functools.partial(transformer.published, self.model)
-        self._base = jax.eval_shape(published, tpu_programs.parameters(self.model))
-        self._adapter = adapter_shapes(self._base, work.config.policy.adapters.linears, work.rank)
-
-    def base(self) -> FrozenBase:
-        """Returns the base with the layout of the learners."""
-        scale = jax.ShapeDtypeStruct((1,), jnp.float32)
-        params = self._base | {adapters.SCALE: scale}
-        shardings = sharding.parameter_shardings(params, self.mesh)
-        settings = self.work.config.policy.adapters
-        return FrozenBase(
-            tpu_programs.with_shardings(params, shardings),
-            self.mesh,
-            weight_decay=settings.weight_decay,
-        )
-
-    def learners(self, rows: int) -> dict[str, Learner]:
-        """Returns name of weights → learner, with micro-batches of so many rows."""
-        config = self.work.config
-        roles_of_weights: dict[str, dict[str, Any]] = {}
-        for role, weights in self.work.weights.items():
-            roles_of_weights.setdefault(weights, {})[role] = config[role]
-        learners = {}
-        for weights, roles in roles_of_weights.items():
-            learners[weights] = Learner(
-                self.learner_model,
-                self.mesh,
-                roles,
-                self._adapter,
-                (rows, config.micro.tokens),
-                shared_optimizer=config.shared_optimizer,
-                teacher_tokens=config.privileged.tokens,
-                weights=config.micro.weights,
-                base=self.base(),
-            )
-        return learners
-
-    def sampler_adapters(self) -> tuple[Params, Params]:
-        """Returns one adapter and all adapters side by side, as a pool of rollouts holds them."""
-        published = functools.partial(transformer.published, self.model)
-        single = jax.eval_shape(published, self._adapter)
-        stacked = jax.eval_shape(adapters.stack, [single] * self.work.places)
-        return self._of_sampler(single), self._of_sampler(stacked)
-
-    def sampler_params(self) -> Params:
-        """Returns the weights that the sampler's programs read: the base with all adapters."""
-        scale = jax.ShapeDtypeStruct((self.work.places,), jnp.float32)
-        base = self._of_sampler(self._base | {adapters.SCALE: scale})
-        _, stacked = self.sampler_adapters()
-        return adapters.join(base, stacked)
-
-    def _of_sampler(self, params: Params) -> Params:
-        shardings = sharding.sampler_shardings(params, self.sampler_mesh)
-        return tpu_programs.with_shardings(params, shardings)
-
-    def slots(self, count: int) -> tuple[dict, Any]:
-        """Returns (programs, shapes of the slots) of a sampler with `count` slots on its host."""
-        settings = {name: self.work.config.sampler[name] for name in _SAMPLER_FIELDS}
-        config = sampler.SamplerConfig(**settings, slots=count, eos=(0, 1))
-        return tpu_programs.slot_state(self.model, config, self.sampler_mesh)
-
-    def lower_sampler(self, count: int) -> dict[str, jax.stages.Lowered]:
-        """Returns the traced programs 'extend' and 'decode', whose rows use different adapters."""
-        programs, state = self.slots(count)
-        params = self.sampler_params()
-        adapter = np.zeros(count, np.int32)
-        fill_rows = np.zeros(self.work.config.sampler.fill_rows, np.int32)
-        extend = programs['extend'].lower(params, state, fill_rows, adapter)
-        decode = programs['decode'].lower(params, state, None, None, None, adapter)
-        return dict(extend=extend, decode=decode)
-
-
 # ---- a run on a machine ----------------------------------------------------------------------------------------------
 
 
@@ -289,8 +190,8 @@ class Machine:
     compile: Callable[[jax.stages.Lowered], Compiled]
 
 
-def tpu_machine(topology: str, effort: float) -> Machine:
-    """Returns a slice; `effort` is the compiler's, see `tpu_programs.EFFORT`."""
+def tpu_machine(topology: str) -> Machine:
+    """Returns a slice."""
     devices, _ = tpu_programs.slice_devices(topology)
     description = tpu_shapes.ADAPTER_TOPOLOGIES[topology]
     host_devices, _ = tpu_programs.slice_devices(description.host)
@@ -301,12 +202,12 @@ def tpu_machine(topology: str, effort: float) -> Machine:
         devices=devices,
         host_devices=host_devices,
         attention='splash',
-        compile=functools.partial(tpu_programs.compile_program, effort=effort),
+        compile=tpu_programs.compile_program,
     )
 
 
 class AdapterCase:
-    """A work on a machine.
+    """The arrays and programs of a work on a machine.
 
     Args:
       work: the run.
@@ -316,14 +217,91 @@ class AdapterCase:
     def __init__(self, work: Work, machine: Machine):
         self.work = work
         self.machine = machine
-        model = tpu_programs.sized(work.model)
+        fields: dict[str, Any] = {name: work.config.policy[name] for name in _COMPUTATION_FIELDS}
+        self.model = tpu_programs.sized(work.model, work.layers, **fields)
         per_host = len(machine.host_devices)
-        self.mesh = adapter_mesh(model, machine.devices, per_host)
-        sampler_mesh = adapter_mesh(model, machine.host_devices, per_host)
-        self.shapes = Shapes(work, self.mesh, sampler_mesh, machine.attention)
+        self.mesh = adapter_mesh(self.model, machine.devices, per_host)
+        self.sampler_mesh = adapter_mesh(self.model, machine.host_devices, per_host)
+        published = functools.partial(transformer.published, self.model)
+        self._base = jax.eval_shape(published, tpu_programs.parameters(self.model))
+        self._adapter = adapter_shapes(self._base, work.config.policy.adapters.linears, work.rank)
         # One row of a micro-batch for every data shard.
         self.rows = self.mesh.shape['replica'] * self.mesh.shape['fsdp']
-        self.learners = self.shapes.learners(self.rows)
+        self.learners = self._learners()
+
+    def _learners(self) -> dict[str, Learner]:
+        """Returns name of weights → learner, with micro-batches of `rows` rows."""
+        config = self.work.config
+        # One device needs no layout constraints, as in `build.build_learners`.
+        model = dataclasses.replace(
+            self.model,
+            attention=self.machine.attention,
+            scan=self.work.scan,
+            mesh=self.mesh if self.mesh.size > 1 else None,
+        )
+        roles_of_weights: dict[str, dict[str, Any]] = {}
+        for role, weights in self.work.weights.items():
+            roles_of_weights.setdefault(weights, {})[role] = config[role]
+        learners = {}
+        for weights, roles in roles_of_weights.items():
+            learners[weights] = Learner(
+                model,
+                self.mesh,
+                roles,
+                self._adapter,
+                (self.rows, config.micro.tokens),
+                shared_optimizer=config.shared_optimizer,
+                teacher_tokens=config.privileged.tokens,
+                weights=config.micro.weights,
+                base=self.base(),
+            )
+        return learners
+
+    def base(self) -> FrozenBase:
+        """Returns the base with the layout of the learners."""
+        scale = jax.ShapeDtypeStruct((1,), jnp.float32)
+        params = self._base | {adapters.SCALE: scale}
+        shardings = sharding.parameter_shardings(params, self.mesh)
+        settings = self.work.config.policy.adapters
+        return FrozenBase(
+            tpu_programs.with_shardings(params, shardings),
+            self.mesh,
+            weight_decay=settings.weight_decay,
+        )
+
+    def sampler_adapters(self) -> tuple[Params, Params]:
+        """Returns one adapter and all adapters side by side, as a pool of rollouts holds them."""
+        published = functools.partial(transformer.published, self.model)
+        single = jax.eval_shape(published, self._adapter)
+        stacked = jax.eval_shape(adapters.stack, [single] * self.work.places)
+        return self._of_sampler(single), self._of_sampler(stacked)
+
+    def sampler_params(self) -> Params:
+        """Returns the weights that the sampler's programs read: the base with all adapters."""
+        scale = jax.ShapeDtypeStruct((self.work.places,), jnp.float32)
+        base = self._of_sampler(self._base | {adapters.SCALE: scale})
+        _, stacked = self.sampler_adapters()
+        return adapters.join(base, stacked)
+
+    def _of_sampler(self, params: Params) -> Params:
+        shardings = sharding.sampler_shardings(params, self.sampler_mesh)
+        return tpu_programs.with_shardings(params, shardings)
+
+    def slots(self, count: int) -> tuple[dict, Any]:
+        """Returns (programs, shapes of the slots) of a sampler with `count` slots on its host."""
+        settings = {name: self.work.config.sampler[name] for name in _SAMPLER_FIELDS}
+        config = sampler.SamplerConfig(**settings, slots=count, eos=(0, 1))
+        return tpu_programs.slot_state(self.model, config, self.sampler_mesh)
+
+    def lower_sampler(self, count: int) -> dict[str, jax.stages.Lowered]:
+        """Returns the traced programs 'extend' and 'decode', whose rows use different adapters."""
+        programs, state = self.slots(count)
+        params = self.sampler_params()
+        adapter = np.zeros(count, np.int32)
+        fill_rows = np.zeros(self.work.config.sampler.fill_rows, np.int32)
+        extend = programs['extend'].lower(params, state, fill_rows, adapter)
+        decode = programs['decode'].lower(params, state, None, None, None, adapter)
+        return dict(extend=extend, decode=decode)
 
     def resident(self, weights: str = '') -> dict[str, int]:
         """Returns the bytes per chip of the arrays of a run but the slots, by name.
@@ -331,8 +309,8 @@ class AdapterCase:
         Args:
           weights: whose learner is updated; the state of the others has a name of its own. '': in rollouts.
         """
-        single, stacked = self.shapes.sampler_adapters()
-        base = bytes_per_chip(self.shapes.base().params)
+        single, stacked = self.sampler_adapters()
+        base = bytes_per_chip(self.base().params)
         views = self.work.places * bytes_per_chip(single) + bytes_per_chip(stacked)
         sizes = {'base': base, 'adapters of the sampler': views}
         for name, learner in self.learners.items():
@@ -346,7 +324,7 @@ class AdapterCase:
 
     def slot_bytes(self, slots: int) -> int:
         """Returns the bytes per chip of the pool of rollouts."""
-        _, state = self.shapes.slots(slots)
+        _, state = self.slots(slots)
         return bytes_per_chip(state)
 
     def rollout(self) -> list[Row]:
@@ -356,7 +334,8 @@ class AdapterCase:
         # The slots that are possible with everything on the chip, and failing that with all that can leave it.
         headroom = HEADROOM
         rows: list[Row] = []
-        possible_slots = self._possible_slots()
+        shards = self.sampler_mesh.shape['replica']
+        possible_slots = [slots for slots in SLOTS if slots % shards == 0]
         for slots in possible_slots:
             slot_bytes = self.slot_bytes(slots)
             if slot_bytes + headroom > free and slots != possible_slots[-1]:
@@ -370,23 +349,15 @@ class AdapterCase:
             headroom = max(headroom, temporaries / 2)
         return rows
 
-    def _possible_slots(self) -> list[int]:
-        shards = self.shapes.sampler_mesh.shape['replica']
-        return [slots for slots in SLOTS if slots % shards == 0]
-
     def _sampler_rows(self, slots: int, slot_bytes: int, sizes: dict[str, int]) -> list[Row]:
         # The base and the adapters side by side are arguments of the programs, like the slots.
         beside = {name: size for name, size in sizes.items() if name != 'base'}
-        _, stacked = self.shapes.sampler_adapters()
+        _, stacked = self.sampler_adapters()
         beside['adapters of the sampler'] -= bytes_per_chip(stacked)
-        rows = []
-        for program, lowered in self.shapes.lower_sampler(slots).items():
-            key = (self.machine.host, f'{slots} slots', program)
-            columns = self._fitted(key, lowered, beside, 'rollout')
-            rows.append(dict(program=program, slots=slots, slot_bytes=slot_bytes, **columns))
-            if not columns['fits']:
-                break
-        return rows
+        programs = self.lower_sampler(slots)
+        return tpu_programs.sampler_rows(
+            self._fitted, self.machine.host, programs, slots, slot_bytes, beside
+        )
 
     def updates(self, slots: int) -> list[Row]:
         """Returns the rows of 'update' and, where a role distils, 'teacher'.
@@ -427,15 +398,13 @@ class AdapterCase:
         """Returns the columns of a program of the 'rollout' or 'update', see `tpu_programs.fitted`."""
         key = (self.work.name, self.work.rank, *key)
         compile_it = functools.partial(self.machine.compile, lowered)
-        columns = tpu_programs.fitted(key, compile_it, beside, OFFLOAD[kind], self.machine.memory)
-        tpu_programs.log(*key, tpu_programs.summary(columns))
-        return columns
+        return tpu_programs.fitted(key, compile_it, beside, OFFLOAD[kind], self.machine.memory)
 
     def rows_of_all(self) -> list[Row]:
         """Returns all rows of the case."""
         rollout = self.rollout()
         rows = rollout + self.updates(rollout[-1]['slots'])
-        base = bytes_per_chip(self.shapes.base().params)
+        base = bytes_per_chip(self.base().params)
         sampler = self.work.config.sampler
         case = dict(
             work=self.work.name,

@@ -6,8 +6,8 @@ import argparse
 import json
 import pathlib
 
-from benchmarks import command, tpu_programs, tpu_shapes
-from benchmarks.adapter_cases import CONFIGS, UNROLLED
+from benchmarks import adapter_cases, command, tpu_programs, tpu_shapes
+from benchmarks.adapter_cases import CONFIGS, UNROLLED, Machine
 from benchmarks.tpu_programs import Row
 from benchmarks.tpu_shapes import ADAPTER_TOPOLOGIES, GIB
 
@@ -73,6 +73,19 @@ def shared_parser(name: str, description: str | None, least_rank: int) -> argpar
     return parser
 
 
+def compile_and_print(cases: list[tuple[str, Machine]], args: argparse.Namespace) -> None:
+    """Compiles the cases that are not stored, and prints their tables and the last line.
+
+    Args:
+      cases: see `adapter_cases.measure`.
+      args: of `shared_parser`.
+    """
+    path = args.out or adapter_cases.RESULTS
+    rows = adapter_cases.measure(cases, args.adapters, path, args.again, not args.unrolled)
+    print(report(rows, adapter_cases.stored_rows(path)))
+    print(last_line(rows))
+
+
 def table(rows: list[Row]) -> str:
     """Returns all rows."""
     columns = ('run', 'machine', 'mesh', 'program', 'setting', *tpu_programs.MEMORY_COLUMNS)
@@ -89,12 +102,7 @@ def table(rows: list[Row]) -> str:
 
 def report(rows: list[Row], stored: list[Row]) -> str:
     """Returns the tables of the pages: of the rows, and of the models and configs of all stored rows."""
-    machines = []
-    for machine in (*ADAPTER_TOPOLOGIES, *GPUS):
-        if any(row['work'] == row['model'] and row['machine'] == machine for row in stored):
-            machines.append(machine)
-    tables = [table(rows), model_table(stored, machines), config_table(stored)]
-    return '\n\n'.join(tables)
+    return '\n\n'.join([table(rows), model_table(stored), config_table(stored)])
 
 
 def config_table(rows: list[Row]) -> str:
@@ -117,14 +125,13 @@ def config_table(rows: list[Row]) -> str:
     return command.table(columns, lines)
 
 
-def model_table(rows: list[Row], machines: list[str]) -> str:
+def model_table(rows: list[Row]) -> str:
     """Returns slots and rows of the models on the machines; – where nothing is compiled."""
-    names = []
-    for row in rows:
-        if row['work'] == row['model'] and row['model'] not in names:
-            names.append(row['model'])
+    rows = [row for row in rows if row['work'] == row['model']]
+    compiled_on = {row['machine'] for row in rows}
+    machines = [machine for machine in (*ADAPTER_TOPOLOGIES, *GPUS) if machine in compiled_on]
     lines = []
-    for name in names:
+    for name in dict.fromkeys(row['model'] for row in rows):
         cells = [name]
         for machine in machines:
             compiled = _rows_of(rows, name, machine)

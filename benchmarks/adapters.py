@@ -9,9 +9,10 @@ seeds differ least. DSPO has a KL term, whose reference is the base, and π-Play
 learning rates of all roles are `--factor` times those of whole weights (docs/adapters.md explains the default);
 nothing else differs.
 
-Every result is stored in benchmarks/results/adapters, named by arm, rank, factor,
-seed and a hash of its config. The table of all stored runs is written to benchmarks/results/adapters.json and
-adapters.md, and printed. Its columns are means over seeds:
+Every result is stored in benchmarks/results/adapters, named by arm, rank, factor and seed, with the hash of the code
+that it ran; the runs there are those of commit 2184f7c4 and of the two days before it. A run whose file is removed is
+executed again. The table of all stored runs is written to benchmarks/results/adapters.json and adapters.md, and
+printed. Its columns are means over seeds:
 
 - final: exact match on held-out questions after the last step, the mean over numbers of hops, and its range over seeds
 - area: area under the curve of exact match over solver steps, divided by their number
@@ -105,46 +106,39 @@ def curve(records: list[dict[str, Any]]) -> list[list[float]]:
 def stored_path(
     arm: str, rank: int, factor: float, seed: int, folder: pathlib.Path
 ) -> pathlib.Path:
-    """Returns the file of a finished run; its name has the hash of the config and of `claims_runs.CODE`."""
+    """Returns the file of a finished run."""
     rates = f'-{factor:g}' if rank else ''
-    digits = claims_runs.config_hash(config_of(arm, rank, factor, seed))
-    return folder / f'{arm}-{rank}{rates}-{seed}-{digits}.json'
+    return folder / f'{arm}-{rank}{rates}-{seed}.json'
 
 
 def table_row(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns the means over the runs of one arm and rank, which differ in their seeds."""
-    starts = []
-    finals = []
-    areas = []
-    for run in runs:
-        steps, values = np.array(run['curve']).T
-        starts.append(values[0])
-        finals.append(values[-1])
-        areas.append(np.trapezoid(values, steps) / (steps[-1] - steps[0]))
+    # All of them are evaluated after the same steps.
+    steps, values = np.moveaxis(np.array([run['curve'] for run in runs]), 2, 0)
+    finals = values[:, -1]
+    areas = np.trapezoid(values, steps, axis=1) / (steps[:, -1] - steps[:, 0])
     first = runs[0]
     return dict(
         arm=first['arm'],
         rank=first['rank'],
         factor=first['factor'],
         seeds=len(runs),
-        before=round(float(np.mean(starts)), 3),
-        final=round(float(np.mean(finals)), 3),
-        final_range=[round(float(min(finals)), 3), round(float(max(finals)), 3)],
-        area=round(float(np.mean(areas)), 3),
+        before=_rounded(values[:, 0].mean()),
+        final=_rounded(finals.mean()),
+        final_range=[_rounded(finals.min()), _rounded(finals.max())],
+        area=_rounded(areas.mean()),
     )
 
 
-def table(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns a row per arm, rank and factor of the runs in the folder.
+def _rounded(value: np.floating) -> float:
+    return round(float(value), 3)
 
-    Runs of other configs than the present ones, or of another `claims_runs.CODE`, are left out.
-    """
+
+def table(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns a row per arm, rank and factor of the runs in the folder."""
     runs_of_row: dict[tuple[int, int, float], list[dict[str, Any]]] = {}
     for path in sorted(folder.glob('*.json')):
         run = json.loads(path.read_text())
-        identity = (run['arm'], run['rank'], run['factor'], run['seed'])
-        if path != stored_path(*identity, folder):
-            continue
         row_key = (ARMS.index(run['arm']), run['rank'], run['factor'])
         runs_of_row.setdefault(row_key, []).append(run)
     return [table_row(runs_of_row[row_key]) for row_key in sorted(runs_of_row)]

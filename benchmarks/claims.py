@@ -90,7 +90,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     systems = sorted({claim.system for claim in CLAIMS})
     cores = len(os.sched_getaffinity(0))
     parser.add_argument('--only', choices=systems, help='execute the runs of one system')
-    parser.add_argument('--looks', type=int, default=len(LOOKS), help='of claims.toml, at most')
     parser.add_argument(
         '--minutes',
         type=float,
@@ -108,8 +107,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help='folder of the results, and of the stored runs in its folder runs/ (benchmarks/results)',
     )
     args = parser.parse_args(argv)
-    if not 1 <= args.looks <= len(LOOKS):
-        parser.error(f'--looks={args.looks}: claims.toml has looks 1 to {len(LOOKS)}')
     if args.processes < 1:
         parser.error(f'--processes={args.processes} must be at least 1')
     if not args.minutes >= 0:
@@ -229,15 +226,11 @@ def _judge(claim: Claim, results: Mapping[Run, dict], look: Look) -> dict[str, A
         if measure != claim.measure and claim.worse:
             values = statistics.differences(better, worse, measure, claim.of)
             beside[measure] = round(float(values.mean()), 4)
+    registered = ('measure', 'of', 'selected', 'afterwards', 'added', 'plays')
     row: dict[str, Any] = dict(
         system=claim.system,
         claim=claim.text,
-        measure=claim.measure,
-        of=claim.of,
-        selected=claim.selected,
-        afterwards=claim.afterwards,
-        added=claim.added,
-        plays=claim.plays,
+        **{name: getattr(claim, name) for name in registered},
         seeds=look.seeds,
         beside=beside,
         rollouts=[_mean_rollouts(better), _mean_rollouts(worse)],
@@ -248,28 +241,6 @@ def _judge(claim: Claim, results: Mapping[Run, dict], look: Look) -> dict[str, A
 
 def _mean_rollouts(runs: list[dict]) -> int:
     return round(sum(run['curve'][-1][statistics.ROLLOUTS] for run in runs) / len(runs))
-
-
-def _print_table(table: Sequence[Mapping[str, Any]]) -> None:
-    for row in table:
-        low, high = row['interval']
-        line = f'{row["system"]:8} {row["verdict"]:14} (Holm: {row["verdict_holm"]}) '
-        line += f'{row["difference"]:+.3f} [{low:+.3f}, {high:+.3f}]  {row["claim"]}, by {row["measure"]}, '
-        line += f'{row["seeds"]} seeds'
-        if row['selected']:
-            line += '; its setting was selected for this effect'
-        if row['afterwards']:
-            line += '; registered after its runs'
-        if row['added']:
-            line += '; registered after the results of other claims'
-        if row['plays'] > 1:
-            line += f'; play {row["plays"]} of this claim'
-        if row['verdict'] == 'undecided' and row['negligible']:
-            line += f'; within ± {statistics.NARROW}'
-        print(line)
-    codes = {code for row in table for code in row['codes']}
-    if len(codes) > 1:
-        print(f'note: the runs are of {len(codes)} versions of the code', file=sys.stderr)
 
 
 def _print_registration(claims: list[Claim]) -> None:
@@ -427,7 +398,7 @@ def main(argv: list[str] | None = None) -> None:
     started = time.monotonic()
     path_of = functools.partial(stored_path, folder=args.out / 'runs')
     with Runner(path_of, run_arm, args.processes, started + 60 * args.minutes) as runner:
-        table = play(claims, runner, LOOKS[: args.looks], stored_claims=CLAIMS)
+        table = play(claims, runner, LOOKS, stored_claims=CLAIMS)
     print(f'{time.monotonic() - started:.0f} s', file=sys.stderr)
     if len(table) < len(CLAIMS):
         missing = len(CLAIMS) - len(table)
@@ -440,7 +411,10 @@ def main(argv: list[str] | None = None) -> None:
             # The table of stored runs was asked for, and there is none.
             sys.exit(1)
         return
-    _print_table(table)
+    print(markdown(table))
+    codes = {code for row in table for code in row['codes']}
+    if len(codes) > 1:
+        print(f'note: the runs are of {len(codes)} versions of the code', file=sys.stderr)
     write_text(args.out / 'claims.json', json.dumps({'claims': table}, indent=1))
     write_text(args.out / 'claims.md', markdown(table))
     write_forest_plot(table, args.out / 'claims.svg')

@@ -318,6 +318,11 @@ def stored_result(path: pathlib.Path, run_one: Callable[..., dict], *run: Any) -
     return json.loads(path.read_text())
 
 
+def _result_before(deadline: float, *call: Any) -> dict | None:
+    """Returns `stored_result` of the call; None after the deadline, a `time.monotonic()` of any process."""
+    return stored_result(*call) if time.monotonic() < deadline else None
+
+
 def _curve(summary: dict, records: list[dict]) -> list:
     """Returns [solver steps, rollouts, correct by question (, rubrics met by open task)] for every evaluation.
 
@@ -393,25 +398,16 @@ class Runner:
         """Returns the results of the runs, without those that the deadline left out; prints a line for each."""
         results = self.stored(runs)
         missing = [run for run in runs if run not in results]
-        waiting = iter(missing)
-        futures: dict[concurrent.futures.Future, Run] = {}
-        done = 0
-        while True:
-            # No more than the processes can begin at once, so that the deadline holds.
-            while len(futures) < self.processes and time.monotonic() < self.deadline:
-                run = next(waiting, None)
-                if run is None:
-                    break
-                call = (stored_result, self._stored_path(*run), self.run_one, *run)
-                futures[self._pool.submit(*call)] = run
-            if not futures:
-                return results
-            finished, _ = concurrent.futures.wait(futures, return_when='FIRST_COMPLETED')
-            for future in finished:
-                run = futures.pop(future)
-                results[run] = future.result()
-                done += 1
-                self._report(run, results[run]['seconds'], len(missing) - done)
+        futures = {}
+        for run in missing:
+            call = (self.deadline, self._stored_path(*run), self.run_one, *run)
+            futures[self._pool.submit(_result_before, *call)] = run
+        for done, future in enumerate(concurrent.futures.as_completed(futures), 1):
+            run, result = futures[future], future.result()
+            if result:
+                results[run] = result
+                self._report(run, result['seconds'], len(missing) - done)
+        return results
 
     def _report(self, run: Run, seconds: float, remaining: int) -> None:
         self._seconds.append(seconds)

@@ -11,8 +11,8 @@ does.
 """
 
 import argparse
-import subprocess
-import sys
+import functools
+import os
 import time
 from typing import Any
 
@@ -141,55 +141,26 @@ def measure(step: Step, received: list[int]) -> list[float]:
     return [sum(received), time.process_time() - cpu, seconds]
 
 
-def run_process(arguments: argparse.Namespace) -> None:
-    """Measures all sizes in one process of several; process 0 prints the lines of the table."""
-    process, port = arguments.join
-    (count,) = arguments.processes
+def measure_all(arguments: argparse.Namespace, process: int, count: int, port: int) -> list[tuple]:
+    """Returns the rows of the table, measured in one process of `count`; all of them have the same."""
     devices.connect('coordinator', f'localhost:{port}', count, process, 100)
     received = count_received()
+    table = []
     for rollouts in arguments.rollouts:
         for tokens in arguments.tokens:
             step = Step(rollouts, tokens)
             # The first round compiles and is not counted.
             costs = [measure(step, received) for _ in range(arguments.rounds + 1)][1:]
-            _print_line(step.hosts, rollouts, tokens, costs)
-
-
-def _print_line(all_hosts: hosts.Hosts, rollouts: int, tokens: int, costs: list) -> None:
-    """Prints medians over the rounds: of the host with most of it."""
-    local = np.median(costs, axis=0).tolist()
-    megabytes, cpu, seconds = np.max(all_hosts.gather(local), axis=0)
-    if all_hosts.is_first:
-        cells = [all_hosts.count, rollouts, tokens]
-        cells += [f'{megabytes / 1e6:.2f}', f'{cpu:.3f}', f'{seconds:.3f}']
-        print(command.line(cells), flush=True)
-
-
-def start_processes(arguments: argparse.Namespace, count: int) -> None:
-    """Runs `count` processes of this benchmark on this machine and waits for them; raises if one fails."""
-    port = command.free_port()
-    sizes = ['--rounds', arguments.rounds, '--rollouts', *arguments.rollouts]
-    sizes += ['--tokens', *arguments.tokens, '--processes', count]
-    environment = command.cpu_environment()
-    running = []
-    for process in range(count):
-        words = [sys.executable, '-m', 'benchmarks.exchange', *sizes, '--join', process, port]
-        pipe = subprocess.PIPE if process == 0 else subprocess.DEVNULL
-        running.append(
-            subprocess.Popen(list(map(str, words)), env=environment, stdout=pipe, text=True)
-        )
-    assert running[0].stdout is not None
-    for line in running[0].stdout:
-        # Gloo writes lines of its own.
-        if line.startswith('|'):
-            print(line, end='', flush=True)
-    codes = [process.wait() for process in running]
-    if any(codes):
-        raise SystemExit(f'{count} processes ended with {codes}')
+            # Medians over the rounds, of the host with most of it.
+            local = np.median(costs, axis=0).tolist()
+            megabytes, cpu, seconds = np.max(step.hosts.gather(local), axis=0)
+            cells = (f'{megabytes / 1e6:.2f}', f'{cpu:.3f}', f'{seconds:.3f}')
+            table.append((count, rollouts, tokens, *cells))
+    return table
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Starts the processes, or runs one of them (`--join`)."""
+    """Starts the processes and prints the table."""
     parser = command.parser('exchange', __doc__)
     parser.add_argument('--processes', type=int, nargs='+', default=[2, 4], help='(default: 2 4)')
     parser.add_argument(
@@ -203,16 +174,18 @@ def main(argv: list[str] | None = None) -> None:
         help='of a rollout (default: 500 1500)',
     )
     parser.add_argument('--rounds', type=int, default=3, help='counted repetitions (default: 3)')
-    # Index and port of a process that this command started.
-    parser.add_argument('--join', type=int, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
-    if arguments.join:
-        run_process(arguments)
-        return
-    columns = ('processes', 'rollouts', 'tokens', 'MB received', 'CPU seconds', 'seconds')
-    print(command.table(columns, []), flush=True)
+    os.environ |= command.cpu_environment()
+    table = []
     for count in arguments.processes:
-        start_processes(arguments, count)
+        with command.processes(count) as pool:
+            measure_in = functools.partial(
+                measure_all, arguments, count=count, port=command.free_port()
+            )
+            of_this_count, *_ = pool.map(measure_in, range(count))
+        table += of_this_count
+    columns = ('processes', 'rollouts', 'tokens', 'MB received', 'CPU seconds', 'seconds')
+    print(command.table(columns, table))
 
 
 if __name__ == '__main__':

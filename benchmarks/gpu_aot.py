@@ -13,6 +13,7 @@ The programs, the columns and the file of results are those of `benchmarks.tpu_a
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import pathlib
 import sys
@@ -50,8 +51,6 @@ GPUS = {
     'h100': Gpu('NVIDIA H100 80GB HBM3', 84929347584, 77 * GIB, 3352320000000),
     'h200': Gpu('NVIDIA H200', 150754820096, 138 * GIB, 4800000000000),
 }
-# Runs of the command without further arguments, all on both GPUs.
-CASES = ('qwen2.5-7b', *adapter_cases.CONFIGS, 'qwen2.5-3b', 'qwen3-8b', 'llama-3.1-8b')
 # What XLA knows of a GPU that is not there: a text proto of GpuTargetConfigProto, figures of the data sheet.
 _DESCRIPTION = """
 gpu_device_info {{
@@ -137,12 +136,9 @@ def main(argv: list[str] | None = None) -> None:
     with one_line_errors('gpu_aot'):
         prepare()
     machines = [gpu_machine(name) for name in args.gpu or GPUS]
-    names = args.config + args.model or CASES
-    cases = [(name, machine) for name in names for machine in machines]
-    path = args.out or adapter_cases.RESULTS
-    rows = adapter_cases.measure(cases, args.adapters, path, args.again, not args.unrolled)
-    print(adapter_tables.report(rows, adapter_cases.stored_rows(path)))
-    print(adapter_tables.last_line(rows))
+    names = args.config + args.model or adapter_cases.CASES
+    cases = list(itertools.product(names, machines))
+    adapter_tables.compile_and_print(cases, args)
 
 
 if __name__ == '__main__':

@@ -64,6 +64,8 @@ _JOIN_SECONDS = 30
 # is read and programs are compiled. All others follow a step.
 _EARLY_SHARE = 0.2
 _EARLY_SECONDS = 20.0
+# Most seconds between a step and the event that follows it.
+_LATE_SECONDS = 3.0
 
 
 @dataclasses.dataclass
@@ -318,7 +320,7 @@ class Campaign:
         # After a flip the start is to come as far as the comparison with the checksums.
         can_be_early = damaged is None and not self._ended.address
         is_early = can_be_early and self._rng.random() < _EARLY_SHARE
-        delay = self._rng.uniform(0, _EARLY_SECONDS if is_early else self._arguments.delay)
+        delay = self._rng.uniform(0, _EARLY_SECONDS if is_early else _LATE_SECONDS)
         log = self._ended.log_path(0)
         # The log has the lines of all earlier starts, too.
         earlier_bytes = log.stat().st_size if log.exists() else 0
@@ -386,7 +388,6 @@ def main() -> None:
     flags.add_argument('--flips', type=int, default=1, help='kills with a flipped bit before')
     flags.add_argument('--rank', type=int, default=0, help='of adapters; 0: whole weights')
     flags.add_argument('--processes', type=int, choices=(1, 2), default=1, help='of each run')
-    flags.add_argument('--delay', type=float, default=3.0, help='most seconds after a step')
     flags.add_argument('--seed', type=int, default=0, help='of the moments')
     flags.add_argument('--bucket', default='', help='address under which the runs are')
     flags.add_argument('--folder', help='of the runs; a temporary one, which stays, by default')

@@ -24,6 +24,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -54,8 +56,7 @@ _END = re.compile(r'(?<=[.!?])\s+(?=[A-Z0-9"\'(])')
 
 def read_passages() -> list[tuple[str, str]]:
     """Returns (title, text) of every passage of the shared corpus, in the order of their ids."""
-    lines = (SHARED / 'corpus.jsonl').read_text(encoding='utf-8').split('\n')
-    return [split(json.loads(line)['contents']) for line in lines if line]
+    return [split(line['contents']) for line in command.read_lines(SHARED / 'corpus.jsonl')]
 
 
 def read_texts() -> list[str]:
@@ -79,8 +80,8 @@ def read_questions() -> list[dict]:
     """Returns all questions of the shared benchmarks, each with the name of its 'benchmark'."""
     result = []
     for name in BENCHMARKS:
-        lines = (SHARED / f'{name}.jsonl').read_text(encoding='utf-8').split('\n')
-        result += [json.loads(line) | {'benchmark': name} for line in lines if line]
+        lines = command.read_lines(SHARED / f'{name}.jsonl')
+        result += [line | {'benchmark': name} for line in lines]
     return result
 
 
@@ -194,8 +195,8 @@ def run(search, queries: np.ndarray, batch: int) -> tuple[np.ndarray, float]:
     return np.concatenate(ids), time.perf_counter() - started
 
 
-def tune(engine: Engine, queries: np.ndarray, truth: np.ndarray) -> tuple[tuple, float] | None:
-    """Returns the fastest setting that reaches RECALL + MARGIN, and its recall; None if no setting does.
+def tune(engine: Engine, queries: np.ndarray, truth: np.ndarray) -> tuple | None:
+    """Returns the fastest setting that reaches RECALL + MARGIN; None if no setting does.
 
     Prints recall and rate of every setting.
 
@@ -216,11 +217,8 @@ def tune(engine: Engine, queries: np.ndarray, truth: np.ndarray) -> tuple[tuple,
         print(f'    {engine.family} {engine.build} {setting}: recall {reached_recall:.3f}, {rate}')
         # Recall is a bound, not traded for time: a fast setting of too low recall is useless.
         if reached_recall >= RECALL + MARGIN:
-            reached.append((seconds, setting, reached_recall))
-    if not reached:
-        return None
-    _, setting, reached_recall = min(reached)
-    return setting, reached_recall
+            reached.append((seconds, setting))
+    return min(reached)[1] if reached else None
 
 
 def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray, rounds: int) -> list[dict]:
@@ -242,15 +240,13 @@ def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray, rounds: 
     for engine in engines:
         print(f'  built {engine.family} ({engine.build}) in {engine.seconds:.1f} s', flush=True)
         # Tuned and timed on different queries: a setting looks better than it is on the queries that it was tuned on.
-        chosen = tune(engine, queries[::2], truth[::2])
-        if chosen is None:
+        setting = tune(engine, queries[::2], truth[::2])
+        if setting is None:
             print(f'    does not reach a recall of {RECALL}')
             continue
-        setting, _ = chosen
-        row = dict(
-            family=engine.family, build=engine.build, setting=setting, build_s=engine.seconds
-        )
-        rows.append(row | dict(memory_mb=engine.memory / 1e6, size_mb=engine.size / 1e6))
+        row: dict = dict(family=engine.family, build=engine.build, setting=setting)
+        row |= dict(build_s=engine.seconds, memory_mb=engine.memory / 1e6)
+        rows.append(row | dict(size_mb=engine.size / 1e6))
         searches.append(engine.search(*setting))
     fastest = {(i, batch): np.inf for i in range(len(rows)) for batch in BATCHES}
     # The engines take turns of one pass, so that a drift of the machine's speed affects all alike.
@@ -276,46 +272,37 @@ def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray, rounds: 
 
 
 def title_recalls(
-    vectors: np.ndarray, question_vectors: np.ndarray, passages, questions
+    indexes: dict, titles: Sequence[str], questions, question_vectors: np.ndarray
 ) -> dict[str, dict[str, float]]:
     """Returns benchmark → 'bm25', 'exact' or 'scann' → title recall@3 in percent; the last two over MiniLM vectors.
 
     Title recall is the share of a question's supporting titles that are among the titles of the passages found.
 
     Args:
-      vectors: MiniLM vectors of the passages.
-      question_vectors: MiniLM vectors of the questions.
-      passages: (title, text) of each passage.
+      indexes: by these names.
+      titles: of the passages.
       questions: dicts with 'question', 'benchmark' and, for some benchmarks, 'supporting_titles'.
+      question_vectors: MiniLM vectors of the questions.
     """
-    names = [title for title, _ in passages]
-    texts = [text for _, text in passages]
-    corpus = MemoryCorpus(names, texts)
-    encoder = make_encoder()
-    ids_by_index = {
-        'exact': ExactIndex(encoder, corpus, vectors).search_vectors(question_vectors, K)[0],
-        'scann': ScannIndex(encoder, corpus, vectors).search_vectors(question_vectors, K)[0],
-    }
-    question_texts = [question['question'] for question in questions]
-    ids_by_index['bm25'] = Bm25Index(MemoryCorpus(names, texts)).search(question_texts, K)[0]
-    result: dict[str, dict[str, float]] = {}
-    for benchmark in BENCHMARKS:
-        question_numbers = []
-        for i, question in enumerate(questions):
-            if question['benchmark'] == benchmark and question.get('supporting_titles'):
-                question_numbers.append(i)
-        if not question_numbers:
+    ids_by_index = {'bm25': indexes['bm25'].search([q['question'] for q in questions], K)[0]}
+    for kind in ('exact', 'scann'):
+        ids_by_index[kind] = indexes[kind].search_vectors(question_vectors, K)[0]
+    shares: dict[str, dict[str, list]] = {}
+    for number, question in enumerate(questions):
+        supporting_titles = question.get('supporting_titles')
+        if not supporting_titles:
             continue
-        result[benchmark] = {}
+        by_index = shares.setdefault(question['benchmark'], {kind: [] for kind in ids_by_index})
         for kind, ids in ids_by_index.items():
-            shares = []
-            for i in question_numbers:
-                # Titles are compared, not ids: several passages of an article support a question equally well. BM25
-                # pads with -1.
-                returned_titles = {names[row] for row in ids[i] if row >= 0}
-                supporting_titles = questions[i]['supporting_titles']
-                shares.append(np.mean([title in returned_titles for title in supporting_titles]))
-            result[benchmark][kind] = 100 * float(np.mean(shares))
+            # Titles are compared, not ids: several passages of an article support a question equally well. BM25 pads
+            # with -1.
+            returned_titles = {titles[row] for row in ids[number] if row >= 0}
+            by_index[kind].append(
+                np.mean([title in returned_titles for title in supporting_titles])
+            )
+    result = {}
+    for benchmark, by_index in shares.items():
+        result[benchmark] = {kind: 100 * float(np.mean(each)) for kind, each in by_index.items()}
     return result
 
 
@@ -340,8 +327,8 @@ print(json.dumps({'total': time.perf_counter() - start, 'seconds': seconds}))
 """
 
 
-def server_rates(vectors: np.ndarray, passages, questions, clients: int = 32) -> dict[str, float]:
-    """Returns rates of the server with concurrent clients, and of direct calls of the index.
+def server_rates(index: ScannIndex, questions, clients: int = 32) -> dict[str, float]:
+    """Returns rates of the server with concurrent clients, and of direct calls of the index, which both share.
 
     The clients run in another process, but on the same core, so they slow the server down. Therefore the CPU time of
     the server process for the same queries is compared as well.
@@ -353,10 +340,6 @@ def server_rates(vectors: np.ndarray, passages, questions, clients: int = 32) ->
     """
     import uvicorn
 
-    # Server and direct calls use the same index, so that only the server itself differs.
-    index = ScannIndex(
-        make_encoder(), MemoryCorpus([p[0] for p in passages], [p[1] for p in passages]), vectors
-    )
     queries = [q['question'] for q in questions][:960]
     backend = client.InProcess(index)
     # This first call compiles the encoder for all lengths of these queries.
@@ -369,9 +352,8 @@ def server_rates(vectors: np.ndarray, passages, questions, clients: int = 32) ->
     while not runner.started or app._index is None:
         time.sleep(0.05)
     port = runner.servers[0].sockets[0].getsockname()[1]
-    command = [sys.executable, '-c', LOAD, '127.0.0.1', str(port), str(clients)]
+    load = [sys.executable, '-c', LOAD, '127.0.0.1', str(port), str(clients)]
     rows = []
-    p99 = []
     # Direct calls and the server are timed in turns, three times; the median leaves out one disturbed repetition.
     for _ in range(3):
         start = time.perf_counter()
@@ -383,7 +365,7 @@ def server_rates(vectors: np.ndarray, passages, questions, clients: int = 32) ->
         direct_cpu = time.process_time() - cpu_start
         cpu_start = time.process_time()
         reply = subprocess.run(
-            command, input=json.dumps(queries), capture_output=True, text=True, check=True
+            load, input=json.dumps(queries), capture_output=True, text=True, check=True
         )
         server_times = json.loads(reply.stdout)
         server_cpu = time.process_time() - cpu_start
@@ -392,38 +374,35 @@ def server_rates(vectors: np.ndarray, passages, questions, clients: int = 32) ->
             server_vs_in_process_cpu=direct_cpu / server_cpu,
             in_process_qps=len(queries) / direct_seconds,
             server_qps=len(queries) / server_times['total'],
+            server_p99_ms=1e3 * np.percentile(server_times['seconds'], 99),
         )
         rows.append(row)
-        p99.append(float(np.percentile(server_times['seconds'], 99)))
     runner.should_exit = True
     thread.join(30)
-    medians = {name: float(np.median([row[name] for row in rows])) for name in rows[0]}
-    medians['server_p99_ms'] = 1e3 * float(np.median(p99))
-    return medians
+    return {name: float(np.median([row[name] for row in rows])) for name in rows[0]}
 
 
-def bm25_rates(passages, questions) -> dict[str, float]:
+def bm25_rates(index: Bm25Index, questions) -> dict[str, float]:
     """Returns queries/s of our BM25 index and of a direct call of bm25s on the same index, measured in turns."""
     import bm25s
 
-    index = Bm25Index(MemoryCorpus([p[0] for p in passages], [p[1] for p in passages]))
     queries = [q['question'] for q in questions]
-    our_seconds = []
-    peer_seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        index.search(queries, K)
-        our_seconds.append(time.perf_counter() - start)
-        start = time.perf_counter()
+
+    def search_directly() -> None:
         # bm25s gets our stemmer and stop words, so that both tokenise alike and search the same index.
         tokens = bm25s.tokenize(
             queries, stopwords='en', stemmer=index._stemmer, show_progress=False
         )
         index._bm25.retrieve(tokens, k=K, show_progress=False)
-        peer_seconds.append(time.perf_counter() - start)
-    return dict(
-        bm25_qps=len(queries) / min(our_seconds), bm25s_qps=len(queries) / min(peer_seconds)
-    )
+
+    calls = dict(bm25_qps=lambda: index.search(queries, K), bm25s_qps=search_directly)
+    rates = dict.fromkeys(calls, 0.0)
+    for _ in range(3):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            rates[name] = max(rates[name], len(queries) / (time.perf_counter() - start))
+    return rates
 
 
 def measure_engines(
@@ -479,15 +458,23 @@ def main(argv=None) -> None:
     row_of_text = {text: i for i, text in enumerate(read_texts()[: len(vectors)])}
     passage_rows = [row_of_text[contents(title, text)] for title, text in passages]
     passage_vectors = vectors[passage_rows]
-    shares = title_recalls(passage_vectors, question_vectors, passages, questions)
+    titles, passage_texts = zip(*passages)
+    corpus = MemoryCorpus(titles, passage_texts)
+    encoder = make_encoder()
+    indexes: dict[str, Any] = dict(
+        bm25=Bm25Index(corpus),
+        exact=ExactIndex(encoder, corpus, passage_vectors),
+        scann=ScannIndex(encoder, corpus, passage_vectors),
+    )
+    shares = title_recalls(indexes, titles, questions, question_vectors)
     lines = []
-    for kind in ('bm25', 'exact', 'scann'):
+    for kind in indexes:
         recalls = [by_index[kind] for by_index in shares.values()]
         lines.append([kind, *(f'{value:.1f}' for value in recalls)])
         figures[f'title_recall_{kind}'] = float(np.mean(recalls))
     print(command.table(['title recall@3, %', *shares], lines))
-    figures |= bm25_rates(passages, questions)
-    figures |= server_rates(passage_vectors, passages, questions)
+    figures |= bm25_rates(indexes['bm25'], questions)
+    figures |= server_rates(indexes['scann'], questions)
     print({name: round(value, 3) for name, value in figures.items()}, flush=True)
 
     figures |= measure_engines('MiniLM vectors', vectors, question_vectors, args.rounds)

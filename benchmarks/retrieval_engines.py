@@ -4,12 +4,14 @@ An index is built once per build setting. Settings that apply to a search are va
 """
 
 import dataclasses
+import functools
+import itertools
 import math
 import os
 import pathlib
 import tempfile
 import time
-import typing
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,7 +38,7 @@ class Engine:
       memory: bytes that building added to the process.
       size: bytes of the serialised index.
       settings: search settings to tune over, each a tuple of arguments of `search`.
-      search: function from a setting to the search function with it. It shares the index with the other settings.
+      search: function from a setting to the search function with it, until another setting is asked for.
     """
 
     family: str
@@ -54,13 +56,23 @@ def resident() -> int:
     return pages * os.sysconf('SC_PAGE_SIZE')
 
 
-def _timed(make) -> tuple[Any, float, int]:
-    """Returns (result of `make`, seconds, bytes of memory that it added)."""
+def _built(family: str, build: str, make, size_of, settings: list[tuple], search) -> Engine:
+    """Returns the engine of the index that `make` returns.
+
+    Args:
+      family, build, settings: see `Engine`.
+      make: builds the index, which is measured.
+      size_of: function from the index to the bytes that it has when it is serialised.
+      search: function from the index and a setting to the search function.
+    """
     # Resident memory is compared, because both libraries allocate outside of Python.
     memory_before = resident()
     started = time.perf_counter()
-    result = make()
-    return result, time.perf_counter() - started, resident() - memory_before
+    index = make()
+    seconds = time.perf_counter() - started
+    memory = resident() - memory_before
+    search_index = functools.partial(search, index)
+    return Engine(family, build, seconds, memory, size_of(index), settings, search_index)
 
 
 def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
@@ -72,7 +84,7 @@ def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
     lists = 1 << round(math.log2(4 * math.sqrt(rows)))
     probes = [p for p in (4, 8, 12, 16, 24, 32, 48, 64, 96, 128) if p <= lists]
 
-    def build(factory):
+    def trained(factory):
         """Returns a trained index of FAISS that holds all vectors; `factory` is FAISS's description of it."""
         index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
         # More training points per centroid change the recall little and the time of training a lot.
@@ -82,66 +94,49 @@ def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
         index.add(vectors)
         return index
 
-    factory = f'IVF{lists},Flat'
-    flat, seconds, memory = _timed(lambda: build(factory))
+    def engine(family, build, make, settings, apply) -> Engine:
+        """Returns the engine of an index of FAISS, in which `apply` sets a search setting."""
 
-    def flat_search(nprobe):
-        def search(q, k):
-            flat.nprobe = nprobe
-            return flat.search(q, k)[1]
+        def search(index, *setting):
+            apply(index, *setting)
+            return lambda queries, k: index.search(queries, k)[1]
 
-        return search
-
-    # The size on disk is compared as well: an index is copied to every host of a run.
-    size = len(faiss.serialize_index(flat))
-    yield Engine(
-        'FAISS IVF-Flat', factory, seconds, memory, size, [(p,) for p in probes], flat_search
-    )
-    # 4-bit codes of two dimensions each, as ScaNN's asymmetric hashing has, and exact rescoring.
-    factory = f'IVF{lists},PQ{dimension // 2}x4fs,RFlat'
-    refined, seconds, memory = _timed(lambda: build(factory))
-    # `nprobe` belongs to the index inside the refinement, `k_factor` to the refinement.
-    inner = faiss.extract_index_ivf(refined)
-
-    def refined_search(nprobe, factor):
-        def search(q, k):
-            inner.nprobe, refined.k_factor = nprobe, factor
-            return refined.search(q, k)[1]
-
-        return search
-
-    size = len(faiss.serialize_index(refined))
-    grid = [(p, factor) for p in probes for factor in (4, 8, 16)]
-    yield Engine('FAISS IVF-PQ fast-scan', factory, seconds, memory, size, grid, refined_search)
-    if hnsw:
-        # A graph needs no training, but building it takes far longer, so it is built for the smaller corpus only.
-        graph = faiss.IndexHNSWFlat(dimension, 24, faiss.METRIC_INNER_PRODUCT)
-        graph.hnsw.efConstruction = 100
-        _, seconds, memory = _timed(lambda: graph.add(vectors))
-
-        def graph_search(ef):
-            def search(q, k):
-                graph.hnsw.efSearch = ef
-                return graph.search(q, k)[1]
-
-            return search
-
-        size = len(faiss.serialize_index(graph))
-        efs = [(ef,) for ef in (12, 16, 24, 32, 48, 64, 96, 128)]
-        yield Engine(
-            'FAISS HNSW', 'M 24, efConstruction 100', seconds, memory, size, efs, graph_search
+        # The size on disk is compared as well: an index is copied to every host of a run.
+        return _built(
+            family, build, make, lambda index: len(faiss.serialize_index(index)), settings, search
         )
 
+    def probe(index, nprobe):
+        # It belongs to the index inside a refinement.
+        faiss.extract_index_ivf(index).nprobe = nprobe
 
-def _scann_settings(leaves: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """Returns numbers of leaves that a search reads, and all settings (leaves read, candidates scored again)."""
-    # From half a percent to a sixth of all leaves. Small trees give equal numbers, which `dict.fromkeys` removes.
-    leaf_counts = [max(1, leaves * n // 1000) for n in (5, 10, 15, 20, 30, 40, 60, 80, 120, 160)]
-    grid = []
-    for searched in dict.fromkeys(leaf_counts):
-        for reorder_count in (12, 24, 48):
-            grid.append((searched, reorder_count))
-    return leaf_counts, grid
+    factory = f'IVF{lists},Flat'
+    probes_only = [(p,) for p in probes]
+    yield engine('FAISS IVF-Flat', factory, lambda: trained(factory), probes_only, probe)
+
+    def refine(index, nprobe, factor):
+        probe(index, nprobe)
+        index.k_factor = factor
+
+    # 4-bit codes of two dimensions each, as ScaNN's asymmetric hashing has, and exact rescoring.
+    codes = f'IVF{lists},PQ{dimension // 2}x4fs,RFlat'
+    grid = list(itertools.product(probes, (4, 8, 16)))
+    yield engine('FAISS IVF-PQ fast-scan', codes, lambda: trained(codes), grid, refine)
+    if not hnsw:
+        return
+
+    # A graph needs no training, but building it takes far longer, so it is built for the smaller corpus only.
+    def graph():
+        index = faiss.IndexHNSWFlat(dimension, 24, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = 100
+        index.add(vectors)
+        return index
+
+    def widen(index, ef):
+        index.hnsw.efSearch = ef
+
+    efs = [(ef,) for ef in (12, 16, 24, 32, 48, 64, 96, 128)]
+    yield engine('FAISS HNSW', 'M 24, efConstruction 100', graph, efs, widen)
 
 
 def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engine]:
@@ -150,50 +145,46 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
     rows = len(vectors)
     # About 2·√rows leaves as a power of two, for ScaNN and for our index, so that both trees are equally fine.
     leaves = max(16, 1 << round(math.log2(2 * math.sqrt(rows))))
-    leaf_counts, grid = _scann_settings(leaves)
+    build = f'{leaves} leaves'
+    # Leaves that a search reads, from half a percent to a sixth of all. Small trees give equal numbers, which
+    # `dict.fromkeys` removes.
+    searched = [max(1, leaves * n // 1000) for n in (5, 10, 15, 20, 30, 40, 60, 80, 120, 160)]
+    # A setting is a number of leaves, and one of candidates that are scored again.
+    grid = list(itertools.product(dict.fromkeys(searched), (12, 24, 48)))
+
+    def make(**spilling):
+        """Returns a trained searcher. The counts given here are defaults that every search overrides."""
+        builder = scann.builder(vectors, 10, 'dot_product')
+        builder.tree(
+            leaves,
+            searched[2],
+            training_sample_size=min(rows, 100_000),
+            random_init=False,
+            **spilling,
+        )
+        builder.score_ah(2, anisotropic_quantization_threshold=0.2)
+        kind = scann.scann_builder.ReorderType.BFLOAT16
+        return builder.reorder(48, quantize=kind).set_n_training_threads(1).build()
+
+    def search_scann(searcher, leaves_searched, reordered):
+        def search(queries, k):
+            # ScaNN has a separate function for one query, which skips the set-up of batches.
+            if len(queries) == 1:
+                return searcher.search(queries[0], k, reordered, leaves_searched)[0][None]
+            return searcher.search_batched(queries, k, reordered, leaves_searched)[0]
+
+        return search
+
     for name in names:
         spilling = dict(soar_lambda=VARIANTS[name]) if VARIANTS[name] else {}
-
-        # The default argument binds the value of this variant; a closure would read that of the last one.
-        def make(spilling=spilling):
-            """Returns a trained searcher. The counts given here are defaults that every search overrides."""
-            builder = scann.builder(vectors, 10, 'dot_product')
-            builder.tree(
-                leaves,
-                leaf_counts[2],
-                training_sample_size=min(rows, 100_000),
-                random_init=False,
-                **spilling,
-            )
-            builder.score_ah(2, anisotropic_quantization_threshold=0.2)
-            kind = scann.scann_builder.ReorderType.BFLOAT16
-            return builder.reorder(48, quantize=kind).set_n_training_threads(1).build()
-
-        searcher, seconds, memory = _timed(make)
-
-        def scann_search(searched, reorder, searcher=searcher):
-            def search(q, k):
-                # ScaNN has a separate function for one query, which skips the set-up of batches.
-                if len(q) == 1:
-                    return searcher.search(q[0], k, reorder, searched)[0][None]
-                return searcher.search_batched(q, k, reorder, searched)[0]
-
-            return search
-
-        yield Engine(
-            f'ScaNN {name}',
-            f'{leaves} leaves',
-            seconds,
-            memory,
-            _serialised_size(searcher),
-            grid,
-            scann_search,
-        )
+        variant = functools.partial(make, **spilling)
+        yield _built(f'ScaNN {name}', build, variant, _serialised_size, grid, search_scann)
     # Our index needs a corpus and an encoder, but these searches are by vector and use neither.
     no_texts = [''] * rows
-    no_encoder = typing.cast(Any, _NoEncoder(vectors.shape[1]))
-    ours, seconds, memory = _timed(
-        lambda: index_lib.ScannIndex(
+    no_encoder: Any = types.SimpleNamespace(dimension=vectors.shape[1], settings={})
+
+    def ours():
+        return index_lib.ScannIndex(
             no_encoder,
             MemoryCorpus(no_texts, no_texts),
             vectors,
@@ -201,33 +192,16 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
             overfetch=8,
             reorder='bfloat16',
         )
-    )
 
-    def search_ours(searched, reorder):
-        def search(q, k):
-            # The grid changes private fields between searches; a user sets them when the index is opened.
-            ours._leaves_searched, ours._reordered = searched, reorder
-            return ours.search_vectors(q, k)[0]
+    def search_ours(index, leaves_searched, reordered):
+        # The grid changes private fields between searches; a user sets them when the index is opened.
+        index._leaves_searched, index._reordered = leaves_searched, reordered
+        return lambda queries, k: index.search_vectors(queries, k)[0]
 
-        return search
+    def size_of_ours(index):
+        return _serialised_size(index._searcher)
 
-    yield Engine(
-        'retrieval.ScannIndex',
-        f'{leaves} leaves',
-        seconds,
-        memory,
-        _serialised_size(ours._searcher),
-        grid,
-        search_ours,
-    )
-
-
-class _NoEncoder:
-    """Replaces the encoder in an index that is searched by vector only."""
-
-    def __init__(self, dimension: int):
-        self.dimension = dimension
-        self.settings: dict[str, Any] = {}
+    yield _built('retrieval.ScannIndex', build, ours, size_of_ours, grid, search_ours)
 
 
 def _serialised_size(searcher) -> int:

@@ -11,9 +11,8 @@ between turns; uneven: 64 rollouts of one to five such turns with 20 to 300 obse
 such rollouts with longer contexts. With --gpu the weights are random, too, and no checkpoint is read. The device holds
 at once what it holds in a run: weights and AdamW moments in float32, the sampler's weights, the slots, the gradients.
 
-PEERS_PYTHON is the interpreter of an environment with `benchmarks/peers/requirements.txt`. --peers names another folder
-of `peer_tunix.py` and `peer_hf.py`: scripts that take the number of timed calls and print '<name> rollout X generated
-tokens/s' and '<name> train X tokens/s'.
+PEERS_PYTHON is the interpreter of an environment with `benchmarks/peers/requirements.txt`. The scripts of the other
+engines take the number of timed calls and print '<name> rollout X generated tokens/s' and '<name> train X tokens/s'.
 
 The bound of a batch is the larger of two times, whose rates this process measures right before and after the
 rollouts: operations (every token passes the layers once, every generated token the head once) at the rate of a large
@@ -53,12 +52,13 @@ from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.runtime.devices import divide_cpu
 from zeroplay_jax.tools.base import Tool, ToolResult
 from zeroplay_jax.types import POLICY, PROMPT, Row, Trajectory, UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
 PEERS = ('tunix', 'hf')
+# The folder of their scripts.
+PEERS_FOLDER = ROOT / 'benchmarks' / 'peers'
 
 MODEL = ModelConfig(
     family='qwen3',
@@ -78,7 +78,7 @@ MODEL = ModelConfig(
 )
 
 
-def sampler_config(rollouts: Rollouts, attention: str, devices: int) -> SamplerConfig:
+def sampler_config(rollouts: Rollouts, attention: str) -> SamplerConfig:
     """Returns the sampler's sizes: a slot per rollout, and bursts of half a turn."""
     # Observations of equal rollouts arrive together, others a few at a time. Idle rows of a call cost time, too.
     has_equal_rollouts = len(set(rollouts.observation_tokens)) == 1
@@ -86,7 +86,7 @@ def sampler_config(rollouts: Rollouts, attention: str, devices: int) -> SamplerC
         slots=len(rollouts),
         context=rollouts.context,
         chunk=32,
-        fill_rows=32 if has_equal_rollouts else 4 * devices,
+        fill_rows=32 if has_equal_rollouts else 4,
         burst=rollouts.turn_tokens // 2,
         put_rows=32,
         put_tokens=96,
@@ -170,23 +170,19 @@ class Engine:
       model: the policy.
       rollouts: the workload.
       attention: `sampler.attention`.
-      devices: data shards of sampler and learner.
     """
 
-    def __init__(
-        self, model: ModelConfig, rollouts: Rollouts, attention: str = 'xla', devices: int = 1
-    ):
+    def __init__(self, model: ModelConfig, rollouts: Rollouts, attention: str = 'xla'):
         self.model = model
         self.rollouts = rollouts
-        mesh = sharding.make_mesh(replica=devices)
+        mesh = sharding.make_mesh()
         role = ml_collections.ConfigDict(common.get_config().solver.to_dict())
         role.weight_decay = 1e-4
-        on_mesh = dataclasses.replace(model, mesh=mesh if devices > 1 else None)
         # Nothing else refers to these weights, so updates can free them.
         sizes = (TRAIN_BATCH, TRAIN_LEN)
-        self.learner = Learner(on_mesh, mesh, {'solver': role}, random_weights(model), sizes)
+        self.learner = Learner(model, mesh, {'solver': role}, random_weights(model), sizes)
         self.batches = full_batches(model.vocab_size, TRAIN_BATCH, TRAIN_LEN, TRAIN_BATCH)
-        sampler = Sampler(model, sampler_config(rollouts, attention, devices), mesh)
+        sampler = Sampler(model, sampler_config(rollouts, attention), mesh)
         self.scheduler = Scheduler({'policy': SlotPool(sampler, seed=0)})
         view = sharding.sampler_view(self.learner.published(), mesh)
         self.scheduler.weights.publish('policy', view, 0)
@@ -217,16 +213,15 @@ class Engine:
         """Measures the engine once, with three timed rollout batches and three updates.
 
         Returns:
-          'rollout' and 'train', generated tokens and update tokens per second; 'bound' and 'update_bound', the least
-          time of the rollouts and of the update as shares of theirs; 'gflops' and 'gbytes', the measured rates behind
-          them, in 10⁹ operations and bytes per second.
+          'generated_tokens_per_second' and 'update_tokens_per_second'; 'share_of_bound' and 'update_share_of_bound',
+          the least time of the rollouts and of the update as shares of theirs; 'gflops' and 'gbytes', the measured
+          rates behind them, in 10⁹ operations and bytes per second.
         """
         # The rates are measured right before and right after the rollouts: the speed of a shared machine drifts.
-        operations_before, bytes_before = device_rates(self.model.dtype)
+        before = device_rates(self.model.dtype)
         rollout_seconds = median_seconds(self.rollout, 3)
-        operations_after, bytes_after = device_rates(self.model.dtype)
-        operation_rate = (operations_before + operations_after) / 2
-        byte_rate = (bytes_before + bytes_after) / 2
+        after = device_rates(self.model.dtype)
+        operation_rate, byte_rate = map(statistics.mean, zip(before, after))
         update_seconds = median_seconds(self.update, 3)
         operation_seconds = useful_operations(self.model, self.rollouts) / operation_rate
         traffic_seconds = useful_bytes(self.model, self.rollouts) / byte_rate
@@ -234,12 +229,12 @@ class Engine:
         # The backward pass has two products for every product of the forward pass.
         update_operations = 3 * roofline.forward(self.model, trained, TRAIN_LEN)
         return dict(
-            rollout=self.rollouts.generated / rollout_seconds,
-            train=trained / update_seconds,
-            bound=max(operation_seconds, traffic_seconds) / rollout_seconds,
-            update_bound=update_operations / operation_rate / update_seconds,
+            share_of_bound=max(operation_seconds, traffic_seconds) / rollout_seconds,
+            generated_tokens_per_second=self.rollouts.generated / rollout_seconds,
             gflops=operation_rate / 1e9,
             gbytes=byte_rate / 1e9,
+            update_tokens_per_second=trained / update_seconds,
+            update_share_of_bound=update_operations / operation_rate / update_seconds,
         )
 
 
@@ -325,14 +320,11 @@ def useful_bytes(model: ModelConfig, rollouts: Rollouts) -> float:
     return float(np.dtype(model.dtype).itemsize * read)
 
 
-def peer(
-    name: str, folder: pathlib.Path, workload_name: str, cache_tokens: int = 0
-) -> dict[str, float]:
+def peer(name: str, workload_name: str, cache_tokens: int = 0) -> dict[str, float]:
     """Returns the rates of another engine, measured in a separate process.
 
     Args:
       name: 'tunix' or 'hf', the engine whose script `peer_<name>.py` is run.
-      folder: the folder of the scripts.
       workload_name: batch of rollouts.
       cache_tokens: places of Tunix's key/value cache per rollout; 0: as many as the workload needs.
 
@@ -342,7 +334,7 @@ def peer(
     Raises:
       UserError: the script failed, with the last line of its error output.
     """
-    command = [os.environ['PEERS_PYTHON'], str(folder / f'peer_{name}.py'), '1']
+    command = [os.environ['PEERS_PYTHON'], str(PEERS_FOLDER / f'peer_{name}.py'), '1']
     command += ['--workload', workload_name]
     if name == 'tunix' and cache_tokens:
         command += ['--cache-tokens', str(cache_tokens)]
@@ -377,24 +369,22 @@ def compare(engine, arguments) -> tuple[list[dict[str, float]], dict[str, list[f
         our_figures.append(figures)
         printed_figures = ', '.join(f'{name} {value:.4g}' for name, value in figures.items())
         print(f'round {round_index + 1}: {printed_figures}', flush=True)
-        for name in () if arguments.gpu else available_peers(arguments.peers):
-            rates = peer(name, arguments.peers, arguments.workload, arguments.tunix_cache)
+        for name in () if arguments.gpu else available_peers():
+            rates = peer(name, arguments.workload, arguments.tunix_cache)
             print(
                 f'  {name}: rollout {rates["rollout"]:.0f}, train {rates["train"]:.0f} tokens/s',
                 flush=True,
             )
-            rollout_ratio = figures['rollout'] / rates['rollout']
-            update_ratio = figures['train'] / rates['train']
+            rollout_ratio = figures['generated_tokens_per_second'] / rates['rollout']
+            update_ratio = figures['update_tokens_per_second'] / rates['train']
             ratios.setdefault(f'rollout_vs_{name}', []).append(rollout_ratio)
             ratios.setdefault(f'update_vs_{name}', []).append(update_ratio)
     return our_figures, ratios
 
 
-def available_peers(folder: pathlib.Path) -> tuple[str, ...]:
-    """Returns the names of the other engines; none without PEERS_PYTHON or without the folder of their scripts."""
-    if folder.is_dir() and os.environ.get('PEERS_PYTHON'):
-        return PEERS
-    return ()
+def available_peers() -> tuple[str, ...]:
+    """Returns the names of the other engines; none without PEERS_PYTHON."""
+    return PEERS if os.environ.get('PEERS_PYTHON') else ()
 
 
 def parse_arguments(argv) -> argparse.Namespace:
@@ -405,15 +395,8 @@ def parse_arguments(argv) -> argparse.Namespace:
         '--workload', choices=workload.WORKLOADS, default='even', help='batch of rollouts (even)'
     )
     parser.add_argument('--gpu', action='store_true', help='Qwen2.5-3B, on a GPU of 80 GB')
-    parser.add_argument('--devices', type=int, choices=(1, 2), default=1, help='cpu_devices (1)')
     parser.add_argument(
         '--attention', choices=('xla', 'used'), default='xla', help='sampler.attention (xla)'
-    )
-    parser.add_argument(
-        '--peers',
-        type=pathlib.Path,
-        default=ROOT / 'benchmarks' / 'peers',
-        help='folder of peer_tunix.py and peer_hf.py',
     )
     parser.add_argument(
         '--tunix-cache',
@@ -424,18 +407,14 @@ def parse_arguments(argv) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def cpu_model(arguments: argparse.Namespace) -> ModelConfig:
+def cpu_model() -> ModelConfig:
     """Returns the policy of all engines; limits this process to the cores that every engine may use."""
     # Set before JAX counts the cores; the processes of the other engines inherit the limit.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: workload.CORES])
     os.environ['JAX_PLATFORMS'] = 'cpu'
     jax.config.update('jax_platforms', 'cpu')
-    divide_cpu(arguments.devices)
-    if not available_peers(arguments.peers):
-        print(
-            f'other engines are left out: PEERS_PYTHON is not set or {arguments.peers} does not exist',
-            file=sys.stderr,
-        )
+    if not available_peers():
+        print('other engines are left out: PEERS_PYTHON is not set', file=sys.stderr)
     return MODEL
 
 
@@ -457,25 +436,15 @@ def main(argv=None) -> None:
     """Prints a line per engine and round, then one JSON line."""
     arguments = parse_arguments(argv)
     with command.one_line_errors('benchmarks.rollout'):
-        model = gpu_model() if arguments.gpu else cpu_model(arguments)
-        engine = Engine(
-            model, workload.WORKLOADS[arguments.workload], arguments.attention, arguments.devices
-        )
+        model = gpu_model() if arguments.gpu else cpu_model()
+        engine = Engine(model, workload.WORKLOADS[arguments.workload], arguments.attention)
         our_figures, ratios = compare(engine, arguments)
     # Ratios are taken within a round and their median afterwards, so that slow rounds cancel.
     summary = {name: statistics.median(values) for name, values in ratios.items()}
-    names = {
-        'share_of_bound': 'bound',
-        'generated_tokens_per_second': 'rollout',
-        'gflops': 'gflops',
-        'gbytes': 'gbytes',
-        'update_tokens_per_second': 'train',
-        'update_share_of_bound': 'update_bound',
-    }
-    for name, figure in names.items():
-        summary[name] = statistics.median(figures[figure] for figures in our_figures)
+    for name in our_figures[0]:
+        summary[name] = statistics.median(figures[name] for figures in our_figures)
     rounded_summary = {name: round(value, 4) for name, value in summary.items()}
-    flags = ('workload', 'rounds', 'devices', 'attention')
+    flags = ('workload', 'rounds', 'attention')
     facts = {name: getattr(arguments, name) for name in flags}
     device = jax.devices()[0].device_kind
     facts |= dict(cores=len(os.sched_getaffinity(0)), device=device, jax=jax.__version__)

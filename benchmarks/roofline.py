@@ -14,25 +14,12 @@ from zeroplay_jax.policy.transformer import ModelConfig
 
 # Cost of an update in forward passes: a rematerialised layer runs forward twice, and a backward pass costs two.
 UPDATE_PASSES = 4
-# Bytes of an element, by the type names of HLO.
-_BYTES = {
-    'pred': 1,
-    's8': 1,
-    'u8': 1,
-    'bf16': 2,
-    'f16': 2,
-    's32': 4,
-    'u32': 4,
-    'f32': 4,
-    's64': 8,
-    'u64': 8,
-}
 # An HLO instruction: its result types, its kind, and '-start' if it is asynchronous.
 _COLLECTIVE = re.compile(
     r'= (.+?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(-start)?\('
 )
-# One array type, such as 'bf16[16,4096]'.
-_ARRAY = re.compile(r'(\w+)\[([\d,]*)\]')
+# One array type, such as 'bf16[16,4096]': the bits of an element, and the dimensions. 'pred' has a byte per element.
+_ARRAY = re.compile(r'[a-z]+(\d*)\[([\d,]*)\]')
 _CHANNEL = re.compile(r'channel_id=(\d+)')
 
 
@@ -78,10 +65,10 @@ def forward(model: ModelConfig, tokens: int, length: int, head: bool = True) -> 
 def array_bytes(types: str) -> list[int]:
     """Returns the bytes of every array in the result types of an HLO instruction."""
     sizes = []
-    for dtype, dimensions in _ARRAY.findall(types):
+    for bits, dimensions in _ARRAY.findall(types):
         # A scalar has no dimensions.
         shape = [int(size) for size in dimensions.split(',') if size]
-        sizes.append(_BYTES.get(dtype, 4) * math.prod(shape))
+        sizes.append(int(bits or 8) // 8 * math.prod(shape))
     return sizes
 
 

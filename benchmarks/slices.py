@@ -23,7 +23,7 @@ from benchmarks import command, slices_costs, slices_workload, tpu_shapes
 from benchmarks.slices_costs import MachineCosts
 from benchmarks.slices_engines import Settings
 from benchmarks.slices_play import CAUSES, ENGINES, Result, default_settings, play
-from benchmarks.slices_workload import Part, Unit, Workload
+from benchmarks.slices_workload import Unit, Workload
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import UserError
 
@@ -63,7 +63,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--hosts', type=int, default=0, help='another number of the same hosts')
     parser.add_argument('--slots', type=int, default=0, help='slots of a host')
     parser.add_argument('--ahead', type=int, choices=(0, 1), default=0, help='rollout.ahead')
-    parser.add_argument('--peak', action='store_true', help='peak rates, no estimates')
     parser.add_argument('--all', action='store_true', help='every machine')
     parser.add_argument('--write', action='store_true', help='with --all: store the results')
     args = parser.parse_args(argv)
@@ -156,22 +155,16 @@ def unit_seconds(
         latencies = part_workload.latencies
         result = play(machine, engine, part_settings, steps, latencies, 0, SEED)
         seconds[part.name] = result.rollout_seconds * part.repeat
-        trained_tokens, scored_tokens = _update_tokens(part, sum(slices_workload.tokens(steps[0])))
-        trained += trained_tokens
-        scored += scored_tokens
-        rollouts += part.groups * part.samples * part.repeat
+        part_rollouts = part.groups * part.samples
+        rollouts += part_rollouts * part.repeat
+        if part.trained:
+            tokens = sum(slices_workload.tokens(steps[0]))
+            trained += tokens * part.repeat
+            extra_tokens = part.extra_scored * part_rollouts
+            scored += part.scored * (tokens + extra_tokens) * part.repeat
     seconds['update'] = machine.update_seconds(round(trained), round(scored))
     seconds['exchange'] = machine.exchange_seconds(round(rollouts))
     return seconds
-
-
-def _update_tokens(part: Part, tokens: int) -> tuple[float, float]:
-    """Returns the tokens of a part that are trained on, and those that are only scored."""
-    if not part.trained:
-        return 0.0, 0.0
-    rollouts = part.groups * part.samples
-    scored = part.scored * (tokens + part.extra_scored * rollouts)
-    return tokens * float(part.repeat), scored * part.repeat
 
 
 def unit_lines(unit: Unit, seconds: dict[str, float]) -> list[str]:
@@ -190,7 +183,7 @@ def unit_lines(unit: Unit, seconds: dict[str, float]) -> list[str]:
 
 def one_machine(args: argparse.Namespace) -> dict:
     """Plays a workload on one machine and prints the report; returns the last line."""
-    machine = slices_costs.machine_costs(args.machine, args.model, args.peak)
+    machine = slices_costs.machine_costs(args.machine, args.model)
     if args.hosts:
         machine = machine.on_hosts(args.hosts)
     workload = Workload()
@@ -203,14 +196,9 @@ def one_machine(args: argparse.Namespace) -> dict:
         sampler = config.sampler
         has_pages = 0 < sampler.page < sampler.context
         engine = args.engine or ('pages' if has_pages else 'slots')
-        overrides = dict(
-            slots=sampler.slots,
-            context=sampler.context,
-            chunk=sampler.chunk,
-            fill_rows=sampler.fill_rows,
-            burst=sampler.burst,
-            turn_tokens=config.rollout.turn_tokens,
-        )
+        sizes = ('slots', 'context', 'chunk', 'fill_rows', 'burst')
+        overrides = {name: sampler[name] for name in sizes}
+        overrides['turn_tokens'] = config.rollout.turn_tokens
     if args.metrics:
         workload = slices_workload.from_metrics(args.metrics, workload)
     if args.slots:
@@ -234,10 +222,10 @@ def one_machine(args: argparse.Namespace) -> dict:
     return last
 
 
-def all_row(name: str, engine: str, peak: bool = False) -> Result:
+def all_row(name: str, engine: str) -> Result:
     """Returns the figures of one entry of ALL."""
     machine_name, hosts, ahead = ALL[name]
-    machine = slices_costs.machine_costs(machine_name, ALL_MODEL, peak)
+    machine = slices_costs.machine_costs(machine_name, ALL_MODEL)
     if hosts:
         machine = machine.on_hosts(hosts)
     return play_workload(machine, engine, default_settings(machine, engine), Workload(), ahead)
@@ -247,20 +235,17 @@ def every_machine() -> dict[str, Any]:
     """Plays the workload on every machine with every engine; prints a table and returns the results."""
     print(workload_line(Workload()))
     print(f'{ALL_MODEL}; generated tokens/s while sampling, and the bound with the same costs\n')
-    print(f'{"machine":<20} {"seconds from":<34} {"slots":>8} {"pages":>9} {"bound":>9}')
     results: dict[str, Any] = {engine: {} for engine in ENGINES}
+    rows = []
     for name, (machine_name, _, _) in ALL.items():
-        rates = {}
         for engine in ENGINES:
             result = all_row(name, engine)
-            rates[engine] = result.tokens_per_second
             results[engine][name] = round(result.tokens_per_second)
         bound = result.tokens_per_second * result.rollout_seconds / result.bound
         source = slices_costs.machine_costs(machine_name, ALL_MODEL).sources['sampler']
-        print(
-            f'{name:<20} {source:<34} {rates["slots"]:8,.0f} {rates["pages"]:9,.0f} {bound:9,.0f}',
-            flush=True,
-        )
+        rates = (*(results[engine][name] for engine in ENGINES), round(bound))
+        rows.append((name, source, *(f'{rate:,}' for rate in rates)))
+    print(command.table(('machine', 'seconds from', *ENGINES, 'bound'), rows))
     print(f'\nThe last line has the figures of {PROJECT_ENGINE}, the engine for accelerators.')
     return results
 

@@ -10,23 +10,22 @@ import dataclasses
 import functools
 import json
 import math
-import pathlib
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks import (
     roofline,
+    tpu_aot,
     tpu_estimates,
     tpu_pages,
     tpu_programs,
     tpu_shapes,
 )
 from benchmarks.slices_engines import Settings
+from benchmarks.tpu_pages import Kernel
 from benchmarks.tpu_shapes import GIB
 from zeroplay_jax.types import UserError
-
-RESULTS = pathlib.Path(__file__).parent / 'results' / 'tpu_aot.json'
 
 
 class Gpu(NamedTuple):
@@ -55,35 +54,6 @@ PACKED = 0.925
 # 1,280, an upper bound: benchmarks.exchange). Assumptions: neither was measured beside an accelerator.
 ROUND_SECONDS = 8e-3
 EXCHANGE_SECONDS = 1.4 / 1280
-
-
-@dataclasses.dataclass(frozen=True)
-class Kernel:
-    """The ragged paged attention kernel of JAX, for all layers of a model on a host.
-
-    Attributes:
-      page, block: places of a page, and places that the kernel reads at a time.
-      traffic: seconds in which a block is read at the memory's peak rate.
-      instructions: 'decode' and 'prefill' → seconds of the instructions of a block, of a row around its blocks, and of
-        a block of queries around its rows.
-    """
-
-    page: int
-    block: int
-    traffic: float
-    instructions: dict[str, tuple[float, float, float]]
-
-    def seconds(self, grid: int, rows: int, blocks: int, kind: str) -> float:
-        """Returns the seconds of a call: the larger of instructions and traffic.
-
-        Args:
-          grid: blocks of queries of the program, those without rows included.
-          rows: rows, once for each of their blocks of queries.
-          blocks: blocks of places that are read.
-          kind: 'decode' or 'prefill'.
-        """
-        per_block, per_row, per_query_block = self.instructions[kind]
-        return blocks * max(per_block, self.traffic) + rows * per_row + grid * per_query_block
 
 
 # Places of a page on machines without a compiled kernel; it is read at the memory's peak rate.
@@ -216,20 +186,17 @@ class CallCosts:
 
 
 @functools.cache
-def _table(path: pathlib.Path) -> dict[str, Any]:
-    return json.loads(path.read_text())
+def _table() -> dict[str, Any]:
+    return json.loads(tpu_aot.RESULTS.read_text())
 
 
-def machine_costs(
-    machine: str, model: str, peak: bool = False, path: pathlib.Path = RESULTS
-) -> MachineCosts:
+def machine_costs(machine: str, model: str, peak: bool = False) -> MachineCosts:
     """Returns the costs of a model on a machine.
 
     Args:
       machine: a slice of the compile table, 'h100' or 'h200' (one GPU).
       model: a model of the compile table.
       peak: whether estimates are ignored.
-      path: results of `benchmarks.tpu_aot`.
 
     Raises:
       UserError: the names are not in the table.
@@ -240,15 +207,26 @@ def machine_costs(
         raise UserError(f'no model {model!r}; there are {", ".join(tpu_shapes.MODELS)}')
     if machine in GPUS:
         return _gpu(machine, model)
-    return _slice(machine, model, peak, _table(path))
+    return _slice(machine, model, peak, _table())
 
 
 def _shape(model: str) -> tuple[float, float, float]:
     """Returns the weights of all layers and of the head, and the bytes of one place in all layers."""
     config = tpu_programs.sized(model)
     layer, _, head = roofline.matrix_weights(config)
-    place = config.layers * 2 * config.kv_heads * config.head_dim * 2
-    return float(config.layers * layer), float(head), float(place)
+    return float(config.layers * layer), float(head), float(tpu_pages.place_bytes(config))
+
+
+def _peak_costs(model: str, flops: float, bandwidth: float) -> dict[str, float]:
+    """Returns the costs that weights and places have at the peak rates of a host."""
+    layers, head, place = _shape(model)
+    return dict(
+        step=layers * (2 / bandwidth),
+        head=head * (2 / bandwidth),
+        place=place / bandwidth,
+        burst=0.0,
+        token=2 * layers / flops,
+    )
 
 
 def _plain_kernel(place_seconds: float) -> Kernel:
@@ -256,21 +234,6 @@ def _plain_kernel(place_seconds: float) -> Kernel:
     none = (0.0, 0.0, 0.0)
     instructions = dict(decode=none, prefill=none)
     return Kernel(PLAIN_PAGE, PLAIN_PAGE, PLAIN_PAGE * place_seconds, instructions)
-
-
-def _compiled_kernel(
-    stored: dict[str, Any], chip: tpu_shapes.Chip, model: str, place_seconds: float
-) -> Kernel:
-    """Returns the compiled kernel, see `tpu_pages`."""
-    # The kernel runs once per layer; a bundle takes a cycle.
-    bundle = chip.seconds(tpu_programs.sized(model).layers)
-    instructions = {}
-    for kind in tpu_pages.QUERIES:
-        bundles = stored[kind]
-        counts = (bundles['block'], bundles['row'], bundles['grid'])
-        instructions[kind] = tuple(count * bundle for count in counts)
-    block = stored['block']
-    return Kernel(stored['page'], block, block * place_seconds, instructions)
 
 
 def _compiled_pages(
@@ -288,29 +251,17 @@ def _compiled_pages(
 
 def _slice(machine: str, model: str, peak: bool, table: dict[str, Any]) -> MachineCosts:
     """Returns the costs on a TPU slice."""
-    rows = {}
-    for row in table['rows']:
-        if (row['model'], row['topology']) == (model, machine):
-            rows[row['program']] = row
+    rows = tpu_pages.table_rows(table, model, machine)
     chip = tpu_shapes.TOPOLOGIES[machine].chip
     mesh = rows['decode']['mesh']
     hosts = mesh['replica']
     chips = mesh['fsdp'] * mesh['model']
     slots = rows['decode']['slots']
-    layers, head, place = _shape(model)
-    place_seconds = place / chips / chip.bandwidth
     call_tokens = tpu_programs.FILL_ROWS * tpu_programs.CHUNK
     call = rows['extend']['roofline_seconds']
-    token = 2 * layers / chips / chip.flops
-    copies = 2 / chips / chip.bandwidth
-    costs = dict(
-        step=layers * copies,
-        head=head * copies,
-        place=place_seconds,
-        burst=0.0,
-        token=token,
-        attention=max(call / call_tokens - token, 0.0),
-    )
+    peak_costs = _peak_costs(model, chips * chip.flops, chips * chip.bandwidth)
+    peak_costs['attention'] = max(call / call_tokens - peak_costs['token'], 0.0)
+    costs = peak_costs
     sampler_source = 'peak rate'
     estimate = table.get('estimates', {}).get(tpu_estimates.key(model, machine, slots))
     if estimate and not peak:
@@ -325,21 +276,17 @@ def _slice(machine: str, model: str, peak: bool, table: dict[str, Any]) -> Machi
             attention=extend['places'] / call_tokens,
         )
         # Some estimates are below the memory's least time, which no schedule can beat.
-        costs = {name: max(seconds, costs[name]) for name, seconds in estimated.items()}
+        costs = {name: max(seconds, peak_costs[name]) for name, seconds in estimated.items()}
     pages = {} if peak else _compiled_pages(table, machine, model, slots)
     # No step takes less than reading the weights, or than its operations at the peak rate.
-    read = (layers + head) * 2 / chips / chip.bandwidth
+    read = peak_costs['step'] + peak_costs['head']
     for tokens, step_seconds in pages.items():
-        pages[tokens] = max(step_seconds, read, tokens * 2 * layers / chips / chip.flops)
-    generation = machine.partition(':')[0]
-    stored_kernel = table.get('kernels', {}).get(tpu_pages.kernel_key(model, generation))
-    kernel = _plain_kernel(place_seconds)
-    if stored_kernel:
-        kernel = _compiled_kernel(stored_kernel, chip, model, place_seconds)
+        pages[tokens] = max(step_seconds, read, tokens * peak_costs['token'])
+    kernel = tpu_pages.compiled_kernel(table, model, machine)
     sources = dict(
         sampler=sampler_source,
         update='peak rate',
-        kernel='larger of instructions and memory traffic' if stored_kernel else 'memory traffic',
+        kernel='larger of instructions and memory traffic' if kernel else 'memory traffic',
         host='assumption',
     )
     if pages:
@@ -349,7 +296,7 @@ def _slice(machine: str, model: str, peak: bool, table: dict[str, Any]) -> Machi
         model=model,
         hosts=hosts,
         slots=slots,
-        kernel=kernel,
+        kernel=kernel or _plain_kernel(peak_costs['place']),
         pages=pages,
         update=rows['update']['roofline_seconds'],
         sources=sources,
@@ -375,11 +322,6 @@ def _gpu(machine: str, model: str) -> MachineCosts:
         model=model,
         hosts=1,
         slots=slots,
-        step=2 * layers / device.bandwidth,
-        head=2 * head / device.bandwidth,
-        place=place / device.bandwidth,
-        burst=0.0,
-        token=2 * layers / device.flops,
         attention=attention / device.flops,
         kernel=_plain_kernel(place / device.bandwidth),
         pages={},
@@ -390,4 +332,5 @@ def _gpu(machine: str, model: str) -> MachineCosts:
             kernel='memory traffic',
             host='assumption',
         ),
+        **_peak_costs(model, device.flops, device.bandwidth),
     )

@@ -69,7 +69,6 @@ class Settings:
       burst: steps of a decode call.
       turn_tokens: most written tokens of a turn.
       tool_threads: tool calls in progress at the same time.
-      fill_buckets: numbers of rows for which a prefill program is compiled; () for `fill_rows` alone.
       page, pages: places of a page and pages of a host.
       token_budget: tokens of a step over pages that prefills and decodes.
       decode_buckets: ascending tokens of smaller steps, which only decode.
@@ -83,7 +82,6 @@ class Settings:
     burst: int = 16
     turn_tokens: int = 256
     tool_threads: int = 1
-    fill_buckets: tuple[int, ...] = ()
     page: int = 64
     pages: int = 0
     token_budget: int = 512
@@ -378,7 +376,6 @@ class SlotEngine(Engine):
     def _prefill(self) -> float:
         """`SlotPool.prefill`: all chunks that wait, in calls of `fill_rows` chunks in the order of the slots."""
         settings = self.settings
-        buckets = settings.fill_buckets or (settings.fill_rows,)
         seconds = 0.0
         while True:
             pending = [r for r in self.rollouts if r is not None and self._chunks_left[r]]
@@ -388,11 +385,10 @@ class SlotEngine(Engine):
             for rollout in pending:
                 # A call has one version of the weights.
                 if rollout.group.step == pending[0].group.step:
-                    free_rows = max(buckets) - len(batch)
+                    free_rows = settings.fill_rows - len(batch)
                     batch += [rollout] * min(self._chunks_left[rollout], free_rows)
-            rows = min(bucket for bucket in buckets if bucket >= len(batch))
-            seconds += self._spend('prefill', self.costs.extend(rows))
-            self.computed += rows * settings.chunk
+            seconds += self._spend('prefill', self.costs.extend(settings.fill_rows))
+            self.computed += settings.fill_rows * settings.chunk
             for rollout in batch:
                 self._chunks_left[rollout] -= 1
                 tokens = min(self._pieces[rollout], settings.chunk)

@@ -308,11 +308,6 @@ class PagedEngine(Engine):
 
     # ---- calls of the device -----------------------------------------------------------------------
 
-    def _count(self, computed: int, wanted: int, prefilled: int) -> None:
-        self.computed += computed
-        self.wanted += wanted
-        self.prefilled += prefilled
-
     def _decode(self, running: list[_Row]) -> tuple[float, list[_Written]]:
         """A decode call of up to `burst` steps; returns its seconds and what it did."""
         settings = self.settings
@@ -381,11 +376,14 @@ class PagedEngine(Engine):
             # The step of the budget has the calls for chunks also when there are none.
             tokens == settings.token_budget,
         )
+        wanted = int(fed.sum())
         prefilled = int((fed - samples).sum())
-        share = prefilled / int(fed.sum())
+        share = prefilled / wanted
         self._spend('prefill', cost * share)
         self._spend('decode', cost * (1 - share))
-        self._count(tokens, int(fed.sum()), prefilled)
+        self.computed += tokens
+        self.wanted += wanted
+        self.prefilled += prefilled
         self.row_steps += settings.slots
         return cost
 

@@ -15,6 +15,7 @@ from benchmarks.slices_costs import (
 )
 from benchmarks.slices_engines import Engine, Group, Settings, SlotEngine, Tools
 from benchmarks.slices_pages import PagedEngine
+from benchmarks.tpu_shapes import generation
 
 ENGINES: dict[str, type[Engine]] = {'slots': SlotEngine, 'pages': PagedEngine}
 # Causes of a step's seconds, in the order in which they are printed.
@@ -80,26 +81,29 @@ class _Host:
         self.released = step + 1
         self.peak = 0
 
+    @property
+    def is_in_tail(self) -> bool:
+        """Whether nothing is left to admit, and fewer than half of the rollouts are left."""
+        return not self.engine.queue and 2 * self.engine.active < self.peak
+
     def round(self) -> float:
         """Plays one round; returns its seconds."""
         engine = self.engine
         before = engine.seconds.copy()
         seconds = engine.round(self.now)
-        active = engine.active
-        self.peak = max(self.peak, active)
-        self.concurrent = max(self.concurrent, active)
-        # The tail: nothing is left to admit, and fewer than half of the rollouts are left.
-        is_tail = not engine.queue and 2 * active < self.peak
+        self.peak = max(self.peak, engine.active)
+        self.concurrent = max(self.concurrent, engine.active)
+        is_in_tail = self.is_in_tail
         for cause, total in engine.seconds.items():
-            self.seconds['tail' if is_tail else cause] += total - before[cause]
+            self.seconds['tail' if is_in_tail else cause] += total - before[cause]
         self.now += seconds
         return seconds
 
     def idle(self, until: float) -> None:
         """Waits for a tool or for other hosts."""
-        cause = 'tool wait' if self.engine.active else 'other hosts'
-        if cause == 'tool wait' and not self.engine.queue and 2 * self.engine.active < self.peak:
-            cause = 'tail'
+        cause = 'other hosts'
+        if self.engine.active:
+            cause = 'tail' if self.is_in_tail else 'tool wait'
         self.seconds[cause] += until - self.now
         self.now = until
 
@@ -178,7 +182,7 @@ def default_settings(machine: MachineCosts, engine: str, **overrides) -> Setting
         return slots
     page = machine.kernel.page
     positions = slots.context + max(slots.chunk, slots.burst)
-    budget, buckets = tpu_pages.STEPS.get(machine.machine.partition(':')[0], (TOKEN_BUDGET, ()))
+    budget, buckets = tpu_pages.STEPS.get(generation(machine.machine), (TOKEN_BUDGET, ()))
     return dataclasses.replace(
         slots,
         slots=min(tpu_pages.MORE_SLOTS * slots.slots, tpu_pages.MOST_SLOTS),

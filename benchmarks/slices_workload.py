@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import functools
 import json
 import math
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from benchmarks.slices_engines import Episode, Group
 from zeroplay_jax.types import UserError
@@ -239,9 +241,9 @@ def from_metrics(path: pathlib.Path, workload: Workload) -> Workload:
     written = float(np.mean([record['policy_tokens'] for record in steps])) / turns
     most_turns = max(len(workload.turns), math.ceil(turns))
     latency = workload.latency
-    medians = _values(steps, '/p50')
+    medians = _tool_seconds(steps, 'p50')
     if medians:
-        high = max(*_values(steps, '/p95'), *medians)
+        high = max(*_tool_seconds(steps, 'p95'), *medians)
         # `latencies` has its median between the bounds.
         median = float(np.median(medians))
         latency = (median**2 / high, high)
@@ -253,14 +255,13 @@ def from_metrics(path: pathlib.Path, workload: Workload) -> Workload:
     )
 
 
-def _values(records: list[dict], ending: str) -> list[float]:
-    """Returns all values of the tools' seconds with this ending."""
-    values = []
+def _tool_seconds(records: list[dict], percentile: str) -> list[float]:
+    """Returns a percentile of the seconds of every tool in every record."""
+    seconds = []
     for record in records:
-        for name, value in record.items():
-            if name.startswith('tool_seconds/') and name.endswith(ending):
-                values.append(float(value))
-    return values
+        names = fnmatch.filter(record, f'tool_seconds/*/{percentile}')
+        seconds += [float(record[name]) for name in names]
+    return seconds
 
 
 def _binomial(mean: float, most: int) -> tuple[float, ...]:
@@ -268,8 +269,4 @@ def _binomial(mean: float, most: int) -> tuple[float, ...]:
     if most == 1:
         return (1.0,)
     chance = min(max((mean - 1) / (most - 1), 0.0), 1.0)
-    shares = []
-    for further in range(most):
-        ways = math.comb(most - 1, further)
-        shares.append(ways * chance**further * (1 - chance) ** (most - 1 - further))
-    return tuple(shares)
+    return tuple(stats.binom.pmf(range(most), most - 1, chance).tolist())

@@ -60,28 +60,14 @@ OFFLOAD = {
 }
 # Reserved for temporaries when slots are chosen before anything is compiled.
 HEADROOM = 1.25 * GIB
-# Columns of a row that `complete` computes. They are not taken from the stored results.
-DERIVED = (
-    'model',
-    'topology',
-    'mesh',
-    'flops',
-    'flops_ratio',
-    'collectives',
-    'roofline_seconds',
-    'bound_by',
-    'effort',
-    'estimated_seconds',
-)
 
 
 class Case:
     """One model on one slice."""
 
-    def __init__(self, name: str, topology: str, effort: float):
+    def __init__(self, name: str, topology: str):
         self.name = name
         self.topology = topology
-        self.effort = effort
         self.slice = tpu_shapes.TOPOLOGIES[topology]
         self.mesh = tpu_programs.mesh_of(name, topology)
         self.host = tpu_programs.host_mesh(name, topology)
@@ -120,11 +106,9 @@ class Case:
 
     def _fitted(self, key: tuple, lowered: Any, beside: dict[str, int], kind: str) -> Row:
         """Returns the columns of a program of the 'rollout' or 'update', see `tpu_programs.fitted`."""
-        compile_it = functools.partial(tpu_programs.compile_program, lowered, self.effort)
+        compile_it = functools.partial(tpu_programs.compile_program, lowered)
         memory = self.slice.chip.memory
-        columns = tpu_programs.fitted((self.name, *key), compile_it, beside, OFFLOAD[kind], memory)
-        tpu_programs.log(self.name, *key, tpu_programs.summary(columns))
-        return columns
+        return tpu_programs.fitted((self.name, *key), compile_it, beside, OFFLOAD[kind], memory)
 
     def rollout(self) -> list[Row]:
         """Returns the rows of 'extend' and 'decode', with the most slots that fit; sets `slots`."""
@@ -134,13 +118,10 @@ class Case:
             # The program's own arguments, this role's view and slots, count in its peak.
             beside = self.state | self.own_state
             beside |= {OTHER_VIEW: self.views['view'], OTHER_SLOTS: slot_bytes}
-            rows = []
-            for program, lowered in tpu_programs.lower_sampler(self.name, self.host, slots).items():
-                key = (self.slice.host, f'{slots} slots', program)
-                columns = self._fitted(key, lowered, beside, 'rollout')
-                rows.append(dict(program=program, slots=slots, slot_bytes=slot_bytes, **columns))
-                if not columns['fits']:
-                    break
+            programs = tpu_programs.lower_sampler(self.name, self.host, slots)
+            rows = tpu_programs.sampler_rows(
+                self._fitted, self.slice.host, programs, slots, slot_bytes, beside
+            )
             self.slots = slots
             if all(row['fits'] for row in rows):
                 break
@@ -148,9 +129,8 @@ class Case:
 
     def update(self) -> Row:
         """Returns the row of 'update', with the most rows per micro-batch that fit; needs `slots` of `rollout`."""
-        generation, _, _ = self.topology.partition(':')
         row: Row = {}
-        for rows_per_shard in ROWS[generation]:
+        for rows_per_shard in ROWS[tpu_shapes.generation(self.topology)]:
             rows = rows_per_shard * self.shards
             lowered = tpu_programs.learner(self.name, self.mesh, rows).lower('solver')
             parts = {}
@@ -186,14 +166,13 @@ class Case:
         return tpu_programs.update_columns(parts, totals)
 
 
-def complete(case: Case, row: dict, cost: dict, estimates: dict) -> dict:
-    """Returns a row with the columns that follow from the model's costs: ratio, collectives, least and estimated time.
+def complete(case: Case, row: dict, cost: dict) -> dict:
+    """Returns a row with the columns that follow from the model's costs: ratio, collectives and least time.
 
     Args:
       case: model and slice.
       row: from `Case.rollout` or `Case.update`.
       cost: result of `tpu_estimates.costs`.
-      estimates: stored results of `tpu_estimates`.
     """
     program_cost = cost[row['program']]
     view = case.views['view']
@@ -232,8 +211,7 @@ def complete(case: Case, row: dict, cost: dict, estimates: dict) -> dict:
         collectives=moved,
         roofline_seconds=seconds,
         bound_by=resource,
-        effort=case.effort,
-        estimated_seconds=tpu_estimates.row_seconds(case.name, case.topology, row, estimates),
+        effort=tpu_programs.EFFORT,
     )
 
 
@@ -290,7 +268,6 @@ def prepare() -> None:
 def measure(
     pairs: list[tuple[str, str]],
     path: pathlib.Path,
-    effort: float,
     again: bool,
     estimate: bool = False,
 ) -> list[dict]:
@@ -299,7 +276,6 @@ def measure(
     Args:
       pairs: models and slices.
       path: file of the stored results, which is updated after every pair.
-      effort: compiler effort, see `tpu_programs.EFFORT`.
       again: whether stored results are compiled again.
       estimate: whether the programs of missing estimates are compiled.
     """
@@ -307,37 +283,33 @@ def measure(
     if path.exists():
         stored = json.loads(path.read_text())
     path.parent.mkdir(parents=True, exist_ok=True)
-    for name, topology in pairs:
-        rows_of_pair = []
-        rows_of_others = []
-        for row in stored['rows']:
-            is_pair = (row['model'], row['topology']) == (name, topology)
-            (rows_of_pair if is_pair else rows_of_others).append(row)
-        case = Case(name, topology, effort)
-        if rows_of_pair and not again:
-            # The compiler's figures are stored; the columns that follow from them are computed again.
-            rows = [_compiler_columns(row) for row in rows_of_pair]
-            case.slots = rows[0]['slots']
-            rows[-1] |= case.step(rows[-1]['parts'])
-        else:
+    for pair in pairs:
+        name, topology = pair
+        rows = [row for row in stored['rows'] if _pair(row) == pair]
+        others = [row for row in stored['rows'] if _pair(row) != pair]
+        if again or not rows:
+            case = Case(name, topology)
             rows = [*case.rollout(), case.update()]
-        if name not in stored['costs']:
-            stored['costs'][name] = tpu_estimates.costs(name)
-        estimates = stored.setdefault('estimates', {})
+            if name not in stored['costs']:
+                stored['costs'][name] = tpu_estimates.costs(name)
+            rows = [complete(case, row, stored['costs'][name]) for row in rows]
         if estimate:
-            tpu_estimates.add_missing(estimates, name, topology, case.slots)
-        rows = [complete(case, row, stored['costs'][name], estimates) for row in rows]
+            tpu_estimates.add_missing(stored['estimates'], name, topology, rows[0]['slots'])
+        for row in rows:
+            seconds = tpu_estimates.row_seconds(name, topology, row, stored['estimates'])
+            row['estimated_seconds'] = seconds
         stored['jax'] = jax.__version__
-        stored['rows'] = rows_of_others + rows
+        stored['rows'] = others + rows
         write_text(path, json.dumps(stored, indent=1))
-    order = {pair: i for i, pair in enumerate(pairs)}
-    rows = [row for row in stored['rows'] if (row['model'], row['topology']) in order]
-    return sorted(rows, key=lambda row: order[row['model'], row['topology']])
+    return sorted(
+        (row for row in stored['rows'] if _pair(row) in pairs),
+        key=lambda row: pairs.index(_pair(row)),
+    )
 
 
-def _compiler_columns(row: dict) -> dict:
-    """Returns a row without the columns that `complete` computes."""
-    return {name: column for name, column in row.items() if name not in DERIVED}
+def _pair(row: Row) -> tuple[str, str]:
+    """Returns model and slice of a row."""
+    return row['model'], row['topology']
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -345,8 +317,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = shared_parser('tpu_aot', __doc__, least_rank=0)
     topologies = sorted({*tpu_shapes.TOPOLOGIES, *tpu_shapes.ADAPTER_TOPOLOGIES})
     parser.add_argument('--topology', choices=topologies, action='append', help=SEVERAL)
-    effort_help = "compiler effort; 0 is XLA's default, five times slower"
-    parser.add_argument('--effort', type=float, default=tpu_programs.EFFORT, help=effort_help)
     estimate_help = 'compile the programs of missing time estimates, at effort 0'
     parser.add_argument('--estimate', action='store_true', help=estimate_help)
     args = parser.parse_args(argv)
@@ -354,30 +324,21 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     for topology in args.topology or ():
         if topology not in slices:
             parser.error(f'--topology {topology}: here the slices are {", ".join(slices)}')
-    for model in args.model:
-        if not args.adapters and model not in tpu_shapes.MODELS:
-            parser.error(f'--model {model}: give --adapters, too')
-    if args.config and not args.adapters:
-        parser.error('--config: give --adapters, too')
-    if args.unrolled and not args.adapters:
-        parser.error('--unrolled: give --adapters, too')
+    only_adapters = [f'--model {model}' for model in args.model if model not in tpu_shapes.MODELS]
+    only_adapters += ['--config'] * bool(args.config) + ['--unrolled'] * args.unrolled
+    if only_adapters and not args.adapters:
+        parser.error(f'{only_adapters[0]}: give --adapters, too')
     return args
 
 
 def adapter_cases_of(args: argparse.Namespace) -> list[tuple[str, adapter_cases.Machine]]:
     """Returns the runs and slices that the arguments name; all of `adapter_cases.CASES` if they name none."""
-    names = [*args.config, *args.model]
-    pairs = []
-    for name, topologies in adapter_cases.CASES.items():
-        if not names or name in names:
-            pairs += [(name, topology) for topology in args.topology or topologies]
-    for name in names:
-        if name not in adapter_cases.CASES:
-            pairs += [(name, topology) for topology in args.topology or ('v5e:2x4',)]
-    machines = {}
-    for _, topology in pairs:
-        machines[topology] = adapter_cases.tpu_machine(topology, args.effort)
-    return [(name, machines[topology]) for name, topology in pairs]
+    tpu_machine = functools.cache(adapter_cases.tpu_machine)
+    cases = []
+    for name in args.config + args.model or adapter_cases.CASES:
+        topologies = args.topology or adapter_cases.CASES.get(name, ('v5e:2x4',))
+        cases += [(name, tpu_machine(topology)) for topology in topologies]
+    return cases
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -386,18 +347,13 @@ def main(argv: list[str] | None = None) -> None:
     with command.one_line_errors('tpu_aot'):
         prepare()
     if args.adapters:
-        path = args.out or adapter_cases.RESULTS
-        rows = adapter_cases.measure(
-            adapter_cases_of(args), args.adapters, path, args.again, not args.unrolled
-        )
-        print(adapter_tables.report(rows, adapter_cases.stored_rows(path)))
-        print(adapter_tables.last_line(rows))
+        adapter_tables.compile_and_print(adapter_cases_of(args), args)
         return
     pairs = []
     for topology in args.topology or tpu_shapes.TOPOLOGIES:
         for model in args.model or tpu_shapes.MODELS:
             pairs.append((model, topology))
-    rows = measure(pairs, args.out or RESULTS, args.effort, args.again, args.estimate)
+    rows = measure(pairs, args.out or RESULTS, args.again, args.estimate)
     print(table(rows))
     columns = ('model', 'topology', 'program', 'fits', 'hbm_bytes', 'flops_ratio')
     print(json.dumps({'rows': [{name: row[name] for name in columns} for row in rows]}))

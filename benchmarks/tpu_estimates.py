@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from benchmarks import roofline, tpu_programs, tpu_shapes
@@ -21,6 +23,9 @@ from benchmarks import roofline, tpu_programs, tpu_shapes
 # Compiler effort: 0 is XLA's default. At -1, the effort of the table's memory figures, the schedule is an order of
 # magnitude worse.
 EFFORT = 0.0
+# Program → layers of the smallest one that is extrapolated. `extend` computes only keys and values in its last layer:
+# its first complete layer is that of two.
+FEWEST_LAYERS = dict(update=1, extend=2, decode=1)
 # Slots of a host in the programs whose operations are counted.
 SLOTS = 64
 # The first line of a computation, and the first line of the program's entry computation.
@@ -221,15 +226,24 @@ def key(name: str, topology: str, slots: int) -> str:
     return f'{name} {tpu_shapes.TOPOLOGIES[topology].host} {slots} slots'
 
 
-def scaled(pair: list[Cycles], more_layers: int) -> Cycles:
-    """Returns the cycles with `more_layers` more layers than the first of a pair of programs, which differ by one."""
+def extrapolated(pair: list[dict[str, float]], more_layers: int) -> dict[str, float]:
+    """Returns the figures of a program with `more_layers` more layers than the first of a pair.
+
+    Args:
+      pair: figures of two programs that differ by one layer; one that is missing is 0.
+      more_layers: further layers.
+    """
     first, second = pair
-    fields = {}
-    for field in dataclasses.fields(Cycles):
-        start = getattr(first, field.name)
-        per_layer = getattr(second, field.name) - start
-        fields[field.name] = start + per_layer * more_layers
-    return Cycles(**fields)
+    whole = {}
+    for name in first | second:
+        start = first.get(name, 0)
+        whole[name] = start + (second.get(name, 0) - start) * more_layers
+    return whole
+
+
+def scaled(pair: Sequence[Cycles], more_layers: int) -> Cycles:
+    """Returns the cycles with `more_layers` more layers than the first of a pair of programs, which differ by one."""
+    return Cycles(**extrapolated([vars(cycles) for cycles in pair], more_layers))
 
 
 def sampler(name: str, topology: str, slots: int) -> dict[str, dict[str, float]]:
@@ -248,10 +262,9 @@ def sampler(name: str, topology: str, slots: int) -> dict[str, dict[str, float]]
     chip = tpu_shapes.TOPOLOGIES[topology].chip
     layers = tpu_programs.sized(name).layers
     outside, steps = zip(*(_compiled(name, topology, slots, 'decode', few) for few in (1, 2)))
-    burst = scaled(list(outside), layers - 1)
-    step = scaled(list(steps), layers - 1)
-    head = scaled(list(steps), -1)
-    # `extend` needs only the keys and values of the last layer, so the first complete layer is that of two.
+    burst = scaled(outside, layers - 1)
+    step = scaled(steps, layers - 1)
+    head = scaled(steps, -1)
     calls = [_compiled(name, topology, slots, 'extend', few)[0] for few in (2, 3)]
     extend = scaled(calls, layers - 2)
     return dict(
@@ -306,70 +319,46 @@ def costs(name: str) -> dict[str, dict]:
     topology = 'v5p:2x2x4'
     mesh = tpu_programs.mesh_of(name, topology)
     host = tpu_programs.host_mesh(name, topology)
-    update = [_unrolled_update(name, mesh, layers) for layers in (1, 2)]
-    decode = [_unrolled_sampler(name, host, 'decode', layers) for layers in (1, 2)]
-    # `extend` computes only keys and values in the last layer. A program of two layers is the smallest with a complete
-    # one, and the difference to three layers is the cost of a complete layer.
-    extend = [_unrolled_sampler(name, host, 'extend', layers) for layers in (2, 3)]
-
     model = tpu_programs.sized(name)
     length = tpu_programs.TOKENS
-    chips = host.size
     extend_tokens = tpu_programs.FILL_ROWS * tpu_programs.CHUNK
     update_forward = roofline.forward(model, length, length)
-    least_update = roofline.UPDATE_PASSES * update_forward / mesh.shape['model']
-    least_extend = roofline.forward(model, extend_tokens, length, head=False) / chips
-    least_decode = roofline.forward(model, SLOTS, length) / chips
-    return dict(
-        update=_extrapolated(update, model.layers - 1) | dict(least_flops=least_update),
-        extend=_extrapolated(extend, model.layers - 2) | dict(least_flops=least_extend),
-        decode=_extrapolated(decode, model.layers - 1) | dict(least_flops=least_decode),
+    least = dict(
+        update=roofline.UPDATE_PASSES * update_forward / mesh.shape['model'],
+        extend=roofline.forward(model, extend_tokens, length, head=False) / host.size,
+        decode=roofline.forward(model, SLOTS, length) / host.size,
     )
+    result = {}
+    for program, least_flops in least.items():
+        fewest = FEWEST_LAYERS[program]
+        costs_of_few = []
+        for layers in (fewest, fewest + 1):
+            if program == 'update':
+                lowered = _unrolled_update(name, mesh, layers)
+            else:
+                lowered = tpu_programs.lower_sampler(name, host, SLOTS, layers)[program]
+            compiled = tpu_programs.compile_program(lowered, plain=True)
+            tpu_programs.log(
+                name, program, f'{layers} layers unrolled: {compiled.flops:.3e} operations'
+            )
+            costs_of_few.append({'flops': compiled.flops} | roofline.collectives(compiled.text))
+        whole = extrapolated(costs_of_few, model.layers - fewest)
+        flops = whole.pop('flops')
+        collectives = {kind: int(whole[kind]) for kind in sorted(whole)}
+        result[program] = dict(flops=flops, collectives=collectives, least_flops=least_flops)
+    return result
 
 
-def _unrolled_update(name: str, mesh, layers: int) -> dict:
-    """Returns operations and collectives of `accumulate` with one row per data shard."""
-    shards = mesh.shape['replica'] * mesh.shape['fsdp']
+def _unrolled_update(name: str, mesh, layers: int) -> jax.stages.Lowered:
+    """Returns the traced program `accumulate` with one row per data shard."""
     learner = tpu_programs.learner(
         name,
         mesh,
-        shards,
+        mesh.shape['replica'] * mesh.shape['fsdp'],
         layers=layers,
         attention='dense',
         scan=False,
         # One chunk of logits is as long as a chip's row, so that the head has no loop.
         logit_chunk=tpu_programs.TOKENS,
     )
-    return _compiled_cost(name, 'update', learner.lower('solver')['accumulate'], layers)
-
-
-def _unrolled_sampler(name: str, host, program: str, layers: int) -> dict:
-    """Returns operations and collectives of 'extend' or 'decode'."""
-    lowered = tpu_programs.lower_sampler(name, host, SLOTS, layers)
-    return _compiled_cost(name, program, lowered[program], layers)
-
-
-def _compiled_cost(name: str, program: str, lowered, layers: int) -> dict:
-    """Compiles a traced program; returns its operations and the bytes of its collectives."""
-    compiled = tpu_programs.compile_program(lowered, plain=True)
-    tpu_programs.log(name, program, f'{layers} layers unrolled: {compiled.flops:.3e} operations')
-    return dict(flops=compiled.flops, moved=roofline.collectives(compiled.text))
-
-
-def _extrapolated(pair: list[dict], layers: int) -> dict:
-    """Returns the cost of a program with `layers` more layers than the first one.
-
-    Args:
-      pair: costs of two programs that differ by one layer.
-      layers: further layers.
-    """
-    first, second = pair
-
-    def extrapolate(cost, cost_with_one_more):
-        return cost + (cost_with_one_more - cost) * layers
-
-    collectives = {}
-    for kind in sorted({*first['moved'], *second['moved']}):
-        size = extrapolate(first['moved'].get(kind, 0), second['moved'].get(kind, 0))
-        collectives[kind] = int(size)
-    return dict(flops=extrapolate(first['flops'], second['flops']), collectives=collectives)
+    return learner.lower('solver')['accumulate']

@@ -16,7 +16,6 @@ Results are stored beside the compile table; what is stored is not compiled agai
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import itertools
@@ -24,10 +23,9 @@ import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
 import tempfile
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +34,7 @@ from jax.experimental import topologies
 
 from benchmarks import command, tpu_aot, tpu_estimates, tpu_programs, tpu_shapes
 from benchmarks.tpu_estimates import Cycles, Program
-from benchmarks.tpu_shapes import GIB
+from benchmarks.tpu_shapes import GIB, generation
 from zeroplay_jax.policy import ragged_tpu, sharding
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.rollout import sampler, token_steps
@@ -79,10 +77,9 @@ STEPS = {'v5e': (256, (32,)), 'v5p': (1024, (64, 128, 256)), 'v6e': (512, (64,))
 
 def sizes(topology: str, table_slots: int) -> Sizes:
     """Returns the sizes for a slice on which the compile table has `table_slots` slots."""
-    generation = topology.partition(':')[0]
-    page = CHOICES[generation][1]
+    _, page = CHOICES[generation(topology)]
     positions = tpu_programs.TOKENS + tpu_programs.CHUNK
-    budget, buckets = STEPS[generation]
+    budget, buckets = STEPS[generation(topology)]
     return Sizes(
         slots=min(MORE_SLOTS * table_slots, MOST_SLOTS),
         page=page,
@@ -109,24 +106,21 @@ def lower(
     model = tpu_programs.sized(name, layers, dtype='bfloat16')
     has_chunks = tokens == size.budget
     config = tpu_programs.sampler_config(
-        size.slots, page=size.page, pages=size.pages, token_budget=tokens, attention='ragged'
+        # Without chunks fewer slots can have a token.
+        size.slots if has_chunks else tokens,
+        page=size.page,
+        pages=size.pages,
+        token_budget=tokens,
+        attention='ragged',
     )
-    if not has_chunks:
-        # Fewer slots can have a token.
-        config = dataclasses.replace(config, slots=tokens)
-    programs = sampler.programs(model, config, mesh)
-    state = jax.eval_shape(programs['empty'])
-    layout = jax.tree.map(lambda _: sharding.rows(mesh), state)
-    cache_layout = jax.tree.map(lambda _: sharding.pages(mesh), state.cache)
-    layout = dataclasses.replace(layout, cache=cache_layout)
-    state = tpu_programs.with_shardings(state, layout)
+    programs, state = tpu_programs.slot_state(model, config, mesh)
     params = tpu_programs.published(name, mesh, layers)
     params = tpu_programs.with_shardings(params, sharding.sampler_shardings(params, mesh))
     table = jax.ShapeDtypeStruct(
         (config.slots, config.pages_per_slot), np.int32, sharding=sharding.rows(mesh)
     )
     arguments = tpu_programs.bytes_per_chip((params, state, table))
-    decode = programs['decode'] if has_chunks else _decode_only(model, config, mesh, layout)
+    decode = programs['decode'] if has_chunks else _decode_only(model, config, mesh, state)
     return decode.lower(params, state, table), arguments
 
 
@@ -134,9 +128,10 @@ def _decode_only(
     model: ModelConfig,
     config: sampler.SamplerConfig,
     mesh: jax.sharding.Mesh,
-    layout: sampler.SlotState,
+    slots: sampler.SlotState,
 ):
-    """Returns the program 'decode' of a bucket alone, without the whole step beside it; `layout` is of the state."""
+    """Returns the program 'decode' of a bucket alone, without the whole step beside it; `slots` are its shapes."""
+    layout = jax.tree.map(lambda x: x.sharding, slots)
     local = config.of_shard(sharding.data_shards(mesh))
 
     def decode(params, state, table):
@@ -162,14 +157,12 @@ def compile_step(name: str, topology: str, size: Sizes, tokens: int) -> dict[str
     chip = tpu_shapes.TOPOLOGIES[topology].chip
     layers = tpu_programs.sized(name).layers
     steps: list[Cycles] = []
-    temporaries = 0
     for few in (1, 2):
         lowered, _ = lower(name, topology, size, tokens, few)
         compiled = tpu_programs.compile_program(lowered, tpu_estimates.EFFORT)
         _, step = Program(compiled.text).estimate()
         tpu_programs.log(name, topology, f'{tokens} tokens, {few} layers', step)
         steps.append(step)
-        temporaries = compiled.temporaries
     whole = tpu_estimates.scaled(steps, layers - 1)
     _, arguments = lower(name, topology, size, tokens, layers)
     return dict(
@@ -177,7 +170,7 @@ def compile_step(name: str, topology: str, size: Sizes, tokens: int) -> dict[str
         links=chip.seconds(0.0, whole.moved),
         kernels=round(whole.kernels),
         arguments=arguments,
-        temporaries=temporaries,
+        temporaries=compiled.temporaries,
     )
 
 
@@ -202,53 +195,97 @@ def store(path: pathlib.Path, section: str, results: dict[str, Any]) -> None:
 
 def table_slots(stored: dict[str, Any], name: str, topology: str) -> int:
     """Returns the slots of the compile table."""
-    return _table_row(stored, name, topology)['slots']
+    return table_rows(stored, name, topology)['decode']['slots']
 
 
-def _table_row(stored: dict[str, Any], name: str, topology: str) -> dict[str, Any]:
-    """Returns the row of 'decode' in the compile table.
+def table_rows(stored: dict[str, Any], name: str, topology: str) -> dict[str, dict[str, Any]]:
+    """Returns program → row of the compile table.
 
     Raises:
-      UserError: it is not there.
+      UserError: the model was not compiled for the slice.
     """
+    rows = {}
     for row in stored['rows']:
-        if (row['model'], row['topology'], row['program']) == (name, topology, 'decode'):
-            return row
-    raise UserError(f'no row of {name} on {topology}: run benchmarks.tpu_aot first')
+        if (row['model'], row['topology']) == (name, topology):
+            rows[row['program']] = row
+    if not rows:
+        raise UserError(f'no row of {name} on {topology}: run benchmarks.tpu_aot first')
+    return rows
 
 
-def kernel_seconds(
-    stored: dict[str, Any], name: str, topology: str, size: Sizes, tokens: int
-) -> tuple[float, str]:
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """The ragged paged attention kernel of JAX, for all layers of a model on a host.
+
+    Attributes:
+      page, block: places of a page, and places that the kernel reads at a time.
+      traffic: seconds in which a block is read at the memory's peak rate.
+      instructions: 'decode' and 'prefill' → seconds of the instructions of a block, of a row around its blocks, and of
+        a block of queries around its rows.
+    """
+
+    page: int
+    block: int
+    traffic: float
+    instructions: dict[str, tuple[float, float, float]]
+
+    def seconds(self, grid: int, rows: int, blocks: int, kind: str) -> float:
+        """Returns the seconds of a call: the larger of instructions and traffic.
+
+        Args:
+          grid: blocks of queries of the program, those without rows included.
+          rows: rows, once for each of their blocks of queries.
+          blocks: blocks of places that are read.
+          kind: 'decode' or 'prefill'.
+        """
+        per_block, per_row, per_query_block = self.instructions[kind]
+        return blocks * max(per_block, self.traffic) + rows * per_row + grid * per_query_block
+
+
+def place_bytes(model: ModelConfig) -> int:
+    """Returns the bytes of keys and values of one place in all layers."""
+    return model.layers * 2 * model.kv_heads * model.head_dim * 2
+
+
+def compiled_kernel(stored: dict[str, Any], name: str, topology: str) -> Kernel | None:
+    """Returns the stored kernel of a model on a host of a slice; None without one."""
+    figures = stored.get('kernels', {}).get(kernel_key(name, generation(topology)))
+    if not figures:
+        return None
+    chip = tpu_shapes.TOPOLOGIES[topology].chip
+    model = tpu_programs.sized(name)
+    mesh = table_rows(stored, name, topology)['decode']['mesh']
+    place_seconds = place_bytes(model) / (mesh['fsdp'] * mesh['model']) / chip.bandwidth
+    # The kernel runs once per layer; a bundle takes a cycle.
+    bundle = chip.seconds(model.layers)
+    instructions = {}
+    for kind in QUERIES:
+        counts = (figures[kind][loop] for loop in ('block', 'row', 'grid'))
+        instructions[kind] = tuple(count * bundle for count in counts)
+    block = figures['block']
+    return Kernel(figures['page'], block, block * place_seconds, instructions)
+
+
+def kernel_seconds(kernel: Kernel, size: Sizes, tokens: int) -> tuple[float, str]:
     """Returns the kernel's seconds of a step whose rows all have one token, and what limits it.
 
     The rows are at the workload's mean length while they decode, `tpu_aot.USED_PLACES`.
     """
-    generation = topology.partition(':')[0]
-    figures = stored['kernels'][kernel_key(name, generation)]
-    model = tpu_programs.sized(name)
-    mesh = _table_row(stored, name, topology)['mesh']
-    chips = mesh['fsdp'] * mesh['model']
     rows = min(size.slots, tokens)
-    blocks = -(-tpu_aot.USED_PLACES // figures['block']) * rows
-    counts = figures['decode']
+    blocks = -(-tpu_aot.USED_PLACES // kernel.block) * rows
     grid = -(-rows // QUERIES['decode'])
-    bundles = blocks * counts['block'] + rows * counts['row'] + grid * counts['grid']
-    chip = tpu_shapes.TOPOLOGIES[topology].chip
-    instructions = chip.seconds(bundles * model.layers)
-    place = model.layers * 2 * model.kv_heads * model.head_dim * 2 / chips
-    traffic = blocks * figures['block'] * place / chip.bandwidth
-    if traffic > instructions:
-        return traffic, 'traffic'
-    return instructions, 'instructions'
+    per_block, per_row, per_query_block = kernel.instructions['decode']
+    instructions = blocks * per_block + rows * per_row + grid * per_query_block
+    traffic = blocks * kernel.traffic
+    return max((traffic, 'traffic'), (instructions, 'instructions'))
 
 
 # ---- the kernel ------------------------------------------------------------------------------------------------------
 
 
-def kernel_key(name: str, generation: str) -> str:
+def kernel_key(name: str, chips: str) -> str:
     """Returns the name under which a kernel's figures are stored."""
-    return f'{name} {generation}'
+    return f'{name} {chips}'
 
 
 def loop_bundles(text: str) -> dict[str, int]:
@@ -271,11 +308,12 @@ def loop_bundles(text: str) -> dict[str, int]:
     return dict(block=block, row=row, grid=grid)
 
 
-def compile_kernel(name: str, generation: str, queries: int) -> None:
+def compile_kernel(name: str, chips: str, queries: int) -> None:
     """Compiles the kernel for one chip of a slice; the compiler writes its dump as LIBTPU_INIT_ARGS says."""
+    tpu_aot.prepare()
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
-    topology, page = CHOICES[generation]
+    topology, page = CHOICES[chips]
     block_pages = ragged_tpu.BLOCK // page
     model = tpu_programs.sized(name)
     split = tpu_programs.host_mesh(name, topology).shape['model']
@@ -320,21 +358,19 @@ def compile_kernel(name: str, generation: str, queries: int) -> None:
     tpu_programs.compile_program(lowered, 0.0)
 
 
-def measure_kernel(name: str, generation: str) -> dict[str, Any]:
+def measure_kernel(name: str, chips: str) -> dict[str, Any]:
     """Returns the figures of the kernel: page, places of a block, and bundles with few and with many queries."""
-    _, page = CHOICES[generation]
+    _, page = CHOICES[chips]
     figures: dict[str, Any] = dict(page=page, block=ragged_tpu.BLOCK)
     for kind, queries in QUERIES.items():
         with tempfile.TemporaryDirectory() as folder:
             # libtpu reads its flags when a process starts.
             flags = f'--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true'
-            command = [sys.executable, '-m', 'benchmarks.tpu_pages', '--compile']
-            command += [name, generation, str(queries)]
-            environment = os.environ | {'LIBTPU_INIT_ARGS': flags}
-            subprocess.run(command, env=environment, check=True, capture_output=True)
+            with mock.patch.dict(os.environ, LIBTPU_INIT_ARGS=flags), command.processes(1) as pool:
+                pool.submit(compile_kernel, name, chips, queries).result()
             (dump,) = pathlib.Path(folder).glob('*ragged_paged*-final_bundles.txt')
             figures[kind] = loop_bundles(dump.read_text(errors='replace'))
-        tpu_programs.log(name, generation, kind, figures[kind])
+        tpu_programs.log(name, chips, kind, figures[kind])
     return figures
 
 
@@ -343,32 +379,23 @@ def measure_kernel(name: str, generation: str) -> dict[str, Any]:
 
 def table(stored: dict[str, Any], pairs: list[tuple[str, str]]) -> str:
     """Returns the stored steps of (model, slice) pairs as a Markdown table."""
-    columns = [
-        'model',
-        'slice',
-        'tokens of a step',
-        'slots',
-        'pages',
-        'arguments, GiB',
-        'temporaries',
-    ]
-    columns += ['without the kernel, ms', 'kernel, ms', 'limited by']
+    columns = ['model', 'slice', 'tokens of a step', 'slots', 'pages', 'arguments, GiB']
+    columns += ['temporaries', 'without the kernel, ms', 'kernel, ms', 'limited by']
     rows = []
     for name, topology in pairs:
         size = sizes(topology, table_slots(stored, name, topology))
+        kernel = compiled_kernel(stored, name, topology)
+        if not kernel:
+            raise UserError(f'no kernel of {name} on {topology}: give --kernels, too')
         for tokens in (*size.buckets, size.budget):
             step = stored.get('pages', {}).get(key(name, topology, size, tokens))
             if not step:
                 continue
-            kernel, limit = kernel_seconds(stored, name, topology, size, tokens)
-            cells = [name, topology, str(tokens), str(size.slots)]
-            cells.append(f'{size.pages} of {size.page}')
-            cells.append(f'{step["arguments"] / GIB:.1f}')
-            cells.append(f'{step["temporaries"] / GIB:.2f}')
-            cells.append(f'{step["seconds"] * 1e3:.3g}')
-            cells.append(f'{kernel * 1e3:.3g}')
-            cells.append(limit)
-            rows.append(cells)
+            seconds, limit = kernel_seconds(kernel, size, tokens)
+            memory = (f'{step["arguments"] / GIB:.1f}', f'{step["temporaries"] / GIB:.2f}')
+            times = (f'{step["seconds"] * 1e3:.3g}', f'{seconds * 1e3:.3g}')
+            pages = f'{size.pages} of {size.page}'
+            rows.append((name, topology, tokens, size.slots, pages, *memory, *times, limit))
     return command.table(columns, rows)
 
 
@@ -381,20 +408,14 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument('--kernels', action='store_true', help='compile the kernels again')
     parser.add_argument('--out', type=pathlib.Path, default=tpu_aot.RESULTS, help='results')
-    # The kernel that a process of its own compiles.
-    parser.add_argument('--compile', nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     names = args.model or ('qwen2.5-7b',)
     pairs = list(itertools.product(names, args.topology or ('v5e:4x4', 'v5p:2x2x4')))
     with command.one_line_errors('tpu_pages'):
         tpu_aot.prepare()
-        if args.compile:
-            name, generation, queries = args.compile
-            compile_kernel(name, generation, int(queries))
-            return
-        for name, generation in itertools.product(names, CHOICES if args.kernels else ()):
-            figures = measure_kernel(name, generation)
-            store(args.out, 'kernels', {kernel_key(name, generation): figures})
+        for name, chips in itertools.product(names, CHOICES if args.kernels else ()):
+            figures = measure_kernel(name, chips)
+            store(args.out, 'kernels', {kernel_key(name, chips): figures})
         for name, topology in pairs:
             add_missing(json.loads(args.out.read_text()), args.out, name, topology)
     stored = json.loads(args.out.read_text())

@@ -223,8 +223,9 @@ def slot_state(model: ModelConfig, config: sampler.SamplerConfig, mesh: Mesh):
     programs = sampler.programs(model, config, mesh)
     state = jax.eval_shape(programs['empty'])
     # Slots are split over the data axes; the caches also by key/value heads over 'model'.
+    cache = sharding.pages(mesh) if config.is_paged else sharding.cache(mesh)
     shardings = jax.tree.map(lambda _: sharding.rows(mesh), state)
-    cache_shardings = jax.tree.map(lambda _: sharding.cache(mesh), state.cache)
+    cache_shardings = jax.tree.map(lambda _: cache, state.cache)
     shardings = dataclasses.replace(shardings, cache=cache_shardings)
     return programs, with_shardings(state, shardings)
 
@@ -280,7 +281,7 @@ def fitted(
     order: tuple[str, ...],
     memory: float,
 ) -> Row:
-    """Returns the columns of a program: its memory, and what has to leave the chip (`settle`) or why it fails.
+    """Returns and logs the columns of a program: its memory, what has to leave the chip (`settle`) or why it fails.
 
     Args:
       key: what identifies the program in this process, which compiles it once.
@@ -301,7 +302,36 @@ def fitted(
         columns['compile_seconds'] = round(time.perf_counter() - started, 1)
         _COMPILED[key] = program, columns
     program, columns = _COMPILED[key]
-    return columns | settle(program.peak, beside, order, memory) if program else columns
+    if program:
+        columns = columns | settle(program.peak, beside, order, memory)
+    log(*key, summary(columns))
+    return columns
+
+
+def sampler_rows(
+    fit: Callable[..., Row],
+    host: str,
+    programs: dict[str, jax.stages.Lowered],
+    slots: int,
+    slot_bytes: int,
+    beside: dict[str, int],
+) -> list[Row]:
+    """Returns the rows of a sampler's programs, up to the first that does not fit.
+
+    Args:
+      fit: returns the columns of a program, from its key, the traced program, `beside` and 'rollout'.
+      host: name of the host.
+      programs: traced, by name.
+      slots, slot_bytes: number of slots of the host, and their bytes per chip.
+      beside: see `settle`.
+    """
+    rows = []
+    for program, lowered in programs.items():
+        columns = fit((host, f'{slots} slots', program), lowered, beside, 'rollout')
+        rows.append(dict(program=program, slots=slots, slot_bytes=slot_bytes, **columns))
+        if not columns['fits']:
+            break
+    return rows
 
 
 def update_columns(parts: dict[str, Row], totals: list[int]) -> Row:

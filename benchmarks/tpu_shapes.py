@@ -33,34 +33,24 @@ _YARN = dict(
 )
 
 
-# The parameters are positional, so that a row of MODELS reads like the table of a model card.
-def _config(
-    architecture,
-    width,
-    forward,
-    layers,
-    heads,
-    kv_heads,
-    vocabulary,
-    theta,
-    eps,
-    tied=False,
-    **further_fields,
-):
-    """Returns the fields of a config.json."""
-    return dict(
-        architectures=[architecture],
-        hidden_size=width,
-        intermediate_size=forward,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        vocab_size=vocabulary,
-        rope_theta=theta,
-        rms_norm_eps=eps,
-        tie_word_embeddings=tied,
-        **further_fields,
-    )
+# The sizes of a config.json, in the order of `_config`.
+_SIZES = (
+    'hidden_size',
+    'intermediate_size',
+    'num_hidden_layers',
+    'num_attention_heads',
+    'num_key_value_heads',
+    'vocab_size',
+    'rope_theta',
+    'rms_norm_eps',
+)
+
+
+# The sizes are positional, so that a row of MODELS reads like the table of a model card.
+def _config(architecture: str, *sizes: float, tied: bool = False, **further_fields):
+    """Returns the fields of a config.json; `sizes` are those of _SIZES."""
+    fields = dict(zip(_SIZES, sizes, strict=True))
+    return dict(architectures=[architecture], tie_word_embeddings=tied, **fields, **further_fields)
 
 
 # The fields of each published config.json that determine the programs.
@@ -120,7 +110,7 @@ class Chip(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """A TPU slice.
+    """A TPU slice of one generation.
 
     Attributes:
       chip: figures of its chips.
@@ -131,24 +121,26 @@ class Slice(NamedTuple):
     host: str
 
 
-_V5E = Chip(197e12, 819e9, 15.75 * GIB, 200e9, 1.5e9)
-_V5P = Chip(459e12, 2765e9, 95.0 * GIB, 600e9, 1.75e9)
-_V6E = Chip(918e12, 1640e9, 31.25 * GIB, 448e9, 1.75e9)
-# A sampler runs within one host, a learner over the whole slice.
-TOPOLOGIES = {
-    'v5e:4x4': Slice(_V5E, 'v5e:2x2'),
-    'v5e:8x8': Slice(_V5E, 'v5e:2x2'),
-    'v5p:2x2x4': Slice(_V5P, 'v5p:2x2x1'),
-    'v6e:4x4': Slice(_V6E, 'v6e:2x2'),
+# Generation → its slices. A sampler runs within one host, a learner over the whole slice.
+_SLICES = {
+    'v5e': Slice(Chip(197e12, 819e9, 15.75 * GIB, 200e9, 1.5e9), 'v5e:2x2'),
+    'v5p': Slice(Chip(459e12, 2765e9, 95.0 * GIB, 600e9, 1.75e9), 'v5p:2x2x1'),
+    'v6e': Slice(Chip(918e12, 1640e9, 31.25 * GIB, 448e9, 1.75e9), 'v6e:2x2'),
 }
+
+
+def generation(topology: str) -> str:
+    """Returns 'v5e' of 'v5e:4x4'."""
+    return topology.partition(':')[0]
+
+
+def _slices(*topologies: str) -> dict[str, Slice]:
+    return {topology: _SLICES[generation(topology)] for topology in topologies}
+
+
+TOPOLOGIES = _slices('v5e:4x4', 'v5e:8x8', 'v5p:2x2x4', 'v6e:4x4')
 # Slices of `benchmarks.tpu_aot --adapters`, the smallest first.
-ADAPTER_TOPOLOGIES = {
-    'v5e:2x2': Slice(_V5E, 'v5e:2x2'),
-    'v5e:2x4': Slice(_V5E, 'v5e:2x2'),
-    'v5e:4x4': Slice(_V5E, 'v5e:2x2'),
-    'v6e:2x4': Slice(_V6E, 'v6e:2x2'),
-    'v5p:2x2x1': Slice(_V5P, 'v5p:2x2x1'),
-}
+ADAPTER_TOPOLOGIES = _slices('v5e:2x2', 'v5e:2x4', 'v5e:4x4', 'v6e:2x4', 'v5p:2x2x1')
 
 
 def model_config(name: str, **overrides) -> ModelConfig:

@@ -76,9 +76,9 @@ def proposals(workdir: pathlib.Path) -> dict[str, float]:
         if not is_accepted(row):
             continue
         accepted += 1
-        second_half = clause_of_other_document(row)
-        about_other += second_half is not None
-        joined += second_half is not None and has_own_sentence(row)
+        is_about_other, is_joined = documents_of(row)
+        about_other += is_about_other
+        joined += is_joined
     return {
         'proposals': total,
         'accepted': accepted / max(1, total),
@@ -101,32 +101,27 @@ def first_search(row: Json) -> Json | None:
     return None
 
 
-def clause_of_other_document(row: Json) -> str | None:
-    """Returns the clause that a proposal asks about, with name and answer.
+def documents_of(row: Json) -> tuple[bool, bool]:
+    """Returns whether the halves of a proposal are from other documents, both False if it has another form.
 
-    None if it occurs in no passage found, or only in those with the title of the proposer's document.
+    Returns:
+      Whether its clause, with name and answer, occurs in a passage found with another title than that of the proposer's
+      document; and whether also its sentence, with the name, occurs in the proposer's document.
     """
     call, parts = first_search(row), halves(row['info']['question'])
     if parts is None or call is None or BLANK not in parts[1]:
-        return None
-    bridge = call['arguments']['query_list'][0]
-    clause = parts[1].replace(BRIDGE, bridge).replace(BLANK, row['info']['answers'][0])
-    for passage in call['documents'][0]:
-        is_other = f'(Title: {passage["title"]})' not in row['segments'][0]['text']
-        if is_other and clause in ' '.join(passage['text'].split()):
-            return clause
-    return None
-
-
-def has_own_sentence(row: Json) -> bool:
-    """Returns whether the first half of a proposal, with the name, occurs in the proposer's document."""
-    call, parts = first_search(row), halves(row['info']['question'])
-    if parts is None or call is None:
-        return False
-    bridge = call['arguments']['query_list'][0]
+        return False, False
+    name = call['arguments']['query_list'][0]
+    sentence, clause = (half.replace(BRIDGE, name) for half in parts)
+    clause = clause.replace(BLANK, row['info']['answers'][0])
+    document = row['segments'][0]['text']
     # The document marks the name as a link.
-    document = ' '.join(row['segments'][0]['text'].split()).replace(f'[ {bridge} ]', bridge)
-    return parts[0].replace(BRIDGE, bridge) in document
+    is_own = sentence in ' '.join(document.split()).replace(f'[ {name} ]', name)
+    for passage in call['documents'][0]:
+        is_other = f'(Title: {passage["title"]})' not in document
+        if is_other and clause in ' '.join(passage['text'].split()):
+            return True, is_own
+    return False, False
 
 
 def check(workdir: pathlib.Path) -> None:

@@ -157,7 +157,7 @@ import dataclasses, json
 from benchmarks import tpu_aot, adapter_cases
 tpu_aot.prepare()
 work = dataclasses.replace(adapter_cases.work_of('qwen2.5-3b', 4), layers=1)
-case = adapter_cases.AdapterCase(work, adapter_cases.tpu_machine('v5e:2x2', -1.0))
+case = adapter_cases.AdapterCase(work, adapter_cases.tpu_machine('v5e:2x2'))
 adapter_cases.SLOTS = (16,)
 print(json.dumps(case.rows_of_all()))
 """

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import adapters
+from benchmarks import adapters, command
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.selfplay.recipe import trained_roles
 
@@ -37,8 +37,6 @@ def test_stored_runs_are_tabulated_and_not_executed_again(tmp_path, capsys, monk
             run = dict(arm='dspo', rank=rank, factor=10.0 if rank else 1.0, seed=seed, curve=curve)
             path = adapters.stored_path('dspo', rank, run['factor'], seed, folder)
             path.write_text(json.dumps(run))
-    # A run of another config, such as one before a change of the arm.
-    (folder / 'dspo-4-10-2-0123456789abcdef.json').write_text(json.dumps(run | {'seed': 2}))
     flags = ['--only', 'dspo', '--ranks', '0', '--seeds', '2', '--out', str(tmp_path)]
     adapters.main(flags)
     printed = capsys.readouterr().out
@@ -49,3 +47,9 @@ def test_stored_runs_are_tabulated_and_not_executed_again(tmp_path, capsys, monk
     assert f'| dspo | rank 4 | × 10 {cells}' in printed
     rows = json.loads((tmp_path / 'adapters.json').read_text())['rows']
     assert [row['rank'] for row in rows] == [0, 4] and rows[1]['area'] == 0.4
+
+
+def test_the_committed_table_is_that_of_the_committed_runs():
+    rows = adapters.table(command.RESULTS / 'adapters')
+    assert rows == json.loads((command.RESULTS / 'adapters.json').read_text())['rows']
+    assert adapters.markdown(rows) == (command.RESULTS / 'adapters.md').read_text()

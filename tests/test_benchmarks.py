@@ -45,7 +45,8 @@ SMALL = dataclasses.replace(
 def test_rollouts_and_updates_of_the_speed_benchmark(monkeypatch, rollouts, dtype):
     monkeypatch.setattr(bench, 'device_rates', lambda _: (1e12, 1e12))
     figures = bench.Engine(dataclasses.replace(SMALL, dtype=dtype), rollouts).measure()
-    assert set(figures) == set('rollout train bound update_bound gflops gbytes'.split())
+    rates = {'generated_tokens_per_second', 'update_tokens_per_second', 'gflops', 'gbytes'}
+    assert set(figures) == rates | {'share_of_bound', 'update_share_of_bound'}
     assert all(value > 0 for value in figures.values())
 
 
@@ -116,6 +117,7 @@ def test_both_jax_engines_run_on_the_same_jax():
 def fake_peers(tmp_path, monkeypatch):
     """A folder of scripts that print rates at once, and this interpreter to run them."""
     monkeypatch.setenv('PEERS_PYTHON', sys.executable)
+    monkeypatch.setattr(bench, 'PEERS_FOLDER', tmp_path)
     script = (
         'import sys\n'
         'from benchmarks.peers import workload\n'
@@ -129,25 +131,24 @@ def fake_peers(tmp_path, monkeypatch):
 
 
 def test_rates_of_another_engine_are_read_from_its_output(fake_peers):
-    rates = bench.peer('tunix', fake_peers, 'even', cache_tokens=512)
+    rates = bench.peer('tunix', 'even', cache_tokens=512)
     updated_tokens = workload.TRAIN_BATCH * workload.TRAIN_LEN
     assert rates == {'rollout': workload.EVEN.generated / 512, 'train': updated_tokens / 2}
-    uneven_rates = bench.peer('hf', fake_peers, 'uneven', cache_tokens=512)
+    uneven_rates = bench.peer('hf', 'uneven', cache_tokens=512)
     assert uneven_rates['rollout'] == workload.UNEVEN.generated
 
 
 def test_a_failing_script_of_another_engine_is_one_line(fake_peers):
     (fake_peers / 'peer_hf.py').write_text('import a_missing_engine\n')
     with pytest.raises(UserError, match='No module named .a_missing_engine.; install') as error:
-        bench.peer('hf', fake_peers, 'even')
+        bench.peer('hf', 'even')
     assert '\n' not in str(error.value)
 
 
 def test_ratios_of_a_round_are_ours_over_theirs(fake_peers, capsys):
-    figures = {'rollout': 6144.0, 'train': 4096.0}
+    figures = {'generated_tokens_per_second': 6144.0, 'update_tokens_per_second': 4096.0}
     engine = types.SimpleNamespace(measure=lambda: figures)
     arguments = bench.parse_arguments(['--rounds', '2', '--tunix-cache', '1'])
-    arguments.peers = fake_peers
     our_figures, ratios = bench.compare(engine, arguments)
     assert our_figures == [figures] * 2
     # The fake engines generate 3072 tokens in a second and update 4096 tokens in two.

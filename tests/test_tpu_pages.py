@@ -53,7 +53,7 @@ def test_compiled_steps_take_no_less_than_their_least_time_and_fit(topology):
         assert step['arguments'] + step['temporaries'] < chip.memory
         # A call per layer for rows of one token; in a step that prefills another one for chunks.
         assert step['kernels'] == 28 * (2 if tokens == budget else 1)
-        kernel, limit = tpu_pages.kernel_seconds(table, NAME, topology, size, tokens)
+        kernel, limit = tpu_pages.kernel_seconds(machine.kernel, size, tokens)
         assert 0 < kernel < 1 and limit in ('traffic', 'instructions')
 
 

@@ -25,19 +25,15 @@ def make_model() -> transformers.Qwen3ForCausalLM:
 
 def rollout(model: transformers.Qwen3ForCausalLM, rollouts: workload.Rollouts) -> list[list[int]]:
     """Returns the token ids of the finished rollouts of a batch."""
-    contexts = [rollouts.prompt(row) for row in range(len(rollouts))]
-    last_turn = max(rollouts.turns(row) for row in range(len(rollouts)))
-    for turn in range(last_turn):
-        # Finished rollouts leave the batch.
-        running = [row for row in range(len(rollouts)) if turn < rollouts.turns(row)]
-        longest = max(len(contexts[row]) for row in running)
-        ids = torch.full((len(running), longest), PAD_ID)
+
+    def generate(contexts: list[list[int]]) -> list[list[int]]:
+        longest = max(map(len, contexts))
+        ids = torch.full((len(contexts), longest), PAD_ID)
         mask = torch.zeros_like(ids)
-        for i, row in enumerate(running):
+        for i, context in enumerate(contexts):
             # Padding is on the left, because generated tokens are appended on the right.
-            ids[i, longest - len(contexts[row]) :] = torch.tensor(contexts[row])
-            mask[i, longest - len(contexts[row]) :] = 1
-        # Every turn reads the whole context again: `generate` starts with an empty key/value cache.
+            ids[i, longest - len(context) :] = torch.tensor(context)
+            mask[i, longest - len(context) :] = 1
         with torch.inference_mode():
             output = model.generate(
                 ids,
@@ -49,12 +45,9 @@ def rollout(model: transformers.Qwen3ForCausalLM, rollouts: workload.Rollouts) -
                 eos_token_id=EOS_ID,
                 pad_token_id=PAD_ID,
             )
-        generated = output[:, longest:].tolist()
-        for i, row in enumerate(running):
-            contexts[row] += generated[i]
-            if turn < rollouts.turns(row) - 1:
-                contexts[row] += rollouts.observation(row, turn)
-    return contexts
+        return output[:, longest:].tolist()
+
+    return workload.play(rollouts, generate)
 
 
 def token_log_probs(model: transformers.Qwen3ForCausalLM, ids: torch.Tensor) -> torch.Tensor:

@@ -79,24 +79,19 @@ def make_sampler(model: qwen3.Qwen3, cache_tokens: int) -> tunix_sampler.Sampler
 
 def rollout(sampler: tunix_sampler.Sampler, rollouts: workload.Rollouts) -> list[list[int]]:
     """Returns the token ids of the finished rollouts of a batch."""
-    contexts = [rollouts.prompt(row) for row in range(len(rollouts))]
-    last_turn = max(rollouts.turns(row) for row in range(len(rollouts)))
-    for turn in range(last_turn):
-        # Finished rollouts leave the batch.
-        running = [row for row in range(len(rollouts)) if turn < rollouts.turns(row)]
-        # Every turn reads the whole context again: the sampler starts with an empty key/value cache.
+
+    def generate(contexts: list[list[int]]) -> list[list[int]]:
         output = sampler(
-            [to_text(contexts[row]) for row in running],
+            [to_text(context) for context in contexts],
             max_generation_steps=rollouts.turn_tokens,
             # The exact length is given, because otherwise Tunix pads prompts to the next power of two.
-            max_prompt_length=max(len(contexts[row]) for row in running),
+            max_prompt_length=max(map(len, contexts)),
             # An end-of-sequence token would end a turn early.
             forbidden_tokens=(PAD_ID, EOS_ID),
         )
-        for row, generated in zip(running, output.tokens, strict=True):
-            contexts[row] += np.asarray(generated)[: rollouts.turn_tokens].tolist()
-            if turn < rollouts.turns(row) - 1:
-                contexts[row] += rollouts.observation(row, turn)
+        return [np.asarray(tokens)[: rollouts.turn_tokens].tolist() for tokens in output.tokens]
+
+    contexts = workload.play(rollouts, generate)
     lengths = [len(context) for context in contexts]
     assert lengths == [rollouts.length(row) for row in range(len(rollouts))]
     return contexts

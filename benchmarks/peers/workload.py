@@ -120,7 +120,30 @@ LARGE = uneven_rollouts('large', count=128, context=2048)
 WORKLOADS = {rollouts.name: rollouts for rollouts in (EVEN, UNEVEN, LARGE)}
 
 
-# ---- timing and output of the scripts ----
+# ---- what the scripts of the other engines share ----
+
+
+def play(
+    rollouts: Rollouts, generate: Callable[[list[list[int]]], list[list[int]]]
+) -> list[list[int]]:
+    """Returns the token ids of the finished rollouts of a batch.
+
+    Args:
+      rollouts: the batch.
+      generate: returns the next `turn_tokens` ids of every context. It begins with an empty key/value cache, so that
+        every turn reads the whole context again.
+    """
+    rows = range(len(rollouts))
+    contexts = [rollouts.prompt(row) for row in rows]
+    for turn in range(max(rollouts.turns(row) for row in rows)):
+        # Finished rollouts leave the batch.
+        running = [row for row in rows if turn < rollouts.turns(row)]
+        generated = generate([contexts[row] for row in running])
+        for row, tokens in zip(running, generated, strict=True):
+            contexts[row] += tokens
+            if turn < rollouts.turns(row) - 1:
+                contexts[row] += rollouts.observation(row, turn)
+    return contexts
 
 
 def median_seconds(call: Callable[[], object], repeats: int) -> float:
