@@ -223,6 +223,9 @@ class Http:
 
         Also sets `name` to the name of the index in the reply (its fingerprint), or to the address if the reply has
         none. A server without /health (Search-R1's) gets a query instead, and `name` stays as it is.
+
+        Raises:
+          SearchFailed: the server redirects to another address.
         """
         request = 'GET /health'
         try:
@@ -258,7 +261,8 @@ class Http:
           read: function that converts one JSON result to the value that is returned for it (`replies`).
 
         Raises:
-          SearchFailed: all attempts failed, or too many requests in a row did and nothing is sent for a while.
+          SearchFailed: all attempts failed, the server redirects, or too many requests in a row failed and nothing is
+            sent for a while.
           RetrievalError: the server refuses the request, or it cannot be sent.
           CannotOpen: the server has no endpoint /open.
         """
@@ -407,6 +411,7 @@ class Exchange:
 
         Raises:
           NoReply: the deadline passed, the connection failed, or the reply is compressed or too long.
+          SearchFailed: the server redirects to another address, so that no further attempt would help.
           ValueError: the request cannot be sent: an invalid address, or a body that is not Unicode.
         """
         # A forked process has no thread of the loop, and must not share sockets with its parent.
@@ -430,6 +435,10 @@ class Exchange:
             asyncio.timeout(self._seconds),
             self._client.stream(method, url, json=body) as reply,
         ):
+            if reply.next_request:
+                raise SearchFailed(
+                    f'{url} redirects to {reply.next_request.url}; give that address'
+                )
             codings = reply.headers.get('Content-Encoding', '').lower().replace(' ', '').split(',')
             if not _COMPRESSIONS.isdisjoint(codings):
                 raise NoReply('a compressed reply, which was not asked for')
@@ -464,6 +473,8 @@ _ID_FIELDS = FIELD_NAMES['id']
 _ID_DIGITS = 16
 # Bytes of a reply that are looked at for a quotation.
 _QUOTED_BYTES = 400
+# Values of "status" in replies with an error.
+_FAILURES = ('error', 'failed', 'failure')
 
 
 class MalformedReply(Exception):
@@ -493,7 +504,12 @@ def parse_results(body: bytes, count: int, read: Callable[[Any], Any]) -> list[A
         # Some servers report errors with status 200.
         text = short(json.dumps(reply, ensure_ascii=False))
         raise MalformedReply(f'no list "result" in {text}')
-    rows = reply['result']
+    rows = reply.pop('result')
+    # Some give an error and no results, as if nothing had been found.
+    is_failure = reply.get('error') or reply.get('success') is False
+    if is_failure or str(reply.get('status')).lower() in _FAILURES:
+        text = short(json.dumps(reply, ensure_ascii=False))
+        raise MalformedReply(f'an error beside "result": {text}')
     # Results are matched to queries by position.
     if len(rows) != count:
         raise MalformedReply(f'{len(rows)} results for {count} queries')

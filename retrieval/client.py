@@ -40,6 +40,9 @@ class Client:
       backend: answers the requests.
       cache: number of cached answers, of which the least recently used are dropped; 0: no cache.
       max_failure_rate: share of failed requests (queries or references) above which `check_failure_rate` raises.
+
+    Attributes:
+      last_failure: why a request last failed since the last call of `metrics`; '' if none did.
     """
 
     def __init__(
@@ -64,19 +67,22 @@ class Client:
           pause: seconds between two attempts.
 
         Raises:
-          RetrievalError: it does not answer within `seconds`.
+          RetrievalError: it does not answer within `seconds`, or redirects to another address.
         """
         # The monotonic clock, because the time of day can be set back.
         deadline = time.monotonic() + seconds
-        while not self.backend.ready():
-            if time.monotonic() + pause > deadline:
-                reason = getattr(self.backend, 'problem', '')
-                problem = f' ({reason})' if reason else ''
-                raise RetrievalError(
-                    f'the search at {self.backend.name} is not ready after {seconds:.0f} s{problem}; start it with '
-                    'python -m zeroplay_jax.retrieval.server, or give its address'
-                )
-            time.sleep(pause)
+        try:
+            while not self.backend.ready():
+                if time.monotonic() + pause > deadline:
+                    reason = getattr(self.backend, 'problem', '')
+                    problem = f' ({reason})' if reason else ''
+                    raise RetrievalError(
+                        f'the search at {self.backend.name} is not ready after {seconds:.0f} s{problem}; start it '
+                        'with python -m zeroplay_jax.retrieval.server, or give its address'
+                    )
+                time.sleep(pause)
+        except SearchFailed as error:
+            raise RetrievalError(str(error)) from None
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage] | None]:
         """Returns the best passages of each query.
@@ -153,7 +159,7 @@ class Client:
         answers = self._answers('open', requests, absent_answers, open_pages)
         # Raised instead of returning None, which would tell the policy that the document does not exist.
         if any(answer is _FAILED for answer in answers):
-            raise SearchFailed('documents could not be opened; the search server failed')
+            raise SearchFailed(f'documents could not be opened: {self.last_failure}')
         return answers
 
     def _answers(
@@ -227,17 +233,17 @@ class Client:
         except CannotOpen:
             raise
         except RetrievalError as error:
-            self._last_failure = str(error)
+            self.last_failure = str(error)
             half = len(requests) // 2
             if not half:
                 return [_FAILED]
             return self._ask(requests[:half], ask) + self._ask(requests[half:], ask)
         except SearchFailed as error:
-            self._last_failure = str(error)
+            self.last_failure = str(error)
         except Exception as error:
             # A defect of the backend. It must not leave here uncounted: tools turn exceptions into observations, and
             # the run would train on searches that all failed.
-            self._last_failure = f'{type(error).__name__}: {error}'
+            self.last_failure = f'{type(error).__name__}: {error}'
         return [_FAILED] * len(requests)
 
     def check_failure_rate(self) -> None:
@@ -251,7 +257,7 @@ class Client:
             if share > self._max_failure_rate:
                 raise RetrievalError(
                     f'{self._failed} of {self._queries} searches failed, more than '
-                    f'{100 * self._max_failure_rate:g} %; the last one: {self._last_failure[:_QUOTED_CHARACTERS]}; '
+                    f'{100 * self._max_failure_rate:g} %; the last one: {self.last_failure[:_QUOTED_CHARACTERS]}; '
                     f'repair the search at {self.backend.name} and start again'
                 )
 
@@ -289,4 +295,4 @@ class Client:
         self._seconds: list[float] = []
         # Backends count retries from their creation.
         self._retried_before = getattr(self.backend, 'retried', 0)
-        self._last_failure = ''
+        self.last_failure = ''

@@ -322,6 +322,15 @@ def open_index(
     return ScannIndex(encoder, corpus, vectors, **parameters, saved=folder / 'scann')
 
 
+def check_encoder_flag(folder: pathlib.Path, encoder_folder: str | None) -> None:
+    """Raises RetrievalError for a folder without an index, or for --encoder where its index reads no checkpoint."""
+    manifest = read_manifest(folder)
+    if encoder_folder and not manifest['encoder_folder']:
+        raise RetrievalError(
+            f'--encoder {encoder_folder}: the index in {folder} reads no checkpoint; take the flag away'
+        )
+
+
 def _check_version(manifest: Mapping[str, Any], folder: pathlib.Path) -> None:
     """Raises RetrievalError if the installed version of the index's library is not the one that built it."""
     # The vectors of an exact index are a plain NumPy file, which any version reads. The parameters have the kind that

@@ -53,10 +53,11 @@ def _run(args: argparse.Namespace) -> None:
         print(f'{args.index}: all files are as they were built ({len(manifest["files"])})')
     if not args.queries:
         return
+    folder.check_encoder_flag(args.index, args.encoder)
     index = folder.open_index(args.index, encoder_folder=args.encoder)
     k = args.k or min(_PASSAGES, len(index))
     for query, results in zip(args.queries, search_records(index, args.queries, k)):
-        print(query)
+        print(query if results else f'{query}\n  no passage found')
         for rank, (record, score) in enumerate(results, 1):
             title, text = split(record.contents)
             line = _printable(f'[{record.id}] {title}: {text}')

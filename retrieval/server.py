@@ -364,8 +364,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(args: argparse.Namespace) -> None:
     """Serves the index that the arguments name, until a signal."""
-    # Called for its error only, before the port is opened: the folder must hold an index.
-    folder.read_manifest(args.index)
+    # Before the port is opened.
+    folder.check_encoder_flag(args.index, args.encoder)
     limits = Limits(
         **{field.name: getattr(args, field.name) for field in dataclasses.fields(Limits)}
     )

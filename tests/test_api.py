@@ -19,6 +19,9 @@ from zeroplay_jax.configuration.fields import set_fields
 from zeroplay_jax.evaluation.play import evaluate
 from zeroplay_jax.objectives import masking, policy_gradient
 from zeroplay_jax.objectives.losses import POLICY_LOSSES, PolicyLoss
+from zeroplay_jax.retrieval.client import Client
+from zeroplay_jax.retrieval.types import SearchFailed
+from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.schedule import all_steps
 from zeroplay_jax.tools.base import Tool, ToolResult, string_parameter
 from zeroplay_jax.tools.calculator import CalculatorTool
@@ -304,6 +307,35 @@ def test_parts_are_shown_in_one_line(policy, index, user_reads):
     user_reads(f'right: {policy!r}')
     assert re.fullmatch(r"Policy\('.*': Qwen\w+, [\d,]+ parameters\)", repr(policy))
     assert repr(index) == "Index(about='the miniature world')"
+
+
+@pytest.mark.fault('user-14', 'index.search of a server that fails')
+def test_a_failed_search_says_why(index, user_reads):
+    class Failing:
+        name = 'http://127.0.0.1:9'
+
+        def retrieve(self, queries, k):
+            raise SearchFailed('status 500')
+
+    failing = zp.Index(SearchableCorpus(Client(Failing()), 3, 100), Failing.name)
+    line = refused(failing.search, 'x')
+    assert "the search for 'x' failed (status 500)" in line
+    user_reads(line)
+
+
+@pytest.mark.fault('user-14', 'zp.score(rollouts, answers, metric=lambda p, g: 1.0)')
+def test_a_function_is_a_metric(user_reads):
+    assert zp.score(ROLLOUTS, ['Rome', 'Paris'], lambda p, g: 0.5).tolist() == [[0.5] * 2] * 2
+    user_reads('right: the function is called')
+
+
+@pytest.mark.fault('user-14', "zp.config('dspo', changes={'seed': np.int64(3)})")
+def test_a_number_of_numpy_is_a_value(user_reads):
+    changes = {'seed': np.int64(3), 'solver.learning_rate': np.float32(0.5), 'offload': np.True_}
+    settings = zp.config('dspo', changes=changes)
+    assert repr([settings[name] for name in ('seed', 'offload')]) == '[3, True]'
+    assert settings.solver.learning_rate == 0.5
+    user_reads('right: as the number')
 
 
 @pytest.mark.fault('kin-faces', 'zp.score(rollouts, [[1912]])')

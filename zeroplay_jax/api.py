@@ -112,7 +112,10 @@ class Index:
         check_query(query)
         (passages,) = self.corpus.search([query])
         if passages is None:
-            raise UserError(f'{self.about}: the search for {query!r} failed; try it again')
+            reason = self.corpus.client.last_failure
+            raise UserError(
+                f'{self.about}: the search for {query!r} failed ({reason}); try it again'
+            )
         return passages
 
 
@@ -268,7 +271,9 @@ def show(trajectory: Trajectory) -> str:
 
 
 def score(
-    rollouts: Rollouts, answers: Sequence[Sequence[str] | str], metric: str = 'em'
+    rollouts: Rollouts,
+    answers: Sequence[Sequence[str] | str],
+    metric: str | reward_functions.AnswerMetric = 'em',
 ) -> Float[np.ndarray, 'questions samples']:
     """Returns the scores of the final answers of rollouts, each in [0, 1]; float64 [questions, samples].
 
@@ -277,7 +282,7 @@ def score(
     Args:
       rollouts: per question its samples; equally many for each.
       answers: accepted answers per question, read as in a file of questions: also numbers.
-      metric: 'em', 'subem', 'f1', or 'package.module:function'.
+      metric: 'em', 'subem', 'f1', 'package.module:function', or the function (prediction, accepted answers) itself.
 
     Raises:
       UserError: there is no such metric, it returns something else than a number in [0, 1], or not one entry of
@@ -320,7 +325,8 @@ def policy_loss(
       loss: a name of `objectives.losses`, 'package.module:function', or the function or `PolicyLoss` itself.
       params: weights to evaluate; None: the policy's. A KL term compares them with the policy's.
       settings: fields of `config.<role>` (docs/configuration.md), such as the `temperature` that the rollouts were
-        sampled with, 1 by default. Distillation and value networks need a run.
+        sampled with, 1 by default. Those of the optimiser and of sampling change no loss. Distillation and value
+        networks need a run.
 
     Returns:
       The loss, float32 scalar; statistics as means, by the names that metrics.jsonl uses.
@@ -584,7 +590,7 @@ def answer_texts(answers: Any, rollouts: Sequence[Sequence[Trajectory]]) -> list
     return texts
 
 
-def checked_score(metric: str, value: Any) -> float:
+def checked_score(metric: Any, value: Any) -> float:
     """Returns what an answer metric returned for one answer, as a float.
 
     Raises:
@@ -630,9 +636,9 @@ def reward_table(rewards: Any, rollouts: Sequence[Sequence[Trajectory]]) -> list
 
 
 def _floats(values: Any) -> list[float]:
-    """Returns numbers as floats; TypeError for another content, such as a text of digits."""
+    """Returns numbers as floats; TypeError for another content, such as a text of digits or a complex number."""
     values = list(values)
-    if any(isinstance(value, str) for value in values):
+    if any(isinstance(value, str | np.complexfloating) for value in values):
         raise TypeError
     return [float(value) for value in values]
 

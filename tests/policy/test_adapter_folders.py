@@ -96,6 +96,10 @@ def test_the_built_in_base_is_found_where_the_clone_of_the_training_is_gone(fold
     [
         {'target_modules': r'model\.layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj'},
         {'exclude_modules': r'.*vision_tower.*', 'ensure_weight_tying': True},
+        {
+            'target_modules': 'q_proj up_proj v_proj down_proj'.split(),
+            'exclude_modules': ['up_proj'],
+        },
         {'init_lora_weights': 'eva', 'eva_config': {'rho': 1.0}},
     ],
 )

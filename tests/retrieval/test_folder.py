@@ -16,7 +16,7 @@ import pytest
 from refusals import refused
 
 from zeroplay_jax.mini import world
-from zeroplay_jax.retrieval import build, folder, query, shards
+from zeroplay_jax.retrieval import build, folder, query, server, shards
 from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.retrieval.corpus import contents
 from zeroplay_jax.retrieval.lexical import LexicalEncoder
@@ -305,14 +305,31 @@ def test_a_disk_that_is_too_small_is_named(corpus, tmp_path, monkeypatch):
     assert 'GB are needed' in command(build.main, *args)
 
 
+def small_index(path):
+    """An index of one passage."""
+    (path / 'c.jsonl').write_text('{"id": "a", "title": "Lomi", "text": "Lomi is a city."}')
+    folder.build(path / 'c.jsonl', path / 'index', 'bm25', None)
+    return path / 'index'
+
+
 @pytest.mark.fault('kin-faces', 'query without --k of an index with one passage')
 def test_an_index_with_one_passage_is_searched_without_a_number(tmp_path, capsys, user_reads):
-    (tmp_path / 'c.jsonl').write_text('{"id": "a", "title": "Lomi", "text": "Lomi is a city."}')
-    folder.build(tmp_path / 'c.jsonl', tmp_path / 'index', 'bm25', None)
-    query.main(['--index', str(tmp_path / 'index'), '--verify', 'Lomi'])
+    query.main(['--index', str(small_index(tmp_path)), '--verify', 'Lomi'])
     out = capsys.readouterr().out
     assert 'files are as they were built' in out and '[a] Lomi: Lomi is a city.' in out
     user_reads('right: the one passage')
+
+
+@pytest.mark.fault('user-14', 'query with an --encoder that the index does not read')
+def test_flags_without_effect_and_empty_results_are_said(tmp_path, capsys, user_reads):
+    index = small_index(tmp_path)
+    for command_of in (query.main, server.main):
+        arguments = ['Lomi'] if command_of is query.main else []
+        line = command(command_of, '--index', index, '--encoder', 'lexical', *arguments)
+        assert '--encoder lexical: the index in' in line and 'reads no checkpoint' in line
+    user_reads(line)
+    query.main(['--index', str(index), 'nowhere'])
+    assert capsys.readouterr().out == 'nowhere\n  no passage found\n'
 
 
 def test_query_prints_no_escape_code_of_a_page(tmp_path, capsys):

@@ -73,7 +73,6 @@ def test_an_odd_retry_after_does_not_end_a_search(fake, seconds):
 
 
 NOT_READY = {
-    'a health page that redirects': ((307, b'', [('Location', '/x')]), 'GET /health: status 307'),
     'a health page in gzip': (
         (200, zlib.compress(b'{}', wbits=31), [('Content-Encoding', 'gzip')]),
         'a compressed reply, which was not asked for',
@@ -86,6 +85,24 @@ def test_a_server_that_is_not_ready_is_named_with_the_reason(fake, name, user_me
     fake.health, reason = NOT_READY[name]
     with user_meets(f'not ready after 0 s.*{reason}'):
         Client(http(fake)).wait_until_ready(0.05, pause=0.01)
+
+
+REDIRECT = (307, b'', [('Location', '/other/retrieve')])
+
+
+@pytest.mark.fault('user-14', 'a search server that redirects')
+@pytest.mark.parametrize('health', [REDIRECT, (404, b'')])
+def test_a_redirect_is_named_at_once_with_its_target(fake, health, user_meets):
+    fake.health = health
+    fake.script = [REDIRECT] * 2
+    client = Client(http(fake, retries=9, pause=9))
+    said = f'redirects to {fake.url}/other/retrieve; give that address'
+    with user_meets(said):
+        client.wait_until_ready()
+    fake.script = [REDIRECT]
+    assert client.retrieve(['q', 'r'], 1) == [None, None]
+    with refused(said):
+        client.check_failure_rate()
 
 
 class Odd:

@@ -47,6 +47,12 @@ def test_a_row_of_another_form_is_not_an_empty_one(fake, name, user_meets):
         client.check_failure_rate()
 
 
+@pytest.mark.parametrize('fields', [{'error': None}, {'success': True, 'status': 'ok'}])
+def test_no_error_beside_the_results_is_no_failure(fake, fields):
+    reply = json.dumps({'result': [[]]} | fields).encode()
+    assert client_of(fake, reply).retrieve(['q'], 1) == [[]]
+
+
 @pytest.mark.fault('G', '50 passages for topk=3')
 def test_no_more_passages_than_asked_for_are_passed_on(fake, user_reads):
     items = [{'document': {'id': str(n), 'contents': f'"T"\n{n}'}} for n in range(50)]

@@ -178,6 +178,35 @@ def test_words_that_a_template_looks_for_are_named(opened, user_reads):
     user_reads(note)
 
 
+ADDED = {
+    'a hint at the end': (template("m.content ~ (' /no_think' if loop.last)"), "'/no_think'"),
+    'a beginning': (
+        template("('Question: ' if loop.first and m.role == 'user') ~ m.content"),
+        "'Question:'",
+    ),
+    'a system message': (
+        '<|im_start|>system\nYou are a pirate.<|im_end|>\n' + template(),
+        "'You are a pirate.'",
+    ),
+    'both ends': (
+        '{{ messages | length }} turns\n' + template("m.content ~ ' Be brief.'"),
+        "'1 turns' and 'Be brief.'",
+    ),
+    'a byte order mark': ('\ufeff' + template(), r"'\ufeff'"),
+}
+
+
+@pytest.mark.parametrize(
+    'what', [pytest.param(name, marks=pytest.mark.fault('user-14', name)) for name in ADDED]
+)
+def test_words_that_a_template_adds_are_said(opened, user_reads, what):
+    text, words = ADDED[what]
+    (note,) = opened(text).template.notes
+    assert note.endswith(f'the chat template adds {words} to questions')
+    user_reads(note)
+    assert opened(template()).template.notes == []
+
+
 @pytest.mark.fault('kin-header', 'a template that ignores add_generation_prompt')
 def test_a_missing_header_is_said(opened, user_reads):
     codec = opened(template().removesuffix(HEADER))

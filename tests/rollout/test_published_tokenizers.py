@@ -11,6 +11,7 @@ from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.call_syntax import SYNTAXES, MessageSyntax
 from zeroplay_jax.rollout.tokens import open_codec
 
+OWN_SYSTEM_MESSAGES = {'qwen2_5': ['You are Qwen,'], 'llama3_2': ['Cutting Knowledge Date:']}
 # Role of results and ends of turns of each; Gemma's template knows no tools.
 EXPECTED = {
     'qwen3': ('tool', {'<|im_end|>'}),
@@ -56,5 +57,6 @@ def test_roles_of_results_and_ends_of_turns(published):
     role, ends = EXPECTED[name]
     assert codec.template.tool_role == role
     assert {codec.decode([token]) for token in codec.eos_ids} == ends
-    assert codec.template.notes == []
+    for note, words in zip(codec.template.notes, OWN_SYSTEM_MESSAGES.get(name, ()), strict=True):
+        assert f"the chat template adds '{words}" in note
     assert bool(codec.date) == (name == 'llama3_2')

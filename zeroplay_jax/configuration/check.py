@@ -79,7 +79,8 @@ def main(argv: Sequence[str]) -> int:
     if config is not None and (note := command_line.note_of_questions()):
         print(note, file=sys.stderr)
     print(
-        'the command is sound; not checked: memory, servers, tools of packages and lengths of prompts'
+        'the command is sound; not checked: memory, servers, tools of packages, lengths of prompts and ids of '
+        'retrieval.held_out'
     )
     if config is not None and 'nofiles' in given:
         paths = [f'{name}={path}' for name, path in _paths(config).items()]
@@ -233,6 +234,7 @@ def _check_config(config: ConfigDict, given: Mapping[str, str], mistakes: Mistak
             mistakes.of(rule, on_machine, recipe)
     if has_files:
         mistakes.of(check_documents, on_machine, recipe)
+    mistakes.of(rules.check_hops, on_machine)
     mistakes.of(recipe.check, on_machine)
     if has_files:
         mistakes.of(rules.check_evaluation, on_machine)

@@ -15,6 +15,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pydantic
 from ml_collections import ConfigDict
 
@@ -309,6 +310,8 @@ def of_type(name: str, value: Any, default: Any) -> Any:
     Raises:
       ConfigError: a value of another type.
     """
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(default, float) and type(value) is int:
         value = float(value)
     if isinstance(default, tuple) and isinstance(value, list):

@@ -278,6 +278,7 @@ def check(config: ConfigDict, has_evaluation: bool = True, is_training: bool = T
     for rule in RULES:
         rule(config, recipe)
     if is_training:
+        check_hops(config)
         check_documents(config, recipe)
     recipe.check(config)
     if has_evaluation:
@@ -302,7 +303,7 @@ def _trained(config: ConfigDict, recipe: type[Recipe]) -> Iterator[tuple[RoleSpe
 
 
 def _check_lengths(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses lengths and counts that do not fit into each other: turns, slots, packed rows, hops, passages."""
+    """Refuses lengths and counts that do not fit into each other: turns, slots, packed rows, passages."""
     rollout = config.rollout
     context = config.sampler.context
     turns = rollout.max_turns
@@ -331,20 +332,27 @@ def _check_lengths(config: ConfigDict, recipe: type[Recipe]) -> None:
     if config.micro.tokens < context:
         problem = f'a trajectory of {context} tokens (sampler.context) does not fit in a row'
         fail('micro.tokens', config.micro.tokens, problem, f'give {context} or more')
-    hops = max(hop for hop, share in enumerate(config.schedule.hop_ratio, 1) if share)
-    if turns < hops:
-        problem = f'a {hops}-hop question takes {hops - 1} searches and a turn to write it'
-        fail('rollout.max_turns', turns, problem, f'give {hops} or more, or ask for fewer hops')
     if config.reward.overlong_buffer > context:
         problem = f'longer than a slot (sampler.context={context})'
         fail('reward.overlong_buffer', config.reward.overlong_buffer, problem, 'give less')
 
 
+def check_hops(config: ConfigDict) -> None:
+    """Refuses fewer turns than the questions take that training asks for."""
+    turns = config.rollout.max_turns
+    hops = max(hop for hop, share in enumerate(config.schedule.hop_ratio, 1) if share)
+    if turns < hops:
+        problem = f'a {hops}-hop question (schedule.hop_ratio) takes {hops - 1} searches and a turn to write it'
+        fail('rollout.max_turns', turns, problem, f'give {hops} or more, or ask for fewer hops')
+
+
 def _check_tools(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses unknown tools, a role's tool that is not in tools.names, and a bad MCP address."""
+    """Refuses unknown tools, a tool that is named twice, a role's tool that is not named, and a bad MCP address."""
     names = tuple(config.tools.names)
     for name in names:
         check_tool_name(name)
+        if names.count(name) > 1:
+            fail('tools.names', names, f'names {name!r} twice', 'name every tool once')
     for specification in recipe.roles(config):
         for name in specification.tools or ():
             # External tools and MCP servers bring names that are known only once they are loaded.

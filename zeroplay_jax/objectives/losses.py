@@ -25,7 +25,6 @@ from zeroplay_jax.objectives import masking, policy_gradient
 from zeroplay_jax.objectives.registry import (
     BUILT_IN_LOSSES,
     LossProperties,
-    check_signature,
     resolve,
 )
 from zeroplay_jax.objectives.types import AnyArray, DeviceStats
@@ -194,11 +193,7 @@ def resolve_loss(name: str | LossFunction) -> PolicyLoss:
     """
     arrays = ('logp', 'old_logp', 'advantage', 'mask', 'segment')
     settings = ('clip_low', 'clip_high', 'dual_clip')
-    if isinstance(name, str):
-        loss = resolve('loss', name, POLICY_LOSSES, arrays, settings)
-    else:
-        loss = name
-        check_signature(f'loss {loss!r}', loss, arrays, settings)
+    loss = resolve('loss', name, POLICY_LOSSES, arrays, settings)
     # A plain function has the properties of the most common case; PolicyLoss states others.
     if isinstance(loss, PolicyLoss):
         return loss

@@ -18,16 +18,16 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 def resolve(
     kind: str,
-    name: str,
+    name: str | Callable,
     built_in: Mapping[str, Any],
     positional: Sequence[str] = (),
     keywords: Sequence[str] = (),
 ) -> Any:
-    """Returns the built-in of that name, or imports 'package.module:attribute'.
+    """Returns the built-in of that name, or imports 'package.module:attribute'; a function itself is returned.
 
     Args:
       kind: what is looked up, for error texts ('loss', 'difficulty').
-      name: a key of `built_in`, or 'package.module:attribute' of any module that Python can import.
+      name: a key of `built_in`, 'package.module:attribute' of any module that Python can import, or a function.
       built_in: the built-in objects by name.
       positional: names of the arguments that the function will be called with by position.
       keywords: names of those that it will be called with by keyword.
@@ -36,6 +36,11 @@ def resolve(
       ValueError: the name is neither, the module or the attribute does not exist, or the object cannot be called with
         these arguments. The message is one line.
     """
+    if callable(name):
+        check_signature(f'{kind} {name!r}', name, positional, keywords)
+        return name
+    # Anything else is refused as a name.
+    name = str(name)
     if name in built_in:
         return built_in[name]
 

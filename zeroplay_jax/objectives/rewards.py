@@ -232,8 +232,8 @@ def resolve_difficulty(name: str) -> DifficultyFunction:
     return resolve('difficulty', name, DIFFICULTIES, ('solved', 'n', 'target'))
 
 
-def resolve_answer_metric(name: str) -> AnswerMetric:
-    """Returns the answer metric of a built-in name, or the one that 'package.module:function' refers to.
+def resolve_answer_metric(name: str | AnswerMetric) -> AnswerMetric:
+    """Returns the answer metric of a built-in name or of 'package.module:function', or the function that is given.
 
     'judge' is not among them, because it asks a model (`selfplay.answers.score`).
 

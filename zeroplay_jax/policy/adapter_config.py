@@ -6,13 +6,16 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import re
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.settings.kinds import built_in_path, warn_once
+from zeroplay_jax.settings.schema import LINEARS
 from zeroplay_jax.types import UserError
 
 CONFIG_FILE = 'adapter_config.json'
@@ -36,8 +39,8 @@ _SUPPORTED: dict[str, tuple] = {
     # Other values, such as 'pissa', change the base when PEFT loads the adapter.
     'init_lora_weights': (True, False, 'gaussian', 'orthogonal', 'eva', None),
 }
-# Fields of PEFT without an effect on a trained adapter of a supported kind. `ensure_weight_tying` concerns saved
-# embeddings, which are refused; of `exclude_modules`, every module is looked up among the tensors.
+# Fields of PEFT that `read` reads otherwise, and those without an effect on a trained adapter of a supported kind.
+# `ensure_weight_tying` concerns saved embeddings, which are refused.
 WITHOUT_EFFECT = frozenset(
     """
 auto_mapping base_model_name_or_path ensure_weight_tying eva_config exclude_modules inference_mode layers_pattern
@@ -52,6 +55,8 @@ _SAMPLES = 64
 _SAMPLE_BYTES = 1 << 16
 # Suffix of the names of linear layers in PEFT, and ours without it.
 _MODULE_SUFFIX = '_proj'
+# Prefix of the names of tensors in PEFT.
+ADAPTED = 'base_model.model.'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,13 +156,13 @@ def read(folder) -> AdapterConfig:
     path = pathlib.Path(folder) / CONFIG_FILE
     try:
         fields = json_text.read_object(path, float)
-        rank, alpha = fields['r'], fields['lora_alpha']
-        stored_base = fields['base_model_name_or_path']
-        modules = fields['target_modules']
     except OSError:
         raise UserError(f'{path.parent}: no adapter; name a folder with {CONFIG_FILE}') from None
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise UserError(f'{path}: cannot be read ({error!r}); copy the folder again') from None
+    rank: Any = fields.get('r')
+    alpha: Any = fields.get('lora_alpha')
+    stored_base = fields.get('base_model_name_or_path')
     for field, supported in _SUPPORTED.items():
         if fields.get(field) not in supported:
             raise UserError(
@@ -172,7 +177,9 @@ def read(folder) -> AdapterConfig:
             )
     # True and false are numbers in Python.
     if type(rank) is not int or rank < 1:
-        raise UserError(f'{path}: r={rank!r} is not a whole number above 0; copy the folder again')
+        raise UserError(
+            f'{path}: r={rank!r} is not a whole number above 0; write the one of its training'
+        )
     if type(alpha) not in (int, float) or not 0 < alpha <= sys.float_info.max:
         raise UserError(
             f'{path}: lora_alpha={alpha!r} is not a finite number above 0; write the one of its training'
@@ -181,9 +188,11 @@ def read(folder) -> AdapterConfig:
         raise UserError(
             f'{path}: base_model_name_or_path={stored_base!r} is no folder; write the folder of the base into the file'
         )
-    if isinstance(modules, str):
-        modules = _modules_of_tensors(path.parent / WEIGHTS_FILE)
-    if not isinstance(modules, list) or not modules or not all(type(x) is str for x in modules):
+    stored = _modules_of_tensors(path.parent / WEIGHTS_FILE)
+    modules = fields.get('target_modules')
+    # Of what is excluded, a file has no factors: `hf.load_adapter` refuses them as tensors without a place.
+    linears = _linears_of(modules, stored) - _linears_of(fields.get('exclude_modules'), stored)
+    if not linears:
         raise UserError(
             f'{path}: target_modules={modules!r} is not supported; list the names of the modules'
         )
@@ -193,21 +202,34 @@ def read(folder) -> AdapterConfig:
         warn_once(
             f'{path}: base_model_name_or_path={stored_base!r} is not there; adds the adapter to {base}'
         )
+    return AdapterConfig(rank, float(alpha), tuple(sorted(linears)), base)
+
+
+def _linears_of(modules: Any, stored: Iterable[str]) -> set[str]:
+    """Returns the linear layers that a field of PEFT names; none for a value that cannot be used.
+
+    Args:
+      modules: names of modules, 'all-linear', or a regular expression; the tensors say which modules that matches.
+      stored: names of the modules that the file of tensors has factors for.
+    """
+    if modules == 'all-linear':
+        modules = list(LINEARS)
+    if isinstance(modules, str):
+        with contextlib.suppress(re.error):
+            modules = [module for module in stored if re.fullmatch(modules, module)]
+    if not isinstance(modules, list) or not all(type(x) is str for x in modules):
+        return set()
     # A module may be named with its parents, such as self_attn.q_proj.
-    names = {module.rpartition('.')[2].removesuffix(_MODULE_SUFFIX) for module in modules}
-    return AdapterConfig(rank, float(alpha), tuple(sorted(names)), base)
+    return {module.rpartition('.')[2].removesuffix(_MODULE_SUFFIX) for module in modules}
 
 
 def _modules_of_tensors(path: pathlib.Path) -> list[str]:
-    """Returns the last parts of the names of the modules that a file has factors for; [] if it cannot be read.
-
-    PEFT writes a regular expression where `target_modules` was given as one. The tensors say which modules it matched.
-    """
-    modules = set()
+    """Returns the names of the modules that a file has factors for; [] if it cannot be read."""
+    modules = []
     # A file that is missing or damaged is reported by whoever reads the weights.
     with contextlib.suppress(OSError, SafetensorError), safe_open(path, 'np') as file:
         for name in file.keys():
             module, factor, _ = name.partition('.lora_A.')
             if factor:
-                modules.add(module.rpartition('.')[2])
-    return sorted(modules)
+                modules.append(module.removeprefix(ADAPTED))
+    return modules

@@ -23,6 +23,7 @@ from safetensors.numpy import load_file, save_file
 
 from zeroplay_jax.policy import adapters, sharding
 from zeroplay_jax.policy.adapter_config import (
+    ADAPTED,
     CONFIG_FILE,
     WEIGHTS_FILE,
     AdapterConfig,
@@ -388,7 +389,6 @@ _FACTORS = {A: 'lora_A', B: 'lora_B'}
 _DECODER = 'model.layers.'
 _WRAPPED_DECODER = 'model.language_model.layers.'
 _OLDER_WRAPPED_DECODER = 'language_model.model.layers.'
-_ADAPTED = 'base_model.model.'
 
 
 def wrapped_modules(model: ModelConfig, linears: Sequence[str]) -> tuple[str, ...]:
@@ -397,7 +397,7 @@ def wrapped_modules(model: ModelConfig, linears: Sequence[str]) -> tuple[str, ..
     The last part of a name would not do: the encoder has modules with the same one.
     """
     names = _adapter_names(model, linears, _WRAPPED_DECODER).values()
-    modules = {name.removeprefix(_ADAPTED).rpartition('.lora_')[0] for name in names}
+    modules = {name.removeprefix(ADAPTED).rpartition('.lora_')[0] for name in names}
     return tuple(sorted(modules))
 
 
@@ -418,7 +418,7 @@ def _adapter_names(
             layer = f'layer_{number}'
             kernel = whole[f'{layer}/{linear}/kernel'].name
             module_in_decoder = kernel.removesuffix('.weight').removeprefix(_DECODER)
-            module = f'{_ADAPTED}{decoder}{module_in_decoder}'
+            module = f'{ADAPTED}{decoder}{module_in_decoder}'
             for factor, peft_name in _FACTORS.items():
                 names[layer, linear, factor] = f'{module}.{peft_name}.weight'
     return names
@@ -428,7 +428,7 @@ def _decoder_of(names: Iterable[str]) -> str:
     """Returns with which name of the decoder's layers the tensors of an adapter begin."""
     for name in names:
         for decoder in (_WRAPPED_DECODER, _OLDER_WRAPPED_DECODER):
-            if name.startswith(_ADAPTED + decoder):
+            if name.startswith(ADAPTED + decoder):
                 return decoder
     return _DECODER
 
@@ -462,6 +462,8 @@ def load_adapter(folder, model: ModelConfig) -> Params:
         fix = 'take the adapter of this model'
         if is_missing:
             fix += ', or merge one of some layers alone into its base with merge_and_unload of PEFT'
+        elif different[0].startswith(ADAPTED):
+            fix += f', or correct target_modules and exclude_modules in {CONFIG_FILE}'
         if 'embed_tokens' in different[0] or 'lm_head' in different[0]:
             fix = 'save the adapter with save_embedding_layers=False, or merge it with merge_and_unload of PEFT'
         raise UserError(

@@ -62,6 +62,8 @@ _MOST_LITERAL_CHARACTERS = 100
 _RANDOM = re.compile(r'\|\s*random\b|\blipsum\b')
 _ADDRESS = re.compile(r' at 0x[0-9a-f]{6,}')
 _SHOWN_CHARACTERS = 60
+# Roles of messages before the first answer, which follow a control token in a header.
+_HEADER_ROLES = 'system|developer|user'
 
 
 class TemplateError(UserError):
@@ -124,6 +126,8 @@ class ChatTemplate:
         if not tokenizer.chat_template:
             raise TemplateError(f'{folder}: its tokenizer has no chat template{_advice(folder)}')
         self._special_tokens = tokenizer.special_tokens_map
+        tokens = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
+        self._headers = re.compile(rf'(?:{"|".join(map(re.escape, tokens))})(?:{_HEADER_ROLES})?')
         self._now = datetime.datetime.combine(date, datetime.time())
         self._layouts: dict[tuple[Roles, bool], Layout] = {}
         source = self._guarded(tokenizer.get_chat_template)
@@ -320,13 +324,13 @@ class ChatTemplate:
         return depends
 
     def _find_notes(self, chats: Sequence[Roles], source: str) -> list[str]:
-        """Returns `notes`: on a missing header, and on roles whose messages change with a text of the template."""
+        """Returns `notes`: added words, a missing header, roles whose messages change with a text of the template."""
         literals = [first or second for first, second in _STRING_LITERAL.findall(source)]
         texts = []
         for literal in dict.fromkeys(literals):
             if literal.strip() and len(literal) <= _MOST_LITERAL_CHARACTERS:
                 texts.append(_unescaped(literal))
-        notes = self._header_notes()
+        notes = self._addition_notes() + self._header_notes()
         for roles in chats:
             # The last one is for conditions on several texts.
             for text in (*texts, ' '.join(texts)):
@@ -338,6 +342,13 @@ class ChatTemplate:
                     )
                     break
         return notes
+
+    def _addition_notes(self) -> list[str]:
+        """Returns a line if the template writes more than headers around a question, as a system message of its own."""
+        around = self.layout(('user',), add_header=False).between
+        words = [' '.join(self._headers.sub(' ', text).split()) for text in around]
+        added = ' and '.join(_shown(text) for text in words if text)
+        return [f'{self._path}: the chat template adds {added} to questions'] if added else []
 
     def _header_notes(self) -> list[str]:
         """Returns a line if prompts end without the header that an assistant's turn has; else nothing."""
