@@ -248,17 +248,15 @@ def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray, rounds: 
         row |= dict(build_s=engine.seconds, memory_mb=engine.memory / 1e6)
         rows.append(row | dict(size_mb=engine.size / 1e6))
         searches.append(engine.search(*setting))
-    fastest = {(i, batch): np.inf for i in range(len(rows)) for batch in BATCHES}
     # The engines take turns of one pass, so that a drift of the machine's speed affects all alike.
     for _ in range(rounds):
         for batch in BATCHES:
-            for i, search in enumerate(searches):
+            for row, search in zip(rows, searches):
                 ids, seconds = run(search, queries[1::2], batch)
+                rate = len(ids) / seconds
                 # The fastest pass, because other processes can only slow a pass down.
-                fastest[i, batch] = min(fastest[i, batch], seconds)
-                rows[i]['recall'] = recall(ids, truth[1::2])
-    for i, row in enumerate(rows):
-        row |= {f'qps_{batch}': len(queries[1::2]) / fastest[i, batch] for batch in BATCHES}
+                row[f'qps_{batch}'] = max(rate, row.get(f'qps_{batch}', 0.0))
+                row['recall'] = recall(ids, truth[1::2])
     columns = (name, 'recall@3', 'q/s at batch 1', '32', '256', 'build s', 'memory MB', 'index MB')
     lines = []
     for row in rows:

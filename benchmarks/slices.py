@@ -16,7 +16,6 @@ import argparse
 import dataclasses
 import json
 import pathlib
-import runpy
 from typing import Any
 
 from benchmarks import command, slices_costs, slices_workload, tpu_shapes
@@ -24,6 +23,7 @@ from benchmarks.slices_costs import MachineCosts
 from benchmarks.slices_engines import Settings
 from benchmarks.slices_play import CAUSES, ENGINES, Result, default_settings, play
 from benchmarks.slices_workload import Unit, Workload
+from zeroplay_jax.configuration.command_line import config_of_file
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import UserError
 
@@ -79,12 +79,11 @@ def read_config(name: str) -> Any:
     Raises:
       UserError: there is no such file or variant.
     """
-    path, _, variant = name.partition(':')
+    path, _, _ = name.partition(':')
     if not pathlib.Path(path).is_file():
         raise UserError(f'--config={name}: no such file')
     try:
-        get_config = runpy.run_path(path)['get_config']
-        return get_config(variant) if variant else get_config()
+        return config_of_file(name)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f'--config={name}: {error}') from None
 

@@ -46,21 +46,16 @@ def searches(workdir: pathlib.Path) -> dict[str, float]:
         parts = halves(question['question'])
         assert parts is not None
         sentence, clause = parts
-        second = question['document_id']
+        first, second = question['first_document_id'], question['document_id']
+        named_clause = clause.replace(BRIDGE, question['bridge'])
         cases = {
-            'sentence finds first passage': (
-                without_marks(sentence),
-                question['first_document_id'],
-            ),
-            'clause with name finds second passage': (
-                without_marks(clause.replace(BRIDGE, question['bridge'])),
-                second,
-            ),
-            'clause without name finds second passage': (without_marks(clause), second),
-            'whole question finds second passage': (without_marks(question['question']), second),
+            'sentence finds first passage': (sentence, first),
+            'clause with name finds second passage': (named_clause, second),
+            'clause without name finds second passage': (clause, second),
+            'whole question finds second passage': (question['question'], second),
         }
-        for name, (query, passage) in cases.items():
-            rows, _ = index.search([query], TOP_K)
+        for name, (text, passage) in cases.items():
+            rows, _ = index.search([without_marks(text)], TOP_K)
             counts[name] = counts.get(name, 0) + (row_of[passage] in rows[0])
     shares = {name: count / len(questions) for name, count in counts.items()}
     return {'questions': len(questions), **shares}
