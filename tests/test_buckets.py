@@ -291,7 +291,7 @@ def test_reports_and_comparisons_read_a_bucket(bucket, config, tmp_path, capsys)
     (local / 'metrics.jsonl').unlink()
     assert (remote_workdir.local_run(ADDRESS) / 'metrics.jsonl').read_bytes() == line
     assert report.main(['gs://bucket/none']) == 2
-    assert compare.main([f'{ADDRESS}/run.json', f'{ADDRESS}/none']) == 2
+    assert compare.main([f'{ADDRESS}/none', f'{ADDRESS}/run.json']) == 2
     assert 'no such file or folder in the bucket' in capsys.readouterr().err
 
 

@@ -1,6 +1,4 @@
-"""The parts of a demonstration, and the answers that a world gives."""
-
-import re
+"""The parts of a demonstration."""
 
 from zeroplay_jax.types import ENV, POLICY
 
@@ -20,16 +18,3 @@ def tag(text, name):
     before, _, after = text.rpartition(f'<{name}>')
     content, is_closed, _ = after.partition(f'</{name}>')
     return content.strip() if is_closed else None
-
-
-def resolve(world, text):
-    """(answer, hops) of a question in the world's form; None without a fact, (None, 0) for a text of another form."""
-    match = re.fullmatch(r'What is ((?:the \w+ of )+)(\w+)\?', text.strip())
-    if not match:
-        return None, 0
-    relations = re.findall(r'the (\w+) of', match[1])
-    value = match[2]
-    # The relation next to the entity is applied first.
-    for relation in reversed(relations):
-        value = value and world.value(value, relation)
-    return value, len(relations)

@@ -2,7 +2,7 @@ import re
 
 import numpy as np
 import pytest
-from demo_parts import resolve, said, shown, tag
+from demo_parts import said, shown, tag
 
 from tools.checkpoints import base_model, demos
 from tools.checkpoints import library as library_lib
@@ -31,7 +31,7 @@ def written(library, name, count=40, uneven=CLEAN):
 
 
 def truth(library, text):
-    answers = {resolve(world, text) for world in library.worlds}
+    answers = {world.resolve(text) for world in library.worlds}
     (answer,) = answers - {(None, text.count(' of '))}
     return answer
 

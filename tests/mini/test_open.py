@@ -6,7 +6,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from demo_parts import resolve, said, shown, tag
+from demo_parts import said, shown, tag
 from test_committed_folders import check_hashes
 
 from tools.checkpoints import base_model, base_open, batches, open_demos
@@ -45,7 +45,7 @@ def described(demo, library):
     """Returns the text of the passage about the entity that the task names."""
     for world in library.worlds:
         question = 'What is ' + task_of(demo).removeprefix('Describe ').rstrip('.') + '?'
-        value, hops = resolve(world, question)
+        value, hops = world.resolve(question)
         title = value if hops else task_of(demo).split()[1].rstrip('.')
         if title in world.facts:
             return library.document(title)['text']

@@ -3,7 +3,6 @@ import re
 
 import numpy as np
 import pytest
-from demo_parts import resolve
 
 from zeroplay_jax.mini import names as names_lib
 from zeroplay_jax.mini import world as world_lib
@@ -92,7 +91,7 @@ def test_chains_resolve(hops):
         assert len(chain) == hops
         assert all(a[2] == b[0] for a, b in itertools.pairwise(chain))
         assert all(world.facts[e][r] == v for e, r, v in chain)
-        assert resolve(world, world_lib.question(chain)) == (chain[-1][2], hops)
+        assert world.resolve(world_lib.question(chain)) == (chain[-1][2], hops)
         assert chain[-1][2].lower() not in world_lib.question(chain).lower()
 
 
@@ -107,8 +106,8 @@ def test_document_without_such_a_chain():
 
 def test_resolve_refuses_other_text():
     world = World(0)
-    assert resolve(world, 'Who wrote it?') == (None, 0)
-    assert resolve(world, 'What is the author of Nobody?') == (None, 1)
+    assert world.resolve('Who wrote it?') == (None, 0)
+    assert world.resolve('What is the author of Nobody?') == (None, 1)
 
 
 def test_evaluation_questions():
@@ -118,7 +117,7 @@ def test_evaluation_questions():
     assert [q['hops'] for q in questions] == sorted((1, 2, 3, 4) * 60)
     assert len({q['question'] for q in questions}) == 240
     for q in questions:
-        assert resolve(worlds[q['world']], q['question']) == (q['answers'][0], q['hops'])
+        assert worlds[q['world']].resolve(q['question']) == (q['answers'][0], q['hops'])
     assert questions == asked(1) != asked(2)
     with pytest.raises(ValueError, match='distinct 1-hop'):
         world_lib.evaluation_questions(worlds[:1], 2000, hops=(1,))
@@ -134,7 +133,7 @@ def test_evaluation_tasks_ask_for_the_passage_at_the_end_of_a_chain():
         world = worlds[task['world']]
         subject = re.fullmatch(r'Describe (.*)\.', task['question'])[1]
         assert subject.count('the ') == task['hops'] - 1
-        title = subject if task['hops'] == 1 else resolve(world, f'What is {subject}?')[0]
+        title = subject if task['hops'] == 1 else world.resolve(f'What is {subject}?')[0]
         # Each rubric names a fact of its own.
         values, rubrics = world.facts[title].values(), task['rubrics']
         assert title in world.titles and len(rubrics) == len(values)

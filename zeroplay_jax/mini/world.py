@@ -11,6 +11,7 @@ of many worlds.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -179,6 +180,24 @@ class World:
     def value(self, entity: str, relation: str) -> str | None:
         """Returns the value of a relation, or None if the entity does not have it."""
         return self.facts.get(entity, {}).get(relation)
+
+    def resolve(self, text: str) -> tuple[str | None, int]:
+        """Returns (answer, hops) of a question in the world's form; notebooks/03_selfplay.ipynb grades with it.
+
+        The answer is None if a fact is missing; the result is (None, 0) if the text has another form.
+        """
+        # Relations and names are single words, as `question` writes them.
+        match = re.fullmatch(r'What is ((?:the \w+ of )+)(\w+)\?', text.strip())
+        if not match:
+            return None, 0
+        relations = re.findall(r'the (\w+) of', match[1])
+        value: str | None = match[2]
+        # The relation next to the entity is applied first.
+        for relation in reversed(relations):
+            if value is None:
+                break
+            value = self.value(value, relation)
+        return value, len(relations)
 
 
 def _check_arguments(seed: int, split: str, near_misses: float) -> None:
