@@ -211,11 +211,9 @@ _LEGACY_KERAS = 'TF_USE_LEGACY_KERAS'
 def import_tensorflow() -> ModuleType:
     """Returns the module `tensorflow`, which takes seconds to import the first time.
 
-    The import loads neither Keras nor the packages that Keras imports, prints nothing, and hides GPUs and TPUs from
-    TensorFlow in this process.
+    The import loads neither Keras nor the packages that Keras imports, and prints nothing. Every call hides GPUs and
+    TPUs from TensorFlow in this process, which other code may have imported before.
     """
-    if 'tensorflow' in sys.modules:
-        return sys.modules['tensorflow']
     # With the value 1 TensorFlow looks for the package tf_keras instead of keras. tf_keras is rarely installed, and
     # then no Keras is loaded. The variable is restored, because later uses of tf.keras read it again.
     before = os.environ.get(_LEGACY_KERAS)
@@ -224,8 +222,10 @@ def import_tensorflow() -> ModuleType:
         with quiet():
             import tensorflow
 
-            for kind in ('GPU', 'TPU'):
-                tensorflow.config.set_visible_devices([], kind)
+            # Too late, and an error, where other code of this process has used TensorFlow before.
+            with contextlib.suppress(RuntimeError):
+                for kind in ('GPU', 'TPU'):
+                    tensorflow.config.set_visible_devices([], kind)
     finally:
         if before is None:
             del os.environ[_LEGACY_KERAS]
