@@ -483,7 +483,8 @@ def pack_rows(
     """Packs rows with advantages into the micro-batches of one optimiser step.
 
     Dropped rows are left out, and rows without any gradient too; those still count in the denominator of the loss. With
-    `drop_thinking` every context of a rollout is a row, and counts as a rollout there.
+    `drop_thinking` every context of a rollout is a row, and counts as a rollout there; only the last one says how the
+    rollout ended.
 
     Args:
       rows: rows of one role with advantages.

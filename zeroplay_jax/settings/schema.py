@@ -511,7 +511,7 @@ class TrainedRole(Section):
     singleton: Literal['zero', 'raw'] = 'zero'
     """Advantage of a row alone in its group."""
     loss: Annotated[str, one_of_or_function(*BUILT_IN_LOSSES)] = 'token_pg'
-    """reinforce (no ratio), token_pg (PPO, GRPO), sequence_pg (GSPO, DSPO), geometric_pg (GMPO), cispo, or
+    """A built-in loss ([which](../zeroplay_jax/objectives/README.md#your-own-loss-or-reward)) or
     package.module:function."""
     # DAPO clips higher above 1 (0.28); sequence ratios (GSPO) are clipped at 3e-4 and 4e-4.
     clip_low: Annotated[float, requires(lambda x: 0 < x <= 1, 'give more than 0, at most 1')] = 0.2
