@@ -38,6 +38,10 @@ def test_every_claim_has_arms_a_measure_and_a_reason():
         assert claim.measure in ('final', 'gain', 'first_iteration') or 'claim is about' in about
         assert claim.of == 'exact_match' or claim.system == 'scope', claim.text
     assert len({(claim.system, claim.text) for claim in claims.CLAIMS}) == len(claims.CLAIMS)
+    for system in {claim.system for claim in claims.CLAIMS}:
+        played = [len(claim.earlier) for claim in claims.CLAIMS if claim.system == system]
+        described = [play for play in claims.HISTORY['plays'] if play['system'] == system]
+        assert len(described) == max(played)
     assert all(measure['text'] and measure['reason'] for measure in claims.MEASURES.values())
 
 
