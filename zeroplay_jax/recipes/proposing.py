@@ -202,7 +202,7 @@ class Proposal:
       question, answer: texts in its final turn; None if there is none.
       format: Dr. Zero's format score 'raw' and its parts.
       is_grounded: whether the answer is in the passages of the last search and the question names the source.
-      rejected: why the question is not asked (unfinished, no_question, no_answer, leaks_answer, or one of a recipe's own);
+      rejected: why the question is not asked (unfinished, no_question, no_answer, leaks_answer, or a recipe's own);
         None if it is.
     """
 
