@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import signal
 import time
+import types
 
 import jax
 import numpy as np
@@ -322,6 +323,15 @@ def test_results_are_never_formatted():
     finally:
         signal.signal(signal.SIGINT, handler)
     assert isinstance(result, Result) and not formatted
+
+
+def test_the_noise_after_a_cut_is_that_of_no_other_request(policy):
+    _, pool = make_scheduler(policy)
+    keys = [
+        tuple(pool._noise_key(types.SimpleNamespace(identity=identity, earlier=earlier)))
+        for identity, earlier in (((5,), []), ((5,), [None]), ((5, 1, 1), []), ((5, 1), []))
+    ]
+    assert len(set(keys)) == 4
 
 
 def test_sigterm_ends_a_round_between_two_turns_of_the_loop():
