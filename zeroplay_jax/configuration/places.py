@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import sys
 import urllib.parse
 from collections.abc import Callable, Iterator
 
@@ -12,11 +13,19 @@ from ml_collections import ConfigDict
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.data import files
 from zeroplay_jax.policy.adapter_config import base_folder
-from zeroplay_jax.retrieval import downloads
+from zeroplay_jax.retrieval import downloads, objects
 from zeroplay_jax.retrieval.command import similar_path
+from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.library import has_index
 from zeroplay_jax.selfplay.recipe import Recipe
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError, fail
+from zeroplay_jax.settings.kinds import (
+    BUILT_IN_CHECKPOINT,
+    PROMPT_SETS,
+    ConfigError,
+    fail,
+    prompts_name,
+    prompts_text,
+)
 from zeroplay_jax.tools.mcp_servers import read_servers
 from zeroplay_jax.types import UserError
 
@@ -207,6 +216,48 @@ def fetch_file(path: str) -> str:
     """
     with _named('--sets'):
         return downloads.fetch(path)
+
+
+# ---- prompts ---------------------------------------------------------------------------------------
+
+
+def keep_prompts(config: ConfigDict, workdir: str | pathlib.Path, keeps_sets: bool = True) -> None:
+    """Gives a config the prompts of a user with which the run in a workdir began, in place, and says so if they differ.
+
+    Their file may be gone by now, or may have another text.
+
+    Args:
+      workdir: folder or address of a run; need not exist.
+      keeps_sets: whether a config with a set of ours is left as it is.
+
+    Raises:
+      UserError: one line; the record of the run cannot be read.
+    """
+    given = config.get('prompts')
+    # Another type is refused later.
+    if not isinstance(given, str) or (keeps_sets and given in PROMPT_SETS):
+        return
+    if objects.is_address(workdir):
+        # Only a run in a bucket loads this code.
+        from zeroplay_jax.runtime import remote_workdir
+
+        recorded = remote_workdir.read_record(str(workdir))
+    else:
+        recorded = run_record.read(pathlib.Path(workdir))
+    text = recorded.config.get('prompts') if recorded else None
+    if not isinstance(text, str) or '\n' not in text:
+        return
+    try:
+        is_same = prompts_text(given) == text
+    except ValueError:
+        is_same = False
+    if not is_same:
+        print(
+            f'note: the prompts are those in {workdir}/{run_record.FILE_NAME} ({prompts_name(text)}), with which that '
+            f'run began, and not those of config.prompts={prompts_name(given)}',
+            file=sys.stderr,
+        )
+    config.prompts = text
 
 
 # ---- servers ---------------------------------------------------------------------------------------

@@ -30,9 +30,17 @@ from zeroplay_jax.objectives.registry import BUILT_IN_LOSSES, LossProperties
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.policy.adapter_config import holds_other_weights
 from zeroplay_jax.retrieval.command import similar_path
-from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.prompts import of_user, select
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, RoleSpec, recipe_class
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError, Section, fail
+from zeroplay_jax.settings.kinds import (
+    BUILT_IN_CHECKPOINT,
+    PROMPT_SETS,
+    ConfigError,
+    Section,
+    fail,
+    prompts_name,
+    prompts_text,
+)
 from zeroplay_jax.settings.rollouts import SamplerConfig, written_tokens
 from zeroplay_jax.settings.schema import LINEARS, Adapters, Config, ValueNetwork, reaches
 from zeroplay_jax.tools.registry import check_name as check_tool_name
@@ -366,11 +374,17 @@ def _check_roles(config: ConfigDict, recipe: type[Recipe]) -> None:
     """Refuses roles without a prompt or without weights, and an unknown evaluated role."""
     roles = recipe.roles(config)
     trained = [role.name for role in roles if role.is_trained]
+    prompt_set = config.prompts if config.prompts in PROMPT_SETS else 'full'
     try:
-        templates = prompts.select(config.prompts, recipe.prompts)
+        templates = select(prompt_set, recipe.prompts)
     except KeyError:
-        problem = f'recipe {config.recipe} has no prompts of this set'
-        fail('prompts', config.prompts, problem, 'take the other set')
+        problem = f'recipe {config.recipe} has no prompts of the set {prompt_set}'
+        fail(
+            'prompts',
+            config.prompts,
+            problem,
+            'declare them in Recipe.prompts, or take the other set',
+        )
     for role in roles:
         if role.weights_from and role.weights_from not in (*trained, INITIAL_WEIGHTS):
             raise ConfigError(
@@ -387,6 +401,28 @@ def _check_roles(config: ConfigDict, recipe: type[Recipe]) -> None:
             f'config.recipe={config.recipe}: it evaluates {recipe.evaluated_role!r}, which is not one of '
             'its roles; set Recipe.evaluated_role'
         )
+
+
+def check_prompts(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses a file of prompts that this run cannot use; puts its text into the config, in place of its path."""
+    known = select('full', recipe.prompts)
+    prompts = of_user(config.prompts, known)
+    where = f'config.prompts={prompts_name(config.prompts)}'
+    read = {*recipe.prompts, *recipe.further_prompts}
+    read |= {role.prompt for role in recipe.roles(config)}
+    for name, prompt in prompts.items():
+        if name not in read and not name.startswith('judge.'):
+            names = ', '.join(sorted(read))
+            raise ConfigError(
+                f'{where}: [{name}]: recipe {config.recipe} does not read it; take it away, or name one of {names}, or '
+                'a prompt of judges'
+            )
+        if prompt.tools == 'template' and config.tools.syntax != 'qwen':
+            problem = f'not the calls of the schemas that [{name}] gives to the chat template'
+            fix = 'give qwen, or tools = "text" there'
+            fail('tools.syntax', config.tools.syntax, problem, fix)
+    if prompts:
+        config.prompts = prompts_text(config.prompts)
 
 
 def _check_rewards(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -611,6 +647,7 @@ RULES: tuple[Rule, ...] = (
     _check_distillation,
     check_judge,
     fetch_addresses,
+    check_prompts,
     check_adapters,
     check_retrieval,
     check_held_out,

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from transformers.utils import chat_template_utils
 
-from zeroplay_jax.types import UserError
+from zeroplay_jax.types import Json, UserError
 
 T = TypeVar('T')
 Roles = tuple[str, ...]
@@ -129,7 +129,7 @@ class ChatTemplate:
         tokens = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
         self._headers = re.compile(rf'(?:{"|".join(map(re.escape, tokens))})(?:{_HEADER_ROLES})?')
         self._now = datetime.datetime.combine(date, datetime.time())
-        self._layouts: dict[tuple[Roles, bool], Layout] = {}
+        self._layouts: dict[tuple[Roles, bool, str], Layout] = {}
         source = self._guarded(tokenizer.get_chat_template)
         self.source = source
         # Of the private functions this one alone is used: the public ones give a template no other date than today's.
@@ -147,19 +147,40 @@ class ChatTemplate:
         self.end_texts = self._find_end_texts()
         self.notes = self._find_notes(chats, source)
 
-    def layout(self, roles: Roles, add_header: bool = True) -> Layout:
+    def layout(self, roles: Roles, add_header: bool = True, schemas: Sequence[Json] = ()) -> Layout:
         """Returns how a chat with these roles is written.
 
         Args:
           add_header: whether the header of the next assistant turn follows.
+          schemas: of the tools that the template lists in a chat that opens a rollout.
 
         Raises:
-          TemplateError: the template refuses such a chat, or loses or changes the text of a message.
+          TemplateError: the template refuses such a chat, loses or changes the text of a message, or leaves the schemas
+            out; or it writes the results of calls otherwise behind such an opening.
         """
-        key = (roles, add_header)
+        key = (roles, add_header, json.dumps(schemas))
         if key not in self._layouts:
-            self._layouts[key] = self._find_layout(roles, add_header)
+            found = self._find_layout(roles, add_header, schemas)
+            if schemas or 'system' in roles:
+                self._check_opening(found, roles, schemas)
+            self._layouts[key] = found
         return self._layouts[key]
+
+    def _check_opening(self, found: Layout, roles: Roles, schemas: Sequence[Json]) -> None:
+        """Raises TemplateError as `layout` does, for an opening with schemas or a system message."""
+        if schemas and found.between == self.layout(roles).between:
+            raise self._error('does not write the schemas of tools')
+        words = [self._word] * len(roles)
+        texts = {self._write(roles, words, True, now, schemas) for now in _DATES}
+        if self.date is None and len(texts) > 1:
+            # The record of a run has no date then, and a resumed one would have other prompts.
+            raise self._error('writes the date into such prompts alone')
+        if self.tool_role:
+            # `Codec.suffix` writes every result as that behind a single message of a user.
+            usual = self.layout(('user', 'assistant', self.tool_role))
+            chat = self._find_layout((*roles, 'assistant', self.tool_role), True, schemas)
+            if (chat.between[-2:], chat.forms[-1]) != (usual.between[-2:], usual.forms[-1]):
+                raise self._error('writes results of calls otherwise behind such a prompt')
 
     def keeps_thoughts(self) -> bool:
         """Returns whether the thoughts of a turn are still there when the result of its call follows."""
@@ -173,7 +194,12 @@ class ChatTemplate:
     # ---- writing -------------------------------------------------------------------------------------
 
     def _write(
-        self, roles: Roles, contents: Sequence[str], add_header: bool, now: datetime.datetime
+        self,
+        roles: Roles,
+        contents: Sequence[str],
+        add_header: bool,
+        now: datetime.datetime,
+        schemas: Sequence[Json] = (),
     ) -> str:
         """Returns the text of a chat as `apply_chat_template` writes it at a moment."""
         messages = [
@@ -184,7 +210,7 @@ class ChatTemplate:
         def render() -> str:
             return self._compiled.render(
                 messages=messages,
-                tools=None,
+                tools=list(schemas) or None,
                 documents=None,
                 add_generation_prompt=add_header,
                 **self._special_tokens,
@@ -212,9 +238,9 @@ class ChatTemplate:
 
     # ---- sentinels -----------------------------------------------------------------------------------
 
-    def _find_layout(self, roles: Roles, add_header: bool) -> Layout:
+    def _find_layout(self, roles: Roles, add_header: bool, schemas: Sequence[Json] = ()) -> Layout:
         words = [f'{self._word}{index}' for index in range(len(roles))]
-        rest = self._write(roles, words, add_header, self._now)
+        rest = self._write(roles, words, add_header, self._now, schemas)
         between = []
         for role, word in zip(roles, words, strict=True):
             count = rest.count(word)
@@ -231,7 +257,7 @@ class ChatTemplate:
             # Turns of the assistant keep the ids that were sampled.
             form = ContentForm()
             if role != 'assistant':
-                form = self._find_form(roles, index, words, between, add_header)
+                form = self._find_form(roles, index, words, between, add_header, schemas)
             forms.append(form)
         return Layout(tuple(between), tuple(forms))
 
@@ -242,6 +268,7 @@ class ChatTemplate:
         words: Sequence[str],
         between: Sequence[str],
         add_header: bool,
+        schemas: Sequence[Json],
     ) -> ContentForm:
         """Returns what the template does to the text of message `index`, the same for all sentinels."""
         before = _interleaved(between[: index + 1], words[:index])
@@ -249,7 +276,7 @@ class ChatTemplate:
         written = {}
         for sentinel in _SENTINELS:
             contents = [*words[:index], sentinel, *words[index + 1 :]]
-            written[sentinel] = self._write(roles, contents, add_header, self._now)
+            written[sentinel] = self._write(roles, contents, add_header, self._now, schemas)
         for form in FORMS:
             if all(
                 text == before + ''.join(form.apply([sentinel])) + behind

@@ -12,10 +12,11 @@ import numpy as np
 from jaxtyping import Int
 
 from zeroplay_jax.rollout.call_syntax import CallSyntax
-from zeroplay_jax.rollout.foreign_text import without_surrogates, without_tags
+from zeroplay_jax.rollout.foreign_text import Message, without_surrogates, without_tags
+from zeroplay_jax.rollout.prompts import Prompt, fill
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.tools.base import Tool, ToolResult
-from zeroplay_jax.types import ToolCall
+from zeroplay_jax.types import Json, ToolCall
 
 # Bytes, because turns are searched in the bytes of their tokens.
 _THOUGHT_END = b'</think>'
@@ -94,6 +95,26 @@ class Environment:
         # Shown only if a tool takes them as arguments: ids would change the observations of all other runs.
         return any(tool.takes_document_ids for tool in self.tools.values())
 
+    def messages(self, prompt: Prompt, **fields: object) -> list[Message]:
+        """Returns the chat that opens a rollout; `fields` are values of `Prompt.inputs`, untrusted."""
+        explanation = self.syntax.explain(self.tools)
+        # The last turn cannot call a tool.
+        values = {'searches': str(self.limits.max_turns - 1)}
+        for name, value in fields.items():
+            values[name] = self.escaped(str(value))
+        return fill(prompt, explanation, **values)
+
+    def prompt_ids(self, prompt: Prompt, **fields: object) -> Int[np.ndarray, ' tokens']:
+        """Returns the ids, int32, of `messages`, with which the context of a rollout begins.
+
+        Raises:
+          UserError: the chat template cannot write such a chat, or the schemas of the tools (`Prompt.tools`).
+        """
+        schemas = []
+        if prompt.tools == 'template':
+            schemas = [_schema(tool) for tool in self.tools.values()]
+        return self.codec.render(self.messages(prompt, **fields), schemas)
+
     def escaped(self, text: str) -> str:
         """Returns foreign text in which no tag of calls, results, answers or thoughts can be taken for a real one."""
         names = (*self.syntax.tag_names(self.tools), *self.terminal_tags, 'think')
@@ -159,3 +180,13 @@ class Environment:
         readable = call.text[: limit * self.codec.longest_token]
         # The call records the text as it came; the tags in it are escaped for the policy only.
         return self.syntax.wrap(self.codec, self.escaped(readable), limit)
+
+
+def _schema(tool: Tool) -> Json:
+    """Returns a tool as chat templates take it."""
+    function = {
+        'name': tool.name,
+        'description': tool.description,
+        'parameters': tool.parameters,
+    }
+    return {'type': 'function', 'function': function}

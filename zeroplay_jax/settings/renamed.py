@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 from zeroplay_jax.types import Json
 
@@ -78,10 +79,12 @@ _SAME_VALUES = {('tools', 'mcp_url'): 'mcp_servers'}
 def with_new_names(stored: Json) -> Json:
     """Returns the object in a config.json as this version writes it.
 
-    Fields whose values mean the same as before get their new names; fields that are gone are left out where they did
-    nothing.
+    Fields whose values mean the same as before get their new names, as our full prompts do; fields that are gone are
+    left out where they did nothing.
     """
-    renamed = copy.deepcopy(stored)
+    renamed: dict[str, Any] = copy.deepcopy(dict(stored))
+    if renamed.get('prompts') == 'paper':
+        renamed['prompts'] = 'full'
     for (section, old_name), new_name in _SAME_VALUES.items():
         fields = renamed.get(section)
         if isinstance(fields, dict) and old_name in fields:
