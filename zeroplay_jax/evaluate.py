@@ -20,7 +20,6 @@ begins (--estimate: nothing else), asks a second judge (config.second_judge) and
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import json
@@ -30,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
 from zeroplay_jax.configuration import command_line, fields
 from zeroplay_jax.configuration.places import (
@@ -47,7 +46,6 @@ from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.command import LOCAL_RESULTS
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.disk import write_text
-from zeroplay_jax.runtime.record import WorkdirError
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.schema import Config
@@ -105,8 +103,12 @@ def main(argv: list[str]) -> None:
         # Only the questions of --sets are asked, so the question files of the config need not exist.
         config.eval.file = ''
         config.eval.tasks = ''
-    if config is not None:
-        _keep_prompts(config)
+    if config is not None and 'prompts' not in config_flags.get_override_values(
+        flags.FLAGS['config']
+    ):
+        fetch_addresses(config, section_name='policy')
+        # A policy is asked as it was trained. A run exports it to WORKDIR/policy/ROLE.
+        keep_prompts(config, pathlib.Path(config.policy.path).absolute().parents[1], False)
     # Most evaluations have no workdir; '.' passes its check.
     workdir = _WORKDIR.value or '.'
     command_line.check_command(
@@ -140,19 +142,6 @@ def main(argv: list[str]) -> None:
         _evaluate_sets(config, run, sets)
     else:
         _evaluate_held_out(config, run)
-
-
-def _keep_prompts(config: ConfigDict) -> None:
-    """Takes the prompts of a user with which a folder of graded answers, or the run of the policy, began."""
-    if _WORKDIR.value:
-        keep_prompts(config, _WORKDIR.value)
-    is_chosen = 'prompts' in config_flags.get_override_values(flags.FLAGS['config'])
-    fetch_addresses(config, section_name='policy')
-    policy = dict(fields.leaves(config)).get('policy.path')
-    if policy and not is_chosen:
-        # A run exports its policies to WORKDIR/policy/ROLE. Other folders may have files of any kind there.
-        with contextlib.suppress(WorkdirError):
-            keep_prompts(config, pathlib.Path(policy).absolute().parent.parent, False)
 
 
 def _check_flags(config: Config) -> None:

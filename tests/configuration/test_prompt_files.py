@@ -1,9 +1,9 @@
 """Files of prompts: what is wrong in one is a line before anything is loaded; what is right stands where ours did."""
 
+import hashlib
 import pathlib
 
 import pytest
-from config_checks import message
 from refused_calls import check_table
 
 from zeroplay_jax.configs import drzero, ssp
@@ -27,7 +27,8 @@ def test_what_is_wrong_in_a_file_is_one_line(tmp_path):
         config = config.get_config('mini')
         config.update_from_flattened_dict({'prompts': str(path), **fields})
         rules.check(config)
-        return sorted(prompts.of_user(config.prompts, prompts.select('full')))
+        ours, own = prompts.select('full'), prompts.select(config.prompts)
+        return [name for name in own if own[name] != ours[name]]
 
     def named(value):
         config = drzero.get_config('mini')
@@ -71,7 +72,7 @@ def test_prompts_of_a_file_stand_where_ours_did_and_the_others_stay():
 def test_messages_of_a_prompt():
     prompt = prompts.Prompt('{{x}} {question}', system='{tools} {question}')
     system, user = prompts.fill(prompt, ['<search>', ' x'], question='{tools}')
-    assert system == {'role': 'system', 'content': ['', '<search>', ' x', ' ', '{tools}']}
+    assert system == {'role': 'system', 'content': ['', '<search>', ' x', ' ', '{tools}', '']}
     assert ''.join(user['content']) == '{x} {tools}' and user['role'] == 'user'
     untrusted = [part for part in user['content'] if isinstance(part, prompts.Untrusted)]
     assert untrusted == ['{tools}'] and prompt.inputs == ('question',)
@@ -97,16 +98,15 @@ def test_a_resumed_run_keeps_its_prompts_and_says_so(tmp_path, capsys, change):
     elif change == 'changed':
         path.write_text(SOLVER.replace('Please', 'Now'))
     places.keep_prompts(config, workdir)
-    note = capsys.readouterr().err
+    (note,) = capsys.readouterr().err.splitlines()
     assert config.prompts == SOLVER
-    assert note.count('\n') == (change != 'same') and ('with which that run began' in note) == bool(
-        note
-    )
+    assert f'with which {workdir} began ({prompts_name(SOLVER)})' in note and str(path) in note
     rules.check(config)
     fields.check(workdir, config)
     # Another set is another run; a command that evaluates takes the prompts of the policy's run.
     config.prompts = 'mini'
     places.keep_prompts(config, workdir)
+    assert config.prompts == 'mini'
     with pytest.raises(record.WorkdirError) as caught:
         fields.check(workdir, config)
     assert f'prompts (there {prompts_name(SOLVER)}, now mini)' in str(caught.value)
@@ -124,13 +124,8 @@ def test_records_and_results_name_prompts_by_their_hash(tmp_path):
     assert run.prompts == SOLVER == prompts_text(str(path))
     settings = question_sets.result_settings(run, 'p', 'r', 'em', 1, 0, '', {})
     assert settings['prompts'] == prompts_name(SOLVER)
-    import hashlib
-
     assert hashlib.sha256(path.read_bytes()).hexdigest()[:16] in settings['prompts']
 
 
-def test_runs_of_earlier_versions_called_our_full_prompts_paper(tmp_path):
+def test_runs_of_earlier_versions_called_our_full_prompts_paper():
     assert with_new_names({'prompts': 'paper'}) == {'prompts': 'full'}
-    config = drzero.get_config('mini')
-    config.prompts = 'paper'
-    assert 'what was called paper is full' in message(config)

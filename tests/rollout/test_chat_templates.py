@@ -361,12 +361,6 @@ UNFIT = {
         [CLOCK],
         'writes results of calls otherwise',
     ),
-    'a date': (
-        "{{ strftime_now('%d %b') if tools }}" + template('m.content'),
-        {},
-        [CLOCK],
-        'writes the date into such prompts alone',
-    ),
     'a control token': (
         SCHEMAS + template(),
         {},

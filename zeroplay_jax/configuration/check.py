@@ -27,7 +27,7 @@ from zeroplay_jax.configuration.places import (
     fetch_addresses,
     keep_prompts,
 )
-from zeroplay_jax.configuration.rules import check_adapters, check_held_out, check_prompts
+from zeroplay_jax.configuration.rules import check_adapters, check_held_out
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import downloads, objects
 from zeroplay_jax.runtime.record import FILE_NAME
@@ -37,14 +37,7 @@ from zeroplay_jax.settings.kinds import PACKAGE, PROMPT_SETS, ConfigError, Mista
 
 _NAME = 'zeroplay_jax'
 # Rules about what lies on a disk.
-_FILE_RULES = (
-    check_prompts,
-    check_adapters,
-    check_retrieval,
-    check_held_out,
-    check_files,
-    check_checkpoint,
-)
+_FILE_RULES = (check_adapters, check_retrieval, check_held_out, check_files, check_checkpoint)
 # Other fields than those of `fields.input_paths` that name files or folders.
 _FOLDER_FIELDS = ('policy.path', 'retrieval.path', 'retrieval.encoder')
 # What absl reads as false.
@@ -235,6 +228,8 @@ def _check_config(config: ConfigDict, given: Mapping[str, str], mistakes: Mistak
         config.update_from_flattened_dict({name: downloads.packaged(path)})
     # A run keeps the -1 of a mesh in its config.
     on_machine = config.copy_and_resolve_references()
+    if not has_files and config.prompts not in PROMPT_SETS:
+        on_machine.prompts = 'full'
     if 'on' in given:
         mistakes.of(lambda: resolve_mesh(on_machine, machine(given['on'])))
     recipe = recipe_class(config.recipe)

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.data import files
 from zeroplay_jax.policy.adapter_config import base_folder
-from zeroplay_jax.retrieval import downloads, objects
+from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.library import has_index
@@ -24,7 +24,6 @@ from zeroplay_jax.settings.kinds import (
     ConfigError,
     fail,
     prompts_name,
-    prompts_text,
 )
 from zeroplay_jax.tools.mcp_servers import read_servers
 from zeroplay_jax.types import UserError
@@ -222,42 +221,32 @@ def fetch_file(path: str) -> str:
 
 
 def keep_prompts(config: ConfigDict, workdir: str | pathlib.Path, keeps_sets: bool = True) -> None:
-    """Gives a config the prompts of a user with which the run in a workdir began, in place, and says so if they differ.
+    """Gives a config the prompts of a user with which the run in a workdir began, in place, and says so.
 
     Their file may be gone by now, or may have another text.
 
     Args:
-      workdir: folder or address of a run; need not exist.
+      workdir: folder or address of a run; without a record that can be read nothing changes.
       keeps_sets: whether a config with a set of ours is left as it is.
-
-    Raises:
-      UserError: one line; the record of the run cannot be read.
     """
-    given = config.get('prompts')
-    # Another type is refused later.
-    if not isinstance(given, str) or (keeps_sets and given in PROMPT_SETS):
+    given = str(config.get('prompts'))
+    if keeps_sets and given in PROMPT_SETS:
         return
-    if objects.is_address(workdir):
-        # Only a run in a bucket loads this code.
-        from zeroplay_jax.runtime import remote_workdir
+    # Only a run with such prompts loads this code.
+    from zeroplay_jax.runtime.remote_workdir import local_run
 
-        recorded = remote_workdir.read_record(str(workdir))
-    else:
-        recorded = run_record.read(pathlib.Path(workdir))
-    text = recorded.config.get('prompts') if recorded else None
-    if not isinstance(text, str) or '\n' not in text:
-        return
     try:
-        is_same = prompts_text(given) == text
-    except ValueError:
-        is_same = False
-    if not is_same:
+        recorded = run_record.read(local_run(workdir))
+    except UserError:
+        return
+    text = str(recorded.config.get('prompts')) if recorded else ''
+    if '\n' in text:
         print(
-            f'note: the prompts are those in {workdir}/{run_record.FILE_NAME} ({prompts_name(text)}), with which that '
-            f'run began, and not those of config.prompts={prompts_name(given)}',
+            f'note: the prompts are those with which {workdir} began ({prompts_name(text)}), from its '
+            f'{run_record.FILE_NAME}, whatever config.prompts={prompts_name(given)} has now',
             file=sys.stderr,
         )
-    config.prompts = text
+        config.prompts = text
 
 
 # ---- servers ---------------------------------------------------------------------------------------

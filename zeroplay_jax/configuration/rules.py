@@ -30,15 +30,13 @@ from zeroplay_jax.objectives.registry import BUILT_IN_LOSSES, LossProperties
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.policy.adapter_config import holds_other_weights
 from zeroplay_jax.retrieval.command import similar_path
-from zeroplay_jax.rollout.prompts import of_user, select
+from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, RoleSpec, recipe_class
 from zeroplay_jax.settings.kinds import (
     BUILT_IN_CHECKPOINT,
-    PROMPT_SETS,
     ConfigError,
     Section,
     fail,
-    prompts_name,
     prompts_text,
 )
 from zeroplay_jax.settings.rollouts import SamplerConfig, written_tokens
@@ -371,20 +369,30 @@ def _check_tools(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_roles(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses roles without a prompt or without weights, and an unknown evaluated role."""
+    """Refuses roles without a prompt or without weights, prompts that do not fit, and an unknown evaluated role."""
     roles = recipe.roles(config)
     trained = [role.name for role in roles if role.is_trained]
-    prompt_set = config.prompts if config.prompts in PROMPT_SETS else 'full'
+    read = None
+    # The record of a run, whose policy is evaluated with another recipe, has the text.
+    if '\n' not in config.prompts:
+        read = {*recipe.prompts, *recipe.further_prompts, *(role.prompt for role in roles)}
     try:
-        templates = select(prompt_set, recipe.prompts)
+        templates = select(config.prompts, recipe.prompts, read)
     except KeyError:
-        problem = f'recipe {config.recipe} has no prompts of the set {prompt_set}'
+        problem = f'recipe {config.recipe} has no prompts of this set'
         fail(
             'prompts',
             config.prompts,
             problem,
             'declare them in Recipe.prompts, or take the other set',
         )
+    for name, prompt in templates.items():
+        if prompt.tools and config.tools.syntax != 'qwen':
+            problem = f'not the calls of the schemas that [{name}] gives to the chat template'
+            fix = 'give qwen, or take tools = "template" away there'
+            fail('tools.syntax', config.tools.syntax, problem, fix)
+    # The text takes the place of its file.
+    config.prompts = prompts_text(config.prompts)
     for role in roles:
         if role.weights_from and role.weights_from not in (*trained, INITIAL_WEIGHTS):
             raise ConfigError(
@@ -401,28 +409,6 @@ def _check_roles(config: ConfigDict, recipe: type[Recipe]) -> None:
             f'config.recipe={config.recipe}: it evaluates {recipe.evaluated_role!r}, which is not one of '
             'its roles; set Recipe.evaluated_role'
         )
-
-
-def check_prompts(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses a file of prompts that this run cannot use; puts its text into the config, in place of its path."""
-    known = select('full', recipe.prompts)
-    prompts = of_user(config.prompts, known)
-    where = f'config.prompts={prompts_name(config.prompts)}'
-    read = {*recipe.prompts, *recipe.further_prompts}
-    read |= {role.prompt for role in recipe.roles(config)}
-    for name, prompt in prompts.items():
-        if name not in read and not name.startswith('judge.'):
-            names = ', '.join(sorted(read))
-            raise ConfigError(
-                f'{where}: [{name}]: recipe {config.recipe} does not read it; take it away, or name one of {names}, or '
-                'a prompt of judges'
-            )
-        if prompt.tools == 'template' and config.tools.syntax != 'qwen':
-            problem = f'not the calls of the schemas that [{name}] gives to the chat template'
-            fix = 'give qwen, or tools = "text" there'
-            fail('tools.syntax', config.tools.syntax, problem, fix)
-    if prompts:
-        config.prompts = prompts_text(config.prompts)
 
 
 def _check_rewards(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -633,7 +619,6 @@ Rule = Callable[[ConfigDict, type[Recipe]], None]
 RULES: tuple[Rule, ...] = (
     _check_lengths,
     _check_tools,
-    _check_roles,
     _check_rewards,
     _check_worlds,
     check_value_networks,
@@ -647,7 +632,7 @@ RULES: tuple[Rule, ...] = (
     _check_distillation,
     check_judge,
     fetch_addresses,
-    check_prompts,
+    _check_roles,
     check_adapters,
     check_retrieval,
     check_held_out,

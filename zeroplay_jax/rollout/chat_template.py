@@ -6,6 +6,7 @@ that careless templates change. What it does to them tells how every text has to
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import datetime
 import html
@@ -129,7 +130,9 @@ class ChatTemplate:
         tokens = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
         self._headers = re.compile(rf'(?:{"|".join(map(re.escape, tokens))})(?:{_HEADER_ROLES})?')
         self._now = datetime.datetime.combine(date, datetime.time())
-        self._layouts: dict[tuple[Roles, bool, str], Layout] = {}
+        self._layouts: dict[tuple[Roles, bool], Layout] = {}
+        self._openings: dict[tuple[Roles, str], Layout] = {}
+        self._schemas: Sequence[Json] = ()
         source = self._guarded(tokenizer.get_chat_template)
         self.source = source
         # Of the private functions this one alone is used: the public ones give a template no other date than today's.
@@ -147,40 +150,43 @@ class ChatTemplate:
         self.end_texts = self._find_end_texts()
         self.notes = self._find_notes(chats, source)
 
-    def layout(self, roles: Roles, add_header: bool = True, schemas: Sequence[Json] = ()) -> Layout:
+    def layout(self, roles: Roles, add_header: bool = True) -> Layout:
         """Returns how a chat with these roles is written.
 
         Args:
           add_header: whether the header of the next assistant turn follows.
-          schemas: of the tools that the template lists in a chat that opens a rollout.
 
         Raises:
-          TemplateError: the template refuses such a chat, loses or changes the text of a message, or leaves the schemas
-            out; or it writes the results of calls otherwise behind such an opening.
+          TemplateError: the template refuses such a chat, or loses or changes the text of a message.
         """
-        key = (roles, add_header, json.dumps(schemas))
+        key = (roles, add_header)
         if key not in self._layouts:
-            found = self._find_layout(roles, add_header, schemas)
-            if schemas or 'system' in roles:
-                self._check_opening(found, roles, schemas)
-            self._layouts[key] = found
+            self._layouts[key] = self._find_layout(roles, add_header)
         return self._layouts[key]
 
-    def _check_opening(self, found: Layout, roles: Roles, schemas: Sequence[Json]) -> None:
-        """Raises TemplateError as `layout` does, for an opening with schemas or a system message."""
-        if schemas and found.between == self.layout(roles).between:
-            raise self._error('does not write the schemas of tools')
-        words = [self._word] * len(roles)
-        texts = {self._write(roles, words, True, now, schemas) for now in _DATES}
-        if self.date is None and len(texts) > 1:
-            # The record of a run has no date then, and a resumed one would have other prompts.
-            raise self._error('writes the date into such prompts alone')
-        if self.tool_role:
-            # `Codec.suffix` writes every result as that behind a single message of a user.
-            usual = self.layout(('user', 'assistant', self.tool_role))
-            chat = self._find_layout((*roles, 'assistant', self.tool_role), True, schemas)
-            if (chat.between[-2:], chat.forms[-1]) != (usual.between[-2:], usual.forms[-1]):
-                raise self._error('writes results of calls otherwise behind such a prompt')
+    def opening(self, roles: Roles, schemas: Sequence[Json]) -> Layout:
+        """Returns how a chat with these roles that opens a rollout is written, with schemas of tools if there are any.
+
+        Raises:
+          TemplateError: as `layout`, or the schemas are left out, or results of calls are written otherwise behind it.
+        """
+        key = (roles, json.dumps(schemas))
+        if key not in self._openings:
+            listing = copy.copy(self)
+            if schemas:
+                listing._schemas = schemas
+                listing._layouts = {}
+            opening = listing.layout(roles)
+            if schemas and opening.between == self.layout(roles).between:
+                raise self._error('does not write the schemas of tools')
+            if self.tool_role:
+                # `Codec.suffix` writes every result as that behind a single message of a user.
+                usual = self.layout(('user', 'assistant', self.tool_role))
+                chat = listing.layout((*roles, 'assistant', self.tool_role))
+                if (chat.between[-2:], chat.forms[-1]) != (usual.between[-2:], usual.forms[-1]):
+                    raise self._error('writes results of calls otherwise behind such a prompt')
+            self._openings[key] = opening
+        return self._openings[key]
 
     def keeps_thoughts(self) -> bool:
         """Returns whether the thoughts of a turn are still there when the result of its call follows."""
@@ -194,12 +200,7 @@ class ChatTemplate:
     # ---- writing -------------------------------------------------------------------------------------
 
     def _write(
-        self,
-        roles: Roles,
-        contents: Sequence[str],
-        add_header: bool,
-        now: datetime.datetime,
-        schemas: Sequence[Json] = (),
+        self, roles: Roles, contents: Sequence[str], add_header: bool, now: datetime.datetime
     ) -> str:
         """Returns the text of a chat as `apply_chat_template` writes it at a moment."""
         messages = [
@@ -210,7 +211,7 @@ class ChatTemplate:
         def render() -> str:
             return self._compiled.render(
                 messages=messages,
-                tools=list(schemas) or None,
+                tools=self._schemas or None,
                 documents=None,
                 add_generation_prompt=add_header,
                 **self._special_tokens,
@@ -238,9 +239,9 @@ class ChatTemplate:
 
     # ---- sentinels -----------------------------------------------------------------------------------
 
-    def _find_layout(self, roles: Roles, add_header: bool, schemas: Sequence[Json] = ()) -> Layout:
+    def _find_layout(self, roles: Roles, add_header: bool) -> Layout:
         words = [f'{self._word}{index}' for index in range(len(roles))]
-        rest = self._write(roles, words, add_header, self._now, schemas)
+        rest = self._write(roles, words, add_header, self._now)
         between = []
         for role, word in zip(roles, words, strict=True):
             count = rest.count(word)
@@ -257,7 +258,7 @@ class ChatTemplate:
             # Turns of the assistant keep the ids that were sampled.
             form = ContentForm()
             if role != 'assistant':
-                form = self._find_form(roles, index, words, between, add_header, schemas)
+                form = self._find_form(roles, index, words, between, add_header)
             forms.append(form)
         return Layout(tuple(between), tuple(forms))
 
@@ -268,7 +269,6 @@ class ChatTemplate:
         words: Sequence[str],
         between: Sequence[str],
         add_header: bool,
-        schemas: Sequence[Json],
     ) -> ContentForm:
         """Returns what the template does to the text of message `index`, the same for all sentinels."""
         before = _interleaved(between[: index + 1], words[:index])
@@ -276,7 +276,7 @@ class ChatTemplate:
         written = {}
         for sentinel in _SENTINELS:
             contents = [*words[:index], sentinel, *words[index + 1 :]]
-            written[sentinel] = self._write(roles, contents, add_header, self._now, schemas)
+            written[sentinel] = self._write(roles, contents, add_header, self._now)
         for form in FORMS:
             if all(
                 text == before + ''.join(form.apply([sentinel])) + behind

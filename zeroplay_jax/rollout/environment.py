@@ -16,7 +16,7 @@ from zeroplay_jax.rollout.foreign_text import Message, without_surrogates, witho
 from zeroplay_jax.rollout.prompts import Prompt, fill
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.tools.base import Tool, ToolResult
-from zeroplay_jax.types import Json, ToolCall
+from zeroplay_jax.types import ToolCall
 
 # Bytes, because turns are searched in the bytes of their tokens.
 _THOUGHT_END = b'</think>'
@@ -97,12 +97,10 @@ class Environment:
 
     def messages(self, prompt: Prompt, **fields: object) -> list[Message]:
         """Returns the chat that opens a rollout; `fields` are values of `Prompt.inputs`, untrusted."""
-        explanation = self.syntax.explain(self.tools)
+        escaped = {name: self.escaped(str(value)) for name, value in fields.items()}
         # The last turn cannot call a tool.
-        values = {'searches': str(self.limits.max_turns - 1)}
-        for name, value in fields.items():
-            values[name] = self.escaped(str(value))
-        return fill(prompt, explanation, **values)
+        escaped.setdefault('searches', str(self.limits.max_turns - 1))
+        return fill(prompt, self.syntax.explain(self.tools), **escaped)
 
     def prompt_ids(self, prompt: Prompt, **fields: object) -> Int[np.ndarray, ' tokens']:
         """Returns the ids, int32, of `messages`, with which the context of a rollout begins.
@@ -111,8 +109,10 @@ class Environment:
           UserError: the chat template cannot write such a chat, or the schemas of the tools (`Prompt.tools`).
         """
         schemas = []
-        if prompt.tools == 'template':
-            schemas = [_schema(tool) for tool in self.tools.values()]
+        for tool in self.tools.values() if prompt.tools else ():
+            names = 'name', 'description', 'parameters'
+            function = {name: getattr(tool, name) for name in names}
+            schemas.append({'type': 'function', 'function': function})
         return self.codec.render(self.messages(prompt, **fields), schemas)
 
     def escaped(self, text: str) -> str:
@@ -180,13 +180,3 @@ class Environment:
         readable = call.text[: limit * self.codec.longest_token]
         # The call records the text as it came; the tags in it are escaped for the policy only.
         return self.syntax.wrap(self.codec, self.escaped(readable), limit)
-
-
-def _schema(tool: Tool) -> Json:
-    """Returns a tool as chat templates take it."""
-    function = {
-        'name': tool.name,
-        'description': tool.description,
-        'parameters': tool.parameters,
-    }
-    return {'type': 'function', 'function': function}

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import re
-import string
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from zeroplay_jax.objectives.registry import did_you_mean
@@ -22,18 +20,24 @@ from zeroplay_jax.settings.kinds import (
     PACKAGE,
     PROMPT_SETS,
     ConfigError,
+    leaves,
     prompts_name,
     prompts_text,
 )
 from zeroplay_jax.types import Json
 
-# Keys of a prompt in a file, and the values of `tools`.
+# Name → one text for all sets, or set name → text.
+Prompts = Mapping[str, str | Mapping[str, str]]
+
+# Keys of a prompt in a file.
 _KEYS = ('user', 'system', 'tools')
-_EXPLAINED_BY = ('text', 'template')
 # Fields that a role fills by itself.
 _OF_ROLE = ('tools', 'searches')
-# Fields that a prompt may leave out: what it is told of a number or a kind may also be part of its text.
+# Fields that a prompt may leave out: a number or a kind may also be part of its text.
 _OPTIONAL = frozenset((*_OF_ROLE, 'hops', 'kind', 'low', 'high'))
+# Braces in a template: a doubled one, a field, or a lone one, which is an unknown field.
+_BRACES = re.compile(r'(\{\{|\}\}|\{[^{}]*\}|[{}])')
+_DOUBLED = ('{{', '}}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,18 +47,18 @@ class Prompt:
     Attributes:
       user: text with fields in braces, the message of the user.
       system: the same of a system message before it; '' for none.
-      tools: 'template': the chat template gets the schemas of the tools; 'text': it does not, {tools} explains them.
+      tools: 'template': the chat template gets the schemas of the tools; '': it does not, {tools} explains them.
     """
 
     user: str
     system: str = ''
-    tools: str = 'text'
+    tools: str = ''
 
-    @functools.cached_property
+    @property
     def fields(self) -> tuple[str, ...]:
         """The names of its fields, each once."""
-        parts = itertools.chain(_parts(self.system), _parts(self.user))
-        return tuple(dict.fromkeys(name for _, name, _, _ in parts if name is not None))
+        braces = dict.fromkeys(_BRACES.findall(self.system + self.user))
+        return tuple(part[1:-1] for part in braces if part not in _DOUBLED)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -62,56 +66,39 @@ class Prompt:
         return tuple(name for name in self.fields if name not in _OF_ROLE)
 
 
-# Name → prompt, or its text; or {prompt set: one of both}.
-Prompts = Mapping[str, str | Prompt | Mapping[str, str | Prompt]]
-
-
-def select(source: str, declared: Prompts | None = None) -> dict[str, Prompt]:
+def select(
+    source: str, declared: Prompts | None = None, read: Collection[str] | None = None
+) -> dict[str, Prompt]:
     """Returns name → prompt: ours, in their place those that a recipe declares, and in theirs those of a user.
 
     Args:
       source: `config.prompts`: a name of PROMPT_SETS, or path or text of a file of prompts.
       declared: `Recipe.prompts`.
+      read: names that a file may have beside those of judges; None: all of these.
 
     Raises:
       ConfigError: one line; the file cannot be read, or a prompt in it lacks a field or has an unknown one.
       KeyError: the recipe declares texts per set, and none for this one.
     """
     prompt_set = source if source in PROMPT_SETS else 'full'
-    selected = dict(_ours('full'))
-    if prompt_set != 'full':
-        selected |= _ours(prompt_set)
-    for name, value in (declared or {}).items():
-        if isinstance(value, Mapping):
-            value = value[prompt_set]
-        selected[name] = Prompt(value) if isinstance(value, str) else value
-    return selected | of_user(source, selected)
-
-
-def of_user(source: str, known: Mapping[str, Prompt]) -> dict[str, Prompt]:
-    """Returns name → prompt of a file of a user; {} for a name of PROMPT_SETS.
-
-    Args:
-      source: as of `select`.
-      known: all prompts that there are, in whose place they may stand.
-
-    Raises:
-      ConfigError: as `select`.
-    """
+    selected = _ours('full') | _ours(prompt_set)
+    for name, text in (declared or {}).items():
+        selected[name] = Prompt(text if isinstance(text, str) else text[prompt_set])
     if source in PROMPT_SETS:
-        return {}
+        return selected
+    names = [name for name in selected if read is None or name in read or 'judge.' in name]
     try:
         prompts = _read(prompts_text(source))
         for name, prompt in prompts.items():
-            if name not in known:
-                names = ', '.join(known)
+            if name not in names:
                 raise ValueError(
-                    f'[{name}]: there is no such prompt; name one of {names}{did_you_mean(name, known)}'
+                    f'[{name}]: the recipe reads no such prompt; name one of {", ".join(names)}'
+                    f'{did_you_mean(name, names)}'
                 )
-            _check_fields(name, prompt, known[name])
+            _check_fields(name, prompt, selected[name])
     except ValueError as error:
         raise ConfigError(f'config.prompts={prompts_name(source)}: {error}') from None
-    return prompts
+    return selected | prompts
 
 
 @functools.cache
@@ -127,80 +114,49 @@ def _ours(name: str) -> dict[str, Prompt]:
 def _read(text: str) -> dict[str, Prompt]:
     """Returns name → prompt of the text of a file, in its order; of [solver.task] the name is solver.task."""
     try:
-        pending = list(tomllib.loads(text).items())
+        keys = list(leaves(tomllib.loads(text)))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f'not TOML ({error}); mend that place') from None
-    prompts = {}
-    while pending:
-        name, table = pending.pop(0)
-        if not isinstance(table, dict):
-            raise ValueError(
-                f'{name}: stands above all tables; write [ROLE] such as [solver] above it'
-            )
-        forms = {key: value for key, value in table.items() if isinstance(value, dict)}
-        pending[:0] = [(f'{name}.{key}', form) for key, form in forms.items()]
-        values = {key: value for key, value in table.items() if key not in forms}
-        if values or not forms:
-            prompts[name] = _prompt(name, values)
-    if not prompts:
+    if not keys:
         raise ValueError('has no prompt; write [ROLE] such as [solver], and below it user = "…"')
-    return prompts
-
-
-def _prompt(name: str, values: Mapping[str, Any]) -> Prompt:
-    """Returns the prompt of a table."""
-    for key, value in values.items():
+    tables: dict[str, dict[str, Any]] = {}
+    for path, value in keys:
+        name, _, key = path.rpartition('.')
         where = f'[{name}] {key}'
+        if not name:
+            raise ValueError(f'{key}: is in no table; write [ROLE] such as [solver] above it')
         if key not in _KEYS:
             raise ValueError(
                 f'{where}: there is no such key; give one of {", ".join(_KEYS)}{did_you_mean(key, _KEYS)}'
             )
-        if not isinstance(value, str):
-            raise ValueError(f'{where}: must be a text; put it in quotes')
-        if not value.strip():
-            raise ValueError(f'{where}: is empty; write a text, or take it away')
-        try:
-            parts = _parts(value)
-        except ValueError as error:
-            raise ValueError(f'{where}: {error}; write {{{{ and }}}} for braces') from None
-        for _, field, form, conversion in parts:
-            if form or conversion:
-                raise ValueError(
-                    f'{where}: {{{field}}} has more than a name; write {{{field}}} alone, and {{{{ and }}}} for braces'
-                )
-    if 'user' not in values:
-        raise ValueError(
-            f'[{name}]: has no user; write user = "…", the message that the role reads'
-        )
-    if values.get('tools', 'text') not in _EXPLAINED_BY:
-        raise ValueError(
-            f'[{name}] tools: is {values["tools"]!r}; give one of {", ".join(_EXPLAINED_BY)}'
-        )
-    return Prompt(**values)
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(f'{where}: must be a text, and not an empty one; write it in quotes, or take it away')
+        if key == 'tools' and value != 'template':
+            raise ValueError(f'{where}: is {value!r}; give template, or take it away')
+        tables.setdefault(name, {})[key] = value
+    for name, table in tables.items():
+        if 'user' not in table:
+            raise ValueError(
+                f'[{name}]: has no user; write user = "…", the message that the role reads'
+            )
+    return {name: Prompt(**table) for name, table in tables.items()}
 
 
 def _check_fields(name: str, prompt: Prompt, ours: Prompt) -> None:
     """Raises ValueError for a field that the role does not fill, or that has to be there and is not."""
-    offered = [*ours.fields]
+    offered = set(ours.fields)
     if 'tools' in offered:
-        offered += [field for field in _OF_ROLE if field not in offered]
-    elif prompt.tools == 'template':
+        offered.update(_OF_ROLE)
+    elif prompt.tools:
         raise ValueError(f'[{name}] tools: this role has no tools; take it away')
     for field in prompt.fields:
         if field not in offered:
-            names = ', '.join(f'{{{each}}}' for each in offered)
             raise ValueError(
-                f'[{name}]: there is no field {{{field}}}; it has {names}, and braces are written '
+                f'[{name}]: there is no field {{{field}}}; it has {", ".join(sorted(offered))}, and braces are written '
                 f'{{{{ and }}}}{did_you_mean(field, offered)}'
             )
-    for field in offered:
-        if field not in prompt.fields and field not in _OPTIONAL:
-            raise ValueError(f'[{name}]: lacks {{{field}}}; write it where that text belongs')
-
-
-def _parts(text: str) -> list[tuple[str, str | None, str | None, str | None]]:
-    """Returns (text, name of the field behind it, its format, its conversion) for the parts of a template."""
-    return list(string.Formatter().parse(text))
+    for field in sorted(offered.difference(prompt.fields, _OPTIONAL)):
+        raise ValueError(f'[{name}]: lacks {{{field}}}; write it where that text belongs')
 
 
 # ---- texts -----------------------------------------------------------------------------------------
@@ -245,16 +201,19 @@ def fill(prompt: Prompt, tools: Sequence[str] = (), **fields: object) -> list[Me
     """
     messages: list[Message] = []
     for role, text in (('system', prompt.system), ('user', prompt.user)):
-        # The template is parsed and not formatted, so that every value stays a part of its own, which the codec
-        # encodes as untrusted text, and braces in a value have no meaning.
+        # Split and not formatted, so that every value stays a part of its own, which the codec encodes as untrusted
+        # text, and braces in a value have no meaning.
         content: list[str] = []
-        for literal, field, _, _ in _parts(text):
-            content.append(literal)
-            # `tools` has trusted parts too: the tags of calls.
-            if field == 'tools':
+        for part in _BRACES.split(text):
+            if part in _DOUBLED:
+                content.append(part[0])
+            elif part == '{tools}':
+                # They have trusted parts too: the tags of calls.
                 content.extend(tools)
-            elif field is not None:
-                content.append(Untrusted(str(fields[field])))
+            elif part.startswith(('{', '}')):
+                content.append(Untrusted(str(fields[part[1:-1]])))
+            else:
+                content.append(part)
         if text:
             messages.append({'role': role, 'content': content})
     return messages

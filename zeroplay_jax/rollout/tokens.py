@@ -285,16 +285,15 @@ class Codec:
             text of the added vocabulary.
         """
         # The template mixes schemas, which may be those of a server, with its own text, which is trusted.
-        for text in _texts(schemas):
-            for token in self._added_pattern.findall(text):
-                if token.strip():
-                    raise UserError(
-                        f'{self.folder}: the schema of a tool holds {token!r}, which is one token there; leave that '
-                        'tool out (config.tools), or tools = "template" in the file of prompts'
-                    )
+        for token in self._added_pattern.findall(json.dumps(schemas, ensure_ascii=False)):
+            if token.strip():
+                raise UserError(
+                    f'{self.folder}: the schema of a tool holds {token!r}, which is one token there; leave that tool '
+                    'out (config.tools), or tools = "template" in the file of prompts'
+                )
         roles = tuple(message['role'] for message in messages)
         contents = [_parts(message) for message in messages]
-        ids = self._encode(self.template.layout(roles, schemas=schemas).spans(contents))
+        ids = self._encode(self.template.opening(roles, schemas).spans(contents))
         return np.asarray(ids, np.int32)
 
     def suffix(self, message: Message) -> Int[np.ndarray, ' tokens']:
@@ -316,19 +315,6 @@ def _parts(message: Message) -> Sequence[str]:
     """Returns the content of a message as parts."""
     content = message['content']
     return [content] if isinstance(content, str) else content
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yields all texts in a JSON value, names of fields included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield name
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
 
 
 def open_codec(folder: pathlib.Path, date: str = '') -> Codec:

@@ -29,7 +29,7 @@ from zeroplay_jax.retrieval import downloads, json_text, objects
 from zeroplay_jax.retrieval.objects import Bucket, Conflict, StoredObject, Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import workdir as run_workdir
-from zeroplay_jax.runtime.record import FILE_NAME, Record, WorkdirError, read
+from zeroplay_jax.runtime.record import FILE_NAME, WorkdirError
 from zeroplay_jax.types import Json, UserError
 
 RUN_FILE = 'id.json'
@@ -247,20 +247,6 @@ def check(
         except WorkdirError as error:
             # The user knows the address only.
             raise WorkdirError(str(error).replace(str(folder), address)) from None
-
-
-def read_record(address: str) -> Record | None:
-    """Returns the record of the run at an address; None if there is none. Raises UserError as `check`."""
-    remote = RemoteWorkdir.open(address)
-    stored = None
-    if remote.run_id() is not None:
-        stored = remote.bucket.read(remote.name(FILE_NAME))
-    if stored is None:
-        return None
-    with tempfile.TemporaryDirectory() as copy:
-        folder = pathlib.Path(copy)
-        (folder / FILE_NAME).write_bytes(stored[0])
-        return read(folder)
 
 
 class StepRemoved(UserError):

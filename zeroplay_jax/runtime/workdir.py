@@ -18,7 +18,6 @@ from typing import Any, TextIO
 from zeroplay_jax.retrieval import objects
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.record import FILE_NAME, WorkdirError, flat_config, read
-from zeroplay_jax.settings.kinds import prompts_name
 from zeroplay_jax.settings.renamed import with_new_names
 from zeroplay_jax.types import Json
 
@@ -244,10 +243,7 @@ def _check_equal(
     differing = []
     for field in sorted(saved.keys() | current.keys()):
         if field not in free and saved.get(field) != current.get(field):
-            there, now = (values.get(field) for values in (saved, current))
-            if field == 'prompts':
-                there, now = (prompts_name(str(value)) for value in (there, now))
-            differing.append(f'{field} (there {there}, now {now})')
+            differing.append(f'{field} (there {saved.get(field)}, now {current.get(field)})')
     if not differing:
         return
     fields = ', '.join(differing[:_MAX_FIELDS_IN_ERROR])

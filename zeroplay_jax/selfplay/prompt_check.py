@@ -133,7 +133,7 @@ def _unexplained_tools(context: RolloutContext) -> list[str]:
         # Built-in checkpoints know the built-in tools without an explanation.
         unknown = [tool for tool in role.env.tools if tool not in BUILT_IN]
         prompt = context.prompts[role.prompt]
-        if unknown and 'tools' not in prompt.fields and prompt.tools == 'text':
+        if unknown and 'tools' not in prompt.fields and not prompt.tools:
             warnings.append(
                 f'role {name} can call {", ".join(unknown)}, but its prompt {role.prompt!r} names no tools, so that '
                 'it will not; take config.prompts=full, or a prompt with the field {tools}'

@@ -290,20 +290,14 @@ def prompts_text(source: str) -> str:
     """
     if source in PROMPT_SETS or '\n' in source:
         return source
-    path = pathlib.Path(source)
-    # False for a name that no file can have, too.
-    if not os.path.isfile(path):
-        sets = ', '.join(PROMPT_SETS)
-        near = did_you_mean(source, PROMPT_SETS) or similar_path(path)
-        if source == 'paper':
-            near = '; what was called paper is full: our words, not those of the papers'
-        raise ValueError(f'no such file; give one of {sets}, or a TOML file of prompts{near}')
     try:
-        text = path.read_text(encoding='utf-8-sig')
-    except UnicodeDecodeError:
-        raise ValueError('not UTF-8; save it in this encoding') from None
-    except OSError as error:
-        raise ValueError(f'{error.strerror}; make it readable') from None
+        text = pathlib.Path(source).read_text(encoding='utf-8-sig')
+    except (OSError, ValueError) as error:
+        near = did_you_mean(source, PROMPT_SETS) or similar_path(source)
+        raise ValueError(
+            f'cannot be read as a text in UTF-8 ({error}); give one of {", ".join(PROMPT_SETS)}, or a TOML file of '
+            f'prompts{near}'
+        ) from None
     return text if '\n' in text else f'{text}\n'
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 from zeroplay_jax.types import Json
 
@@ -82,9 +81,9 @@ def with_new_names(stored: Json) -> Json:
     Fields whose values mean the same as before get their new names, as our full prompts do; fields that are gone are
     left out where they did nothing.
     """
-    renamed: dict[str, Any] = copy.deepcopy(dict(stored))
-    if renamed.get('prompts') == 'paper':
-        renamed['prompts'] = 'full'
+    if stored.get('prompts') == 'paper':
+        stored = {**stored, 'prompts': 'full'}
+    renamed = copy.deepcopy(stored)
     for (section, old_name), new_name in _SAME_VALUES.items():
         fields = renamed.get(section)
         if isinstance(fields, dict) and old_name in fields:

@@ -283,11 +283,9 @@ def _rollout_contexts(
         extra_weights,
         uses_adapters,
     )
-    for name, prompt in templates.items():
-        role = name.partition('.')[0]
-        if role in rollouts.roles:
-            # Raises if the chat template cannot write the messages, or the schemas of the tools.
-            rollouts.prompt_ids(role, name, **dict.fromkeys(prompt.inputs, ''))
+    for role in rollouts.roles.values():
+        # Raises if the chat template cannot write the messages, or the schemas of the tools.
+        rollouts.prompt_ids(role.name, **dict.fromkeys(templates[role.prompt].inputs, ''))
     judge = _judge(config, library, templates)
     rollouts = dataclasses.replace(rollouts, judge=judge).bound()
     held_out_roles = {

@@ -241,8 +241,7 @@ def _judge_cost(config: Config, name: str) -> JudgeCost:
         prices = tuple(settings.prices)
     prompt = _templates(config)[GRADE_PROMPT]
     identity = [description, settings.temperature, settings.tokens, prompt.user]
-    if prompt.system:
-        identity.append(prompt.system)
+    identity += filter(None, [prompt.system])
     if settings.kind == 'endpoint' and settings.request:
         identity.append(settings.request)
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:_KEY_DIGITS]

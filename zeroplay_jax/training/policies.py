@@ -245,11 +245,9 @@ def _messages(roles: Sequence[Role], templates: Mapping[str, Prompt]) -> dict[st
         prompt = templates[role.prompt]
         fields = {name: f'{{{name}}}' for name in prompt.inputs}
         for message in role.env.messages(prompt, **fields):
-            name = f'`{role.name}`'
-            if message['role'] == 'system':
-                name += ', system message'
-            elif prompt.tools == 'template':
-                name += ', with the schemas of its tools for the chat template'
+            name = f'`{role.name}`, {message["role"]} message'
+            if prompt.tools:
+                name += ', beside the schemas of its tools'
             texts[name] = ''.join(message['content'])
     return texts
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import hashlib
 import json
 import pathlib
 import shutil
@@ -28,7 +27,7 @@ from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.record import Entries, Identity, Record, find_difference
 from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.library import has_index
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, POLICY_SUFFIXES, PROMPT_SETS
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, POLICY_SUFFIXES, prompts_name
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import UserError
 
@@ -221,10 +220,10 @@ def fingerprints(config: Config) -> Entries:
       OSError: a file cannot be read.
     """
     entries = {field: _entry(paths) for field, paths in _paths(config).items()}
-    if config.prompts not in PROMPT_SETS:
-        # The record has the text itself, in its config.
-        digest = hashlib.sha256(config.prompts.encode()).hexdigest()
-        entries['prompts'] = {'text': {'bytes': len(config.prompts.encode()), 'sha256': digest}}
+    name = prompts_name(config.prompts)
+    if name != config.prompts:
+        # The text itself is in the config of the record.
+        entries['prompts'] = {name: {}}
     return entries
 
 
