@@ -130,7 +130,9 @@ def _read(text: str) -> dict[str, Prompt]:
                 f'{where}: there is no such key; give one of {", ".join(_KEYS)}{did_you_mean(key, _KEYS)}'
             )
         if not isinstance(value, str) or not value.strip():
-            raise ValueError(f'{where}: must be a text, and not an empty one; write it in quotes, or take it away')
+            raise ValueError(
+                f'{where}: must be a text, and not an empty one; write it in quotes, or take it away'
+            )
         if key == 'tools' and value != 'template':
             raise ValueError(f'{where}: is {value!r}; give template, or take it away')
         tables.setdefault(name, {})[key] = value
