@@ -170,7 +170,7 @@ class ChatTemplate:
         Raises:
           TemplateError: as `layout`, or the schemas are left out, or results of calls are written otherwise behind it.
         """
-        key = (roles, json.dumps(schemas))
+        key = (roles, str(schemas))
         if key not in self._openings:
             listing = copy.copy(self)
             if schemas:

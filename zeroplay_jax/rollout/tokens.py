@@ -285,12 +285,13 @@ class Codec:
             text of the added vocabulary.
         """
         # The template mixes schemas, which may be those of a server, with its own text, which is trusted.
-        for token in self._added_pattern.findall(json.dumps(schemas, ensure_ascii=False)):
-            if token.strip():
-                raise UserError(
-                    f'{self.folder}: the schema of a tool holds {token!r}, which is one token there; leave that tool '
-                    'out (config.tools), or tools = "template" in the file of prompts'
-                )
+        for schema in schemas:
+            for token in self._added_pattern.findall(json.dumps(schema, ensure_ascii=False)):
+                if token.strip():
+                    raise UserError(
+                        f'{self.folder}: the schema of a tool holds {token!r}, which is one token there; leave that '
+                        'tool out (config.tools), or tools = "template" in the file of prompts'
+                    )
         roles = tuple(message['role'] for message in messages)
         contents = [_parts(message) for message in messages]
         ids = self._encode(self.template.opening(roles, schemas).spans(contents))
