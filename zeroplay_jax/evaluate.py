@@ -108,7 +108,7 @@ def main(argv: list[str]) -> None:
     ):
         fetch_addresses(config, section_name='policy')
         # A policy is asked as it was trained. A run exports it to WORKDIR/policy/ROLE.
-        keep_prompts(config, pathlib.Path(config.policy.path).absolute().parents[1], False)
+        keep_prompts(config, pathlib.Path(config.policy.path).absolute().parent.parent, False)
     # Most evaluations have no workdir; '.' passes its check.
     workdir = _WORKDIR.value or '.'
     command_line.check_command(

@@ -57,8 +57,8 @@ class Prompt:
     @property
     def fields(self) -> tuple[str, ...]:
         """The names of its fields, each once."""
-        braces = dict.fromkeys(_BRACES.findall(self.system + self.user))
-        return tuple(part[1:-1] for part in braces if part not in _DOUBLED)
+        braces = _BRACES.findall(self.system) + _BRACES.findall(self.user)
+        return tuple(part[1:-1] for part in dict.fromkeys(braces) if part not in _DOUBLED)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -74,7 +74,7 @@ def select(
     Args:
       source: `config.prompts`: a name of PROMPT_SETS, or path or text of a file of prompts.
       declared: `Recipe.prompts`.
-      read: names that a file may have beside those of judges; None: all of these.
+      read: names that a file may have beside those of judges; None: any that there is.
 
     Raises:
       ConfigError: one line; the file cannot be read, or a prompt in it lacks a field or has an unknown one.
