@@ -23,6 +23,19 @@ from zeroplay_jax.types import ENV, POLICY, PROMPT
 
 Tokens = Int[np.ndarray, 'length']
 SYNTAX = syntax_of('search_r1')
+# Role of a demonstration → its prompt. Their order is part of the training of the built-in tokenizer.
+FORMS = {
+    role: prompts.select('mini')[name]
+    for role, name in (
+        ('solver', 'solver'),
+        ('proposer', 'proposer'),
+        ('proposer_from_answer', 'proposer.from_answer'),
+        ('answer_from_documents', 'checker'),
+        ('solver_with_path', 'solver.teacher'),
+        ('challenger', 'proposer.task'),
+        ('task_solver', 'solver.task'),
+    )
+}
 # Longest observation; three passages fit.
 OBSERVATION_TOKENS = 128
 
@@ -118,7 +131,7 @@ def render(codec: Codec, demo: Demo, observation_tokens: int = OBSERVATION_TOKEN
     ids = []
     sources = []
     if demo.role is not None:
-        chat = prompts.fill(prompts.BUILT_IN_FORMS[demo.role], **demo.fields)
+        chat = prompts.fill(FORMS[demo.role], **demo.fields)
         ids.append(codec.render(chat))
         sources.append(PROMPT)
     # Each part is tokenised on its own, as in a rollout: no token spans the policy's text and a search result.

@@ -615,8 +615,9 @@ class Run(Section):
     """Trained roles are separate policies, or one."""
     shared_optimizer: bool = False
     """With shared weights: one set of optimiser moments."""
-    prompts: Literal['mini', 'paper'] = 'mini'
-    """mini: short, for built-in policies; paper: full instructions."""
+    prompts: str = 'mini'
+    """mini: ours, short, for built-in policies; full: ours with full instructions; or a [TOML
+    file](papers.md#prompts)."""
     retrieval: Retrieval = Retrieval()
     world: World = World()
     schedule: Schedule = Schedule()
