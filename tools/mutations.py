@@ -58,8 +58,8 @@ TESTS = {
     'learner/checkpoint.py': 'test_checksums test_checkpoint',
     'rollout/tokens.py': 'test_tokens test_tokenizer_rules test_chat_templates',
     'rollout/scheduler.py': _ROLLOUTS,
-    'rollout/slots.py': _ROLLOUTS,
-    'rollout/placement.py': _ROLLOUTS,
+    'rollout/slots.py': f'{_ROLLOUTS} test_paged_rollouts',
+    'rollout/placement.py': f'{_ROLLOUTS} test_pages test_paged_rollouts',
     'configuration/rules.py': _RULES,
 }
 FILES = [f'zeroplay_jax/{name}' for name in TESTS]

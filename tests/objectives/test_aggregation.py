@@ -29,6 +29,12 @@ def test_packing_padding_order_and_micro_batches_change_nothing(batch, name):
                     assert sum(part[key][1] for part in part_stats) == count
 
 
+def test_a_sum_is_weighted_and_skips_weight_zero():
+    values = np.array([[1.0, np.nan, 3.0], [0.5, 2.0, np.inf]], np.float32)
+    weight = np.array([[0.25, 0.0, 2.0], [4.0, 0.5, 0.0]], np.float32)
+    assert aggregation.aggregate(values, weight) == 0.25 + 6.0 + 2.0 + 1.0
+
+
 @pytest.mark.parametrize('mode', SEQUENCE_MODES)
 def test_parts_with_the_denominator_of_the_whole_add_up(batch, mode):
     """As on several hosts: each sees its own rollouts, only the denominators are added up."""

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import gc
 import signal
+import threading
 import time
 import types
 
@@ -298,7 +299,7 @@ def test_waiting_for_a_search_does_not_spin(policy):
     started = time.perf_counter()
     play(scheduler, requests(make_env(policy[0], slow), samples=1))
     whole = time.perf_counter() - started
-    assert scheduler.stats['rounds'] < 6 * scheduler.stats['chunks']
+    assert 0 < scheduler.stats['rounds'] < 6 * scheduler.stats['chunks']
     for name in ('seconds', 'fetch_seconds', 'tool_wait_seconds'):
         assert 0 < scheduler.stats[name] <= whole, name
 
@@ -349,15 +350,25 @@ def test_sigterm_ends_a_round_between_two_turns_of_the_loop():
 
 
 def test_overdue_tool_becomes_an_error_only_when_not_deterministic(policy):
+    is_over, returned = threading.Event(), []
+
+    def stuck(queries):
+        is_over.wait(20)
+        returned.append(queries)
+        return echo(queries)
+
     def slow(queries):
         time.sleep(0.3)
         return echo(queries)
 
-    env = make_env(policy[0], slow, observation_tokens=40, max_turns=2)
+    env = make_env(policy[0], stuck, observation_tokens=40, max_turns=2)
     out = run(policy, requests(env, count=6), deterministic=False, tool_timeout=0.05)
+    assert not returned
+    is_over.set()
     late = [call for call in searches(out) if call.error == 'timeout']
     text = 'The search took too long. Try again or answer from what is known.'
     assert late and all(call.text == text and not call.documents for call in late)
+    env = make_env(policy[0], slow, observation_tokens=40, max_turns=2)
     waited = run(policy, requests(env, count=6), tool_timeout=0.05)
     assert searches(waited) and not any(call.error for call in searches(waited))
 
