@@ -75,7 +75,6 @@ _COLUMNS = (
     "paper's effect",
     'seeds',
     'rollouts of both arms',
-    'seeds for ± .05',
 )
 # The columns of measures that stand beside the one that leads.
 _BESIDE = ('final', 'area', 'at_rollouts')
@@ -93,6 +92,7 @@ _MEANINGS = {
         'seed of the claims was made before'
     ),
     'earlier': 'earlier plays, difference and interval',
+    'note': 'where the measures disagree',
 }
 # Kinds of verdicts that leave a claim open; in brackets: decided without correction.
 UNDECIDED = ('open', '(holds)', '(does not hold)')
@@ -365,20 +365,10 @@ def counts(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns counts, table and notes in Markdown; `rows` are those of `play`."""
-    parts = [
-        "# The papers' claims by all measures",
-        counts(rows),
-        command.table(_COLUMNS, map(_cells, rows)),
-    ]
-    notes = {(claim.system, claim.text): claim.note for claim in CLAIMS}
-    lines = []
-    for row in rows:
-        if note := notes[row['system'], row['claim']]:
-            lines.append(f'- {row["system"]}, {row["claim"]}: {note}.')
-    if lines:
-        parts.append('\n'.join(lines))
-    return '\n\n'.join(parts) + '\n'
+    """Returns counts and table in Markdown; `rows` are those of `play`."""
+    title = "# The papers' claims by all measures"
+    table = command.table(_COLUMNS, map(_cells, rows))
+    return f'{title}\n\n{counts(rows)}\n\n{table}\n'
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -394,7 +384,6 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         beside.append(
             f'{_figures(row, measure)} {_shown_verdict(row, measure)}' if is_shown else ''
         )
-    needed = row['measures'][leads]['seeds_needed']
     return (
         row['system'],
         row['claim'] + marks(row),
@@ -404,7 +393,6 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         f'{row["paper"][0]:+.3f}' if row['paper'] else '',
         str(row['seeds']),
         rollouts,
-        '—' if needed is None else str(needed),
     )
 
 

@@ -54,7 +54,7 @@ class Claim(NamedTuple):
       of: 'exact_match' or 'rubrics'.
       registered: what decided when the runs were begun, if that was another measure; '' if not.
       paper: the paper's difference, as a share, and its table; () where the paper gives none.
-      note: a line below the table, needed where the verdicts by several measures differ.
+      note: what `--list` says, needed where the verdicts by several measures differ.
       selected: whether the setting was chosen in trials that showed this effect. The result then says that the effect
         can be repeated, not how common it is.
       afterwards: whether the claim was registered when its runs had been made for other claims.

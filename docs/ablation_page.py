@@ -23,10 +23,9 @@ The rows of the papers' tables, and baselines that are only settings. A row is a
 .venv/bin/python -m zeroplay_jax.main --config=configs/ablations.py:drzero/grpo:mini --workdir=runs/grpo
 ```
 
-`:mini` shrinks it to a few minutes on a laptop; steps, batches, policy and call syntax are then those of the small run.
-Without it the row has the size of the paper's. The tables give what differs from the config of the system; sources and
-reasons are comments in [configs/ablations.py](../configs/ablations.py). Some rows were
-[compared in miniature](claims.md).
+`:mini` shrinks it to minutes on a laptop, with steps, batches, policy and call syntax of the small run. The tables give
+what differs from the config of the system; sources and reasons are in [configs/ablations.py](../configs/ablations.py).
+Some rows were [compared in miniature](claims.md).
 """
 
 

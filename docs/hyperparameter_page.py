@@ -25,12 +25,9 @@ TITLES = {
 }
 INTRODUCTION = """# Hyperparameters of the papers
 
-Every value of the five papers, and every value of our configs that no paper gives. `both` stands for proposer and
-solver; a name in brackets is no config field. A test compares the source of this page, `docs/hyperparameters.toml`,
-with the configs.
-
-Each system has three tables: values of both paper and config; values that differ or are written in another way; values
-about which the paper is silent. The last two give the kind of each value:
+Every value of the five papers, and every value of our configs that no paper gives; a test compares them with the
+configs. `both` stands for proposer and solver; a name in brackets is no config field. Where paper and config do not
+agree word for word, a value has a kind:
 """
 
 
