@@ -23,6 +23,16 @@ from zeroplay_jax.types import ENV, POLICY, PROMPT
 
 Tokens = Int[np.ndarray, 'length']
 SYNTAX = syntax_of('search_r1')
+# Prompts of exercises, which no role has (`parts.py`).
+EXERCISES = {
+    'restate': 'Restate.\nQuestion: {question}',
+    'ask': 'Ask.',
+    'walk_to_goal': 'Walk to the end.',
+    'walk': 'Walk {hops} steps.\nDocument: {document}',
+    'walk_back': 'Walk back {hops} steps.\nAnswer: {answer}',
+    'trace': 'Documents: {documents}\nWalk to the end of {phrase}',
+}
+_FORMS = {**prompts.BUILT_IN_FORMS, **EXERCISES}
 # Longest observation; three passages fit.
 OBSERVATION_TOKENS = 128
 
@@ -46,7 +56,7 @@ class Demo:
     """One episode.
 
     Attributes:
-      role: role of the opening prompt; None for an exercise without a prompt.
+      role: role or exercise of the opening prompt; None without a prompt.
       fields: fields of the opening prompt.
       parts: the pieces that follow the prompt, in order.
     """
@@ -67,13 +77,18 @@ class Demo:
         """Adds the reply to a search."""
         self.parts.append(Part(documents, ENV))
 
-    def add_search(self, library: Library, thought: str, query: str) -> list[Document]:
-        """Searches the library; adds a turn with the thought and the query, then the passages found; returns these."""
+    def add_search(
+        self, library: Library, thought: str, query: str, source: int = POLICY
+    ) -> list[Document]:
+        """Searches the library; adds a turn with the thought and the query, then the passages found; returns these.
+
+        `source` PROMPT: the policy does not learn to write the turn.
+        """
         documents = library.search(query)
         # With a space before the query, a name has the tokens that it has in running text. The built-in checkpoints
         # were trained on this form.
         call = f'<search> {query}</search>'
-        self.add_policy_text(think(thought) + call)
+        self.parts.append(Part(think(thought) + call, source))
         self.add_documents(documents)
         return documents
 
@@ -118,7 +133,7 @@ def render(codec: Codec, demo: Demo, observation_tokens: int = OBSERVATION_TOKEN
     ids = []
     sources = []
     if demo.role is not None:
-        chat = prompts.fill(prompts.BUILT_IN_FORMS[demo.role], **demo.fields)
+        chat = prompts.fill(_FORMS[demo.role], **demo.fields)
         ids.append(codec.render(chat))
         sources.append(PROMPT)
     # Each part is tokenised on its own, as in a rollout: no token spans the policy's text and a search result.
