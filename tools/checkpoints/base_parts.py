@@ -35,6 +35,7 @@ STAGES = (
         adam_rate=4e-3,
         decay_share=0.0,
         context_weight=0.2,
+        saved=True,
         shares={
             'reading': 0.2,
             'retelling': 0.15,
@@ -49,9 +50,9 @@ STAGES = (
     # All roles with the shares of `parts.ROLES`.
     Stage(
         'roles',
-        steps=320,
-        rows=6,
-        tokens=512,
+        steps=400,
+        rows=4,
+        tokens=768,
         adam_rate=3e-3,
         decay_share=0.35,
         saved=True,
