@@ -50,7 +50,7 @@ STAGES = (
     # All roles with the shares of `parts.ROLES`.
     Stage(
         'roles',
-        steps=400,
+        steps=300,
         rows=4,
         tokens=768,
         adam_rate=3e-3,

@@ -28,8 +28,8 @@ EXERCISES = {
     'restate': 'Restate.\nQuestion: {question}',
     'ask': 'Ask.',
     'walk_to_goal': 'Walk to the end.',
-    'walk': 'Walk {hops} steps.\nDocument: {document}',
-    'walk_back': 'Walk back {hops} steps.\nAnswer: {answer}',
+    'walk': 'Write a walk of {hops} hops.\nDocument: {document}',
+    'walk_back': 'Write a walk of {hops} hops.\nAnswer: {answer}',
     'trace': 'Documents: {documents}\nWalk to the end of {phrase}',
 }
 _FORMS = {**prompts.BUILT_IN_FORMS, **EXERCISES}
