@@ -7,8 +7,8 @@
 Arms, claims, the measure of each claim and its reason are data: benchmarks/claims.toml, written before the runs of a
 play; what was changed later is named there. An arm is a config: a row of configs/ablations.py and further settings. It
 is run once per seed. A claim compares two arms, paired by seed and evaluation question. Their configs differ in nothing
-but the fields that the claim names (`arm_differences`). The value after the last common step, the area over rollouts
-and the rollouts of both arms are reported beside the measure.
+but the fields that the claim names (`arm_differences`). The measure that leads is the paper's; value at the end, area
+and value at equal rollouts stand beside it, each with its verdict.
 
 The setting is harder than the quickstart's and nearly the same for all systems (`claims_runs.config_of`): evaluation
 with up to four hops, more near-miss documents, several updates per batch. It is short, 12 solver steps at larger
@@ -20,16 +20,18 @@ it ran. The table is written to benchmarks/results/claims.json and claims.md, th
 printed is one JSON object.
 
 Seeds are added in looks, whose seeds and shares claims.toml fixes: after each look, claims that are decided and those
-whose difference is known to be within ± .05 of 0 are closed, and the arms of the others get the seeds of the next one.
-A claim holds if p < .05 and the interval is above 0, does not hold if it is below 0, and is undecided otherwise; p and
-interval are valid although several looks are taken (`claims_statistics.sequential_p`). Because many claims are tested
-at once, the table has a second verdict beside this one, with p-values corrected by Holm's method for all registered
-claims; it closes claims. With `--only` the table also has the claims of the other systems whose runs are stored.
+whose difference is known to be less than their margin are closed, and the arms of the others get the seeds of the next
+one. A claim holds if p < .05 after Holm's correction for all registered claims and the interval is above 0, does not
+hold if it is below 0; `less than` if the one-sided upper 95 % limit is below its margin, the paper's effect or .05 if
+that is smaller; and is open otherwise. p, interval and limit are valid although several looks are taken
+(`claims_statistics.combine_looks`). With `--only` the table also has the claims of the other systems whose runs are
+stored.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import functools
 import io
 import json
@@ -46,6 +48,7 @@ from benchmarks import command
 from benchmarks.claims_runs import (
     ARMS,
     CLAIMS,
+    HISTORY,
     LOOKS,
     MEASURES,
     Arm,
@@ -64,21 +67,38 @@ from zeroplay_jax.runtime.disk import write_text
 _COLUMNS = (
     'system',
     'claim',
-    'measure',
     'verdict',
-    'Holm',
-    'difference',
-    'interval',
-    'seeds',
+    'measure that leads',
     'at the end',
+    'area',
+    'equal rollouts',
+    "paper's effect",
+    'seeds',
     'rollouts of both arms',
     'seeds for ± .05',
 )
+# The columns of measures that stand beside the one that leads.
+_BESIDE = ('final', 'area', 'at_rollouts')
+# Equal rollouts are shown where one arm has more than so many times those of the other.
+_UNEQUAL = 1.2
 
-
+# What `--list` says about a claim, by its attribute.
+_MEANINGS = {
+    'registered': 'changed when the results were known; registered to be decided by',
+    'paper': 'difference in the paper',
+    'selected': 'its setting was chosen in trials that showed this effect',
+    'afterwards': 'its runs had been made for other claims',
+    'added': (
+        'the results of other claims and the runs of its first arm were known, and of its second arm no run with a '
+        'seed of the claims was made before'
+    ),
+    'earlier': 'earlier plays, difference and interval',
+}
+# Kinds of verdicts that leave a claim open; in brackets: decided without correction.
+UNDECIDED = ('open', '(holds)', '(does not hold)')
 # Verdict → colour; each has a shape, too, for readers who do not tell the colours apart.
-COLOURS = {'holds': MEAN_COLOUR, 'does not hold': '#d1633c', 'undecided': TEXT_COLOUR}
-MARKERS = {'holds': 'o', 'does not hold': 's', 'undecided': 'D'}
+COLOURS = {'holds': MEAN_COLOUR, 'does not hold': '#d1633c', 'less': '#8a6fb0', 'open': TEXT_COLOUR}
+MARKERS = {'holds': 'o', 'does not hold': 's', 'less': 'v', 'open': 'D'}
 # Differences beyond ± LIMIT are cut, with an arrow head.
 LIMIT = 0.8
 _ROW_INCHES = 0.26
@@ -156,87 +176,85 @@ def play(
         no row.
 
     Returns:
-      Rows in the order of the registration, with the fields of the claim, of `statistics.judge` at its last look, and
-      of `statistics.correct_verdicts`, which corrects for all registered claims.
+      Rows in the order of the registration, with the fields of the claim and 'measures': those of the claim, each with
+      the fields of `statistics.judge_looks` and of `statistics.correct_verdicts`, which corrects for all registered
+      claims.
     """
     results: dict[Run, dict] = {}
     all_claims = [claim for claim in CLAIMS if claim in claims or claim in stored_claims]
-    p_values: dict[Claim, list[float]] = {claim: [] for claim in all_claims}
-    intervals: dict[Claim, list[list[float]]] = {claim: [] for claim in all_claims}
     rows: dict[Claim, dict[str, Any]] = {}
     is_open = dict.fromkeys(all_claims, True)
-    for number, look in enumerate(looks):
-        tested = [claim for claim in all_claims if is_open[claim]]
-        executed = [claim for claim in tested if claim in claims]
-        print(f'look {number + 1}: {len(executed)} claims, {look.seeds} seeds', file=sys.stderr)
-        results |= runner.stored(runs_of(tested, look.seeds))
+    for number, look in enumerate(looks, 1):
+        executed = [claim for claim in claims if is_open[claim]]
+        print(f'look {number}: {len(executed)} claims, {look.seeds} seeds', file=sys.stderr)
+        # Runs that other claims needed count, too.
+        results |= runner.stored(runs_of(all_claims, look.seeds))
         results |= runner.run(runs_of(executed, look.seeds))
-        for claim in tested:
-            if not set(runs_of([claim], look.seeds)) <= set(results):
-                continue
-            row = _judge(claim, results, look)
-            p_values[claim].append(row['p'])
-            intervals[claim].append(row['interval'])
-            _combine_looks(row, p_values[claim], intervals[claim], claim.plays)
-            rows[claim] = row
-        statistics.correct_verdicts(list(rows.values()), family=len(CLAIMS))
+        for claim in all_claims:
+            if set(runs_of([claim], look.seeds)) <= set(results):
+                rows[claim] = _judge(claim, results, looks[:number])
+        _correct(list(rows.values()))
         for claim, row in rows.items():
-            is_open[claim] = row['verdict_holm'] == 'undecided' and not row['negligible']
+            is_open[claim] = kind(row['measures'][claim.measure], claim.margin) in UNDECIDED
     return [rows[claim] for claim in all_claims if claim in rows]
 
 
-def _combine_looks(
-    row: dict[str, Any], p_values: Sequence[float], intervals: Sequence[list[float]], plays: int
-) -> None:
-    """Replaces p, interval and verdict of the last look in a row by those of all looks together.
+def _correct(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Corrects the results of rows, in place: by each measure, and those by the measures that lead together."""
+    for measure in MEASURES:
+        for row, result in zip(rows, led_by(rows, measure), strict=True):
+            if measure in row['measures']:
+                row['measures'][measure] = result
+    for row, result in zip(rows, led_by(rows, 'measure'), strict=True):
+        row['measures'][row['measure']] = result
 
-    'negligible': whether the interval is within ± .05 of 0. The verdict has the sign of the interval, because that of
-    the last look's mean may be another one. Looks that contradict each other decide nothing.
+
+def led_by(rows: Sequence[Mapping[str, Any]], measure: str) -> list[dict[str, Any]]:
+    """Returns the result of each row by a measure, corrected together.
 
     Args:
-      row: see `_judge`.
-      p_values, intervals: of the looks that were taken, in order.
-      plays: see `Claim`.
+      rows: of `play`.
+      measure: by which all claims are judged that have it, the others by the measure that leads; 'measure' for the one
+        that leads, 'registered' for the one that was registered.
     """
-    shares = [look.share / plays for look in LOOKS]
-    row['p'] = statistics.sequential_p(p_values, shares)
-    common = statistics.common_interval(intervals)
-    if common is None:
-        row['p'] = 1.0
-        common = [min(low for low, _ in intervals), max(high for _, high in intervals)]
-    row['interval'] = low, high = common
-    row['negligible'] = -statistics.NARROW <= low and high <= statistics.NARROW
-    row['verdict'] = statistics.verdict(low + high, row['p'])
+    results = []
+    for row in rows:
+        measures = row['measures']
+        chosen = row.get(measure, measure)
+        results.append(dict(measures[chosen if chosen in measures else row['measure']]))
+    statistics.correct_verdicts(results, family=len(CLAIMS))
+    return results
 
 
-def _judge(claim: Claim, results: Mapping[Run, dict], look: Look) -> dict[str, Any]:
-    """Returns the row of a claim at a look, with the p-value of this look alone.
+def _judge(claim: Claim, results: Mapping[Run, dict], looks: Sequence[Look]) -> dict[str, Any]:
+    """Returns the row of a claim after some looks, without correction.
 
-    'beside': the mean difference by the measures that do not decide; 'rollouts': the mean number of rollouts of both
-    arms; 'codes': the hashes of the code that the runs ran.
+    'rollouts': the mean number of rollouts of both arms; 'codes': the hashes of the code that the runs ran.
     """
-    better = [results[claim.better, seed] for seed in range(look.seeds)]
-    worse = better
-    if claim.worse:
-        worse = [results[claim.worse, seed] for seed in range(look.seeds)]
-    by_seed_and_item = statistics.differences(better, worse, claim.measure, claim.of)
-    result = statistics.judge(by_seed_and_item, statistics.LEVEL * look.share / claim.plays)
-    beside = {}
-    for measure in ('final', 'area_of_rollouts'):
-        if measure != claim.measure and claim.worse:
+    seeds = range(looks[-1].seeds)
+    better = [results[claim.better, seed] for seed in seeds]
+    worse = [results[claim.worse, seed] for seed in seeds] if claim.worse else better
+    rollouts = [_mean_rollouts(better), _mean_rollouts(worse)]
+    shares = [(look.seeds, look.share / claim.plays) for look in looks]
+    measures = {}
+    for measure in claim.measures:
+        if measure != 'at_rollouts' or max(rollouts) > _UNEQUAL * min(rollouts):
             values = statistics.differences(better, worse, measure, claim.of)
-            beside[measure] = round(float(values.mean()), 4)
-    registered = ('measure', 'of', 'selected', 'afterwards', 'added', 'plays')
-    row: dict[str, Any] = dict(
+            measures[measure] = statistics.judge_looks(values, shares)
+            if measure != claim.measure:
+                del measures[measure]['by_seed']
+    registered = ('measure', 'registered', 'of', 'selected', 'afterwards', 'added', 'plays')
+    return dict(
         system=claim.system,
         claim=claim.text,
         **{name: getattr(claim, name) for name in registered},
-        seeds=look.seeds,
-        beside=beside,
-        rollouts=[_mean_rollouts(better), _mean_rollouts(worse)],
+        paper=list(claim.paper),
+        margin=claim.margin,
+        seeds=len(seeds),
+        rollouts=rollouts,
         codes=sorted({run.get('code', '') for run in better + worse}),
+        measures=measures,
     )
-    return row | result
 
 
 def _mean_rollouts(runs: list[dict]) -> int:
@@ -256,18 +274,16 @@ def _print_registration(claims: list[Claim]) -> None:
         print(f'\n{claim.system}: {claim.text}')
         print(f'  {claim.better} against {claim.worse or "itself before training"}')
         print(f'  by {claim.measure} of {claim.of}: {claim.reason}')
-        if claim.selected:
-            print('  its setting was selected in trials that showed this effect')
-        if claim.afterwards:
-            print('  registered when its runs had been made for other claims')
-        if claim.added:
-            known = 'the results of other claims and the runs of its first arm'
-            print(f'  added when {known} were known;')
-            print('  of its second arm no run with a seed of the claims was made before')
-        if claim.plays > 1:
-            print(f'  play {claim.plays} of this claim')
+        for name, meaning in _MEANINGS.items():
+            if value := getattr(claim, name):
+                print(f'  {name}: {meaning}' if value is True else f'  {meaning}: {value}')
         for field, (better, worse) in arm_differences(claim.better, claim.worse).items():
             print(f'  {field}: {better} against {worse}')
+    for title, entries in HISTORY.items():
+        print(f'\n{title} before:')
+        for entry in entries:
+            if entry['system'] in {claim.system for claim in claims}:
+                print('  ' + '; '.join(f'{name} {value}' for name, value in entry.items()))
 
 
 def _arm_text(arm: Arm) -> str:
@@ -279,50 +295,123 @@ def _arm_text(arm: Arm) -> str:
     return ', '.join(parts)
 
 
-def shown_verdict(row: Mapping[str, Any]) -> str:
-    """Returns the verdict of a row, 'less than .05' where it is undecided and its interval is within ± .05 of 0."""
-    if row['verdict'] == 'undecided' and row['negligible']:
-        return 'less than .05'
-    return row['verdict']
+def kind(result: Mapping[str, Any], margin: float | None) -> str:
+    """Returns the verdict of a corrected result: after Holm's correction, or in brackets if only without it.
+
+    One of 'holds', 'does not hold', 'less' than the margin, and those of UNDECIDED.
+    """
+    if result['verdict_holm'] != 'open':
+        return result['verdict_holm']
+    if result['verdict'] != 'open':
+        return f'({result["verdict"]})'
+    return 'less' if margin is not None and result['upper'] < margin else 'open'
+
+
+def _shown_verdict(row: Mapping[str, Any], measure: str) -> str:
+    """Returns `kind` with the margin."""
+    margin = f'{row["margin"] or 0:.3f}'.strip('0')
+    text = kind(row['measures'][measure], row['margin'])
+    return f'less than {margin}' if text == 'less' else text
 
 
 def marks(row: Mapping[str, Any]) -> str:
     """Returns the marks of a claim that say where its correction guarantees less; '' for none."""
     names = [f'`{name}`' for name in ('selected', 'added', 'afterwards') if row[name]]
+    if row['registered']:
+        names.append(f'registered: {row["registered"]}')
     if row['plays'] > 1:
         names.append(f'play {row["plays"]}')
     return f' ({", ".join(names)})' if names else ''
 
 
+def tally(rows: Sequence[Mapping[str, Any]], measure: str) -> collections.Counter[str]:
+    """Returns how many claims have which `kind` if a measure leads, without those registered after their runs.
+
+    Args:
+      rows, measure: see `led_by`.
+    """
+    kinds: collections.Counter[str] = collections.Counter()
+    for row, result in zip(rows, led_by(rows, measure), strict=True):
+        if not row['afterwards']:
+            kinds[kind(result, row['margin'])] += 1
+    return kinds
+
+
+def counts(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a table of `tally` in Markdown."""
+    columns = (
+        'counted by',
+        'holds',
+        'does not hold',
+        'less than matters',
+        'open',
+        'the first two without correction',
+    )
+    titles = {
+        'measure': 'the measure that leads',
+        'registered': 'the measure that was registered',
+        'final': 'the value at the end, where there is one',
+        'area': 'the area, where there is one',
+        'at_rollouts': 'equal rollouts, where they differ',
+    }
+    lines = []
+    for measure, title in titles.items():
+        kinds = tally(rows, measure)
+        without = [kinds[name] + kinds[f'({name})'] for name in ('holds', 'does not hold')]
+        undecided = sum(kinds[name] for name in UNDECIDED)
+        decided = [kinds[name] for name in ('holds', 'does not hold', 'less')]
+        lines.append((title, *decided, undecided, f'{without[0]}, {without[1]}'))
+    return command.table(columns, lines)
+
+
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the table in Markdown; `rows` are those of `play`."""
-    return command.table(_COLUMNS, map(_cells, rows)) + '\n'
+    """Returns counts, table and notes in Markdown; `rows` are those of `play`."""
+    parts = [
+        "# The papers' claims by all measures",
+        counts(rows),
+        command.table(_COLUMNS, map(_cells, rows)),
+    ]
+    notes = {(claim.system, claim.text): claim.note for claim in CLAIMS}
+    lines = []
+    for row in rows:
+        if note := notes[row['system'], row['claim']]:
+            lines.append(f'- {row["system"]}, {row["claim"]}: {note}.')
+    if lines:
+        parts.append('\n'.join(lines))
+    return '\n\n'.join(parts) + '\n'
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the cells of a row, one for each of `_COLUMNS`."""
-    low, high = row['interval']
-    at_the_end = ''
+    leads = row['measure']
     rollouts = f'{row["rollouts"][0]:,}'
     # A policy that is compared with itself before training has one arm.
-    if row['measure'] != 'gain':
+    if leads != 'gain':
         rollouts += f', {row["rollouts"][1]:,}'
-    if 'final' in row['beside']:
-        at_the_end = f'{row["beside"]["final"]:+.3f}'
-    needed = row['seeds_needed']
+    beside = []
+    for measure in _BESIDE:
+        is_shown = measure in row['measures'] and measure != leads
+        beside.append(
+            f'{_figures(row, measure)} {_shown_verdict(row, measure)}' if is_shown else ''
+        )
+    needed = row['measures'][leads]['seeds_needed']
     return (
         row['system'],
         row['claim'] + marks(row),
-        row['measure'].replace('_', ' '),
-        shown_verdict(row),
-        row['verdict_holm'],
-        f'{row["difference"]:+.3f}',
-        f'{low:+.3f} … {high:+.3f}',
+        _shown_verdict(row, leads),
+        f'{leads.replace("_", " ")} {_figures(row, leads)}',
+        *beside,
+        f'{row["paper"][0]:+.3f}' if row['paper'] else '',
         str(row['seeds']),
-        at_the_end,
         rollouts,
         '—' if needed is None else str(needed),
     )
+
+
+def _figures(row: Mapping[str, Any], measure: str) -> str:
+    result = row['measures'][measure]
+    low, high = result['interval']
+    return f'{result["difference"]:+.3f} [{low:+.3f}, {high:+.3f}]'
 
 
 def write_forest_plot(table: Sequence[Mapping[str, Any]], out: pathlib.Path) -> None:
@@ -333,8 +422,8 @@ def write_forest_plot(table: Sequence[Mapping[str, Any]], out: pathlib.Path) -> 
 
     with matplotlib.rc_context(SETTINGS):
         height = _ROW_INCHES * len(table) + 1.2
-        figure = Figure(figsize=(9.5, height))
-        axes = figure.add_axes((0.58, 0.85 / height, 0.40, 1 - 1.15 / height))
+        figure = Figure(figsize=(10.5, height))
+        axes = figure.add_axes((0.61, 0.85 / height, 0.37, 1 - 1.15 / height))
         axes.axvline(0, color=TEXT_COLOUR, linewidth=0.8)
         for position, row in enumerate(table):
             _plot_row(axes, -position, row)
@@ -343,9 +432,10 @@ def write_forest_plot(table: Sequence[Mapping[str, Any]], out: pathlib.Path) -> 
         axes.set_xlim(-LIMIT, LIMIT)
         axes.set_ylim(-len(table) + 0.4, 0.6)
         axes.set_xlabel(
-            'difference with its interval; right of 0: as the paper says\n'
-            'colours: verdict after correction\n'
-            '§ chosen for this effect   † registered after its runs   ‡ after those of one arm'
+            'difference by the measure that leads, with its interval; right of 0: as the paper says\n'
+            'colours: verdict after correction   ¶ measure chosen when the results were known\n'
+            '§ setting chosen for this effect   † registered after its runs   ‡ after those of one arm',
+            loc='right',
         )
         axes.grid(axis='x', color=TEXT_COLOUR, alpha=0.3)
         axes.spines[:].set_visible(False)
@@ -361,26 +451,35 @@ def write_forest_plot(table: Sequence[Mapping[str, Any]], out: pathlib.Path) -> 
 
 def _signs(row: Mapping[str, Any]) -> str:
     """Returns the marks behind the name of a claim."""
-    signs = {'selected': '§', 'afterwards': '†', 'added': '‡'}
+    signs = {'selected': '§', 'afterwards': '†', 'added': '‡', 'registered': '¶'}
     return ''.join(f' {sign}' for name, sign in signs.items() if row[name])
 
 
 def _plot_row(axes: Any, height: int, row: Mapping[str, Any]) -> None:
-    low, high = row['interval']
-    verdict = row['verdict_holm']
+    result = row['measures'][row['measure']]
+    low, high = result['interval']
+    verdict = kind(result, row['margin'])
+    verdict = 'open' if verdict in UNDECIDED else verdict
     colour = COLOURS[verdict]
     axes.plot([max(low, -LIMIT), min(high, LIMIT)], [height, height], color=colour, linewidth=1.5)
     for end, marker, is_cut in ((-LIMIT, '<', low < -LIMIT), (LIMIT, '>', high > LIMIT)):
         if is_cut:
             axes.plot(end, height, marker=marker, color=colour, markersize=5, clip_on=False)
-    if abs(row['difference']) <= LIMIT:
-        axes.plot(row['difference'], height, marker=MARKERS[verdict], color=colour, markersize=6)
+    if abs(result['difference']) <= LIMIT:
+        axes.plot(result['difference'], height, marker=MARKERS[verdict], color=colour, markersize=6)
 
 
 def _add_legend(axes: Any) -> None:
     for verdict, colour in COLOURS.items():
-        axes.plot([], [], marker=MARKERS[verdict], color=colour, linewidth=1.5, label=verdict)
-    axes.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=3, frameon=False)
+        axes.plot(
+            [],
+            [],
+            marker=MARKERS[verdict],
+            color=colour,
+            linewidth=1.5,
+            label=verdict if verdict != 'less' else 'less than matters',
+        )
+    axes.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=4, frameon=False)
 
 
 def main(argv: list[str] | None = None) -> None:

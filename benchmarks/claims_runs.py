@@ -6,6 +6,7 @@ Every finished run is kept.
 from __future__ import annotations
 
 import concurrent.futures
+import copy
 import functools
 import hashlib
 import importlib
@@ -47,18 +48,20 @@ class Claim(NamedTuple):
       system: the system of both arms.
       text: the claim in words.
       better, worse: names of arms; worse is '' where a policy is compared with itself before training.
-      measure: what decides, a key of `MEASURES`.
+      measure: what leads, a key of `MEASURES`: the paper's.
       reason: why that measure.
       differs: config fields in which the arms differ, and no others.
       of: 'exact_match' or 'rubrics'.
+      registered: what decided when the runs were begun, if that was another measure; '' if not.
+      paper: the paper's difference, as a share, and its table; () where the paper gives none.
+      note: a line below the table, needed where the verdicts by several measures differ.
       selected: whether the setting was chosen in trials that showed this effect. The result then says that the effect
         can be repeated, not how common it is.
-      afterwards: whether the claim was registered when its runs had been made for another claim.
+      afterwards: whether the claim was registered when its runs had been made for other claims.
       added: whether the claim was registered when the runs of its arm `better`, and the results of other claims, were
         known, but before any run of its arm `worse` with a seed of the claims.
-      plays: how many times the claim was played, each time in another setting; a play that was stopped counts. Its
-        p-value and its interval are those of the last play, at a level divided by the number of plays. Because it could
-        have been decided in any play, the probability of a wrong verdict is at most LEVEL · (1 + 1/2 + … + 1/plays).
+      earlier: results of earlier plays, each in another setting: difference, low and high end of its interval; the
+        difference alone of a play that was stopped.
     """
 
     system: str
@@ -69,10 +72,35 @@ class Claim(NamedTuple):
     differs: tuple[str, ...]
     worse: str = ''
     of: statistics.Measured = 'exact_match'
+    registered: str = ''
+    paper: tuple[Any, ...] = ()
+    note: str = ''
     selected: bool = False
     afterwards: bool = False
     added: bool = False
-    plays: int = 1
+    earlier: tuple[Sequence[float], ...] = ()
+
+    @property
+    def plays(self) -> int:
+        """How many times the claim was played; a play that was stopped counts.
+
+        Its p-value and its interval are those of the last play, at a level divided by the number of plays. Because it
+        could have been decided in any play, the probability of a wrong verdict is at most LEVEL · (1 + 1/2 + … +
+        1/plays).
+        """
+        return len(self.earlier) + 1
+
+    @property
+    def margin(self) -> float | None:
+        """What an effect must reach to matter: NARROW, or the paper's effect if that is smaller; None if unknown."""
+        return min(self.paper[0], statistics.NARROW) if self.paper else None
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The measures of its row: the one that leads, then the others."""
+        if self.measure in ('gain', 'first_iteration'):
+            return (self.measure,)
+        return tuple(dict.fromkeys((self.measure, 'final', 'area', 'at_rollouts')))
 
 
 class Look(NamedTuple):
@@ -104,19 +132,25 @@ class Arm(NamedTuple):
 
 
 def _registered() -> tuple[
-    dict[str, dict[str, str]], dict[str, Arm], tuple[Claim, ...], tuple[Look, ...]
+    dict[str, dict[str, str]],
+    dict[str, Arm],
+    tuple[Claim, ...],
+    tuple[Look, ...],
+    dict[str, list[dict[str, Any]]],
 ]:
-    """Returns measures, arms, claims and looks of benchmarks/claims.toml."""
+    """Returns measures, arms, claims, looks and history of benchmarks/claims.toml."""
     data = tomllib.loads(REGISTRATION.read_text(encoding='utf-8'))
     arms = {name: Arm(**entry) for name, entry in data['arms'].items()}
     claims = []
     for entry in data['claims']:
-        claims.append(Claim(**entry | {'differs': tuple(entry['differs'])}))
+        lists = {name: tuple(entry.get(name, ())) for name in ('differs', 'paper')}
+        lists['earlier'] = tuple(map(tuple, entry.get('earlier', ())))
+        claims.append(Claim(**entry | lists))
     looks = tuple(Look(**entry) for entry in data['looks'])
-    return data['measures'], arms, tuple(claims), looks
+    return data['measures'], arms, tuple(claims), looks, data['history']
 
 
-MEASURES, ARMS, CLAIMS, LOOKS = _registered()
+MEASURES, ARMS, CLAIMS, LOOKS, HISTORY = _registered()
 
 
 def config_of(arm: str, seed: int):
@@ -235,10 +269,14 @@ _SET_IN_ALL = {
 }
 
 
+# Takes twenty milliseconds, a copy one.
+_fields_of_all = functools.cache(fields.fields_of_all)
+
+
 def config_hash(config: Any) -> str:
     """Returns 16 hexadecimal digits that name the results of a config and of CODE."""
     # Of the changed fields only, so stored results stay valid if a config gets a new field.
-    whole = fields.fields_of_all()
+    whole = copy.deepcopy(_fields_of_all())
     defaults = dict(fields.leaves(whole))
     whole.update(_SET_IN_ALL)
     whole.update(config)
@@ -398,6 +436,9 @@ class Runner:
         """Returns the results of the runs, without those that the deadline left out; prints a line for each."""
         results = self.stored(runs)
         missing = [run for run in runs if run not in results]
+        if time.monotonic() >= self.deadline:
+            # No process is started for runs that it would not begin.
+            return results
         futures = {}
         for run in missing:
             call = (self.deadline, self._stored_path(*run), self.run_one, *run)

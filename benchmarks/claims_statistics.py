@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
-# A difference that is known to be smaller in size does not matter here; also the half-width that is aimed at.
+# The half-width of an interval that is aimed at.
 NARROW = 0.05
 # Upper limit of the search for the number of seeds.
 MAX_SEEDS = 200
@@ -23,7 +23,17 @@ LEVEL = 0.05
 # Columns of a point.
 STEPS, ROLLOUTS = 0, 1
 COLUMNS = {'exact_match': 2, 'rubrics': 3}
-MEASURES = ('area', 'final', 'gain', 'area_of_rollouts', 'worst_drop')
+MEASURES = (
+    'final',
+    'area',
+    'at_rollouts',
+    'gain',
+    'area_of_rollouts',
+    'first_iteration',
+    'worst_drop',
+)
+# Of the systems that play in iterations.
+ITERATIONS = 3
 Measured = Literal['exact_match', 'rubrics']
 Run = dict[str, Any]
 
@@ -39,8 +49,12 @@ def value(
       measure: one of MEASURES (benchmarks/claims.toml explains them). For 'gain' the value at the end.
       of: what is measured.
     """
-    axis = ROLLOUTS if measure == 'area_of_rollouts' else STEPS
+    axis = ROLLOUTS if measure in ('area_of_rollouts', 'at_rollouts') else STEPS
     end = min(run['curve'][-1][axis], other['curve'][-1][axis])
+    if measure == 'at_rollouts':
+        # Not interpolated, because curves bend: the arm with more rollouts has a few more here, too.
+        point = next(point for point in run['curve'] if point[ROLLOUTS] >= end)
+        return np.array(point[COLUMNS[of]], float)
     positions, values = _until(run, axis, end, COLUMNS[of])
     if measure in ('final', 'gain'):
         return values[-1]
@@ -67,24 +81,34 @@ def _until(
     """
     positions = np.array([point[axis] for point in run['curve']], float)
     values = np.array([point[column] for point in run['curve']], float)
-    at_end = np.array([np.interp(end, positions, item) for item in values.T])
     is_before = positions < end
+    after = int(is_before.sum())
+    at_end = values[after]
+    if positions[after] != end:
+        share = (end - positions[after - 1]) / (positions[after] - positions[after - 1])
+        at_end = values[after - 1] + share * (at_end - values[after - 1])
     return np.append(positions[is_before], end), np.vstack([values[is_before], at_end])
 
 
 def differences(
     better: Sequence[Run], worse: Sequence[Run], measure: str, of: Measured = 'exact_match'
 ) -> Float[np.ndarray, 'seeds items']:
-    """Returns better minus worse per seed and item; for 'gain' the end minus the start of the `better` runs."""
+    """Returns better minus worse per seed and item.
+
+    For 'gain' the end minus the start of the `better` runs; for 'first_iteration' their value after the first of
+    ITERATIONS minus the end of the `worse` runs.
+    """
     rows = []
-    if measure == 'gain':
-        for run in better:
-            start = np.array(run['curve'][0][COLUMNS[of]], float)
-            rows.append(value(run, run, measure, of) - start)
-        return np.array(rows)
-    for better_run, worse_run in zip(better, worse, strict=True):
-        better_value = value(better_run, worse_run, measure, of)
-        rows.append(better_value - value(worse_run, better_run, measure, of))
+    for run, other in zip(better, worse, strict=True):
+        if measure == 'gain':
+            before = np.array(run['curve'][0][COLUMNS[of]], float)
+            rows.append(value(run, run, measure, of) - before)
+        elif measure == 'first_iteration':
+            iteration = run['curve'][-1][STEPS] / ITERATIONS
+            values = _until(run, STEPS, iteration, COLUMNS[of])[1]
+            rows.append(values[-1] - value(other, other, 'final', of))
+        else:
+            rows.append(value(run, other, measure, of) - value(other, run, measure, of))
     return np.array(rows)
 
 
@@ -158,16 +182,19 @@ def judge(
       level: probability that the interval misses the mean, and below which p decides.
 
     Returns:
-      {'verdict': 'holds', 'does not hold' or 'undecided'; 'difference', the mean, better minus worse; 'by_seed', the
-      difference of each seed; 'interval': [low, high]; 'p'; 'seeds_needed', how many would give a half-width of
-      NARROW, or None if no number does, because the questions are too few}.
+      {'verdict': 'holds', 'does not hold' or 'open'; 'difference', the mean, better minus worse; 'by_seed', the
+      difference of each seed; 'interval': [low, high]; 'upper': the one-sided upper limit at the same level; 'p';
+      'seeds_needed', how many would give a half-width of NARROW, or None if no number does, because the questions are
+      too few}.
     """
     seed_means = by_seed_and_item.mean(1)
     mean = float(seed_means.mean())
-    p, half_width, seeds_needed = 1.0, float('inf'), None
+    p, half_width, one_sided, seeds_needed = 1.0, float('inf'), float('inf'), None
     if len(seed_means) > 1:
         sources = spread(by_seed_and_item)
         half_width = _half_width(sources, level)
+        # A two-sided interval at twice the level has half of it on each side.
+        one_sided = _half_width(sources, 2 * level)
         seeds_needed = _seeds_needed(sources, level)
         p = _p_value(mean, sources)
     return dict(
@@ -175,41 +202,59 @@ def judge(
         difference=round(mean, 4),
         by_seed=[round(float(seed_mean), 4) for seed_mean in seed_means],
         interval=[round(mean - half_width, 4), round(mean + half_width, 4)],
+        upper=round(mean + one_sided, 4),
         p=float(f'{p:.3g}'),
         seeds_needed=seeds_needed,
     )
 
 
 def verdict(difference: float, p: float, level: float = LEVEL) -> str:
-    """Returns 'holds', 'does not hold' or 'undecided'."""
+    """Returns 'holds', 'does not hold' or 'open'."""
     if p >= level or not difference:
-        return 'undecided'
+        return 'open'
     return 'holds' if difference > 0 else 'does not hold'
 
 
-def sequential_p(p_values: Sequence[float], shares: Sequence[float]) -> float:
-    """Returns the p-value of a claim that was tested at several looks, after each of which it could have been closed.
-
-    The smallest p / share is a p-value whatever rule stops the looks: that some look k has p <= share_k · u is at most
-    as probable as the sum of all share_k · u, which is u (Bonferroni's inequality with weights). Intervals that miss
-    with probability share_k · LEVEL at look k are valid at all looks together for the same reason, and so is their
-    intersection (`common_interval`).
+def judge_looks(
+    by_seed_and_item: Float[np.ndarray, 'seeds items'], looks: Sequence[tuple[int, float]]
+) -> dict[str, Any]:
+    """Returns `judge` of the last look, with p, interval, upper limit and verdict of all looks together.
 
     Args:
-      p_values: of the looks that were taken, in order.
-      shares: of all looks that may be taken; they sum to at most 1.
+      by_seed_and_item: differences, see `differences`.
+      looks: (seeds, share of LEVEL) of each look that was taken, in order; the shares sum to at most 1.
     """
-    return min([1.0, *(p / share for p, share in zip(p_values, shares, strict=False))])
+    results = []
+    for seeds, share in looks:
+        results.append(judge(by_seed_and_item[:seeds], LEVEL * share))
+    return results[-1] | combine_looks(results, [share for _, share in looks])
 
 
-def common_interval(intervals: Sequence[Sequence[float]]) -> list[float] | None:
-    """Returns the intersection of the intervals of all looks; it excludes 0 exactly if `sequential_p` is below LEVEL.
+def combine_looks(
+    results: Sequence[dict[str, Any]], shares: Sequence[float]
+) -> dict[str, float | list[float] | str]:
+    """Returns p, interval, upper limit and verdict of a claim that was tested at several looks.
 
-    None if they have no point in common, which happens with a probability of at most LEVEL.
+    Valid whatever rule stops the looks: that some look k has p <= share_k · u is at most as probable as the sum of all
+    share_k · u, which is u (Bonferroni's inequality with weights). So the smallest p / share is a p-value. Limits that
+    miss with probability share_k · LEVEL at look k are valid at all looks together for the same reason, and so is the
+    intersection of the intervals; it excludes 0 exactly if p is below LEVEL. The verdict has the sign of the interval,
+    because that of the last look's mean may be another one. Looks whose intervals have no point in common decide
+    nothing; that happens with a probability of at most LEVEL.
+
+    Args:
+      results: of `judge` at the looks, in order.
+      shares: of LEVEL, of the looks.
     """
-    low = max(interval[0] for interval in intervals)
-    high = min(interval[1] for interval in intervals)
-    return [low, high] if low <= high else None
+    p = min([1.0, *(result['p'] / share for result, share in zip(results, shares, strict=True))])
+    lows = [result['interval'][0] for result in results]
+    highs = [result['interval'][1] for result in results]
+    uppers = [result['upper'] for result in results]
+    low, high, upper = max(lows), min(highs), min(uppers)
+    if low > high:
+        p, low, high, upper = 1.0, min(lows), max(highs), max(uppers)
+    p = float(f'{p:.3g}')
+    return dict(p=p, interval=[low, high], upper=upper, verdict=verdict(low + high, p))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -228,10 +273,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def correct_verdicts(rows: Sequence[dict[str, Any]], family: int) -> None:
-    """Adds 'p_holm' and 'verdict_holm' to the rows of a table, each of which has 'p' and 'interval'.
+    """Adds 'p_holm' and 'verdict_holm' to results of `judge_looks`.
 
     Args:
-      rows: one per claim that has results.
+      rows: one per claim that has results, all by the measures that decide, or all by another one.
       family: number of all registered claims. Those without results count with p = 1, so that a verdict does not
         depend on which claims are executed first.
     """

@@ -34,7 +34,7 @@ def use_wikipedia(config: ConfigDict, model: str, index: str) -> None:
     config.retrieval.update(kind='folder', path=f'indexes/{index}')
     config.eval.update(file='data/nq_test.jsonl', questions=500)
     config.mesh.fsdp = -1
-    config.prompts = 'paper'
+    config.prompts = 'full'
     config.tools.top_k = 3
     config.sampler.burst = 16
     config.micro.order = 'longest_first'

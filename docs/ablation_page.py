@@ -26,7 +26,7 @@ The rows of the papers' tables, and baselines that are only settings. A row is a
 `:mini` shrinks it to a few minutes on a laptop; steps, batches, policy and call syntax are then those of the small run.
 Without it the row has the size of the paper's. The tables give what differs from the config of the system; sources and
 reasons are comments in [configs/ablations.py](../configs/ablations.py). Some rows were
-[compared in miniature](../benchmarks/README.md#the-papers-claims-in-miniature).
+[compared in miniature](claims.md).
 """
 
 

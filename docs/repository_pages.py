@@ -22,6 +22,8 @@ PAGES = {
     'README.md': 'readme.md',
     'benchmarks/README.md': 'benchmarks.md',
     'benchmarks/peers/README.md': 'benchmarks-peers.md',
+    'benchmarks/results/claims.md': 'claims-table.md',
+    'benchmarks/results/claims.svg': 'claims.svg',
     'benchmarks/results/quickstart.svg': 'quickstart.svg',
     'launch/README.md': 'launch.md',
     'notebooks/README.md': 'notebooks.md',

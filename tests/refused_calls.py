@@ -55,7 +55,8 @@ def check_table(path, names, folder='FOLDER', error=UserError):
         path.write_text(written, encoding='utf-8')
     expected = path.read_text(encoding='utf-8')
     changes = difflib.unified_diff(expected.splitlines(), written.splitlines(), lineterm='', n=2)
-    assert written == expected, '\n'.join(changes)
+    remedy = f'REWRITE_TABLES=1 .venv/bin/python -m pytest -q on this test writes {path.name} again'
+    assert written == expected, '\n'.join([remedy, *changes])
 
 
 def rounded(values, digits=4):

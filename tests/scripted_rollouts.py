@@ -10,9 +10,10 @@ import pytest
 import tiny
 
 from zeroplay_jax.policy import hf, sharding
-from zeroplay_jax.rollout import prompts, sampler, slot_state
+from zeroplay_jax.rollout import sampler, slot_state
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
+from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
@@ -85,8 +86,7 @@ def play(policy, syntax, tools, scripts, order=1, slots=2, **options):
     scheduler = Scheduler({'policy': pool}, **options)
     scheduler.weights.publish('policy', params, 0)
     env = Environment(codec, syntax_of(syntax), Limits(12, 300, 1200), tools)
-    chat = prompts.fill('{tools}\nQuestion: {question}', env.syntax.explain(tools), question='q')
-    prompt = codec.render(chat)
+    prompt = env.prompt_ids(Prompt('{tools}\nQuestion: {question}'), question='q')
     requests = [Request('policy', prompt, (i,), env) for i in range(len(scripts))]
     results = scheduler.run([scheduler.rollout(request) for request in requests[::order]])
     return [trajectory for (trajectory,) in results][::order]

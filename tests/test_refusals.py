@@ -42,7 +42,8 @@ def table():
 def test_every_wrong_call_has_the_answer_of_the_table_and_writes_nothing():
     expected = TABLE.read_text(encoding='utf-8').splitlines()
     changes = list(difflib.unified_diff(expected, table().splitlines(), lineterm=''))
-    assert not changes, '\n'.join(changes)
+    remedy = 'python tests/test_refusals.py writes refusals.txt again'
+    assert not changes, '\n'.join([remedy, *changes])
 
 
 def show():

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import command_line, fields, rules
-from zeroplay_jax.configuration.places import download
+from zeroplay_jax.configuration.places import download, keep_prompts
 from zeroplay_jax.data.files import accepted_answers
 from zeroplay_jax.evaluation.render import (
     SampledRollout,
@@ -35,13 +35,13 @@ from zeroplay_jax.policy.config_fields import FAMILIES
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay import library_builder
 from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.library import SearchableCorpus
-from zeroplay_jax.selfplay.recipe import RoleSpec
+from zeroplay_jax.selfplay.recipe import RoleSpec, recipe_class
 from zeroplay_jax.selfplay.update import rows_loss, set_advantages
 from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.settings.schema import TrainedRole
@@ -228,7 +228,7 @@ def sample_rollouts(
         [RoleSpec(_SOLVER, _SOLVER)],
         policy.opened,
         tools_by_name,
-        templates=prompts.select(settings.prompts),
+        templates=select(settings.prompts, recipe_class(settings.recipe).prompts),
         weights={_SOLVER: _SOLVER},
     )
     # The same weights in the sampler's layout and dtype.
@@ -380,6 +380,7 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
     check_is_folder(workdir, allows_bucket=True)
     # Copied before: addresses in a bucket are replaced by the paths of their copies.
     settings = _copy('train', settings)
+    keep_prompts(settings, workdir)
     rules.check(settings)
     download(settings)
     fields.check(workdir, settings)

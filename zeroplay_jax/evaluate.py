@@ -32,7 +32,13 @@ from absl import flags
 from ml_collections import config_flags
 
 from zeroplay_jax.configuration import command_line, fields
-from zeroplay_jax.configuration.places import download, fetch_file, fetch_model
+from zeroplay_jax.configuration.places import (
+    download,
+    fetch_addresses,
+    fetch_file,
+    fetch_model,
+    keep_prompts,
+)
 from zeroplay_jax.data import files
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.registry import resolve
@@ -97,6 +103,12 @@ def main(argv: list[str]) -> None:
         # Only the questions of --sets are asked, so the question files of the config need not exist.
         config.eval.file = ''
         config.eval.tasks = ''
+    if config is not None and 'prompts' not in config_flags.get_override_values(
+        flags.FLAGS['config']
+    ):
+        fetch_addresses(config, section_name='policy')
+        # A policy is asked as it was trained. A run exports it to WORKDIR/policy/ROLE.
+        keep_prompts(config, pathlib.Path(config.policy.path).absolute().parent.parent, False)
     # Most evaluations have no workdir; '.' passes its check.
     workdir = _WORKDIR.value or '.'
     command_line.check_command(

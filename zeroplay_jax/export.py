@@ -219,7 +219,7 @@ def _cards(
       start: folder of the checkpoint that the run started from.
       step: number of the checkpoint that is exported.
     """
-    from zeroplay_jax.rollout import prompts
+    from zeroplay_jax.rollout.prompts import select
     from zeroplay_jax.rollout.tokens import open_codec
     from zeroplay_jax.training import policies
 
@@ -227,7 +227,7 @@ def _cards(
     problem = 'has no "tools"'
     try:
         if recorded is not None and recorded.tools is not None:
-            templates = prompts.select(config.prompts, recipe_class(config.recipe).prompts)
+            templates = select(config.prompts, recipe_class(config.recipe).prompts)
             roles_of_weights = policies.roles_of_weights(config, recorded.tools, open_codec(start))
             cards = {}
             for name, roles in roles_of_weights.items():

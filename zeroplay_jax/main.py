@@ -21,7 +21,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from zeroplay_jax.configuration import check, command_line, fields
-from zeroplay_jax.configuration.places import download
+from zeroplay_jax.configuration.places import download, keep_prompts
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import signals
 
@@ -49,6 +49,8 @@ def main(argv: list[str]) -> None:
     signals.exit_on_sigterm()
     config = _CONFIG.value
     workdir = _WORKDIR.value
+    if config is not None and workdir:
+        keep_prompts(config, workdir)
     command_line.check_command(argv, config, workdir)
     if note := command_line.note_of_questions():
         print(note, file=sys.stderr)

@@ -42,7 +42,7 @@ def test_a_policy_in_its_run_is_asked_as_it_was_trained(exported):
     config = ask.settings(exported)
     assert (config.recipe, config.rollout.max_turns, config.world.train) == ('scope', 3, (1, 2))
     role = agent.build_role(config, Codec(exported), NO_CORPUS)
-    assert role.template == 'Task: {task}' and list(role.env.tools) == ['search']
+    assert role.prompt.user == 'Task: {task}' and list(role.env.tools) == ['search']
     prompt = role.env.codec.decode(role.prompt_ids('Describe Lomi.'))
     assert prompt.count('Task: Describe Lomi.') == 1
 
@@ -72,14 +72,14 @@ def test_prompts_flags_and_other_versions(exported, stored, index, tmp_path):
     stored.fields['retrieval'] |= {'kind': 'folder', 'path': str(index)}
     stored.save()
 
-    def asked(recipe_name, role=None, **own_prompts):
+    def asked(recipe_name, role=None, own_prompts=()):
         """The end of the prompt in which a question is put to the role of a recipe with these prompts."""
         config = ask.settings(exported)
         config.recipe = recipe_name
         fields.fit_to_recipe(config)
         recipe = agent.recipe_class(recipe_name)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(recipe, 'prompts', {**recipe.prompts, **own_prompts})
+            patch.setattr(recipe, 'prompts', {**recipe.prompts, **dict(own_prompts)})
             patch.setattr(recipe, 'evaluated_role', role or recipe.evaluated_role)
             role = agent.build_role(config, Codec(exported), NO_CORPUS)
             prompt = role.env.codec.decode(role.prompt_ids('Lomi?'))
@@ -108,10 +108,10 @@ def test_prompts_flags_and_other_versions(exported, stored, index, tmp_path):
 
 def test_evaluations_ask_a_role_without_the_field_by_the_shared_prompt():
     templates = prompts.select('mini', agent.recipe_class('scope').prompts)
-    roles = {'proposer': types.SimpleNamespace(prompt='challenger')}
+    roles = {'proposer': types.SimpleNamespace(prompt='proposer.task')}
     context = types.SimpleNamespace(roles=roles, prompts=templates)
     task = Question('Lomi?', rubrics=({'text': 'x'},))
-    fields = {'prompt': 'task_solver', 'task': 'Lomi?'}
+    fields = {'prompt': 'solver.task', 'task': 'Lomi?'}
     assert prompt_fields(context, 'proposer', task) == fields
 
 

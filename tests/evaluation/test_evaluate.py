@@ -7,6 +7,7 @@ import pytest
 from trajectories import make_trajectory
 
 from zeroplay_jax.evaluation.play import evaluate
+from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.training import ending
 from zeroplay_jax.types import (
     Question,
@@ -34,7 +35,7 @@ class Context:
 
     judge = Judge()
     roles = {name: types.SimpleNamespace(prompt='solver') for name in ('solver', 'player')}
-    prompts = {'solver': 'Question: {question}'}
+    prompts = {'solver': Prompt('Question: {question}')}
 
     def __init__(self):
         self.asked = {}
@@ -65,7 +66,7 @@ def test_questions_are_matched_and_tasks_graded():
     assert [row.drop for row in rows] == [None, None, None, 'ungraded']
     assert [row.group for row in rows] == [2, 1, 2, 1] and rows[2].info.answer == 'Rome'
     assert context.asked[7, 0] == ('solver', 1, 0.0, 'solver', {'question': 'Where is it?'})
-    assert context.asked[7, 2] == ('solver', 1, 0.0, 'task_solver', {'task': 'Describe one.'})
+    assert context.asked[7, 2] == ('solver', 1, 0.0, 'solver.task', {'task': 'Describe one.'})
 
 
 def test_what_is_too_long_to_ask_is_one_line():

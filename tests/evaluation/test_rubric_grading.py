@@ -14,6 +14,7 @@ from trajectories import make_trajectory
 from zeroplay_jax.evaluation import grading_results, play, question_sets
 from zeroplay_jax.evaluation.play import Answer, Grade, GradingRecord, Judgement
 from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.rollout.tokens import open_codec
 from zeroplay_jax.selfplay.judge import RuleJudge
 from zeroplay_jax.training import graded
@@ -47,8 +48,8 @@ def answer_to(task):
 class Context:
     """A rollout context whose policy answers at once, in an order that depends on the task."""
 
-    roles = {'solver': types.SimpleNamespace(prompt='task_solver', prompt_tokens=40)}
-    prompts = {'task_solver': 'Task: {task}'}
+    roles = {'solver': types.SimpleNamespace(prompt='solver.task', prompt_tokens=40)}
+    prompts = {'solver.task': Prompt('Task: {task}')}
 
     def __init__(self, error=None, failing=()):
         self.scheduler, self.error, self.failing = self, error, failing
@@ -314,7 +315,7 @@ def test_the_estimate_counts_what_is_not_recorded(tmp_path):
 
     def tokens(task, given, rubric):
         names = dict(task=task.question.text, given=given, rubric=task.rubrics[rubric])
-        return len(codec.render(prompts.fill(templates['judge_grade'], **names)))
+        return len(codec.render(prompts.fill(templates['judge.grade'], **names)))
 
     # Two judgements of the recorded answer, none of the missing one, three of an answer of 64 tokens.
     expected = sum(tokens(tasks[0], given, rubric) for rubric in (0, 1))

@@ -147,6 +147,13 @@ def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path, monkeypatch
         patch.setattr(shutil, 'disk_usage', lambda _: types.SimpleNamespace(free=1000))
         with pytest.raises(OSError, match='No space left on device: .*/checkpoints'):
             save(tmp_path, 1)
+        # A folder that processes share needs room for all shards, another one for those of its process.
+        patch.setattr(checkpoint, '_own_bytes', lambda array: 0)
+        with pytest.raises(OSError, match='No space left'):
+            save(tmp_path, 1)
+        checkpoints = Checkpointer(tmp_path / 'of_a_process', keep=2, is_shared=False)
+        checkpoints.save(1, state(1), {'cursor': 1})
+        checkpoints.close()
     save(tmp_path, 1)
     assert saved_steps(tmp_path / 'checkpoints') == [1]
 

@@ -82,6 +82,22 @@ def close(a, b, tolerance=1e-5):
     assert tiny.gap(a[1], b[1]) <= tolerance
 
 
+@pytest.mark.parametrize('temperature', [0.5, 1.0, 2.0])
+def test_log_probs_are_those_of_the_temperature(policy, temperature):
+    model, params = policy
+    (batch,) = batches_of(policy, micro_rows=9, tokens=25)
+    config = LossConfig.of(role(loss='reinforce', temperature=temperature))
+    value, _ = loss(model, config, params, batch, batch.old_logp, None, 0.0)
+    states = transformer.hidden(model, params, batch.tokens, batch.positions, batch.segment)
+    logits = transformer.logits(model, params, states[:, :-1].reshape(-1, states.shape[-1]))
+    scaled = np.asarray(logits, np.float64) / temperature
+    logp = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
+    predicted = np.take_along_axis(logp, batch.tokens[:, 1:].reshape(-1, 1), -1)
+    predicted = predicted.reshape(batch.mask[:, 1:].shape)
+    terms = np.asarray(batch.weight * batch.advantage, np.float64)[:, 1:] * predicted
+    np.testing.assert_allclose(value, -terms[np.asarray(batch.mask)[:, 1:]].sum(), rtol=1e-5)
+
+
 LOSSES = [
     *(('token_pg', mode) for mode in MODES),
     pytest.param('reinforce', 'token', marks=pytest.mark.long),

@@ -55,6 +55,19 @@ def test_every_policy_token_is_held_against_the_same_token_of_the_teacher(policy
     assert total == pytest.approx(1.0, abs=1e-6)
 
 
+def test_rows_without_a_prompt_for_the_teacher_are_packed_without_it(policy):
+    rows = taught_rows(policy[0])
+    for row in rows[::2]:
+        row.teacher_prompt = None
+    (batch,) = packed(rows, 7, 25, 45)
+    row_numbers, places = np.nonzero(batch.teacher.weight)
+    taught = set(zip(row_numbers, batch.segment[row_numbers, places]))
+    assert len(taught) == len(rows[1::2])
+    (alone,) = packed(rows, 7, 25, teacher_tokens=0)
+    assert alone.teacher is None
+    np.testing.assert_array_equal(alone.tokens, batch.tokens)
+
+
 def test_a_teacher_that_reads_the_same_prompt_teaches_nothing(policy):
     rows = taught_rows(policy[0])
     for row in rows:

@@ -1,11 +1,13 @@
 """Losses by name: the built-in ones, and functions of modules outside this project."""
 
+import importlib.resources
 import inspect
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from batches import CLIPS
+from batches import CLIPS, LOSSES
+from test_policy_gradient import REFERENCES
 
 from zeroplay_jax.objectives.losses import POLICY_LOSSES, PolicyLoss, resolve_loss
 
@@ -29,6 +31,14 @@ def test_built_in_losses_have_one_signature_and_return_the_declared_statistics(a
     assert parameters == list(inspect.signature(PolicyLoss.__call__).parameters)[1:-1]
     assert loss.uses_ratio == (name != 'reinforce')
     assert loss.per_token == (name not in ('sequence_pg', 'geometric_pg'))
+
+
+@pytest.mark.parametrize('name', POLICY_LOSSES)
+def test_every_built_in_loss_has_invariance_tests_a_reference_and_a_row_on_the_page(name):
+    page = importlib.resources.files('zeroplay_jax.objectives').joinpath('README.md').read_text()
+    assert f'`{name}`' in page
+    assert name in LOSSES, 'a line in tests/objectives/batches.py'
+    assert name in REFERENCES, 'a float64 reference in tests/objectives/test_policy_gradient.py'
 
 
 @pytest.mark.parametrize('name', POLICY_LOSSES)

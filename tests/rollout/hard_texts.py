@@ -36,5 +36,5 @@ def check_prompts(codec, reference, rng, forms=('{question}',), count=60, tools=
             question = hard_text(rng)
             content = form.format(question=question, tools=tools)
             want = template_ids(reference, [{'role': 'user', 'content': content}])
-            filled = prompts.fill(form, tools=[tools], question=question)
+            filled = prompts.fill(prompts.Prompt(form), tools=[tools], question=question)
             assert codec.render(filled).tolist() == want, question

@@ -93,9 +93,9 @@ def wrapped(codec, syntax, text):
 @pytest.mark.parametrize('syntax', SYNTAXES)
 def test_search_alone_is_explained_called_and_answered_as_ever(codec, syntax):
     calls = syntax_of(syntax)
-    for template in ('{tools}', 'a {tools} b', prompts.select('paper')['solver']):
+    for template in ('{tools}', 'a {tools} b', prompts.select('full')['solver'].user):
         fields = dict(question='q') if 'question' in template else {}
-        chat = prompts.fill(template, calls.explain(TOOLS), **fields)
+        chat = prompts.fill(prompts.Prompt(template), calls.explain(TOOLS), **fields)
         trusted = template.replace('{question}', 'q').replace('{tools}', EXPLAINED[syntax])
         want = codec.render([{'role': 'user', 'content': trusted}])
         assert codec.render(chat).tolist() == want.tolist()

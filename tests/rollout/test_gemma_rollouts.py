@@ -94,7 +94,7 @@ def test_prompts_and_texts_have_the_ids_of_the_tokenizer(gemma, text):
     assert codec.encode_plain(text) == codec.encode(text) == ids
     assert codec.decode(ids) == reference.decode(ids) == text.replace('▁', ' ')
     template = prompts.select('mini')['solver']
-    chat = [{'role': 'user', 'content': template.format(question=text)}]
+    chat = [{'role': 'user', 'content': template.user.format(question=text)}]
     want = template_ids(reference, chat)
     assert codec.render(prompts.fill(template, question=text)).tolist() == want
     assert want[0] == 2 and codec.eos_ids == (1, 5)

@@ -31,7 +31,7 @@ def published(request):
 @pytest.mark.fault('third-10', 'questions with blanks and line feeds under published templates')
 def test_prompts_are_those_of_the_template(published, user_reads):
     _, codec, reference = published
-    forms = ('{question}', *(prompts.select(name)['solver'] for name in ('mini', 'paper')))
+    forms = ('{question}', *(prompts.select(name)['solver'].user for name in ('mini', 'full')))
     check_prompts(codec, reference, random.Random(0), forms)
     user_reads('right: 180 questions have the ids of apply_chat_template')
 

@@ -1,9 +1,11 @@
 """The sampler's promises: what a rollout contains depends on its request and on nothing else."""
 
+import asyncio
 import dataclasses
 import gc
 import signal
 import time
+import types
 
 import jax
 import numpy as np
@@ -25,7 +27,8 @@ from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.rollout.environment import Environment
 from zeroplay_jax.rollout.sampler import PutRow, Sampler, programs
 from zeroplay_jax.rollout.scheduler import PromptTooLong, Scheduler
-from zeroplay_jax.types import ENV, POLICY, PROMPT
+from zeroplay_jax.runtime import signals
+from zeroplay_jax.types import ENV, POLICY, PROMPT, Preempted
 
 USED = dataclasses.replace(CONFIG, attention='used')
 
@@ -320,6 +323,29 @@ def test_results_are_never_formatted():
     finally:
         signal.signal(signal.SIGINT, handler)
     assert isinstance(result, Result) and not formatted
+
+
+def test_the_noise_after_a_cut_is_that_of_no_other_request(policy):
+    _, pool = make_scheduler(policy)
+    keys = [
+        tuple(pool._noise_key(types.SimpleNamespace(identity=identity, earlier=earlier)))
+        for identity, earlier in (((5,), []), ((5,), [None]), ((5, 1, 1), []), ((5, 1), []))
+    ]
+    assert len(set(keys)) == 4
+
+
+def test_sigterm_ends_a_round_between_two_turns_of_the_loop():
+    rounds = []
+
+    async def episode():
+        signal.raise_signal(signal.SIGTERM)
+        while len(rounds) < 1000:
+            rounds.append(None)
+            await asyncio.sleep(0)
+
+    with signals.watched(), pytest.raises(Preempted):
+        Scheduler({}).run([episode()])
+    assert len(rounds) < 1000
 
 
 def test_overdue_tool_becomes_an_error_only_when_not_deterministic(policy):

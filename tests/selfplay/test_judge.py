@@ -42,7 +42,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.config.update(changes)
 
     def judge(self, recipe_prompts=None, **options):
-        writer = endpoint_writer(self.config, prompts.select('paper', recipe_prompts or {}))
+        writer = endpoint_writer(self.config, prompts.select('full', recipe_prompts or {}))
         return TextJudge(writer, (3, 5), **options)
 
     def prompt(self, number=0):
@@ -196,7 +196,7 @@ def test_a_reply_that_ends_in_the_middle_is_named_as_such(judge_of, user_reads):
 
 def check(server, judgements):
     scheduler = types.SimpleNamespace(run=lambda coroutines: [asyncio.run(coroutines[0])])
-    context = types.SimpleNamespace(scheduler=scheduler, prompts=prompts.select('paper'))
+    context = types.SimpleNamespace(scheduler=scheduler, prompts=prompts.select('full'))
     check_judge(context, server.config, judgements)
 
 

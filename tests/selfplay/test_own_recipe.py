@@ -14,6 +14,7 @@ from zeroplay_jax.configuration import rules
 from zeroplay_jax.evaluation.play import evaluate
 from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.recipes.drzero import Recipe as DrZero
+from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps
 from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.training import build
@@ -44,7 +45,7 @@ class Settings(Section):
 class Recipe(RecipeBase):
     settings = {'debate': Settings}
     prompts = {
-        'propose_topic': {'mini': 'Propose: {topic}', 'paper': 'Please propose: {topic}'},
+        'propose_topic': {'mini': 'Propose: {topic}', 'full': 'Please propose: {topic}'},
         'criticise': 'Criticise: {topic}',
         'solver': 'Own solver prompt: {topic}',
     }
@@ -185,7 +186,7 @@ def test_a_role_without_tools_can_be_evaluated(run):
     _, context = run
     context.publish_weights(['critic'])
     # Held-out questions are asked on the prompt 'solver', which this recipe replaced by one about topics.
-    prompts = {**context.evaluation.prompts, 'solver': 'Question: {question}'}
+    prompts = {**context.evaluation.prompts, 'solver': Prompt('Question: {question}')}
     evaluation = dataclasses.replace(context.evaluation, prompts=prompts)
     correct, rows = evaluate(evaluation, context.library.questions, 5, role='critic')
     assert correct[1].shape == (2,) and {row.role for row in rows} == {'critic'}

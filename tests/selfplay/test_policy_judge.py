@@ -36,7 +36,7 @@ def codec():
 def context_of(codec, says, tokens=200, prompt_tokens=900):
     """A context whose judge speaks as told, in at most so many tokens."""
     env = Environment(codec, syntax_of('search_r1'), Limits(1, tokens, 0), {}, ())
-    role = Role('judge', 'initial', 'judge_answer', env, 0.6, prompt_tokens)
+    role = Role('judge', 'initial', 'judge.answer', env, 0.6, prompt_tokens)
     scheduler = Scheduler({'initial': SlotPool(Speaker(codec, says), 0)})
     scheduler.weights.publish('initial', {})
     return RolloutContext(scheduler, {'judge': role}, prompts.select('mini'))
@@ -126,7 +126,7 @@ def test_text_of_a_player_brings_the_judge_no_control_token(codec):
     tokenizer = json.loads((BUILT_IN_CHECKPOINT / 'tokenizer.json').read_text())
     control_ids = {token['id'] for token in tokenizer['added_tokens']}
     count = lambda ids: sum(i in control_ids for i in ids)
-    clean = context.prompt_ids('judge', 'judge_answer', question='q', answers='a', given='x')
+    clean = context.prompt_ids('judge', 'judge.answer', question='q', answers='a', given='x')
     assert count(ids) == count(clean.tolist())
 
 

@@ -121,5 +121,5 @@ def test_a_tool_that_the_prompt_does_not_name_is_a_warning(monkeypatch, tmp_path
     assert not [line for line in check_prompts(config, documents(0.0)) if 'names no tools' in line]
     config.tools.names = ('search', 'user8_tool:Clock')
     (warning,) = [line for line in check_prompts(config, documents(0.0)) if 'role solver' in line]
-    assert 'can call clock, but its prompt' in warning and 'config.prompts=paper' in warning
+    assert 'can call clock, but its prompt' in warning and 'config.prompts=full' in warning
     user_reads(f'warning: {warning}')

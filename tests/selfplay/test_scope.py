@@ -32,7 +32,7 @@ class Judge:
         self.documents.append(document)
         return self.gates[name]
 
-    async def rubrics(self, identity, task, document):
+    async def rubrics(self, identity, task, document, kind):
         self.asked.append('rubrics')
         self.documents.append(document)
         texts = ('Tarva', 'Puto', 'sea')[: self.count]

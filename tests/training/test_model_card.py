@@ -17,7 +17,7 @@ from zeroplay_jax.settings.schema import LINEARS
 from zeroplay_jax.tools.registry import build_tools
 from zeroplay_jax.training import policies, run_folder
 from zeroplay_jax.training.build import weights_of_roles
-from zeroplay_jax.training.policies import export_texts, model_card, prompt_text, write_adapter
+from zeroplay_jax.training.policies import export_texts, model_card, write_adapter
 
 CLEAN = BUILT_IN_CHECKPOINT.parent / 'clean'
 QUESTION = 'What is the teacher of the founder of Mimi?'
@@ -50,7 +50,7 @@ def test_generate_stops_behind_the_call_and_writes_no_result_of_its_own(export):
     folder, role, templates = export
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    text = prompt_text(role, templates).replace('{question}', QUESTION)
+    text = templates['solver'].user.replace('{question}', QUESTION)
     ids = tokenizer.apply_chat_template(
         [{'role': 'user', 'content': text}],
         add_generation_prompt=True,
@@ -136,7 +136,7 @@ def test_the_code_on_the_card_of_an_adapter_generates_a_turn(export, tmp_path, c
     assert (folder / 'README.md').read_text() == text
     code = text.split('```python\n')[1].split('```')[0].replace('BASE', repr(str(CLEAN)))
     monkeypatch.chdir(folder)
-    prompt = prompt_text(role, templates).replace('{question}', QUESTION)
+    prompt = templates['solver'].user.replace('{question}', QUESTION)
     exec(code.replace('PROMPT', repr(prompt)), {})
     turn = capsys.readouterr().out.strip()
     assert turn.endswith('</search>') and '<information>' not in turn

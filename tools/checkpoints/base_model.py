@@ -20,10 +20,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tools.checkpoints import batches, demos, supervised, tokenizer
-from tools.checkpoints.demo import Demo, Role
+from tools.checkpoints.demo import FORMS, Demo, Role
 from tools.checkpoints.stages import STAGES, Stage
 from zeroplay_jax.policy import transformer
-from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import ENV
 
@@ -113,7 +112,7 @@ def _search_count(demo: Demo) -> int:
 def write_config_and_tokenizer(folder: pathlib.Path, layers: int = 3) -> None:
     """Writes a checkpoint folder without weights: config.json, for a number of layers, and the tokenizer's files."""
     folder.mkdir(parents=True, exist_ok=True)
-    prompt_texts = [*prompts.BUILT_IN_FORMS.values(), 'Describe the']
+    prompt_texts = [*(prompt.user for prompt in FORMS.values()), 'Describe the']
     trained_tokenizer = tokenizer.train(prompt_texts)
     tokenizer.write(folder, trained_tokenizer)
     # A multiple of 64 divides over devices. Like large models, it has more rows than the tokenizer has tokens.

@@ -2,7 +2,13 @@
 
 Its roles were shown chains of at most two hops, without errors; parts of their work, each under a prompt of its own,
 were shown with up to six (`parts.py`). The parts come first: added to a policy that has learnt the roles, they would
-not change how it plays them.
+not change how it plays them. How much of them stays in the last stage decides how far the solver reaches beyond what it
+was shown (greedy exact match on 60 questions per hop count, one seed each, other forms of `walk` and 300 to 400 steps):
+
+    share of the parts    1 hop     2     3     4     5     6
+    0                      1.00   .98   .05   .05   .02   .08
+    .05                     .98  1.00   .28   .13   .18   .13
+    .33                    1.00  1.00   .93   .48   .38   .33
 
 All randomness derives from (seed, stage, step), and stages have a fixed number of steps: the same seed on the same
 machine gives the same files.

@@ -18,21 +18,34 @@ from tools.checkpoints.library import Document, Library
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.foreign_text import passages_text
+from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import ENV, POLICY, PROMPT
 
 Tokens = Int[np.ndarray, 'length']
 SYNTAX = syntax_of('search_r1')
+# Role of a demonstration → its prompt. Their order is part of the training of the built-in tokenizer.
+FORMS = {
+    role: prompts.select('mini')[name]
+    for role, name in (
+        ('solver', 'solver'),
+        ('proposer', 'proposer'),
+        ('proposer_from_answer', 'proposer.from_answer'),
+        ('answer_from_documents', 'checker'),
+        ('solver_with_path', 'solver.teacher'),
+        ('challenger', 'proposer.task'),
+        ('task_solver', 'solver.task'),
+    )
+}
 # Prompts of exercises, which no role has (`parts.py`).
 EXERCISES = {
-    'restate': 'Restate.\nQuestion: {question}',
-    'ask': 'Ask.',
-    'walk_to_goal': 'Walk to the end.',
-    'walk': 'Write a walk of {hops} hops.\nDocument: {document}',
-    'walk_back': 'Write a walk of {hops} hops.\nAnswer: {answer}',
-    'trace': 'Documents: {documents}\nWalk to the end of {phrase}',
+    'restate': Prompt('Restate.\nQuestion: {question}'),
+    'ask': Prompt('Ask.'),
+    'walk_to_goal': Prompt('Walk to the end.'),
+    'walk': Prompt('Write a walk of {hops} hops.\nDocument: {document}'),
+    'walk_back': Prompt('Write a walk of {hops} hops.\nAnswer: {answer}'),
+    'trace': Prompt('Documents: {documents}\nWalk to the end of {phrase}'),
 }
-_FORMS = {**prompts.BUILT_IN_FORMS, **EXERCISES}
 # Longest observation; three passages fit.
 OBSERVATION_TOKENS = 128
 
@@ -133,7 +146,8 @@ def render(codec: Codec, demo: Demo, observation_tokens: int = OBSERVATION_TOKEN
     ids = []
     sources = []
     if demo.role is not None:
-        chat = prompts.fill(_FORMS[demo.role], **demo.fields)
+        form = FORMS.get(demo.role) or EXERCISES[demo.role]
+        chat = prompts.fill(form, **demo.fields)
         ids.append(codec.render(chat))
         sources.append(PROMPT)
     # Each part is tokenised on its own, as in a rollout: no token spans the policy's text and a search result.

@@ -132,8 +132,12 @@ ROLES = {
     'solver': Role(0.36, _solver),
     'solver_with_path': Role(0.08, _solver_with_path),
     'proposer': Role(0.28, functools.partial(demos.proposer, hops=_ROLE_HOPS)),
-    'proposer_from_answer': Role(0.08, functools.partial(demos.proposer_from_answer, hops=_ROLE_HOPS)),
-    'answer_from_documents': Role(0.06, functools.partial(demos.answer_from_documents, hops=_ROLE_HOPS)),
+    'proposer_from_answer': Role(
+        0.08, functools.partial(demos.proposer_from_answer, hops=_ROLE_HOPS)
+    ),
+    'answer_from_documents': Role(
+        0.06, functools.partial(demos.answer_from_documents, hops=_ROLE_HOPS)
+    ),
     'challenger': Role(0.04, functools.partial(demos.challenger, hops=_DESCRIBED_HOPS)),
     'task_solver': Role(0.04, functools.partial(demos.task_solver, hops=_DESCRIBED_HOPS)),
 }

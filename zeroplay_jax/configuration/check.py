@@ -25,6 +25,7 @@ from zeroplay_jax.configuration.places import (
     check_files,
     check_retrieval,
     fetch_addresses,
+    keep_prompts,
 )
 from zeroplay_jax.configuration.rules import check_adapters, check_held_out
 from zeroplay_jax.objectives.registry import did_you_mean
@@ -32,7 +33,7 @@ from zeroplay_jax.retrieval import downloads, objects
 from zeroplay_jax.runtime.record import FILE_NAME
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.settings.kinds import PACKAGE, ConfigError, Mistakes
+from zeroplay_jax.settings.kinds import PACKAGE, PROMPT_SETS, ConfigError, Mistakes
 
 _NAME = 'zeroplay_jax'
 # Rules about what lies on a disk.
@@ -218,12 +219,17 @@ def _check_config(config: ConfigDict, given: Mapping[str, str], mistakes: Mistak
     mistakes.fields |= {name for name, path in _paths(config).items() if objects.is_address(path)}
     if not has_files and 'documents' in config.inputs:
         config.inputs.documents = ''
+    workdir = given.get('workdir')
+    if workdir and has_files and not objects.is_address(workdir):
+        mistakes.of(keep_prompts, config, workdir)
     _check_values(config, mistakes)
     # What comes with the package is that of this installation.
     for name, path in _paths(config).items():
         config.update_from_flattened_dict({name: downloads.packaged(path)})
     # A run keeps the -1 of a mesh in its config.
     on_machine = config.copy_and_resolve_references()
+    if not has_files and config.prompts not in PROMPT_SETS:
+        on_machine.prompts = 'full'
     if 'on' in given:
         mistakes.of(lambda: resolve_mesh(on_machine, machine(given['on'])))
     recipe = recipe_class(config.recipe)
@@ -239,7 +245,6 @@ def _check_config(config: ConfigDict, given: Mapping[str, str], mistakes: Mistak
     if has_files:
         mistakes.of(rules.check_evaluation, on_machine)
         mistakes.of(command_line.check_heads, on_machine)
-    workdir = given.get('workdir')
     if workdir and has_files and not mistakes.lines and not objects.is_address(workdir):
         mistakes.of(fields.check, workdir, config)
 
@@ -259,6 +264,8 @@ def _paths(config: ConfigDict) -> dict[str, str]:
     """Returns the fields that name files or folders, with what they name."""
     values = dict(fields.leaves(config))
     paths = {name: values[name] for name in _FOLDER_FIELDS if values.get(name)}
+    if config.prompts not in PROMPT_SETS:
+        paths['prompts'] = config.prompts
     return paths | dict(fields.input_paths(config))
 
 

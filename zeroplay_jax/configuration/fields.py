@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import objects
+from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.selfplay import recipe as recipes
@@ -336,6 +337,7 @@ def check_asked(config: ConfigDict) -> None:
     # Its recipe may have been changed.
     fit_to_recipe(checked)
     check_values(checked)
+    select(checked.prompts, recipes.recipe_class(checked.recipe).prompts)
 
 
 def check_values(config: ConfigDict) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import sys
 import urllib.parse
 from collections.abc import Callable, Iterator
 
@@ -14,9 +15,16 @@ from zeroplay_jax.data import files
 from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.command import similar_path
+from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.library import has_index
 from zeroplay_jax.selfplay.recipe import Recipe
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError, fail
+from zeroplay_jax.settings.kinds import (
+    BUILT_IN_CHECKPOINT,
+    PROMPT_SETS,
+    ConfigError,
+    fail,
+    prompts_name,
+)
 from zeroplay_jax.tools.mcp_servers import read_servers
 from zeroplay_jax.types import UserError
 
@@ -207,6 +215,38 @@ def fetch_file(path: str) -> str:
     """
     with _named('--sets'):
         return downloads.fetch(path)
+
+
+# ---- prompts ---------------------------------------------------------------------------------------
+
+
+def keep_prompts(config: ConfigDict, workdir: str | pathlib.Path, keeps_sets: bool = True) -> None:
+    """Gives a config the prompts of a user with which the run in a workdir began, in place, and says so.
+
+    Their file may be gone by now, or may have another text.
+
+    Args:
+      workdir: folder or address of a run; without a record that can be read nothing changes.
+      keeps_sets: whether a config with a set of ours is left as it is.
+    """
+    given = str(config.get('prompts'))
+    if keeps_sets and given in PROMPT_SETS:
+        return
+    # Only a run with such prompts loads this code.
+    from zeroplay_jax.runtime.remote_workdir import local_run
+
+    try:
+        recorded = run_record.read(local_run(workdir))
+    except UserError:
+        return
+    text = str(recorded.config.get('prompts')) if recorded else ''
+    if '\n' in text:
+        print(
+            f'note: the prompts are those with which {workdir} began ({prompts_name(text)}), from its '
+            f'{run_record.FILE_NAME}, whatever config.prompts={prompts_name(given)} has now',
+            file=sys.stderr,
+        )
+        config.prompts = text
 
 
 # ---- servers ---------------------------------------------------------------------------------------

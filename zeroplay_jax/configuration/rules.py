@@ -30,9 +30,15 @@ from zeroplay_jax.objectives.registry import BUILT_IN_LOSSES, LossProperties
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.policy.adapter_config import holds_other_weights
 from zeroplay_jax.retrieval.command import similar_path
-from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, RoleSpec, recipe_class
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError, Section, fail
+from zeroplay_jax.settings.kinds import (
+    BUILT_IN_CHECKPOINT,
+    ConfigError,
+    Section,
+    fail,
+    prompts_text,
+)
 from zeroplay_jax.settings.rollouts import SamplerConfig, written_tokens
 from zeroplay_jax.settings.schema import LINEARS, Adapters, Config, ValueNetwork, reaches
 from zeroplay_jax.tools.registry import check_name as check_tool_name
@@ -363,14 +369,30 @@ def _check_tools(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_roles(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses roles without a prompt or without weights, and an unknown evaluated role."""
+    """Refuses roles without a prompt or without weights, prompts that do not fit, and an unknown evaluated role."""
     roles = recipe.roles(config)
     trained = [role.name for role in roles if role.is_trained]
+    read = None
+    # The record of a run, whose policy is evaluated with another recipe, has the text.
+    if '\n' not in config.prompts:
+        read = {*recipe.prompts, *recipe.further_prompts, *(role.prompt for role in roles)}
     try:
-        templates = prompts.select(config.prompts, recipe.prompts)
+        templates = select(config.prompts, recipe.prompts, read)
     except KeyError:
         problem = f'recipe {config.recipe} has no prompts of this set'
-        fail('prompts', config.prompts, problem, 'take the other set')
+        fail(
+            'prompts',
+            config.prompts,
+            problem,
+            'declare them in Recipe.prompts, or take the other set',
+        )
+    for name, prompt in templates.items():
+        if prompt.tools and config.tools.syntax != 'qwen':
+            problem = f'not the calls of the schemas that [{name}] gives to the chat template'
+            fix = 'give qwen, or take tools = "template" away there'
+            fail('tools.syntax', config.tools.syntax, problem, fix)
+    # The text takes the place of its file.
+    config.prompts = prompts_text(config.prompts)
     for role in roles:
         if role.weights_from and role.weights_from not in (*trained, INITIAL_WEIGHTS):
             raise ConfigError(
@@ -597,7 +619,6 @@ Rule = Callable[[ConfigDict, type[Recipe]], None]
 RULES: tuple[Rule, ...] = (
     _check_lengths,
     _check_tools,
-    _check_roles,
     _check_rewards,
     _check_worlds,
     check_value_networks,
@@ -611,6 +632,7 @@ RULES: tuple[Rule, ...] = (
     _check_distillation,
     check_judge,
     fetch_addresses,
+    _check_roles,
     check_adapters,
     check_retrieval,
     check_held_out,

@@ -18,7 +18,6 @@ import contextlib
 import dataclasses
 import pathlib
 import signal
-import string
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -34,8 +33,8 @@ from zeroplay_jax.retrieval import folder as index_folder
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.client import Client, Http, InProcess
 from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Environment, TurnEnd
+from zeroplay_jax.rollout.prompts import Prompt, select
 from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
@@ -60,13 +59,13 @@ class AskedRole:
     """The role of a recipe that answers questions.
 
     Attributes:
-      template: its prompt, with fields in braces.
+      prompt: its prompt.
       field: the field that the user's question fills.
       env: its tools and limits.
       max_prompt_tokens: length of its longest prompt.
     """
 
-    template: str
+    prompt: Prompt
     field: str
     env: Environment
     max_prompt_tokens: int
@@ -77,10 +76,7 @@ class AskedRole:
         Raises:
           UserError: the question is too long.
         """
-        explanation = self.env.syntax.explain(self.env.tools)
-        fields = {self.field: self.env.escaped(question)}
-        messages = prompts.fill(self.template, explanation, **fields)
-        ids = self.env.codec.render(messages)
+        ids = self.env.prompt_ids(self.prompt, **{self.field: question})
         if len(ids) > self.max_prompt_tokens:
             raise UserError(
                 f'the question is too long: {len(ids)} tokens with its prompt, '
@@ -106,11 +102,11 @@ def build_role(config, codec: Codec, source: DocumentSource) -> AskedRole:
     recipe = recipe_class(config.recipe)
     specifications = {role.name: role for role in recipe.roles(config)}
     specification = specifications[recipe.evaluated_role]
-    templates = prompts.select(config.prompts, recipe.prompts)
+    templates = select(config.prompts, recipe.prompts)
     # The user's question goes into the prompt that the role was trained with; like an evaluation's, without rubrics.
     prompt, field = prompt_and_field(templates, specification.prompt, recipe.has_open_tasks)
-    for _, needed, _, _ in string.Formatter().parse(templates[prompt]):
-        if needed is not None and needed not in ('tools', field):
+    for needed in templates[prompt].inputs:
+        if needed != field:
             raise UserError(
                 f'recipe {config.recipe}: its role {specification.name} cannot be asked, because its prompt '
                 f'{prompt!r} needs {{{needed}}}; give it a prompt with {{{field}}} alone'

@@ -25,6 +25,7 @@ from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
 from zeroplay_jax.selfplay.context import RolloutContext
+from zeroplay_jax.settings.kinds import prompts_name
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import POLICY, Json, Question, TaskDropped, Trajectory, UserError
 
@@ -321,7 +322,7 @@ def result_settings(
         'answerer': '',
         'retrieval': retrieval,
         'top_k': config.tools.top_k,
-        'prompts': config.prompts,
+        'prompts': prompts_name(config.prompts),
         'metric': metric,
         'samples': samples,
         'limit': limit,

@@ -86,6 +86,9 @@ def loss(
 ) -> tuple[Float[Array, ''], DeviceStats]:
     """Computes Σ weight · per-token loss + α · Σ teacher weight · divergence of one micro-batch.
 
+    The loss of a token is truncated importance weight · policy loss + kl_coef · KL − entropy_coef · entropy
+    (objectives/policy_gradient.py, objectives/corrections.py).
+
     Args:
       model: static shape of the decoder.
       config: static part of the loss.

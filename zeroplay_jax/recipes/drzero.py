@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Literal
 
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.recipes import proposing, solving
@@ -21,36 +21,11 @@ from zeroplay_jax.recipes.datasets import (
     tasks_in_turns,
 )
 from zeroplay_jax.recipes.proposing import Proposal
-from zeroplay_jax.rollout.prompts import BUILT_IN_FORMS, SEARCH_RULES, Prompts
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.settings.kinds import Section, fail
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Outcome, Question, Row, Task, TaskDropped
-
-_PROPOSER_PROMPT = (
-    SEARCH_RULES
-    + """
-
-Your task is to invent one hard question that can be checked. A hop is one fact that has to be found in one document; \
-a question of {hops} hops needs {hops} such facts, each leading to the next. The document below holds the first. \
-Search exactly one time fewer than there are hops, each time for something that the last document named, and follow \
-the chain away from the document you were given.
-
-The question must:
-1. have one answer only, and that answer must be short: a name, a date, a number, or yes or no;
-2. have its answer stated in the last document you read;
-3. not contain its own answer;
-4. need every hop, so that no single document answers it;
-5. be understood on its own: name the starting point, never 'the document';
-6. not be answerable from general knowledge without searching.
-
-Finish with the question between <question> and </question> and its answer between <answer> and </answer>.
-
-Hops: {hops}
-Document: {document}"""
-)
-
 
 # `check_hop_groups` suggests no larger `proposer.batch`.
 _LARGEST_SUGGESTED_BATCH = 10_000
@@ -71,13 +46,7 @@ class Recipe(RecipeBase):
     """Proposer and solver with separate weights."""
 
     settings = {'drzero': Settings}
-    prompts: ClassVar[Prompts] = {
-        'proposer': {
-            'mini': BUILT_IN_FORMS['proposer'],
-            'paper': _PROPOSER_PROMPT,
-        },
-        **proposing.PROMPTS,
-    }
+    further_prompts = (*RecipeBase.further_prompts, 'proposer.without_document')
     input_files = ('documents',)
     filterable_roles = ('solver',)
     distillable_roles = ('solver',)

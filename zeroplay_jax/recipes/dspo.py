@@ -1,8 +1,9 @@
 """DSPO: one agent on given questions, sequence-level policy gradients, and a dynamic filter.
 
 There is no self-play: questions come from a file, or from the training worlds, and count as external. A
-question whose rollouts all earn the same has no gradient. With `filter_groups` the engine leaves it out, and further
-questions are sampled until the batch is full, for at most `fill_rounds` rounds (DSPO eq. 9).
+question whose rollouts all earn the same has no gradient. With `filter_groups` the engine leaves it out and draws
+further rounds of questions, each a whole batch, until enough are informative: `fill_rounds` rounds at most, the first
+one included (DSPO eq. 9).
 """
 
 from __future__ import annotations

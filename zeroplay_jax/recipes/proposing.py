@@ -26,18 +26,6 @@ if TYPE_CHECKING:
 # into the prompt, in the form that `config.privileged.kind` names.
 
 
-PROMPTS: prompts.Prompts = {
-    'solver_with_path': {
-        'mini': prompts.BUILT_IN_FORMS['solver_with_path'],
-        'paper': prompts.SOLVER
-        + """
-
-For reference, this is how the question was made, from its first document to its answer. Use it to solve the question \
-again in the form asked for above, with your own searches and thoughts.
-
-{path}""",
-    }
-}
 # A passage of at most this many characters is not shortened: it is little more than its title.
 _SHORT_PASSAGE = 80
 
@@ -142,7 +130,7 @@ def teacher_prompt(
     Args:
       identity: names the request within the run; the random draws of 'qcp_partial' derive from it.
       question: has a `path` unless `privileged.kind` is 'none'.
-      role: the student. With kind 'none' the teacher reads its prompt; otherwise the prompt 'solver_with_path', with
+      role: the student. With kind 'none' the teacher reads its prompt; otherwise the prompt 'solver.teacher', with
         this role's tools.
     """
     kind = config.privileged.kind
@@ -160,7 +148,7 @@ def teacher_prompt(
         # separates this stream from others of the same identity.
         rng = identity_rng(config.seed, *identity, 1)
         reference = path_text(kind, path, config.prompts, rng)
-        ids = context.prompt_ids(role, 'solver_with_path', path=reference, question=question.text)
+        ids = context.prompt_ids(role, 'solver.teacher', path=reference, question=question.text)
         if len(ids) <= config.privileged.prompt_tokens:
             return ids, was_cut
         if not _shorten_longest_passage(path):
@@ -202,8 +190,8 @@ class Proposal:
       question, answer: texts in its final turn; None if there is none.
       format: Dr. Zero's format score 'raw' and its parts.
       is_grounded: whether the answer is in the passages of the last search and the question names the source.
-      rejected: why the question is not asked (unfinished, no_question, no_answer, leaks_answer, ungrounded); None
-        if it is.
+      rejected: why the question is not asked (unfinished, no_question, no_answer, leaks_answer, or a recipe's own);
+        None if it is.
     """
 
     trajectory: Trajectory
@@ -234,14 +222,18 @@ async def propose(
       TaskDropped: the prompt is too long.
     """
     seed: SeedDocument = task.payload
-    # Without the document the proposer knows the hop count only (an ablation of Dr. Zero).
-    document = ''
+    fields: dict[str, Any] = {'hops': seed.hops, 'document': ''}
     if show_document:
         shown = {'title': seed.title, 'text': seed.text, 'link': seed.link}
-        document = prompts.document_text(shown)
+        fields['document'] = prompts.document_text(shown)
+    else:
+        # The proposer knows the hop count only (an ablation of Dr. Zero).
+        form = f'{context.roles[role].prompt}.without_document'
+        if form in context.prompts:
+            fields['prompt'] = form
     # The last integer keeps proposals apart from the solver rollouts of the same task.
     identity = (*task.identity, 0)
-    trajectories = await context.ask(role, identity, samples, hops=seed.hops, document=document)
+    trajectories = await context.ask(role, identity, samples, **fields)
     return [read_proposal(trajectory, seed, separate_format) for trajectory in trajectories]
 
 

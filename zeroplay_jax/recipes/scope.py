@@ -13,7 +13,7 @@ import asyncio
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from zeroplay_jax.data import files
 from zeroplay_jax.objectives import rewards
@@ -27,13 +27,7 @@ from zeroplay_jax.recipes.datasets import (
     dataset_tasks,
     tasks_in_turns,
 )
-from zeroplay_jax.rollout.prompts import (
-    BUILT_IN_FORMS,
-    SEARCH_RULES,
-    Prompts,
-    document_text,
-    documents_text,
-)
+from zeroplay_jax.rollout.prompts import document_text, documents_text
 from zeroplay_jax.selfplay.answers import (
     final_answer,
     grade,
@@ -55,26 +49,6 @@ from zeroplay_jax.settings.kinds import (
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Outcome, Question, Row, RowInfo, Task, TaskDropped, Trajectory
 
-_CHALLENGER_PROMPT = (
-    SEARCH_RULES
-    + """
-
-Your task is to invent one demanding open task for a research assistant: {kind}; not a question with a one-word \
-answer. Search exactly {hops} times, each later time for something that the last passages named, starting from the \
-document below.
-
-The task must:
-1. name the people, places or things it is about, so that they can be found by searching;
-2. be about the document and what you found from there;
-3. need all of those findings to be done well, and not give them away;
-4. say what form the result should take.
-
-Finish with the task between <task> and </task>.
-
-Searches: {hops}
-Document: {document}"""
-)
-
 # SCOPE's task types (appendix H) as the challenger reads them; any other name is used as it is.
 TASK_TYPES = {
     '': 'an explanation, a comparison, a summary or a plan',
@@ -83,6 +57,11 @@ TASK_TYPES = {
     'planning': 'a plan that can be acted on, with steps, times or milestones',
     'writing': 'a formal text with an introduction, a body and a conclusion, such as an essay or a report',
 }
+
+
+def _kind(seed: SeedDocument) -> str:
+    """Returns the kind of task that is asked for, in words."""
+    return TASK_TYPES.get(seed.task_type, seed.task_type)
 
 
 class Settings(Section):
@@ -136,12 +115,6 @@ class Recipe(RecipeBase):
     """Challenger (role 'proposer') and solver, with the initial policy as judge."""
 
     settings = {'scope': Settings}
-    prompts: ClassVar[Prompts] = {
-        'challenger': {
-            'mini': BUILT_IN_FORMS['challenger'],
-            'paper': _CHALLENGER_PROMPT,
-        }
-    }
     input_files = ('documents', 'tasks')
     filterable_roles = ('solver',)
     has_open_tasks = True
@@ -159,8 +132,8 @@ class Recipe(RecipeBase):
         """Returns two trained roles. The judge is not among them: `config.judge` chooses it."""
         # The challenger is called 'proposer', so that configs and metrics of all recipes agree.
         return (
-            RoleSpec('proposer', 'challenger', terminal_tags=('task',)),
-            RoleSpec('solver', 'task_solver'),
+            RoleSpec('proposer', 'proposer.task', terminal_tags=('task',)),
+            RoleSpec('solver', 'solver.task'),
         )
 
     @classmethod
@@ -255,7 +228,7 @@ class Recipe(RecipeBase):
             samples,
             hops=seed.hops,
             document=document,
-            kind=TASK_TYPES.get(seed.task_type, seed.task_type),
+            kind=_kind(seed),
         )
         challenges = [self._read(trajectory, seed) for trajectory in trajectories]
         attempts = self._attempts(step.phase.name)
@@ -326,7 +299,7 @@ class Recipe(RecipeBase):
                     challenge.rejected = f'gate_{gate}'
                     return
         # The judge gets the evidence that the challenger had, so that the corpus can answer the rubrics.
-        rubrics = await context.judge.rubrics((*identity, 2), task_text, evidence)
+        rubrics = await context.judge.rubrics((*identity, 2), task_text, evidence, _kind(seed))
         challenge.rubrics = rubrics or []
         if not challenge.rubrics:
             challenge.rejected = 'no_rubrics'

@@ -11,7 +11,7 @@ determines what replaces rejected questions.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.recipes import solving
@@ -23,7 +23,6 @@ from zeroplay_jax.recipes.datasets import (
     simultaneous,
 )
 from zeroplay_jax.rollout.foreign_text import passages_text
-from zeroplay_jax.rollout.prompts import BUILT_IN_FORMS, SEARCH_RULES, Prompts
 from zeroplay_jax.selfplay.answers import final_answer, group_of, retrieved_passages, score
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
@@ -40,35 +39,6 @@ from zeroplay_jax.types import (
     Trajectory,
     identity_rng,
 )
-
-_PROPOSER_PROMPT = (
-    SEARCH_RULES
-    + """
-
-You are given an answer. Work backwards and invent a hard question whose only answer it is, using exactly {hops} \
-searches or more. First find something that is connected with the answer, rather than the answer itself; then let each \
-search take you one fact further away. Build the question from what you found.
-
-The question must:
-1. rest on facts that you retrieved, and have this one answer only;
-2. neither contain the answer nor hint at its wording;
-3. need every one of those facts, so that nobody can answer it without searching;
-4. be understood on its own, without the pages you read.
-
-Check all four before you write. Finish with the question between <question> and </question>.
-
-Searches: {hops}
-Answer: {answer}"""
-)
-
-_CHECKER_PROMPT = """Answer the question from the material below alone; some of it has nothing to do with the \
-question. Think briefly inside <think> and </think>, then give only the short answer between <answer> and </answer>. \
-If the material leaves more than one answer open, say so instead of guessing.
-
-Material:
-{documents}
-
-Question: {question}"""
 
 # Thresholds of the released code (`rewards.ssp_gate`), which the paper does not have.
 _CODE_GATE: dict[str, Any] = dict(
@@ -106,16 +76,6 @@ class Recipe(RecipeBase):
     """Proposer, solver and checker; configs/ssp.py lets proposer and solver share their weights."""
 
     settings = {'ssp': Settings}
-    prompts: ClassVar[Prompts] = {
-        'proposer_from_answer': {
-            'mini': BUILT_IN_FORMS['proposer_from_answer'],
-            'paper': _PROPOSER_PROMPT,
-        },
-        'answer_from_documents': {
-            'mini': BUILT_IN_FORMS['answer_from_documents'],
-            'paper': _CHECKER_PROMPT,
-        },
-    }
     input_files = ('answers',)
     has_pool = False
 
@@ -127,9 +87,9 @@ class Recipe(RecipeBase):
     def roles(cls, config: Config):
         """Returns proposer, solver and checker; the checker is the solver without tools, limited to one turn."""
         return (
-            RoleSpec('proposer', 'proposer_from_answer', terminal_tags=('question',)),
+            RoleSpec('proposer', 'proposer.from_answer', terminal_tags=('question',)),
             RoleSpec('solver', 'solver'),
-            RoleSpec('checker', 'answer_from_documents', weights_from='solver', tools=()),
+            RoleSpec('checker', 'checker', weights_from='solver', tools=()),
         )
 
     @classmethod
@@ -321,7 +281,7 @@ class Recipe(RecipeBase):
             # without noise, `ask` raises below.
             if not noise or limit is None:
                 break
-            ids = context.prompt_ids(checker, 'answer_from_documents', **fields)
+            ids = context.prompt_ids(checker, 'checker', **fields)
             if len(ids) <= limit:
                 break
             noise = noise[:-1]

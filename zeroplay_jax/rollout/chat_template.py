@@ -6,6 +6,7 @@ that careless templates change. What it does to them tells how every text has to
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import datetime
 import html
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 
 from transformers.utils import chat_template_utils
 
-from zeroplay_jax.types import UserError
+from zeroplay_jax.types import Json, UserError
 
 T = TypeVar('T')
 Roles = tuple[str, ...]
@@ -130,6 +131,8 @@ class ChatTemplate:
         self._headers = re.compile(rf'(?:{"|".join(map(re.escape, tokens))})(?:{_HEADER_ROLES})?')
         self._now = datetime.datetime.combine(date, datetime.time())
         self._layouts: dict[tuple[Roles, bool], Layout] = {}
+        self._openings: dict[tuple[Roles, str], Layout] = {}
+        self._schemas: Sequence[Json] = ()
         source = self._guarded(tokenizer.get_chat_template)
         self.source = source
         # Of the private functions this one alone is used: the public ones give a template no other date than today's.
@@ -161,6 +164,30 @@ class ChatTemplate:
             self._layouts[key] = self._find_layout(roles, add_header)
         return self._layouts[key]
 
+    def opening(self, roles: Roles, schemas: Sequence[Json]) -> Layout:
+        """Returns how a chat with these roles that opens a rollout is written, with schemas of tools if there are any.
+
+        Raises:
+          TemplateError: as `layout`, or the schemas are left out, or results of calls are written otherwise behind it.
+        """
+        key = (roles, str(schemas))
+        if key not in self._openings:
+            listing = copy.copy(self)
+            if schemas:
+                listing._schemas = schemas
+                listing._layouts = {}
+            opening = listing.layout(roles)
+            if schemas and opening.between == self.layout(roles).between:
+                raise self._error('does not write the schemas of tools')
+            if self.tool_role:
+                # `Codec.suffix` writes every result as that behind a single message of a user.
+                usual = self.layout(('user', 'assistant', self.tool_role))
+                chat = listing.layout((*roles, 'assistant', self.tool_role))
+                if (chat.between[-2:], chat.forms[-1]) != (usual.between[-2:], usual.forms[-1]):
+                    raise self._error('writes results of calls otherwise behind such a prompt')
+            self._openings[key] = opening
+        return self._openings[key]
+
     def keeps_thoughts(self) -> bool:
         """Returns whether the thoughts of a turn are still there when the result of its call follows."""
         if not self.tool_role:
@@ -184,7 +211,7 @@ class ChatTemplate:
         def render() -> str:
             return self._compiled.render(
                 messages=messages,
-                tools=None,
+                tools=self._schemas or None,
                 documents=None,
                 add_generation_prompt=add_header,
                 **self._special_tokens,

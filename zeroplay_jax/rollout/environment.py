@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Int
 
 from zeroplay_jax.rollout.call_syntax import CallSyntax
-from zeroplay_jax.rollout.foreign_text import without_surrogates, without_tags
+from zeroplay_jax.rollout.foreign_text import Message, without_surrogates, without_tags
+from zeroplay_jax.rollout.prompts import Prompt, fill
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.tools.base import Tool, ToolResult
 from zeroplay_jax.types import ToolCall
@@ -93,6 +94,26 @@ class Environment:
         """Whether passages are shown with their ids."""
         # Shown only if a tool takes them as arguments: ids would change the observations of all other runs.
         return any(tool.takes_document_ids for tool in self.tools.values())
+
+    def messages(self, prompt: Prompt, **fields: object) -> list[Message]:
+        """Returns the chat that opens a rollout; `fields` are values of `Prompt.inputs`, untrusted."""
+        escaped = {name: self.escaped(str(value)) for name, value in fields.items()}
+        # The last turn cannot call a tool.
+        escaped.setdefault('searches', str(self.limits.max_turns - 1))
+        return fill(prompt, self.syntax.explain(self.tools), **escaped)
+
+    def prompt_ids(self, prompt: Prompt, **fields: object) -> Int[np.ndarray, ' tokens']:
+        """Returns the ids, int32, of `messages`, with which the context of a rollout begins.
+
+        Raises:
+          UserError: the chat template cannot write such a chat, or the schemas of the tools (`Prompt.tools`).
+        """
+        schemas = []
+        for tool in self.tools.values() if prompt.tools else ():
+            names = 'name', 'description', 'parameters'
+            function = {name: getattr(tool, name) for name in names}
+            schemas.append({'type': 'function', 'function': function})
+        return self.codec.render(self.messages(prompt, **fields), schemas)
 
     def escaped(self, text: str) -> str:
         """Returns foreign text in which no tag of calls, results, answers or thoughts can be taken for a real one."""

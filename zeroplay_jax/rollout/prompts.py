@@ -1,121 +1,167 @@
-"""Prompts shared by recipes and evaluations. A recipe declares its own in `Recipe.prompts`.
+"""Prompts: what a role reads before it writes. Ours and those of a user are TOML files of one form.
 
-A prompt has one text per set: `mini` is the short form that the built-in checkpoint was trained on,
-`paper` spells the rules out for instruction-tuned models. Fields in braces are filled with
-untrusted text; `{tools}` is the explanation of the registered tools.
+zeroplay_jax/prompts/full.toml has all of ours and says what a table of such a file may hold. A recipe of another
+package declares its own in `Recipe.prompts`. Values of fields are untrusted text, but {tools}, which explains the
+registered tools.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
-import string
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
+from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.rollout.foreign_text import Message, Untrusted
+from zeroplay_jax.settings.kinds import (
+    PACKAGE,
+    PROMPT_SETS,
+    ConfigError,
+    leaves,
+    prompts_name,
+    prompts_text,
+)
 from zeroplay_jax.types import Json
 
 # Name → one text for all sets, or set name → text.
 Prompts = Mapping[str, str | Mapping[str, str]]
 
-# The short forms of the set 'mini', on which the built-in checkpoints were trained. Their order is part
-# of the training of the built-in tokenizer.
-BUILT_IN_FORMS = {
-    'solver': 'Question: {question}',
-    'proposer': 'Write a question of {hops} hops.\nDocument: {document}',
-    'proposer_from_answer': 'Write a question of {hops} hops.\nAnswer: {answer}',
-    'answer_from_documents': 'Documents: {documents}\nQuestion: {question}',
-    'solver_with_path': 'Path: {path}\nQuestion: {question}',
-    'challenger': 'Write a task of {hops} hops.\nDocument: {document}',
-    'task_solver': 'Task: {task}',
-}
-
-# The rules of Search-R1's prompt, in words of this project. Solvers of all recipes share them.
-SEARCH_RULES = """You can look things up. Before every step think inside <think> and </think>. {tools} Search as \
-often as you need."""
-
-SOLVER = (
-    SEARCH_RULES
-    + """ When you are sure, give only the short answer between <answer> and </answer>, without any explanation.
-
-Question: {question}"""
-)
-
-_TASK_SOLVER = (
-    SEARCH_RULES
-    + """ When you know enough, write the result between <answer> and </answer>: complete, but no longer than the task \
-needs.
-
-Task: {task}"""
-)
-
-# Prompts of judges are the same in every set: a judge is not trained, so no form was learnt.
-SHARED: Prompts = {
-    'solver': {'mini': BUILT_IN_FORMS['solver'], 'paper': SOLVER},
-    'task_solver': {'mini': BUILT_IN_FORMS['task_solver'], 'paper': _TASK_SOLVER},
-    'judge_answer': """Decide whether a given answer to a question is right. It is right if it means the same as one \
-of the accepted answers: other spelling, order, units or detail do not matter, another person, place, number or date \
-does. An answer that lists several possibilities or refuses is wrong.
-
-Question: {question}
-Accepted answers: {answers}
-Given answer: {given}
-
-Reply with the single word Correct or Wrong.""",
-    'judge_entities': """Could somebody who sees only the task below find out by searching which people, places or \
-things it is about? References such as 'the city above' or 'a certain author' cannot be found.
-
-Task: {task}
-
-Reply with the single word Yes or No.""",
-    'judge_relevance': """Is the task below about people, places, events or things that the following text tells of? \
-The text need not suffice to do the task. A task so general that it would suit any text is not about this one.
-
-Text:
-{document}
-
-Task: {task}
-
-Reply with the single word Yes or No.""",
-    'judge_rubrics': """Write the list by which answers to the task below will be graded: {low} to {high} items, each \
-at most 25 words, each beginning with a verb in the imperative, each to be met or not met by an answer on its own. Use \
-the documents for what is true. Write nothing but the list, in this form:
-
-<rubrics>
-<rubric priority=critical>…</rubric>
-<rubric priority=important>…</rubric>
-<rubric priority=bonus>…</rubric>
-</rubrics>
-
-Documents:
-{document}
-
-Task: {task}""",
-    'judge_grade': """Decide whether an answer does what one rubric asks, whatever else is good or bad about it. \
-Be strict: an answer that does it in part, or of which you are not sure, does not. Reason briefly inside <think> and \
-</think>, then write <score>1</score> if it does and <score>0</score> if it does not.
-
-Task: {task}
-
-Answer: {given}
-
-Rubric: {rubric}""",
-}
+# Keys of a prompt in a file.
+_KEYS = ('user', 'system', 'tools')
+# Fields that a role fills by itself.
+_OF_ROLE = ('tools', 'searches')
+# Fields that a prompt may leave out: a number or a kind may also be part of its text.
+_OPTIONAL = frozenset((*_OF_ROLE, 'hops', 'kind', 'low', 'high'))
+# Braces in a template: a doubled one, a field, or a lone one, which is an unknown field.
+_BRACES = re.compile(r'(\{\{|\}\}|\{[^{}]*\}|[{}])')
+_DOUBLED = ('{{', '}}')
 
 
-def select(prompt_set: str, *declared: Prompts) -> dict[str, str]:
-    """Returns name → text of one set; later declarations override earlier ones and the shared prompts.
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """The messages that open a rollout.
+
+    Attributes:
+      user: text with fields in braces, the message of the user.
+      system: the same of a system message before it; '' for none.
+      tools: 'template': the chat template gets the schemas of the tools; '': it does not, {tools} explains them.
+    """
+
+    user: str
+    system: str = ''
+    tools: str = ''
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of its fields, each once."""
+        braces = _BRACES.findall(self.system) + _BRACES.findall(self.user)
+        return tuple(part[1:-1] for part in dict.fromkeys(braces) if part not in _DOUBLED)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the fields that a request fills."""
+        return tuple(name for name in self.fields if name not in _OF_ROLE)
+
+
+def select(
+    source: str, declared: Prompts | None = None, read: Collection[str] | None = None
+) -> dict[str, Prompt]:
+    """Returns name → prompt: ours, in their place those that a recipe declares, and in theirs those of a user.
+
+    Args:
+      source: `config.prompts`: a name of PROMPT_SETS, or path or text of a file of prompts.
+      declared: `Recipe.prompts`.
+      read: names that a file may have beside those of judges; None: any that there is.
 
     Raises:
-      KeyError: a prompt has texts per set, and none for this one.
+      ConfigError: one line; the file cannot be read, or a prompt in it lacks a field or has an unknown one.
+      KeyError: the recipe declares texts per set, and none for this one.
     """
-    selected: dict[str, str] = {}
-    for prompts in (SHARED, *declared):
-        for name, text in prompts.items():
-            if isinstance(text, str):
-                selected[name] = text
-            else:
-                selected[name] = text[prompt_set]
-    return selected
+    prompt_set = source if source in PROMPT_SETS else 'full'
+    selected = _ours('full') | _ours(prompt_set)
+    for name, text in (declared or {}).items():
+        selected[name] = Prompt(text if isinstance(text, str) else text[prompt_set])
+    if source in PROMPT_SETS:
+        return selected
+    names = [name for name in selected if read is None or name in read or 'judge.' in name]
+    try:
+        prompts = _read(prompts_text(source))
+        for name, prompt in prompts.items():
+            if name not in names:
+                raise ValueError(
+                    f'[{name}]: the recipe reads no such prompt; name one of {", ".join(names)}'
+                    f'{did_you_mean(name, names)}'
+                )
+            _check_fields(name, prompt, selected[name])
+    except ValueError as error:
+        raise ConfigError(f'config.prompts={prompts_name(source)}: {error}') from None
+    return selected | prompts
+
+
+@functools.cache
+def _ours(name: str) -> dict[str, Prompt]:
+    return _read((PACKAGE / 'prompts' / f'{name}.toml').read_text(encoding='utf-8'))
+
+
+# ---- files -----------------------------------------------------------------------------------------
+#
+# What is wrong is a ValueError with the problem and the fix.
+
+
+def _read(text: str) -> dict[str, Prompt]:
+    """Returns name → prompt of the text of a file, in its order; of [solver.task] the name is solver.task."""
+    try:
+        keys = list(leaves(tomllib.loads(text)))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ValueError(f'not TOML ({error}); mend that place') from None
+    if not keys:
+        raise ValueError('has no prompt; write [ROLE] such as [solver], and below it user = "…"')
+    tables: dict[str, dict[str, Any]] = {}
+    for path, value in keys:
+        name, _, key = path.rpartition('.')
+        where = f'[{name}] {key}'
+        if not name:
+            raise ValueError(f'{key}: is in no table; write [ROLE] such as [solver] above it')
+        if key not in _KEYS:
+            raise ValueError(
+                f'{where}: there is no such key; give one of {", ".join(_KEYS)}{did_you_mean(key, _KEYS)}'
+            )
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(
+                f'{where}: must be a text, and not an empty one; write it in quotes, or take it away'
+            )
+        if key == 'tools' and value != 'template':
+            raise ValueError(f'{where}: is {value!r}; give template, or take it away')
+        tables.setdefault(name, {})[key] = value
+    for name, table in tables.items():
+        if 'user' not in table:
+            raise ValueError(
+                f'[{name}]: has no user; write user = "…", the message that the role reads'
+            )
+    return {name: Prompt(**table) for name, table in tables.items()}
+
+
+def _check_fields(name: str, prompt: Prompt, ours: Prompt) -> None:
+    """Raises ValueError for a field that the role does not fill, or that has to be there and is not."""
+    offered = set(ours.fields)
+    if 'tools' in offered:
+        offered.update(_OF_ROLE)
+    elif prompt.tools:
+        raise ValueError(f'[{name}] tools: this role has no tools; take it away')
+    for field in prompt.fields:
+        if field not in offered:
+            raise ValueError(
+                f'[{name}]: there is no field {{{field}}}; it has {", ".join(sorted(offered))}, and braces are written '
+                f'{{{{ and }}}}{did_you_mean(field, offered)}'
+            )
+    for field in sorted(offered.difference(prompt.fields, _OPTIONAL)):
+        raise ValueError(f'[{name}]: lacks {{{field}}}; write it where that text belongs')
+
+
+# ---- texts -----------------------------------------------------------------------------------------
 
 
 def document_text(document: Json) -> str:
@@ -145,25 +191,31 @@ def documents_text(documents: Sequence[Json]) -> str:
     return '\n'.join(document_text(document) for document in documents)
 
 
-def fill(template: str, tools: Sequence[str] = (), **fields: object) -> list[Message]:
-    """Returns the chat that opens a rollout: one user message.
+def fill(prompt: Prompt, tools: Sequence[str] = (), **fields: object) -> list[Message]:
+    """Returns the chat that opens a rollout: a message of the user, and one of the system before it if there is one.
 
     Args:
-      template: text with fields in braces.
       tools: parts that explain the tool calls, for the field {tools}.
       fields: values of all other fields, untrusted.
 
     Raises:
-      KeyError: the template has a field without a value.
+      KeyError: the prompt has a field without a value.
     """
-    # The template is parsed and not formatted, so that every value stays a part of its own, which the codec
-    # encodes as untrusted text, and braces in a value have no meaning.
-    content: list[str] = []
-    for text, field, _, _ in string.Formatter().parse(template):
-        content.append(text)
-        # `tools` has trusted parts too: the tags of calls.
-        if field == 'tools':
-            content.extend(tools)
-        elif field is not None:
-            content.append(Untrusted(str(fields[field])))
-    return [{'role': 'user', 'content': content}]
+    messages: list[Message] = []
+    for role, text in (('system', prompt.system), ('user', prompt.user)):
+        # Split and not formatted, so that every value stays a part of its own, which the codec encodes as untrusted
+        # text, and braces in a value have no meaning.
+        content: list[str] = []
+        for part in _BRACES.split(text):
+            if part in _DOUBLED:
+                content.append(part[0])
+            elif part == '{tools}':
+                # They have trusted parts too: the tags of calls.
+                content.extend(tools)
+            elif part.startswith(('{', '}')):
+                content.append(Untrusted(str(fields[part[1:-1]])))
+            else:
+                content.append(part)
+        if text:
+            messages.append({'role': role, 'content': content})
+    return messages

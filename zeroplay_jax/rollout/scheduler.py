@@ -77,7 +77,8 @@ class Scheduler:
     Args:
       pools: slots by the name of their weights; several names may share a pool.
       weights: the weights of all pools; None: a new store, without any.
-      deterministic, tool_timeout: see `ToolWorkers`.
+      deterministic: tool calls have no deadline. The order of their results is never fixed, and changes no token.
+      tool_timeout: seconds of a call, see `ToolWorkers`.
       overlap: whether a decode chunk starts before the one before is read. The host then finds the end of a turn one
         chunk later, and the device decodes that row in vain meanwhile. Rollouts are the same, bit for bit.
 

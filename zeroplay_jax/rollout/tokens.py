@@ -34,7 +34,7 @@ from zeroplay_jax.rollout.tokenizer_rules import (
     missing_bytes,
     outside_error,
 )
-from zeroplay_jax.types import PROMPT, Trajectory, UserError
+from zeroplay_jax.types import PROMPT, Json, Trajectory, UserError
 
 # Characters of a library's error that are quoted.
 _MAX_REASON_CHARACTERS = 200
@@ -272,15 +272,29 @@ class Codec:
         text = b''.join(pieces)
         return text.decode(errors='replace')
 
-    def render(self, messages: Sequence[Message]) -> Int[np.ndarray, ' tokens']:
+    def render(
+        self, messages: Sequence[Message], schemas: Sequence[Json] = ()
+    ) -> Int[np.ndarray, ' tokens']:
         """Returns the prompt ids, int32, of a chat, with the header of the assistant's turn at the end.
 
+        Args:
+          schemas: of the tools that the template lists.
+
         Raises:
-          UserError: the template cannot write a chat with messages of these roles.
+          UserError: the template cannot write a chat with messages of these roles, or the schemas; or a schema holds
+            text of the added vocabulary.
         """
+        # The template mixes schemas, which may be those of a server, with its own text, which is trusted.
+        for schema in schemas:
+            for token in self._added_pattern.findall(json.dumps(schema, ensure_ascii=False)):
+                if token.strip():
+                    raise UserError(
+                        f'{self.folder}: the schema of a tool holds {token!r}, which is one token there; leave that '
+                        'tool out (config.tools), or tools = "template" in the file of prompts'
+                    )
         roles = tuple(message['role'] for message in messages)
         contents = [_parts(message) for message in messages]
-        ids = self._encode(self.template.layout(roles).spans(contents))
+        ids = self._encode(self.template.opening(roles, schemas).spans(contents))
         return np.asarray(ids, np.int32)
 
     def suffix(self, message: Message) -> Int[np.ndarray, ' tokens']:

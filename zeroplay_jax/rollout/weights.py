@@ -1,6 +1,7 @@
 """The weights that rollouts are sampled with: which versions there are, which are in use, and the device calls of each.
 
-Weights have a name and versions, which count how often they were published. A version is kept while it is the newest,
+Weights have a name and versions, which count how often they were published: once per step for each role that trains
+them, so roles that share weights publish several versions in a step. A version is kept while it is the newest,
 while a step has pinned it, or while rollouts of it are in progress. Keys and values of rollouts are those of one
 version, so one that rollouts use cannot be replaced.
 """

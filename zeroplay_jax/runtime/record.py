@@ -20,7 +20,7 @@ from typing import Any
 
 from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.runtime import disk
-from zeroplay_jax.settings.kinds import built_in_name, leaves
+from zeroplay_jax.settings.kinds import built_in_name, leaves, prompts_name
 from zeroplay_jax.types import Json, UserError
 
 FILE_NAME = 'run.json'
@@ -179,7 +179,10 @@ def flat_config(config: Json) -> dict[str, Any]:
     """Returns dotted name of a field → value, in the form in which configs of different places are compared."""
     # A run from hf://owner/model is resumed with any path of the model in a cache, because the Hub may have a newer
     # revision since. The inputs of the record compare the content.
-    return _map_texts(dict(leaves(plain_config(config))), downloads.name_in_path)
+    flat = _map_texts(dict(leaves(plain_config(config))), downloads.name_in_path)
+    if 'prompts' in flat:
+        flat['prompts'] = prompts_name(flat['prompts'])
+    return flat
 
 
 def plain_config(config: Json) -> Json:

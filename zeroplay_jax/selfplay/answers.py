@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zeroplay_jax.objectives import rewards
+from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.types import Json, Question, Trajectory, UserError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def prompt_fields(context: RolloutContext, role: str, question: Question) -> dic
 
 
 def prompt_and_field(
-    templates: Mapping[str, str], prompt_of_role: str, is_open_task: bool
+    templates: Mapping[str, Prompt], prompt_of_role: str, is_open_task: bool
 ) -> tuple[str, str]:
     """Returns the name of the prompt, and its field, with which a question or an open task is put to a role.
 
@@ -56,8 +57,8 @@ def prompt_and_field(
     """
     field, shared_prompt = ('question', 'solver')
     if is_open_task:
-        field, shared_prompt = ('task', 'task_solver')
-    if f'{{{field}}}' in templates[prompt_of_role]:
+        field, shared_prompt = ('task', 'solver.task')
+    if field in templates[prompt_of_role].fields:
         return prompt_of_role, field
     return shared_prompt, field
 

@@ -190,8 +190,8 @@ class Collector:
         assert step is not None
         tasks = run.tasks
         round_number = 0
-        # The recipe chooses tasks between rounds and not while episodes of the step run, so that its choice depends on
-        # completed outcomes only, never on the order in which rollouts finish.
+        # The recipe chooses tasks between rounds and not while episodes of the step run: what the cursor says about
+        # outcomes never depends on the order in which rollouts finish.
         while tasks:
             identities = [task.identity for task in tasks]
             has_next = self.ahead is not None

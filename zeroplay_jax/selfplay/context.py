@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Environment
+from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.rollout.requests import NEWEST, Request
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.runtime.hosts import Hosts, sums
@@ -112,7 +112,7 @@ class RolloutContext:
     Attributes:
       scheduler: runs the rollouts.
       roles: roles by name.
-      prompts: prompt name → template.
+      prompts: prompts by name.
       judge: the judge of `config.judge`; None if the context needs no verdicts.
       hosts: the processes that share the episodes of a step.
       run: the episodes that ask for rollouts here.
@@ -120,7 +120,7 @@ class RolloutContext:
 
     scheduler: Scheduler
     roles: dict[str, Role]
-    prompts: Mapping[str, str]
+    prompts: Mapping[str, Prompt]
     judge: Judge | None = None
     hosts: Hosts = dataclasses.field(default_factory=Hosts)
     run: StepRun = dataclasses.field(default_factory=StepRun)
@@ -221,17 +221,10 @@ class RolloutContext:
 
         Args:
           prompt: name of the prompt; '': the role's own.
-          fields: values of all fields of the prompt but {tools}; they are encoded as untrusted text.
+          fields: values of `Prompt.inputs`; they are encoded as untrusted text.
         """
         asked_role = self.roles[role]
-        template = self.prompts[prompt or asked_role.prompt]
-        # The field {tools} explains the tools of the role; it is empty for a role without tools.
-        explanation = asked_role.env.syntax.explain(asked_role.env.tools)
-        escaped_fields = {
-            name: asked_role.env.escaped(str(value)) for name, value in fields.items()
-        }
-        messages = prompts.fill(template, explanation, **escaped_fields)
-        return asked_role.env.codec.render(messages)
+        return asked_role.env.prompt_ids(self.prompts[prompt or asked_role.prompt], **fields)
 
     async def ask(
         self,
@@ -248,7 +241,7 @@ class RolloutContext:
           identity: names the request within the run; all randomness derives from it, so it must be unique.
           temperature: None: the role's.
           prompt: name of the prompt; '': the role's own.
-          fields: values of all fields of the prompt but {tools}; they are encoded as untrusted text.
+          fields: as of `prompt_ids`.
 
         Raises:
           TaskDropped('prompt_too_long'): the prompt is longer than `Role.prompt_tokens`.

@@ -101,8 +101,12 @@ def verdict(text: str) -> bool | None:
 
 
 def yes_no(text: str) -> bool | None:
-    """Returns True for Yes, False for No, in a sentence of its own as in `verdict`; None for anything else."""
-    return _parse_verdict(text, _YES)
+    """Returns True for Yes, False for No, in a sentence of its own as in `verdict`; None for anything else.
+
+    SCOPE's own prompts of gates ask for scores, which are read as by `grade`.
+    """
+    parsed = _parse_verdict(text, _YES)
+    return grade(text) if parsed is None else parsed
 
 
 def grade(text: str) -> bool | None:
@@ -246,8 +250,8 @@ Writer = Callable[[Any, Identity, str, Mapping[str, Any], float | None], Awaitab
 # Characters of a failure or of an unreadable reply that are logged.
 _QUOTED_CHARACTERS = 160
 # Names of the prompts that grade an answer by one rubric, and that write rubrics.
-GRADE_PROMPT = 'judge_grade'
-RUBRICS_PROMPT = 'judge_rubrics'
+GRADE_PROMPT = 'judge.grade'
+RUBRICS_PROMPT = 'judge.rubrics'
 
 
 class NoReply(Exception):
@@ -344,8 +348,15 @@ class Judge(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def rubrics(self, identity: Identity, task: str, document: str) -> list[Rubric] | None:
-        """Returns grading criteria for answers to the task: [{'text', 'priority'}]; `document` is as in `gate`."""
+    async def rubrics(
+        self, identity: Identity, task: str, document: str, kind: str = ''
+    ) -> list[Rubric] | None:
+        """Returns grading criteria for answers to the task: [{'text', 'priority'}].
+
+        Args:
+          document: as in `gate`.
+          kind: kind of task, as its challenger read it.
+        """
 
     @abc.abstractmethod
     async def grade(self, identity: Identity, task: str, answer: str, rubric: str) -> bool | None:
@@ -395,23 +406,23 @@ class TextJudge(Judge):
     async def correct(self, identity, question, answers, given):
         joined = ' | '.join(answers)
         return await self._ask(
-            verdict, identity, 'judge_answer', question=question, answers=joined, given=given
+            verdict, identity, 'judge.answer', question=question, answers=joined, given=given
         )
 
     async def answer(self, identity, question, documents):
         parse = functools.partial(rewards.extract_last, tag='answer')
         # Greedy, because acceptance must not depend on a lucky sample.
         return await self._ask(
-            parse, identity, 'answer_from_documents', 0.0, question=question, documents=documents
+            parse, identity, 'checker', 0.0, question=question, documents=documents
         )
 
     async def gate(self, identity, name, task, document):
-        return await self._ask(yes_no, identity, f'judge_{name}', task=task, document=document)
+        return await self._ask(yes_no, identity, f'judge.{name}', task=task, document=document)
 
-    async def rubrics(self, identity, task, document):
+    async def rubrics(self, identity, task, document, kind=''):
         low, high = self._rubric_count
         parse = functools.partial(rubrics, minimum=low, maximum=high)
-        fields = dict(task=task, document=document, low=low, high=high)
+        fields = dict(task=task, document=document, kind=kind, low=low, high=high)
         # Temperature 0, as in SCOPE: the criteria of a task must not depend on a sample.
         parsed = await self._ask(parse, identity, RUBRICS_PROMPT, 0.0, **fields)
         if parsed is None:
@@ -477,7 +488,7 @@ class RuleJudge(Judge):
         last_title, _ = passages[-1]
         return facts.described_entity(task, passages) == normalize_answer(last_title)
 
-    async def rubrics(self, identity, task, document):
+    async def rubrics(self, identity, task, document, kind=''):
         self.stats['asked'] += 1
         # The last document is the best of the last search. Its last sentences are used if it has more than the largest
         # number of rubrics.

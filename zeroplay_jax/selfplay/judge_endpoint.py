@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.types import short
-from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.foreign_text import Untrusted, without_surrogates
+from zeroplay_jax.rollout.prompts import Prompt, fill
 from zeroplay_jax.selfplay.judge import (
     GRADE_PROMPT,
     RUBRICS_PROMPT,
@@ -48,7 +48,7 @@ class _NotWhole(NoReply):
     """A reply that is no JSON; another attempt may bring a whole one."""
 
 
-def endpoint_writer(config, templates: Mapping[str, str], section: str = 'judge') -> Writer:
+def endpoint_writer(config, templates: Mapping[str, Prompt], section: str = 'judge') -> Writer:
     """Returns a writer whose replies come from an OpenAI-compatible server.
 
     The key is read from the environment, never from the config, which every run writes to its workdir.
@@ -83,9 +83,10 @@ def endpoint_writer(config, templates: Mapping[str, str], section: str = 'judge'
 
     async def write(context, identity, prompt, fields, temperature=None) -> str:
         """A `Writer`; the server draws its own samples, so `context` and `identity` are not used."""
-        (message,) = prompts.fill(templates[prompt], **fields)
-        text = ''.join(map(_without_control_tokens, message['content']))
-        chat: list[Any] = [{'role': 'user', 'content': text}]
+        chat: list[Any] = []
+        for message in fill(templates[prompt], **fields):
+            text = ''.join(map(_without_control_tokens, message['content']))
+            chat.append({'role': message['role'], 'content': text})
         if temperature is None:
             temperature = config.temperature
         tokens = config.tokens

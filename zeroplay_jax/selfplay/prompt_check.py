@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-import string
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -133,10 +132,11 @@ def _unexplained_tools(context: RolloutContext) -> list[str]:
     for name, role in context.roles.items():
         # Built-in checkpoints know the built-in tools without an explanation.
         unknown = [tool for tool in role.env.tools if tool not in BUILT_IN]
-        if unknown and '{tools}' not in context.prompts[role.prompt]:
+        prompt = context.prompts[role.prompt]
+        if unknown and 'tools' not in prompt.fields and not prompt.tools:
             warnings.append(
                 f'role {name} can call {", ".join(unknown)}, but its prompt {role.prompt!r} names no tools, so that '
-                'it will not; take config.prompts=paper, or a prompt with the field {tools}'
+                'it will not; take config.prompts=full, or a prompt with the field {tools}'
             )
     return warnings
 
@@ -191,7 +191,7 @@ def _training_prompts(recipe: Recipe, context: RolloutContext) -> list[_Measurem
         description = f'of {len(lengths or ())} measured prompts of role {name}'
         if not lengths:
             # The inputs of this role are known only during the run, but its instructions must fit.
-            empty_fields = dict.fromkeys(template_fields(context.prompts[role.prompt]), '')
+            empty_fields = dict.fromkeys(context.prompts[role.prompt].inputs, '')
             lengths = [len(context.prompt_ids(name, **empty_fields))]
             description = f'of the instructions of role {name} alone'
         percentile = np.percentile(lengths, _PERCENTILE, method='higher')
@@ -211,12 +211,6 @@ async def _run_episodes(recipe: Recipe, probe: _Probe, tasks: Sequence[tuple[Ste
         # The exception is retrieved, so that asyncio does not print it. A real error will occur again in the
         # run, which reports it with its step.
         episode.exception()
-
-
-def template_fields(template: str) -> list[str]:
-    """Returns the names of all fields of a template but {tools}, which `RolloutContext.prompt_ids` fills."""
-    names = [name for _, name, _, _ in string.Formatter().parse(template)]
-    return [name for name in names if name and name != 'tools']
 
 
 def _rounded_up(tokens: int) -> int:

@@ -74,7 +74,8 @@ class Recipe:
 
     Attributes:
       settings: schemas of its additional config sections, by name: `config.<name>.FIELD`.
-      prompts: name → text, or name → {prompt set: text}; overrides shared prompts of the same name.
+      prompts: name → text, or name → {prompt set: text}; overrides prompts of ours of the same name.
+      further_prompts: names of prompts that it and evaluations ask for beside those of its roles.
       input_files: fields of `config.inputs` that it reads; its config has no others.
       has_pool: whether it generates questions that are trained on later; its config then has the section `pool`.
       filterable_roles: roles for which `tasks` replaces groups without reward variance.
@@ -89,6 +90,7 @@ class Recipe:
     # Declared, not computed: a config is checked against them before the recipe is constructed.
     settings: ClassVar[Mapping[str, type[Section]]] = {}
     prompts: ClassVar[Prompts] = {}
+    further_prompts: ClassVar[tuple[str, ...]] = ('solver', 'solver.task', 'solver.teacher')
     input_files: ClassVar[tuple[str, ...]] = ()
     has_pool: ClassVar[bool] = True
     filterable_roles: ClassVar[tuple[str, ...]] = ()

@@ -384,7 +384,9 @@ def _informative_groups(rows: Sequence[Row]) -> list[int]:
 
 
 def set_advantages(rows: Sequence[Row], settings: Any, group_size: int | None = None) -> Stats:
-    """Sets `Row.advantage` from the rewards of each group; returns statistics as (sum, count).
+    """Sets `Row.advantage` from rewards; returns statistics as (sum, count).
+
+    `settings.baseline` is subtracted per group; `settings.scale` divides by a group's deviation or whitens the batch.
 
     Args:
       rows: all rows of one role in a step, dropped ones included; those get advantage 0.
@@ -480,8 +482,9 @@ def pack_rows(
 ) -> list[Batch]:
     """Packs rows with advantages into the micro-batches of one optimiser step.
 
-    Dropped rows are left out, and rows without any gradient too; those still count in the
-    denominator of the loss.
+    Dropped rows are left out, and rows without any gradient too; those still count in the denominator of the loss. With
+    `drop_thinking` every context of a rollout is a row, and counts as a rollout there; only the last one says how the
+    rollout ended.
 
     Args:
       rows: rows of one role with advantages.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import filecmp
 import functools
+import hashlib
 import math
 import os
 import pathlib
@@ -270,6 +271,41 @@ def warn(line: str) -> None:
 
 # For what a command may read several times.
 warn_once = functools.cache(warn)
+
+
+# ---- prompts ---------------------------------------------------------------------------------------
+
+
+# Prompts of ours in zeroplay_jax/prompts, by the values of config.prompts.
+PROMPT_SETS = ('mini', 'full')
+
+
+def prompts_text(source: str) -> str:
+    """Returns a name of PROMPT_SETS, or the text of a file of prompts, as it is; the text in a file by its path.
+
+    A text has several lines, by which it differs from a path.
+
+    Raises:
+      ValueError: what is wrong with the path, and the fix.
+    """
+    if source in PROMPT_SETS or '\n' in source:
+        return source
+    try:
+        text = pathlib.Path(source).read_text(encoding='utf-8-sig')
+    except (OSError, ValueError) as error:
+        near = did_you_mean(source, PROMPT_SETS) or similar_path(source)
+        raise ValueError(
+            f'cannot be read as a text in UTF-8 ({error}); give one of {", ".join(PROMPT_SETS)}, or a TOML file of '
+            f'prompts{near}'
+        ) from None
+    return text if '\n' in text else f'{text}\n'
+
+
+def prompts_name(source: str) -> str:
+    """Returns how messages, records and cards name prompts: those of a text by its hash, others as they are."""
+    if '\n' not in source:
+        return source
+    return f'own, sha256 {hashlib.sha256(source.encode()).hexdigest()[:16]}'
 
 
 # ---- folders of the package ------------------------------------------------------------------------

@@ -78,9 +78,11 @@ _SAME_VALUES = {('tools', 'mcp_url'): 'mcp_servers'}
 def with_new_names(stored: Json) -> Json:
     """Returns the object in a config.json as this version writes it.
 
-    Fields whose values mean the same as before get their new names; fields that are gone are left out where they did
-    nothing.
+    Fields whose values mean the same as before get their new names, as our full prompts do; fields that are gone are
+    left out where they did nothing.
     """
+    if stored.get('prompts') == 'paper':
+        stored = {**stored, 'prompts': 'full'}
     renamed = copy.deepcopy(stored)
     for (section, old_name), new_name in _SAME_VALUES.items():
         fields = renamed.get(section)

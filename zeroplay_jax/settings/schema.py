@@ -511,7 +511,7 @@ class TrainedRole(Section):
     singleton: Literal['zero', 'raw'] = 'zero'
     """Advantage of a row alone in its group."""
     loss: Annotated[str, one_of_or_function(*BUILT_IN_LOSSES)] = 'token_pg'
-    """reinforce (no ratio), token_pg (PPO, GRPO), sequence_pg (GSPO, DSPO), geometric_pg (GMPO), cispo, or
+    """A built-in loss ([which](../zeroplay_jax/objectives/README.md#your-own-loss-or-reward)) or
     package.module:function."""
     # DAPO clips higher above 1 (0.28); sequence ratios (GSPO) are clipped at 3e-4 and 4e-4.
     clip_low: Annotated[float, requires(lambda x: 0 < x <= 1, 'give more than 0, at most 1')] = 0.2
@@ -615,8 +615,9 @@ class Run(Section):
     """Trained roles are separate policies, or one."""
     shared_optimizer: bool = False
     """With shared weights: one set of optimiser moments."""
-    prompts: Literal['mini', 'paper'] = 'mini'
-    """mini: short, for built-in policies; paper: full instructions."""
+    prompts: str = 'mini'
+    """mini: ours, short, for built-in policies; full: ours with full instructions; or a [TOML
+    file](papers.md#prompts)."""
     retrieval: Retrieval = Retrieval()
     world: World = World()
     schedule: Schedule = Schedule()

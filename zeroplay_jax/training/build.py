@@ -17,7 +17,7 @@ from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.weights_view import FrozenBase, publisher
 from zeroplay_jax.policy import adapter_config, adapters, families, hf, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.prompts import Prompt, select
 from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
@@ -66,9 +66,9 @@ _COMPUTATION_FIELDS = (
     'logits',
 )
 # The judge that config.judge.kind='policy' adds to the roles of any recipe.
-_JUDGE = RoleSpec('judge', 'judge_answer', terminal_tags=(), weights_from=INITIAL_WEIGHTS, tools=())
+_JUDGE = RoleSpec('judge', 'judge.answer', terminal_tags=(), weights_from=INITIAL_WEIGHTS, tools=())
 # The same for grades, with `judge.grade_tokens`: a reply may have another length there.
-_GRADER = dataclasses.replace(_JUDGE, name='judge_grader', prompt='judge_grade')
+_GRADER = dataclasses.replace(_JUDGE, name='judge_grader', prompt='judge.grade')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,7 +272,7 @@ def _rollout_contexts(
     # With one corpus for both the tools are shared, and with them the cache of search results.
     if library.held_out is not library.training:
         evaluation_tools = build_tools(config, library.held_out)
-    templates = prompts.select(config.prompts, recipe.prompts)
+    templates = select(config.prompts, recipe.prompts)
     rollouts = rollout_context(
         config,
         specifications,
@@ -283,6 +283,9 @@ def _rollout_contexts(
         extra_weights,
         uses_adapters,
     )
+    for role in rollouts.roles.values():
+        # Raises if the chat template cannot write the messages, or the schemas of the tools.
+        rollouts.prompt_ids(role.name, **dict.fromkeys(templates[role.prompt].inputs, ''))
     judge = _judge(config, library, templates)
     rollouts = dataclasses.replace(rollouts, judge=judge).bound()
     held_out_roles = {
@@ -324,7 +327,7 @@ def rollout_context(
     specifications: Iterable[RoleSpec],
     opened: PolicyFolder,
     tools: Mapping[str, Tool],
-    templates: Mapping[str, str],
+    templates: Mapping[str, Prompt],
     weights: Mapping[str, str],
     extra_weights: str = '',
     uses_adapters: bool = False,

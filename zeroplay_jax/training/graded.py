@@ -21,14 +21,14 @@ from zeroplay_jax.evaluation import grading_results, play, question_sets, statis
 from zeroplay_jax.evaluation.play import GradingRecord, NamedJudge, is_needed, judgements
 from zeroplay_jax.evaluation.question_sets import RubricTask
 from zeroplay_jax.retrieval import progress
-from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.prompts import Prompt, fill, select
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.runtime import disk, signals, workdir
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime.disk import file_digests
 from zeroplay_jax.runtime.record import Entries
 from zeroplay_jax.selfplay.context import RolloutContext
-from zeroplay_jax.selfplay.judge import Judge, RuleJudge, TextJudge
+from zeroplay_jax.selfplay.judge import GRADE_PROMPT, Judge, RuleJudge, TextJudge
 from zeroplay_jax.selfplay.judge_endpoint import check_judge, endpoint_writer
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.schema import Config
@@ -239,16 +239,17 @@ def _judge_cost(config: Config, name: str) -> JudgeCost:
     if settings.kind == 'endpoint':
         description += f' {settings.model}'
         prices = tuple(settings.prices)
-    template = _templates(config)['judge_grade']
-    identity = [description, settings.temperature, settings.tokens, template]
+    prompt = _templates(config)[GRADE_PROMPT]
+    identity = [description, settings.temperature, settings.tokens, prompt.user]
+    identity += filter(None, [prompt.system])
     if settings.kind == 'endpoint' and settings.request:
         identity.append(settings.request)
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:_KEY_DIGITS]
     return JudgeCost(name, f'{description} {digest}', settings.tokens, prices)
 
 
-def _templates(config: Config) -> dict[str, str]:
-    return prompts.select(config.prompts, recipe_class(config.recipe).prompts)
+def _templates(config: Config) -> dict[str, Prompt]:
+    return select(config.prompts, recipe_class(config.recipe).prompts)
 
 
 def _second_judge(config: Config) -> Judge:
@@ -421,7 +422,7 @@ def estimate_judge(
     record: GradingRecord,
     samples: int,
     codec: Codec,
-    templates: Mapping[str, str],
+    templates: Mapping[str, Prompt],
     answer_tokens: int,
 ) -> JudgeEstimate:
     """Returns the estimate of one judge.
@@ -436,7 +437,7 @@ def estimate_judge(
     """
     needed = 0
     prompt_tokens = 0
-    empty_prompt = prompts.fill(templates['judge_grade'], task='', given='', rubric='')
+    empty_prompt = fill(templates[GRADE_PROMPT], task='', given='', rubric='')
     template_tokens = len(codec.render(empty_prompt))
     for task in tasks:
         named = judgements([task], cost.key, samples)

@@ -22,7 +22,7 @@ from zeroplay_jax.types import Json, TrainingStopped
 
 _UNFINISHED = (
     'the policy does not write what its prompt asks for: take an instruction-tuned model '
-    '(config.policy.path, config.prompts=paper) or give it more tokens (config.rollout.turn_tokens)'
+    '(config.policy.path, config.prompts=full) or give it more tokens (config.rollout.turn_tokens)'
 )
 _INFORMATION = 'read why in tasks.jsonl, and the rollouts in report.html'
 # Reason code → advice on what to change. Recipes have further codes, which get `_INFORMATION`.

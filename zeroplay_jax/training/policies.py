@@ -17,22 +17,20 @@ from zeroplay_jax.policy.adapter_config import AdapterConfig
 from zeroplay_jax.policy.config_fields import is_wrapped
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.retrieval import downloads, json_text
-from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Environment
+from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.rollout.tokens import END_OF_TURN_FIELD, Codec
 from zeroplay_jax.runtime.record import Entries
 from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.engine import Engine
-from zeroplay_jax.selfplay.prompt_check import template_fields
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.selfplay.role_environment import role_environment
-from zeroplay_jax.settings.kinds import built_in_name
+from zeroplay_jax.settings.kinds import built_in_name, prompts_name
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
 from zeroplay_jax.training import build
 from zeroplay_jax.training.build import weights_of_roles
 from zeroplay_jax.training.run_folder import ATTRIBUTES
-from zeroplay_jax.types import Json
 
 
 def write_policy(
@@ -139,7 +137,7 @@ def export_texts(
     config: Config,
     folder: pathlib.Path,
     roles: Sequence[Role],
-    templates: Json,
+    templates: Mapping[str, Prompt],
     weights: str,
     step: int | None = None,
 ) -> dict[str, str]:
@@ -203,7 +201,7 @@ def model_card(
     config: Config,
     folder: pathlib.Path,
     roles: Sequence[Role],
-    templates: Json,
+    templates: Mapping[str, Prompt],
     weights: str,
     is_adapter: bool = False,
     step: int | None = None,
@@ -215,7 +213,6 @@ def model_card(
       is_adapter: whether the folder has an adapter (PEFT) and not whole weights.
     """
     environment = roles[0].env
-    prompts_of_roles = {role.name: prompt_text(role, templates) for role in roles}
     stops = stop_strings([role.env for role in roles])
     result = environment.syntax.wrap(environment.codec, '…', environment.limits.observation_tokens)
     # A misspelt name in the template is an error.
@@ -230,7 +227,9 @@ def model_card(
         config=config,
         is_adapter=is_adapter,
         json=json.dumps,
-        prompts=prompts_of_roles,
+        messages=_messages(roles, templates),
+        prompts=prompts_name(config.prompts),
+        roles=[role.name for role in roles],
         result=environment.codec.decode(result),
         step=step,
         stops=json.dumps(stops, ensure_ascii=False),
@@ -239,13 +238,18 @@ def model_card(
     )
 
 
-def prompt_text(role: Role, templates: Json) -> str:
-    """Returns the prompt of a role as text: with the explanation of its tools, and its other fields in braces."""
-    template = templates[role.prompt]
-    explanation = role.env.syntax.explain(role.env.tools)
-    fields = {name: '{' + name + '}' for name in template_fields(template)}
-    (message,) = prompts.fill(template, explanation, **fields)
-    return ''.join(message['content'])
+def _messages(roles: Sequence[Role], templates: Mapping[str, Prompt]) -> dict[str, str]:
+    """Returns description → text of the messages of prompts: tools are explained, other fields are in braces."""
+    texts = {}
+    for role in roles:
+        prompt = templates[role.prompt]
+        fields = {name: f'{{{name}}}' for name in prompt.inputs}
+        for message in role.env.messages(prompt, **fields):
+            name = f'`{role.name}`, {message["role"]} message'
+            if prompt.tools:
+                name += ', beside the schemas of its tools'
+            texts[name] = ''.join(message['content'])
+    return texts
 
 
 # ---- roles of a run --------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.record import Entries, Identity, Record, find_difference
 from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.library import has_index
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, POLICY_SUFFIXES
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, POLICY_SUFFIXES, prompts_name
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import UserError
 
@@ -219,7 +219,12 @@ def fingerprints(config: Config) -> Entries:
     Raises:
       OSError: a file cannot be read.
     """
-    return {field: _entry(paths) for field, paths in _paths(config).items()}
+    entries = {field: _entry(paths) for field, paths in _paths(config).items()}
+    name = prompts_name(config.prompts)
+    if name != config.prompts:
+        # The text itself is in the config of the record.
+        entries['prompts'] = {name: {}}
+    return entries
 
 
 def _entry(paths: list[pathlib.Path]) -> dict[str, dict[str, Any]]:
