@@ -27,6 +27,7 @@ from zeroplay_jax.retrieval.command import (
 )
 from zeroplay_jax.retrieval.corpus import Record, read
 from zeroplay_jax.runtime import signals
+from zeroplay_jax.settings.kinds import MAX_HOPS
 from zeroplay_jax.types import UserError
 
 T = TypeVar('T')
@@ -72,13 +73,13 @@ def _json_lines(text: str) -> pathlib.Path:
 
 
 def _ratio(text: str) -> tuple[int, ...]:
-    """An argparse type: one to four whole numbers with colons between them."""
+    """An argparse type: one to MAX_HOPS whole numbers with colons between them."""
     shares = text.split(':')
     # isdecimal, because int() would also accept signs, blanks and underscores.
     are_numbers = all(share.isdecimal() for share in shares)
-    if len(shares) > 4 or not are_numbers or not any(map(int, shares)):
+    if len(shares) > MAX_HOPS or not are_numbers or not any(map(int, shares)):
         raise argparse.ArgumentTypeError(
-            f'{text!r} must be one to four whole numbers, not all 0, such as 4:3:2:1'
+            f'{text!r} must be one to six whole numbers, not all 0, such as 4:3:2:1'
         )
     return tuple(map(int, shares))
 

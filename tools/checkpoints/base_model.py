@@ -109,8 +109,8 @@ def _search_count(demo: Demo) -> int:
 # ---- checkpoint folders ------------------------------------------------------------------------------------
 
 
-def write_config_and_tokenizer(folder: pathlib.Path) -> None:
-    """Writes a checkpoint folder without weights: config.json and the tokenizer's files."""
+def write_config_and_tokenizer(folder: pathlib.Path, layers: int = 3) -> None:
+    """Writes a checkpoint folder without weights: config.json, for a number of layers, and the tokenizer's files."""
     folder.mkdir(parents=True, exist_ok=True)
     prompt_texts = [*(prompt.user for prompt in FORMS.values()), 'Describe the']
     trained_tokenizer = tokenizer.train(prompt_texts)
@@ -119,6 +119,7 @@ def write_config_and_tokenizer(folder: pathlib.Path) -> None:
     vocab_size = -(-trained_tokenizer.get_vocab_size() // 64) * 64
     config = {
         **ARCHITECTURE,
+        'num_hidden_layers': layers,
         'vocab_size': vocab_size,
         'eos_token_id': trained_tokenizer.token_to_id(tokenizer.END),
         'pad_token_id': trained_tokenizer.token_to_id(tokenizer.PAD),
@@ -126,19 +127,25 @@ def write_config_and_tokenizer(folder: pathlib.Path) -> None:
     (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
 
 
-def build(out: pathlib.Path, seed: int, stages: Sequence[Stage] = STAGES) -> None:
-    """Trains all stages and writes `out`/<name> for each saved one, replacing existing folders."""
+def build(
+    out: pathlib.Path,
+    seed: int,
+    stages: Sequence[Stage] = STAGES,
+    roles: Mapping[str, Role] = demos.ROLES,
+    layers: int = 3,
+) -> None:
+    """Trains all stages of a model with some layers and writes a folder in `out` for each saved one, replacing it."""
     with tempfile.TemporaryDirectory() as temporary_folder:
         # hf.save copies config and tokenizer from a folder; this one is needed during training only.
         template = pathlib.Path(temporary_folder)
-        write_config_and_tokenizer(template)
+        write_config_and_tokenizer(template, layers)
         libraries = list(batches.libraries(seed, 'train', LIBRARY_COUNT, WORLDS_PER_LIBRARY))
 
         def diagnose_held_out(stage, config, params, codec):
-            return diagnose(config, params, codec, seed)
+            return diagnose(config, params, codec, seed, roles)
 
         supervised.train_checkpoints(
-            stages, template, demos.ROLES, libraries, seed, diagnose_held_out, out
+            stages, template, roles, libraries, seed, diagnose_held_out, out
         )
 
 

@@ -18,6 +18,7 @@ from tools.checkpoints.library import Document, Library
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.foreign_text import passages_text
+from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import ENV, POLICY, PROMPT
 
@@ -35,6 +36,15 @@ FORMS = {
         ('challenger', 'proposer.task'),
         ('task_solver', 'solver.task'),
     )
+}
+# Prompts of exercises, which no role has (`parts.py`).
+EXERCISES = {
+    'restate': Prompt('Restate.\nQuestion: {question}'),
+    'ask': Prompt('Ask.'),
+    'walk_to_goal': Prompt('Walk to the end.'),
+    'walk': Prompt('Write a walk of {hops} hops.\nDocument: {document}'),
+    'walk_back': Prompt('Write a walk of {hops} hops.\nAnswer: {answer}'),
+    'trace': Prompt('Documents: {documents}\nWalk to the end of {phrase}'),
 }
 # Longest observation; three passages fit.
 OBSERVATION_TOKENS = 128
@@ -59,7 +69,7 @@ class Demo:
     """One episode.
 
     Attributes:
-      role: role of the opening prompt; None for an exercise without a prompt.
+      role: role or exercise of the opening prompt; None without a prompt.
       fields: fields of the opening prompt.
       parts: the pieces that follow the prompt, in order.
     """
@@ -80,13 +90,18 @@ class Demo:
         """Adds the reply to a search."""
         self.parts.append(Part(documents, ENV))
 
-    def add_search(self, library: Library, thought: str, query: str) -> list[Document]:
-        """Searches the library; adds a turn with the thought and the query, then the passages found; returns these."""
+    def add_search(
+        self, library: Library, thought: str, query: str, source: int = POLICY
+    ) -> list[Document]:
+        """Searches the library; adds a turn with the thought and the query, then the passages found; returns these.
+
+        `source` PROMPT: the policy does not learn to write the turn.
+        """
         documents = library.search(query)
         # With a space before the query, a name has the tokens that it has in running text. The built-in checkpoints
         # were trained on this form.
         call = f'<search> {query}</search>'
-        self.add_policy_text(think(thought) + call)
+        self.parts.append(Part(think(thought) + call, source))
         self.add_documents(documents)
         return documents
 
@@ -131,7 +146,8 @@ def render(codec: Codec, demo: Demo, observation_tokens: int = OBSERVATION_TOKEN
     ids = []
     sources = []
     if demo.role is not None:
-        chat = prompts.fill(FORMS[demo.role], **demo.fields)
+        form = FORMS.get(demo.role) or EXERCISES[demo.role]
+        chat = prompts.fill(form, **demo.fields)
         ids.append(codec.render(chat))
         sources.append(PROMPT)
     # Each part is tokenised on its own, as in a rollout: no token spans the policy's text and a search result.

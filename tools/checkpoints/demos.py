@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from numpy.random import Generator
 
 from tools.checkpoints.demo import Demo, Role, think
-from tools.checkpoints.library import Library
+from tools.checkpoints.library import Document, Library
 from zeroplay_jax.mini.facts import RELATION_NAMES, Fact
 from zeroplay_jax.mini.names import pick, shuffled
 from zeroplay_jax.mini.world import World, phrase, question
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.foreign_text import passages_text
+from zeroplay_jax.types import PROMPT
 
 # Relations that the imperfect solver confuses with another relation of the same entity: every second one, so that
 # self-play can improve some relations while others are already right.
@@ -51,17 +52,17 @@ class ErrorRates:
     malformed: float = 0.0
 
 
-def _draw_hops(rng: Generator, shares: Sequence[float]) -> int:
+def draw_hops(rng: Generator, shares: Sequence[float]) -> int:
     """Returns a hop count; the shares are those of 1, 2, 3, … hops."""
     index = rng.choice(len(shares), p=shares)
     return int(index) + 1
 
 
-def _draw_chain(
-    library: Library, rng: Generator, shares: Sequence[float] = _SOLVER_HOPS
+def draw_chain(
+    library: Library, rng: Generator, shares: Sequence[float]
 ) -> tuple[World, list[Fact]]:
-    """Returns a random world and a random chain in it; `shares` as in `_draw_hops`."""
-    hops = _draw_hops(rng, shares)
+    """Returns a random world and a random chain in it; `shares` as in `draw_hops`."""
+    hops = draw_hops(rng, shares)
     world = pick(rng, library.worlds)
     chain = _chain_of(world, hops, rng)
     return world, chain
@@ -70,13 +71,19 @@ def _draw_chain(
 def _chain_of(world: World, hops: int, rng: Generator) -> list[Fact]:
     """Returns a random chain of a world, which must have one of this length."""
     chain = world.chain(hops, rng)
-    # The demonstrations use up to four hops, and only longer chains can be missing from a world.
+    # The demonstrations use up to six hops, and only longer chains can be missing from a world.
     assert chain is not None, f'no chain of {hops} hops'
     return chain
 
 
-def _statement(chain: Sequence[Fact]) -> str:
+def statement(chain: Sequence[Fact]) -> str:
+    """Returns what a chain states: 'the birthplace of the author of Gumu is Lomi'."""
     return f'{phrase(chain)} is {chain[-1].value}'
+
+
+def statements(chain: Sequence[Fact]) -> str:
+    """Returns the facts of a chain, one by one."""
+    return '. '.join(statement([step]) for step in chain)
 
 
 # ---- exercises without a prompt ----------------------------------------------------------------------------
@@ -164,17 +171,32 @@ def _reordered(text: str, rng: Generator) -> str:
 # ---- solvers -----------------------------------------------------------------------------------------------
 
 
-def solver(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
-    """Question → searches → answer."""
-    world, chain = _draw_chain(library, rng)
+def solver(
+    library: Library,
+    rng: Generator,
+    errors: ErrorRates,
+    hops: Sequence[float] = _SOLVER_HOPS,
+    redundant: float = 0.0,
+) -> Demo:
+    """Question → searches → answer; `hops`: shares as in `draw_hops`, `redundant`: as in `_add_solution`."""
+    world, chain = draw_chain(library, rng, hops)
     demo = Demo('solver', {'question': question(chain)})
-    _add_solution(demo, library, world, chain, rng, errors)
+    _add_solution(demo, library, world, chain, rng, errors, redundant)
     return demo
 
 
-def solver_with_path(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
-    """Question and the path of names to its answer, whole or its beginning → searches → answer; always correct."""
-    world, chain = _draw_chain(library, rng)
+def solver_with_path(
+    library: Library,
+    rng: Generator,
+    errors: ErrorRates,
+    hops: Sequence[float] = _SOLVER_HOPS,
+    redundant: float = 0.0,
+) -> Demo:
+    """Question and the path of names to its answer, whole or its beginning → searches → answer; always correct.
+
+    `hops` and `redundant` as in `solver`.
+    """
+    world, chain = draw_chain(library, rng, hops)
     path = [chain[0].entity]
     path += [step.value for step in chain]
     if rng.random() < 0.3:
@@ -185,38 +207,41 @@ def solver_with_path(library: Library, rng: Generator, errors: ErrorRates) -> De
     demo = Demo('solver_with_path', fields)
     # Written without errors, because self-play distils this role into the plain solver: it has to be the better one.
     no_errors = ErrorRates()
-    _add_solution(demo, library, world, chain, rng, no_errors)
+    _add_solution(demo, library, world, chain, rng, no_errors, redundant)
     return demo
 
 
-def answer_from_documents(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+def answer_from_documents(
+    library: Library, rng: Generator, errors: ErrorRates, hops: Sequence[float] = _ANSWER_HOPS
+) -> Demo:
     """Question, the documents of its chain and up to three random ones → answer without a search."""
-    _, chain = _draw_chain(library, rng, _ANSWER_HOPS)
-    documents = []
-    statements = []
-    for step in chain:
-        documents.append(library.document(step.entity))
-        statements.append(_statement([step]))
+    _, chain = draw_chain(library, rng, hops)
+    documents = documents_of(library, chain, rng)
+    fields = {
+        'documents': passages_text([documents], 'search_r1'),
+        'question': question(chain),
+    }
+    demo = Demo('answer_from_documents', fields)
+    demo.add_final_turn(statements(chain), answer=chain[-1].value)
+    return demo
+
+
+def documents_of(library: Library, chain: Sequence[Fact], rng: Generator) -> list[Document]:
+    """Returns the documents of a chain and up to three random ones, in random order."""
+    documents = [library.document(step.entity) for step in chain]
     distractors = rng.integers(0, 4)
     for _ in range(distractors):
         documents.append(pick(rng, library.documents))
     # Shuffled: otherwise the policy could learn positions, because the chain's documents would always come first, in
     # order.
-    documents = shuffled(rng, documents)
-    fields = {
-        'documents': passages_text([documents], 'search_r1'),
-        'question': question(chain),
-    }
-    thought = '. '.join(statements)
-    answer = chain[-1].value
-    demo = Demo('answer_from_documents', fields)
-    demo.add_final_turn(thought, answer=answer)
-    return demo
+    return shuffled(rng, documents)
 
 
-def task_solver(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+def task_solver(
+    library: Library, rng: Generator, errors: ErrorRates, hops: Sequence[float] = _DESCRIBED_HOPS
+) -> Demo:
     """Open task → searches → the text of the passage that the task asks for."""
-    chain, title = _draw_described_entity(library, rng)
+    chain, title = _draw_described_entity(library, rng, hops)
     demo = Demo('task_solver', {'task': f'Describe {_subject(chain, title)}.'})
     for i, step in enumerate(chain):
         thought = phrase(chain[i:])
@@ -235,8 +260,12 @@ def _add_solution(
     chain: Sequence[Fact],
     rng: Generator,
     errors: ErrorRates,
+    redundant: float,
 ) -> None:
     """Adds the searches along a chain and the final turn; each thought is the part of the question still open.
+
+    With the probability `redundant` a search is preceded by one for a random title, as text that the policy does not
+    learn to write.
 
     Errors are made with the probabilities of `errors`: an answer before the last hop, or a value that is misread. After
     a misread value the chain continues from that entity, or ends there if it lacks the next relation.
@@ -246,6 +275,10 @@ def _add_solution(
         step = remaining[0]
         # The thought states what is still open, because the policy has no other memory of its plan.
         thought = phrase(remaining)
+        # Nothing is drawn without redundant searches, so that the episodes stay the same.
+        if redundant and rng.random() < redundant:
+            query = pick(rng, world.titles)
+            demo.add_search(library, thought, query, source=PROMPT)
         demo.add_search(library, thought, step.entity)
         value = _read_value(world, step, rng, errors)
         next_relations = [later_step.relation for later_step in remaining[1:]]
@@ -285,19 +318,21 @@ def _follow(world: World, entity: str, relations: Sequence[str]) -> list[Fact]:
 # ---- proposers ---------------------------------------------------------------------------------------------
 
 
-def proposer(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+def proposer(
+    library: Library, rng: Generator, errors: ErrorRates, hops: Sequence[float] = _PROPOSER_HOPS
+) -> Demo:
     """Hop count and a document → one search fewer than hops → question and answer."""
-    world, chain = _draw_chain(library, rng, _PROPOSER_HOPS)
+    world, chain = draw_chain(library, rng, hops)
     start = chain[0].entity
     requested_hops = len(chain)
     if rng.random() < errors.wrong_hops:
-        wrong_hop_counts = [hops for hops in (1, 2, 3) if hops != requested_hops]
-        hops = pick(rng, wrong_hop_counts)
-        wrong_chain = world.chain(hops, rng, start)
+        wrong_hop_counts = [count for count in (1, 2, 3) if count != requested_hops]
+        wrong_hops = pick(rng, wrong_hop_counts)
+        wrong_chain = world.chain(wrong_hops, rng, start)
         # Where no such chain starts at the document, the episode stays correct.
         chain = wrong_chain or chain
     # Thought i states the first i steps of the chain.
-    thoughts = [_statement(chain[:i]) for i in range(1, len(chain) + 1)]
+    thoughts = [statement(chain[:i]) for i in range(1, len(chain) + 1)]
     # Drawn once, so that an episode has either all thoughts or none.
     if rng.random() < errors.no_think:
         thoughts = [''] * len(chain)
@@ -316,28 +351,30 @@ def proposer(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     return demo
 
 
-def proposer_from_answer(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+def proposer_from_answer(
+    library: Library, rng: Generator, errors: ErrorRates, hops: Sequence[float] = _BACKWARD_HOPS
+) -> Demo:
     """Answer and hop count → searches backwards, from a value to a passage that names it → question and answer."""
     # The search does not always return a passage that names the value; such attempts are discarded.
     while True:
-        hops = _draw_hops(rng, _BACKWARD_HOPS)
+        count = draw_hops(rng, hops)
         world = pick(rng, library.worlds)
         fact = _chain_of(world, 1, rng)[0]
         answer = fact.value
-        demo = Demo('proposer_from_answer', {'hops': hops, 'answer': answer})
-        chain = _add_backward_searches(demo, library, world, answer, hops, rng)
-        if len(chain) < hops:
+        demo = Demo('proposer_from_answer', {'hops': count, 'answer': answer})
+        chain = add_backward_searches(demo, library, world, answer, count, rng)
+        if len(chain) < count:
             continue
         text = question(chain)
         # As in `World.chain`, the question must not contain its answer.
         if answer.lower() in text.lower():
             continue
-        thought = _statement(chain)
+        thought = statement(chain)
         demo.add_final_turn(thought, question=text, answer=answer)
         return demo
 
 
-def _add_backward_searches(
+def add_backward_searches(
     demo: Demo,
     library: Library,
     world: World,
@@ -374,32 +411,38 @@ def _add_backward_searches(
         first_step = pick(rng, steps)
         chain = [first_step, *chain]
         value = first_step.entity
-        thought = _statement(chain)
+        thought = statement(chain)
     return chain
 
 
-def challenger(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+def challenger(
+    library: Library, rng: Generator, errors: ErrorRates, hops: Sequence[float] = _DESCRIBED_HOPS
+) -> Demo:
     """Hop count and a document → searches → open task."""
-    chain, title = _draw_described_entity(library, rng)
+    chain, title = _draw_described_entity(library, rng, hops)
     start = title
     if chain:
         start = chain[0].entity
     document = prompts.document_text(library.document(start))
     # Hops are counted in passages, the initial document included.
-    hops = len(chain) + 1
-    demo = Demo('challenger', {'hops': hops, 'document': document})
+    demo = Demo('challenger', {'hops': len(chain) + 1, 'document': document})
     for i, step in enumerate(chain, 1):
-        thought = _statement(chain[:i])
+        thought = statement(chain[:i])
         demo.add_search(library, thought, step.value)
     subject = _subject(chain, title)
     demo.add_final_turn(subject, task=f'Describe {subject}.')
     return demo
 
 
-def _draw_described_entity(library: Library, rng: Generator) -> tuple[list[Fact], str]:
-    """Returns a random chain of 0 to 2 steps and the title of the entity at its end, which has a passage."""
+def _draw_described_entity(
+    library: Library, rng: Generator, shares: Sequence[float]
+) -> tuple[list[Fact], str]:
+    """Returns a random chain and the title of the entity at its end, which has a passage.
+
+    `shares` are those of 0, 1, … steps.
+    """
     # With an empty chain the task names its entity by the title.
-    chain_length = rng.choice(3, p=_DESCRIBED_HOPS)
+    chain_length = rng.choice(len(shares), p=shares)
     while True:
         world = pick(rng, library.worlds)
         if chain_length == 0:

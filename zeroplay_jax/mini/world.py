@@ -1,7 +1,7 @@
 """The miniature world: a small synthetic encyclopedia in plain English, generated from a seed.
 
 A world contains people, cities, countries, books, companies, rivers and currencies. Each has a passage: a title and
-two or three short sentences, each of which ends with the value of one relation. A question composes one to four
+two or three short sentences, each of which ends with the value of one relation. A question composes one to six
 relations ('What is the birthplace of the author of Gumu?').
 
 All names are invented. No name occurs in both splits or in two worlds of a split, so one index can hold the passages

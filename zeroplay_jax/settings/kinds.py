@@ -111,20 +111,20 @@ WorldSeeds = Annotated[
         'give (first seed, how many), such as (0, 8)',
     ),
 ]
-# The papers ask for up to four hops, and the miniature worlds contain chains of that length.
-MAX_HOPS = 4
+# The papers ask for up to four hops; the miniature worlds contain chains of this length.
+MAX_HOPS = 6
 HopRatio = Annotated[
     tuple[float, ...],
     requires(
         lambda x: 1 <= len(x) <= MAX_HOPS and min(x) >= 0 and 0 < sum(x) < math.inf,
-        'give up to four shares, 0 or more and not all 0, such as (4, 3, 2, 1)',
+        'give up to six shares, 0 or more and not all 0, such as (4, 3, 2, 1)',
     ),
 ]
 Hops = Annotated[
     tuple[int, ...],
     requires(
         lambda x: x and set(x) <= set(range(1, MAX_HOPS + 1)) and len(set(x)) == len(x),
-        'give some of 1, 2, 3, 4, each once',
+        'give some of 1 to 6, each once',
     ),
 ]
 Window = Annotated[
