@@ -175,6 +175,7 @@ class Engine:
     def __init__(self, model: ModelConfig, rollouts: Rollouts, attention: str = 'xla'):
         self.model = model
         self.rollouts = rollouts
+        self.version = 0
         mesh = sharding.make_mesh()
         role = ml_collections.ConfigDict(common.get_config().solver.to_dict())
         role.weight_decay = 1e-4
@@ -184,12 +185,18 @@ class Engine:
         self.batches = full_batches(model.vocab_size, TRAIN_BATCH, TRAIN_LEN, TRAIN_BATCH)
         sampler = Sampler(model, sampler_config(rollouts, attention), mesh)
         self.scheduler = Scheduler({'policy': SlotPool(sampler, seed=0)})
-        view = sharding.sampler_view(self.learner.published(), mesh)
-        self.scheduler.weights.publish('policy', view, 0)
+        self._publish()
+
+    def _publish(self) -> None:
+        # An update invalidates what was published before.
+        view = sharding.sampler_view(self.learner.published(), self.learner.mesh)
+        self.version += 1
+        self.scheduler.weights.publish('policy', view, self.version)
 
     def update(self) -> None:
-        """Does one update step on TRAIN_BATCH × TRAIN_LEN random tokens and waits for its end."""
+        """Does one update step on TRAIN_BATCH × TRAIN_LEN random tokens, publishes the weights and waits for it."""
         self.learner.update('solver', self.batches)
+        self._publish()
 
     def rollout(self) -> list[Trajectory]:
         """Returns the scripted rollouts of the real scheduler, search thread included."""
