@@ -76,7 +76,7 @@ def test_parts_have_up_to_six_hops_and_never_a_question_with_its_solution(worlds
     assert max(chains) == 6
 
 
-def test_redundant_searches_are_not_learnt(worlds):
+def test_redundant_searches_count_as_context(worlds):
     for name in ('solver', 'solver_with_path'):
         sources = [
             part.source

@@ -48,16 +48,6 @@ def score(**changes):
     return drzero_format(**(PROPOSAL | changes))
 
 
-def test_dr_zeros_paper_scores_four_parts_one_by_one():
-    arguments = {name: PROPOSAL[name] for name in ('turns', 'calls', 'responses', 'hops')}
-    for question, answer in ((None, None), ('q', None), (None, 'a'), ('q', 'a'), (' ', '')):
-        parts = rewards.drzero_separate_format(**arguments, question=question, answer=answer)
-        whole = score()
-        present = [bool(text and text.strip()) for text in (question, answer)]
-        assert [parts['question'], parts['answer']] == present
-        assert parts['raw'] == approx((whole['think'] + whole['tool'] + sum(present)) / 4)
-
-
 def challenger(turns=(THINKS,), **changes):
     options = dict(searches=1, malformed=0, expected=1, task='t')
     return scope_challenger_format(list(turns), **(options | changes))
@@ -75,6 +65,16 @@ def thinking(turns, code):
 def gate(**changes):
     proposal = dict(question=QUESTION, answers=['Lomi'], queries=['a', 'b']) | changes
     return ssp_gate(*proposal.values()), ssp_gate(*proposal.values(), **CODE)
+
+
+def test_dr_zeros_paper_scores_four_parts_one_by_one():
+    arguments = {name: PROPOSAL[name] for name in ('turns', 'calls', 'responses', 'hops')}
+    for question, answer in ((None, None), ('q', None), (None, 'a'), ('q', 'a'), (' ', '')):
+        parts = rewards.drzero_separate_format(**arguments, question=question, answer=answer)
+        whole = score()
+        present = [bool(text and text.strip()) for text in (question, answer)]
+        assert [parts['question'], parts['answer']] == present
+        assert parts['raw'] == approx((whole['think'] + whole['tool'] + sum(present)) / 4)
 
 
 def test_rewards_are_those_of_the_table():

@@ -28,13 +28,14 @@ from zeroplay_jax.types import ENV
 
 MINI = pathlib.Path(__file__).parents[2] / 'zeroplay_jax' / 'mini'
 CLEAN = MINI / 'clean'
+LAYERS = 3
 # A Qwen3 configuration, so that any tool that reads Hugging Face folders loads the checkpoints.
 ARCHITECTURE = {
     'architectures': ['Qwen3ForCausalLM'],
     'model_type': 'qwen3',
     'hidden_size': 128,
     'intermediate_size': 384,
-    'num_hidden_layers': 3,
+    'num_hidden_layers': LAYERS,
     'num_attention_heads': 4,
     'num_key_value_heads': 2,
     'head_dim': 32,
@@ -109,7 +110,7 @@ def _search_count(demo: Demo) -> int:
 # ---- checkpoint folders ------------------------------------------------------------------------------------
 
 
-def write_config_and_tokenizer(folder: pathlib.Path, layers: int = 3) -> None:
+def write_config_and_tokenizer(folder: pathlib.Path, layers: int = LAYERS) -> None:
     """Writes a checkpoint folder without weights: config.json, for a number of layers, and the tokenizer's files."""
     folder.mkdir(parents=True, exist_ok=True)
     prompt_texts = [*(prompt.user for prompt in FORMS.values()), 'Describe the']
@@ -132,7 +133,7 @@ def build(
     seed: int,
     stages: Sequence[Stage] = STAGES,
     roles: Mapping[str, Role] = demos.ROLES,
-    layers: int = 3,
+    layers: int = LAYERS,
 ) -> None:
     """Trains all stages of a model with some layers and writes a folder in `out` for each saved one, replacing it."""
     with tempfile.TemporaryDirectory() as temporary_folder:

@@ -95,7 +95,7 @@ class Demo:
     ) -> list[Document]:
         """Searches the library; adds a turn with the thought and the query, then the passages found; returns these.
 
-        `source` PROMPT: the policy does not learn to write the turn.
+        `source`: POLICY, or PROMPT for a turn that counts as context in the loss.
         """
         documents = library.search(query)
         # With a space before the query, a name has the tokens that it has in running text. The built-in checkpoints

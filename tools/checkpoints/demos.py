@@ -264,8 +264,7 @@ def _add_solution(
 ) -> None:
     """Adds the searches along a chain and the final turn; each thought is the part of the question still open.
 
-    With the probability `redundant` a search is preceded by one for a random title, as text that the policy does not
-    learn to write.
+    With the probability `redundant` a search is preceded by one for a random title, which the loss counts as context.
 
     Errors are made with the probabilities of `errors`: an answer before the last hop, or a value that is misread. After
     a misread value the chain continues from that entity, or ends there if it lacks the next relation.

@@ -5,8 +5,8 @@ phrase or from a document, to ask what a statement says. No part both reads a qu
 asks. The roles are those of `demos.py`, with chains of one or two hops only: what they do with longer ones, self-play
 has to find.
 
-Some searches of the solver are redundant, and the loss leaves them out. Without them the second turn of a demonstration
-would always be the last one, and a policy that counts turns explains all of them.
+Some searches of the solver are redundant, and count as context in the loss, as passages do. Without them the second
+turn of a demonstration would always be the last one, and a policy that counts turns explains all of them.
 """
 
 from __future__ import annotations
