@@ -74,7 +74,9 @@ STAGES = (
 def main() -> None:
     """Parses the command line and trains."""
     out = base_model.MINI / 'parts'
-    args = base_model.parse_arguments('tools.checkpoints.base_parts', __doc__, 'walking/ and base/', out)
+    args = base_model.parse_arguments(
+        'tools.checkpoints.base_parts', __doc__, 'walking/ and base/', out
+    )
     base_model.build(args.out, args.seed, STAGES, parts.ROLES, LAYERS)
 
 
