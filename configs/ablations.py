@@ -9,6 +9,7 @@ fields differ from zeroplay_jax.configs/SYSTEM.py, and where it comes from.
 
 import importlib
 
+from zeroplay_jax.configs.scope import TYPES
 from zeroplay_jax.objectives.registry import did_you_mean
 
 # Settings of a role by estimator, see `_of`.
@@ -20,11 +21,6 @@ _GRPO = {
     'aggregation': 'seq_mean_token_mean',
 }
 _REINFORCE = {'baseline': 'none', 'scale': 'none', 'samples': 1, 'loss': 'reinforce'}
-# SCOPE's types of task.
-KINDS = ('long_form_qa', 'planning', 'summarisation', 'writing')
-_FILE = {
-    'inputs.documents': 'data/scope_documents.jsonl'
-}  # of all four, made by python -m zeroplay_jax.inputs
 # Mean over rollouts of the sum over tokens, in one update, without a KL term.
 _SUM = {'aggregation': 'seq_mean_token_sum', 'minibatches': 1, 'kl_coef': 0.0}
 # What the rows of SQLM and R-Zero have in common: questions without a document, in groups of a prompt, labelled by the
@@ -164,9 +160,10 @@ ROWS = {
     'scope/no_length_factor': {'scope.length_factor': False},
     'scope/frozen_challenger': {'proposer.train_iterations': 1},
     **{f'scope/iterations_{n}': {'schedule.iterations': n} for n in (4, 5, 6)},
+    # Compared with scope/qwen3_8b, which has all four types.
     **{
-        f'scope/without_{kind}': {**_FILE, 'inputs.types': tuple(k for k in KINDS if k != kind)}
-        for kind in KINDS
+        f'scope/without_{kind}': {**_QWEN3, 'inputs.types': tuple(k for k in TYPES if k != kind)}
+        for kind in TYPES
     },
     'scope/olmo': {'tools.syntax': 'olmo'},
     # GRPO on given tasks and rubrics.

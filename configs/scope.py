@@ -17,8 +17,8 @@ The paper: 34.8 on average over eight open-ended sets, 24.4 before (table 2); 59
 The second command runs three steps per role on two CPU cores. Its judge is a rule (rubrics are the facts of the
 documents found), because the tiny model was not trained to judge.
 
-Every step draws documents from the index. With --config.inputs.documents=data/scope_documents.jsonl they come from a
-file instead, with the four task types (appendix H) in equal parts:
+Every step draws documents from the index, with the four task types (appendix H) in equal parts. With
+--config.inputs.documents=data/scope_documents.jsonl they come from a file instead:
 
     python -m zeroplay_jax.inputs documents --corpus wiki-18.jsonl --count 20000 --hops 4:3:2 \\
         --types long_form_qa,summarisation,planning,writing --out data/scope_documents.jsonl
@@ -35,12 +35,15 @@ Every value with its source: docs/hyperparameters.md.
 from zeroplay_jax.configs import common
 from zeroplay_jax.settings.kinds import OPEN_CHECKPOINT
 
+TYPES = ('long_form_qa', 'summarisation', 'planning', 'writing')
+
 
 def get_config(variant=''):
     """Returns the config of the paper, or with the variant 'mini' that of the miniature run; see above."""
     common.check_variant('scope', variant)
     config = common.get_config('scope')
     config.schedule.update(iterations=3, hop_ratio=(4, 3, 2))  # table 9; searches: 1, 2, 3 turns
+    config.inputs.types = TYPES  # appendix H
     # Eqs. 4 and 5; table 9 and appendix G: eight answers in the training of the challenger.
     config.reward.update(solves=8, difficulty='triangle', target=0.5)
     config.reward.format_weight = 0.5  # table 9
@@ -85,6 +88,7 @@ def _mini(config):
     """Shrinks the run to three steps of each role."""
     config.policy.path = str(OPEN_CHECKPOINT)
     config.schedule.update(iterations=1, hop_ratio=(0, 1, 1))  # the built-in form of prompts
+    config.inputs.types = ('',)  # which names no type
     for role in (config.proposer, config.solver):
         role.update(
             steps=3, warmup_steps=0, batch=8, samples=3, learning_rate=1e-4, prompt_tokens=0

@@ -75,7 +75,7 @@ def scripted_policy(folder):
         sampler.programs.cache_clear()
 
 
-def play(policy, syntax, tools, scripts, order=1, slots=2, **options):
+def play(policy, syntax, tools, scripts, order=1, slots=2, searched=(0, ''), **options):
     """Rollouts whose turns are `scripts` (texts), one request each."""
     codec, model, params = policy
     config = dataclasses.replace(CONFIG, slots=slots, eos=codec.eos_ids)
@@ -85,7 +85,7 @@ def play(policy, syntax, tools, scripts, order=1, slots=2, **options):
     sampler.script(pool, turns)
     scheduler = Scheduler({'policy': pool}, **options)
     scheduler.weights.publish('policy', params, 0)
-    env = Environment(codec, syntax_of(syntax), Limits(12, 300, 1200), tools)
+    env = Environment(codec, syntax_of(syntax), Limits(12, 300, 1200), tools, searched=searched)
     prompt = env.prompt_ids(Prompt('{tools}\nQuestion: {question}'), question='q')
     requests = [Request('policy', prompt, (i,), env) for i in range(len(scripts))]
     results = scheduler.run([scheduler.rollout(request) for request in requests[::order]])

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 from refused_calls import check_table
 
-from zeroplay_jax.configs import drzero, ssp
+from zeroplay_jax.configs import drzero, scope, ssp
 from zeroplay_jax.configuration import fields, places, rules
 from zeroplay_jax.evaluation import question_sets
 from zeroplay_jax.rollout import prompts
@@ -35,7 +35,7 @@ def test_what_is_wrong_in_a_file_is_one_line(tmp_path):
         config.prompts = value
         rules.check(config)
 
-    names = dict(of=of, named=named, SOLVER=SOLVER, ssp=ssp, folder=str(tmp_path))
+    names = dict(of=of, named=named, SOLVER=SOLVER, ssp=ssp, scope=scope, folder=str(tmp_path))
     check_table(pathlib.Path(__file__).parent / 'prompt_files.txt', names, tmp_path)
 
 

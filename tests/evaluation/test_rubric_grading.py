@@ -16,6 +16,7 @@ from zeroplay_jax.evaluation.play import Answer, Grade, GradingRecord, Judgement
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.rollout.tokens import open_codec
+from zeroplay_jax.selfplay import answers
 from zeroplay_jax.selfplay.judge import RuleJudge
 from zeroplay_jax.training import graded
 from zeroplay_jax.types import ToolCall, Turn, UserError
@@ -329,3 +330,22 @@ def test_the_estimate_counts_what_is_not_recorded(tmp_path):
     rule = graded.JudgeCost('judge', 'rule', 0)
     prices = [dataclasses.replace(estimate, cost=cost).price for cost in (without_prices, rule)]
     assert prices == [None, 0]
+
+
+def test_rubrics_count_by_their_weights(tmp_path):
+    path = tmp_path / 'tasks.jsonl'
+    river, mayor = 'State that City0 lies on the river Arv.', 'State that City0 is led by Puto.'
+    country = {'text': 'State that City0 is a city in Tarva.', 'weight': 5}
+    rubrics = [{'text': river, 'weight': 3}, {'text': mayor, 'weight': -1}, country]
+    path.write_text(json.dumps({'task': 'Describe City0.', 'rubrics': rubrics}), encoding='utf-8')
+    tasks = question_sets.load_tasks(str(path))
+    # River and mayor are met: (3 - 1) / (3 + 5).
+    results = play_all(tmp_path / 'run', tasks, Context(), {'rule': RuleJudge(list, (1, 5))})
+    assert results['task_scores'] == [{'task': '1', 'rule': 0.25}]
+    (question,) = [task.question for task in tasks]
+
+    async def graded():
+        context = types.SimpleNamespace(judge=RuleJudge(list, (1, 5)))
+        return await answers.grade(context, (0,), question, answer_to('Describe City0.'))
+
+    assert asyncio.run(graded()) == 0.25

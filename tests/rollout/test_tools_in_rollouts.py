@@ -314,3 +314,16 @@ def test_an_unknown_tool_is_told_which_there_are(scripted, syntax):
     else:
         assert (call.tool, call.error) == ('', 'malformed')
     assert not call.is_valid and trajectory.finish == 'answer'
+
+
+def test_a_message_stands_before_the_results_from_the_last_asked_search_on(scripted):
+    codec = scripted[0]
+    tools = make_tools()
+    turns = [f'<search>q{i}</search>' for i in range(3)]
+    turns.insert(1, 'unreadable</search>')
+    script = [*turns, '<answer>a</answer>']
+    (trajectory,) = play(scripted, 'search_r1', tools, [script], searched=(2, 'Enough, <task>!'))
+    texts = [codec.decode(run) for run in parts(trajectory, ENV)]
+    # The call that could not be read is none of the searches.
+    assert [text.count('Enough, <task>!\n') for text in texts] == [0, 0, 1, 1]
+    assert texts[2].index('Enough') < texts[2].index('T q1')

@@ -1,7 +1,9 @@
 """SCOPE as an episode: gates before rubrics before trials, and what form, difficulty and length pay."""
 
+import collections
 import pathlib
 
+import input_files
 import pytest
 import scripted
 from refused_calls import check_table
@@ -141,3 +143,16 @@ def solved(judge, **changes):
 
 def test_episodes_of_every_phase():
     check_table(pathlib.Path(__file__).parent / 'scope.txt', globals())
+
+
+def test_types_are_in_equal_parts_of_a_batch_whatever_names_them(tmp_path):
+    config = configured(inputs__types=scope.TYPES)
+    step = Step(Phase('generate', 3), 0, 0)
+    documents = [Document('Gumu', ITEM.text, 3)] * 8
+    drawn = Recipe(config, scripted.library(documents)).tasks(step, TaskPool(), BatchCursor())
+    lines = [{'title': f'{i}', 'text': 't', 'hops': 2 + i % 2} for i in range(16)]
+    config.inputs.documents = input_files.write(tmp_path / 'documents.jsonl', *lines)
+    read = Recipe(config, scripted.library()).tasks(step, TaskPool(), BatchCursor())
+    for tasks in (drawn, read):
+        types = collections.Counter(task.payload.task_type for task in tasks)
+        assert types == dict.fromkeys(scope.TYPES, 2)

@@ -182,21 +182,40 @@ def numbered_open_tasks(path: str) -> Iterator[tuple[int, Question, Json]]:
     """Yields (line number from 1, open task, object of the line) of a file of open tasks.
 
     Raises:
-      UserError: a line has no task, or its "rubrics" are not a list of different texts; the message has its number.
+      UserError: a line has no task, or its "rubrics" are not a list of different texts, some of them with weights; the
+        message has its number.
     """
     for number, record in numbered_lines(path, 'task', answered=False):
-        texts = record.get('rubrics')
-        if not isinstance(texts, list) or not texts or not all(map(_is_text, texts)):
+        items = record.get('rubrics')
+        rubrics = list(map(_rubric, items)) if isinstance(items, list) else []
+        if not rubrics or not all(rubrics):
             raise UserError(
-                f'{path}, line {number}: "rubrics" must be a list of texts, one per criterion to grade'
+                f'{path}, line {number}: "rubrics" must be a list of texts, one per criterion to grade, or of '
+                '{"text", "weight"}'
             )
-        if len(set(texts)) < len(texts):
+        if len({rubric['text'] for rubric in rubrics}) < len(rubrics):
             raise UserError(
                 f'{path}, line {number}: a rubric occurs twice and would count twice; remove one of them'
             )
-        # All rubrics get the middle priority: SCOPE's weights are 1 for any priority.
-        rubrics = [{'text': text, 'priority': 'important'} for text in texts]
+        if not any(rubric.get('weight', 1) > 0 for rubric in rubrics):
+            raise UserError(
+                f'{path}, line {number}: no rubric has a weight above 0, and no answer could earn anything; give one'
+            )
         yield number, Question(record['task'], rubrics=tuple(rubrics)), record
+
+
+def _rubric(item: Any) -> Json:
+    """Returns an item of "rubrics" as {'text', 'priority'} and, where it has one, 'weight'; {} for another value."""
+    # All rubrics get the middle priority: SCOPE's weights are 1 for any priority.
+    if _is_text(item):
+        return {'text': item, 'priority': 'important'}
+    if not isinstance(item, dict) or set(item) != {'text', 'weight'} or not _is_text(item['text']):
+        return {}
+    weight = item['weight']
+    # Not isinstance, because bool is a subclass of int.
+    if type(weight) not in (int, float) or not math.isfinite(weight):
+        return {}
+    return {'text': item['text'], 'priority': 'important', 'weight': weight}
 
 
 def check_set(name: str, allow_public: bool = True) -> None:

@@ -145,10 +145,10 @@ class ReportingEnvironment(Environment):
             self.report('call', call)
         return end
 
-    def observation(self, call: ToolCall) -> np.ndarray:
+    def observation(self, call: ToolCall, number: int = 0) -> np.ndarray:
         """Reports the result of a call and returns its observation."""
         self.report('result', call)
-        return super().observation(call)
+        return super().observation(call, number)
 
 
 class Agent:

@@ -16,6 +16,8 @@ from zeroplay_jax.evaluation import question_sets, statistics
 from zeroplay_jax.evaluation.play import GradingRecord, judgements
 from zeroplay_jax.evaluation.question_sets import RubricTask
 from zeroplay_jax.evaluation.statistics import Interval, interval_text
+from zeroplay_jax.objectives import rewards
+from zeroplay_jax.selfplay import answers
 from zeroplay_jax.types import Json
 
 _PAGE = pathlib.Path(__file__).parent / 'results.md.jinja'
@@ -108,19 +110,26 @@ def _rounded(value: Any) -> Any:
 
 
 def _task_score(task: RubricTask, key: str, record: GradingRecord, samples: int) -> float | None:
-    """Returns the mean share of rubrics met over the answers to a task; None if no answer has a verdict."""
-    verdicts_of_sample: list[list[bool]] = [[] for _ in range(samples)]
+    """Returns the mean share of rubrics met over the answers to a task; None if no answer has a verdict.
+
+    Rubrics count by their weights (`rewards.rubric_score`).
+    """
+    # (verdict, weight of the rubric).
+    given: list[list[tuple[bool, float]]] = [[] for _ in range(samples)]
     for judgement in judgements([task], key, samples):
         grade = record.grades.get(judgement)
         # A verdict that was not given is neither met nor not met.
         if grade is not None and grade.met is not None:
-            verdicts_of_sample[judgement.sample].append(grade.met)
+            rubric = task.question.rubrics[judgement.rubric]
+            given[judgement.sample].append((grade.met, answers.weight(rubric)))
     shares = []
-    for answer, verdicts in zip(record.answers[task.id], verdicts_of_sample, strict=True):
+    for answer, verdicts in zip(record.answers[task.id], given, strict=True):
         if not answer.text:
             shares.append(0.0)
-        elif verdicts:
-            shares.append(float(np.mean(verdicts)))
+        elif any(weight > 0 for _, weight in verdicts):
+            met, weights = zip(*verdicts, strict=True)
+            # All have a verdict, so that there is a score.
+            shares.append(rewards.rubric_score(met, weights) or 0.0)
     if not shares:
         return None
     return float(np.mean(shares))

@@ -328,26 +328,30 @@ def rubric_score(
 ) -> float | None:
     """Returns Σ w·b / Σ w over the items of a rubric (SCOPE eq. 1; all weights are 1 in the paper).
 
+    Items of negative weight take away where they are met, and do not count below the stroke (HealthBench); a sum below
+    0 is 0.
+
     Args:
       grades: per item whether it is met; None where the judge's grade could not be parsed, which counts as not met.
-      weights: per item, not negative.
+      weights: per item, at least one above 0.
       coverage: smallest share of items with a grade (the released code's ½).
 
     Returns:
       A number in [0, 1], or None where fewer items have a grade: the answer has no score.
 
     Raises:
-      ValueError: there are no items, or the weights are of another number, negative or all 0.
+      ValueError: there are no items, or the weights are of another number, or none is above 0.
     """
     if weights is None:
         weights = [1.0] * len(grades)
-    if not grades or len(weights) != len(grades) or min(weights) < 0 or not sum(weights) > 0:
+    best = sum(max(weight, 0.0) for weight in weights)
+    if len(weights) != len(grades) or not best > 0:
         raise ValueError(
-            f'rubric_score: {len(grades)} grades need as many weights ≥ 0, not all 0; got {weights}'
+            f'rubric_score: {len(grades)} grades need as many weights, one of them above 0; got {weights}'
         )
     # An unparsable grade is a failure of the judge. With too many of them a score would measure the judge.
     num_ungraded = grades.count(None)
     if len(grades) - num_ungraded < coverage * len(grades):
         return None
     weight_met = sum(weight for weight, is_met in zip(weights, grades) if is_met)
-    return weight_met / sum(weights)
+    return max(weight_met / best, 0.0)

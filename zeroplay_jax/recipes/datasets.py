@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -106,7 +106,8 @@ class EpochDataset(Generic[T]):
 class DocumentSampler:
     """Samples documents, with hop counts in the exact ratio of `schedule.hop_ratio` in every step.
 
-    They are drawn from the corpus for every step, or taken from the file `inputs.documents`.
+    They are drawn from the corpus for every step, or taken from the file `inputs.documents`. The types of
+    `inputs.types` alternate.
 
     Args:
       phases: the recipe's schedule, for a file; None: `alternate`.
@@ -135,6 +136,7 @@ class DocumentSampler:
             return
         self._seed = config.seed
         self._ratio = tuple(config.schedule.hop_ratio)
+        self._types = tuple(config.inputs.types)
         self._documents = library.documents
         # Entry h − 1: indices of the documents from which a chain of h hops can start.
         self._usable: list[Sequence[int]] = []
@@ -158,13 +160,14 @@ class DocumentSampler:
         documents_per_hops = stratify(self._ratio, size)
         rng = identity_rng(self._seed, step.number)
         seeds: list[SeedDocument] = []
+        types = itertools.cycle(self._types)
         used: set[int] = set()
         # One generator draws the whole batch, so the order of the hop counts is part of the random stream.
         for hops, count in enumerate(documents_per_hops, 1):
             indices = self._draw(rng, hops, count, used)
             used.update(indices)
             for index in indices:
-                seed = self._seed_document(index, hops)
+                seed = self._seed_document(index, hops, next(types))
                 seeds.append(seed)
         return numbered_tasks(step, seeds)
 
@@ -190,13 +193,13 @@ class DocumentSampler:
         indices += [int(usable[position]) for position in repeats.tolist()]
         return indices
 
-    def _seed_document(self, index: int, hops: int) -> SeedDocument:
+    def _seed_document(self, index: int, hops: int, task_type: str) -> SeedDocument:
         document = self._documents[index]
         # A document without an id has no provenance.
         origin: dict[str, str] = {}
         if document.id:
             origin['document_id'] = document.id
-        return SeedDocument(document.title, document.text, hops, origin=origin)
+        return SeedDocument(document.title, document.text, hops, task_type, origin=origin)
 
 
 class DocumentFile:
@@ -223,8 +226,14 @@ class DocumentFile:
         cells: dict[Cell, list[SeedDocument]] = {}
         # The default ('',) selects all types.
         wanted_types = set(config.inputs.types) - {''}
+        # A document without a type gets the next one, per hop count, so that no cell stays empty.
+        next_type: dict[int, Iterator[str]] = collections.defaultdict(
+            lambda: itertools.cycle(sorted(wanted_types or {''}))
+        )
         for record in files.documents(path):
             seed = SeedDocument.from_json(record)
+            if not seed.task_type:
+                seed = dataclasses.replace(seed, task_type=next(next_type[seed.hops]))
             cell = (seed.hops, seed.task_type)
             if not wanted_types or seed.task_type in wanted_types:
                 cells.setdefault(cell, []).append(seed)

@@ -229,6 +229,7 @@ class Recipe(RecipeBase):
             hops=seed.hops,
             document=document,
             kind=_kind(seed),
+            task_type=seed.task_type.replace('_', ' ') or 'any',
         )
         challenges = [self._read(trajectory, seed) for trajectory in trajectories]
         attempts = self._attempts(step.phase.name)

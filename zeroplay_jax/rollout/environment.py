@@ -68,6 +68,7 @@ class Environment:
         inside such a call does not count.
       drop_thinking: whether a turn's thoughts are removed from the context when the turn is over, as in Qwen3's
         template.
+      searched: (number of a call, text before its result and those of later ones).
     """
 
     codec: Codec
@@ -77,6 +78,7 @@ class Environment:
     terminal_tags: tuple[str, ...] = ('answer',)
     call_openings: tuple[str, ...] = ()
     drop_thinking: bool = False
+    searched: tuple[int, str] = (0, '')
 
     @property
     def call_stops(self) -> tuple[str, ...]:
@@ -170,13 +172,21 @@ class Environment:
             call, text=without_surrogates(text), documents=documents, error=result.error
         )
 
-    def observation(self, call: ToolCall) -> Int[np.ndarray, ' tokens']:
+    def observation(self, call: ToolCall, number: int = 0) -> Int[np.ndarray, ' tokens']:
         """Returns the ids, int32, of the reply to a finished or refused call.
 
         There are at most `observation_tokens`, unless the tags alone are longer.
+
+        Args:
+          number: of valid calls so far.
         """
         limit = self.limits.observation_tokens
         # A page may have a megabyte. What is behind the longest text of `limit` ids cannot be read.
         readable = call.text[: limit * self.codec.longest_token]
         # The call records the text as it came; the tags in it are escaped for the policy only.
-        return self.syntax.wrap(self.codec, self.escaped(readable), limit)
+        text = self.escaped(readable)
+        enough, message = self.searched
+        if message and number >= enough:
+            # First, because the end of a long result is cut.
+            text = f'{message}\n{text}'
+        return self.syntax.wrap(self.codec, text, limit)

@@ -30,11 +30,11 @@ from zeroplay_jax.types import Json
 Prompts = Mapping[str, str | Mapping[str, str]]
 
 # Keys of a prompt in a file.
-_KEYS = ('user', 'system', 'tools')
+_KEYS = ('user', 'system', 'tools', 'searched')
 # Fields that a role fills by itself.
 _OF_ROLE = ('tools', 'searches')
 # Fields that a prompt may leave out: a number or a kind may also be part of its text.
-_OPTIONAL = frozenset((*_OF_ROLE, 'hops', 'kind', 'low', 'high'))
+_OPTIONAL = frozenset((*_OF_ROLE, 'hops', 'kind', 'task_type', 'low', 'high'))
 # Braces in a template: a doubled one, a field, or a lone one, which is an unknown field.
 _BRACES = re.compile(r'(\{\{|\}\}|\{[^{}]*\}|[{}])')
 _DOUBLED = ('{{', '}}')
@@ -48,11 +48,13 @@ class Prompt:
       user: text with fields in braces, the message of the user.
       system: the same of a system message before it; '' for none.
       tools: 'template': the chat template gets the schemas of the tools; '': it does not, {tools} explains them.
+      searched: text before the results of the search with the number {hops}, and of later ones; '' for none.
     """
 
     user: str
     system: str = ''
     tools: str = ''
+    searched: str = ''
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -151,6 +153,10 @@ def _check_fields(name: str, prompt: Prompt, ours: Prompt) -> None:
         offered.update(_OF_ROLE)
     elif prompt.tools:
         raise ValueError(f'[{name}] tools: this role has no tools; take it away')
+    if prompt.searched and not ours.searched:
+        raise ValueError(
+            f'[{name}] searched: only a challenger has a number of searches; take it away'
+        )
     for field in prompt.fields:
         if field not in offered:
             raise ValueError(

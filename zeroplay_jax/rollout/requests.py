@@ -14,7 +14,7 @@ from jaxtyping import Int
 from zeroplay_jax.rollout.environment import Environment
 from zeroplay_jax.rollout.pages import RowPages
 from zeroplay_jax.rollout.tokens import StopMatcher
-from zeroplay_jax.types import POLICY, PROMPT, Trajectory, Turn
+from zeroplay_jax.types import POLICY, PROMPT, ToolCall, Trajectory, Turn
 
 # `Request.version` of the newest weights.
 NEWEST = -1
@@ -130,6 +130,11 @@ class Rollout:
         """Starts a turn at the next token: resets the stop matcher and `turn_start`."""
         self.matcher = StopMatcher(self.env.codec.token_bytes, self.env.stops)
         self.turn_start = len(self.tokens)
+
+    def observation(self, call: ToolCall) -> Int[np.ndarray, ' tokens']:
+        """Returns the ids, int32, of the reply to a call, that of the last turn."""
+        number = sum(turn.call is not None and turn.call.is_valid for turn in self.turns)
+        return self.env.observation(call, number)
 
     def turn_limit(self, context: int) -> int:
         """Length at which the turn in progress is cut."""

@@ -322,4 +322,4 @@ class Scheduler:
             if pending.pool.rollouts[rollout.slot] is not rollout:
                 continue
             rollout.turns[-1] = dataclasses.replace(rollout.turns[-1], call=call)
-            pending.pool.add_observations([(rollout, rollout.env.observation(call))])
+            pending.pool.add_observations([(rollout, rollout.observation(call))])

@@ -304,7 +304,7 @@ class SlotPool:
             if call.error is None:
                 calls.append((rollout, call))
             else:
-                refused.append((rollout, rollout.env.observation(call)))
+                refused.append((rollout, rollout.observation(call)))
         # Rows are rewound before `admit` puts the observations: a put begins where the rewound row ends.
         if rewound_slots:
             self.sampler.rewind(rewound_slots, rewound_lengths)

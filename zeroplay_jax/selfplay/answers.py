@@ -128,7 +128,12 @@ async def grade(
         judgement = (*identity, number)
         pending.append(context.judge.grade(judgement, task.text, answer, rubric['text']))
     verdicts = await asyncio.gather(*pending)
-    return rewards.rubric_score(verdicts)
+    return rewards.rubric_score(verdicts, [weight(rubric) for rubric in task.rubrics])
+
+
+def weight(rubric: Json) -> float:
+    """Returns w of an item of a list of rubrics (SCOPE eq. 1)."""
+    return rubric.get('weight', 1.0)
 
 
 def retrieved_passages(trajectory: Trajectory) -> list[Json]:

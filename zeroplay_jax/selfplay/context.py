@@ -253,11 +253,15 @@ class RolloutContext:
             raise TaskDropped('prompt_too_long')
         if temperature is None:
             temperature = asked_role.temperature
+        env = asked_role.env
+        searched = self.prompts[prompt or asked_role.prompt].searched
+        if searched:
+            env = dataclasses.replace(env, searched=(int(str(fields['hops'])), searched))
         request = Request(
             weights=asked_role.weights,
             prompt=ids,
             identity=identity,
-            env=asked_role.env,
+            env=env,
             samples=samples,
             temperature=temperature,
             version=self.run.versions.get(asked_role.weights, NEWEST),
