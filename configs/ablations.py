@@ -36,6 +36,14 @@ _MAJORITY = {
 _TOKEN_RATIO = {'loss': 'token_pg', 'aggregation': 'token', 'clip_low': 0.2}
 _SEARCH_R1 = _TOKEN_RATIO | {'filter_groups': False, 'clip_high': 0.2, 'kl_coef': 0.001}
 _JUDGE_CHECKER = {'ssp.checker': 'judge', 'judge.kind': 'endpoint'}
+# Lengths for models that think, in slots as long as π-Play's student (table 6).
+_LONG = {
+    'rollout.turn_tokens': 1024,
+    'sampler.context': 8192,
+    'micro.rows': 4,
+    'micro.tokens': 8192,
+    'privileged.tokens': 12288,
+}
 # Qwen3-8B with its own call syntax; thoughts are cut after their turn.
 _QWEN3 = {
     'policy.path': 'checkpoints/Qwen3-8B',
@@ -66,6 +74,7 @@ ROWS = {
         'proposer.train_iterations': 0,
         'weights': 'separate',
     },  # the proposer stays as it was
+    # Weights stay shared: the paper's "fixed" solver changes, too, by what the proposer learns (figure 3, table 2).
     'ssp/proposer_only': {'solver.train_iterations': 0},
     'ssp/reinforce_reinforce': _of('solver', _REINFORCE | _SUM),
     'ssp/grpo_reinforce': _of('proposer', _GRPO) | _of('solver', _REINFORCE | _SUM),
@@ -81,6 +90,7 @@ ROWS = {
     'ssp/code': {
         'ssp.first_update': 'proposer',
         'ssp.code_gate': True,
+        'ssp.strict_format': False,
         **_JUDGE_CHECKER,
         'solver.scale': 'std',
         'solver.aggregation': 'token',
@@ -93,8 +103,10 @@ ROWS = {
     },
     # The code asks a server in the answerability check, algorithm 1 the policy.
     'ssp/judge_checker': _JUDGE_CHECKER,
-    # The start from R-Search's checkpoint; from the others policy.path alone changes.
+    # The start from R-Search's checkpoint, which also writes <original_evidence>: its prompt (appendix D) goes into
+    # config.prompts. From the other instruction-tuned starts policy.path alone changes; Qwen3 thinks.
     'ssp/r_search': {'tools.syntax': 'r_search'},
+    'ssp/qwen3_8b': _QWEN3,
     # Dr. Zero: hop ratio, estimator; table 7, whose rows have one iteration and are compared with 'iterations_1';
     # iterations, baselines, released code.
     'drzero/hops_1111': {'schedule.hop_ratio': (1, 1, 1, 1)},
@@ -130,7 +142,12 @@ ROWS = {
     'piplay/privileged_half': {'privileged.kind': 'qcp_partial'},
     'piplay/no_distillation': {'solver.distill_top_k': 0},
     **{f'piplay/alpha_{a}': {'solver.distill_coef': (a,)} for a in (0.1, 0.05, 0.03, 0.01, 0.005)},
-    'piplay/alpha_qwen3': {'solver.distill_coef': (0.03, 0.003, 0.002)},
+    'piplay/alpha_qwen3': {
+        'solver.distill_coef': (0.03, 0.003, 0.002),
+        **_QWEN3,
+        **_LONG,
+        'policy.path': 'checkpoints/Qwen3-4B',
+    },
     **{f'piplay/top_{k}': {'solver.distill_top_k': k} for k in (25, 50, 100, 200)},
     'piplay/jsd': {'solver.distill_kind': 'jsd'},
     'piplay/fixed_teacher': {'solver.distill_ema_rate': 0.0},
@@ -203,7 +220,7 @@ def get_config(name=''):
         kept = ['policy.path', 'tools.syntax']
         kept += [field for field in settings if field.endswith(('.batch', '.steps'))]
         if 'policy.path' in settings:
-            kept.append('rollout.drop_thinking')
+            kept += ['rollout.drop_thinking', *_LONG]
         settings = {field: value for field, value in settings.items() if field not in kept}
     config.update_from_flattened_dict(settings)
     return config

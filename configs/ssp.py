@@ -43,6 +43,7 @@ def get_config(variant=''):
     config.ssp.update(fill='replay_reset', fill_period=10)  # tables 4 and 5; 10: appendix
     config.ssp.update(first_update='solver', invalid_reward=0.0)  # algorithm 1
     config.ssp.checker = 'policy'  # algorithm 1, line 4
+    config.ssp.strict_format = True  # appendix A.2
     config.reward.update(answer='judge', difficulty='one_minus')  # section 4.1; eq. 7
     config.eval.metric = 'judge'  # section 4.1
 
@@ -74,6 +75,7 @@ def get_config(variant=''):
     config.rollout.update(
         prompt_tokens=4096, turn_tokens=512, observation_tokens=512, max_turns=11
     )  # ten searches
+    config.rollout.response_tokens = 8192  # table 4
     config.sampler.update(
         slots=256, context=12288, chunk=512
     )  # table 4: 4096 prompt + 8192 response
@@ -86,8 +88,7 @@ def _mini(config):
     for role in (config.proposer, config.solver):
         role.update(steps=3, warmup_steps=0, batch=8, learning_rate=1e-4)
     config.solver.samples = 3
-    config.ssp.noise = 2
-    config.ssp.noise_unit = 'document'
+    config.ssp.update(noise=2, noise_unit='document', strict_format=False)
     config.reward.answer = 'em'
     config.eval.metric = 'none'
     config.world.train = (0, 4)

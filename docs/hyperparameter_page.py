@@ -17,6 +17,7 @@ KINDS = {
     'inferred': 'neither says it',
 }
 TITLES = {
+    'all': 'All systems',
     'drzero': 'Dr. Zero',
     'piplay': 'π-Play',
     'ssp': 'SSP',
@@ -59,17 +60,20 @@ def page() -> str:
                 others.append((field, paper, ours, kind))
             else:
                 silent.append((kind, field, ours))
-        lines += ['', f'## {TITLES[system]}', '', f'`configs/{system}.py`', '']
-        lines += ['| place in the paper | values of paper and config |', '|---|---|']
-        lines += _rows_by_first_cell(shared)
-        lines += ['', '| field | paper | ours | kind |', '|---|---|---|---|']
-        lines += _rows_by_last_cells(others)
-        lines += ['', '| kind | values where the paper is silent |', '|---|---|']
-        lines += _rows_by_first_cell(silent)
+        lines += ['', f'## {TITLES[system]}']
+        lines += _table('place in the paper | values of paper and config', _by_first_cell(shared))
+        lines += _table('field | paper | ours | kind', _by_last_cells(others))
+        lines += _table('kind | values where the paper is silent', _by_first_cell(silent))
     return '\n'.join(lines) + '\n'
 
 
-def _rows_by_first_cell(rows: list[tuple[str, str, str]]) -> list[str]:
+def _table(head: str, rows: list[str]) -> list[str]:
+    """Returns the lines of a table with an empty one before it; [] without rows."""
+    rule = '|---' * (head.count('|') + 1) + '|'
+    return ['', f'| {head} |', rule, *rows] if rows else []
+
+
+def _by_first_cell(rows: list[tuple[str, str, str]]) -> list[str]:
     """Returns the lines of a table of (first cell, field, value): one for each first cell, with all its values."""
     values: dict[str, list[str]] = {}
     for first_cell, field, value in rows:
@@ -78,7 +82,7 @@ def _rows_by_first_cell(rows: list[tuple[str, str, str]]) -> list[str]:
     return [f'| {first_cell} | {", ".join(texts)} |' for first_cell, texts in values.items()]
 
 
-def _rows_by_last_cells(rows: list[tuple[str, ...]]) -> list[str]:
+def _by_last_cells(rows: list[tuple[str, ...]]) -> list[str]:
     """Returns the lines of a table; neighbours that differ only in the field are one line."""
     lines = []
     for cells, group in itertools.groupby(rows, key=lambda row: row[1:]):

@@ -78,7 +78,6 @@ from zeroplay_jax.configs import common
 from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.selfplay.context import RolloutContext
-from zeroplay_jax.selfplay.metrics import rows_per_context
 from zeroplay_jax.types import Outcome, Row, Trajectory, Turn
 def make_row(number):
     rng = np.random.default_rng(number)
@@ -108,8 +107,8 @@ mesh = sharding.make_mesh(replica=2)
 part = [[0, 1], [2, 3]][h.index]
 options = dict(micro_rows=4, tokens=40, mode='token', total=99.0, teacher_tokens=50)
 options |= dict(teacher_total=50.0, order='longest_first')
-expected = pack(rows_per_context(whole), **options)
-packed = [sharding.held_rows(batch, sharding.rows(mesh)) for batch in pack(rows_per_context(rows), **options)]
+expected = pack(whole, **options)
+packed = [sharding.held_rows(batch, sharding.rows(mesh)) for batch in pack(rows, **options)]
 assert len(packed) == len(expected) > 1
 gathered = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))
 for ours, theirs in zip(packed, expected):

@@ -4,6 +4,7 @@ import json
 import math
 from unittest import mock
 
+import numpy as np
 import pytest
 from run_records import write_record
 
@@ -47,6 +48,15 @@ def test_numbers_reach_the_lines_and_the_board(tmp_path):
     assert len((tmp_path / 'trajectories.jsonl').read_bytes().splitlines()) == 1
     (events,) = tmp_path.glob('events.out.tfevents*')
     assert b'solver/em/hop1' in events.read_bytes()
+
+
+def test_the_board_has_a_table_of_the_weights(tmp_path):
+    metrics = MetricsWriter(tmp_path, 0)
+    metrics.write_parameters({'policy': {'layer': {'kernel': np.zeros((3, 7), np.float32)}}})
+    metrics.close()
+    (events,) = tmp_path.glob('events.out.tfevents*')
+    content = events.read_bytes()
+    assert all(text in content for text in (b'parameters/policy', b'layer/kernel', b'(3, 7)', b'21'))
 
 
 @pytest.mark.fault('F9', 'EventAccumulator.Scalars() of a script')

@@ -23,7 +23,8 @@ from zeroplay_jax.types import Question, TaskDropped, UserError
 DOCS = pathlib.Path(__file__).parents[2] / 'docs'
 ROWS = runpy.run_path(str(DOCS / 'ablation_page.py'))
 PAGE = runpy.run_path(str(DOCS / 'hyperparameter_page.py'))
-TABLE = PAGE['load']()
+ENTRIES = PAGE['load']()
+TABLE = {system: ENTRIES['all'] | ENTRIES[system] for system in ENTRIES if system != 'all'}
 # What a config says about the machine, or about files of the user, and not about the method.
 MACHINE = """
     mesh. micro. retrieval. eval.file eval.questions policy.remat policy.logits prompts sampler.slots sampler.chunk

@@ -10,7 +10,7 @@ from test_learner import close, gradient, learner_of, make_rows, mean, role
 from zeroplay_jax.learner.batch import Batch, pack
 from zeroplay_jax.learner.loss import LossConfig, loss
 from zeroplay_jax.policy import transformer
-from zeroplay_jax.types import POLICY, UserError
+from zeroplay_jax.types import POLICY, PROMPT, UserError
 
 TEACHER_TOKENS = 100
 DISTILS = dict(distill_top_k=4, distill_coef=(1.0,), loss='token_pg')
@@ -24,6 +24,28 @@ def taught_rows(model, count=7):
         length = int(rng.integers(3, 20))
         row.teacher_prompt = rng.integers(0, model.vocab_size, length).astype(np.int32)
     return rows
+
+
+def thinking(row):
+    """A rollout with a context before its last one, of which two tokens were retained."""
+    last = row.trajectory
+    prompt = last.tokens[: last.prompt_tokens]
+    turn = last.tokens[::-1][:6]
+    first = dataclasses.replace(
+        last,
+        tokens=np.concatenate([prompt, turn]),
+        source=np.repeat([PROMPT, POLICY], [len(prompt), 6]).astype(np.int8),
+        logp=np.repeat([0, -2], [len(prompt), 6]).astype(np.float32),
+    )
+    kept = [PROMPT, PROMPT]
+    later = dataclasses.replace(
+        last,
+        tokens=np.concatenate([prompt, turn[-2:], last.tokens[len(prompt) :]]),
+        source=np.concatenate([last.source[: len(prompt)], kept, last.source[len(prompt) :]]),
+        logp=np.insert(last.logp, len(prompt), [0, 0]),
+        earlier=(first,),
+    )
+    return dataclasses.replace(row, trajectory=later)
 
 
 def packed(rows, micro_rows=2, tokens=60, teacher_tokens=TEACHER_TOKENS):
@@ -76,18 +98,23 @@ def test_a_teacher_that_reads_the_same_prompt_teaches_nothing(policy):
     assert abs(value) < 1e-6 and max(np.abs(x).max() for x in jax.tree.leaves(slope)) < 1e-6
 
 
-def test_micro_batches_and_packing_change_nothing(policy):
-    rows, teacher = taught_rows(policy[0]), other(policy[1])
-    whole = taught_gradient(policy, teacher, packed(rows, 7, 25, 45))
+@pytest.mark.parametrize('change', [dataclasses.replace, thinking])
+def test_micro_batches_and_packing_change_nothing(policy, change):
+    rows, teacher = list(map(change, taught_rows(policy[0]))), other(policy[1])
+    whole = taught_gradient(policy, teacher, packed(rows, 14, 27, 47))
     assert whole[0] > 1e-3
-    for shape in ((1, 25, 45), (2, 60, TEACHER_TOKENS), (4, 200, 300)):
+    for shape in ((1, 27, 47), (2, 60, TEACHER_TOKENS), (4, 200, 300)):
         close(taught_gradient(policy, teacher, packed(rows, *shape)), whole)
 
 
-def test_against_probabilities_in_float64(policy):
-    """With K the whole vocabulary the term is the mean of KL(student ‖ teacher), each behind its own prompt."""
+@pytest.mark.parametrize('change', [dataclasses.replace, thinking])
+def test_against_probabilities_in_float64(policy, change):
+    """With K the whole vocabulary the term is the mean of KL(student ‖ teacher), each behind its own prompt.
+
+    Where thoughts leave the context, both read what was sampled in the context in which it was sampled.
+    """
     model, params = policy
-    rows, teacher = taught_rows(model, 3), other(params)
+    rows, teacher = list(map(change, taught_rows(model, 3))), other(params)
 
     longest = max(len(row.trajectory.tokens) + len(row.teacher_prompt) for row in rows)
     place = np.arange(longest)[None]
@@ -106,12 +133,13 @@ def test_against_probabilities_in_float64(policy):
 
     values = []
     for row in rows:
-        t, own = row.trajectory, row.trajectory.prompt_tokens
-        p = logp(params, t.tokens)
-        q = logp(teacher, np.concatenate([row.teacher_prompt, t.tokens[own:]]))
-        for j in np.flatnonzero(t.source == POLICY):
-            a, b = p[j - 1], q[j - 1 + len(row.teacher_prompt) - own]
-            values.append(np.sum(np.exp(a) * (a - b)))
+        own = row.trajectory.contexts[0].prompt_tokens
+        for t in row.trajectory.contexts:
+            p = logp(params, t.tokens)
+            q = logp(teacher, np.concatenate([row.teacher_prompt, t.tokens[own:]]))
+            for j in np.flatnonzero(t.source == POLICY):
+                a, b = p[j - 1], q[j - 1 + len(row.teacher_prompt) - own]
+                values.append(np.sum(np.exp(a) * (a - b)))
     value, _ = taught_gradient(policy, teacher, packed(rows), distill_top_k=model.vocab_size)
     assert value == pytest.approx(np.mean(values), rel=1e-4)
 

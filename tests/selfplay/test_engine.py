@@ -19,13 +19,13 @@ from zeroplay_jax.rollout.sampler import PutRow, Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.weights import WeightStore
-from zeroplay_jax.selfplay import metrics
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.judge import RuleJudge
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.rows import from_bytes
 from zeroplay_jax.selfplay.schedule import Phase, Step
+from zeroplay_jax.selfplay.update import pack_rows
 from zeroplay_jax.types import POLICY, PROMPT, Outcome, Row, RowInfo, Task, Trajectory
 
 
@@ -218,14 +218,27 @@ def test_the_state_holds_surplus_and_place(policy):
     assert_equal_states(snapshot(again), snapshot(whole))
 
 
-def test_every_context_of_a_rollout_is_a_row_with_its_advantage():
+@pytest.mark.parametrize('mode', ['token', 'seq_mean_token_mean', 'seq_mean_token_sum'])
+def test_the_contexts_of_a_rollout_have_its_advantage_and_count_as_one_rollout(mode):
     whole, *earlier = (trajectory((0, 1, 0), n=n) for n in (8, 5, 6))
     cut = dataclasses.replace(whole, earlier=tuple(earlier))
     rows = [Row('solver', whole, 1.0, 0, advantage=0.5), Row('solver', cut, 0.0, 0, advantage=-0.5)]
-    contexts = metrics.rows_per_context(rows)
-    sizes = [(len(row.trajectory.tokens), row.advantage) for row in contexts]
-    assert sizes == [(8, 0.5), (5, -0.5), (6, -0.5), (8, -0.5)]
-    assert cut.policy_tokens == sum(row.trajectory.policy_tokens for row in contexts[1:])
+    settings = common.get_config().solver
+    settings.update(aggregation=mode, kl_coef=0.1)
+    # One row each, so that the contexts of a rollout are in different micro-batches.
+    batches = pack_rows(rows, settings, (1, 8))
+    weights = [batch.weight[batch.mask] for batch in batches]
+    advantages = [float(batch.advantage[batch.mask][0]) for batch in batches]
+    assert advantages == [0.5, -0.5, -0.5, -0.5]
+    tokens = [row.trajectory.policy_tokens for row in rows]
+    assert tokens == [len(weights[0]), sum(map(len, weights[1:]))]
+    shares = {
+        'token': [count / sum(tokens) for count in tokens],
+        'seq_mean_token_mean': [0.5, 0.5],
+        'seq_mean_token_sum': [count / 2 for count in tokens],
+    }[mode]
+    packed = [weights[0].sum(), np.concatenate(weights[1:]).sum()]
+    assert packed == pytest.approx(shares)
 
 
 @pytest.mark.parametrize('offload', [False, True])

@@ -12,7 +12,7 @@ from zeroplay_jax.configs import ssp
 from zeroplay_jax.recipes.datasets import HiddenAnswer
 from zeroplay_jax.recipes.ssp import Recipe
 from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool
-from zeroplay_jax.types import Question, TaskDropped
+from zeroplay_jax.types import Question, TaskDropped, Turn
 
 LOMI = dict(id=1, title='Lomi', text='Lomi is a city in Tarva.')
 GUMU = dict(id=2, title='Gumu', text='Gumu was born in Puto.')
@@ -184,3 +184,21 @@ def test_an_old_question_is_solved_again_without_a_proposer():
     (task,) = game.tasks(STEP, pool, BatchCursor(8, 8, 1, 1))
     (outcome,) = scripted.run_episodes(game, context, STEP, [task])
     assert [(row.role, row.reward) for row in outcome.rows] == [('solver', 1)] * 3
+
+
+BARE = final(answer='Tarva')
+BARE = dataclasses.replace(BARE, turns=(Turn('Tarva it is: <answer>Tarva</answer>'),))
+
+
+def test_a_response_that_deviates_from_the_format_earns_nothing():
+    strict = dict(ssp__strict_format=True, ssp__answerability_check=False)
+    solved = episode(solver=[TARVA, BARE, TARVA], **strict)
+    # Of three right answers one has no thought: it counts as wrong for both roles.
+    assert 'rewards [0.333, 1.0, 0.0, 1.0]' in solved and 'solved 2' in solved
+    assert 'rewards [0.0, 1.0, 1.0, 1.0]' in episode(
+        solver=[TARVA, BARE, TARVA], ssp__answerability_check=False
+    )
+    proposal = hidden()
+    loose = (Turn('Now: <question>What is the country of Lomi?</question>'),)
+    proposal = dataclasses.replace(proposal, turns=proposal.turns[:-1] + loose)
+    assert 'dropped format' in episode(proposal, **strict, **PENALTY)

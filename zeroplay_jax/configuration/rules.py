@@ -484,17 +484,9 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
             )
             fix = f'give 1, or set {role}.loss to token_pg'
             fail(f'{role}.minibatches', settings.minibatches, problem, fix)
-        # With drop_thinking every context of a rollout becomes a separate row. Sums over tokens do not change; means
-        # over sequences and sequence ratios would count contexts, not rollouts.
-        splits_rollouts = config.rollout.drop_thinking
-        has_token_ratio = not splits_rollouts or properties_of(settings.loss).per_token
-        if splits_rollouts and not (has_token_ratio and settings.aggregation == 'token'):
-            problem = (
-                f'{settings.loss} over {settings.aggregation} is defined on whole rollouts, and every '
-                'context would count as one'
-            )
-            fix = f'set {role}.loss to token_pg and {role}.aggregation to token'
-            fail('rollout.drop_thinking', True, problem, fix)
+        if config.rollout.drop_thinking and not properties_of(settings.loss).per_token:
+            problem = f'{settings.loss} is defined on whole rollouts, and every context would count as one'
+            fail('rollout.drop_thinking', True, problem, f'set {role}.loss to token_pg')
         carries = settings.get('filter_groups') and settings.get('surplus') == 'carry'
         if carries and settings.old_logp == 'trainer':
             problem = 'carried-over groups would be scored by newer weights, which hides their age'
@@ -515,10 +507,6 @@ def _check_distillation(config: ConfigDict, recipe: type[Recipe]) -> None:
         if not any(settings.distill_coef):
             value = tuple(settings.distill_coef)
             fail(f'{role}.distill_coef', value, 'the teacher has no weight', 'give a weight')
-        if config.rollout.drop_thinking:
-            problem = 'a teacher reads one context per rollout'
-            fix = f'set it to false, or {role}.distill_top_k to 0'
-            fail('rollout.drop_thinking', True, problem, fix)
         needed = config.privileged.prompt_tokens + config.sampler.context
         if config.privileged.tokens < needed:
             problem = f"a teacher's prompt and a rollout take up to {needed} tokens"

@@ -30,6 +30,22 @@ from zeroplay_jax.types import POLICY, Row, Trajectory, UserError
 ORDERS = ('arrival', 'longest_first')
 
 
+class _Context(NamedTuple):
+    """A context of a rollout, which is packed by itself (`Trajectory.contexts`).
+
+    Attributes:
+      rollout: index of the rollout, which all its contexts share.
+      trajectory: the context.
+      prompt_tokens: tokens of the rollout's prompt, with which every context begins.
+      row: the rollout with its advantage and its teacher's prompt.
+    """
+
+    rollout: int
+    trajectory: Trajectory
+    prompt_tokens: int
+    row: Row
+
+
 class _Place(NamedTuple):
     """Where a trajectory is written.
 
@@ -89,6 +105,9 @@ def pack(
 ) -> list[Batch]:
     """Packs trajectories by first fit into rows, and rows into micro-batches.
 
+    The contexts of a rollout (`rollout.drop_thinking`) are packed each by itself, with its advantage, and count as one
+    rollout in the weights. A teacher reads every context behind its own prompt.
+
     Args:
       rows: trajectories with their advantages.
       micro_rows: B.
@@ -107,9 +126,9 @@ def pack(
     Raises:
       UserError: a trajectory is longer than L, or longer than M behind the teacher's prompt.
     """
-    rows = _in_order(rows, order)
-    places = _first_fit(rows, tokens, teacher_tokens)
-    whole, sequence = _written(rows, places, micro_rows, tokens, teacher_tokens)
+    contexts = _in_order(_contexts(rows), order)
+    places = _first_fit(contexts, tokens, teacher_tokens)
+    whole, sequence = _written(contexts, places, micro_rows, tokens, teacher_tokens)
     # Weights are computed before the cut into micro-batches: their denominator is that of the whole optimiser step.
     whole.weight[:] = aggregation.token_weights(whole.mask, sequence, mode, total)
     if whole.teacher is not None:
@@ -126,27 +145,40 @@ def pack(
     return micro_batches
 
 
-def _in_order(rows: Sequence[Row], order: str) -> list[Row]:
-    """Returns the trajectories in the order in which they are packed."""
+def _contexts(rows: Sequence[Row]) -> list[_Context]:
+    """Returns the contexts of all rollouts, in order."""
+    contexts = []
+    for rollout, row in enumerate(rows):
+        first, *_ = trajectories = row.trajectory.contexts
+        # In later contexts the retained turns are PROMPT as well.
+        prompt_tokens = first.prompt_tokens
+        # Each sampled token is POLICY in exactly one context, so it is trained once.
+        for trajectory in trajectories:
+            contexts.append(_Context(rollout, trajectory, prompt_tokens, row))
+    return contexts
+
+
+def _in_order(contexts: list[_Context], order: str) -> list[_Context]:
+    """Returns the contexts in the order in which they are packed."""
     if order not in ORDERS:
         raise ValueError(f'pack: order is {order!r}; choose one of {ORDERS}')
     if order == 'longest_first':
-        return sorted(rows, key=lambda row: len(row.trajectory.tokens), reverse=True)
-    return list(rows)
+        return sorted(contexts, key=lambda each: len(each.trajectory.tokens), reverse=True)
+    return contexts
 
 
 def _written(
-    rows: Sequence[Row],
+    contexts: Sequence[_Context],
     places: Sequence[_Place],
     micro_rows: int,
     tokens: int,
     teacher_tokens: int,
 ) -> tuple[Batch, np.ndarray]:
-    """Writes trajectories into their places.
+    """Writes contexts into their places.
 
     Returns:
-      The rows of all micro-batches as one batch, with weights of 0; and the index in `rows` of the trajectory of every
-      position, -1 where empty.
+      The rows of all micro-batches as one batch, with weights of 0; and the index of the rollout of every position, -1
+      where empty.
     """
     last_row = max((place.row for place in places), default=-1)
     # The number is rounded up: micro-batches have one shape, so that one compiled program serves all of them.
@@ -156,16 +188,16 @@ def _written(
 
     # Segments are labelled per row; the weights need labels that are unique in the whole batch.
     sequence = np.full(shape, -1, np.int32)
-    for index, (row, place) in enumerate(zip(rows, places, strict=True)):
-        _write(whole, row, place)
-        end = place.start + len(row.trajectory.tokens)
-        sequence[place.row, place.start : end] = index
+    for context, place in zip(contexts, places, strict=True):
+        _write(whole, context, place)
+        end = place.start + len(context.trajectory.tokens)
+        sequence[place.row, place.start : end] = context.rollout
     return whole, sequence
 
 
-def _write(whole: Batch, row: Row, place: _Place) -> None:
-    """Writes a trajectory into its place, in both views; the weights stay 0."""
-    trajectory = row.trajectory
+def _write(whole: Batch, context: _Context, place: _Place) -> None:
+    """Writes a context into its place, in both views; the weights stay 0."""
+    trajectory = context.trajectory
     length = len(trajectory.tokens)
     end = place.start + length
     span = (place.row, slice(place.start, end))
@@ -177,25 +209,25 @@ def _write(whole: Batch, row: Row, place: _Place) -> None:
     whole.old_logp[span] = trajectory.logp
     # Both arrays hold the sampler's log-probs at first; Learner.recompute_old_logp replaces `old_logp`.
     whole.sampler_logp[span] = trajectory.logp
-    whole.advantage[span] = row.advantage
-    if whole.teacher is not None and row.teacher_prompt is not None:
-        _write_teacher_view(whole.teacher, trajectory, row.teacher_prompt, place)
+    whole.advantage[span] = context.row.advantage
+    if whole.teacher is not None and context.row.teacher_prompt is not None:
+        _write_teacher_view(whole.teacher, context, context.row.teacher_prompt, place)
 
 
 def _take_rows(batch: Batch, start: int, stop: int) -> Batch:
     return jax.tree.map(lambda x: x[start:stop], batch)
 
 
-def _first_fit(rows: Sequence[Row], tokens: int, teacher_tokens: int) -> list[_Place]:
-    """Returns a place per trajectory, in the first row with enough free tokens in both views; raises as `pack` does."""
+def _first_fit(contexts: Sequence[_Context], tokens: int, teacher_tokens: int) -> list[_Place]:
+    """Returns a place per context, in the first row with enough free tokens in both views; raises as `pack` does."""
     usages: list[_RowUsage] = []
     places = []
-    for row in rows:
-        length = len(row.trajectory.tokens)
+    for context in contexts:
+        length = len(context.trajectory.tokens)
         teacher_length = 0
-        if teacher_tokens and row.teacher_tokens:
-            reply_length = length - row.trajectory.prompt_tokens
-            teacher_length = row.teacher_tokens + reply_length
+        if teacher_tokens and context.row.teacher_tokens:
+            reply_length = length - context.prompt_tokens
+            teacher_length = context.row.teacher_tokens + reply_length
         # A trajectory is never cut: its prefix would be trained on with the reward of the whole.
         if length > tokens:
             raise UserError(
@@ -220,10 +252,11 @@ def _first_fit(rows: Sequence[Row], tokens: int, teacher_tokens: int) -> list[_P
 
 
 def _write_teacher_view(
-    view: TeacherBatch, trajectory: Trajectory, teacher_prompt: np.ndarray, place: _Place
+    view: TeacherBatch, context: _Context, teacher_prompt: np.ndarray, place: _Place
 ) -> None:
-    """Writes the trajectory behind the teacher's prompt, and each token's index there into `view.teacher_index`."""
-    student_prompt_length = trajectory.prompt_tokens
+    """Writes the context behind the teacher's prompt, and each token's index there into `view.teacher_index`."""
+    trajectory = context.trajectory
+    student_prompt_length = context.prompt_tokens
     reply = trajectory.tokens[student_prompt_length:]
     tokens = np.concatenate([teacher_prompt, reply])
     length = len(tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from zeroplay_jax.objectives.answers import normalize_answer
@@ -222,6 +223,15 @@ def _begins_with_thought(text: str) -> bool:
 def _contains_thought(text: str) -> bool:
     _, _, after_opening_tag = text.partition('<think>')
     return '</think>' in after_opening_tag
+
+
+# A thought, then a call or what ends the response, and nothing outside tags.
+_FORMATTED_TURN = re.compile(r'\s*<think>.*?</think>(?:\s*<(\w+)>.*?</\1>)+\s*', re.DOTALL)
+
+
+def ssp_format(turns: Sequence[str]) -> bool:
+    """Returns whether a response keeps to the format (SSP, appendix A.2): every turn is a thought, then other tags."""
+    return all(map(_FORMATTED_TURN.fullmatch, turns))
 
 
 def ssp_gate(

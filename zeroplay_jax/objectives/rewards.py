@@ -29,6 +29,7 @@ from zeroplay_jax.objectives.format_scores import (
     drzero_separate_format,
     scope_challenger_format,
     scope_solver_format,
+    ssp_format,
     ssp_gate,
 )
 from zeroplay_jax.objectives.registry import resolve
@@ -137,6 +138,7 @@ __all__ = [
     'scope_challenger_format',
     'scope_solver_format',
     'search_bonus',
+    'ssp_format',
     'ssp_gate',
     'sub_exact_match',
     'triangle',

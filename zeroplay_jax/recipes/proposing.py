@@ -64,26 +64,24 @@ def path_text(kind: str, path: Json, style: str, rng: np.random.Generator) -> st
     """Returns a path as the teacher reads it.
 
     Args:
-      kind: 'answer', 'answer_hop', 'qcp' or 'qcp_partial' (a random half of the lines of the whole path, in order; of
-        the names in the style 'mini'). Document, question and answer are lines like all others.
+      kind: 'answer', 'answer_hop', 'qcp' or 'qcp_partial' (without one half of the lines before the question, in one
+        piece at a random place; of the names in the style 'mini').
       style: name of the prompt set; 'mini' is the chain of names that the built-in checkpoint was trained on.
-      rng: draws the lines of 'qcp_partial'; other kinds do not use it.
+      rng: draws the place of 'qcp_partial'; other kinds do not use it.
     """
     # The kinds are those of π-Play's ablation of privileged information.
     if kind == 'answer':
         return path['answer']
     if kind == 'answer_hop':
         return f'{path["answer"]} ({path["hops"]})'
-    lines = _lines(path)
-    separator = '\n'
+    lines, separator, kept_at_end = _lines(path), '\n', 2
     if style == 'mini':
-        lines = _names(path)
         # The form of the built-in checkpoint's training data.
-        separator = ' > '
+        lines, separator, kept_at_end = _names(path), ' > ', 1
     if kind == 'qcp_partial':
-        # Sorted, so that the selected lines stay in the order in which the proposer wrote them.
-        half = sorted(rng.permutation(len(lines))[: len(lines) // 2])
-        lines = [lines[index] for index in half]
+        half = (len(lines) - kept_at_end) // 2
+        start = int(rng.integers(len(lines) - kept_at_end - half + 1))
+        del lines[start : start + half]
     return separator.join(lines)
 
 
@@ -128,7 +126,7 @@ def teacher_prompt(
     'none' there is no limit.
 
     Args:
-      identity: names the request within the run; the random draws of 'qcp_partial' derive from it.
+      identity: names the request within the run; the place of 'qcp_partial' derives from it.
       question: has a `path` unless `privileged.kind` is 'none'.
       role: the student. With kind 'none' the teacher reads its prompt; otherwise the prompt 'solver.teacher', with
         this role's tools.
@@ -144,7 +142,7 @@ def teacher_prompt(
     was_cut = 0.0
     # The length in tokens is known only after rendering, so passages are cut one at a time.
     while True:
-        # Created anew in every pass of this loop, so that 'qcp_partial' keeps the same lines. The 1
+        # Created anew in every pass of this loop, so that 'qcp_partial' leaves out the same lines. The 1
         # separates this stream from others of the same identity.
         rng = identity_rng(config.seed, *identity, 1)
         reference = path_text(kind, path, config.prompts, rng)

@@ -94,6 +94,7 @@ async def solver_rows(
     question: Question,
     *,
     by_majority: bool = False,
+    strict_format: bool = False,
 ) -> list[Row]:
     """Returns `config.<role>.samples` rollouts on a question as rows of one group, with their rewards.
 
@@ -103,6 +104,7 @@ async def solver_rows(
       task: its identity names the request and, with its first two integers, the group.
       question: need not be the payload of `task`.
       by_majority: see `attempts`.
+      strict_format: whether the score of a rollout that deviates from the format is 0 (`rewards.ssp_format`).
 
     Raises:
       TaskDropped: the solver's prompt is too long.
@@ -127,6 +129,8 @@ async def solver_rows(
     )
     rows = []
     for trajectory, value in scored:
+        if strict_format and not rewards.ssp_format([turn.text for turn in trajectory.turns]):
+            value = 0.0
         parts = {_PART_NAMES.get(metric, metric): value or 0.0}
         if config.reward.overlong_buffer:
             parts['overlong'] = overlong_part(config, trajectory)

@@ -59,6 +59,8 @@ class Settings(Section):
     """Mix in all passages of each (code), or one."""
     code_gate: bool = False
     """The code's stricter rule gate."""
+    strict_format: bool = False
+    """No reward if a turn lacks a thought or has text outside tags (paper)."""
     fill: Literal['pad', 'resample', 'replay_full', 'replay_reset'] = 'pad'
     """Replacement for rejected questions: pad: none; resample: new answers; replay_full, replay_reset: earlier
     questions."""
@@ -159,8 +161,7 @@ class Recipe(RecipeBase):
         """Runs one task: hides an answer, checks the question and solves it; or solves an earlier question again."""
         try:
             if isinstance(task.payload, Question):
-                rows = await solving.solver_rows(context, self.config, 'solver', task, task.payload)
-                return Outcome(rows)
+                return Outcome(await self._solve(context, task, task.payload))
             return await self._propose_and_solve(context, task)
         finally:
             # Checks of other episodes wait for this episode's passages. If it failed before sharing them, it
@@ -224,9 +225,7 @@ class Recipe(RecipeBase):
                 reason = await self._answerability(context, task, number, trajectory, question)
             if reason is None:
                 solver_task = Task((*task.identity, 1, number), question)
-                attempts = await solving.solver_rows(
-                    context, self.config, 'solver', solver_task, question
-                )
+                attempts = await self._solve(context, solver_task, question)
         except TaskDropped as drop:
             return drop.reason, []
         if number > 0:
@@ -237,10 +236,20 @@ class Recipe(RecipeBase):
                 row.group = -(group_of(task.identity) * samples + number)
         return reason, attempts
 
+    async def _solve(self, context, task: Task, question: Question) -> list[Row]:
+        """Returns the solver's rollouts on a question as rows."""
+        strict = self.config.ssp.strict_format
+        return await solving.solver_rows(
+            context, self.config, 'solver', task, question, strict_format=strict
+        )
+
     def _rule_gate(self, trajectory: Trajectory, question: Question) -> str | None:
-        """Returns why a question is rejected by rule ('unfinished', or a code of `rewards.ssp_gate`); else None."""
+        """Returns why a question is rejected ('unfinished', 'format', or a code of `rewards.ssp_gate`); else None."""
         if trajectory.finish != 'answer':
             return 'unfinished'
+        texts = [turn.text for turn in trajectory.turns]
+        if self.config.ssp.strict_format and not rewards.ssp_format(texts):
+            return 'format'
         # Queries of failed searches do not count.
         queries: list[str] = []
         for call in trajectory.calls_of('search'):

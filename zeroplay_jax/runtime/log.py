@@ -150,6 +150,12 @@ class MetricsWriter:
             writer.write(step, curves)
         self.write(_METRICS, [record])
 
+    def write_parameters(self, params: Mapping[str, Any]) -> None:
+        """Writes names, shapes and sizes of all weights as texts of TensorBoard; `params`: name of weights → arrays."""
+        for writer in self._curves:
+            if isinstance(writer, TensorBoardWriter):
+                writer.write_parameters(params)
+
     def write(self, name: str, records: Iterable[Json]) -> None:
         """Writes records, each with its step, to the file of this name.
 
@@ -243,6 +249,15 @@ class TensorBoardWriter:
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._writer.write_scalars(step, values)
+        self._writer.flush()
+
+    def write_parameters(self, params: Mapping[str, Any]) -> None:
+        """As of `MetricsWriter`."""
+        from clu import parameter_overview
+
+        table = parameter_overview.get_parameter_overview
+        tables = {f'parameters/{name}': table(params[name], include_stats=False) for name in params}
+        self._writer.write_texts(0, tables)
         self._writer.flush()
 
     def close(self) -> None:

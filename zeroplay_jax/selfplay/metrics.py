@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import math
 import re
 import time
@@ -160,17 +159,6 @@ def invalid_reason(row: Row, truncated: str) -> str | None:
     if truncated == 'drop' and row.trajectory.finish in TRUNCATED:
         return 'truncated'
     return None
-
-
-def rows_per_context(rows: Sequence[Row]) -> list[Row]:
-    """Returns one row per context of each rollout (`Trajectory.contexts`), with the rollout's reward and advantage."""
-    # The advantage is copied to each context, as in SCOPE's code for Qwen3; each sampled token is
-    # POLICY in exactly one of them, so it is trained once.
-    split_rows: list[Row] = []
-    for row in rows:
-        for context in row.trajectory.contexts:
-            split_rows.append(dataclasses.replace(row, trajectory=context))
-    return split_rows
 
 
 def ratios(stats: Stats) -> dict[str, float]:

@@ -25,7 +25,7 @@ from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.selfplay import metrics
 from zeroplay_jax.selfplay.context import RolloutContext
-from zeroplay_jax.selfplay.metrics import added, reward_columns, rows_per_context
+from zeroplay_jax.selfplay.metrics import added, reward_columns
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.records import filtered_groups_log, skipped_update_log, teaches
 from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
@@ -482,9 +482,7 @@ def pack_rows(
 ) -> list[Batch]:
     """Packs rows with advantages into the micro-batches of one optimiser step.
 
-    Dropped rows are left out, and rows without any gradient too; those still count in the denominator of the loss. With
-    `drop_thinking` every context of a rollout is a row, and counts as a rollout there; only the last one says how the
-    rollout ended.
+    Dropped rows are left out, and rows without any gradient too; those still count in the denominator of the loss.
 
     Args:
       rows: rows of one role with advantages.
@@ -494,7 +492,7 @@ def pack_rows(
       teacher_tokens: length M of a packed teacher row; 0 without a teacher.
       order: in which rollouts are packed, see `batch.pack`.
     """
-    valid = rows_per_context([row for row in rows if row.drop is None])
+    valid = [row for row in rows if row.drop is None]
     # Only policy tokens count: tool output has no loss and must not change a mean over a sequence.
     lengths = np.array([row.trajectory.policy_tokens for row in valid], np.int64)
     # All valid rows of the optimiser step share one denominator. With a mean per micro-batch the weight of

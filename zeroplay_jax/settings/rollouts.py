@@ -64,7 +64,7 @@ class Rollout(Section):
     max_turns: PositiveInt = 5
     """Assistant turns; the last cannot call a tool."""
     drop_thinking: bool = False
-    """Remove thoughts (…</think>) when their turn ends; every context becomes a training row."""
+    """Remove thoughts (…</think>) when their turn ends; every context is trained on."""
     truncated: Literal['keep', 'drop'] = 'keep'
     """Train on rollouts that ended at a limit, or drop them."""
     deterministic: bool = True

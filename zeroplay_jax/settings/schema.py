@@ -354,7 +354,7 @@ class Inputs(Section):
     documents: DocumentsFile = ''
     """Dr. Zero, π-Play, SCOPE: documents with hops."""
     types: tuple[str, ...] = ('',)
-    """SCOPE: types of task, in equal parts; of `documents` those with such a type, or without any. ('',): all."""
+    """SCOPE: types of task, in equal parts; ('',): those of `documents`."""
     tasks: InputPath = ''
     """SCOPE: open tasks with rubrics, in place of the challenger's."""
     world_questions: PositiveInt = 300

@@ -233,6 +233,8 @@ def _train(
     hosts = context.rollouts.hosts
     first_step = state['cursor']
     writer = _open_log(hosts, config, place.workdir, first_step, hash_of(state[STATE_FIELD]))
+    if writer is not None and first_step == 0:
+        writer.write_parameters({name: each.params for name, each in engine.learners.items()})
     watch = Alarms(dict(config.alarms))
     watch.restore(state['alarms'])
     # Saving follows the log of its step, so its time is logged with the next one.
