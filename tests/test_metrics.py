@@ -56,7 +56,9 @@ def test_the_board_has_a_table_of_the_weights(tmp_path):
     metrics.close()
     (events,) = tmp_path.glob('events.out.tfevents*')
     content = events.read_bytes()
-    assert all(text in content for text in (b'parameters/policy', b'layer/kernel', b'(3, 7)', b'21'))
+    assert all(
+        text in content for text in (b'parameters/policy', b'layer/kernel', b'(3, 7)', b'21')
+    )
 
 
 @pytest.mark.fault('F9', 'EventAccumulator.Scalars() of a script')
