@@ -35,6 +35,13 @@ _MAJORITY = {
 # A ratio per token and a mean over tokens, as in DAPO, and what Search-R1 changes of it.
 _TOKEN_RATIO = {'loss': 'token_pg', 'aggregation': 'token', 'clip_low': 0.2}
 _SEARCH_R1 = _TOKEN_RATIO | {'filter_groups': False, 'clip_high': 0.2, 'kl_coef': 0.001}
+_FROM_MEMORY = '''
+[solver]
+user = """
+Think about the question inside <think> and </think>, then give only the short answer between <answer> and </answer>.
+
+Question: {question}"""
+'''
 _JUDGE_CHECKER = {'ssp.checker': 'judge', 'judge.kind': 'endpoint'}
 # Lengths for models that think, in slots as long as π-Play's student (table 6).
 _LONG = {
@@ -164,6 +171,13 @@ ROWS = {
         'solver.batch': 512,
         'solver.minibatches': 2,
     },
+    # R1, without search (Dr. Zero, table 1). That table's supervised fine-tuning is no part of this package.
+    'dspo/r1_grpo': {
+        **_of('solver', _SEARCH_R1),
+        'tools.names': (),
+        'prompts': _FROM_MEMORY,
+        'reward.answer': 'em',
+    },
     'dspo/gmpo': _of('solver', {'loss': 'geometric_pg', 'clip_low': 0.4, 'clip_high': 0.4}),
     'dspo/dense': {
         'retrieval.path': 'indexes/wiki18_e5'
@@ -216,8 +230,9 @@ def get_config(name=''):
     )
     settings = dict(ROWS[row])
     if variant:
-        # A small run keeps its numbers of steps and sizes of batches, and its policy with the syntax that it knows.
-        kept = ['policy.path', 'tools.syntax']
+        # A small run keeps its numbers of steps and sizes of batches, and its policy with the syntax and the prompts that
+        # it knows.
+        kept = ['policy.path', 'tools.syntax', 'prompts']
         kept += [field for field in settings if field.endswith(('.batch', '.steps'))]
         if 'policy.path' in settings:
             kept += ['rollout.drop_thinking', *_LONG]

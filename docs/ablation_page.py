@@ -48,7 +48,8 @@ def _differences(base, config) -> str:
     texts = []
     for name, value in fields.leaves(config):
         if value != defaults[name]:
-            texts.append(f'`{name}={_text(value)}`')
+            value = '(without search)' if name == 'prompts' else _text(value)
+            texts.append(f'`{name}={value}`')
     return ', '.join(texts) or "nothing: this is the config's value"
 
 

@@ -84,6 +84,7 @@ def test_a_log_that_cannot_be_opened_ends_all_processes(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(hosts, 'run_on_all', calls.append)
     monkeypatch.setattr(loop, 'MetricsWriter', mock.Mock(side_effect=UserError('no key')))
-    assert loop._open_log(hosts, config, tmp_path, 0, '') is None
+    state = {'cursor': 0, loop.STATE_FIELD: {}}
+    assert loop._open_log(hosts, config, tmp_path, None, state) is None
     with pytest.raises(UserError, match='no key'):
         calls[0]()

@@ -232,9 +232,7 @@ def _train(
     """
     hosts = context.rollouts.hosts
     first_step = state['cursor']
-    writer = _open_log(hosts, config, place.workdir, first_step, hash_of(state[STATE_FIELD]))
-    if writer is not None and first_step == 0:
-        writer.write_parameters({name: each.params for name, each in engine.learners.items()})
+    writer = _open_log(hosts, config, place.workdir, engine, state)
     watch = Alarms(dict(config.alarms))
     watch.restore(state['alarms'])
     # Saving follows the log of its step, so its time is logged with the next one.
@@ -302,23 +300,26 @@ def _check_uploads(place: Place, saver: Saver, next_number: int) -> None:
 
 
 def _open_log(
-    hosts: Hosts, config: Config, workdir: pathlib.Path, first_step: int, run: str
+    hosts: Hosts, config: Config, workdir: pathlib.Path, engine: Engine, state: dict[str, Any]
 ) -> MetricsWriter | None:
-    """Returns the writer of the log from a step on; prints a warning if steps before it are missing.
+    """Returns the writer of the log from the next step on; prints a warning if steps before it are missing.
 
-    Only the first process writes; the others get None. All processes must call it.
+    Only the first process writes; the others get None. All processes must call it. A new run logs the shapes of its
+    weights.
 
     Args:
-      run: hash of the run's identity.
+      state: of `_train`; its cursor and identity are read.
 
     Raises:
       UserError: a service among the writers cannot be opened, or the log is of another run; on all processes.
     """
+    first_step = state['cursor']
 
     def open_in_first() -> MetricsWriter | None:
         # The writer removes records of this and later steps, which a crash may have left behind.
         if not hosts.is_first:
             return None
+        run = hash_of(state[STATE_FIELD])
         return MetricsWriter(workdir, first_step, config.log.writers, run)
 
     writer = hosts.run_on_all(open_in_first)
@@ -327,6 +328,8 @@ def _open_log(
             f'{workdir / "metrics.jsonl"} lacks {len(writer.missing_steps)} of {first_step} steps, the first is '
             f'{writer.missing_steps[0]}; curves and report will lack them, too'
         )
+    if writer is not None and first_step == 0:
+        writer.write_parameters({name: each.params for name, each in engine.learners.items()})
     return writer
 
 
