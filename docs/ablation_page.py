@@ -24,8 +24,8 @@ The rows of the papers' tables, and baselines that are only settings. A row is a
 ```
 
 `:mini` shrinks it to minutes on a laptop, with steps, batches, policy and call syntax of the small run. The tables give
-what differs from the config of the system; sources and reasons are in [configs/ablations.py](../configs/ablations.py).
-Some rows were [compared in miniature](claims.md).
+what differs from the system's config; reasons are in [configs/ablations.py](../configs/ablations.py), comparisons in
+[claims](claims.md).
 """
 
 
