@@ -10,10 +10,10 @@ import tomllib
 DATA = pathlib.Path(__file__).with_name('hyperparameters.toml')
 KINDS = {
     'paper': "the paper's value",
-    'choice': 'the paper gives several values without saying where; ours is one of them',
+    'choice': 'the paper leaves several values open; ours is one',
     'form': 'the same in another form',
     'deviates': "not the paper's value",
-    'code': 'the paper is silent; the value of the released code, or of the framework that it uses',
+    'code': 'the paper is silent; that of the released code or its framework',
     'inferred': 'neither says it',
 }
 TITLES = {
@@ -26,9 +26,8 @@ TITLES = {
 }
 INTRODUCTION = """# Hyperparameters of the papers
 
-Every value of the five papers, and every value of our configs that no paper gives; a test compares them with the
-configs. `both` stands for proposer and solver; a name in brackets is no config field. Where paper and config do not
-agree word for word, a value has a kind:
+All values of the five papers, and of our configs where no paper gives one; a test compares them with the configs.
+`both`: proposer and solver; names in brackets are no fields. Where a paper does not say the same, a value has a kind:
 """
 
 
