@@ -40,7 +40,7 @@ def train(tmp_path, monkeypatch):
     state = {'identity': {}, 'cursor': 0, 'seconds': 0.0, 'alarms': alarms, 'stopped': None}
 
     def run(*outcomes):
-        engine = mock.Mock(task_log=[])
+        engine = mock.Mock(task_log=[], learners={})
         engine.learning.notices = []
         engine.recipe.rollouts_per_step.return_value = 1
         engine.learning.stuck_policies.return_value = []
