@@ -230,7 +230,7 @@ def get_config(name=''):
     )
     settings = dict(ROWS[row])
     if variant:
-        # A small run keeps its numbers of steps and sizes of batches, and its policy with syntax and prompts that it knows.
+        # A small run keeps its numbers of steps, its batches, and its policy with syntax and prompts that it knows.
         kept = ['policy.path', 'tools.syntax', 'prompts']
         kept += [field for field in settings if field.endswith(('.batch', '.steps'))]
         if 'policy.path' in settings:
