@@ -39,7 +39,7 @@ class Talk(CountedRole):
     def with_result(self, call, result):
         return dataclasses.replace(call, text='found', error=result.error)
 
-    def observation(self, call):
+    def observation(self, call, number=0):
         return np.zeros(3 + self.identity % 5, np.int32)
 
 
