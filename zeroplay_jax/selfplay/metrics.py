@@ -51,13 +51,10 @@ def rollout_stats(
       trained_roles: roles that the step trains; only theirs have 'reward_mean' and 'informative_share', because other
         rewards are not used (Dr. Zero's generation leaves them 0).
     """
-    rows_of_role: dict[str, list[Row]] = {}
-    for row in rows:
-        rows_of_role.setdefault(row.role, []).append(row)
     stats: Stats = {}
-    for role, role_rows in rows_of_role.items():
-        for name, value in _role_stats(role_rows, role in trained_roles).items():
-            stats[f'{role}/{name}'] = value
+    for role in dict.fromkeys(row.role for row in rows):
+        role_stats = _role_stats([row for row in rows if row.role == role], role in trained_roles)
+        stats |= {f'{role}/{name}': value for name, value in role_stats.items()}
     accumulator = _Accumulator()
     dropped = sum(outcome.drop is not None for outcome in outcomes)
     accumulator.add('dropped_episodes', dropped, len(outcomes) or 1)
