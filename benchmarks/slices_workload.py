@@ -234,16 +234,16 @@ def from_metrics(path: pathlib.Path, workload: Workload) -> Workload:
         records = [json.loads(line) for line in lines if line.strip()]
     except (OSError, ValueError) as error:
         raise UserError(f'--metrics {path}: {error}') from None
-    steps = [record for record in records if 'policy_tokens' in record and 'turns' in record]
-    if not steps:
+    all_turns, all_written = _of_roles(records, 'turns'), _of_roles(records, 'policy_tokens')
+    if not all_turns or not all_written:
         raise UserError(f'--metrics {path}: no line has policy_tokens and turns')
-    turns = float(np.mean([record['turns'] for record in steps]))
-    written = float(np.mean([record['policy_tokens'] for record in steps])) / turns
+    turns = float(np.mean(all_turns))
+    written = float(np.mean(all_written)) / turns
     most_turns = max(len(workload.turns), math.ceil(turns))
     latency = workload.latency
-    medians = _tool_seconds(steps, 'p50')
+    medians = _tool_seconds(records, 'p50')
     if medians:
-        high = max(*_tool_seconds(steps, 'p95'), *medians)
+        high = max(*_tool_seconds(records, 'p95'), *medians)
         # `latencies` has its median between the bounds.
         median = float(np.median(medians))
         latency = (median**2 / high, high)
@@ -253,6 +253,14 @@ def from_metrics(path: pathlib.Path, workload: Workload) -> Workload:
         turns=_binomial(turns, most_turns),
         latency=latency,
     )
+
+
+def _of_roles(records: list[dict], metric: str) -> list[float]:
+    """Returns a metric of every role in every record; older runs have it without the name of a role."""
+    values = []
+    for record in records:
+        values += [value for name, value in record.items() if name.split('/')[-1] == metric]
+    return values
 
 
 def _tool_seconds(records: list[dict], percentile: str) -> list[float]:

@@ -125,11 +125,11 @@ def test_rollouts_and_loss_are_those_of_a_training_step(settings, policy, run):
     names = ('aggregation', 'kl_coef', 'kl_kind', 'clip_low', 'clip_high', 'baseline', 'scale')
     role = {name: settings.solver[name] for name in names}
     loss, stats = zp.policy_loss(policy, rollouts, scores, loss=settings.solver.loss, **role)
-    assert metrics['gradient_norm'] > 0
+    assert metrics['solver/gradient_norm'] > 0
     assert set('loss ratio kl entropy informative_groups'.split()) <= stats.keys()
     for name, value in stats.items():
-        np.testing.assert_allclose(float(value), metrics[name], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(float(loss), metrics['loss'], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(float(value), metrics[f'solver/{name}'], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(float(loss), metrics['solver/loss'], rtol=1e-5, atol=1e-6)
 
 
 def test_scores_are_those_of_an_evaluation(policy, index, run):

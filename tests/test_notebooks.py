@@ -116,7 +116,8 @@ SELFPLAY = """import jax
 furthest = lambda a, b: max(float(abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)))
 probed = dict(
     phases=[step.phase.name for step in steps], played=len(log), versions=dict(engine.weights.newest),
-    valid=[values['valid_rate'] for step, values in log if step.phase.name == 'proposer'], batch=config.proposer.batch,
+    valid=[values['proposer/valid_rate'] for step, values in log if step.phase.name == 'proposer'],
+    batch=config.proposer.batch,
     counts=[counts.tolist() for counts in solve_counts], solves=config.reward.solves,
     moved={name: furthest(learner.params, run.params) for name, learner in engine.learners.items()},
     questions=[[p.question for p in made] for made in (questions_before, questions_after)],
@@ -141,7 +142,8 @@ def check_selfplay(notebook, found, _):
 
 
 OWN = """probed = dict(
-    files=len(files), rewards=[m.get('reward_mean') for m in metrics if m['phase'] in ('proposer', 'solver')],
+    files=len(files),
+    rewards=[m.get(f'{m["phase"]}/reward_mean') for m in metrics if m['phase'] in ('proposer', 'solver')],
     invented=[t['info']['question'] for t in invented], last=last['info']['question'], same=same,
     titles=[path.read_text().split()[0] for path in files],
 )"""

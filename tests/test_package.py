@@ -137,7 +137,7 @@ def test_an_outside_package_trains_three_roles_with_its_tool_loss_and_rewards(wh
         assert (whole_run / 'policy' / role / 'model.safetensors').is_file()
     # The critic makes two updates per batch, so its ratio moves and the loss penalises it.
     assert any(step['critic/ratio_penalty'] > 0 for step in steps)
-    assert all('reward/zp_outside.rewards:last_word' in step for step in steps)
+    assert all('solver/reward/zp_outside.rewards:last_word' in step for step in steps)
     trajectories = lines(whole_run, 'trajectories.jsonl')
     assert {record['role'] for record in trajectories} == {'proposer', 'solver', 'critic'}
     calls = [call for record in trajectories for call in record['turns'] if call]

@@ -18,21 +18,23 @@ TWO = """
 """
 # System → what makes its small variant a little smaller still, and the metrics that prove its stages ran.
 SYSTEMS = {
-    'drzero': (TWO, 'reward/difficulty k_histogram/0 reward/exact_match'),
-    'piplay': (TWO, 'reward/difficulty distill_divergence distill_tail_mass'),
+    'drzero': (TWO, 'proposer/reward/difficulty proposer/k_histogram/0 solver/reward/exact_match'),
+    'piplay': (TWO, 'proposer/reward/difficulty solver/distill_divergence solver/teacher_share'),
     'dspo': (
         'solver.batch=4',
-        'filter/kept filter/surplus clip_share reward/contains_answer subem/mean',
+        'solver/filter/kept solver/filter/surplus solver/clip_share solver/reward/contains_answer subem/mean',
     ),
     'scope': (
         'proposer.steps=2 proposer.batch=4 solver.steps=2 solver.batch=4 pool.batch=4 pool.batches=3 pool.target=1',
-        'reward/rubrics reward/difficulty reward/length_factor judge/asked kl',
+        'solver/score solver/answer_tokens solver/reward/length_factor solver/kl '
+        'proposer/reward/difficulty judge/asked',
     ),
     'ssp': (
         '',
-        'rejected/leaks_answer rejected/unanswerable reward/hard solver/kl reward/exact_match',
+        'proposer/rejected/leaks_answer proposer/rejected/unanswerable proposer/reward/hard solver/kl '
+        'proposer/tool_calls/search solver/tool_calls/search solver/prompt_tokens solver/response_tokens',
     ),
-    'cross': (TWO, 'filter/kept distill_divergence reward/difficulty'),
+    'cross': (TWO, 'solver/filter/kept solver/distill_divergence proposer/reward/difficulty'),
 }
 
 
@@ -71,7 +73,7 @@ def test_every_stage_ran(whole):
 
 
 def of_role(record, role, name):
-    return record.get(f'{role}/{name}', record.get(name))
+    return record.get(f'{role}/{name}')
 
 
 @pytest.mark.fault('user-3', 'a `:mini` run, whose every role is to be trained by its rewards')
@@ -82,7 +84,6 @@ def test_every_trained_role_is_updated_by_rewards_that_differ(whole, user_reads)
     roles = [role for role in recipe_class(config.recipe).roles(config) if role.is_trained]
     shares = []
     for role in roles:
-        # Systems that train both roles in one step name them in their metrics.
         steps = [r for r in records if r['phase'] in (role.name, 'selfplay')]
         assert any(of_role(record, role.name, 'gradient_norm') for record in steps), role.name
         # Rewards that are equal within a group move nothing; a teacher would move the policy all the same.

@@ -16,6 +16,7 @@ COMMANDS = (
     'ask',
     'evaluate',
     'compare',
+    'evolution',
     'export',
     'inputs',
     'retrieval.build',

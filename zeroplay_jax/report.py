@@ -1,10 +1,10 @@
-"""Writes the HTML report of a run, or one report that compares several runs."""
+"""Writes the HTML report of a run, one report that compares several runs, or a named figure of a paper."""
 
 import argparse
 import pathlib
 import sys
 
-from zeroplay_jax.evaluation import report_builder
+from zeroplay_jax.evaluation import pictures, report_builder
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.runtime.remote_workdir import local_run
 from zeroplay_jax.types import UserError
@@ -13,6 +13,8 @@ EXAMPLES = """examples:
   python -m zeroplay_jax.report runs/quickstart
   python -m zeroplay_jax.report runs/a runs/b --out comparison.html
   python -m zeroplay_jax.report runs/quickstart --picture curve.svg
+  python -m zeroplay_jax.report --figure=ssp5a runs/a runs/b
+  python -m zeroplay_jax.report --figure=list
 """
 
 
@@ -21,7 +23,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     try:
         # Parsed inside the `try`: `Parser` raises RetrievalError for mistakes on the command line.
-        print(_write(parser.parse_args(argv)))
+        arguments = parser.parse_args(argv)
+        if not arguments.workdirs and arguments.figure != 'list':
+            parser.error('the following arguments are required: WORKDIR')
+        print(_written(arguments))
     except UserError as error:
         print(f'zeroplay_jax.report: {error}', file=sys.stderr)
         return 2
@@ -45,32 +50,48 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         'workdirs',
-        nargs='+',
+        nargs='*',
         metavar='WORKDIR',
         help='workdir of a run, or gs://bucket/path; further runs are compared with the first',
     )
     parser.add_argument(
-        '--out', metavar='FILE', help='HTML file (default: report.html in the first WORKDIR)'
+        '--out',
+        metavar='FILE',
+        help='file to write (default: report.html or NAME.svg in the first WORKDIR)',
     )
     parser.add_argument(
         '--picture', metavar='FILE', help='write only the plot of exact match of one run, as SVG'
     )
+    parser.add_argument(
+        '--figure', metavar='NAME', help='write a figure of a paper as SVG and PNG; list: names all'
+    )
     return parser
 
 
-def _write(arguments: argparse.Namespace) -> pathlib.Path:
-    """Writes the report or the plot; returns the path of the file."""
-    for name, suffix in ((arguments.out, '.html'), (arguments.picture, '.svg')):
+def _written(arguments: argparse.Namespace) -> str:
+    """Writes the report or the picture; returns what to print: the paths of its files, or the list of figures."""
+    if arguments.figure == 'list':
+        named = pictures.figures().items()
+        return '\n'.join(f'{name:18} {figure["title"]}' for name, figure in named)
+    out_suffix = '.svg' if arguments.figure else '.html'
+    for name, suffix in ((arguments.out, out_suffix), (arguments.picture, '.svg')):
         if name and not name.lower().endswith(suffix) and not pathlib.Path(name).is_dir():
             raise UserError(f'{name}: end its name with {suffix}, which is what is written')
+        folder = pathlib.Path(name or '.').parent
+        if not folder.is_dir():
+            raise UserError(f'{name}: folder {folder} does not exist; create it first')
+    if arguments.picture and (len(arguments.workdirs) > 1 or arguments.out):
+        raise UserError('--picture plots one run into one file; pass one WORKDIR and no --out')
+    workdirs = [local_run(workdir) for workdir in arguments.workdirs]
+    if arguments.figure:
+        runs = report_builder.read_runs(workdirs)
+        out = arguments.out or workdirs[0] / f'{arguments.figure}.svg'
+        return '\n'.join(map(str, pictures.write_figure(arguments.figure, runs, out)))
     # A plot is an SVG file for a README; an HTML report would need a browser.
     if not arguments.picture:
-        workdirs = [local_run(workdir) for workdir in arguments.workdirs]
-        return report_builder.write_report(*workdirs, out=arguments.out)
-    if len(arguments.workdirs) > 1 or arguments.out:
-        raise UserError('--picture plots one run into one file; pass one WORKDIR and no --out')
-    run = report_builder.read_run(local_run(arguments.workdirs[0]))
-    return report_builder.write_curve_plot(run, arguments.picture)
+        return str(report_builder.write_report(*workdirs, out=arguments.out))
+    run = report_builder.read_run(workdirs[0])
+    return str(pictures.write_curve_plot(run, arguments.picture))
 
 
 if __name__ == '__main__':

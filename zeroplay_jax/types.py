@@ -259,6 +259,7 @@ class RowInfo:
     Attributes:
       question: the question or open task that the rollout answers, or the one that it proposed.
       answer: the solver's final answer.
+      answer_tokens: its length in tokens, for a metric, where a recipe counts them (SCOPE).
       score: the answer's score in [0, 1], before penalties; None if it could not be graded. In SCOPE a
         proposal has one too: the mean over its answers.
       valid: whether a proposal passed its recipe's checks (Dr. Zero, π-Play: format only; SCOPE: it
@@ -271,6 +272,7 @@ class RowInfo:
 
     question: Question | None = None
     answer: str | None = None
+    answer_tokens: int | None = None
     score: float | None = None
     valid: bool | None = None
     solve_count: int | None = None

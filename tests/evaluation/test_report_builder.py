@@ -223,7 +223,7 @@ def test_alarms_are_summed_up_per_level(tmp_path):
     lines = '\n'.join(map(json.dumps, records))
     (tmp_path / 'alarms.jsonl').write_text(lines + '\n[1]\n{"step": 16, "na')
     notes = []
-    alarms = report_builder._read_lines(tmp_path / 'alarms.jsonl', notes)
+    alarms = report_builder.read_lines(tmp_path / 'alarms.jsonl', notes)
     assert alarm_notes(alarms) == [
         'Alarm entropy (warning, 2 times, steps 3 to 13): step 13: low.',
         'Alarm entropy (stopped the run, step 15): step 15: low.',

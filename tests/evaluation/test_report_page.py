@@ -125,6 +125,22 @@ def test_tool_latency(tmp_path, browser, open_run):
     assert browser.js(constants) == ['Tool calls: search 2']
 
 
+def test_roles_are_lines_of_one_chart(tmp_path, browser, open_run):
+    rows = []
+    for i in range(3):
+        rows.append({'step': 2 * i, 'iteration': 0, 'phase': 'selfplay', 'loss': 0.1})
+        rows[-1] |= {f'{role}/turns': i + extra for role, extra in (('asks', 1), ('answers', 2))}
+        rows.append({'step': 2 * i + 1, 'iteration': 0, 'phase': 'solver', 'answers/turns': 5 + i})
+        rows[-1] |= {f'answers/score/hop{hops}': i / 10 / hops for hops in (1, 2)}
+    sample_run.write_lines(tmp_path / 'metrics.jsonl', rows)
+    open_run(tmp_path)
+    browser.js(OPEN_GROUPS)
+    browser.until('plots.length === 2')
+    turns = [['asks (selfplay)', '3'], ['answers (selfplay)', '4'], ['answers (solver)', '7']]
+    assert sorted(browser.js(LEGENDS.format('#groups'))[0]) == sorted(turns)
+    assert browser.js(LEGENDS.format('#question-charts')) == [[['1-hop', '0.2'], ['2-hop', '0.1']]]
+
+
 # Contrast ratios (WCAG) of all texts with their backgrounds: [ratio, class and text], the smallest first.
 CONTRAST = """(() => {
   const canvas = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });

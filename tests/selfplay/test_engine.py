@@ -147,7 +147,8 @@ def test_the_table_of_steps(start):
         for index in indices or range(count):
             del items[:]
             before = jax.tree.map(np.array, engine.learners['solver'].params)
-            values, rows = play(engine, index)
+            metrics, rows = play(engine, index)
+            values = {name.removeprefix('solver/'): value for name, value in metrics.items()}
             shown = {name: round(values[name], 3) for name in WATCHED if name in values}
             shown |= {name: round(x, 3) for name, x in values.items() if 'row_drop' in name}
             log = [
@@ -277,7 +278,7 @@ def test_a_batch_without_a_finite_gradient_is_skipped_and_named(policy, monkeypa
     before = jax.tree.map(np.array, learner.params)
     spoil_gradient(engine, monkeypatch)
     values, rows = play(engine, 0)
-    assert values['skipped_updates'] == 1
+    assert values['solver/skipped_updates'] == 1
     assert engine.learning.last_reasons == {'solver': {'nonfinite_gradient': 2}}
     identities = [list(row.trajectory.identity) for row in rows]
     (record,) = engine.task_log

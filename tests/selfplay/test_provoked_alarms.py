@@ -94,7 +94,7 @@ def test_a_healthy_step_reaches_no_level_but_that_of_random_log_probs(engine, pl
     defaults = Alarms(one.config.alarms)
     metrics, _ = play(one, 0)
     wanted = {'call_error_share': 0.0, 'no_call_share': 0.0, 'no_evidence_share': 0.0}
-    wanted |= {'nonfinite_updates': 0.0, 'nonfinite_weights': 0.0}
+    wanted |= {'solver/nonfinite_updates': 0.0, 'solver/nonfinite_weights': 0.0}
     assert {name: metrics[name] for name in wanted} == wanted
     step = Step(Phase('solver', 99, ('solver',)), 0, 0)
     defaults.check(step, metrics)
@@ -130,7 +130,7 @@ CASES = [
 def test_weights_that_are_lost_are_measured(engine, player):
     scale_weights(engine[0], np.float32('nan'))
     metrics, _ = play(engine[0], 0)
-    assert metrics['nonfinite_weights'] == 1
+    assert metrics['solver/nonfinite_weights'] == 1
 
 
 @pytest.mark.parametrize(('name', 'level', 'changes'), CASES)

@@ -167,9 +167,9 @@ def missing_evidence(text, *answers):
 
 
 def means(rows):
-    """Metrics as the engine writes them: sums over counts, without those of count 0."""
-    stats = metrics.rollout_stats(rows, [Outcome(rows)])
-    return {name: total / count for name, (total, count) in stats.items() if count}
+    """Metrics of the solver as the engine writes them: sums over counts, without those of count 0."""
+    figures = metrics.ratios(metrics.rollout_stats(rows, [Outcome(rows)]))
+    return {name.removeprefix('solver/'): value for name, value in figures.items()}
 
 
 def solver_row(*turns, **info):
@@ -256,13 +256,36 @@ def test_a_proposal_without_a_question_has_none_in_the_logs():
     assert record['task'] == [3, 1] and record['title'] == 'Lomi'
 
 
-def test_a_step_of_several_trained_roles_has_the_reward_of_each():
-    rows = [solver_row(), solver_row(), solver_row()]
+def test_figures_of_roles_are_never_mixed():
+    rows = [solver_row(SEARCH, SEARCH), solver_row(SEARCH), solver_row()]
     rows[0].role, rows[0].reward = 'proposer', 0.25
     rows[1].role, rows[1].reward = 'judge', 7.0
-    stats = metrics.rollout_stats(rows, [], ('proposer', 'solver'))
-    assert stats['proposer/reward_mean'] == (0.25, 1) and stats['solver/reward_mean'] == (1.0, 1)
-    assert 'judge/reward_mean' not in stats and stats['reward_mean'] == (8.25, 3)
-    # Of a single role it is the mean of all rows.
-    names = metrics.rollout_stats(rows, [], ('solver',)).keys()
-    assert not [name for name in names if name.endswith('/reward_mean')]
+    figures = metrics.ratios(metrics.rollout_stats(rows, [], ('proposer', 'solver')))
+    calls = {name: value for name, value in figures.items() if name.endswith('/tool_calls')}
+    assert calls == {'proposer/tool_calls': 2, 'judge/tool_calls': 1, 'solver/tool_calls': 0}
+    # A reward is only that of a role that is trained.
+    rewards = {name: value for name, value in figures.items() if name.endswith('reward_mean')}
+    assert rewards == {'proposer/reward_mean': 0.25, 'solver/reward_mean': 1.0}
+    assert all('/' in name or name.startswith('dropped_') for name in figures)
+
+
+def test_a_rollout_reads_a_hop_with_each_query_that_finds_something_new():
+    first, second = ({'title': name, 'text': f'{name} is a river.'} for name in ('Lomi', 'Duvo'))
+    found = ((first,), (first, second), (second,), ())
+    turns = [Turn('x', scripted.search_call(['q'], (passages,))) for passages in found]
+    asked = solver_row(*turns, question=Question('Where?', ('Lomi',), hops=3), score=0.5)
+    unknown = solver_row(*turns, question=Question('Where?', ('Lomi',), hops=0), score=1.0)
+    figures = means([asked, unknown])
+    names = ('hops_asked', 'hops_read', 'calls/hop3', 'score/hop3', 'score')
+    assert [figures[name] for name in names] == [3, 2, 4, 0.5, 0.75]
+    proposal = solver_row(question=Question('Where?', hops=2), solve_count=4)
+    assert means([proposal, rejected_row()])['solve_count/hop2'] == 4
+
+
+def test_lengths_are_counted_in_tokens_with_and_without_the_texts_of_tools():
+    row = solver_row(SEARCH, Turn('b'), answer_tokens=7)
+    trajectory = row.trajectory
+    figures = means([row])
+    assert figures['answer_tokens'] == 7 and figures['prompt_tokens'] == trajectory.prompt_tokens
+    whole = figures['prompt_tokens'] + figures['response_tokens']
+    assert whole == len(trajectory.tokens) and figures['policy_tokens'] == trajectory.policy_tokens

@@ -47,12 +47,14 @@ def test_its_metrics_have_the_time_by_cause_and_the_watched_figures(stopped):
     workdir, _ = stopped
     _, first = lines(workdir)
     causes = {'seconds/rollout', 'seconds/tools', 'seconds/update', 'seconds/save'}
-    watched = {'sampler_gap', 'nonfinite_updates', 'nonfinite_weights'}
+    watched = {
+        f'proposer/{name}' for name in ('sampler_gap', 'nonfinite_updates', 'nonfinite_weights')
+    }
     assert causes | watched <= first.keys()
     # A CPU has no known peak and reports no memory, and a single process exchanges nothing.
     absent = ('mfu', 'memory/', 'seconds/exchange', 'evictions')
     assert not [name for name in first if name.startswith(absent)]
-    assert 0 < first['sampler_gap'] < 1e-5
+    assert 0 < first['proposer/sampler_gap'] < 1e-5
 
 
 def test_the_chosen_step_was_traced(stopped):

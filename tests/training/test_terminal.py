@@ -24,7 +24,7 @@ from zeroplay_jax.types import Question, Row, RowInfo, ToolCall, Turn
 METRICS = {
     'tokens_per_second': 812.3,
     'dropped_share': 0.75,
-    'reward_mean': 0.53,
+    'proposer/reward_mean': 0.53,
 }
 
 

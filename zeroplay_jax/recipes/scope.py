@@ -432,5 +432,7 @@ class Recipe(RecipeBase):
             group=group_of(task.identity),
             parts=parts,
             drop='ungraded' if value is None else None,
-            info=RowInfo(question=task.payload, answer=answer, score=value),
+            info=RowInfo(
+                question=task.payload, answer=answer, answer_tokens=answer_tokens, score=value
+            ),
         )

@@ -142,7 +142,9 @@ class MetricsWriter:
         for name, value in values.items():
             # JSON has no NaN or infinity, and curves break at them.
             if math.isfinite(value):
-                curves[f'{phase}/{name}'] = float(value)
+                # In most systems a phase trains the role of its name.
+                curve = name if name.startswith(f'{phase}/') else f'{phase}/{name}'
+                curves[curve] = float(value)
                 record[name] = float(value)
             else:
                 record[name] = None

@@ -38,9 +38,6 @@ from zeroplay_jax.types import Json, Outcome, Row
 if TYPE_CHECKING:
     from zeroplay_jax.learner.value_network import ValueNetwork
 
-# Omitted in steps that train no role: rewards are not used there, and Dr. Zero's generation leaves them 0.
-_REWARD_METRICS = ('reward_mean', 'informative_share')
-
 
 @dataclasses.dataclass(eq=False)
 class Engine:
@@ -165,11 +162,10 @@ class Engine:
         self.proposals.add(tasks, outcomes)
         if step.phase.trains:
             stats |= self._update_roles(step, rows, outcomes)
-            if not any(self._compares_groups(role) for role in step.phase.trains):
-                stats.pop('informative_share', None)
+            for role in step.phase.trains:
+                if not self._compares_groups(role):
+                    stats.pop(f'{role}/informative_share', None)
         else:
-            for name in _REWARD_METRICS:
-                stats.pop(name, None)
             pool_size = len(self.pool.questions)
             self.learning.add_rollout_step(step, outcomes, pool_size, self.pool.drops)
         stats |= self._pool_stats(outcomes)
@@ -244,10 +240,8 @@ class Engine:
             _, finite_updates = role_stats.get('gradient_norm', (0.0, 1.0))
             if not learnt and not finite_updates:
                 nonfinite.add(weights)
-            # Names are prefixed only if several roles are trained.
-            prefix = f'{role}/' if len(step.phase.trains) > 1 else ''
             for name, value in role_stats.items():
-                stats[prefix + name] = value
+                stats[f'{role}/{name}'] = value
         reasons = {}
         untrained = [policy for policy, learnt in has_learnt.items() if not learnt]
         for policy in untrained:

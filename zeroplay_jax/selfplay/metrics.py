@@ -44,18 +44,33 @@ class _Accumulator:
 def rollout_stats(
     rows: Sequence[Row], outcomes: Sequence[Outcome], trained_roles: Sequence[str] = ()
 ) -> Stats:
-    """Returns (sum, count) per metric over rows: rewards, parts, turns, tool calls, endings, lengths, solve counts.
+    """Returns (sum, count) per metric: of the rollouts of each role as 'role/name', and of dropped tasks.
 
     Args:
-      trained_roles: roles that the step trains; of several the mean reward of each is a metric as well.
+      trained_roles: roles that the step trains; only theirs have 'reward_mean' and 'informative_share', because other
+        rewards are not used (Dr. Zero's generation leaves them 0).
     """
+    stats: Stats = {}
+    for role in dict.fromkeys(row.role for row in rows):
+        role_stats = _role_stats([row for row in rows if row.role == role], role in trained_roles)
+        stats |= {f'{role}/{name}': value for name, value in role_stats.items()}
+    accumulator = _Accumulator()
+    dropped = sum(outcome.drop is not None for outcome in outcomes)
+    accumulator.add('dropped_episodes', dropped, len(outcomes) or 1)
+    # Per task, because a dropped task may have rows, too: they must not count twice.
+    for outcome in outcomes:
+        accumulator.add('dropped_share', _dropped_share(outcome))
+    return stats | accumulator.stats()
+
+
+def _role_stats(rows: Sequence[Row], is_trained: bool) -> Stats:
+    """Returns (sum, count) per metric of the rollouts of one role."""
     accumulator = _Accumulator()
     for row in rows:
+        if is_trained:
+            accumulator.add('reward_mean', row.reward)
         _add_row(accumulator, row)
-    if len(trained_roles) > 1:
-        for row in rows:
-            if row.role in trained_roles:
-                accumulator.add(f'{row.role}/reward_mean', row.reward)
+        _add_hops(accumulator, row)
     # `_add_row` leaves these counts 0. Solve counts are shares of the measured proposals, rejections and drops
     # shares of all rows, and calls of a tool are averaged over all rows, with or without such a call.
     measured = 0.0
@@ -67,19 +82,14 @@ def rollout_stats(
             accumulator.counts[name] = measured
         elif name.startswith(('rejected/', 'row_drop/', 'tool_calls/')):
             accumulator.counts[name] = len(rows)
-    # The role is part of the key, because group keys are unique within a role only: HRPO's are hop counts.
-    rewards_of_group = collections.defaultdict(set)
-    for row in rows:
-        rewards_of_group[row.role, row.group].add(row.reward)
-    # The share of groups with reward variance is logged, because at 0 there is no policy gradient, which the
-    # mean reward does not reveal.
-    for rewards in rewards_of_group.values():
-        accumulator.add('informative_share', len(rewards) > 1)
-    dropped = sum(outcome.drop is not None for outcome in outcomes)
-    accumulator.add('dropped_episodes', dropped, len(outcomes) or 1)
-    # Per task, because a dropped task may have rows, too: they must not count twice.
-    for outcome in outcomes:
-        accumulator.add('dropped_share', _dropped_share(outcome))
+    if is_trained:
+        rewards_of_group = collections.defaultdict(set)
+        for row in rows:
+            rewards_of_group[row.group].add(row.reward)
+        # The share of groups with reward variance is logged, because at 0 there is no policy gradient, which the
+        # mean reward does not reveal.
+        for rewards in rewards_of_group.values():
+            accumulator.add('informative_share', len(rewards) > 1)
     return accumulator.stats()
 
 
@@ -94,22 +104,30 @@ def _dropped_share(outcome: Outcome) -> float:
 
 
 def _add_row(accumulator: _Accumulator, row: Row) -> None:
-    """Adds the values of one row; those with weight 0 get their count in `rollout_stats`."""
+    """Adds the values of one row; those with weight 0 get their count in `_role_stats`."""
     trajectory = row.trajectory
-    accumulator.add('reward_mean', row.reward)
     for name, value in row.parts.items():
         accumulator.add(f'reward/{name}', value)
     accumulator.add('turns', len(trajectory.turns))
     accumulator.add('truncated_rate', trajectory.finish in TRUNCATED)
     accumulator.add('policy_tokens', trajectory.policy_tokens)
+    accumulator.add('prompt_tokens', trajectory.prompt_tokens)
+    # Results of tools included, as papers give the length of a response.
+    response_tokens = len(trajectory.tokens) - trajectory.prompt_tokens
+    accumulator.add('response_tokens', response_tokens)
     _add_tool_calls(accumulator, row)
     info = row.info
+    # Before penalties: SCOPE's rubric score without the length factor.
+    if info.score is not None:
+        accumulator.add('score', info.score)
     # `valid` is None for solvers, so the rate is over proposals.
     if info.valid is not None:
         accumulator.add('valid_rate', info.valid)
     # Longer answers contain a gold answer more easily (subEM): their length shows that drift.
     if info.answer:
         accumulator.add('answer_words', len(info.answer.split()))
+    if info.answer_tokens is not None:
+        accumulator.add('answer_tokens', info.answer_tokens)
     if info.rejected:
         accumulator.add(f'rejected/{info.rejected}', 1, weight=0)
     if row.drop:
@@ -118,6 +136,33 @@ def _add_row(accumulator: _Accumulator, row: Row) -> None:
         accumulator.add(f'k_histogram/{info.solve_count}', 1, weight=0)
     if info.privileged_cut is not None:
         accumulator.add('privileged_cut', info.privileged_cut)
+
+
+def _add_hops(accumulator: _Accumulator, row: Row) -> None:
+    """Adds the hops that were asked, those that were read, and by hop scores, solve counts and calls."""
+    info = row.info
+    hops = info.question.hops if info.question is not None else 0
+    if not hops:
+        return
+    accumulator.add('hops_asked', hops)
+    accumulator.add('hops_read', _hops_read(row.trajectory))
+    accumulator.add(f'calls/hop{hops}', row.trajectory.valid_calls)
+    if info.score is not None:
+        accumulator.add(f'score/hop{hops}', info.score)
+    if info.solve_count is not None:
+        accumulator.add(f'solve_count/hop{hops}', info.solve_count)
+
+
+def _hops_read(trajectory: Trajectory) -> int:
+    """Returns the number of queries that found a passage which no earlier one of the rollout found."""
+    seen: set[tuple[str, str]] = set()
+    count = 0
+    for call in trajectory.calls:
+        for passages in call.documents:
+            texts = {(passage['title'], passage['text']) for passage in passages}
+            count += not texts <= seen
+            seen |= texts
+    return count
 
 
 def _add_tool_calls(accumulator: _Accumulator, row: Row) -> None:
@@ -326,6 +371,17 @@ def operations(model: ModelConfig, rows: Sequence[Row], is_frozen: bool) -> floa
             total += transformer.update_operations(
                 model, len(context.tokens), context.policy_tokens, is_frozen
             )
+    return total
+
+
+def teacher_operations(model: ModelConfig, rows: Sequence[Row]) -> float:
+    """Returns the operations of the teacher's forward pass over the distilled rows of an update (π-Play, table 10)."""
+    total = 0.0
+    for row in rows:
+        if row.teacher_prompt is not None:
+            trajectory = row.trajectory
+            tokens = row.teacher_tokens + len(trajectory.tokens) - trajectory.prompt_tokens
+            total += transformer.forward_operations(model, tokens, trajectory.policy_tokens)
     return total
 
 

@@ -153,7 +153,12 @@ class RoleUpdates:
         minibatches = split_minibatches(rows, settings.minibatches, rng, spans_prompts)
         for part in minibatches:
             computed_rows = trained_rows(part, settings, distill_coef)
-            self.operations += metrics.operations(learner.model, computed_rows, learner.has_base)
+            update = metrics.operations(learner.model, computed_rows, learner.has_base)
+            self.operations += update
+            if distill_coef:
+                # The pass is in one program with the update, so that its time cannot be measured apart.
+                teacher = metrics.teacher_operations(learner.model, computed_rows)
+                stats = added(stats, {'teacher_share': (teacher, teacher + update)})
             if role in self.value_networks:
                 self.operations += metrics.value_operations(learner.model, computed_rows)
         return RolePlan(role, settings, minibatches, distill_coef, stats)

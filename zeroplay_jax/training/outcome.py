@@ -100,7 +100,7 @@ def raise_if_weights_are_lost(
     A checkpoint of such weights would be of no use, and take the place of a good one.
 
     Args:
-      metrics: of the step; those that train several roles have 'role/nonfinite_weights'.
+      metrics: of the step.
       checkpoints: saves in progress are completed before.
       saved_step: step at which the last checkpoint resumes the run; 0 without one.
     """
@@ -299,7 +299,7 @@ class _Figure:
     """A watched figure.
 
     Attributes:
-      metrics: names of the metrics, of which the worst counts; steps that train several roles prefix them with 'role/'.
+      metrics: names of the metrics, those of roles without their prefix 'role/'.
       text: what they are, in a line of the terminal.
       remedy: what to look at.
     """
@@ -428,7 +428,7 @@ class Alarms:
         self._levels = {name: Levels(*values) for name, values in levels.items()}
         # '<name> <level> <phase> <metric>' → steps in a row that reached the level.
         self._in_a_row: collections.Counter[str] = collections.Counter()
-        # Phase → mean lengths of its first steps.
+        # '<phase> <role>/' → mean lengths in its first steps.
         self._first_lengths: dict[str, list[float]] = {}
 
     def check(self, step: Step, metrics: Mapping[str, float]) -> list[Alarm]:
@@ -448,16 +448,19 @@ class Alarms:
         return sorted(alarms, key=lambda alarm: alarm.level != STOP)
 
     def _length_growth(self, step: Step, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Returns the growth of rollouts, as a metric, once the first steps of the phase are known; else {}."""
-        # Phases of one name recur in every iteration, and those of different names write different things.
-        first_lengths = self._first_lengths.setdefault(step.phase.name, [])
-        length = metrics.get('policy_tokens')
-        if not length:
-            return {}
-        if len(first_lengths) < REFERENCE_STEPS:
-            first_lengths.append(length)
-            return {}
-        return {_LENGTH_METRIC: length * len(first_lengths) / sum(first_lengths)}
+        """Returns the growth of a role's rollouts, as metrics, once the first steps of the phase are known; else {}."""
+        growth: dict[str, float] = {}
+        for metric, length in _values(metrics, ('policy_tokens',)):
+            role = metric.removesuffix('policy_tokens')
+            # Phases of one name recur in every iteration; roles, and phases of other names, write different things.
+            first_lengths = self._first_lengths.setdefault(f'{step.phase.name} {role}', [])
+            if not length:
+                continue
+            if len(first_lengths) < REFERENCE_STEPS:
+                first_lengths.append(length)
+                continue
+            growth[role + _LENGTH_METRIC] = length * len(first_lengths) / sum(first_lengths)
+        return growth
 
     def _check_value(self, step: Step, name: str, metric: str, value: float) -> Alarm | None:
         """Counts the levels that a value reaches; returns the alarm that follows, the stop rather than the warning."""
@@ -484,8 +487,8 @@ class Alarms:
         figure = FIGURES[name]
         prefix = metric.removesuffix(_base_name(metric, figure.metrics)).rstrip('/')
         of_role = f' ({prefix})' if prefix else ''
-        # Steps that train a single role do not prefix its metrics.
         role = prefix or '<role>'
+        # Figures of the whole step, such as the staleness of rollouts.
         if not prefix and len(step.phase.trains) == 1:
             role = step.phase.trains[0]
         in_a_row = f', {steps} steps in a row' if steps > 1 else ''

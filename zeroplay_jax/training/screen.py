@@ -201,23 +201,20 @@ def _shown_metrics(metrics: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
 
 
 def _reward_texts(metrics: Mapping[str, float]) -> tuple[str, ...]:
-    """Returns texts of the mean reward, the longest first; where a step trains several roles, of each role."""
-    if 'reward_mean' not in metrics:
-        return ()
-    mean_text = f'reward {metrics["reward_mean"]:.2f}'
+    """Returns texts of the mean reward of each trained role, the longest first; without the name of a single one."""
     rewards: dict[str, float] = {}
     for name, value in metrics.items():
-        role, slash, metric = name.rpartition('/')
-        if slash and metric == 'reward_mean':
+        role, _, metric = name.rpartition('/')
+        if metric == 'reward_mean':
             rewards[role] = value
-    if not rewards:
-        return (mean_text,)
+    if len(rewards) < 2:
+        return tuple(f'reward {value:.2f}' for value in rewards.values())
     with_names = _joined(rewards, max(map(len, rewards)))
     # In 80 columns there is often space for initials only: as many letters as tell the roles apart.
     length = 1
     while len({role[:length] for role in rewards}) < len(rewards):
         length += 1
-    return f'reward {with_names}', with_names, _joined(rewards, length), mean_text
+    return f'reward {with_names}', with_names, _joined(rewards, length)
 
 
 def _joined(rewards: Mapping[str, float], length: int) -> str:

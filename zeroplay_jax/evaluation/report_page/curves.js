@@ -46,13 +46,20 @@ function metricColour({ lead, metrics }, name, phase) {
   const [, role] = splitRole(name);
   if (numbered.includes(name)) return shade(phaseColour(phase), numbered.indexOf(name), numbered.length);
   if (role && metricOf(name)) return phaseColour(role);
-  if (name === lead) return numbered.length ? 'var(--ink)' : phaseColour(phase);
+  if (splitRole(name)[0] === lead) return numbered.length ? 'var(--ink)' : phaseColour(phase);
   return `var(--c${names.indexOf(name) % 8})`;
 }
 
 function seriesOf(run, name, phase, label, colour) {
   const absentIsZero = ABSENT_IS_ZERO.test(splitRole(name)[0]);
   return { run, name, phase, label, colour, absentIsZero, help: metricOf(name)?.[2] };
+}
+
+// The line of a role in a phase, as one of a chart of all roles.
+function roleSeries(name, phase, phases) {
+  const [, role] = splitRole(name);
+  const label = !role || role === phase ? phase : phases.length > 1 ? `${role} (${phase})` : role;
+  return seriesOf(runs[0], name, phase, label, phaseColour(PHASES.includes(phase) || !role ? phase : role));
 }
 
 const joinTitle = (...parts) => parts.filter(Boolean).join(' · ');
@@ -66,7 +73,7 @@ function cardsByMetric(family, phases) {
       cards.push({
         ...family,
         title: joinTitle(family.title, label, phases.length > 1 ? phase : ''),
-        group: family.lead && family.lead !== name ? DETAIL : family.group,
+        group: family.lead && family.lead !== splitRole(name)[0] ? DETAIL : family.group,
         series: runs
           .filter((run) => isLogged(run, name, phase))
           .map((run) => seriesOf(run, name, phase, run.name, run.colour)),
@@ -99,9 +106,12 @@ function cardsByPhase(family, phases) {
 function cardsOf(family) {
   const phases = [...new Set(family.metrics.flatMap((metric) => [...metric.phases]))].sort(phaseOrder);
   if (comparing && family.kind !== 'stack') return cardsByMetric(family, phases);
-  if (comparing || family.metrics.length > 1 || family.kind === 'stack') return cardsByPhase(family, phases);
-  const [{ name }] = family.metrics;
-  const series = phases.map((phase) => seriesOf(runs[0], name, phase, phase, phaseColour(phase)));
+  const isOneMetric = !comparing && family.metrics.every(({ name }) => metricOf(name));
+  if (!isOneMetric && (comparing || family.metrics.length > 1 || family.kind === 'stack'))
+    return cardsByPhase(family, phases);
+  const series = family.metrics.flatMap((metric) =>
+    phases.filter((phase) => metric.phases.has(phase)).map((phase) => roleSeries(metric.name, phase, phases)),
+  );
   return [{ ...family, series }];
 }
 

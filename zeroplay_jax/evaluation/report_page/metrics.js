@@ -119,19 +119,19 @@ const FAMILIES = [
   {
     title: 'Solve count by hops',
     group: QUESTIONS,
-    names: /^logged\/solves\//,
+    names: /^(logged\/solves|solve_count)\//,
     columns: FEW_COLUMNS,
     lead: 'logged/solves/all',
-    help: 'Correct solver attempts per proposed question; mean over the logged rollouts.',
+    help: 'Correct solver attempts per proposed question; in older logs mean over the logged rollouts.',
   },
   {
-    title: 'Exact match by hops',
+    title: 'Score by hops',
     group: QUESTIONS,
-    names: /^logged\/exact_match\//,
+    names: /^(logged\/exact_match|score)\//,
     columns: FEW_COLUMNS,
     kind: 'share',
     lead: 'logged/exact_match/all',
-    help: 'Share of training questions answered with the proposer’s answer; logged rollouts.',
+    help: 'Of answers to training questions with that many hops, before penalties; in older logs exact match of logged rollouts.',
   },
   {
     title: 'Rubrics met',
@@ -144,10 +144,10 @@ const FAMILIES = [
   {
     title: 'Tool calls by hops',
     group: QUESTIONS,
-    names: /^logged\/tool_calls\//,
+    names: /^(logged\/tool_calls|calls)\//,
     columns: FEW_COLUMNS,
     lead: 'logged/tool_calls/all',
-    help: 'Tool calls per rollout; mean over the logged rollouts.',
+    help: 'Tool calls per rollout; in evaluations and older logs mean over the logged rollouts.',
   },
 ];
 
@@ -316,7 +316,19 @@ const METRICS = {
     'Share of rollouts that ended at a limit of turns, tokens or context.',
   ],
   policy_tokens: [ROLLOUTS, 'Sampled tokens', 'Tokens sampled from the policy per rollout.'],
+  prompt_tokens: [ROLLOUTS, 'Prompt tokens', 'Tokens of the prompt per rollout.'],
+  response_tokens: [ROLLOUTS, 'Response tokens', 'Tokens behind the prompt, results of tools included.'],
   answer_words: [ROLLOUTS, 'Words per answer', 'Of the solver.'],
+  answer_tokens: [ROLLOUTS, 'Tokens per answer', 'Of the answer alone, which the length factor reads (SCOPE).'],
+  score: [MAIN, 'Score', 'Of answers, before penalties: exact match, or the share of rubrics met.', 'share'],
+  hops_asked: [QUESTIONS, 'Hops asked', 'Hops that questions were to need.'],
+  hops_read: [QUESTIONS, 'Hops read', 'Queries per rollout that found a passage which no earlier one found.'],
+  teacher_share: [
+    UPDATES,
+    'Share of the teacher',
+    'Operations of the teacher’s forward pass over those of the whole update.',
+    'share',
+  ],
   same_ids_when_rendered_again: [
     ROLLOUTS,
     'Stable under retokenisation',
@@ -355,6 +367,7 @@ const LABELS = {
 };
 const LABEL_RULES = [
   [/^(?:em|logged\/\w+)\/hop(\d+)$/, '$1-hop'],
+  [/^(?:solve_count|score|calls)\/hop(\d+)$/, '$1-hop'],
   [/^logged\/\w+\/all$/, 'all'],
   [/^k_histogram\/(\d+)$/, '$1 correct'],
   [/^group_size\/(\d+)_up$/, '$1 or more'],
@@ -364,8 +377,11 @@ const LABEL_RULES = [
 // Counters that are only logged if they are not zero.
 const ABSENT_IS_ZERO = /^(k_histogram|rejected|drop|row_drop|judge|tool_calls)\//;
 
-// A step that trains several roles logs their metrics as role/name. Returns [name, role or ''].
+// Metrics of roles are logged as role/name; older runs named the role only in steps that train several. Returns
+// [name, role or ''].
 const ROLES = new Set(runs.flatMap((run) => run.trajectories.map((row) => row.role)));
+for (const name of runs.flatMap((run) => run.metrics.flatMap(Object.keys)))
+  if (name.endsWith('/turns')) ROLES.add(name.split('/')[0]);
 function splitRole(fullName) {
   const [role, ...name] = fullName.split('/');
   return name.length && ROLES.has(role) ? [name.join('/'), role] : [fullName, ''];

@@ -38,6 +38,8 @@ function deriveMetrics(run) {
     add('tool_calls', toolCallsOf(row));
   }
   for (const row of run.metrics) {
+    // These are the means over all rollouts; only evaluations and older runs lack them.
+    if (Object.keys(row).some((name) => name.endsWith('/hops_asked'))) continue;
     for (const [name, values] of valuesOf.get(`${row.step}/${row.phase}`) ?? []) row[name] = mean(values);
   }
 }

@@ -1,0 +1,169 @@
+"""What self-play asked in two small recorded runs: parts, near-duplicates, topics, and a solver on each part."""
+
+import json
+import pathlib
+import shutil
+import sys
+
+import pytest
+
+from zeroplay_jax import evolution as command
+from zeroplay_jax.evaluation import asked
+
+RUNS = pathlib.Path(__file__).parents[1] / 'golden' / 'runs'
+
+
+@pytest.fixture
+def run(tmp_path):
+    return pathlib.Path(shutil.copytree(RUNS / 'drzero', tmp_path / 'run'))
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def cells(printed):
+    """{part: {column: cell}} of the first table that was printed."""
+    head, *rows = [line.split('  ') for line in printed.split('\n\n')[0].splitlines()]
+    head, *rows = [[cell.strip() for cell in row if cell.strip()] for row in (head, *rows)]
+    return {row[0]: dict(zip(head, row[1:], strict=True)) for row in rows}
+
+
+def test_the_questions_of_each_iteration_are_told_apart(run, capsys):
+    assert command.main([str(run)]) == 0
+    printed = capsys.readouterr().out
+    figures = cells(printed)
+    assert list(figures) == ['iteration1', 'iteration2'] and len(printed.split('\n\n')) == 2
+    records = [record for record in lines_of(run / 'tasks.jsonl') if record['phase'] == 'generate']
+    for number, part in enumerate(figures):
+        of_part = [record for record in records if record['iteration'] == number]
+        made = [record for record in of_part if 'answers' in record]
+        questions = [record['question'] for record in made]
+        assert int(figures[part]['questions']) == len(made) > 0
+        tasks = {tuple(record['task']) for record in of_part}
+        valid = {tuple(record['task']) for record in made}
+        assert float(figures[part]['valid']) == pytest.approx(len(valid) / len(tasks), abs=1e-3)
+        words = sum(len(question.split()) for question in questions) / len(made)
+        assert float(figures[part]['words']) == pytest.approx(words, abs=1e-3)
+        written = lines_of(run / 'evolution' / f'{part}.jsonl')
+        assert [line['question'] for line in written] == questions
+        assert all(line['answers'] and line['hops'] for line in written)
+    pictures = {path.name for path in (run / 'evolution').iterdir() if 'iteration' not in path.name}
+    assert pictures == {'asked.svg', 'asked.png', 'topics.svg', 'topics.png'}
+
+
+def test_a_run_of_one_iteration_is_divided_by_steps(tmp_path, capsys):
+    run = pathlib.Path(shutil.copytree(RUNS / 'ssp', tmp_path / 'run'))
+    assert command.main([str(run), '--parts=2']) == 0
+    parts = list(cells(capsys.readouterr().out))
+    assert len(parts) == 2 and all(part.startswith('steps') for part in parts)
+
+
+def record(step, question, **fields):
+    made = {'answers': ['Lomi'], 'role': 'asks', 'version': 1, 'drop': None, 'hops': 2}
+    place = {'step': step, 'iteration': 0, 'phase': 'play', 'task': [step, len(question or '')]}
+    return place | {'question': question} | made | fields
+
+
+def test_records_of_other_kinds_are_no_questions():
+    records = [
+        record(1, 'Who founded Lomi?', solve_rate=0.5),
+        record(1, 'Who founded Duvo, that is it?', drop='duplicate', solve_rate=1.0),
+        # A rollout that was dropped names itself, also where the task has a question; a task that was dropped whole has
+        # no version, and a group of the filter has rewards.
+        record(2, 'A solver truncated', rollout=[2, 0, 0, 0], role='answers', drop='truncated'),
+        record(2, None, rollout=[2, 1, 0, 0], answers=[], drop='no_question'),
+        {'step': 2, 'iteration': 0, 'phase': 'play', 'task': [2, 7], 'drop': 'prompt_too_long'},
+        {'step': 2, 'iteration': 0, 'phase': 'play', 'task': [2, 8], 'rewards': [1.0, 1.0]},
+        {'step': 2, 'iteration': 0, 'phase': 'play', 'role': 'answers', 'rollouts': [[1]]},
+        record(4, 'A question to a solver', phase='solve', drop='truncated', rollout=[1]),
+    ]
+    (part,) = asked.parts_of(records, 1)
+    assert part.name == 'steps1to2' and part.texts == [row['question'] for row in records[:2]]
+    assert part.figures() == {
+        'questions': 2,
+        'valid': 0.5,
+        'words': 4.5,
+        'hops': 2.0,
+        'solve rate then': 0.75,
+    }
+
+
+def test_near_duplicates_are_questions_that_differ_by_little():
+    texts = ['Which river flows through the capital of Lomi?', 'Who founded the town of Duvo?']
+    assert asked.near_duplicates(texts) == 0.0
+    assert asked.near_duplicates([*texts, texts[0].replace('?', ' ?')]) == pytest.approx(2 / 3)
+    # One form, another name.
+    assert asked.near_duplicates([*texts, texts[1].replace('Duvo', 'Krikin')]) == 0.0
+    assert asked.near_duplicates(texts[:1]) == 0.0
+
+
+def test_topics_are_named_by_their_words_and_add_up_to_one():
+    rivers = [record(1, f'Which river flows past mountain {n}?') for n in range(8)]
+    kings = [record(2, f'Which king wore crown {n}?') for n in range(8)]
+    parts = [
+        asked.Part('a', 1.0, rivers),
+        asked.Part('b', 1.0, kings),
+    ]
+    shares = asked.topics(parts, 2)
+    (of_river,) = [values for name, values in shares.items() if 'mountain' in name]
+    assert of_river[0] > 0.7 > 0.3 > of_river[1]
+    assert [sum(column) for column in zip(*shares.values())] == pytest.approx([1, 1])
+    nothing = asked.Part('c', 1.0, [record(1, 'Who is it?')])
+    assert asked.topics([nothing], 2) == {}
+
+
+def test_open_tasks_are_written_with_their_rubrics(tmp_path):
+    rubrics = [{'text': 'Names the river', 'priority': 'high'}]
+    part = asked.Part('a', 1.0, [record(1, 'Describe Lomi.', answers=[], rubrics=rubrics)])
+    (path,) = asked.write_sets([part], tmp_path / 'sets')
+    assert lines_of(path) == [{'task': 'Describe Lomi.', 'rubrics': ['Names the river']}]
+
+
+def test_searches_are_those_of_solved_questions():
+    answered = [{'score': 1.0, 'searches': 3}, {'score': 0.0, 'searches': 9}]
+    figures = asked.solved(answered)
+    assert figures['searches'] == 3 and figures['solve rate'] == 0.5
+    assert figures['low'] < 0.5 < figures['high']
+    assert 'searches' not in asked.solved(answered[1:])
+
+
+def test_without_scikit_learn_the_rest_is_shown(run, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, 'sklearn.neighbors', None)
+    assert command.main([str(run)]) == 0
+    captured = capsys.readouterr()
+    assert 'near-duplicates' not in captured.out and 'topics.svg' not in captured.out
+    assert captured.err == (
+        'note: near-duplicates and topics need scikit-learn; pip install scikit-learn\n'
+    )
+
+
+def test_a_fixed_solver_answers_each_part(run, capsys):
+    arguments = '--policy=zeroplay_jax/mini/clean --config=configs/drzero.py:mini --limit=4'
+    assert command.main([str(run), *arguments.split(), '--config.progress=False']) == 0
+    for figures in cells(capsys.readouterr().out).values():
+        low, rate, high = (float(figures[name]) for name in ('low', 'solve rate', 'high'))
+        assert 0 <= low <= rate <= high <= 1
+    assert (run / 'evolution' / 'answers.json').is_file()
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'line'),
+    [
+        ('--policy=x', '--policy and --config: give both, or none'),
+        ('--limit=3', '--limit=3: is for a solver; add --policy and --config'),
+        ('--parts=0', "argument --parts: '0' is not possible"),
+    ],
+)
+def test_wrong_arguments_are_refused(run, arguments, line, capsys):
+    assert command.main([str(run), *arguments.split()]) == 2
+    assert capsys.readouterr().err.startswith(f'zeroplay_jax.evolution: {line}')
+
+
+def test_a_run_without_questions_is_refused(tmp_path, capsys):
+    assert command.main([str(tmp_path)]) == 2
+    line = 'zeroplay_jax.evolution: no question that the run made in tasks.jsonl; give the workdir'
+    assert capsys.readouterr().err.startswith(line)
+    (tmp_path / 'tasks.jsonl').write_text('')
+    assert command.main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(line)

@@ -1,0 +1,85 @@
+"""Named figures of the papers, drawn from small recorded runs and from a run of an earlier version."""
+
+import pathlib
+import xml.etree.ElementTree as ET
+
+import pytest
+import sample_run
+
+from zeroplay_jax import report as command
+from zeroplay_jax.evaluation import pictures, report_builder
+
+RUNS = pathlib.Path(__file__).parents[1] / 'golden' / 'runs'
+SVG = '{http://www.w3.org/2000/svg}'
+NAMES = [name for name in pictures.figures()]
+
+
+def run_for(name):
+    """The recorded run of the system that a figure's name begins with."""
+    return next(path for path in RUNS.iterdir() if name.startswith(path.name))
+
+
+def texts(path):
+    return {node.text for node in ET.parse(path).getroot().iter(f'{SVG}text')}
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_every_figure_is_drawn_from_a_recorded_run(name, tmp_path, capsys):
+    out = tmp_path / 'figure.svg'
+    assert command.main([str(run_for(name)), f'--figure={name}', '--out', str(out)]) == 0
+    assert capsys.readouterr().out.split() == [str(out), str(tmp_path / 'figure.png')]
+    assert (tmp_path / 'figure.png').read_bytes().startswith(b'\x89PNG')
+    figure = pictures.figures()[name]
+    shown = texts(out)
+    assert {figure['title'], figure['y'], figure.get('x', 'step')} <= shown
+    assert all(
+        any(text.startswith(f'paper: {label}') for text in shown if text)
+        for label in figure.get('published', {})
+    )
+
+
+def test_a_line_has_the_values_of_the_log(tmp_path):
+    rows = [{'step': 0, 'iteration': 0, 'phase': 'evaluation', 'rubrics/mean': 0.1}]
+    for step in range(1, 5):
+        rows.append({'step': step, 'iteration': step // 3, 'phase': 'solver'})
+        rows[-1] |= {'solver/score': step / 10, 'proposer/score': 0.9}
+    rows.append({'step': 5, 'iteration': 1, 'phase': 'evaluation', 'rubrics/mean': 0.3})
+    run = {'name': 'a', 'metrics': rows}
+    figure = pictures.figures()['scope3b']
+    assert figure['metrics'] == ['solver/score'] and figure['x'] == 'iteration'
+    lines = pictures._lines_of_run(figure, run)
+    assert lines == {'solver/score': ([1, 2], pytest.approx([0.15, 0.35]))}
+    lines = pictures._lines_of_run(pictures.figures()['scope2'], run)
+    assert lines == {'rubrics/mean': ([0, 2], [0.1, 0.3])}
+    lines = pictures._lines_of_run(figure | {'x': 'step'}, run)
+    assert lines == {'solver/score': ([1, 2, 3, 4], [0.1, 0.2, 0.3, 0.4])}
+
+
+def test_runs_of_earlier_versions_are_drawn_and_several_are_named(tmp_path):
+    paths = [sample_run.write_run(tmp_path / name, count=4) for name in 'ab']
+    runs = report_builder.read_runs(paths)
+    assert not any('/reward_mean' in name for record in runs[0]['metrics'] for name in record)
+    out, _ = pictures.write_figure('drzero3', runs, tmp_path / 'figure.svg')
+    labels = {f'{run}: {role}/reward_mean' for run in 'ab' for role in ('proposer', 'solver')}
+    assert labels <= texts(out)
+
+
+@pytest.mark.parametrize(
+    ('figure', 'line'),
+    [
+        ('ssp9', '--figure=ssp9: no such figure; --figure=list shows all'),
+        ('scope7', 'run: has none of solver/tool_calls/search, which --figure=scope7 draws; give'),
+    ],
+)
+def test_a_figure_that_cannot_be_drawn_is_refused(figure, line, tmp_path, capsys):
+    folder = tmp_path / 'run'
+    folder.mkdir()
+    sample_run.write_lines(folder / 'metrics.jsonl', [{'step': 0, 'phase': 'solver', 'loss': 1.0}])
+    assert command.main([str(folder), f'--figure={figure}']) == 2
+    assert capsys.readouterr().err.startswith(f'zeroplay_jax.report: {line}')
+
+
+def test_all_figures_are_listed(capsys):
+    assert command.main(['--figure=list']) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == NAMES

@@ -1,0 +1,223 @@
+"""What self-play asks over training: the questions of tasks.jsonl in parts, by iteration or by step, and their figures.
+
+SSP's figures 4, 6c and 6d and π-Play's section 5.2 show such figures: topics (latent Dirichlet allocation), and how
+hard a part's questions are for a fixed solver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from zeroplay_jax.evaluation import pictures, statistics
+from zeroplay_jax.objectives.answers import normalize_answer
+from zeroplay_jax.types import Json, UserError
+
+# Cosine of two questions' character n-grams from which they count as one.
+NEAR = 0.9
+# Smallest score of an answer that counts as correct.
+_CORRECT = 0.5
+_TOPIC_WORDS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The questions of an iteration, or of a range of steps.
+
+    Attributes:
+      name: 'iteration1', or 'steps1to40'.
+      valid: share of its tasks that made a question.
+      questions: the records of tasks.jsonl with a question; those that the pool refused, such as copies, included.
+    """
+
+    name: str
+    valid: float
+    questions: Sequence[Json]
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the questions."""
+        return [record['question'] for record in self.questions]
+
+    def figures(self) -> dict[str, float]:
+        """Returns name → figure: number, valid share and means; what no record has is left out."""
+        values = {
+            'words': [len(text.split()) for text in self.texts],
+            'hops': [record['hops'] for record in self.questions if record.get('hops')],
+            'solve rate then': [
+                record['solve_rate'] for record in self.questions if 'solve_rate' in record
+            ],
+        }
+        means = {name: float(np.mean(of_name)) for name, of_name in values.items() if of_name}
+        return {'questions': len(self.questions), 'valid': self.valid} | means
+
+
+def parts_of(records: Sequence[Json], count: int = 0) -> list[Part]:
+    """Returns the parts of a run that made questions, in order.
+
+    Args:
+      records: the objects of tasks.jsonl.
+      count: number of ranges of steps; 0: by iteration, five ranges if there is only one.
+
+    Raises:
+      UserError: no task made a question.
+    """
+    made = [record for record in records if _is_made(record)]
+    if not made:
+        raise UserError(
+            'no question that the run made in tasks.jsonl; give the workdir of a run whose proposer is trained'
+        )
+    phases = {record['phase'] for record in made}
+    roles = {None, *(record['role'] for record in made)}
+    asked = [
+        record
+        for record in records
+        # Neither a skipped update nor a group of the filter.
+        if 'task' in record
+        and 'rewards' not in record
+        and record['phase'] in phases
+        and record.get('role') in roles
+    ]
+    iterations = sorted({record['iteration'] for record in made})
+    field = 'iteration'
+    groups = {f'iteration{number + 1}': [number] for number in iterations}
+    if count or len(iterations) == 1:
+        field = 'step'
+        steps = sorted({record['step'] for record in asked})
+        ranges = np.array_split(steps, min(count or 5, len(steps)))
+        groups = {f'steps{part[0]}to{part[-1]}': part.tolist() for part in ranges}
+    parts: list[Part] = []
+    for name, values in groups.items():
+        of_part = [record for record in asked if values[0] <= record[field] <= values[-1]]
+        questions = [record for record in of_part if _is_made(record)]
+        if questions:
+            valid = len(_tasks(questions)) / len(_tasks(of_part))
+            parts.append(Part(name, valid, questions))
+    return parts
+
+
+def _tasks(records: Sequence[Json]) -> set[tuple[int, ...]]:
+    """Returns the identities of the tasks of records."""
+    return {tuple(record['task']) for record in records}
+
+
+def _is_made(record: Json) -> bool:
+    """Returns whether a record of tasks.jsonl is of a question that was made, also of one that the pool refused."""
+    # Records of rollouts name them; those of tasks that were dropped whole have no version.
+    is_question = 'answers' in record and 'version' in record and 'rollout' not in record
+    return is_question and bool(record['question'])
+
+
+def near_duplicates(texts: Sequence[str]) -> float:
+    """Returns the share of texts that nearly repeat another one: cosine of weighted character n-grams ≥ `NEAR`."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.neighbors import NearestNeighbors
+
+    if len(texts) < 2:
+        return 0.0
+    # Weighted, because many questions share a form and differ by one name.
+    counter = TfidfVectorizer(analyzer='char_wb', ngram_range=(4, 5))
+    vectors = counter.fit_transform([normalize_answer(text) or text for text in texts])
+    search = NearestNeighbors(n_neighbors=1, metric='cosine').fit(vectors)
+    distances, _ = search.kneighbors()
+    return float(np.mean(distances[:, 0] <= 1 - NEAR))
+
+
+def topics(parts: Sequence[Part], count: int) -> dict[str, list[float]]:
+    """Returns the words of each topic → its share of each part's questions (latent Dirichlet allocation, SSP fig. 6d).
+
+    {} if the questions have no words but the commonest.
+    """
+    from sklearn.decomposition import LatentDirichletAllocation
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    texts = [text for part in parts for text in part.texts]
+    counter = CountVectorizer(stop_words='english')
+    try:
+        counts = counter.fit_transform(texts)
+    except ValueError:
+        return {}
+    model = LatentDirichletAllocation(count, random_state=0)
+    of_texts = model.fit_transform(counts)
+    ends = np.cumsum([len(part.texts) for part in parts])[:-1]
+    shares = np.stack([part.mean(axis=0) for part in np.split(of_texts, ends)])
+    words = counter.get_feature_names_out()
+    named: dict[str, list[float]] = {}
+    for number, weights in enumerate(model.components_):
+        largest = words[np.argsort(-weights)[:_TOPIC_WORDS]]
+        named[f'{number + 1} {" ".join(largest)}'] = shares[:, number].tolist()
+    return named
+
+
+def write_sets(parts: Sequence[Part], folder: Path) -> list[Path]:
+    """Writes the questions with answers of each part as a file of JSON lines, or its open tasks; returns the paths."""
+    folder.mkdir(exist_ok=True)
+    paths: list[Path] = []
+    for part in parts:
+        lines = [_line(record) for record in part.questions]
+        # Without a label (drzero.labels=majority) there is nothing to compare an answer with.
+        texts = [json.dumps(line, ensure_ascii=False) + '\n' for line in lines if line]
+        if texts:
+            paths.append(folder / f'{part.name}.jsonl')
+            paths[-1].write_text(''.join(texts), encoding='utf-8')
+    return paths
+
+
+def _line(record: Json) -> Json:
+    """Returns what `zeroplay_jax.evaluate` reads of a record; {} without answers and rubrics."""
+    if record.get('rubrics'):
+        rubrics = [rubric['text'] for rubric in record['rubrics']]
+        return {'task': record['question'], 'rubrics': rubrics}
+    names = ('question', 'answers', 'hops') if record['answers'] else ()
+    return {name: record[name] for name in names if name in record}
+
+
+def solved(answered: Sequence[Json]) -> dict[str, float]:
+    """Returns the 'solve rate' of a set's results with its 95 % interval, and the mean 'searches' of what was solved.
+
+    Args:
+      answered: the objects in a result of `zeroplay_jax.evaluate --out`.
+    """
+    # An answer without a verdict counts as wrong, as in the means of an evaluation.
+    scores = np.array([result['score'] or 0.0 for result in answered])
+    searches = np.array([result['searches'] for result in answered])[scores >= _CORRECT]
+    interval = statistics.mean_interval(scores)
+    figures = dict(zip(('solve rate', 'low', 'high'), interval, strict=True))
+    return figures | ({'searches': float(searches.mean())} if searches.size else {})
+
+
+def table(figures: Mapping[str, Json]) -> str:
+    """Returns the figures as text: a line per part, a column per figure."""
+    names = list(dict.fromkeys(name for of_part in figures.values() for name in of_part))
+    width = max(map(len, figures))
+    lines = [' ' * width + ''.join(f'  {name:>7}' for name in names)]
+    for part, of_part in figures.items():
+        cells = [
+            f'{round(of_part.get(name, math.nan), 3):>{max(len(name), 7) + 2}}' for name in names
+        ]
+        lines.append(part.ljust(width) + ''.join(cells).replace('nan', '  –'))
+    return '\n'.join(lines)
+
+
+def write_pictures(
+    figures: Mapping[str, Json], shares: Mapping[str, Sequence[float]], folder: Path
+) -> list[Path]:
+    """Draws the shares among the figures, and the topics, over the parts; returns the paths of the files."""
+    drawing, axes = pictures.new_axes('What self-play asks', 'part', 'share of the questions')
+    parts = list(figures)
+    for name in ('valid', 'near-duplicates', 'solve rate then', 'solve rate', 'low', 'high'):
+        values = [of_part.get(name, math.nan) for of_part in figures.values()]
+        if not np.isnan(values).all():
+            axes.plot(parts, values, ':' if name in ('low', 'high') else 'o-', label=name)
+    axes.set_ylim(0, 1)
+    paths = pictures.save(drawing, axes, folder / 'asked.svg')
+    if shares:
+        drawing, axes = pictures.new_axes('Topics', 'part', 'share of the questions')
+        axes.stackplot(parts, list(shares.values()), labels=list(shares))
+        paths += pictures.save(drawing, axes, folder / 'topics.svg')
+    return paths

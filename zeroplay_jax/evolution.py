@@ -1,0 +1,121 @@
+"""Shows what self-play asks over training: validity, near-duplicates, topics and, with a solver, difficulty.
+
+    python -m zeroplay_jax.evolution runs/mine
+    python -m zeroplay_jax.evolution runs/mine --parts=4 --topics=12
+    python -m zeroplay_jax.evolution runs/mine --policy=zeroplay_jax/mini/clean --config=configs/drzero.py:mini
+
+Reads tasks.jsonl, prints a line per iteration (in a run of one: per range of steps) and writes the questions of each
+as RUN/evolution/NAME.jsonl, with pictures beside them. With --policy a fixed solver answers each set: the solve rate
+with its 95 % interval, and the searches of what it solved. Further flags are those of zeroplay_jax.evaluate, such as
+--limit=2000 or --config.retrieval.kind=http.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from zeroplay_jax.evaluation import asked, report_builder
+from zeroplay_jax.retrieval.command import Parser, number_type
+from zeroplay_jax.runtime.remote_workdir import local_run
+from zeroplay_jax.types import UserError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints the table and the paths of the files; a user error is one line on stderr and exit code 2."""
+    try:
+        # Parsed inside the `try`: `Parser` raises RetrievalError for mistakes on the command line.
+        arguments, evaluate_flags = _parser().parse_known_args(argv)
+        _show(arguments, evaluate_flags)
+    except UserError as error:
+        print(f'zeroplay_jax.evolution: {error}', file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> Parser:
+    """Returns the parser of the command line."""
+    parser = Parser(
+        prog='python -m zeroplay_jax.evolution',
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument('workdir', metavar='RUN', help='workdir of a run, or gs://bucket/path')
+    parser.add_argument(
+        '--parts', type=number_type(int, 1), default=0, help='ranges of steps (default: iterations)'
+    )
+    parser.add_argument(
+        '--topics', type=number_type(int, 2), default=8, help='number of topics (default: 8)'
+    )
+    parser.add_argument('--policy', default='', metavar='FOLDER', help='solver of every set')
+    parser.add_argument('--config', default='', metavar='FILE', help='with --policy: its config')
+    return parser
+
+
+def _show(arguments: argparse.Namespace, evaluate_flags: Sequence[str]) -> None:
+    """Prints the table, the topics and the paths of the files."""
+    if bool(arguments.policy) != bool(arguments.config):
+        raise UserError('--policy and --config: give both, or none')
+    if evaluate_flags and not arguments.policy:
+        raise UserError(f'{evaluate_flags[0]}: is for a solver; add --policy and --config')
+    workdir = local_run(arguments.workdir)
+    notes: list[str] = []
+    records = report_builder.read_lines(workdir / 'tasks.jsonl', notes)
+    parts = asked.parts_of(records, arguments.parts)
+    for note in notes:
+        print(f'note: {note}', file=sys.stderr)
+    figures: dict[str, dict[str, Any]] = {part.name: part.figures() for part in parts}
+    shares: dict[str, list[float]] = {}
+    try:
+        for part in parts:
+            figures[part.name]['near-duplicates'] = asked.near_duplicates(part.texts)
+        shares = asked.topics(parts, arguments.topics)
+    except ImportError:
+        fix = 'pip install scikit-learn'
+        print(f'note: near-duplicates and topics need scikit-learn; {fix}', file=sys.stderr)
+    folder = workdir / 'evolution'
+    sets = asked.write_sets(parts, folder)
+    if arguments.policy:
+        is_open = any(record.get('rubrics') for record in parts[0].questions)
+        for name, result in _answers(arguments, evaluate_flags, sets, is_open).items():
+            figures[name] |= asked.solved(result['answered'])
+    print(asked.table(figures))
+    if shares:
+        names = [part.name for part in parts]
+        rows = {topic: dict(zip(names, of_parts)) for topic, of_parts in shares.items()}
+        print(f'\n{asked.table(rows)}')
+    for path in asked.write_pictures(figures, shares, folder):
+        print(path)
+
+
+def _answers(
+    arguments: argparse.Namespace,
+    evaluate_flags: Sequence[str],
+    sets: Sequence[pathlib.Path],
+    is_open: bool,
+) -> dict[str, Any]:
+    """Returns the result of `zeroplay_jax.evaluate` by set, which a process of its own writes beside the sets.
+
+    Raises:
+      UserError: it failed; its own line was printed.
+    """
+    if not sets:
+        raise UserError('--policy: no question of the run has an answer; leave it out')
+    out = sets[0].parent / 'answers.json'
+    command = [sys.executable, '-m', 'zeroplay_jax.evaluate', f'--config={arguments.config}']
+    command += [f'--policy={arguments.policy}', f'--sets={",".join(map(str, sets))}']
+    command += [f'--metric={"rubrics" if is_open else "em"}', f'--out={out}', *evaluate_flags]
+    # Its table would stand above ours; its bar and errors are on stderr.
+    if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
+        raise UserError('--policy: zeroplay_jax.evaluate failed; its line above says why')
+    return json.loads(out.read_text(encoding='utf-8'))['sets']
+
+
+if __name__ == '__main__':
+    sys.exit(main())
