@@ -9,13 +9,16 @@
 --policy=FOLDER and --index=FOLDER or http://… are short for --config.policy.path and --config.retrieval, as in all
 commands; a policy may be a model of the Hugging Face Hub (--policy=hf://owner/model). Without --sets: exact match of
 greedy answers by hop count with 95 % intervals. With --sets (files of JSON lines, hf://owner/dataset/path/file.jsonl,
-or public names that are downloaded): mean score, searches and repeated queries per set. --out keeps every question and
-answer, and `python -m zeroplay_jax.compare` compares such files. Open-ended tasks (lines with "task" and "rubrics") are
-graded by the judge of the config, rubric by rubric. With --workdir every answer and every grade is written into that
-folder as soon as it is there, and the same command continues where it was stopped; it prints a cost estimate before it
-begins (--estimate: nothing else), asks a second judge (config.second_judge) and measures how far both agree
-(docs/grading.md). --metric=package.module:function scores answers with a function of your own, with the signature of
-`reward.answer` (zeroplay_jax/objectives/rewards.py). The last line is always a JSON object.
+or public names that are downloaded): a table with the sets and their average as columns, of mean scores with 95 %
+intervals, searches and repeated queries (--format: text, markdown, csv, latex). --samples=N draws N answers to each
+question, at the role's temperature or at --temperature: the mean of their scores ± its standard deviation over samples,
+the best one (pass@k) and the majority's. --out keeps every question and answer, and `python -m zeroplay_jax.compare`
+compares such files. Open-ended tasks (lines with "task" and "rubrics") are graded by the judge of the config, rubric by
+rubric. With --workdir every answer and every grade is written into that folder as soon as it is there, and the same
+command continues where it was stopped; it prints a cost estimate before it begins (--estimate: nothing else), asks a
+second judge (config.second_judge) and measures how far both agree (docs/grading.md). --metric=package.module:function
+scores answers with a function of your own, with the signature of `reward.answer` (zeroplay_jax/objectives/rewards.py).
+The last line is always a JSON object.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from zeroplay_jax.configuration.places import (
     keep_prompts,
 )
 from zeroplay_jax.data import files
+from zeroplay_jax.evaluation import tables
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.registry import resolve
 from zeroplay_jax.retrieval import progress
@@ -49,7 +53,7 @@ from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.types import Question, UserError
+from zeroplay_jax.types import Json, Question, UserError
 
 if TYPE_CHECKING:
     from zeroplay_jax.evaluation.question_sets import Answered
@@ -67,8 +71,17 @@ _METRIC = flags.DEFINE_string(
 _SAMPLES = flags.DEFINE_integer(
     'samples',
     1,
-    '1: greedy; otherwise the best of that many samples (pass@k), with --workdir their mean.',
+    'Answers per question; several are sampled: their mean, the best one (pass@k) and the majority.',
     lower_bound=1,
+)
+_TEMPERATURE = flags.DEFINE_float(
+    'temperature',
+    None,
+    'Of the answers; by default 0 for one sample, that of the role for several.',
+    lower_bound=0.0,
+)
+_FORMAT = flags.DEFINE_enum(
+    'format', 'text', tables.FORMATS, 'Form of the table: text, markdown, csv or latex.'
 )
 _LIMIT = flags.DEFINE_integer('limit', 0, 'Questions drawn from each set; 0: all.', lower_bound=0)
 _ANSWERER = flags.DEFINE_string(
@@ -91,9 +104,6 @@ _DATE = flags.DEFINE_string(
 _JUDGED_METRICS = ('judge', 'rubrics')
 # Name of the weights of --answerer, and of their slots.
 _ANSWERER_WEIGHTS = 'answerer'
-# Characters of a set's name and of the metric in the table.
-_NAME_WIDTH = 20
-_METRIC_WIDTH = 7
 
 
 def main(argv: list[str]) -> None:
@@ -157,7 +167,7 @@ def _check_flags(config: Config) -> None:
         raise UserError(f'--out={_OUT.value}: its folder does not exist; create it first')
     if not _SETS.value:
         # The held-out questions of a config are scored by its own fields.
-        for flag in (_METRIC, _SAMPLES, _LIMIT, _ANSWERER):
+        for flag in (_METRIC, _SAMPLES, _TEMPERATURE, _LIMIT, _ANSWERER):
             if flag.value != flag.default:
                 fix = 'add it, or leave it out'
                 if flag is _METRIC:
@@ -165,6 +175,10 @@ def _check_flags(config: Config) -> None:
                 raise UserError(
                     f'--{flag.name}={flag.value}: is for the questions of --sets; {fix}'
                 )
+    if _TEMPERATURE.value == 0 and _SAMPLES.value > 1:
+        raise UserError(
+            f'--temperature=0: {_SAMPLES.value} greedy samples are equal; raise it, or give --samples=1'
+        )
     if config.distributed.mode != 'off':
         raise UserError('config.distributed.mode: an evaluation runs in one process; set it to off')
     _check_metric(_METRIC.value)
@@ -282,10 +296,12 @@ def _evaluate_held_out(config: Config, run: RunContext) -> None:
         scores = [row.parts[metric] for row in scored_rows]
         by_hop = statistics.by_hop(hops_of_rows, scores)
         intervals[metric.rpartition(':')[2]] = statistics.mean_interval(statistics.headline(by_hop))
+    table: list[list[tables.Cell]] = [['', 'score']]
     rounded: dict[str, list[float]] = {}
     for name, interval in intervals.items():
-        print(f'{name:7} {statistics.interval_text(interval)}')
+        table.append([name, tables.Figure.of(interval)])
         rounded[name] = [round(value, 4) for value in interval]
+    print(tables.write(table, _FORMAT.value))
     print(json.dumps(rounded))
 
 
@@ -299,6 +315,7 @@ def _evaluate_in_workdir(config: Config) -> None:
         source=_SETS.value[0],
         folder=pathlib.Path(_WORKDIR.value),
         samples=_SAMPLES.value,
+        temperature=_TEMPERATURE.value,
         limit=_LIMIT.value,
         only_estimate=_ESTIMATE.value,
         date=_DATE.value,
@@ -324,31 +341,47 @@ def _load_sets(seed: int) -> dict[str, list[Question]]:
 
 
 def _evaluate_sets(config: Config, run: RunContext, sets: Mapping[str, list[Question]]) -> None:
-    """Asks the questions of --sets; prints a line of mean figures per set and a JSON object, and writes --out."""
+    """Asks the questions of --sets; prints a table of mean figures and a JSON object, and writes --out."""
     from zeroplay_jax.evaluation import question_sets
     from zeroplay_jax.training import build
 
     if _ANSWERER.value:
         folder = fetch_model('--answerer', _ANSWERER.value)
         run.publish_weights([_ANSWERER_WEIGHTS], build.load_like(run, folder))
-    # For package.module:function the heading is the function.
-    metric_heading = _METRIC.value.rpartition(':')[2][:_METRIC_WIDTH]
-    print(f'{"set":20} {"n":>6} {metric_heading:>7} {"searches":>9} {"repeated":>9}')
     answered_of_set: dict[str, tuple[Sequence[Question], Sequence[Answered]]] = {}
     rounded_means: dict[str, dict[str, float]] = {}
     for number, (name, questions) in enumerate(sets.items()):
         answered = _answer_set(config, run, number, name, questions)
         answered_of_set[name] = (questions, answered)
         means = question_sets.means(answered)
-        figures = f'{means["score"]:7.3f} {means["searches"]:9.2f} {means["redundancy"]:9.2f}'
-        # The end of a name distinguishes it: names are often long and begin alike.
-        print(f'{name[-_NAME_WIDTH:]:20} {len(questions):6} {figures}', flush=True)
         rounded_means[name] = {metric: round(mean, 4) for metric, mean in means.items()}
+        # The table follows the last set, which may be hours away.
+        print(f'{name}: {json.dumps(rounded_means[name])}', file=sys.stderr, flush=True)
+    result = question_sets.results(_result_settings(config, run), answered_of_set)
     if _OUT.value:
-        result = question_sets.results(_result_settings(config, run), answered_of_set)
         text = json.dumps(result, ensure_ascii=False, indent=1)
         write_text(pathlib.Path(_OUT.value), text + '\n')
+    print(tables.write(_table(result), _FORMAT.value))
     print(json.dumps(rounded_means))
+
+
+def _table(result: Json) -> list[list[tables.Cell]]:
+    """Returns the rows of the table of a result: its scores, and below them what they cost."""
+    from zeroplay_jax.evaluation import question_sets
+
+    # For package.module:function the heading is the function.
+    metric = _METRIC.value.rpartition(':')[2]
+    rows: list[list[tables.Cell]] = []
+    for kind in question_sets.kinds(result):
+        figures = question_sets.figures(result, kind)
+        rows.append([question_sets.heading(metric, kind), *figures.values()])
+    sets = result['sets'].values()
+    rows.append(['questions', *(str(len(one['answered'])) for one in sets)])
+    for name, field in (('searches', 'searches'), ('repeated', 'redundancy')):
+        rows.append([name, *(f'{one["mean"][field]:.2f}' for one in sets)])
+    columns = len(figures) + 1
+    padded = [[*row, *[''] * (columns - len(row))] for row in rows]
+    return [['', *figures], *padded]
 
 
 def _answer_set(
@@ -376,6 +409,7 @@ def _answer_set(
             number,
             metric=_METRIC.value,
             samples=_SAMPLES.value,
+            temperature=_TEMPERATURE.value,
             role=recipe_class(config.recipe).evaluated_role,
             answerer=_ANSWERER_WEIGHTS if _ANSWERER.value else '',
             on_answer=bar.update,
@@ -402,6 +436,7 @@ def _result_settings(config: Config, run: RunContext) -> Mapping[str, Any]:
         limit=_LIMIT.value,
         judge=judge,
         template=run.template,
+        temperature=_TEMPERATURE.value,
     )
     return settings | {'answerer': _ANSWERER.value}
 

@@ -8,6 +8,7 @@ judge decides which of them an answer meets.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import json
@@ -16,9 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 
 from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import statistics
+from zeroplay_jax.evaluation.statistics import Samples
+from zeroplay_jax.evaluation.tables import Figure
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.rollout.requests import Request
@@ -37,12 +41,15 @@ SETTINGS = (
     'prompts',
     'metric',
     'samples',
+    'temperature',
     'limit',
     'judge',
     'tools',
     'tokens',
     'template',
 )
+# Heading of the mean over sets.
+AVERAGE = 'average'
 # What to do if two results differ in a setting, where that is not plain from its name.
 _ALIKE = {
     'retrieval': 'evaluate both with the same index (--config.retrieval.path, or url of a server)',
@@ -78,12 +85,16 @@ class Answered:
       searches: number of search queries of the first sample.
       redundancy: repetition among these queries, see the function `redundancy`.
       given: the answer with the best score; None if that sample has no answer.
+      samples: score of every sample; () if there is one alone.
+      vote: score of the answer that most samples give (`majority`); None for open tasks and a sample alone.
     """
 
     score: float | None
     searches: int
     redundancy: float
     given: str | None
+    samples: tuple[float, ...] = ()
+    vote: float | None = None
 
 
 def load(name: str, limit: int = 0, seed: int = 0, rubrics: bool = False) -> list[Question]:
@@ -130,19 +141,22 @@ async def ask_question(
     identity: tuple[int, ...],
     question: Question,
     samples: int = 1,
+    temperature: float | None = None,
 ) -> list[Trajectory]:
-    """Returns the rollouts of a question or open task in an evaluation: a greedy one, or several samples.
+    """Returns the rollouts of a question or open task in an evaluation.
 
     Args:
       role: the evaluated role.
       identity: of the question, from which the randomness of its rollouts derives.
-      samples: number of rollouts; several are drawn at the role's temperature.
+      samples: number of rollouts.
+      temperature: None: 0 for one sample, the role's for several.
 
     Raises:
       UserError: the question is longer than `rollout.prompt_tokens`.
     """
-    # None selects the role's temperature: several greedy samples would be equal.
-    temperature = 0.0 if samples == 1 else None
+    # Several greedy samples would be equal.
+    if temperature is None and samples == 1:
+        temperature = 0.0
     fields = prompt_fields(context, role, question)
     try:
         return await context.ask(role, identity, samples, temperature, **fields)
@@ -161,17 +175,18 @@ def answer_all(
     *,
     metric: str,
     samples: int,
+    temperature: float | None = None,
     role: str = 'solver',
     answerer: str = '',
     on_answer: Callable[[], None] = do_nothing,
 ) -> list[Answered]:
-    """Returns the result of each question: a greedy answer (`samples` 1), or the best of several samples (pass@k).
+    """Returns the result of each question.
 
     Args:
       context: roles, scheduler, prompts and, for the metrics that need one, the judge.
       number: number of this evaluation; (number, index of the question) is the identity of the question's rollouts.
       metric: name of the metric, see `selfplay.answers.score`.
-      samples: number of samples; several are drawn at the role's temperature.
+      samples, temperature: as of `ask_question`.
       role: the evaluated role.
       answerer: name of the weights that write the last turn, after another policy's searches (SCOPE
         table 4); '' leaves it to the role.
@@ -183,7 +198,7 @@ def answer_all(
     async def answer(index: int, question: Question) -> Answered:
         """Runs the rollouts of one question and returns its result."""
         identity = (number, index)
-        trajectories = await ask_question(context, role, identity, question, samples)
+        trajectories = await ask_question(context, role, identity, question, samples, temperature)
         if answerer:
             searched = trajectories
             trajectories = [await _answer_after(context, role, answerer, one) for one in searched]
@@ -197,10 +212,27 @@ def answer_all(
         best = int(np.argmax(scores))
         # Only the queries of the first sample count, so that their number does not grow with `samples`.
         first = answers[0]
-        return Answered(scores[best], first.searches, first.redundancy, answers[best].text)
+        result = Answered(scores[best], first.searches, first.redundancy, answers[best].text)
+        if samples == 1:
+            return result
+        vote = None
+        if not question.is_open_task:
+            vote = scores[majority([given.text for given in answers])]
+        return dataclasses.replace(result, samples=tuple(scores), vote=vote)
 
     pending = [answer(index, question) for index, question in enumerate(questions)]
     return context.scheduler.run(pending, on_answer)
+
+
+def majority(answers: Sequence[str | None]) -> int:
+    """Returns the position of the first answer that most samples give, by their normalised texts (self-consistency).
+
+    Samples without an answer have no vote (Wang et al. 2022, arXiv:2203.11171).
+    """
+    texts = [normalize_answer(answer or '') for answer in answers]
+    votes = collections.Counter(filter(None, texts))
+    # Among equals the counter lists the first first.
+    return texts.index(votes.most_common(1)[0][0]) if votes else 0
 
 
 def answer_of(trajectory: Trajectory) -> Answer:
@@ -278,11 +310,21 @@ def redundancy(queries: Sequence[str]) -> float:
 
 
 def means(answered: Sequence[Answered]) -> dict[str, float]:
-    """Returns the means over questions of score (over those that have one), searches and redundancy."""
+    """Returns the means over questions of score (over those that have one), searches and redundancy.
+
+    Of several samples also that of all their scores ('samples'), its standard deviation over samples ('deviation'), and
+    that of the majority's ('vote').
+    """
     values: dict[str, float] = {}
-    for name in ('score', 'searches', 'redundancy'):
+    for name in ('score', 'searches', 'redundancy', 'vote'):
         of_questions = [getattr(result, name) for result in answered]
-        values[name] = float(np.mean([value for value in of_questions if value is not None]))
+        known = [value for value in of_questions if value is not None]
+        if known or name != 'vote':
+            values[name] = float(np.mean(known))
+    if answered[0].samples:
+        of_samples = np.mean([result.samples for result in answered], axis=0)
+        values['samples'] = float(of_samples.mean())
+        values['deviation'] = float(of_samples.std(ddof=1))
     return values
 
 
@@ -295,6 +337,7 @@ def result_settings(
     limit: int,
     judge: str,
     template: Mapping[str, str],
+    temperature: float | None = None,
 ) -> dict[str, Any]:
     """Returns the settings of a result; `compare` requires those of `SETTINGS` to be equal.
 
@@ -303,6 +346,7 @@ def result_settings(
       retrieval: description of the searched corpus (`Library.about`).
       judge: name of the judge; '' for a metric without one.
       template: what was chosen for the chat template (`role_environment.template_record`); left out if nothing was.
+      temperature: of the samples; left out if it is None.
     """
     # With search alone only the syntax is written, so that results of versions without other tools stay comparable.
     tools: str = config.tools.syntax
@@ -317,6 +361,8 @@ def result_settings(
     exporter = run_record.check_export(pathlib.Path(policy))
     if exporter:
         chosen[run_record.HASH_FIELD] = exporter
+    if temperature is not None:
+        chosen['temperature'] = temperature
     return chosen | {
         'policy': policy,
         'answerer': '',
@@ -350,7 +396,10 @@ def results(
         # Stored per question, so that two results can be compared question by question.
         records = []
         for question, result in zip(questions, answered, strict=True):
-            records.append(_expected(question) | dataclasses.asdict(result))
+            record = _expected(question) | dataclasses.asdict(result)
+            if not result.samples:
+                del record['samples'], record['vote']
+            records.append(record)
         result_of_set[name] = {
             'questions': _fingerprint(questions),
             'mean': means(answered),
@@ -373,33 +422,90 @@ def _fingerprint(questions: Sequence[Question]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def compare(one: Json, other: Json) -> dict[str, tuple[float, float, float]]:
-    """Returns {set: (mean difference other − one, low, high)} with the 95 % interval of `paired_difference`.
+def kinds(result: Json) -> list[str]:
+    """Returns by which rules a result scores a question: 'score', or 'mean', 'best' and 'vote' of several samples.
+
+    There is no vote on open tasks, whose answers are all different.
+    """
+    records = [record for one in result['sets'].values() for record in one['answered']]
+    if not all(record.get('samples') for record in records):
+        return ['score']
+    has_votes = all(record['vote'] is not None for record in records)
+    return ['mean', 'best', 'vote'] if has_votes else ['mean', 'best']
+
+
+def scores(result: Json, name: str, kind: str = 'score') -> Float64[np.ndarray, ' questions']:
+    """Returns the scores of the questions of a set by one of `kinds`; NaN without a verdict."""
+    records = result['sets'][name]['answered']
+    if kind == 'mean':
+        return np.mean([record['samples'] for record in records], axis=1)
+    field = 'vote' if kind == 'vote' else 'score'
+    return np.array([record[field] for record in records], float)
+
+
+def averaged(scores_of_sets: Mapping[str, np.ndarray]) -> dict[str, Samples]:
+    """Returns set → its scores and, of several sets, AVERAGE → the scores of all, each set with the same weight.
+
+    Every paper's main table has this column; pi-Play's total is the average times the number of sets.
+    """
+    of_sets: dict[str, Samples] = dict(scores_of_sets)
+    if len(of_sets) > 1:
+        of_sets[AVERAGE] = dict(enumerate(scores_of_sets.values()))
+    return of_sets
+
+
+def compare(one: Json, other: Json, kind: str = 'score') -> dict[str, statistics.Interval]:
+    """Returns {set or AVERAGE: (mean difference other − one, low, high)} with 95 % intervals (`paired_difference`).
 
     Args:
       one: a result of `results`.
       other: the result that is compared with it.
+      kind: one of `kinds` of both.
 
     Raises:
       UserError: the results differ in settings or questions, or have no set in common; names the difference.
     """
     check_comparable(one, other)
-    intervals: dict[str, tuple[float, float, float]] = {}
+    before, after = {}, {}
     for name in shared_sets([one, other]):
-        pairs = zip(one['sets'][name]['answered'], other['sets'][name]['answered'], strict=True)
         # Paired by question: questions differ in difficulty far more than policies do, and this variance cancels.
-        before, after = [], []
-        for first, second in pairs:
-            # A question that one side has no score of has no difference.
-            if first['score'] is not None and second['score'] is not None:
-                before.append(first['score'])
-                after.append(second['score'])
-        if not before:
+        first, second = scores(one, name, kind), scores(other, name, kind)
+        # A question that one side has no score of has no difference.
+        is_scored = ~np.isnan(first + second)
+        if not is_scored.any():
             raise UserError(
                 f'no question of {name} has a score in both results; repeat the evaluation whose judge gave no verdicts'
             )
-        intervals[name] = statistics.paired_difference(before, after)
-    return intervals
+        before[name], after[name] = first[is_scored], second[is_scored]
+    befores, afters = averaged(before), averaged(after)
+    return {name: statistics.paired_difference(befores[name], afters[name]) for name in befores}
+
+
+def figures(result: Json, kind: str = 'score') -> dict[str, Figure]:
+    """Returns {set or AVERAGE: score by one of `kinds`}, with its interval over questions.
+
+    A mean over samples has its deviation over samples as well: sample i of all questions is one evaluation.
+    """
+    known = {}
+    of_samples = {}
+    for name, one in result['sets'].items():
+        of_questions = scores(result, name, kind)
+        known[name] = of_questions[~np.isnan(of_questions)]
+        if kind == 'mean':
+            of_samples[name] = np.mean([record['samples'] for record in one['answered']], axis=0)
+    cells = {}
+    for name, of_set in averaged(known).items():
+        deviation = None
+        if of_samples:
+            chosen = [of_samples[name]] if name in of_samples else list(of_samples.values())
+            deviation = float(np.mean(chosen, axis=0).std(ddof=1))
+        cells[name] = Figure.of(statistics.mean_interval(of_set), deviation)
+    return cells
+
+
+def heading(name: str, kind: str) -> str:
+    """Returns the heading of a row of a table: what was scored, and by which of `kinds`."""
+    return name if kind == 'score' else f'{name}, {kind}'
 
 
 def shared_sets(results: Sequence[Json]) -> list[str]:
