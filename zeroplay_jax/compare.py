@@ -26,7 +26,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from zeroplay_jax.evaluation import question_sets, statistics, tables
+from zeroplay_jax.evaluation import protocols, question_sets, statistics, tables
 from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.runtime import record as run_record
@@ -77,6 +77,12 @@ def _parser() -> Parser:
         '--paired',
         action='store_true',
         help='run i of --base belongs to run i of --other, such as by its seed',
+    )
+    parser.add_argument(
+        '--protocol',
+        choices=protocols.PROTOCOLS,
+        default='',
+        help="columns as in this paper's tables: average or total, shares or percent",
     )
     parser.add_argument('--format', choices=tables.FORMATS, default='text', help='of the table')
     return parser
@@ -180,9 +186,8 @@ def _differences(
 def _rows(sides: Sides, paired: bool) -> dict[str, dict[str, tables.Figure]]:
     """Returns heading → row: scores of all sides, then differences from the first one."""
     (first, baselines), *others = sides.items()
-    results = [result for side in sides.values() for result in side]
     # Files of earlier versions have one score of several samples.
-    kinds = min(map(question_sets.kinds, results), key=len)
+    kinds = min((question_sets.kinds(one) for side in sides.values() for one in side), key=len)
     rows = {}
     for heading, results in sides.items():
         for kind in kinds:
@@ -216,9 +221,11 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f'zeroplay_jax.compare: {error}', file=sys.stderr)
         return 2
-    columns = list(next(iter(rows.values())))
-    cells: list[list[tables.Cell]] = [[heading, *row.values()] for heading, row in rows.items()]
-    print(tables.write([['', *columns], *cells], args.format))
+    table: list[list[tables.Cell]] = []
+    for heading, figures in rows.items():
+        row = protocols.in_form(args.protocol, figures)
+        table.append([heading, *row.values()])
+    print(tables.write([['', *row], *table], args.format))
     # Beside the table, which may go into a file.
     output = sys.stdout if args.format == 'text' else sys.stderr
     print(f'The intervals of 95 % cover {_covered(sides, args.paired)}.', file=output)

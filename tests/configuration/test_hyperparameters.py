@@ -27,7 +27,7 @@ TABLE = PAGE['load']()
 # What a config says about the machine, or about files of the user, and not about the method.
 MACHINE = """
     mesh. micro. retrieval. eval.file eval.questions policy.remat policy.logits prompts sampler.slots sampler.chunk
-    sampler.burst inputs.
+    sampler.burst inputs. checkpoint.
 """
 
 

@@ -72,12 +72,6 @@ def test_several_samples_have_mean_best_and_vote():
     assert question_sets.kinds(result({'a': [1.0]})) == ['score']
 
 
-def test_the_majority_is_that_of_normalised_answers():
-    assert question_sets.majority(['Rome', 'paris', 'The Paris.', None]) == 1
-    assert question_sets.majority([None, 'b', 'a']) == 1, 'among equals the first'
-    assert question_sets.majority([None, '']) == 0
-
-
 @pytest.fixture
 def write(tmp_path):
     def write(name, sets, **settings):

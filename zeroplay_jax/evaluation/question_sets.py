@@ -8,12 +8,12 @@ judge decides which of them an answer meets.
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,16 +22,15 @@ from jaxtyping import Float64
 from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.evaluation.statistics import Samples
-from zeroplay_jax.evaluation.tables import Figure
+from zeroplay_jax.evaluation.tables import AVERAGE, Figure
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval import downloads
-from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.runtime import record as run_record
-from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
+from zeroplay_jax.selfplay.answers import final_answer, prompt_fields
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.settings.kinds import prompts_name
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.types import POLICY, Json, Question, TaskDropped, Trajectory, UserError
+from zeroplay_jax.types import Json, Question, TaskDropped, Trajectory, UserError
 
 COLLECTION = 'hf://RUC-NLPIR/FlashRAG_datasets'
 # Settings of a result; two results are comparable only if all of these are equal.
@@ -48,8 +47,6 @@ SETTINGS = (
     'tokens',
     'template',
 )
-# Heading of the mean over sets.
-AVERAGE = 'average'
 # What to do if two results differ in a setting, where that is not plain from its name.
 _ALIKE = {
     'retrieval': 'evaluate both with the same index (--config.retrieval.path, or url of a server)',
@@ -158,86 +155,31 @@ async def ask_question(
     if temperature is None and samples == 1:
         temperature = 0.0
     fields = prompt_fields(context, role, question)
-    try:
+    with asked(question):
         return await context.ask(role, identity, samples, temperature, **fields)
+
+
+@contextlib.contextmanager
+def asked(question: Question, limit: str = 'rollout.prompt_tokens') -> Iterator[None]:
+    """Refuses a question whose prompt is longer than `limit`, a field of the config.
+
+    Raised instead of dropped: without this question the mean would be taken over another set.
+
+    Raises:
+      UserError: such a question.
+    """
+    try:
+        yield
     except TaskDropped as drop:
-        # Raised instead of dropped: without this question the mean would be taken over another set.
         raise UserError(
-            f'in the evaluation, {question.text[:60]!r} cannot be asked: {drop.reason}; raise '
-            'config.rollout.prompt_tokens'
+            f'in the evaluation, {question.text[:60]!r} cannot be asked: {drop.reason}; raise config.{limit}'
         ) from drop
 
 
-def answer_all(
-    context: RolloutContext,
-    questions: Sequence[Question],
-    number: int,
-    *,
-    metric: str,
-    samples: int,
-    temperature: float | None = None,
-    role: str = 'solver',
-    answerer: str = '',
-    on_answer: Callable[[], None] = do_nothing,
-) -> list[Answered]:
-    """Returns the result of each question.
-
-    Args:
-      context: roles, scheduler, prompts and, for the metrics that need one, the judge.
-      number: number of this evaluation; (number, index of the question) is the identity of the question's rollouts.
-      metric: name of the metric, see `selfplay.answers.score`.
-      samples, temperature: as of `ask_question`.
-      role: the evaluated role.
-      answerer: name of the weights that write the last turn, after another policy's searches (SCOPE
-        table 4); '' leaves it to the role.
-
-    Raises:
-      UserError: a question is longer than `rollout.prompt_tokens`.
-    """
-
-    async def answer(index: int, question: Question) -> Answered:
-        """Runs the rollouts of one question and returns its result."""
-        identity = (number, index)
-        trajectories = await ask_question(context, role, identity, question, samples, temperature)
-        if answerer:
-            searched = trajectories
-            trajectories = [await _answer_after(context, role, answerer, one) for one in searched]
-        answers = list(map(answer_of, trajectories))
-        scores = []
-        for sample, given in enumerate(answers):
-            value = await score(context, metric, (*identity, sample), question, given.text)
-            # An answer without a verdict of the judge scores 0.
-            scores.append(value or 0.0)
-        # On ties the first sample is taken.
-        best = int(np.argmax(scores))
-        # Only the queries of the first sample count, so that their number does not grow with `samples`.
-        first = answers[0]
-        result = Answered(scores[best], first.searches, first.redundancy, answers[best].text)
-        if samples == 1:
-            return result
-        vote = None
-        if not question.is_open_task:
-            vote = scores[majority([given.text for given in answers])]
-        return dataclasses.replace(result, samples=tuple(scores), vote=vote)
-
-    pending = [answer(index, question) for index, question in enumerate(questions)]
-    return context.scheduler.run(pending, on_answer)
-
-
-def majority(answers: Sequence[str | None]) -> int:
-    """Returns the position of the first answer that most samples give, by their normalised texts (self-consistency).
-
-    Samples without an answer have no vote (Wang et al. 2022, arXiv:2203.11171).
-    """
-    texts = [normalize_answer(answer or '') for answer in answers]
-    votes = collections.Counter(filter(None, texts))
-    # Among equals the counter lists the first first.
-    return texts.index(votes.most_common(1)[0][0]) if votes else 0
-
-
-def answer_of(trajectory: Trajectory) -> Answer:
-    """Returns the answer of a rollout."""
-    queries = search_queries(trajectory)
+def answer_of(trajectory: Trajectory, queries: Sequence[str] | None = None) -> Answer:
+    """Returns the answer of a rollout; `queries`: the searches before it, None for those of its calls."""
+    if queries is None:
+        queries = search_queries(trajectory)
     return Answer(
         text=final_answer(trajectory),
         finish=trajectory.finish,
@@ -255,37 +197,6 @@ def search_queries(trajectory: Trajectory) -> list[str]:
         if call.arguments is not None:
             queries += call.queries
     return queries
-
-
-async def _answer_after(
-    context: RolloutContext, role: str, weights: str, searched: Trajectory
-) -> Trajectory:
-    """Returns a rollout whose last turn other weights have written anew, greedily, from all tokens before that turn.
-
-    Args:
-      role: role of the rollout, whose environment the new turn gets, without tools.
-      weights: name of the weights that write the turn.
-      searched: the rollout; if it has no turn of the policy, all its tokens are the prompt.
-
-    Returns:
-      The new rollout's tokens and finish, with the turns of `searched` before its last one.
-    """
-    env = context.roles[role].env
-    # A turn starts where the author changes to the policy. Token ids are reused unchanged, so the answerer reads
-    # exactly the tokens that the searcher read.
-    is_policy = (searched.source == POLICY).astype(np.int8)
-    turn_starts = np.flatnonzero(np.diff(is_policy, prepend=0) == 1)
-    prompt = searched.tokens
-    if len(turn_starts) > 0:
-        prompt = searched.tokens[: turn_starts[-1]]
-    limits = dataclasses.replace(env.limits, max_turns=1)
-    # The answerer gets no tools and one turn, whose text must be final.
-    final_env = dataclasses.replace(env, tools={}, limits=limits)
-    # Longer than the identity of any sample of the searcher, hence different from all of them.
-    identity = (*searched.identity, 1)
-    request = Request(weights, prompt, identity, final_env, samples=1, temperature=0.0)
-    (last,) = await context.scheduler.rollout(request)
-    return dataclasses.replace(last, turns=(*searched.turns[:-1], *last.turns))
 
 
 def redundancy(queries: Sequence[str]) -> float:
@@ -346,7 +257,7 @@ def result_settings(
       retrieval: description of the searched corpus (`Library.about`).
       judge: name of the judge; '' for a metric without one.
       template: what was chosen for the chat template (`role_environment.template_record`); left out if nothing was.
-      temperature: of the samples; left out if it is None.
+      temperature: of the samples; None or 0 is left out.
     """
     # With search alone only the syntax is written, so that results of versions without other tools stay comparable.
     tools: str = config.tools.syntax
@@ -361,7 +272,8 @@ def result_settings(
     exporter = run_record.check_export(pathlib.Path(policy))
     if exporter:
         chosen[run_record.HASH_FIELD] = exporter
-    if temperature is not None:
+    # 0 is what one sample has without it.
+    if temperature:
         chosen['temperature'] = temperature
     return chosen | {
         'policy': policy,
@@ -427,11 +339,10 @@ def kinds(result: Json) -> list[str]:
 
     There is no vote on open tasks, whose answers are all different.
     """
-    records = [record for one in result['sets'].values() for record in one['answered']]
-    if not all(record.get('samples') for record in records):
+    first = next(iter(result['sets'].values()))['answered'][0]
+    if not first.get('samples'):
         return ['score']
-    has_votes = all(record['vote'] is not None for record in records)
-    return ['mean', 'best', 'vote'] if has_votes else ['mean', 'best']
+    return ['mean', 'best'] if first['vote'] is None else ['mean', 'best', 'vote']
 
 
 def scores(result: Json, name: str, kind: str = 'score') -> Float64[np.ndarray, ' questions']:

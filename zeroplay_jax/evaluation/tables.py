@@ -7,10 +7,10 @@ import dataclasses
 import io
 import re
 from collections.abc import Sequence
-from typing import Literal, get_args
 
-Format = Literal['text', 'markdown', 'csv', 'latex']
-FORMATS: tuple[Format, ...] = get_args(Format)
+FORMATS = ('text', 'markdown', 'csv', 'latex')
+# Heading of the mean over sets.
+AVERAGE = 'average'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,6 @@ def write(rows: Rows, form: str = 'text') -> str:
         return _latex(texts)
     if form == 'markdown':
         rule = ['---'] * len(texts[0])
-        texts = [[cell.replace('|', r'\|') for cell in row] for row in texts]
         return '\n'.join(f'| {" | ".join(row)} |' for row in [texts[0], rule, *texts[1:]])
     return '\n'.join(aligned(texts))
 
@@ -96,16 +95,15 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def _csv(rows: Rows) -> str:
     output = io.StringIO()
     writer = csv.writer(output, lineterminator='\n')
-    has_figures = [any(isinstance(cell, Figure) for cell in column) for column in zip(*rows)]
-    for number, row in enumerate(rows):
-        cells: list[object] = []
-        for cell, is_wide in zip(row, has_figures, strict=True):
+    for row in rows:
+        cells: list[object] = [row[0]]
+        for cell in row[1:]:
             if isinstance(cell, Figure):
                 cells += [cell.mean, *(cell.ends or ('', '')), cell.deviation]
-            elif is_wide and number == 0:
+            elif row is rows[0]:
                 cells += [cell, f'{cell} low', f'{cell} high', f'{cell} deviation']
             else:
-                cells += [cell, '', '', ''] if is_wide else [cell]
+                cells += [cell, '', '', '']
         writer.writerow(cells)
     return output.getvalue().rstrip('\n')
 

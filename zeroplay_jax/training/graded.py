@@ -65,7 +65,7 @@ class Plan:
     def sampling(self) -> dict[str, Any]:
         """`samples`, and `temperature` if there is one: folders of earlier versions have none."""
         sampling: dict[str, Any] = {'samples': self.samples}
-        if self.temperature is not None:
+        if self.temperature:
             sampling['temperature'] = self.temperature
         return sampling
 
