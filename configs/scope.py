@@ -75,6 +75,7 @@ def get_config(variant=''):
         return _mini(config)
 
     common.use_wikipedia(config, 'Qwen2.5-7B-Instruct', 'wiki18_e5')
+    config.checkpoint.iterations = True  # the paper prints every iteration
     config.tools.syntax = 'search_r1'  # tables 11 and 9
     # Table 9 limits the response and not a turn. Five turns: the code; figures 17 and 18 show four searches.
     config.rollout.update(prompt_tokens=2048, turn_tokens=8192, response_tokens=8192)

@@ -2,6 +2,7 @@
 happened, and every line of the log stands once."""
 
 import json
+import pathlib
 import random
 import signal
 import time
@@ -16,10 +17,14 @@ from run_files import (
     summary_of,
     without_clock,
 )
+from safetensors.numpy import load_file
 from test_metrics import board_steps
 
 from zeroplay_jax import export
+from zeroplay_jax.configuration.command_line import policy_of_iteration
 from zeroplay_jax.learner.checkpoint import saved_steps
+from zeroplay_jax.settings.kinds import ConfigError
+from zeroplay_jax.training.policy_settings import settings
 
 # Four questions by three rollouts: some steps have no reward variance.
 SMALL = config_flags("""
@@ -27,6 +32,7 @@ SMALL = config_flags("""
     schedule.hop_ratio=(2,1,1)
     pool.batch=16 pool.batches=1 proposer.steps=2 solver.steps=3 solver.samples=3 reward.solves=2
     schedule.iterations=2 eval.questions=2 eval.every=0 checkpoint.every=2 stop_after_empty_steps=0
+    checkpoint.iterations=True
 """)
 
 
@@ -66,6 +72,29 @@ def test_a_run_leaves_what_the_readme_says(uninterrupted):
     round_ = ['proposer'] * 2 + ['generate'] + ['solver'] * 3
     phases = [r['phase'] for r in records]
     assert phases == ['evaluation', *round_, *round_, 'evaluation']
+
+
+def test_the_end_of_every_iteration_is_a_policy(uninterrupted):
+    workdir = uninterrupted[0]
+    first, last = (
+        pathlib.Path(policy_of_iteration(f'{workdir}@iteration{number}')) for number in (1, 2)
+    )
+    assert first == workdir / 'iteration1' / 'solver' and (workdir / 'iteration2/proposer').is_dir()
+    weights = {folder: load_file(folder / 'model.safetensors') for folder in (first, last)}
+    end = load_file(workdir / 'policy' / 'solver' / 'model.safetensors')
+    dtype = next(iter(weights[last].values())).dtype
+    assert str(dtype) == settings(last).policy.dtype
+    equal = [
+        all((of[name] == end[name].astype(dtype)).all() for name in end) for of in weights.values()
+    ]
+    assert equal == [False, True] and weights[first].keys() == end.keys()
+    for path, problem in (
+        (f'{workdir}@iteration3', 'the run keeps no iteration3; there is iteration1, iteration2'),
+        (f'{workdir}/policy@iteration1', 'policy is not the workdir of a run'),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            policy_of_iteration(path)
+    assert policy_of_iteration('hf://owner/model@main') == 'hf://owner/model@main'
 
 
 def test_every_step_logs_what_one_needs_to_see_why(uninterrupted):

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import command_line, fields
-from zeroplay_jax.configuration.command_line import index_fields
+from zeroplay_jax.configuration.command_line import index_fields, policy_of_iteration
 from zeroplay_jax.configuration.places import fetch_addresses, fetch_model
 from zeroplay_jax.data.cloze import only_fills_blanks
 from zeroplay_jax.evaluation.render import Printer
@@ -221,7 +221,7 @@ def _policy_folder(path: str | None) -> pathlib.Path:
     """
     folder = BUILT_IN_CHECKPOINT
     if path is not None:
-        folder = pathlib.Path(downloads.fetch_model(downloads.fetch(path)))
+        folder = pathlib.Path(downloads.fetch_model(downloads.fetch(policy_of_iteration(path))))
     fix = 'name a Hugging Face folder (config.json, tokenizer.json, *.safetensors)'
     # A likely mistake: the folder of a run, or of `make quickstart CORPUS=…`, instead of a policy in it.
     files_inside: list[pathlib.Path] = []

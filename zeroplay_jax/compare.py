@@ -1,17 +1,20 @@
-"""Compares results that `python -m zeroplay_jax.evaluate --out=FILE` wrote: of two policies, or of several runs each.
+"""Tables of results that `python -m zeroplay_jax.evaluate --out=FILE` wrote, with differences from the first.
 
     python -m zeroplay_jax.compare base.json trained.json
+    python -m zeroplay_jax.compare base.json iteration1.json iteration2.json iteration3.json --format=latex
     python -m zeroplay_jax.compare --base base.json --other seed0.json seed1.json seed2.json
     python -m zeroplay_jax.compare --base a0.json a1.json a2.json --other b0.json b1.json b2.json --paired
 
-Prints, per question set, both mean scores and their difference with a 95 % interval. Of two files it is Newcombe's for
-pairs, as in the table of a run: it covers the choice of questions only, and two seeds of one config can differ by more.
-Of several runs it covers the runs, such as seeds, on these questions: Welch's t interval; Student's over the
-differences of run i and run i with --paired, and over the runs of the other side if one side is a single file, such as
-the policy before training.
+Question sets and their average are columns. A result, or a side of several runs, has a row of mean scores, and one of
+the difference from the first, with 95 % intervals. Of single results the interval is Newcombe's for pairs, as in the
+table of a run: it covers the choice of questions only, and two seeds of one config can differ by more. Of several runs
+it covers the runs, such as seeds, on these questions: Welch's t interval; Student's over the differences of run i and
+run i with --paired, and over the runs of the other side if one side is a single file, such as the policy before
+training; ± is the standard deviation over runs. Results of several samples per question have a row each for their
+mean, with the standard deviation over samples, for the best one (pass@k) and for the majority's.
 Results are refused if the retriever, the corpus, the number of passages per query, the prompts, the tools, the metric,
-the judge or the numbers of samples, questions or tokens differ: their difference would not measure the policy. So are
-two results of one run on a side.
+the judge, the temperature or the numbers of samples, questions or tokens differ: their difference would not measure the
+policy. So are two results of one run on a side.
 """
 
 from __future__ import annotations
@@ -19,14 +22,19 @@ from __future__ import annotations
 import argparse
 import pathlib
 import sys
+from collections.abc import Mapping
 
-from zeroplay_jax.evaluation import question_sets, statistics
+import numpy as np
+
+from zeroplay_jax.evaluation import protocols, question_sets, statistics, tables
 from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.types import UserError
 
 _ADVICE = 'name a file of zeroplay_jax.evaluate --out'
+# Heading of a side → its results.
+Sides = Mapping[str, list[dict]]
 
 
 def _read_result(path: pathlib.Path) -> dict:
@@ -56,7 +64,7 @@ def _parser() -> Parser:
         'files',
         nargs='*',
         metavar='FILE',
-        help='two results, also gs://bucket/path: the one to compare with, and the one whose gain is printed',
+        help='results, also gs://bucket/path: the one to compare with, and those whose gain is printed',
     )
     parser.add_argument('--base', nargs='+', metavar='FILE', help='results to compare with')
     parser.add_argument(
@@ -70,21 +78,26 @@ def _parser() -> Parser:
         action='store_true',
         help='run i of --base belongs to run i of --other, such as by its seed',
     )
+    parser.add_argument(
+        '--protocol',
+        choices=protocols.PROTOCOLS,
+        default='',
+        help="columns as in this paper's tables: average or total, shares or percent",
+    )
+    parser.add_argument('--format', choices=tables.FORMATS, default='text', help='of the table')
     return parser
 
 
-def _sides(args: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """Returns the files of both sides; raises UserError for a command line that does not name them."""
+def _sides(args: argparse.Namespace) -> list[list[str]]:
+    """Returns the files of each side; raises UserError for a command line that does not name them."""
     if args.files and (args.base or args.other):
-        raise UserError('give two files, or --base and --other with any number of them, not both')
+        raise UserError('give files, or --base and --other with any number of them, not both')
+    if args.files and args.paired:
+        raise UserError('--paired: is for runs of two sides; name them by --base and --other')
     if args.files:
-        if len(args.files) != 2:
-            raise UserError(
-                f'{len(args.files)} files; give two, or --base FILE… --other FILE… for several runs'
-            )
-        return [args.files[0]], [args.files[1]]
+        return [[file] for file in args.files]
     if not args.base or not args.other:
-        raise UserError('no results; give two files, or --base FILE… --other FILE…')
+        raise UserError('no results; give files, or --base FILE… --other FILE…')
     if args.paired and len(args.base) != len(args.other):
         raise UserError(
             f'--paired: {len(args.base)} and {len(args.other)} files cannot be paired; give as many of both'
@@ -93,35 +106,13 @@ def _sides(args: argparse.Namespace) -> tuple[list[str], list[str]]:
         raise UserError(
             '--paired: one pair has no variance; give two pairs or more, or leave it out'
         )
-    return args.base, args.other
-
-
-def _differences(
-    baselines: list[dict], candidates: list[dict], paired: bool
-) -> tuple[dict[str, statistics.Interval], str]:
-    """Returns {set: (difference, low, high)}, and what the interval covers in words.
-
-    Raises:
-      UserError: results that cannot be compared.
-    """
-    if len(baselines) == len(candidates) == 1:
-        text = 'the choice of questions (Newcombe, paired), not the seed: for that give several runs of each side'
-        return question_sets.compare(baselines[0], candidates[0]), text
-    for result in (*baselines[1:], *candidates):
-        question_sets.check_comparable(baselines[0], result)
-    intervals = {}
-    for name in question_sets.shared_sets([*baselines, *candidates]):
-        before = [result['sets'][name]['mean']['score'] for result in baselines]
-        after = [result['sets'][name]['mean']['score'] for result in candidates]
-        intervals[name] = statistics.difference(before, after, paired)
-    statistic = statistics.statistic(len(baselines), len(candidates), paired)
-    return intervals, f'the runs on these questions ({statistic})'
+    return [args.base, args.other]
 
 
 def _read_side(files: list[str]) -> tuple[str, list[dict]]:
     """Returns the heading of a side and its results.
 
-    The heading is the name of its file, cut so that the columns stay aligned, or how many there are.
+    The heading is the name of its file, or how many there are.
 
     Raises:
       UserError: a file is no result, or two are of one run: they would count as two.
@@ -137,31 +128,107 @@ def _read_side(files: list[str]) -> tuple[str, list[dict]]:
                 f'{file_of_run[run]} and {file} are of the same run; give one result of each run'
             )
         file_of_run[run] = file
-    return paths[0].stem[:12] if len(paths) == 1 else f'{len(paths)} runs', results
+    return paths[0].stem if len(paths) == 1 else f'{len(paths)} runs', results
 
 
-def _mean_score(results: list[dict], name: str) -> float:
-    scores = [result['sets'][name]['mean']['score'] for result in results]
-    return sum(scores) / len(scores)
+def _read_sides(files_of_sides: list[list[str]]) -> Sides:
+    """Returns all sides, cut to the sets that all results have.
+
+    Raises:
+      UserError: as `_read_side`, or results that cannot be compared.
+    """
+    sides: dict[str, list[dict]] = {}
+    for files in files_of_sides:
+        heading, results = _read_side(files)
+        # Two folders may have files of one name.
+        while heading in sides:
+            heading += "'"
+        sides[heading] = results
+    results = [result for side in sides.values() for result in side]
+    for result in results[1:]:
+        question_sets.check_comparable(results[0], result)
+    names = question_sets.shared_sets(results)
+    for result in results:
+        result['sets'] = {name: result['sets'][name] for name in names}
+    return sides
+
+
+def _run_means(results: list[dict], kind: str) -> dict[str, list[float]]:
+    """Returns {set or AVERAGE: score of each run}."""
+    figures_of_runs = [question_sets.figures(result, kind) for result in results]
+    return {name: [of_run[name].mean for of_run in figures_of_runs] for name in figures_of_runs[0]}
+
+
+def _scores(results: list[dict], kind: str) -> dict[str, tables.Figure]:
+    """Returns {set or AVERAGE: mean score} of a side."""
+    if len(results) == 1:
+        return question_sets.figures(results[0], kind)
+    scores = {}
+    for name, means in _run_means(results, kind).items():
+        scores[name] = tables.Figure(float(np.mean(means)), deviation=float(np.std(means, ddof=1)))
+    return scores
+
+
+def _differences(
+    baselines: list[dict], candidates: list[dict], kind: str, paired: bool
+) -> dict[str, tables.Figure]:
+    """Returns {set or AVERAGE: difference} of a side from the first."""
+    if len(baselines) == len(candidates) == 1:
+        intervals = question_sets.compare(baselines[0], candidates[0], kind)
+    else:
+        before, after = _run_means(baselines, kind), _run_means(candidates, kind)
+        intervals = {
+            name: statistics.difference(before[name], after[name], paired) for name in before
+        }
+    return {name: tables.Figure.of(interval, sign='+') for name, interval in intervals.items()}
+
+
+def _rows(sides: Sides, paired: bool) -> dict[str, dict[str, tables.Figure]]:
+    """Returns heading → row: scores of all sides, then differences from the first one."""
+    (first, baselines), *others = sides.items()
+    # Files of earlier versions have one score of several samples.
+    kinds = min((question_sets.kinds(one) for side in sides.values() for one in side), key=len)
+    rows = {}
+    for heading, results in sides.items():
+        for kind in kinds:
+            rows[question_sets.heading(heading, kind)] = _scores(results, kind)
+    for other, candidates in others:
+        heading = 'difference' if len(others) == 1 else f'{other} - {first}'
+        for kind in kinds:
+            row = _differences(baselines, candidates, kind, paired)
+            rows[question_sets.heading(heading, kind)] = row
+    return rows
+
+
+def _covered(sides: Sides, paired: bool) -> str:
+    """Returns in words what the intervals cover."""
+    numbers = [len(results) for results in sides.values()]
+    if max(numbers) > 1:
+        first, second = numbers
+        return f'the runs on these questions ({statistics.statistic(first, second, paired)})'
+    of_pairs = ' (Newcombe, paired)' if len(numbers) > 1 else ''
+    return (
+        f'the choice of questions{of_pairs}, not the seed: for that give several runs of each side'
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints the comparison and returns the exit status, 2 after an error of the user."""
+    """Prints the table and returns the exit status, 2 after an error of the user."""
     try:
         args = _parser().parse_args(argv)
-        base_files, other_files = _sides(args)
-        base_heading, baselines = _read_side(base_files)
-        other_heading, candidates = _read_side(other_files)
-        differences, covered = _differences(baselines, candidates, args.paired)
+        sides = _read_sides(_sides(args))
+        rows = _rows(sides, args.paired)
     except UserError as error:
         print(f'zeroplay_jax.compare: {error}', file=sys.stderr)
         return 2
-    print(f'{"set":20} {base_heading:>12} {other_heading:>12}   difference')
-    for name, interval in differences.items():
-        scores = f'{_mean_score(baselines, name):12.3f} {_mean_score(candidates, name):12.3f}'
-        # The end of a set's name distinguishes it: names are often paths.
-        print(f'{name[-20:]:20} {scores}   {statistics.interval_text(interval, "+")}')
-    print(f'The intervals of 95 % cover {covered}.')
+    table: list[list[tables.Cell]] = []
+    for heading, figures in rows.items():
+        row = protocols.in_form(args.protocol, figures)
+        table.append([heading, *row.values()])
+    print(tables.write([['', *row], *table], args.format))
+    # Beside the table, which may go into a file.
+    output = sys.stdout if args.format == 'text' else sys.stderr
+    print(f'The intervals of 95 % cover {_covered(sides, args.paired)}.', file=output)
     return 0
 
 

@@ -9,19 +9,28 @@
 --policy=FOLDER and --index=FOLDER or http://… are short for --config.policy.path and --config.retrieval, as in all
 commands; a policy may be a model of the Hugging Face Hub (--policy=hf://owner/model). Without --sets: exact match of
 greedy answers by hop count with 95 % intervals. With --sets (files of JSON lines, hf://owner/dataset/path/file.jsonl,
-or public names that are downloaded): mean score, searches and repeated queries per set. --out keeps every question and
-answer, and `python -m zeroplay_jax.compare` compares such files. Open-ended tasks (lines with "task" and "rubrics") are
-graded by the judge of the config, rubric by rubric. With --workdir every answer and every grade is written into that
-folder as soon as it is there, and the same command continues where it was stopped; it prints a cost estimate before it
-begins (--estimate: nothing else), asks a second judge (config.second_judge) and measures how far both agree
-(docs/grading.md). --metric=package.module:function scores answers with a function of your own, with the signature of
-`reward.answer` (zeroplay_jax/objectives/rewards.py). The last line is always a JSON object.
+or public names that are downloaded): a table with the sets and their average as columns, of mean scores with 95 %
+intervals, searches and repeated queries (--format: text, markdown, csv, latex). --samples=N draws N answers to each
+question, at the role's temperature or at --temperature: the mean of their scores ± its standard deviation over samples,
+the best one (pass@k) and the majority's. --answering=direct,retrieve,interleave,search has a row for each way of
+answering, of which all but search are baselines without training. --protocol=ssp, piplay, drzero, dspo or scope sets
+what that paper says about questions, searches, lengths, sampling, metric and the table, where no other flag does. --out
+keeps every question and answer (of several ways FILE-WAY.json), and `python -m zeroplay_jax.compare` compares such
+files. --metric=package.module:function scores answers with a function of your own, with the signature of
+`reward.answer` (zeroplay_jax/objectives/rewards.py).
+
+Open-ended tasks (lines with "task" and "rubrics") are graded by the judge of the config, rubric by rubric. With
+--workdir every answer and every grade is written into that folder as soon as it is there, and the same command
+continues where it was stopped; it prints a cost estimate before it begins (--estimate: nothing else), asks a second
+judge (config.second_judge) and measures how far both agree (docs/grading.md).
+The last line is always a JSON object.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import json
 import pathlib
 import sys
@@ -29,7 +38,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from zeroplay_jax.configuration import command_line, fields
 from zeroplay_jax.configuration.places import (
@@ -40,6 +49,7 @@ from zeroplay_jax.configuration.places import (
     keep_prompts,
 )
 from zeroplay_jax.data import files
+from zeroplay_jax.evaluation import protocols, tables
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.registry import resolve
 from zeroplay_jax.retrieval import progress
@@ -49,7 +59,7 @@ from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.types import Question, UserError
+from zeroplay_jax.types import Json, Question, UserError
 
 if TYPE_CHECKING:
     from zeroplay_jax.evaluation.question_sets import Answered
@@ -67,12 +77,33 @@ _METRIC = flags.DEFINE_string(
 _SAMPLES = flags.DEFINE_integer(
     'samples',
     1,
-    '1: greedy; otherwise the best of that many samples (pass@k), with --workdir their mean.',
+    'Answers per question; several are sampled: their mean, the best one (pass@k) and the majority.',
     lower_bound=1,
+)
+_TEMPERATURE = flags.DEFINE_float(
+    'temperature',
+    None,
+    'Of the answers; by default 0 for one sample, that of the role for several.',
+    lower_bound=0.0,
+)
+_FORMAT = flags.DEFINE_enum(
+    'format', 'text', tables.FORMATS, 'Form of the table: text, markdown, csv or latex.'
 )
 _LIMIT = flags.DEFINE_integer('limit', 0, 'Questions drawn from each set; 0: all.', lower_bound=0)
 _ANSWERER = flags.DEFINE_string(
     'answerer', '', 'Policy folder that writes the answers after the searches of the policy.'
+)
+_ANSWERING = flags.DEFINE_list(
+    'answering',
+    ['search'],
+    'Ways of answering, a row each: search, direct (no tools), retrieve (one search), interleave (a search per '
+    'sentence).',
+)
+_PROTOCOL = flags.DEFINE_enum(
+    'protocol',
+    '',
+    ['', *protocols.PROTOCOLS],
+    'Evaluate as this paper does; other flags come first.',
 )
 _OUT = flags.DEFINE_string('out', '', 'File for every answer, as JSON.')
 _WORKDIR = flags.DEFINE_string(
@@ -91,9 +122,6 @@ _DATE = flags.DEFINE_string(
 _JUDGED_METRICS = ('judge', 'rubrics')
 # Name of the weights of --answerer, and of their slots.
 _ANSWERER_WEIGHTS = 'answerer'
-# Characters of a set's name and of the metric in the table.
-_NAME_WIDTH = 20
-_METRIC_WIDTH = 7
 
 
 def main(argv: list[str]) -> None:
@@ -109,6 +137,8 @@ def main(argv: list[str]) -> None:
         fetch_addresses(config, section_name='policy')
         # A policy is asked as it was trained. A run exports it to WORKDIR/policy/ROLE.
         keep_prompts(config, pathlib.Path(config.policy.path).absolute().parent.parent, False)
+    if config is not None and _SETS.value and _PROTOCOL.value:
+        print(protocols.apply(_PROTOCOL.value, functools.partial(_put, config)), file=sys.stderr)
     # Most evaluations have no workdir; '.' passes its check.
     workdir = _WORKDIR.value or '.'
     command_line.check_command(
@@ -144,6 +174,21 @@ def main(argv: list[str]) -> None:
         _evaluate_held_out(config, run)
 
 
+def _put(config: ConfigDict, field: str, value: object) -> str:
+    """Sets a flag or a field of the config; returns '', or why it stays as it is."""
+    section, _, name = field.partition('.')
+    changed = config_flags.get_override_values(flags.FLAGS['config'])
+    if field in changed or not name and flags.FLAGS[field].present:
+        return 'given'
+    if section == 'judge' and config.judge.kind != 'endpoint':
+        return f'judge.kind is {config.judge.kind}'
+    if name:
+        config[section][name] = value
+    else:
+        flags.FLAGS[field].value = value
+    return ''
+
+
 def _check_flags(config: Config) -> None:
     """Raises UserError for missing files and for settings that an evaluation does not support."""
     if _OUT.value.startswith('gs:/'):
@@ -157,17 +202,21 @@ def _check_flags(config: Config) -> None:
         raise UserError(f'--out={_OUT.value}: its folder does not exist; create it first')
     if not _SETS.value:
         # The held-out questions of a config are scored by its own fields.
-        for flag in (_METRIC, _SAMPLES, _LIMIT, _ANSWERER):
+        for flag in (_PROTOCOL, _ANSWERING, _METRIC, _SAMPLES, _TEMPERATURE, _LIMIT, _ANSWERER):
             if flag.value != flag.default:
                 fix = 'add it, or leave it out'
                 if flag is _METRIC:
                     fix = f'add it, or give --config.eval.metric={flag.value}'
-                raise UserError(
-                    f'--{flag.name}={flag.value}: is for the questions of --sets; {fix}'
-                )
+                given = flags.FLAGS[flag.name].serialize()
+                raise UserError(f'{given}: is for the questions of --sets; {fix}')
+    if _TEMPERATURE.value == 0 and _SAMPLES.value > 1:
+        raise UserError(
+            f'--temperature=0: {_SAMPLES.value} greedy samples are equal; raise it, or give --samples=1'
+        )
     if config.distributed.mode != 'off':
         raise UserError('config.distributed.mode: an evaluation runs in one process; set it to off')
     _check_metric(_METRIC.value)
+    _check_answering(_ANSWERING.value)
     needs_judge = _METRIC.value in _JUDGED_METRICS
     if needs_judge and config.judge.kind == 'rule' and config.retrieval.kind != 'world':
         raise UserError(
@@ -186,6 +235,17 @@ def _check_flags(config: Config) -> None:
         # Read here as well as by `_load_sets`, so that an unusable line is reported before libraries are loaded.
         if pathlib.Path(path).is_file():
             (files.open_tasks if _METRIC.value == 'rubrics' else files.questions)(path)
+
+
+def _check_answering(ways: Sequence[str]) -> None:
+    """Raises UserError for unknown ways of answering, and for flags that allow no other than search."""
+    flag = f'--answering={",".join(ways)}'
+    if not ways or not set(ways) <= set(protocols.WAYS):
+        raise UserError(f'{flag}: give some of {", ".join(protocols.WAYS)}, with commas between')
+    metric = '--metric=rubrics' if _METRIC.value == 'rubrics' else ''
+    other = metric or (_ANSWERER.value and f'--answerer={_ANSWERER.value}')
+    if other and ways != ['search']:
+        raise UserError(f'{flag}: {other} is for --answering=search; leave one out')
 
 
 def _check_date(date: str) -> None:
@@ -282,10 +342,12 @@ def _evaluate_held_out(config: Config, run: RunContext) -> None:
         scores = [row.parts[metric] for row in scored_rows]
         by_hop = statistics.by_hop(hops_of_rows, scores)
         intervals[metric.rpartition(':')[2]] = statistics.mean_interval(statistics.headline(by_hop))
+    table: list[list[tables.Cell]] = [['', 'score']]
     rounded: dict[str, list[float]] = {}
     for name, interval in intervals.items():
-        print(f'{name:7} {statistics.interval_text(interval)}')
+        table.append([name, tables.Figure.of(interval)])
         rounded[name] = [round(value, 4) for value in interval]
+    print(tables.write(table, _FORMAT.value))
     print(json.dumps(rounded))
 
 
@@ -299,6 +361,7 @@ def _evaluate_in_workdir(config: Config) -> None:
         source=_SETS.value[0],
         folder=pathlib.Path(_WORKDIR.value),
         samples=_SAMPLES.value,
+        temperature=_TEMPERATURE.value,
         limit=_LIMIT.value,
         only_estimate=_ESTIMATE.value,
         date=_DATE.value,
@@ -324,58 +387,96 @@ def _load_sets(seed: int) -> dict[str, list[Question]]:
 
 
 def _evaluate_sets(config: Config, run: RunContext, sets: Mapping[str, list[Question]]) -> None:
-    """Asks the questions of --sets; prints a line of mean figures per set and a JSON object, and writes --out."""
+    """Asks the questions of --sets; prints a table of mean figures and a JSON object, and writes --out."""
     from zeroplay_jax.evaluation import question_sets
     from zeroplay_jax.training import build
 
     if _ANSWERER.value:
         folder = fetch_model('--answerer', _ANSWERER.value)
         run.publish_weights([_ANSWERER_WEIGHTS], build.load_like(run, folder))
+    settings = _result_settings(config, run)
+    is_alone = len(_ANSWERING.value) == 1
+    results: dict[str, Json] = {}
+    rounded_means: dict[str, dict[str, dict[str, float]]] = {}
+    for way in dict.fromkeys(_ANSWERING.value):
+        # A way has the same randomness beside others as alone.
+        first_number = protocols.WAYS.index(way) * len(sets)
+        answered_of_set: dict[str, tuple[Sequence[Question], Sequence[Answered]]] = {}
+        rounded_means[way] = {}
+        for number, (name, questions) in enumerate(sets.items(), first_number):
+            answered = _answer_set(config, run, number, name, questions, way)
+            answered_of_set[name] = (questions, answered)
+            means = question_sets.means(answered)
+            rounded = {metric: round(mean, 4) for metric, mean in means.items()}
+            rounded_means[way][name] = rounded
+            # The table follows the last set, which may be hours away.
+            print(f'{way}, {name}: {json.dumps(rounded)}', file=sys.stderr, flush=True)
+        about = {'answering': way} if way != 'search' else {}
+        results[way] = question_sets.results({**settings, **about}, answered_of_set)
+        if _OUT.value:
+            text = json.dumps(results[way], ensure_ascii=False, indent=1)
+            path = pathlib.Path(_OUT.value)
+            name = path.stem if is_alone else f'{path.stem}-{way}'
+            write_text(path.with_stem(name), text + '\n')
+    print(tables.write(_table(results), _FORMAT.value))
+    print(json.dumps(rounded_means[way] if is_alone else rounded_means))
+
+
+def _table(results: Mapping[str, Json]) -> list[list[tables.Cell]]:
+    """Returns the rows of a table {way of answering: result}: scores, and below them what they cost."""
+    from zeroplay_jax.evaluation import question_sets
+
     # For package.module:function the heading is the function.
-    metric_heading = _METRIC.value.rpartition(':')[2][:_METRIC_WIDTH]
-    print(f'{"set":20} {"n":>6} {metric_heading:>7} {"searches":>9} {"repeated":>9}')
-    answered_of_set: dict[str, tuple[Sequence[Question], Sequence[Answered]]] = {}
-    rounded_means: dict[str, dict[str, float]] = {}
-    for number, (name, questions) in enumerate(sets.items()):
-        answered = _answer_set(config, run, number, name, questions)
-        answered_of_set[name] = (questions, answered)
-        means = question_sets.means(answered)
-        figures = f'{means["score"]:7.3f} {means["searches"]:9.2f} {means["redundancy"]:9.2f}'
-        # The end of a name distinguishes it: names are often long and begin alike.
-        print(f'{name[-_NAME_WIDTH:]:20} {len(questions):6} {figures}', flush=True)
-        rounded_means[name] = {metric: round(mean, 4) for metric, mean in means.items()}
-    if _OUT.value:
-        result = question_sets.results(_result_settings(config, run), answered_of_set)
-        text = json.dumps(result, ensure_ascii=False, indent=1)
-        write_text(pathlib.Path(_OUT.value), text + '\n')
-    print(json.dumps(rounded_means))
+    metric = _METRIC.value.rpartition(':')[2]
+    rows: list[list[tables.Cell]] = []
+    costs: list[list[tables.Cell]] = []
+    for way, result in results.items():
+        prefix = '' if len(results) == 1 else f'{way}: '
+        for kind in question_sets.kinds(result):
+            row = protocols.in_form(_PROTOCOL.value, question_sets.figures(result, kind))
+            rows.append([question_sets.heading(prefix + metric, kind), *row.values()])
+        sets = result['sets'].values()
+        for name, field in (('searches', 'searches'), ('repeated', 'redundancy')):
+            costs.append([prefix + name, *(f'{one["mean"][field]:.2f}' for one in sets)])
+    costs.insert(0, ['questions', *(str(len(one['answered'])) for one in sets)])
+    # The average has no costs.
+    filled = [[*cost, *[''] * (len(row) + 1 - len(cost))] for cost in costs]
+    return [['', *row], *rows, *filled]
 
 
 def _answer_set(
-    config, run: RunContext, number: int, name: str, questions: Sequence[Question]
+    config,
+    run: RunContext,
+    number: int,
+    name: str,
+    questions: Sequence[Question],
+    way: str,
 ) -> list[Answered]:
     """Returns the result of each question of one set, and checks that few enough searches and judgements failed.
 
     Args:
-      number: position of the set among the sets, from which the randomness of its rollouts derives.
+      number: of the evaluation among those of this command, from which the randomness of its rollouts derives.
       name: name of the set, for the progress bar.
+      way: way of answering.
 
     Raises:
       UserError: too many searches or judgements failed.
       TrainingStopped: no search found a passage.
     """
-    from zeroplay_jax.evaluation import question_sets
+    from zeroplay_jax.evaluation import answering
     from zeroplay_jax.training import outcome
 
     # The judge counts over all sets, but the limit applies to each set.
     context = run.evaluation.bound()
     with progress.bar(len(questions), 'questions', name) as bar:
-        answered = question_sets.answer_all(
+        answered = answering.answer_all(
             context,
             questions,
             number,
             metric=_METRIC.value,
             samples=_SAMPLES.value,
+            temperature=_TEMPERATURE.value,
+            way=way,
             role=recipe_class(config.recipe).evaluated_role,
             answerer=_ANSWERER_WEIGHTS if _ANSWERER.value else '',
             on_answer=bar.update,
@@ -402,6 +503,7 @@ def _result_settings(config: Config, run: RunContext) -> Mapping[str, Any]:
         limit=_LIMIT.value,
         judge=judge,
         template=run.template,
+        temperature=_TEMPERATURE.value,
     )
     return settings | {'answerer': _ANSWERER.value}
 

@@ -28,7 +28,7 @@ TABLE = {system: ENTRIES['all'] | ENTRIES[system] for system in ENTRIES if syste
 # What a config says about the machine, or about files of the user, and not about the method.
 MACHINE = """
     mesh. micro. retrieval. eval.file eval.questions policy.remat policy.logits prompts sampler.slots sampler.chunk
-    sampler.burst inputs.
+    sampler.burst inputs. checkpoint.
 """
 
 

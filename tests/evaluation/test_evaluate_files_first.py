@@ -53,7 +53,9 @@ def test_a_request_that_cannot_be_sent_is_refused(name, user_reads):
     user_reads(line.value)
 
 
-@pytest.mark.parametrize('flag', ['--metric=judge', '--samples=4', '--limit=3', '--answerer=x'])
+@pytest.mark.parametrize(
+    'flag', ['--metric=judge', '--samples=4', '--temperature=0.5', '--limit=3', '--answerer=x']
+)
 @pytest.mark.fault('kin-flags', 'flags of --sets without --sets')
 def test_flags_that_would_have_no_effect_are_refused(flag, user_reads):
     ended = run_python(*EVALUATE, flag)

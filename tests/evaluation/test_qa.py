@@ -137,3 +137,24 @@ def test_an_answerer_of_its_own_is_asked(tmp_path, capsys):
     mean = sum(question['score'] for question in answered) / 6
     assert figures['searches'] >= 1 and figures['score'] == pytest.approx(mean, abs=1e-4)
     assert compare.main([str(out), str(out)]) == 0 and 'difference' in capsys.readouterr().out
+
+
+def test_samples_at_a_temperature_have_a_mean_and_its_deviation(tmp_path):
+    worlds = [World(i, 'evaluation', 0.25) for i in range(2)]
+    lines = [json.dumps(q) for q in evaluation_questions(worlds, 4, (1, 2))]
+    for name, part in (('one', lines[:4]), ('two', lines[4:])):
+        (tmp_path / f'{name}.jsonl').write_text('\n'.join(part))
+    sets = f'--sets={tmp_path}/one.jsonl,{tmp_path}/two.jsonl'
+    flags = ('--temperature=1.5', '--samples=3', f'--out={tmp_path}/out.json')
+    done = evaluate(*SMALL, sets, *flags)
+    assert done.returncode == 0, done.stderr[-2000:]
+    *table, last = done.stdout.splitlines()
+    headings = [line.split('  ')[0] for line in table]
+    assert headings[1:] == ['em, mean', 'em, best', 'em, vote', 'questions', 'searches', 'repeated']
+    assert table[0].split() == ['one', 'two', 'average'] and ' ± ' in table[1]
+    figures = json.loads(last)['one']
+    written = json.loads((tmp_path / 'out.json').read_text())
+    samples = [record['samples'] for record in written['sets']['one']['answered']]
+    assert written['settings']['temperature'] == 1.5 and [len(of) for of in samples] == [3] * 4
+    assert figures['samples'] == pytest.approx(sum(map(sum, samples)) / 12, abs=1e-4)
+    assert figures['score'] == sum(map(max, samples)) / 4 >= figures['samples']

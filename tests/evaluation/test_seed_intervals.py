@@ -57,7 +57,7 @@ def test_the_command_says_what_its_interval_covers(write, capsys):
     assert compare.main(['--base', *base, '--other', *other]) == 0
     out = capsys.readouterr().out
     _, low, high = statistics.difference([0.3, 0.4, 0.35], [0.45, 0.6, 0.5], False)
-    assert f'0.350        0.517   +0.167 [{low:+.3f}, {high:+.3f}]' in out
+    assert '0.517 ± ' in out and f'+0.167 [{low:+.3f}, {high:+.3f}]' in out
     assert 'the runs on these questions (Welch' in out and '3 runs' in out
     assert compare.main(['--base', *base, '--other', *other, '--paired']) == 0
     assert '3 paired differences' in capsys.readouterr().out

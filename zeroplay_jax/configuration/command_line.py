@@ -28,6 +28,7 @@ from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.command import MessageFormatter, similar_path
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.workdir import check_is_folder
+from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, CONFIGS, ConfigError, fail
 from zeroplay_jax.settings.renamed import OLD_FIELDS
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
@@ -91,10 +92,38 @@ def with_short_flags(argv: Sequence[str]) -> list[str]:
         if not value:
             raise ConfigError(f'--{match[1]}: names nothing; give --{match[1]}=PATH')
         if match[1] == 'policy':
-            expanded.append(f'--config.policy.path={value}')
+            expanded.append(f'--config.policy.path={policy_of_iteration(value)}')
         else:
             expanded += index_fields(value)
     return expanded
+
+
+def policy_of_iteration(path: str) -> str:
+    """Returns the folder of the policy that WORKDIR@iteration1 names; another path as it is.
+
+    It is the evaluated role's in a run with `checkpoint.iterations`.
+
+    Raises:
+      ConfigError: no such run or iteration.
+    """
+    match = re.fullmatch(r'(.+)@(iteration\d+)', path)
+    if not match:
+        return path
+    workdir = pathlib.Path(match[1])
+    config = fields.read_stored_config(workdir)
+    if config is None:
+        raise ConfigError(f'--policy={path}: {workdir} is not the workdir of a run; name one')
+    name = 'policy'
+    if config.weights == 'separate':
+        name = recipe_class(config.recipe).evaluated_role
+    folder = workdir / match[2] / name
+    if not folder.is_dir():
+        kept = sorted(other.name for other in workdir.glob('iteration*'))
+        fix = (
+            f'there is {", ".join(kept) or "none, train with --config.checkpoint.iterations=True"}'
+        )
+        raise ConfigError(f'--policy={path}: the run keeps no {match[2]}; {fix}')
+    return str(folder)
 
 
 def index_fields(index: str) -> list[str]:

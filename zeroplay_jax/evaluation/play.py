@@ -220,6 +220,7 @@ def grade_tasks(
     record: GradingRecord,
     *,
     samples: int = 1,
+    temperature: float | None = None,
     check_tools: Callable[[], None] = do_nothing,
     on_grades: Callable[[int], None] = do_nothing,
 ) -> None:
@@ -228,7 +229,7 @@ def grade_tasks(
     Args:
       context: roles, scheduler and prompts.
       role: the evaluated role.
-      samples: answers per task; 1: a greedy one, otherwise at the role's temperature.
+      samples, temperature: of the answers to a task, as of `question_sets.ask_question`.
       check_tools: raises if too many tool calls failed, or no search found a passage, since its last call.
       on_grades: called with the number of judgements that are done, or that a missing answer makes superfluous.
 
@@ -246,7 +247,9 @@ def grade_tasks(
         """Plays and grades one task."""
         if task.id not in record.answers:
             identity = (_NUMBER, task.index)
-            trajectories = await ask_question(context, role, identity, task.question, samples)
+            trajectories = await ask_question(
+                context, role, identity, task.question, samples, temperature
+            )
             answers = tuple(map(answer_of, trajectories))
             if any(map(_is_doubtful, trajectories)):
                 held[task.id] = answers

@@ -8,26 +8,29 @@ judge decides which of them an answer meets.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 
 from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import statistics
+from zeroplay_jax.evaluation.statistics import Samples
+from zeroplay_jax.evaluation.tables import AVERAGE, Figure
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval import downloads
-from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.runtime import record as run_record
-from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
+from zeroplay_jax.selfplay.answers import final_answer, prompt_fields
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.settings.kinds import prompts_name
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.types import POLICY, Json, Question, TaskDropped, Trajectory, UserError
+from zeroplay_jax.types import Json, Question, TaskDropped, Trajectory, UserError
 
 COLLECTION = 'hf://RUC-NLPIR/FlashRAG_datasets'
 # Settings of a result; two results are comparable only if all of these are equal.
@@ -37,6 +40,7 @@ SETTINGS = (
     'prompts',
     'metric',
     'samples',
+    'temperature',
     'limit',
     'judge',
     'tools',
@@ -78,12 +82,16 @@ class Answered:
       searches: number of search queries of the first sample.
       redundancy: repetition among these queries, see the function `redundancy`.
       given: the answer with the best score; None if that sample has no answer.
+      samples: score of every sample; () if there is one alone.
+      vote: score of the answer that most samples give (`majority`); None for open tasks and a sample alone.
     """
 
     score: float | None
     searches: int
     redundancy: float
     given: str | None
+    samples: tuple[float, ...] = ()
+    vote: float | None = None
 
 
 def load(name: str, limit: int = 0, seed: int = 0, rubrics: bool = False) -> list[Question]:
@@ -130,82 +138,48 @@ async def ask_question(
     identity: tuple[int, ...],
     question: Question,
     samples: int = 1,
+    temperature: float | None = None,
 ) -> list[Trajectory]:
-    """Returns the rollouts of a question or open task in an evaluation: a greedy one, or several samples.
+    """Returns the rollouts of a question or open task in an evaluation.
 
     Args:
       role: the evaluated role.
       identity: of the question, from which the randomness of its rollouts derives.
-      samples: number of rollouts; several are drawn at the role's temperature.
+      samples: number of rollouts.
+      temperature: None: 0 for one sample, the role's for several.
 
     Raises:
       UserError: the question is longer than `rollout.prompt_tokens`.
     """
-    # None selects the role's temperature: several greedy samples would be equal.
-    temperature = 0.0 if samples == 1 else None
+    # Several greedy samples would be equal.
+    if temperature is None and samples == 1:
+        temperature = 0.0
     fields = prompt_fields(context, role, question)
-    try:
+    with asked(question):
         return await context.ask(role, identity, samples, temperature, **fields)
+
+
+@contextlib.contextmanager
+def asked(question: Question, limit: str = 'rollout.prompt_tokens') -> Iterator[None]:
+    """Refuses a question whose prompt is longer than `limit`, a field of the config.
+
+    Raised instead of dropped: without this question the mean would be taken over another set.
+
+    Raises:
+      UserError: such a question.
+    """
+    try:
+        yield
     except TaskDropped as drop:
-        # Raised instead of dropped: without this question the mean would be taken over another set.
         raise UserError(
-            f'in the evaluation, {question.text[:60]!r} cannot be asked: {drop.reason}; raise '
-            'config.rollout.prompt_tokens'
+            f'in the evaluation, {question.text[:60]!r} cannot be asked: {drop.reason}; raise config.{limit}'
         ) from drop
 
 
-def answer_all(
-    context: RolloutContext,
-    questions: Sequence[Question],
-    number: int,
-    *,
-    metric: str,
-    samples: int,
-    role: str = 'solver',
-    answerer: str = '',
-    on_answer: Callable[[], None] = do_nothing,
-) -> list[Answered]:
-    """Returns the result of each question: a greedy answer (`samples` 1), or the best of several samples (pass@k).
-
-    Args:
-      context: roles, scheduler, prompts and, for the metrics that need one, the judge.
-      number: number of this evaluation; (number, index of the question) is the identity of the question's rollouts.
-      metric: name of the metric, see `selfplay.answers.score`.
-      samples: number of samples; several are drawn at the role's temperature.
-      role: the evaluated role.
-      answerer: name of the weights that write the last turn, after another policy's searches (SCOPE
-        table 4); '' leaves it to the role.
-
-    Raises:
-      UserError: a question is longer than `rollout.prompt_tokens`.
-    """
-
-    async def answer(index: int, question: Question) -> Answered:
-        """Runs the rollouts of one question and returns its result."""
-        identity = (number, index)
-        trajectories = await ask_question(context, role, identity, question, samples)
-        if answerer:
-            searched = trajectories
-            trajectories = [await _answer_after(context, role, answerer, one) for one in searched]
-        answers = list(map(answer_of, trajectories))
-        scores = []
-        for sample, given in enumerate(answers):
-            value = await score(context, metric, (*identity, sample), question, given.text)
-            # An answer without a verdict of the judge scores 0.
-            scores.append(value or 0.0)
-        # On ties the first sample is taken.
-        best = int(np.argmax(scores))
-        # Only the queries of the first sample count, so that their number does not grow with `samples`.
-        first = answers[0]
-        return Answered(scores[best], first.searches, first.redundancy, answers[best].text)
-
-    pending = [answer(index, question) for index, question in enumerate(questions)]
-    return context.scheduler.run(pending, on_answer)
-
-
-def answer_of(trajectory: Trajectory) -> Answer:
-    """Returns the answer of a rollout."""
-    queries = search_queries(trajectory)
+def answer_of(trajectory: Trajectory, queries: Sequence[str] | None = None) -> Answer:
+    """Returns the answer of a rollout; `queries`: the searches before it, None for those of its calls."""
+    if queries is None:
+        queries = search_queries(trajectory)
     return Answer(
         text=final_answer(trajectory),
         finish=trajectory.finish,
@@ -223,37 +197,6 @@ def search_queries(trajectory: Trajectory) -> list[str]:
         if call.arguments is not None:
             queries += call.queries
     return queries
-
-
-async def _answer_after(
-    context: RolloutContext, role: str, weights: str, searched: Trajectory
-) -> Trajectory:
-    """Returns a rollout whose last turn other weights have written anew, greedily, from all tokens before that turn.
-
-    Args:
-      role: role of the rollout, whose environment the new turn gets, without tools.
-      weights: name of the weights that write the turn.
-      searched: the rollout; if it has no turn of the policy, all its tokens are the prompt.
-
-    Returns:
-      The new rollout's tokens and finish, with the turns of `searched` before its last one.
-    """
-    env = context.roles[role].env
-    # A turn starts where the author changes to the policy. Token ids are reused unchanged, so the answerer reads
-    # exactly the tokens that the searcher read.
-    is_policy = (searched.source == POLICY).astype(np.int8)
-    turn_starts = np.flatnonzero(np.diff(is_policy, prepend=0) == 1)
-    prompt = searched.tokens
-    if len(turn_starts) > 0:
-        prompt = searched.tokens[: turn_starts[-1]]
-    limits = dataclasses.replace(env.limits, max_turns=1)
-    # The answerer gets no tools and one turn, whose text must be final.
-    final_env = dataclasses.replace(env, tools={}, limits=limits)
-    # Longer than the identity of any sample of the searcher, hence different from all of them.
-    identity = (*searched.identity, 1)
-    request = Request(weights, prompt, identity, final_env, samples=1, temperature=0.0)
-    (last,) = await context.scheduler.rollout(request)
-    return dataclasses.replace(last, turns=(*searched.turns[:-1], *last.turns))
 
 
 def redundancy(queries: Sequence[str]) -> float:
@@ -278,11 +221,21 @@ def redundancy(queries: Sequence[str]) -> float:
 
 
 def means(answered: Sequence[Answered]) -> dict[str, float]:
-    """Returns the means over questions of score (over those that have one), searches and redundancy."""
+    """Returns the means over questions of score (over those that have one), searches and redundancy.
+
+    Of several samples also that of all their scores ('samples'), its standard deviation over samples ('deviation'), and
+    that of the majority's ('vote').
+    """
     values: dict[str, float] = {}
-    for name in ('score', 'searches', 'redundancy'):
+    for name in ('score', 'searches', 'redundancy', 'vote'):
         of_questions = [getattr(result, name) for result in answered]
-        values[name] = float(np.mean([value for value in of_questions if value is not None]))
+        known = [value for value in of_questions if value is not None]
+        if known or name != 'vote':
+            values[name] = float(np.mean(known))
+    if answered[0].samples:
+        of_samples = np.mean([result.samples for result in answered], axis=0)
+        values['samples'] = float(of_samples.mean())
+        values['deviation'] = float(of_samples.std(ddof=1))
     return values
 
 
@@ -295,6 +248,7 @@ def result_settings(
     limit: int,
     judge: str,
     template: Mapping[str, str],
+    temperature: float | None = None,
 ) -> dict[str, Any]:
     """Returns the settings of a result; `compare` requires those of `SETTINGS` to be equal.
 
@@ -303,6 +257,7 @@ def result_settings(
       retrieval: description of the searched corpus (`Library.about`).
       judge: name of the judge; '' for a metric without one.
       template: what was chosen for the chat template (`role_environment.template_record`); left out if nothing was.
+      temperature: of the samples; None or 0 is left out.
     """
     # With search alone only the syntax is written, so that results of versions without other tools stay comparable.
     tools: str = config.tools.syntax
@@ -317,6 +272,9 @@ def result_settings(
     exporter = run_record.check_export(pathlib.Path(policy))
     if exporter:
         chosen[run_record.HASH_FIELD] = exporter
+    # 0 is what one sample has without it.
+    if temperature:
+        chosen['temperature'] = temperature
     return chosen | {
         'policy': policy,
         'answerer': '',
@@ -350,7 +308,10 @@ def results(
         # Stored per question, so that two results can be compared question by question.
         records = []
         for question, result in zip(questions, answered, strict=True):
-            records.append(_expected(question) | dataclasses.asdict(result))
+            record = _expected(question) | dataclasses.asdict(result)
+            if not result.samples:
+                del record['samples'], record['vote']
+            records.append(record)
         result_of_set[name] = {
             'questions': _fingerprint(questions),
             'mean': means(answered),
@@ -373,33 +334,89 @@ def _fingerprint(questions: Sequence[Question]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def compare(one: Json, other: Json) -> dict[str, tuple[float, float, float]]:
-    """Returns {set: (mean difference other − one, low, high)} with the 95 % interval of `paired_difference`.
+def kinds(result: Json) -> list[str]:
+    """Returns by which rules a result scores a question: 'score', or 'mean', 'best' and 'vote' of several samples.
+
+    There is no vote on open tasks, whose answers are all different.
+    """
+    first = next(iter(result['sets'].values()))['answered'][0]
+    if not first.get('samples'):
+        return ['score']
+    return ['mean', 'best'] if first['vote'] is None else ['mean', 'best', 'vote']
+
+
+def scores(result: Json, name: str, kind: str = 'score') -> Float64[np.ndarray, ' questions']:
+    """Returns the scores of the questions of a set by one of `kinds`; NaN without a verdict."""
+    records = result['sets'][name]['answered']
+    if kind == 'mean':
+        return np.mean([record['samples'] for record in records], axis=1)
+    field = 'vote' if kind == 'vote' else 'score'
+    return np.array([record[field] for record in records], float)
+
+
+def averaged(scores_of_sets: Mapping[str, np.ndarray]) -> dict[str, Samples]:
+    """Returns set → its scores and, of several sets, AVERAGE → the scores of all, each set with the same weight.
+
+    Every paper's main table has this column; pi-Play's total is the average times the number of sets.
+    """
+    of_sets: dict[str, Samples] = dict(scores_of_sets)
+    if len(of_sets) > 1:
+        of_sets[AVERAGE] = dict(enumerate(scores_of_sets.values()))
+    return of_sets
+
+
+def compare(one: Json, other: Json, kind: str = 'score') -> dict[str, statistics.Interval]:
+    """Returns {set or AVERAGE: (mean difference other − one, low, high)} with 95 % intervals (`paired_difference`).
 
     Args:
       one: a result of `results`.
       other: the result that is compared with it.
+      kind: one of `kinds` of both.
 
     Raises:
       UserError: the results differ in settings or questions, or have no set in common; names the difference.
     """
     check_comparable(one, other)
-    intervals: dict[str, tuple[float, float, float]] = {}
+    before, after = {}, {}
     for name in shared_sets([one, other]):
-        pairs = zip(one['sets'][name]['answered'], other['sets'][name]['answered'], strict=True)
         # Paired by question: questions differ in difficulty far more than policies do, and this variance cancels.
-        before, after = [], []
-        for first, second in pairs:
-            # A question that one side has no score of has no difference.
-            if first['score'] is not None and second['score'] is not None:
-                before.append(first['score'])
-                after.append(second['score'])
-        if not before:
+        first, second = scores(one, name, kind), scores(other, name, kind)
+        # A question that one side has no score of has no difference.
+        is_scored = ~np.isnan(first + second)
+        if not is_scored.any():
             raise UserError(
                 f'no question of {name} has a score in both results; repeat the evaluation whose judge gave no verdicts'
             )
-        intervals[name] = statistics.paired_difference(before, after)
-    return intervals
+        before[name], after[name] = first[is_scored], second[is_scored]
+    befores, afters = averaged(before), averaged(after)
+    return {name: statistics.paired_difference(befores[name], afters[name]) for name in befores}
+
+
+def figures(result: Json, kind: str = 'score') -> dict[str, Figure]:
+    """Returns {set or AVERAGE: score by one of `kinds`}, with its interval over questions.
+
+    A mean over samples has its deviation over samples as well: sample i of all questions is one evaluation.
+    """
+    known = {}
+    of_samples = {}
+    for name, one in result['sets'].items():
+        of_questions = scores(result, name, kind)
+        known[name] = of_questions[~np.isnan(of_questions)]
+        if kind == 'mean':
+            of_samples[name] = np.mean([record['samples'] for record in one['answered']], axis=0)
+    cells = {}
+    for name, of_set in averaged(known).items():
+        deviation = None
+        if of_samples:
+            chosen = [of_samples[name]] if name in of_samples else list(of_samples.values())
+            deviation = float(np.mean(chosen, axis=0).std(ddof=1))
+        cells[name] = Figure.of(statistics.mean_interval(of_set), deviation)
+    return cells
+
+
+def heading(name: str, kind: str) -> str:
+    """Returns the heading of a row of a table: what was scored, and by which of `kinds`."""
+    return name if kind == 'score' else f'{name}, {kind}'
 
 
 def shared_sets(results: Sequence[Json]) -> list[str]:

@@ -19,6 +19,8 @@ import numpy as np
 from jaxtyping import Float64, Shaped
 from scipy import special
 
+from zeroplay_jax.evaluation.tables import aligned
+
 Z95 = 1.959963984540054  # two-sided 95 % quantile of the standard normal distribution
 # Products of margins below it are rounding errors of sums of equal scores.
 _ROUNDING = 1e-9
@@ -174,13 +176,7 @@ def before_after_table(before: Samples, after: Samples) -> str:
     if set(summary['questions_by_hop']) == {str(NO_HOPS)}:
         rows = [rows[0][1:], headline_row[1:]]
 
-    widths = []
-    for column in zip(*rows, strict=True):
-        widths.append(max(map(len, column)))
-    lines = []
-    for cells in rows:
-        padded = map(str.ljust, cells, widths)
-        lines.append('  '.join(padded).rstrip())
+    lines = aligned(rows)
     rule = '-' * max(map(len, lines))
     if len(lines) > 2:
         lines.insert(-1, rule)

@@ -270,18 +270,22 @@ def _write_tensors(path: Path, tensors_of_name: dict[str, np.ndarray]) -> None:
     path.chmod(0o644)  # the library permits only the owner to read
 
 
-def _write_weights(folder: Path, config: ModelConfig, params: Params, writes: bool) -> None:
+def _write_weights(
+    folder: Path, config: ModelConfig, params: Params, dtype: str, writes: bool
+) -> None:
     """Writes one safetensors file, or several and their index. One file's tensors are in host memory at a time.
 
     Args:
       folder: to write to.
       config: of the model.
       params: weights.
+      dtype: of the written tensors; '': that of the weights.
       writes: whether this process writes. The others only take part in gathering the arrays.
     """
     flat = flatten_dict(params, sep='/')
     files = _split_files(flat, tensors(config))
     weight_map: dict[str, str] = {}
+    total_bytes = 0
     for number, selected in enumerate(files, 1):
         if len(files) == 1:
             name = 'model.safetensors'
@@ -290,9 +294,11 @@ def _write_weights(folder: Path, config: ModelConfig, params: Params, writes: bo
         gathered = _gather_tensors(flat, selected)
         weight_map |= dict.fromkeys(gathered, name)
         if writes:
+            if dtype:
+                gathered = {tensor: value.astype(dtype) for tensor, value in gathered.items()}
             _write_tensors(folder / name, gathered)
+            total_bytes += sum(value.nbytes for value in gathered.values())
     if writes and len(files) > 1:
-        total_bytes = sum(flat[path].nbytes for path in tensors(config))
         index = {'metadata': {'total_size': total_bytes}, 'weight_map': weight_map}
         index_path = folder / 'model.safetensors.index.json'
         index_path.write_text(json.dumps(index, indent=2) + '\n')
@@ -349,7 +355,12 @@ def _absent(folder) -> Path:
 
 
 def save(
-    folder, config: ModelConfig, params: Params, like, texts: Mapping[str, str] | None = None
+    folder,
+    config: ModelConfig,
+    params: Params,
+    like,
+    texts: Mapping[str, str] | None = None,
+    dtype: str = '',
 ) -> None:
     """Writes a folder that `AutoModelForCausalLM.from_pretrained` loads.
 
@@ -361,6 +372,7 @@ def save(
       params: weights.
       like: folder from which the small files are copied: config, tokenizer, chat template.
       texts: name → text of further files, or of files in place of those of `like`.
+      dtype: of the tensors in the files; '': that of the weights.
 
     Raises:
       FileExistsError: the folder exists already.
@@ -368,17 +380,17 @@ def save(
     """
     folder = _absent(folder)
     if jax.process_index() != 0:
-        _write_weights(folder, config, params, writes=False)
+        _write_weights(folder, config, params, dtype, writes=False)
         return
     with _staged(folder, texts) as staged:
-        _write_weights(staged, config, params, writes=True)
+        _write_weights(staged, config, params, dtype, writes=True)
         for file in base_folder(like).iterdir():
             # The index of the other folder describes other files.
             if file.suffix in _COPIED_SUFFIXES and 'index' not in file.name:
                 _copy(file, staged / file.name)
-        first_leaf = jax.tree.leaves(params)[0]
         like_config = base_folder(like) / 'config.json'
-        _write_config(staged / 'config.json', like_config, config, str(first_leaf.dtype))
+        written_dtype = dtype or str(jax.tree.leaves(params)[0].dtype)
+        _write_config(staged / 'config.json', like_config, config, written_dtype)
 
 
 # ---- adapters --------------------------------------------------------------------------------------

@@ -35,6 +35,8 @@ _KEYS = ('user', 'system', 'tools', 'searched')
 _OF_ROLE = ('tools', 'searches')
 # Fields that a prompt may leave out: a number or a kind may also be part of its text.
 _OPTIONAL = frozenset((*_OF_ROLE, 'hops', 'kind', 'task_type', 'low', 'high'))
+# Prompts of judges and of baselines, which every recipe may need.
+_OF_EVALUATIONS = ('judge.', 'answer.')
 # Braces in a template: a doubled one, a field, or a lone one, which is an unknown field.
 _BRACES = re.compile(r'(\{\{|\}\}|\{[^{}]*\}|[{}])')
 _DOUBLED = ('{{', '}}')
@@ -76,7 +78,7 @@ def select(
     Args:
       source: `config.prompts`: a name of PROMPT_SETS, or path or text of a file of prompts.
       declared: `Recipe.prompts`.
-      read: names that a file may have beside those of judges; None: any that there is.
+      read: names that a file may have beside those of judges and baselines; None: any that there is.
 
     Raises:
       ConfigError: one line; the file cannot be read, or a prompt in it lacks a field or has an unknown one.
@@ -88,7 +90,11 @@ def select(
         selected[name] = Prompt(text if isinstance(text, str) else text[prompt_set])
     if source in PROMPT_SETS:
         return selected
-    names = [name for name in selected if read is None or name in read or 'judge.' in name]
+    names = [
+        name
+        for name in selected
+        if read is None or name in read or name.startswith(_OF_EVALUATIONS)
+    ]
     try:
         prompts = _read(prompts_text(source))
         for name, prompt in prompts.items():

@@ -461,6 +461,8 @@ class Checkpoint(Section):
         ),
     ] = ''
     """Evaluation metric, such as em/mean, whose best checkpoint is also kept in best/."""
+    iterations: bool = False
+    """Keep the policies of every iteration's end, in the sampler's dtype: --policy=WORKDIR@iteration1."""
 
 
 class Compilation(Section):

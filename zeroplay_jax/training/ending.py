@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
 import pathlib
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -32,6 +34,7 @@ from zeroplay_jax.training.policies import (
     roles_by_weights,
     write_policy,
 )
+from zeroplay_jax.training.run_folder import Place
 from zeroplay_jax.types import Json, Question, Row, ToolCall
 
 
@@ -65,7 +68,7 @@ def finish(
     # Weights that another run trained are exported even if this one did not change them.
     left_out = [] if origin is not None else unchanged
     exporter = run_record.export_texts(state[run_record.STATE_FIELD])
-    _export(config, workdir, context, engine, shows_progress, left_out, exporter)
+    _export(config, workdir / 'policy', context, engine, shows_progress, left_out, exporter)
     if hosts.is_first:
         disk.write_text(workdir / 'summary.json', summary_json(summary))
         report_path = report_builder.write_report(workdir)
@@ -86,18 +89,51 @@ def finish(
     return summary
 
 
+def export_iteration(
+    config: Config,
+    place: Place,
+    context: build.RunContext,
+    engine: Engine,
+    steps: Sequence[Step],
+    step: Step,
+    state: Mapping[str, Any],
+) -> None:
+    """Writes and uploads the policies after the last step of an iteration, with `checkpoint.iterations`.
+
+    They are WORKDIR/iteration<N>/<name>, in the dtype of the sampler: the parent of a policy's folder lies in the
+    workdir, as of those at the end, because its run is looked for there.
+
+    Args:
+      steps: all steps of the run.
+      step: the one that has ended.
+      state: the loop's state.
+    """
+    ends = {other.phase.iteration: other for other in steps if other.phase.name != 'evaluation'}
+    if not config.checkpoint.iterations or step not in ends.values():
+        return
+    parent = place.workdir / f'iteration{step.phase.iteration + 1}'
+    # That of a run which went on from an earlier checkpoint since.
+    place.hosts.run_on_first(functools.partial(shutil.rmtree, parent, ignore_errors=True))
+    exporter = run_record.export_texts(state[run_record.STATE_FIELD])
+    shows_progress = config.progress and place.hosts.is_first
+    _export(config, parent, context, engine, shows_progress, [], exporter, step.number + 1)
+    place.upload_results()
+
+
 def _export(
     config: Config,
-    workdir: pathlib.Path,
+    parent: pathlib.Path,
     context: build.RunContext,
     engine: Engine,
     shows_progress: bool,
     unchanged: list[str],
     exporter: dict[str, str],
+    checkpoint: int | None = None,
 ) -> None:
-    """Writes the weights of each policy to the folder workdir/policy/<name>, if that does not exist.
+    """Writes the weights of each policy to the folder parent/<name>, if that does not exist.
 
     Args:
+      checkpoint: number of the checkpoint of an iteration, whose weights get the dtype of the sampler.
       unchanged: policies that are not exported, because their weights are those of the start.
       exporter: a file that names the run (`run_record.export_texts`).
     """
@@ -109,7 +145,7 @@ def _export(
             if hosts.is_first:
                 print(f'policy {name} has the weights of the start and is not exported')
             continue
-        folder = workdir / 'policy' / name
+        folder = parent / name
         # The first process decides for all, because `save` is a collective call. A folder that exists is complete
         # (`hf.save` renames it) and current (`run_folder.remove_exports`).
         exists = hosts.gather(folder.exists())[0]
@@ -117,10 +153,11 @@ def _export(
             continue
         with progress.clock(f'export {name}', shows_progress):
             card_arguments = (config, context.folder, players[name], context.rollouts.prompts, name)
-            texts = export_texts(*card_arguments) | exporter
-            card = model_card(*card_arguments, is_adapter=True)
+            texts = export_texts(*card_arguments, step=checkpoint) | exporter
+            card = model_card(*card_arguments, is_adapter=True, step=checkpoint)
             adapter_texts = {'README.md': card} | exporter
-            write_policy(config, context, learner, texts, adapter_texts, folder)
+            dtype = '' if checkpoint is None else str(config.policy.dtype)
+            write_policy(config, context, learner, texts, adapter_texts, folder, dtype)
 
 
 def _start_of(workdir: pathlib.Path) -> tuple[Json | None, dict[str, list[int]]]:

@@ -47,7 +47,7 @@ class Plan:
     Attributes:
       source: file of open tasks (`question_sets.load_tasks`), or its name on the Hub.
       folder: folder of the evaluation.
-      samples: answers per task; 1: greedy.
+      samples, temperature: of the answers to a task, as of `question_sets.ask_question`.
       limit: number of tasks drawn from the file; 0: all. A later start may have another limit.
       only_estimate: whether to print the estimate and stop.
       date: the day that a chat template gets; '': that of the first start in the folder.
@@ -56,9 +56,18 @@ class Plan:
     source: str
     folder: pathlib.Path
     samples: int = 1
+    temperature: float | None = None
     limit: int = 0
     only_estimate: bool = False
     date: str = ''
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """`samples`, and `temperature` if there is one: folders of earlier versions have none."""
+        sampling: dict[str, Any] = {'samples': self.samples}
+        if self.temperature:
+            sampling['temperature'] = self.temperature
+        return sampling
 
 
 class _OnlyEstimate(Exception):
@@ -79,7 +88,7 @@ def evaluate(config: Config, plan: Plan) -> dict[str, Any]:
     # Tasks keep their positions in the file, so that an answer does not depend on the limit.
     tasks = files.sample(all_tasks, plan.limit or len(all_tasks), config.seed)
     costs = _judge_costs(config)
-    settings = {**config.to_dict(), 'evaluation': {'samples': plan.samples}}
+    settings = {**config.to_dict(), 'evaluation': plan.sampling}
     free = _free_fields(config)
     with workdir.claim(plan.folder, settings, free, fields.defaults(config)):
         inputs = _inputs(config, path)
@@ -124,10 +133,10 @@ def evaluate(config: Config, plan: Plan) -> dict[str, Any]:
                 retrieval=run.library.about,
                 # Not 'rubrics', which counts a verdict that was not given as not met.
                 metric='rubrics of given verdicts',
-                samples=plan.samples,
                 limit=plan.limit,
                 judge=costs[0].key,
                 template=run.template,
+                **plan.sampling,
             )
             result = grading_results.results(
                 about,
@@ -355,7 +364,7 @@ def _grade(
             tasks,
             judges,
             record,
-            samples=plan.samples,
+            **plan.sampling,
             check_tools=check_tools,
             on_grades=bar.update,
         )

@@ -237,7 +237,6 @@ def _train(
     watch.restore(state['alarms'])
     # Saving follows the log of its step, so its time is logged with the next one.
     save_seconds = 0.0
-    shows_progress = config.progress and hosts.is_first
     saver = Saver(hosts, place.workdir, config.checkpoint.best, engine, checkpoints, state)
     planned_rollouts = functools.partial(_planned_rollouts, context, engine)
     step_pairs = itertools.zip_longest(steps[first_step:], steps[first_step + 1 :])
@@ -246,7 +245,7 @@ def _train(
         checkpoints.saved_on_interrupt(),
         contextlib.closing(engine),
         contextlib.closing(saver),
-        ProgressBar(shows_progress, steps, first_step, planned_rollouts) as bar,
+        ProgressBar(config.progress and hosts.is_first, steps, first_step, planned_rollouts) as bar,
     ):
         for step, next_step in step_pairs:
             bar.begin_step(step)
@@ -274,6 +273,7 @@ def _train(
             if hosts.is_first:
                 _print_step(config, engine, step, metrics, rows, alarms, bar)
             raise_if_weights_are_lost(step, metrics, checkpoints, state['cursor'])
+            ending.export_iteration(config, place, context, engine, steps, step, state)
             state['stopped'] = dataclasses.asdict(stop) if stop else None
             state['alarms'] = watch.state()
             save_started, next_number = time.perf_counter(), step.number + 1

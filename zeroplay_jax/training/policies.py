@@ -40,6 +40,7 @@ def write_policy(
     texts: dict[str, str],
     adapter_texts: dict[str, str],
     folder: pathlib.Path,
+    dtype: str = '',
 ) -> None:
     """Writes the weights of a learner to a folder; all processes must call it.
 
@@ -50,9 +51,10 @@ def write_policy(
       texts: further files of a folder with whole weights.
       adapter_texts: the same of a folder with an adapter.
       folder: must not exist. A folder beside it that exists is left as it is.
+      dtype: of whole weights without adapters; '': float32.
     """
     if context.base is None:
-        hf.save(folder, context.model, learner.params, like=context.folder, texts=texts)
+        hf.save(folder, context.model, learner.params, context.folder, texts, dtype)
         return
     merged_folder = folder.with_name(f'{folder.name}-merged')
     hosts = context.rollouts.hosts

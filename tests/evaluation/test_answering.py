@@ -1,0 +1,208 @@
+"""Ways of answering without training, played by a script through the real sampler; and all of them on the miniature."""
+
+import json
+
+import pytest
+from python_process import config_flags, run_python
+from scripted_rollouts import CONFIG, ScriptedSampler, scripted_policy
+
+from zeroplay_jax.evaluation import answering, protocols
+from zeroplay_jax.evaluation.tables import Figure
+from zeroplay_jax.mini.world import World, evaluation_questions
+from zeroplay_jax.policy import sharding
+from zeroplay_jax.rollout.call_syntax import syntax_of
+from zeroplay_jax.rollout.environment import Environment, Limits
+from zeroplay_jax.rollout.prompts import select
+from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.rollout.slots import SlotPool
+from zeroplay_jax.selfplay.context import Role, RolloutContext
+from zeroplay_jax.tools.search import SearchTool
+from zeroplay_jax.types import Question, UserError
+
+QUESTIONS = [Question('Who taught Ann?', ('Bob',)), Question('Where is Ulm?', ('Hesse',))]
+
+
+@pytest.fixture(scope='module')
+def policy(tmp_path_factory):
+    with scripted_policy(tmp_path_factory.mktemp('policy')) as parts:
+        yield parts
+
+
+@pytest.fixture
+def play(policy, monkeypatch):
+    """Answers QUESTIONS by scripts, identity → text of a turn; returns results, prompts by identity, and queries."""
+    codec, model, params = policy
+
+    def play(way, scripts, samples=1, max_turns=3, context=4096, tools=None):
+        queries, prompts = [], {}
+
+        def search(batch):
+            queries.append(list(batch))
+            return [
+                [{'id': q, 'title': 'T', 'text': f'Found for {q}', 'score': 1.0}] for q in batch
+            ]
+
+        config = CONFIG.__class__(**{**vars(CONFIG), 'eos': codec.eos_ids, 'context': context})
+        sampler = ScriptedSampler(model, config, sharding.make_mesh())
+        pool = SlotPool(sampler, seed=0)
+        sampler.script(
+            pool,
+            {name: [[*codec.encode(text), codec.eos_ids[0]]] for name, text in scripts.items()},
+        )
+        scheduler = Scheduler({'w': pool})
+        scheduler.weights.publish('w', params, 0)
+        rollout = scheduler.rollout
+
+        def recorded(request):
+            prompts[request.identity] = codec.decode(request.prompt)
+            return rollout(request)
+
+        monkeypatch.setattr(scheduler, 'rollout', recorded)
+        offered = {'search': SearchTool(search)} if tools is None else tools
+        env = Environment(codec, syntax_of('search_r1'), Limits(max_turns, 200, 300), offered)
+        role = Role('solver', 'w', 'solver', env, prompt_tokens=300)
+        context = RolloutContext(scheduler, {'solver': role}, select('full'))
+        answered = answering.answer_all(
+            context,
+            QUESTIONS[:1] if samples > 1 else QUESTIONS,
+            5,
+            metric='em',
+            samples=samples,
+            way=way,
+            role='solver',
+        )
+        return answered, prompts, queries
+
+    return play
+
+
+def test_a_direct_answer_sees_no_tool_and_no_passage(play):
+    scripts = {(5, 0, 0, 0, 0): '<answer>Bob</answer>', (5, 1, 0, 0, 0): '<search>Ulm</search>'}
+    answered, prompts, queries = play('direct', scripts)
+    assert [(one.score, one.searches, one.given) for one in answered] == [
+        (1.0, 0, 'Bob'),
+        (0.0, 0, None),
+    ]
+    assert (
+        not queries
+        and '<search>' not in prompts[5, 0, 0, 0]
+        and 'Who taught Ann?' in prompts[5, 0, 0, 0]
+    )
+
+
+def test_one_search_for_the_question_stands_in_the_prompt(play):
+    scripts = {(5, 0, 0, 0, 0): '<answer>Bob</answer>', (5, 1, 0, 0, 0): '<answer>Bremen</answer>'}
+    answered, prompts, queries = play('retrieve', scripts)
+    assert [(one.score, one.searches) for one in answered] == [(1.0, 1), (0.0, 1)]
+    assert (
+        'Found for Who taught Ann?' in prompts[5, 0, 0, 0]
+        and 'Found for Where' in prompts[5, 1, 0, 0]
+    )
+    # The second question waits for the first batch at most.
+    assert sorted(sum(queries, [])) == sorted(question.text for question in QUESTIONS)
+    with pytest.raises(UserError, match='cannot search; add search to config.tools.names'):
+        play('retrieve', scripts, tools={})
+
+
+def test_every_sentence_is_a_search_until_the_answer_or_the_last_one(play):
+    scripts = {
+        # Question, sample, number of searches; 0: after the last one.
+        (5, 0, 0, 1, 0): '<think>Ann was taught by Bob. And so on.</think>',
+        (5, 0, 0, 2, 0): 'So <answer>Bob</answer>',
+        (5, 1, 0, 1, 0): 'Ulm lies on the Danube.',
+        (5, 1, 0, 2, 0): 'The Danube is long.',
+        (5, 1, 0, 0, 0): '<answer>Hesse</answer>',
+    }
+    answered, prompts, queries = play('interleave', scripts)
+    assert [(one.score, one.searches) for one in answered] == [(1.0, 2), (1.0, 2)]
+    asked = sum(queries, [])
+    assert 'Ann was taught by Bob.' in asked and 'The Danube is long.' not in asked
+    second = prompts[5, 0, 0, 2]
+    assert 'Found for Who taught Ann?' in second and 'Found for Ann was taught by Bob.' in second
+    assert 'Steps so far: Ann was taught by Bob.' in second
+    reading = prompts[5, 1, 0, 0]
+    assert 'Found for Ulm lies on the Danube.' in reading and 'Steps so far' not in reading
+
+
+def test_the_oldest_passages_give_way_in_a_short_slot(play, policy):
+    scripts = {
+        (5, 0, 0, 1, 0): f'{"Bob " * 60}.',
+        (5, 0, 0, 2, 0): '<answer>Bob</answer>',
+        (5, 1, 0, 1, 0): '<answer>x</answer>',
+    }
+    whole = play('interleave', scripts)[1][5, 0, 0, 2]
+    assert 'Found for Who' in whole
+    # Ten tokens fewer than both passages need, beside the turn.
+    slot = len(policy[0].encode(whole)) + 200 - 10
+    answered, prompts, _ = play('interleave', scripts, context=slot)
+    assert answered[0].score == 1.0 and 'Found for Who' not in prompts[5, 0, 0, 2]
+    assert 'Found for Bob Bob' in prompts[5, 0, 0, 2]
+
+
+def test_best_and_majority_of_samples(play):
+    texts = ('<answer>Eve</answer>', '<answer>bob.</answer>', '<answer>eve</answer>')
+    scripts = {(5, 0, sample, 0, 0): text for sample, text in enumerate(texts)}
+    (answered,), _, _ = play('direct', scripts, samples=3)
+    assert (answered.samples, answered.score, answered.vote) == ((0.0, 1.0, 0.0), 1.0, 0.0)
+
+
+def test_the_majority_is_that_of_normalised_answers():
+    assert answering.majority(['Rome', 'paris', 'The Paris.', None]) == 1
+    assert answering.majority([None, 'b', 'a']) == 1, 'among equals the first'
+    assert answering.majority([None, '']) == 0
+
+
+def test_a_protocol_sets_what_is_not_given_and_says_where_it_is_from():
+    put = {}
+    reasons = {'judge.model': 'judge.kind is rule', 'limit': 'given'}
+
+    def setter(field, value):
+        if field not in reasons:
+            put[field] = value
+        return reasons.get(field, '')
+
+    line = protocols.apply('ssp', setter)
+    assert put['metric'] == 'judge' and put['rollout.max_turns'] == 11 and 'limit' not in put
+    assert 'metric=judge (section 4.1)' in line
+    assert line.endswith('not set: limit (given), judge.model (judge.kind is rule)')
+    figures = {
+        'a': Figure(0.25, (0.2, 0.3)),
+        'b': Figure(0.5),
+        'average': Figure(0.375, (0.3, 0.4)),
+    }
+    total = protocols.in_form('piplay', figures)
+    assert list(map(str, total.values())) == ['25.0 [20.0, 30.0]', '50.0', '75.0 [60.0, 80.0]']
+    assert list(total) == ['a', 'b', 'total']
+    assert protocols.in_form('drzero', figures) == figures == protocols.in_form('', figures)
+
+
+def test_every_way_answers_on_the_miniature(tmp_path):
+    worlds = [World(i, 'evaluation', 0.25) for i in range(2)]
+    lines = [json.dumps(q) for q in evaluation_questions(worlds, 3, (1, 2))]
+    for name, part in (('one', lines[:3]), ('two', lines[3:])):
+        (tmp_path / f'{name}.jsonl').write_text('\n'.join(part))
+    small = config_flags('world.train=(0,4) world.evaluation=(0,2) eval.questions=2')
+    done = run_python(
+        *('-m', 'zeroplay_jax.evaluate', '--config=configs/quickstart.py', *small),
+        *(f'--sets={tmp_path}/one.jsonl,{tmp_path}/two.jsonl', f'--out={tmp_path}/out.json'),
+        *('--policy=zeroplay_jax/mini/clean', '--answering=direct,retrieve,interleave,search'),
+        *('--protocol=piplay', '--limit=2', '--format=markdown'),
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    *table, last = done.stdout.splitlines()
+    cells = [[cell.strip() for cell in line.split('|')[1:-1]] for line in table]
+    rows = {row[0]: row[1:] for row in cells}
+    assert rows[''] == ['one', 'two', 'total'] and rows['questions'][:2] == ['2', '2']
+    ways = ['direct', 'retrieve', 'interleave', 'search']
+    assert [name for name in rows if name.endswith(': em')] == [f'{way}: em' for way in ways]
+    assert rows['direct: searches'][0] == '0.00' and rows['retrieve: searches'][0] == '1.00'
+    assert float(rows['interleave: searches'][0]) >= 1 <= float(rows['search: searches'][0])
+    figures = json.loads(last)
+    total = 100 * (figures['search']['one']['score'] + figures['search']['two']['score'])
+    assert rows['search: em'][2].startswith(f'{total:.1f} [')
+    assert 'metric=em (section 4.1)' in done.stderr and 'limit (given)' in done.stderr
+    written = json.loads((tmp_path / 'out-retrieve.json').read_text())
+    assert written['settings']['answering'] == 'retrieve' and len(written['sets']) == 2
+    # Alone the trained way has the same numbers, as in versions that had no other.
+    alone = json.loads((tmp_path / 'out-search.json').read_text())['settings']
+    assert not {'answering', 'temperature'} & alone.keys(), 'a temperature of 0 is the default'

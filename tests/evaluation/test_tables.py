@@ -1,0 +1,115 @@
+"""The tables of `evaluate` and `compare`: figures, their four forms, and what stands in the papers' last column."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from zeroplay_jax import compare
+from zeroplay_jax.evaluation import question_sets, statistics, tables
+from zeroplay_jax.evaluation.tables import Figure
+from zeroplay_jax.types import Question
+
+ROWS = [
+    ['', 'nq_open', 'average'],
+    ['base', Figure(0.25, (0.2, 0.31)), Figure(0.5)],
+    ['difference', Figure(0.1, (-0.02, 0.2), 0.0123, '+'), '12'],
+]
+
+
+def test_the_four_forms_hold_the_same_numbers():
+    text = tables.write(ROWS)
+    assert 'base        0.250 [0.200, 0.310]' in text
+    assert '+0.100 ± 0.012 [-0.020, +0.200]  12' in text
+    markdown = tables.write(ROWS, 'markdown').splitlines()
+    assert markdown[1] == '| --- | --- | --- |' and markdown[2].startswith('| base | 0.250 [0.200')
+    latex = tables.write(ROWS, 'latex').splitlines()
+    assert latex[0] == r'\begin{tabular}{lrr}' and latex[1] == r' & nq\_open & average \\'
+    assert latex[4] == r'difference & +0.100 $\pm$ 0.012 [-0.020, +0.200] & 12 \\'
+    header, base, difference = csv.reader(tables.write(ROWS, 'csv').splitlines())
+    assert header[1:5] == ['nq_open', 'nq_open low', 'nq_open high', 'nq_open deviation']
+    assert base[1:] == ['0.25', '0.2', '0.31', '', '0.5', '', '', '']
+    assert difference[4:6] == ['0.0123', '12'] and len(difference) == len(header)
+
+
+def result(sets, **settings):
+    """A result of sets whose questions have these scores; a list of scores is that of several samples."""
+    base = dict.fromkeys(question_sets.SETTINGS, 'same') | settings
+    of_sets = {}
+    for name, scores in sets.items():
+        questions = [Question(f'{name} {i}', ('a',)) for i in range(len(scores))]
+        answered = []
+        for score in scores:
+            one = question_sets.Answered(score, 1, 0.0, 'a')
+            if isinstance(score, tuple):
+                one = question_sets.Answered(max(score), 1, 0.0, 'a', score, score[0])
+            answered.append(one)
+        of_sets[name] = (questions, answered)
+    return question_sets.results(base, of_sets)
+
+
+def test_the_average_gives_every_set_the_same_weight():
+    figures = question_sets.figures(result({'a': [1.0] * 10, 'b': [0.0] * 30 + [1.0] * 10}))
+    assert figures['average'].mean == pytest.approx((1 + 0.25) / 2), 'not 20 of 50 questions'
+    ends = statistics.mean_interval({1: [1.0] * 10, 2: [0.0] * 30 + [1.0] * 10})[1:]
+    assert figures['average'].ends == ends
+    assert list(question_sets.figures(result({'a': [1.0]}))) == ['a'], 'one set has no average'
+
+
+def test_several_samples_have_mean_best_and_vote():
+    one = result({'a': [(1.0, 0.0), (1.0, 1.0)], 'b': [(0.0, 0.0), (0.0, 1.0)]})
+    assert question_sets.kinds(one) == ['mean', 'best', 'vote']
+    mean, best, vote = (question_sets.figures(one, kind) for kind in question_sets.kinds(one))
+    # Samples 0 and 1 of set a answer 1 and 0.5 of the questions, of set b 0 and 0.5.
+    assert mean['a'].mean == 0.75 and mean['a'].deviation == pytest.approx(np.std([1, 0.5], ddof=1))
+    assert mean['average'].deviation == pytest.approx(np.std([0.5, 0.5], ddof=1))
+    assert (best['a'].mean, best['b'].mean, best['average'].mean) == (1.0, 0.5, 0.75)
+    assert (vote['a'].mean, vote['b'].mean) == (1.0, 0.0) and best['a'].deviation is None
+    means = one['sets']['a']['mean']
+    assert (means['samples'], means['vote']) == (0.75, 1.0)
+    assert means['deviation'] == pytest.approx(mean['a'].deviation)
+    assert question_sets.kinds(result({'a': [1.0]})) == ['score']
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, sets, **settings):
+        path = tmp_path / f'{name}.json'
+        path.write_text(json.dumps(result(sets, **settings)))
+        return str(path)
+
+    return write
+
+
+def test_iterations_are_rows_with_their_differences_from_the_first(write, capsys):
+    sets = {'a': [0.0, 1.0] * 10, 'b': [0.0] * 20}
+    base = write('base', sets)
+    first = write('iteration1', {'a': [1.0] * 20, 'b': [0.0] * 20})
+    last = write('iteration2', {'a': [1.0] * 20, 'b': [1.0] * 20, 'only here': [1.0]})
+    assert compare.main([base, first, last, '--format=csv']) == 0
+    captured = capsys.readouterr()
+    header, *rows = csv.reader(captured.out.splitlines())
+    assert header[1::4] == ['a', 'b', 'average'] and 'Newcombe' in captured.err
+    means = {row[0]: [float(cell) for cell in row[1::4]] for row in rows}
+    assert means == {
+        'base': [0.5, 0.0, 0.25],
+        'iteration1': [1.0, 0.0, 0.5],
+        'iteration2': [1.0, 1.0, 1.0],
+        'iteration1 - base': [0.5, 0.0, 0.25],
+        'iteration2 - base': [0.5, 1.0, 0.75],
+    }
+    assert compare.main([base]) == 0 and 'average' in capsys.readouterr().out
+
+
+def test_results_of_several_samples_are_compared_by_mean_best_and_vote(write, capsys):
+    base = write('base', {'a': [(0.0, 1.0)] * 8}, temperature=1.0)
+    other = write('other', {'a': [(1.0, 1.0)] * 8}, temperature=1.0)
+    assert compare.main([base, other]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    headings = {line.split('  ')[0]: line for line in lines}
+    assert '+0.500 [' in headings['difference, mean'] and '0.500 ± 0.707' in headings['base, mean']
+    assert '+0.000 [' in headings['difference, best']
+    greedy = write('greedy', {'a': [1.0] * 8})
+    assert compare.main([base, greedy]) == 2
+    assert "temperature: 1.0 and 'same'" in capsys.readouterr().err
