@@ -61,7 +61,7 @@ from benchmarks.claims_runs import (
     stored_path,
 )
 from benchmarks.command import RESULTS
-from zeroplay_jax.evaluation.pictures import MEAN_COLOUR, SETTINGS, TEXT_COLOUR
+from zeroplay_jax.evaluation.pictures import SETTINGS, TEXT_COLOUR
 from zeroplay_jax.runtime.disk import write_text
 
 _COLUMNS = (
@@ -97,7 +97,7 @@ _MEANINGS = {
 # Kinds of verdicts that leave a claim open; in brackets: decided without correction.
 UNDECIDED = ('open', '(holds)', '(does not hold)')
 # Verdict → colour; each has a shape, too, for readers who do not tell the colours apart.
-COLOURS = {'holds': MEAN_COLOUR, 'does not hold': '#d1633c', 'less': '#8a6fb0', 'open': TEXT_COLOUR}
+COLOURS = {'holds': '#2f81f7', 'does not hold': '#d1633c', 'less': '#8a6fb0', 'open': TEXT_COLOUR}
 MARKERS = {'holds': 'o', 'does not hold': 's', 'less': 'v', 'open': 'D'}
 # Differences beyond ± LIMIT are cut, with an arrow head.
 LIMIT = 0.8

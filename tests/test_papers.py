@@ -1,19 +1,25 @@
-"""The tables and figures of the five papers: each has a command that parses, or a reason why it has none."""
+"""The tables and figures of the five papers: each has a command that runs on the miniature, or a reason why not."""
 
 import importlib
+import json
 import shlex
+import shutil
 import tomllib
 
 import pytest
-from python_process import ROOT, run_python
+from python_process import ROOT, config_flags, run_python
 
 from zeroplay_jax.configs import ablations
-from zeroplay_jax.evaluation import pictures
+from zeroplay_jax.configuration import fields
+from zeroplay_jax.evaluation import pictures, protocols
+from zeroplay_jax.mini.world import World, evaluation_questions, evaluation_tasks
+from zeroplay_jax.runtime import record
 
-PAPERS = tomllib.loads((ROOT / 'tests' / 'golden' / 'papers.toml').read_text(encoding='utf-8'))
+GOLDEN = ROOT / 'tests' / 'golden'
+PAPERS = tomllib.loads((GOLDEN / 'papers.toml').read_text(encoding='utf-8'))
 COMMANDS = sorted({row['command'] for row in PAPERS.values() if 'command' in row})
-# Commands whose flags are absl's; the others have a parser of argparse.
-OF_ABSL = ('evaluate', 'main')
+SMALL = config_flags('world.train=(0,4) world.evaluation=(0,2) eval.questions=2 progress=False')
+CLEAN = ROOT / 'zeroplay_jax' / 'mini' / 'clean'
 # One process each, because the flags of a config's fields are defined once.
 PARSE = """
 import importlib, sys
@@ -24,31 +30,108 @@ assert command_line.parse_flags([module, *words]) == [module]
 """
 
 
+def commands_of(module):
+    return [line for line in COMMANDS if line.split()[0] == module]
+
+
 def test_every_table_and_figure_has_a_command_or_a_reason():
     for name, row in PAPERS.items():
         assert row.keys() <= {'command', 'report', 'rows', 'not'}, name
         assert row.keys() & {'command', 'report', 'not'}, name
     papers = {name.split(',')[0] for name in PAPERS}
     assert papers == {'SSP', 'π-Play', 'Dr. Zero', 'DSPO', 'SCOPE'}
+    modules = {line.split()[0] for line in COMMANDS}
+    assert modules == {'main', 'report', 'evolution', 'evaluate', 'compare'}
 
 
 def test_every_figure_of_the_data_file_belongs_to_a_paper_and_every_row_is_a_config():
     drawn = {row['report'] for row in PAPERS.values() if 'report' in row}
-    # Two more, beside a figure that turns on them.
-    assert drawn == pictures.figures().keys() - {'piplay_divergence', 'scope_length'}
+    # Beside those of papers: exact match by hops, and what two of theirs turn on.
+    assert drawn == pictures.figures().keys() - {'em', 'piplay_divergence', 'scope_length'}
     for name, row in PAPERS.items():
         for config in row.get('rows', ()):
             assert config in ablations.ROWS, name
 
 
-@pytest.mark.parametrize('line', COMMANDS)
-def test_every_command_parses(line):
-    module, *words = shlex.split(line)
-    if module in OF_ABSL:
-        result = run_python('-c', PARSE, module, *words)
-        assert result.returncode == 0, result.stderr[-2000:]
-        return
-    parser = importlib.import_module(f'zeroplay_jax.{module}')._parser()
-    known, for_evaluate = parser.parse_known_args(words)
-    # Those of the solver, which `zeroplay_jax.evaluate` reads.
-    assert not for_evaluate or known.policy
+@pytest.mark.parametrize('line', commands_of('main'))
+def test_every_training_parses(line):
+    result = run_python('-c', PARSE, *shlex.split(line))
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+@pytest.mark.parametrize('line', [*commands_of('report'), *commands_of('evolution')])
+def test_reports_and_evolutions_are_written_from_a_recorded_run(line, tmp_path, capsys):
+    """Figures are drawn in evaluation/test_figures.py."""
+    run = shutil.copytree(GOLDEN / 'runs' / 'drzero', tmp_path / 'run')
+    texts = {'RUN': str(run), '--policy=POLICY': f'--policy={CLEAN}', '--limit=2000': '--limit=2'}
+    words = [texts.get(word, word) for word in shlex.split(line)]
+    if f'--policy={CLEAN}' in words:
+        words = [*words, *SMALL, '--limit=2']
+        # Its questions are of the miniature world, whatever system asked them.
+        words = ['--config=configs/drzero.py:mini' if '--config=' in w else w for w in words]
+    module, *words = words
+    assert importlib.import_module(f'zeroplay_jax.{module}').main(words) == 0
+    printed = capsys.readouterr().out
+    assert 'report.html' in printed or 'near-duplicates' in printed
+
+
+@pytest.fixture(scope='module')
+def questions(tmp_path_factory):
+    """A folder with a few questions and an open task of the miniature world, under the names of public sets."""
+    folder = tmp_path_factory.mktemp('questions')
+    worlds = [World(number, 'evaluation', 0.25) for number in range(2)]
+    lines = list(map(json.dumps, evaluation_questions(worlds, 2, (1, 2))))
+    (task,) = evaluation_tasks(worlds[:1], 1, (1,))
+    open_task = {'task': task['question'], 'rubrics': task['rubrics']}
+    for name, of_set in (
+        ('nq', lines[:2]),
+        ('hotpotqa', lines[2:]),
+        ('TASKS', [json.dumps(open_task)]),
+    ):
+        (folder / f'{name}.jsonl').write_text('\n'.join(of_set))
+    return folder
+
+
+def miniature(flags, questions, run):
+    """The flags of an evaluation on the miniature: its config, lengths and questions, and the clean start as policy."""
+    config = importlib.import_module(f'zeroplay_jax.configs.{flags["protocol"]}').get_config('mini')
+    run.mkdir()
+    record.write(run, record.Record(record.plain_config(config.to_dict())))
+    for role in ('solver', 'policy'):
+        for name in ('policy', 'iteration2', 'iteration3'):
+            (run / name).mkdir(exist_ok=True)
+            (run / name / role).symlink_to(CLEAN)
+    sets = ['TASKS'] if 'TASKS' in flags['sets'] else ['nq', 'hotpotqa']
+    changed = {
+        'config': f'{flags["config"]}:mini',
+        'policy': flags['policy'].replace('RUN', str(run)),
+        'sets': ','.join(str(questions / f'{name}.jsonl') for name in sets),
+    }
+    if 'answerer' in flags:
+        changed['answerer'] = CLEAN
+    lengths = dict(fields.leaves(config))
+    for name in protocols.PROTOCOLS[flags['protocol']]:
+        if name.startswith(('rollout.', 'sampler.')):
+            changed[f'config.{name}'] = lengths[name]
+    return flags | changed
+
+
+@pytest.mark.parametrize('line', commands_of('evaluate'))
+def test_every_evaluation_and_comparison_runs_on_the_miniature(line, questions, tmp_path, capsys):
+    given = dict(word[2:].split('=', 1) for word in shlex.split(line)[1:])
+    flags = miniature(given, questions, tmp_path / 'RUN') | {'out': tmp_path / 'BASE.json'}
+    words = [f'--{name}={value}' for name, value in flags.items()]
+    done = run_python('-m', 'zeroplay_jax.evaluate', *words, *SMALL)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert f'protocol {given["protocol"]}: ' in done.stderr
+    last = {'TASKS.jsonl': 'TASKS'}.get(given['sets'], 'average')
+    if given['protocol'] == 'piplay':
+        last = 'total'
+    assert done.stdout.splitlines()[0].split()[-1] == last
+    result = next(tmp_path.glob('BASE*.json'))
+    for comparison in commands_of('compare'):
+        names = {'BASE.json': str(result), 'OTHER.json': str(result)}
+        module, *words = [names.get(word, word) for word in shlex.split(comparison)]
+        if f'--protocol={given["protocol"]}' in words:
+            assert importlib.import_module(f'zeroplay_jax.{module}').main(words) == 0
+            assert capsys.readouterr().out.startswith(r'\begin{tabular}')

@@ -12,7 +12,7 @@ from zeroplay_jax.types import UserError
 EXAMPLES = """examples:
   python -m zeroplay_jax.report runs/quickstart
   python -m zeroplay_jax.report runs/a runs/b --out comparison.html
-  python -m zeroplay_jax.report runs/quickstart --picture curve.svg
+  python -m zeroplay_jax.report --figure=em runs/quickstart --out curve.svg
   python -m zeroplay_jax.report --figure=ssp5a runs/a runs/b
   python -m zeroplay_jax.report --figure=list
 """
@@ -60,38 +60,28 @@ def _parser() -> Parser:
         help='file to write (default: report.html or NAME.svg in the first WORKDIR)',
     )
     parser.add_argument(
-        '--picture', metavar='FILE', help='write only the plot of exact match of one run, as SVG'
-    )
-    parser.add_argument(
-        '--figure', metavar='NAME', help='write a figure of a paper as SVG and PNG; list: names all'
+        '--figure', metavar='NAME', help='write a figure as SVG and PNG instead; list: names all'
     )
     return parser
 
 
 def _written(arguments: argparse.Namespace) -> str:
-    """Writes the report or the picture; returns what to print: the paths of its files, or the list of figures."""
+    """Writes the report or the figure; returns what to print: the paths of its files, or the list of figures."""
     if arguments.figure == 'list':
         named = pictures.figures().items()
         return '\n'.join(f'{name:18} {figure["title"]}' for name, figure in named)
-    out_suffix = '.svg' if arguments.figure else '.html'
-    for name, suffix in ((arguments.out, out_suffix), (arguments.picture, '.svg')):
-        if name and not name.lower().endswith(suffix) and not pathlib.Path(name).is_dir():
-            raise UserError(f'{name}: end its name with {suffix}, which is what is written')
-        folder = pathlib.Path(name or '.').parent
-        if not folder.is_dir():
-            raise UserError(f'{name}: folder {folder} does not exist; create it first')
-    if arguments.picture and (len(arguments.workdirs) > 1 or arguments.out):
-        raise UserError('--picture plots one run into one file; pass one WORKDIR and no --out')
+    suffix = '.svg' if arguments.figure else '.html'
+    out = pathlib.Path(arguments.out or suffix)
+    if not out.name.lower().endswith(suffix) and not out.is_dir():
+        raise UserError(f'{out}: end its name with {suffix}, which is what is written')
+    if not out.parent.is_dir():
+        raise UserError(f'{out}: folder {out.parent} does not exist; create it first')
     workdirs = [local_run(workdir) for workdir in arguments.workdirs]
     if arguments.figure:
         runs = report_builder.read_runs(workdirs)
-        out = arguments.out or workdirs[0] / f'{arguments.figure}.svg'
-        return '\n'.join(map(str, pictures.write_figure(arguments.figure, runs, out)))
-    # A plot is an SVG file for a README; an HTML report would need a browser.
-    if not arguments.picture:
-        return str(report_builder.write_report(*workdirs, out=arguments.out))
-    run = report_builder.read_run(workdirs[0])
-    return str(pictures.write_curve_plot(run, arguments.picture))
+        target = arguments.out or workdirs[0] / f'{arguments.figure}.svg'
+        return '\n'.join(map(str, pictures.write_figure(arguments.figure, runs, target)))
+    return str(report_builder.write_report(*workdirs, out=arguments.out))
 
 
 if __name__ == '__main__':

@@ -1,6 +1,7 @@
 """The evaluation inside a run: questions are matched, open tasks graded, and what no judge graded says so."""
 
 import asyncio
+import dataclasses
 import types
 
 import pytest
@@ -81,6 +82,17 @@ def test_another_role_than_the_solver_can_be_evaluated():
     context = Context()
     _, rows = evaluate(context, QUESTIONS[:1], 0, 'player')
     assert context.asked[0, 0][0] == 'player' and rows[0].role == 'player'
+
+
+def test_each_of_several_files_has_a_metric():
+    of_file = [
+        dataclasses.replace(question, origin={'set': name})
+        for question, name in zip(QUESTIONS, ('nq', 'hotpotqa'))
+    ]
+    _, rows = evaluate(Context(), [*of_file, of_file[0], QUESTIONS[2]], 7, metric='subem')
+    metrics = ending.record_scores({'rubrics': {}}, '7', rows, 'subem')
+    for name in ('em', 'subem'):
+        assert metrics[f'{name}/nq/mean'] == 1.0 and metrics[f'{name}/hotpotqa/mean'] == 0.0
 
 
 def test_a_further_metric_is_measured_beside_exact_match():

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from zeroplay_jax import evolution as command
+from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import asked
 
 RUNS = pathlib.Path(__file__).parents[1] / 'golden' / 'runs'
@@ -114,10 +115,12 @@ def test_topics_are_named_by_their_words_and_add_up_to_one():
 
 
 def test_open_tasks_are_written_with_their_rubrics(tmp_path):
-    rubrics = [{'text': 'Names the river', 'priority': 'high'}]
+    rubrics = [{'text': 'Names the river', 'priority': 'essential'}]
+    rubrics.append({'text': 'Names a king', 'priority': 'optional', 'weight': -1})
     part = asked.Part('a', 1.0, [record(1, 'Describe Lomi.', answers=[], rubrics=rubrics)])
     (path,) = asked.write_sets([part], tmp_path / 'sets')
-    assert lines_of(path) == [{'task': 'Describe Lomi.', 'rubrics': ['Names the river']}]
+    (task,) = files.open_tasks(str(path))
+    assert task.text == 'Describe Lomi.' and list(task.rubrics) == rubrics
 
 
 def test_searches_are_those_of_solved_questions():

@@ -1,13 +1,15 @@
 """Named figures of the papers, drawn from small recorded runs and from a run of an earlier version."""
 
+import json
 import pathlib
+import re
 import xml.etree.ElementTree as ET
 
 import pytest
 import sample_run
 
 from zeroplay_jax import report as command
-from zeroplay_jax.evaluation import pictures, report_builder
+from zeroplay_jax.evaluation import pictures, report_builder, statistics
 
 RUNS = pathlib.Path(__file__).parents[1] / 'golden' / 'runs'
 SVG = '{http://www.w3.org/2000/svg}'
@@ -16,7 +18,8 @@ NAMES = [name for name in pictures.figures()]
 
 def run_for(name):
     """The recorded run of the system that a figure's name begins with."""
-    return next(path for path in RUNS.iterdir() if name.startswith(path.name))
+    names = [path for path in RUNS.iterdir() if name.startswith(path.name)]
+    return names[0] if names else RUNS / 'drzero'
 
 
 def texts(path):
@@ -62,6 +65,31 @@ def test_runs_of_earlier_versions_are_drawn_and_several_are_named(tmp_path):
     out, _ = pictures.write_figure('drzero3', runs, tmp_path / 'figure.svg')
     labels = {f'{run}: {role}/reward_mean' for run in 'ab' for role in ('proposer', 'solver')}
     assert labels <= texts(out)
+
+
+def points(root, gid):
+    """The heights of the filled area with an id."""
+    (group,) = [node for node in root.iter(f'{SVG}g') if node.get('id') == gid]
+    path = next(group.iter(f'{SVG}path')).get('d')
+    return [float(y) for _, y in re.findall(r'[ML] (\S+) (\S+)', path)]
+
+
+def test_exact_match_has_its_interval_once_the_run_has_ended(tmp_path):
+    folder = sample_run.write_run(tmp_path / 'a & <b> $x', count=4)
+    summary = json.loads((folder / 'summary.json').read_text())
+    outs = []
+    whole = {'0': {'1': [1, 0, 0, 0]}, '9': {'1': [1, 1, 1, 0]}}
+    for number, evaluations in enumerate([whole, whole, {'0': {'1': []}, '9': [1]}, None]):
+        summary['results']['evaluations'] = evaluations
+        (folder / 'summary.json').write_text(json.dumps(summary))
+        outs.append(tmp_path / f'{number}.svg')
+        assert command.main([str(folder), '--figure=em', '--out', str(outs[-1])]) == 0
+    assert outs[0].read_bytes() == outs[1].read_bytes() and b'<dc:date>' not in outs[0].read_bytes()
+    low, high = statistics.mean_interval([1, 0, 0, 0])[1:]
+    band = points(ET.parse(outs[0]).getroot(), 'band')
+    assert len(band) >= 4 and max(band) - min(band) > 0 < low < high
+    # A file that was edited by hand has no band, nor a run that goes on.
+    assert all(b'id="band"' not in out.read_bytes() for out in outs[2:])
 
 
 @pytest.mark.parametrize(

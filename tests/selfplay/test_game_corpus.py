@@ -16,6 +16,7 @@ from zeroplay_jax.retrieval.types import SearchFailed
 from zeroplay_jax.selfplay.library import Library, SearchableCorpus
 from zeroplay_jax.selfplay.library_builder import build_library, check_and_reset_failures
 from zeroplay_jax.selfplay.schedule import Phase, Step
+from zeroplay_jax.training import run_folder
 from zeroplay_jax.types import UserError
 
 
@@ -89,6 +90,14 @@ def test_an_index_folder_is_searched_and_asked_about(config, tmp_path):
     asked = library.questions
     assert len(asked) == 5 and asked == build_library(own).questions
     assert asked != tuple(files.questions(own.eval.file)[:5])
+    assert not any(question.origin for question in asked)
+    # Of several files each has its sample and its name.
+    more = write(tmp_path / 'more.jsonl', {'question': 'Where is town 9?', 'answer': 'here'})
+    own.eval.file += f',{more}'
+    both = build_library(own).questions
+    assert [one.origin['set'] for one in both] == ['q'] * 5 + ['more']
+    assert [one.text for one in both[:5]] == [one.text for one in asked]
+    assert run_folder.fingerprints(own)['eval.file'].keys() == {'q.jsonl', 'more.jsonl'}
     (task,) = library.open_tasks
     assert task.text == 'Describe Town 7.' and task.rubrics[0]['text'] == 'Name town 8.'
     own.retrieval.path = str(tmp_path / 'nothing')

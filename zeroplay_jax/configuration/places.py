@@ -88,16 +88,27 @@ def check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
             fix = 'leave it empty, or set retrieval.kind to folder or http'
             fail(f'eval.{name}', config.eval[name], problem, fix)
     values = dict(fields.leaves(config))
-    paths = {field: values[field] for field in _READERS if values.get(field)}
-    for field, path in paths.items():
+    paths: list[tuple[str, str]] = []
+    for field in _READERS:
+        if values.get(field):
+            paths += [(field, path) for path in _paths(field, values[field])]
+    for field, path in paths:
         if not file_exists(field, path):
             fix = f'name a file of JSON lines{similar_path(path)}'
             fail(field, path, 'no such file', fix)
-    for field, path in paths.items():
+    for field, path in paths:
         # Files of the Hub are downloaded later.
         if not downloads.is_name(path):
             with _named(f'config.{field}'):
                 _READERS[field](path)
+    names = [pathlib.Path(path).stem for path in config.eval.file.split(',')]
+    if len(set(names)) < len(names):
+        fail('eval.file', config.eval.file, 'two files have one name', 'rename one of them')
+
+
+def _paths(field: str, value: str) -> list[str]:
+    """Returns the paths in a field: of eval.file those between commas."""
+    return value.split(',') if field == 'eval.file' else [value]
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------
@@ -162,7 +173,8 @@ def download(config: ConfigDict) -> None:
     for field in _FILE_FIELDS:
         if field in values:
             with _named(f'config.{field}'):
-                config.update_from_flattened_dict({field: downloads.fetch_file(values[field])})
+                fetched = map(downloads.fetch_file, _paths(field, values[field]))
+                config.update_from_flattened_dict({field: ','.join(fetched)})
 
 
 def fetch_model(flag: str, path: str) -> str:
@@ -204,7 +216,8 @@ def fetch_addresses(
     for name, value in fields.leaves(config):
         if isinstance(value, str) and name.startswith(f'{section_name}.' if section_name else ''):
             with _named(f'config.{name}'):
-                config.update_from_flattened_dict({name: downloads.fetch(value)})
+                fetched = ','.join(map(downloads.fetch, _paths(name, value)))
+                config.update_from_flattened_dict({name: fetched})
 
 
 def fetch_file(path: str) -> str:

@@ -206,16 +206,15 @@ def numbered_open_tasks(path: str) -> Iterator[tuple[int, Question, Json]]:
 
 def _rubric(item: Any) -> Json:
     """Returns an item of "rubrics" as {'text', 'priority'} and, where it has one, 'weight'; {} for another value."""
-    # All rubrics get the middle priority: SCOPE's weights are 1 for any priority.
-    if _is_text(item):
-        return {'text': item, 'priority': 'important'}
-    if not isinstance(item, dict) or set(item) != {'text', 'weight'} or not _is_text(item['text']):
-        return {}
-    weight = item['weight']
+    rubric = item if isinstance(item, dict) else {'text': item}
+    weight = rubric.get('weight', 1)
     # Not isinstance, because bool is a subclass of int.
-    if type(weight) not in (int, float) or not math.isfinite(weight):
+    has_weight = type(weight) in (int, float) and math.isfinite(weight)
+    has_text = _is_text(rubric.get('text'))
+    if not has_weight or not has_text or rubric.keys() - {'text', 'priority', 'weight'}:
         return {}
-    return {'text': item['text'], 'priority': 'important', 'weight': weight}
+    # Nothing depends on the priority: SCOPE's weights are 1 for all. tasks.jsonl of a run has it.
+    return {'text': rubric['text'], 'priority': 'important'} | rubric
 
 
 def check_set(name: str, allow_public: bool = True) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from zeroplay_jax.evaluation import pictures, statistics
+from zeroplay_jax.evaluation import pictures, statistics, tables
 from zeroplay_jax.objectives.answers import normalize_answer
 from zeroplay_jax.types import Json, UserError
 
@@ -171,8 +171,7 @@ def write_sets(parts: Sequence[Part], folder: Path) -> list[Path]:
 def _line(record: Json) -> Json:
     """Returns what `zeroplay_jax.evaluate` reads of a record; {} without answers and rubrics."""
     if record.get('rubrics'):
-        rubrics = [rubric['text'] for rubric in record['rubrics']]
-        return {'task': record['question'], 'rubrics': rubrics}
+        return {'task': record['question'], 'rubrics': record['rubrics']}
     names = ('question', 'answers', 'hops') if record['answers'] else ()
     return {name: record[name] for name in names if name in record}
 
@@ -194,14 +193,11 @@ def solved(answered: Sequence[Json]) -> dict[str, float]:
 def table(figures: Mapping[str, Json]) -> str:
     """Returns the figures as text: a line per part, a column per figure."""
     names = list(dict.fromkeys(name for of_part in figures.values() for name in of_part))
-    width = max(map(len, figures))
-    lines = [' ' * width + ''.join(f'  {name:>7}' for name in names)]
+    rows = [['', *names]]
     for part, of_part in figures.items():
-        cells = [
-            f'{round(of_part.get(name, math.nan), 3):>{max(len(name), 7) + 2}}' for name in names
-        ]
-        lines.append(part.ljust(width) + ''.join(cells).replace('nan', '  –'))
-    return '\n'.join(lines)
+        cells = [str(round(of_part[name], 3)) if name in of_part else '–' for name in names]
+        rows.append([part, *cells])
+    return tables.write(rows)
 
 
 def write_pictures(

@@ -1,6 +1,6 @@
-"""Pictures of runs as files: exact match over the steps of one, and named figures of the papers from one or several.
+"""Pictures of runs as files: named figures, most of them of the papers, from one run or several.
 
-The figures stand in configs/figures.toml: which metrics, over steps or iterations, and what the paper published.
+They stand in configs/figures.toml: which metrics, over steps or iterations, and what the paper published.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import Json, UserError
 
 TEXT_COLOUR = '#6b7785'  # contrast of at least 4.5 : 1 on white and on black backgrounds
-MEAN_COLOUR = '#2f81f7'
-MAX_TICKS = 12  # with more evaluations, matplotlib chooses the ticks of the step axis
 
 SETTINGS: Any = {
     'svg.fonttype': 'none',  # text stays text: searchable, and in the font of the reader
@@ -39,92 +37,6 @@ SETTINGS: Any = {
 # The default ones contain the time of writing and the version of matplotlib.
 METADATA = {'Date': None, 'Creator': None}
 
-Evaluations = dict[int, dict[int, np.ndarray]]  # step -> hop count -> bool [questions]
-
-
-def write_curve_plot(run: dict[str, Any], out: str | os.PathLike[str]) -> Path:
-    """Plots the mean over the headline's hop counts with its 95 % band, and exact match of each hop count.
-
-    Args:
-      run: result of `report_builder.read_run`, with at least two evaluations in its summary.
-      out: path of the SVG file, which is replaced atomically.
-
-    Returns:
-      The path of the SVG file.
-
-    Raises:
-      UserError: the run has not finished, or summary.json is damaged.
-    """
-    try:
-        if any(note.startswith('"results"') for note in run['notes']):
-            raise ValueError('no object')
-        evaluations = _evaluations(run['summary'])
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise UserError(
-            f'{run["name"]}: "results" of summary.json is damaged; repeat the command of the run to rewrite it'
-        ) from None
-    if len(evaluations) < 2:
-        raise UserError(
-            f'{run["name"]}: fewer than two evaluations in summary.json; wait until the run has finished'
-        )
-    over_hops = ', mean over 1 to 3 hops' if any(next(iter(evaluations.values()))) else ''
-    title = f'{run["name"]}: held-out exact match{over_hops} with its 95 % interval'
-    drawing, axes = new_axes(title, 'step', '')
-    _add_curves(axes, evaluations)
-    return save(drawing, axes, out, has_png=False)[0]
-
-
-def _evaluations(summary: dict[str, Any]) -> Evaluations:
-    """Returns the evaluations of a summary in order of steps.
-
-    Raises:
-      AttributeError, KeyError, TypeError or ValueError: an entry is damaged.
-    """
-    results = summary.get('results') or {}
-    flags_by_step = results.get('evaluations') or {}
-    evaluations: Evaluations = {}
-    for step in sorted(flags_by_step, key=int):
-        by_hop = {}
-        for hop, flags in flags_by_step[step].items():
-            by_hop[int(hop)] = np.asarray(flags, bool)
-        statistics.mean_interval(by_hop)  # raises ValueError for empty or nested lists
-        evaluations[int(step)] = by_hop
-    # A hop count is plotted as one line through all evaluations, so all need the same hop counts.
-    hop_counts = {tuple(by_hop) for by_hop in evaluations.values()}
-    if len(hop_counts) > 1:
-        raise ValueError('hop counts differ between evaluations')
-    return evaluations
-
-
-def _add_curves(axes: Any, evaluations: Evaluations) -> None:
-    """Draws the mean with its band, and the hop counts, the largest last value first in the legend."""
-    steps = list(evaluations)
-    means = []
-    for by_hop in evaluations.values():
-        means.append(statistics.mean_interval(statistics.headline(by_hop)))
-    mean, low, high = np.transpose(means)
-    lines = [(mean[-1], 'mean', 'mean', mean)]
-    for hop in evaluations[steps[0]]:
-        # Not questions without a hop count.
-        if hop:
-            em = [float(by_hop[hop].mean()) for by_hop in evaluations.values()]
-            lines.append((em[-1], f'hop{hop}', f'{hop} hop' if hop == 1 else f'{hop} hops', em))
-    for last, gid, name, values in sorted(lines, key=lambda line: -line[0]):
-        style: dict[str, Any] = dict(linestyle='--', linewidth=1)
-        if name == 'mean':
-            style = dict(color=MEAN_COLOUR, linewidth=2)
-        # clip_on: lines at 0 and 1 would be cut to half their width.
-        axes.plot(steps, values, label=f'{name} {last:.2f}', gid=gid, clip_on=False, **style)
-    axes.fill_between(steps, low, high, color=MEAN_COLOUR, alpha=0.2, linewidth=0, gid='band')
-    axes.set_ylim(0, 1)
-    axes.margins(x=0)
-    if len(steps) <= MAX_TICKS:
-        axes.set_xticks(steps)
-
-
-# ---- figures of the papers -------------------------------------------------------------------------
-
-
 FIGURES = Path(__file__).parents[1] / 'configs' / 'figures.toml'
 
 
@@ -134,7 +46,9 @@ def figures() -> dict[str, Json]:
 
 
 def write_figure(name: str, runs: Sequence[Json], out: str | os.PathLike[str]) -> list[Path]:
-    """Draws a figure of a paper from runs, beside what the paper published; replaces the files.
+    """Draws a figure from runs, beside what its paper published; replaces the files.
+
+    The mean exact match has its 95 % interval as a band, as soon as a run has ended.
 
     Args:
       name: of the figure.
@@ -160,7 +74,9 @@ def write_figure(name: str, runs: Sequence[Json], out: str | os.PathLike[str]) -
             )
         prefix = f'{run["name"]}: ' if len(runs) > 1 else ''
         for metric, (x, y) in lines.items():
-            axes.plot(x, y, 'o-', markersize=3, label=prefix + metric)
+            (line,) = axes.plot(x, y, 'o-', markersize=3, label=prefix + metric)
+            if metric == 'em/mean' and 'x' not in figure:
+                _draw_band(axes, run['summary'], line.get_color())
     # Points [x, y], or the height of a horizontal line.
     for marker, (label, values) in zip('x+14', figure.get('published', {}).items()):
         if isinstance(values, list):
@@ -172,6 +88,20 @@ def write_figure(name: str, runs: Sequence[Json], out: str | os.PathLike[str]) -
                 values, color=TEXT_COLOUR, linestyle=':', label=f'paper: {label} {values:g}'
             )
     return save(drawing, axes, out)
+
+
+def _draw_band(axes: Any, summary: Json, colour: str) -> None:
+    """Draws the 95 % interval of the mean exact match of all evaluations in summary.json."""
+    evaluations = (summary.get('results') or {}).get('evaluations')
+    intervals: dict[int, statistics.Interval] = {}
+    for step, of_step in dict(evaluations or {}).items():
+        flags = statistics.flags_of(of_step)
+        if flags:
+            intervals[int(step)] = statistics.mean_interval(statistics.headline(flags))
+    if intervals:
+        steps = sorted(intervals)
+        _, low, high = np.transpose([intervals[step] for step in steps])
+        axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0, gid='band')
 
 
 def _lines_of_run(figure: Json, run: Json) -> dict[str, tuple[list[float], list[float]]]:
@@ -224,7 +154,7 @@ def new_axes(title: str, x: str, y: str) -> tuple[Any, Any]:
     return drawing, axes
 
 
-def save(drawing: Any, axes: Any, out: str | os.PathLike[str], has_png: bool = True) -> list[Path]:
+def save(drawing: Any, axes: Any, out: str | os.PathLike[str]) -> list[Path]:
     """Writes a figure with a legend beside its axes as SVG, and as PNG beside it; returns the paths.
 
     Equal figures give equal files.
@@ -237,8 +167,6 @@ def save(drawing: Any, axes: Any, out: str | os.PathLike[str], has_png: bool = T
         svg = io.StringIO()
         drawing.savefig(svg, format='svg', transparent=True, metadata=METADATA)
         write_text(target, svg.getvalue())
-        if not has_png:
-            return [target]
         png = target.with_suffix('.png')
         drawing.savefig(png, format='png', dpi=150, facecolor='white')
     return [target, png]

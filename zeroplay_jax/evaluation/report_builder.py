@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
 
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.retrieval import json_text
@@ -214,13 +213,13 @@ def _differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, li
     results per question, or the questions differ, the lists hold only [difference] and the reason is appended to
     run['notes'].
     """
-    reference_flags = _final_flags(reference['summary'])
-    run_flags = _final_flags(run['summary'])
+    reference_flags = statistics.flags_of(_results(reference).get('after'))
+    run_flags = statistics.flags_of(_results(run).get('after'))
     # Pairing different questions would give a wrong interval without any visible sign.
     reason = ''
     if not reference_flags or not run_flags:
         reason = 'one summary.json has no results per question'
-    elif _question_hash(reference['summary']) != _question_hash(run['summary']):
+    elif _results(reference).get('questions') != _results(run).get('questions'):
         reason = 'the held-out questions differ'
     elif reference_flags.keys() != run_flags.keys():
         reason = 'the hop counts differ'
@@ -237,24 +236,9 @@ def _differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, li
     return differences
 
 
-def _final_flags(summary: dict[str, Any]) -> dict[int, np.ndarray]:
-    """Returns {hops: 0/1 per question} of the last evaluation, or {} if the summary has no valid results."""
-    results = summary.get('results') or {}
-    flags_by_hop = {}
-    try:
-        for hop, flags in results.get('after', {}).items():
-            flags_by_hop[int(hop)] = np.asarray(flags, float)
-        if flags_by_hop:
-            statistics.mean_interval(flags_by_hop)  # raises ValueError for empty or nested lists
-    except (AttributeError, TypeError, ValueError):
-        # The file was edited by hand: a list instead of an object, or a hop count that is not a number.
-        return {}
-    return flags_by_hop
-
-
-def _question_hash(summary: dict[str, Any]) -> str | None:
-    """Returns the hash of the evaluated questions; the summary must have results, see `_final_flags`."""
-    return summary['results'].get('questions')
+def _results(run: dict[str, Any]) -> dict[str, Any]:
+    """Returns the results per question of a run; {} if its summary has none."""
+    return run['summary'].get('results') or {}
 
 
 def _plain_differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, list[float]]:

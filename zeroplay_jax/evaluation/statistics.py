@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float64, Shaped
 from scipy import special
 
-from zeroplay_jax.evaluation.tables import aligned
+from zeroplay_jax.evaluation.tables import Figure, aligned
 
 Z95 = 1.959963984540054  # two-sided 95 % quantile of the standard normal distribution
 # Products of margins below it are rounding errors of sums of equal scores.
@@ -130,6 +130,22 @@ def by_hop(hops: Sequence[int], scores: Sequence[float]) -> dict[int, np.ndarray
     return {hop: np.array(scores_of_hops[hop]) for hop in sorted(scores_of_hops)}
 
 
+def flags_of(results: Any) -> dict[int, np.ndarray]:
+    """Returns hop count → 1 or 0 per question, float64 [questions], of results in summary.json.
+
+    {} if there are none, or if they are damaged, as in a file that was edited by hand.
+    """
+    flags: dict[int, np.ndarray] = {}
+    try:
+        # Keys of JSON objects are texts.
+        for hops, correct in results.items():
+            flags[int(hops)] = np.array(correct, float)
+        _scores_by_hop(flags)
+    except (AttributeError, TypeError, ValueError):
+        return {}
+    return flags
+
+
 def headline(correct: Mapping[int, Scores]) -> dict[int, Scores]:
     """Returns the entries of the headline's hop counts, or all entries if none of those was evaluated."""
     selected = {hop: scores for hop, scores in correct.items() if hop in HEADLINE}
@@ -218,8 +234,7 @@ def interval_text(interval: Sequence[float] | None, sign: str = '') -> str:
     """Returns 'mean [low, high]', 'none' without an interval; with sign '+' positive numbers have their sign."""
     if interval is None:
         return 'none'
-    mean, low, high = interval
-    return f'{mean:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]'
+    return str(Figure.of(interval, sign=sign))
 
 
 def _scores_by_hop(samples: Samples) -> dict[int, CheckedScores]:

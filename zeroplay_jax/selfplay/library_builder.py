@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -89,23 +90,34 @@ def build_library(config: Config, with_open_tasks: bool = False) -> Library:
         training = TrainingCorpus(
             corpus.client, top_k, config.tools.page_words, held_out, len(documents)
         )
-    questions: list[Question] = []
-    if config.eval.file:
-        questions = files.questions(config.eval.file)
     open_tasks: list[Question] = []
     if config.eval.tasks:
         open_tasks = files.open_tasks(config.eval.tasks)
-    # The seed is fixed, so that runs with different seeds are compared on the same questions.
-    sampled_questions = files.sample(questions, config.eval.questions, seed=0)
     sampled_tasks = files.sample(open_tasks, config.eval.questions, seed=0)
     return Library(
         training=training,
         held_out=corpus,
         documents=documents,
-        questions=tuple(sampled_questions),
+        questions=tuple(_evaluation_questions(config)),
         open_tasks=tuple(sampled_tasks),
         about=corpus_name,
     )
+
+
+def _evaluation_questions(config: Config) -> list[Question]:
+    """Returns a sample of the questions of every file of `eval.file`; of several each names its file."""
+    paths = config.eval.file.split(',') if config.eval.file else []
+    questions: list[Question] = []
+    for path in paths:
+        # The seed is fixed, so that runs with different seeds are compared on the same questions.
+        sampled = files.sample(files.questions(path), config.eval.questions, seed=0)
+        if len(paths) > 1:
+            of_file = {'set': pathlib.Path(path).stem}
+            sampled = [
+                dataclasses.replace(one, origin={**one.origin, **of_file}) for one in sampled
+            ]
+        questions += sampled
+    return questions
 
 
 # Counters of a search client that do not depend on when a run was resumed, as times and cache hits do.

@@ -435,9 +435,10 @@ class Evaluation(Section):
     every: NonNegativeInt = 0
     """Steps of the evaluated role between evaluations; 0: only at start and end."""
     questions: PositiveInt = 100
-    """Questions per hop count (miniature worlds), or in all (a fixed sample of the file)."""
+    """Questions per hop count (miniature worlds), or in all (a fixed sample of each file)."""
     file: InputPath = ''
-    """JSON lines of questions with answers; for any corpus but the miniature worlds."""
+    """JSON lines of questions with answers, for any corpus but the miniature worlds; several files, with commas between
+    them, have a curve each."""
     tasks: InputPath = ''
     """JSON lines of open tasks with rubrics; SCOPE has its own for miniature worlds."""
     metric: Annotated[str, one_of_or_function('none', 'subem', 'f1', 'judge')] = 'none'

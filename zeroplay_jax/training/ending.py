@@ -177,6 +177,8 @@ def record_scores(
 ) -> dict[str, float]:
     """Adds the scores of an evaluation other than exact match to the loop's state; returns their metrics.
 
+    Those of each of several files of questions are metrics, too, with exact match.
+
     Args:
       state: gets `state['rubrics'][number]`, the score of each open task, and `state['scores'][number]`, that of each
         question by `metric`; nothing where there is none.
@@ -193,6 +195,9 @@ def record_scores(
         # An ungraded answer counts as 0 in the mean, so its share is shown beside it.
         metrics['rubrics/mean'] = float(np.mean(rubric_scores))
         metrics['rubrics/ungraded'] = float(np.mean(ungraded))
+    for part, name in (('exact_match', 'em'), (metric, _metric_name(metric))):
+        for set_name, of_set in _scores_of_sets(rows, part).items():
+            metrics[f'{name}/{set_name}/mean'] = float(np.mean(of_set))
     scored_rows = [row for row in rows if metric in row.parts]
     if scored_rows:
         scores = [row.parts[metric] for row in scored_rows]
@@ -203,6 +208,16 @@ def record_scores(
         mean, _, _ = statistics.mean_interval(statistics.headline(by_hop))
         metrics[f'{_metric_name(metric)}/mean'] = mean
     return metrics
+
+
+def _scores_of_sets(rows: Sequence[Row], part: str) -> dict[str, list[float]]:
+    """Returns name of a file of questions → scores; {} if there is one file."""
+    scores: dict[str, list[float]] = {}
+    for row in rows:
+        origin = row.info.question.origin if row.info.question else {}
+        if 'set' in origin and part in row.parts:
+            scores.setdefault(origin['set'], []).append(row.parts[part])
+    return scores
 
 
 def _metric_name(metric: str) -> str:
@@ -223,8 +238,8 @@ def summarise_run(
     """
     # Ordered by step. The schedule begins with an evaluation, so there is at least one.
     evaluations = list(state['evaluations'].values())
-    before = _by_hops(evaluations[0])
-    after = _by_hops(evaluations[-1])
+    before = statistics.flags_of(evaluations[0])
+    after = statistics.flags_of(evaluations[-1])
     # Results are stored per question, with a fingerprint of the questions, for paired comparisons of runs.
     results: dict[str, Any] = {
         'questions': _fingerprint(library.questions),
@@ -260,12 +275,6 @@ def summarise_run(
         line = statistics.scores_line(summary['scores'], 'questions')
         table += f'\n{name} of the answers: {line}'
     return summary, table
-
-
-def _by_hops(results: Json) -> dict[int, np.ndarray]:
-    """Returns hop count → whether each question was answered, bool [questions], from its JSON form."""
-    # Keys of JSON objects are texts.
-    return {int(hops): np.array(correct, bool) for hops, correct in results.items()}
 
 
 def summary_json(summary: Json) -> str:

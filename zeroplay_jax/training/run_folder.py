@@ -247,12 +247,16 @@ def _paths(config: Config) -> dict[str, list[pathlib.Path]]:
         paths['retrieval.path'] = [pathlib.Path(config.retrieval.path) / 'manifest.json']
     # Recipes may have such fields of their own.
     for field, value in fields.input_paths(config):
+        several = [pathlib.Path(path) for path in value.split(',')]
         path = pathlib.Path(value)
         if path.is_file():
             paths[field] = [path]
         # The adapter that a role starts from.
         elif is_adapter(path):
             paths[field] = _policy_files(path)
+        # Of `eval.file`.
+        elif all(each.is_file() for each in several):
+            paths[field] = several
     return paths
 
 
