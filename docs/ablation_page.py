@@ -25,7 +25,7 @@ The rows of the papers' tables, and baselines that are only settings. A row is a
 
 `:mini` shrinks it to minutes on a laptop, with steps, batches, policy and call syntax of the small run. The tables give
 what differs from the system's config; reasons are in [configs/ablations.py](../configs/ablations.py), comparisons in
-[claims](claims.md).
+[claims](claims.md), the command for every table and figure in [papers.toml](../tests/golden/papers.toml).
 """
 
 

@@ -163,10 +163,10 @@ def _scores(results: list[dict], kind: str) -> dict[str, tables.Figure]:
     """Returns {set or AVERAGE: mean score} of a side."""
     if len(results) == 1:
         return question_sets.figures(results[0], kind)
-    scores = {}
-    for name, means in _run_means(results, kind).items():
-        scores[name] = tables.Figure(float(np.mean(means)), deviation=float(np.std(means, ddof=1)))
-    return scores
+    return {
+        name: tables.Figure(float(np.mean(means)), deviation=float(np.std(means, ddof=1)))
+        for name, means in _run_means(results, kind).items()
+    }
 
 
 def _differences(

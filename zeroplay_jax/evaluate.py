@@ -327,24 +327,19 @@ def _evaluate_held_out(config: Config, run: RunContext) -> None:
     judge = run.evaluation.judge
     if judge is not None:
         judge.check_failure_rate(judge.stats)
-    intervals = {}
-    for hops, is_correct in correct.items():
-        if hops:
-            intervals[f'hop{hops}'] = statistics.mean_interval(is_correct)
-    intervals['mean'] = statistics.mean_interval(statistics.headline(correct))
+    scores: dict[str, Any] = {f'hop{hops}': flags for hops, flags in correct.items() if hops}
+    scores['mean'] = statistics.headline(correct)
     # `correct` leaves out the open tasks.
-    rubric_scores = [row.reward for row in rows if 'rubrics' in row.parts]
-    if rubric_scores:
-        intervals['rubrics'] = statistics.mean_interval(rubric_scores)
-    scored_rows = [row for row in rows if metric in row.parts]
-    if scored_rows:
-        hops_of_rows = [row.group for row in scored_rows]
-        scores = [row.parts[metric] for row in scored_rows]
-        by_hop = statistics.by_hop(hops_of_rows, scores)
-        intervals[metric.rpartition(':')[2]] = statistics.mean_interval(statistics.headline(by_hop))
+    scores['rubrics'] = [row.reward for row in rows if 'rubrics' in row.parts]
+    scored = [row for row in rows if metric in row.parts]
+    by_hop = statistics.by_hop([row.group for row in scored], [row.parts[metric] for row in scored])
+    scores[metric.rpartition(':')[2]] = statistics.headline(by_hop)
     table: list[list[tables.Cell]] = [['', 'score']]
     rounded: dict[str, list[float]] = {}
-    for name, interval in intervals.items():
+    for name, of_name in scores.items():
+        if not len(of_name):
+            continue
+        interval = statistics.mean_interval(of_name)
         table.append([name, tables.Figure.of(interval)])
         rounded[name] = [round(value, 4) for value in interval]
     print(tables.write(table, _FORMAT.value))
@@ -378,12 +373,11 @@ def _load_sets(seed: int) -> dict[str, list[Question]]:
     """Returns the questions of each set of --sets, by the set's name."""
     from zeroplay_jax.evaluation import question_sets
 
-    sets: dict[str, list[Question]] = {}
-    for path in _SETS.value:
-        is_open_ended = _METRIC.value == 'rubrics'
-        questions = question_sets.load(path, _LIMIT.value, seed, is_open_ended)
-        sets[pathlib.Path(path).stem] = questions
-    return sets
+    is_open = _METRIC.value == 'rubrics'
+    return {
+        pathlib.Path(path).stem: question_sets.load(path, _LIMIT.value, seed, is_open)
+        for path in _SETS.value
+    }
 
 
 def _evaluate_sets(config: Config, run: RunContext, sets: Mapping[str, list[Question]]) -> None:
@@ -498,11 +492,11 @@ def _result_settings(config: Config, run: RunContext) -> Mapping[str, Any]:
         config,
         policy=str(run.folder),
         retrieval=run.library.about,
+        template=run.template,
         metric=_METRIC.value,
         samples=_SAMPLES.value,
         limit=_LIMIT.value,
         judge=judge,
-        template=run.template,
         temperature=_TEMPERATURE.value,
     )
     return settings | {'answerer': _ANSWERER.value}

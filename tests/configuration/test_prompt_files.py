@@ -122,7 +122,7 @@ def test_records_and_results_name_prompts_by_their_hash(tmp_path):
     rules.check(config)
     run: Config = fields.frozen(config)
     assert run.prompts == SOLVER == prompts_text(str(path))
-    settings = question_sets.result_settings(run, 'p', 'r', 'em', 1, 0, '', {})
+    settings = question_sets.result_settings(run, 'p', 'r', {})
     assert settings['prompts'] == prompts_name(SOLVER)
     assert hashlib.sha256(path.read_bytes()).hexdigest()[:16] in settings['prompts']
 

@@ -58,12 +58,10 @@ def test_a_line_has_the_values_of_the_log(tmp_path):
     assert lines == {'solver/score': ([1, 2, 3, 4], [0.1, 0.2, 0.3, 0.4])}
 
 
-def test_runs_of_earlier_versions_are_drawn_and_several_are_named(tmp_path):
-    paths = [sample_run.write_run(tmp_path / name, count=4) for name in 'ab']
-    runs = report_builder.read_runs(paths)
-    assert not any('/reward_mean' in name for record in runs[0]['metrics'] for name in record)
+def test_lines_of_several_runs_are_named(tmp_path):
+    runs = report_builder.read_runs([RUNS / 'drzero', RUNS / 'piplay'])
     out, _ = pictures.write_figure('drzero3', runs, tmp_path / 'figure.svg')
-    labels = {f'{run}: {role}/reward_mean' for run in 'ab' for role in ('proposer', 'solver')}
+    labels = {f'{run}: solver/reward_mean' for run in ('drzero', 'piplay')}
     assert labels <= texts(out)
 
 

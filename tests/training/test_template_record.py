@@ -42,7 +42,7 @@ def test_a_record_that_was_edited_is_one_line(tmp_path):
 def test_evaluations_of_two_days_are_not_compared(user_meets):
     def result(template):
         settings = question_sets.result_settings(
-            drzero.get_config('mini'), 'p', 'r', 'em', 1, 0, '', template
+            drzero.get_config('mini'), 'p', 'r', template, metric='em', samples=1, limit=0, judge=''
         )
         return {'settings': settings, 'sets': {'nq': {'questions': 'x'}}}
 

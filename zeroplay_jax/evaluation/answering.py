@@ -97,9 +97,8 @@ def answer_all(
         result = Answered(scores[best], first.searches, first.redundancy, answers[best].text)
         if samples == 1:
             return result
-        vote = None
-        if not question.is_open_task:
-            vote = scores[majority([given.text for given in answers])]
+        voted = majority([given.text for given in answers])
+        vote = None if question.is_open_task else scores[voted]
         return dataclasses.replace(result, samples=tuple(scores), vote=vote)
 
     pending = [answer(index, question) for index, question in enumerate(questions)]
@@ -159,8 +158,9 @@ class _Baseline:
         player = context.roles[role]
         env = self._env = player.env
         prompt_tokens = player.prompt_tokens
-        searches = {'direct': 0, 'retrieve': 1, 'interleave': max(1, env.limits.max_turns - 1)}
-        self._most_searches, self._way = searches[way], way
+        self._way = way
+        most = max(1, env.limits.max_turns - 1)
+        self._most_searches = {'direct': 0, 'retrieve': 1}.get(way, most)
         if self._most_searches:
             if 'search' not in env.tools:
                 raise UserError(

@@ -7,13 +7,13 @@ hard a part's questions are for a fixed solver.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import pictures, statistics, tables
 from zeroplay_jax.objectives.answers import normalize_answer
 from zeroplay_jax.types import Json, UserError
@@ -83,17 +83,15 @@ def parts_of(records: Sequence[Json], count: int = 0) -> list[Part]:
         and record['phase'] in phases
         and record.get('role') in roles
     ]
-    iterations = sorted({record['iteration'] for record in made})
-    field = 'iteration'
-    groups = {f'iteration{number + 1}': [number] for number in iterations}
-    if count or len(iterations) == 1:
-        field = 'step'
-        steps = sorted({record['step'] for record in asked})
-        ranges = np.array_split(steps, min(count or 5, len(steps)))
-        groups = {f'steps{part[0]}to{part[-1]}': part.tolist() for part in ranges}
+    iterations = {record['iteration'] for record in made}
+    field = 'step' if count or len(iterations) == 1 else 'iteration'
+    values = sorted({record[field] for record in asked})
+    number = len(values) if field == 'iteration' else min(count or 5, len(values))
     parts: list[Part] = []
-    for name, values in groups.items():
-        of_part = [record for record in asked if values[0] <= record[field] <= values[-1]]
+    for within in np.array_split(values, number):
+        first, last = within[0], within[-1]
+        name = f'steps{first}to{last}' if field == 'step' else f'iteration{first + 1}'
+        of_part = [record for record in asked if first <= record[field] <= last]
         questions = [record for record in of_part if _is_made(record)]
         if questions:
             valid = len(_tasks(questions)) / len(_tasks(of_part))
@@ -159,12 +157,11 @@ def write_sets(parts: Sequence[Part], folder: Path) -> list[Path]:
     folder.mkdir(exist_ok=True)
     paths: list[Path] = []
     for part in parts:
-        lines = [_line(record) for record in part.questions]
         # Without a label (drzero.labels=majority) there is nothing to compare an answer with.
-        texts = [json.dumps(line, ensure_ascii=False) + '\n' for line in lines if line]
-        if texts:
+        lines = list(filter(None, map(_line, part.questions)))
+        if lines:
             paths.append(folder / f'{part.name}.jsonl')
-            paths[-1].write_text(''.join(texts), encoding='utf-8')
+            files.write_lines(paths[-1], lines)
     return paths
 
 

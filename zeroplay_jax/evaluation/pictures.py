@@ -79,28 +79,25 @@ def write_figure(name: str, runs: Sequence[Json], out: str | os.PathLike[str]) -
                 _draw_band(axes, run['summary'], line.get_color())
     # Points [x, y], or the height of a horizontal line.
     for marker, (label, values) in zip('x+14', figure.get('published', {}).items()):
+        style = {'color': TEXT_COLOUR, 'linestyle': ':', 'label': f'paper: {label}'}
         if isinstance(values, list):
-            axes.plot(
-                *np.transpose(values), f'{marker}:', color=TEXT_COLOUR, label=f'paper: {label}'
-            )
+            axes.plot(*np.transpose(values), marker=marker, **style)
         else:
-            axes.axhline(
-                values, color=TEXT_COLOUR, linestyle=':', label=f'paper: {label} {values:g}'
-            )
+            style['label'] += f' {values:g}'
+            axes.axhline(values, **style)
     return save(drawing, axes, out)
 
 
 def _draw_band(axes: Any, summary: Json, colour: str) -> None:
     """Draws the 95 % interval of the mean exact match of all evaluations in summary.json."""
     evaluations = (summary.get('results') or {}).get('evaluations')
-    intervals: dict[int, statistics.Interval] = {}
+    band = []
     for step, of_step in dict(evaluations or {}).items():
         flags = statistics.flags_of(of_step)
         if flags:
-            intervals[int(step)] = statistics.mean_interval(statistics.headline(flags))
-    if intervals:
-        steps = sorted(intervals)
-        _, low, high = np.transpose([intervals[step] for step in steps])
+            band.append((int(step), *statistics.mean_interval(statistics.headline(flags))))
+    if band:
+        steps, _, low, high = np.transpose(sorted(band))
         axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0, gid='band')
 
 
@@ -112,9 +109,9 @@ def _lines_of_run(figure: Json, run: Json) -> dict[str, tuple[list[float], list[
         # The start, which is evaluated before anything is trained, is iteration 0.
         if figure.get('x') == 'iteration' and x:
             x = record.get('iteration', 0) + 1
-        for metric, value in _of_roles(record).items():
+        for metric, value in record.items():
             is_drawn = any(fnmatch.fnmatch(metric, pattern) for pattern in figure['metrics'])
-            if is_drawn and isinstance(value, int | float):
+            if is_drawn and value is not None:
                 values.setdefault(metric, {}).setdefault(x, []).append(value)
     lines: dict[str, tuple[list[float], list[float]]] = {}
     for metric, by_x in sorted(values.items()):
@@ -122,17 +119,6 @@ def _lines_of_run(figure: Json, run: Json) -> dict[str, tuple[list[float], list[
         y = [of_x[-1] if is_last else float(np.mean(of_x)) for of_x in by_x.values()]
         lines[metric] = (list(by_x), y)
     return lines
-
-
-def _of_roles(record: Json) -> Json:
-    """Returns a record of metrics.jsonl with those that older runs logged without the name of their role.
-
-    There the role had the name of the phase.
-    """
-    phase = record['phase']
-    if phase == 'evaluation' or any(name.startswith(f'{phase}/') for name in record):
-        return record
-    return {**record, **{f'{phase}/{name}': value for name, value in record.items()}}
 
 
 def new_axes(title: str, x: str, y: str) -> tuple[Any, Any]:

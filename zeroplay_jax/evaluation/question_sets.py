@@ -106,11 +106,8 @@ def load(name: str, limit: int = 0, seed: int = 0, rubrics: bool = False) -> lis
     Raises:
       UserError: neither a file nor a public name; an unusable line; no connection.
     """
-    # Public sets have answers only, so open tasks always come from a file.
-    if rubrics:
-        questions = files.open_tasks(path_of(name) if downloads.is_name(name) else name)
-    else:
-        questions = files.questions(path_of(name))
+    read = files.open_tasks if rubrics else files.questions
+    questions = read(path_of(name))
     return files.sample(questions, limit or len(questions), seed)
 
 
@@ -240,24 +237,16 @@ def means(answered: Sequence[Answered]) -> dict[str, float]:
 
 
 def result_settings(
-    config: Config,
-    policy: str,
-    retrieval: str,
-    metric: str,
-    samples: int,
-    limit: int,
-    judge: str,
-    template: Mapping[str, str],
-    temperature: float | None = None,
+    config: Config, policy: str, retrieval: str, template: Mapping[str, str], **measured: Any
 ) -> dict[str, Any]:
     """Returns the settings of a result; `compare` requires those of `SETTINGS` to be equal.
 
     Args:
       policy: the checkpoint folder; the run that exported it is a setting, too.
       retrieval: description of the searched corpus (`Library.about`).
-      judge: name of the judge; '' for a metric without one.
       template: what was chosen for the chat template (`role_environment.template_record`); left out if nothing was.
-      temperature: of the samples; None or 0 is left out.
+      measured: metric, samples, limit, judge ('' for a metric without one) and temperature, which is left out if it is
+        None or 0.
     """
     # With search alone only the syntax is written, so that results of versions without other tools stay comparable.
     tools: str = config.tools.syntax
@@ -273,21 +262,17 @@ def result_settings(
     if exporter:
         chosen[run_record.HASH_FIELD] = exporter
     # 0 is what one sample has without it.
-    if temperature:
-        chosen['temperature'] = temperature
-    return chosen | {
-        'policy': policy,
-        'answerer': '',
-        'retrieval': retrieval,
+    if not measured.get('temperature'):
+        measured.pop('temperature', None)
+    of_config = {
         'top_k': config.tools.top_k,
         'prompts': prompts_name(config.prompts),
-        'metric': metric,
-        'samples': samples,
-        'limit': limit,
-        'judge': judge,
         'tools': tools,
         'tokens': tokens,
     }
+    return (
+        chosen | {'policy': policy, 'answerer': '', 'retrieval': retrieval} | of_config | measured
+    )
 
 
 def results(

@@ -183,8 +183,8 @@ def render(runs: list[dict[str, Any]]) -> str:
     """Returns the HTML text of the report.
 
     Args:
-      runs: results of `read_run`. The first one is the reference of the others; notes about differences that have no
-        interval are added to theirs.
+      runs: results of `read_run`. The first one is the reference of the others; notes about differences that there are
+        not are added to theirs.
     """
     style = '\n'.join(_asset(name) for name in STYLES)
     script = '\n'.join(_asset(name) for name in SCRIPTS)
@@ -210,55 +210,32 @@ def _differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, li
     """Returns {hop count or 'mean': [difference, low, high]} of a run's last evaluation minus the reference's.
 
     'mean' averages the hop counts of statistics.HEADLINE. The interval is of paired questions. If a summary lacks
-    results per question, or the questions differ, the lists hold only [difference] and the reason is appended to
-    run['notes'].
+    results per question, or the questions differ, there are none, and the reason is appended to run['notes'].
     """
-    reference_flags = statistics.flags_of(_results(reference).get('after'))
-    run_flags = statistics.flags_of(_results(run).get('after'))
-    # Pairing different questions would give a wrong interval without any visible sign.
+    before, after = _results(reference), _results(run)
+    before_flags = statistics.flags_of(before.get('after'))
+    after_flags = statistics.flags_of(after.get('after'))
+    # A difference between different questions would not measure the policies.
     reason = ''
-    if not reference_flags or not run_flags:
+    if not before_flags or not after_flags:
         reason = 'one summary.json has no results per question'
-    elif _results(reference).get('questions') != _results(run).get('questions'):
+    elif before.get('questions') != after.get('questions'):
         reason = 'the held-out questions differ'
-    elif reference_flags.keys() != run_flags.keys():
+    elif before_flags.keys() != after_flags.keys():
         reason = 'the hop counts differ'
     if reason:
-        run['notes'].append(f'No interval for the difference from {reference["name"]}: {reason}.')
-        return _plain_differences(reference['summary'], run['summary'])
-    differences = {}
-    for hops, correct in reference_flags.items():
-        differences[str(hops)] = list(statistics.paired_difference(correct, run_flags[hops]))
-    headline_difference = statistics.paired_difference(
-        statistics.headline(reference_flags), statistics.headline(run_flags)
-    )
-    differences['mean'] = list(headline_difference)
-    return differences
+        run['notes'].append(f'No difference from {reference["name"]}: {reason}.')
+        return {}
+    pairs: dict[str, Any] = {
+        str(hops): (correct, after_flags[hops]) for hops, correct in before_flags.items()
+    }
+    pairs['mean'] = (statistics.headline(before_flags), statistics.headline(after_flags))
+    return {name: list(statistics.paired_difference(*pair)) for name, pair in pairs.items()}
 
 
 def _results(run: dict[str, Any]) -> dict[str, Any]:
     """Returns the results per question of a run; {} if its summary has none."""
     return run['summary'].get('results') or {}
-
-
-def _plain_differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, list[float]]:
-    """Returns {hop count or 'mean': [run − reference]} of the figures that both summaries have."""
-    reference_em = _final_em(reference)
-    run_em = _final_em(run)
-    differences = {}
-    for hop, value in reference_em.items():
-        if hop in run_em:
-            differences[hop] = [run_em[hop] - value]
-    return differences
-
-
-def _final_em(summary: dict[str, Any]) -> dict[str, Any]:
-    """Returns {hop count or 'mean': exact match of the last evaluation}, without those that are missing."""
-    by_hop = summary.get('em_by_hop', {}).get('after')
-    figures = dict(by_hop) if isinstance(by_hop, dict) else {}
-    figures['mean'] = summary.get('em_after')
-    # A file that was edited by hand may have anything else.
-    return {name: value for name, value in figures.items() if isinstance(value, int | float)}
 
 
 def _unique_names(workdirs: Sequence[Path]) -> list[str]:

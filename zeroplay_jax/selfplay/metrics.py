@@ -37,6 +37,10 @@ class _Accumulator:
         self.sums[name] += float(value)
         self.counts[name] += weight
 
+    def add_known(self, name: str, value: float | None) -> None:
+        if value is not None:
+            self.add(name, value)
+
     def stats(self) -> Stats:
         return {name: (total, self.counts[name]) for name, total in self.sums.items()}
 
@@ -73,10 +77,7 @@ def _role_stats(rows: Sequence[Row], is_trained: bool) -> Stats:
         _add_hops(accumulator, row)
     # `_add_row` leaves these counts 0. Solve counts are shares of the measured proposals, rejections and drops
     # shares of all rows, and calls of a tool are averaged over all rows, with or without such a call.
-    measured = 0.0
-    for name, total in accumulator.sums.items():
-        if name.startswith('k_histogram/'):
-            measured += total
+    measured = sum(row.info.solve_count is not None for row in rows)
     for name in accumulator.sums:
         if name.startswith('k_histogram/'):
             accumulator.counts[name] = measured
@@ -118,24 +119,20 @@ def _add_row(accumulator: _Accumulator, row: Row) -> None:
     _add_tool_calls(accumulator, row)
     info = row.info
     # Before penalties: SCOPE's rubric score without the length factor.
-    if info.score is not None:
-        accumulator.add('score', info.score)
+    accumulator.add_known('score', info.score)
     # `valid` is None for solvers, so the rate is over proposals.
-    if info.valid is not None:
-        accumulator.add('valid_rate', info.valid)
+    accumulator.add_known('valid_rate', info.valid)
     # Longer answers contain a gold answer more easily (subEM): their length shows that drift.
     if info.answer:
         accumulator.add('answer_words', len(info.answer.split()))
-    if info.answer_tokens is not None:
-        accumulator.add('answer_tokens', info.answer_tokens)
+    accumulator.add_known('answer_tokens', info.answer_tokens)
     if info.rejected:
         accumulator.add(f'rejected/{info.rejected}', 1, weight=0)
     if row.drop:
         accumulator.add(f'row_drop/{row.drop}', 1, weight=0)
     if info.solve_count is not None:
         accumulator.add(f'k_histogram/{info.solve_count}', 1, weight=0)
-    if info.privileged_cut is not None:
-        accumulator.add('privileged_cut', info.privileged_cut)
+    accumulator.add_known('privileged_cut', info.privileged_cut)
 
 
 def _add_hops(accumulator: _Accumulator, row: Row) -> None:
@@ -147,10 +144,8 @@ def _add_hops(accumulator: _Accumulator, row: Row) -> None:
     accumulator.add('hops_asked', hops)
     accumulator.add('hops_read', _hops_read(row.trajectory))
     accumulator.add(f'calls/hop{hops}', row.trajectory.valid_calls)
-    if info.score is not None:
-        accumulator.add(f'score/hop{hops}', info.score)
-    if info.solve_count is not None:
-        accumulator.add(f'solve_count/hop{hops}', info.solve_count)
+    accumulator.add_known(f'score/hop{hops}', info.score)
+    accumulator.add_known(f'solve_count/hop{hops}', info.solve_count)
 
 
 def _hops_read(trajectory: Trajectory) -> int:

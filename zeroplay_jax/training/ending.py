@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import hashlib
 import itertools
@@ -195,9 +196,13 @@ def record_scores(
         # An ungraded answer counts as 0 in the mean, so its share is shown beside it.
         metrics['rubrics/mean'] = float(np.mean(rubric_scores))
         metrics['rubrics/ungraded'] = float(np.mean(ungraded))
-    for part, name in (('exact_match', 'em'), (metric, _metric_name(metric))):
-        for set_name, of_set in _scores_of_sets(rows, part).items():
-            metrics[f'{name}/{set_name}/mean'] = float(np.mean(of_set))
+    of_files: dict[str, list[float]] = collections.defaultdict(list)
+    for row in rows:
+        origin = row.info.question.origin if row.info.question else {}
+        for part, name in (('exact_match', 'em'), (metric, _metric_name(metric))):
+            if 'set' in origin and part in row.parts:
+                of_files[f'{name}/{origin["set"]}/mean'].append(row.parts[part])
+    metrics |= {name: float(np.mean(scores)) for name, scores in of_files.items()}
     scored_rows = [row for row in rows if metric in row.parts]
     if scored_rows:
         scores = [row.parts[metric] for row in scored_rows]
@@ -208,16 +213,6 @@ def record_scores(
         mean, _, _ = statistics.mean_interval(statistics.headline(by_hop))
         metrics[f'{_metric_name(metric)}/mean'] = mean
     return metrics
-
-
-def _scores_of_sets(rows: Sequence[Row], part: str) -> dict[str, list[float]]:
-    """Returns name of a file of questions → scores; {} if there is one file."""
-    scores: dict[str, list[float]] = {}
-    for row in rows:
-        origin = row.info.question.origin if row.info.question else {}
-        if 'set' in origin and part in row.parts:
-            scores.setdefault(origin['set'], []).append(row.parts[part])
-    return scores
 
 
 def _metric_name(metric: str) -> str:
