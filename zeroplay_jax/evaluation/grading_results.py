@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from zeroplay_jax.evaluation import question_sets, statistics
-from zeroplay_jax.evaluation.play import GradingRecord, judgements
+from zeroplay_jax.evaluation.play import GradingRecord, Judgement, judgements
 from zeroplay_jax.evaluation.question_sets import RubricTask
 from zeroplay_jax.evaluation.statistics import Interval, interval_text
 from zeroplay_jax.objectives import rewards
@@ -60,7 +60,7 @@ def results(
     scores_of_judge: dict[str, list[float | None]] = {}
     result_of_judge: dict[str, dict[str, Any]] = {}
     for name, key in judges.items():
-        scores = [_task_score(task, key, record, samples) for task in tasks]
+        scores = [_task_score(task, key, record) for task in tasks]
         scores_of_judge[name] = scores
         result_of_judge[name] = {'judge': key, **_summary(scores)}
         result_of_judge[name]['judgements'] = _count_grades(tasks, key, record, samples)
@@ -109,30 +109,27 @@ def _rounded(value: Any) -> Any:
     return round(float(value), _DIGITS)
 
 
-def _task_score(task: RubricTask, key: str, record: GradingRecord, samples: int) -> float | None:
+def _task_score(task: RubricTask, key: str, record: GradingRecord) -> float | None:
     """Returns the mean share of rubrics met over the answers to a task; None if no answer has a verdict.
 
     Rubrics count by their weights (`rewards.rubric_score`).
     """
-    # (verdict, weight of the rubric).
-    given: list[list[tuple[bool, float]]] = [[] for _ in range(samples)]
-    for judgement in judgements([task], key, samples):
-        grade = record.grades.get(judgement)
-        # A verdict that was not given is neither met nor not met.
-        if grade is not None and grade.met is not None:
-            rubric = task.question.rubrics[judgement.rubric]
-            given[judgement.sample].append((grade.met, answers.weight(rubric)))
     shares = []
-    for answer, verdicts in zip(record.answers[task.id], given, strict=True):
+    for sample, answer in enumerate(record.answers[task.id]):
         if not answer.text:
             shares.append(0.0)
-        elif any(weight > 0 for _, weight in verdicts):
-            met, weights = zip(*verdicts, strict=True)
+            continue
+        met, weights = [], []
+        for number, rubric in enumerate(task.question.rubrics):
+            grade = record.grades.get(Judgement(key, task.id, sample, number))
+            # A verdict that was not given is neither met nor not met.
+            if grade is not None and grade.met is not None:
+                met.append(grade.met)
+                weights.append(answers.weight(rubric))
+        if any(weight > 0 for weight in weights):
             # All have a verdict, so that there is a score.
             shares.append(rewards.rubric_score(met, weights) or 0.0)
-    if not shares:
-        return None
-    return float(np.mean(shares))
+    return float(np.mean(shares)) if shares else None
 
 
 def _summary(scores: Sequence[float | None]) -> dict[str, Any]:

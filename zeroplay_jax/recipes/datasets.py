@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -227,13 +227,14 @@ class DocumentFile:
         # The default ('',) selects all types.
         wanted_types = set(config.inputs.types) - {''}
         # A document without a type gets the next one, per hop count, so that no cell stays empty.
-        next_type: dict[int, Iterator[str]] = collections.defaultdict(
-            lambda: itertools.cycle(sorted(wanted_types or {''}))
-        )
+        types = sorted(wanted_types or {''})
+        untyped: collections.Counter[int] = collections.Counter()
         for record in files.documents(path):
             seed = SeedDocument.from_json(record)
             if not seed.task_type:
-                seed = dataclasses.replace(seed, task_type=next(next_type[seed.hops]))
+                next_type = types[untyped[seed.hops] % len(types)]
+                seed = dataclasses.replace(seed, task_type=next_type)
+                untyped[seed.hops] += 1
             cell = (seed.hops, seed.task_type)
             if not wanted_types or seed.task_type in wanted_types:
                 cells.setdefault(cell, []).append(seed)
