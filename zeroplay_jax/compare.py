@@ -2,8 +2,8 @@
 
     python -m zeroplay_jax.compare base.json trained.json
     python -m zeroplay_jax.compare base.json iteration1.json iteration2.json iteration3.json --format=latex
-    python -m zeroplay_jax.compare --base base.json --other seed0.json seed1.json seed2.json
-    python -m zeroplay_jax.compare --base a0.json a1.json a2.json --other b0.json b1.json b2.json --paired
+    python -m zeroplay_jax.compare base.json seed0.json,seed1.json,seed2.json
+    python -m zeroplay_jax.compare a0.json,a1.json,a2.json b0.json,b1.json,b2.json --paired
 
 Question sets and their average are columns. A result, or a side of several runs, has a row of mean scores, and one of
 the difference from the first, with 95 % intervals. Of single results the interval is Newcombe's for pairs, as in the
@@ -61,22 +61,16 @@ def _parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        'files',
-        nargs='*',
-        metavar='FILE',
-        help='results, also gs://bucket/path: the one to compare with, and those whose gain is printed',
-    )
-    parser.add_argument('--base', nargs='+', metavar='FILE', help='results to compare with')
-    parser.add_argument(
-        '--other',
+        'sides',
         nargs='+',
-        metavar='FILE',
-        help='results whose gain is printed',
+        metavar='FILE[,FILE]',
+        help='results, also gs://bucket/path: the first, and those whose gain over it is printed; runs of one side '
+        'with commas between',
     )
     parser.add_argument(
         '--paired',
         action='store_true',
-        help='run i of --base belongs to run i of --other, such as by its seed',
+        help='run i of a side belongs to run i of the others, such as by its seed',
     )
     parser.add_argument(
         '--protocol',
@@ -89,24 +83,20 @@ def _parser() -> Parser:
 
 
 def _sides(args: argparse.Namespace) -> list[list[str]]:
-    """Returns the files of each side; raises UserError for a command line that does not name them."""
-    if args.files and (args.base or args.other):
-        raise UserError('give files, or --base and --other with any number of them, not both')
-    if args.files and args.paired:
-        raise UserError('--paired: is for runs of two sides; name them by --base and --other')
-    if args.files:
-        return [[file] for file in args.files]
-    if not args.base or not args.other:
-        raise UserError('no results; give files, or --base FILE… --other FILE…')
-    if args.paired and len(args.base) != len(args.other):
+    """Returns the files of each side; raises UserError for sides of different numbers, but a first one of its own."""
+    sides = [side.split(',') for side in args.sides]
+    numbers = [len(side) for side in sides]
+    # One interval covers what all differences have in common. The first side may be one file.
+    if len(set(numbers if args.paired else numbers[1:])) > 1:
+        flag = '--paired: ' if args.paired else ''
         raise UserError(
-            f'--paired: {len(args.base)} and {len(args.other)} files cannot be paired; give as many of both'
+            f'{flag}sides of {", ".join(map(str, numbers))} files; give as many of each side'
         )
-    if args.paired and len(args.base) == 1:
+    if args.paired and numbers[0] == 1:
         raise UserError(
             '--paired: one pair has no variance; give two pairs or more, or leave it out'
         )
-    return [args.base, args.other]
+    return sides
 
 
 def _read_side(files: list[str]) -> tuple[str, list[dict]]:
@@ -202,11 +192,10 @@ def _rows(sides: Sides, paired: bool) -> dict[str, dict[str, tables.Figure]]:
 
 def _covered(sides: Sides, paired: bool) -> str:
     """Returns in words what the intervals cover."""
-    numbers = [len(results) for results in sides.values()]
-    if max(numbers) > 1:
-        first, second = numbers
-        return f'the runs on these questions ({statistics.statistic(first, second, paired)})'
-    of_pairs = ' (Newcombe, paired)' if len(numbers) > 1 else ''
+    first, *others = (len(results) for results in sides.values())
+    if others and max(first, *others) > 1:
+        return f'the runs on these questions ({statistics.statistic(first, others[0], paired)})'
+    of_pairs = ' (Newcombe, paired)' if others else ''
     return (
         f'the choice of questions{of_pairs}, not the seed: for that give several runs of each side'
     )

@@ -54,25 +54,31 @@ def test_the_command_says_what_its_interval_covers(write, capsys):
     assert compare.main([base[0], other[0]]) == 0
     out = capsys.readouterr().out
     assert '+0.150' in out and 'the choice of questions (Newcombe, paired), not the seed' in out
-    assert compare.main(['--base', *base, '--other', *other]) == 0
+    assert compare.main([','.join(base), ','.join(other)]) == 0
     out = capsys.readouterr().out
     _, low, high = statistics.difference([0.3, 0.4, 0.35], [0.45, 0.6, 0.5], False)
     assert '0.517 ± ' in out and f'+0.167 [{low:+.3f}, {high:+.3f}]' in out
     assert 'the runs on these questions (Welch' in out and '3 runs' in out
-    assert compare.main(['--base', *base, '--other', *other, '--paired']) == 0
+    assert compare.main([','.join(base), ','.join(other), '--paired']) == 0
     assert '3 paired differences' in capsys.readouterr().out
-    assert compare.main(['--base', base[0], '--other', *other]) == 0
+    assert compare.main([base[0], ','.join(other)]) == 0
     assert 'over 3 runs; the single result' in capsys.readouterr().out
+    # More sides than two.
+    assert compare.main([base[0], ','.join(other), ','.join(base)]) == 0
+    out = capsys.readouterr().out
+    assert '3 runs - base0' in out and "3 runs' - base0" in out
+    assert compare.main([base[0], ','.join(other), other[0]]) == 2
+    assert 'sides of 1, 3, 1 files; give as many of each side' in capsys.readouterr().err
 
 
 @pytest.mark.fault('A', 'the same run twice as two seeds of a side: compare')
 def test_two_results_of_one_run_are_not_two_runs(write, capsys, user_reads):
     base = write('base', 5)
     runs = [write(f'run{seed}', 6 + seed, run=run) for seed, run in enumerate(('1a', '2b', '1a'))]
-    assert compare.main(['--base', base, '--other', *runs[:2]]) == 0
+    assert compare.main([base, ','.join(runs[:2])]) == 0
     capsys.readouterr()
     for other in (runs, [runs[0], runs[0]], [base, base]):
-        assert compare.main(['--base', runs[0], '--other', *other]) == 2
+        assert compare.main([runs[0], ','.join(other)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert f'{other[0]} and {other[-1]} are of the same run' in line
     user_reads(line)
