@@ -201,10 +201,10 @@ def fetch(address: str, is_file: bool = False) -> str:
         )
     if not stored:
         raise RetrievalError(f'{address}: no such file or folder in the bucket; check the address')
-    run, _, last = path.rpartition('/policy/')
-    if run and '/' not in last:
+    exported = re.fullmatch(r'(.+)/(policy|iteration\d+)/[^/]+', path)
+    if exported:
         # Prompts and tools of an exported policy are read from the config of its run.
-        stored += [entry for entry in bucket.list(f'{run}/run.json') if entry.size]
+        stored += [entry for entry in bucket.list(f'{exported[1]}/run.json') if entry.size]
     root = update(bucket, {entry.name: entry for entry in stored}, address, path)
     return str(root / path)
 

@@ -20,6 +20,7 @@ from run_records import write_record
 from zeroplay_jax import compare, report
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import fields, rules
+from zeroplay_jax.configuration.command_line import policy_of_iteration
 from zeroplay_jax.configuration.fields import frozen, read_stored_config
 from zeroplay_jax.configuration.places import fetch_addresses
 from zeroplay_jax.retrieval import downloads, objects
@@ -83,6 +84,20 @@ def test_a_policy_of_a_run_brings_the_config_of_the_run(bucket):
         RetrievalError, match='name a policy in it, such as gs://bucket/runs/a/policy'
     ):
         downloads.fetch(ADDRESS)
+
+
+def test_the_policy_of_an_iteration_is_fetched_with_the_config_of_the_run(bucket, config):
+    bucket.write('runs/a/run.json', json.dumps({'config': config.to_dict()}).encode())
+    bucket.write('runs/a/iteration2/solver/config.json', b'{}')
+    address = policy_of_iteration(f'{ADDRESS}/@iteration2')
+    assert address == f'{ADDRESS}/iteration2/solver'
+    shutil.rmtree(downloads.cache_folder())
+    folder = pathlib.Path(downloads.fetch(address))
+    assert (folder / 'config.json').is_file() and (folder.parents[1] / 'run.json').is_file()
+    with pytest.raises(RetrievalError, match='iteration3/solver: no such file or folder'):
+        downloads.fetch(policy_of_iteration(f'{ADDRESS}@iteration3'))
+    with pytest.raises(UserError, match='gs://bucket/none: holds no run'):
+        policy_of_iteration('gs://bucket/none@iteration1')
 
 
 NOT_FETCHED = {

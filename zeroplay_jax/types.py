@@ -224,8 +224,9 @@ class Trajectory:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens before the first that is not PROMPT."""
-        return int(np.argmax(self.source != PROMPT))
+        """Tokens of the rollout's prompt, with which all its contexts begin."""
+        # In later contexts the retained turns are PROMPT as well.
+        return int(np.argmax(self.contexts[0].source != PROMPT))
 
     @property
     def policy_tokens(self) -> int:

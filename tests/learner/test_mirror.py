@@ -142,6 +142,18 @@ def test_results_are_collected_while_the_thread_removes_what_it_has_uploaded(
     assert names(remote) == ['runs/a/policy/solver/config.json']
 
 
+def test_a_folder_of_policies_is_uploaded_and_removed_alone(remote, here):
+    for name in ('iteration1', 'iteration10', 'policy'):
+        (here / name).mkdir(parents=True)
+        (here / name / 'config.json').write_text('{}')
+    with uploading(remote, here) as mirror:
+        mirror.upload_results('iteration1')
+        assert names(remote, 'i') == ['runs/a/iteration1/config.json']
+        mirror.upload_results()
+        mirror.delete_policies(['policy', 'iteration1'])
+    assert names(remote) == ['runs/a/iteration10/config.json']
+
+
 def test_another_machine_knows_that_the_report_was_written(remote, steps, here, there):
     save(steps, here, 2)
     with uploading(remote, here) as mirror:

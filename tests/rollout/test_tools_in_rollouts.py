@@ -321,9 +321,11 @@ def test_a_message_stands_before_the_results_from_the_last_asked_search_on(scrip
     tools = make_tools()
     turns = [f'<search>q{i}</search>' for i in range(3)]
     turns.insert(1, 'unreadable</search>')
+    turns.insert(1, '<calculator>1 + 1</calculator>')
     script = [*turns, '<answer>a</answer>']
     (trajectory,) = play(scripted, 'search_r1', tools, [script], searched=(2, 'Enough, <task>!'))
     texts = [codec.decode(run) for run in parts(trajectory, ENV)]
-    # The call that could not be read is none of the searches.
-    assert [text.count('Enough, <task>!\n') for text in texts] == [0, 0, 1, 1]
-    assert texts[2].index('Enough') < texts[2].index('T q1')
+    # Neither the other tool nor the call that could not be read is one of the searches.
+    assert trajectory.valid_calls == 4
+    assert [text.count('Enough, <task>!\n') for text in texts] == [0, 0, 0, 1, 1]
+    assert texts[3].index('Enough') < texts[3].index('T q1')

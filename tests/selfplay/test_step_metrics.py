@@ -17,7 +17,19 @@ from zeroplay_jax.policy.decoder import ModelConfig
 from zeroplay_jax.runtime import devices
 from zeroplay_jax.selfplay import metrics
 from zeroplay_jax.selfplay.records import task_log
-from zeroplay_jax.types import Outcome, Question, Row, RowInfo, Task, ToolCall, Turn
+from zeroplay_jax.types import (
+    ENV,
+    POLICY,
+    PROMPT,
+    Outcome,
+    Question,
+    Row,
+    RowInfo,
+    Task,
+    ToolCall,
+    Trajectory,
+    Turn,
+)
 
 
 def make_context(hosts=1, pages=8):
@@ -289,3 +301,25 @@ def test_lengths_are_counted_in_tokens_with_and_without_the_texts_of_tools():
     assert figures['answer_tokens'] == 7 and figures['prompt_tokens'] == trajectory.prompt_tokens
     whole = figures['prompt_tokens'] + figures['response_tokens']
     assert whole == len(trajectory.tokens) and figures['policy_tokens'] == trajectory.policy_tokens
+
+
+def context_of(*lengths, earlier=()):
+    """A context of runs of prompt, retained prompt, tool results and sampled tokens."""
+    source = np.repeat([PROMPT, PROMPT, ENV, POLICY], lengths).astype(np.int8)
+    tokens = np.zeros(len(source), np.int32)
+    logp = np.zeros(len(source), np.float32)
+    return Trajectory(tokens, source, logp, (), 'answer', 'w', 0, (0,), earlier)
+
+
+def test_lengths_without_thoughts_are_those_of_what_was_written(monkeypatch):
+    """Dropped thoughts count as response, and a retained turn is no part of the prompt."""
+    trajectory = context_of(3, 1, 2, 2, earlier=(context_of(3, 0, 0, 4),))
+    row = Row('solver', trajectory, 1.0, 0, teacher_prompt=np.zeros(5, np.int32))
+    figures = means([row])
+    lengths = [figures[f'{name}_tokens'] for name in ('prompt', 'policy', 'response')]
+    assert lengths == [3, 6, 8]
+    # The teacher reads each context behind its own prompt.
+    read = []
+    monkeypatch.setattr(transformer, 'forward_operations', lambda *each: read.append(each) or 1.0)
+    assert metrics.teacher_operations('model', [row, solver_row()]) == 2.0
+    assert read == [('model', 9, 4), ('model', 10, 2)]

@@ -9,8 +9,8 @@ import pytest
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.log import MetricsWriter
-from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.training import loop
+from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
+from zeroplay_jax.training import loop, run_folder
 from zeroplay_jax.training.outcome import Alarms
 from zeroplay_jax.training.run_folder import Place
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
@@ -32,14 +32,15 @@ def train(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, 'trajectory_records', lambda *_: [])
     config = quickstart.get_config()
     config.progress = False
-    config.checkpoint.every = 2
+    config.checkpoint.update(every=2, iterations=True)
+    monkeypatch.setattr(loop.ending, '_export', lambda *_: None)
     config.log.writers = ()
     checkpoints = mock.Mock()
     checkpoints.saved_on_interrupt = contextlib.nullcontext
     alarms = Alarms(config.alarms).state()
     state = {'identity': {}, 'cursor': 0, 'seconds': 0.0, 'alarms': alarms, 'stopped': None}
 
-    def run(*outcomes):
+    def run(*outcomes, steps=STEPS):
         engine = mock.Mock(task_log=[], learners={})
         engine.learning.notices = []
         engine.recipe.rollouts_per_step.return_value = 1
@@ -49,7 +50,7 @@ def train(tmp_path, monkeypatch):
         cache = mock.Mock()
         cache.take_metrics.return_value = {}
         place = Place(Hosts(), tmp_path)
-        loop._train(config, place, context, engine, checkpoints, cache, STEPS, state)
+        loop._train(config, place, context, engine, checkpoints, cache, steps, state)
 
     return run, checkpoints, closed
 
@@ -76,6 +77,35 @@ def test_the_log_is_closed_when_the_run_is_asked_to_end(train):
     with pytest.raises(Preempted):
         run(({}, []), Preempted())
     assert saved(checkpoints) == [1] and len(closed) == 1
+
+
+@pytest.mark.parametrize('number', [0, 1, 3])
+def test_an_iteration_that_cannot_be_uploaded_is_saved(train, monkeypatch, number):
+    run, checkpoints, _ = train
+    phases = [Phase('solver', 4, ('solver',), iteration) for iteration in (0, 1)]
+    steps = [Step(phases[index > number], index, index) for index in range(4)]
+    upload = mock.Mock(side_effect=UserError('503; everything is saved'))
+    monkeypatch.setattr(Place, 'upload_results', upload)
+    with pytest.raises(UserError, match='503'):
+        run(*[({}, [])] * 4, steps=steps)
+    # Step 0 is not due.
+    assert saved(checkpoints)[-1] == number + 1 and checkpoints.wait.called
+    assert [call.args for call in upload.call_args_list] == [('iteration1',)]
+
+
+def test_policies_of_iterations_that_are_run_again_are_removed(tmp_path):
+    phases = [Phase('solver', 2, ('solver',), iteration) for iteration in range(3)]
+    steps = with_evaluations(all_steps(phases), 'solver', 2)
+    names = {'policy', 'iteration1', 'iteration2', 'iteration3'}
+    kept = []
+    for cursor in (3, 4, 5, 9):
+        for name in names:
+            (tmp_path / name / 'solver').mkdir(parents=True, exist_ok=True)
+        run_folder.remove_exports(tmp_path, run_folder.exports(steps[cursor:]))
+        kept.append(sorted(path.name for path in tmp_path.iterdir()))
+    # An iteration ends with the evaluation after it.
+    assert steps[3].phase.name == 'evaluation'
+    assert kept == [[], ['iteration1'], ['iteration1'], ['iteration1', 'iteration2']]
 
 
 def test_a_log_that_cannot_be_opened_ends_all_processes(monkeypatch, tmp_path):

@@ -24,7 +24,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from zeroplay_jax.configuration import fields, rules
-from zeroplay_jax.retrieval import json_text
+from zeroplay_jax.retrieval import json_text, objects
 from zeroplay_jax.retrieval.command import MessageFormatter, similar_path
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.workdir import check_is_folder
@@ -99,23 +99,28 @@ def with_short_flags(argv: Sequence[str]) -> list[str]:
 
 
 def policy_of_iteration(path: str) -> str:
-    """Returns the folder of the policy that WORKDIR@iteration1 names; another path as it is.
+    """Returns folder or address of the policy that WORKDIR@iteration1 names; another path as it is.
 
     It is the evaluated role's in a run with `checkpoint.iterations`.
 
     Raises:
-      ConfigError: no such run or iteration.
+      UserError: no such run; or no such iteration, of which a bucket is asked later.
     """
-    match = re.fullmatch(r'(.+)@(iteration\d+)', path)
+    match = re.fullmatch(r'(.+?)/?@(iteration\d+)', path)
     if not match:
         return path
-    workdir = pathlib.Path(match[1])
+    # Only such a path loads this code.
+    from zeroplay_jax.runtime.remote_workdir import local_run
+
+    workdir = local_run(match[1])
     config = fields.read_stored_config(workdir)
     if config is None:
         raise ConfigError(f'--policy={path}: {workdir} is not the workdir of a run; name one')
     name = 'policy'
     if config.weights == 'separate':
         name = recipe_class(config.recipe).evaluated_role
+    if objects.is_address(match[1]):
+        return f'{match[1]}/{match[2]}/{name}'
     folder = workdir / match[2] / name
     if not folder.is_dir():
         kept = sorted(other.name for other in workdir.glob('iteration*'))

@@ -149,11 +149,9 @@ def _contexts(rows: Sequence[Row]) -> list[_Context]:
     """Returns the contexts of all rollouts, in order."""
     contexts = []
     for rollout, row in enumerate(rows):
-        first, *_ = trajectories = row.trajectory.contexts
-        # In later contexts the retained turns are PROMPT as well.
-        prompt_tokens = first.prompt_tokens
+        prompt_tokens = row.trajectory.prompt_tokens
         # Each sampled token is POLICY in exactly one context, so it is trained once.
-        for trajectory in trajectories:
+        for trajectory in row.trajectory.contexts:
             contexts.append(_Context(rollout, trajectory, prompt_tokens, row))
     return contexts
 

@@ -225,13 +225,30 @@ def _contains_thought(text: str) -> bool:
     return '</think>' in after_opening_tag
 
 
-# A thought, then a call or what ends the response, and nothing outside tags.
-_FORMATTED_TURN = re.compile(r'\s*<think>.*?</think>(?:\s*<(\w+)>.*?</\1>)+\s*', re.DOTALL)
+_TAG = re.compile(r'<(/?)(\w+)>\s*')
 
 
 def ssp_format(turns: Sequence[str]) -> bool:
     """Returns whether a response keeps to the format (SSP, appendix A.2): every turn is a thought, then other tags."""
-    return all(map(_FORMATTED_TURN.fullmatch, turns))
+    return all(map(_is_formatted, turns))
+
+
+def _is_formatted(turn: str) -> bool:
+    """Returns whether a turn is a thought, then a call or what ends the response, with nothing outside tags."""
+    turn = turn.lstrip()
+    if not turn.startswith('<think>'):
+        return False
+    # One pass, because a pattern would try every way to pair the tags of a turn that repeats them. An element may hold
+    # tags of its own name: it ends with any of the later closing ones.
+    opened: set[str] = set()
+    end, name = 0, ''
+    for tag in _TAG.finditer(turn, len('<think>')):
+        closing, name = tag.groups()
+        if not closing and tag.start() == end:
+            opened.add(name)
+        elif closing and (name == 'think' or name in opened):
+            end = tag.end()
+    return end == len(turn) and name in opened
 
 
 def ssp_gate(

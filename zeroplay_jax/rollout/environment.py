@@ -68,7 +68,7 @@ class Environment:
         inside such a call does not count.
       drop_thinking: whether a turn's thoughts are removed from the context when the turn is over, as in Qwen3's
         template.
-      searched: (number of a call, text before its result and those of later ones).
+      searched: (number of a search, text before its result and those of later ones).
     """
 
     codec: Codec
@@ -178,7 +178,7 @@ class Environment:
         There are at most `observation_tokens`, unless the tags alone are longer.
 
         Args:
-          number: of valid calls so far.
+          number: of valid searches so far.
         """
         limit = self.limits.observation_tokens
         # A page may have a megabyte. What is behind the longest text of `limit` ids cannot be read.

@@ -163,6 +163,8 @@ def _check_fields(name: str, prompt: Prompt, ours: Prompt) -> None:
         raise ValueError(
             f'[{name}] searched: only a challenger has a number of searches; take it away'
         )
+    if _BRACES.search(prompt.searched):
+        raise ValueError(f'[{name}] searched: has no fields; take the braces away')
     for field in prompt.fields:
         if field not in offered:
             raise ValueError(

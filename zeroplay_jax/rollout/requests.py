@@ -133,7 +133,8 @@ class Rollout:
 
     def observation(self, call: ToolCall) -> Int[np.ndarray, ' tokens']:
         """Returns the ids, int32, of the reply to a call, that of the last turn."""
-        number = sum(turn.call is not None and turn.call.is_valid for turn in self.turns)
+        calls = [turn.call for turn in self.turns if turn.call is not None]
+        number = sum(each.tool == 'search' and each.is_valid for each in calls)
         return self.env.observation(call, number)
 
     def turn_limit(self, context: int) -> int:

@@ -20,7 +20,7 @@ from zeroplay_jax.runtime import devices
 from zeroplay_jax.runtime.hosts import Hosts, sums
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.types import Outcome, Row, Trajectory
+from zeroplay_jax.types import ENV, Outcome, Row, Trajectory
 
 # Endings that the policy did not choose.
 TRUNCATED = ('context', 'response_tokens', 'turn_tokens', 'turns')
@@ -114,8 +114,8 @@ def _add_row(accumulator: _Accumulator, row: Row) -> None:
     accumulator.add('policy_tokens', trajectory.policy_tokens)
     accumulator.add('prompt_tokens', trajectory.prompt_tokens)
     # Results of tools included, as papers give the length of a response.
-    response_tokens = len(trajectory.tokens) - trajectory.prompt_tokens
-    accumulator.add('response_tokens', response_tokens)
+    tool_tokens = int(np.sum(trajectory.source == ENV))
+    accumulator.add('response_tokens', trajectory.policy_tokens + tool_tokens)
     _add_tool_calls(accumulator, row)
     info = row.info
     # Before penalties: SCOPE's rubric score without the length factor.
@@ -373,10 +373,12 @@ def teacher_operations(model: ModelConfig, rows: Sequence[Row]) -> float:
     """Returns the operations of the teacher's forward pass over the distilled rows of an update (π-Play, table 10)."""
     total = 0.0
     for row in rows:
-        if row.teacher_prompt is not None:
-            trajectory = row.trajectory
-            tokens = row.teacher_tokens + len(trajectory.tokens) - trajectory.prompt_tokens
-            total += transformer.forward_operations(model, tokens, trajectory.policy_tokens)
+        if row.teacher_prompt is None:
+            continue
+        prompt_difference = row.teacher_tokens - row.trajectory.prompt_tokens
+        for context in row.trajectory.contexts:
+            tokens = len(context.tokens) + prompt_difference
+            total += transformer.forward_operations(model, tokens, context.policy_tokens)
     return total
 
 

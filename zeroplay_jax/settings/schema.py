@@ -353,7 +353,10 @@ class Inputs(Section):
     """DSPO: questions with answers."""
     documents: DocumentsFile = ''
     """Dr. Zero, π-Play, SCOPE: documents with hops."""
-    types: tuple[str, ...] = ('',)
+    types: Annotated[
+        tuple[str, ...],
+        requires(lambda x: x == ('',) or x and all(x), "give names of types, or ('',) alone"),
+    ] = ('',)
     """SCOPE: types of task, in equal parts; ('',): those of `documents`."""
     tasks: InputPath = ''
     """SCOPE: open tasks with rubrics, in place of the challenger's."""

@@ -14,7 +14,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
@@ -80,12 +80,12 @@ class RemotePlace(Place):
         while any(self.hosts.run_on_all_and_gather(self.mirror.is_pending)):
             time.sleep(_WAIT_SECONDS)
 
-    def upload_results(self) -> None:
+    def upload_results(self, pattern: str = '*') -> None:
         self.wait()
-        self.hosts.run_on_first(Mirror.upload_results, self.mirror)
+        self.hosts.run_on_first(Mirror.upload_results, self.mirror, pattern)
 
-    def delete_policies(self) -> None:
-        self.hosts.run_on_first(Mirror.delete_policies, self.mirror)
+    def delete_policies(self, folders: Iterable[str]) -> None:
+        self.hosts.run_on_first(Mirror.delete_policies, self.mirror, folders)
 
 
 @contextlib.contextmanager

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import collections
-import functools
 import hashlib
 import itertools
 import json
 import pathlib
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,7 +24,7 @@ from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.training import build
+from zeroplay_jax.training import build, run_folder
 from zeroplay_jax.training.outcome import current_stop, learning_summary
 from zeroplay_jax.training.policies import (
     export_texts,
@@ -95,30 +93,32 @@ def export_iteration(
     place: Place,
     context: build.RunContext,
     engine: Engine,
-    steps: Sequence[Step],
     step: Step,
+    next_step: Step | None,
     state: Mapping[str, Any],
-) -> None:
-    """Writes and uploads the policies after the last step of an iteration, with `checkpoint.iterations`.
+) -> str:
+    """Writes the policies after the last step of an iteration, with `checkpoint.iterations`; returns their folder.
 
     They are WORKDIR/iteration<N>/<name>, in the dtype of the sampler: the parent of a policy's folder lies in the
     workdir, as of those at the end, because its run is looked for there.
 
     Args:
-      steps: all steps of the run.
       step: the one that has ended.
+      next_step: the one after it, or None.
       state: the loop's state.
+
+    Returns:
+      The folder's name in the workdir; '' if nothing was written.
     """
-    ends = {other.phase.iteration: other for other in steps if other.phase.name != 'evaluation'}
-    if not config.checkpoint.iterations or step not in ends.values():
-        return
-    parent = place.workdir / f'iteration{step.phase.iteration + 1}'
-    # That of a run which went on from an earlier checkpoint since.
-    place.hosts.run_on_first(functools.partial(shutil.rmtree, parent, ignore_errors=True))
+    is_end = next_step is None or next_step.phase.iteration > step.phase.iteration
+    if not config.checkpoint.iterations or not is_end:
+        return ''
+    name = run_folder.iteration_folder(step)
     exporter = run_record.export_texts(state[run_record.STATE_FIELD])
     shows_progress = config.progress and place.hosts.is_first
+    parent = place.workdir / name
     _export(config, parent, context, engine, shows_progress, [], exporter, step.number + 1)
-    place.upload_results()
+    return name
 
 
 def _export(

@@ -157,8 +157,9 @@ def _run_at(place: Place, config: Config, source: str | None) -> dict:
             is_reported = hosts.run_on_first(run_folder.is_reported, workdir, state['cursor'])
             is_report_due = not is_reported
         if state['cursor'] < len(steps) and not is_report_due:
-            hosts.run_on_first(run_folder.remove_exports, workdir)
-            place.delete_policies()
+            outdated = run_folder.exports(steps[state['cursor'] :])
+            hosts.run_on_first(run_folder.remove_exports, workdir, outdated)
+            place.delete_policies(outdated)
             with signals.watched():
                 _train(config, place, context, engine, checkpoints, cache, steps, state)
                 checkpoints.close()
@@ -273,7 +274,9 @@ def _train(
             if hosts.is_first:
                 _print_step(config, engine, step, metrics, rows, alarms, bar)
             raise_if_weights_are_lost(step, metrics, checkpoints, state['cursor'])
-            ending.export_iteration(config, place, context, engine, steps, step, state)
+            exported = ending.export_iteration(
+                config, place, context, engine, step, next_step, state
+            )
             state['stopped'] = dataclasses.asdict(stop) if stop else None
             state['alarms'] = watch.state()
             save_started, next_number = time.perf_counter(), step.number + 1
@@ -285,15 +288,20 @@ def _train(
                 # Logs are written before the checkpoint, so no saved step lacks its records.
                 saver.save(next_number)
             save_seconds = time.perf_counter() - save_started
-            _check_uploads(place, saver, next_number)
+            _check_uploads(place, saver, next_number, exported)
             if state['stopped']:
                 break
 
 
-def _check_uploads(place: Place, saver: Saver, next_number: int) -> None:
-    """Raises UserError if nothing can be uploaded any more; saves the state before step `next_number` then."""
+def _check_uploads(place: Place, saver: Saver, next_number: int, exported: str) -> None:
+    """Uploads the folder `exported`, if it is not ''.
+
+    Raises UserError if nothing can be uploaded any more; saves the state before step `next_number` then.
+    """
     try:
         place.raise_if_failed()
+        if exported:
+            place.upload_results(exported)
     except UserError:
         saver.save_now(next_number)
         raise

@@ -373,10 +373,14 @@ class Mirror(Uploads):
         self.raise_if_failed()
         return True
 
-    def upload_results(self) -> None:
-        """Uploads exported policies, summary and report, when they are written; raises as `raise_if_failed`."""
+    def upload_results(self, pattern: str = '*') -> None:
+        """Uploads exported policies, summary and report, when they are written; raises as `raise_if_failed`.
+
+        Args:
+          pattern: of the names in the local folder.
+        """
         paths = []
-        for entry in sorted(self._folder.iterdir()):
+        for entry in sorted(self._folder.glob(pattern)):
             # They are not entered: the thread may remove what it has uploaded.
             if entry.name in _NOT_RESULTS:
                 continue
@@ -389,9 +393,10 @@ class Mirror(Uploads):
         self._try(lambda: self._upload_results(paths))
         self.raise_if_failed()
 
-    def delete_policies(self) -> None:
-        """Removes exported policies, which will be outdated; raises as `raise_if_failed`."""
-        self._try(lambda: self._delete_objects(['policy/'], keep=()))
+    def delete_policies(self, folders: Iterable[str]) -> None:
+        """Removes folders of exported policies, which will be outdated; raises as `raise_if_failed`."""
+        prefixes = [f'{name}/' for name in folders]
+        self._try(lambda: self._delete_objects(prefixes, keep=()))
         self.raise_if_failed()
 
     # ---- in the thread -----------------------------------------------------------------------------------

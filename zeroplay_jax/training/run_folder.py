@@ -14,7 +14,7 @@ import datetime
 import json
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from zeroplay_jax.configuration import fields
@@ -27,6 +27,7 @@ from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.record import Entries, Identity, Record, find_difference
 from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.library import has_index
+from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, POLICY_SUFFIXES, prompts_name
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import UserError
@@ -76,11 +77,11 @@ class Place:
     def raise_if_failed(self) -> None:
         """Raises UserError (one line) if uploads have failed for `config.bucket.seconds`."""
 
-    def upload_results(self) -> None:
-        """Uploads everything that the run has written; raises as `raise_if_failed`."""
+    def upload_results(self, pattern: str = '*') -> None:
+        """Uploads what the run has written under names of this pattern; raises as `raise_if_failed`."""
 
-    def delete_policies(self) -> None:
-        """Removes exported policies from the bucket; raises as `raise_if_failed`."""
+    def delete_policies(self, folders: Iterable[str]) -> None:
+        """Removes folders of exported policies from the bucket; raises as `raise_if_failed`."""
 
 
 @contextlib.contextmanager
@@ -201,9 +202,20 @@ def is_reported(workdir: pathlib.Path, cursor: int) -> bool:
     return recorded is not None and recorded.reported == cursor
 
 
-def remove_exports(workdir: pathlib.Path) -> None:
+def iteration_folder(step: Step) -> str:
+    """Returns the name of the folder with the policies of the end of the step's iteration."""
+    return f'iteration{step.phase.iteration + 1}'
+
+
+def exports(steps: Iterable[Step]) -> set[str]:
+    """Returns the names of the folders whose policies are exported during these last steps of a run, or after them."""
+    return {'policy', *map(iteration_folder, steps)}
+
+
+def remove_exports(workdir: pathlib.Path, folders: Iterable[str]) -> None:
     """Removes the exported weights of a run that stopped and now continues: they will be outdated."""
-    shutil.rmtree(workdir / 'policy', ignore_errors=True)
+    for name in folders:
+        shutil.rmtree(workdir / name, ignore_errors=True)
 
 
 # ---- what a run reads ------------------------------------------------------------------------------
