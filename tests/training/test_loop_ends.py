@@ -41,7 +41,7 @@ def train(tmp_path, monkeypatch):
     state = {'identity': {}, 'cursor': 0, 'seconds': 0.0, 'alarms': alarms, 'stopped': None}
 
     def run(*outcomes, steps=STEPS):
-        engine = mock.Mock(task_log=[], learners={})
+        engine = mock.Mock(config=config, task_log=[], learners={})
         engine.learning.notices = []
         engine.recipe.rollouts_per_step.return_value = 1
         engine.learning.stuck_policies.return_value = []

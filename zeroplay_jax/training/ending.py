@@ -89,7 +89,6 @@ def finish(
 
 
 def export_iteration(
-    config: Config,
     place: Place,
     context: build.RunContext,
     engine: Engine,
@@ -110,6 +109,7 @@ def export_iteration(
     Returns:
       The folder's name in the workdir; '' if nothing was written.
     """
+    config = engine.config
     is_end = next_step is None or next_step.phase.iteration > step.phase.iteration
     if not config.checkpoint.iterations or not is_end:
         return ''

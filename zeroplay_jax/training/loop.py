@@ -274,9 +274,7 @@ def _train(
             if hosts.is_first:
                 _print_step(config, engine, step, metrics, rows, alarms, bar)
             raise_if_weights_are_lost(step, metrics, checkpoints, state['cursor'])
-            exported = ending.export_iteration(
-                config, place, context, engine, step, next_step, state
-            )
+            exported = ending.export_iteration(place, context, engine, step, next_step, state)
             state['stopped'] = dataclasses.asdict(stop) if stop else None
             state['alarms'] = watch.state()
             save_started, next_number = time.perf_counter(), step.number + 1
