@@ -37,7 +37,8 @@ def written(episode):
 def test_every_role_of_the_five_systems_is_demonstrated():
     assert ROLES == sorted(demo.FORMS)
     assert all(parts.ROLES[name].share > 0 for name in ROLES)
-    assert sum(parts.ROLES[name].share for name in PARTS) < 0.1
+    shares = {name: role.share for name, role in parts.ROLES.items()}
+    assert sum(shares[name] for name in PARTS) < 0.1 * sum(shares.values())
 
 
 @pytest.mark.parametrize('name', ROLES)
@@ -77,7 +78,7 @@ def test_parts_have_up_to_six_hops_and_never_a_question_with_its_solution(worlds
 
 
 def test_redundant_searches_count_as_context(worlds):
-    for name in ('solver', 'solver_with_path'):
+    for name in ('solver', 'solver_with_path', 'proposer'):
         sources = [
             part.source
             for episode in episodes(worlds, name)
@@ -87,3 +88,10 @@ def test_redundant_searches_count_as_context(worlds):
         share = sources.count(PROMPT) / len(sources)
         expected = parts.REDUNDANT_SEARCHES / (1 + parts.REDUNDANT_SEARCHES)
         assert abs(share - expected) < 0.08
+
+
+@pytest.mark.parametrize('name', ['proposer', 'walk'])
+def test_thoughts_count_the_hops_that_are_left(worlds, name):
+    for episode in episodes(worlds, name):
+        learnt = [int(number) for number in re.findall(r'(\d) hops', written_by_policy(episode))]
+        assert learnt == list(range(episode.fields['hops'], 0, -1))

@@ -21,25 +21,35 @@ machine gives the same files.
 from __future__ import annotations
 
 from tools.checkpoints import base_model, parts
+from tools.checkpoints.demo import FORMS
 from tools.checkpoints.stages import Stage
+from zeroplay_jax.rollout.prompts import Prompt
 
 LAYERS = 4
+# The roles' prompts with the number of hops before the words that differ between roles and parts: what attention reads
+# at the number is then equal in both, and a number that only a part has shown works in a role. Self-play from the
+# start needs them too (config.prompts).
+NUMBER_FIRST = {
+    'proposer': Prompt('{hops} hops. Write a question.\nDocument: {document}'),
+    'proposer_from_answer': Prompt('{hops} hops. Write a question.\nAnswer: {answer}'),
+    'challenger': Prompt('{hops} hops. Write a task.\nDocument: {document}'),
+}
 STAGES = (
     Stage(
         # Short rows: a passage, a question.
         'copying',
-        steps=900,
+        steps=1100,
         rows=11,
         tokens=96,
         adam_rate=5e-3,
         decay_share=0.0,
         context_weight=0.25,
-        shares={'copy': 0.34, 'passage': 0.36, 'restate': 0.1, 'ask': 0.1, 'resolve': 0.1},
+        shares={'copy': 0.41, 'passage': 0.42, 'restate': 0.06, 'ask': 0.06, 'resolve': 0.05},
     ),
     Stage(
         # Long rows: six searches and what they return.
         'walking',
-        steps=260,
+        steps=360,
         rows=4,
         tokens=768,
         adam_rate=4e-3,
@@ -47,20 +57,21 @@ STAGES = (
         context_weight=0.2,
         saved=True,
         shares={
-            'reading': 0.2,
-            'retelling': 0.15,
-            'restate': 0.1,
-            'ask': 0.1,
+            'reading': 0.16,
+            'retelling': 0.12,
+            'restate': 0.08,
+            'ask': 0.04,
+            'ask_at_end': 0.07,
             'walk_to_goal': 0.2,
-            'walk': 0.15,
-            'walk_back': 0.05,
+            'walk': 0.22,
+            'walk_back': 0.06,
             'trace': 0.05,
         },
     ),
     # All roles with the shares of `parts.ROLES`.
     Stage(
         'roles',
-        steps=300,
+        steps=330,
         rows=4,
         tokens=768,
         adam_rate=3e-3,
@@ -73,6 +84,7 @@ STAGES = (
 
 def main() -> None:
     """Parses the command line and trains."""
+    FORMS.update(NUMBER_FIRST)
     out = base_model.MINI / 'parts'
     args = base_model.parse_arguments(
         'tools.checkpoints.base_parts', __doc__, 'walking/ and base/', out

@@ -41,9 +41,10 @@ FORMS = {
 EXERCISES = {
     'restate': Prompt('Restate.\nQuestion: {question}'),
     'ask': Prompt('Ask.'),
+    'ask_at_end': Prompt('Write a question.\nDocument: {document}'),
     'walk_to_goal': Prompt('Walk to the end.'),
-    'walk': Prompt('Write a walk of {hops} hops.\nDocument: {document}'),
-    'walk_back': Prompt('Write a walk of {hops} hops.\nAnswer: {answer}'),
+    'walk': Prompt('{hops} hops. Write a walk.\nDocument: {document}'),
+    'walk_back': Prompt('{hops} hops. Write a walk.\nAnswer: {answer}'),
     'trace': Prompt('Documents: {documents}\nWalk to the end of {phrase}'),
 }
 # Longest observation; three passages fit.

@@ -86,6 +86,12 @@ def statements(chain: Sequence[Fact]) -> str:
     return '. '.join(statement([step]) for step in chain)
 
 
+def countdown(thoughts: Sequence[str]) -> list[str]:
+    """Returns the thoughts of a chain, each after the number of hops that are left with it."""
+    count = len(thoughts)
+    return [f'{count - i} hops. {thought}' for i, thought in enumerate(thoughts)]
+
+
 # ---- exercises without a prompt ----------------------------------------------------------------------------
 
 
@@ -274,10 +280,7 @@ def _add_solution(
         step = remaining[0]
         # The thought states what is still open, because the policy has no other memory of its plan.
         thought = phrase(remaining)
-        # Nothing is drawn without redundant searches, so that the episodes stay the same.
-        if redundant and rng.random() < redundant:
-            query = pick(rng, world.titles)
-            demo.add_search(library, thought, query, source=PROMPT)
+        add_redundant_search(demo, library, world, thought, rng, redundant)
         demo.add_search(library, thought, step.entity)
         value = _read_value(world, step, rng, errors)
         next_relations = [later_step.relation for later_step in remaining[1:]]
@@ -290,6 +293,16 @@ def _add_solution(
             return
         # After an error the question continues from the wrong entity.
         remaining = _follow(world, value, next_relations)
+
+
+def add_redundant_search(
+    demo: Demo, library: Library, world: World, thought: str, rng: Generator, probability: float
+) -> None:
+    """Adds, with a probability, a search for a random title, which the loss counts as context."""
+    # Nothing is drawn at a probability of 0, so that the episodes stay the same.
+    if probability and rng.random() < probability:
+        query = pick(rng, world.titles)
+        demo.add_search(library, thought, query, source=PROMPT)
 
 
 def _read_value(world: World, step: Fact, rng: Generator, errors: ErrorRates) -> str:
@@ -318,9 +331,18 @@ def _follow(world: World, entity: str, relations: Sequence[str]) -> list[Fact]:
 
 
 def proposer(
-    library: Library, rng: Generator, errors: ErrorRates, hops: Sequence[float] = _PROPOSER_HOPS
+    library: Library,
+    rng: Generator,
+    errors: ErrorRates,
+    hops: Sequence[float] = _PROPOSER_HOPS,
+    counted: bool = False,
+    redundant: float = 0.0,
 ) -> Demo:
-    """Hop count and a document → one search fewer than hops → question and answer."""
+    """Hop count and a document → one search fewer than hops → question and answer.
+
+    `hops`: shares as in `draw_hops`; with `counted`, a thought begins with the number of hops that are left;
+    `redundant` as in `add_redundant_search`.
+    """
     world, chain = draw_chain(library, rng, hops)
     start = chain[0].entity
     requested_hops = len(chain)
@@ -336,10 +358,13 @@ def proposer(
     if rng.random() < errors.no_think:
         thoughts = [''] * len(chain)
 
+    if counted:
+        thoughts = countdown(thoughts)
     document = prompts.document_text(library.document(start))
     demo = Demo('proposer', {'hops': requested_hops, 'document': document})
     # The document answers the first hop, so the first search is for the second one.
     for thought, step in zip(thoughts, chain[1:]):
+        add_redundant_search(demo, library, world, thought, rng, redundant)
         demo.add_search(library, thought, step.entity)
     tags = {'question': question(chain), 'answer': chain[-1].value}
     if rng.random() < errors.malformed:

@@ -64,6 +64,18 @@ def ask(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     return demo
 
 
+def ask_at_end(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+    """Documents of the ends of a chain, and what it states → the question that it answers, and the answer."""
+    _, chain = demos.draw_chain(library, rng, _PART_HOPS)
+    document = prompts.document_text(library.document(chain[0].entity))
+    demo = Demo('ask_at_end', {'document': document})
+    demo.add_documents(library.search(chain[-1].entity))
+    (thought,) = demos.countdown([demos.statement(chain)])
+    demo.add_prompt_text(think(thought))
+    demo.add_final_turn('', question=question(chain), answer=chain[-1].value)
+    return demo
+
+
 def walk_to_goal(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Phrase → searches along it, each after the phrase that is still open; no question and no answer."""
     _, chain = demos.draw_chain(library, rng, _PART_HOPS)
@@ -82,9 +94,10 @@ def walk(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     _, chain = demos.draw_chain(library, rng, _PART_HOPS)
     document = prompts.document_text(library.document(chain[0].entity))
     demo = Demo('walk', {'hops': len(chain), 'document': document})
-    for i, step in enumerate(chain[1:], 1):
-        demo.add_search(library, demos.statement(chain[:i]), step.entity)
-    demo.add_final_turn(demos.statement(chain))
+    thoughts = demos.countdown([demos.statement(chain[:i]) for i in range(1, len(chain) + 1)])
+    for thought, step in zip(thoughts, chain[1:]):
+        demo.add_search(library, thought, step.entity)
+    demo.add_final_turn(thoughts[-1])
     return demo
 
 
@@ -117,21 +130,26 @@ _solver_with_path = functools.partial(
     demos.solver_with_path, hops=_ROLE_HOPS, redundant=REDUNDANT_SEARCHES
 )
 
+_proposer = functools.partial(
+    demos.proposer, hops=_ROLE_HOPS, counted=True, redundant=REDUNDANT_SEARCHES
+)
+
 ROLES = {
     'copy': Role(0.0, demos.copy),
     'passage': Role(0.0, demos.passage),
     'reading': Role(0.03, demos.reading),
     'retelling': Role(0.03, demos.retelling),
-    'restate': Role(0.01, restate),
-    'resolve': Role(0.005, resolve),
+    'restate': Role(0.002, restate),
+    'resolve': Role(0.001, resolve),
     'ask': Role(0.01, ask),
-    'walk_to_goal': Role(0.015, walk_to_goal),
-    'walk': Role(0.015, walk),
+    'ask_at_end': Role(0.045, ask_at_end),
+    'walk_to_goal': Role(0.003, walk_to_goal),
+    'walk': Role(0.03, walk),
     'walk_back': Role(0.005, walk_back),
     'trace': Role(0.005, trace),
     'solver': Role(0.36, _solver),
     'solver_with_path': Role(0.08, _solver_with_path),
-    'proposer': Role(0.28, functools.partial(demos.proposer, hops=_ROLE_HOPS)),
+    'proposer': Role(0.28, _proposer),
     'proposer_from_answer': Role(
         0.08, functools.partial(demos.proposer_from_answer, hops=_ROLE_HOPS)
     ),
