@@ -46,6 +46,7 @@ SETTINGS = (
     'tools',
     'tokens',
     'template',
+    'answering',
 )
 # What to do if two results differ in a setting, where that is not plain from its name.
 _ALIKE = {
