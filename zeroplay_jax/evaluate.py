@@ -491,13 +491,16 @@ def _result_settings(config: Config, run: RunContext) -> Mapping[str, Any]:
     settings = question_sets.result_settings(
         config,
         policy=str(run.folder),
+    temperature = _TEMPERATURE.value
+    if temperature is None and _SAMPLES.value > 1:
+        temperature = run.evaluation.roles[recipe_class(config.recipe).evaluated_role].temperature
         retrieval=run.library.about,
         template=run.template,
         metric=_METRIC.value,
         samples=_SAMPLES.value,
         limit=_LIMIT.value,
         judge=judge,
-        temperature=_TEMPERATURE.value,
+        temperature=temperature,
     )
     return settings | {'answerer': _ANSWERER.value}
 
