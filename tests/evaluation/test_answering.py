@@ -165,6 +165,7 @@ def test_a_protocol_sets_what_is_not_given_and_says_where_it_is_from():
     assert put['metric'] == 'judge' and put['rollout.max_turns'] == 11 and 'limit' not in put
     assert 'metric=judge (section 4.1)' in line
     assert line.endswith('not set: limit (given), judge.model (judge.kind is rule)')
+    assert answering.majority([None, 'B', 'A', 'A']) == 2, 'an article alone is an answer'
     figures = {
         'a': Figure(0.25, (0.2, 0.3)),
         'b': Figure(0.5),

@@ -110,7 +110,8 @@ def majority(answers: Sequence[str | None]) -> int:
 
     Samples without an answer have no vote (Wang et al. 2022, arXiv:2203.11171).
     """
-    texts = [normalize_answer(answer or '') for answer in answers]
+    # Nothing is left of an article, such as the letter of a choice.
+    texts = [normalize_answer(answer or '') or answer for answer in answers]
     votes = collections.Counter(filter(None, texts))
     # Among equals the counter lists the first first.
     return texts.index(votes.most_common(1)[0][0]) if votes else 0
