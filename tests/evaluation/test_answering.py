@@ -104,6 +104,21 @@ def test_one_search_for_the_question_stands_in_the_prompt(play):
         play('retrieve', scripts, tools={})
 
 
+def test_a_search_that_fails_gives_no_passages(play, caplog):
+    def search(batch):
+        if 'Who taught Ann?' in batch:
+            raise OSError('no server')
+        return [[{'id': 'a', 'title': 'T', 'text': 'Found', 'score': 1.0}]] * len(batch)
+
+    texts = ('<answer>Bob</answer>', '<answer>Hesse</answer>')
+    scripts = {(5, number, 0, 0, 0): text for number, text in enumerate(texts)}
+    tools = {'search': SearchTool(search)}
+    answered, prompts, _ = play('retrieve', scripts, tools=tools)
+    assert [one.score for one in answered] == [1.0, 1.0]
+    assert 'failed' not in prompts[5, 0, 0, 0] and 'Found' in prompts[5, 1, 0, 0]
+    assert '--answering=retrieve: 1 of 2 searches failed' in caplog.text
+
+
 def test_every_sentence_is_a_search_until_the_answer_or_the_last_one(play):
     scripts = {
         # Question, sample, number of searches; 0: after the last one.
@@ -150,6 +165,7 @@ def test_the_majority_is_that_of_normalised_answers():
     assert answering.majority(['Rome', 'paris', 'The Paris.', None]) == 1
     assert answering.majority([None, 'b', 'a']) == 1, 'among equals the first'
     assert answering.majority([None, '']) == 0
+    assert answering.majority([None, 'B', 'A', 'A']) == 2, 'an article alone is an answer'
 
 
 def test_a_protocol_sets_what_is_not_given_and_says_where_it_is_from():
@@ -165,7 +181,6 @@ def test_a_protocol_sets_what_is_not_given_and_says_where_it_is_from():
     assert put['metric'] == 'judge' and put['rollout.max_turns'] == 11 and 'limit' not in put
     assert 'metric=judge (section 4.1)' in line
     assert line.endswith('not set: limit (given), judge.model (judge.kind is rule)')
-    assert answering.majority([None, 'B', 'A', 'A']) == 2, 'an article alone is an answer'
     figures = {
         'a': Figure(0.25, (0.2, 0.3)),
         'b': Figure(0.5),

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from absl import logging
 
 from zeroplay_jax.evaluation.question_sets import (
     Answer,
@@ -102,7 +103,12 @@ def answer_all(
         return dataclasses.replace(result, samples=tuple(scores), vote=vote)
 
     pending = [answer(index, question) for index, question in enumerate(questions)]
-    return context.scheduler.run(pending, on_answer)
+    results = context.scheduler.run(pending, on_answer)
+    counts = context.scheduler.workers.counts
+    if baseline is not None and counts['search/failed']:
+        line = '--answering=%s: %d of %d searches failed; the answers are without their passages'
+        logging.warning(line, way, counts['search/failed'], counts['search/calls'])
+    return results
 
 
 def majority(answers: Sequence[str | None]) -> int:
@@ -190,8 +196,10 @@ class _Baseline:
         query = question.text
         while query and len(queries) < self._most_searches:
             queries.append(query)
-            passages.append(await self._passages(query))
-            if self._way == 'retrieve':
+            texts = await self._passages(query)
+            passages += texts
+            # A failed search is the last one.
+            if not texts or self._way == 'retrieve':
                 break
             step, thoughts = (*identity, len(queries)), ' '.join(queries[1:])
             turn = await self._read(
@@ -204,8 +212,8 @@ class _Baseline:
         turn = await self._read(prompt, (*identity, 0), question, passages)
         return answer_of(turn, queries)
 
-    async def _passages(self, query: str) -> str:
-        """Returns what a search finds, as long as an observation."""
+    async def _passages(self, query: str) -> list[str]:
+        """Returns what a search finds, as a text as long as an observation; [] if it fails."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.append((query, future))
         async with self._lock:
@@ -215,13 +223,28 @@ class _Baseline:
                 calls = [
                     Invocation(self._tool.prepare({'query_list': [each]})) for each, _ in batch
                 ]
-                results = await asyncio.to_thread(self._tool.run, calls)
+                results = await asyncio.to_thread(self._search, calls)
                 for (_, waiting), result in zip(batch, results, strict=True):
                     waiting.set_result(result)
+        counts = self._context.scheduler.workers.counts
+        counts['search/calls'] += 1
+        if future.result().error:
+            counts['search/failed'] += 1
+            return []
         codec = self._env.codec
         text = self._env.syntax.result_text(self._tool, future.result())
         ids = codec.encode_start(text, self._env.limits.observation_tokens)
-        return codec.decode(codec.whole_characters(ids))
+        return [codec.decode(codec.whole_characters(ids))]
+
+    def _search(self, calls: Sequence[Invocation]) -> Sequence[ToolResult]:
+        """Returns the results of searches; what raises runs again one by one, as in `ToolWorkers`."""
+        try:
+            return self._tool.run(calls)
+        except Exception as error:
+            if len(calls) > 1:
+                return [self._search([call])[0] for call in calls]
+            self._tool.failure_log.add(repr(error))
+            return [ToolResult(error='failed')]
 
     async def _read(
         self,
