@@ -45,7 +45,9 @@ def test_a_line_has_the_values_of_the_log(tmp_path):
     rows = [{'step': 0, 'iteration': 0, 'phase': 'evaluation', 'rubrics/mean': 0.1}]
     for step in range(1, 5):
         rows.append({'step': step, 'iteration': step // 3, 'phase': 'solver'})
-        rows[-1] |= {'solver/score': step / 10, 'proposer/score': 0.9}
+        rows[-1] |= {'solver/score': step / 10, 'proposer/score': 0.9, 'solver/reward_mean': 0.0}
+    # A role that is not trained is not drawn.
+    rows.append({'step': 4, 'iteration': 1, 'phase': 'generate', 'solver/score': 9.0})
     rows.append({'step': 5, 'iteration': 1, 'phase': 'evaluation', 'rubrics/mean': 0.3})
     run = {'name': 'a', 'metrics': rows}
     figure = pictures.figures()['scope3b']
@@ -54,6 +56,9 @@ def test_a_line_has_the_values_of_the_log(tmp_path):
     assert lines == {'solver/score': ([1, 2], pytest.approx([0.15, 0.35]))}
     lines = pictures._lines_of_run(pictures.figures()['scope2'], run)
     assert lines == {'rubrics/mean': ([0, 2], [0.1, 0.3])}
+    first = [rows[1] | {'step': 0}]
+    lines = pictures._lines_of_run(figure, {'metrics': first})
+    assert lines == {'solver/score': ([1], [0.1])}
     lines = pictures._lines_of_run(figure | {'x': 'step'}, run)
     assert lines == {'solver/score': ([1, 2, 3, 4], [0.1, 0.2, 0.3, 0.4])}
 

@@ -106,12 +106,15 @@ def _lines_of_run(figure: Json, run: Json) -> dict[str, tuple[list[float], list[
     values: dict[str, dict[int, list[float]]] = {}
     for record in run['metrics']:
         x = record['step']
+        is_evaluation = record['phase'] == 'evaluation'
         # The start, which is evaluated before anything is trained, is iteration 0.
-        if figure.get('x') == 'iteration' and x:
+        if figure.get('x') == 'iteration' and (x or not is_evaluation):
             x = record.get('iteration', 0) + 1
         for metric, value in record.items():
             is_drawn = any(fnmatch.fnmatch(metric, pattern) for pattern in figure['metrics'])
-            if is_drawn and value is not None:
+            # Not what a role does while it is not trained, such as generating tasks.
+            is_trained = f'{metric.partition("/")[0]}/reward_mean' in record
+            if is_drawn and value is not None and (is_trained or is_evaluation):
                 values.setdefault(metric, {}).setdefault(x, []).append(value)
     lines: dict[str, tuple[list[float], list[float]]] = {}
     for metric, by_x in sorted(values.items()):
