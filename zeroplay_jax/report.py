@@ -78,7 +78,7 @@ def _written(arguments: argparse.Namespace) -> str:
         raise UserError(f'{out}: folder {out.parent} does not exist; create it first')
     workdirs = [local_run(workdir) for workdir in arguments.workdirs]
     if arguments.figure:
-        runs = report_builder.read_runs(workdirs)
+        runs = report_builder.read_runs(workdirs, has_trajectories=False)
         target = arguments.out or workdirs[0] / f'{arguments.figure}.svg'
         return '\n'.join(map(str, pictures.write_figure(arguments.figure, runs, target)))
     return str(report_builder.write_report(*workdirs, out=arguments.out))

@@ -85,21 +85,22 @@ def write_report(
     return target
 
 
-def read_runs(workdirs: Sequence[Path]) -> list[dict[str, Any]]:
+def read_runs(workdirs: Sequence[Path], has_trajectories: bool = True) -> list[dict[str, Any]]:
     """Returns `read_run` of each workdir, with distinct names; errors are those of `write_report`."""
     runs = []
     for path, name in zip(workdirs, _unique_names(workdirs), strict=True):
-        run = read_run(path)
+        run = read_run(path, has_trajectories)
         run['name'] = name  # read_run knows only the last part of the path, which may not be unique
         runs.append(run)
     return runs
 
 
-def read_run(workdir: Path) -> dict[str, Any]:
+def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
     """Reads the files of a workdir into JSON-serialisable data.
 
     Args:
       workdir: workdir of a run.
+      has_trajectories: whether to read the trajectories, which may be large.
 
     Returns:
       A dict with the keys
@@ -135,7 +136,7 @@ def read_run(workdir: Path) -> dict[str, Any]:
     if not recorded and is_of_earlier_version(workdir):
         notes.append('An earlier version wrote this folder; its other files may be read wrong.')
     metrics = read_lines(workdir / 'metrics.jsonl', notes)
-    trajectories = read_lines(workdir / 'trajectories.jsonl', notes)
+    trajectories = read_lines(workdir / 'trajectories.jsonl', notes) if has_trajectories else []
     # A run without alarms, or of an earlier version, has no such file.
     alarms = workdir / 'alarms.jsonl'
     alarm_records = read_lines(alarms, notes) if alarms.is_file() else []
