@@ -1,4 +1,4 @@
-"""Shows what self-play asks over training: validity, near-duplicates, topics and, with a solver, difficulty.
+"""Shows what self-play asks over training: tasks with questions, duplicates, topics and, with a solver, difficulty.
 
     python -m zeroplay_jax.evolution runs/mine
     python -m zeroplay_jax.evolution runs/mine --parts=4 --topics=12

@@ -43,7 +43,7 @@ def test_the_questions_of_each_iteration_are_told_apart(run, capsys):
         assert int(figures[part]['questions']) == len(made) > 0
         tasks = {tuple(record['task']) for record in of_part}
         valid = {tuple(record['task']) for record in made}
-        assert float(figures[part]['valid']) == pytest.approx(len(valid) / len(tasks), abs=1e-3)
+        assert float(figures[part][asked.MADE]) == pytest.approx(len(valid) / len(tasks), abs=1e-3)
         words = sum(len(question.split()) for question in questions) / len(made)
         assert float(figures[part]['words']) == pytest.approx(words, abs=1e-3)
         written = lines_of(run / 'evolution' / f'{part}.jsonl')
@@ -83,7 +83,7 @@ def test_records_of_other_kinds_are_no_questions():
     assert part.name == 'steps1to2' and part.texts == [row['question'] for row in records[:2]]
     assert part.figures() == {
         'questions': 2,
-        'valid': 0.5,
+        asked.MADE: 0.5,
         'words': 4.5,
         'hops': 2.0,
         'solve rate then': 0.75,

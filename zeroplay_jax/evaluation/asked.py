@@ -23,6 +23,8 @@ NEAR = 0.9
 # Smallest score of an answer that counts as correct.
 _CORRECT = 0.5
 _TOPIC_WORDS = 3
+# A task has several proposals, of which one is enough.
+MADE = 'tasks with a question'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Part:
         return [record['question'] for record in self.questions]
 
     def figures(self) -> dict[str, float]:
-        """Returns name → figure: number, valid share and means; what no record has is left out."""
+        """Returns name → figure: number, share of tasks that made one, and means; what no record has is left out."""
         values = {
             'words': [len(text.split()) for text in self.texts],
             'hops': [record['hops'] for record in self.questions if record.get('hops')],
@@ -54,7 +56,7 @@ class Part:
             ],
         }
         means = {name: float(np.mean(of_name)) for name, of_name in values.items() if of_name}
-        return {'questions': len(self.questions), 'valid': self.valid} | means
+        return {'questions': len(self.questions), MADE: self.valid} | means
 
 
 def parts_of(records: Sequence[Json], count: int = 0) -> list[Part]:
@@ -203,7 +205,7 @@ def write_pictures(
     """Draws the shares among the figures, and the topics, over the parts; returns the paths of the files."""
     drawing, axes = pictures.new_axes('What self-play asks', 'part', 'share of the questions')
     parts = list(figures)
-    for name in ('valid', 'near-duplicates', 'solve rate then', 'solve rate', 'low', 'high'):
+    for name in (MADE, 'near-duplicates', 'solve rate then', 'solve rate', 'low', 'high'):
         values = [of_part.get(name, math.nan) for of_part in figures.values()]
         if not np.isnan(values).all():
             axes.plot(parts, values, ':' if name in ('low', 'high') else 'o-', label=name)
