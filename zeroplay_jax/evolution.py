@@ -25,6 +25,9 @@ from zeroplay_jax.retrieval.command import Parser, number_type
 from zeroplay_jax.runtime.remote_workdir import local_run
 from zeroplay_jax.types import UserError
 
+# Flags of evaluate that this command sets itself, or whose results it could not read.
+_SET_HERE = ('answering', 'out', 'samples', 'sets', 'workdir')
+
 
 def main(argv: list[str] | None = None) -> int:
     """Prints the table and the paths of the files; a user error is one line on stderr and exit code 2."""
@@ -34,6 +37,9 @@ def main(argv: list[str] | None = None) -> int:
         _show(arguments, evaluate_flags)
     except UserError as error:
         print(f'zeroplay_jax.evolution: {error}', file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f'zeroplay_jax.evolution: {error}; give a copy of the run', file=sys.stderr)
         return 2
     return 0
 
@@ -64,7 +70,12 @@ def _show(arguments: argparse.Namespace, evaluate_flags: Sequence[str]) -> None:
         raise UserError('--policy and --config: give both, or none')
     if evaluate_flags and not arguments.policy:
         raise UserError(f'{evaluate_flags[0]}: is for a solver; add --policy and --config')
+    for flag in evaluate_flags:
+        if flag.strip('-').partition('=')[0] in _SET_HERE:
+            raise UserError(f'{flag}: this command sets it itself; leave it out')
     workdir = local_run(arguments.workdir)
+    if arguments.policy and ',' in str(workdir):
+        raise UserError(f'{workdir}: --policy needs a path without a comma; rename the folder')
     notes: list[str] = []
     records = report_builder.read_lines(workdir / 'tasks.jsonl', notes)
     parts = asked.parts_of(records, arguments.parts)
@@ -108,6 +119,8 @@ def _answers(
     if not sets:
         raise UserError('--policy: no question of the run has an answer; leave it out')
     out = sets[0].parent / 'answers.json'
+    # An earlier answer must not be read if this evaluation writes none.
+    out.unlink(missing_ok=True)
     command = [sys.executable, '-m', 'zeroplay_jax.evaluate', f'--config={arguments.config}']
     command += [f'--policy={arguments.policy}', f'--sets={",".join(map(str, sets))}']
     command += [f'--metric={"rubrics" if is_open else "em"}', f'--out={out}', *evaluate_flags]

@@ -155,12 +155,22 @@ def test_a_fixed_solver_answers_each_part(run, capsys):
     [
         ('--policy=x', '--policy and --config: give both, or none'),
         ('--limit=3', '--limit=3: is for a solver; add --policy and --config'),
+        ('--policy=x --config=y --out z', '--out: this command sets it itself; leave it out'),
         ('--parts=0', "argument --parts: '0' is not possible"),
     ],
 )
 def test_wrong_arguments_are_refused(run, arguments, line, capsys):
     assert command.main([str(run), *arguments.split()]) == 2
     assert capsys.readouterr().err.startswith(f'zeroplay_jax.evolution: {line}')
+
+
+def test_a_folder_that_cannot_be_used_is_one_line(run, capsys):
+    (run / 'evolution').write_text('')
+    assert command.main([str(run)]) == 2
+    assert "evolution'; give a copy of the run" in capsys.readouterr().err
+    there = str(run.rename(run.with_name('a,b')))
+    assert command.main([there, '--policy=x', '--config=y']) == 2
+    assert '--policy needs a path without a comma' in capsys.readouterr().err
 
 
 def test_a_run_without_questions_is_refused(tmp_path, capsys):
