@@ -216,7 +216,7 @@ def _check_flags(config: Config) -> None:
     if config.distributed.mode != 'off':
         raise UserError('config.distributed.mode: an evaluation runs in one process; set it to off')
     _check_metric(_METRIC.value)
-    _check_answering(_ANSWERING.value)
+    _check_answering(_ANSWERING.value, config.tools.names)
     needs_judge = _METRIC.value in _JUDGED_METRICS
     if needs_judge and config.judge.kind == 'rule' and config.retrieval.kind != 'world':
         raise UserError(
@@ -224,9 +224,10 @@ def _check_flags(config: Config) -> None:
             'set it to policy or endpoint'
         )
     _check_workdir(config)
-    names = {pathlib.Path(path).stem for path in _SETS.value}
-    if len(names) < len(_SETS.value):
-        problem = 'two sets have one name; rename a file'
+    # The average is a column beside those of the sets.
+    names = {tables.AVERAGE, *(pathlib.Path(path).stem for path in _SETS.value)}
+    if len(names) <= len(_SETS.value):
+        problem = f'two sets have one name, or one that of the {tables.AVERAGE}; rename a file'
         if len(set(_SETS.value)) < len(_SETS.value):
             problem = 'one set is given twice; name it once'
         raise UserError(f'--sets={",".join(_SETS.value)}: {problem}')
@@ -237,8 +238,8 @@ def _check_flags(config: Config) -> None:
             (files.open_tasks if _METRIC.value == 'rubrics' else files.questions)(path)
 
 
-def _check_answering(ways: Sequence[str]) -> None:
-    """Raises UserError for unknown ways of answering, and for flags that allow no other than search."""
+def _check_answering(ways: Sequence[str], tools: Sequence[str]) -> None:
+    """Raises UserError for unknown ways of answering, missing tools, and flags that allow no other than search."""
     flag = f'--answering={",".join(ways)}'
     if not ways or not set(ways) <= set(protocols.WAYS):
         raise UserError(f'{flag}: give some of {", ".join(protocols.WAYS)}, with commas between')
@@ -246,6 +247,9 @@ def _check_answering(ways: Sequence[str]) -> None:
     other = metric or (_ANSWERER.value and f'--answerer={_ANSWERER.value}')
     if other and ways != ['search']:
         raise UserError(f'{flag}: {other} is for --answering=search; leave one out')
+    # A server or a package may offer a search, too; that is known once it is loaded.
+    if {'retrieve', 'interleave'} & set(ways) and set(tools) <= {'open', 'calculator'}:
+        raise UserError(f'{flag}: needs a search; add search to config.tools.names')
 
 
 def _check_date(date: str) -> None:
@@ -488,12 +492,12 @@ def _result_settings(config: Config, run: RunContext) -> Mapping[str, Any]:
     judge = ''
     if _METRIC.value in _JUDGED_METRICS:
         judge = f'{config.judge.kind} {config.judge.model} {config.judge.request}'.rstrip()
-    settings = question_sets.result_settings(
-        config,
-        policy=str(run.folder),
     temperature = _TEMPERATURE.value
     if temperature is None and _SAMPLES.value > 1:
         temperature = run.evaluation.roles[recipe_class(config.recipe).evaluated_role].temperature
+    settings = question_sets.result_settings(
+        config,
+        policy=str(run.folder),
         retrieval=run.library.about,
         template=run.template,
         metric=_METRIC.value,

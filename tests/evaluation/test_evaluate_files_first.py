@@ -54,6 +54,26 @@ def test_a_request_that_cannot_be_sent_is_refused(name, user_reads):
 
 
 @pytest.mark.parametrize(
+    ('flags', 'line'),
+    [
+        (
+            '--answering=direct,retrieve --config.tools.names=("calculator",)',
+            'needs a search; add search to',
+        ),
+        ('--sets=average.jsonl', 'two sets have one name, or one that of the average; rename'),
+    ],
+)
+def test_flags_of_sets_are_refused_before_anything_is_loaded(flags, line, tmp_path, user_reads):
+    text = '{"question": "Who?", "answers": ["I"]}'
+    for name in ('one', 'average'):
+        (tmp_path / f'{name}.jsonl').write_text(text)
+    command = f'--sets=one.jsonl {flags}'.replace('--sets=', f'--sets={tmp_path}/')
+    ended = run_python(*EVALUATE, *command.split())
+    assert ended.returncode == 2 and line in ended.stderr.splitlines()[-1]
+    user_reads(ended.stderr.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
     'flag', ['--metric=judge', '--samples=4', '--temperature=0.5', '--limit=3', '--answerer=x']
 )
 @pytest.mark.fault('kin-flags', 'flags of --sets without --sets')
