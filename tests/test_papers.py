@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shlex
 import shutil
 import tomllib
@@ -51,6 +52,16 @@ def test_every_figure_of_the_data_file_belongs_to_a_paper_and_every_row_is_a_con
     for name, row in PAPERS.items():
         for config in row.get('rows', ()):
             assert config in ablations.ROWS, name
+
+
+def test_commands_of_the_page_have_the_flags_of_commands_that_are_run_here():
+    page = (ROOT / 'docs' / 'papers.md').read_text(encoding='utf-8').replace('\\\n', ' ')
+    calls = re.findall(r'python -m zeroplay_jax\.(\w+) (.*)', page)
+    assert {module for module, _ in calls} == {'report', 'evolution', 'evaluate', 'compare'}
+    for module, words in calls:
+        run = set(re.findall(r'--(\w+)', ' '.join(commands_of(module))))
+        # `evaluate` gets --out from the test below, and evaluation/test_figures.py draws figures.
+        assert set(re.findall(r'--(\w+)', words)) <= run | {'out', 'figure'}, module
 
 
 @pytest.mark.parametrize('line', commands_of('main'))

@@ -54,8 +54,8 @@ def test_rollouts_of_two_steps_are_in_progress_together(played):
         age = min(number, 1)
         versions = {version for _, version, *_ in record['rollouts']}
         assert versions == {number - age} and record['metrics']['staleness'] == age
-    learnt = [record for record in played.records if 'importance' in record['metrics']]
-    assert learnt and all(record['metrics']['importance_capped'] < 1 for record in learnt)
+    learnt = [record for record in played.records if 'solver/importance' in record['metrics']]
+    assert learnt and all(record['metrics']['solver/importance_capped'] < 1 for record in learnt)
     assert {1, 2} <= played.early
 
 
