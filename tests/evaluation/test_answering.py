@@ -222,3 +222,7 @@ def test_every_way_answers_on_the_miniature(tmp_path):
     # Alone the trained way has the same numbers, as in versions that had no other.
     alone = json.loads((tmp_path / 'out-search.json').read_text())['settings']
     assert not {'answering', 'temperature'} & alone.keys(), 'a temperature of 0 is the default'
+    # A paper's table has ways of answering and trained policies as rows.
+    files = [str(tmp_path / f'out-{way}.json') for way in ('direct', 'search')]
+    done = run_python('-m', 'zeroplay_jax.compare', *files, '--protocol=piplay')
+    assert done.returncode == 0 and 'out-direct' in done.stdout, done.stderr[-2000:]

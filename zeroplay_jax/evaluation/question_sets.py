@@ -33,7 +33,8 @@ from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Question, TaskDropped, Trajectory, UserError
 
 COLLECTION = 'hf://RUC-NLPIR/FlashRAG_datasets'
-# Settings of a result; two results are comparable only if all of these are equal.
+# Settings of a result; two results are comparable only if all of these are equal. 'answering' is not one of them: rows
+# of a paper's table are a base model's ways of answering and a trained policy's searches.
 SETTINGS = (
     'retrieval',
     'top_k',
@@ -46,7 +47,6 @@ SETTINGS = (
     'tools',
     'tokens',
     'template',
-    'answering',
 )
 # What to do if two results differ in a setting, where that is not plain from its name.
 _ALIKE = {
