@@ -7,7 +7,7 @@
 Reads tasks.jsonl, prints a line per iteration (in a run of one: per range of steps) and writes the questions of each
 as RUN/evolution/NAME.jsonl, with pictures beside them. With --policy a fixed solver answers each set: the solve rate
 with its 95 % interval, and the searches of what it solved. Further flags are those of zeroplay_jax.evaluate, such as
---limit=2000 or --config.retrieval.kind=http.
+--limit=2000. The solver searches what the run searched, unless they say otherwise.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from zeroplay_jax.configuration import fields
 from zeroplay_jax.evaluation import asked, report_builder
 from zeroplay_jax.retrieval.command import Parser, number_type
 from zeroplay_jax.runtime.remote_workdir import local_run
@@ -94,7 +95,8 @@ def _show(arguments: argparse.Namespace, evaluate_flags: Sequence[str]) -> None:
     sets = asked.write_sets(parts, folder)
     if arguments.policy:
         is_open = any(record.get('rubrics') for record in parts[0].questions)
-        for name, result in _answers(arguments, evaluate_flags, sets, is_open).items():
+        flags = [*_corpus_flags(workdir), *evaluate_flags]
+        for name, result in _answers(arguments, flags, sets, is_open).items():
             figures[name] |= asked.solved(result['answered'])
     print(asked.table(figures))
     if shares:
@@ -103,6 +105,16 @@ def _show(arguments: argparse.Namespace, evaluate_flags: Sequence[str]) -> None:
         print(f'\n{asked.table(rows)}')
     for path in asked.write_pictures(figures, shares, folder):
         print(path)
+
+
+def _corpus_flags(workdir: pathlib.Path) -> list[str]:
+    """Returns the flags by which a solver searches what the run searched; [] without a record of the run."""
+    config = fields.read_stored_config(workdir)
+    if config is None:
+        return []
+    names = ('retrieval.kind', 'retrieval.path', 'retrieval.url', 'world.train', 'world.evaluation')
+    values = dict(fields.leaves(config))
+    return [f'--config.{name}={values[name]}' for name in names if name in values]
 
 
 def _answers(

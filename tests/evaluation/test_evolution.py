@@ -1,5 +1,6 @@
 """What self-play asked in two small recorded runs: parts, near-duplicates, topics, and a solver on each part."""
 
+import importlib
 import json
 import pathlib
 import shutil
@@ -10,6 +11,7 @@ import pytest
 from zeroplay_jax import evolution as command
 from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import asked
+from zeroplay_jax.runtime import record as run_record
 
 RUNS = pathlib.Path(__file__).parents[1] / 'golden' / 'runs'
 
@@ -142,12 +144,16 @@ def test_without_scikit_learn_the_rest_is_shown(run, monkeypatch, capsys):
 
 
 def test_a_fixed_solver_answers_each_part(run, capsys):
+    config = importlib.import_module('zeroplay_jax.configs.drzero').get_config('mini')
+    config.world.train = (0, 3)
+    run_record.write(run, run_record.Record(run_record.plain_config(config.to_dict())))
     arguments = '--policy=zeroplay_jax/mini/clean --config=configs/drzero.py:mini --limit=4'
     assert command.main([str(run), *arguments.split(), '--config.progress=False']) == 0
     for figures in cells(capsys.readouterr().out).values():
         low, rate, high = (float(figures[name]) for name in ('low', 'solve rate', 'high'))
         assert 0 <= low <= rate <= high <= 1
-    assert (run / 'evolution' / 'answers.json').is_file()
+    answers = json.loads((run / 'evolution' / 'answers.json').read_text())
+    assert 'worlds (0, 3) and' in answers['settings']['retrieval'], 'the corpus of the run'
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ was shown (greedy exact match on 60 questions per hop count, one seed each):
 
 The first three rows had other prompts and a proposer without a countdown, which walked one hop whatever it was asked:
 of 320 questions for three or four hops, 282 were right ones of two. The countdown alone changed little (1 of 32
-questions for three hops was a right one of three; 5 of 32 with eight times the walks). With the number before the
+questions for three hops was a right one of three; 5 of 32 with five times the walks). With the number before the
 words in which part and role differ, what attention reads at it is equal in both, so that the part's way of copying and
 counting should fit the role from the first step: the proposer searches as often as it is asked (30 of 32), and 12 of
 32 questions for three hops are right ones of three.
