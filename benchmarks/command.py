@@ -61,6 +61,15 @@ def cpu_environment() -> dict[str, str]:
     return os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
 
 
+def gpu_environment() -> dict[str, str]:
+    """Returns the environment of one of several processes on a GPU that repeats its results bit for bit."""
+    # XLA's default takes sums whose order changes from call to call, and most of the memory for one process.
+    return os.environ | {
+        'XLA_FLAGS': '--xla_gpu_deterministic_ops=true',
+        'XLA_PYTHON_CLIENT_PREALLOCATE': 'false',
+    }
+
+
 def processes(count: int) -> concurrent.futures.ProcessPoolExecutor:
     """Returns a pool of new processes; they get the environment of this one as it is at the first call."""
     # New interpreters: JAX does not survive a fork.

@@ -37,7 +37,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from benchmarks.command import cpu_environment, free_port, parser, read_lines
+from benchmarks.command import cpu_environment, free_port, gpu_environment, parser, read_lines
 from zeroplay_jax.learner.checkpoint import saved_steps, stored_tree
 from zeroplay_jax.runtime.remote_workdir import RemoteWorkdir, local_run
 
@@ -78,6 +78,7 @@ class Run:
       processes: their number.
       address: of its workdir in a bucket; '' for a folder.
       flags: further ones of the command line.
+      environment: of its processes.
     """
 
     recipe: str
@@ -85,6 +86,7 @@ class Run:
     processes: int
     address: str = ''
     flags: tuple[str, ...] = ()
+    environment: dict[str, str] = dataclasses.field(default_factory=cpu_environment)
 
     def start(self) -> list[subprocess.Popen]:
         """Starts all processes; the output of each goes to WORKDIR.PROCESS.log."""
@@ -104,7 +106,7 @@ class Run:
             with self.log_path(process).open('a') as log:
                 arguments = [*command, *number]
                 started.append(
-                    subprocess.Popen(arguments, env=cpu_environment(), stdout=log, stderr=log)
+                    subprocess.Popen(arguments, env=self.environment, stdout=log, stderr=log)
                 )
         return started
 
@@ -263,7 +265,9 @@ class Campaign:
         if arguments.rank:
             self._name += f'-rank{arguments.rank}'
             flags = (f'--config.policy.adapters.rank={arguments.rank}',)
-        self._whole = Run(recipe, folder / f'{self._name}-whole', arguments.processes, '', flags)
+        self._environment = gpu_environment() if arguments.gpu else cpu_environment()
+        workdir = folder / f'{self._name}-whole'
+        self._whole = Run(recipe, workdir, arguments.processes, '', flags, self._environment)
         self._runs = 0
         self._ended = self._new_run()
         self._happened: collections.Counter[str] = collections.Counter()
@@ -277,12 +281,12 @@ class Campaign:
         folder = self._folder / f'{self._name}-ended'
         shutil.rmtree(folder, ignore_errors=True)
         if not self._arguments.bucket:
-            return Run(whole.recipe, folder, whole.processes, '', whole.flags)
+            return dataclasses.replace(whole, workdir=folder)
         self._runs += 1
         address = f'{self._arguments.bucket}/{self._name}-{time.time_ns()}.run{self._runs}'
         # A checkpoint after each step, so that more events meet an upload. The last flag takes effect.
         flags = (*whole.flags, f'--config.bucket.spool={folder}', '--config.checkpoint.every=1')
-        return BucketRun(whole.recipe, folder, whole.processes, address, flags)
+        return BucketRun(whole.recipe, folder, whole.processes, address, flags, self._environment)
 
     def run(self) -> dict[str, Any]:
         """Runs everything; returns the counts and 'problems'."""
@@ -387,6 +391,7 @@ def main() -> None:
     flags.add_argument('--sigterms', type=int, default=1, help='SIGTERMs, per recipe')
     flags.add_argument('--flips', type=int, default=1, help='kills with a flipped bit before')
     flags.add_argument('--rank', type=int, default=0, help='of adapters; 0: whole weights')
+    flags.add_argument('--gpu', action='store_true', help='the runs compute on a GPU')
     flags.add_argument('--processes', type=int, choices=(1, 2), default=1, help='of each run')
     flags.add_argument('--seed', type=int, default=0, help='of the moments')
     flags.add_argument('--bucket', default='', help='address under which the runs are')

@@ -2,14 +2,12 @@
 
     python -m benchmarks.rollout                                # ours
     PEERS_PYTHON=/path/to/python python -m benchmarks.rollout   # ours, Tunix and transformers in turn
-    python -m benchmarks.rollout --gpu --workload large         # ours, Qwen2.5-3B in bfloat16, on a GPU of 80 GB
 
 `benchmarks/peers/workload.py` defines the work: a 23-million-parameter Qwen3-shaped policy in float32; a batch of
 scripted rollouts; and a clipped policy-gradient step on 16 × 256 tokens. All engines run on the same two cores.
 --workload even: 32 rollouts of a 64-token prompt and three turns of 32 greedy tokens, with 96 observation tokens
 between turns; uneven: 64 rollouts of one to five such turns with 20 to 300 observation tokens between them; large: 128
-such rollouts with longer contexts. With --gpu the weights are random, too, and no checkpoint is read. The device holds
-at once what it holds in a run: weights and AdamW moments in float32, the sampler's weights, the slots, the gradients.
+such rollouts with longer contexts, for GPUs (benchmarks/gpu.py).
 
 PEERS_PYTHON is the interpreter of an environment with `benchmarks/peers/requirements.txt`. The scripts of the other
 engines take the number of timed calls and print '<name> rollout X generated tokens/s' and '<name> train X tokens/s'.
@@ -30,6 +28,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +38,6 @@ import numpy as np
 from benchmarks import command, roofline
 from benchmarks.peers import workload
 from benchmarks.peers.workload import TRAIN_BATCH, TRAIN_LEN, Rollouts, median_seconds
-from benchmarks.tpu_shapes import model_config
 from zeroplay_jax.configs import common
 from zeroplay_jax.learner.batch import Batch, pack
 from zeroplay_jax.learner.learner import Learner
@@ -79,9 +77,13 @@ MODEL = ModelConfig(
 
 
 def sampler_config(rollouts: Rollouts, attention: str) -> SamplerConfig:
-    """Returns the sampler's sizes: a slot per rollout, and bursts of half a turn."""
+    """Returns the sampler's sizes: a slot per rollout, and bursts of half a turn; for 'ragged' also pages."""
     # Observations of equal rollouts arrive together, others a few at a time. Idle rows of a call cost time, too.
     has_equal_rollouts = len(set(rollouts.observation_tokens)) == 1
+    pages: dict[str, Any] = {}
+    if attention == 'ragged':
+        # A step has a token of every slot and a piece of the observations; without observations it is smaller.
+        pages = dict(page=64, token_budget=4 * len(rollouts), decode_buckets=(len(rollouts),))
     return SamplerConfig(
         slots=len(rollouts),
         context=rollouts.context,
@@ -91,6 +93,7 @@ def sampler_config(rollouts: Rollouts, attention: str) -> SamplerConfig:
         put_rows=32,
         put_tokens=96,
         attention=attention,
+        **pages,
     )
 
 
@@ -376,7 +379,7 @@ def compare(engine, arguments) -> tuple[list[dict[str, float]], dict[str, list[f
         our_figures.append(figures)
         printed_figures = ', '.join(f'{name} {value:.4g}' for name, value in figures.items())
         print(f'round {round_index + 1}: {printed_figures}', flush=True)
-        for name in () if arguments.gpu else available_peers():
+        for name in available_peers():
             rates = peer(name, arguments.workload, arguments.tunix_cache)
             print(
                 f'  {name}: rollout {rates["rollout"]:.0f}, train {rates["train"]:.0f} tokens/s',
@@ -401,7 +404,6 @@ def parse_arguments(argv) -> argparse.Namespace:
     parser.add_argument(
         '--workload', choices=workload.WORKLOADS, default='even', help='batch of rollouts (even)'
     )
-    parser.add_argument('--gpu', action='store_true', help='Qwen2.5-3B, on a GPU of 80 GB')
     parser.add_argument(
         '--attention', choices=('xla', 'used'), default='xla', help='sampler.attention (xla)'
     )
@@ -425,25 +427,11 @@ def cpu_model() -> ModelConfig:
     return MODEL
 
 
-def gpu_model() -> ModelConfig:
-    """Returns Qwen2.5-3B: bfloat16, rematerialised layers.
-
-    Raises:
-      UserError: there is no GPU.
-    """
-    # 95 % of the memory instead of XLA's default of 75 %, read when the backend starts.
-    os.environ.setdefault('XLA_CLIENT_MEM_FRACTION', '0.95')
-    platform = jax.devices()[0].platform
-    if platform != 'gpu':
-        raise UserError(f'JAX finds no GPU, only {platform}: install jax[cuda13]')
-    return model_config('qwen2.5-3b', dtype='bfloat16', remat=True, logit_chunk=512)
-
-
 def main(argv=None) -> None:
     """Prints a line per engine and round, then one JSON line."""
     arguments = parse_arguments(argv)
     with command.one_line_errors('benchmarks.rollout'):
-        model = gpu_model() if arguments.gpu else cpu_model()
+        model = cpu_model()
         engine = Engine(model, workload.WORKLOADS[arguments.workload], arguments.attention)
         our_figures, ratios = compare(engine, arguments)
     # Ratios are taken within a round and their median afterwards, so that slow rounds cancel.

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import sys
 import types
@@ -13,9 +14,9 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
+from benchmarks import gpu, roofline
 from benchmarks import pins as small_runs
 from benchmarks import rollout as bench
-from benchmarks import roofline
 from benchmarks.peers import workload
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.types import UserError
@@ -51,6 +52,26 @@ def test_rollouts_and_updates_of_the_speed_benchmark(monkeypatch, rollouts, dtyp
     rates = {'generated_tokens_per_second', 'update_tokens_per_second', 'gflops', 'gbytes'}
     assert set(figures) == rates | {'share_of_bound', 'update_share_of_bound'}
     assert all(value > 0 for value in figures.values())
+
+
+def test_parts_of_the_gpu_benchmark(monkeypatch, capsys):
+    monkeypatch.setattr(bench, 'device_rates', lambda _: (1e12, 1e12))
+    # `main` sets it for the programs that it compiles.
+    monkeypatch.setenv('XLA_FLAGS', os.environ.get('XLA_FLAGS', ''))
+    monkeypatch.setattr(gpu, 'gpu_model', lambda: dataclasses.replace(SMALL, dtype='bfloat16'))
+    monkeypatch.setattr(workload, 'LARGE', workload.Rollouts('', 512, ((), (20,), (30, 150))))
+    monkeypatch.setattr(gpu, 'STEPS', (gpu.Step(4, 128, 0), gpu.Step(4, 128, 16)))
+    printed = {}
+    for part in ('kernel', 'slots', 'pages', 'update'):
+        gpu.main([part])
+        printed[part] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row['chunk'] for row in printed['kernel']] == [0, 16]
+    # Interpreted, the kernel computes the same attention.
+    assert all(row['difference'] < 0.02 for row in printed['kernel'])
+    for part in ('slots', 'pages', 'update'):
+        (figures,) = printed[part]
+        (rate,) = [value for name, value in figures.items() if 'tokens_per_second' in name]
+        assert min(figures['seconds']) > 0 and rate > 0
 
 
 def test_counted_operations_are_those_of_the_compiled_program():

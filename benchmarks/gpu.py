@@ -1,0 +1,221 @@
+"""Parts of a run at the shapes of Qwen2.5-3B on one GPU: attention kernel, rollouts over slots and pages, update.
+
+    python -m benchmarks.gpu kernel
+    python -m benchmarks.gpu slots      # 128 rollouts of benchmarks/peers/workload.py, workload large
+    python -m benchmarks.gpu pages
+    python -m benchmarks.gpu update     # 16 rows of 256 tokens, AdamW, all weights trained
+
+Weights are random. Prints a JSON object per measurement; the first call of a program, which compiles, is not timed. The
+parts are separate processes, because rollouts and update together need more than 80 GB.
+
+Whole runs and their resumption: python -m benchmarks.kills --gpu. Tests of the kernel:
+PYTHONPATH=.:tests python -m pytest --noconftest -k gpu tests/policy/test_paged_kernels.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import command, rollout, roofline
+from benchmarks.peers import workload
+from benchmarks.rollout import Engine
+from benchmarks.tpu_shapes import model_config
+from zeroplay_jax.policy import paged_attention, ragged_attention, sharding
+from zeroplay_jax.policy.paged_attention import StepShape
+from zeroplay_jax.policy.transformer import ModelConfig
+from zeroplay_jax.rollout.sampler import Sampler
+from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.rollout.slots import SlotPool
+from zeroplay_jax.types import UserError
+
+PAGE = 64
+
+
+class Step(NamedTuple):
+    """Rows of one step.
+
+    Attributes:
+      rows: rollouts in progress.
+      tokens: most tokens of a rollout.
+      chunk: tokens of the last row, a prompt; 0: all rows decode one token.
+    """
+
+    rows: int
+    tokens: int
+    chunk: int
+
+
+STEPS = (Step(128, 2048, 0), Step(32, 4096, 0), Step(256, 1024, 0), Step(64, 2048, 256))
+
+
+def gpu_model() -> ModelConfig:
+    """Returns Qwen2.5-3B: bfloat16, rematerialised layers.
+
+    Raises:
+      UserError: there is no GPU.
+    """
+    # 95 % of the memory instead of XLA's default of 75 %, read when the backend starts.
+    os.environ.setdefault('XLA_CLIENT_MEM_FRACTION', '0.95')
+    platform = jax.devices()[0].platform
+    if platform != 'gpu':
+        raise UserError(f'JAX finds no GPU, only {platform}: install jax[cuda13]')
+    return model_config('qwen2.5-3b', dtype='bfloat16', remat=True, logit_chunk=512)
+
+
+def seconds(call: Callable[[], object], repeats: int) -> list[float]:
+    """Returns the wall-clock times of `repeats` calls in ascending order, after one call that is not timed."""
+    call()
+    measured = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        measured.append(round(time.perf_counter() - start, 5))
+    return sorted(measured)
+
+
+def peak_gib() -> float:
+    """Returns the most memory that this process has used on the device."""
+    statistics_of_device = jax.devices()[0].memory_stats() or {}
+    return round(statistics_of_device.get('peak_bytes_in_use', 0) / 2**30, 1)
+
+
+def measure_kernel(model: ModelConfig) -> None:
+    """Prints, per step, the times of one layer's attention in plain JAX and by the kernel, and their difference."""
+    mesh = sharding.make_mesh()
+    for step in STEPS:
+        pages_per_row = step.tokens // PAGE
+        rng = np.random.default_rng(0)
+        pages = rng.permutation(step.rows * pages_per_row)
+        table = jnp.asarray(pages.reshape(step.rows, pages_per_row), jnp.int32)
+        cache_shape = (len(pages), PAGE, 2 * model.kv_heads, model.head_dim)
+        cache = jax.random.normal(jax.random.key(0), cache_shape, jnp.bfloat16)
+        # Lengths are uneven, as those of rollouts are.
+        last = rng.integers(step.tokens // 4, step.tokens, step.rows)
+        row = np.arange(step.rows)
+        position = last
+        if step.chunk:
+            row = np.append(row[:-1], np.full(step.chunk, step.rows - 1))
+            position = np.append(last[:-1], np.arange(step.tokens - step.chunk, step.tokens))
+        row, position = jnp.asarray(row, jnp.int32), jnp.asarray(position, jnp.int32)
+        q_shape = (len(row), model.heads, model.head_dim)
+        q = jax.random.normal(jax.random.key(1), q_shape, jnp.bfloat16)
+        shape = StepShape(step.rows, bool(step.chunk))
+
+        @jax.jit
+        def plain(q, cache, table, row, position):
+            return paged_attention.make_attend(table, row, position)(q, cache, 0)
+
+        @jax.jit
+        def kernel(q, cache, table, row, position, shape=shape):
+            return ragged_attention.make_attend(mesh, table, row, position, shape)(q, cache, 0)
+
+        arguments = (q, cache, table, row, position)
+        expected = plain(*arguments).astype(jnp.float32)
+        difference = jnp.abs(expected - kernel(*arguments).astype(jnp.float32)).max()
+        figures: dict[str, Any] = step._asdict() | {'difference': float(difference)}
+        for name, function in {'plain_ms': plain, 'kernel_ms': kernel}.items():
+            figures[name] = round(_milliseconds(function, arguments), 3)
+        print(json.dumps(figures), flush=True)
+
+
+def _milliseconds(function: Callable, arguments: tuple) -> float:
+    """Returns the median time of a call among many that are in the queue of the device."""
+    calls = 20
+
+    def run() -> None:
+        for _ in range(calls):
+            out = function(*arguments)
+        out.block_until_ready()
+
+    return 1e3 * statistics.median(seconds(run, 5)) / calls
+
+
+class RolloutEngine(Engine):
+    """The engine without its learner: bfloat16 weights, slots, scheduler."""
+
+    def __init__(self, model: ModelConfig, rollouts: workload.Rollouts, attention: str):
+        self.model = model
+        self.rollouts = rollouts
+        mesh = sharding.make_mesh()
+
+        def cast(weights):
+            return jax.tree.map(lambda x: x.astype(model.dtype), weights)
+
+        weights = jax.jit(cast, donate_argnums=0)(rollout.random_weights(model))
+        sampler = Sampler(model, rollout.sampler_config(rollouts, attention), mesh)
+        self.scheduler = Scheduler({'policy': SlotPool(sampler, seed=0)})
+        view = sharding.sampler_view(weights, mesh)
+        self.scheduler.weights.publish('policy', view, 1)
+
+
+def measure_rollouts(model: ModelConfig, rollouts: workload.Rollouts, attention: str) -> None:
+    """Prints the times of a batch of rollouts, and the least time at the rates that the device reaches here."""
+    engine = RolloutEngine(model, rollouts, attention)
+    measured = seconds(engine.rollout, 3)
+    operation_rate, byte_rate = rollout.device_rates(model.dtype)
+    operation_seconds = rollout.useful_operations(model, rollouts) / operation_rate
+    traffic_seconds = rollout.useful_bytes(model, rollouts) / byte_rate
+    figures = {
+        'seconds': measured,
+        'generated_tokens_per_second': round(rollouts.generated / statistics.median(measured)),
+        'least_seconds': round(max(operation_seconds, traffic_seconds), 3),
+        'tflops': round(operation_rate / 1e12, 1),
+        'tbytes_per_second': round(byte_rate / 1e12, 2),
+        'peak_gib': peak_gib(),
+    }
+    print(json.dumps(figures))
+
+
+def measure_update(model: ModelConfig, rollouts: workload.Rollouts) -> None:
+    """Prints the times of an update, and the share of the device's measured rate that it reaches."""
+    engine = Engine(model, rollouts)
+
+    def update() -> None:
+        engine.update()
+        jax.block_until_ready(engine.learner.published())
+
+    measured = seconds(update, 5)
+    operation_rate, _ = rollout.device_rates(model.dtype)
+    tokens = workload.TRAIN_BATCH * workload.TRAIN_LEN
+    # The backward pass has two products for every product of the forward pass.
+    operations = 3 * roofline.forward(model, tokens, workload.TRAIN_LEN)
+    median = statistics.median(measured)
+    figures = {
+        'seconds': measured,
+        'tokens_per_second': round(tokens / median),
+        'share_of_measured_rate': round(operations / operation_rate / median, 3),
+        'tflops': round(operation_rate / 1e12, 1),
+        'peak_gib': peak_gib(),
+    }
+    print(json.dumps(figures))
+
+
+def main(argv=None) -> None:
+    """Measures one part."""
+    parser = command.parser('gpu', __doc__)
+    parser.add_argument('part', choices=('kernel', 'slots', 'pages', 'update'))
+    part = parser.parse_args(argv).part
+    # To try out Triton's products for 36 layers takes minutes; cuBLAS computes them instead.
+    os.environ.setdefault('XLA_FLAGS', '--xla_gpu_enable_triton_gemm=false')
+    with command.one_line_errors('benchmarks.gpu'):
+        model = gpu_model()
+        if part == 'kernel':
+            measure_kernel(model)
+        elif part == 'update':
+            measure_update(model, workload.LARGE)
+        else:
+            attention = {'slots': 'xla', 'pages': 'ragged'}[part]
+            measure_rollouts(model, workload.LARGE, attention)
+
+
+if __name__ == '__main__':
+    main()
