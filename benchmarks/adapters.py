@@ -40,6 +40,24 @@ RANKS = (0, 4, 16)
 SEEDS = 3
 # Learning rates of adapters, as multiples of those of whole weights.
 FACTOR = 5.0
+# The quickstart of the stored runs, which began with mini/base.
+STORED = {
+    'policy.path': '',
+    'policy.attention': 'dense',
+    'policy.logits': 'all',
+    'prompts': 'mini',
+    'rollout.max_turns': 5,
+    'sampler.context': 512,
+    'micro.rows': 8,
+    'micro.tokens': 512,
+    'schedule.hop_ratio': (4, 3, 2, 1),
+    'solver.learning_rate': 3e-4,
+    'solver.steps': 18,
+    'world.evaluation': (0, 12),
+    'eval.every': 6,
+    'eval.questions': 100,
+    'eval.hops': (1, 2, 3, 4),
+}
 # Phases whose steps train the solver.
 SOLVER_PHASES = ('solver', 'selfplay')
 
@@ -55,6 +73,7 @@ def config_of(arm: str, rank: int, factor: float, seed: int) -> Any:
     """
     if arm == QUICKSTART:
         config = quickstart.get_config()
+        config.update_from_flattened_dict(STORED)
         config.seed = seed
         config.progress = False
     else:

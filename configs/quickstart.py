@@ -8,6 +8,7 @@ Made for two CPU cores without a GPU. Results: report.html and summary.json in t
 """
 
 from zeroplay_jax.configs import common
+from zeroplay_jax.settings.kinds import PARTS_CHECKPOINT
 
 
 def get_config():
@@ -16,10 +17,18 @@ def get_config():
     # One device per core; on a GPU or TPU, those that it has.
     config.cpu_devices = 2
     config.mesh.replica = -1
+    config.prompts = 'numbered'
+    config.policy.update(path=str(PARTS_CHECKPOINT), attention='blocked', logits='trained')
+    # Six searches and what they return.
+    config.rollout.max_turns = 8
+    config.sampler.context = 1024
+    config.micro.update(rows=4, tokens=1024)
     # Most of the cache is not in use.
     config.sampler.attention = 'used'
 
     config.schedule.iterations = 2
+    # Most questions have one hop more than the start was shown.
+    config.schedule.hop_ratio = (0, 1, 2, 1)
 
     config.proposer.learning_rate = 2e-4
     config.proposer.steps = 4
@@ -27,11 +36,13 @@ def get_config():
 
     config.pool.update(batch=64, batches=5, samples=1)
 
-    config.solver.learning_rate = 3e-4
-    config.solver.steps = 18
+    config.solver.learning_rate = 6e-4
+    config.solver.steps = 12
     config.solver.batch = 32
     config.solver.samples = 5
 
-    config.eval.every = 6
+    # Worlds that no trial used while these settings were chosen.
+    config.world.evaluation = (12, 12)
+    config.eval.update(every=12, questions=60, hops=(1, 2, 3, 4, 5, 6))
     config.checkpoint.every = 5
     return config

@@ -36,19 +36,10 @@ machine gives the same files.
 from __future__ import annotations
 
 from tools.checkpoints import base_model, parts
-from tools.checkpoints.demo import FORMS
+from tools.checkpoints.demo import FORMS, forms
 from tools.checkpoints.stages import Stage
-from zeroplay_jax.rollout.prompts import Prompt
 
 LAYERS = 4
-# The roles' prompts with the number of hops before the words that differ between roles and parts: what attention reads
-# at the number is then equal in both, and a number that only a part has shown works in a role. Self-play from the
-# start needs them too (config.prompts).
-NUMBER_FIRST = {
-    'proposer': Prompt('{hops} hops. Write a question.\nDocument: {document}'),
-    'proposer_from_answer': Prompt('{hops} hops. Write a question.\nAnswer: {answer}'),
-    'challenger': Prompt('{hops} hops. Write a task.\nDocument: {document}'),
-}
 STAGES = (
     Stage(
         # Short rows: a passage, a question.
@@ -99,7 +90,7 @@ STAGES = (
 
 def main() -> None:
     """Parses the command line and trains."""
-    FORMS.update(NUMBER_FIRST)
+    FORMS.update(forms('numbered'))
     out = base_model.MINI / 'parts'
     args = base_model.parse_arguments(
         'tools.checkpoints.base_parts', __doc__, 'walking/ and base/', out

@@ -25,18 +25,24 @@ from zeroplay_jax.types import ENV, POLICY, PROMPT
 Tokens = Int[np.ndarray, 'length']
 SYNTAX = syntax_of('search_r1')
 # Role of a demonstration → its prompt. Their order is part of the training of the built-in tokenizer.
-FORMS = {
-    role: prompts.select('mini')[name]
-    for role, name in (
-        ('solver', 'solver'),
-        ('proposer', 'proposer'),
-        ('proposer_from_answer', 'proposer.from_answer'),
-        ('answer_from_documents', 'checker'),
-        ('solver_with_path', 'solver.teacher'),
-        ('challenger', 'proposer.task'),
-        ('task_solver', 'solver.task'),
-    )
+_PROMPTS = {
+    'solver': 'solver',
+    'proposer': 'proposer',
+    'proposer_from_answer': 'proposer.from_answer',
+    'answer_from_documents': 'checker',
+    'solver_with_path': 'solver.teacher',
+    'challenger': 'proposer.task',
+    'task_solver': 'solver.task',
 }
+
+
+def forms(prompt_set: str) -> dict[str, Prompt]:
+    """Returns role → prompt of one of our sets of prompts (`config.prompts`)."""
+    selected = prompts.select(prompt_set)
+    return {role: selected[name] for role, name in _PROMPTS.items()}
+
+
+FORMS = forms('mini')
 # Prompts of exercises, which no role has (`parts.py`).
 EXERCISES = {
     'restate': Prompt('Restate.\nQuestion: {question}'),

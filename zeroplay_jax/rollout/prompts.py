@@ -84,10 +84,13 @@ def select(
       ConfigError: one line; the file cannot be read, or a prompt in it lacks a field or has an unknown one.
       KeyError: the recipe declares texts per set, and none for this one.
     """
-    prompt_set = source if source in PROMPT_SETS else 'full'
-    selected = _ours('full') | _ours(prompt_set)
+    files = PROMPT_SETS.get(source, ('full',))
+    selected = {}
+    for file in files:
+        selected |= _ours(file)
+    length = 'mini' if 'mini' in files else 'full'
     for name, text in (declared or {}).items():
-        selected[name] = Prompt(text if isinstance(text, str) else text[prompt_set])
+        selected[name] = Prompt(text if isinstance(text, str) else text[length])
     if source in PROMPT_SETS:
         return selected
     names = [

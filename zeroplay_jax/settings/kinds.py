@@ -276,8 +276,12 @@ warn_once = functools.cache(warn)
 # ---- prompts ---------------------------------------------------------------------------------------
 
 
-# Prompts of ours in zeroplay_jax/prompts, by the values of config.prompts.
-PROMPT_SETS = ('mini', 'full')
+# Values of config.prompts → files of zeroplay_jax/prompts; of a prompt in several the last counts.
+PROMPT_SETS = {
+    'mini': ('full', 'mini'),
+    'numbered': ('full', 'mini', 'numbered'),
+    'full': ('full',),
+}
 
 
 def prompts_text(source: str) -> str:
@@ -314,6 +318,8 @@ def prompts_name(source: str) -> str:
 PACKAGE = pathlib.Path(__file__).parents[1]
 # The checkpoint behind policy.path=''.
 BUILT_IN_CHECKPOINT = PACKAGE / 'mini' / 'base'
+# Was shown chains of at most two hops (configs/quickstart.py); its prompts are 'numbered'.
+PARTS_CHECKPOINT = PACKAGE / 'mini' / 'parts' / 'base'
 # A small policy that also sets and does open tasks (configs/scope.py:mini).
 OPEN_CHECKPOINT = PACKAGE / 'mini' / 'open' / 'base'
 # Answers some questions of every hop count: three steps have something to learn (configs/drzero.py:mini).

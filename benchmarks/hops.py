@@ -1,0 +1,155 @@
+"""What self-play teaches beyond its demonstrations, with controls: exact match by hops before and after a run.
+
+    python -m benchmarks.hops --arms selfplay --seeds 0,1,2,3,4
+    python -m benchmarks.hops --arms random,frozen,two_hops,majority,form --seeds 0,1,2
+
+Each arm is configs/quickstart.py with the settings of `ARMS`. The start was shown chains of at most two hops
+(tools/checkpoints/base_parts.py). Runs are kept in --folder and not made again. Prints a table: means over seeds, with
+the lowest and the highest seed. The arms and what is expected of them were written down before their runs.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from benchmarks.command import parser, table
+
+HOPS = ('1', '2', '3', '4', '5', '6')
+
+
+class Arm(NamedTuple):
+    """Settings of a run beside those of the quickstart.
+
+    Attributes:
+      text: what it is, in the table.
+      expected: of three hops, written down before the runs.
+      flags: the settings, as on the command line.
+    """
+
+    text: str
+    expected: str
+    flags: tuple[str, ...] = ()
+
+
+ARMS = {
+    'selfplay': Arm('self-play: Dr. Zero, unchanged', 'rises'),
+    'random': Arm(
+        'random rewards for the solver',
+        'does not rise',
+        ('reward.answer=benchmarks.hops:random_score',),
+    ),
+    'form': Arm(
+        'the solver is rewarded for any answer',
+        'does not rise',
+        ('reward.answer=benchmarks.hops:any_answer',),
+    ),
+    'majority': Arm(
+        'the answer is the majority of the solver, not the proposer’s',
+        'rises less',
+        ('drzero.labels=majority',),
+    ),
+    'two_hops': Arm(
+        'questions of at most two hops are asked for',
+        'rises less',
+        ('schedule.hop_ratio=(1,2)',),
+    ),
+    'frozen': Arm('the proposer is not trained', 'rises less', ('proposer.train_iterations=0',)),
+}
+
+
+def random_score(prediction: str, golds: Sequence[str]) -> float:
+    """Returns 0 or 1, each with probability ½ and always the same for the same texts."""
+    digest = hashlib.blake2b(repr((prediction, sorted(golds))).encode(), digest_size=1).digest()
+    return float(digest[0] & 1)
+
+
+def any_answer(prediction: str, golds: Sequence[str]) -> float:
+    """Returns 1 for an answer of at least one character."""
+    del golds
+    return float(bool(prediction.strip()))
+
+
+def play(folder: pathlib.Path, name: str, seed: int) -> dict[str, dict[str, float]]:
+    """Returns 'before' and 'after', hops → exact match, of a run that is made unless it is there."""
+    workdir = folder / f'{name}-{seed}'
+    summary = workdir / 'summary.json'
+    if not summary.is_file():
+        command = [sys.executable, '-m', 'zeroplay_jax.main', '--config=configs/quickstart.py']
+        command += [f'--workdir={workdir}', f'--config.seed={seed}', '--config.progress=False']
+        command += ['--config.eval.every=0', '--config.log.writers=()']
+        command += [f'--config.{flag}' for flag in ARMS[name].flags]
+        with workdir.with_suffix('.log').open('w') as log:
+            subprocess.run(command, stdout=log, stderr=log, check=True)
+    return json.loads(summary.read_text())['em_by_hop']
+
+
+def _cell(values: Sequence[float]) -> str:
+    mean = f'{statistics.mean(values):.2f}'
+    if len(values) == 1:
+        return mean
+    return f'{mean} [{min(values):.2f}, {max(values):.2f}]'
+
+
+def draw(path: pathlib.Path, before: dict[str, float], after: Sequence[dict[str, float]]) -> None:
+    """Draws exact match by hops at the start and after self-play, with the range over seeds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 2.6), layout='constrained')
+    axes = figure.subplots()
+    hops = [int(hop) for hop in HOPS]
+    axes.axvspan(0.6, 2.4, color='0.92')
+    axes.text(1.5, 0.04, 'shown to the start', ha='center', color='0.4', fontsize=9)
+    axes.plot(hops, [before[hop] for hop in HOPS], 'o--', color='0.45', label='start')
+    by_hop = [[run[hop] for run in after] for hop in HOPS]
+    axes.fill_between(hops, list(map(min, by_hop)), list(map(max, by_hop)), alpha=0.2)
+    axes.plot(hops, list(map(statistics.mean, by_hop)), 'o-', label='after self-play')
+    axes.set(xlabel='searches that a question needs', ylabel='exact match')
+    axes.set(xlim=(0.6, 6.4), ylim=(-0.02, 1.04))
+    axes.legend(frameon=False)
+    figure.savefig(path, metadata={'Date': None})
+
+
+def main(argv=None) -> None:
+    """Makes the runs and prints the table."""
+    flags = parser('hops', __doc__)
+    flags.add_argument(
+        '--arms', default='selfplay', help=f'of {", ".join(ARMS)}, with commas between'
+    )
+    flags.add_argument('--seeds', default='0,1,2,3,4', help='with commas between')
+    flags.add_argument('--folder', default='runs/hops', type=pathlib.Path, help='of the runs')
+    flags.add_argument('--parallel', type=int, default=1, help='runs at the same time')
+    flags.add_argument('--svg', type=pathlib.Path, help='draws the first arm into this file')
+    arguments = flags.parse_args(argv)
+    names = arguments.arms.split(',')
+    unknown = [name for name in names if name not in ARMS]
+    if unknown:
+        flags.error(f'--arms: there is no {unknown[0]}; give some of {", ".join(ARMS)}')
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    seeds = [int(seed) for seed in arguments.seeds.split(',')]
+    rows = []
+    with concurrent.futures.ThreadPoolExecutor(arguments.parallel) as pool:
+        futures = {}
+        for seed in seeds:
+            for name in names:
+                futures[name, seed] = pool.submit(play, arguments.folder, name, seed)
+        results = {key: future.result() for key, future in futures.items()}
+    before = results[names[0], seeds[0]]['before']
+    rows.append(['start', *(f'{before[hop]:.2f}' for hop in HOPS)])
+    for name in names:
+        after = [results[name, seed]['after'] for seed in seeds]
+        rows.append([ARMS[name].text, *(_cell([run[hop] for run in after]) for hop in HOPS)])
+    if arguments.svg:
+        draw(arguments.svg, before, [results[names[0], seed]['after'] for seed in seeds])
+    print(table(['', *(f'{hop} hops' for hop in HOPS)], rows))
+
+
+if __name__ == '__main__':
+    main()
