@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from unittest import mock
 
 import jax
 import numpy as np
@@ -13,11 +14,12 @@ from tools.checkpoints import (
     base_hops,
     base_model,
     base_open,
+    base_parts,
     demos,
     library,
     stages,
 )
-from tools.checkpoints.demo import render
+from tools.checkpoints.demo import FORMS, forms, render
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout.tokens import Codec
 
@@ -27,9 +29,10 @@ STAGES = {
     'open': base_open.STAGES,
     'answers': base_answers.STAGES,
     'hops': base_hops.STAGES,
+    'parts': base_parts.STAGES,
     'english': base_english.STAGES,
 }
-FOLDERS = ('base', 'clean', 'open/base', 'open/clean', 'answers/base', 'hops/base')
+FOLDERS = ('base', 'clean', 'open/base', 'open/clean', 'answers/base', 'hops/base', 'parts/base')
 ENGLISH = ('english/clean', 'english/base')
 every_folder = pytest.mark.parametrize('name', FOLDERS + ENGLISH)
 
@@ -72,15 +75,20 @@ def test_a_folder_is_whole_and_small_and_was_trained_by_these_stages(name):
 
 @pytest.fixture(scope='module')
 def blank(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('blank')
-    base_model.write_config_and_tokenizer(folder)
-    return folder
+    """A folder without weights, as of the trainings with the prompts 'mini', and as of that with 'numbered'."""
+    mini, numbered = (tmp_path_factory.mktemp(name) for name in ('mini', 'numbered'))
+    base_model.write_config_and_tokenizer(mini)
+    # The tokenizer is trained on the prompts.
+    with mock.patch.dict(FORMS, forms('numbered')):
+        base_model.write_config_and_tokenizer(numbered, base_parts.LAYERS)
+    return mini, numbered
 
 
 @pytest.mark.parametrize('name', FOLDERS)
 def test_a_folder_has_the_tokenizer_and_config_that_the_command_writes(name, blank):
+    expected = blank[name == 'parts/base']
     for file in ('tokenizer.json', 'config.json', 'chat_template.jinja'):
-        assert (base_model.MINI / name / file).read_text() == (blank / file).read_text()
+        assert (base_model.MINI / name / file).read_text() == (expected / file).read_text()
 
 
 @pytest.mark.parametrize('name', ENGLISH)
@@ -129,6 +137,9 @@ def test_what_the_folders_can_do():
     # That for the format reward solves more than base, and proposes like it.
     assert solved['base'] < solved['hops/base'] < 0.7
     assert abs(hops['proposer']['tokens'] - base['proposer']['tokens']) < 0.03
+    # That of the quickstart was shown no chain of three.
+    parts = figures['parts/base']
+    assert parts['solver, 1 hops']['episodes'] > 0.85 and parts['solver, 4 hops']['episodes'] < 0.1
     # An answer to an open task may have its sentences in any order.
     open_tasks = [figures[f'open/{name}']['task_solver']['tokens'] for name in ('base', 'clean')]
     assert open_tasks[1] > open_tasks[0] + 0.01

@@ -284,6 +284,7 @@ def check(config: ConfigDict, has_evaluation: bool = True, is_training: bool = T
     for rule in RULES:
         rule(config, recipe)
     if is_training:
+        check_training(config, recipe)
         check_hops(config)
         check_documents(config, recipe)
     recipe.check(config)
@@ -334,13 +335,22 @@ def _check_lengths(config: ConfigDict, recipe: type[Recipe]) -> None:
     if config.sampler.chunk > context:
         fix = f'give at most {context} (sampler.context)'
         fail('sampler.chunk', config.sampler.chunk, 'longer than a slot', fix)
-    # Packing never splits a trajectory over two rows: attention would not reach across.
-    if config.micro.tokens < context:
-        problem = f'a trajectory of {context} tokens (sampler.context) does not fit in a row'
-        fail('micro.tokens', config.micro.tokens, problem, f'give {context} or more')
     if config.reward.overlong_buffer > context:
         problem = f'longer than a slot (sampler.context={context})'
         fail('reward.overlong_buffer', config.reward.overlong_buffer, problem, 'give less')
+
+
+def check_training(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses rows of an update that are shorter than a rollout, and a corpus without the file that training needs."""
+    # Packing never splits a trajectory over two rows: attention would not reach across.
+    context = config.sampler.context
+    if config.micro.tokens < context:
+        problem = f'a trajectory of {context} tokens (sampler.context) does not fit in a row'
+        fail('micro.tokens', config.micro.tokens, problem, f'give {context} or more')
+    needed = recipe.needed_file
+    if config.retrieval.kind != 'world' and needed and not config.inputs[needed]:
+        problem = f'{config.recipe} needs {needed}, and only miniature worlds have their own'
+        fail(f'inputs.{needed}', '', problem, 'name a file')
 
 
 def check_hops(config: ConfigDict) -> None:

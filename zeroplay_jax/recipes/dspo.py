@@ -20,7 +20,6 @@ from zeroplay_jax.recipes.datasets import (
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.schedule import Phase
-from zeroplay_jax.settings.kinds import fail
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Outcome
 
@@ -29,6 +28,8 @@ class Recipe(RecipeBase):
     """A solver on given questions."""
 
     input_files = ('questions',)
+    # A prepared corpus (NQ, HotpotQA, …) comes without questions to train on.
+    needed_file = 'questions'
     has_pool = False
     filterable_roles = ('solver',)
 
@@ -50,14 +51,6 @@ class Recipe(RecipeBase):
     def roles(cls, config: Config):
         """Returns the only role."""
         return (RoleSpec('solver', 'solver'),)
-
-    @classmethod
-    def check(cls, config: Config):
-        """Refuses a corpus of the user without questions."""
-        # A prepared corpus (NQ, HotpotQA, …) comes without questions to train on.
-        if config.retrieval.kind != 'world' and not config.inputs.questions:
-            problem = 'dspo needs questions, and only miniature worlds have their own'
-            fail('inputs.questions', '', problem, 'name a file')
 
     def phases(self):
         """Returns one phase of solver steps per iteration; each begins at the first question of the dataset again."""

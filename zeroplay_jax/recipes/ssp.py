@@ -79,6 +79,7 @@ class Recipe(RecipeBase):
 
     settings = {'ssp': Settings}
     input_files = ('answers',)
+    needed_file = 'answers'
     has_pool = False
 
     def __init__(self, config: Config, library):
@@ -96,14 +97,11 @@ class Recipe(RecipeBase):
 
     @classmethod
     def check(cls, config: Config):
-        """Refuses a judge that cannot read, and a corpus of the user without answers."""
+        """Refuses a judge that cannot read."""
         judge_answers = config.ssp.answerability_check and config.ssp.checker == 'judge'
         if judge_answers and config.judge.kind == 'rule':
             problem = 'the judge is a rule, which cannot read'
             fail('ssp.checker', 'judge', problem, 'set judge.kind to endpoint or policy')
-        if config.retrieval.kind != 'world' and not config.inputs.answers:
-            problem = 'ssp needs answers, and only miniature worlds have their own'
-            fail('inputs.answers', '', problem, 'name a file')
 
     @classmethod
     def judgements(cls, config: Config):

@@ -77,6 +77,7 @@ class Recipe:
       prompts: name → text, or name → {prompt set: text}; overrides prompts of ours of the same name.
       further_prompts: names of prompts that it and evaluations ask for beside those of its roles.
       input_files: fields of `config.inputs` that it reads; its config has no others.
+      needed_file: that of them without which it cannot train on any corpus but miniature worlds; '': none.
       has_pool: whether it generates questions that are trained on later; its config then has the section `pool`.
       filterable_roles: roles for which `tasks` replaces groups without reward variance.
       distillable_roles: roles whose questions come with a construction path for a teacher.
@@ -92,6 +93,7 @@ class Recipe:
     prompts: ClassVar[Prompts] = {}
     further_prompts: ClassVar[tuple[str, ...]] = ('solver', 'solver.task', 'solver.teacher')
     input_files: ClassVar[tuple[str, ...]] = ()
+    needed_file: ClassVar[str] = ''
     has_pool: ClassVar[bool] = True
     filterable_roles: ClassVar[tuple[str, ...]] = ()
     distillable_roles: ClassVar[tuple[str, ...]] = ()
