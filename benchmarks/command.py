@@ -62,9 +62,10 @@ def cpu_environment() -> dict[str, str]:
 
 
 def gpu_environment() -> dict[str, str]:
-    """Returns the environment of one of several processes on a GPU that repeats its results bit for bit."""
-    # XLA's default takes sums whose order changes from call to call, and most of the memory for one process.
+    """Returns the environment of one of several processes on a GPU."""
+    # By default one process takes most of the memory, and XLA sums in an order that changes from call to call.
     return os.environ | {
+        'JAX_PLATFORMS': 'cuda',
         'XLA_FLAGS': '--xla_gpu_deterministic_ops=true',
         'XLA_PYTHON_CLIENT_PREALLOCATE': 'false',
     }

@@ -391,7 +391,9 @@ def main() -> None:
     flags.add_argument('--sigterms', type=int, default=1, help='SIGTERMs, per recipe')
     flags.add_argument('--flips', type=int, default=1, help='kills with a flipped bit before')
     flags.add_argument('--rank', type=int, default=0, help='of adapters; 0: whole weights')
-    flags.add_argument('--gpu', action='store_true', help='the runs compute on a GPU')
+    flags.add_argument(
+        '--gpu', action='store_true', help='runs on a GPU, where they may differ (results/gpu.tsv)'
+    )
     flags.add_argument('--processes', type=int, choices=(1, 2), default=1, help='of each run')
     flags.add_argument('--seed', type=int, default=0, help='of the moments')
     flags.add_argument('--bucket', default='', help='address under which the runs are')
@@ -399,6 +401,8 @@ def main() -> None:
     arguments = flags.parse_args()
     if arguments.bucket:
         arguments.flips = 0
+    if arguments.gpu and arguments.processes > 1:
+        flags.error('--gpu: one process has all GPUs; leave --processes out')
     if arguments.flips > arguments.kills:
         flags.error('--flips: each belongs to a kill; give at most --kills')
     folder = pathlib.Path(arguments.folder or tempfile.mkdtemp(prefix='kills.')).resolve()

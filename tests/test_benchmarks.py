@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks import gpu, roofline
+from benchmarks import gpu, hops, roofline
 from benchmarks import pins as small_runs
 from benchmarks import rollout as bench
 from benchmarks.peers import workload
@@ -72,6 +72,35 @@ def test_parts_of_the_gpu_benchmark(monkeypatch, capsys):
         (figures,) = printed[part]
         (rate,) = [value for name, value in figures.items() if 'tokens_per_second' in name]
         assert min(figures['seconds']) > 0 and rate > 0
+
+
+def test_the_table_and_the_picture_of_self_play_and_a_control(tmp_path, capsys):
+    for name, scores in {'selfplay': (0.5, 0.75), 'random': (0.25, 0.0)}.items():
+        for seed, score in enumerate(scores):
+            run = tmp_path / f'{name}-{seed}'
+            run.mkdir()
+            by_hop = {
+                'before': {h: 0.25 for h in hops.HOPS},
+                'after': {h: score for h in hops.HOPS},
+            }
+            (run / 'summary.json').write_text(json.dumps({'em_by_hop': by_hop}))
+    picture = tmp_path / 'picture.svg'
+    folder = ['--folder', str(tmp_path), '--seeds', '0,1']
+    hops.main([*folder, '--arms', 'selfplay,random', '--svg', str(picture)])
+    start, selfplay, control = capsys.readouterr().out.splitlines()[2:]
+    assert start == '| start | 0.25 | 0.25 | 0.25 | 0.25 | 0.25 | 0.25 |'
+    assert selfplay.count('0.62 [0.50, 0.75]') == control.count('0.12 [0.00, 0.25]') == 6
+    assert 'shown to the start' in picture.read_text()
+    with pytest.raises(SystemExit):
+        hops.main([*folder, '--arms', 'selfplays'])
+    assert 'there is no selfplays' in capsys.readouterr().err
+
+
+def test_random_rewards_are_fair_and_repeatable():
+    texts = [(f'answer {number}', ['Lomi']) for number in range(1000)]
+    scores = [hops.random_score(*text) for text in texts]
+    assert scores == [hops.random_score(*text) for text in texts]
+    assert set(scores) == {0.0, 1.0} and 0.45 < np.mean(scores) < 0.55
 
 
 def test_counted_operations_are_those_of_the_compiled_program():

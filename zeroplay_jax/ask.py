@@ -3,13 +3,14 @@
 Without a question it opens a prompt: one question after the other, Ctrl-C stops an answer, Ctrl-D ends. Questions can
 also be piped in, one per line.
 
-Without --policy it asks the built-in tiny checkpoint as it ships (zeroplay_jax/mini/base, the start of a quickstart,
-which is often wrong; zeroplay_jax/mini/clean is seldom wrong). Without --index the policy searches the corpus of the
+Without --policy it asks a tiny built-in checkpoint (zeroplay_jax/mini/base, which is often wrong;
+zeroplay_jax/mini/clean is seldom wrong). Without --index the policy searches the corpus of the
 run that trained it, or else the miniature world with its held-out passages, as zeroplay_jax.evaluate does.
 
 A policy in the folder of its run is asked as it was trained: prompts, tools and lengths are read from the run's
-record. Another folder with the built-in tokenizer is asked as in configs/quickstart.py, one with the tokenizer of
-zeroplay_jax/mini/english as in configs/english.py, and any other as in configs/drzero.py, for instruction-tuned models.
+record. Another folder with the built-in tokenizer is asked with the defaults, one with that of zeroplay_jax/mini/parts
+or zeroplay_jax/mini/english as in configs/quickstart.py or configs/english.py, and any other as in configs/drzero.py,
+for instruction-tuned models.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def test_what_the_folders_can_do():
     # That for the format reward solves more than base, and proposes like it.
     assert solved['base'] < solved['hops/base'] < 0.7
     assert abs(hops['proposer']['tokens'] - base['proposer']['tokens']) < 0.03
-    # That of the quickstart was shown no chain of three.
+    # That of the quickstart was shown chains of one and two.
     parts = figures['parts/base']
     assert parts['solver, 1 hops']['episodes'] > 0.85 and parts['solver, 4 hops']['episodes'] < 0.1
     # An answer to an open task may have its sentences in any order.

@@ -2,32 +2,21 @@
 
 Its roles were shown chains of at most two hops, without errors; parts of their work, each under a prompt of its own,
 were shown with up to six (`parts.py`). The parts come first: added to a policy that has learnt the roles, they would
-not change how it plays them. How much of them stays in the last stage decides how far the solver reaches beyond what it
-was shown (greedy exact match on 60 questions per hop count, one seed each):
+not change how it plays them. How much of restating and of walking to a goal stays in the last stage decides how far the
+solver reaches beyond what it was shown (greedy exact match on 60 questions per hop count, one seed each):
 
-    share of the parts    1 hop     2     3     4     5     6
-    0                      1.00   .98   .05   .05   .02   .08
-    .05                     .98  1.00   .28   .13   .18   .13
-    .33                    1.00  1.00   .93   .48   .38   .33
-    these stages           1.00   .97   .55   .22   .08   .05
+    restate, resolve, walk_to_goal    1 hop     2     3     4     5     6
+    none                               1.00  1.00   .15   .08   .08   .08
+    .0004, .0002, .0006 (these)         .98   .98   .25   .10   .08   .05
+    .001, .0005, .0015                 1.00  1.00   .53   .13   .07   .03
+    .002, .001, .003                   1.00   .97   .55   .22   .08   .05
 
-The first three rows had other prompts and a proposer without a countdown, which walked one hop whatever it was asked:
-of 320 questions for three or four hops, 282 were right ones of two. The countdown alone changed little (1 of 32
-questions for three hops was a right one of three; 5 of 32 with five times the walks). With the number before the
-words in which part and role differ, what attention reads at it is equal in both, so that the part's way of copying and
-counting should fit the role from the first step: the proposer searches as often as it is asked (30 of 32), and 12 of
-32 questions for three hops are right ones of three.
-
-Self-play of configs/quickstart.py from such starts (`schedule.hop_ratio=(1,1,1,1)`, `rollout.max_turns=8`, seed 1; 60
-questions per hop count; their walking stage had 260 steps, and 150 more with these prompts and more walks):
-
-    parts for the solver, pool                   3 hops       4           5           6
-    three times as many, all questions           .62 → .75   .20 → .38   .12 → .17   .08 → .10
-    as here, pool.measure=5, window=(.2,.8)      .37 → .90   .10 → .35   .13 → .13   .13 → .07
-
-One run each, chosen while looking at these questions: no result yet. No folder is in the repository. A prompts file for
-self-play (config.prompts) has `user = "Question: {question}"` for the solver and the first of `NUMBER_FIRST` for the
-proposer.
+A proposer whose prompt has the number of hops behind the words in which part and role differ walked one hop whatever
+it was asked: of 320 questions for three or four hops, 282 were right ones of two. Thoughts that count down changed
+little (1 of 32 questions for three hops was a right one of three; 5 of 32 with five times the walks). With the number
+first (the prompts `numbered`), what attention reads at it is equal in both, so that the part's way of copying and
+counting should fit the role from the first step: the proposer searches as often as it is asked (30 of 32), and 12 of 32
+questions for three hops are right ones of three.
 
 All randomness derives from (seed, stage, step), and stages have a fixed number of steps: the same seed on the same
 machine gives the same files.

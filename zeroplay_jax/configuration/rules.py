@@ -394,7 +394,7 @@ def _check_roles(config: ConfigDict, recipe: type[Recipe]) -> None:
             'prompts',
             config.prompts,
             problem,
-            'declare them in Recipe.prompts, or take the other set',
+            'declare them in Recipe.prompts, or take another set',
         )
     for name, prompt in templates.items():
         if prompt.tools and config.tools.syntax != 'qwen':

@@ -622,7 +622,7 @@ class Run(Section):
     shared_optimizer: bool = False
     """With shared weights: one set of optimiser moments."""
     prompts: str = 'mini'
-    """mini: ours, short, for built-in policies; full: ours with full instructions; or a [TOML
+    """mini, numbered: ours, short, for built-in policies; full: ours with full instructions; or a [TOML
     file](papers.md#prompts)."""
     retrieval: Retrieval = Retrieval()
     world: World = World()

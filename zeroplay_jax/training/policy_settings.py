@@ -6,21 +6,24 @@ import pathlib
 
 from ml_collections import ConfigDict
 
-from zeroplay_jax.configs import common, drzero, english
+from zeroplay_jax.configs import common, drzero, english, quickstart
 from zeroplay_jax.configuration.fields import default_config, read_stored_config
 from zeroplay_jax.policy import families
 from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.recipe import trained_roles
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT
+from zeroplay_jax.settings.kinds import (
+    BUILT_IN_CHECKPOINT,
+    ENGLISH_CHECKPOINT,
+    PARTS_CHECKPOINT,
+)
 
 
 def settings(folder: pathlib.Path) -> ConfigDict:
     """Returns the config with whose prompts, tools and lengths a policy is asked.
 
     It is that of the policy's run if the folder lies in one (RUN/policy/NAME). Otherwise the tokenizer decides: the
-    defaults (as in configs/quickstart.py) or configs/english.py for this project's tokenizers, configs/drzero.py for
-    any other.
+    defaults, configs/quickstart.py or configs/english.py for our tokenizers, configs/drzero.py for any other.
 
     `policy.adapters` has its defaults, and no role starts from an adapter: a policy is loaded as whole weights, an
     adapter added to its base. Training on with this config is full fine-tuning of these weights.
@@ -47,10 +50,14 @@ def _settings_of_origin(folder: pathlib.Path) -> ConfigDict:
     folder = base_folder(folder)
     # Policies that were trained from a checkpoint of this project keep its tokenizer.
     tokenizer = (folder / 'tokenizer.json').read_bytes()
-    if tokenizer == (BUILT_IN_CHECKPOINT / 'tokenizer.json').read_bytes():
-        return common.get_config()
-    if tokenizer == (ENGLISH_CHECKPOINT / 'tokenizer.json').read_bytes():
-        return english.get_config()
+    ours = {
+        BUILT_IN_CHECKPOINT: common.get_config,
+        PARTS_CHECKPOINT: quickstart.get_config,
+        ENGLISH_CHECKPOINT: english.get_config,
+    }
+    for checkpoint, get_config in ours.items():
+        if tokenizer == (checkpoint / 'tokenizer.json').read_bytes():
+            return get_config()
     # Any other tokenizer belongs to an instruction-tuned model, which gets the long prompts of the paper.
     config = drzero.get_config()
     config.retrieval.update(kind='world', path='')
