@@ -34,7 +34,7 @@ def test_every_figure_is_drawn_from_a_recorded_run(name, tmp_path, capsys):
     assert (tmp_path / 'figure.png').read_bytes().startswith(b'\x89PNG')
     figure = pictures.figures()[name]
     shown = texts(out)
-    assert {figure['title'], figure['y'], figure.get('x', 'step')} <= shown
+    assert {figure['title'], figure['y'], figure.get('x', pictures.STEPS)} <= shown
     assert all(
         any(text.startswith(f'paper: {label}') for text in shown if text)
         for label in figure.get('published', {})
@@ -59,8 +59,38 @@ def test_a_line_has_the_values_of_the_log(tmp_path):
     first = [rows[1] | {'step': 0}]
     lines = pictures._lines_of_run(figure, {'metrics': first})
     assert lines == {'solver/score': ([1], [0.1])}
-    lines = pictures._lines_of_run(figure | {'x': 'step'}, run)
-    assert lines == {'solver/score': ([1, 2, 3, 4], [0.1, 0.2, 0.3, 0.4])}
+    over_steps = {'metrics': ['solver/score', 'rubrics/mean']}
+    lines = pictures._lines_of_run(over_steps, run)
+    assert lines['solver/score'] == ([1, 2, 3, 4], [0.1, 0.2, 0.3, 0.4])
+    assert lines['rubrics/mean'] == ([0, 4], [0.1, 0.3])
+
+
+def test_steps_are_those_that_train_the_role():
+    run = report_builder.read_run(RUNS / 'drzero', has_trajectories=False)
+    figure = {'metrics': ['*/reward_mean', 'em/mean']}
+    steps = {name: x for name, (x, _) in pictures._lines_of_run(figure, run).items()}
+    # Of twelve steps four train each role, two in either iteration.
+    trained = [1, 2, 3, 4]
+    assert steps == {
+        'em/mean': [0, 4],
+        'proposer/reward_mean': trained,
+        'solver/reward_mean': trained,
+    }
+
+
+def test_figures_appear_whole_or_not_at_all(tmp_path, monkeypatch):
+    runs = report_builder.read_runs([RUNS / 'drzero'], has_trajectories=False)
+    svg, png = pictures.write_figure('drzero3', runs, tmp_path / 'figure.svg')
+    before = svg.read_bytes(), png.read_bytes()
+
+    def fails(*_):
+        raise OSError('no space left on device')
+
+    monkeypatch.setattr('os.replace', fails)
+    with pytest.raises(OSError, match='no space'):
+        pictures.write_figure('em', runs, svg)
+    assert (svg.read_bytes(), png.read_bytes()) == before
+    assert sorted(tmp_path.iterdir()) == [png, svg]
 
 
 def test_lines_of_several_runs_are_named(tmp_path):

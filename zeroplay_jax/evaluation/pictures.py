@@ -1,10 +1,11 @@
 """Pictures of runs as files: named figures, most of them of the papers, from one run or several.
 
-They stand in configs/figures.toml: which metrics, over steps or iterations, and what the paper published.
+They stand in configs/figures.toml: which metrics, over training steps or iterations, and what the paper published.
 """
 
 from __future__ import annotations
 
+import collections
 import fnmatch
 import io
 import os
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from zeroplay_jax.evaluation import statistics
-from zeroplay_jax.runtime.disk import write_text
+from zeroplay_jax.runtime.disk import write_bytes
 from zeroplay_jax.types import Json, UserError
 
 TEXT_COLOUR = '#6b7785'  # contrast of at least 4.5 : 1 on white and on black backgrounds
@@ -36,6 +37,9 @@ SETTINGS: Any = {
 
 # The default ones contain the time of writing and the version of matplotlib.
 METADATA = {'Date': None, 'Creator': None}
+
+# What papers count: neither evaluations nor steps that train another role.
+STEPS = 'training steps of the role, over all iterations'
 
 FIGURES = Path(__file__).parents[1] / 'configs' / 'figures.toml'
 
@@ -64,7 +68,7 @@ def write_figure(name: str, runs: Sequence[Json], out: str | os.PathLike[str]) -
     figure = figures().get(name)
     if figure is None:
         raise UserError(f'--figure={name}: no such figure; --figure=list shows all')
-    drawing, axes = new_axes(figure['title'], figure.get('x', 'step'), figure['y'])
+    drawing, axes = new_axes(figure['title'], figure.get('x', STEPS), figure['y'])
     for run in runs:
         lines = _lines_of_run(figure, run)
         if not lines:
@@ -76,7 +80,7 @@ def write_figure(name: str, runs: Sequence[Json], out: str | os.PathLike[str]) -
         for metric, (x, y) in lines.items():
             (line,) = axes.plot(x, y, 'o-', markersize=3, label=prefix + metric)
             if metric == 'em/mean' and 'x' not in figure:
-                _draw_band(axes, run['summary'], line.get_color())
+                _draw_band(axes, run, line.get_color())
     # Points [x, y], or the height of a horizontal line.
     for marker, (label, values) in zip('x+14', figure.get('published', {}).items()):
         style = {'color': TEXT_COLOUR, 'linestyle': ':', 'label': f'paper: {label}'}
@@ -88,32 +92,52 @@ def write_figure(name: str, runs: Sequence[Json], out: str | os.PathLike[str]) -
     return save(drawing, axes, out)
 
 
-def _draw_band(axes: Any, summary: Json, colour: str) -> None:
+def _draw_band(axes: Any, run: Json, colour: str) -> None:
     """Draws the 95 % interval of the mean exact match of all evaluations in summary.json."""
-    evaluations = (summary.get('results') or {}).get('evaluations')
+    evaluations = (run['summary'].get('results') or {}).get('evaluations')
+    counts = _training_steps(run['metrics'])
     band = []
     for step, of_step in dict(evaluations or {}).items():
         flags = statistics.flags_of(of_step)
-        if flags:
-            band.append((int(step), *statistics.mean_interval(statistics.headline(flags))))
+        if flags and int(step) in counts:
+            band.append(
+                (counts[int(step)][''], *statistics.mean_interval(statistics.headline(flags)))
+            )
     if band:
         steps, _, low, high = np.transpose(sorted(band))
         axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0, gid='band')
 
 
+def _training_steps(records: Sequence[Json]) -> dict[int, collections.Counter[str]]:
+    """Returns step → role → its training steps until then; '' is the role trained last, which an evaluation follows."""
+    counts: collections.Counter[str] = collections.Counter()
+    counts_at: dict[int, collections.Counter[str]] = {}
+    for record in records:
+        for name in record:
+            if name.endswith('reward_mean'):
+                # Logs of earlier versions leave the role to the phase.
+                role = name.rpartition('/')[0] or record['phase']
+                counts[role] += 1
+                counts[''] = counts[role]
+        counts_at[record['step']] = counts.copy()
+    return counts_at
+
+
 def _lines_of_run(figure: Json, run: Json) -> dict[str, tuple[list[float], list[float]]]:
     """Returns metric → x and y of the figure's metrics that a run logged."""
     values: dict[str, dict[int, list[float]]] = {}
+    counts = _training_steps(run['metrics'])
     for record in run['metrics']:
-        x = record['step']
         is_evaluation = record['phase'] == 'evaluation'
         # The start, which is evaluated before anything is trained, is iteration 0.
-        if figure.get('x') == 'iteration' and (x or not is_evaluation):
-            x = record.get('iteration', 0) + 1
+        is_start = is_evaluation and not record['step']
+        iteration = 0 if is_start else record.get('iteration', 0) + 1
         for metric, value in record.items():
+            role = '' if is_evaluation else metric.partition('/')[0]
+            x = iteration if 'x' in figure else counts[record['step']][role]
             is_drawn = any(fnmatch.fnmatch(metric, pattern) for pattern in figure['metrics'])
             # Not what a role does while it is not trained, such as generating tasks.
-            is_trained = f'{metric.partition("/")[0]}/reward_mean' in record
+            is_trained = f'{role}/reward_mean' in record
             if is_drawn and value is not None and (is_trained or is_evaluation):
                 values.setdefault(metric, {}).setdefault(x, []).append(value)
     lines: dict[str, tuple[list[float], list[float]]] = {}
@@ -153,9 +177,11 @@ def save(drawing: Any, axes: Any, out: str | os.PathLike[str]) -> list[Path]:
     target = Path(out)
     with matplotlib.rc_context(SETTINGS):
         axes.legend(loc='upper left', bbox_to_anchor=(1.01, 1), frameon=False)
-        svg = io.StringIO()
+        svg, png = io.BytesIO(), io.BytesIO()
         drawing.savefig(svg, format='svg', transparent=True, metadata=METADATA)
-        write_text(target, svg.getvalue())
-        png = target.with_suffix('.png')
         drawing.savefig(png, format='png', dpi=150, facecolor='white')
-    return [target, png]
+    # Both are drawn before one is written.
+    files = {target: svg, target.with_suffix('.png'): png}
+    for path, content in files.items():
+        write_bytes(path, [content.getvalue()])
+    return list(files)

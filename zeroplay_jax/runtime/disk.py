@@ -11,18 +11,23 @@ from pathlib import Path
 
 
 def write_text(path: Path, text: str | Iterable[str]) -> None:
-    """Replaces a file by UTF-8 text atomically; after a failure the previous file is unchanged.
+    """Replaces a file by UTF-8 text, or by its pieces, as `write_bytes` does."""
+    pieces = [text] if isinstance(text, str) else text
+    write_bytes(path, (piece.encode() for piece in pieces))
+
+
+def write_bytes(path: Path, pieces: Iterable[bytes]) -> None:
+    """Replaces a file atomically; after a failure the previous file is unchanged.
 
     Args:
       path: the file to write; its folder must exist.
-      text: the content, or its pieces, which are joined without separators.
+      pieces: the content, which is joined without separators.
     """
     # os.replace is atomic only within one file system, so the draft lies in the same folder. The process id keeps
     # two processes that write the same file from sharing a draft.
     draft = path.with_name(f'.{path.name}.{os.getpid()}')
-    pieces = [text] if isinstance(text, str) else text
     try:
-        with draft.open('w', encoding='utf-8') as file:
+        with draft.open('wb') as file:
             file.writelines(pieces)
         os.replace(draft, path)
     except OSError as error:
