@@ -1,11 +1,13 @@
 """Ways of answering without training, played by a script through the real sampler; and all of them on the miniature."""
 
+import importlib
 import json
 
 import pytest
 from python_process import config_flags, run_python
 from scripted_rollouts import CONFIG, ScriptedSampler, scripted_policy
 
+from zeroplay_jax.configuration import check, rules
 from zeroplay_jax.evaluation import answering, protocols
 from zeroplay_jax.evaluation.tables import Figure
 from zeroplay_jax.mini.world import World, evaluation_questions
@@ -16,6 +18,7 @@ from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.selfplay.context import Role, RolloutContext
+from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.types import Question, UserError
 
@@ -179,6 +182,7 @@ def test_a_protocol_sets_what_is_not_given_and_says_where_it_is_from():
 
     line = protocols.apply('ssp', setter)
     assert put['metric'] == 'judge' and put['rollout.max_turns'] == 11 and 'limit' not in put
+    assert put['rollout.response_tokens'] == 8192
     assert 'metric=judge (section 4.1)' in line
     assert line.endswith('not set: limit (given), judge.model (judge.kind is rule)')
     figures = {
@@ -190,6 +194,25 @@ def test_a_protocol_sets_what_is_not_given_and_says_where_it_is_from():
     assert list(map(str, total.values())) == ['25.0 [20.0, 30.0]', '50.0', '75.0 [60.0, 80.0]']
     assert list(total) == ['a', 'b', 'total']
     assert protocols.in_form('drzero', figures) == figures == protocols.in_form('', figures)
+
+
+@pytest.mark.parametrize('name', protocols.PROTOCOLS)
+def test_the_lengths_of_a_protocol_fit_the_config_of_its_paper(name):
+    config = importlib.import_module(f'zeroplay_jax.configs.{name}').get_config()
+
+    def put(field, value):
+        section, _, of_section = field.partition('.')
+        if of_section:
+            config[section][of_section] = value
+        return ''
+
+    protocols.apply(name, put)
+    recipe = recipe_class(config.recipe)
+    # A search server needs no files.
+    config.retrieval.update(kind='http', url='http://127.0.0.1:1')
+    for rule in rules.RULES:
+        if rule not in (*check._FILE_RULES, rules.fetch_addresses):
+            rule(config, recipe)
 
 
 def test_every_way_answers_on_the_miniature(tmp_path):

@@ -284,6 +284,7 @@ def check(config: ConfigDict, has_evaluation: bool = True, is_training: bool = T
     for rule in RULES:
         rule(config, recipe)
     if is_training:
+        check_distillation(config, recipe)
         check_training(config, recipe)
         check_hops(config)
         check_documents(config, recipe)
@@ -507,7 +508,7 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
         fail('shared_optimizer', True, problem, 'set weights to shared')
 
 
-def _check_distillation(config: ConfigDict, recipe: type[Recipe]) -> None:
+def check_distillation(config: ConfigDict, recipe: type[Recipe]) -> None:
     """Refuses a teacher without weight or without enough tokens."""
     for specification, settings in _trained(config, recipe):
         role = specification.name
@@ -627,7 +628,6 @@ RULES: tuple[Rule, ...] = (
     check_ahead,
     check_writers,
     check_alarms,
-    _check_distillation,
     check_judge,
     fetch_addresses,
     _check_roles,
