@@ -88,6 +88,9 @@ def _show(arguments: argparse.Namespace, evaluate_flags: Sequence[str]) -> None:
         for part in parts:
             figures[part.name]['near-duplicates'] = asked.near_duplicates(part.texts)
         shares = asked.topics(parts, arguments.topics)
+        if len(shares) < arguments.topics:
+            few = f'{len(shares)} topics instead of {arguments.topics}: too few questions or words'
+            print(f'note: {few}', file=sys.stderr)
     except ImportError:
         fix = 'pip install scikit-learn'
         print(f'note: near-duplicates and topics need scikit-learn; {fix}', file=sys.stderr)

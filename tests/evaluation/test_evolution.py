@@ -55,6 +55,19 @@ def test_the_questions_of_each_iteration_are_told_apart(run, capsys):
     assert pictures == {'asked.svg', 'asked.png', 'topics.svg', 'topics.png'}
 
 
+def test_files_of_a_former_call_are_removed_and_others_stay(run, monkeypatch):
+    folder = run / 'evolution'
+    assert command.main([str(run), '--parts=2']) == 0
+    former = {path.name for path in folder.glob('steps*.jsonl')}
+    kept = folder / 'steps1to9_mine.jsonl'
+    kept.write_text('')
+    monkeypatch.setitem(sys.modules, 'sklearn.neighbors', None)
+    assert len(former) == 2 and command.main([str(run)]) == 0
+    names = {path.name for path in folder.iterdir()}
+    written = {'iteration1.jsonl', 'iteration2.jsonl', 'asked.svg', 'asked.png'}
+    assert names == written | {kept.name}
+
+
 def test_a_run_of_one_iteration_is_divided_by_steps(tmp_path, capsys):
     run = pathlib.Path(shutil.copytree(RUNS / 'ssp', tmp_path / 'run'))
     assert command.main([str(run), '--parts=2']) == 0
@@ -112,8 +125,16 @@ def test_topics_are_named_by_their_words_and_add_up_to_one():
     (of_river,) = [values for name, values in shares.items() if 'mountain' in name]
     assert of_river[0] > 0.7 > 0.3 > of_river[1]
     assert [sum(column) for column in zip(*shares.values())] == pytest.approx([1, 1])
+    assert len(asked.topics([asked.Part('few', 1.0, rivers[:3])], 8)) == 3
     nothing = asked.Part('c', 1.0, [record(1, 'Who is it?')])
     assert asked.topics([nothing], 2) == {}
+
+
+def test_too_few_questions_for_the_topics_are_said(run, capsys):
+    assert command.main([str(run), '--topics=40']) == 0
+    captured = capsys.readouterr()
+    assert captured.err == 'note: 27 topics instead of 40: too few questions or words\n'
+    assert len(captured.out.split('\n\n')[1].splitlines()) == 1 + 27 + 4
 
 
 def test_open_tasks_are_written_with_their_rubrics(tmp_path):
@@ -152,6 +173,7 @@ def test_a_fixed_solver_answers_each_part(run, capsys):
     for figures in cells(capsys.readouterr().out).values():
         low, rate, high = (float(figures[name]) for name in ('low', 'solve rate', 'high'))
         assert 0 <= low <= rate <= high <= 1
+    assert 'solve rate: low end of 95 %' in (run / 'evolution' / 'asked.svg').read_text()
     answers = json.loads((run / 'evolution' / 'answers.json').read_text())
     assert 'worlds (0, 3) and' in answers['settings']['retrieval'], 'the corpus of the run'
 

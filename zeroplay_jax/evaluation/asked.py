@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,6 +24,8 @@ NEAR = 0.9
 # Smallest score of an answer that counts as correct.
 _CORRECT = 0.5
 _TOPIC_WORDS = 3
+# What this module writes, but for the picture of the figures, which every call writes.
+_WRITTEN = re.compile(r'(iteration\d+|steps\d+to\d+)\.jsonl|topics\.(svg|png)')
 # A task has several proposals, of which one is enough.
 MADE = 'tasks with a question'
 
@@ -131,7 +134,7 @@ def near_duplicates(texts: Sequence[str]) -> float:
 def topics(parts: Sequence[Part], count: int) -> dict[str, list[float]]:
     """Returns the words of each topic → its share of each part's questions (latent Dirichlet allocation, SSP fig. 6d).
 
-    {} if the questions have no words but the commonest.
+    There are no more topics than questions and words; {} if the questions have no words but the commonest.
     """
     from sklearn.decomposition import LatentDirichletAllocation
     from sklearn.feature_extraction.text import CountVectorizer
@@ -142,7 +145,7 @@ def topics(parts: Sequence[Part], count: int) -> dict[str, list[float]]:
         counts = counter.fit_transform(texts)
     except ValueError:
         return {}
-    model = LatentDirichletAllocation(count, random_state=0)
+    model = LatentDirichletAllocation(min(count, *counts.shape), random_state=0)
     of_texts = model.fit_transform(counts)
     ends = np.cumsum([len(part.texts) for part in parts])[:-1]
     shares = np.stack([part.mean(axis=0) for part in np.split(of_texts, ends)])
@@ -155,8 +158,14 @@ def topics(parts: Sequence[Part], count: int) -> dict[str, list[float]]:
 
 
 def write_sets(parts: Sequence[Part], folder: Path) -> list[Path]:
-    """Writes the questions with answers of each part as a file of JSON lines, or its open tasks; returns the paths."""
+    """Writes the questions with answers of each part as a file of JSON lines, or its open tasks; returns the paths.
+
+    Files of another call, such as one with other parts, are removed: nobody should take them for this one's.
+    """
     folder.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        if _WRITTEN.fullmatch(path.name):
+            path.unlink()
     paths: list[Path] = []
     for part in parts:
         # Without a label (drzero.labels=majority) there is nothing to compare an answer with.
@@ -203,12 +212,14 @@ def write_pictures(
     figures: Mapping[str, Json], shares: Mapping[str, Sequence[float]], folder: Path
 ) -> list[Path]:
     """Draws the shares among the figures, and the topics, over the parts; returns the paths of the files."""
-    drawing, axes = pictures.new_axes('What self-play asks', 'part', 'share of the questions')
+    drawing, axes = pictures.new_axes('What self-play asks', 'part', 'share')
     parts = list(figures)
     for name in (MADE, 'near-duplicates', 'solve rate then', 'solve rate', 'low', 'high'):
         values = [of_part.get(name, math.nan) for of_part in figures.values()]
+        is_end = name in ('low', 'high')
+        label = f'solve rate: {name} end of 95 %' if is_end else name
         if not np.isnan(values).all():
-            axes.plot(parts, values, ':' if name in ('low', 'high') else 'o-', label=name)
+            axes.plot(parts, values, ':' if is_end else 'o-', label=label)
     axes.set_ylim(0, 1)
     paths = pictures.save(drawing, axes, folder / 'asked.svg')
     if shares:

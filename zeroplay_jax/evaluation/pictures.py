@@ -80,7 +80,7 @@ def write_figure(name: str, runs: Sequence[Json], out: str | os.PathLike[str]) -
         for metric, (x, y) in lines.items():
             (line,) = axes.plot(x, y, 'o-', markersize=3, label=prefix + metric)
             if metric == 'em/mean' and 'x' not in figure:
-                _draw_band(axes, run, line.get_color())
+                _draw_band(axes, x, run['summary'], line.get_color())
     # Points [x, y], or the height of a horizontal line.
     for marker, (label, values) in zip('x+14', figure.get('published', {}).items()):
         style = {'color': TEXT_COLOUR, 'linestyle': ':', 'label': f'paper: {label}'}
@@ -92,53 +92,47 @@ def write_figure(name: str, runs: Sequence[Json], out: str | os.PathLike[str]) -
     return save(drawing, axes, out)
 
 
-def _draw_band(axes: Any, run: Json, colour: str) -> None:
-    """Draws the 95 % interval of the mean exact match of all evaluations in summary.json."""
-    evaluations = (run['summary'].get('results') or {}).get('evaluations')
-    counts = _training_steps(run['metrics'])
+def _draw_band(axes: Any, x: Sequence[float], summary: Json, colour: str) -> None:
+    """Draws the 95 % interval of the mean exact match of the evaluations in summary.json, which stand at x."""
+    evaluations = (summary.get('results') or {}).get('evaluations') or {}
+    # Of a damaged log nobody knows which is which.
+    if len(evaluations) != len(x):
+        return
     band = []
-    for step, of_step in dict(evaluations or {}).items():
+    for at, of_step in zip(x, evaluations.values()):
         flags = statistics.flags_of(of_step)
-        if flags and int(step) in counts:
-            band.append(
-                (counts[int(step)][''], *statistics.mean_interval(statistics.headline(flags)))
-            )
+        if flags:
+            band.append((at, *statistics.mean_interval(statistics.headline(flags))))
     if band:
-        steps, _, low, high = np.transpose(sorted(band))
+        steps, _, low, high = np.transpose(band)
         axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0, gid='band')
-
-
-def _training_steps(records: Sequence[Json]) -> dict[int, collections.Counter[str]]:
-    """Returns step → role → its training steps until then; '' is the role trained last, which an evaluation follows."""
-    counts: collections.Counter[str] = collections.Counter()
-    counts_at: dict[int, collections.Counter[str]] = {}
-    for record in records:
-        for name in record:
-            if name.endswith('reward_mean'):
-                # Logs of earlier versions leave the role to the phase.
-                role = name.rpartition('/')[0] or record['phase']
-                counts[role] += 1
-                counts[''] = counts[role]
-        counts_at[record['step']] = counts.copy()
-    return counts_at
 
 
 def _lines_of_run(figure: Json, run: Json) -> dict[str, tuple[list[float], list[float]]]:
     """Returns metric → x and y of the figure's metrics that a run logged."""
     values: dict[str, dict[int, list[float]]] = {}
-    counts = _training_steps(run['metrics'])
+    # Training steps by role; '' is the role trained last, which an evaluation follows.
+    counts: Json = collections.Counter()
     for record in run['metrics']:
+        # Logs of earlier versions leave the role to the phase.
+        trained = [
+            name.rpartition('/')[0] or record['phase']
+            for name in record
+            if name.endswith('reward_mean')
+        ]
+        for role in trained:
+            counts[role] += 1
+            counts[''] = counts[role]
         is_evaluation = record['phase'] == 'evaluation'
         # The start, which is evaluated before anything is trained, is iteration 0.
         is_start = is_evaluation and not record['step']
         iteration = 0 if is_start else record.get('iteration', 0) + 1
         for metric, value in record.items():
             role = '' if is_evaluation else metric.partition('/')[0]
-            x = iteration if 'x' in figure else counts[record['step']][role]
+            x = iteration if 'x' in figure else counts[role]
             is_drawn = any(fnmatch.fnmatch(metric, pattern) for pattern in figure['metrics'])
             # Not what a role does while it is not trained, such as generating tasks.
-            is_trained = f'{role}/reward_mean' in record
-            if is_drawn and value is not None and (is_trained or is_evaluation):
+            if is_drawn and value is not None and (is_evaluation or role in trained):
                 values.setdefault(metric, {}).setdefault(x, []).append(value)
     lines: dict[str, tuple[list[float], list[float]]] = {}
     for metric, by_x in sorted(values.items()):
