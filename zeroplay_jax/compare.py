@@ -12,9 +12,10 @@ it covers the runs, such as seeds, on these questions: Welch's t interval; Stude
 run i with --paired, and over the runs of the other side if one side is a single file, such as the policy before
 training; ± is the standard deviation over runs. Results of several samples per question have a row each for their
 mean, with the standard deviation over samples, for the best one (pass@k) and for the majority's.
-Results are refused if the retriever, the corpus, the number of passages per query, the prompts, the tools, the metric,
-the judge, the temperature or the numbers of samples, questions or tokens differ: their difference would not measure the
-policy. So are two results of one run on a side.
+Results are refused if the retriever, the corpus, the number of passages per query, the metric, the judge, the date, the
+temperature or the numbers of samples or questions differ: their difference would not measure the policy. Other prompts,
+tools or numbers of turns or tokens, which papers compare, are named in a line. Refused are also two results of one run
+on a side.
 """
 
 from __future__ import annotations
@@ -131,12 +132,18 @@ def _read_sides(files_of_sides: list[list[str]]) -> Sides:
     for files in files_of_sides:
         heading, results = _read_side(files)
         # Two folders may have files of one name.
+        if heading in sides and not files[1:]:
+            heading = f'{pathlib.Path(files[0]).absolute().parent.name}, {heading}'
         while heading in sides:
             heading += "'"
         sides[heading] = results
     results = [result for side in sides.values() for result in side]
-    for result in results[1:]:
-        question_sets.check_comparable(results[0], result)
+    for heading, of_side in sides.items():
+        notes = [question_sets.check_comparable(results[0], result) for result in of_side]
+        if any(notes):
+            print(
+                f'note: {heading}: not the policy alone differs, but {max(notes)}', file=sys.stderr
+            )
     names = question_sets.shared_sets(results)
     for result in results:
         result['sets'] = {name: result['sets'][name] for name in names}

@@ -89,8 +89,10 @@ def _show(arguments: argparse.Namespace, evaluate_flags: Sequence[str]) -> None:
             figures[part.name]['near-duplicates'] = asked.near_duplicates(part.texts)
         shares = asked.topics(parts, arguments.topics)
         if len(shares) < arguments.topics:
-            few = f'{len(shares)} topics instead of {arguments.topics}: too few questions or words'
-            print(f'note: {few}', file=sys.stderr)
+            print(
+                f'note: {len(shares)} topics instead of {arguments.topics}: too few questions or words',
+                file=sys.stderr,
+            )
     except ImportError:
         fix = 'pip install scikit-learn'
         print(f'note: near-duplicates and topics need scikit-learn; {fix}', file=sys.stderr)
@@ -103,8 +105,7 @@ def _show(arguments: argparse.Namespace, evaluate_flags: Sequence[str]) -> None:
             figures[name] |= asked.solved(result['answered'])
     print(asked.table(figures))
     if shares:
-        names = [part.name for part in parts]
-        rows = {topic: dict(zip(names, of_parts)) for topic, of_parts in shares.items()}
+        rows = {topic: dict(zip(figures, of_parts)) for topic, of_parts in shares.items()}
         print(f'\n{asked.table(rows)}')
     for path in asked.write_pictures(figures, shares, folder):
         print(path)

@@ -1,6 +1,7 @@
 """Evaluation on question sets: what is read, what is reported, and which results may be compared."""
 
 import json
+import re
 
 import huggingface_hub
 import pytest
@@ -109,10 +110,27 @@ def test_a_paired_interval_is_narrow_where_all_questions_move_alike():
     assert mean == 0 and -0.4 < low < -0.2 < 0.2 < high < 0.4
 
 
-@pytest.mark.parametrize('setting', question_sets.SETTINGS)
+@pytest.mark.parametrize('setting', question_sets.SETTINGS.keys() - question_sets.OF_AGENT)
 def test_results_under_other_conditions_are_not_compared(setting):
-    with pytest.raises(UserError, match=f'they differ in {setting}: .same. and .other.'):
+    line = f'they differ in {setting}: .same. and .other.; evaluate both with the same '
+    with pytest.raises(UserError, match=line + re.escape(question_sets.SETTINGS[setting])):
         question_sets.compare(result([1.0]), result([1.0], **{setting: 'other'}))
+
+
+def test_other_agents_are_compared_and_what_differs_is_said(tmp_path, capsys):
+    files = [tmp_path / 'five.json', tmp_path / 'eleven.json']
+    for path, turns in zip(files, (5, 11)):
+        path.write_text(json.dumps(result([1.0, 0.0], tokens=[turns, 256, 512])))
+    assert compare.main([str(path) for path in files]) == 0
+    captured = capsys.readouterr()
+    assert 'difference' in captured.out
+    assert captured.err == (
+        'note: eleven: not the policy alone differs, but tokens: [5, 256, 512] and [11, 256, 512] '
+        '(--config.rollout.max_turns, turn_tokens, observation_tokens and response_tokens)\n'
+    )
+    both = result([1.0], tokens='other', metric='other')
+    with pytest.raises(UserError, match='tokens: .* evaluate both with the same --metric and --co'):
+        question_sets.compare(result([1.0]), both)
 
 
 def test_results_on_other_questions_are_not_compared():

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def test_the_four_forms_hold_the_same_numbers():
     assert markdown[1] == '| --- | --- | --- |' and markdown[2].startswith('| base | 0.250 [0.200')
     latex = tables.write(ROWS, 'latex').splitlines()
     assert latex[0] == r'\begin{tabular}{lrr}' and latex[1] == r' & nq\_open & average \\'
-    assert latex[4] == r'difference & +0.100 $\pm$ 0.012 [-0.020, +0.200] & 12 \\'
+    assert latex[4] == r'difference & +0.100 $\pm$ 0.012 [$-$0.020, +0.200] & 12 \\'
     header, base, difference = csv.reader(tables.write(ROWS, 'csv').splitlines())
     assert header[1:5] == ['nq_open', 'nq_open low', 'nq_open high', 'nq_open deviation']
     assert base[1:] == ['0.25', '0.2', '0.31', '', '0.5', '', '', '']
@@ -82,7 +83,7 @@ def write(tmp_path):
     return write
 
 
-def test_iterations_are_rows_with_their_differences_from_the_first(write, capsys):
+def test_iterations_are_rows_with_their_differences_from_the_first(write, tmp_path, capsys):
     sets = {'a': [0.0, 1.0] * 10, 'b': [0.0] * 20}
     base = write('base', sets)
     first = write('iteration1', {'a': [1.0] * 20, 'b': [0.0] * 20})
@@ -99,6 +100,11 @@ def test_iterations_are_rows_with_their_differences_from_the_first(write, capsys
         'iteration1 - base': [0.5, 0.0, 0.25],
         'iteration2 - base': [0.5, 1.0, 0.75],
     }
+    (tmp_path / 'other').mkdir()
+    other = shutil.copy(base, tmp_path / 'other')
+    assert compare.main([base, str(other), '--format=latex']) == 0
+    latex = capsys.readouterr().out
+    assert '\nbase & ' in latex and '\nother, base & ' in latex
     assert compare.main([base]) == 0 and 'average' in capsys.readouterr().out
 
 

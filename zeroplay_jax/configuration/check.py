@@ -240,7 +240,6 @@ def _check_config(config: ConfigDict, given: Mapping[str, str], mistakes: Mistak
             mistakes.of(rule, on_machine, recipe)
     if has_files:
         mistakes.of(check_documents, on_machine, recipe)
-    mistakes.of(rules.check_distillation, on_machine, recipe)
     mistakes.of(rules.check_training, on_machine, recipe)
     mistakes.of(rules.check_hops, on_machine)
     mistakes.of(recipe.check, on_machine)

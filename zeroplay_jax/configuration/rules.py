@@ -284,7 +284,6 @@ def check(config: ConfigDict, has_evaluation: bool = True, is_training: bool = T
     for rule in RULES:
         rule(config, recipe)
     if is_training:
-        check_distillation(config, recipe)
         check_training(config, recipe)
         check_hops(config)
         check_documents(config, recipe)
@@ -342,7 +341,8 @@ def _check_lengths(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def check_training(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses rows of an update that are shorter than a rollout, and a corpus without the file that training needs."""
+    """Refuses a teacher or rows too short for a rollout, and a corpus without the file that training needs."""
+    _check_distillation(config, recipe)
     # Packing never splits a trajectory over two rows: attention would not reach across.
     context = config.sampler.context
     if config.micro.tokens < context:
@@ -508,7 +508,7 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
         fail('shared_optimizer', True, problem, 'set weights to shared')
 
 
-def check_distillation(config: ConfigDict, recipe: type[Recipe]) -> None:
+def _check_distillation(config: ConfigDict, recipe: type[Recipe]) -> None:
     """Refuses a teacher without weight or without enough tokens."""
     for specification, settings in _trained(config, recipe):
         role = specification.name

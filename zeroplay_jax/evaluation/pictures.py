@@ -41,6 +41,9 @@ METADATA = {'Date': None, 'Creator': None}
 # What papers count: neither evaluations nor steps that train another role.
 STEPS = 'training steps of the role, over all iterations'
 
+# x and y.
+Line = tuple[list[float], list[float]]
+
 FIGURES = Path(__file__).parents[1] / 'configs' / 'figures.toml'
 
 
@@ -108,11 +111,11 @@ def _draw_band(axes: Any, x: Sequence[float], summary: Json, colour: str) -> Non
         axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0, gid='band')
 
 
-def _lines_of_run(figure: Json, run: Json) -> dict[str, tuple[list[float], list[float]]]:
+def _lines_of_run(figure: Json, run: Json) -> dict[str, Line]:
     """Returns metric → x and y of the figure's metrics that a run logged."""
     values: dict[str, dict[int, list[float]]] = {}
     # Training steps by role; '' is the role trained last, which an evaluation follows.
-    counts: Json = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     for record in run['metrics']:
         # Logs of earlier versions leave the role to the phase.
         trained = [
@@ -125,8 +128,7 @@ def _lines_of_run(figure: Json, run: Json) -> dict[str, tuple[list[float], list[
             counts[''] = counts[role]
         is_evaluation = record['phase'] == 'evaluation'
         # The start, which is evaluated before anything is trained, is iteration 0.
-        is_start = is_evaluation and not record['step']
-        iteration = 0 if is_start else record.get('iteration', 0) + 1
+        iteration = record.get('iteration', 0) + bool(record['step'] or not is_evaluation)
         for metric, value in record.items():
             role = '' if is_evaluation else metric.partition('/')[0]
             x = iteration if 'x' in figure else counts[role]
@@ -134,7 +136,7 @@ def _lines_of_run(figure: Json, run: Json) -> dict[str, tuple[list[float], list[
             # Not what a role does while it is not trained, such as generating tasks.
             if is_drawn and value is not None and (is_evaluation or role in trained):
                 values.setdefault(metric, {}).setdefault(x, []).append(value)
-    lines: dict[str, tuple[list[float], list[float]]] = {}
+    lines: dict[str, Line] = {}
     for metric, by_x in sorted(values.items()):
         is_last = figure.get('of') == 'last'
         y = [of_x[-1] if is_last else float(np.mean(of_x)) for of_x in by_x.values()]

@@ -33,26 +33,24 @@ from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Question, TaskDropped, Trajectory, UserError
 
 COLLECTION = 'hf://RUC-NLPIR/FlashRAG_datasets'
-# Settings of a result; two results are comparable only if all of these are equal. 'answering' is not one of them: rows
-# of a paper's table are a base model's ways of answering and a trained policy's searches.
-SETTINGS = (
-    'retrieval',
-    'top_k',
-    'prompts',
-    'metric',
-    'samples',
-    'temperature',
-    'limit',
-    'judge',
-    'tools',
-    'tokens',
-    'template',
-)
-# What to do if two results differ in a setting, where that is not plain from its name.
-_ALIKE = {
-    'retrieval': 'evaluate both with the same index (--config.retrieval.path, or url of a server)',
-    'template': 'evaluate both with the same --date',
+# Settings of a result that `check_comparable` looks at → what sets them. 'answering' is not one of them: rows of a
+# paper's table are a base model's ways of answering and a trained policy's searches.
+SETTINGS = {
+    'retrieval': 'index (--config.retrieval.path, or url of a server)',
+    'top_k': '--config.tools.top_k',
+    'prompts': '--config.prompts',
+    'metric': '--metric',
+    'samples': '--samples',
+    'temperature': '--temperature',
+    'limit': '--limit',
+    'judge': '--config.judge',
+    'tools': '--config.tools',
+    'tokens': '--config.rollout.max_turns, turn_tokens, observation_tokens and response_tokens',
+    'template': '--date',
 }
+# Those of the agent, not of the measurement. Papers have such rows: a policy without a search (DSPO, table 1), prompts
+# of other systems (SSP, appendix D).
+OF_AGENT = {'prompts', 'tools', 'tokens'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -413,22 +411,23 @@ def shared_sets(results: Sequence[Json]) -> list[str]:
     return [name for name in results[0]['sets'] if name in names]
 
 
-def check_comparable(one: Json, other: Json) -> None:
-    """Raises UserError if two results differ in a setting or in the questions of a shared set, or share no set."""
-    differences: list[str] = []
-    advice: list[str] = []
+def check_comparable(one: Json, other: Json) -> str:
+    """Returns in which settings `OF_AGENT` two results differ, and which flags set them; '' if in none.
+
+    Raises:
+      UserError: they differ in another setting or in the questions of a shared set, or share no set.
+    """
+    differences = {}
     for name in SETTINGS:
-        # Results of earlier versions lack the newer settings; None differs from any value, so they are refused.
-        first_value = one['settings'].get(name)
-        second_value = other['settings'].get(name)
-        if first_value != second_value:
-            differences.append(f'{name}: {first_value!r} and {second_value!r}')
-            if name in _ALIKE:
-                advice.append(_ALIKE[name])
-    if differences:
+        # Results of earlier versions lack the newer settings; None differs from any value.
+        values = [result['settings'].get(name) for result in (one, other)]
+        if values[0] != values[1]:
+            differences[name] = f'{name}: {values[0]!r} and {values[1]!r}'
+    text = '; '.join(differences.values())
+    flags = ' and '.join(SETTINGS[name] for name in differences)
+    if differences.keys() - OF_AGENT:
         raise UserError(
-            f'these results cannot be compared, they differ in {"; ".join(differences)}; '
-            f'{", and ".join(advice) or "evaluate both alike"}'
+            f'these results cannot be compared, they differ in {text}; evaluate both with the same {flags}'
         )
     for name in shared_sets([one, other]):
         # 'questions' is the fingerprint of the set's questions, see `results`.
@@ -436,6 +435,7 @@ def check_comparable(one: Json, other: Json) -> None:
             raise UserError(
                 f'the questions of {name} differ between the two results; evaluate both on the same'
             )
+    return text and f'{text} ({flags})'
 
 
 # ---- open tasks ------------------------------------------------------------------------------------

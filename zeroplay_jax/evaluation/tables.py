@@ -113,7 +113,9 @@ def _latex(rows: Sequence[Sequence[str]]) -> str:
     for row in rows:
         # None of the texts has a backslash: names of files and of functions, and numbers.
         escaped = [re.sub(r'([&%$#_{}])', r'\\\1', cell) for cell in row]
-        lines.append(' & '.join(escaped).replace('±', r'$\pm$') + r' \\')
+        line = ' & '.join(escaped).replace('±', r'$\pm$')
+        # A hyphen is no minus.
+        lines.append(re.sub(r'(?<!\w)-(?=\d)', '$-$', line) + r' \\')
     columns = 'l' + 'r' * (len(rows[0]) - 1)
     body = [lines[0], r'\hline', *lines[1:]]
     return '\n'.join([rf'\begin{{tabular}}{{{columns}}}', *body, r'\end{tabular}'])
