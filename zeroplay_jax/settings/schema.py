@@ -440,8 +440,8 @@ class Evaluation(Section):
     questions: PositiveInt = 100
     """Questions per hop count (miniature worlds), or in all (a fixed sample of each file)."""
     file: InputPath = ''
-    """JSON lines of questions with answers, for any corpus but the miniature worlds; several files, with commas between
-    them, have a curve each."""
+    """JSON lines of questions with answers, for any corpus but the miniature worlds; several, with commas between, have
+    a curve each; em/mean pools their questions."""
     tasks: InputPath = ''
     """JSON lines of open tasks with rubrics; SCOPE has its own for miniature worlds."""
     metric: Annotated[str, one_of_or_function('none', 'subem', 'f1', 'judge')] = 'none'
