@@ -158,7 +158,7 @@ def new_axes(title: str, x: str, y: str) -> tuple[Any, Any]:
         axes.set(xlabel=x, ylabel=y)
         axes.grid(axis='y', color=TEXT_COLOUR, alpha=0.3)
         axes.spines[:].set_visible(False)
-        if x == 'iteration':
+        if x in ('iteration', STEPS):
             axes.locator_params(axis='x', integer=True)
     return drawing, axes
 
