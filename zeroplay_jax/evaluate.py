@@ -127,10 +127,12 @@ _ANSWERER_WEIGHTS = 'answerer'
 def main(argv: list[str]) -> None:
     """Checks the command, then evaluates."""
     config = _CONFIG.value
-    if _SETS.value and config is not None:
-        # Only the questions of --sets are asked, so the question files of the config need not exist.
-        config.eval.file = ''
-        config.eval.tasks = ''
+    if config is not None:
+        # Only the questions of --sets or of the evaluation are asked: other files of the config need not exist.
+        unread = ('inputs.', 'eval.') if _SETS.value else ('inputs.',)
+        for name, _ in fields.input_paths(config):
+            if name.startswith(unread):
+                config.update_from_flattened_dict({name: ''})
     if config is not None and 'prompts' not in config_flags.get_override_values(
         flags.FLAGS['config']
     ):

@@ -82,3 +82,13 @@ def test_flags_that_would_have_no_effect_are_refused(flag, user_reads):
     (line,) = ended.stderr.splitlines()
     assert ended.returncode == 2 and f'{flag}: is for the questions of --sets' in line
     user_reads(line)
+
+
+def test_files_that_only_training_reads_need_not_exist(tmp_path):
+    """The config names answers, and its index is the first thing that is missed."""
+    path = tmp_path / 'set.jsonl'
+    path.write_text('{"question": "Who?", "answers": ["I"]}')
+    words = ('-m', 'zeroplay_jax.evaluate', '--config=configs/ssp.py', '--protocol=ssp')
+    policy = '--policy=zeroplay_jax/mini/clean'
+    ended = run_python(*words, policy, f'--sets={path}', f'--index={tmp_path}/none')
+    assert ended.returncode == 2 and 'not an index folder' in ended.stderr.splitlines()[-1]
