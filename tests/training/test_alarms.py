@@ -106,7 +106,7 @@ def test_series_and_lines():
 
 
 def test_the_quickstart_reaches_no_level():
-    """The watched figures of the README's run (seed 0), which lifts exact match from 0.240 to 0.930."""
+    """The watched figures of a whole run (seed 0)."""
     config = quickstart.get_config()
     alarms = Alarms(config.alarms)
     path = pathlib.Path(__file__).parents[1] / 'golden' / 'quickstart_metrics.jsonl'
