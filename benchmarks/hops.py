@@ -130,7 +130,7 @@ def main(argv=None) -> None:
         rows.append([ARMS[name].text, *(_cell([run[hop] for run in after]) for hop in HOPS)])
     if arguments.svg:
         draw(arguments.svg, before, [results[names[0], seed]['after'] for seed in seeds])
-    print(table(['', *(f'{hop} hops' for hop in HOPS)], rows))
+    print(table(['hops', *HOPS], rows))
 
 
 if __name__ == '__main__':
