@@ -110,7 +110,7 @@ def test_a_paired_interval_is_narrow_where_all_questions_move_alike():
     assert mean == 0 and -0.4 < low < -0.2 < 0.2 < high < 0.4
 
 
-@pytest.mark.parametrize('setting', question_sets.SETTINGS.keys() - question_sets.OF_AGENT)
+@pytest.mark.parametrize('setting', sorted(question_sets.SETTINGS.keys() - question_sets.OF_AGENT))
 def test_results_under_other_conditions_are_not_compared(setting):
     line = f'they differ in {setting}: .same. and .other.; evaluate both with the same '
     with pytest.raises(UserError, match=line + re.escape(question_sets.SETTINGS[setting])):
