@@ -202,7 +202,8 @@ def measure_update(model: ModelConfig, rollouts: workload.Rollouts) -> None:
 def main(argv=None) -> None:
     """Measures one part."""
     parser = command.parser('gpu', __doc__)
-    parser.add_argument('part', choices=('kernel', 'slots', 'pages', 'update'))
+    parts = ('kernel', 'slots', 'pages', 'update')
+    parser.add_argument('part', choices=parts, help='what is measured')
     part = parser.parse_args(argv).part
     # To try out Triton's products for 36 layers takes minutes; cuBLAS computes them instead.
     os.environ.setdefault('XLA_FLAGS', '--xla_gpu_enable_triton_gemm=false')
