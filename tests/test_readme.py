@@ -55,7 +55,8 @@ SMALL = {
     'make lint': only_shown,  # .ci/run does it
     'make docs': only_shown,  # tests/test_docs.py builds the site
     'make .venv/': only_shown,
-    f'{MAIN}quickstart.py': FEW,
+    # So few rollouts of the config's own policy may all earn the same.
+    f'{MAIN}quickstart.py': f'{FEW} {flags("policy.path=zeroplay_jax/mini/base prompts=mini")}',
     f'{MAIN}dspo.py:mini': GIVEN,
     f'{MAIN}drzero.py:mini': MINI,
     f'{MAIN}ablations.py': MINI,

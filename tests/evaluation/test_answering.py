@@ -220,7 +220,10 @@ def test_every_way_answers_on_the_miniature(tmp_path):
     lines = [json.dumps(q) for q in evaluation_questions(worlds, 3, (1, 2))]
     for name, part in (('one', lines[:3]), ('two', lines[3:])):
         (tmp_path / f'{name}.jsonl').write_text('\n'.join(part))
-    small = config_flags('world.train=(0,4) world.evaluation=(0,2) eval.questions=2')
+    # The context of the paper is longer than this model knows.
+    small = config_flags(
+        'world.train=(0,4) world.evaluation=(0,2) eval.questions=2 sampler.context=1024'
+    )
     done = run_python(
         *('-m', 'zeroplay_jax.evaluate', '--config=configs/quickstart.py', *small),
         *(f'--sets={tmp_path}/one.jsonl,{tmp_path}/two.jsonl', f'--out={tmp_path}/out.json'),

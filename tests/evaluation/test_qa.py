@@ -147,7 +147,7 @@ def test_an_answerer_of_its_own_is_asked(tmp_path, capsys):
     path, out = tmp_path / 'set.jsonl', tmp_path / 'out.json'
     worlds = [World(i, 'evaluation', 0.25) for i in range(2)]
     path.write_text('\n'.join(json.dumps(q) for q in evaluation_questions(worlds, 3, (1, 2))))
-    flags = (f'--sets={path}', f'--out={out}', '--answerer=zeroplay_jax/mini/clean')
+    flags = (f'--sets={path}', f'--out={out}', '--answerer=zeroplay_jax/mini/parts/base')
     done = evaluate(*SMALL, *flags)
     assert done.returncode == 0, done.stderr[-2000:]
     figures = json.loads(done.stdout.strip().split('\n')[-1])['set']
