@@ -30,6 +30,8 @@ FEW = flags(
     f'{PROPOSED} proposer.batch=16 solver.batch=4 solver.samples=3 reward.solves=2 schedule.iterations=1 '
     'eval.questions=2 eval.every=0'
 )
+# As the quickstart once was: so few rollouts of its present policy may all earn the same.
+BASE = 'policy.path=zeroplay_jax/mini/base prompts=mini schedule.hop_ratio=(4,3,2,1)'
 WORLDS = 'world.train=(0,4) world.evaluation=(0,2)'
 MINI = flags(f'{PROPOSED} {WORLDS} solver.batch=4 eval.questions=2')
 GIVEN = flags(f'{ONE_STEP} {WORLDS} solver.batch=4 solver.minibatches=1 eval.questions=1')
@@ -55,8 +57,7 @@ SMALL = {
     'make lint': only_shown,  # .ci/run does it
     'make docs': only_shown,  # tests/test_docs.py builds the site
     'make .venv/': only_shown,
-    # So few rollouts of the config's own policy may all earn the same.
-    f'{MAIN}quickstart.py': f'{FEW} {flags("policy.path=zeroplay_jax/mini/base prompts=mini")}',
+    f'{MAIN}quickstart.py': f'{FEW} {flags(BASE)}',
     f'{MAIN}dspo.py:mini': GIVEN,
     f'{MAIN}drzero.py:mini': MINI,
     f'{MAIN}ablations.py': MINI,
