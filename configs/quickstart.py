@@ -41,7 +41,7 @@ def get_config():
     config.solver.batch = 32
     config.solver.samples = 5
 
-    # Worlds that no trial used while these settings were chosen.
+    # Other worlds than those of the trials in which these settings were chosen.
     config.world.evaluation = (12, 12)
     config.eval.update(every=12, questions=60, hops=(1, 2, 3, 4, 5, 6))
     config.checkpoint.every = 5
