@@ -35,6 +35,7 @@ from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
+from zeroplay_jax.runtime import devices
 from zeroplay_jax.types import UserError
 
 PAGE = 64
@@ -83,31 +84,40 @@ def seconds(call: Callable[[], object], repeats: int) -> list[float]:
 
 
 def peak_gib() -> float:
-    """Returns the most memory that this process has used on the device."""
-    statistics_of_device = jax.devices()[0].memory_stats() or {}
-    return round(statistics_of_device.get('peak_bytes_in_use', 0) / 2**30, 1)
+    """Returns the most memory that this process has used on the device, in GiB; 0 where the device does not tell."""
+    return round(devices.memory().get('memory/peak_gib', 0.0), 1)
+
+
+def attention_inputs(model: ModelConfig, step: Step) -> tuple[jax.Array, ...]:
+    """Returns random inputs of one layer's attention.
+
+    Returns:
+      q: bfloat16 [tokens, heads, head_dim].
+      cache: bfloat16 [pages, PAGE, 2 · kv_heads, head_dim].
+      table: int32 [rows, pages per row].
+      row, position: int32 [tokens].
+    """
+    pages_per_row = step.tokens // PAGE
+    rng = np.random.default_rng(0)
+    pages = rng.permutation(step.rows * pages_per_row)
+    table = jnp.asarray(pages.reshape(step.rows, pages_per_row), jnp.int32)
+    cache_shape = (len(pages), PAGE, 2 * model.kv_heads, model.head_dim)
+    cache = jax.random.normal(jax.random.key(0), cache_shape, jnp.bfloat16)
+    row = np.arange(step.rows)
+    # Lengths are uneven, as those of rollouts are.
+    position = rng.integers(step.tokens // 4, step.tokens, step.rows)
+    if step.chunk:
+        row = np.append(row[:-1], np.full(step.chunk, step.rows - 1))
+        position = np.append(position[:-1], np.arange(step.tokens - step.chunk, step.tokens))
+    q_shape = (len(row), model.heads, model.head_dim)
+    q = jax.random.normal(jax.random.key(1), q_shape, jnp.bfloat16)
+    return q, cache, table, jnp.asarray(row, jnp.int32), jnp.asarray(position, jnp.int32)
 
 
 def measure_kernel(model: ModelConfig) -> None:
     """Prints, per step, the times of one layer's attention in plain JAX and by the kernel, and their difference."""
     mesh = sharding.make_mesh()
     for step in STEPS:
-        pages_per_row = step.tokens // PAGE
-        rng = np.random.default_rng(0)
-        pages = rng.permutation(step.rows * pages_per_row)
-        table = jnp.asarray(pages.reshape(step.rows, pages_per_row), jnp.int32)
-        cache_shape = (len(pages), PAGE, 2 * model.kv_heads, model.head_dim)
-        cache = jax.random.normal(jax.random.key(0), cache_shape, jnp.bfloat16)
-        # Lengths are uneven, as those of rollouts are.
-        last = rng.integers(step.tokens // 4, step.tokens, step.rows)
-        row = np.arange(step.rows)
-        position = last
-        if step.chunk:
-            row = np.append(row[:-1], np.full(step.chunk, step.rows - 1))
-            position = np.append(last[:-1], np.arange(step.tokens - step.chunk, step.tokens))
-        row, position = jnp.asarray(row, jnp.int32), jnp.asarray(position, jnp.int32)
-        q_shape = (len(row), model.heads, model.head_dim)
-        q = jax.random.normal(jax.random.key(1), q_shape, jnp.bfloat16)
         shape = StepShape(step.rows, bool(step.chunk))
 
         @jax.jit
@@ -118,7 +128,7 @@ def measure_kernel(model: ModelConfig) -> None:
         def kernel(q, cache, table, row, position, shape=shape):
             return ragged_attention.make_attend(mesh, table, row, position, shape)(q, cache, 0)
 
-        arguments = (q, cache, table, row, position)
+        arguments = attention_inputs(model, step)
         expected = plain(*arguments).astype(jnp.float32)
         difference = jnp.abs(expected - kernel(*arguments).astype(jnp.float32)).max()
         figures: dict[str, Any] = step._asdict() | {'difference': float(difference)}
@@ -136,7 +146,7 @@ def _milliseconds(function: Callable, arguments: tuple) -> float:
             out = function(*arguments)
         out.block_until_ready()
 
-    return 1e3 * statistics.median(seconds(run, 5)) / calls
+    return 1e3 * workload.median_seconds(run, 5) / calls
 
 
 class RolloutEngine(Engine):

@@ -1,7 +1,7 @@
 """What self-play teaches beyond its demonstrations, with controls: exact match by hops before and after a run.
 
-    python -m benchmarks.hops --seeds 0,1,2,3,4 --svg benchmarks/results/quickstart.svg
-    python -m benchmarks.hops --arms random,frozen,two_hops --seeds 0,1
+    python -m benchmarks.hops --svg benchmarks/results/quickstart.svg
+    python -m benchmarks.hops --arms random frozen two_hops --seeds 0 1
 
 Each arm is configs/quickstart.py with the settings of `ARMS`. The start was shown chains of at most two hops
 (tools/checkpoints/base_parts.py). Finished runs in --folder are not made again: give another one after a change of the
@@ -99,20 +99,16 @@ def draw(path: pathlib.Path, before: dict[str, float], after: Sequence[dict[str,
 def main(argv=None) -> None:
     """Makes the runs and prints the table."""
     flags = parser('hops', __doc__)
+    flags.add_argument('--arms', nargs='+', choices=ARMS, default=['selfplay'], help='(selfplay)')
     flags.add_argument(
-        '--arms', default='selfplay', help=f'of {", ".join(ARMS)}, with commas between'
+        '--seeds', nargs='+', type=int, default=[0, 1, 2, 3, 4], help='of each arm (0 to 4)'
     )
-    flags.add_argument('--seeds', default='0,1,2,3,4', help='with commas between')
     flags.add_argument('--folder', default='runs/hops', type=pathlib.Path, help='of the runs')
     flags.add_argument('--parallel', type=int, default=1, help='runs at the same time')
     flags.add_argument('--svg', type=pathlib.Path, help='draws the first arm into this file')
     arguments = flags.parse_args(argv)
-    names = arguments.arms.split(',')
-    unknown = [name for name in names if name not in ARMS]
-    if unknown:
-        flags.error(f'--arms: there is no {unknown[0]}; give some of {", ".join(ARMS)}')
+    names, seeds = arguments.arms, arguments.seeds
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    seeds = [int(seed) for seed in arguments.seeds.split(',')]
     rows = []
     with (
         one_line_errors('benchmarks.hops'),

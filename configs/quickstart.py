@@ -27,7 +27,7 @@ def get_config():
     config.sampler.attention = 'used'
 
     config.schedule.iterations = 2
-    # Longer chains than the start was shown; a third of the questions that come back have two hops all the same.
+    # Longer chains than the start was shown; more than half of what comes back has two hops all the same.
     config.schedule.hop_ratio = (0, 0, 3, 1)
 
     config.proposer.learning_rate = 2e-4

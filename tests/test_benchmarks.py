@@ -85,15 +85,15 @@ def test_the_table_and_the_picture_of_self_play_and_a_control(tmp_path, capsys):
             }
             (run / 'summary.json').write_text(json.dumps({'em_by_hop': by_hop}))
     picture = tmp_path / 'picture.svg'
-    folder = ['--folder', str(tmp_path), '--seeds', '0,1']
-    hops.main([*folder, '--arms', 'selfplay,random', '--svg', str(picture)])
+    folder = ['--folder', str(tmp_path), '--seeds', '0', '1']
+    hops.main([*folder, '--arms', 'selfplay', 'random', '--svg', str(picture)])
     start, selfplay, control = capsys.readouterr().out.splitlines()[2:]
     assert start == '| start | 0.25 | 0.25 | 0.25 | 0.25 | 0.25 | 0.25 |'
     assert selfplay.count('0.62 [0.50, 0.75]') == control.count('0.12 [0.00, 0.25]') == 6
     assert 'shown to the start' in picture.read_text()
     with pytest.raises(SystemExit):
         hops.main([*folder, '--arms', 'selfplays'])
-    assert 'there is no selfplays' in capsys.readouterr().err
+    assert "invalid choice: 'selfplays'" in capsys.readouterr().err
 
 
 def test_random_rewards_are_fair_and_repeatable():

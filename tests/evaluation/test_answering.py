@@ -206,7 +206,7 @@ def test_the_lengths_of_a_protocol_fit_the_config_of_its_paper(name):
             config[section][of_section] = value
         return ''
 
-    protocols.apply(name, put)
+    assert protocols.apply(name, put).startswith(f'protocol {name}: ')
     recipe = recipe_class(config.recipe)
     # A search server needs no files.
     config.retrieval.update(kind='http', url='http://127.0.0.1:1')

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import struct
 
 import numpy as np
@@ -27,6 +28,7 @@ from zeroplay_jax.policy.config_fields import FAMILIES
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout.tokens import open_codec
+from zeroplay_jax.settings.kinds import PARTS_CHECKPOINT
 from zeroplay_jax.training import policy_settings
 
 CLASSES = {
@@ -484,3 +486,10 @@ def test_an_adapter_over_an_adapter_is_refused(adapter, tmp_path, user_reads):
     line = refused(hf.load, second)
     assert 'is an adapter itself' in line
     user_reads(line)
+
+
+def test_a_copy_of_the_start_of_the_quickstart_is_asked_with_its_prompts(tmp_path):
+    copy = shutil.copytree(PARTS_CHECKPOINT, tmp_path / 'copy')
+    config = policy_settings.settings(copy)
+    assert (config.prompts, config.tools.syntax) == ('numbered', 'search_r1')
+    assert config.sampler.context == 1024

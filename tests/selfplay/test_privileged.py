@@ -46,8 +46,9 @@ def test_half_a_path_lacks_one_piece_of_half_the_lines_before_the_question():
     cuts = [path[:i] + path[i + half :] for i in range(len(path) - half + 1)]
     expected = {'\n'.join([*cut, question, answer]) for cut in cuts}
     assert {text('qcp_partial', step=i) for i in range(60)} == expected
-    names = {text('qcp_partial', 'mini', step=i) for i in range(40)}
-    assert names == {'Gumu > Tarva', 'Lomi > Tarva'}
+    for style in ('mini', 'numbered'):
+        names = {text('qcp_partial', style, step=i) for i in range(40)}
+        assert names == {'Gumu > Tarva', 'Lomi > Tarva'}
 
 
 def teacher_prompt(question=ASKED['question'], **changes):
