@@ -252,6 +252,12 @@ def properties_of(loss: str) -> LossProperties:
     return imported_loss(loss) if ':' in loss else BUILT_IN_LOSSES[loss]
 
 
+def joins_contexts(loss: str) -> bool:
+    """Returns whether a loss is defined on rollouts with several contexts, as all built-in ones are."""
+    properties = properties_of(loss)
+    return properties.per_token or bool(getattr(properties, 'rollout_values', True))
+
+
 def imported_loss(name: str) -> LossProperties:
     """Returns a loss of another package. Imports JAX, which built-in losses do not need here."""
     from zeroplay_jax.objectives import losses
@@ -495,9 +501,10 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
             )
             fix = f'give 1, or set {role}.loss to token_pg'
             fail(f'{role}.minibatches', settings.minibatches, problem, fix)
-        if config.rollout.drop_thinking and not properties_of(settings.loss).per_token:
+        if config.rollout.drop_thinking and not joins_contexts(settings.loss):
             problem = f'{settings.loss} is defined on whole rollouts, and every context would count as one'
-            fail('rollout.drop_thinking', True, problem, f'set {role}.loss to token_pg')
+            fix = f'declare PolicyLoss.rollout_values, or set {role}.loss to token_pg'
+            fail('rollout.drop_thinking', True, problem, fix)
         carries = settings.get('filter_groups') and settings.get('surplus') == 'carry'
         if carries and settings.old_logp == 'trainer':
             problem = 'carried-over groups would be scored by newer weights, which hides their age'

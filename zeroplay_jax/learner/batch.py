@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 from zeroplay_jax.objectives import aggregation
 from zeroplay_jax.objectives.losses import LossError, PolicyLoss
@@ -189,7 +190,10 @@ def _written(
     for context, place in zip(contexts, places, strict=True):
         _write(whole, context, place)
         end = place.start + len(context.trajectory.tokens)
-        sequence[place.row, place.start : end] = context.rollout
+        span = (place.row, slice(place.start, end))
+        sequence[span] = context.rollout
+        if context.row.trajectory.earlier:
+            whole.rollout[span] = context.rollout
     return whole, sequence
 
 
@@ -307,6 +311,8 @@ class Batch:
         own before the first update of a batch.   sampler_logp: float32, the sampler's.   advantage: float32.
       weight: float32, weight of the token in the loss, global denominator included.
       teacher: the teacher's view of the rows, or None.
+      rollout: int32, number within the optimiser step of a rollout with several contexts; −1: of others, and where
+        empty. Not copied to the devices (`with_rollout_means`).
       means: name → float32, the mean over the batch of the optimiser step at every token, where the loss declares any.
     """
 
@@ -319,6 +325,7 @@ class Batch:
     advantage: np.ndarray
     weight: np.ndarray
     teacher: TeacherBatch | None = None
+    rollout: Any = None
     means: dict[str, np.ndarray] | None = None
 
     @classmethod
@@ -356,6 +363,7 @@ class Batch:
             advantage=floats(),
             weight=floats(),
             teacher=teacher,
+            rollout=np.full(shape, -1, np.int32),
         )
 
 
@@ -395,15 +403,83 @@ def with_means(
         return list(batches)
     micro_batches = [_sums(loss, score(weights, batch, base), batch) for batch in batches]
     totals = jax.tree.map(lambda *x: jnp.sum(jnp.stack(x)), *micro_batches)
-    return [dataclasses.replace(batch, means=_spread(totals, batch)) for batch in batches]
+    result = []
+    for batch in batches:
+        means = (batch.means or {}) | _spread(totals, batch)
+        result.append(dataclasses.replace(batch, means=means))
+    return result
+
+
+def with_rollout_means(
+    loss: PolicyLoss,
+    batches: Sequence[Batch],
+    scores: Callable[[], Sequence[Any]],
+    clips: Mapping[str, float],
+) -> list[Batch]:
+    """Returns the micro-batches for the devices, with the means of rollouts that have several contexts.
+
+    The contexts of a rollout lie in several rows, which may be in other micro-batches and processes.
+
+    Args:
+      loss: of the role.
+      batches: the micro-batches of an optimiser step, of this process.
+      scores: returns log-probs of their tokens under the weights that are trained, [B, L] each.
+      clips: clip_low and clip_high of the role.
+
+    Raises:
+      UserError: there is such a rollout, and the loss reads the ratio of whole rollouts without declaring it.
+    """
+    for_devices = [dataclasses.replace(batch, rollout=None) for batch in batches]
+    if loss.per_token:
+        return for_devices
+    last = max((int(np.max(batch.rollout)) for batch in batches), default=-1)
+    count = int(_over_processes(np.array(last), np.max)) + 1
+    if count and loss.rollout_values is None:
+        raise UserError(
+            'a rollout has several contexts, and the loss compares whole rollouts; declare '
+            'PolicyLoss.rollout_values, or take token_pg'
+        )
+    if loss.rollout_values is None:
+        return for_devices
+    sums = jnp.zeros((2, count + 1))
+    if count:
+        for batch, logp in zip(batches, scores(), strict=True):
+            values = loss.rollout_values(logp, batch.old_logp, batch.advantage, **clips)
+            is_counted = batch.mask & (batch.rollout >= 0)
+            # Tokens that do not count are added behind the last rollout.
+            index = np.where(is_counted, batch.rollout, count)
+            added = jnp.stack([jnp.where(is_counted, values, 0.0), is_counted])
+            sums = sums.at[:, index].add(added)
+        sums = _over_processes(sums, np.sum)
+    totals, tokens = sums
+    means = jax.lax.stop_gradient(totals / jnp.maximum(tokens, 1))
+    # Index −1 is that of rollouts with one context.
+    means = means.at[-1].set(jnp.nan)
+    result = []
+    for batch, for_device in zip(batches, for_devices):
+        of_tokens = {'rollout': means[batch.rollout]}
+        result.append(dataclasses.replace(for_device, means=of_tokens))
+    return result
+
+
+def _over_processes(value: Any, combine: Callable) -> Any:
+    """Returns a value combined with those of all other processes."""
+    if jax.process_count() == 1:
+        return value
+    return combine(multihost_utils.process_allgather(value), axis=0)
 
 
 def with_blank_means(loss: PolicyLoss, batch: Batch) -> Batch:
-    """Returns the batch with shapes of the means, of which only the names are used; raises as `with_means` does."""
-    if loss.batch_means is None:
-        return batch
-    names = jax.eval_shape(functools.partial(_sums, loss), batch.old_logp, batch)
-    return dataclasses.replace(batch, means=dict.fromkeys(names, batch.weight))
+    """Returns a batch for the devices with shapes of the means, of which only the names are used.
+
+    Raises:
+      UserError: as of `with_means`.
+    """
+    batch = dataclasses.replace(batch, rollout=None)
+    names = ['rollout'] if loss.rollout_values else []
+    if loss.batch_means:
+        names += jax.eval_shape(functools.partial(_sums, loss), batch.old_logp, batch)
+    return dataclasses.replace(batch, means=dict.fromkeys(names, batch.weight)) if names else batch
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -19,7 +19,12 @@ from jax.experimental import multihost_utils
 from jaxtyping import Array, Float
 
 from zeroplay_jax.learner import optimizer
-from zeroplay_jax.learner.batch import Batch, with_blank_means, with_means
+from zeroplay_jax.learner.batch import (
+    Batch,
+    with_blank_means,
+    with_means,
+    with_rollout_means,
+)
 from zeroplay_jax.learner.loss import LossConfig
 from zeroplay_jax.learner.role_update import RoleUpdate, Trained, make_role_update
 from zeroplay_jax.learner.weights_view import (
@@ -326,21 +331,26 @@ class Learner(Trained):
 
     def recompute_old_logp(self, role: str, batches: Sequence[Batch]) -> list[Batch]:
         """Returns the batches with this learner's log-probs as `old_logp`; the sampler's move to `sampler_logp`."""
-        score = self._role_updates[role].score
-        weights = self.readable_weights()
-        # All are dispatched before the first is read: a read waits for the device.
-        scores = []
-        for batch in batches:
-            rows = sharding.put_rows(batch, self._row_sharding)
-            scores.append(score(weights, rows, self._base_params))
         rescored = []
-        for batch, logp in zip(batches, sharding.local_rows(scores), strict=True):
+        for batch, logp in zip(batches, self._scores(role, batches), strict=True):
             # 0 at unmasked positions, as the sampler reports them; the scorer has values for prompts as well.
             trainer_logp = np.where(batch.mask, logp, 0)
             rescored.append(
                 dataclasses.replace(batch, old_logp=trainer_logp, sampler_logp=batch.old_logp)
             )
         return rescored
+
+    def _scores(self, role: str, batches: Sequence[Batch]) -> list[np.ndarray]:
+        """Returns this learner's log-probs of the tokens of the batches, float32 [B, L]."""
+        score = self._role_updates[role].score
+        weights = self.readable_weights()
+        # All are dispatched before the first is read: a read waits for the device.
+        scores = []
+        for batch in batches:
+            on_devices = dataclasses.replace(batch, rollout=None)
+            rows = sharding.put_rows(on_devices, self._row_sharding)
+            scores.append(score(weights, rows, self._base_params))
+        return sharding.local_rows(scores)
 
     def update(self, role: str, batches: Sequence[Batch], distill_coef: float = 0.0) -> Stats:
         """Takes one optimiser step with the summed gradients of the micro-batches of one batch; replaces `state`.
@@ -358,13 +368,16 @@ class Learner(Trained):
         # A step with zero gradients would still decay weights and advance the schedule.
         if not any_weight(batches):
             return {'skipped_updates': (1.0, 1.0)}
+        loss_config = role_update.config
+        score_all = functools.partial(self._scores, role, batches)
+        batches = with_rollout_means(loss_config.policy_loss, batches, score_all, loss_config.clips)
         batches = [sharding.put_rows(batch, self._row_sharding) for batch in batches]
 
         # Without a KL term the values are not used, and any array of the shape will do. With it, the reference is
         # used first and released before parameters and gradients are on the devices: with `offload` they need not
         # fit at the same time.
         ref_logps = [batch.old_logp for batch in batches]
-        if role_update.config.kl_coef:
+        if loss_config.kl_coef:
             reference = {}
             if self.base is None:
                 reference = self._readable(self._to_device(self.reference))
@@ -374,10 +387,11 @@ class Learner(Trained):
 
         gradients, device_stats = role_update.zero_gradients()
         weights = self.readable_weights()
-        policy_loss = role_update.config.policy_loss
-        batches = with_means(policy_loss, batches, role_update.score, weights, self._base_params)
+        batches = with_means(
+            loss_config.policy_loss, batches, role_update.score, weights, self._base_params
+        )
         teacher = None
-        if role_update.config.distills:
+        if loss_config.distills:
             teacher = self._readable(self._to_device(self.state['teacher']))
         # An array: a Python float would be a constant of the program, and each new value would compile it again.
         coefficient = jnp.float32(distill_coef)

@@ -69,6 +69,11 @@ class LossConfig:
         return self.policy_loss.elementwise and not weights_by_sequence
 
     @property
+    def clips(self) -> dict[str, float]:
+        """The bounds of the ratio, by the names of a loss's arguments."""
+        return {'clip_low': self.clip_low, 'clip_high': self.clip_high}
+
+    @property
     def distills(self) -> bool:
         """Whether the role learns from a teacher."""
         return self.distill_top_k > 0

@@ -70,6 +70,15 @@ def check_loss(
                 f'loss {name}: statistic {differences[0]!r} of a micro-batch is not the sum over its rollouts, so that '
                 'it would depend on micro.rows, packing and devices; return (sum, count), as masking.total does'
             )
+        if loss.rollout_values is not None:
+            contexts = _parts(rollouts, _TOKENS // 2)
+            _set_rollout_means(loss, clip_low, clip_high, rollouts, contexts)
+            in_contexts = _evaluate_parts(evaluate, contexts, means)
+            if _differences({'': whole['']}, in_contexts):
+                raise LossError(
+                    f'loss {name}: losses or gradients of a rollout change where it has two contexts; take the mean of '
+                    "rollout_values from means['rollout'] where it is not NaN"
+                )
         if not loss.elementwise:
             continue
         halves = _evaluate_parts(evaluate, _parts(rollouts, _TOKENS // 2), means)
@@ -106,6 +115,7 @@ def _packed(rng: np.random.Generator, rollouts: Mapping[str, np.ndarray]) -> dic
         packed[name] = np.where(packed['mask'], packed[name], other_values).astype(np.float32)
     segment = np.repeat(np.arange(1, _ROLLOUTS_PER_ROW + 1, dtype=np.int32), _TOKENS)
     packed['segment'] = np.pad(np.tile(segment, (_ROWS, 1)), empty)
+    packed['rollout'] = np.full(packed['segment'].shape, np.nan, np.float32)
     return packed
 
 
@@ -113,7 +123,18 @@ def _parts(rollouts: Mapping[str, np.ndarray], tokens: int) -> list[dict[str, np
     """Returns the rollouts cut into parts of so many tokens, a micro-batch [1, tokens] for each."""
     cut = {name: array.reshape(-1, 1, tokens) for name, array in rollouts.items()}
     cut['segment'] = np.ones_like(cut['mask'], np.int32)
+    cut['rollout'] = np.full(cut['mask'].shape, np.nan, np.float32)
     return [{name: array[part] for name, array in cut.items()} for part in range(len(cut['mask']))]
+
+
+def _set_rollout_means(loss, clip_low, clip_high, rollouts, contexts) -> None:
+    """Gives the tokens of halves of rollouts the mean of the loss's `rollout_values` over the whole rollout."""
+    arrays = (rollouts[name] for name in ('logp', 'old_logp', 'advantage'))
+    with jax.ensure_compile_time_eval():
+        values = loss.rollout_values(*arrays, clip_low=clip_low, clip_high=clip_high)
+    means = np.mean(values, axis=1, where=rollouts['mask'])
+    for index, context in enumerate(contexts):
+        context['rollout'][:] = means[index // 2]
 
 
 def _batch_means(loss, packed, parts) -> dict[str, np.ndarray]:
@@ -143,6 +164,7 @@ def _evaluate(loss, options, batch, means):
     def weighted(logp):
         arrays = (batch[name] for name in ('old_logp', 'advantage', 'mask', 'segment'))
         everywhere = {name: jnp.full(logp.shape, mean) for name, mean in means.items()}
+        everywhere['rollout'] = batch['rollout']
         token_losses, stats = loss(logp, *arrays, **options, means=everywhere)
         return aggregation.aggregate(token_losses, batch['weight']), (token_losses, stats)
 

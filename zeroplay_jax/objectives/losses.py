@@ -77,10 +77,16 @@ class PolicyLoss(LossProperties):
         mask, segment) → {name: (values, weights)}, all [B, T], a mean being Σ values / Σ weights over the trained
         tokens of all micro-batches and processes. They are computed in a pass before, have no gradient, and are
         passed as `means`, name → [B, T], the same number at every token.
+      rollout_values: of a loss with a ratio per rollout: a function (logp, old_logp, advantage, *, clip_low, clip_high)
+        → [B, T], of which the loss reads the mean over the trained tokens of a whole rollout. A rollout with several
+        contexts (`rollout.drop_thinking`, a folded one) has segments in several rows; its mean is computed in a pass
+        before, has no gradient, and is passed as `means['rollout']`: NaN at tokens whose rollout is one segment. None:
+        such rollouts are refused.
     """
 
     function: LossFunction
     batch_means: Callable | None = None
+    rollout_values: Callable | None = None
 
     def __call__(
         self,
@@ -102,7 +108,7 @@ class PolicyLoss(LossProperties):
         """
         # Every loss takes all options, also those that it ignores, so that callers need not know the loss.
         name = getattr(self.function, '__name__', repr(self.function))
-        declared = {} if self.batch_means is None else {'means': means}
+        declared = {'means': means} if self.batch_means or self.rollout_values else {}
         try:
             result = self.function(
                 logp,
@@ -175,7 +181,9 @@ class PolicyLoss(LossProperties):
 
 def _built_in(name: str) -> PolicyLoss:
     properties = dataclasses.asdict(BUILT_IN_LOSSES[name])
-    return PolicyLoss(getattr(policy_gradient, name), **properties)
+    function = getattr(policy_gradient, name)
+    rollout_values = policy_gradient.ROLLOUT_VALUES.get(name)
+    return PolicyLoss(function, rollout_values=rollout_values, **properties)
 
 
 POLICY_LOSSES: Mapping[str, PolicyLoss] = {name: _built_in(name) for name in BUILT_IN_LOSSES}

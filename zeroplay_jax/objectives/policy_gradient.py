@@ -16,6 +16,8 @@ are (sum, count) over the unmasked tokens unless stated otherwise, and carry no 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -136,6 +138,7 @@ def sequence_pg(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
+    means: Mapping[str, Float[AnyArray, 'batch length']] | None = None,
 ) -> tuple[Float[Array, 'batch length'], DeviceStats]:
     """Clipped policy gradient with one ratio per rollout (GSPO; DSPO eqs. 6 and 11).
 
@@ -151,10 +154,11 @@ def sequence_pg(
       clip_low, clip_high: as in `token_pg`, but about 1000 times smaller, since a mean of log-ratios varies little
         (GSPO: 3e-4 and 4e-4).
       dual_clip: not used.
+      means: 'rollout' → mean of logp − old_logp over a rollout with contexts elsewhere (`losses.PolicyLoss`).
 
     Returns:
       float32 [B, T], to be minimised, 0 where masked; the statistics of `corrections.agreement` (per token) plus
-      `sequence_ratio` (s) and `clip_share`, both per rollout that has trained tokens.
+      `sequence_ratio` (s) and `clip_share`, both per segment that has trained tokens.
 
     Raises:
       ValueError: shapes differ or a clip is out of range.
@@ -168,7 +172,7 @@ def sequence_pg(
     lengths = segment_sum(mask, segment)
     constant_logp = jax.lax.stop_gradient(logp)
     log_ratios = jax.lax.stop_gradient(logp - old_logp)
-    mean_log_ratio = _rollout_mean(log_ratios, lengths, segment)
+    mean_log_ratio = _rollout_mean(log_ratios, lengths, segment, means)
     # logp − stop_gradient(logp) is 0 in value and gives each token a gradient through its own logp alone.
     log_s = logp - constant_logp + mean_log_ratio
     ratio = _limited_ratio(log_s)
@@ -189,6 +193,7 @@ def geometric_pg(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
+    means: Mapping[str, Float[AnyArray, 'batch length']] | None = None,
 ) -> tuple[Float[Array, 'batch length'], DeviceStats]:
     """Policy gradient with the geometric mean of clipped token ratios (GMPO, Zhao et al. 2025, arXiv:2507.20673).
 
@@ -203,10 +208,11 @@ def geometric_pg(
       advantage, segment: as in `sequence_pg`.
       clip_low, clip_high: bounds of log-ratios (GMPO: 0.4).
       dual_clip: not used.
+      means: 'rollout' → mean of the bounded log-ratios over a rollout with contexts elsewhere (`losses.PolicyLoss`).
 
     Returns:
       float32 [B, T], to be minimised, 0 where masked; the statistics of `corrections.agreement` plus `clip_share`
-      (tokens whose gradient the bound removed) and `sequence_ratio` (the geometric mean, per rollout).
+      (tokens whose gradient the bound removed) and `sequence_ratio` (the geometric mean, per segment).
 
     Raises:
       ValueError: shapes differ or a clip is negative.
@@ -223,11 +229,9 @@ def geometric_pg(
     # `log_ratio`, which clips to ±20, is not used: the bounds below apply first, and the mean is limited after them.
     old_logp = jax.lax.stop_gradient(old_logp)
     log_ratios = logp - old_logp
-    bounded_above = jnp.minimum(log_ratios, clip_high)
-    bounded_below = jnp.maximum(log_ratios, -clip_low)
-    bounded = jnp.where(advantage > 0, bounded_above, bounded_below)
+    bounded = bounded_log_ratio(logp, old_logp, advantage, clip_low=clip_low, clip_high=clip_high)
     constant = jax.lax.stop_gradient(bounded)
-    mean_log_ratio = _rollout_mean(constant, lengths, segment)
+    mean_log_ratio = _rollout_mean(constant, lengths, segment, means)
     # The first two terms cancel in value and carry each token's own gradient, as in `sequence_pg`.
     log_mean = bounded - constant + mean_log_ratio
     ratio = _limited_ratio(log_mean)
@@ -284,6 +288,24 @@ def cispo(
     return loss, stats
 
 
+def plain_log_ratio(logp, old_logp, advantage, *, clip_low, clip_high):
+    """Returns logp − old_logp [B, T], whose mean over a rollout `sequence_pg` reads."""
+    del advantage, clip_low, clip_high
+    return logp - old_logp
+
+
+def bounded_log_ratio(logp, old_logp, advantage, *, clip_low, clip_high):
+    """Returns logp − old_logp [B, T], bounded on the side of the advantage, whose mean `geometric_pg` reads."""
+    log_ratios = logp - old_logp
+    bounded_above = jnp.minimum(log_ratios, clip_high)
+    bounded_below = jnp.maximum(log_ratios, -clip_low)
+    return jnp.where(advantage > 0, bounded_above, bounded_below)
+
+
+# `losses.PolicyLoss.rollout_values` of the losses with a ratio per rollout.
+ROLLOUT_VALUES = {'sequence_pg': plain_log_ratio, 'geometric_pg': bounded_log_ratio}
+
+
 def _check_clip(name, clip_low, clip_high):
     """Raises ValueError for clips out of range; `name` is the loss, for the error text."""
     low_is_valid = 0 <= clip_low <= 1
@@ -315,15 +337,19 @@ def _limited_ratio(rollout_log_ratio):
     return jnp.exp(limited)
 
 
-def _rollout_mean(values, lengths, segment):
+def _rollout_mean(values, lengths, segment, means):
     """Returns the mean [B, T] over the trained tokens of each position's rollout.
 
     Args:
       values: [B, T], 0 where masked.
       lengths: [B, T + 1], trained tokens of each segment (`segment_sum` of the mask).
+      means: as of `losses.PolicyLoss.rollout_values`, or None.
     """
-    means = _segment_means(values, lengths, segment)
-    return spread(means, segment)
+    segment_means = _segment_means(values, lengths, segment)
+    mean = spread(segment_means, segment)
+    if means is None:
+        return mean
+    return jnp.where(jnp.isnan(means['rollout']), mean, means['rollout'])
 
 
 def _segment_means(values, lengths, segment):

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from zeroplay_jax.learner import loss as losses
-from zeroplay_jax.learner.batch import Batch, pack, with_means
+from zeroplay_jax.learner.batch import Batch, pack, with_means, with_rollout_means
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.weights_view import weights_are_finite
 from zeroplay_jax.objectives import advantages, aggregation, rewards
@@ -547,12 +547,17 @@ def rows_loss(
     loss_config = losses.LossConfig.of(settings)
     total_loss = jnp.float32(0)
     stats: dict[str, Any] = {}
-    batches = with_means(
-        loss_config.policy_loss,
-        pack_rows(rows, settings, micro_shape),
-        lambda params, batch, _: _token_logp(model, params, batch, settings.temperature),
-        params,
+
+    def score(params: Params, batch: Batch, _: Any = None) -> Float[Array, 'batch length']:
+        on_devices = dataclasses.replace(batch, rollout=None)
+        return _token_logp(model, params, on_devices, settings.temperature)
+
+    policy_loss = loss_config.policy_loss
+    packed = pack_rows(rows, settings, micro_shape)
+    batches = with_rollout_means(
+        policy_loss, packed, lambda: [score(params, batch) for batch in packed], loss_config.clips
     )
+    batches = with_means(policy_loss, batches, score, params)
     for batch in batches:
         # Without a KL term the values are not used; any array of the shape will do.
         reference_logp: Any = batch.old_logp
