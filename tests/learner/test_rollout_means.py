@@ -1,0 +1,125 @@
+"""A ratio per rollout covers all its contexts, however they are cut and packed."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_learner import learner_of, make_rows, role
+
+from zeroplay_jax.learner.batch import pack
+from zeroplay_jax.objectives.loss_checks import check_loss
+from zeroplay_jax.objectives.losses import POLICY_LOSSES, LossError, PolicyLoss
+from zeroplay_jax.objectives.policy_gradient import plain_log_ratio, sequence_pg
+from zeroplay_jax.policy import sharding
+from zeroplay_jax.selfplay.update import rows_loss
+from zeroplay_jax.types import ENV, POLICY, PROMPT, UserError
+
+LOSSES = ('sequence_pg', 'geometric_pg')
+SETTINGS = dict(clip_low=0.4, clip_high=0.5, aggregation='seq_mean_token_mean')
+
+
+def in_contexts(row):
+    """The same sampled tokens in two contexts with the same tokens before each; those of the first are PROMPT later."""
+    trajectory = row.trajectory
+    cut = len(trajectory.tokens) // 2
+    is_late = np.arange(len(trajectory.tokens)) >= cut
+    is_sampled = trajectory.source == POLICY
+    early = np.where(is_late & is_sampled, ENV, trajectory.source).astype(np.int8)
+    late = np.where(~is_late & is_sampled, PROMPT, trajectory.source).astype(np.int8)
+    contexts = []
+    for source in (early, late):
+        logp = np.where(source == POLICY, trajectory.logp, 0).astype(np.float32)
+        contexts.append(dataclasses.replace(trajectory, source=source, logp=logp))
+    first, last = contexts
+    return dataclasses.replace(row, trajectory=dataclasses.replace(last, earlier=(first,)))
+
+
+def parts(model):
+    """Rows, and the same with every second rollout in two contexts."""
+    rows = make_rows(model)
+    return rows, [in_contexts(row) if index % 2 else row for index, row in enumerate(rows)]
+
+
+def loss_and_gradient(policy, rows, loss, shape):
+    model, params = policy
+    settings = role(loss=loss, **SETTINGS)
+    return jax.value_and_grad(lambda p: rows_loss(model, p, params, rows, settings, shape)[0])(
+        params
+    )
+
+
+@pytest.mark.parametrize('loss', LOSSES)
+def test_contexts_of_a_rollout_have_its_ratio(policy, loss):
+    """Equal to the rollout in one context, in micro-batches of one row as well as in one batch."""
+    whole, split = parts(policy[0])
+    expected = loss_and_gradient(policy, whole, loss, (16, 25))
+    for shape in ((1, 25), (4, 60), (32, 25)):
+        given = loss_and_gradient(policy, split, loss, shape)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6), given, expected
+        )
+
+
+@pytest.mark.parametrize('loss', LOSSES)
+@pytest.mark.parametrize('mesh', [(1, 1, 1), (2, 2, 1)], ids=str)
+def test_the_update_is_that_of_whole_rollouts(policy, loss, mesh):
+    model, params = policy
+    shardings = sharding.parameter_shardings(params, sharding.make_mesh(*mesh))
+    placed = model, jax.device_put(params, shardings)
+    updated = []
+    for rows in parts(model):
+        learner = learner_of(placed, role(loss=loss, **SETTINGS), (4, 50), mesh)
+        batches = pack(rows, micro_rows=4, tokens=50, mode=SETTINGS['aggregation'])
+        stats = learner.update('r', batches)
+        updated.append((stats['loss'], stats['gradient_norm']))
+    np.testing.assert_allclose(updated[1], updated[0], rtol=1e-4)
+
+
+def test_only_rollouts_with_several_contexts_are_scored_before(policy):
+    """The update costs no further pass where every rollout is one context, and is the same bit for bit."""
+    whole, split = parts(policy[0])
+    learner = learner_of(policy, role(loss='sequence_pg'), (4, 50))
+    calls = []
+    score_all = learner._scores
+    learner._scores = lambda *words: calls.append(1) or score_all(*words)
+    for rows, number in ((whole, 0), (split, 1)):
+        learner.update('r', pack(rows, micro_rows=4, tokens=50, mode='token'))
+        assert len(calls) == number
+
+
+def undeclared(logp, old_logp, advantage, mask, segment, **clips):
+    return sequence_pg(logp, old_logp, advantage, mask, segment, **clips)
+
+
+def test_a_loss_of_whole_rollouts_that_declares_nothing_is_refused(policy):
+    settings = role()
+    with settings.ignore_type():
+        settings.loss = PolicyLoss(undeclared, per_token=False)
+    learner = learner_of(policy, settings, (4, 50))
+    _, split = parts(policy[0])
+    with pytest.raises(UserError, match='declare PolicyLoss.rollout_values'):
+        learner.update('r', pack(split, micro_rows=4, tokens=50, mode='token'))
+
+
+def ignores_means(logp, old_logp, advantage, mask, segment, *, means, **clips):
+    return sequence_pg(logp, old_logp, advantage, mask, segment, **clips)
+
+
+def test_a_declared_loss_is_tried_with_two_contexts():
+    for name in LOSSES:
+        check_loss(POLICY_LOSSES[name])
+    declared = PolicyLoss(ignores_means, per_token=False, rollout_values=plain_log_ratio)
+    with pytest.raises(LossError, match='change where it has two contexts'):
+        check_loss(declared)
+
+
+def test_the_mean_is_over_the_tokens_of_all_contexts():
+    """sequence_pg with given means: s = exp of the mean, of one micro-batch that holds a part of the rollout."""
+    logp, old_logp = jnp.array([[-1.0, -2.0]]), jnp.array([[-1.5, -1.0]])
+    ones = jnp.ones((1, 2))
+    means = {'rollout': jnp.full((1, 2), 0.25)}
+    clips = dict(clip_low=0.9, clip_high=9.0)
+    losses, _ = sequence_pg(logp, old_logp, -ones, ones > 0, ones.astype(int), means=means, **clips)
+    np.testing.assert_allclose(losses, np.exp(0.25) * np.ones((1, 2)), rtol=1e-6)
