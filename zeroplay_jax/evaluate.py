@@ -128,6 +128,7 @@ def main(argv: list[str]) -> None:
     """Checks the command, then evaluates."""
     config = _CONFIG.value
     if config is not None:
+        fields.fit_to_recipe(config)
         # Only the questions of --sets or of the evaluation are asked: other files of the config need not exist.
         unread = ('inputs.', 'eval.') if _SETS.value else ('inputs.',)
         for name, _ in fields.input_paths(config):

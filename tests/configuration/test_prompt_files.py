@@ -11,7 +11,7 @@ from zeroplay_jax.configuration import fields, places, rules
 from zeroplay_jax.evaluation import question_sets
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.runtime import record
-from zeroplay_jax.settings.kinds import prompts_name, prompts_text
+from zeroplay_jax.settings.kinds import PACKAGE, PROMPT_SETS, prompts_name, prompts_text
 from zeroplay_jax.settings.renamed import with_new_names
 from zeroplay_jax.settings.schema import Config
 
@@ -51,6 +51,17 @@ def test_nothing_heavy_is_loaded_for_a_mistake(tmp_path):
     *loaded, line = result.stderr.splitlines()
     assert result.returncode == 2 and 'lacks {question}' in line
     assert not [each for each in loaded if each.split()[-1] in ('jax', 'transformers')]
+
+
+def test_a_set_lies_over_another_and_a_recipe_has_texts_for_the_sets_that_it_names():
+    assert {path.stem for path in (PACKAGE / 'prompts').iterdir()} == set(PROMPT_SETS)
+    assert prompts.sets_under('numbered') == ('full', 'mini', 'numbered')
+    declared = {'critic': {'mini': 'short', 'full': 'long'}, 'solver': {'numbered': 'first'}}
+    numbered = prompts.select('numbered', declared)
+    assert (numbered['critic'].user, numbered['solver'].user) == ('short', 'first')
+    assert prompts.select('full', {'critic': declared['critic']})['critic'].user == 'long'
+    with pytest.raises(KeyError):
+        prompts.select('mini', declared)
 
 
 def test_prompts_of_a_file_stand_where_ours_did_and_the_others_stay():
@@ -123,6 +134,7 @@ def test_records_and_results_name_prompts_by_their_hash(tmp_path):
     run: Config = fields.frozen(config)
     assert run.prompts == SOLVER == prompts_text(str(path))
     settings = question_sets.result_settings(run, 'p', 'r', {})
+    assert settings['context'] == run.sampler.context
     assert settings['prompts'] == prompts_name(SOLVER)
     assert hashlib.sha256(path.read_bytes()).hexdigest()[:16] in settings['prompts']
 

@@ -120,13 +120,15 @@ def test_results_under_other_conditions_are_not_compared(setting):
 def test_other_agents_are_compared_and_what_differs_is_said(tmp_path, capsys):
     files = [tmp_path / 'five.json', tmp_path / 'eleven.json']
     for path, turns in zip(files, (5, 11)):
-        path.write_text(json.dumps(result([1.0, 0.0], tokens=[turns, 256, 512])))
+        settings = {'tokens': [turns, 256, 512], 'context': 100 * turns}
+        path.write_text(json.dumps(result([1.0, 0.0], **settings)))
     assert compare.main([str(path) for path in files]) == 0
     captured = capsys.readouterr()
     assert 'difference' in captured.out
     assert captured.err == (
-        'note: eleven: not the policy alone differs, but tokens: [5, 256, 512] and [11, 256, 512] '
-        '(--config.rollout.max_turns, turn_tokens, observation_tokens and response_tokens)\n'
+        'note: eleven: not the policy alone differs, but tokens: [5, 256, 512] and [11, 256, 512]; '
+        'context: 500 and 1100 (--config.rollout.max_turns, turn_tokens, observation_tokens and response_tokens and '
+        '--config.sampler.context)\n'
     )
     both = result([1.0], tokens='other', metric='other')
     with pytest.raises(UserError, match='tokens: .* evaluate both with the same --metric and --co'):

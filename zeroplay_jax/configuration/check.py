@@ -161,8 +161,9 @@ def _config_of(
     try:
         command_line.check_arguments(['', config_files[0]], None)
         config = command_line.config_of_file(config_files[0].partition('=')[2])
-        of_file = config.recipe
-        config.recipe = chosen_recipe or of_file
+        of_file = config.get('recipe')
+        if chosen_recipe is not None:
+            config.recipe = chosen_recipe
         fields.fit_to_recipe(config, is_switched=chosen_recipe not in (None, of_file))
         return config
     except ConfigError as error:

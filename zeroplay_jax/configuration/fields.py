@@ -90,8 +90,9 @@ def fit_to_recipe(
         names those that the file had set.
 
     Raises:
-      ConfigError: there is no such recipe.
+      ConfigError: there is no such recipe, or the config lacks a field that all recipes have.
     """
+    _check_complete(config)
     recipe = recipes.recipe_class(config.recipe)
     before = dict(leaves(config)) if is_switched else {}
     with config.unlocked():
@@ -340,23 +341,31 @@ def check_asked(config: ConfigDict) -> None:
     select(checked.prompts, recipes.recipe_class(checked.recipe).prompts)
 
 
+def _check_complete(config: ConfigDict) -> None:
+    """Raises ConfigError (one line) if a config lacks a field that all recipes have."""
+    # Those of the other sections depend on the recipe, and get their defaults.
+    common = Run().model_dump(exclude=set(_sections_of_built_in()))
+    missing = [name for name, _ in leaves(common) if not _has(config, name)]
+    if not missing:
+        return
+    # A renamed field is not reported as a missing one.
+    schema = fields_of_all(config.get('recipe'))
+    for name, _ in leaves(config):
+        check_name(name, schema)
+    fix = 'start the config from zeroplay_jax.configs.common.get_config()'
+    raise ConfigError(f'config.{missing[0]}: missing; {fix}')
+
+
 def check_values(config: ConfigDict) -> None:
-    """Refuses unknown or missing fields, wrong types, and values out of bounds.
+    """Refuses unknown fields, wrong types, and values out of bounds, of a config with the fields of its recipe.
 
     Raises:
       ConfigError: the first problem.
     """
     schema = default_config(config.recipe, config)
-    # Names are checked first, so that a renamed field is not reported as a missing one.
     for name, _ in leaves(config):
         check_name(name, schema)
-    present = dict(leaves(config))
-    defaults = dict(leaves(schema))
-    for name in defaults:
-        if name not in present:
-            fix = 'start the config from zeroplay_jax.configs.common.get_config()'
-            raise ConfigError(f'config.{name}: missing; {fix}')
-    for name, value in present.items():
+    for name, value in leaves(config):
         # In a list, too.
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int) and abs(number) > MAX_INT:

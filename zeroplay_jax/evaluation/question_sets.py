@@ -46,11 +46,12 @@ SETTINGS = {
     'judge': '--config.judge',
     'tools': '--config.tools',
     'tokens': '--config.rollout.max_turns, turn_tokens, observation_tokens and response_tokens',
+    'context': '--config.sampler.context',
     'template': '--date',
 }
 # Those of the agent, not of the measurement. Papers have such rows: a policy without a search (DSPO, table 1), prompts
 # of other systems (SSP, appendix D).
-OF_AGENT = {'prompts', 'tools', 'tokens'}
+OF_AGENT = {'prompts', 'tools', 'tokens', 'context'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,6 +269,7 @@ def result_settings(
         'prompts': prompts_name(config.prompts),
         'tools': tools,
         'tokens': tokens,
+        'context': config.sampler.context,
     }
     return (
         chosen | {'policy': policy, 'answerer': '', 'retrieval': retrieval} | of_config | measured

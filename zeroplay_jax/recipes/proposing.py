@@ -13,7 +13,6 @@ from zeroplay_jax.objectives import rewards
 from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay.answers import final_answer, group_of, retrieved_passages
-from zeroplay_jax.settings.kinds import PROMPT_SETS
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Question, Row, RowInfo, Task, Trajectory, identity_rng
 
@@ -67,7 +66,7 @@ def path_text(kind: str, path: Json, style: str, rng: np.random.Generator) -> st
     Args:
       kind: 'answer', 'answer_hop', 'qcp' or 'qcp_partial' (without one half of the lines before the question, in one
         piece at a random place; of the names in such sets).
-      style: `config.prompts`; in sets with 'mini' a path is the chain of names that the built-in checkpoints know.
+      style: `config.prompts`; in 'mini' and sets over it a path is the chain of names that built-in policies know.
       rng: draws the place of 'qcp_partial'; other kinds do not use it.
     """
     # The kinds are those of π-Play's ablation of privileged information.
@@ -76,7 +75,7 @@ def path_text(kind: str, path: Json, style: str, rng: np.random.Generator) -> st
     if kind == 'answer_hop':
         return f'{path["answer"]} ({path["hops"]})'
     lines, separator, kept_at_end = _lines(path), '\n', 2
-    if 'mini' in PROMPT_SETS.get(style, ()):
+    if 'mini' in prompts.sets_under(style):
         # The form of the built-in checkpoint's training data.
         lines, separator, kept_at_end = _names(path), ' > ', 1
     if kind == 'qcp_partial':

@@ -84,13 +84,15 @@ def select(
       ConfigError: one line; the file cannot be read, or a prompt in it lacks a field or has an unknown one.
       KeyError: the recipe declares texts per set, and none for this one.
     """
-    files = PROMPT_SETS.get(source, ('full',))
+    sets = sets_under(source)
     selected = {}
-    for file in files:
-        selected |= _ours(file)
-    length = 'mini' if 'mini' in files else 'full'
+    for name in sets:
+        selected |= _ours(name)
     for name, text in (declared or {}).items():
-        selected[name] = Prompt(text if isinstance(text, str) else text[length])
+        if not isinstance(text, str):
+            known = [each for each in sets if each in text] or sets
+            text = text[known[-1]]
+        selected[name] = Prompt(text)
     if source in PROMPT_SETS:
         return selected
     names = [
@@ -112,9 +114,25 @@ def select(
     return selected | prompts
 
 
+def sets_under(source: str) -> tuple[str, ...]:
+    """Returns the names of our sets that count for `config.prompts`, of a prompt in several the last one's.
+
+    A set lies over the one that `over` in its file names, a file of a user over 'full'.
+    """
+    if source not in PROMPT_SETS:
+        return ('full',)
+    below = _file(source).get('over')
+    return (*sets_under(below), source) if below else (source,)
+
+
+@functools.cache
+def _file(name: str) -> Json:
+    return tomllib.loads((PACKAGE / 'prompts' / f'{name}.toml').read_text(encoding='utf-8'))
+
+
 @functools.cache
 def _ours(name: str) -> dict[str, Prompt]:
-    return _read((PACKAGE / 'prompts' / f'{name}.toml').read_text(encoding='utf-8'))
+    return _of_leaves([leaf for leaf in leaves(_file(name)) if leaf[0] != 'over'])
 
 
 # ---- files -----------------------------------------------------------------------------------------
@@ -128,6 +146,10 @@ def _read(text: str) -> dict[str, Prompt]:
         keys = list(leaves(tomllib.loads(text)))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f'not TOML ({error}); mend that place') from None
+    return _of_leaves(keys)
+
+
+def _of_leaves(keys: Sequence[tuple[str, Any]]) -> dict[str, Prompt]:
     if not keys:
         raise ValueError('has no prompt; write [ROLE] such as [solver], and below it user = "…"')
     tables: dict[str, dict[str, Any]] = {}

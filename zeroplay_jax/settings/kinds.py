@@ -276,12 +276,8 @@ warn_once = functools.cache(warn)
 # ---- prompts ---------------------------------------------------------------------------------------
 
 
-# Values of config.prompts → files of zeroplay_jax/prompts; of a prompt in several the last counts.
-PROMPT_SETS = {
-    'mini': ('full', 'mini'),
-    'numbered': ('full', 'mini', 'numbered'),
-    'full': ('full',),
-}
+# Values of config.prompts that name a file of zeroplay_jax/prompts.
+PROMPT_SETS = ('mini', 'numbered', 'full')
 
 
 def prompts_text(source: str) -> str:
