@@ -63,8 +63,9 @@ def test_a_run_leaves_what_the_readme_says(uninterrupted):
     names = 'em_before em_after em_by_hop ci95 questions seconds seed steps outside_questions'
     assert set(names.split()) <= summary.keys() and summary['outside_questions'] == 0
     assert set(summary['em_by_hop']['after']) == set('123456') and 'mean of 1, 2, 3' in printed
+    assert summary['demonstrated_hops'] == 2 and '\n3 (not demonstrated)  ' in printed
     files = 'report.html run.json trajectories.jsonl checkpoints events.out.tfevents*'.split()
-    for name in ('config.json', 'tokenizer.json', 'model.safetensors'):
+    for name in ('config.json', 'tokenizer.json', 'model.safetensors', 'demonstrations.json'):
         files += [f'policy/proposer/{name}', f'policy/solver/{name}']
     assert all(any(workdir.glob(name)) for name in files)
     records = lines(workdir)

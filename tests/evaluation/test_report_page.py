@@ -3,11 +3,14 @@
 import json
 import pathlib
 
+import numpy as np
 import page_queries
 import pytest
 import sample_run
 from page_queries import COUNT, DETAIL, LEGENDS, OPEN_GROUPS
 from refused_calls import check_table
+
+from zeroplay_jax.mini.world import World, question
 
 
 def test_nothing_is_loaded_and_nothing_fails(page, both, browser):
@@ -40,6 +43,40 @@ def test_a_run_that_trained_nothing_opens_with_a_banner(page, browser, tmp_path,
     # The first element of the page that shows anything, and its text stays text.
     assert browser.js('document.body.firstElementChild.innerText').startswith('Nothing was trained')
     assert browser.js('document.title') == 'untrained – run report'
+
+
+def test_what_was_demonstrated_is_marked_and_proposals_are_counted_by_true_hops(
+    tmp_path, browser, open_run
+):
+    folder = sample_run.write_run(tmp_path / 'beyond', count=4)
+    config = {'recipe': 'drzero', 'retrieval': {'kind': 'world'}}
+    config['world'] = {'train': [3, 2], 'near_misses': 0.25}
+    (folder / 'run.json').write_text(json.dumps({'config': config}))
+    world, rng = World(4), np.random.default_rng(0)
+    rows = [sample_run.trajectory(1) for _ in range(4)]
+    for row, hops in zip(rows, (3, 2, 3, 2)):
+        chain = world.chain(hops, rng)
+        row['info'] |= {'question': question(chain), 'answers': [chain[-1].value], 'hops': 3}
+    rows[-1]['info']['answers'] = ['another']
+    sample_run.write_lines(folder / 'trajectories.jsonl', rows)
+    counts = (
+        '[...document.querySelectorAll(".topics tbody tr")].slice(0, 3).map((x) => x.innerText)'
+    )
+    marked = '[...document.querySelectorAll("tr.demonstrated")].map((x) => x.cells[0].innerText)'
+    open_run(folder)
+    assert browser.js(marked) == []
+    summary = json.loads((folder / 'summary.json').read_text())
+    (folder / 'summary.json').write_text(json.dumps(summary | {'demonstrated_hops': 2}))
+    open_run(folder)
+    assert browser.js(marked) == ['1\ndemonstrated', '2\ndemonstrated']
+    labels, shares = zip(*(line.rsplit('\t', 1) for line in browser.js(counts)))
+    expected = [
+        '3 asked, none right',
+        '3 asked, right with 2\ndemonstrated',
+        '3 asked, right with 3',
+    ]
+    assert [label.strip() for label in labels] == expected
+    assert shares == ('25 %', '25 %', '50 %')
 
 
 @pytest.mark.parametrize('width', [1400, 1000, 420])

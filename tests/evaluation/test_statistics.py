@@ -62,6 +62,10 @@ def test_summary_and_table_have_the_same_headline():
     assert '0.600 [' in lines[2] and '+0.400 [' in lines[2]
     assert lines[-1].startswith('mean of 1, 2, 3')
     assert '0.250 [' in lines[-1] and '+0.700 [' in lines[-1]
+    labels = [
+        line[:20].rstrip() for line in statistics.before_after_table(before, after, 2).splitlines()
+    ]
+    assert labels[2:6] == ['1', '2', '3 (not demonstrated)', '4 (not demonstrated)']
 
 
 @pytest.mark.fault('O', 'one score, or equal scores, of a metric between 0 and 1')

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 from unittest import mock
 
 import jax
@@ -22,6 +23,8 @@ from tools.checkpoints import (
 from tools.checkpoints.demo import FORMS, forms, render
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.settings.kinds import DEMONSTRATIONS, is_policy_file
+from zeroplay_jax.training import ending, run_folder
 
 # Stages of a training; the folder that each of them ends with is named by it.
 STAGES = {
@@ -89,6 +92,28 @@ def test_a_folder_has_the_tokenizer_and_config_that_the_command_writes(name, bla
     expected = blank[name == 'parts/base']
     for file in ('tokenizer.json', 'config.json', 'chat_template.jinja'):
         assert (base_model.MINI / name / file).read_text() == (expected / file).read_text()
+
+
+def test_the_start_of_two_hops_says_what_it_was_shown(tmp_path, monkeypatch):
+    """The command that trains it writes the file; training itself is left out."""
+    written = []
+
+    def keep(stages, template, *_):
+        written.append((template / DEMONSTRATIONS).read_text())
+
+    monkeypatch.setattr(base_model.supervised, 'train_checkpoints', keep)
+    monkeypatch.setattr(sys, 'argv', ['base_parts', '--out', str(tmp_path)])
+    with mock.patch.dict(FORMS):
+        base_parts.main()
+    assert written == [(base_model.MINI / 'parts/base' / DEMONSTRATIONS).read_text()]
+    # Training does not depend on it: a run keeps its identity.
+    folder = run_folder._policy_files(base_model.MINI / 'parts/base')
+    assert 'config.json' in {path.name for path in folder} and not is_policy_file(DEMONSTRATIONS)
+    assert ending._demonstrated_hops(base_model.MINI / 'parts/base') == 2
+    assert ending._demonstrated_hops(base_model.MINI / 'base') is None
+    for text in ('{"hops": "two"}', '[2]', '{'):
+        (tmp_path / DEMONSTRATIONS).write_text(text)
+        assert ending._demonstrated_hops(tmp_path) is None
 
 
 @pytest.mark.parametrize('name', ENGLISH)

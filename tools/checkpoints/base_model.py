@@ -24,6 +24,7 @@ from tools.checkpoints.demo import FORMS, Demo, Role
 from tools.checkpoints.stages import STAGES, Stage
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.settings.kinds import DEMONSTRATIONS
 from zeroplay_jax.types import ENV
 
 MINI = pathlib.Path(__file__).parents[2] / 'zeroplay_jax' / 'mini'
@@ -110,8 +111,15 @@ def _search_count(demo: Demo) -> int:
 # ---- checkpoint folders ------------------------------------------------------------------------------------
 
 
-def write_config_and_tokenizer(folder: pathlib.Path, layers: int = LAYERS) -> None:
-    """Writes a checkpoint folder without weights: config.json, for a number of layers, and the tokenizer's files."""
+def write_config_and_tokenizer(
+    folder: pathlib.Path, layers: int = LAYERS, hops: int | None = None
+) -> None:
+    """Writes a checkpoint folder without weights: config.json, the tokenizer's files, and what its roles are shown.
+
+    Args:
+      layers: of the model.
+      hops: most hops of a demonstration of a role; None writes no file about it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     prompt_texts = [*(prompt.user for prompt in FORMS.values()), 'Describe the']
     trained_tokenizer = tokenizer.train(prompt_texts)
@@ -126,6 +134,8 @@ def write_config_and_tokenizer(folder: pathlib.Path, layers: int = LAYERS) -> No
         'pad_token_id': trained_tokenizer.token_to_id(tokenizer.PAD),
     }
     (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
+    if hops is not None:
+        (folder / DEMONSTRATIONS).write_text(json.dumps({'hops': hops}) + '\n')
 
 
 def build(
@@ -134,12 +144,16 @@ def build(
     stages: Sequence[Stage] = STAGES,
     roles: Mapping[str, Role] = demos.ROLES,
     layers: int = LAYERS,
+    hops: int | None = None,
 ) -> None:
-    """Trains all stages of a model with some layers and writes a folder in `out` for each saved one, replacing it."""
+    """Trains all stages and writes a folder in `out` for each saved one, replacing it.
+
+    `layers` and `hops` are those of `write_config_and_tokenizer`.
+    """
     with tempfile.TemporaryDirectory() as temporary_folder:
-        # hf.save copies config and tokenizer from a folder; this one is needed during training only.
+        # hf.save copies all but the weights from a folder; this one is needed during training only.
         template = pathlib.Path(temporary_folder)
-        write_config_and_tokenizer(template, layers)
+        write_config_and_tokenizer(template, layers, hops)
         libraries = list(batches.libraries(seed, 'train', LIBRARY_COUNT, WORLDS_PER_LIBRARY))
 
         def diagnose_held_out(stage, config, params, codec):

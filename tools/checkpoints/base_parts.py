@@ -84,7 +84,7 @@ def main() -> None:
     args = base_model.parse_arguments(
         'tools.checkpoints.base_parts', __doc__, 'walking/ and base/', out
     )
-    base_model.build(args.out, args.seed, STAGES, parts.ROLES, LAYERS)
+    base_model.build(args.out, args.seed, STAGES, parts.ROLES, LAYERS, len(parts.ROLE_HOPS))
 
 
 if __name__ == '__main__':

@@ -25,7 +25,7 @@ from zeroplay_jax.rollout.foreign_text import passages_text
 
 # Shares of 1 to 6 hops in the episodes of a part, and of 1 and 2 in those of a role.
 _PART_HOPS = (1 / 6,) * 6
-_ROLE_HOPS = (0.5, 0.5)
+ROLE_HOPS = (0.5, 0.5)
 # Shares of 0 and 1 step between the initial document and the entity of an open task.
 _DESCRIBED_HOPS = (0.5, 0.5)
 # Probability of a redundant search before each search of a solver.
@@ -125,13 +125,13 @@ def trace(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
 
 # ---- roles -------------------------------------------------------------------------------------------------
 
-_solver = functools.partial(demos.solver, hops=_ROLE_HOPS, redundant=REDUNDANT_SEARCHES)
+_solver = functools.partial(demos.solver, hops=ROLE_HOPS, redundant=REDUNDANT_SEARCHES)
 _solver_with_path = functools.partial(
-    demos.solver_with_path, hops=_ROLE_HOPS, redundant=REDUNDANT_SEARCHES
+    demos.solver_with_path, hops=ROLE_HOPS, redundant=REDUNDANT_SEARCHES
 )
 
 _proposer = functools.partial(
-    demos.proposer, hops=_ROLE_HOPS, counted=True, redundant=REDUNDANT_SEARCHES
+    demos.proposer, hops=ROLE_HOPS, counted=True, redundant=REDUNDANT_SEARCHES
 )
 
 ROLES = {
@@ -151,10 +151,10 @@ ROLES = {
     'solver_with_path': Role(0.08, _solver_with_path),
     'proposer': Role(0.28, _proposer),
     'proposer_from_answer': Role(
-        0.08, functools.partial(demos.proposer_from_answer, hops=_ROLE_HOPS)
+        0.08, functools.partial(demos.proposer_from_answer, hops=ROLE_HOPS)
     ),
     'answer_from_documents': Role(
-        0.06, functools.partial(demos.answer_from_documents, hops=_ROLE_HOPS)
+        0.06, functools.partial(demos.answer_from_documents, hops=ROLE_HOPS)
     ),
     'challenger': Role(0.04, functools.partial(demos.challenger, hops=_DESCRIBED_HOPS)),
     'task_solver': Role(0.04, functools.partial(demos.task_solver, hops=_DESCRIBED_HOPS)),

@@ -21,6 +21,7 @@ from typing import Any
 import jinja2
 
 from zeroplay_jax.evaluation import statistics
+from zeroplay_jax.mini.world import World
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.runtime.record import FILE_NAME, HASH_FIELD, check_hash, is_of_earlier_version
@@ -137,6 +138,7 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
         notes.append('An earlier version wrote this folder; its other files may be read wrong.')
     metrics = read_lines(workdir / 'metrics.jsonl', notes)
     trajectories = read_lines(workdir / 'trajectories.jsonl', notes) if has_trajectories else []
+    _add_true_hops(recorded.get('config', {}), trajectories)
     # A run without alarms, or of an earlier version, has no such file.
     alarms = workdir / 'alarms.jsonl'
     alarm_records = read_lines(alarms, notes) if alarms.is_file() else []
@@ -296,6 +298,29 @@ def _tool_calls(turns: Any) -> list[dict[str, Any] | None]:
             }
         )
     return calls
+
+
+def _add_true_hops(config: dict[str, Any], trajectories: list[Any]) -> None:
+    """Adds info['true_hops'] to proposals about the miniature world: 0 for a wrong answer, or no question."""
+    try:
+        if config['retrieval']['kind'] != 'world':
+            return
+        first_seed, count = config['world']['train']
+        near_misses = config['world']['near_misses']
+        seeds = range(first_seed, first_seed + count)
+        worlds = [World(seed, 'train', near_misses) for seed in seeds]
+    # A config of another version, or one that was edited.
+    except (KeyError, TypeError, ValueError, UserError):
+        return
+    for row in trajectories:
+        info = row.get('info')
+        if not row.get('is_proposal') or not isinstance(info, dict):
+            continue
+        info['true_hops'] = 0
+        for world in worlds:
+            answer, hops = world.resolve(str(info.get('question')))
+            if answer is not None and [answer] == info.get('answers'):
+                info['true_hops'] = hops
 
 
 def _document_titles(results: Any) -> list[list[Any]]:

@@ -153,12 +153,15 @@ def headline(correct: Mapping[int, Scores]) -> dict[int, Scores]:
     return selected or dict(correct)
 
 
-def before_after_table(before: Samples, after: Samples) -> str:
+def before_after_table(before: Samples, after: Samples, demonstrated: int | None = None) -> str:
     """Returns exact match with 95 % intervals as plain text: a line per hop count, then the headline mean.
 
     If no question has a hop count, there is neither a column nor a line of hop counts.
 
     Args and errors as `summarise`. The lines are joined by newlines, without a final one.
+
+    Args:
+      demonstrated: most hops that the policy was shown before training; None: not known.
     """
     summary = summarise(before, after)
     em_by_hop = summary['em_by_hop']
@@ -168,8 +171,11 @@ def before_after_table(before: Samples, after: Samples) -> str:
     for hop, questions in summary['questions_by_hop'].items():
         if int(hop) in HEADLINE:
             headline_hops.append(hop if int(hop) else 'no hops')
+        label = hop if int(hop) else 'none'
+        if demonstrated is not None and int(hop) > demonstrated:
+            label += ' (not demonstrated)'
         row = (
-            hop if int(hop) else 'none',
+            label,
             str(questions),
             interval_text([em_by_hop['before'][hop], *ci95_by_hop['before'][hop]]),
             interval_text([em_by_hop['after'][hop], *ci95_by_hop['after'][hop]]),

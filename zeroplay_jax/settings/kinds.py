@@ -327,6 +327,8 @@ ENGLISH_CHECKPOINT = PACKAGE / 'mini' / 'english' / 'base'
 EXAMPLE_TEXTS = PACKAGE / 'mini' / 'texts'
 # Files of a policy folder that a run reads; a README may change.
 POLICY_SUFFIXES = ('.json', '.safetensors', '.jinja', '.txt')
+# {"hops": most hops of a demonstration}, by the maker of a policy: the summary of a run says so, training is the same.
+DEMONSTRATIONS = 'demonstrations.json'
 # Path of a checkpoint or text that some clone or installation of the project brings.
 _IN_A_CLONE = re.compile(r'/(?:.*/)?(zeroplay_jax/mini/.+)')
 
@@ -357,15 +359,18 @@ def _has_same_content(path: str, local_path: pathlib.Path) -> bool:
         return filecmp.cmp(path, local_path, shallow=False)
     if not (os.path.isdir(path) and local_path.is_dir()):
         return False
-    names = _names_of_read_files(path)
-    if names != _names_of_read_files(local_path):
+    names, local_names = (
+        sorted(filter(is_policy_file, os.listdir(folder))) for folder in (path, local_path)
+    )
+    if names != local_names:
         return False
     equal_names, _, _ = filecmp.cmpfiles(path, local_path, names, shallow=False)
     return sorted(equal_names) == names
 
 
-def _names_of_read_files(folder: str | pathlib.Path) -> list[str]:
-    return sorted(name for name in os.listdir(folder) if name.endswith(POLICY_SUFFIXES))
+def is_policy_file(name: str) -> bool:
+    """Returns whether training depends on a file of this name in a folder of a policy."""
+    return name.endswith(POLICY_SUFFIXES) and name != DEMONSTRATIONS
 
 
 def built_in_path(text: str) -> str:

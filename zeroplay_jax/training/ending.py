@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from zeroplay_jax.evaluation import report_builder, statistics
-from zeroplay_jax.retrieval import progress
+from zeroplay_jax.retrieval import json_text, progress
 from zeroplay_jax.rollout.tokens import text_spans
 from zeroplay_jax.runtime import disk
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Step
+from zeroplay_jax.settings.kinds import DEMONSTRATIONS
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.training import build, run_folder
 from zeroplay_jax.training.outcome import current_stop, learning_summary
@@ -47,8 +48,9 @@ def finish(
 ) -> dict[str, Any]:
     """Exports the trained weights and writes summary.json and the report; returns the summary."""
     hosts = context.rollouts.hosts
+    demonstrated = _demonstrated_hops(context.folder)
     summary, table = summarise_run(
-        config, context.library, engine.external_items, state, len(steps)
+        config, context.library, engine.external_items, state, len(steps), demonstrated
     )
     origin, first_weights = hosts.run_on_first(_start_of, workdir)
     weights = fingerprints(engine)
@@ -86,6 +88,15 @@ def finish(
         print(f'{summary["seconds"]:.0f} s; the report is {report_path}')
         print(advice(workdir, engine.recipe.evaluated_role))
     return summary
+
+
+def _demonstrated_hops(folder: pathlib.Path) -> int | None:
+    """Returns the most hops that the policy in a folder was shown; None if its maker does not say so."""
+    try:
+        hops = json_text.read_object(folder / DEMONSTRATIONS, float).get('hops')
+    except (OSError, json_text.Unusable):
+        return None
+    return hops if type(hops) is int else None
 
 
 def export_iteration(
@@ -221,7 +232,12 @@ def _metric_name(metric: str) -> str:
 
 
 def summarise_run(
-    config, library, external_items: int, state: Mapping[str, Any], steps: int
+    config,
+    library,
+    external_items: int,
+    state: Mapping[str, Any],
+    steps: int,
+    demonstrated: int | None,
 ) -> tuple[dict[str, Any], str]:
     """Returns the summary of a run and its table for the terminal.
 
@@ -230,6 +246,7 @@ def summarise_run(
       external_items: items of the run with a question or answer from outside.
       state: the loop's state; 'evaluations', 'rubrics', 'scores' and 'seconds' are read.
       steps: number of steps of the schedule, evaluations included.
+      demonstrated: most hops that the start was shown; None: not known.
     """
     # Ordered by step. The schedule begins with an evaluation, so there is at least one.
     evaluations = list(state['evaluations'].values())
@@ -251,7 +268,9 @@ def summarise_run(
         'outside_questions': external_items,
     }
     table = 'Exact match on held-out questions, with 95 % intervals:\n\n'
-    table += statistics.before_after_table(before, after)
+    table += statistics.before_after_table(before, after, demonstrated)
+    if demonstrated is not None:
+        summary['demonstrated_hops'] = demonstrated
     rubric_scores = list(state['rubrics'].values())
     if rubric_scores:
         results['tasks'] = _fingerprint(library.open_tasks)

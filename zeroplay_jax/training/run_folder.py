@@ -28,7 +28,7 @@ from zeroplay_jax.runtime.record import Entries, Identity, Record, find_differen
 from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.library import has_index
 from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, POLICY_SUFFIXES, prompts_name
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, is_policy_file, prompts_name
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import UserError
 
@@ -281,7 +281,7 @@ def _start_files(policy: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _policy_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    return [path for path in sorted(folder.iterdir()) if path.suffix in POLICY_SUFFIXES]
+    return [path for path in sorted(folder.iterdir()) if is_policy_file(path.name)]
 
 
 def template_entry(template: Mapping[str, str]) -> Entries:

@@ -44,6 +44,9 @@ function formatSigned(value) {
 const PHASES = ['evaluation', 'proposer', 'generate', 'solver'];
 const phaseColour = (phase) => (PHASES.includes(phase) ? `var(--${phase})` : 'var(--other)');
 const phaseOrder = (a, b) => PHASES.indexOf(a) - PHASES.indexOf(b) || naturalOrder(a, b);
+// What stands below a hop count that the start of a run was shown; null: it was not, or that is not known.
+const demonstrated = ({ summary }, hops) =>
+  hops > 0 && hops <= summary.demonstrated_hops ? el('small', {}, 'demonstrated') : null;
 const swatch = (colour, label, title) =>
   el('span', { colour, title }, el('span', { class: 'swatch' }), label);
 

@@ -56,10 +56,11 @@ function comparisonCell(run, hop) {
 function outcomeRow(run, hop, isFirst) {
   const { questions, sides, change } = figuresOf(run, hop);
   const hopLabel = hop === 'mean' ? 'headline mean' : hop === '0' ? 'none' : hop;
+  const remark = demonstrated(run, hop);
   return el(
     'tr',
-    { class: hop === 'mean' ? 'mean' : '' },
-    el('td', {}, isFirst ? hopLabel : ''),
+    { class: hop === 'mean' ? 'mean' : remark && 'demonstrated' },
+    el('td', {}, isFirst ? hopLabel : '', remark),
     comparing ? el('td', {}, swatch(run.colour, run.name)) : null,
     el('td', { class: 'num' }, format(questions)),
     sides.map(([, value, range]) => numberCell(value, range)),

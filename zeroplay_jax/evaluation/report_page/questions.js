@@ -1,4 +1,4 @@
-// Statistics of the logged trajectories: difficulty and tool calls by hop count, and the topics of proposed questions.
+// Statistics of the logged trajectories: difficulty and tool calls by hop count; hops and topics of proposed questions.
 const STOP_WORDS = new Set(
   (
     'a about after also an and any are as at be been before by can did do does each for from had has have he her ' +
@@ -50,22 +50,27 @@ const wordsOf = (question) =>
     .split(/[^\p{L}\p{N}]+/u)
     .filter((word) => word.length > 2 && !STOP_WORDS.has(word));
 
-// Ranges of consecutive steps: {steps, rows, words: word → share of the range's questions that contain it}.
+// Ranges of consecutive steps: {steps, rows}.
 function stepRanges(rows) {
   const steps = [...new Set(rows.map(({ step }) => step))].sort((a, b) => a - b);
   const width = Math.ceil(steps.length / TOPIC_COLUMNS);
   const ranges = [];
   for (let i = 0; i < steps.length; i += width)
-    ranges.push({ steps: steps.slice(i, i + width), rows: [], words: new Map() });
+    ranges.push({ steps: steps.slice(i, i + width), rows: [] });
   const rangeOfStep = new Map(steps.map((step, i) => [step, ranges[Math.floor(i / width)]]));
   for (const row of rows) rangeOfStep.get(row.step).rows.push(row);
+  return ranges;
+}
+
+// Adds to each range words: word → share of its questions that contain it.
+function addWords(ranges) {
   for (const range of ranges) {
+    range.words = new Map();
     for (const { info } of range.rows) {
       for (const word of new Set(wordsOf(info.question)))
         range.words.set(word, (range.words.get(word) ?? 0) + 1 / range.rows.length);
     }
   }
-  return ranges;
 }
 
 // The words with the largest share in any range.
@@ -78,61 +83,82 @@ function topWords(ranges) {
   return words.slice(0, TOPIC_ROWS);
 }
 
-function wordCell(part) {
+function shareCell(part) {
   const cell = el('td', { class: 'num heat' }, part ? `${Math.round(100 * part)} %` : '·');
   cell.style.setProperty('--part', `${Math.round(50 * part)}%`);
   return cell;
 }
 
+const tableRow = (label, cells) => el('tr', {}, el('th', { scope: 'row' }, label), ...cells);
+
+// A table with a column per range.
+function rangeTable(run, title, help, ranges, rows) {
+  const heads = ranges.map(({ steps }) => {
+    const text = steps.length > 1 ? `${steps[0]}–${steps.at(-1)}` : String(steps[0]);
+    return el('th', { scope: 'col', class: 'num' }, text);
+  });
+  return el(
+    'div',
+    { class: 'card scroll topics', tabindex: 0, role: 'group', 'aria-label': `${title}, ${run.name}` },
+    el('h3', {}, comparing ? swatch(run.colour, `${title} · ${run.name}`) : title),
+    el('p', { class: 'help' }, help),
+    el('table', {}, el('thead', {}, tableRow('Steps', heads)), el('tbody', {}, ...rows)),
+  );
+}
+
 function topicTable(run) {
-  const rows = run.trajectories.filter((row) => row.is_proposal && row.info?.question);
-  if (!rows.length) return null;
-  const ranges = stepRanges(rows);
-  const tableRow = (label, cells) => el('tr', {}, el('th', { scope: 'row' }, label), ...cells);
+  const ranges = stepRanges(run.trajectories.filter((row) => row.is_proposal && row.info?.question));
+  if (!ranges.length) return null;
+  addWords(ranges);
   const numberRow = (label, valueOf) =>
     tableRow(
       label,
       ranges.map((range) => el('td', { class: 'num' }, format(valueOf(range.rows.map(({ info }) => info))))),
     );
-  const heads = ranges.map(({ steps }) => {
-    const text = steps.length > 1 ? `${steps[0]}–${steps.at(-1)}` : String(steps[0]);
-    return el('th', { scope: 'col', class: 'num' }, text);
-  });
-  const title = 'Topics over steps';
-  return el(
-    'div',
-    { class: 'card scroll topics', tabindex: 0, role: 'group', 'aria-label': `Topics of ${run.name}` },
-    el('h3', {}, comparing ? swatch(run.colour, `${title} · ${run.name}`) : title),
-    el('p', { class: 'help' }, 'Share of the logged questions that contain a word, by range of steps.'),
-    el(
-      'table',
-      {},
-      el('thead', {}, tableRow('Steps', heads)),
-      el(
-        'tbody',
-        {},
-        numberRow('Logged questions', (infos) => infos.length),
-        numberRow(
-          'Distinct documents',
-          (infos) => new Set(infos.map(({ document }) => document).filter(Boolean)).size,
-        ),
-        numberRow('Words per question', (infos) =>
-          mean(infos.map(({ question }) => question.split(/\s+/).length)),
-        ),
-        numberRow('Requested hops', (infos) => mean(infos.map(({ hops }) => hops).filter(isNumber))),
-        ...topWords(ranges).map((word) =>
-          tableRow(
-            word,
-            ranges.map(({ words }) => wordCell(words.get(word) ?? 0)),
-          ),
-        ),
+  const rows = [
+    numberRow('Logged questions', (infos) => infos.length),
+    numberRow(
+      'Distinct documents',
+      (infos) => new Set(infos.map(({ document }) => document).filter(Boolean)).size,
+    ),
+    numberRow('Words per question', (infos) =>
+      mean(infos.map(({ question }) => question.split(/\s+/).length)),
+    ),
+    numberRow('Requested hops', (infos) => mean(infos.map(({ hops }) => hops).filter(isNumber))),
+    ...topWords(ranges).map((word) =>
+      tableRow(
+        word,
+        ranges.map(({ words }) => shareCell(words.get(word) ?? 0)),
       ),
     ),
-  );
+  ];
+  const help = 'Share of the logged questions that contain a word, by range of steps.';
+  return rangeTable(run, 'Topics over steps', help, ranges, rows);
+}
+
+// A row per number of hops that was asked for, and number that right questions have.
+function hopTable(run) {
+  const rows = run.trajectories.filter(({ info }) => isNumber(info?.true_hops) && isNumber(info.hops));
+  if (!rows.length) return null;
+  const ranges = stepRanges(rows);
+  const labelOf = ({ info }) => `${info.hops} asked, ${info.true_hops ? `right with ${info.true_hops}` : 'none right'}`;
+  const cellsOf = (asked, right) =>
+    ranges.map((range) => {
+      const alike = range.rows.filter(({ info }) => info.hops === asked);
+      return shareCell(mean(alike.map(({ info }) => Number(info.true_hops === right))));
+    });
+  const labels = [...new Set(rows.map(labelOf))].sort(naturalOrder);
+  const tableRows = labels.map((label) => {
+    const [asked, right = 0] = label.match(/\d+/g).map(Number);
+    return tableRow([label, demonstrated(run, right)], cellsOf(asked, right));
+  });
+  const help =
+    'Of the logged proposals that were asked for so many hops, the share whose question is right, by its number of hops.';
+  return rangeTable(run, 'Hops of proposals over steps', help, ranges, tableRows);
 }
 
 function drawTopics() {
-  const tables = runs.map(topicTable).filter(Boolean);
+  const tables = [...runs.map(hopTable), ...runs.map(topicTable)].filter(Boolean);
   const empty = el('p', { class: 'muted' }, 'No questions have been logged yet.');
   $('topics').append(...(tables.length ? tables : [empty]));
 }
