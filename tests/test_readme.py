@@ -219,8 +219,9 @@ def test_a_command_of_the_readme_does_what_it_says(project, command):
     printed = succeeded(project, command, stdin=subprocess.DEVNULL)
     for made in made_by(command):
         assert (project / made).is_file(), printed[-1500:]
-    if 'mini/clean "' in command:
-        assert 'Duvos' in printed.strip().split('\n')[-1]  # the ceiling knows
+    if 'mini/parts/base' in command:
+        start, trained = printed.split('policy ')[1:]
+        assert 'Brali' in start and 'runs/quickstart' in trained  # as on the page
 
 
 def test_the_recipe_of_the_documentation_is_short_and_was_run(project):

@@ -24,6 +24,7 @@ import pathlib
 import signal
 import sys
 import typing
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ml_collections import ConfigDict
@@ -43,12 +44,13 @@ from zeroplay_jax.training.policy_settings import settings
 from zeroplay_jax.types import UserError
 
 if TYPE_CHECKING:
-    from zeroplay_jax.evaluation.agent import Session
+    from zeroplay_jax.evaluation.agent import Session, SeveralSessions
 
 EXAMPLES = """examples:
   python -m zeroplay_jax.ask
   python -m zeroplay_jax.ask "What is the birthplace of Rapon?"
   python -m zeroplay_jax.ask --policy runs/quickstart/policy/solver "What is the teacher of the founder of Mimi?"
+  python -m zeroplay_jax.ask --policy zeroplay_jax/mini/parts/base --policy runs/quickstart/policy/solver "…"
   python -m zeroplay_jax.ask --policy runs/own/policy/solver --index indexes/own --json "who wrote it" > answer.json
   python -m zeroplay_jax.ask --policy Qwen2.5-3B-Instruct --syntax qwen --tools search,open,calculator
   python -m zeroplay_jax.ask --policy Qwen2.5-3B-Instruct --tools search --mcp-servers mcp.json
@@ -109,7 +111,9 @@ def _parser() -> Parser:
     parser.add_argument(
         '--policy',
         metavar='PATH',
-        help='Hugging Face folder, such as runs/quickstart/policy/solver, hf://owner/model, or gs://bucket/path',
+        action='append',
+        help='Hugging Face folder, such as runs/quickstart/policy/solver, hf://owner/model, or gs://bucket/path; given '
+        'twice, both answer',
     )
     parser.add_argument(
         '--index',
@@ -178,7 +182,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     for field in args.fields:
         # Other commands have the field; here the folder decides about the config, so the flag comes first.
         if field.startswith(_POLICY_FIELD) and args.policy is None:
-            args.policy = field.removeprefix(_POLICY_FIELD)
+            args.policy = [field.removeprefix(_POLICY_FIELD)]
     unknown = [word for word in unknown if not word.startswith(fields.PREFIX)]
     if unknown:
         fix = '--help shows the flags'
@@ -325,7 +329,7 @@ def _exit_at_once(*_: Any) -> NoReturn:
     os._exit(130)
 
 
-def _run_prompt(session: Session, remark: str) -> int:
+def _run_prompt(session: Session | SeveralSessions, remark: str) -> int:
     """Asks the questions typed at a terminal until Ctrl-D or Ctrl-C; returns the exit status."""
     import readline  # noqa: F401, input() edits lines with it
 
@@ -346,7 +350,7 @@ def _run_prompt(session: Session, remark: str) -> int:
             session.try_to_answer(question, stoppable=True)
 
 
-def _run_pipe(session: Session) -> int:
+def _run_pipe(session: Session | SeveralSessions) -> int:
     """Asks every line of stdin; returns the exit status, 2 if some line could not be asked."""
     status = 0
     for line in sys.stdin:
@@ -368,21 +372,27 @@ def _run_pipe(session: Session) -> int:
     return status
 
 
-def _load(args: argparse.Namespace, folder: pathlib.Path, config: ConfigDict) -> Session:
-    """Loads libraries, corpus and weights, and returns the session."""
+def _load(
+    args: argparse.Namespace, configs: Mapping[pathlib.Path, ConfigDict]
+) -> Session | SeveralSessions:
+    """Loads libraries, corpus and the weights in each folder, and returns the session."""
     command_line.prepare_process()
     # This import loads JAX, so it follows the checks of the command.
     from zeroplay_jax.evaluation import agent
 
-    return agent.Session(
-        config,
-        folder,
-        Printer(_is_coloured()),
-        temperature=args.temperature,
-        as_json=args.json,
-        first_question=args.question,
-        fills_blanks=only_fills_blanks(folder),
-    )
+    sessions = [
+        agent.Session(
+            config,
+            folder,
+            Printer(_is_coloured()),
+            temperature=args.temperature,
+            as_json=args.json,
+            first_question=args.question,
+            fills_blanks=only_fills_blanks(folder),
+        )
+        for folder, config in configs.items()
+    ]
+    return sessions[0] if len(sessions) == 1 else agent.SeveralSessions(sessions)
 
 
 def _run(argv: list[str] | None) -> int:
@@ -397,15 +407,15 @@ def _run(argv: list[str] | None) -> int:
         # In a notebook the standard streams have other types.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
-    folder = _policy_folder(args.policy)
-    config = _with_flags(settings(folder), args)
+    configs = {}
+    for folder in map(_policy_folder, args.policy or [None]):
+        configs[folder] = _with_flags(settings(folder), args)
     # Libraries now load in C++ code, where a KeyboardInterrupt would be delayed.
     signal.signal(signal.SIGINT, _exit_at_once)
     with progress.clock('loading libraries, index and policy'):
-        session = _load(args, folder, config)
+        session = _load(args, configs)
     if args.question is not None:
-        session.answer(args.question)
-        return 0
+        return 0 if session.try_to_answer(args.question) else 2
     if sys.stdin.isatty() and sys.stdout.isatty():
         return _run_prompt(session, BUILT_IN_REMARK if args.policy is None else '')
     # A prompt in a pipe would mix with the answers.

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 from ask_cases import (
     ATTACK,
@@ -27,6 +28,7 @@ from ask_cases import (
 )
 
 from zeroplay_jax import ask
+from zeroplay_jax.evaluation import agent
 
 
 def test_plain_text_in_a_pipe_and_an_index_of_ones_own(index):
@@ -59,6 +61,38 @@ def test_out_of_the_box_questions_from_a_pipe_become_json_lines():
             assert call['text'] in segment['text']
             assert all(passage['title'] in segment['text'] for passage in call['documents'][0])
         assert all(len(s['tokens']) and s['text'] for s in record['segments'])
+
+
+def test_two_policies_answer_one_below_the_other_in_a_pipe_and_as_json():
+    both = ('--policy', CLEAN, '--policy', BASE)
+    code, out, err = finish(command(*both, ONE['question']))
+    assert code == 0 and not err
+    clean, base = (text.splitlines() for text in out.split('policy    ')[1:])
+    assert (clean[0], base[0]) == (str(CLEAN), str(BASE))
+    assert clean[-1].split() == ['answer', *ONE['answers']] and labels('\n'.join(base))
+    code, out, _ = finish(command(*both, '--json', ONE['question']))
+    policies = [json.loads(line)['policy'] for line in out.splitlines()]
+    assert code == 0 and policies == [str(CLEAN), str(BASE)]
+
+
+def test_rollouts_beside_each_other(monkeypatch, capsys):
+    texts = iter([f'think     {"word " * 20}\nanswer    one\n', '\x1b[1;32manswer    two\x1b[0m\n'])
+
+    def session(name):
+        answer = lambda *_: print(next(texts), end='') or True
+        printer = types.SimpleNamespace(line=lambda *_, label: print(f'{label:10}{name}'))
+        fields = {'as_json': False, 'folder': name, 'printer': printer}
+        return types.SimpleNamespace(try_to_answer=answer, **fields)
+
+    several = agent.SeveralSessions([session('a'), session('b')])
+    monkeypatch.setenv('COLUMNS', '120')
+    monkeypatch.setattr('sys.stdout.isatty', lambda: True, raising=False)
+    assert several.try_to_answer('q')
+    lines = [re.sub(r'\x1b\[[\d;]*m', '', line) for line in capsys.readouterr().out.splitlines()]
+    assert [line.split() for line in lines[:1]] == [['policy', 'a', 'policy', 'b']]
+    # A long line goes on behind its label, in its half of the terminal.
+    assert lines[1][60:].split() == ['answer', 'two'] and set(map(len, lines)) == {120}
+    assert lines[2].startswith(f'{"":10}word') and lines[-1].split() == ['answer', 'one']
 
 
 def test_ctrl_c_ends_a_single_answer_without_a_traceback(server):

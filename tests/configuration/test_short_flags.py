@@ -28,8 +28,8 @@ def test_ask_takes_the_fields_of_the_other_commands(tmp_path):
     assert (config.retrieval.kind, config.retrieval.path) == ('folder', str(tmp_path))
     assert config.rollout.max_turns == 2 and config.eval.hops == (1,)
     # The field of other commands for the policy is the flag of this one, which comes first.
-    assert ask._arguments(['--config.policy.path=p', 'who?']).policy == 'p'
-    assert ask._arguments(['--policy=q', '--config.policy.path=p', 'who?']).policy == 'q'
+    assert ask._arguments(['--config.policy.path=p', 'who?']).policy == ['p']
+    assert ask._arguments(['--policy=q', '--config.policy.path=p', 'who?']).policy == ['q']
 
 
 def test_results_are_written_to_this_machine(tmp_path):

@@ -16,10 +16,12 @@ import asyncio
 import codecs
 import contextlib
 import dataclasses
+import io
 import pathlib
+import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -27,7 +29,14 @@ import numpy as np
 from jaxtyping import Int32
 
 from zeroplay_jax.data.cloze import BLANK, BLANKS_HINT
-from zeroplay_jax.evaluation.render import Printer, Report, TagStream, clean, one_line_json
+from zeroplay_jax.evaluation.render import (
+    Printer,
+    Report,
+    TagStream,
+    clean,
+    one_line_json,
+    print_beside,
+)
 from zeroplay_jax.policy import families, hf, sharding, transformer
 from zeroplay_jax.retrieval import folder as index_folder
 from zeroplay_jax.retrieval import progress
@@ -423,6 +432,50 @@ class Session:
         for question in self._corpus.examples:
             self.printer.line('note', question, label='try')
         self.printer.line('note', 'Ctrl-C stops an answer, Ctrl-D ends', label='')
+
+
+# Narrowest column of a rollout beside another one, in characters.
+_NARROWEST = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class SeveralSessions:
+    """Two policies or more, asked the same questions: beside each other on a wide terminal, else one below the other.
+
+    Attributes:
+      sessions: of the policies. Methods are those of `Session`.
+    """
+
+    sessions: Sequence[Session]
+
+    @property
+    def as_json(self) -> bool:
+        return self.sessions[0].as_json
+
+    @property
+    def printer(self) -> Printer:
+        return self.sessions[0].printer
+
+    def greet(self, remark: str = '') -> None:
+        for session in self.sessions:
+            session.greet(remark)
+
+    def try_to_answer(self, question: str, stoppable: bool = False) -> bool:
+        columns = shutil.get_terminal_size().columns
+        is_wide = columns >= _NARROWEST * len(self.sessions) and sys.stdout.isatty()
+        is_beside = is_wide and not self.as_json
+        texts = []
+        is_asked = True
+        for session in self.sessions:
+            text = io.StringIO()
+            texts.append(text)
+            with contextlib.redirect_stdout(text) if is_beside else contextlib.nullcontext():
+                if not self.as_json:
+                    session.printer.line('note', str(session.folder), label='policy')
+                is_asked &= session.try_to_answer(question, stoppable)
+        if is_beside:
+            print_beside([text.getvalue() for text in texts], columns)
+        return is_asked
 
 
 # ---- the corpus of `ask` ---------------------------------------------------------------------------

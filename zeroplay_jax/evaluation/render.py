@@ -9,8 +9,12 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from zeroplay_jax.rollout.environment import Environment
 from zeroplay_jax.rollout.tokens import text_spans
@@ -165,6 +169,22 @@ class Printer:
             sys.stdout.flush()
         self._open_kind = ''
         self._held_blanks = ''
+
+
+def print_beside(texts: Sequence[str], columns: int) -> None:
+    """Prints texts of a `Printer` beside each other, in as many columns of a terminal with `columns` characters."""
+    rollouts = Table.grid(padding=(0, 2), expand=True)
+    cells = []
+    for text in texts:
+        rollouts.add_column(ratio=1)
+        lines = Table.grid()
+        lines.add_column(width=_LABEL_WIDTH)
+        # A line that is broken goes on behind its label.
+        for line in Text.from_ansi(text).split():
+            lines.add_row(line[:_LABEL_WIDTH], line[_LABEL_WIDTH:])
+        cells.append(lines)
+    rollouts.add_row(*cells)
+    Console(width=columns, highlight=False).print(rollouts)
 
 
 # ---- rollouts with results -------------------------------------------------------------------------
