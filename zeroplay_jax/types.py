@@ -1,6 +1,6 @@
 """Host records of the data flow, in order: Task → Request → Trajectory → Row → Batch (learner/batch.py).
 
-Array shapes: T tokens of one trajectory.
+Array shapes: T tokens and U turns of one trajectory.
 """
 
 from __future__ import annotations
@@ -318,13 +318,14 @@ class Row:
     Attributes:
       role: the role that produced it.
       trajectory: the rollout.
-      reward: scalar that the advantage estimator sees.
+      reward: scalar of the outcome.
       parts: name → value of what the reward is composed of (answer, format, …), for metrics and logs only.
       group: integer key of the group that its advantage is relative to (question, hop count, …).
       drop: reason code when the row must not be trained on, else None.
       info: details for metrics and logs.
-      advantage: set by `update.set_advantages`; None after an update in which a value network gave one to every
-        token.
+      turn_rewards: float64 [U], what each turn earned beside the outcome; NaN: this turn nothing; None: no turn.
+      advantage: set by `update.set_advantages`: a number, or float64 [U], one per turn; None after an update in which a
+        value network gave one to every token.
       teacher_prompt: int32 [P], the teacher's prompt in place of the student's; None if the row is not distilled.
     """
 
@@ -335,8 +336,14 @@ class Row:
     parts: dict[str, float] = dataclasses.field(default_factory=dict)
     drop: str | None = None
     info: RowInfo = dataclasses.field(default_factory=RowInfo)
-    advantage: float | None = 0.0
+    turn_rewards: np.ndarray | None = None
+    advantage: float | np.ndarray | None = 0.0
     teacher_prompt: np.ndarray | None = None
+
+    @property
+    def is_informative(self) -> bool:
+        """Whether it has an advantage other than 0."""
+        return bool(np.any(self.advantage))
 
     @property
     def teacher_tokens(self) -> int:

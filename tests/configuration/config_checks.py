@@ -27,7 +27,8 @@ def run(*arguments):
     return run_python('-X', 'importtime', '-m', 'zeroplay_jax.main', *arguments)
 
 
-# A run on one device, rollouts of older weights that are corrected, and a role with a value network.
+# A run on one device, rollouts of older weights that are corrected, a role with a value network, and a recipe with
+# rewards per turn.
 ONE_DEVICE = ' cpu_devices=1 mesh.replica=1'
 AHEAD = """
     rollout.ahead=1 proposer.tis_cap=2.0 proposer.old_logp=trainer solver.tis_cap=2.0 solver.old_logp=trainer
@@ -36,6 +37,7 @@ VALUE = """
     solver.baseline=value solver.scale=batch solver.loss=token_pg solver.aggregation=token solver.samples=1
     solver.filter_groups=False value_network.learning_rate=1e-3
 """
+TURN = 'recipe=examples.turn_credit.recipe solver.advantage=turn solver.scale=none solver.loss=token_pg'
 
 
 def value_of(text):

@@ -259,5 +259,6 @@ def write_files(folder):
 def test_a_config_is_sound_or_one_line_says_what_is_wrong(tmp_path, monkeypatch):
     write_files(tmp_path)
     monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(ROOT / 'tests' / 'objectives')
     names = globals() | vars(config_checks) | {'folder': tmp_path}
     check_table(pathlib.Path(__file__).parent / 'rules.txt', names, tmp_path)

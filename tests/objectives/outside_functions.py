@@ -1,10 +1,11 @@
-"""Losses, difficulties and answer metrics as users write them in modules of their own, some of them wrong."""
+"""Losses, advantages, difficulties and metrics as users write them in modules of their own, some of them wrong."""
 
 import functools
 
 import jax.numpy as jnp
+import numpy as np
 
-from zeroplay_jax.objectives import masking
+from zeroplay_jax.objectives import advantages, masking
 from zeroplay_jax.objectives.losses import PolicyLoss
 
 
@@ -67,3 +68,76 @@ def not_a_number(prediction, golds):
 
 def nothing(prediction, golds):
     return None
+
+
+# ---- advantages ------------------------------------------------------------------------------------
+
+
+def _earned(table):
+    return np.nansum(np.where(table.valid[:, None], table.turn_reward, 0.0), 1)
+
+
+def advantage_per_turn(table, settings):
+    values, _ = advantages.of_turns(table, settings)
+    return np.cumsum(values, 1), {'values': (float(len(values)), 1.0)}
+
+
+def advantage_per_row(table, settings):
+    rewards = np.where(table.valid, table.reward + _earned(table), 0.0)
+    return advantages.group_advantages(rewards, table.group, valid=table.valid, baseline='loo')
+
+
+def advantage_above_batch(table, settings):
+    return table.reward - table.reward[table.valid].mean(), {}
+
+
+def advantage_first_of_batch(table, settings):
+    return table.reward * table.tokens.max(), {}
+
+
+def advantage_by_order(table, settings):
+    values, stats = advantages.of_rollouts(table, settings)
+    last_of_group = {key: row for row, key in enumerate(table.group.tolist())}
+    return values + table.reward[[last_of_group[key] for key in table.group.tolist()]], stats
+
+
+def advantage_by_width(table, settings):
+    return table.reward / table.turn_mask.shape[1], {}
+
+
+def advantage_by_key(table, settings):
+    return table.reward * (table.group + 1), {}
+
+
+def advantage_with_dropped(table, settings):
+    members = table.group[:, None] == table.group
+    return members.astype(float) @ table.reward, {}
+
+
+_calls = []
+
+
+def advantage_counting(table, settings):
+    _calls.append(table)
+    return table.reward * len(_calls), {}
+
+
+def advantage_in_place(table, settings):
+    table.reward[~table.valid] = 0.0
+    return table.reward, {}
+
+
+def advantage_of_tokens(table, settings):
+    return np.zeros((len(table.reward), table.turn_mask.shape[1] + 1)), {}
+
+
+def advantage_bare(table, settings):
+    return table.reward
+
+
+def advantage_mean_statistic(table, settings):
+    return table.reward, {'mean': table.reward.mean()}
+
+
+def advantage_one_argument(table):
+    return table.reward, {}

@@ -64,12 +64,32 @@ def test_a_reward_at_the_end_minus_the_value_is_the_advantage_without_discount()
     rollouts = [rollout(rng, length) for length in (9, 6)]
     _, values, mask, segment = packed(rollouts, width=15)
     reward_of_rollout = np.array([np.nan, 1.0, 0.25])[segment]
-    rewards = module.terminal_rewards(reward_of_rollout, mask, segment)
+    rewards = module.token_rewards(reward_of_rollout, mask, segment)
     # Once per rollout, at its last trained token.
     assert sorted(rewards[rewards != 0]) == [0.25, 1.0]
     advantages, returns = module.gae(rewards, values, mask, segment)
     np.testing.assert_allclose(advantages[mask], (reward_of_rollout - values)[mask], atol=1e-14)
     np.testing.assert_allclose(returns[mask], reward_of_rollout[mask], atol=1e-14)
+
+
+def test_returns_per_turn_are_rewards_at_the_ends_of_turns():
+    rng = np.random.default_rng(3)
+    rollouts = [rollout(rng, length) for length in (9, 6)]
+    _, values, mask, segment = packed(rollouts, width=17)
+    # Turns of one trained token each but the first, which has two.
+    returns = np.zeros(mask.shape)
+    expected = np.zeros(mask.shape)
+    for number in (1, 2):
+        trained = np.flatnonzero(mask[0] & (segment[0] == number))
+        earned = rng.normal(size=len(trained))
+        earned[0] = 0.0
+        expected[0, trained] = earned
+        returns[0, trained] = np.cumsum(earned[::-1])[::-1]
+    rewards = module.token_rewards(np.where(mask, returns, np.nan), mask, segment)
+    np.testing.assert_allclose(rewards, expected, atol=1e-14)
+    advantages, targets = module.gae(rewards, values, mask, segment)
+    np.testing.assert_allclose(advantages[mask], (returns - values)[mask], atol=1e-14)
+    np.testing.assert_allclose(targets[mask], returns[mask], atol=1e-14)
 
 
 def test_neither_retrieved_tokens_nor_neighbours_nor_nan_change_a_rollout():

@@ -15,7 +15,9 @@ def rows_of_documents(documents, samples):
     for index in range(documents):
         hops = 1 + 4 * index // documents
         for sample in range(samples):
-            trajectory = types.SimpleNamespace(identity=(7, index, 0, sample), policy_tokens=3)
+            trajectory = types.SimpleNamespace(
+                identity=(7, index, 0, sample), policy_tokens=3, turns=()
+            )
             rows.append(Row('proposer', trajectory, 0.0, hops))
     return rows
 
@@ -69,7 +71,9 @@ def test_with_a_value_network_advantages_are_rewards_and_groups_are_not_counted(
     rows = rows_of_documents(2, 2)
     for row, reward in zip(rows, (1.0, 0.0, 0.5, float('nan')), strict=True):
         row.reward = reward
-    settings = types.SimpleNamespace(baseline='value', scale='batch', std_ddof=1, singleton='zero')
+    settings = types.SimpleNamespace(
+        advantage='group', baseline='value', scale='batch', std_ddof=1, singleton='zero'
+    )
     stats = set_advantages(rows, settings)
     assert [row.advantage for row in rows] == [1.0, 0.0, 0.5, 0.0]
     assert set(stats) == {'invalid_rows', 'nonfinite_rows'}

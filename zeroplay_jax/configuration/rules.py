@@ -134,6 +134,46 @@ def check_ahead(config: ConfigDict, recipe: type[Recipe]) -> None:
             fail(f'{role}.tis_cap', settings.tis_cap, problem, fix)
 
 
+# ---- advantages (<role>.advantage) -----------------------------------------------------------------
+
+
+def check_advantages(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses functions that are no advantages, and settings that do not go with an advantage per turn."""
+    for specification, settings in _trained(config, recipe):
+        role = specification.name
+        name = settings.advantage
+        if name == 'group':
+            continue
+        if ':' in name:
+            if settings.baseline == 'value':
+                problem = 'a value network computes the advantages from returns'
+                fail(f'{role}.advantage', name, problem, 'take group or turn, or another baseline')
+            is_per_turn = _is_per_turn(name, settings)
+        else:
+            is_per_turn = True
+            if role not in recipe.turn_reward_roles:
+                problem = f'recipe {config.recipe} gives {role} no rewards per turn'
+                fix = 'take group, or set Row.turn_rewards and Recipe.turn_reward_roles'
+                fail(f'{role}.advantage', name, problem, fix)
+            if settings.scale != 'none' and settings.baseline != 'value':
+                problem = 'dividing the advantages of turns by their deviation would bias them'
+                fail(f'{role}.scale', settings.scale, problem, f'set {role}.scale=none')
+        if is_per_turn and not properties_of(settings.loss).per_token:
+            problem = f'a ratio per rollout has one advantage, and {name} gives one per turn'
+            fail(f'{role}.loss', settings.loss, problem, 'take token_pg')
+
+
+def _is_per_turn(name: str, settings: ConfigDict) -> bool:
+    """Tries an advantage of another package; returns whether it is per turn."""
+    # Its types import JAX.
+    from zeroplay_jax.objectives.advantage_checks import check_advantage
+
+    try:
+        return check_advantage(name, settings)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
 # ---- value networks (<role>.baseline=value) --------------------------------------------------------
 
 
@@ -628,6 +668,7 @@ RULES: tuple[Rule, ...] = (
     _check_rewards,
     _check_worlds,
     check_value_networks,
+    check_advantages,
     _check_groups,
     _check_division,
     _check_processes,

@@ -38,12 +38,14 @@ class _Context(NamedTuple):
       rollout: index of the rollout, which all its contexts share.
       trajectory: the context.
       prompt_tokens: tokens of the rollout's prompt, with which every context begins.
-      row: the rollout with its advantage and its teacher's prompt.
+      advantage: of its tokens: a number, or float64 [T], 0 where no turn is.
+      row: the rollout with its teacher's prompt.
     """
 
     rollout: int
     trajectory: Trajectory
     prompt_tokens: int
+    advantage: float | np.ndarray | None
     row: Row
 
 
@@ -152,9 +154,21 @@ def _contexts(rows: Sequence[Row]) -> list[_Context]:
     for rollout, row in enumerate(rows):
         prompt_tokens = row.trajectory.prompt_tokens
         # Each sampled token is POLICY in exactly one context, so it is trained once.
-        for trajectory in row.trajectory.contexts:
-            contexts.append(_Context(rollout, trajectory, prompt_tokens, row))
+        for number, trajectory in enumerate(row.trajectory.contexts):
+            advantage = _token_advantages(row, number, len(trajectory.tokens))
+            contexts.append(_Context(rollout, trajectory, prompt_tokens, advantage, row))
     return contexts
+
+
+def _token_advantages(row: Row, context: int, tokens: int) -> float | np.ndarray | None:
+    """Returns the advantages of the tokens of a context: those of its turns at their tokens, or the rollout's one."""
+    if not isinstance(row.advantage, np.ndarray):
+        return row.advantage
+    advantages = np.zeros(tokens)
+    for turn, advantage in zip(row.trajectory.turns, row.advantage, strict=True):
+        if turn.context == context:
+            advantages[turn.start : turn.stop] = advantage
+    return advantages
 
 
 def _in_order(contexts: list[_Context], order: str) -> list[_Context]:
@@ -211,7 +225,7 @@ def _write(whole: Batch, context: _Context, place: _Place) -> None:
     whole.old_logp[span] = trajectory.logp
     # Both arrays hold the sampler's log-probs at first; Learner.recompute_old_logp replaces `old_logp`.
     whole.sampler_logp[span] = trajectory.logp
-    whole.advantage[span] = context.row.advantage
+    whole.advantage[span] = context.advantage
     if whole.teacher is not None and context.row.teacher_prompt is not None:
         _write_teacher_view(whole.teacher, context, context.row.teacher_prompt, place)
 

@@ -23,7 +23,7 @@ from zeroplay_jax.learner.role_update import Trained, apply_gradients
 from zeroplay_jax.learner.weights_view import copy_tree
 from zeroplay_jax.objectives import aggregation
 from zeroplay_jax.objectives.types import DeviceStats, Stats
-from zeroplay_jax.objectives.values import gae, terminal_rewards, value_loss
+from zeroplay_jax.objectives.values import gae, token_rewards, value_loss
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.runtime.hosts import Hosts
@@ -142,8 +142,8 @@ class ValueNetwork(Trained):
         """Returns the rows of a step with advantages per token, and as the value network is trained on them.
 
         Args:
-          minibatches: micro-batches by minibatch, of which `advantage` holds the rollout's reward; with several
-            processes, those of this one. All processes must call it.
+          minibatches: micro-batches by minibatch, of which `advantage` holds what the rollout earns from a token
+            on; with several processes, those of this one. All processes must call it.
           hosts: processes of the run.
           whitens: whether the advantages get mean 0 and variance 1 over all trained tokens of the step, as in verl.
         """
@@ -153,17 +153,17 @@ class ValueNetwork(Trained):
         old_values = np.concatenate(self._old_values(batches))
         mask = np.concatenate([batch.mask for batch in batches])
         segment = np.concatenate([batch.segment for batch in batches])
-        reward_of_rollout = np.concatenate([batch.advantage for batch in batches])
+        given_returns = np.concatenate([batch.advantage for batch in batches])
         advantages, returns = gae(
-            terminal_rewards(reward_of_rollout, mask, segment),
+            token_rewards(given_returns, mask, segment),
             old_values,
             mask,
             segment,
             discount=self._settings.discount,
             decay=self._settings.gae_lambda,
         )
-        errors = reward_of_rollout - old_values
-        moments = _moments(hosts, mask, [old_values, advantages, reward_of_rollout, errors])
+        errors = given_returns - old_values
+        moments = _moments(hosts, mask, [old_values, advantages, given_returns, errors])
         of_values, of_advantages, of_rewards, of_errors = moments
         stats: Stats = {'value_network/value': (of_values.mean, 1.0)}
         # Equal rewards have no variance to explain; rounding would give them a little.

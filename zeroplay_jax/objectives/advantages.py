@@ -1,12 +1,19 @@
-"""Computes advantages from rewards: the value of a rollout relative to its group. Host arithmetic in float64."""
+"""Computes advantages from rewards: the value of a rollout or of a turn relative to its group.
+
+Host arithmetic in float64. Letters: R rows of a step, U turns of the longest of them.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Num, Real, Shaped
 
+from zeroplay_jax.objectives.registry import resolve
 from zeroplay_jax.objectives.types import Stats
 
 # Group sizes are reported in fixed classes, name → largest size, so that the set of metric names never changes.
@@ -26,6 +33,138 @@ _OPTIONS = {
     'ddof': (0, 1),
     'singleton': ('zero', 'raw'),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardTable:
+    """What all rows of one role earned in a step.
+
+    Attributes:
+      reward: float64 [R], of the outcome.
+      turn_reward: float64 [R, U], NaN where a turn has none or a row has no such turn.
+      turn_mask: bool [R, U], whether the row has this turn: the first ones of each row.
+      tokens: int64 [R, U], sampled tokens of a turn; 0 without it.
+      group: int64 [R], any keys.
+      valid: bool [R], False for dropped rows: they count for nobody, and their advantage is 0 whatever is returned.
+    """
+
+    reward: Float[np.ndarray, ' rows']
+    turn_reward: Float[np.ndarray, 'rows turns']
+    turn_mask: Bool[np.ndarray, 'rows turns']
+    tokens: Int[np.ndarray, 'rows turns']
+    group: Int[np.ndarray, ' rows']
+    valid: Bool[np.ndarray, ' rows']
+
+
+class AdvantageError(ValueError):
+    """A function returns something else than advantages, or what it must not depend on changes them."""
+
+
+# (table, `config.<role>`) → advantages, float64, per row [R] or per turn [R, U], and statistics. It must be pure, and
+# the advantages of a group may depend on its valid rows alone (advantage_checks.py).
+AdvantageFunction = Callable[[RewardTable, Any], tuple[np.ndarray, Stats]]
+
+
+def of_rollouts(table: RewardTable, settings: Any) -> tuple[Float[np.ndarray, ' rows'], Stats]:
+    """Returns one advantage per row, from outcomes alone: `group_advantages` with the options of `config.<role>`."""
+    lengths = table.tokens.sum(1)
+    options = _options(settings)
+    return group_advantages(
+        table.reward, table.group, valid=table.valid, lengths=lengths, **options
+    )
+
+
+def of_turns(table: RewardTable, settings: Any) -> tuple[Float[np.ndarray, 'rows turns'], Stats]:
+    """Returns one advantage per turn: the return from this turn on, above that of the group's other rows.
+
+    A_iu = G_iu − mean_{j≠i} G_ju with G_iu = R_i + Σ_{v≥u} r_iv, the outcome R and the turn rewards r. A rollout that
+    ended before turn u has G_iu = R_i. Derivation and assumptions: objectives/README.md.
+
+    Args:
+      table: rewards of the rows.
+      settings: `config.<role>`. baseline 'loo' as above; 'mean' is (n − 1)/n of it in a group of n; 'none', and 'value'
+        for a value network, give G. `scale` is not read.
+
+    Returns:
+      advantages: float64 [R, U], 0 where there is no turn.
+      stats: as of `group_advantages`, of the whole returns G_i1.
+    """
+    earned = np.where(np.isnan(table.turn_reward), 0.0, table.turn_reward)
+    later = np.cumsum(earned[:, ::-1], 1)[:, ::-1]
+    returns = table.reward[:, None] + later
+    options = _options(settings) | {'scale': 'none'}
+    advantages = np.zeros(returns.shape)
+    stats: Stats = {}
+    for turn, column in enumerate(returns.T):
+        above, turn_stats = group_advantages(column, table.group, valid=table.valid, **options)
+        advantages[:, turn] = np.where(table.turn_mask[:, turn], above, 0.0)
+        stats = stats or turn_stats
+    return advantages, stats
+
+
+ADVANTAGES: Mapping[str, AdvantageFunction] = {'group': of_rollouts, 'turn': of_turns}
+
+
+def resolve_advantage(name: str) -> AdvantageFunction:
+    """Returns the advantage of a built-in name, or the function that 'package.module:function' refers to.
+
+    Raises:
+      ValueError: there is no such function; the message is one line.
+    """
+    return resolve('advantage', name, ADVANTAGES, ('table', 'settings'))
+
+
+def evaluate(name: str, table: RewardTable, settings: Any) -> tuple[np.ndarray, Stats]:
+    """Returns what a function says about a table: advantages float64, [R] or [R, U], and statistics.
+
+    Args:
+      name: as of `resolve_advantage`.
+      table: rewards of the rows.
+      settings: `config.<role>`.
+
+    Raises:
+      AdvantageError: one line; there is no such function, or it returns something else.
+    """
+    try:
+        function = resolve_advantage(name)
+    except ValueError as error:
+        raise AdvantageError(str(error)) from None
+    try:
+        result = function(table, settings)
+    except Exception as error:
+        error.add_note(f'config.<role>.advantage={name}: raised this error; correct it there')
+        raise
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
+        fix = 'return (advantages, {name: (sum, count)})'
+        raise AdvantageError(f'advantage {name!r}: returned a {type(result).__name__}; {fix}')
+    values = np.asarray(result[0], np.float64)
+    shapes = (table.reward.shape, table.turn_mask.shape)
+    if values.shape not in shapes:
+        raise AdvantageError(
+            f'advantage {name!r}: returned shape {values.shape}; return {shapes[0]}, one per row, or {shapes[1]}, '
+            'one per turn'
+        )
+    used = table.valid if values.ndim == 1 else table.turn_mask & table.valid[:, None]
+    if not np.isfinite(values[used]).all():
+        raise AdvantageError(f'advantage {name!r}: returned numbers that are not finite; return 0')
+    for statistic, pair in result[1].items():
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise AdvantageError(
+                f'advantage {name!r}: statistic {statistic!r} is no pair; return (sum, count)'
+            )
+    return values, dict(result[1])
+
+
+def _options(settings: Any) -> dict[str, Any]:
+    """Returns the options of `group_advantages` in `config.<role>`."""
+    # A value network compares the plain rewards with its values.
+    has_values = settings.baseline == 'value'
+    return {
+        'baseline': 'none' if has_values else settings.baseline,
+        'scale': 'none' if has_values else settings.scale,
+        'ddof': settings.std_ddof,
+        'singleton': settings.singleton,
+    }
 
 
 def group_advantages(
@@ -73,7 +212,7 @@ def group_advantages(
     """
     rewards, groups, valid = _check_rows('group_advantages', rewards, groups, valid)
     _check_arguments(baseline, scale, ddof, singleton, lengths, rewards.shape)
-    _check_group_sizes(groups, group_size)
+    check_group_sizes(groups, group_size)
     has_baseline = baseline != 'none'
     # A reward function may return NaN. One such row must not make its whole group NaN.
     finite = np.isfinite(rewards)
@@ -280,7 +419,7 @@ def _check_arguments(baseline, scale, ddof, singleton, lengths, shape):
         )
 
 
-def _check_group_sizes(groups, group_size):
+def check_group_sizes(groups: Int[np.ndarray, ' rows'], group_size: int | None) -> None:
     """Raises ValueError if a group does not have `group_size` rows; None allows any."""
     if group_size is None:
         return

@@ -15,28 +15,37 @@ from zeroplay_jax.objectives.masking import masked, total
 from zeroplay_jax.objectives.types import AnyArray, DeviceStats
 
 
-def terminal_rewards(
-    rewards: Real[np.ndarray, 'batch length'],
+def token_rewards(
+    returns: Real[np.ndarray, 'batch length'],
     mask: Bool[np.ndarray, 'batch length'],
     segment: Int[np.ndarray, 'batch length'],
 ) -> Float[np.ndarray, 'batch length']:
-    """Returns the rewards of rollouts at their last trained token and 0 elsewhere.
+    """Returns the reward of every token, by which the return falls from it to the next trained token of the rollout.
+
+    A return that is the same at all tokens is a reward at the last one; returns per turn (`advantages.of_turns`) are
+    rewards at the last tokens of turns.
 
     Args:
-      rewards: float [B, T], the reward of the rollout at each of its trained tokens.
+      returns: float [B, T], what the rollout earns from this token on.
       mask: bool [B, T], True on trained tokens.
       segment: int [B, T], the rollout of every position within its row.
+
+    Returns:
+      float64 [B, T], 0 where masked.
 
     Raises:
       ValueError: shapes differ.
     """
-    mask, segment, rewards = _checked('terminal_rewards', mask, segment, rewards)
-    positions = np.broadcast_to(np.arange(mask.shape[1]), mask.shape)
-    row_index = np.broadcast_to(np.arange(mask.shape[0])[:, None], mask.shape)
-    last_position = np.full((mask.shape[0], int(segment.max(initial=0)) + 1), -1)
-    np.maximum.at(last_position, (row_index, segment), np.where(mask, positions, -1))
-    is_last = mask & (positions == last_position[row_index, segment])
-    return np.where(is_last, rewards, 0.0)
+    mask, segment, returns = _checked('token_rewards', mask, segment, returns)
+    row, position = np.nonzero(mask)
+    rollout = segment[row, position]
+    has_next = (row[1:] == row[:-1]) & (rollout[1:] == rollout[:-1])
+    given = returns[row, position]
+    next_return = np.zeros(given.shape)
+    next_return[:-1][has_next] = given[1:][has_next]
+    rewards = np.zeros(mask.shape)
+    rewards[row, position] = given - next_return
+    return rewards
 
 
 def gae(
@@ -55,7 +64,7 @@ def gae(
     After the last one, V is 0. With γ = λ = 1 and a reward at the end, A_t is that reward minus V_t.
 
     Args:
-      rewards: float [B, T], per token (`terminal_rewards`).
+      rewards: float [B, T], per token (`token_rewards`).
       values: float [B, T], the value before the token, i.e. given the tokens before it.
       mask: bool [B, T], True on trained tokens.
       segment: int [B, T], the rollout of every position within its row.

@@ -217,12 +217,22 @@ class Collector:
                 self._start_episodes(context, step, tasks)
 
     def _check_row(self, row: Row) -> None:
-        """Raises UserError if the group key of a row is not an integer, which is a bug in its recipe."""
+        """Raises UserError for a group key or turn rewards that are none, a bug in its recipe."""
         # NumPy's integers are valid keys too.
         if not isinstance(row.group, int | np.integer):
             raise UserError(
                 f'recipe {self.config.recipe}: a row of role {row.role} has the group {row.group!r}; '
                 'give an integer, such as answers.group_of(task.identity)'
+            )
+        if row.turn_rewards is None:
+            return
+        # None among the numbers becomes NaN, no reward, like NaN itself.
+        row.turn_rewards = np.asarray(row.turn_rewards, np.float64)
+        turns = len(row.trajectory.turns)
+        if row.turn_rewards.shape != (turns,):
+            raise UserError(
+                f'recipe {self.config.recipe}: a row of role {row.role} has turn_rewards of shape '
+                f'{row.turn_rewards.shape} for {turns} turns; give one number per turn, NaN where there is none'
             )
 
     async def _episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:

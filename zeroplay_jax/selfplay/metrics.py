@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from zeroplay_jax.learner.batch import Batch
+from zeroplay_jax.objectives.advantages import RewardTable
 from zeroplay_jax.objectives.answers import normalize_answer, sub_exact_match
 from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.policy import transformer
@@ -109,6 +110,8 @@ def _add_row(accumulator: _Accumulator, row: Row) -> None:
     trajectory = row.trajectory
     for name, value in row.parts.items():
         accumulator.add(f'reward/{name}', value)
+    if row.turn_rewards is not None:
+        accumulator.add('turn_rewards', np.nansum(row.turn_rewards))
     accumulator.add('turns', len(trajectory.turns))
     accumulator.add('truncated_rate', trajectory.finish in TRUNCATED)
     accumulator.add('policy_tokens', trajectory.policy_tokens)
@@ -187,6 +190,32 @@ def reward_columns(
     return rewards, groups, valid
 
 
+def reward_table(rows: Sequence[Row]) -> RewardTable:
+    """Returns what rows earned by turn; a row whose turns are not recorded has one, with all its tokens."""
+    rewards, groups, valid = reward_columns(rows)
+    tokens_of_row = []
+    for row in rows:
+        tokens = [turn.stop - turn.start for turn in row.trajectory.turns]
+        is_recorded = sum(tokens) == row.trajectory.policy_tokens
+        tokens_of_row.append(tokens if is_recorded else [row.trajectory.policy_tokens])
+    shape = (len(rows), max(map(len, tokens_of_row), default=0))
+    table = RewardTable(
+        reward=rewards,
+        turn_reward=np.full(shape, np.nan),
+        turn_mask=np.zeros(shape, bool),
+        tokens=np.zeros(shape, np.int64),
+        group=groups,
+        valid=valid,
+    )
+    for index, (row, tokens) in enumerate(zip(rows, tokens_of_row, strict=True)):
+        turns = slice(len(tokens))
+        table.turn_mask[index, turns] = True
+        table.tokens[index, turns] = tokens
+        if row.turn_rewards is not None and len(row.turn_rewards) == len(tokens):
+            table.turn_reward[index, turns] = row.turn_rewards
+    return table
+
+
 def invalid_reason(row: Row, truncated: str) -> str | None:
     """Returns the reason code ('nonfinite_reward', 'truncated') of an unusable row; None if the row is usable.
 
@@ -194,7 +223,8 @@ def invalid_reason(row: Row, truncated: str) -> str | None:
       truncated: `config.rollout.truncated`; 'drop' excludes rollouts that ended at a limit.
     """
     # One NaN would spread to the whole group through its mean.
-    if not math.isfinite(row.reward):
+    has_infinite_turn = row.turn_rewards is not None and bool(np.isinf(row.turn_rewards).any())
+    if not math.isfinite(row.reward) or has_infinite_turn:
         return 'nonfinite_reward'
     if truncated == 'drop' and row.trajectory.finish in TRUNCATED:
         return 'truncated'

@@ -81,6 +81,7 @@ class Recipe:
       has_pool: whether it generates questions that are trained on later; its config then has the section `pool`.
       filterable_roles: roles for which `tasks` replaces groups without reward variance.
       distillable_roles: roles whose questions come with a construction path for a teacher.
+      turn_reward_roles: roles whose rows have `Row.turn_rewards`.
       evaluated_role: the role that held-out evaluations measure.
       has_open_tasks: whether its tasks are graded by rubrics; evaluations then grade open tasks as well.
 
@@ -97,6 +98,7 @@ class Recipe:
     has_pool: ClassVar[bool] = True
     filterable_roles: ClassVar[tuple[str, ...]] = ()
     distillable_roles: ClassVar[tuple[str, ...]] = ()
+    turn_reward_roles: ClassVar[tuple[str, ...]] = ()
     evaluated_role: ClassVar[str] = 'solver'
     has_open_tasks: ClassVar[bool] = False
 

@@ -36,7 +36,7 @@ def teaches(rows: Sequence[Row], settings: Any, distill_coef: float) -> bool:
       distill_coef: weight of the distillation term.
     """
     valid_rows = [row for row in rows if row.drop is None]
-    if any(row.advantage for row in valid_rows):
+    if any(row.is_informative for row in valid_rows):
         return True
     if settings.entropy_coef and valid_rows:
         return True

@@ -25,7 +25,7 @@ from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.selfplay import metrics
 from zeroplay_jax.selfplay.context import RolloutContext
-from zeroplay_jax.selfplay.metrics import added, reward_columns
+from zeroplay_jax.selfplay.metrics import added, reward_columns, reward_table
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.records import filtered_groups_log, skipped_update_log, teaches
 from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
@@ -137,13 +137,18 @@ class RoleUpdates:
         # Groups that span prompts have no fixed size.
         spans_prompts = self.specs[role].groups_span_prompts
         group_size = None if spans_prompts else settings.samples
+        groups = np.array([row.group for row in rows], np.int64)
         try:
-            stats |= set_advantages(rows, settings, group_size)
+            advantages.check_group_sizes(groups, group_size)
         except ValueError as error:
             raise UserError(
                 f'recipe {self.config.recipe}, role {role}: {error}; a group must have '
                 f'config.{role}.samples={settings.samples} rows'
             ) from error
+        try:
+            stats |= set_advantages(rows, settings)
+        except advantages.AdvantageError as error:
+            raise UserError(f'recipe {self.config.recipe}, role {role}: {error}') from error
         distill_coef = 0.0
         if settings.distill_top_k:
             # One coefficient per iteration: π-Play lowers it as the student approaches its teacher.
@@ -388,42 +393,43 @@ def _informative_groups(rows: Sequence[Row]) -> list[int]:
 # ---- batches --------------------------------------------------------------------------------------
 
 
-def set_advantages(rows: Sequence[Row], settings: Any, group_size: int | None = None) -> Stats:
-    """Sets `Row.advantage` from rewards; returns statistics as (sum, count).
-
-    `settings.baseline` is subtracted per group; `settings.scale` divides by a group's deviation or whitens the batch.
+def set_advantages(rows: Sequence[Row], settings: Any) -> Stats:
+    """Sets `Row.advantage` from rewards by the function `settings.advantage`; returns statistics as (sum, count).
 
     Args:
       rows: all rows of one role in a step, dropped ones included; those get advantage 0.
-      settings: `config.<role>`. With baseline 'value' the advantage is the plain reward, from which a value network
-        computes those of the tokens (`ValueNetwork.estimate`).
-      group_size: required number of rows per group, dropped ones included, which detects prompts that got the same key
-        by mistake; None: any number.
+      settings: `config.<role>`. With baseline 'value' the advantage is what the rollout earns, from which a value
+        network computes those of the tokens (`ValueNetwork.estimate`).
 
     Raises:
-      ValueError: a group has another size.
+      AdvantageError: the function returns something else than advantages, or they are per turn and the turns of a row
+        do not hold all sampled tokens.
     """
+    values, stats = advantages.evaluate(settings.advantage, reward_table(rows), settings)
     # Dropped rows keep their place, so that values and rows stay aligned.
-    rewards, groups, valid = reward_columns(rows)
-    lengths = np.array([row.trajectory.policy_tokens for row in rows], np.int64)
-    has_values = settings.baseline == 'value'
-    values, stats = advantages.group_advantages(
-        rewards,
-        groups,
-        baseline='none' if has_values else settings.baseline,
-        scale='none' if has_values else settings.scale,
-        ddof=settings.std_ddof,
-        singleton=settings.singleton,
-        valid=valid,
-        lengths=lengths,
-        group_size=group_size,
-    )
     for row, value in zip(rows, values):
-        row.advantage = float(value)
-    if has_values:
+        if row.drop is not None:
+            row.advantage = 0.0
+        elif values.ndim == 1:
+            row.advantage = float(value)
+        else:
+            _check_turns(row, settings.advantage)
+            row.advantage = value[: len(row.trajectory.turns)].copy()
+    if settings.baseline == 'value':
         # Groups mean nothing to a value network.
         return {name: stats[name] for name in ('invalid_rows', 'nonfinite_rows')}
     return stats
+
+
+def _check_turns(row: Row, advantage: str) -> None:
+    """Raises AdvantageError unless every sampled token is in a turn, which gives it its advantage."""
+    trajectory = row.trajectory
+    in_turns = sum(turn.stop - turn.start for turn in trajectory.turns)
+    if in_turns != trajectory.policy_tokens:
+        raise advantages.AdvantageError(
+            f'advantage {advantage!r}: it is per turn, and {in_turns} of the {trajectory.policy_tokens} sampled tokens '
+            f'of rollout {trajectory.identity} are in its turns; record context, start and stop of every Turn'
+        )
 
 
 def split_minibatches(
@@ -474,7 +480,7 @@ def trained_rows(rows: Sequence[Row], settings: Any, distill_coef: float) -> lis
     keeps_all = settings.kl_coef or settings.entropy_coef or distill_coef
     # A reward of 0 is informative if more was expected.
     keeps_all = keeps_all or settings.baseline == 'value'
-    return [row for row in rows if row.drop is None and (keeps_all or row.advantage)]
+    return [row for row in rows if row.drop is None and (keeps_all or row.is_informative)]
 
 
 def pack_rows(

@@ -508,6 +508,9 @@ class TrainedRole(Section):
     # No top-p or top-k: the loss could not correct for the tokens that they exclude.
     temperature: PositiveFloat = 1.0
     """Of training rollouts and their log-probs."""
+    advantage: Annotated[str, one_of_or_function('group', 'turn')] = 'group'
+    """Of rollouts by their outcomes (group), of turns by what follows them
+    ([turn](../zeroplay_jax/objectives/README.md#an-advantage-per-turn)), or package.module:function."""
     baseline: Literal['mean', 'loo', 'value', 'none'] = 'mean'
     """Subtracted from a reward: mean of the group, mean of its other rows (RLOO), a value network (PPO), or none."""
     scale: Literal['std', 'batch', 'none'] = 'std'

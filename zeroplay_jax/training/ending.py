@@ -368,7 +368,8 @@ def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row
     segments = [
         {'source': span['source'], 'text': span['text']} for span in text_spans(codec, trajectory)
     ]
-    return {
+    advantage = row.advantage
+    record = {
         'system': recipe,
         'step': step.number,
         'iteration': step.phase.iteration,
@@ -382,7 +383,7 @@ def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row
         'group': row.group,
         'reward': row.reward,
         'parts': row.parts,
-        'advantage': row.advantage,
+        'advantage': advantage.tolist() if isinstance(advantage, np.ndarray) else advantage,
         'drop': row.drop,
         'finish': trajectory.finish,
         'info': row.info.to_json(),
@@ -390,6 +391,10 @@ def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row
         'turns': [_call_record(turn.call) for turn in trajectory.turns],
         'segments': segments,
     }
+    if row.turn_rewards is not None:
+        has_reward = ~np.isnan(row.turn_rewards)
+        record['turn_rewards'] = np.where(has_reward, row.turn_rewards, None).tolist()
+    return record
 
 
 def _call_record(call: ToolCall | None) -> dict[str, Any] | None:

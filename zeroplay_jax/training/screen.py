@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -438,6 +439,9 @@ def rollout_text(step: Step, row: Row) -> str:
         lines += _labelled('answer', (row.info.answer or 'none') + expected)
     reason = row.drop or row.info.rejected
     lines += _labelled('reward', f'{row.reward:.2f}' + (f'   ({reason})' if reason else ''))
+    if row.turn_rewards is not None:
+        earned = ['–' if math.isnan(x) else f'{x:.2f}' for x in row.turn_rewards]
+        lines += _labelled('per turn', ', '.join(earned))
     return '\n'.join(lines)
 
 

@@ -320,6 +320,7 @@ const METRICS = {
   response_tokens: [ROLLOUTS, 'Response tokens', 'Tokens behind the prompt, results of tools included.'],
   answer_words: [ROLLOUTS, 'Words per answer', 'Of the solver.'],
   answer_tokens: [ROLLOUTS, 'Tokens per answer', 'Of the answer alone, which the length factor reads (SCOPE).'],
+  turn_rewards: [ROLLOUTS, 'Rewards of turns', 'Sum per rollout, beside the reward of the outcome.'],
   score: [MAIN, 'Score', 'Of answers, before penalties: exact match, or the share of rubrics met.', 'share'],
   hops_asked: [QUESTIONS, 'Hops asked', 'Hops that questions were to need.'],
   hops_read: [QUESTIONS, 'Hops read', 'Queries per rollout that found a passage which no earlier one found.'],

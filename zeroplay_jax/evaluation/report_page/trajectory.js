@@ -82,7 +82,23 @@ function callBlock({ tool, arguments: values, error, documents }) {
   );
 }
 
-// Policy text of turn k is followed by the tool call of turn k, if there is one.
+// What turn k earned, and its advantage; null in a run without rewards per turn.
+function turnBlock(row, turn) {
+  const parts = [
+    ['reward', row.turn_rewards?.[turn]],
+    ['advantage', Array.isArray(row.advantage) ? row.advantage[turn] : null],
+  ];
+  const known = parts.filter(([, value]) => isNumber(value)).map(([name, value]) => `${name} ${format(value)}`);
+  if (!known.length) return null;
+  return el(
+    'div',
+    { class: 'block call' },
+    el('div', { class: 'label' }, `turn ${turn + 1}`),
+    el('div', { class: 'text' }, known.join(', ')),
+  );
+}
+
+// Policy text of turn k is followed by the tool call of turn k and by what the turn earned, if there is any.
 function transcript(row) {
   const blocks = [];
   let turn = 0;
@@ -93,10 +109,11 @@ function transcript(row) {
       for (const block of policyBlocks(text))
         if (block.openingTag || block.text.trim()) blocks.push(textBlock(source, block));
       if (row.turns[turn]) blocks.push(callBlock(row.turns[turn]));
+      blocks.push(turnBlock(row, turn));
       turn += 1;
     }
   }
-  return el('div', { class: 'transcript' }, ...blocks);
+  return el('div', { class: 'transcript' }, ...blocks.filter(Boolean));
 }
 
 function definitionList(entries) {
@@ -116,12 +133,14 @@ function trainingUse(row) {
   if (!row.run.updates.size) return '';
   if (!isTrainingStep(row)) return ', no update in this step';
   if (row.drop) return `, not trained on: ${readable(row.drop)}`;
-  return row.advantage === 0 ? ', zero advantage' : ', trained on';
+  const isZero = row.advantage !== null && [row.advantage].flat().every((value) => value === 0);
+  return isZero ? ', zero advantage' : ', trained on';
 }
 
 function advantageText(row) {
   // A value network gives every token an advantage of its own.
-  return row.advantage === null ? 'one per token (value network)' : format(row.advantage);
+  if (row.advantage === null) return 'one per token (value network)';
+  return Array.isArray(row.advantage) ? 'one per turn' : format(row.advantage);
 }
 
 function sourceLegend(row) {

@@ -1,0 +1,234 @@
+"""Advantages per turn: golden values, and the mean gradient over all groups of a small chain, which is the true one."""
+
+import dataclasses
+import functools
+import itertools
+import types
+
+import numpy as np
+import outside_functions
+import pytest
+
+from zeroplay_jax.objectives import advantages
+from zeroplay_jax.objectives.advantage_checks import check_advantage
+from zeroplay_jax.objectives.advantages import AdvantageError, RewardTable
+
+OUTSIDE = outside_functions.__name__
+TURNS = 3
+BAD, GOOD = 0, 1
+SEARCH, ANSWER = 0, 1
+# Logits by turn, what the last search found, and action.
+LOGITS = np.random.default_rng(0).normal(size=(TURNS, 2, 2))
+
+
+def settings(**changes):
+    return types.SimpleNamespace(
+        **dict(baseline='loo', scale='none', std_ddof=1, singleton='zero') | changes
+    )
+
+
+def make_table(rewards, turn_rewards, groups, valid=None):
+    """A table of ragged lists of turn rewards, None where a turn has none."""
+    shape = (len(rewards), max(map(len, turn_rewards)))
+    turn_reward, mask = np.full(shape, np.nan), np.zeros(shape, bool)
+    for row, earned in enumerate(turn_rewards):
+        mask[row, : len(earned)] = True
+        turn_reward[row, : len(earned)] = np.array(earned, float)
+    valid = np.ones(len(rewards), bool) if valid is None else np.array(valid)
+    return RewardTable(
+        np.array(rewards, float), turn_reward, mask, 3 * mask.astype(int), np.array(groups), valid
+    )
+
+
+def of_turns(table, **changes):
+    return advantages.of_turns(table, settings(**changes))[0]
+
+
+@pytest.mark.parametrize('baseline', ['loo', 'mean', 'none'])
+def test_golden_turn_advantages(golden, baseline):
+    inputs, expected = golden['turn_advantages']
+    table = make_table(*(inputs[name] for name in ('reward', 'turn_reward', 'group', 'valid')))
+    given = of_turns(table, baseline=baseline)
+    assert given.dtype == np.float64 and not given[~table.turn_mask].any()
+    wanted = np.concatenate(expected[baseline])
+    np.testing.assert_allclose(given[table.turn_mask], wanted, rtol=1e-12, atol=1e-15)
+
+
+def test_without_turn_rewards_every_turn_has_the_advantage_of_its_rollout():
+    rewards, groups = np.array([1.0, 0.0, 0.5, 1.0, 1.0]), [3, 3, 3, 7, 7]
+    table = make_table(rewards, [[None]] * 2 + [[None] * 4] * 3, groups)
+    of_rollouts, stats = advantages.of_rollouts(table, settings())
+    expected = np.where(table.turn_mask, of_rollouts[:, None], 0.0)
+    given, turn_stats = advantages.of_turns(table, settings())
+    np.testing.assert_array_equal(given, expected)
+    assert turn_stats == stats and stats['informative_groups'] == (1.0, 2.0)
+
+
+# ---- the mean gradient -----------------------------------------------------------------------------
+#
+# An agent searches up to three times and answers. A search finds something (BAD or GOOD) at random and earns a turn
+# reward; an answer earns an outcome, more after a GOOD search. Whether there is a further turn is its choice.
+
+
+@dataclasses.dataclass
+class Path:
+    probability: float
+    steps: list
+    turn_rewards: list
+    outcome: float
+
+
+def action_shares(turn, seen):
+    weights = np.exp(LOGITS[turn, seen])
+    return weights / weights.sum()
+
+
+def paths(turn=0, seen=BAD, probability=1.0, steps=(), earned=()):
+    """All rollouts of the agent."""
+    search, answer = probability * action_shares(turn, seen)
+    outcome = 1.0 if seen == GOOD else 0.3
+    yield Path(answer, [*steps, (turn, seen, ANSWER)], [*earned, None], outcome)
+    searched = [*steps, (turn, seen, SEARCH)]
+    for now_seen, share, reward in ((BAD, 0.4, 0.25), (GOOD, 0.6, 0.75)):
+        if turn + 1 < TURNS:
+            yield from paths(turn + 1, now_seen, search * share, searched, [*earned, reward])
+        else:
+            yield Path(search * share, searched, [*earned, reward], 0.0)
+
+
+def score(step):
+    """The gradient of an action's log-probability by all logits."""
+    turn, seen, action = step
+    gradient = np.zeros(LOGITS.shape)
+    gradient[turn, seen] = -action_shares(turn, seen)
+    gradient[turn, seen, action] += 1
+    return gradient.ravel()
+
+
+PATHS = list(paths())
+PROBABILITIES = np.array([path.probability for path in PATHS])
+SCORES = np.zeros((len(PATHS), TURNS, LOGITS.size))
+for _scores, _path in zip(SCORES, PATHS, strict=True):
+    _scores[: len(_path.steps)] = list(map(score, _path.steps))
+
+
+def true_gradient():
+    """Of the expected sum of all rewards: Σ over rollouts of probability · sum · ∇ log probability."""
+    sums = [path.outcome + sum(filter(None, path.turn_rewards)) for path in PATHS]
+    return np.einsum('p,puw->w', PROBABILITIES * sums, SCORES)
+
+
+def mean_and_variance(estimator, samples):
+    """Exact moments of the policy gradient of a group of so many rollouts, over all groups with their probabilities."""
+    groups = np.array(list(itertools.product(range(len(PATHS)), repeat=samples)))
+    rows = [PATHS[index] for index in groups.ravel()]
+    outcomes, earned = [row.outcome for row in rows], [row.turn_rewards for row in rows]
+    table = make_table(outcomes, earned, np.repeat(np.arange(len(groups)), samples))
+    values = (estimator(table) * table.turn_mask).reshape(*groups.shape, TURNS)
+    gradients = np.einsum('gsu,gsuw->gw', values, SCORES[groups]) / samples
+    shares = PROBABILITIES[groups].prod(1)
+    mean = shares @ gradients
+    return mean, shares @ ((gradients - mean) ** 2).sum(1)
+
+
+def grouped(values, samples):
+    return values.reshape(-1, samples, *values.shape[1:])
+
+
+def normalised_by_turn(table, samples):
+    """What others ship: every turn reward minus the mean of that turn in the group, then summed from the turn on."""
+    rewards = grouped(np.nan_to_num(table.turn_reward), samples)
+    has_reward = grouped(~np.isnan(table.turn_reward), samples)
+    means = rewards.sum(1, keepdims=True) / np.maximum(has_reward.sum(1, keepdims=True), 1)
+    above = np.where(has_reward, rewards - means, 0.0)
+    outcomes = grouped(table.reward, samples)
+    later = np.cumsum(above[:, :, ::-1], 2)[:, :, ::-1]
+    values = later + (outcomes - outcomes.mean(1, keepdims=True))[:, :, None]
+    return values.reshape(-1, TURNS) * samples / (samples - 1)
+
+
+def above_whole_returns(table, samples):
+    """The return from a turn on, above the mean whole return of the others."""
+    returns = of_turns(table, baseline='none')
+    whole = grouped(returns[:, 0], samples)
+    of_others = (whole.sum(1, keepdims=True) - whole) / (samples - 1)
+    return returns - of_others.reshape(-1, 1)
+
+
+def above_same_turn(table, samples):
+    """The return from a turn on, above that of the others which have the turn; of all where none has."""
+    returns = of_turns(table, baseline='none')
+    sums, counts = (grouped(x, samples) for x in (returns, table.turn_mask.astype(float)))
+    counts = counts.sum(1, keepdims=True) - counts
+    of_others = (sums.sum(1, keepdims=True) - sums) / np.maximum(counts, 1)
+    lone = np.where(table.turn_mask, of_turns(table), 0.0)
+    return np.where(counts.reshape(-1, TURNS) > 0, returns - of_others.reshape(-1, TURNS), lone)
+
+
+@pytest.mark.parametrize('samples', [2, 3])
+def test_the_mean_gradient_is_the_true_one(samples):
+    assert sum(PROBABILITIES) == pytest.approx(1, abs=1e-12)
+    for baseline, factor in (('loo', 1), ('none', 1), ('mean', samples / (samples - 1))):
+        mean, _ = mean_and_variance(functools.partial(of_turns, baseline=baseline), samples)
+        np.testing.assert_allclose(factor * mean, true_gradient(), atol=1e-12)
+
+
+@pytest.mark.parametrize('samples', [2, 3])
+def test_the_normalisation_by_turn_has_another_mean(samples):
+    mean, _ = mean_and_variance(functools.partial(normalised_by_turn, samples=samples), samples)
+    assert np.abs(mean - true_gradient()).max() > 0.1
+    # The first choice of all: a further turn costs what it earns on average, so that it is searched too little.
+    assert true_gradient()[0] - mean[0] > 0.1
+
+
+def test_of_the_simple_baselines_ours_has_the_least_variance_here():
+    samples = 3
+    others = [
+        functools.partial(above_whole_returns, samples=samples),
+        functools.partial(above_same_turn, samples=samples),
+        functools.partial(of_turns, baseline='none'),
+        # The whole return of every turn: RLOO without credit.
+        lambda table: of_turns(table)[:, :1],
+    ]
+    _, ours = mean_and_variance(of_turns, samples)
+    for other in others:
+        mean, variance = mean_and_variance(other, samples)
+        np.testing.assert_allclose(mean, true_gradient(), atol=1e-12)
+        assert variance > 1.02 * ours
+
+
+# ---- functions of other packages -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('name, is_per_turn', [('per_turn', True), ('per_row', False)])
+def test_functions_of_a_group_alone_are_taken(name, is_per_turn):
+    assert check_advantage(f'{OUTSIDE}:advantage_{name}', settings()) == is_per_turn
+
+
+@pytest.mark.parametrize(
+    'name, problem',
+    [
+        ('above_batch', 'changes with other groups in the batch; compute it from the valid rows'),
+        ('first_of_batch', 'changes with other groups in the batch'),
+        ('by_order', 'changes with the order of the rows'),
+        ('by_width', 'changes with empty turns behind the last ones'),
+        ('by_key', 'changes with the numbers that groups have'),
+        ('with_dropped', 'returned numbers that are not finite'),
+        ('counting', 'changes when it is called again'),
+        ('in_place', 'raised ValueError: .* read-only; correct it there'),
+        ('of_tokens', r'returned shape \(24, 6\); return \(24,\), one per row, or \(24, 5\)'),
+        ('bare', r'returned a ndarray; return \(advantages, \{name: \(sum, count\)\}\)'),
+        ('mean_statistic', "statistic 'mean' is no pair"),
+        ('absent', "has no 'advantage_absent'; define it there"),
+        ('one_argument', r'too many positional arguments; it is called with \(table, settings\)'),
+    ],
+)
+def test_functions_that_leak_are_refused_in_one_line(name, problem):
+    with pytest.raises(AdvantageError, match=f'^advantage .*{problem}'):
+        check_advantage(f'{OUTSIDE}:advantage_{name}', settings())
+
+
+@pytest.mark.parametrize('name', ['group', 'turn'])
+@pytest.mark.parametrize('baseline, scale', [('loo', 'none'), ('mean', 'none'), ('mean', 'std')])
+def test_the_built_in_ones_pass_the_checks_of_the_others(name, baseline, scale):
+    assert check_advantage(name, settings(baseline=baseline, scale=scale)) == (name == 'turn')
