@@ -1,7 +1,7 @@
 """A solver whose searches are paid for what they add to the evidence for the answer, beside the answer itself.
 
-After IGPO (arXiv 2510.14967): turn t earns p_t − p_{t−1}, with p the policy's probability of the accepted answer. Here p
-is what was read instead: 1 once a passage contains the answer, 0 before.
+After IGPO (arXiv 2510.14967): turn t earns p_t − p_{t−1}, with p the policy's probability of the accepted answer. Here
+p is what was read instead: 1 once a passage contains the answer, 0 before.
 """
 
 import numpy as np

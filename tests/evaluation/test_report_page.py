@@ -79,6 +79,17 @@ def test_what_was_demonstrated_is_marked_and_proposals_are_counted_by_true_hops(
     assert shares == ('25 %', '25 %', '50 %')
 
 
+def test_turns_show_their_rewards_and_advantages(tmp_path, browser, open_run):
+    folder = sample_run.write_run(tmp_path / 'turns', count=4)
+    record = sample_run.trajectory(2) | {'turn_rewards': [0.25, None], 'advantage': [-0.5, 0.0]}
+    sample_run.write_lines(folder / 'trajectories.jsonl', [record])
+    open_run(folder)
+    blocks = '[...document.querySelectorAll(".transcript .block")].map((x) => x.innerText)'
+    turns = [text.split('\n') for text in browser.js(blocks) if text.lower().startswith('turn ')]
+    assert [words[-1] for words in turns] == ['reward 0.25, advantage -0.5', 'advantage 0']
+    assert 'one per turn' in browser.js(DETAIL)
+
+
 @pytest.mark.parametrize('width', [1400, 1000, 420])
 def test_nothing_overflows(page, both, browser, width):
     browser.resize(width)

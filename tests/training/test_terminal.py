@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 from absl import logging as absl_logging
 from refused_calls import check_table
 from rich.cells import cell_len
@@ -194,6 +195,13 @@ def test_a_rollout_shows_question_searches_answer_and_reward():
     assert 'where is Gumu → Lomi Gumu' in text and 'expected: Lomi | Lomi City' in text
     assert '0.50' in text and '\x1b' not in text and '\u202e' not in text
     assert all(cell_len(line) <= 80 for line in text.split('\n'))
+
+
+def test_a_rollout_shows_what_its_turns_earned():
+    step = Step(Phase('solver', 3), 0, 10)
+    row = make_row(answer='Lomi')
+    row.turn_rewards = np.array([0.25, np.nan])
+    assert screen.rollout_text(step, row).split('\n')[-1].split() == ['per', 'turn', '0.25,', '–']
 
 
 def test_a_proposal_shows_its_question_after_its_searches():

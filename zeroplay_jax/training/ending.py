@@ -392,8 +392,8 @@ def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row
         'segments': segments,
     }
     if row.turn_rewards is not None:
-        has_reward = ~np.isnan(row.turn_rewards)
-        record['turn_rewards'] = np.where(has_reward, row.turn_rewards, None).tolist()
+        earned = row.turn_rewards.tolist()
+        record['turn_rewards'] = [None if np.isnan(reward) else reward for reward in earned]
     return record
 
 
