@@ -167,11 +167,17 @@ class Turn:
       call: the tool call that ended the turn; None for a final turn, or one whose call was not run
         because no turn was left.
       closed: whether a stop string or an end token ended the turn; False if it reached its limit of tokens.
+      context: index in `Trajectory.contexts` of the context in which it was sampled.
+      start, stop: its sampled tokens are those of that context from `start` up to and without `stop`; 0 and 0 where
+        nothing recorded them.
     """
 
     text: str
     call: ToolCall | None = None
     closed: bool = True
+    context: int = 0
+    start: int = 0
+    stop: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

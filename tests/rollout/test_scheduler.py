@@ -56,6 +56,22 @@ def test_rollouts_have_turns_searches_and_labels(baseline):
         assert shown == sum(t.source[i + 1] == ENV for i in switches)
 
 
+def check_spans(codec, rollouts):
+    """The spans of the turns are all sampled tokens, once each, and decode to the text of their turn."""
+    for t in rollouts:
+        unseen = [context.source == POLICY for context in t.contexts]
+        for turn in t.turns:
+            span = slice(turn.start, turn.stop)
+            assert turn.stop > turn.start and unseen[turn.context][span].all()
+            unseen[turn.context][span] = False
+            assert codec.decode(t.contexts[turn.context].tokens[span]).startswith(turn.text)
+        assert not any(map(np.any, unseen))
+
+
+def test_turns_know_their_sampled_tokens(policy, baseline):
+    check_spans(policy[0], baseline)
+
+
 @pytest.mark.parametrize('config,expected', [(CONFIG, 'baseline'), (USED, 'over_used')])
 def test_order_and_neighbours_change_nothing_bitwise(policy, config, expected, request):
     expected = request.getfixturevalue(expected)
@@ -153,6 +169,7 @@ def forgetful(policy):
 def test_thoughts_leave_the_context_when_their_turn_is_over(policy, forgetful):
     rollouts = run(policy, forgetful)
     assert sum(len(t.earlier) for t in rollouts) >= 10
+    check_spans(policy[0], rollouts)
     for t in rollouts:
         for before, after in zip(t.contexts, t.contexts[1:]):
             # The turn that ended `before` begins behind its last token that was not the policy's.

@@ -38,7 +38,7 @@ TURNS = (
     ),
     Turn('u', ToolCall('open', {'document': 'a', 'page': 2}, 'a page')),
     Turn('v', ToolCall('', None, 'unreadable', error='malformed')),
-    Turn('w', closed=False),
+    Turn('w', closed=False, context=1, start=3, stop=5),
 )
 
 

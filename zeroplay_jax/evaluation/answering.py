@@ -151,7 +151,9 @@ async def _answer_after(
     identity = (*searched.identity, 1)
     request = Request(weights, prompt, identity, final_env, samples=1, temperature=0.0)
     (last,) = await context.scheduler.rollout(request)
-    return dataclasses.replace(last, turns=(*searched.turns[:-1], *last.turns))
+    # Their tokens stand in the rollout of the searcher.
+    before = [dataclasses.replace(turn, context=0, start=0, stop=0) for turn in searched.turns[:-1]]
+    return dataclasses.replace(last, turns=(*before, *last.turns))
 
 
 # ---- baselines without training --------------------------------------------------------------------

@@ -131,6 +131,11 @@ class Rollout:
         self.matcher = StopMatcher(self.env.codec.token_bytes, self.env.stops)
         self.turn_start = len(self.tokens)
 
+    def end_turn(self, text: str, call: ToolCall | None = None, closed: bool = True) -> None:
+        """Records the turn in progress, whose last token has arrived; arguments as of `Turn`."""
+        turn = Turn(text, call, closed, len(self.earlier), self.turn_start, len(self.tokens))
+        self.turns.append(turn)
+
     def observation(self, call: ToolCall) -> Int[np.ndarray, ' tokens']:
         """Returns the ids, int32, of the reply to a call, that of the last turn."""
         calls = [turn.call for turn in self.turns if turn.call is not None]

@@ -20,7 +20,7 @@ from zeroplay_jax.rollout.placement import Placement
 from zeroplay_jax.rollout.requests import Prefix, Request, Rollout
 from zeroplay_jax.rollout.sampler import CloneRow, DecodeChunk, PutRow, Sampler
 from zeroplay_jax.rollout.weights import WeightStore
-from zeroplay_jax.types import ENV, POLICY, ToolCall, Trajectory, Turn, identity_key
+from zeroplay_jax.types import ENV, POLICY, ToolCall, Trajectory, identity_key
 
 
 class SlotPool:
@@ -346,7 +346,7 @@ class SlotPool:
         # and metrics and rewards would count a search that never happened.
         if is_last and call is not None and call.error is None:
             call = None
-        rollout.turns.append(Turn(text, call))
+        rollout.end_turn(text, call)
         if end.done:
             self.finish(rollout, 'malformed' if end.malformed else 'answer')
             return None
@@ -365,7 +365,7 @@ class SlotPool:
         text = rollout.matcher.text
         if at_end_token:
             text = text.removesuffix(env.codec.decode(rollout.tokens[-1:]))
-        rollout.turns.append(Turn(text, closed=at_end_token))
+        rollout.end_turn(text, closed=at_end_token)
         reason = 'eos' if at_end_token else self._limit_reached(rollout, len(rollout.tokens))
         self.finish(rollout, reason)
 
