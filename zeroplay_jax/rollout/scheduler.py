@@ -22,14 +22,16 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
+from jaxtyping import Int
 
-from zeroplay_jax.rollout.requests import NEWEST, Request
+from zeroplay_jax.rollout.requests import NEWEST, NO_SLOT, Prefix, Request, Rollout
 from zeroplay_jax.rollout.slot_state import DecodeChunk
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tool_workers import ToolWorkers
 from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.runtime import signals
-from zeroplay_jax.types import Trajectory
+from zeroplay_jax.types import ToolCall, Trajectory
 
 T = TypeVar('T')
 
@@ -133,10 +135,33 @@ class Scheduler:
             request = dataclasses.replace(request, version=newest)
         self.stats['rollouts'] += request.samples
         futures = pool.enqueue(request)
-        if self._new_request is not None:
-            self._new_request.set()
+        self._wake()
         with self.weights.in_use(request.weights, request.version):
             return [await future for future in futures]
+
+    def _wake(self) -> None:
+        """Ends a wait of `_run` for something to do."""
+        if self._new_request is not None:
+            self._new_request.set()
+
+    async def reply(
+        self, request: Request, call: ToolCall, is_run: bool
+    ) -> tuple[Rollout, Int[np.ndarray, ' tokens']]:
+        """Returns the rollout `Request.before`, which has no slot, with the call of its last turn, and its observation.
+
+        Args:
+          request: of the rollout.
+          call: the call.
+          is_run: whether it has its result or error already; else it is run first.
+        """
+        future = asyncio.get_running_loop().create_future()
+        rollout = Rollout(Prefix(request), 0, future)
+        if not is_run:
+            self.workers.submit(self.pools[request.weights], [(rollout, call)])
+            self._wake()
+            call = await future
+        rollout.turns[-1] = dataclasses.replace(rollout.turns[-1], call=call)
+        return rollout, rollout.observation(call)
 
     def run(
         self, episodes: Sequence[Coroutine], on_episode_end: Callable[[], None] = _nothing
@@ -318,6 +343,11 @@ class Scheduler:
         """Records the results of finished and overdue calls in their rollouts; `SlotPool.admit` puts them in slots."""
         for pending, call in self.workers.finished():
             rollout = pending.rollout
+            if rollout.slot == NO_SLOT:
+                # Of `reply`; done if its episode was cancelled.
+                if not rollout.future.done():
+                    rollout.future.set_result(call)
+                continue
             # Its episode has ended without it (`SlotPool.abandon`).
             if pending.pool.rollouts[rollout.slot] is not rollout:
                 continue

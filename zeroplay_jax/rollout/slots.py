@@ -235,7 +235,7 @@ class SlotPool:
                 self.finish(rollout, self._limit_reached(rollout, length))
                 continue
             if start < len(rollout.tokens):
-                ended = rollout.trajectory('continued', ())
+                ended = rollout.trajectory('continued')
                 rollout.end_context(start, retained, ended)
             rollout.append(ids.tolist(), ENV, [0.0] * len(ids))
             rollout.begin_turn()
@@ -338,7 +338,7 @@ class SlotPool:
           text: the turn, cut after the stop string.
         """
         end = rollout.env.end_turn(text)
-        is_last = len(rollout.turns) + 1 >= rollout.env.limits.max_turns
+        is_last = rollout.is_last_turn
         call = end.call
         if end.malformed:
             call = ToolCall('', None, error='malformed')
@@ -383,8 +383,13 @@ class SlotPool:
         Args:
           reason: `Trajectory.finish`.
         """
-        trajectory = rollout.trajectory(reason, tuple(rollout.turns))
-        trajectory = dataclasses.replace(trajectory, earlier=tuple(rollout.earlier))
+        trajectory = dataclasses.replace(
+            rollout.trajectory(reason),
+            turns=tuple(rollout.turns),
+            earlier=tuple(rollout.earlier),
+            starts=tuple(rollout.starts),
+            tool_state=rollout.tool_state,
+        )
         self.placement.close(rollout)
         # The future is done already if its episode was cancelled.
         if not rollout.future.done():

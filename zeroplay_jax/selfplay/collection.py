@@ -12,10 +12,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from zeroplay_jax.objectives import rewards
+from zeroplay_jax.objectives import losses, rewards
 from zeroplay_jax.selfplay.context import RolloutContext, StepRun
 from zeroplay_jax.selfplay.metrics import invalid_reason
 from zeroplay_jax.selfplay.recipe import Recipe
@@ -174,9 +175,10 @@ class Collector:
             self._start_episodes(context, step, run.tasks)
 
     def _start_episodes(self, context: RolloutContext, step: Step, tasks: Sequence[Task]) -> None:
-        context.start_episodes(
-            {task.identity: functools.partial(self._episode, context, step, task) for task in tasks}
-        )
+        episodes = {}
+        for task in tasks:
+            episodes[task.identity] = functools.partial(self._checked_episode, context, step, task)
+        context.start_episodes(episodes)
 
     def _advance(self, tasks: Sequence[Task]) -> None:
         """Moves the positions in the datasets behind these tasks."""
@@ -223,6 +225,40 @@ class Collector:
             raise UserError(
                 f'recipe {self.config.recipe}: a row of role {row.role} has the group {row.group!r}; '
                 'give an integer, such as answers.group_of(task.identity)'
+            )
+
+    async def _checked_episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
+        """Returns the outcome of `_episode`.
+
+        Raises:
+          UserError: rollouts that go on (`RolloutContext.ask`) would be trained twice, or in a way that has no meaning.
+        """
+        outcome = await self._episode(context, step, task)
+        for row in outcome.rows:
+            where = (
+                f'recipe {self.config.recipe}: rollout {row.trajectory.identity} of role {row.role}'
+            )
+            if row.trajectory.identity in context.run.continued and row.drop is None:
+                raise UserError(
+                    f'{where} is a row and goes on in another one, so that its tokens would be trained twice; return '
+                    'the row of the continuation alone, or ask for forks (samples=2)'
+                )
+            if row.trajectory.earlier and row.role in step.phase.trains:
+                self._check_contexts(where, self.config[row.role])
+        return outcome
+
+    def _check_contexts(self, where: str, settings: Any) -> None:
+        """Raises UserError if rollouts with several contexts cannot be trained with these settings of a role."""
+        # The same as configuration/rules.py says about rollout.drop_thinking, which makes such rollouts too.
+        if not losses.resolve_loss(settings.loss).per_token:
+            raise UserError(
+                f'{where} has several contexts, and {settings.loss} is defined on whole rollouts; take token_pg'
+            )
+        network = self.config.value_network
+        if settings.baseline == 'value' and network.discount * network.gae_lambda < 1:
+            raise UserError(
+                f'{where} has several contexts, each of which ends with its reward; give 1 for discount and gae_lambda '
+                'of value_network'
             )
 
     async def _episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
