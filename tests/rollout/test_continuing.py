@@ -23,9 +23,9 @@ LAYOUTS = {'slots': LONG, 'pages': PAGED}
 QUESTIONS = ('abc dea', 'hab', 'bad cab', 'gg ab de', 'face')
 
 
-def make_context(policy, config=LONG, env=None):
+def make_context(policy, config=LONG, env=None, **options):
     """(context, its pool) of a role that plays whole rollouts, and of one that plays a turn at a time."""
-    scheduler, pool = make_scheduler(policy, config)
+    scheduler, pool = make_scheduler(policy, config, **options)
     env = env or make_env(policy[0])
     one_turn = dataclasses.replace(env, limits=dataclasses.replace(env.limits, max_turns=1))
     roles = {
@@ -235,6 +235,7 @@ def test_what_cannot_go_on_is_refused_in_one_line(policy):
         bound = context.bound()
         with pytest.raises(error) as info:
             await bound.ask('whole', (11,), after=first, **options)
+        assert not bound.run.continued
         return str(info.value)
 
     missing, full = run(

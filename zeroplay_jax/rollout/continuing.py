@@ -14,7 +14,6 @@ from jaxtyping import Int
 
 from zeroplay_jax.rollout.environment import Environment
 from zeroplay_jax.rollout.foreign_text import Untrusted
-from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import ENV, POLICY, PROMPT, ToolCall, Trajectory, UserError
 
 
@@ -114,10 +113,11 @@ def note_ids(rollout: Trajectory, env: Environment, note: str) -> Int[np.ndarray
     Raises:
       UserError: the chat template cannot write such a message.
     """
-    codec: Codec = env.codec
-    ids = codec.suffix({'role': 'user', 'content': [Untrusted(env.escaped(note))]})
-    has_ended = rollout.tokens[-1] in codec.eos_ids
-    return ids[1:] if has_ended and ids[0] in codec.eos_ids else ids
+    ids = env.codec.suffix({'role': 'user', 'content': [Untrusted(env.escaped(note))]})
+    end_tokens = env.codec.eos_ids
+    if rollout.tokens[-1] in end_tokens and ids[0] in end_tokens:
+        return ids[1:]
+    return ids
 
 
 def replied(rollout: Trajectory, env: Environment, ids: Sequence[int]) -> Trajectory:

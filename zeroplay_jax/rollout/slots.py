@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from zeroplay_jax.rollout.placement import Placement
 from zeroplay_jax.rollout.requests import Prefix, Request, Rollout
 from zeroplay_jax.rollout.sampler import CloneRow, DecodeChunk, PutRow, Sampler
+from zeroplay_jax.rollout.scoring import Scorer
 from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.types import ENV, POLICY, ToolCall, Trajectory, identity_key
 
@@ -32,6 +33,7 @@ class SlotPool:
     def __init__(self, sampler: Sampler, seed: int):
         self.sampler = sampler
         self.seed = seed
+        self.scorer = Scorer(sampler)
         self.placement = Placement(sampler.config, sampler.shards, sampler.table, sampler.age)
         # A heap of (identity, number, prefix). The number breaks ties, so that it never compares two prefixes.
         self.queue: list[tuple[tuple[int, ...], int, Prefix]] = []
@@ -84,8 +86,8 @@ class SlotPool:
 
     @property
     def has_only_requests(self) -> bool:
-        """Whether requests wait although no rollout is in a slot."""
-        return bool(self.queue) and not self.active
+        """Whether requests or texts wait although no rollout is in a slot."""
+        return (bool(self.queue) or self.scorer.is_waiting) and not self.active
 
     # ---- admission and prefill -----------------------------------------------------------------
 
@@ -401,6 +403,7 @@ class SlotPool:
         def is_dropped(request: Request) -> bool:
             return run is None or request.run is run
 
+        self.scorer.abandon(run)
         dropped = [rollout for rollout in self.unfinished() if is_dropped(rollout.request)]
         for rollout in dropped:
             # An episode that waits for it ends.

@@ -12,11 +12,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from zeroplay_jax.objectives import losses, rewards
+from zeroplay_jax.objectives import rewards
 from zeroplay_jax.selfplay.context import RolloutContext, StepRun
 from zeroplay_jax.selfplay.metrics import invalid_reason
 from zeroplay_jax.selfplay.recipe import Recipe
@@ -234,6 +233,7 @@ class Collector:
           UserError: rollouts that go on (`RolloutContext.ask`) would be trained twice, or in a way that has no meaning.
         """
         outcome = await self._episode(context, step, task)
+        network = self.config.value_network
         for row in outcome.rows:
             where = (
                 f'recipe {self.config.recipe}: rollout {row.trajectory.identity} of role {row.role}'
@@ -244,22 +244,14 @@ class Collector:
                     'the row of the continuation alone, or ask for forks (samples=2)'
                 )
             if row.trajectory.earlier and row.role in step.phase.trains:
-                self._check_contexts(where, self.config[row.role])
+                settings = self.config[row.role]
+                # What configuration/rules.py says about rollout.drop_thinking, which makes such rollouts, too.
+                if settings.baseline == 'value' and network.discount * network.gae_lambda < 1:
+                    raise UserError(
+                        f'{where} has several contexts, each of which ends with its reward; give 1 for discount and '
+                        'gae_lambda of value_network'
+                    )
         return outcome
-
-    def _check_contexts(self, where: str, settings: Any) -> None:
-        """Raises UserError if rollouts with several contexts cannot be trained with these settings of a role."""
-        # The same as configuration/rules.py says about rollout.drop_thinking, which makes such rollouts too.
-        if not losses.resolve_loss(settings.loss).per_token:
-            raise UserError(
-                f'{where} has several contexts, and {settings.loss} is defined on whole rollouts; take token_pg'
-            )
-        network = self.config.value_network
-        if settings.baseline == 'value' and network.discount * network.gae_lambda < 1:
-            raise UserError(
-                f'{where} has several contexts, each of which ends with its reward; give 1 for discount and gae_lambda '
-                'of value_network'
-            )
 
     async def _episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
         """Returns the outcome of one task; a `TaskDropped` becomes an outcome with its reason."""

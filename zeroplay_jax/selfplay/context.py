@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import dataclasses
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from zeroplay_jax.rollout import continuing
 from zeroplay_jax.rollout.environment import Environment
 from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.rollout.requests import NEWEST, Request
 from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.rollout.scoring import ScoreRequest
 from zeroplay_jax.runtime.hosts import Hosts, sums
 from zeroplay_jax.selfplay.judge import Judge
 from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
@@ -67,6 +69,7 @@ class StepRun:
       tasks: its tasks, of all rounds so far.
       outcomes: outcomes of the rounds that have ended.
       rollouts: rollouts that its episodes asked for in this process.
+      scored_tokens: tokens that `log_probs` computed for them in this process, with those of contexts.
       continued: identities of rollouts of which another one is the continuation; they cannot be rows.
     """
 
@@ -79,6 +82,7 @@ class StepRun:
     tasks: list[Task] = dataclasses.field(default_factory=list)
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
     rollouts: int = 0
+    scored_tokens: int = 0
     continued: set[tuple[int, ...]] = dataclasses.field(default_factory=set)
 
     @property
@@ -280,31 +284,64 @@ class RolloutContext:
             version=self.run.versions.get(weights, NEWEST),
             run=self.run,
         )
-        # Prompts are never truncated: cutting one from the left, as Search-R1 does, may remove the question.
-        limit = asked_role.prompt_tokens
         if after is not None:
             request = await self._going_on(request, continuing.cut(after, keep), note)
-            limit = self.scheduler.pools[weights].context - 1
-        if len(request.prompt) > limit:
+        # Prompts are never truncated: cutting one from the left, as Search-R1 does, may remove the question.
+        elif len(request.prompt) > asked_role.prompt_tokens:
             raise TaskDropped('prompt_too_long')
         self.run.rollouts += samples
         return await self.scheduler.rollout(request)
 
+    async def log_probs(
+        self,
+        role: str,
+        identity: tuple[int, ...],
+        texts: Sequence[str],
+        prompt: str = '',
+        *,
+        after: Trajectory | None = None,
+        keep: Collection[int] | None = None,
+        note: str = '',
+        **fields: object,
+    ) -> list[Float[np.ndarray, ' tokens']]:
+        """Returns the log-probs, float32 [tokens] in nats, that a role gives to the tokens of texts.
+
+        Each text follows a prompt directly, or the context of a rollout, cut and with a note as in `ask`. It is encoded
+        as foreign text, without control tokens. The temperature is 1, whatever the role's. Nothing is sampled, so the
+        identity decides the order of service alone.
+
+        Args: those of `ask`.
+
+        Raises:
+          TaskDropped('prompt_too_long'): prompt or context and the longest text do not fit into a slot.
+          UserError: as in `ask`.
+        """
+        asked_role = self.roles[role]
+        env, weights = asked_role.env, asked_role.weights
+        if after is None:
+            context_ids = self.prompt_ids(role, prompt, **fields)
+        else:
+            before = continuing.cut(after, keep)
+            context_ids = before.tokens
+            if note:
+                context_ids = np.append(context_ids, continuing.note_ids(before, env, note))
+        scheduler = self.scheduler
+        newest = scheduler.weights.newest[weights]
+        version = self.run.versions.get(weights, newest)
+        requests = []
+        for text in texts:
+            ids = np.append(context_ids, env.codec.encode_plain(text)).astype(np.int32)
+            if len(ids) > scheduler.pools[weights].context:
+                raise TaskDropped('prompt_too_long')
+            self.run.scored_tokens += len(ids)
+            requests.append(
+                ScoreRequest(weights, version, ids, len(context_ids), identity, self.run)
+            )
+        return await asyncio.gather(*map(scheduler.log_probs, requests))
+
     async def _going_on(self, request: Request, before: Trajectory, note: str) -> Request:
         """Returns a request of what follows a rollout in its context; arguments and errors are those of `ask`."""
         env = request.env
-        version = request.version
-        if version == NEWEST:
-            version = self.scheduler.weights.newest[request.weights]
-        is_same_policy = (before.weights, before.version) == (request.weights, version)
-        is_fork = request.samples > 1 or not is_same_policy
-        if not is_fork and before.identity in self.run.continued:
-            raise UserError(
-                f'rollout {before.identity} goes on twice, so that its tokens would be trained twice; ask once for '
-                'samples=2, which are forks'
-            )
-        if not is_fork:
-            self.run.continued.add(before.identity)
         call, is_run = continuing.open_call(before, env)
         reply: Any = ()
         if note:
@@ -321,6 +358,19 @@ class RolloutContext:
                 'or keep the turns before'
             )
         before = continuing.replied(before, env, reply)
-        if is_fork:
+        if len(before.tokens) >= self.scheduler.pools[request.weights].context:
+            raise TaskDropped('prompt_too_long')
+        version = request.version
+        if version == NEWEST:
+            version = self.scheduler.weights.newest[request.weights]
+        is_same_policy = (before.weights, before.version) == (request.weights, version)
+        if request.samples > 1 or not is_same_policy:
             before = continuing.as_prompt(before)
+        elif before.identity in self.run.continued:
+            raise UserError(
+                f'rollout {before.identity} goes on twice, so that its tokens would be trained twice; ask once for '
+                'samples=2, which are forks'
+            )
+        else:
+            self.run.continued.add(before.identity)
         return dataclasses.replace(request, prompt=before.tokens, before=before)
