@@ -27,7 +27,7 @@ from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import attention, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig
-from zeroplay_jax.rollout import sampler
+from zeroplay_jax.rollout import sampler, scoring
 
 # Rows of a batch and tokens of a row.
 ROWS, TOKENS = 256, 4096
@@ -247,6 +247,16 @@ def lower_sampler(
     with unrolled:
         extend = programs['extend'].lower(params, state, np.zeros(FILL_ROWS, np.int32))
     return dict(extend=extend, decode=programs['decode'].lower(params, state))
+
+
+def lower_score(name: str, mesh: Mesh, layers: int = 0) -> jax.stages.Lowered:
+    """Returns the traced program of `RolloutContext.log_probs` for a text that ends at the end of a slot."""
+    model = sized(name, layers, dtype='bfloat16', attention='splash')
+    rows = sharding.data_shards(mesh)
+    tokens = np.zeros((rows, TOKENS), np.int32)
+    ends = np.zeros(rows, np.int32)
+    program = scoring.program(model, mesh)
+    return program.lower(published(name, mesh, layers), tokens, ends, ends, None)
 
 
 # ---- rows of the compile tables ------------------------------------------------------------------------------------

@@ -92,6 +92,7 @@ name, topology = 'qwen2.5-3b', 'v5e:4x4'
 mesh, host = tpu_programs.mesh_of(name, topology), tpu_programs.host_mesh(name, topology)
 lowered = tpu_programs.learner(name, mesh, 8, layers=1).lower('solver')
 lowered |= tpu_programs.lower_sampler(name, host, 16, layers=2)
+lowered['score'] = tpu_programs.lower_score(name, host, layers=2)
 out = {k: tpu_programs.compile_program(low) for k, low in lowered.items()}
 kernels = out['accumulate'].text.count('tpu_custom_call')
 try:
@@ -104,7 +105,7 @@ except tpu_programs.OutOfMemory as error:
 @pytest.mark.skipif(tpu_aot.compiler_folder() is None, reason='libtpu is not installed')
 def test_the_programs_of_a_small_model_compile_for_a_slice():
     found, kernels, error = slice_compiler.last_line(SMALL, timeout=600)
-    assert set(found) == {'accumulate', 'apply', 'extend', 'decode'}
+    assert set(found) == {'accumulate', 'apply', 'extend', 'decode', 'score'}
     assert all(flops > 0 and 0 < arguments < 2**34 for arguments, _, flops in found.values())
     assert kernels >= 3  # splash attention forward, again forward, and backward
     assert 'RESOURCE_EXHAUSTED' in error

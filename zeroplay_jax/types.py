@@ -197,9 +197,11 @@ class Trajectory:
       weights: name of the weights that sampled it.
       version: version of those weights (`WeightStore.publish`).
       identity: the request's identity plus the sample index.
-      earlier: with `rollout.drop_thinking`, the contexts before each cut, as trajectories without
-        turns. Policy tokens of an earlier context are PROMPT in later ones, so every sampled token
-        is labelled POLICY exactly once.
+      earlier: the contexts before each cut (`rollout.drop_thinking`, `RolloutContext.ask(keep=…)`), as trajectories
+        without turns. Policy tokens of an earlier context are PROMPT in later ones, so every sampled token is labelled
+        POLICY exactly once.
+      starts: first position in `tokens` of every turn; −1 of a turn that was cut from this context.
+      tool_state: tool name → what the tool stores for this rollout, which a continuation needs; in this process only.
     """
 
     tokens: np.ndarray
@@ -211,6 +213,10 @@ class Trajectory:
     version: int
     identity: tuple[int, ...]
     earlier: tuple[Trajectory, ...] = ()
+    starts: tuple[int, ...] = ()
+    tool_state: Mapping[str, Any] = dataclasses.field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def __post_init__(self):
         same_length = self.tokens.shape == self.source.shape == self.logp.shape

@@ -26,7 +26,7 @@ from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.rows import from_bytes
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.selfplay.update import pack_rows
-from zeroplay_jax.types import POLICY, PROMPT, Outcome, Row, RowInfo, Task, Trajectory
+from zeroplay_jax.types import POLICY, PROMPT, Outcome, Row, RowInfo, Task, Trajectory, UserError
 
 
 @pytest.fixture(scope='module')
@@ -240,6 +240,46 @@ def test_the_contexts_of_a_rollout_have_its_advantage_and_count_as_one_rollout(m
     }[mode]
     packed = [weights[0].sum(), np.concatenate(weights[1:]).sum()]
     assert packed == pytest.approx(shares)
+
+
+def going_on(game, continued):
+    """Every rollout has two contexts; those of this sample go on in another one."""
+    whole = game.episode
+
+    async def changed(context, step, task):
+        outcome = await whole(context, step, task)
+        for row in outcome.rows:
+            earlier = (dataclasses.replace(row.trajectory, finish='continued'),)
+            row.trajectory = dataclasses.replace(row.trajectory, earlier=earlier)
+            if row.trajectory.identity[-1] == continued:
+                context.run.continued.add(row.trajectory.identity)
+        return outcome
+
+    game.episode = changed
+
+
+@pytest.mark.parametrize(
+    'changes, continued, expected',
+    [
+        ({}, 1, r'rollout \(0, 0, 1\) of role solver is a row and goes on in another one'),
+        ({'baseline': 'value', 'scale': 'none'}, None, 'give 1 for discount and gae_lambda'),
+        ({'loss': 'token_pg'}, None, ''),
+        ({'loss': 'sequence_pg'}, None, ''),
+    ],
+)
+def test_what_would_be_trained_twice_or_has_no_meaning_is_refused(
+    policy, changes, continued, expected
+):
+    engine, game = make(policy, ALL, **changes)
+    if 'baseline' in changes:
+        engine.config.value_network.gae_lambda = 0.9
+    going_on(game, continued)
+    if not expected:
+        values, _ = play(engine, 0)
+        assert values['solver/gradient_norm'] > 0
+        return
+    with pytest.raises(UserError, match=expected):
+        play(engine, 0)
 
 
 @pytest.mark.parametrize('offload', [False, True])

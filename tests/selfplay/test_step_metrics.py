@@ -16,6 +16,7 @@ from zeroplay_jax.policy import transformer
 from zeroplay_jax.policy.decoder import ModelConfig
 from zeroplay_jax.runtime import devices
 from zeroplay_jax.selfplay import metrics
+from zeroplay_jax.selfplay.context import StepRun
 from zeroplay_jax.selfplay.records import task_log
 from zeroplay_jax.types import (
     ENV,
@@ -32,7 +33,7 @@ from zeroplay_jax.types import (
 )
 
 
-def make_context(hosts=1, pages=8):
+def make_context(hosts=1, pages=8, scored_tokens=0):
     config = types.SimpleNamespace(page_count=pages, slots=4, pages_per_slot=2)
     pool = types.SimpleNamespace(sampler=types.SimpleNamespace(config=config))
     workers = types.SimpleNamespace(seconds={'search': [1.0, 3.0]})
@@ -40,7 +41,8 @@ def make_context(hosts=1, pages=8):
         stats=collections.Counter(), workers=workers, pools={'solver': pool}
     )
     processes = types.SimpleNamespace(count=hosts, index=0, seconds=0.0, gather=lambda x: [x])
-    return types.SimpleNamespace(scheduler=scheduler, hosts=processes)
+    run = StepRun(scored_tokens=scored_tokens)
+    return types.SimpleNamespace(scheduler=scheduler, hosts=processes, run=run)
 
 
 def test_the_causes_of_a_step_add_up_to_its_wall_time(monkeypatch):
@@ -76,6 +78,10 @@ def test_evictions_are_a_column_wherever_pages_can_be_taken():
     assert enough['tool_seconds/search/p50'] == 2.0
     few = metrics.throughput(make_context(pages=7), before, 4, 2.0)
     assert few['evictions'] == few['refilled_tokens'] == 0.0
+    # And scored tokens where there are any.
+    assert 'scored_tokens' not in few
+    scored = metrics.throughput(make_context(scored_tokens=70), before, 4, 2.0)
+    assert scored['scored_tokens'] == 70.0
 
 
 def test_operations_of_a_sequence_by_hand():

@@ -13,6 +13,7 @@ import collections
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from absl import logging
@@ -254,7 +255,7 @@ class _Baseline:
         identity: tuple[int, ...],
         question: Question,
         passages: Sequence[str],
-        **fields: str,
+        **fields: Any,
     ) -> Trajectory:
         """Returns the turn after a question and passages, the oldest of which give way where the slot is too short."""
         fields['question'] = question.text

@@ -79,6 +79,7 @@ def hidden(
     tokens: PackedInts,
     positions: PackedInts,
     segment: PackedInts,
+    adapter: Int[Array, ' batch'] | None = None,
 ) -> Float[Array, 'batch length hidden_size']:
     """Returns the final hidden states of packed rows, in `config.dtype`.
 
@@ -88,9 +89,11 @@ def hidden(
       tokens: token ids.
       positions: position of every token within its segment.
       segment: segment number of every token, 0 for padding.
+      adapter: adapter of every row, as of `hidden_step`.
     """
     attend = _packed_attend(config, segment)
-    hidden_states, _ = Decoder(config).apply({'params': params}, tokens, positions, attend)
+    variables = {'params': params}
+    hidden_states, _ = Decoder(config).apply(variables, tokens, positions, attend, None, adapter)
     return hidden_states
 
 
@@ -224,6 +227,7 @@ def score(
     temperature: float = 1.0,
     train_entropy: bool = False,
     wanted: Bool[AnyArray, 'batch length'] | None = None,
+    adapter: Int[Array, ' batch'] | None = None,
 ) -> tuple[PerToken, PerToken]:
     """Returns the log-probability of every token and the entropy of the distribution that predicts it.
 
@@ -236,13 +240,14 @@ def score(
       temperature: divides the logits, as in the sampler.
       train_entropy: whether the entropy has a gradient.
       wanted: True at tokens whose values are needed. The others are 0, and no logits are computed for them. None: all.
+      adapter: adapter of every row, as of `hidden_step`.
 
     Returns:
       (log-probabilities, entropy in nats), float32 [batch, length]; index t belongs to token t, predicted from token
       t − 1. The first token of a segment has no prediction: its values are 0 at the start of a row and otherwise
       computed from the previous segment; the caller must mask them.
     """
-    hidden_states = hidden(config, params, tokens, positions, segment)
+    hidden_states = hidden(config, params, tokens, positions, segment, adapter)
 
     def score_chunk(matrices, chunk_states, _, chunk_tokens):
         chunk_logits = logits(config, matrices, chunk_states) / temperature

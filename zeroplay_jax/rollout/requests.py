@@ -18,6 +18,8 @@ from zeroplay_jax.types import POLICY, PROMPT, ToolCall, Trajectory, Turn
 
 # `Request.version` of the newest weights.
 NEWEST = -1
+# `Rollout.slot` of a rollout that has none.
+NO_SLOT = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,13 +28,15 @@ class Request:
 
     Attributes:
       weights: name of the weights.
-      prompt: int32 ids.
+      prompt: int32 ids; those of `before` where it is given.
       identity: names the request within the run; smaller identities are served first.
       env: tools and limits.
       samples: number of rollouts.
       temperature: 0 is greedy decoding.
       version: version of the weights that plays all samples; NEWEST: the newest when the request is made.
       run: the episodes that made the request, as given to `Scheduler.start`; None for others.
+      before: the rollout so far that every sample goes on from (rollout/continuing.py); None: there is none. Limits
+        count what is sampled from here on.
     """
 
     weights: str
@@ -43,6 +47,7 @@ class Request:
     temperature: float = 1.0
     version: int = NEWEST
     run: object = None
+    before: Trajectory | None = None
 
     def capacity(self, context: int) -> int:
         """Length at which a rollout ends: that of a slot, or less with a limit of the response."""
@@ -90,12 +95,14 @@ class Rollout:
 
     Attributes:
       future: resolved with the trajectory when the rollout has ended.
-      slot: its slot.
+      slot: its slot; NO_SLOT before `enter`.
       pages: its pages of the cache.
       is_running: whether a turn is in progress on the device.
       is_evicted: whether its pages were given to another rollout, see rollout/placement.py.
       put_start: position from which tokens are put when the next turn begins.
       turns: ended turns of the current context and of the earlier ones.
+      starts: as of `Trajectory`.
+      old_turns: number of turns before this request.
       earlier: trajectories of the contexts before the current one, see `end_context`.
       tool_state: tool name → what the tool stores for this rollout.
     """
@@ -109,9 +116,19 @@ class Rollout:
         self.is_running = False
         self.is_evicted = False
         self.put_start = 0
+        self.slot = NO_SLOT
         self.turns: list[Turn] = []
+        self.starts: list[int] = []
         self.earlier: list[Trajectory] = []
         self.tool_state: dict[str, dict[str, Any]] = {}
+        before = self.request.before
+        if before is not None:
+            self.turns += before.turns
+            self.starts += before.starts
+            self.earlier += before.earlier
+            # A tool changes a copy of its state, so that samples can begin with the same one.
+            self.tool_state |= before.tool_state
+        self.old_turns = len(self.turns)
         # Chunks of the row that are not prefilled yet; not read over pages. The host counts them, because reading the
         # device's state would wait for the device.
         self.chunks_left = 0
@@ -124,6 +141,10 @@ class Rollout:
         self.tokens: list[int] = [int(token) for token in self.prefix.tokens]
         self.source = [PROMPT] * len(self.tokens)
         self.logp = [0.0] * len(self.tokens)
+        before = self.request.before
+        if before is not None:
+            self.source = before.source.tolist()
+            self.logp = before.logp.tolist()
         self.begin_turn()
 
     def begin_turn(self) -> None:
@@ -135,6 +156,12 @@ class Rollout:
         """Records the turn in progress, whose last token has arrived; arguments as of `Turn`."""
         turn = Turn(text, call, closed, len(self.earlier), self.turn_start, len(self.tokens))
         self.turns.append(turn)
+        self.starts.append(self.turn_start)
+
+    @property
+    def is_last_turn(self) -> bool:
+        """Whether the turn in progress is the last one that the limits allow."""
+        return len(self.turns) - self.old_turns + 1 >= self.env.limits.max_turns
 
     def observation(self, call: ToolCall) -> Int[np.ndarray, ' tokens']:
         """Returns the ids, int32, of the reply to a call, that of the last turn."""
@@ -166,13 +193,13 @@ class Rollout:
         self.source = prefix_source + [PROMPT] * len(retained)
         self.logp = [0.0] * len(self.tokens)
 
-    def trajectory(self, finish: str, turns: tuple[Turn, ...]) -> Trajectory:
-        """Returns the record of the current context, without the earlier ones; `finish` is `Trajectory.finish`."""
+    def trajectory(self, finish: str) -> Trajectory:
+        """Returns the record of the current context alone, without turns; `finish` is `Trajectory.finish`."""
         return Trajectory(
             tokens=np.asarray(self.tokens, np.int32),
             source=np.asarray(self.source, np.int8),
             logp=np.asarray(self.logp, np.float32),
-            turns=turns,
+            turns=(),
             finish=finish,
             weights=self.request.weights,
             version=self.request.version,

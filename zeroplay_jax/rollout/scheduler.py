@@ -22,14 +22,18 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
+from jaxtyping import Float, Int
 
-from zeroplay_jax.rollout.requests import NEWEST, Request
+from zeroplay_jax.rollout import scoring
+from zeroplay_jax.rollout.requests import NEWEST, NO_SLOT, Prefix, Request, Rollout
+from zeroplay_jax.rollout.scoring import ScoreRequest, Scores
 from zeroplay_jax.rollout.slot_state import DecodeChunk
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tool_workers import ToolWorkers
 from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.runtime import signals
-from zeroplay_jax.types import Trajectory
+from zeroplay_jax.types import ToolCall, Trajectory
 
 T = TypeVar('T')
 
@@ -109,6 +113,7 @@ class Scheduler:
         self._runner: asyncio.Runner | None = None
         # With `overlap`: the chunks of the last round.
         self._unread: list[tuple[SlotPool, DecodeChunk]] = []
+        self._unread_scores: list[Scores] = []
 
     def _distinct_pools(self) -> list[SlotPool]:
         """Returns every pool once, in order."""
@@ -133,10 +138,40 @@ class Scheduler:
             request = dataclasses.replace(request, version=newest)
         self.stats['rollouts'] += request.samples
         futures = pool.enqueue(request)
-        if self._new_request is not None:
-            self._new_request.set()
+        self._wake()
         with self.weights.in_use(request.weights, request.version):
             return [await future for future in futures]
+
+    async def log_probs(self, request: ScoreRequest) -> Float[np.ndarray, ' tokens']:
+        """Returns the log-probs, float32, of a text behind a context, as soon as rounds have computed them."""
+        future = self.pools[request.weights].scorer.enqueue(request)
+        self._wake()
+        with self.weights.in_use(request.weights, request.version):
+            return await future
+
+    def _wake(self) -> None:
+        """Ends a wait of `_run` for something to do."""
+        if self._new_request is not None:
+            self._new_request.set()
+
+    async def reply(
+        self, request: Request, call: ToolCall, is_run: bool
+    ) -> tuple[Rollout, Int[np.ndarray, ' tokens']]:
+        """Returns the rollout `Request.before`, which has no slot, with the call of its last turn, and its observation.
+
+        Args:
+          request: of the rollout.
+          call: the call.
+          is_run: whether it has its result or error already; else it is run first.
+        """
+        future = asyncio.get_running_loop().create_future()
+        rollout = Rollout(Prefix(request), 0, future)
+        if not is_run:
+            self.workers.submit(self.pools[request.weights], [(rollout, call)])
+            self._wake()
+            call = await future
+        rollout.turns[-1] = dataclasses.replace(rollout.turns[-1], call=call)
+        return rollout, rollout.observation(call)
 
     def run(
         self, episodes: Sequence[Coroutine], on_episode_end: Callable[[], None] = _nothing
@@ -205,6 +240,7 @@ class Scheduler:
                 task.exception()
         self._episodes = {}
         self._unread = []
+        self._unread_scores = []
         runner, self._runner = self._runner, None
         try:
             self.workers.abandon()
@@ -289,6 +325,7 @@ class Scheduler:
         self.stats['rounds'] += 1
         self._deliver_tool_results()
         started_chunks: list[tuple[SlotPool, DecodeChunk]] = []
+        started_scores: list[Scores] = []
         for pool in self._distinct_pools():
             pool.admit()
             pool.prefill(self.weights)
@@ -297,27 +334,39 @@ class Scheduler:
                 has_unread = any(other is pool for other, _ in self._unread)
                 for chunk in pool.decode(self.weights, has_unread):
                     started_chunks.append((pool, chunk))
-        readable = started_chunks
+            # One call per round, so that rollouts do not wait for many texts.
+            started_scores += pool.scorer.start(self.weights)
+        readable, scores = started_chunks, started_scores
         if self.overlap:
             readable, self._unread = self._unread, started_chunks
+            scores, self._unread_scores = self._unread_scores, started_scores
         # All pools decode before the first chunk is read, so that devices and host overlap. All arrays are fetched in
         # one transfer, because each transfer waits for the device.
         fetch_started = time.perf_counter()
-        chunks = jax.device_get([chunk for _, chunk in readable])
+        chunks, logps = jax.device_get(
+            ([chunk for _, chunk in readable], [each.logp for each in scores])
+        )
         self.stats['fetch_seconds'] += time.perf_counter() - fetch_started
         self.stats['chunks'] += len(chunks)
         for (pool, _), chunk in zip(readable, chunks, strict=True):
             self.workers.submit(pool, pool.read(chunk))
+        for each, logp in zip(scores, logps, strict=True):
+            scoring.read(each, logp)
         for pool in self._distinct_pools():
             self.stats.update(pool.placement.stats)
             pool.placement.stats.clear()
         self.stats['seconds'] += time.perf_counter() - started
-        return bool(started_chunks or readable)
+        return bool(started_chunks or readable or started_scores or scores)
 
     def _deliver_tool_results(self) -> None:
         """Records the results of finished and overdue calls in their rollouts; `SlotPool.admit` puts them in slots."""
         for pending, call in self.workers.finished():
             rollout = pending.rollout
+            if rollout.slot == NO_SLOT:
+                # Of `reply`; done if its episode was cancelled.
+                if not rollout.future.done():
+                    rollout.future.set_result(call)
+                continue
             # Its episode has ended without it (`SlotPool.abandon`).
             if pending.pool.rollouts[rollout.slot] is not rollout:
                 continue

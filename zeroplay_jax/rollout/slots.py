@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from zeroplay_jax.rollout.placement import Placement
 from zeroplay_jax.rollout.requests import Prefix, Request, Rollout
 from zeroplay_jax.rollout.sampler import CloneRow, DecodeChunk, PutRow, Sampler
+from zeroplay_jax.rollout.scoring import Scorer
 from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.types import ENV, POLICY, ToolCall, Trajectory, identity_key
 
@@ -32,6 +33,7 @@ class SlotPool:
     def __init__(self, sampler: Sampler, seed: int):
         self.sampler = sampler
         self.seed = seed
+        self.scorer = Scorer(sampler)
         self.placement = Placement(sampler.config, sampler.shards, sampler.table, sampler.age)
         # A heap of (identity, number, prefix). The number breaks ties, so that it never compares two prefixes.
         self.queue: list[tuple[tuple[int, ...], int, Prefix]] = []
@@ -84,8 +86,8 @@ class SlotPool:
 
     @property
     def has_only_requests(self) -> bool:
-        """Whether requests wait although no rollout is in a slot."""
-        return bool(self.queue) and not self.active
+        """Whether requests or texts wait although no rollout is in a slot."""
+        return (bool(self.queue) or self.scorer.is_waiting) and not self.active
 
     # ---- admission and prefill -----------------------------------------------------------------
 
@@ -235,7 +237,7 @@ class SlotPool:
                 self.finish(rollout, self._limit_reached(rollout, length))
                 continue
             if start < len(rollout.tokens):
-                ended = rollout.trajectory('continued', ())
+                ended = rollout.trajectory('continued')
                 rollout.end_context(start, retained, ended)
             rollout.append(ids.tolist(), ENV, [0.0] * len(ids))
             rollout.begin_turn()
@@ -338,7 +340,7 @@ class SlotPool:
           text: the turn, cut after the stop string.
         """
         end = rollout.env.end_turn(text)
-        is_last = len(rollout.turns) + 1 >= rollout.env.limits.max_turns
+        is_last = rollout.is_last_turn
         call = end.call
         if end.malformed:
             call = ToolCall('', None, error='malformed')
@@ -383,8 +385,13 @@ class SlotPool:
         Args:
           reason: `Trajectory.finish`.
         """
-        trajectory = rollout.trajectory(reason, tuple(rollout.turns))
-        trajectory = dataclasses.replace(trajectory, earlier=tuple(rollout.earlier))
+        trajectory = dataclasses.replace(
+            rollout.trajectory(reason),
+            turns=tuple(rollout.turns),
+            earlier=tuple(rollout.earlier),
+            starts=tuple(rollout.starts),
+            tool_state=rollout.tool_state,
+        )
         self.placement.close(rollout)
         # The future is done already if its episode was cancelled.
         if not rollout.future.done():
@@ -396,6 +403,7 @@ class SlotPool:
         def is_dropped(request: Request) -> bool:
             return run is None or request.run is run
 
+        self.scorer.abandon(run)
         dropped = [rollout for rollout in self.unfinished() if is_dropped(rollout.request)]
         for rollout in dropped:
             # An episode that waits for it ends.

@@ -113,6 +113,10 @@ class WeightStore:
 
     # ---- device calls ----------------------------------------------------------------------------
 
+    def of(self, name: str, version: int) -> tuple[Params, int | None]:
+        """Returns the weights of a version for a device call, and the number of its adapter (None without adapters)."""
+        return self.params[name, version], None
+
     def calls(self, rollouts: Sequence[Rollout | None]) -> Iterator[DeviceCall]:
         """Yields the device calls that rollouts within a turn need: one per version, oldest first.
 
@@ -169,15 +173,22 @@ class AdapterStore(WeightStore):
             self.params[name, version] = adapter
         self._joined = None
 
-    def calls(self, rollouts: Sequence[Rollout | None]) -> Iterator[DeviceCall]:
-        """Yields one device call for all rollouts."""
-        adapter = np.full(len(rollouts), adapters.NO_ADAPTER, np.int32)
-        for slot, rollout in enumerate(rollouts):
-            if rollout is not None and rollout.request.weights in self._capacity:
-                adapter[slot] = self._place(rollout.request.weights, rollout.request.version)
+    def of(self, name: str, version: int) -> tuple[Params, int]:
+        """Returns the base with all adapters, and the number of this one."""
         if self._joined is None:
             self._joined = self._join()
-        yield self._joined, None, adapter
+        if name not in self._capacity:
+            return self._joined, adapters.NO_ADAPTER
+        return self._joined, self._place(name, version)
+
+    def calls(self, rollouts: Sequence[Rollout | None]) -> Iterator[DeviceCall]:
+        """Yields one device call for all rollouts."""
+        joined: Params = {}
+        adapter = np.full(len(rollouts), adapters.NO_ADAPTER, np.int32)
+        for slot, rollout in enumerate(rollouts):
+            if rollout is not None:
+                joined, adapter[slot] = self.of(rollout.request.weights, rollout.request.version)
+        yield joined, None, adapter
 
     def leave_devices(self, updated: Collection[str]) -> None:
         """Does nothing: an update reads the base, too."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,7 +36,7 @@ def final_answer(trajectory: Trajectory, tag: str = 'answer') -> str | None:
     return rewards.extract_last(trajectory.turns[-1].text, tag)
 
 
-def prompt_fields(context: RolloutContext, role: str, question: Question) -> dict[str, str]:
+def prompt_fields(context: RolloutContext, role: str, question: Question) -> dict[str, Any]:
     """Returns {'prompt': name, field: text}: arguments of `RolloutContext.ask` for a question or an open task."""
     prompt_of_role = context.roles[role].prompt
     prompt, field = prompt_and_field(context.prompts, prompt_of_role, question.is_open_task)

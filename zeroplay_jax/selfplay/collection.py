@@ -174,9 +174,10 @@ class Collector:
             self._start_episodes(context, step, run.tasks)
 
     def _start_episodes(self, context: RolloutContext, step: Step, tasks: Sequence[Task]) -> None:
-        context.start_episodes(
-            {task.identity: functools.partial(self._episode, context, step, task) for task in tasks}
-        )
+        episodes = {}
+        for task in tasks:
+            episodes[task.identity] = functools.partial(self._checked_episode, context, step, task)
+        context.start_episodes(episodes)
 
     def _advance(self, tasks: Sequence[Task]) -> None:
         """Moves the positions in the datasets behind these tasks."""
@@ -234,6 +235,33 @@ class Collector:
                 f'recipe {self.config.recipe}: a row of role {row.role} has turn_rewards of shape '
                 f'{row.turn_rewards.shape} for {turns} turns; give one number per turn, NaN where there is none'
             )
+
+    async def _checked_episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
+        """Returns the outcome of `_episode`.
+
+        Raises:
+          UserError: rollouts that go on (`RolloutContext.ask`) would be trained twice, or in a way that has no meaning.
+        """
+        outcome = await self._episode(context, step, task)
+        network = self.config.value_network
+        for row in outcome.rows:
+            where = (
+                f'recipe {self.config.recipe}: rollout {row.trajectory.identity} of role {row.role}'
+            )
+            if row.trajectory.identity in context.run.continued and row.drop is None:
+                raise UserError(
+                    f'{where} is a row and goes on in another one, so that its tokens would be trained twice; return '
+                    'the row of the continuation alone, or ask for forks (samples=2)'
+                )
+            if row.trajectory.earlier and row.role in step.phase.trains:
+                settings = self.config[row.role]
+                # What configuration/rules.py says about rollout.drop_thinking, which makes such rollouts, too.
+                if settings.baseline == 'value' and network.discount * network.gae_lambda < 1:
+                    raise UserError(
+                        f'{where} has several contexts, each of which ends with its reward; give 1 for discount and '
+                        'gae_lambda of value_network'
+                    )
+        return outcome
 
     async def _episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
         """Returns the outcome of one task; a `TaskDropped` becomes an outcome with its reason."""

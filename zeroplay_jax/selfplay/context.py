@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import dataclasses
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
+from zeroplay_jax.rollout import continuing
 from zeroplay_jax.rollout.environment import Environment
 from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.rollout.requests import NEWEST, Request
 from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.rollout.scoring import ScoreRequest
 from zeroplay_jax.runtime.hosts import Hosts, sums
 from zeroplay_jax.selfplay.judge import Judge
 from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
 from zeroplay_jax.selfplay.schedule import BatchCursor, Step
 from zeroplay_jax.tools.base import Tool
-from zeroplay_jax.types import Json, Outcome, Row, Task, TaskDropped, Trajectory
+from zeroplay_jax.types import Json, Outcome, Row, Task, TaskDropped, Trajectory, UserError
 
 # Default of `Role.prompt_tokens`: no limit but that of the slot.
 _NO_LIMIT = 1 << 30
@@ -66,6 +69,8 @@ class StepRun:
       tasks: its tasks, of all rounds so far.
       outcomes: outcomes of the rounds that have ended.
       rollouts: rollouts that its episodes asked for in this process.
+      scored_tokens: tokens that `log_probs` computed for them in this process, with those of contexts.
+      continued: identities of rollouts of which another one is the continuation; they cannot be rows.
     """
 
     versions: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -77,6 +82,8 @@ class StepRun:
     tasks: list[Task] = dataclasses.field(default_factory=list)
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
     rollouts: int = 0
+    scored_tokens: int = 0
+    continued: set[tuple[int, ...]] = dataclasses.field(default_factory=set)
 
     @property
     def rows(self) -> list[Row]:
@@ -233,39 +240,137 @@ class RolloutContext:
         samples: int = 1,
         temperature: float | None = None,
         prompt: str = '',
+        *,
+        after: Trajectory | None = None,
+        keep: Collection[int] | None = None,
+        note: str = '',
         **fields: object,
     ) -> list[Trajectory]:
-        """Returns `samples` rollouts of a role on a prompt, in sample order.
+        """Returns `samples` rollouts of a role, in sample order: on a prompt, or `after` a rollout.
+
+        After a rollout, the context is made of its ids. If its last turn ended with a call whose result it has not
+        read, the call is run and its result follows. One sample is that rollout, which goes on: it has the turns and
+        the trained tokens of both, and `after` cannot be a row any more. Several samples are forks, for which the
+        context is a prompt, so that each has and trains its own turns alone, and `after` stays a rollout by itself; so
+        does one sample of other weights. Limits count from here on. Tools keep what they stored.
 
         Args:
           identity: names the request within the run; all randomness derives from it, so it must be unique.
           temperature: None: the role's.
-          prompt: name of the prompt; '': the role's own.
+          prompt: name of the prompt; '': the role's own. Not read with `after`.
+          after: a rollout of these episodes.
+          keep: turns of it that stay in the context, with what was replied to each (rollout/continuing.py); None: all.
+            What was sampled in the old context is trained there.
+          note: message to the role at the end of the context, foreign text without gradient; '' for none.
           fields: as of `prompt_ids`.
 
         Raises:
-          TaskDropped('prompt_too_long'): the prompt is longer than `Role.prompt_tokens`.
+          TaskDropped('prompt_too_long'): the prompt is longer than `Role.prompt_tokens`, or the context fills a slot.
+          UserError: `after` cannot go on like this.
         """
         asked_role = self.roles[role]
-        ids = self.prompt_ids(role, prompt, **fields)
-        # Prompts are never truncated: cutting one from the left, as Search-R1 does, may remove the question.
-        if len(ids) > asked_role.prompt_tokens:
-            raise TaskDropped('prompt_too_long')
-        if temperature is None:
-            temperature = asked_role.temperature
         env = asked_role.env
         searched = self.prompts[prompt or asked_role.prompt].searched
-        if searched:
+        if searched and 'hops' in fields:
             env = dataclasses.replace(env, searched=(int(str(fields['hops'])), searched))
+        weights = asked_role.weights
         request = Request(
-            weights=asked_role.weights,
-            prompt=ids,
+            weights=weights,
+            prompt=self.prompt_ids(role, prompt, **fields) if after is None else after.tokens,
             identity=identity,
             env=env,
             samples=samples,
-            temperature=temperature,
-            version=self.run.versions.get(asked_role.weights, NEWEST),
+            temperature=asked_role.temperature if temperature is None else temperature,
+            version=self.run.versions.get(weights, NEWEST),
             run=self.run,
         )
+        if after is not None:
+            request = await self._going_on(request, continuing.cut(after, keep), note)
+        # Prompts are never truncated: cutting one from the left, as Search-R1 does, may remove the question.
+        elif len(request.prompt) > asked_role.prompt_tokens:
+            raise TaskDropped('prompt_too_long')
         self.run.rollouts += samples
         return await self.scheduler.rollout(request)
+
+    async def log_probs(
+        self,
+        role: str,
+        identity: tuple[int, ...],
+        texts: Sequence[str],
+        prompt: str = '',
+        *,
+        after: Trajectory | None = None,
+        keep: Collection[int] | None = None,
+        note: str = '',
+        **fields: object,
+    ) -> list[Float[np.ndarray, ' tokens']]:
+        """Returns the log-probs, float32 [tokens] in nats, that a role gives to the tokens of texts.
+
+        Each text follows a prompt directly, or the context of a rollout, cut and with a note as in `ask`. It is encoded
+        as foreign text, without control tokens. The temperature is 1, whatever the role's. Nothing is sampled, so the
+        identity decides the order of service alone.
+
+        Args: those of `ask`.
+
+        Raises:
+          TaskDropped('prompt_too_long'): prompt or context and the longest text do not fit into a slot.
+          UserError: as in `ask`.
+        """
+        asked_role = self.roles[role]
+        env, weights = asked_role.env, asked_role.weights
+        if after is None:
+            context_ids = self.prompt_ids(role, prompt, **fields)
+        else:
+            before = continuing.cut(after, keep)
+            context_ids = before.tokens
+            if note:
+                context_ids = np.append(context_ids, continuing.note_ids(before, env, note))
+        scheduler = self.scheduler
+        newest = scheduler.weights.newest[weights]
+        version = self.run.versions.get(weights, newest)
+        requests = []
+        for text in texts:
+            ids = np.append(context_ids, env.codec.encode_plain(text)).astype(np.int32)
+            if len(ids) > scheduler.pools[weights].context:
+                raise TaskDropped('prompt_too_long')
+            self.run.scored_tokens += len(ids)
+            requests.append(
+                ScoreRequest(weights, version, ids, len(context_ids), identity, self.run)
+            )
+        return await asyncio.gather(*map(scheduler.log_probs, requests))
+
+    async def _going_on(self, request: Request, before: Trajectory, note: str) -> Request:
+        """Returns a request of what follows a rollout in its context; arguments and errors are those of `ask`."""
+        env = request.env
+        call, is_run = continuing.open_call(before, env)
+        reply: Any = ()
+        if note:
+            reply = continuing.note_ids(before, env, note)
+        elif call is not None:
+            request = dataclasses.replace(request, before=before)
+            rollout, reply = await self.scheduler.reply(request, call, is_run)
+            before = dataclasses.replace(
+                before, turns=tuple(rollout.turns), tool_state=rollout.tool_state
+            )
+        elif continuing.ends_in_turn(before) and before.turns[-1].closed:
+            raise UserError(
+                f'rollout {before.identity} has ended, and a turn would follow its last one directly; give ask a note, '
+                'or keep the turns before'
+            )
+        before = continuing.replied(before, env, reply)
+        if len(before.tokens) >= self.scheduler.pools[request.weights].context:
+            raise TaskDropped('prompt_too_long')
+        version = request.version
+        if version == NEWEST:
+            version = self.scheduler.weights.newest[request.weights]
+        is_same_policy = (before.weights, before.version) == (request.weights, version)
+        if request.samples > 1 or not is_same_policy:
+            before = continuing.as_prompt(before)
+        elif before.identity in self.run.continued:
+            raise UserError(
+                f'rollout {before.identity} goes on twice, so that its tokens would be trained twice; ask once for '
+                'samples=2, which are forks'
+            )
+        else:
+            self.run.continued.add(before.identity)
+        return dataclasses.replace(request, prompt=before.tokens, before=before)

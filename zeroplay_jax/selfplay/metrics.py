@@ -340,7 +340,7 @@ def throughput(
     """
     scheduler = context.scheduler
     counters = ('generated_tokens', 'evictions', 'refilled_tokens')
-    local: dict[str, int] = {'rollouts': rollouts}
+    local: dict[str, int] = {'rollouts': rollouts, 'scored_tokens': context.run.scored_tokens}
     for name in counters:
         local[name] = scheduler.stats[name] - before[name]
     total = sums(context.hosts.gather(local))
@@ -349,6 +349,8 @@ def throughput(
         'rollouts': float(total['rollouts']),
         'tokens_per_second': total['generated_tokens'] / max(seconds, 1e-9),
     }
+    if total['scored_tokens']:
+        metrics['scored_tokens'] = float(total['scored_tokens'])
     # Wherever there are fewer pages than the slots can fill, whether a rollout was evicted or not.
     configs = [pool.sampler.config for pool in scheduler.pools.values()]
     if any(config.page_count < config.slots * config.pages_per_slot for config in configs):

@@ -63,6 +63,10 @@ class _Probe(RolloutContext):
         self.lengths.setdefault(role, []).append(len(ids))
         raise TaskDropped('measured')
 
+    async def log_probs(self, *_: object, **__: object) -> list[np.ndarray]:
+        """Ends the episode as `ask` does."""
+        raise TaskDropped('measured')
+
 
 @dataclasses.dataclass(frozen=True)
 class _Measurement:

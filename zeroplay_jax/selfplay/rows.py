@@ -104,7 +104,10 @@ class _Writer:
                 raise TypeError(f'an array of {value.dtype}, which NumPy does not read back')
             self.arrays.append(value.tobytes())
             return [value.dtype.str, value.shape]
-        return {type(value).__name__: self.node(vars(value))}
+        fields = dict(vars(value))
+        # Whatever a tool keeps. Episodes end before their rows are written, so nothing reads it any more.
+        fields.pop('tool_state', None)
+        return {type(value).__name__: self.node(fields)}
 
 
 def _read(root: Any, nodes: list[Any], content: memoryview) -> Any:

@@ -1,0 +1,179 @@
+"""Log-probs of given texts: those of the learner, the same bits whatever else runs."""
+
+import asyncio
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from request_cases import make_env
+from test_adapter_rollouts import WEIGHTS, joined
+from test_adapter_rollouts import make_scheduler as make_adapter_scheduler
+from test_continuing import LAYOUTS, LONG, QUESTIONS, make_context, run, whole
+from test_versions import changed
+
+from zeroplay_jax.policy import adapters, sharding, transformer
+from zeroplay_jax.rollout import continuing, scoring
+from zeroplay_jax.rollout.prompts import Prompt
+from zeroplay_jax.selfplay.context import Role, RolloutContext, StepRun
+from zeroplay_jax.types import POLICY, TaskDropped
+
+TEXTS = ('abc', 'deaf head', '<answer>b</answer>', '')
+
+
+def by_learner(policy, context_ids, text, params=None):
+    """The log-probs of the text's tokens after these ids."""
+    codec, model, weights = policy
+    ids = [*map(int, context_ids), *codec.encode_plain(text)]
+    tokens = np.asarray([ids], np.int32)
+    positions = np.arange(len(ids), dtype=np.int32)[None]
+    weights = weights if params is None else params
+    logp, _ = transformer.score(model, weights, tokens, positions, np.ones_like(tokens))
+    return np.asarray(logp[0, len(context_ids) :])
+
+
+async def asked_after(context, number, identity=(7,)):
+    """(rollout, log-probs after a prompt, after the rollout's first turn, after all of it and a note)."""
+    trajectory = await whole(context, number)
+    options = (
+        {'question': 'cab'},
+        {'after': trajectory, 'keep': [0]},
+        {'after': trajectory, 'note': 'a'},
+    )
+    calls = [context.log_probs('whole', (*identity, number), TEXTS, **each) for each in options]
+    return trajectory, *await asyncio.gather(*calls)
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_they_are_the_learners_and_have_the_same_bits_whatever_the_neighbours(policy, layout):
+    context, pool = make_context(policy, LAYOUTS[layout])
+    together = run(context, *(asked_after(context, number) for number in range(4)))
+    for trajectory, *scored in together:
+        first_end = [*trajectory.starts, len(trajectory.tokens)][1]
+        contexts = [
+            context.prompt_ids('whole', question='cab'),
+            trajectory.tokens[:first_end],
+            np.append(trajectory.tokens, note_of(context, trajectory)),
+        ]
+        for ids, logps in zip(contexts, scored, strict=True):
+            for text, logp in zip(TEXTS, logps, strict=True):
+                assert logp.dtype == np.float32 and logp.shape == (
+                    len(policy[0].encode_plain(text)),
+                )
+                np.testing.assert_allclose(logp, by_learner(policy, ids, text), atol=1e-5)
+    for number in (3, 1):
+        alone, _ = make_context(policy, LAYOUTS[layout])
+        ((trajectory, *scored),) = run(alone, asked_after(alone, number, identity=(1,)))
+        assert trajectory.tokens.tolist() == together[number][0].tokens.tolist()
+        jax.tree.map(np.testing.assert_array_equal, scored, list(together[number][1:]))
+    assert not pool.scorer.is_waiting
+
+
+def note_of(context, trajectory):
+    return continuing.note_ids(trajectory, context.roles['whole'].env, 'a')
+
+
+def test_they_are_the_samplers_of_the_same_tokens(policy):
+    """The beginning of a turn, as far as its tokens are those of its text."""
+    codec = policy[0]
+    context, _ = make_context(policy)
+
+    async def episode(number):
+        trajectory = await whole(context, number)
+        ids = trajectory.tokens[trajectory.turns[0].start : trajectory.turns[0].stop].tolist()
+        while codec.encode_plain(codec.decode(ids)) != ids:
+            ids.pop()
+        text = codec.decode(ids)
+        (logp,) = await context.log_probs('whole', (8, number), [text], after=trajectory, keep=[])
+        return trajectory.logp[trajectory.turns[0].start :][: len(ids)], logp
+
+    results = run(context, *(episode(number) for number in range(len(QUESTIONS))))
+    assert sum(len(logp) for _, logp in results) >= 3
+    for sampled, logp in results:
+        np.testing.assert_allclose(logp, sampled, atol=1e-5)
+
+
+def test_they_are_those_of_the_version_that_plays_the_step_and_are_counted(policy):
+    context, _ = make_context(policy)
+    scheduler = context.scheduler
+    scheduler.weights._capacity['policy'] = 2
+    scheduler.weights.pin({'policy': 1})
+    newer = changed(policy[2])
+    scheduler.weights.publish('policy', newer)
+    pinned = context.bound(StepRun(versions={'policy': 1}))
+
+    async def episode(context):
+        return (await context.log_probs('whole', (1,), ['abc'], question='cab'))[0]
+
+    old, new = run(context, episode(pinned), episode(context.bound()))
+    ids = context.prompt_ids('whole', question='cab')
+    np.testing.assert_allclose(old, by_learner(policy, ids, 'abc'), atol=1e-5)
+    np.testing.assert_allclose(new, by_learner(policy, ids, 'abc', newer), atol=1e-5)
+    assert pinned.run.scored_tokens == len(ids) + 3 - 1  # 'ab' is one token
+    assert scheduler.stats['generated_tokens'] == 0
+
+
+def test_adapters_have_their_own(policy):
+    mesh = sharding.make_mesh()
+    scheduler = make_adapter_scheduler(policy, LONG, mesh)
+    env = make_env(policy[0])
+    roles = {name: Role(name, name, 'prompt', env) for name, _ in WEIGHTS}
+    context = RolloutContext(scheduler, roles, {'prompt': Prompt('{question}')})
+
+    async def episode(name, version):
+        bound = context.bound(StepRun(versions={name: version}))
+        return (await bound.log_probs(name, (1,), ['deaf'], question='cab'))[0]
+
+    results = run(context, *(episode(*key) for key in WEIGHTS))
+    ids = context.prompt_ids('first', question='cab')
+    base = policy[2] | {adapters.SCALE: jnp.full(1, 2.0)}
+    for (_, seed), logp in zip(WEIGHTS.items(), results, strict=True):
+        weights = policy[2] if seed is None else adapters.merged(joined(base, seed))
+        np.testing.assert_allclose(logp, by_learner(policy, ids, 'deaf', weights), atol=1e-4)
+    assert len({logp.tobytes() for logp in results}) == len(WEIGHTS)
+
+
+def test_a_program_per_length_and_rows_over_the_shards(policy):
+    context, pool = make_context(policy, dataclasses.replace(LONG, context=200))
+    scoring.program.cache_clear()
+
+    async def episode(count, number):
+        return await context.log_probs('whole', (number,), ['a' * count] * 2, question='cab')
+
+    lengths = (3, 20, 60, 90, 130, 180)
+    run(context, *(episode(count, number) for number, count in enumerate(lengths)))
+    compiled = scoring.program(pool.sampler.model, pool.sampler.mesh)
+    assert compiled._cache_size() == 3
+
+    async def too_long():
+        with pytest.raises(TaskDropped, match='prompt_too_long'):
+            await context.log_probs('whole', (9,), ['a' * 200], question='cab')
+
+    run(context, too_long())
+
+
+def test_overlap_changes_no_bit(policy):
+    results = []
+    for overlap in (False, True):
+        context, _ = make_context(policy, overlap=overlap)
+        ((trajectory, *scored),) = run(context, asked_after(context, 0))
+        results.append((trajectory.tokens, trajectory.logp, scored))
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+def test_texts_that_nobody_awaits_are_dropped(policy):
+    context, pool = make_context(policy)
+
+    async def episode():
+        waiting = asyncio.ensure_future(
+            context.log_probs('whole', (1,), ['abc'] * 20, question='cab')
+        )
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiting.cancel()
+
+    run(context, episode())
+    assert not pool.scorer.is_waiting
+    (trajectory,) = run(context, whole(context, 0))
+    assert (trajectory.source == POLICY).any()

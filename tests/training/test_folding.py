@@ -1,0 +1,65 @@
+"""The example that folds its context: every context is trained, and a killed run ends with the same bits."""
+
+import killed_runs
+import pytest
+from run_files import check_same_run, lines
+
+from examples.folding import config as page
+from examples.folding import recipe
+from zeroplay_jax.configuration.rules import check
+from zeroplay_jax.training import loop
+
+
+def make_config():
+    config = page.get_config()
+    config.progress = False
+    config.world.update(train=(0, 4), evaluation=(0, 2))
+    config.eval.update(questions=1, hops=(1,))
+    config.inputs.world_questions = 16
+    config.sampler.slots, config.micro.rows = 16, 2
+    config.solver.update(batch=4, samples=4, learning_rate=1e-3)
+    check(config)
+    return config
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    rows = []
+    episode = recipe.Recipe.episode
+
+    async def noted(self, *arguments):
+        outcome = await episode(self, *arguments)
+        rows.extend(outcome.rows)
+        return outcome
+
+    workdir = tmp_path_factory.mktemp('folding') / 'whole'
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recipe.Recipe, 'episode', noted)
+        loop.run(make_config(), workdir)
+    return workdir, rows
+
+
+def test_rollouts_fold_and_are_trained_with_all_their_contexts(whole):
+    workdir, rows = whole
+    steps = [record for record in lines(workdir) if record['phase'] == 'solver']
+    assert len(steps) == 3 and any(step.get('solver/gradient_norm', 0.0) > 0 for step in steps)
+    folded = [row.trajectory for row in rows if row.trajectory.earlier]
+    assert len(folded) > 4 and {len(t.earlier) for t in folded} <= {1, 2}
+    for rollout in folded:
+        sampled = sum(turn.stop - turn.start for turn in rollout.turns)
+        assert sampled == rollout.policy_tokens
+        # The last context is shorter than the one with all that was read.
+        assert rollout.starts.count(-1) >= 1
+    logged = [row for row in lines(workdir, 'trajectories.jsonl') if row['phase'] == 'solver']
+    notes = [s['text'] for row in logged for s in row['segments'] if s['source'] == 'env']
+    assert any(recipe.SUM_UP in text for text in notes)
+    assert any(recipe.GO_ON in text for text in notes)
+
+
+@pytest.mark.long
+def test_a_killed_run_ends_with_the_same_bits(whole, tmp_path, monkeypatch):
+    workdir, _ = whole
+    killed = tmp_path / 'killed'
+    killed_runs.run_until(2, monkeypatch, make_config(), killed)
+    loop.run(make_config(), killed)
+    check_same_run(workdir, killed)
