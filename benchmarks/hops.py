@@ -117,15 +117,20 @@ def no_difficulty(solved: float, n: int, target: float) -> float:
     return 0.0
 
 
+def words(name: str, seed: int, workdir: pathlib.Path) -> list[str]:
+    """Returns the arguments of Python that make a run of an arm."""
+    command = ['-m', 'zeroplay_jax.main', '--config=configs/quickstart.py']
+    command += [f'--workdir={workdir}', f'--config.seed={seed}', '--config.progress=False']
+    command += ['--config.eval.every=0', '--config.log.writers=()']
+    return command + [f'--config.{flag}' for flag in ARMS[name].flags]
+
+
 def play(folder: pathlib.Path, name: str, seed: int) -> dict[str, dict[str, float]]:
     """Returns 'before' and 'after', hops → exact match, of a run that is made unless it is there."""
     workdir = folder / f'{name}-{seed}'
     summary = workdir / 'summary.json'
     if not summary.is_file():
-        command = [sys.executable, '-m', 'zeroplay_jax.main', '--config=configs/quickstart.py']
-        command += [f'--workdir={workdir}', f'--config.seed={seed}', '--config.progress=False']
-        command += ['--config.eval.every=0', '--config.log.writers=()']
-        command += [f'--config.{flag}' for flag in ARMS[name].flags]
+        command = [sys.executable, *words(name, seed, workdir)]
         with workdir.with_suffix('.log').open('w') as log:
             status = subprocess.run(command, stdout=log, stderr=log).returncode
         if status:

@@ -1,0 +1,178 @@
+"""What k samples reach, of the start and of a trained policy: does training widen, or only sharpen?
+
+    python -m benchmarks.reach runs/hops/selfplay-0/policy/solver --out benchmarks/results/reach.tsv
+
+Held-out questions of the quickstart, 64 samples of each at temperature 1. Prints pass@k (Chen et al. 2021,
+arXiv:2107.03374, section 2.1), and the exact match of the samples that made at least as many different searches that
+found something as the question needs. The file has the counts of every question.
+
+Written down before the first run, for four hops:
+  training widens if pass@64 rises, interval above 0; it only sharpens if pass@1 does and pass@64 does not;
+  it teaches more than to go on searching if, among samples with enough searches, its exact match is more than .10 above
+  that of the start; nothing more if at most .05.
+"""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from benchmarks.command import one_line_errors, parser, table
+from zeroplay_jax.types import Question, Trajectory
+
+if TYPE_CHECKING:
+    from zeroplay_jax.training.build import RunContext
+
+POLICIES = ('start', 'trained')
+
+
+class Count(NamedTuple):
+    """Samples of a policy on one question.
+
+    Attributes:
+      policy, hops: one of POLICIES; searches that the question needs.
+      samples, right: all of them, and those whose answer is an exact match.
+      enough, enough_right: those with enough searches (`different_searches`), and the right ones among them.
+    """
+
+    policy: str
+    hops: int
+    samples: int
+    right: int
+    enough: int
+    enough_right: int
+
+
+def pass_at(samples: int, right: int, k: int) -> float:
+    """Returns the probability that one of k samples, drawn from `samples` without replacement, is right.
+
+    Without bias for the policy's own probability (Chen et al. 2021, eq. 1). Needs k ≤ samples.
+    """
+    return 1 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def different_searches(trajectory: Trajectory) -> int:
+    """Returns the number of different queries, by their lower-case words, of searches that found a passage."""
+    queries = set()
+    for call in trajectory.calls_of('search'):
+        if any(call.documents):
+            queries.update(' '.join(query.lower().split()) for query in call.queries)
+    return len(queries)
+
+
+def play(
+    run: RunContext, policy: str, questions: Sequence[Question], samples: int, role: str
+) -> list[Count]:
+    """Returns the counts of questions that the published weights answer."""
+    from zeroplay_jax.evaluation.question_sets import ask_question
+    from zeroplay_jax.objectives.answers import exact_match
+    from zeroplay_jax.selfplay.answers import final_answer
+
+    context = run.evaluation
+
+    async def count(index: int, question: Question) -> Count:
+        """Returns the counts of one question."""
+        right = enough = enough_right = 0
+        for trajectory in await ask_question(context, role, (0, index), question, samples, 1.0):
+            is_right = bool(exact_match(final_answer(trajectory), question.answers))
+            is_enough = different_searches(trajectory) >= question.hops
+            right += is_right
+            enough += is_enough
+            enough_right += is_right and is_enough
+        return Count(policy, question.hops, samples, right, enough, enough_right)
+
+    return context.scheduler.run([count(*pair) for pair in enumerate(questions)])
+
+
+def measure(folder: pathlib.Path, hops: Sequence[int], questions: int, samples: int) -> list[Count]:
+    """Returns the counts of the start of the quickstart, then those of the policy in `folder`."""
+    from configs import quickstart
+    from zeroplay_jax.configuration import command_line
+    from zeroplay_jax.selfplay.recipe import recipe_class
+
+    command_line.prepare_process()
+    from zeroplay_jax.training import build
+
+    config = quickstart.get_config()
+    config.progress = False
+    run = build.build(config)
+    role = recipe_class(config.recipe).evaluated_role
+    asked: list[Question] = []
+    for length in hops:
+        of_length = [each for each in run.library.questions if each.hops == length]
+        asked += of_length[:questions]
+    run.publish_weights([role])
+    counts = play(run, POLICIES[0], asked, samples, role)
+    run.publish_weights([role], build.load_like(run, str(folder)))
+    return counts + play(run, POLICIES[1], asked, samples, role)
+
+
+def pass_rows(counts: Sequence[Count]) -> list[list[str]]:
+    """Returns the rows of the table of pass@k: hops, policy, one cell per k, and a row with the changes."""
+    from zeroplay_jax.evaluation.statistics import interval_text, paired_difference
+
+    rows = []
+    for hops in sorted({count.hops for count in counts}):
+        scores = {}
+        for policy in POLICIES:
+            for k in ks(counts):
+                scores[policy, k] = [
+                    pass_at(count.samples, count.right, k)
+                    for count in counts
+                    if (count.policy, count.hops) == (policy, hops)
+                ]
+            means = [sum(scores[policy, k]) / len(scores[policy, k]) for k in ks(counts)]
+            rows.append([str(hops), policy, *(f'{mean:.2f}' for mean in means)])
+        changes = [paired_difference(scores['start', k], scores['trained', k]) for k in ks(counts)]
+        rows.append([str(hops), 'change', *(interval_text(change, '+') for change in changes)])
+    return rows
+
+
+def ks(counts: Sequence[Count]) -> list[int]:
+    """Returns 1, 2, 4, … up to the number of samples."""
+    samples = min(count.samples for count in counts)
+    return [2**power for power in range(samples.bit_length())]
+
+
+def search_rows(counts: Sequence[Count]) -> list[list[str]]:
+    """Returns the rows of the table of samples with enough searches: hops, policy, their share, their exact match."""
+    rows = []
+    for hops in sorted({count.hops for count in counts}):
+        for policy in POLICIES:
+            of_policy = [count for count in counts if (count.policy, count.hops) == (policy, hops)]
+            enough = sum(count.enough for count in of_policy)
+            share = enough / sum(count.samples for count in of_policy)
+            right = sum(count.enough_right for count in of_policy) / max(1, enough)
+            rows.append([str(hops), policy, f'{share:.2f}', f'{right:.2f}', str(enough)])
+    return rows
+
+
+def write(path: pathlib.Path, counts: Sequence[Count]) -> None:
+    """Writes one line per policy and question."""
+    lines = [Count._fields, *counts]
+    path.write_text(''.join('\t'.join(map(str, line)) + '\n' for line in lines))
+
+
+def main(argv=None) -> None:
+    """Plays both policies and prints both tables."""
+    flags = parser('reach', __doc__)
+    flags.add_argument('policy', type=pathlib.Path, help='folder of the trained policy')
+    flags.add_argument('--hops', nargs='+', type=int, default=[3, 4, 5, 6], help='(3 4 5 6)')
+    flags.add_argument('--questions', type=int, default=30, help='of each length, at most 60 (30)')
+    flags.add_argument('--samples', type=int, default=64, help='of each question (64)')
+    flags.add_argument('--out', type=pathlib.Path, help='writes the counts into this file')
+    arguments = flags.parse_args(argv)
+    with one_line_errors('benchmarks.reach'):
+        counts = measure(arguments.policy, arguments.hops, arguments.questions, arguments.samples)
+    if arguments.out:
+        write(arguments.out, counts)
+    print(table(['hops', 'pass@k', *map(str, ks(counts))], pass_rows(counts)))
+    print()
+    columns = ['hops', 'enough searches', 'share', 'exact match', 'samples']
+    print(table(columns, search_rows(counts)))
+
+
+if __name__ == '__main__':
+    main()
