@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import json
 import os
 import pathlib
@@ -15,14 +14,13 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 from python_process import run_python
-from trajectories import make_trajectory
 
-from benchmarks import gpu, hops, reach, roofline
+from benchmarks import gpu, hops, roofline
 from benchmarks import pins as small_runs
 from benchmarks import rollout as bench
 from benchmarks.peers import workload
 from zeroplay_jax.policy import transformer
-from zeroplay_jax.types import ToolCall, Turn, UserError
+from zeroplay_jax.types import UserError
 
 PEERS = pathlib.Path(workload.__file__).parent
 
@@ -110,41 +108,6 @@ def test_every_arm_is_a_sound_command(tmp_path, name):
 def test_a_reward_for_form_is_for_any_answer():
     assert [hops.answered(text, ['Lomi']) for text in ('Rome', ' ', None)] == [1, 0, 0]
     assert hops.no_difficulty(2, 5, 0.5) == 0
-
-
-def test_pass_at_k_is_the_share_of_draws_with_a_right_sample():
-    for right, k in itertools.product(range(7), range(1, 7)):
-        draws = list(itertools.combinations([True] * right + [False] * (6 - right), k))
-        assert reach.pass_at(6, right, k) == pytest.approx(np.mean(list(map(any, draws))))
-
-
-def test_searches_that_differ_and_found_something():
-    def turn(query, documents=(({'title': 'T'},),)):
-        return Turn('', ToolCall('search', {'query_list': [query]}, documents=documents))
-
-    turns = turn('Source of  Lomi'), turn('source of lomi'), turn('Gumu'), turn('Rim', ((),))
-    assert reach.different_searches(make_trajectory(*turns)) == 2
-
-
-def test_the_tables_of_what_k_samples_reach(tmp_path, monkeypatch, capsys):
-    counts = [
-        reach.Count('start', 3, 4, 1, 2, 1),
-        reach.Count('start', 3, 4, 0, 0, 0),
-        reach.Count('trained', 3, 4, 4, 4, 4),
-        reach.Count('trained', 3, 4, 0, 2, 0),
-    ]
-    monkeypatch.setattr(reach, 'measure', lambda *_: counts)
-    out = tmp_path / 'reach.tsv'
-    reach.main(['policy', '--out', str(out)])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == '| hops | pass@k | 1 | 2 | 4 |'
-    assert lines[2:4] == [
-        '| 3 | start | 0.12 | 0.25 | 0.50 |',
-        '| 3 | trained | 0.50 | 0.50 | 0.50 |',
-    ]
-    assert lines[4].startswith('| 3 | change | +0.375 [')
-    assert lines[-2:] == ['| 3 | start | 0.25 | 0.50 | 2 |', '| 3 | trained | 0.75 | 0.67 | 6 |']
-    assert out.read_text().splitlines()[1] == 'start\t3\t4\t1\t2\t1'
 
 
 def test_random_rewards_are_fair_and_repeatable():
