@@ -3,15 +3,16 @@
     python -m benchmarks.reach runs/hops/selfplay-0/policy/solver --out benchmarks/results/reach.tsv
 
 Held-out questions of the quickstart, 64 samples of each at temperature 1. Prints pass@k (Chen et al. 2021,
-arXiv:2107.03374, section 2.1); the exact match of the samples with enough searches, i.e. at least as many different
-ones that found something as the question needs; and that of samples that are forced to search as often (`force`). The
-file has the counts of every question.
+arXiv:2107.03374, section 2.1), of all right answers and of those after enough searches: at least as many different ones
+that found something as the question needs; the exact match of the samples with enough searches; and that of samples
+that are forced to search as often (`force`). The file has the counts of every question.
 
 Written down before the first run, for three and four hops:
   training widens if pass@64 rises, interval above 0; it only sharpens if pass@1 does and pass@64 does not.
   It teaches more than to go on searching if the forced start stays more than .10 below the trained policy's pass@1;
   nothing more if at most .05.
-(Both ways of counting were tried on four questions of each length before.)
+(Both ways of counting were tried on four questions of each length before; pass@k of answers after enough searches was
+added afterwards, to see how much is guessed.)
 """
 
 from __future__ import annotations
@@ -170,8 +171,12 @@ def measure(folder: pathlib.Path, hops: Sequence[int], questions: int, samples: 
     return counts + play(run, POLICIES[1], asked, samples, role)
 
 
-def pass_rows(counts: Sequence[Count]) -> list[list[str]]:
-    """Returns the rows of the table of pass@k: hops, policy, one cell per k, and a row with the changes."""
+def pass_rows(counts: Sequence[Count], right: str) -> list[list[str]]:
+    """Returns the rows of a table of pass@k: hops, policy, one cell per k, and a row with the changes.
+
+    Args:
+      right: 'right', or 'enough_right', which leaves out answers that were guessed after too few searches.
+    """
     from zeroplay_jax.evaluation.statistics import interval_text, paired_difference
 
     rows = []
@@ -180,7 +185,7 @@ def pass_rows(counts: Sequence[Count]) -> list[list[str]]:
         for policy in POLICIES:
             for k in ks(counts):
                 scores[policy, k] = [
-                    pass_at(count.samples, count.right, k)
+                    pass_at(count.samples, getattr(count, right), k)
                     for count in counts
                     if (count.policy, count.hops) == (policy, hops)
                 ]
@@ -235,8 +240,9 @@ def main(argv=None) -> None:
         counts = measure(arguments.policy, arguments.hops, arguments.questions, arguments.samples)
     if arguments.out:
         write(arguments.out, counts)
-    print(table(['hops', 'policy', *(f'pass@{k}' for k in ks(counts))], pass_rows(counts)))
-    print()
+    columns = ['hops', 'policy', *(f'pass@{k}' for k in ks(counts))]
+    for title, right in (('Right:', 'right'), ('Right, with enough searches:', 'enough_right')):
+        print(f'{title}\n\n{table(columns, pass_rows(counts, right))}\n')
     columns = ['hops', 'policy', 'enough searches', 'exact match of these']
     columns += ['enough when forced', 'exact match when forced']
     print(table(columns, search_rows(counts)))

@@ -10,6 +10,7 @@ import pytest
 from trajectories import make_trajectory
 
 from benchmarks import reach
+from benchmarks.command import RESULTS
 from zeroplay_jax.evaluation import question_sets
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
@@ -114,13 +115,27 @@ def test_the_tables_and_the_file(tmp_path, monkeypatch, capsys):
     out = tmp_path / 'reach.tsv'
     reach.main(['policy', '--out', str(out)])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == '| hops | policy | pass@1 | pass@2 | pass@4 |'
+    assert lines[2] == '| hops | policy | pass@1 | pass@2 | pass@4 |'
     start, trained = '| 3 | start | 0.12 | 0.25 | 0.50 |', '| 3 | trained | 0.50 | 0.50 | 0.50 |'
-    assert lines[2:4] == [start, trained]
-    assert lines[4].startswith('| 3 | change | +0.375 [')
+    assert lines[4:6] == [start, trained]
+    assert lines[6].startswith('| 3 | change | +0.375 [')
     start, trained = (
         '| 3 | start | 0.25 | 0.50 | 0.75 | 0.25 |',
         '| 3 | trained | 0.75 | 0.67 | 1.00 | 0.50 |',
     )
     assert lines[-2:] == [start, trained]
     assert out.read_text().splitlines()[1] == 'start\t3\t4\t1\t2\t1\t2\t2\t1'
+
+
+def test_the_page_has_the_figures_of_the_stored_counts():
+    lines = [line.split('\t') for line in (RESULTS / 'reach.tsv').read_text().splitlines()[1:]]
+    counts = [reach.Count(policy, *map(int, numbers)) for policy, *numbers in lines]
+    page = (RESULTS.parent.parent / 'docs' / 'results.md').read_text()
+    last = [row[-1] for row in reach.pass_rows(counts, 'enough_right')]
+    # Of three hops first: start, trained, change.
+    for start, trained in (last[3:5], last[6:8]):
+        assert f'{start[1:]} → {trained[1:]}' in page
+    assert last[9:11] == ['0.00', '0.00'] and 'none with six' in page
+    three, _, four, trained_four = reach.search_rows(counts)[:4]
+    assert f'{three[-1][1:]} with three, {four[-1][1:]} with four' in ' '.join(page.split())
+    assert f'({four[3][1:]}, trained {trained_four[3][1:]})' in page
