@@ -13,14 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from packaging.requirements import Requirement
+from python_process import run_python
 
 from benchmarks import gpu, hops, roofline
 from benchmarks import pins as small_runs
 from benchmarks import rollout as bench
+from benchmarks.command import RESULTS
 from benchmarks.peers import workload
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.types import UserError
 
+ROOT = pathlib.Path(__file__).parent.parent
 PEERS = pathlib.Path(workload.__file__).parent
 
 
@@ -94,6 +97,37 @@ def test_the_table_and_the_picture_of_self_play_and_a_control(tmp_path, capsys):
     with pytest.raises(SystemExit):
         hops.main([*folder, '--arms', 'selfplays'])
     assert "invalid choice: 'selfplays'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('name', hops.ARMS)
+def test_every_arm_is_a_sound_command(tmp_path, name):
+    arm = hops.ARMS[name]
+    assert bool(arm.support) == bool(arm.contradiction)
+    result = run_python(*hops.words(name, 0, tmp_path / 'run'), '--check')
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_page_has_the_figures_of_the_stored_runs():
+    lines = (RESULTS / 'hops.tsv').read_text().splitlines()
+    of_arm = {}
+    for line in lines[1:]:
+        arm, _, *scores = line.split('\t')
+        of_arm.setdefault(arm, []).append([float(scores[2]), float(scores[3])])
+    assert set(of_arm) == {'start', *hops.ARMS}
+    page = (ROOT / 'docs' / 'results.md').read_text().replace('**', '')
+    for scores in of_arm.values():
+        cells = []
+        for values in zip(*scores, strict=True):
+            text = ', '.join(f'{value:.2f}' for value in values)
+            if len(values) > 2:
+                text = f'{np.mean(values):.2f} [{min(values):.2f}, {max(values):.2f}]'
+            cells.append(text)
+        assert f'| {" | ".join(cells)} |' in page
+
+
+def test_a_reward_for_form_is_for_any_answer():
+    assert [hops.answered(text, ['Lomi']) for text in ('Rome', ' ', None)] == [1, 0, 0]
+    assert hops.no_difficulty(2, 5, 0.5) == 0
 
 
 def test_random_rewards_are_fair_and_repeatable():
