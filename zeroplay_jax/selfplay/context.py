@@ -6,7 +6,7 @@ import asyncio
 import collections
 import dataclasses
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -23,6 +23,9 @@ from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
 from zeroplay_jax.selfplay.schedule import BatchCursor, Step
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.types import Json, Outcome, Row, Task, TaskDropped, Trajectory, UserError
+
+if TYPE_CHECKING:
+    from zeroplay_jax.selfplay.recipe import Recipe
 
 # Default of `Role.prompt_tokens`: no limit but that of the slot.
 _NO_LIMIT = 1 << 30
@@ -65,6 +68,8 @@ class StepRun:
       number: number of the step.
       cursor: position at which its first round was drawn.
       pool_size, pool_drops: `TaskPool.questions` (their number) and `drops` when its first round was drawn.
+      recipe_state: state of the recipe at that moment; None: it has none.
+      recipe: the recipe with that state, which makes its tasks and plays them; None before its episodes begin.
       step: the step; None before its episodes begin.
       tasks: its tasks, of all rounds so far.
       outcomes: outcomes of the rounds that have ended.
@@ -78,6 +83,8 @@ class StepRun:
     cursor: BatchCursor = BatchCursor()
     pool_size: int = 0
     pool_drops: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    recipe_state: Json | None = None
+    recipe: Recipe | None = None
     step: Step | None = None
     tasks: list[Task] = dataclasses.field(default_factory=list)
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
@@ -101,6 +108,7 @@ class StepRun:
             'pool_size': self.pool_size,
             'pool_drops': dict(self.pool_drops),
             'versions': dict(self.versions),
+            'recipe_state': self.recipe_state,
         }
 
     @classmethod
@@ -108,7 +116,13 @@ class StepRun:
         """Returns the run of a `state`, whose episodes have not begun."""
         cursor = BatchCursor(**state['cursor'])
         return cls(
-            state['versions'], state['step'], cursor, state['pool_size'], state['pool_drops']
+            state['versions'],
+            state['step'],
+            cursor,
+            state['pool_size'],
+            state['pool_drops'],
+            # Checkpoints of earlier versions have none.
+            state.get('recipe_state'),
         )
 
 

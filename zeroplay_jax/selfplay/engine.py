@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from zeroplay_jax.selfplay import metrics
 from zeroplay_jax.selfplay.collection import Collector, clears_pool
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.metrics import Stats, ratios, rollout_stats
-from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec
+from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec, check_unchanged, state_of
 from zeroplay_jax.selfplay.records import (
     LearningRecord,
     ProposalRecord,
@@ -124,7 +125,8 @@ class Engine:
     ) -> tuple[dict[str, float], list[Row]]:
         """Collects rollouts and updates the trained roles; returns metrics and rows of the step.
 
-        Changes the pool, the records and, for trained roles, weights and versions. All processes must call it.
+        Changes the pool, the records, the recipe's state and, for trained roles, weights and versions. All processes
+        must call it.
 
         Args:
           step: the step.
@@ -132,7 +134,8 @@ class Engine:
           next_step: what follows in the schedule; with `rollout.ahead` its episodes may begin with those of this step.
 
         Raises:
-          UserError: too many searches, tool calls or judgements failed, or a recipe made an unusable row.
+          UserError: too many searches, tool calls or judgements failed, or a recipe made an unusable row, or changed
+            its state during the rollouts.
         """
         clock = metrics.StepClock(self.context)
         # Never reset, so a step's share is a difference.
@@ -146,7 +149,8 @@ class Engine:
         tasks, outcomes, rows = run.tasks, run.outcomes, run.rows
         # Both checks can stop the run. They precede the update, so that no checkpoint has weights that were trained on
         # failed searches, failed tools or missing verdicts.
-        failure_metrics = dict(sums(hosts.run_on_all_and_gather(self.check_and_reset_failures)))
+        check = functools.partial(self._check_rollouts, context)
+        failure_metrics = dict(sums(hosts.run_on_all_and_gather(check)))
         judge_stats = context.gather_judge_stats()
         # Computed over all sampled rows; the filter selects the trained ones in `RoleUpdates`.
         stats = rollout_stats(rows, outcomes, step.phase.trains)
@@ -168,6 +172,7 @@ class Engine:
         else:
             pool_size = len(self.pool.questions)
             self.learning.add_rollout_step(step, outcomes, pool_size, self.pool.drops)
+        self.recipe.after_step(step, outcomes)
         stats |= self._pool_stats(outcomes)
         for name, count in judge_stats.items():
             stats[f'judge/{name}'] = (count, 1)
@@ -182,6 +187,12 @@ class Engine:
         if step.phase.trains:
             figures |= metrics.utilisation(self.updates.operations, clock.seconds['update'])
         return figures, rows
+
+    def _check_rollouts(self, context: RolloutContext) -> dict[str, float]:
+        """Returns what `check_and_reset_failures` does, and raises if the recipe changed its state meanwhile."""
+        assert context.run.recipe is not None
+        check_unchanged(context.run.recipe, context.run.recipe_state)
+        return self.check_and_reset_failures()
 
     def _prepare_step(self, step: Step) -> list[Row]:
         """Resets dataset positions at the first step of a phase, and clears the question pool if that is due.
@@ -269,7 +280,7 @@ class Engine:
 
     def host_state(self) -> Json:
         """The JSON part of a checkpoint: pool, versions, positions in the datasets, step in progress, records, external
-        items, carried-over groups. All processes return the same."""
+        items, carried-over groups, state of the recipe. All processes return the same."""
         # No state of random generators is needed: every draw derives from the seed and the identity of what is drawn.
         # A resumed run repeats it from these counters.
         return {
@@ -278,6 +289,7 @@ class Engine:
             'carried_over': self.filter.state(),
             'learning': self.learning.state(),
             'proposals': self.proposals.state(),
+            'recipe': state_of(self.recipe),
             **self.collector.state(),
         }
 
@@ -300,6 +312,9 @@ class Engine:
         self.filter.restore(host_state['carried_over'])
         self.learning.restore(host_state['learning'])
         self.proposals.restore(host_state['proposals'])
+        # Checkpoints of earlier versions have none.
+        if host_state.get('recipe') is not None:
+            self.recipe.restore(host_state['recipe'])
         # The constructor published the initial weights.
         for name in self.learners:
             newest = host_state['versions'].get(name, 0)
