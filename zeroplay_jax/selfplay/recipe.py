@@ -23,9 +23,10 @@ import numpy as np
 
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.rollout.prompts import Prompts
+from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool, all_steps
 from zeroplay_jax.settings.kinds import ConfigError, Section
-from zeroplay_jax.types import Json, Outcome, Task, UserError
+from zeroplay_jax.types import Json, Outcome, Question, Task, Trajectory, UserError
 
 if TYPE_CHECKING:
     from zeroplay_jax.selfplay.context import RolloutContext
@@ -153,6 +154,23 @@ class Recipe:
         """Runs one task and returns its outcome. A `TaskDropped` that it raises becomes an outcome with its reason."""
         raise TypeError(f'{type(self).__module__}: Recipe.episode is not defined')
 
+    async def answer(
+        self, context: RolloutContext, question: Question, identity: tuple[int, ...]
+    ) -> Trajectory:
+        """Returns the rollout that answers a question or an open task: in evaluations, `evaluate` and `ask`.
+
+        The default asks `evaluated_role` once. A recipe whose agent is more than one rollout does here what its
+        episodes do. It has `self.config` and no other attribute: the constructor, which needs the inputs of training,
+        is not called.
+
+        Args:
+          context: roles of the policy have the temperature of the evaluation; give `ask` none.
+          identity: of the answer; put a number behind it for every request.
+        """
+        fields = prompt_fields(context, self.evaluated_role, question)
+        (trajectory,) = await context.ask(self.evaluated_role, identity, 1, None, **fields)
+        return trajectory
+
     # A recipe with a state overrides these three.
     def after_step(self, step: Step, outcomes: Sequence[Outcome]) -> None:
         """Changes the state by the outcomes of a step, after its update; the only place where a state changes.
@@ -260,6 +278,19 @@ def recipe_class(name: str) -> type[Recipe]:
         f'config.recipe={name}: {path} has no class Recipe of its own; derive one from '
         'zeroplay_jax.selfplay.recipe.Recipe'
     )
+
+
+def answering_recipe(config: Any) -> Recipe:
+    """Returns `config.recipe` with its config alone, for `Recipe.answer`."""
+    recipe_type = recipe_class(config.recipe)
+    recipe = recipe_type.__new__(recipe_type)
+    recipe.config = config
+    return recipe
+
+
+def asks_once(recipe: Recipe) -> bool:
+    """Returns whether a recipe answers by one rollout of its evaluated role."""
+    return type(recipe).answer is Recipe.answer
 
 
 def trained_roles(config: Any) -> tuple[str, ...]:
