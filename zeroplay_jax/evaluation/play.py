@@ -136,8 +136,6 @@ _FIRST_LOOK = 20
 # All rollouts of an evaluation begin their identity with this number; a second evaluation in a process would need
 # another one.
 _NUMBER = 0
-# Reason codes of tool calls that the policy is not to blame for (`ToolCall.error`).
-_TOOL_FAILURES = ('failed', 'timeout')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,10 +288,9 @@ def _run(
 
 def _is_doubtful(trajectory: Trajectory) -> bool:
     """Returns whether a tool call failed other than by a mistake of the policy, or no search found a passage."""
-    calls = [turn.call for turn in trajectory.turns if turn.call is not None]
-    rows = [row for call in calls for row in call.documents]
+    rows = [row for call in trajectory.calls for row in call.documents]
     has_found_nothing = bool(rows) and not any(rows)
-    return has_found_nothing or any(call.error in _TOOL_FAILURES for call in calls)
+    return has_found_nothing or trajectory.has_tool_failure
 
 
 class _Grader:

@@ -204,7 +204,8 @@ class Collector:
                 for row in outcome.rows:
                     self._check_row(row)
                     # Dropped before `_missing_groups` counts: unusable rows must not fill the batch.
-                    row.drop = row.drop or invalid_reason(row, self.config.rollout.truncated)
+                    rollout = self.config.rollout
+                    row.drop = row.drop or invalid_reason(row, rollout.truncated, rollout.failed)
             run.outcomes += outcomes
             round_number += 1
             cursor = BatchCursor(

@@ -25,7 +25,7 @@ from zeroplay_jax.rollout.tokens import Codec, open_codec
 from zeroplay_jax.rollout.weights import AdapterStore, WeightStore
 from zeroplay_jax.runtime.devices import divide_cpu
 from zeroplay_jax.selfplay import library_builder, prompt_check
-from zeroplay_jax.selfplay.context import Role, RolloutContext
+from zeroplay_jax.selfplay.context import REPLAYS, Role, RolloutContext
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.judge import (
     Judge,
@@ -371,7 +371,8 @@ def rollout_context(
         tool_timeout=config.rollout.tool_timeout,
         overlap=_overlaps(config.rollout.overlap),
     )
-    return RolloutContext(scheduler, roles, templates)
+    replays = REPLAYS if config.rollout.failed == 'retry' else 0
+    return RolloutContext(scheduler, roles, templates, replays=replays)
 
 
 def _overlaps(setting: str) -> bool:
