@@ -44,7 +44,7 @@ def broken(policy):  # noqa: F811
     return engine
 
 
-@pytest.mark.parametrize('index, failed', enumerate(['keep', 'drop', 'retry']))
+@pytest.mark.parametrize('index, failed', list(enumerate(['keep', 'drop', 'retry'])))
 def test_a_dropped_rollout_is_in_no_group_and_counted_apart(broken, index, failed):
     broken.config.rollout.failed = failed
     metrics, rows = play(broken, index)

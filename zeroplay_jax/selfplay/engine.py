@@ -17,6 +17,7 @@ from zeroplay_jax.learner.checkpoint import VALUE_NETWORK_PREFIX
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.rollout.weights import MOMENT
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.hosts import sums
 from zeroplay_jax.selfplay import metrics
@@ -86,8 +87,12 @@ class Engine:
         )
         self.learning = LearningRecord()
         self.proposals = ProposalRecord()
+        # Names of the snapshots that roles play with.
+        names = {role.weights for role in self.context.roles.values()}
+        self.snapshots = sorted(name for name in names if MOMENT in name)
         for name in self.learners:
             self.publish(name, version=0)
+        self.take_snapshots()
 
     @property
     def scheduler(self) -> Scheduler:
@@ -103,16 +108,26 @@ class Engine:
         """Gives the samplers weights of a learner, in their layout and dtype, and returns the version.
 
         Args:
-          weights: name of the weights.
+          weights: name of the weights, or of a snapshot of them.
           version: None: the one after the newest.
           view: a `Learner.view`; None: of the current weights.
         """
-        learner = self.learners[weights]
+        learner = self.learners[weights.partition(MOMENT)[0]]
         if view is None:
             view = learner.view()
-        # Only a step that is in progress when the checkpoint is saved needs older weights than the learner's.
-        saved_view = view if self.config.rollout.ahead else None
+        # Only snapshots, and a step that is in progress when the checkpoint is saved, need older weights than the
+        # learner's.
+        saved_view = view if self.config.rollout.ahead or MOMENT in weights else None
         return self.weights.publish(weights, learner.sampler_weights(view), version, saved_view)
+
+    def take_snapshots(self, moment: str = '') -> None:
+        """Publishes the current weights as the snapshots of a moment: the number of an iteration, from 1, or 'best'.
+
+        '' publishes all, at the start. All processes must call it while no step is in progress.
+        """
+        for name in self.snapshots:
+            if moment in ('', name.partition(MOMENT)[2]):
+                self.publish(name)
 
     def close(self) -> None:
         """Ends the episodes of a step that was begun early; a checkpoint repeats them."""
@@ -266,7 +281,8 @@ class Engine:
     def device_state(self) -> dict[str, Any]:
         """The arrays of a checkpoint: `Learner.state` by name of the weights, `ValueNetwork.state` by prefix and role.
 
-        With `rollout.ahead` also 'ahead', the weights that play the next step, whether it has begun or not.
+        With `rollout.ahead` also 'ahead', the weights that play the next step, whether it has begun or not. Snapshots
+        are with the weights that they are of, under their name.
         """
         states: dict[str, Any] = {}
         for name, learner in self.learners.items():
@@ -274,6 +290,10 @@ class Engine:
             if self.config.rollout.ahead:
                 version = self.collector.versions_ahead.get(name, self.weights.newest[name])
                 states[name] = learner.state | {'ahead': self.weights.views[name, version]}
+        for name in self.snapshots:
+            view = self.weights.views[name, self.weights.newest[name]]
+            source = name.partition(MOMENT)[0]
+            states[source] = states[source] | {name: view}
         for role, network in self.value_networks.items():
             states[VALUE_NETWORK_PREFIX + role] = network.state
         return states
@@ -285,7 +305,9 @@ class Engine:
         # A resumed run repeats it from these counters.
         return {
             'pool': self.pool.state(),
-            'versions': {name: self.weights.newest[name] for name in self.learners},
+            'versions': {
+                name: self.weights.newest[name] for name in (*self.learners, *self.snapshots)
+            },
             'carried_over': self.filter.state(),
             'learning': self.learning.state(),
             'proposals': self.proposals.state(),
@@ -304,6 +326,9 @@ class Engine:
             learner_state = dict(device_state[name])
             if 'ahead' in learner_state:
                 views[name] = learner.place_view(learner_state.pop('ahead'))
+            for snapshot in self.snapshots:
+                if snapshot in learner_state:
+                    views[snapshot] = learner.place_view(learner_state.pop(snapshot))
             learner.restore(learner_state)
         for role, network in self.value_networks.items():
             network.restore(device_state[VALUE_NETWORK_PREFIX + role])
@@ -322,3 +347,5 @@ class Engine:
             if version != newest:
                 self.publish(name, version, views[name])
             self.publish(name, newest)
+        for name in self.snapshots:
+            self.publish(name, host_state['versions'][name], views[name])

@@ -55,7 +55,8 @@ class RoleSpec:
       prompt: name of its prompt.
       terminal_tags: closing any of these tags terminates its episode.
       weights_from: trained role whose weights it uses; '': the role is trained itself; 'initial': the frozen
-        weights of the start.
+        weights of the start; 'solver@3': those of a trained role at the end of iteration 3, 'solver@best' at its best
+        evaluation (`checkpoint.best`), and before that moment those of the start.
       tools: names of its tools; None: all of `config.tools.names`. A role without tools has one turn.
       groups_span_prompts: its advantage groups combine several prompts (HRPO groups by hop count),
         so that one rollout per prompt can be compared.

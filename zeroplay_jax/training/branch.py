@@ -196,6 +196,7 @@ def load(hosts: Hosts, source: Source, engine: Engine) -> Source:
     loaded = _read_on_all(hosts, source, lambda newest: _restore(newest, engine))
     for name in engine.learners:
         engine.publish(name, version=0)
+    engine.take_snapshots()
     return loaded
 
 

@@ -99,6 +99,11 @@ def _demonstrated_hops(folder: pathlib.Path) -> int | None:
     return hops if type(hops) is int else None
 
 
+def ends_iteration(step: Step, next_step: Step | None) -> bool:
+    """Returns whether a step is the last one of its iteration, evaluations included."""
+    return next_step is None or next_step.phase.iteration > step.phase.iteration
+
+
 def export_iteration(
     place: Place,
     context: build.RunContext,
@@ -121,8 +126,7 @@ def export_iteration(
       The folder's name in the workdir; '' if nothing was written.
     """
     config = engine.config
-    is_end = next_step is None or next_step.phase.iteration > step.phase.iteration
-    if not config.checkpoint.iterations or not is_end:
+    if not config.checkpoint.iterations or not ends_iteration(step, next_step):
         return ''
     name = run_folder.iteration_folder(step)
     exporter = run_record.export_texts(state[run_record.STATE_FIELD])

@@ -274,6 +274,8 @@ def _train(
             if hosts.is_first:
                 _print_step(config, engine, step, metrics, rows, alarms, bar)
             raise_if_weights_are_lost(step, metrics, checkpoints, state['cursor'])
+            if ending.ends_iteration(step, next_step):
+                engine.take_snapshots(str(step.phase.iteration + 1))
             exported = ending.export_iteration(place, context, engine, step, next_step, state)
             state['stopped'] = dataclasses.asdict(stop) if stop else None
             state['alarms'] = watch.state()
@@ -590,6 +592,7 @@ class Saver:
         if best and best['metric'] == name and value <= best['value']:
             return
         self._state['best'] = {'metric': name, 'value': value, 'checkpoint': next_number}
+        self._engine.take_snapshots('best')
         loop_state = self._snapshot(next_number)
         self._best.save(next_number, self._engine.device_state(), loop_state)
         # The run's own checkpoint, which says where the best one is, must not be complete before it.
