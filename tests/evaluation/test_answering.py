@@ -41,7 +41,16 @@ def play(policy, monkeypatch):
     """Answers QUESTIONS by scripts, identity → text of a turn; returns results, prompts by identity, and queries."""
     codec, model, params = policy
 
-    def play(way, scripts, samples=1, max_turns=3, context=4096, tools=None, recipe=ASKS_SOLVER):
+    def play(
+        way,
+        scripts,
+        samples=1,
+        max_turns=3,
+        context=4096,
+        tools=None,
+        recipe=ASKS_SOLVER,
+        prompt_tokens=300,
+    ):
         queries, prompts = [], {}
 
         def search(batch):
@@ -68,7 +77,7 @@ def play(policy, monkeypatch):
         monkeypatch.setattr(scheduler, 'rollout', recorded)
         offered = {'search': SearchTool(search)} if tools is None else tools
         env = Environment(codec, syntax_of('search_r1'), Limits(max_turns, 200, 300), offered)
-        role = Role('solver', 'w', 'solver', env, prompt_tokens=300)
+        role = Role('solver', 'w', 'solver', env, prompt_tokens=prompt_tokens)
         context = RolloutContext(scheduler, {'solver': role}, select('full'))
         if way == 'held out':
             return evaluate(context, QUESTIONS, 5, recipe), prompts, queries
@@ -119,7 +128,7 @@ def test_a_recipe_answers_in_its_own_way(play, way, samples):
         scripts[5, index, sample, 0, 0] = f'<answer>draft {sample}</answer>'
         scripts[5, index, sample, 1, 0] = '<answer>Bob</answer>'
     recipe = Twice(temperatures, None)
-    answered, prompts, _ = play(way, scripts, samples=samples, recipe=recipe)
+    answered, prompts, _ = play(way, scripts, samples=samples, recipe=recipe, prompt_tokens=1000)
     if way == 'held out':
         correct, rows = answered
         assert correct[1].tolist() == [True, False]
