@@ -96,7 +96,7 @@ class ScriptedContext:
 
 def run_episodes(recipe, context, step, tasks):
     """Outcomes of the tasks of a step, run together and guarded as the collector does."""
-    context.run = types.SimpleNamespace(recipe=recipe)
+    context.run = types.SimpleNamespace(player=recipe)
 
     async def run_all():
         return await asyncio.gather(

@@ -50,10 +50,10 @@ def test_snapshots_stay_as_they_were_and_the_state_grows(played):
     config, workdir = played
     steps = [row['step'] for row in lines(workdir) if row['phase'] == 'solver']
     logged = [row for row in lines(workdir, 'trajectories.jsonl') if row['phase'] == 'solver']
-    versions = {row['step']: row['versions']['solver@1'] for row in logged}
+    versions = {row['step']: row['info']['versions']['solver@1'] for row in logged}
     # The first iteration plays against the start, the second against the end of the first.
     assert [versions[step] for step in steps] == [0, 0, 1, 1]
-    baselines = {row['step']: row['baseline'] for row in logged}
+    baselines = {row['step']: row['info']['baseline'] for row in logged}
     # Steps that begin early see one outcome less; the first of an iteration does not begin early.
     assert baselines[steps[0]] == baselines[steps[1]] == 0
     states, saved = final_states(workdir)

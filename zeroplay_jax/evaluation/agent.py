@@ -74,7 +74,7 @@ class AskedRole:
       field: the field that the user's question fills.
       env: its tools and limits.
       max_prompt_tokens: length of its longest prompt.
-      recipe: answers in a way of its own (`Recipe.answer`); None: the role is asked once.
+      answerer: the recipe, if it answers in a way of its own (`Recipe.answer`); None: the role is asked once.
       players: then all roles of the recipe by name, which this policy plays.
       prompts: then prompts by name.
     """
@@ -83,7 +83,7 @@ class AskedRole:
     field: str
     env: Environment
     max_prompt_tokens: int
-    recipe: Recipe | None = None
+    answerer: Recipe | None = None
     players: Mapping[str, Role] = dataclasses.field(default_factory=dict)
     prompts: Mapping[str, Prompt] = dataclasses.field(default_factory=dict)
 
@@ -139,7 +139,7 @@ def build_role(config, codec: Codec, source: DocumentSource) -> AskedRole:
         env, limit = role_environment(config, player, codec, tools)
         temperature = config[name].temperature if player.is_trained else 0.0
         players[name] = Role(name, _WEIGHTS, player.prompt, env, temperature, limit)
-    return dataclasses.replace(asked_role, recipe=answers, players=players, prompts=templates)
+    return dataclasses.replace(asked_role, answerer=answers, players=players, prompts=templates)
 
 
 def _ignore_event(kind: str, content: Any) -> None:
@@ -247,7 +247,7 @@ class Agent:
 
         async def episode() -> Trajectory:
             with _cancelled_by_interrupt() if stoppable else contextlib.nullcontext():
-                if self._role.recipe is not None:
+                if self._role.answerer is not None:
                     return await self._answer(question, (number,), temperature, report, stream)
                 (trajectory,) = await self._scheduler.rollout(request)
             return trajectory
@@ -272,18 +272,18 @@ class Agent:
         stream: TagStream,
     ) -> Trajectory:
         """Returns the rollout with which the recipe answers; all its rollouts are reported."""
-        recipe = self._role.recipe
-        assert recipe is not None
+        answerer = self._role.answerer
+        assert answerer is not None
         roles = at_temperature(self._role.players, temperature)
         for name, role in roles.items():
             env = ReportingEnvironment(**vars(role.env), report=report, stream=stream)
             roles[name] = dataclasses.replace(role, env=env)
         context = RolloutContext(self._scheduler, roles, self._role.prompts)
         # A user has no rubrics; with one, the recipe sees an open task.
-        rubrics = ({'text': question},) if recipe.has_open_tasks else ()
+        rubrics = ({'text': question},) if answerer.has_open_tasks else ()
         asked_question = Question(question, rubrics=rubrics)
         with asked(asked_question):
-            return await recipe.answer(context, asked_question, identity)
+            return await answerer.answer(context, asked_question, identity)
 
 
 def _text_feeder(codec: Codec, stream: TagStream):

@@ -168,8 +168,8 @@ class Collector:
         run = context.run
         # After a restore the pool may have more questions than when the round was drawn.
         pool = self.pool.earlier(run.pool_size, run.pool_drops)
-        run.recipe = with_state(self.recipe, run.recipe_state)
-        run.tasks = run.recipe.tasks(step, pool, run.cursor)
+        run.player = with_state(self.recipe, run.recipe_state)
+        run.tasks = run.player.tasks(step, pool, run.cursor)
         # Last, so that a step whose tasks cannot be drawn has not begun.
         run.step = step
         # Nothing waits for a step without episodes.
@@ -191,7 +191,7 @@ class Collector:
         """Waits for the episodes of a step and runs its further rounds."""
         run = context.run
         step = run.step
-        assert step is not None and run.recipe is not None
+        assert step is not None
         tasks = run.tasks
         round_number = 0
         # The recipe chooses tasks between rounds and not while episodes of the step run: what the cursor says about
@@ -215,7 +215,7 @@ class Collector:
                 missing=self._missing_groups(step, run.rows),
                 external=self.drawn_external,
             )
-            tasks = run.recipe.tasks(step, self.pool, cursor)
+            tasks = run.player.tasks(step, self.pool, cursor)
             if tasks:
                 run.tasks = run.tasks + tasks
                 self._advance(tasks)
@@ -270,9 +270,7 @@ class Collector:
     async def _episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
         """Returns the outcome of one task; a `TaskDropped` becomes an outcome with its reason."""
         try:
-            recipe = context.run.recipe
-            assert recipe is not None
-            return await recipe.episode(context, step, task)
+            return await context.run.player.episode(context, step, task)
         except TaskDropped as drop:
             return Outcome(drop=drop.reason)
 

@@ -6,7 +6,7 @@ import asyncio
 import collections
 import dataclasses
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -23,9 +23,6 @@ from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
 from zeroplay_jax.selfplay.schedule import BatchCursor, Step
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.types import Json, Outcome, Row, Task, TaskDropped, Trajectory, UserError
-
-if TYPE_CHECKING:
-    from zeroplay_jax.selfplay.recipe import Recipe
 
 # Replays of a rollout whose tool failed, with `rollout.failed=retry`.
 REPLAYS = 2
@@ -73,7 +70,7 @@ class StepRun:
       cursor: position at which its first round was drawn.
       pool_size, pool_drops: `TaskPool.questions` (their number) and `drops` when its first round was drawn.
       recipe_state: state of the recipe at that moment; None: it has none.
-      recipe: the recipe with that state, which makes its tasks and plays them; None before its episodes begin.
+      player: the recipe with that state, which makes its tasks and plays them; None before its episodes begin.
       step: the step; None before its episodes begin.
       tasks: its tasks, of all rounds so far.
       outcomes: outcomes of the rounds that have ended.
@@ -89,7 +86,7 @@ class StepRun:
     pool_size: int = 0
     pool_drops: Mapping[str, int] = dataclasses.field(default_factory=dict)
     recipe_state: Json | None = None
-    recipe: Recipe | None = None
+    player: Any = None
     step: Step | None = None
     tasks: list[Task] = dataclasses.field(default_factory=list)
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)

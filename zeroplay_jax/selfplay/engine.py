@@ -205,8 +205,7 @@ class Engine:
 
     def _check_rollouts(self, context: RolloutContext) -> dict[str, float]:
         """Returns what `check_and_reset_failures` does, and raises if the recipe changed its state meanwhile."""
-        assert context.run.recipe is not None
-        check_unchanged(context.run.recipe, context.run.recipe_state)
+        check_unchanged(context.run.player, context.run.recipe_state)
         return self.check_and_reset_failures()
 
     def _prepare_step(self, step: Step) -> list[Row]:

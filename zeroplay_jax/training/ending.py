@@ -99,11 +99,6 @@ def _demonstrated_hops(folder: pathlib.Path) -> int | None:
     return hops if type(hops) is int else None
 
 
-def ends_iteration(step: Step, next_step: Step | None) -> bool:
-    """Returns whether a step is the last one of its iteration, evaluations included."""
-    return next_step is None or next_step.phase.iteration > step.phase.iteration
-
-
 def export_iteration(
     place: Place,
     context: build.RunContext,
@@ -113,6 +108,8 @@ def export_iteration(
     state: Mapping[str, Any],
 ) -> str:
     """Writes the policies after the last step of an iteration, with `checkpoint.iterations`; returns their folder.
+
+    Takes snapshots of the weights, in any case.
 
     They are WORKDIR/iteration<N>/<name>, in the dtype of the sampler: the parent of a policy's folder lies in the
     workdir, as of those at the end, because its run is looked for there.
@@ -126,7 +123,10 @@ def export_iteration(
       The folder's name in the workdir; '' if nothing was written.
     """
     config = engine.config
-    if not config.checkpoint.iterations or not ends_iteration(step, next_step):
+    is_end = next_step is None or next_step.phase.iteration > step.phase.iteration
+    if is_end:
+        engine.take_snapshots(str(step.phase.iteration + 1))
+    if not config.checkpoint.iterations or not is_end:
         return ''
     name = run_folder.iteration_folder(step)
     exporter = run_record.export_texts(state[run_record.STATE_FIELD])

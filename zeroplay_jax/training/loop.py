@@ -274,8 +274,6 @@ def _train(
             if hosts.is_first:
                 _print_step(config, engine, step, metrics, rows, alarms, bar)
             raise_if_weights_are_lost(step, metrics, checkpoints, state['cursor'])
-            if ending.ends_iteration(step, next_step):
-                engine.take_snapshots(str(step.phase.iteration + 1))
             exported = ending.export_iteration(place, context, engine, step, next_step, state)
             state['stopped'] = dataclasses.asdict(stop) if stop else None
             state['alarms'] = watch.state()
