@@ -162,7 +162,7 @@ class Recipe:
 
         The default asks `evaluated_role` once. A recipe whose agent is more than one rollout does here what its
         episodes do. It has `self.config` and no other attribute: the constructor, which needs the inputs of training,
-        is not called.
+        is not called. In `evaluate` and `ask` the policy that is given plays all roles.
 
         Args:
           context: roles of the policy have the temperature of the evaluation; give `ask` none.
