@@ -57,7 +57,7 @@ from zeroplay_jax.retrieval.command import LOCAL_RESULTS
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.runtime.workdir import check_is_folder
-from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.selfplay.recipe import answering_recipe, recipe_class
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Question, UserError
 
@@ -325,10 +325,10 @@ def _evaluate_held_out(config: Config, run: RunContext) -> None:
     from zeroplay_jax.training import outcome
 
     items = run.library.evaluation_items
-    role = recipe_class(config.recipe).evaluated_role
+    recipe = answering_recipe(config)
     with progress.bar(len(items), 'questions') as bar:
         metric = config.eval.metric
-        correct, rows = play.evaluate(run.evaluation, items, 0, role, bar.update, metric)
+        correct, rows = play.evaluate(run.evaluation, items, 0, recipe, bar.update, metric)
     # Checked before anything is printed: figures of an evaluation with failed searches would mislead.
     outcome.raise_if_nothing_found(config, run.check_and_reset_failures())
     judge = run.evaluation.judge
@@ -478,7 +478,7 @@ def _answer_set(
             samples=_SAMPLES.value,
             temperature=_TEMPERATURE.value,
             way=way,
-            role=recipe_class(config.recipe).evaluated_role,
+            recipe=answering_recipe(config),
             answerer=_ANSWERER_WEIGHTS if _ANSWERER.value else '',
             on_answer=bar.update,
         )

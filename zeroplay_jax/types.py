@@ -153,6 +153,11 @@ class ToolCall:
         return [queries] if isinstance(queries, str) else list(queries)
 
     @property
+    def is_tool_failure(self) -> bool:
+        """Whether the tool failed or was too slow, for which the policy is not to blame."""
+        return self.error in ('failed', 'timeout')
+
+    @property
     def is_valid(self) -> bool:
         """Whether the call was parsed and its arguments fit the tool, whatever the tool returned."""
         return self.arguments is not None
@@ -263,6 +268,11 @@ class Trajectory:
     def failed_calls(self) -> int:
         """Number of tool calls with an error: not parsed, refused, failed or timed out."""
         return sum(call.error is not None for call in self.calls)
+
+    @property
+    def has_tool_failure(self) -> bool:
+        """Whether a tool failed or was too slow."""
+        return any(call.is_tool_failure for call in self.calls)
 
 
 @dataclasses.dataclass

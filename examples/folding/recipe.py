@@ -39,7 +39,9 @@ class Recipe(dspo.Recipe):
     async def episode(self, context, step, task):
         """Runs the rollouts of one question; returns them as rows."""
         samples = range(self.config.solver.samples)
-        rollouts = [self.rollout(context, (*task.identity, sample), task) for sample in samples]
+        rollouts = [
+            self.rollout(context, (*task.identity, sample), task.payload) for sample in samples
+        ]
         rows = []
         for sample, rollout in enumerate(await asyncio.gather(*rollouts)):
             answer = final_answer(rollout)
@@ -54,9 +56,13 @@ class Recipe(dspo.Recipe):
             rows.append(row)
         return Outcome(rows)
 
-    async def rollout(self, context, identity, task):
+    async def answer(self, context, question, identity):
+        """Answers in evaluations as in training."""
+        return await self.rollout(context, identity, question)
+
+    async def rollout(self, context, identity, question):
         """Returns one rollout, folded as often as it needs and may."""
-        (rollout,) = await context.ask('solver', (*identity, 0), question=task.payload.text)
+        (rollout,) = await context.ask('solver', (*identity, 0), question=question.text)
         for fold in range(1, self.config.folding.folds + 1):
             if rollout.finish != 'turns':
                 break
@@ -65,7 +71,7 @@ class Recipe(dspo.Recipe):
                     'summariser',
                     (*identity, fold, 0),
                     # Roles that are not trained are greedy, and this turn is trained with the others.
-                    temperature=self.config.solver.temperature,
+                    temperature=context.roles['solver'].temperature,
                     after=rollout,
                     note=SUM_UP,
                 )

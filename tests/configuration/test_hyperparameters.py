@@ -14,6 +14,7 @@ import pytest
 from zeroplay_jax.configs import ablations, common
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.evaluation import question_sets
+from zeroplay_jax.evaluation.play import ASKS_SOLVER
 from zeroplay_jax.learner import optimizer
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.selfplay.judge import NoReply, TextJudge
@@ -76,7 +77,7 @@ def evaluation_temperature():
     question = Question('q', ('a',))
     with pytest.raises(UserError), pytest.MonkeyPatch.context() as patch:
         patch.setattr(question_sets, 'prompt_fields', lambda *_: {})
-        asyncio.run(question_sets.ask_question(context, 'solver', (0, 0), question))
+        asyncio.run(question_sets.ask_question(context, ASKS_SOLVER, (0, 0), question))
     return asked[0]
 
 

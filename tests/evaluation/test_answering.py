@@ -1,7 +1,9 @@
 """Ways of answering without training, played by a script through the real sampler; and all of them on the miniature."""
 
 import importlib
+import itertools
 import json
+import types
 
 import pytest
 from python_process import config_flags, run_python
@@ -9,6 +11,7 @@ from scripted_rollouts import CONFIG, ScriptedSampler, scripted_policy
 
 from zeroplay_jax.configuration import check, rules
 from zeroplay_jax.evaluation import answering, protocols
+from zeroplay_jax.evaluation.play import ASKS_SOLVER, evaluate
 from zeroplay_jax.evaluation.tables import Figure
 from zeroplay_jax.mini.world import World, evaluation_questions
 from zeroplay_jax.policy import sharding
@@ -17,8 +20,10 @@ from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
+from zeroplay_jax.selfplay import recipe as recipes
+from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.context import Role, RolloutContext
-from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.selfplay.recipe import Recipe, recipe_class
 from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.types import Question, UserError
 
@@ -36,7 +41,16 @@ def play(policy, monkeypatch):
     """Answers QUESTIONS by scripts, identity → text of a turn; returns results, prompts by identity, and queries."""
     codec, model, params = policy
 
-    def play(way, scripts, samples=1, max_turns=3, context=4096, tools=None):
+    def play(
+        way,
+        scripts,
+        samples=1,
+        max_turns=3,
+        context=4096,
+        tools=None,
+        recipe=ASKS_SOLVER,
+        prompt_tokens=300,
+    ):
         queries, prompts = [], {}
 
         def search(batch):
@@ -63,8 +77,10 @@ def play(policy, monkeypatch):
         monkeypatch.setattr(scheduler, 'rollout', recorded)
         offered = {'search': SearchTool(search)} if tools is None else tools
         env = Environment(codec, syntax_of('search_r1'), Limits(max_turns, 200, 300), offered)
-        role = Role('solver', 'w', 'solver', env, prompt_tokens=300)
+        role = Role('solver', 'w', 'solver', env, prompt_tokens=prompt_tokens)
         context = RolloutContext(scheduler, {'solver': role}, select('full'))
+        if way == 'held out':
+            return evaluate(context, QUESTIONS, 5, recipe), prompts, queries
         answered = answering.answer_all(
             context,
             QUESTIONS[:1] if samples > 1 else QUESTIONS,
@@ -72,7 +88,7 @@ def play(policy, monkeypatch):
             metric='em',
             samples=samples,
             way=way,
-            role='solver',
+            recipe=recipe,
         )
         return answered, prompts, queries
 
@@ -91,6 +107,53 @@ def test_a_direct_answer_sees_no_tool_and_no_passage(play):
         and '<search>' not in prompts[5, 0, 0, 0]
         and 'Who taught Ann?' in prompts[5, 0, 0, 0]
     )
+
+
+class Twice(Recipe):
+    """Reads its own draft."""
+
+    async def answer(self, context, question, identity):
+        self.config.append(context.roles['solver'].temperature)
+        (draft,) = await context.ask('solver', (*identity, 0), question=question.text)
+        text = f'{question.text} {final_answer(draft)}'
+        (answer,) = await context.ask('solver', (*identity, 1), question=text)
+        return answer
+
+
+@pytest.mark.parametrize('way, samples', [('search', 1), ('search', 2), ('held out', 1)])
+def test_a_recipe_answers_in_its_own_way(play, way, samples):
+    temperatures = []
+    scripts = {}
+    for index, sample in itertools.product(range(2), range(samples)):
+        scripts[5, index, sample, 0, 0] = f'<answer>draft {sample}</answer>'
+        scripts[5, index, sample, 1, 0] = '<answer>Bob</answer>'
+    recipe = Twice(temperatures, None)
+    answered, prompts, _ = play(way, scripts, samples=samples, recipe=recipe, prompt_tokens=1000)
+    if way == 'held out':
+        correct, rows = answered
+        assert correct[1].tolist() == [True, False]
+        assert [row.trajectory.identity for row in rows] == [(5, 0, 0, 1, 0), (5, 1, 0, 1, 0)]
+    else:
+        scores = [1.0] if samples > 1 else [1.0, 0.0]
+        assert [(one.score, one.given) for one in answered] == [(score, 'Bob') for score in scores]
+    assert 'Who taught Ann? draft 0' in prompts[5, 0, 0, 1]
+    # One sample is greedy.
+    assert set(temperatures) == {1.0 if samples > 1 else 0.0}
+
+
+def test_an_own_answer_needs_no_constructor_and_a_long_one_is_refused(play, user_meets):
+    class Reads(Twice):
+        def __init__(self, config, library):
+            raise AssertionError('reads the inputs of training')
+
+        async def answer(self, context, question, identity):
+            return await context.ask('solver', identity, question='long ' * 400)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recipes, 'recipe_class', lambda name: Reads)
+        recipe = recipes.answering_recipe(types.SimpleNamespace(recipe='reads'))
+    with user_meets('cannot be asked: prompt_too_long; raise config.rollout.prompt_tokens'):
+        play('search', {}, recipe=recipe)
 
 
 def test_one_search_for_the_question_stands_in_the_prompt(play):

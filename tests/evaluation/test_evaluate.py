@@ -9,6 +9,7 @@ from trajectories import make_trajectory
 
 from zeroplay_jax.evaluation.play import evaluate
 from zeroplay_jax.rollout.prompts import Prompt
+from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.training import ending
 from zeroplay_jax.types import (
     Question,
@@ -80,7 +81,9 @@ def test_what_is_too_long_to_ask_is_one_line():
 
 def test_another_role_than_the_solver_can_be_evaluated():
     context = Context()
-    _, rows = evaluate(context, QUESTIONS[:1], 0, 'player')
+    recipe = Recipe({}, None)
+    recipe.evaluated_role = 'player'
+    _, rows = evaluate(context, QUESTIONS[:1], 0, recipe)
     assert context.asked[0, 0][0] == 'player' and rows[0].role == 'player'
 
 

@@ -103,7 +103,9 @@ def play_all(folder, tasks, context, judges, on_grades=lambda number: None, **op
     folder.mkdir(exist_ok=True)
     with GradingRecord(folder) as record:
         judges = [named(name, judge) for name, judge in judges.items()]
-        play.grade_tasks(context, 'solver', tasks, judges, record, on_grades=on_grades, **options)
+        play.grade_tasks(
+            context, play.ASKS_SOLVER, tasks, judges, record, on_grades=on_grades, **options
+        )
     with GradingRecord(folder) as record:
         keys = {judge.name: judge.key for judge in judges}
         return grading_results.results({}, 'tasks', tasks, keys, record, options.get('samples', 1))

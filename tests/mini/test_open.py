@@ -165,7 +165,7 @@ def test_clean_meets_the_rubrics_of_held_out_tasks_and_base_does_not():
         config.eval.update(questions=12, hops=(1, 2, 3, 4))
         run = build.build(config)
         run.publish_weights(['solver'])
-        _, rows = play.evaluate(run.evaluation, list(run.library.open_tasks), 0, 'solver')
+        _, rows = play.evaluate(run.evaluation, list(run.library.open_tasks), 0)
         met[name] = np.mean([row.reward for row in rows])
     assert met['clean'] >= 0.8
     assert met['base'] <= 0.65

@@ -96,11 +96,11 @@ class ScriptedContext:
 
 def run_episodes(recipe, context, step, tasks):
     """Outcomes of the tasks of a step, run together and guarded as the collector does."""
-    collector = types.SimpleNamespace(recipe=recipe)
+    context.run = types.SimpleNamespace(player=recipe)
 
     async def run_all():
         return await asyncio.gather(
-            *(Collector._episode(collector, context, step, task) for task in tasks)
+            *(Collector._episode(None, context, step, task) for task in tasks)
         )
 
     return asyncio.run(run_all())

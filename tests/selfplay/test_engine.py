@@ -22,7 +22,7 @@ from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.judge import RuleJudge
-from zeroplay_jax.selfplay.recipe import RoleSpec
+from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec
 from zeroplay_jax.selfplay.rows import from_bytes
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.selfplay.update import pack_rows
@@ -44,7 +44,7 @@ def trajectory(identity, version=0, n=8):
     return Trajectory(tokens, source, logp, (), 'eos', 'solver', version, identity)
 
 
-class Game:
+class Game(Recipe):
     """Items 0, 1, 2, … of two rollouts each; `pays(item)` says what they earn."""
 
     version = 0

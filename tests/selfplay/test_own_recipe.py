@@ -15,6 +15,7 @@ from zeroplay_jax.evaluation.play import evaluate
 from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.recipes.drzero import Recipe as DrZero
 from zeroplay_jax.rollout.prompts import Prompt
+from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps
 from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.training import build
@@ -188,7 +189,9 @@ def test_a_role_without_tools_can_be_evaluated(run):
     # Held-out questions are asked on the prompt 'solver', which this recipe replaced by one about topics.
     prompts = {**context.evaluation.prompts, 'solver': Prompt('Question: {question}')}
     evaluation = dataclasses.replace(context.evaluation, prompts=prompts)
-    correct, rows = evaluate(evaluation, context.library.questions, 5, role='critic')
+    recipe = Recipe({}, None)
+    recipe.evaluated_role = 'critic'
+    correct, rows = evaluate(evaluation, context.library.questions, 5, recipe)
     assert correct[1].shape == (2,) and {row.role for row in rows} == {'critic'}
     assert all(len(row.trajectory.turns) == 1 for row in rows)
     assert not any(row.trajectory.valid_calls for row in rows)

@@ -59,6 +59,7 @@ def engine():
         learners={'solver': Learner()},
         value_networks={},
         publish=lambda name, version: published.append(name),
+        take_snapshots=lambda: None,
         published=published,
     )
 
@@ -241,7 +242,10 @@ def test_adapters_of_another_base_are_refused_whatever_it_is_called(check_agains
 def test_after_a_step_back_the_best_evaluation_is_saved_again(tmp_path):
     """Its checkpoint had replaced the best one before, and is later than the run."""
     engine = types.SimpleNamespace(
-        device_state=lambda: {'w': jnp.ones(3)}, host_state=dict, recipe=types.SimpleNamespace()
+        device_state=lambda: {'w': jnp.ones(3)},
+        host_state=dict,
+        recipe=recipes.Recipe({}, None),
+        take_snapshots=lambda moment: None,
     )
     first = {'cursor': 0, 'seconds': 0.0}
 

@@ -50,7 +50,10 @@ def test_rollouts_fold_and_are_trained_with_all_their_contexts(whole):
         assert sampled == rollout.policy_tokens
         # The last context is shorter than the one with all that was read.
         assert rollout.starts.count(-1) >= 1
-    logged = [row for row in lines(workdir, 'trajectories.jsonl') if row['phase'] == 'solver']
+    logged = lines(workdir, 'trajectories.jsonl')
+    # Evaluations ask in the recipe's own way.
+    assert all(len(row['rollout']) > 3 for row in logged if row['phase'] == 'evaluation')
+    logged = [row for row in logged if row['phase'] == 'solver']
     notes = [s['text'] for row in logged for s in row['segments'] if s['source'] == 'env']
     assert any(recipe.SUM_UP in text for text in notes)
     assert any(recipe.GO_ON in text for text in notes)

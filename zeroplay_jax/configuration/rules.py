@@ -451,11 +451,17 @@ def _check_roles(config: ConfigDict, recipe: type[Recipe]) -> None:
     # The text takes the place of its file.
     config.prompts = prompts_text(config.prompts)
     for role in roles:
-        if role.weights_from and role.weights_from not in (*trained, INITIAL_WEIGHTS):
+        source, *moment = role.weights_from.split('@', 1)
+        is_snapshot = source in trained and re.fullmatch('best|[1-9][0-9]*', ''.join(moment))
+        if source and not is_snapshot and role.weights_from not in (*trained, INITIAL_WEIGHTS):
             raise ConfigError(
                 f'config.recipe={config.recipe}: role {role.name} takes its weights from '
-                f'{role.weights_from!r}; name one of {", ".join((*trained, INITIAL_WEIGHTS))}'
+                f'{role.weights_from!r}; name one of {", ".join((*trained, INITIAL_WEIGHTS))}, or of the trained ones '
+                'at the end of an iteration (solver@3) or at their best (solver@best)'
             )
+        if moment == ['best'] and not config.checkpoint.best:
+            problem = f'role {role.name} plays with the weights of the best evaluation'
+            fail('checkpoint.best', '', problem, 'name its metric, such as em/mean')
         if role.prompt not in templates:
             raise ConfigError(
                 f'config.recipe={config.recipe}: role {role.name} has the prompt {role.prompt!r}, and '

@@ -21,7 +21,7 @@ import pathlib
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,6 +29,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from zeroplay_jax.data.cloze import BLANK, BLANKS_HINT
+from zeroplay_jax.evaluation.question_sets import asked, at_temperature
 from zeroplay_jax.evaluation.render import (
     Printer,
     Report,
@@ -50,12 +51,13 @@ from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec, open_codec, text_spans
 from zeroplay_jax.selfplay.answers import final_answer, prompt_and_field
+from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.library_builder import held_out_corpus_and_questions
-from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.selfplay.recipe import Recipe, answering_recipe, asks_once, recipe_class
 from zeroplay_jax.selfplay.role_environment import print_template_notes, role_environment
 from zeroplay_jax.tools.registry import DocumentSource, build_tools
-from zeroplay_jax.types import ToolCall, Trajectory, UserError
+from zeroplay_jax.types import Question, ToolCall, Trajectory, UserError
 
 # Name of the only slot pool.
 _WEIGHTS = 'policy'
@@ -72,12 +74,18 @@ class AskedRole:
       field: the field that the user's question fills.
       env: its tools and limits.
       max_prompt_tokens: length of its longest prompt.
+      answerer: the recipe, if it answers in a way of its own (`Recipe.answer`); None: the role is asked once.
+      players: then all roles of the recipe by name, which this policy plays.
+      prompts: then prompts by name.
     """
 
     prompt: Prompt
     field: str
     env: Environment
     max_prompt_tokens: int
+    answerer: Recipe | None = None
+    players: Mapping[str, Role] = dataclasses.field(default_factory=dict)
+    prompts: Mapping[str, Prompt] = dataclasses.field(default_factory=dict)
 
     def prompt_ids(self, question: str) -> Int32[np.ndarray, ' length']:
         """Returns the token ids of the prompt with a question.
@@ -122,7 +130,16 @@ def build_role(config, codec: Codec, source: DocumentSource) -> AskedRole:
             )
     tools = build_tools(config, source)
     env, max_prompt_tokens = role_environment(config, specification, codec, tools)
-    return AskedRole(templates[prompt], field, env, max_prompt_tokens)
+    asked_role = AskedRole(templates[prompt], field, env, max_prompt_tokens)
+    answers = answering_recipe(config)
+    if asks_once(answers):
+        return asked_role
+    players = {}
+    for name, player in specifications.items():
+        env, limit = role_environment(config, player, codec, tools)
+        temperature = config[name].temperature if player.is_trained else 0.0
+        players[name] = Role(name, _WEIGHTS, player.prompt, env, temperature, limit)
+    return dataclasses.replace(asked_role, answerer=answers, players=players, prompts=templates)
 
 
 def _ignore_event(kind: str, content: Any) -> None:
@@ -230,6 +247,8 @@ class Agent:
 
         async def episode() -> Trajectory:
             with _cancelled_by_interrupt() if stoppable else contextlib.nullcontext():
+                if self._role.answerer is not None:
+                    return await self._answer(question, (number,), temperature, report, stream)
                 (trajectory,) = await self._scheduler.rollout(request)
             return trajectory
 
@@ -243,6 +262,28 @@ class Agent:
             self._pool.on_tokens = None
             # Reports the end of a turn that no stop string ended, or that was stopped.
             stream.close()
+
+    async def _answer(
+        self,
+        question: str,
+        identity: tuple[int, ...],
+        temperature: float,
+        report: Report,
+        stream: TagStream,
+    ) -> Trajectory:
+        """Returns the rollout with which the recipe answers; all its rollouts are reported."""
+        answerer = self._role.answerer
+        assert answerer is not None
+        roles = at_temperature(self._role.players, temperature)
+        for name, role in roles.items():
+            env = ReportingEnvironment(**vars(role.env), report=report, stream=stream)
+            roles[name] = dataclasses.replace(role, env=env)
+        context = RolloutContext(self._scheduler, roles, self._role.prompts)
+        # A user has no rubrics; with one, the recipe sees an open task.
+        rubrics = ({'text': question},) if answerer.has_open_tasks else ()
+        asked_question = Question(question, rubrics=rubrics)
+        with asked(asked_question):
+            return await answerer.answer(context, asked_question, identity)
 
 
 def _text_feeder(codec: Codec, stream: TagStream):

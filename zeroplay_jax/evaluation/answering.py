@@ -1,7 +1,7 @@
 """How a question is answered: by the policy with its tools, or by a baseline without training.
 
-search: reasoning that calls tools, as in training; of a policy without training it is Search-o1's form
-(arXiv:2501.05366). direct: in one turn, without tools. retrieve: after one search for the question (RAG,
+search: reasoning that calls tools, as in training (`Recipe.answer`); of a policy without training it is Search-o1's
+form (arXiv:2501.05366). direct: in one turn, without tools. retrieve: after one search for the question (RAG,
 arXiv:2005.11401). interleave: every sentence of the reasoning is a search, whose passages join those before (IRCoT,
 arXiv:2212.10509).
 """
@@ -30,6 +30,7 @@ from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.selfplay.answers import score
 from zeroplay_jax.selfplay.context import RolloutContext
+from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.tools.base import Invocation, ToolResult
 from zeroplay_jax.types import POLICY, Question, TaskDropped, Trajectory, UserError
 
@@ -47,7 +48,7 @@ def answer_all(
     samples: int,
     temperature: float | None = None,
     way: str = 'search',
-    role: str,
+    recipe: Recipe,
     answerer: str = '',
     on_answer: Callable[[], None] = do_nothing,
 ) -> list[Answered]:
@@ -59,7 +60,7 @@ def answer_all(
       metric: name of the metric, see `selfplay.answers.score`.
       samples, temperature: as of `ask_question`.
       way: how it is answered, see the module.
-      role: the evaluated role.
+      recipe: answers, or its evaluated role in another way.
       answerer: name of the weights that write the last turn, after another policy's searches (SCOPE
         table 4); '' leaves it to the role.
 
@@ -67,6 +68,7 @@ def answer_all(
       UserError: a question is longer than its limit, or a way that searches has no search tool.
     """
 
+    role = recipe.evaluated_role
     # Several greedy samples would be equal; None is the temperature of the role.
     if temperature is None and samples == 1:
         temperature = 0.0
@@ -77,7 +79,7 @@ def answer_all(
         if baseline is not None:
             chains = [baseline.answer((*identity, sample), question) for sample in range(samples)]
             return list(await asyncio.gather(*chains))
-        trajectories = await ask_question(context, role, identity, question, samples, temperature)
+        trajectories = await ask_question(context, recipe, identity, question, samples, temperature)
         if answerer:
             searched = trajectories
             trajectories = [await _answer_after(context, role, answerer, one) for one in searched]

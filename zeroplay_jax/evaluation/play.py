@@ -28,6 +28,7 @@ from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.judge import Judge, RuleJudge
+from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.types import (
     Json,
     Outcome,
@@ -38,12 +39,15 @@ from zeroplay_jax.types import (
     UserError,
 )
 
+# Answers by asking the role 'solver' once.
+ASKS_SOLVER = Recipe.__new__(Recipe)
+
 
 def evaluate(
     context: RolloutContext,
     questions: Sequence[Question],
     number: int,
-    role: str = 'solver',
+    recipe: Recipe = ASKS_SOLVER,
     on_answer: Callable[[], None] = do_nothing,
     metric: str = 'none',
 ) -> tuple[dict[int, Bool[np.ndarray, ' questions']], list[Row]]:
@@ -55,7 +59,7 @@ def evaluate(
       context: roles, scheduler, prompts and, for open tasks, the judge.
       questions: questions and open tasks.
       number: number of this evaluation in the run; (number, index of the question) is the identity of a rollout.
-      role: the evaluated role, with or without tools.
+      recipe: answers; by default the role 'solver' is asked once.
       on_answer: called after every answer, for a progress bar.
       metric: `config.eval.metric`, a further score of the answers to questions; 'none': no other.
 
@@ -72,7 +76,7 @@ def evaluate(
     for index, question in enumerate(questions):
         identity = (number, index)
         episodes[identity] = functools.partial(
-            _answer_of, context, role, identity, question, metric
+            _answer_of, context, recipe, identity, question, metric
         )
     outcomes = context.run_episodes(episodes, on_answer)
     # Each question has one rollout, so each outcome has one row; all processes have them in the order of the questions.
@@ -88,7 +92,7 @@ def evaluate(
 
 async def _answer_of(
     context: RolloutContext,
-    role: str,
+    recipe: Recipe,
     identity: tuple[int, int],
     question: Question,
     further_metric: str,
@@ -98,7 +102,7 @@ async def _answer_of(
     metric, part_name = ('em', 'exact_match')
     if question.is_open_task:
         metric, part_name = ('rubrics', 'rubrics')
-    (trajectory,) = await ask_question(context, role, identity, question)
+    (trajectory,) = await ask_question(context, recipe, identity, question)
     answer = final_answer(trajectory)
     value = await score(context, metric, identity, question, answer)
     reward = value or 0.0
@@ -111,7 +115,7 @@ async def _answer_of(
     # Evaluation rows are never trained on; the reason is recorded so that ungraded answers can be counted.
     drop_reason = 'ungraded' if value is None else None
     row = Row(
-        role=role,
+        role=recipe.evaluated_role,
         trajectory=trajectory,
         reward=reward,
         group=question.hops,
@@ -132,8 +136,6 @@ _FIRST_LOOK = 20
 # All rollouts of an evaluation begin their identity with this number; a second evaluation in a process would need
 # another one.
 _NUMBER = 0
-# Reason codes of tool calls that the policy is not to blame for (`ToolCall.error`).
-_TOOL_FAILURES = ('failed', 'timeout')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +216,7 @@ def is_needed(record: GradingRecord, judgement: Judgement) -> bool:
 
 def grade_tasks(
     context: RolloutContext,
-    role: str,
+    recipe: Recipe,
     tasks: Sequence[RubricTask],
     judges: Sequence[NamedJudge],
     record: GradingRecord,
@@ -228,7 +230,7 @@ def grade_tasks(
 
     Args:
       context: roles, scheduler and prompts.
-      role: the evaluated role.
+      recipe: answers.
       samples, temperature: of the answers to a task, as of `question_sets.ask_question`.
       check_tools: raises if too many tool calls failed, or no search found a passage, since its last call.
       on_grades: called with the number of judgements that are done, or that a missing answer makes superfluous.
@@ -248,7 +250,7 @@ def grade_tasks(
         if task.id not in record.answers:
             identity = (_NUMBER, task.index)
             trajectories = await ask_question(
-                context, role, identity, task.question, samples, temperature
+                context, recipe, identity, task.question, samples, temperature
             )
             answers = tuple(map(answer_of, trajectories))
             if any(map(_is_doubtful, trajectories)):
@@ -286,10 +288,9 @@ def _run(
 
 def _is_doubtful(trajectory: Trajectory) -> bool:
     """Returns whether a tool call failed other than by a mistake of the policy, or no search found a passage."""
-    calls = [turn.call for turn in trajectory.turns if turn.call is not None]
-    rows = [row for call in calls for row in call.documents]
+    rows = [row for call in trajectory.calls for row in call.documents]
     has_found_nothing = bool(rows) and not any(rows)
-    return has_found_nothing or any(call.error in _TOOL_FAILURES for call in calls)
+    return has_found_nothing or trajectory.has_tool_failure
 
 
 class _Grader:

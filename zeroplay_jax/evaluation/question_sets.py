@@ -8,6 +8,7 @@ judge decides which of them an answer meets.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import hashlib
@@ -27,7 +28,8 @@ from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields
-from zeroplay_jax.selfplay.context import RolloutContext
+from zeroplay_jax.selfplay.context import Role, RolloutContext
+from zeroplay_jax.selfplay.recipe import Recipe, asks_once
 from zeroplay_jax.settings.kinds import prompts_name
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Question, TaskDropped, Trajectory, UserError
@@ -131,16 +133,16 @@ def do_nothing(*_: Any) -> None:
 
 async def ask_question(
     context: RolloutContext,
-    role: str,
+    recipe: Recipe,
     identity: tuple[int, ...],
     question: Question,
     samples: int = 1,
     temperature: float | None = None,
 ) -> list[Trajectory]:
-    """Returns the rollouts of a question or open task in an evaluation.
+    """Returns the rollouts that answer a question or open task in an evaluation, each by `Recipe.answer`.
 
     Args:
-      role: the evaluated role.
+      recipe: as `recipe.answering_recipe` returns it.
       identity: of the question, from which the randomness of its rollouts derives.
       samples: number of rollouts.
       temperature: None: 0 for one sample, the role's for several.
@@ -151,9 +153,26 @@ async def ask_question(
     # Several greedy samples would be equal.
     if temperature is None and samples == 1:
         temperature = 0.0
-    fields = prompt_fields(context, role, question)
     with asked(question):
-        return await context.ask(role, identity, samples, temperature, **fields)
+        if asks_once(recipe):
+            # In one request, whose rollouts share their prompt.
+            role = recipe.evaluated_role
+            fields = prompt_fields(context, role, question)
+            return await context.ask(role, identity, samples, temperature, **fields)
+        if temperature is not None:
+            context = dataclasses.replace(context, roles=at_temperature(context.roles, temperature))
+        pending = [
+            recipe.answer(context, question, (*identity, sample)) for sample in range(samples)
+        ]
+        return list(await asyncio.gather(*pending))
+
+
+def at_temperature(roles: Mapping[str, Role], temperature: float) -> dict[str, Role]:
+    """Returns roles of which the trained ones have this temperature; the others stay greedy."""
+    changed = {}
+    for name, role in roles.items():
+        changed[name] = dataclasses.replace(role, temperature=role.temperature and temperature)
+    return changed
 
 
 @contextlib.contextmanager

@@ -3,7 +3,8 @@
 Weights have a name and versions, which count how often they were published: once per step for each role that trains
 them, so roles that share weights publish several versions in a step. A version is kept while it is the newest,
 while a step has pinned it, or while rollouts of it are in progress. Keys and values of rollouts are those of one
-version, so one that rollouts use cannot be replaced.
+version, so one that rollouts use cannot be replaced. A snapshot of weights has a name of its own, solver@3 or
+solver@best, under which those of another moment are published.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from zeroplay_jax.policy import adapters, sharding
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.rollout.requests import Rollout
 
+# Between the name of weights and the moment of a snapshot of them.
+MOMENT = '@'
 # Weights of a device call, the slots that they play (None: all), and the adapter of every slot (None without adapters).
 DeviceCall: TypeAlias = tuple[
     Params, Bool[np.ndarray, ' slots'] | None, Int[np.ndarray, ' slots'] | None

@@ -4,7 +4,8 @@ With `rollout.ahead=1` the first episodes of step s + 1 begin together with step
 one phase. They use the slots that step s leaves free, rest while it updates the weights, and end with step s + 1. What
 is drawn, and the version of the weights that plays it, is a function of counts and outcomes, never of the clock: tasks
 are drawn in the order round 0 of s, round 0 of s + 1, further rounds of s; and all rollouts of step s + 1, those of
-further rounds included, are played by the weights that are current when step s begins.
+further rounds included, are played by the weights, and with the state of the recipe, that are current when step s
+begins.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.selfplay.context import RolloutContext, StepRun
 from zeroplay_jax.selfplay.metrics import invalid_reason
-from zeroplay_jax.selfplay.recipe import Recipe
+from zeroplay_jax.selfplay.recipe import Recipe, state_of, with_state
 from zeroplay_jax.selfplay.schedule import BatchCursor, Step, TaskPool
 from zeroplay_jax.selfplay.update import GroupFilter
 from zeroplay_jax.settings.schema import Config
@@ -154,6 +155,7 @@ class Collector:
             cursor=BatchCursor(self.drawn, missing=missing, external=self.drawn_external),
             pool_size=len(self.pool.questions),
             pool_drops=dict(self.pool.drops),
+            recipe_state=state_of(self.recipe),
         )
         context = self.context.bound(run)
         self._start(context, step)
@@ -166,7 +168,8 @@ class Collector:
         run = context.run
         # After a restore the pool may have more questions than when the round was drawn.
         pool = self.pool.earlier(run.pool_size, run.pool_drops)
-        run.tasks = self.recipe.tasks(step, pool, run.cursor)
+        run.player = with_state(self.recipe, run.recipe_state)
+        run.tasks = run.player.tasks(step, pool, run.cursor)
         # Last, so that a step whose tasks cannot be drawn has not begun.
         run.step = step
         # Nothing waits for a step without episodes.
@@ -201,7 +204,8 @@ class Collector:
                 for row in outcome.rows:
                     self._check_row(row)
                     # Dropped before `_missing_groups` counts: unusable rows must not fill the batch.
-                    row.drop = row.drop or invalid_reason(row, self.config.rollout.truncated)
+                    rollout = self.config.rollout
+                    row.drop = row.drop or invalid_reason(row, rollout.truncated, rollout.failed)
             run.outcomes += outcomes
             round_number += 1
             cursor = BatchCursor(
@@ -211,7 +215,7 @@ class Collector:
                 missing=self._missing_groups(step, run.rows),
                 external=self.drawn_external,
             )
-            tasks = self.recipe.tasks(step, self.pool, cursor)
+            tasks = run.player.tasks(step, self.pool, cursor)
             if tasks:
                 run.tasks = run.tasks + tasks
                 self._advance(tasks)
@@ -266,7 +270,7 @@ class Collector:
     async def _episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
         """Returns the outcome of one task; a `TaskDropped` becomes an outcome with its reason."""
         try:
-            return await self.recipe.episode(context, step, task)
+            return await context.run.player.episode(context, step, task)
         except TaskDropped as drop:
             return Outcome(drop=drop.reason)
 

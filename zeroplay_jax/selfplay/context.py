@@ -24,6 +24,10 @@ from zeroplay_jax.selfplay.schedule import BatchCursor, Step
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.types import Json, Outcome, Row, Task, TaskDropped, Trajectory, UserError
 
+# Replays of a rollout whose tool failed, with `rollout.failed=retry`.
+REPLAYS = 2
+# The identity of a replay has this number and more, which no recipe gives to a request.
+_REPLAY = 1 << 20
 # Default of `Role.prompt_tokens`: no limit but that of the slot.
 _NO_LIMIT = 1 << 30
 
@@ -65,10 +69,13 @@ class StepRun:
       number: number of the step.
       cursor: position at which its first round was drawn.
       pool_size, pool_drops: `TaskPool.questions` (their number) and `drops` when its first round was drawn.
+      recipe_state: state of the recipe at that moment; None: it has none.
+      player: the recipe with that state, which makes its tasks and plays them; None before its episodes begin.
       step: the step; None before its episodes begin.
       tasks: its tasks, of all rounds so far.
       outcomes: outcomes of the rounds that have ended.
       rollouts: rollouts that its episodes asked for in this process.
+      replays: those that were played anew, because a tool failed.
       scored_tokens: tokens that `log_probs` computed for them in this process, with those of contexts.
       continued: identities of rollouts of which another one is the continuation; they cannot be rows.
     """
@@ -78,10 +85,13 @@ class StepRun:
     cursor: BatchCursor = BatchCursor()
     pool_size: int = 0
     pool_drops: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    recipe_state: Json | None = None
+    player: Any = None
     step: Step | None = None
     tasks: list[Task] = dataclasses.field(default_factory=list)
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
     rollouts: int = 0
+    replays: int = 0
     scored_tokens: int = 0
     continued: set[tuple[int, ...]] = dataclasses.field(default_factory=set)
 
@@ -101,6 +111,7 @@ class StepRun:
             'pool_size': self.pool_size,
             'pool_drops': dict(self.pool_drops),
             'versions': dict(self.versions),
+            'recipe_state': self.recipe_state,
         }
 
     @classmethod
@@ -108,7 +119,13 @@ class StepRun:
         """Returns the run of a `state`, whose episodes have not begun."""
         cursor = BatchCursor(**state['cursor'])
         return cls(
-            state['versions'], state['step'], cursor, state['pool_size'], state['pool_drops']
+            state['versions'],
+            state['step'],
+            cursor,
+            state['pool_size'],
+            state['pool_drops'],
+            # Checkpoints of earlier versions have none.
+            state.get('recipe_state'),
         )
 
 
@@ -123,6 +140,7 @@ class RolloutContext:
       judge: the judge of `config.judge`; None if the context needs no verdicts.
       hosts: the processes that share the episodes of a step.
       run: the episodes that ask for rollouts here.
+      replays: largest number of replays of a rollout whose tool failed.
     """
 
     scheduler: Scheduler
@@ -131,6 +149,7 @@ class RolloutContext:
     judge: Judge | None = None
     hosts: Hosts = dataclasses.field(default_factory=Hosts)
     run: StepRun = dataclasses.field(default_factory=StepRun)
+    replays: int = 0
 
     def bound(self, run: StepRun | None = None) -> RolloutContext:
         """Returns the context of other episodes, with a judge that counts their judgements; None: of an evaluation."""
@@ -290,7 +309,29 @@ class RolloutContext:
         elif len(request.prompt) > asked_role.prompt_tokens:
             raise TaskDropped('prompt_too_long')
         self.run.rollouts += samples
-        return await self.scheduler.rollout(request)
+        rollouts = await self.scheduler.rollout(request)
+        before = request.before
+        # A failure before the request cannot be played anew.
+        if self.replays and not (before is not None and before.has_tool_failure):
+            pending = [self._replayed(request, number, one) for number, one in enumerate(rollouts)]
+            rollouts = await asyncio.gather(*pending)
+        return rollouts
+
+    async def _replayed(self, request: Request, sample: int, rollout: Trajectory) -> Trajectory:
+        """Returns a rollout, or the first replay of it whose tools worked; if there is none, the last one.
+
+        A replay has randomness of its own, and takes the place and the identity of the rollout.
+        """
+        identity = rollout.identity
+        for number in range(self.replays):
+            if not rollout.has_tool_failure:
+                break
+            self.run.replays += 1
+            replay_identity = (*request.identity, sample, _REPLAY + number)
+            again = dataclasses.replace(request, identity=replay_identity, samples=1)
+            (replay,) = await self.scheduler.rollout(again)
+            rollout = dataclasses.replace(replay, identity=identity)
+        return rollout
 
     async def log_probs(
         self,

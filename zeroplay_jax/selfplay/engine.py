@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,14 @@ from zeroplay_jax.learner.checkpoint import VALUE_NETWORK_PREFIX
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.rollout.weights import MOMENT
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.hosts import sums
 from zeroplay_jax.selfplay import metrics
 from zeroplay_jax.selfplay.collection import Collector, clears_pool
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.metrics import Stats, ratios, rollout_stats
-from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec
+from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec, check_unchanged, state_of
 from zeroplay_jax.selfplay.records import (
     LearningRecord,
     ProposalRecord,
@@ -85,8 +87,12 @@ class Engine:
         )
         self.learning = LearningRecord()
         self.proposals = ProposalRecord()
+        # Names of the snapshots that roles play with.
+        names = {role.weights for role in self.context.roles.values()}
+        self.snapshots = sorted(name for name in names if MOMENT in name)
         for name in self.learners:
             self.publish(name, version=0)
+        self.take_snapshots()
 
     @property
     def scheduler(self) -> Scheduler:
@@ -102,16 +108,26 @@ class Engine:
         """Gives the samplers weights of a learner, in their layout and dtype, and returns the version.
 
         Args:
-          weights: name of the weights.
+          weights: name of the weights, or of a snapshot of them.
           version: None: the one after the newest.
           view: a `Learner.view`; None: of the current weights.
         """
-        learner = self.learners[weights]
+        learner = self.learners[weights.partition(MOMENT)[0]]
         if view is None:
             view = learner.view()
-        # Only a step that is in progress when the checkpoint is saved needs older weights than the learner's.
-        saved_view = view if self.config.rollout.ahead else None
+        # Only snapshots, and a step that is in progress when the checkpoint is saved, need older weights than the
+        # learner's.
+        saved_view = view if self.config.rollout.ahead or MOMENT in weights else None
         return self.weights.publish(weights, learner.sampler_weights(view), version, saved_view)
+
+    def take_snapshots(self, moment: str = '') -> None:
+        """Publishes the current weights as the snapshots of a moment: the number of an iteration, from 1, or 'best'.
+
+        '' publishes all, at the start. All processes must call it while no step is in progress.
+        """
+        for name in self.snapshots:
+            if moment in ('', name.partition(MOMENT)[2]):
+                self.publish(name)
 
     def close(self) -> None:
         """Ends the episodes of a step that was begun early; a checkpoint repeats them."""
@@ -124,7 +140,8 @@ class Engine:
     ) -> tuple[dict[str, float], list[Row]]:
         """Collects rollouts and updates the trained roles; returns metrics and rows of the step.
 
-        Changes the pool, the records and, for trained roles, weights and versions. All processes must call it.
+        Changes the pool, the records, the recipe's state and, for trained roles, weights and versions. All processes
+        must call it.
 
         Args:
           step: the step.
@@ -132,7 +149,8 @@ class Engine:
           next_step: what follows in the schedule; with `rollout.ahead` its episodes may begin with those of this step.
 
         Raises:
-          UserError: too many searches, tool calls or judgements failed, or a recipe made an unusable row.
+          UserError: too many searches, tool calls or judgements failed, or a recipe made an unusable row, or changed
+            its state during the rollouts.
         """
         clock = metrics.StepClock(self.context)
         # Never reset, so a step's share is a difference.
@@ -146,7 +164,8 @@ class Engine:
         tasks, outcomes, rows = run.tasks, run.outcomes, run.rows
         # Both checks can stop the run. They precede the update, so that no checkpoint has weights that were trained on
         # failed searches, failed tools or missing verdicts.
-        failure_metrics = dict(sums(hosts.run_on_all_and_gather(self.check_and_reset_failures)))
+        check = functools.partial(self._check_rollouts, context)
+        failure_metrics = dict(sums(hosts.run_on_all_and_gather(check)))
         judge_stats = context.gather_judge_stats()
         # Computed over all sampled rows; the filter selects the trained ones in `RoleUpdates`.
         stats = rollout_stats(rows, outcomes, step.phase.trains)
@@ -168,6 +187,7 @@ class Engine:
         else:
             pool_size = len(self.pool.questions)
             self.learning.add_rollout_step(step, outcomes, pool_size, self.pool.drops)
+        self.recipe.after_step(step, outcomes)
         stats |= self._pool_stats(outcomes)
         for name, count in judge_stats.items():
             stats[f'judge/{name}'] = (count, 1)
@@ -182,6 +202,11 @@ class Engine:
         if step.phase.trains:
             figures |= metrics.utilisation(self.updates.operations, clock.seconds['update'])
         return figures, rows
+
+    def _check_rollouts(self, context: RolloutContext) -> dict[str, float]:
+        """Returns what `check_and_reset_failures` does, and raises if the recipe changed its state meanwhile."""
+        check_unchanged(context.run.player, context.run.recipe_state)
+        return self.check_and_reset_failures()
 
     def _prepare_step(self, step: Step) -> list[Row]:
         """Resets dataset positions at the first step of a phase, and clears the question pool if that is due.
@@ -255,7 +280,8 @@ class Engine:
     def device_state(self) -> dict[str, Any]:
         """The arrays of a checkpoint: `Learner.state` by name of the weights, `ValueNetwork.state` by prefix and role.
 
-        With `rollout.ahead` also 'ahead', the weights that play the next step, whether it has begun or not.
+        With `rollout.ahead` also 'ahead', the weights that play the next step, whether it has begun or not. Snapshots
+        are with the weights that they are of, under their name.
         """
         states: dict[str, Any] = {}
         for name, learner in self.learners.items():
@@ -263,21 +289,28 @@ class Engine:
             if self.config.rollout.ahead:
                 version = self.collector.versions_ahead.get(name, self.weights.newest[name])
                 states[name] = learner.state | {'ahead': self.weights.views[name, version]}
+        for name in self.snapshots:
+            view = self.weights.views[name, self.weights.newest[name]]
+            source = name.partition(MOMENT)[0]
+            states[source] = states[source] | {name: view}
         for role, network in self.value_networks.items():
             states[VALUE_NETWORK_PREFIX + role] = network.state
         return states
 
     def host_state(self) -> Json:
         """The JSON part of a checkpoint: pool, versions, positions in the datasets, step in progress, records, external
-        items, carried-over groups. All processes return the same."""
+        items, carried-over groups, state of the recipe. All processes return the same."""
         # No state of random generators is needed: every draw derives from the seed and the identity of what is drawn.
         # A resumed run repeats it from these counters.
         return {
             'pool': self.pool.state(),
-            'versions': {name: self.weights.newest[name] for name in self.learners},
+            'versions': {
+                name: self.weights.newest[name] for name in (*self.learners, *self.snapshots)
+            },
             'carried_over': self.filter.state(),
             'learning': self.learning.state(),
             'proposals': self.proposals.state(),
+            'recipe': state_of(self.recipe),
             **self.collector.state(),
         }
 
@@ -292,6 +325,9 @@ class Engine:
             learner_state = dict(device_state[name])
             if 'ahead' in learner_state:
                 views[name] = learner.place_view(learner_state.pop('ahead'))
+            for snapshot in self.snapshots:
+                if snapshot in learner_state:
+                    views[snapshot] = learner.place_view(learner_state.pop(snapshot))
             learner.restore(learner_state)
         for role, network in self.value_networks.items():
             network.restore(device_state[VALUE_NETWORK_PREFIX + role])
@@ -300,6 +336,9 @@ class Engine:
         self.filter.restore(host_state['carried_over'])
         self.learning.restore(host_state['learning'])
         self.proposals.restore(host_state['proposals'])
+        # Checkpoints of earlier versions have none.
+        if host_state.get('recipe') is not None:
+            self.recipe.restore(host_state['recipe'])
         # The constructor published the initial weights.
         for name in self.learners:
             newest = host_state['versions'].get(name, 0)
@@ -307,3 +346,5 @@ class Engine:
             if version != newest:
                 self.publish(name, version, views[name])
             self.publish(name, newest)
+        for name in self.snapshots:
+            self.publish(name, host_state['versions'][name], views[name])

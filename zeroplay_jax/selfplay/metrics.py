@@ -76,13 +76,13 @@ def _role_stats(rows: Sequence[Row], is_trained: bool) -> Stats:
             accumulator.add('reward_mean', row.reward)
         _add_row(accumulator, row)
         _add_hops(accumulator, row)
-    # `_add_row` leaves these counts 0. Solve counts are shares of the measured proposals, rejections and drops
-    # shares of all rows, and calls of a tool are averaged over all rows, with or without such a call.
+    # `_add_row` leaves these counts 0. Solve counts are shares of the measured proposals, rejections, drops and failed
+    # tools shares of all rows, and calls of a tool are averaged over all rows, with or without such a call.
     measured = sum(row.info.solve_count is not None for row in rows)
     for name in accumulator.sums:
         if name.startswith('k_histogram/'):
             accumulator.counts[name] = measured
-        elif name.startswith(('rejected/', 'row_drop/', 'tool_calls/')):
+        elif name.startswith(('rejected/', 'row_drop/', 'tool_calls/', 'tool_failed')):
             accumulator.counts[name] = len(rows)
     if is_trained:
         rewards_of_group = collections.defaultdict(set)
@@ -131,6 +131,8 @@ def _add_row(accumulator: _Accumulator, row: Row) -> None:
     accumulator.add_known('answer_tokens', info.answer_tokens)
     if info.rejected:
         accumulator.add(f'rejected/{info.rejected}', 1, weight=0)
+    if trajectory.has_tool_failure:
+        accumulator.add('tool_failed', 1, weight=0)
     if row.drop:
         accumulator.add(f'row_drop/{row.drop}', 1, weight=0)
     if info.solve_count is not None:
@@ -216,16 +218,20 @@ def reward_table(rows: Sequence[Row]) -> RewardTable:
     return table
 
 
-def invalid_reason(row: Row, truncated: str) -> str | None:
-    """Returns the reason code ('nonfinite_reward', 'truncated') of an unusable row; None if the row is usable.
+def invalid_reason(row: Row, truncated: str, failed: str) -> str | None:
+    """Returns the reason code ('nonfinite_reward', 'tool_failed', 'truncated') of an unusable row; None for others.
 
     Args:
       truncated: `config.rollout.truncated`; 'drop' excludes rollouts that ended at a limit.
+      failed: `config.rollout.failed`; all but 'keep' exclude rollouts in which a tool failed.
     """
     # One NaN would spread to the whole group through its mean.
     has_infinite_turn = row.turn_rewards is not None and bool(np.isinf(row.turn_rewards).any())
     if not math.isfinite(row.reward) or has_infinite_turn:
         return 'nonfinite_reward'
+    # The policy would learn from a reward that a broken server decided.
+    if failed != 'keep' and row.trajectory.has_tool_failure:
+        return 'tool_failed'
     if truncated == 'drop' and row.trajectory.finish in TRUNCATED:
         return 'truncated'
     return None
@@ -340,7 +346,11 @@ def throughput(
     """
     scheduler = context.scheduler
     counters = ('generated_tokens', 'evictions', 'refilled_tokens')
-    local: dict[str, int] = {'rollouts': rollouts, 'scored_tokens': context.run.scored_tokens}
+    local: dict[str, int] = {
+        'rollouts': rollouts,
+        'scored_tokens': context.run.scored_tokens,
+        'replays': context.run.replays,
+    }
     for name in counters:
         local[name] = scheduler.stats[name] - before[name]
     total = sums(context.hosts.gather(local))
@@ -351,6 +361,8 @@ def throughput(
     }
     if total['scored_tokens']:
         metrics['scored_tokens'] = float(total['scored_tokens'])
+    if total['replays']:
+        metrics['replayed_rollouts'] = float(total['replays'])
     # Wherever there are fewer pages than the slots can fill, whether a rollout was evicted or not.
     configs = [pool.sampler.config for pool in scheduler.pools.values()]
     if any(config.page_count < config.slots * config.pages_per_slot for config in configs):

@@ -8,22 +8,25 @@ because a config is checked before slow libraries are loaded.
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import functools
 import importlib
 import importlib.util
+import json
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.rollout.prompts import Prompts
+from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool, all_steps
 from zeroplay_jax.settings.kinds import ConfigError, Section
-from zeroplay_jax.types import Outcome, Task
+from zeroplay_jax.types import Json, Outcome, Question, Task, Trajectory, UserError
 
 if TYPE_CHECKING:
     from zeroplay_jax.selfplay.context import RolloutContext
@@ -37,6 +40,8 @@ RESERVED_ROLES = (INITIAL_WEIGHTS, 'judge', 'judge_grader', 'policy')
 BUILT_IN = ('drzero', 'piplay', 'ssp', 'dspo', 'scope')
 BUILT_IN_PACKAGE = 'zeroplay_jax.recipes.'
 
+# Characters of an error that a line about a recipe's state quotes.
+_QUOTED_CHARACTERS = 120
 # Smallest number of tasks of each kind of phase whose prompts are measured before a run.
 _MEASURED_TASKS = 64
 
@@ -50,7 +55,8 @@ class RoleSpec:
       prompt: name of its prompt.
       terminal_tags: closing any of these tags terminates its episode.
       weights_from: trained role whose weights it uses; '': the role is trained itself; 'initial': the frozen
-        weights of the start.
+        weights of the start; 'solver@3': those of a trained role at the end of iteration 3, 'solver@best' at its best
+        evaluation (`checkpoint.best`), and before that moment those of the start.
       tools: names of its tools; None: all of `config.tools.names`. A role without tools has one turn.
       groups_span_prompts: its advantage groups combine several prompts (HRPO groups by hop count),
         so that one rollout per prompt can be compared.
@@ -149,6 +155,45 @@ class Recipe:
         """Runs one task and returns its outcome. A `TaskDropped` that it raises becomes an outcome with its reason."""
         raise TypeError(f'{type(self).__module__}: Recipe.episode is not defined')
 
+    async def answer(
+        self, context: RolloutContext, question: Question, identity: tuple[int, ...]
+    ) -> Trajectory:
+        """Returns the rollout that answers a question or an open task: in evaluations, `evaluate` and `ask`.
+
+        The default asks `evaluated_role` once. A recipe whose agent is more than one rollout does here what its
+        episodes do. It has `self.config` and no other attribute: the constructor, which needs the inputs of training,
+        is not called. In `evaluate` and `ask` the policy that is given plays all roles.
+
+        Args:
+          context: roles of the policy have the temperature of the evaluation; give `ask` none.
+          identity: of the answer; put a number behind it for every request.
+        """
+        fields = prompt_fields(context, self.evaluated_role, question)
+        (trajectory,) = await context.ask(self.evaluated_role, identity, 1, None, **fields)
+        return trajectory
+
+    # A recipe with a state overrides these three.
+    def after_step(self, step: Step, outcomes: Sequence[Outcome]) -> None:
+        """Changes the state by the outcomes of a step, after its update; the only place where a state changes.
+
+        Called on all processes, with equal outcomes.
+
+        Args:
+          outcomes: one per task of the step, with all rows; `row.drop` is set, `row.advantage` as of the update.
+        """
+
+    def state(self) -> Json | None:
+        """Returns the state of the run as JSON for a checkpoint; None: the recipe has none.
+
+        `tasks` and `episode` of a step run on a copy of the recipe, with the state of the moment in which its first
+        tasks were drawn. With `rollout.ahead` that is when the step before begins: they see one outcome less.
+        """
+        return None
+
+    def restore(self, state: Json) -> None:
+        """Sets the attributes of a `state` anew; it may not change objects that they refer to."""
+        raise TypeError(f'{type(self).__module__}: Recipe.restore is not defined, but state is')
+
     # A recipe may override the following two; the defaults suit recipes like the built-in ones.
     def first_tasks(self) -> list[tuple[Step, Task]]:
         """Returns tasks whose first prompts are measured before a run.
@@ -236,15 +281,80 @@ def recipe_class(name: str) -> type[Recipe]:
     )
 
 
+def answering_recipe(config: Any) -> Recipe:
+    """Returns `config.recipe` with its config alone, for `Recipe.answer`."""
+    recipe_type = recipe_class(config.recipe)
+    recipe = recipe_type.__new__(recipe_type)
+    recipe.config = config
+    return recipe
+
+
+def asks_once(recipe: Recipe) -> bool:
+    """Returns whether a recipe answers by one rollout of its evaluated role."""
+    return type(recipe).answer is Recipe.answer
+
+
 def trained_roles(config: Any) -> tuple[str, ...]:
     """Returns the names of the trained roles of `config.recipe`, in the recipe's order."""
     roles = recipe_class(config.recipe).roles(config)
     return tuple(role.name for role in roles if role.is_trained)
 
 
+# ---- state -----------------------------------------------------------------------------------------
+
+
+def state_of(recipe: Recipe) -> Json | None:
+    """Returns `Recipe.state` as a checkpoint gives it back; None without one.
+
+    Raises:
+      UserError: it is not JSON.
+    """
+    state = recipe.state()
+    try:
+        stored = json.loads(json.dumps(state, allow_nan=False))
+        problem = '' if stored == state else f'what is read back differs: {stored}'
+    except (TypeError, ValueError) as error:
+        problem = str(error)
+    if problem:
+        raise UserError(
+            f'{type(recipe).__module__}: Recipe.state returns no JSON ({problem[:_QUOTED_CHARACTERS]}); give finite '
+            'numbers, texts, lists, and dicts with texts as keys'
+        )
+    return stored
+
+
+def with_state(recipe: Recipe, state: Json | None) -> Recipe:
+    """Returns a copy of a recipe with a state of its own, for the tasks and episodes of a step; None: the recipe.
+
+    Raises:
+      UserError: the copy shares objects with the recipe that its state changes.
+    """
+    if state is None:
+        return recipe
+    before = state_of(recipe)
+    played = copy.copy(recipe)
+    played.restore(copy.deepcopy(state))
+    if state_of(recipe) != before or state_of(played) != state:
+        raise UserError(
+            f'{type(recipe).__module__}: Recipe.restore does not give back what state returned, or changes objects in '
+            'place; set every attribute of the state anew'
+        )
+    return played
+
+
+def check_unchanged(recipe: Recipe, state: Json | None) -> None:
+    """Raises UserError if tasks or episodes of a step changed the state with which the step was drawn."""
+    if state is not None and state_of(recipe) != state:
+        raise UserError(
+            f'{type(recipe).__module__}: the state of the recipe changed while a step was played; change it in '
+            'Recipe.after_step alone, and set its attributes anew in Recipe.restore'
+        )
+
+
 # ---- changing attributes ---------------------------------------------------------------------------
 #
-# A checkpoint does not hold attributes of a recipe that change while a run plays; they are found here.
+# A checkpoint holds no attributes of a recipe that change while a run plays, unless `Recipe.state` returns them; they
+# are found here.
 
 
 # Larger containers are taken for data: only their length is compared, so that a checkpoint costs no time.
@@ -265,9 +375,21 @@ class RecipeAttributes:
     def __init__(self, recipe: Any):
         self._recipe = recipe
         self._values = _comparable_attributes(recipe)
+        self._state = state_of(recipe)
 
     def changed(self) -> list[str]:
-        """Returns the sorted names of the attributes that were set, changed or deleted since."""
+        """Returns the sorted names of the attributes that were set, changed or deleted since, without the state's."""
+        names = self._different()
+        state = state_of(self._recipe)
+        if not names or self._state is None or state is None:
+            return names
+        # What is as it was once the first state is set back belongs to the state.
+        self._recipe.restore(copy.deepcopy(self._state))
+        names = self._different()
+        self._recipe.restore(state)
+        return names
+
+    def _different(self) -> list[str]:
         now = _comparable_attributes(self._recipe)
         names = now.keys() | self._values.keys()
         return sorted(name for name in names if now.get(name) != self._values.get(name))
@@ -279,9 +401,9 @@ class RecipeAttributes:
             return ''
         shown = ', '.join(f'self.{name}' for name in names)
         return (
-            f'the recipe changed {shown} while it ran; a checkpoint does not hold attributes of a recipe, so that a '
-            'resumed run begins with those of its constructor. Derive them from the step, the task and config.seed '
-            '(docs/recipes.md); a cache may stay'
+            f'the recipe changed {shown} while it ran; a checkpoint holds no attributes of a recipe but those that '
+            'Recipe.state returns, so that a resumed run begins with those of its constructor. Return them there, or '
+            'derive them from the step, the task and config.seed (docs/recipes.md); a cache may stay'
         )
 
 

@@ -67,6 +67,9 @@ class Rollout(Section):
     """Remove thoughts (…</think>) when their turn ends; every context is trained on."""
     truncated: Literal['keep', 'drop'] = 'keep'
     """Train on rollouts that ended at a limit, or drop them."""
+    failed: Literal['keep', 'drop', 'retry'] = 'drop'
+    """Rollouts in which a tool failed or timed out: train on them, drop them, or play them anew twice at most, then
+    drop."""
     deterministic: bool = True
     """Wait for slow tools. False: slow calls become error observations."""
     tool_timeout: PositiveFloat = 30.0

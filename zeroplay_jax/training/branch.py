@@ -1,8 +1,8 @@
 """A run that begins with another one (`--from`): with its weights, or as the same run with more iterations.
 
 It takes weights, optimiser moments and teachers of all roles, so that a proposer and its solver continue as a pair.
-Schedule, question pool, positions in the inputs and evaluations begin anew, unless the new run is the other one with
-more iterations. The other run is only read; it may be finished, killed or still running.
+Schedule, question pool, positions in the inputs, evaluations and the recipe's state begin anew, unless the new run is
+the other one with more iterations. The other run is only read; it may be finished, killed or still running.
 """
 
 from __future__ import annotations
@@ -196,6 +196,7 @@ def load(hosts: Hosts, source: Source, engine: Engine) -> Source:
     loaded = _read_on_all(hosts, source, lambda newest: _restore(newest, engine))
     for name in engine.learners:
         engine.publish(name, version=0)
+    engine.take_snapshots()
     return loaded
 
 

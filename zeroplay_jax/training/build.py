@@ -22,10 +22,10 @@ from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec, open_codec
-from zeroplay_jax.rollout.weights import AdapterStore, WeightStore
+from zeroplay_jax.rollout.weights import MOMENT, AdapterStore, WeightStore
 from zeroplay_jax.runtime.devices import divide_cpu
 from zeroplay_jax.selfplay import library_builder, prompt_check
-from zeroplay_jax.selfplay.context import Role, RolloutContext
+from zeroplay_jax.selfplay.context import REPLAYS, Role, RolloutContext
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.judge import (
     Judge,
@@ -355,10 +355,14 @@ def rollout_context(
         return SlotPool(sampler, config.seed)
 
     store_type = AdapterStore if uses_adapters else WeightStore
+    capacity = versions_in_use(config, weights)
     shared_pool = make_pool() if uses_adapters else None
     for specification in specifications:
         role = _role(config, specification, opened.codec, tools, weights)
         roles[role.name] = role
+        if MOMENT in role.weights:
+            # A snapshot is replaced between phases, when no rollouts are in progress.
+            capacity[role.weights] = 1
         # Roles of the same weights share slots, so that no role leaves slots idle for another.
         if role.weights not in pools:
             pools[role.weights] = shared_pool or make_pool()
@@ -366,12 +370,13 @@ def rollout_context(
         pools[extra_weights] = make_pool()
     scheduler = Scheduler(
         pools,
-        store_type(versions_in_use(config, weights)),
+        store_type(capacity),
         deterministic=config.rollout.deterministic,
         tool_timeout=config.rollout.tool_timeout,
         overlap=_overlaps(config.rollout.overlap),
     )
-    return RolloutContext(scheduler, roles, templates)
+    replays = REPLAYS if config.rollout.failed == 'retry' else 0
+    return RolloutContext(scheduler, roles, templates, replays=replays)
 
 
 def _overlaps(setting: str) -> bool:
@@ -399,10 +404,8 @@ def _role(
         # longer limit of the reply does not refuse answers; a reply that fills the slot gives no verdict.
         limits = dataclasses.replace(env.limits, turn_tokens=config.judge.grade_tokens)
         env = dataclasses.replace(env, limits=limits)
-    if specification.weights_from == INITIAL_WEIGHTS:
-        weights_name = INITIAL_WEIGHTS
-    else:
-        weights_name = weights[specification.weights_from or specification.name]
+    source, *moment = (specification.weights_from or specification.name).split(MOMENT)
+    weights_name = MOMENT.join([weights.get(source, source), *moment])
     # Roles that are not trained only check and judge. They are greedy unless a request sets a temperature.
     temperature = 0.0
     if specification.is_trained:
@@ -552,6 +555,8 @@ def build_learners(
     micro_batch_shape = (config.micro.rows, config.micro.tokens)
     # One device needs no layout constraints, and the compiled program is simpler without them.
     model = dataclasses.replace(model, mesh=mesh if mesh.size > 1 else None)
+    roles_of_run = recipe_class(config.recipe).roles(config)
+    has_snapshots = any(MOMENT in role.weights_from for role in roles_of_run)
     # Each learner copies `params`, because an update donates the buffers of its weights.
     learners: dict[str, Learner] = {}
     for weights, roles in roles_of_weights.items():
@@ -568,7 +573,7 @@ def build_learners(
             teacher_tokens=config.privileged.tokens,
             offload=config.offload,
             weights=config.micro.weights,
-            keeps_views=bool(config.rollout.ahead),
+            keeps_views=bool(config.rollout.ahead) or has_snapshots,
             base=base,
         )
     return learners

@@ -109,6 +109,8 @@ def export_iteration(
 ) -> str:
     """Writes the policies after the last step of an iteration, with `checkpoint.iterations`; returns their folder.
 
+    Takes snapshots of the weights, in any case.
+
     They are WORKDIR/iteration<N>/<name>, in the dtype of the sampler: the parent of a policy's folder lies in the
     workdir, as of those at the end, because its run is looked for there.
 
@@ -122,6 +124,8 @@ def export_iteration(
     """
     config = engine.config
     is_end = next_step is None or next_step.phase.iteration > step.phase.iteration
+    if is_end:
+        engine.take_snapshots(str(step.phase.iteration + 1))
     if not config.checkpoint.iterations or not is_end:
         return ''
     name = run_folder.iteration_folder(step)

@@ -30,7 +30,7 @@ from zeroplay_jax.runtime.record import Entries
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.judge import GRADE_PROMPT, Judge, RuleJudge, TextJudge
 from zeroplay_jax.selfplay.judge_endpoint import check_judge, endpoint_writer
-from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.selfplay.recipe import answering_recipe, recipe_class
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.training import build, outcome, run_folder
 from zeroplay_jax.types import UserError
@@ -360,7 +360,7 @@ def _grade(
     with progress.bar(total, 'judgements', initial=total - pending, shown=config.progress) as bar:
         play.grade_tasks(
             context,
-            recipe_class(config.recipe).evaluated_role,
+            answering_recipe(config),
             tasks,
             judges,
             record,

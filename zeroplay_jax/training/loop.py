@@ -33,7 +33,7 @@ from zeroplay_jax.runtime.hosts import Hosts, sums
 from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.runtime.record import STATE_FIELD, Identity, hash_of
 from zeroplay_jax.selfplay.engine import Engine
-from zeroplay_jax.selfplay.recipe import RecipeAttributes
+from zeroplay_jax.selfplay.recipe import RecipeAttributes, answering_recipe
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
 from zeroplay_jax.settings.kinds import warn
 from zeroplay_jax.settings.schema import Config
@@ -456,7 +456,7 @@ def evaluate_step(
     state: dict[str, Any],
     on_episode_end: Callable[[], None],
 ) -> tuple[dict[str, float], list[Row]]:
-    """Evaluates the recipe's `evaluated_role`; returns metrics and rows, and adds the results to `state`.
+    """Evaluates how the recipe answers; returns metrics and rows, and adds the results to `state`.
 
     With the step's number as a text for the key, `state['evaluations']` gets hop count (a text; 0: unknown) → 0 or 1
     per question, `state['rubrics']` the score of each open task, and `state['scores']` that of each question by
@@ -471,7 +471,7 @@ def evaluate_step(
         rollouts,
         context.library.evaluation_items,
         step.number,
-        engine.recipe.evaluated_role,
+        answering_recipe(engine.config),
         on_episode_end,
         engine.config.eval.metric,
     )
@@ -590,6 +590,7 @@ class Saver:
         if best and best['metric'] == name and value <= best['value']:
             return
         self._state['best'] = {'metric': name, 'value': value, 'checkpoint': next_number}
+        self._engine.take_snapshots('best')
         loop_state = self._snapshot(next_number)
         self._best.save(next_number, self._engine.device_state(), loop_state)
         # The run's own checkpoint, which says where the best one is, must not be complete before it.

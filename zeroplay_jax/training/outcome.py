@@ -36,6 +36,7 @@ _REMEDIES = {
     ),
     NONFINITE_GRADIENT: 'lower config.<role>.learning_rate, or set config.policy.dtype=float32',
     'truncated': 'raise config.rollout.turn_tokens or max_turns, or set config.rollout.truncated=keep',
+    'tool_failed': 'repair the tool, or set config.rollout.failed=keep',
     'ungraded': 'check the judge (config.judge): it gave no verdicts',
     'no_rubrics': 'check the judge (config.judge): it wrote no rubrics',
     'outside_window': 'widen config.pool.window',

@@ -1,0 +1,42 @@
+"""A recipe that answers by two rollouts is asked as it answers; all of them are shown."""
+
+import json
+
+import pytest
+from ask_cases import CLEAN, main
+
+from zeroplay_jax.recipes import drzero
+
+
+async def twice(self, context, question, identity):
+    (draft,) = await context.ask('solver', (*identity, 0), question=question.text)
+    text = f'{question.text} Is it {draft.turns[-1].text[8:-9]}?'
+    (answer,) = await context.ask('solver', (*identity, 1), question=text)
+    return answer
+
+
+@pytest.fixture(autouse=True)
+def answers_twice(monkeypatch):
+    monkeypatch.setattr(drzero.Recipe, 'answer', twice, raising=False)
+
+
+TURNS = ['<answer>Lomi</answer>', '<answer>Tarva</answer>']
+
+
+def test_both_rollouts_are_shown_and_the_second_is_the_answer(ask_scripted):
+    shown = ask_scripted(TURNS)
+    assert shown.index('Lomi') < shown.index('Tarva')
+    record = json.loads(ask_scripted(TURNS, '--json'))
+    assert record['answer'] == 'Tarva'
+    assert 'q Is it Lomi?' in record['segments'][0]['text']
+
+
+def test_a_question_that_grows_too_long_is_refused_in_one_line(monkeypatch, capsys, user_reads):
+    async def grows(self, context, question, identity):
+        return await context.ask('solver', identity, question='long ' * 400)
+
+    monkeypatch.setattr(drzero.Recipe, 'answer', grows)
+    assert main([f'--policy={CLEAN}', 'q']) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert 'cannot be asked: prompt_too_long' in line
+    user_reads(line)

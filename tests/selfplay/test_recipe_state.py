@@ -1,0 +1,177 @@
+"""The state of a recipe: which step sees which, what a checkpoint brings back, and what is refused."""
+
+import asyncio
+import copy
+
+import numpy as np
+import pytest
+from test_engine import (  # noqa: F401
+    Game,
+    assert_equal_states,
+    make,
+    policy,
+    snapshot,
+)
+
+from zeroplay_jax.selfplay.recipe import Recipe, RecipeAttributes, state_of, with_state
+from zeroplay_jax.selfplay.schedule import all_steps
+from zeroplay_jax.types import UserError
+
+PAYS = lambda item: (1, 0) if item % 3 else (0, 0)
+FILTERED = dict(filter_groups=True, batch=3, fill_rounds=3, surplus='drop')
+
+
+class Counted(Game):
+    """Rewards grow with the number of steps that its state counts."""
+
+    def __init__(self, config, pays):
+        super().__init__(config, pays)
+        self.steps, self.items, self.seen = 0, {}, []
+
+    def state(self):
+        return {'steps': self.steps, 'items': self.items}
+
+    def restore(self, state):
+        self.steps, self.items = state['steps'], state['items']
+
+    def after_step(self, step, outcomes):
+        self.steps += 1
+        for outcome in outcomes:
+            for row in outcome.rows:
+                item = str(row.info.details['item'])
+                self.items[item] = self.items.get(item, 0) + row.reward
+
+    def tasks(self, step, pool, cursor):
+        self.seen.append((step.number, self.steps))
+        return super().tasks(step, pool, cursor)
+
+    async def episode(self, context, step, task):
+        outcome = await super().episode(context, step, task)
+        # Ends in the next step where that begins early.
+        await asyncio.sleep(0.002 * task.identity[1])
+        for row in outcome.rows:
+            row.reward *= 1 + self.steps
+            row.info.details['steps'] = self.steps
+        return outcome
+
+
+@pytest.fixture(scope='module', params=[0, 1], ids=['ahead=0', 'ahead=1'])
+def played(request, policy):  # noqa: F811
+    engine, game = make(policy, PAYS, request.param, **FILTERED)
+    game.__class__ = Counted
+    Counted.__init__(game, game.config, PAYS)
+    return request.param, engine, game, snapshot(engine)
+
+
+def play(engine, first=0, last=None):
+    schedule = [*all_steps(engine.recipe.phases()), None]
+    records = []
+    for step, next_step in list(zip(schedule, schedule[1:]))[first:last]:
+        _, rows = engine.run_step(step, lambda: None, next_step)
+        seen = {row.info.details['steps'] for row in rows}
+        rollouts = [(row.trajectory.identity, row.reward, row.advantage) for row in rows]
+        records.append((seen, rollouts, engine.task_log))
+    return records
+
+
+def test_all_rounds_and_episodes_of_a_step_see_the_state_before_it_was_drawn(played):
+    ahead, engine, game, start = played
+    engine.restore(*copy.deepcopy(start))
+    game.seen.clear()
+    records = play(engine)
+    expected = [0, 0, 1, 2] if ahead else [0, 1, 2, 3]
+    assert [seen for seen, *_ in records] == [{steps} for steps in expected]
+    assert {steps for number, steps in game.seen if number == 3} == {expected[3]}
+    # Further rounds were drawn, too.
+    assert len(game.seen) > len(records) + 1
+    assert state_of(game)['steps'] == 4 and sum(game.items.values()) > 0
+
+
+@pytest.mark.parametrize('last', [1, 2, 3])
+def test_a_resumed_run_has_the_same_state_and_the_same_bits(played, last):
+    ahead, engine, game, start = played
+    engine.restore(*copy.deepcopy(start))
+    play(engine, 0, last)
+    saved = snapshot(engine)
+    assert saved[1]['recipe']['steps'] == last
+    if ahead:
+        assert saved[1]['ahead']['recipe_state']['steps'] == last - 1
+    expected, whole = play(engine, last), snapshot(engine)
+    # A new process has the attributes of the constructor.
+    engine.close()
+    Counted.__init__(game, game.config, PAYS)
+    engine.restore(*copy.deepcopy(saved))
+    assert_equal_states(snapshot(engine), saved)
+    assert play(engine, last) == expected
+    assert_equal_states(snapshot(engine), whole)
+
+
+def test_what_changes_the_state_elsewhere_is_refused(played, monkeypatch):
+    _, engine, _, start = played
+    engine.restore(*copy.deepcopy(start))
+    episode = Counted.episode
+
+    async def counts(self, context, step, task):
+        self.steps += 1
+        return await episode(self, context, step, task)
+
+    monkeypatch.setattr(Counted, 'episode', counts)
+    with pytest.raises(UserError, match='changed while a step was played; change it in Recipe'):
+        play(engine)
+
+
+# ---- without an engine ---------------------------------------------------------------------------
+
+
+class Mean(Recipe):
+    """Values that `restore` sets."""
+
+    def __init__(self, value=0.0):
+        super().__init__({}, None)
+        self.value, self.other = value, 0
+
+    def state(self):
+        return {'value': self.value}
+
+    def restore(self, state):
+        self.value = state['value']
+
+
+class InPlace(Mean):
+    def __init__(self):
+        super().__init__({'a': 1})
+
+    def restore(self, state):
+        self.value.clear()
+        self.value.update(state['value'])
+
+
+@pytest.mark.parametrize('value', [{1: 'a'}, (1, 2), float('nan'), np.float32(1), {'a'}], ids=repr)
+def test_a_state_that_is_no_json_is_refused_in_one_line(value, user_meets):
+    with user_meets('Recipe.state returns no JSON'):
+        state_of(Mean(value))
+
+
+def test_a_state_without_restore_and_one_that_is_changed_in_place_are_refused():
+    class Forgotten(Recipe):
+        def state(self):
+            return 1
+
+    with pytest.raises(TypeError, match='Recipe.restore is not defined'):
+        with_state(Forgotten({}, None), 1)
+    with pytest.raises(UserError, match='set every attribute of the state anew'):
+        with_state(InPlace(), {'value': {'a': 2}})
+
+
+def test_a_recipe_without_state_is_played_itself():
+    recipe = Recipe({}, None)
+    assert state_of(recipe) is None and with_state(recipe, None) is recipe
+
+
+def test_attributes_of_the_state_are_not_named_as_lost():
+    recipe = Mean()
+    attributes = RecipeAttributes(recipe)
+    recipe.value = 0.5
+    assert attributes.changed() == [] and recipe.value == 0.5
+    recipe.other = 1
+    assert attributes.changed() == ['other'] and recipe.value == 0.5
