@@ -33,6 +33,7 @@ from zeroplay_jax.types import Question, Trajectory
 
 if TYPE_CHECKING:
     from zeroplay_jax.selfplay.context import RolloutContext
+    from zeroplay_jax.selfplay.recipe import Recipe
     from zeroplay_jax.training.build import RunContext
 
 POLICIES = ('start', 'trained')
@@ -115,7 +116,7 @@ async def force(
 
 
 def play(
-    run: RunContext, policy: str, questions: Sequence[Question], samples: int, role: str
+    run: RunContext, policy: str, questions: Sequence[Question], samples: int, recipe: Recipe
 ) -> list[Count]:
     """Returns the counts of questions that the published weights answer."""
     from zeroplay_jax.evaluation.question_sets import ask_question
@@ -129,8 +130,9 @@ def play(
 
     async def count(index: int, question: Question) -> Count:
         """Returns the counts of one question."""
-        played = await ask_question(context, role, (0, index), question, samples, 1.0)
+        played = await ask_question(context, recipe, (0, index), question, samples, 1.0)
         enough = [each for each in played if different_searches(each) >= question.hops]
+        role = recipe.evaluated_role
         pending = [force(context, role, each, question.hops) for each in played[:FORCED_SAMPLES]]
         forced = await asyncio.gather(*pending)
         return Count(
@@ -152,7 +154,7 @@ def measure(folder: pathlib.Path, hops: Sequence[int], questions: int, samples: 
     """Returns the counts of the start of the quickstart, then those of the policy in `folder`."""
     from configs import quickstart
     from zeroplay_jax.configuration import command_line
-    from zeroplay_jax.selfplay.recipe import recipe_class
+    from zeroplay_jax.selfplay.recipe import answering_recipe
 
     command_line.prepare_process()
     from zeroplay_jax.training import build
@@ -160,15 +162,16 @@ def measure(folder: pathlib.Path, hops: Sequence[int], questions: int, samples: 
     config = quickstart.get_config()
     config.progress = False
     run = build.build(config)
-    role = recipe_class(config.recipe).evaluated_role
+    recipe = answering_recipe(config)
     asked: list[Question] = []
     for length in hops:
         of_length = [each for each in run.library.questions if each.hops == length]
         asked += of_length[:questions]
+    role = recipe.evaluated_role
     run.publish_weights([role])
-    counts = play(run, POLICIES[0], asked, samples, role)
+    counts = play(run, POLICIES[0], asked, samples, recipe)
     run.publish_weights([role], build.load_like(run, str(folder)))
-    return counts + play(run, POLICIES[1], asked, samples, role)
+    return counts + play(run, POLICIES[1], asked, samples, recipe)
 
 
 def pass_rows(counts: Sequence[Count], right: str) -> list[list[str]]:

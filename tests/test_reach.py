@@ -93,14 +93,16 @@ def test_what_cannot_be_forced_stays(early):
 def test_counts_of_a_question(monkeypatch):
     played = [answered('Bob', 'Lomi', 'Gumu'), answered('Bob', 'Lomi'), answered('Al', 'Lomi')]
 
-    async def ask_question(context, role, identity, question, samples, temperature):
-        assert (role, identity, samples, temperature) == ('solver', (0, 0), 3, 1.0)
+    recipe = types.SimpleNamespace(evaluated_role='solver')
+
+    async def ask_question(context, answers, identity, question, samples, temperature):
+        assert (answers, identity, samples, temperature) == (recipe, (0, 0), 3, 1.0)
         return played
 
     monkeypatch.setattr(question_sets, 'ask_question', ask_question)
     context, _ = context_of(answered('Al', 'Gumu'), answered('Bob', 'Gumu'))
     run = types.SimpleNamespace(evaluation=context)
-    (count,) = reach.play(run, 'start', [Question('Who?', ('Bob',), 2)], 3, 'solver')
+    (count,) = reach.play(run, 'start', [Question('Who?', ('Bob',), 2)], 3, recipe)
     assert count == reach.Count('start', 2, 3, 2, 1, 1, 3, 3, 2)
 
 
