@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+from collections.abc import Callable
 
 from benchmarks import adapter_cases, command, tpu_programs, tpu_shapes
 from benchmarks.adapter_cases import CONFIGS, UNROLLED, Machine
 from benchmarks.tpu_programs import Row
 from benchmarks.tpu_shapes import ADAPTER_TOPOLOGIES, GIB
+from zeroplay_jax.runtime.disk import write_text
 
 # The GPUs of `benchmarks.gpu_aot`, the smaller one first.
 GPUS = ('h100', 'h200')
@@ -74,7 +76,7 @@ def shared_parser(name: str, description: str | None, least_rank: int) -> argpar
 
 
 def compile_and_print(cases: list[tuple[str, Machine]], args: argparse.Namespace) -> None:
-    """Compiles the cases that are not stored, and prints their tables and the last line.
+    """Compiles the cases that are not stored, prints their tables and the last line, and writes that of the models.
 
     Args:
       cases: see `adapter_cases.measure`.
@@ -82,7 +84,9 @@ def compile_and_print(cases: list[tuple[str, Machine]], args: argparse.Namespace
     """
     path = args.out or adapter_cases.RESULTS
     rows = adapter_cases.measure(cases, args.adapters, path, args.again, not args.unrolled)
-    print(report(rows, adapter_cases.stored_rows(path)))
+    stored = adapter_cases.stored_rows(path)
+    write_text(path.with_suffix('.tsv'), model_table(stored, command.tab_separated))
+    print(report(rows, stored))
     print(last_line(rows))
 
 
@@ -125,7 +129,7 @@ def config_table(rows: list[Row]) -> str:
     return command.table(columns, lines)
 
 
-def model_table(rows: list[Row]) -> str:
+def model_table(rows: list[Row], form: Callable[..., str] = command.table) -> str:
     """Returns slots and rows of the models on the machines; – where nothing is compiled."""
     rows = [row for row in rows if row['work'] == row['model']]
     compiled_on = {row['machine'] for row in rows}
@@ -137,7 +141,7 @@ def model_table(rows: list[Row]) -> str:
             compiled = _rows_of(rows, name, machine)
             cells.append(setting(compiled) if compiled else '–')
         lines.append(cells)
-    return command.table(('model', *machines), lines)
+    return form(('model', *machines), lines)
 
 
 def smallest_machine(rows: list[Row], work: str, machines: tuple[str, ...]) -> str:

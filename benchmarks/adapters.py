@@ -11,7 +11,7 @@ nothing else differs.
 
 Every result is stored in benchmarks/results/adapters, named by arm, rank, factor and seed, with the hash of the code
 that it ran; the runs there are those of commit 2184f7c4 and of the two days before it. A run whose file is removed is
-executed again. The table of all stored runs is written to benchmarks/results/adapters.json and adapters.md, and
+executed again. The table of all stored runs is written to benchmarks/results/adapters.json and adapters.tsv, and
 printed. Its columns are means over seeds:
 
 - final: exact match on held-out questions after the last step, the mean over numbers of hops, and its range over seeds
@@ -163,8 +163,8 @@ def table(folder: pathlib.Path) -> list[dict[str, Any]]:
     return [table_row(runs_of_row[row_key]) for row_key in sorted(runs_of_row)]
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
-    """Returns the table as Markdown."""
+def tab_separated(rows: list[dict[str, Any]]) -> str:
+    """Returns the text of adapters.tsv."""
     columns = ('run', 'weights', 'learning rate', 'seeds', 'before', 'final (range)', 'area')
     cells = []
     for row in rows:
@@ -173,7 +173,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         final = f'{row["final"]:.3f} ({low:.3f} to {high:.3f})'
         rates = (f'× {row["factor"]:g}', row['seeds'], f'{row["before"]:.3f}')
         cells.append((row['arm'], weights, *rates, final, f'{row["area"]:.3f}'))
-    return command.table(columns, cells) + '\n'
+    return command.tab_separated(columns, cells)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -198,8 +198,8 @@ def main(argv: list[str] | None = None) -> None:
     rows = table(folder)
     args.out.mkdir(parents=True, exist_ok=True)
     write_text(args.out / 'adapters.json', json.dumps({'rows': rows}, indent=1))
-    write_text(args.out / 'adapters.md', markdown(rows))
-    print(markdown(rows), end='')
+    write_text(args.out / 'adapters.tsv', tab_separated(rows))
+    print(tab_separated(rows), end='')
 
 
 if __name__ == '__main__':

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import slice_compiler
 
-from benchmarks import adapter_cases, adapter_tables, tpu_aot, tpu_programs
+from benchmarks import adapter_cases, adapter_tables, command, tpu_aot, tpu_programs
 from benchmarks.adapter_cases import SLOTS, AdapterCase, Machine
 from benchmarks.tpu_programs import Compiled
 from zeroplay_jax.policy import adapters
@@ -111,10 +111,10 @@ def test_stored_rows_are_not_compiled_again(tmp_path, monkeypatch):
 
 def test_the_tables_of_the_pages_are_the_stored_rows():
     rows = adapter_cases.stored_rows()
-    page = (ROOT / 'benchmarks' / 'README.md').read_text().split('\n')
+    models = adapter_tables.model_table(rows, command.tab_separated)
+    assert models == adapter_cases.RESULTS.with_suffix('.tsv').read_text()
     tables = adapter_tables.report(rows, rows).split('\n\n')
-    models = [table for table in tables if table.startswith('| model |')]
-    assert len(tables) == 3 and set(models[0].split('\n')) <= set(page)
+    assert len(tables) == 3 and tables[1].startswith('| model |')
     configs = adapter_tables.config_table(rows).split('\n')
     assert len(configs) == 2 + len(adapter_cases.CONFIGS)
     assert set(configs) <= set((ROOT / 'docs/tpu-gpu.md').read_text().split('\n'))
@@ -136,9 +136,8 @@ def test_the_tables_of_the_pages_are_the_stored_rows():
         assert adapter_tables.TYPES[machine] in line
         compiled = adapter_tables.rows_that_fit(rows, work, machine)
         is_scanned = not compiled[0]['work'].endswith(adapter_cases.UNROLLED)
-        command = re.search(rf'launch/tpu_vm.sh --name {name}-adapters .*?\n(?! )', launches, re.S)[
-            0
-        ]
+        pattern = rf'launch/tpu_vm.sh --name {name}-adapters .*?\n(?! )'
+        launch = re.search(pattern, launches, re.S)[0]
         first = compiled[0]
         flags = f"""
             --type {adapter_tables.TYPES[machine]} --config={work} --config.policy.adapters.rank={first['rank']}
@@ -147,7 +146,7 @@ def test_the_tables_of_the_pages_are_the_stored_rows():
         """
         flags = re.findall(r'--type \S+|--config\S+', flags)
         flags += [f'--config.mesh.{axis}={size}' for axis, size in first['mesh'].items()]
-        words = ' '.join(command.replace('\\\n', ' ').split()) + ' '
+        words = ' '.join(launch.replace('\\\n', ' ').split()) + ' '
         for flag in flags:
             assert f'{flag} ' in words, (name, flag)
 

@@ -40,11 +40,11 @@ def test_stored_runs_are_tabulated_and_not_executed_again(tmp_path, capsys, monk
     flags = ['--only', 'dspo', '--ranks', '0', '--seeds', '2', '--out', str(tmp_path)]
     adapters.main(flags)
     printed = capsys.readouterr().out
-    assert printed == (tmp_path / 'adapters.md').read_text()
+    assert printed == (tmp_path / 'adapters.tsv').read_text()
     # All stored runs are in the table. Area of a run: (8 · 0.2 + 16 · (0.2 + final) / 2) / 24.
-    cells = '| 2 | 0.200 | 0.800 (0.600 to 1.000) | 0.400 |'
-    assert f'| dspo | whole | × 1 {cells}' in printed
-    assert f'| dspo | rank 4 | × 10 {cells}' in printed
+    cells = '2\t0.200\t0.800 (0.600 to 1.000)\t0.400\n'
+    assert f'dspo\twhole\t× 1\t{cells}' in printed
+    assert f'dspo\trank 4\t× 10\t{cells}' in printed
     rows = json.loads((tmp_path / 'adapters.json').read_text())['rows']
     assert [row['rank'] for row in rows] == [0, 4] and rows[1]['area'] == 0.4
 
@@ -52,4 +52,4 @@ def test_stored_runs_are_tabulated_and_not_executed_again(tmp_path, capsys, monk
 def test_the_committed_table_is_that_of_the_committed_runs():
     rows = adapters.table(command.RESULTS / 'adapters')
     assert rows == json.loads((command.RESULTS / 'adapters.json').read_text())['rows']
-    assert adapters.markdown(rows) == (command.RESULTS / 'adapters.md').read_text()
+    assert adapters.tab_separated(rows) == (command.RESULTS / 'adapters.tsv').read_text()
