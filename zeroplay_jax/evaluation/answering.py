@@ -31,8 +31,7 @@ from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.selfplay.answers import score
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.recipe import Recipe
-from zeroplay_jax.tools.base import Invocation, ToolResult
-from zeroplay_jax.types import POLICY, Question, TaskDropped, Trajectory, UserError
+from zeroplay_jax.types import POLICY, Question, TaskDropped, ToolCall, Trajectory, UserError
 
 # The end of a sentence, and tags around it.
 _SENTENCE_END = re.compile(r'(?<=[.!?])\s|\n')
@@ -178,10 +177,7 @@ class _Baseline:
                 raise UserError(
                     f'--answering={way}: role {role} cannot search; add search to config.tools.names'
                 )
-            self._tool = env.tools['search']
-            # Queries that wait for a result, and the lock of the one batch that runs.
-            self._waiting: list[tuple[str, asyncio.Future[ToolResult]]] = []
-            self._lock = asyncio.Lock()
+            self._weights = player.weights
             # Passages are part of the prompt, which the slot limits.
             slot_tokens = context.scheduler.pools[player.weights].context
             prompt_tokens = max(prompt_tokens, slot_tokens - env.limits.turn_tokens)
@@ -201,7 +197,7 @@ class _Baseline:
         query = question.text
         while query and len(queries) < self._most_searches:
             queries.append(query)
-            texts = await self._passages(query)
+            texts = await self._passages((*identity, len(queries)), query)
             passages += texts
             # A failed search is the last one.
             if not texts or self._way == 'retrieve':
@@ -217,39 +213,17 @@ class _Baseline:
         turn = await self._read(prompt, (*identity, 0), question, passages)
         return answer_of(turn, queries)
 
-    async def _passages(self, query: str) -> list[str]:
+    async def _passages(self, identity: tuple[int, ...], query: str) -> list[str]:
         """Returns what a search finds, as a text as long as an observation; [] if it fails."""
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.append((query, future))
-        async with self._lock:
-            # The first to get the lock searches for all that wait.
-            if not future.done():
-                batch, self._waiting = self._waiting, []
-                calls = [
-                    Invocation(self._tool.prepare({'query_list': [each]})) for each, _ in batch
-                ]
-                results = await asyncio.to_thread(self._search, calls)
-                for (_, waiting), result in zip(batch, results, strict=True):
-                    waiting.set_result(result)
-        counts = self._context.scheduler.workers.counts
-        counts['search/calls'] += 1
-        if future.result().error:
-            counts['search/failed'] += 1
+        arguments = self._env.tools['search'].prepare({'query_list': [query]})
+        # A call runs for a rollout; this one has neither tokens nor a slot.
+        request = Request(self._weights, np.zeros(0, np.int32), identity, self._env)
+        call = await self._context.scheduler.call(request, ToolCall('search', arguments))
+        if call.error:
             return []
         codec = self._env.codec
-        text = self._env.syntax.result_text(self._tool, future.result())
-        ids = codec.encode_start(text, self._env.limits.observation_tokens)
+        ids = codec.encode_start(call.text, self._env.limits.observation_tokens)
         return [codec.decode(codec.whole_characters(ids))]
-
-    def _search(self, calls: Sequence[Invocation]) -> Sequence[ToolResult]:
-        """Returns the results of searches; what raises runs again one by one, as in `ToolWorkers`."""
-        try:
-            return self._tool.run(calls)
-        except Exception as error:
-            if len(calls) > 1:
-                return [self._search([call])[0] for call in calls]
-            self._tool.failure_log.add(repr(error))
-            return [ToolResult(error='failed')]
 
     async def _read(
         self,

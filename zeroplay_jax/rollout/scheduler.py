@@ -114,6 +114,8 @@ class Scheduler:
         # With `overlap`: the chunks of the last round.
         self._unread: list[tuple[SlotPool, DecodeChunk]] = []
         self._unread_scores: list[Scores] = []
+        # Calls of rollouts without a slot, which the next round submits.
+        self._calls: dict[SlotPool, list[tuple[Rollout, ToolCall]]] = collections.defaultdict(list)
 
     def _distinct_pools(self) -> list[SlotPool]:
         """Returns every pool once, in order."""
@@ -164,14 +166,24 @@ class Scheduler:
           call: the call.
           is_run: whether it has its result or error already; else it is run first.
         """
-        future = asyncio.get_running_loop().create_future()
-        rollout = Rollout(Prefix(request), 0, future)
+        rollout = self._without_slot(request)
         if not is_run:
-            self.workers.submit(self.pools[request.weights], [(rollout, call)])
-            self._wake()
-            call = await future
+            call = await self._call(rollout, call)
         rollout.turns[-1] = dataclasses.replace(rollout.turns[-1], call=call)
         return rollout, rollout.observation(call)
+
+    async def call(self, request: Request, call: ToolCall) -> ToolCall:
+        """Returns a call of a tool of `Request.env` with its result or error; no rollout reads it."""
+        return await self._call(self._without_slot(request), call)
+
+    def _without_slot(self, request: Request) -> Rollout:
+        return Rollout(Prefix(request), 0, asyncio.get_running_loop().create_future())
+
+    async def _call(self, rollout: Rollout, call: ToolCall) -> ToolCall:
+        """Returns a call with its result; calls until the next round are batches together."""
+        self._calls[self.pools[rollout.request.weights]].append((rollout, call))
+        self._wake()
+        return await rollout.future
 
     def run(
         self, episodes: Sequence[Coroutine], on_episode_end: Callable[[], None] = _nothing
@@ -241,6 +253,7 @@ class Scheduler:
         self._episodes = {}
         self._unread = []
         self._unread_scores = []
+        self._calls.clear()
         runner, self._runner = self._runner, None
         try:
             self.workers.abandon()
@@ -324,6 +337,9 @@ class Scheduler:
         started = time.perf_counter()
         self.stats['rounds'] += 1
         self._deliver_tool_results()
+        for pool, calls in self._calls.items():
+            self.workers.submit(pool, calls)
+        self._calls.clear()
         started_chunks: list[tuple[SlotPool, DecodeChunk]] = []
         started_scores: list[Scores] = []
         for pool in self._distinct_pools():
@@ -363,7 +379,7 @@ class Scheduler:
         for pending, call in self.workers.finished():
             rollout = pending.rollout
             if rollout.slot == NO_SLOT:
-                # Of `reply`; done if its episode was cancelled.
+                # Of `_call`; done if its episode was cancelled.
                 if not rollout.future.done():
                     rollout.future.set_result(call)
                 continue
