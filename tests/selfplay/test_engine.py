@@ -263,6 +263,11 @@ def going_on(game, continued):
     [
         ({}, 1, r'rollout \(0, 0, 1\) of role solver is a row and goes on in another one'),
         ({'baseline': 'value', 'scale': 'none'}, None, 'give 1 for discount and gae_lambda'),
+        (
+            {'tis_cap': 2.0, 'tis_level': 'sequence', 'old_logp': 'trainer'},
+            None,
+            'several contexts, each of which would get its own weight',
+        ),
         ({'loss': 'token_pg'}, None, ''),
         ({'loss': 'sequence_pg'}, None, ''),
     ],

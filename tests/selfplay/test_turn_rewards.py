@@ -13,7 +13,7 @@ from zeroplay_jax.selfplay.collection import Collector
 from zeroplay_jax.selfplay.metrics import invalid_reason, reward_table, rollout_stats
 from zeroplay_jax.selfplay.records import teaches
 from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
-from zeroplay_jax.selfplay.update import pack_rows, set_advantages
+from zeroplay_jax.selfplay.update import _informative_groups, pack_rows, set_advantages
 from zeroplay_jax.types import ENV, POLICY, PROMPT, Outcome, Row, Trajectory, Turn, UserError
 
 NONE = float('nan')
@@ -80,6 +80,17 @@ def test_turns_have_the_advantages_of_what_follows_them():
     for row, same in zip(rows, from_bytes(to_bytes(rows)), strict=True):
         np.testing.assert_array_equal(row.advantage, same.advantage)
         np.testing.assert_array_equal(row.turn_rewards, same.turn_rewards)
+
+
+def test_the_filter_keeps_groups_that_differ_in_their_turns_alone():
+    rows = [
+        Row('solver', rollout((2, 1)), 1.0, 4, turn_rewards=np.array([0.5, 0.0])),
+        Row('solver', rollout((2, 1)), 1.0, 4, turn_rewards=np.array([0.0, 0.5])),
+        Row('solver', rollout((2, 1)), 1.0, 5, turn_rewards=np.array([0.5, 0.0])),
+        Row('solver', rollout((2, 1)), 1.0, 5, turn_rewards=np.array([0.5, 0.0])),
+    ]
+    assert _informative_groups(rows, settings()) == [4]
+    assert _informative_groups(rows, settings(advantage='group')) == []
 
 
 def token_advantages(rows, shape, **changes):

@@ -551,6 +551,11 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
             problem = f'{settings.loss} is defined on whole rollouts, and every context would count as one'
             fix = f'declare PolicyLoss.rollout_values, or set {role}.loss to token_pg'
             fail('rollout.drop_thinking', True, problem, fix)
+        if config.rollout.drop_thinking and settings.tis_cap and settings.tis_level == 'sequence':
+            problem = (
+                'with rollout.drop_thinking every context of a rollout would get its own weight'
+            )
+            fail(f'{role}.tis_level', 'sequence', problem, f'set {role}.tis_level to token')
         carries = settings.get('filter_groups') and settings.get('surplus') == 'carry'
         if carries and settings.old_logp == 'trainer':
             problem = 'carried-over groups would be scored by newer weights, which hides their age'

@@ -31,7 +31,7 @@ from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.selfplay.answers import score
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.recipe import Recipe
-from zeroplay_jax.types import POLICY, Question, TaskDropped, ToolCall, Trajectory, UserError
+from zeroplay_jax.types import Question, TaskDropped, ToolCall, Trajectory, UserError
 
 # The end of a sentence, and tags around it.
 _SENTENCE_END = re.compile(r'(?<=[.!?])\s|\n')
@@ -139,13 +139,10 @@ async def _answer_after(
       The new rollout's tokens and finish, with the turns of `searched` before its last one.
     """
     env = context.roles[role].env
-    # A turn starts where the author changes to the policy. Token ids are reused unchanged, so the answerer reads
-    # exactly the tokens that the searcher read.
-    is_policy = (searched.source == POLICY).astype(np.int8)
-    turn_starts = np.flatnonzero(np.diff(is_policy, prepend=0) == 1)
+    # Token ids are reused unchanged, so the answerer reads exactly the tokens that the searcher read.
     prompt = searched.tokens
-    if len(turn_starts) > 0:
-        prompt = searched.tokens[: turn_starts[-1]]
+    if searched.starts and searched.starts[-1] >= 0:
+        prompt = searched.tokens[: searched.starts[-1]]
     limits = dataclasses.replace(env.limits, max_turns=1)
     # The answerer gets no tools and one turn, whose text must be final.
     final_env = dataclasses.replace(env, tools={}, limits=limits)

@@ -88,6 +88,14 @@ class PolicyLoss(LossProperties):
     batch_means: Callable | None = None
     rollout_values: Callable | None = None
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.per_token and self.rollout_values:
+            raise ValueError(
+                'a loss with a ratio per token reads no mean over a rollout; set per_token=False, or leave out '
+                'rollout_values'
+            )
+
     def __call__(
         self,
         logp: Float[AnyArray, 'batch length'],
@@ -169,6 +177,10 @@ class PolicyLoss(LossProperties):
         fix = 'return {name: (values, weights)}, both [B, T]'
         if not isinstance(pairs, Mapping):
             raise LossError(f'loss {name}: batch_means returned a {type(pairs).__name__}; {fix}')
+        if self.rollout_values and 'rollout' in pairs:
+            raise LossError(
+                f"loss {name}: batch_means has the name 'rollout', which is that of rollout_values; rename it"
+            )
         sums = {}
         for key, pair in pairs.items():
             shapes = [jnp.shape(x) for x in pair] if isinstance(pair, tuple) else []

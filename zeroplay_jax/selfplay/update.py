@@ -250,6 +250,12 @@ class RoleUpdates:
         With several processes each gets the part of every micro-batch that its devices hold.
         """
         settings, micro = self.config[role], self.config.micro
+        has_contexts = any(row.trajectory.earlier for row in rows)
+        if has_contexts and settings.tis_cap and settings.tis_level == 'sequence':
+            raise UserError(
+                f'config.{role}.tis_level=sequence: a rollout has several contexts, each of which would get its own '
+                f'weight; set {role}.tis_level to token'
+            )
         teacher_tokens = self.config.privileged.tokens if settings.distill_top_k else 0
         shape = (micro.rows, micro.tokens)
         batches = pack_rows(rows, settings, shape, distill_coef, teacher_tokens, micro.order)
@@ -279,7 +285,7 @@ class GroupFilter:
                 usable.append(row)
         # If the filter is off, a group counts as soon as it has one valid row, whatever its rewards.
         if settings.filter_groups:
-            groups = set(_informative_groups(usable))
+            groups = set(_informative_groups(usable, settings))
         else:
             groups = {row.group for row in usable}
         return max(settings.batch - len(groups), 0)
@@ -304,7 +310,7 @@ class GroupFilter:
         # every step.
         candidates = [*self._carried_over.pop(role, []), *rows]
         # The order is that of the tasks. In the order of completion short rollouts would be preferred.
-        groups = _informative_groups(candidates)
+        groups = _informative_groups(candidates, settings)
         batch_groups = set(groups[: settings.batch])
         surplus_groups = set(groups[settings.batch :])
         carries_surplus = settings.surplus == 'carry'
@@ -378,10 +384,17 @@ class GroupFilter:
                 ) from error
 
 
-def _informative_groups(rows: Sequence[Row]) -> list[int]:
-    """Returns the keys of the groups in which the rewards of undropped rows differ, each once, in row order."""
-    rewards, groups, valid = reward_columns(rows)
-    is_informative = advantages.informative_groups(rewards, groups, valid)
+def _informative_groups(rows: Sequence[Row], settings: Any) -> list[int]:
+    """Returns the keys of the groups that teach, each once, in row order.
+
+    Rewards of undropped rows differ, or with `<role>.advantage` other than 'group' some advantage is not 0.
+    """
+    if settings.advantage == 'group' or settings.baseline == 'value':
+        rewards, groups, valid = reward_columns(rows)
+        is_informative = advantages.informative_groups(rewards, groups, valid)
+    else:
+        values, _ = advantages.evaluate(settings.advantage, reward_table(rows), settings)
+        is_informative = values.reshape(len(rows), -1).any(1)
     # The keys of a dict keep the order of the rows; those of a set would not.
     keys: dict[int, None] = {}
     for row, informative in zip(rows, is_informative, strict=True):
