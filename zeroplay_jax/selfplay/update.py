@@ -394,7 +394,7 @@ def _informative_groups(rows: Sequence[Row], settings: Any) -> list[int]:
         is_informative = advantages.informative_groups(rewards, groups, valid)
     else:
         values, _ = advantages.evaluate(settings.advantage, reward_table(rows), settings)
-        is_informative = values.reshape(len(rows), -1).any(1)
+        is_informative = np.any(values.reshape(len(rows), -1), axis=1)
     # The keys of a dict keep the order of the rows; those of a set would not.
     keys: dict[int, None] = {}
     for row, informative in zip(rows, is_informative, strict=True):
