@@ -175,6 +175,7 @@ class Turn:
       context: index in `Trajectory.contexts` of the context in which it was sampled.
       start, stop: its sampled tokens are those of that context from `start` up to and without `stop`; 0 and 0 where
         nothing recorded them.
+      temperature: with which they were sampled.
     """
 
     text: str
@@ -183,6 +184,7 @@ class Turn:
     context: int = 0
     start: int = 0
     stop: int = 0
+    temperature: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,7 +208,9 @@ class Trajectory:
         without turns. Policy tokens of an earlier context are PROMPT in later ones, so every sampled token is labelled
         POLICY exactly once.
       starts: first position in `tokens` of every turn; −1 of a turn that was cut from this context.
-      tool_state: tool name → what the tool stores for this rollout, which a continuation needs; in this process only.
+      tool_states: tool name → what the tool stores for this rollout, before each turn's call and at the end; a
+        continuation needs them. In this process only.
+      after_failure: whether a tool failed in the context of another rollout that is the prompt of this one.
     """
 
     tokens: np.ndarray
@@ -219,9 +223,10 @@ class Trajectory:
     identity: tuple[int, ...]
     earlier: tuple[Trajectory, ...] = ()
     starts: tuple[int, ...] = ()
-    tool_state: Mapping[str, Any] = dataclasses.field(
-        default_factory=dict, repr=False, compare=False
+    tool_states: tuple[Mapping[str, Any], ...] = dataclasses.field(
+        default=({},), repr=False, compare=False
     )
+    after_failure: bool = False
 
     def __post_init__(self):
         same_length = self.tokens.shape == self.source.shape == self.logp.shape
@@ -271,8 +276,8 @@ class Trajectory:
 
     @property
     def has_tool_failure(self) -> bool:
-        """Whether a tool failed or was too slow."""
-        return any(call.is_tool_failure for call in self.calls)
+        """Whether a tool failed or was too slow, here or in what became the prompt."""
+        return self.after_failure or any(call.is_tool_failure for call in self.calls)
 
 
 @dataclasses.dataclass

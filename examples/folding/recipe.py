@@ -70,8 +70,6 @@ class Recipe(dspo.Recipe):
                 (summary,) = await context.ask(
                     'summariser',
                     (*identity, fold, 0),
-                    # Roles that are not trained are greedy, and this turn is trained with the others.
-                    temperature=context.roles['solver'].temperature,
                     after=rollout,
                     note=SUM_UP,
                 )

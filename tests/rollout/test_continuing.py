@@ -3,10 +3,11 @@
 import asyncio
 import collections
 import dataclasses
+import threading
 
 import numpy as np
 import pytest
-from request_cases import CONFIG, make_env, make_scheduler, same
+from request_cases import CONFIG, echo, make_env, make_scheduler, same
 from test_scheduler import Forgetful
 from test_scheduler import test_sampler_log_probs_are_the_trainers as check_log_probs
 
@@ -85,8 +86,9 @@ def test_forks_begin_with_the_ids_of_the_rollout_and_train_their_own(policy, lay
         forks = await context.ask('whole', (4, number), 3, after=trunk, keep=range(1))
         return trunk, forks
 
-    results = run(context, *(episode(number) for number in range(3)))
-    assert any(len(trunk.turns) > 1 for trunk, _ in results)
+    # Their first turns are calls.
+    results = run(context, *(episode(number) for number in (0, 2)))
+    assert all(len(trunk.turns) > 1 for trunk, _ in results)
     for trunk, forks in results:
         first_end = [*trunk.starts, len(trunk.tokens)][1]
         # Rows of their own: the trunk can be one too.
@@ -99,9 +101,9 @@ def test_forks_begin_with_the_ids_of_the_rollout_and_train_their_own(policy, lay
     check_log_probs(policy, [fork for _, forks in results for fork in forks])
     # Neighbours and order change nothing.
     context, _ = make_context(policy, LAYOUTS[layout])
-    for number in (2, 0):
+    for number, result in ((2, results[1]), (0, results[0])):
         ((_, forks),) = run(context, episode(number))
-        same(forks, results[number][1])
+        same(forks, result[1])
 
 
 def sampled_ids(pool):
@@ -214,16 +216,24 @@ def test_tools_keep_what_they_stored_and_forks_do_not_share_it(policy):
     counts.clear()
 
     async def forks():
-        return await context.ask('whole', (4, 0), 8, after=first, keep=[0, 1])
+        for kept in (0, 1, 2):
+            await context.ask('whole', (4, kept), 8, after=first, keep=range(kept))
 
     run(context, forks())
-    assert len(counts) >= 3
-    assert first.tool_state['search']['count'] == searches
+    assert searches == 2
+    assert [states.get('search') for states in first.tool_states] == [
+        None,
+        {'count': 1},
+        {'count': 2},
+        {'count': 2},
+    ]
     by_rollout = collections.defaultdict(list)
     for rollout, count in counts:
         by_rollout[rollout].append(count)
-    for values in by_rollout.values():
-        assert values == [searches + 1 + i for i in range(len(values))]
+    assert {kept for _, kept, _ in by_rollout} == {0, 1, 2}
+    # They know the calls that their prompt shows.
+    for (_, kept, _), values in by_rollout.items():
+        assert values == [kept + 1 + i for i in range(len(values))]
 
 
 def test_what_cannot_go_on_is_refused_in_one_line(policy):
@@ -254,8 +264,65 @@ def test_what_cannot_go_on_is_refused_in_one_line(policy):
         ended = dataclasses.replace(first, turns=(dataclasses.replace(first.turns[0], text='a'),))
         with pytest.raises(UserError, match='has ended, and a turn would follow'):
             await context.bound().ask('short', (15,), after=ended)
+        unread = {'note': 'a'}, {'keep': [0]}
+        for options in unread:
+            with pytest.raises(UserError, match='read with after=ROLLOUT alone'):
+                await context.ask('short', (16,), question='abc', **options)
+            with pytest.raises(UserError, match='read with after=ROLLOUT alone'):
+                await context.log_probs('short', (16,), ['a'], question='abc', **options)
 
     run(context, twice())
+
+
+def test_a_turn_that_a_limit_cut_goes_on_with_a_note_alone(policy):
+    context, _ = make_context(policy, env=make_env(policy[0], turn_tokens=3))
+
+    async def episode():
+        (first,) = await context.ask('whole', (3, 0), question=QUESTIONS[0])
+        assert first.finish == 'turn_tokens' and not first.turns[-1].closed
+        with pytest.raises(UserError, match='give ask a note'):
+            await context.ask('whole', (4, 0), after=first)
+        await context.ask('whole', (4, 0), after=first, note='a')
+
+    run(context, episode())
+
+
+def test_a_rollout_goes_on_at_its_temperature(policy):
+    context, _ = make_context(policy)
+    context.roles['short'] = dataclasses.replace(context.roles['short'], temperature=0.0)
+
+    async def episode():
+        (first,) = await context.ask('whole', (3, 0), temperature=0.5, question='abc')
+        (more,) = await context.ask('short', (4, 0), after=first, note='a')
+        forks = await context.ask('short', (5, 0), 2, after=first, note='a')
+        (colder,) = await context.ask('short', (6, 0), temperature=0.2, after=more, note='a')
+        return [[turn.temperature for turn in t.turns] for t in (first, more, *forks, colder)]
+
+    ((first, more, *forks, colder),) = run(context, episode())
+    assert set(first) == {0.5} and more == [*first, 0.5]
+    assert forks == [[0.0], [0.0]] and colder == [*more, 0.2]
+
+
+def test_forks_behind_a_failed_call_count_as_failed(policy):
+    def fail(queries):
+        raise OSError('down')
+
+    context, _ = make_context(policy, env=make_env(policy[0], fail))
+    context = dataclasses.replace(context, replays=1)
+
+    async def episode():
+        # Its call fails when it goes on, before there are forks.
+        (first,) = await context.ask('short', (3, 0), question=QUESTIONS[0])
+        assert not first.has_tool_failure
+        forks = await context.ask('short', (4, 0), 2, after=first)
+        (grandchild, _) = await context.ask('short', (5, 0), 2, after=forks[0], note='a')
+        free = await context.ask('short', (6, 0), 2, after=first, keep=[], note='a')
+        return forks, grandchild, free
+
+    ((forks, grandchild, free),) = run(context, episode())
+    assert all(fork.has_tool_failure and not fork.calls for fork in (*forks, grandchild))
+    assert not context.run.replays
+    assert not any(fork.has_tool_failure for fork in free)
 
 
 def test_the_episode_that_does_not_wait_for_a_call_ends(policy):
@@ -272,3 +339,46 @@ def test_the_episode_that_does_not_wait_for_a_call_ends(policy):
 
     run(context, episode())
     assert not pool.active and not context.scheduler.workers.futures
+
+
+def test_a_call_that_nobody_waits_for_ends_with_its_step(policy):
+    """An episode is dropped while one of its rollouts waits for a tool; the next step is in progress."""
+    is_up = threading.Event()
+    seen = []
+
+    def slow(queries):
+        is_up.wait(60)
+        return echo(queries)
+
+    context, _ = make_context(policy, env=make_env(policy[0], slow))
+    scheduler = context.scheduler
+    dropped, ahead = context.bound(), context.bound()
+
+    async def going_on(first):
+        try:
+            await dropped.ask('short', (4, 0), after=first)
+        except asyncio.CancelledError:
+            seen.append('cancelled')
+            raise
+
+    async def drop():
+        while not scheduler.workers.futures:
+            await asyncio.sleep(0)
+        raise TaskDropped('x')
+
+    async def episode():
+        (first,) = await dropped.ask('short', (3, 0), question=QUESTIONS[0])
+        with pytest.raises(TaskDropped):
+            await asyncio.gather(going_on(first), drop())
+
+    async def other():
+        while not seen:
+            await asyncio.sleep(0)
+        is_up.set()
+        await ahead.ask('short', (5, 0), question='abc')
+
+    scheduler.start(dropped.run, [episode()])
+    scheduler.start(ahead.run, [other()])
+    scheduler.wait(dropped.run)
+    scheduler.wait(ahead.run)
+    assert seen == ['cancelled'] and not scheduler._callers

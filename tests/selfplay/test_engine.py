@@ -26,7 +26,17 @@ from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec
 from zeroplay_jax.selfplay.rows import from_bytes
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.selfplay.update import pack_rows
-from zeroplay_jax.types import POLICY, PROMPT, Outcome, Row, RowInfo, Task, Trajectory, UserError
+from zeroplay_jax.types import (
+    POLICY,
+    PROMPT,
+    Outcome,
+    Row,
+    RowInfo,
+    Task,
+    Trajectory,
+    Turn,
+    UserError,
+)
 
 
 @pytest.fixture(scope='module')
@@ -250,7 +260,8 @@ def going_on(game, continued):
         outcome = await whole(context, step, task)
         for row in outcome.rows:
             earlier = (dataclasses.replace(row.trajectory, finish='continued'),)
-            row.trajectory = dataclasses.replace(row.trajectory, earlier=earlier)
+            turns = (Turn('a', start=3, stop=8),)
+            row.trajectory = dataclasses.replace(row.trajectory, earlier=earlier, turns=turns)
             if row.trajectory.identity[-1] == continued:
                 context.run.continued.add(row.trajectory.identity)
         return outcome
@@ -268,6 +279,7 @@ def going_on(game, continued):
             None,
             'several contexts, each of which would get its own weight',
         ),
+        ({'temperature': 0.5}, None, r'sampled at temperature 1\.0, and is trained at .*=0\.5'),
         ({'loss': 'token_pg'}, None, ''),
         ({'loss': 'sequence_pg'}, None, ''),
     ],

@@ -66,7 +66,7 @@ def _in_new_context(
     earlier = rollout.earlier
     if np.any(rollout.source == POLICY):
         ended = dataclasses.replace(
-            rollout, turns=(), finish='continued', earlier=(), starts=(), tool_state={}
+            rollout, turns=(), finish='continued', earlier=(), starts=(), tool_states=({},)
         )
         earlier = (*earlier, ended)
     return dataclasses.replace(
@@ -144,7 +144,12 @@ def replied(rollout: Trajectory, env: Environment, ids: Sequence[int]) -> Trajec
 
 
 def as_prompt(rollout: Trajectory) -> Trajectory:
-    """Returns the context as a prompt: nothing in it is trained, and no turn or earlier context belongs to it."""
+    """Returns the context as a prompt: nothing in it is trained, and no turn or earlier context belongs to it.
+
+    Tools have stored what they had after the last turn of this context.
+    """
+    present = [number for number, start in enumerate(rollout.starts) if start >= 0]
+    turns = tuple(rollout.turns[number] for number in present)
     return dataclasses.replace(
         rollout,
         source=np.full(len(rollout.tokens), PROMPT, np.int8),
@@ -152,4 +157,6 @@ def as_prompt(rollout: Trajectory) -> Trajectory:
         turns=(),
         earlier=(),
         starts=(),
+        tool_states=(rollout.tool_states[max(present, default=-1) + 1],),
+        after_failure=dataclasses.replace(rollout, turns=turns).has_tool_failure,
     )

@@ -104,7 +104,7 @@ class Rollout:
       starts: as of `Trajectory`.
       old_turns: number of turns before this request.
       earlier: trajectories of the contexts before the current one, see `end_context`.
-      tool_state: tool name → what the tool stores for this rollout.
+      tool_states: as of `Trajectory`.
     """
 
     def __init__(self, prefix: Prefix, sample: int, future: asyncio.Future):
@@ -120,14 +120,14 @@ class Rollout:
         self.turns: list[Turn] = []
         self.starts: list[int] = []
         self.earlier: list[Trajectory] = []
-        self.tool_state: dict[str, dict[str, Any]] = {}
+        self.tool_states: list[dict[str, Any]] = [{}]
         before = self.request.before
         if before is not None:
             self.turns += before.turns
             self.starts += before.starts
             self.earlier += before.earlier
             # A tool changes a copy of its state, so that samples can begin with the same one.
-            self.tool_state |= before.tool_state
+            self.tool_states = list(map(dict, before.tool_states))
         self.old_turns = len(self.turns)
         # Chunks of the row that are not prefilled yet; not read over pages. The host counts them, because reading the
         # device's state would wait for the device.
@@ -154,9 +154,23 @@ class Rollout:
 
     def end_turn(self, text: str, call: ToolCall | None = None, closed: bool = True) -> None:
         """Records the turn in progress, whose last token has arrived; arguments as of `Turn`."""
-        turn = Turn(text, call, closed, len(self.earlier), self.turn_start, len(self.tokens))
+        turn = Turn(
+            text,
+            call,
+            closed,
+            len(self.earlier),
+            self.turn_start,
+            len(self.tokens),
+            self.request.temperature,
+        )
         self.turns.append(turn)
+        self.tool_states.append(dict(self.tool_state))
         self.starts.append(self.turn_start)
+
+    @property
+    def tool_state(self) -> dict[str, Any]:
+        """Tool name → what the tool stores for this rollout now."""
+        return self.tool_states[-1]
 
     @property
     def is_last_turn(self) -> bool:

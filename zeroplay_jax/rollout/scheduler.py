@@ -116,6 +116,8 @@ class Scheduler:
         self._unread_scores: list[Scores] = []
         # Calls of rollouts without a slot, which the next round submits.
         self._calls: dict[SlotPool, list[tuple[Rollout, ToolCall]]] = collections.defaultdict(list)
+        # Those that wait for their calls, submitted or not.
+        self._callers: set[Rollout] = set()
 
     def _distinct_pools(self) -> list[SlotPool]:
         """Returns every pool once, in order."""
@@ -182,8 +184,12 @@ class Scheduler:
     async def _call(self, rollout: Rollout, call: ToolCall) -> ToolCall:
         """Returns a call with its result; calls until the next round are batches together."""
         self._calls[self.pools[rollout.request.weights]].append((rollout, call))
+        self._callers.add(rollout)
         self._wake()
-        return await rollout.future
+        try:
+            return await rollout.future
+        finally:
+            self._callers.remove(rollout)
 
     def run(
         self, episodes: Sequence[Coroutine], on_episode_end: Callable[[], None] = _nothing
@@ -240,6 +246,9 @@ class Scheduler:
         # Requests may be left of an episode that ended before them.
         for pool in self._distinct_pools():
             pool.abandon(run)
+        for rollout in self._callers:
+            if rollout.request.run is run:
+                rollout.future.cancel()
         if not self._episodes:
             self.cancel()
         return [task.result() for task in tasks]

@@ -385,12 +385,14 @@ class SlotPool:
         Args:
           reason: `Trajectory.finish`.
         """
+        before = rollout.request.before
         trajectory = dataclasses.replace(
             rollout.trajectory(reason),
             turns=tuple(rollout.turns),
             earlier=tuple(rollout.earlier),
             starts=tuple(rollout.starts),
-            tool_state=rollout.tool_state,
+            tool_states=tuple(rollout.tool_states),
+            after_failure=before is not None and before.after_failure,
         )
         self.placement.close(rollout)
         # The future is done already if its episode was cancelled.

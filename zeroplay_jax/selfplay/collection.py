@@ -257,8 +257,16 @@ class Collector:
                     f'{where} is a row and goes on in another one, so that its tokens would be trained twice; return '
                     'the row of the continuation alone, or ask for forks (samples=2)'
                 )
-            if row.trajectory.earlier and row.role in step.phase.trains:
-                settings = self.config[row.role]
+            if row.role not in step.phase.trains:
+                continue
+            settings = self.config[row.role]
+            others = {turn.temperature for turn in row.trajectory.turns} - {settings.temperature}
+            if others and row.drop is None:
+                raise UserError(
+                    f'{where} was sampled at temperature {max(others)}, and is trained at '
+                    f'config.{row.role}.temperature={settings.temperature}; give ask none for a row that is trained'
+                )
+            if row.trajectory.earlier:
                 # What configuration/rules.py says about rollout.drop_thinking, which makes such rollouts, too.
                 if settings.baseline == 'value' and network.discount * network.gae_lambda < 1:
                     raise UserError(

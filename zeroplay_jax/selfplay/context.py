@@ -129,6 +129,14 @@ class StepRun:
         )
 
 
+def _check_options(after: object, keep: object, note: str) -> None:
+    """Raises UserError for options of `RolloutContext.ask` that nothing would read."""
+    if after is None and (note or keep is not None):
+        raise UserError(
+            'keep and note are read with after=ROLLOUT alone; give it, or another name to a field of the prompt'
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class RolloutContext:
     """Roles that share a scheduler, bound to the episodes of a step; these get their rollouts from it.
@@ -271,22 +279,24 @@ class RolloutContext:
         read, the call is run and its result follows. One sample is that rollout, which goes on: it has the turns and
         the trained tokens of both, and `after` cannot be a row any more. Several samples are forks, for which the
         context is a prompt, so that each has and trains its own turns alone, and `after` stays a rollout by itself; so
-        does one sample of other weights. Limits count from here on. Tools keep what they stored.
+        does one sample of other weights. Limits count from here on. Tools keep what they stored, in forks up to the
+        last turn of their prompt.
 
         Args:
           identity: names the request within the run; all randomness derives from it, so it must be unique.
-          temperature: None: the role's.
+          temperature: None: that of `after` where it goes on, else the role's.
           prompt: name of the prompt; '': the role's own. Not read with `after`.
           after: a rollout of these episodes.
           keep: turns of it that stay in the context, with what was replied to each (rollout/continuing.py); None: all.
             What was sampled in the old context is trained there.
           note: message to the role at the end of the context, foreign text without gradient; '' for none.
-          fields: as of `prompt_ids`.
+          fields: as of `prompt_ids`; none of them can have the name of an argument.
 
         Raises:
           TaskDropped('prompt_too_long'): the prompt is longer than `Role.prompt_tokens`, or the context fills a slot.
-          UserError: `after` cannot go on like this.
+          UserError: `after` cannot go on like this, or nothing reads `keep` or `note`.
         """
+        _check_options(after, keep, note)
         asked_role = self.roles[role]
         env = asked_role.env
         searched = self.prompts[prompt or asked_role.prompt].searched
@@ -308,9 +318,12 @@ class RolloutContext:
         # Prompts are never truncated: cutting one from the left, as Search-R1 does, may remove the question.
         elif len(request.prompt) > asked_role.prompt_tokens:
             raise TaskDropped('prompt_too_long')
+        before = request.before
+        # What follows is trained together with these turns; forks have none.
+        if temperature is None and before is not None and before.turns:
+            request = dataclasses.replace(request, temperature=before.turns[-1].temperature)
         self.run.rollouts += samples
         rollouts = await self.scheduler.rollout(request)
-        before = request.before
         # A failure before the request cannot be played anew.
         if self.replays and not (before is not None and before.has_tool_failure):
             pending = [self._replayed(request, number, one) for number, one in enumerate(rollouts)]
@@ -357,6 +370,7 @@ class RolloutContext:
           TaskDropped('prompt_too_long'): prompt or context and the longest text do not fit into a slot.
           UserError: as in `ask`.
         """
+        _check_options(after, keep, note)
         asked_role = self.roles[role]
         env, weights = asked_role.env, asked_role.weights
         if after is None:
@@ -391,9 +405,10 @@ class RolloutContext:
             request = dataclasses.replace(request, before=before)
             rollout, reply = await self.scheduler.reply(request, call, is_run)
             before = dataclasses.replace(
-                before, turns=tuple(rollout.turns), tool_state=rollout.tool_state
+                before, turns=tuple(rollout.turns), tool_states=tuple(rollout.tool_states)
             )
-        elif continuing.ends_in_turn(before) and before.turns[-1].closed:
+        # Nor can a turn go on that a limit has cut: its stop strings may begin before the cut.
+        elif continuing.ends_in_turn(before):
             raise UserError(
                 f'rollout {before.identity} has ended, and a turn would follow its last one directly; give ask a note, '
                 'or keep the turns before'

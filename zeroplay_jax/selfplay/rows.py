@@ -106,7 +106,7 @@ class _Writer:
             return [value.dtype.str, value.shape]
         fields = dict(vars(value))
         # Whatever a tool keeps. Episodes end before their rows are written, so nothing reads it any more.
-        fields.pop('tool_state', None)
+        fields.pop('tool_states', None)
         return {type(value).__name__: self.node(fields)}
 
 
