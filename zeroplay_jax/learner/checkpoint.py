@@ -14,7 +14,7 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from absl import logging as absl_logging
 from orbax.checkpoint.path import atomicity
 
 from zeroplay_jax.policy import sharding
+from zeroplay_jax.rollout.weights import MOMENT
 from zeroplay_jax.runtime.disk import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.types import Json, UserError
@@ -304,6 +305,9 @@ def _tree_difference(folder: pathlib.Path, states: Any) -> str:
     except Exception:
         return ''
     here = arrays_by_path(states)
+    saved, played = _snapshots(there), _snapshots(here)
+    if saved != played:
+        return f'has the snapshots {saved}, and the roles of the recipe play with {played}'
     for name in sorted(there.keys() | here.keys()):
         if name not in there:
             return f'lacks {name}'
@@ -312,6 +316,12 @@ def _tree_difference(folder: pathlib.Path, states: Any) -> str:
         if tuple(there[name].shape) != tuple(here[name].shape):
             return f'has {name} of shape {tuple(there[name].shape)}, not {tuple(here[name].shape)}'
     return ''
+
+
+def _snapshots(names: Iterable[str]) -> str:
+    """Returns the snapshots of weights, such as 'solver@1', that paths of arrays name."""
+    parts = {part for name in names for part in name.split('/') if MOMENT in part}
+    return ', '.join(sorted(parts)) or 'none'
 
 
 class Checkpointer:
@@ -423,9 +433,10 @@ class Checkpointer:
         path = self._folder / str(step)
         difference = _tree_difference(path, states)
         if difference:
-            raise UserError(
-                f'{path}: is of another run: it {difference}; bring back the checkpoints of this run'
-            )
+            remedy = 'bring back the checkpoints of this run'
+            if 'snapshots' in difference:
+                remedy = 'restore Recipe.roles, or begin a new workdir with these weights (--from)'
+            raise UserError(f'{path}: is of another run: it {difference}; {remedy}')
         restored = self._manager.restore(step, args=items)
         return restored['states'], restored['loop']
 
