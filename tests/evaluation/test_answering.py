@@ -161,7 +161,7 @@ def test_an_own_answer_needs_no_constructor_and_a_dropped_one_counts_as_none(pla
     assert [(one.score, one.given) for one in answered] == [(0.0, None), (1.0, 'Hesse')]
     assert 'counts as unanswered: Recipe.answer dropped it (prompt_too_long)' in caplog.text
     correct, rows = play('held out', scripts, recipe=recipe, prompt_tokens=1000)[0]
-    assert correct[0].tolist() == [False, True]
+    assert correct[1].tolist() == [False, True]
     assert [row.drop for row in rows] == ['prompt_too_long', None]
     assert from_bytes(to_bytes(rows))[0].trajectory.finish == 'prompt_too_long'
     metrics = ending.record_scores({}, '5', rows, 'em')

@@ -46,10 +46,8 @@ def test_other_snapshots_of_weights_are_named_with_their_remedy(tmp_path, user_m
     weights = {'w': jnp.zeros(2)}
     checkpoints.save(1, {'solver': {'params': weights, 'solver@1': weights}}, {})
     checkpoints.wait()
-    with user_meets('has the snapshots solver@1, and the roles of the recipe play with solver@2'):
-        checkpoints.restore({'solver': {'params': weights, 'solver@2': weights}})
-    with user_meets('play with none; restore Recipe.roles'):
-        checkpoints.restore({'solver': {'params': weights}})
+    with user_meets('has solver/solver@1/w; give Recipe.roles the snapshots of this run, or begin'):
+        checkpoints.restore({'solver': {'params': {}, 'solver@2': weights}})
 
 
 def test_what_was_saved_is_not_touched_by_a_later_donation(tmp_path):

@@ -25,7 +25,6 @@ from zeroplay_jax.evaluation.question_sets import (
     ask_question,
     asked,
     do_nothing,
-    is_dropped,
 )
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.rollout.requests import Request
@@ -139,7 +138,8 @@ async def _answer_after(
     Returns:
       The new rollout's tokens and finish, with the turns of `searched` before its last one.
     """
-    if is_dropped(searched):
+    # Of a question that was dropped.
+    if not searched.weights:
         return searched
     env = context.roles[role].env
     # A turn starts where the author changes to the policy. Token ids are reused unchanged, so the answerer reads

@@ -23,7 +23,6 @@ from zeroplay_jax.evaluation.question_sets import (
     answer_of,
     ask_question,
     do_nothing,
-    is_dropped,
 )
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
@@ -115,7 +114,8 @@ async def _answer_of(
         )
     # Evaluation rows are never trained on; the reason is recorded so that ungraded answers can be counted.
     drop_reason = 'ungraded' if value is None else None
-    if is_dropped(trajectory):
+    # Of a question that was dropped.
+    if not trajectory.weights:
         drop_reason = trajectory.finish
     row = Row(
         role=recipe.evaluated_role,

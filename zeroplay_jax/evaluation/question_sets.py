@@ -142,6 +142,8 @@ async def ask_question(
 ) -> list[Trajectory]:
     """Returns the rollouts that answer a question or open task in an evaluation, each by `Recipe.answer`.
 
+    A dropped one has the question alone as tokens, the reason as `finish`, and no `weights`.
+
     Args:
       recipe: as `recipe.answering_recipe` returns it.
       identity: of the question, from which the randomness of its rollouts derives.
@@ -162,33 +164,21 @@ async def ask_question(
             return await context.ask(role, identity, samples, temperature, **fields)
     if temperature is not None:
         context = dataclasses.replace(context, roles=at_temperature(context.roles, temperature))
-    pending = [_answer(context, recipe, question, (*identity, n)) for n in range(samples)]
-    return list(await asyncio.gather(*pending))
 
+    async def answer(sample: int) -> Trajectory:
+        try:
+            return await recipe.answer(context, question, (*identity, sample))
+        except TaskDropped as drop:
+            # How long an answer grows is up to the policy.
+            line = 'in the evaluation, %r counts as unanswered: Recipe.answer dropped it (%s)'
+            logging.warning(line, question.text[:60], drop.reason)
+            codec = context.roles[recipe.evaluated_role].env.codec
+            tokens = np.array(codec.encode_plain(question.text), np.int32)
+            source = np.full_like(tokens, PROMPT, np.int8)
+            logp = np.zeros_like(tokens, np.float32)
+            return Trajectory(tokens, source, logp, (), drop.reason, '', 0, (*identity, sample))
 
-async def _answer(
-    context: RolloutContext, recipe: Recipe, question: Question, identity: tuple[int, ...]
-) -> Trajectory:
-    """Returns the rollout of `Recipe.answer`; of a dropped one a rollout without turns, of which `is_dropped` is true.
-
-    It counts as one without an answer, because how long an answer grows is up to the policy.
-    """
-    try:
-        return await recipe.answer(context, question, identity)
-    except TaskDropped as drop:
-        line = 'in the evaluation, %r counts as unanswered: Recipe.answer dropped it (%s)'
-        logging.warning(line, question.text[:60], drop.reason)
-        codec = context.roles[recipe.evaluated_role].env.codec
-        tokens = np.array(codec.encode_plain(question.text), np.int32)
-        source = np.full(len(tokens), PROMPT, np.int8)
-        logp = np.zeros(len(tokens), np.float32)
-        return Trajectory(tokens, source, logp, (), drop.reason, '', 0, identity)
-
-
-def is_dropped(trajectory: Trajectory) -> bool:
-    """Returns whether `Recipe.answer` raised `TaskDropped` in place of this rollout; `finish` is the reason."""
-    # No weights sampled it.
-    return not trajectory.weights
+    return list(await asyncio.gather(*map(answer, range(samples))))
 
 
 def at_temperature(roles: Mapping[str, Role], temperature: float) -> dict[str, Role]:

@@ -14,7 +14,7 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -305,10 +305,9 @@ def _tree_difference(folder: pathlib.Path, states: Any) -> str:
     except Exception:
         return ''
     here = arrays_by_path(states)
-    saved, played = _snapshots(there), _snapshots(here)
-    if saved != played:
-        return f'has the snapshots {saved}, and the roles of the recipe play with {played}'
-    for name in sorted(there.keys() | here.keys()):
+    # Snapshots come first, because a recipe may be edited.
+    names = sorted(there.keys() | here.keys(), key=lambda name: (MOMENT not in name, name))
+    for name in names:
         if name not in there:
             return f'lacks {name}'
         if name not in here:
@@ -316,12 +315,6 @@ def _tree_difference(folder: pathlib.Path, states: Any) -> str:
         if tuple(there[name].shape) != tuple(here[name].shape):
             return f'has {name} of shape {tuple(there[name].shape)}, not {tuple(here[name].shape)}'
     return ''
-
-
-def _snapshots(names: Iterable[str]) -> str:
-    """Returns the snapshots of weights, such as 'solver@1', that paths of arrays name."""
-    parts = {part for name in names for part in name.split('/') if MOMENT in part}
-    return ', '.join(sorted(parts)) or 'none'
 
 
 class Checkpointer:
@@ -434,8 +427,8 @@ class Checkpointer:
         difference = _tree_difference(path, states)
         if difference:
             remedy = 'bring back the checkpoints of this run'
-            if 'snapshots' in difference:
-                remedy = 'restore Recipe.roles, or begin a new workdir with these weights (--from)'
+            if MOMENT in difference:
+                remedy = 'give Recipe.roles the snapshots of this run, or begin a new one with its weights (--from)'
             raise UserError(f'{path}: is of another run: it {difference}; {remedy}')
         restored = self._manager.restore(step, args=items)
         return restored['states'], restored['loop']

@@ -320,15 +320,13 @@ class Recipe(RecipeBase):
 
         None for lost rollouts, too (`solving.is_lost`).
         """
-        pending = {}
+        pending = []
         for number, trajectory in enumerate(trajectories):
-            if not solving.is_lost(self.config, trajectory):
-                answer = final_answer(trajectory)
-                # The 4 separates these judgements from the other requests of this identity, which append 0 to 3.
-                judgement = (*identity, 4, number)
-                pending[number] = grade(context, judgement, open_task, answer)
-        grades = dict(zip(pending, await asyncio.gather(*pending.values()), strict=True))
-        return [grades.get(number) for number in range(len(trajectories))]
+            answer = final_answer(trajectory)
+            # The 4 separates these judgements from the other requests of this identity, which append 0 to 3.
+            pending.append(grade(context, (*identity, 4, number), open_task, answer))
+        grades = zip(trajectories, await asyncio.gather(*pending), strict=True)
+        return [None if solving.is_lost(self.config, one) else value for one, value in grades]
 
     def _challenge_row(self, task: Task, challenge: Challenge) -> Row:
         """Returns the row of a challenge, judged or rejected before that, with its reward (SCOPE eq. 4)."""

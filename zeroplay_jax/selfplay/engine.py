@@ -24,13 +24,7 @@ from zeroplay_jax.selfplay import metrics
 from zeroplay_jax.selfplay.collection import Collector, clears_pool
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.metrics import Stats, ratios, rollout_stats
-from zeroplay_jax.selfplay.recipe import (
-    Recipe,
-    RoleSpec,
-    check_unchanged,
-    lost_attributes,
-    state_of,
-)
+from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec, lost_attributes, state_of
 from zeroplay_jax.selfplay.records import (
     LearningRecord,
     ProposalRecord,
@@ -213,9 +207,8 @@ class Engine:
 
     def _check_rollouts(self, context: RolloutContext) -> dict[str, float]:
         """Returns what `check_and_reset_failures` does, and raises if the recipe changed its state meanwhile."""
-        player, state = context.run.player, context.run.recipe_state
-        check_unchanged(player, state)
-        self.lost_attributes.update(lost_attributes(self.recipe, player, state))
+        run = context.run
+        self.lost_attributes.update(lost_attributes(self.recipe, run.player, run.recipe_state))
         return self.check_and_reset_failures()
 
     def _prepare_step(self, step: Step) -> list[Row]:

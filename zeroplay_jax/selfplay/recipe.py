@@ -345,13 +345,25 @@ def with_state(recipe: Recipe, state: Json | None) -> Recipe:
     return played
 
 
-def check_unchanged(recipe: Recipe, state: Json | None) -> None:
-    """Raises UserError if tasks or episodes of a step changed the state with which the step was drawn."""
-    if state is not None and state_of(recipe) != state:
+def lost_attributes(recipe: Recipe, played: Recipe, state: Json | None) -> list[str]:
+    """Returns the names of attributes outside the state that a step set on its copy of a recipe (`with_state`).
+
+    Raises:
+      UserError: tasks or episodes of the step changed the state with which it was drawn.
+    """
+    if state is None:
+        return []
+    if state_of(played) != state:
         raise UserError(
             f'{type(recipe).__module__}: the state of the recipe changed while a step was played; change it in '
             'Recipe.after_step alone, and set its attributes anew in Recipe.restore'
         )
+    live = vars(recipe)
+    # Objects that both have are compared by `RecipeAttributes`.
+    names = {name for name, value in vars(played).items() if value is not live.get(name)}
+    before = _comparable_attributes(with_state(recipe, state), names)
+    after = _comparable_attributes(played, names)
+    return [name for name in after if after[name] != before.get(name)]
 
 
 # ---- changing attributes ---------------------------------------------------------------------------
@@ -382,9 +394,9 @@ class RecipeAttributes:
 
     def changed(self) -> list[str]:
         """Returns the sorted names of the attributes that were set, changed or deleted since, without the state's."""
-        of_state = _set_by_restore(self._recipe, self._state)
-        now = _comparable_attributes(self._recipe)
-        names = (now.keys() | self._values.keys()) - of_state
+        # What is as it was once the first state is set back belongs to the state.
+        now = _comparable_attributes(with_state(self._recipe, self._state))
+        names = now.keys() | self._values.keys()
         return sorted(name for name in names if now.get(name) != self._values.get(name))
 
     def warning(self, lost: Iterable[str] = ()) -> str:
@@ -399,22 +411,6 @@ class RecipeAttributes:
             'next step: tasks and episodes change a copy). Return them there, or '
             'derive them from the step, the task and config.seed (docs/recipes.md); a cache may stay'
         )
-
-
-def lost_attributes(recipe: Recipe, played: Recipe, state: Json | None) -> list[str]:
-    """Returns the names of attributes outside the state that a step set on its copy of a recipe (`with_state`)."""
-    live = vars(recipe)
-    # Objects that both have are compared by `RecipeAttributes`.
-    own = {name: value for name, value in vars(played).items() if value is not live.get(name)}
-    names = own.keys() - _set_by_restore(recipe, state)
-    before, after = _comparable_attributes(recipe, names), _comparable_attributes(played, names)
-    return [name for name, value in after.items() if value != before.get(name)]
-
-
-def _set_by_restore(recipe: Recipe, state: Json | None) -> set[str]:
-    """Returns the names of the attributes of a recipe that `Recipe.restore` of a state changes."""
-    restored = vars(with_state(recipe, state))
-    return {name for name, value in vars(recipe).items() if restored.get(name) is not value}
 
 
 def _comparable_attributes(recipe: Any, names: Container[str] | None = None) -> dict[str, Any]:
