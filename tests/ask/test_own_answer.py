@@ -1,5 +1,6 @@
 """A recipe that answers by two rollouts is asked as it answers; all of them are shown."""
 
+import asyncio
 import json
 
 import pytest
@@ -40,3 +41,15 @@ def test_a_question_that_grows_too_long_is_refused_in_one_line(monkeypatch, caps
     line = capsys.readouterr().err.splitlines()[-1]
     assert 'cannot be asked: prompt_too_long' in line
     user_reads(line)
+
+
+def test_rollouts_that_are_asked_together_are_shown_one_after_the_other(ask_scripted, monkeypatch):
+    async def together(self, context, question, identity):
+        asks = [context.ask('solver', (*identity, n), question=question.text) for n in range(2)]
+        (_, (answer,)) = await asyncio.gather(*asks)
+        return answer
+
+    monkeypatch.setattr(drzero.Recipe, 'answer', together)
+    # The end of the turn ends the text, without a tag.
+    lines = [line.strip() for line in ask_scripted(['one', 'two']).splitlines()]
+    assert 'one' in lines and 'two' in lines

@@ -24,7 +24,9 @@ from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.recipe import Recipe, recipe_class
+from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
 from zeroplay_jax.tools.search import SearchTool
+from zeroplay_jax.training import ending
 from zeroplay_jax.types import Question, UserError
 
 QUESTIONS = [Question('Who taught Ann?', ('Bob',)), Question('Where is Ulm?', ('Hesse',))]
@@ -141,19 +143,29 @@ def test_a_recipe_answers_in_its_own_way(play, way, samples):
     assert set(temperatures) == {1.0 if samples > 1 else 0.0}
 
 
-def test_an_own_answer_needs_no_constructor_and_a_long_one_is_refused(play, user_meets):
+def test_an_own_answer_needs_no_constructor_and_a_dropped_one_counts_as_none(play, caplog):
     class Reads(Twice):
         def __init__(self, config, library):
             raise AssertionError('reads the inputs of training')
 
         async def answer(self, context, question, identity):
-            return await context.ask('solver', identity, question='long ' * 400)
+            text = 'long ' * 4000 if question is QUESTIONS[0] else question.text
+            (answer,) = await context.ask('solver', identity, question=text)
+            return answer
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipes, 'recipe_class', lambda name: Reads)
         recipe = recipes.answering_recipe(types.SimpleNamespace(recipe='reads'))
-    with user_meets('cannot be asked: prompt_too_long; raise config.rollout.prompt_tokens'):
-        play('search', {}, recipe=recipe)
+    scripts = {(5, 1, 0, 0): '<answer>Hesse</answer>'}
+    answered, _, _ = play('search', scripts, recipe=recipe, prompt_tokens=1000)
+    assert [(one.score, one.given) for one in answered] == [(0.0, None), (1.0, 'Hesse')]
+    assert 'counts as unanswered: Recipe.answer dropped it (prompt_too_long)' in caplog.text
+    correct, rows = play('held out', scripts, recipe=recipe, prompt_tokens=1000)[0]
+    assert correct[1].tolist() == [False, True]
+    assert [row.drop for row in rows] == ['prompt_too_long', None]
+    assert from_bytes(to_bytes(rows))[0].trajectory.finish == 'prompt_too_long'
+    metrics = ending.record_scores({}, '5', rows, 'em')
+    assert metrics['solver/row_drop/prompt_too_long'] == 0.5
 
 
 def test_one_search_for_the_question_stands_in_the_prompt(play):

@@ -41,6 +41,15 @@ def test_state_comes_back_bit_for_bit_under_another_mesh(tmp_path):
     assert saved_steps(tmp_path / 'checkpoints') == [2, 3]
 
 
+def test_other_snapshots_of_weights_are_named_with_their_remedy(tmp_path, user_meets):
+    checkpoints = Checkpointer(tmp_path, keep=1)
+    weights = {'w': jnp.zeros(2)}
+    checkpoints.save(1, {'solver': {'params': weights, 'solver@1': weights}}, {})
+    checkpoints.wait()
+    with user_meets('has solver/solver@1/w; give Recipe.roles the snapshots of this run, or begin'):
+        checkpoints.restore({'solver': {'params': {}, 'solver@2': weights}})
+
+
 def test_what_was_saved_is_not_touched_by_a_later_donation(tmp_path):
     """Saving goes on in the background while the next update donates, and overwrites, the very same buffers."""
     state = {'w': jnp.arange(1 << 20, dtype=jnp.float32)}

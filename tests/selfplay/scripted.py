@@ -36,6 +36,12 @@ def searching(*searches, **tags):
     return trajectory(*search_turns, *final(**tags).turns)
 
 
+def lost(answer='Tarva'):
+    """One that answers although its tool failed."""
+    search = Turn('<think> t</think><search> x</search>', search_call(['x'], error='timeout'))
+    return trajectory(search, *final(answer=answer).turns)
+
+
 class Material:
     """Questions and answers in place of those of the training worlds."""
 

@@ -7,7 +7,7 @@ from unittest.mock import AsyncMock
 import pytest
 import scripted
 from refused_calls import check_table
-from scripted import ScriptedContext, search_call, trajectory
+from scripted import ScriptedContext, lost, search_call, trajectory
 
 from zeroplay_jax.configs import ablations, quickstart
 from zeroplay_jax.configs import drzero as drzero_config
@@ -119,6 +119,7 @@ def test_what_episodes_pay_and_leave():
         PARTS=dict(drzero__separate_format=True),
         WINDOW=dict(pool__measure=4, pool__window=(0.3, 0.7)),
         WRONG=['x'] * 5,
+        LOST=lost(),
         NUMBERS=['2', '2', '1942', '7', UNFINISHED],
     )
     check_table(pathlib.Path(__file__).parent / 'drzero.txt', names)
@@ -130,6 +131,13 @@ def answers_of(entries):
 
 
 UNFINISHED = answer('x', finish='context')
+
+
+def test_a_question_that_no_tool_that_worked_measured_has_no_value():
+    (row,), _ = propose(solver=[lost()] * 5)
+    assert (row.drop, row.info.solve_count) == ('tool_failed', None)
+    (row,), _ = propose(solver=[lost()] * 5, rollout__failed='keep')
+    assert (row.drop, row.info.solve_count) == (None, 5)
 
 
 def test_a_proposer_sees_the_link_of_a_document():

@@ -45,7 +45,7 @@ def recipe():
 
 
 def _saver(tmp_path, recipe):
-    engine = mock.Mock(recipe=recipe)
+    engine = mock.Mock(recipe=recipe, lost_attributes=set())
     return Saver(Hosts(), tmp_path, '', engine, mock.Mock(), {'seconds': 0.0, 'cursor': 0})
 
 

@@ -13,7 +13,13 @@ from test_engine import (  # noqa: F401
     snapshot,
 )
 
-from zeroplay_jax.selfplay.recipe import Recipe, RecipeAttributes, state_of, with_state
+from zeroplay_jax.selfplay.recipe import (
+    Recipe,
+    RecipeAttributes,
+    lost_attributes,
+    state_of,
+    with_state,
+)
 from zeroplay_jax.selfplay.schedule import all_steps
 from zeroplay_jax.types import UserError
 
@@ -157,7 +163,7 @@ def test_a_state_without_restore_and_one_that_is_changed_in_place_are_refused():
         def state(self):
             return 1
 
-    with pytest.raises(TypeError, match='Recipe.restore is not defined'):
+    with pytest.raises(UserError, match='a state of the recipe, but Recipe.restore is not defined'):
         with_state(Forgotten({}, None), 1)
     with pytest.raises(UserError, match='set every attribute of the state anew'):
         with_state(InPlace(), {'value': {'a': 2}})
@@ -175,3 +181,35 @@ def test_attributes_of_the_state_are_not_named_as_lost():
     assert attributes.changed() == [] and recipe.value == 0.5
     recipe.other = 1
     assert attributes.changed() == ['other'] and recipe.value == 0.5
+
+
+def test_what_a_step_sets_on_its_copy_is_named(user_reads):
+    recipe, state = Mean(0.5), {'value': 0.25}
+    recipe.shared, recipe.label = [], 'a'
+    attributes, played = RecipeAttributes(recipe), with_state(recipe, state)
+    played.shared.append(1)
+    played.label = ''.join(['a'])
+    assert lost_attributes(recipe, played, state) == [] and attributes.changed() == ['shared']
+    played.other, played.later = 1, {}
+    assert lost_attributes(recipe, played, state) == ['other', 'later']
+    line = attributes.warning(['other', 'later'])
+    assert line.startswith('the recipe changed self.later, self.other, self.shared while it ran')
+    user_reads(line)
+    assert lost_attributes(recipe, recipe, None) == []
+
+
+def test_a_step_of_an_engine_names_what_is_lost(played, monkeypatch):
+    _, engine, _, start = played
+    engine.restore(*copy.deepcopy(start))
+    monkeypatch.setattr(Counted, 'rounds', 0, raising=False)
+    tasks = Counted.tasks
+
+    def counts(self, step, pool, cursor):
+        self.rounds += 1
+        return tasks(self, step, pool, cursor)
+
+    monkeypatch.setattr(Counted, 'tasks', counts)
+    assert engine.lost_attributes == set()
+    play(engine, 0, 1)
+    assert engine.lost_attributes == {'rounds'}
+    engine.lost_attributes.clear()

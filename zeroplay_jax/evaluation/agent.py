@@ -282,7 +282,7 @@ class Agent:
         # A user has no rubrics; with one, the recipe sees an open task.
         rubrics = ({'text': question},) if answerer.has_open_tasks else ()
         asked_question = Question(question, rubrics=rubrics)
-        with asked(asked_question):
+        with asked(asked_question, 'rollout.prompt_tokens or config.sampler.context'):
             return await answerer.answer(context, asked_question, identity)
 
 
@@ -290,8 +290,15 @@ def _text_feeder(codec: Codec, stream: TagStream):
     """Returns a listener (`SlotPool.on_tokens`) that feeds the text of newly sampled tokens to a stream."""
     # The decoder is incremental, because a token may end inside a character.
     decoder = codecs.getincrementaldecoder('utf-8')('replace')
+    last: tuple[int, ...] = ()
 
     def feed(identity: tuple[int, ...], ids: list[int]) -> None:
+        nonlocal last
+        # Rollouts follow one another in the only slot, and one that no stop string ended leaves its turn open.
+        if identity != last:
+            stream.close()
+            decoder.reset()
+        last = identity
         # The end-of-turn token is not text of the policy.
         pieces = [codec.token_bytes[token] for token in ids if token not in codec.eos_ids]
         stream.feed(decoder.decode(b''.join(pieces)))

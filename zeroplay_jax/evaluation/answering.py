@@ -138,6 +138,9 @@ async def _answer_after(
     Returns:
       The new rollout's tokens and finish, with the turns of `searched` before its last one.
     """
+    # Of a question that was dropped.
+    if not searched.weights:
+        return searched
     env = context.roles[role].env
     # Token ids are reused unchanged, so the answerer reads exactly the tokens that the searcher read.
     prompt = searched.tokens

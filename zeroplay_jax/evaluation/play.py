@@ -114,6 +114,9 @@ async def _answer_of(
         )
     # Evaluation rows are never trained on; the reason is recorded so that ungraded answers can be counted.
     drop_reason = 'ungraded' if value is None else None
+    # Of a question that was dropped.
+    if not trajectory.weights:
+        drop_reason = trajectory.finish
     row = Row(
         role=recipe.evaluated_role,
         trajectory=trajectory,

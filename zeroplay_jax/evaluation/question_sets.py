@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from absl import logging
 from jaxtyping import Float64
 
 from zeroplay_jax.data import files
@@ -32,7 +33,7 @@ from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.recipe import Recipe, asks_once
 from zeroplay_jax.settings.kinds import prompts_name
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.types import Json, Question, TaskDropped, Trajectory, UserError
+from zeroplay_jax.types import PROMPT, Json, Question, TaskDropped, Trajectory, UserError
 
 COLLECTION = 'hf://RUC-NLPIR/FlashRAG_datasets'
 # Settings of a result that `check_comparable` looks at → what sets them. 'answering' is not one of them: rows of a
@@ -141,6 +142,8 @@ async def ask_question(
 ) -> list[Trajectory]:
     """Returns the rollouts that answer a question or open task in an evaluation, each by `Recipe.answer`.
 
+    A dropped one has the question alone as tokens, the reason as `finish`, and no `weights`.
+
     Args:
       recipe: as `recipe.answering_recipe` returns it.
       identity: of the question, from which the randomness of its rollouts derives.
@@ -148,23 +151,34 @@ async def ask_question(
       temperature: None: 0 for one sample, the role's for several.
 
     Raises:
-      UserError: the question is longer than `rollout.prompt_tokens`.
+      UserError: the question is longer than `rollout.prompt_tokens`, where the recipe asks its role once.
     """
     # Several greedy samples would be equal.
     if temperature is None and samples == 1:
         temperature = 0.0
-    with asked(question):
-        if asks_once(recipe):
-            # In one request, whose rollouts share their prompt.
-            role = recipe.evaluated_role
-            fields = prompt_fields(context, role, question)
+    if asks_once(recipe):
+        # In one request, whose rollouts share their prompt.
+        role = recipe.evaluated_role
+        fields = prompt_fields(context, role, question)
+        with asked(question):
             return await context.ask(role, identity, samples, temperature, **fields)
-        if temperature is not None:
-            context = dataclasses.replace(context, roles=at_temperature(context.roles, temperature))
-        pending = [
-            recipe.answer(context, question, (*identity, sample)) for sample in range(samples)
-        ]
-        return list(await asyncio.gather(*pending))
+    if temperature is not None:
+        context = dataclasses.replace(context, roles=at_temperature(context.roles, temperature))
+
+    async def answer(sample: int) -> Trajectory:
+        try:
+            return await recipe.answer(context, question, (*identity, sample))
+        except TaskDropped as drop:
+            # How long an answer grows is up to the policy.
+            line = 'in the evaluation, %r counts as unanswered: Recipe.answer dropped it (%s)'
+            logging.warning(line, question.text[:60], drop.reason)
+            codec = context.roles[recipe.evaluated_role].env.codec
+            tokens = np.array(codec.encode_plain(question.text), np.int32)
+            source = np.full_like(tokens, PROMPT, np.int8)
+            logp = np.zeros_like(tokens, np.float32)
+            return Trajectory(tokens, source, logp, (), drop.reason, '', 0, (*identity, sample))
+
+    return list(await asyncio.gather(*map(answer, range(samples))))
 
 
 def at_temperature(roles: Mapping[str, Role], temperature: float) -> dict[str, Role]:

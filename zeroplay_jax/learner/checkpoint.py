@@ -23,6 +23,7 @@ from absl import logging as absl_logging
 from orbax.checkpoint.path import atomicity
 
 from zeroplay_jax.policy import sharding
+from zeroplay_jax.rollout.weights import MOMENT
 from zeroplay_jax.runtime.disk import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.types import Json, UserError
@@ -304,7 +305,9 @@ def _tree_difference(folder: pathlib.Path, states: Any) -> str:
     except Exception:
         return ''
     here = arrays_by_path(states)
-    for name in sorted(there.keys() | here.keys()):
+    # Snapshots come first, because a recipe may be edited.
+    names = sorted(there.keys() | here.keys(), key=lambda name: (MOMENT not in name, name))
+    for name in names:
         if name not in there:
             return f'lacks {name}'
         if name not in here:
@@ -423,9 +426,10 @@ class Checkpointer:
         path = self._folder / str(step)
         difference = _tree_difference(path, states)
         if difference:
-            raise UserError(
-                f'{path}: is of another run: it {difference}; bring back the checkpoints of this run'
-            )
+            remedy = 'bring back the checkpoints of this run'
+            if MOMENT in difference:
+                remedy = 'give Recipe.roles the snapshots of this run, or begin a new one with its weights (--from)'
+            raise UserError(f'{path}: is of another run: it {difference}; {remedy}')
         restored = self._manager.restore(step, args=items)
         return restored['states'], restored['loop']
 

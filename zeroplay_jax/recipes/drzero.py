@@ -138,7 +138,7 @@ class Recipe(RecipeBase):
         return Outcome([self._proposal_row(task, *pair) for pair in pairs])
 
     def _proposal_row(
-        self, task: Task, proposal: Proposal, measured: tuple[Question, int] | None
+        self, task: Task, proposal: Proposal, measured: tuple[Question, int, int] | None
     ) -> Row:
         """Returns the row of a proposal with its reward.
 
@@ -155,14 +155,17 @@ class Recipe(RecipeBase):
         if proposal.rejected is None and measured is None:
             row.info.rejected = 'prompt_too_long'
         if measured is not None:
-            question, solve_count = measured
+            question, solve_count, attempts = measured
             # What counted as right, for the logs; the proposer's own answer is in the text of its rollout.
             record = proposing.question_record(task, proposal)
             row.info.question = dataclasses.replace(record, answers=question.answers)
-            row.info.solve_count = solve_count
-            row.parts['difficulty'] = rewards.difficulty(
-                solve_count, settings.solves, settings.difficulty, settings.target
-            )
+            if attempts:
+                row.info.solve_count = solve_count
+                row.parts['difficulty'] = rewards.difficulty(
+                    solve_count, attempts, settings.difficulty, settings.target
+                )
+            else:
+                row.drop = 'tool_failed'
         # Dr. Zero eq. 4: difficulty, which is 0 if all or none of the rollouts solve the question, plus format.
         row.reward = row.parts['format'] + row.parts['difficulty']
         if self.config.drzero.group == 'hop':
@@ -184,8 +187,8 @@ class Recipe(RecipeBase):
 
     async def _measure(
         self, context, identity: tuple[int, ...], question: Question | None, attempts: int
-    ) -> tuple[Question, int] | None:
-        """Returns a question with its label, and how many of `attempts` solver rollouts are right by it.
+    ) -> tuple[Question, int, int] | None:
+        """Returns a question with its label, and how many solver rollouts are right by it, of how many that count.
 
         None if the question is None, or too long for the solver.
         """
@@ -194,8 +197,8 @@ class Recipe(RecipeBase):
         try:
             return await solving.solve_count(
                 context,
+                self.config,
                 'solver',
-                self.config.reward.answer,
                 (*identity, 1),
                 question,
                 attempts,
@@ -228,10 +231,12 @@ class Recipe(RecipeBase):
             measured = await self._measure(context, task.identity, asked, settings.measure)
             if measured is None:
                 return Outcome(rows, drop='prompt_too_long')
-            labelled, solve_count = measured
+            labelled, solve_count, attempts = measured
+            if not attempts:
+                return Outcome(rows, drop='tool_failed')
             if not labelled.answers:
                 return Outcome(rows, drop='no_majority')
-            solve_rate = solve_count / settings.measure
+            solve_rate = solve_count / attempts
             low, high = settings.window
             if not low <= solve_rate <= high:
                 return Outcome(rows, drop='outside_window')

@@ -310,18 +310,23 @@ class Recipe(RecipeBase):
         grades = await self._grades(context, identity, open_task, trajectories)
         # An ungraded answer says nothing about the task and is left out; a missing answer has the grade 0.
         challenge.scores = [value for value in grades if value is not None]
-        challenge.rejected = None if challenge.scores else 'ungraded'
+        if not challenge.scores:
+            challenge.rejected = solving.drop_reason(self.config, trajectories[0], None)
 
     async def _grades(
         self, context, identity, open_task: Question, trajectories: Sequence[Trajectory]
     ) -> list[float | None]:
-        """Returns the share of the rubrics that each rollout's answer meets; None for ungraded answers (`grade`)."""
+        """Returns the share of the rubrics that each rollout's answer meets; None for ungraded answers (`grade`).
+
+        None for lost rollouts, too (`solving.is_lost`).
+        """
         pending = []
         for number, trajectory in enumerate(trajectories):
             answer = final_answer(trajectory)
             # The 4 separates these judgements from the other requests of this identity, which append 0 to 3.
             pending.append(grade(context, (*identity, 4, number), open_task, answer))
-        return await asyncio.gather(*pending)
+        grades = zip(trajectories, await asyncio.gather(*pending), strict=True)
+        return [None if solving.is_lost(self.config, one) else value for one, value in grades]
 
     def _challenge_row(self, task: Task, challenge: Challenge) -> Row:
         """Returns the row of a challenge, judged or rejected before that, with its reward (SCOPE eq. 4)."""
@@ -353,7 +358,7 @@ class Recipe(RecipeBase):
             group=group_of(task.identity),
             parts=parts,
             # The value of a task is unknown if none of its answers was graded.
-            drop='ungraded' if challenge.rejected == 'ungraded' else None,
+            drop=challenge.rejected if challenge.rejected in ('ungraded', 'tool_failed') else None,
             info=info,
         )
 
@@ -431,7 +436,7 @@ class Recipe(RecipeBase):
             reward=reward,
             group=group_of(task.identity),
             parts=parts,
-            drop='ungraded' if value is None else None,
+            drop=solving.drop_reason(self.config, trajectory, value),
             info=RowInfo(
                 question=task.payload, answer=answer, answer_tokens=answer_tokens, score=value
             ),

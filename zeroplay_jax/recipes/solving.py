@@ -18,10 +18,23 @@ if TYPE_CHECKING:
 _PART_NAMES = {'em': 'exact_match', 'subem': 'contains_answer', 'judge': 'judged_correct'}
 
 
+def is_lost(config: Config, trajectory: Trajectory) -> bool:
+    """Returns whether a rollout says nothing about its question, because a tool failed (`rollout.failed`)."""
+    return config.rollout.failed != 'keep' and trajectory.has_tool_failure
+
+
+def drop_reason(config: Config, trajectory: Trajectory, value: float | None) -> str | None:
+    """Returns why an answer with this score is not trained on ('tool_failed', 'ungraded'); None for others."""
+    if is_lost(config, trajectory):
+        return 'tool_failed'
+    # Without a verdict it is neither right nor wrong, and any reward would be noise.
+    return 'ungraded' if value is None else None
+
+
 async def attempts(
     context: RolloutContext,
+    config: Config,
     role: str,
-    metric: str,
     identity: tuple[int, ...],
     question: Question,
     samples: int,
@@ -31,8 +44,8 @@ async def attempts(
     """Returns a question as it was scored, and rollouts on it with their scores.
 
     Args:
+      config: config of the run; `reward.answer` is the metric.
       role: role that answers, with its own prompt.
-      metric: `answers.score` lists the metrics.
       identity: names the request within the run; all randomness derives from it.
       samples: number of rollouts.
       by_majority: whether the most frequent answer of these rollouts (`rewards.majority_answer`) takes the place of the
@@ -40,50 +53,57 @@ async def attempts(
 
     Returns:
       The question with the accepted answers that were used; per rollout its score in [0, 1], None where the judge gave
-      no verdict.
+      no verdict, and of lost rollouts (`is_lost`), which have no vote either.
 
     Raises:
       TaskDropped: the prompt is too long.
     """
     trajectories = await context.ask(role, identity, samples, question=question.text)
-    answers = [final_answer(trajectory) for trajectory in trajectories]
+    has_label = True
     if by_majority:
-        majority = rewards.majority_answer(answers)
-        if majority is None:
-            unlabelled = dataclasses.replace(question, answers=())
-            return unlabelled, [(trajectory, 0.0) for trajectory in trajectories]
-        question = dataclasses.replace(question, answers=(majority,))
-    scored = []
-    for number, (trajectory, answer) in enumerate(zip(trajectories, answers, strict=True)):
-        # The sample's number is part of the identity, because each judgement needs its own random stream.
-        value = await score(context, metric, (*identity, number), question, answer)
+        votes = [final_answer(one) for one in trajectories if not is_lost(config, one)]
+        majority = rewards.majority_answer(votes)
+        has_label = majority is not None
+        label = () if majority is None else (majority,)
+        question = dataclasses.replace(question, answers=label)
+    scored: list[tuple[Trajectory, float | None]] = []
+    for number, trajectory in enumerate(trajectories):
+        value: float | None = 0.0
+        if is_lost(config, trajectory):
+            value = None
+        elif has_label:
+            # The sample's number is part of the identity, because each judgement needs its own random stream.
+            answer = final_answer(trajectory)
+            metric = config.reward.answer
+            value = await score(context, metric, (*identity, number), question, answer)
         scored.append((trajectory, value))
     return question, scored
 
 
 async def solve_count(
     context: RolloutContext,
+    config: Config,
     role: str,
-    metric: str,
     identity: tuple[int, ...],
     question: Question,
     samples: int,
     *,
     by_majority: bool = False,
-) -> tuple[Question, int]:
-    """Returns a question as it was scored, and how many of `samples` rollouts answer it (score of at least one half).
+) -> tuple[Question, int, int]:
+    """Returns a question as it was scored, how many rollouts answer it (score of at least one half), and of how many.
+
+    Of `samples` rollouts the lost ones (`is_lost`) do not count.
 
     Arguments, the question that is returned, and errors are those of `attempts`.
     """
     scored_question, scored = await attempts(
-        context, role, metric, identity, question, samples, by_majority=by_majority
+        context, config, role, identity, question, samples, by_majority=by_majority
     )
     # The threshold is for graded metrics (F1); exact match is 0 or 1. An answer without a verdict counts as
     # not solved, so a failing judge makes questions look harder, never easier.
-    solved = 0
-    for _, value in scored:
-        solved += value is not None and value >= 0.5
-    return scored_question, solved
+    counted = [value for trajectory, value in scored if not is_lost(config, trajectory)]
+    solved = sum(value is not None and value >= 0.5 for value in counted)
+    return scored_question, solved, len(counted)
 
 
 async def solver_rows(
@@ -120,8 +140,8 @@ async def solver_rows(
         )
     question, scored = await attempts(
         context,
+        config,
         role,
-        metric,
         task.identity,
         question,
         settings.samples,
@@ -134,8 +154,6 @@ async def solver_rows(
         parts = {_PART_NAMES.get(metric, metric): value or 0.0}
         if config.reward.overlong_buffer:
             parts['overlong'] = overlong_part(config, trajectory)
-        # A rollout without a verdict is dropped: it is neither right nor wrong, and any reward would be noise.
-        drop = 'ungraded' if value is None else None
         info = RowInfo(
             question=question,
             answer=final_answer(trajectory),
@@ -148,7 +166,7 @@ async def solver_rows(
             reward=sum(parts.values()),
             group=group_of(task.identity),
             parts=parts,
-            drop=drop,
+            drop=drop_reason(config, trajectory, value),
             info=info,
             teacher_prompt=ids_for_teacher,
         )

@@ -335,7 +335,7 @@ class Recipe(RecipeBase):
           attempts: the solver's rows on the question; [] if it was rejected.
         """
         settings = self.config.reward
-        # Ungraded attempts are left out of the solve rate and do not count as failures.
+        # Attempts without a score are left out of the solve rate and do not count as failures.
         scores = [row.info.score or 0.0 for row in attempts if row.drop is None]
         info = RowInfo(question=question, valid=reason is None, rejected=reason)
         reward = self.config.ssp.invalid_reward
@@ -348,7 +348,7 @@ class Recipe(RecipeBase):
                     sum(scores), len(scores), settings.difficulty, settings.target
                 )
             else:
-                # No attempt could be judged: the value of the question is unknown.
-                drop = 'ungraded'
+                # No attempt has a score: the value of the question is unknown.
+                drop = attempts[0].drop
         group = group_of(task.identity)
         return Row('proposer', trajectory, reward, group, {'hard': reward}, drop, info)

@@ -129,8 +129,12 @@ class StepRun:
         )
 
 
-def _check_options(after: object, keep: object, note: str) -> None:
-    """Raises UserError for options of `RolloutContext.ask` that nothing would read."""
+def _check_options(after: object, keep: object, note: object, samples: int = 1) -> None:
+    """Raises UserError for options of `RolloutContext.ask` that nothing would read, or that would be read wrong."""
+    if samples < 1 or not isinstance(note, str):
+        raise UserError(
+            f'samples is {samples!r} and note {note!r}; samples must be 1 or more, and note a text'
+        )
     if after is None and (note or keep is not None):
         raise UserError(
             'keep and note are read with after=ROLLOUT alone; give it, or another name to a field of the prompt'

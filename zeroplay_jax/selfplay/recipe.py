@@ -16,7 +16,7 @@ import importlib.util
 import json
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -192,7 +192,10 @@ class Recipe:
 
     def restore(self, state: Json) -> None:
         """Sets the attributes of a `state` anew; it may not change objects that they refer to."""
-        raise TypeError(f'{type(self).__module__}: Recipe.restore is not defined, but state is')
+        raise UserError(
+            f'{type(self).__module__}: there is a state of the recipe, but Recipe.restore is not defined; define it '
+            'with Recipe.state, or begin in a new workdir'
+        )
 
     # A recipe may override the following two; the defaults suit recipes like the built-in ones.
     def first_tasks(self) -> list[tuple[Step, Task]]:
@@ -342,13 +345,25 @@ def with_state(recipe: Recipe, state: Json | None) -> Recipe:
     return played
 
 
-def check_unchanged(recipe: Recipe, state: Json | None) -> None:
-    """Raises UserError if tasks or episodes of a step changed the state with which the step was drawn."""
-    if state is not None and state_of(recipe) != state:
+def lost_attributes(recipe: Recipe, played: Recipe, state: Json | None) -> list[str]:
+    """Returns the names of attributes outside the state that a step set on its copy of a recipe (`with_state`).
+
+    Raises:
+      UserError: tasks or episodes of the step changed the state with which it was drawn.
+    """
+    if state is None:
+        return []
+    if state_of(played) != state:
         raise UserError(
             f'{type(recipe).__module__}: the state of the recipe changed while a step was played; change it in '
             'Recipe.after_step alone, and set its attributes anew in Recipe.restore'
         )
+    live = vars(recipe)
+    # Objects that both have are compared by `RecipeAttributes`.
+    names = {name for name, value in vars(played).items() if value is not live.get(name)}
+    before = _comparable_attributes(with_state(recipe, state), names)
+    after = _comparable_attributes(played, names)
+    return [name for name in after if after[name] != before.get(name)]
 
 
 # ---- changing attributes ---------------------------------------------------------------------------
@@ -379,39 +394,31 @@ class RecipeAttributes:
 
     def changed(self) -> list[str]:
         """Returns the sorted names of the attributes that were set, changed or deleted since, without the state's."""
-        names = self._different()
-        state = state_of(self._recipe)
-        if not names or self._state is None or state is None:
-            return names
         # What is as it was once the first state is set back belongs to the state.
-        self._recipe.restore(copy.deepcopy(self._state))
-        names = self._different()
-        self._recipe.restore(state)
-        return names
-
-    def _different(self) -> list[str]:
-        now = _comparable_attributes(self._recipe)
+        now = _comparable_attributes(with_state(self._recipe, self._state))
         names = now.keys() | self._values.keys()
         return sorted(name for name in names if now.get(name) != self._values.get(name))
 
-    def warning(self) -> str:
-        """Returns a line about the attributes that changed; '' without any."""
-        names = self.changed()
+    def warning(self, lost: Iterable[str] = ()) -> str:
+        """Returns a line about the attributes that changed, and those that were `lost_attributes`; '' without any."""
+        names = sorted({*self.changed(), *lost})
         if not names:
             return ''
         shown = ', '.join(f'self.{name}' for name in names)
         return (
             f'the recipe changed {shown} while it ran; a checkpoint holds no attributes of a recipe but those that '
-            'Recipe.state returns, so that a resumed run begins with those of its constructor. Return them there, or '
+            'Recipe.state returns, so that a resumed run begins with those of its constructor (with a state, also the '
+            'next step: tasks and episodes change a copy). Return them there, or '
             'derive them from the step, the task and config.seed (docs/recipes.md); a cache may stay'
         )
 
 
-def _comparable_attributes(recipe: Any) -> dict[str, Any]:
+def _comparable_attributes(recipe: Any, names: Container[str] | None = None) -> dict[str, Any]:
     """Returns name → comparable value (`_comparable`); computed properties are left out, as they are caches."""
     values = {}
     for name, value in vars(recipe).items():
-        if not isinstance(getattr(type(recipe), name, None), functools.cached_property):
+        is_computed = isinstance(getattr(type(recipe), name, None), functools.cached_property)
+        if not is_computed and (names is None or name in names):
             values[name] = _comparable(value, _DEPTH)
     return values
 

@@ -203,10 +203,13 @@ def record_scores(
       metric: `config.eval.metric`.
     """
     metrics: dict[str, float] = {}
+    drops = collections.Counter(row.drop for row in rows)
+    for reason in drops.keys() - {None, 'ungraded'}:
+        metrics[f'{rows[0].role}/row_drop/{reason}'] = drops[reason] / len(rows)
     graded_rows = [row for row in rows if 'rubrics' in row.parts]
     if graded_rows:
         rubric_scores = [row.reward for row in graded_rows]
-        ungraded = [row.drop is not None for row in graded_rows]
+        ungraded = [row.drop == 'ungraded' for row in graded_rows]
         state['rubrics'][number] = rubric_scores
         # An ungraded answer counts as 0 in the mean, so its share is shown beside it.
         metrics['rubrics/mean'] = float(np.mean(rubric_scores))

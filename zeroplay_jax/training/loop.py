@@ -550,7 +550,9 @@ class Saver:
     def save(self, next_number: int) -> None:
         """Starts to save the state before step `next_number`. All processes must call it, as the methods below."""
         # A line about attributes of the recipe that a checkpoint lacks, once per process.
-        line = self._attributes.warning() if self._shows_warnings else ''
+        line = ''
+        if self._shows_warnings:
+            line = self._attributes.warning(self._engine.lost_attributes)
         if line:
             self._shows_warnings = False
             warn(line)
