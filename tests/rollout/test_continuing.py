@@ -264,6 +264,10 @@ def test_what_cannot_go_on_is_refused_in_one_line(policy):
         ended = dataclasses.replace(first, turns=(dataclasses.replace(first.turns[0], text='a'),))
         with pytest.raises(UserError, match='has ended, and a turn would follow'):
             await context.bound().ask('short', (15,), after=ended)
+        with pytest.raises(UserError, match='samples must be 1 or more, and note a text'):
+            await context.ask('short', (16,), 0, question='abc')
+        with pytest.raises(UserError, match='takes a list of texts'):
+            await context.log_probs('short', (16,), 'a', question='abc')
         unread = {'note': 'a'}, {'keep': [0]}
         for options in unread:
             with pytest.raises(UserError, match='read with after=ROLLOUT alone'):

@@ -163,8 +163,8 @@ def test_with_a_value_network_advantages_are_the_returns_of_turns():
 def test_an_infinite_turn_reward_is_as_bad_as_an_infinite_reward():
     good, bad = make_rows()[:2]
     bad.turn_rewards[0] = np.inf
-    assert invalid_reason(good, 'keep') is None
-    assert invalid_reason(bad, 'keep') == 'nonfinite_reward'
+    assert invalid_reason(good, 'keep', 'drop') is None
+    assert invalid_reason(bad, 'keep', 'drop') == 'nonfinite_reward'
 
 
 def test_turn_rewards_are_logged_as_their_sum_per_rollout():
@@ -190,7 +190,8 @@ def test_a_recipe_gives_one_turn_reward_per_turn():
     assert given.dtype == np.float64
     np.testing.assert_array_equal(given, [1.0, NONE, 1.0])
     row.turn_rewards = [1.0]
-    with pytest.raises(
-        UserError, match=r'their.recipe: .* turn_rewards of shape \(1,\) for 3 turn'
-    ):
+    with pytest.raises(UserError, match=r'their.recipe: .* with shape \(1,\) for 3 turns'):
+        checked(row)
+    row.turn_rewards = ['a', 1, 2]
+    with pytest.raises(UserError, match='turn_rewards with other values than numbers'):
         checked(row)

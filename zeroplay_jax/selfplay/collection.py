@@ -231,13 +231,19 @@ class Collector:
             )
         if row.turn_rewards is None:
             return
-        # None among the numbers becomes NaN, no reward, like NaN itself.
-        row.turn_rewards = np.asarray(row.turn_rewards, np.float64)
         turns = len(row.trajectory.turns)
-        if row.turn_rewards.shape != (turns,):
+        try:
+            # None among the numbers becomes NaN, no reward, like NaN itself.
+            row.turn_rewards = np.asarray(row.turn_rewards, np.float64)
+            problem = (
+                '' if row.turn_rewards.shape == (turns,) else f'shape {row.turn_rewards.shape}'
+            )
+        except (TypeError, ValueError) as error:
+            problem = f'other values than numbers ({error})'
+        if problem:
             raise UserError(
-                f'recipe {self.config.recipe}: a row of role {row.role} has turn_rewards of shape '
-                f'{row.turn_rewards.shape} for {turns} turns; give one number per turn, NaN where there is none'
+                f'recipe {self.config.recipe}: a row of role {row.role} has turn_rewards with {problem} for {turns} '
+                'turns; give one number per turn, NaN where there is none'
             )
 
     async def _checked_episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
@@ -247,6 +253,10 @@ class Collector:
           UserError: rollouts that go on (`RolloutContext.ask`) would be trained twice, or in a way that has no meaning.
         """
         outcome = await self._episode(context, step, task)
+        if not isinstance(outcome, Outcome):
+            raise UserError(
+                f'recipe {self.config.recipe}: episode returned a {type(outcome).__name__}; return an Outcome'
+            )
         network = self.config.value_network
         for row in outcome.rows:
             where = (

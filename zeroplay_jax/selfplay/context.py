@@ -300,7 +300,7 @@ class RolloutContext:
           TaskDropped('prompt_too_long'): the prompt is longer than `Role.prompt_tokens`, or the context fills a slot.
           UserError: `after` cannot go on like this, or nothing reads `keep` or `note`.
         """
-        _check_options(after, keep, note)
+        _check_options(after, keep, note, samples)
         asked_role = self.roles[role]
         env = asked_role.env
         searched = self.prompts[prompt or asked_role.prompt].searched
@@ -375,6 +375,10 @@ class RolloutContext:
           UserError: as in `ask`.
         """
         _check_options(after, keep, note)
+        if isinstance(texts, str):
+            raise UserError(
+                f'log_probs takes a list of texts, not the text {texts!r}; put it in [ ]'
+            )
         asked_role = self.roles[role]
         env, weights = asked_role.env, asked_role.weights
         if after is None:

@@ -68,8 +68,8 @@ class Rollout(Section):
     truncated: Literal['keep', 'drop'] = 'keep'
     """Train on rollouts that ended at a limit, or drop them."""
     failed: Literal['keep', 'drop', 'retry'] = 'drop'
-    """Rollouts in which a tool failed or timed out: train on them (keep: the policy pays for its slow calls), drop them,
-    or play them anew twice at most, then drop (retry)."""
+    """Rollouts in which a tool failed or timed out: train on them (keep: the policy pays for its slow calls), drop
+    them, or play them anew twice at most, then drop (retry)."""
     deterministic: bool = True
     """Wait for slow tools. False: slow calls become error observations."""
     tool_timeout: PositiveFloat = 30.0
