@@ -22,15 +22,22 @@ from zeroplay_jax.types import POLICY, TaskDropped
 TEXTS = ('abc', 'deaf head', '<answer>b</answer>', '')
 
 
+# One shape for all, so that it compiles once.
+LENGTH = 256
+learner_score = jax.jit(transformer.score, static_argnums=0)
+
+
 def by_learner(policy, context_ids, text, params=None):
     """The log-probs of the text's tokens after these ids."""
     codec, model, weights = policy
     ids = [*map(int, context_ids), *codec.encode_plain(text)]
-    tokens = np.asarray([ids], np.int32)
-    positions = np.arange(len(ids), dtype=np.int32)[None]
+    tokens = np.zeros((1, LENGTH), np.int32)
+    tokens[0, : len(ids)] = ids
+    positions = np.arange(LENGTH, dtype=np.int32)[None]
+    segment = (positions < len(ids)).astype(np.int32)
     weights = weights if params is None else params
-    logp, _ = transformer.score(model, weights, tokens, positions, np.ones_like(tokens))
-    return np.asarray(logp[0, len(context_ids) :])
+    logp, _ = learner_score(model, weights, tokens, positions, segment)
+    return np.asarray(logp[0, len(context_ids) : len(ids)])
 
 
 async def asked_after(context, number, identity=(7,)):
