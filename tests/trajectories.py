@@ -2,7 +2,11 @@
 
 import numpy as np
 
+from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.types import POLICY, Trajectory
+
+# Answers by asking the role 'solver' once.
+ASKS_SOLVER = Recipe.__new__(Recipe)
 
 
 def make_trajectory(*turns, finish='answer', identity=(0,), length=4):

@@ -10,11 +10,11 @@ import types
 import jax
 import jax.numpy as jnp
 import pytest
+from trajectories import ASKS_SOLVER
 
 from zeroplay_jax.configs import ablations, common
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.evaluation import question_sets
-from zeroplay_jax.evaluation.play import ASKS_SOLVER
 from zeroplay_jax.learner import optimizer
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.selfplay.judge import NoReply, TextJudge

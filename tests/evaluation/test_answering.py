@@ -8,10 +8,11 @@ import types
 import pytest
 from python_process import config_flags, run_python
 from scripted_rollouts import CONFIG, ScriptedSampler, scripted_policy
+from trajectories import ASKS_SOLVER
 
 from zeroplay_jax.configuration import check, rules
 from zeroplay_jax.evaluation import answering, protocols
-from zeroplay_jax.evaluation.play import ASKS_SOLVER, evaluate
+from zeroplay_jax.evaluation.play import evaluate
 from zeroplay_jax.evaluation.tables import Figure
 from zeroplay_jax.mini.world import World, evaluation_questions
 from zeroplay_jax.policy import sharding

@@ -9,7 +9,7 @@ import types
 
 import pytest
 from refused_calls import check_table
-from trajectories import make_trajectory
+from trajectories import ASKS_SOLVER, make_trajectory
 
 from zeroplay_jax.evaluation import grading_results, play, question_sets
 from zeroplay_jax.evaluation.play import Answer, Grade, GradingRecord, Judgement
@@ -104,7 +104,7 @@ def play_all(folder, tasks, context, judges, on_grades=lambda number: None, **op
     with GradingRecord(folder) as record:
         judges = [named(name, judge) for name, judge in judges.items()]
         play.grade_tasks(
-            context, play.ASKS_SOLVER, tasks, judges, record, on_grades=on_grades, **options
+            context, ASKS_SOLVER, tasks, judges, record, on_grades=on_grades, **options
         )
     with GradingRecord(folder) as record:
         keys = {judge.name: judge.key for judge in judges}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from demo_parts import said, shown, tag
 from test_committed_folders import check_hashes
+from trajectories import ASKS_SOLVER
 
 from tools.checkpoints import base_model, base_open, batches, open_demos
 from tools.checkpoints.demo import render
@@ -165,7 +166,7 @@ def test_clean_meets_the_rubrics_of_held_out_tasks_and_base_does_not():
         config.eval.update(questions=12, hops=(1, 2, 3, 4))
         run = build.build(config)
         run.publish_weights(['solver'])
-        _, rows = play.evaluate(run.evaluation, list(run.library.open_tasks), 0)
+        _, rows = play.evaluate(run.evaluation, list(run.library.open_tasks), 0, ASKS_SOLVER)
         met[name] = np.mean([row.reward for row in rows])
     assert met['clean'] >= 0.8
     assert met['base'] <= 0.65

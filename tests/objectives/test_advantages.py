@@ -221,8 +221,3 @@ def test_informative_rows_are_those_with_an_advantage():
     assert np.array_equal(
         informative_groups(rewards, groups), group_advantages(rewards, groups)[0] != 0
     )
-
-
-def test_groups_of_another_size_are_refused_where_the_size_is_known():
-    """`wrong_arguments.txt` has the refusals."""
-    assert group_advantages([1.0, 0.0, 1.0, 0.0], [3, 3, 5, 5], group_size=2)[0].any()

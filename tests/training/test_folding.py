@@ -1,25 +1,12 @@
 """The example that folds its context: every context is trained, and a killed run ends with the same bits."""
 
+import example_runs
 import killed_runs
 import pytest
 from run_files import check_same_run, lines
 
-from examples.folding import config as page
 from examples.folding import recipe
-from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.training import loop
-
-
-def make_config():
-    config = page.get_config()
-    config.progress = False
-    config.world.update(train=(0, 4), evaluation=(0, 2))
-    config.eval.update(questions=1, hops=(1,))
-    config.inputs.world_questions = 16
-    config.sampler.slots, config.micro.rows = 16, 2
-    config.solver.update(batch=4, samples=4, learning_rate=1e-3)
-    check(config)
-    return config
 
 
 @pytest.fixture(scope='module')
@@ -35,7 +22,7 @@ def whole(tmp_path_factory):
     workdir = tmp_path_factory.mktemp('folding') / 'whole'
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipe.Recipe, 'episode', noted)
-        loop.run(make_config(), workdir)
+        loop.run(example_runs.make_config('folding'), workdir)
     return workdir, rows
 
 
@@ -63,6 +50,6 @@ def test_rollouts_fold_and_are_trained_with_all_their_contexts(whole):
 def test_a_killed_run_ends_with_the_same_bits(whole, tmp_path, monkeypatch):
     workdir, _ = whole
     killed = tmp_path / 'killed'
-    killed_runs.run_until(2, monkeypatch, make_config(), killed)
-    loop.run(make_config(), killed)
+    killed_runs.run_until(2, monkeypatch, example_runs.make_config('folding'), killed)
+    loop.run(example_runs.make_config('folding'), killed)
     check_same_run(workdir, killed)

@@ -1,27 +1,17 @@
 """The examples with a role that writes hints and with snapshots: they train; killed, they end with the same bits."""
 
-import importlib
-
+import example_runs
 import killed_runs
 import numpy as np
 import pytest
 from run_files import check_same_run, final_states, lines
 
-from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.training import loop
 
 
 def make_config(example):
-    config = importlib.import_module(f'examples.{example}.config').get_config()
-    config.progress = False
-    config.eval.update(questions=1, hops=(1,))
-    config.inputs.world_questions = 16
-    config.sampler.slots, config.micro.rows = 16, 2
-    roles = [config.solver, *([config.hinter] if example == 'hint' else [])]
-    for role in roles:
-        role.update(batch=4, samples=4, learning_rate=1e-3)
-    check(config)
-    return config
+    roles = ['hinter'] if example == 'hint' else []
+    return example_runs.make_config(example, *roles)
 
 
 @pytest.fixture(scope='module', params=['hint', 'league'])

@@ -1,33 +1,20 @@
 """The example with rewards per turn: it learns from them, and a killed run ends with the same bits."""
 
+import example_runs
 import killed_runs
 import numpy as np
 import pytest
 from run_files import check_same_run, lines
 
-from examples.turn_credit import config as page
 from examples.turn_credit import recipe
-from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.training import loop
 from zeroplay_jax.types import ToolCall, Trajectory, Turn
-
-
-def make_config():
-    config = page.get_config()
-    config.progress = False
-    config.world.update(train=(0, 4), evaluation=(0, 2))
-    config.eval.update(questions=1, hops=(1,))
-    config.inputs.world_questions = 16
-    config.sampler.slots, config.micro.rows = 16, 2
-    config.solver.update(batch=4, samples=4, learning_rate=1e-3)
-    check(config)
-    return config
 
 
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
     workdir = tmp_path_factory.mktemp('turns') / 'whole'
-    loop.run(make_config(), workdir)
+    loop.run(example_runs.make_config('turn_credit'), workdir)
     return workdir
 
 
@@ -53,8 +40,8 @@ def test_turns_are_logged_with_reward_and_advantage(whole):
 @pytest.mark.long
 def test_a_killed_run_ends_with_the_same_bits(whole, tmp_path, monkeypatch):
     killed = tmp_path / 'killed'
-    killed_runs.run_until(2, monkeypatch, make_config(), killed)
-    loop.run(make_config(), killed)
+    killed_runs.run_until(2, monkeypatch, example_runs.make_config('turn_credit'), killed)
+    loop.run(example_runs.make_config('turn_credit'), killed)
     check_same_run(whole, killed)
 
 

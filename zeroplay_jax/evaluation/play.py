@@ -39,15 +39,12 @@ from zeroplay_jax.types import (
     UserError,
 )
 
-# Answers by asking the role 'solver' once.
-ASKS_SOLVER = Recipe.__new__(Recipe)
-
 
 def evaluate(
     context: RolloutContext,
     questions: Sequence[Question],
     number: int,
-    recipe: Recipe = ASKS_SOLVER,
+    recipe: Recipe,
     on_answer: Callable[[], None] = do_nothing,
     metric: str = 'none',
 ) -> tuple[dict[int, Bool[np.ndarray, ' questions']], list[Row]]:
@@ -59,7 +56,7 @@ def evaluate(
       context: roles, scheduler, prompts and, for open tasks, the judge.
       questions: questions and open tasks.
       number: number of this evaluation in the run; (number, index of the question) is the identity of a rollout.
-      recipe: answers; by default the role 'solver' is asked once.
+      recipe: answers (`recipe.answering_recipe`).
       on_answer: called after every answer, for a progress bar.
       metric: `config.eval.metric`, a further score of the answers to questions; 'none': no other.
 

@@ -178,7 +178,6 @@ def group_advantages(
     singleton: str = 'zero',
     valid: Bool[np.ndarray, ' rows'] | None = None,
     lengths: Int[np.ndarray, ' rows'] | None = None,
-    group_size: int | None = None,
 ) -> tuple[Float[np.ndarray, ' rows'], Stats]:
     """Computes advantages A_i = (r_i − mean_g) / (std_g + eps) within groups of rows that share a key.
 
@@ -198,8 +197,6 @@ def group_advantages(
         1, as in the code of verl and Dr. Zero). Without a baseline the option has no effect.
       valid: bool [B]; False excludes a row from its group's mean and gives it advantage 0.
       lengths: int [B], trained tokens of each row; needed for scale='batch', where a row counts once per token.
-      group_size: required number of rows per key, invalid ones included; None: any. Detects two prompts that got the
-        same key by mistake and would be compared with each other.
 
     Returns:
       advantages: float64 [B]. Exactly 0 for rows that are invalid or have a non-finite reward and, with a baseline,
@@ -208,11 +205,10 @@ def group_advantages(
         `group_size` and the shares `group_size/1` to `group_size/17_up` per group.
 
     Raises:
-      ValueError: shapes differ, keys are not integers, an option is unknown, or a group has another size.
+      ValueError: shapes differ, keys are not integers, or an option is unknown.
     """
     rewards, groups, valid = _check_rows('group_advantages', rewards, groups, valid)
     _check_arguments(baseline, scale, ddof, singleton, lengths, rewards.shape)
-    check_group_sizes(groups, group_size)
     has_baseline = baseline != 'none'
     # A reward function may return NaN. One such row must not make its whole group NaN.
     finite = np.isfinite(rewards)
@@ -420,14 +416,17 @@ def _check_arguments(baseline, scale, ddof, singleton, lengths, shape):
 
 
 def check_group_sizes(groups: Int[np.ndarray, ' rows'], group_size: int | None) -> None:
-    """Raises ValueError if a group does not have `group_size` rows; None allows any."""
+    """Raises ValueError if a group does not have `group_size` rows, invalid ones included; None allows any.
+
+    Two prompts that got the same key by mistake would be compared with each other.
+    """
     if group_size is None:
         return
     keys, counts = np.unique(groups, return_counts=True)
     for key, count in zip(keys, counts):
         if count != group_size:
             raise ValueError(
-                f'group_advantages: key {key} has {count} rows, not group_size={group_size}; '
+                f'key {key} has {count} rows, not group_size={group_size}; '
                 'give each prompt a distinct key'
             )
 

@@ -180,9 +180,8 @@ class AdapterStore(WeightStore):
         """Returns the base with all adapters, and the number of this one."""
         if self._joined is None:
             self._joined = self._join()
-        if name not in self._capacity:
-            return self._joined, adapters.NO_ADAPTER
-        return self._joined, self._place(name, version)
+        number = self._place(name, version) if name in self._capacity else adapters.NO_ADAPTER
+        return self._joined, number
 
     def calls(self, rollouts: Sequence[Rollout | None]) -> Iterator[DeviceCall]:
         """Yields one device call for all rollouts."""

@@ -1,0 +1,19 @@
+"""The packages in examples/, in runs of a few seconds."""
+
+import importlib
+
+from zeroplay_jax.configuration.rules import check
+
+
+def make_config(example, *roles):
+    """The config of an example, small; `roles` are trained beside the solver."""
+    config = importlib.import_module(f'examples.{example}.config').get_config()
+    config.progress = False
+    config.world.update(train=(0, 4), evaluation=(0, 2))
+    config.eval.update(questions=1, hops=(1,))
+    config.inputs.world_questions = 16
+    config.sampler.slots, config.micro.rows = 16, 2
+    for role in ('solver', *roles):
+        config[role].update(batch=4, samples=4, learning_rate=1e-3)
+    check(config)
+    return config
