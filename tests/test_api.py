@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from python_process import config_flags, run_python
 from refused_calls import check_table, refused
-from trajectories import make_trajectory
+from trajectories import ASKS_SOLVER, make_trajectory
 
 import zeroplay_jax as zp
 from zeroplay_jax.configuration.fields import set_fields
@@ -133,7 +133,7 @@ def test_rollouts_and_loss_are_those_of_a_training_step(settings, policy, run):
 
 
 def test_scores_are_those_of_an_evaluation(policy, index, run):
-    _, rows = evaluate(run.evaluation, index.questions, STEP)
+    _, rows = evaluate(run.evaluation, index.questions, STEP, ASKS_SOLVER)
     texts = [question.text for question in index.questions]
     greedy = zp.sample_rollouts(policy, index, texts, temperature=0.0, step=STEP)
     scores = zp.score(greedy, [question.answers for question in index.questions])

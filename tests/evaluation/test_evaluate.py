@@ -5,7 +5,7 @@ import dataclasses
 import types
 
 import pytest
-from trajectories import make_trajectory
+from trajectories import ASKS_SOLVER, make_trajectory
 
 from zeroplay_jax.evaluation.play import evaluate
 from zeroplay_jax.rollout.prompts import Prompt
@@ -57,7 +57,7 @@ class Context:
 
 def test_questions_are_matched_and_tasks_graded():
     context = Context()
-    correct, rows = evaluate(context, QUESTIONS, 7)
+    correct, rows = evaluate(context, QUESTIONS, 7, ASKS_SOLVER)
     assert {hops: flags.tolist() for hops, flags in correct.items()} == {1: [False], 2: [True]}
     assert [row.parts for row in rows] == [
         {'exact_match': 1},
@@ -75,7 +75,7 @@ def test_what_is_too_long_to_ask_is_one_line():
     with pytest.raises(
         UserError, match="'A task that is too long' cannot be asked: prompt_too_long; raise"
     ) as error:
-        evaluate(Context(), [Question('A task that is too long', rubrics=RUBRICS)], 0)
+        evaluate(Context(), [Question('A task that is too long', rubrics=RUBRICS)], 0, ASKS_SOLVER)
     assert '\n' not in str(error.value)
 
 
@@ -92,7 +92,9 @@ def test_each_of_several_files_has_a_metric():
         dataclasses.replace(question, origin={'set': name})
         for question, name in zip(QUESTIONS, ('nq', 'hotpotqa'))
     ]
-    _, rows = evaluate(Context(), [*of_file, of_file[0], QUESTIONS[2]], 7, metric='subem')
+    _, rows = evaluate(
+        Context(), [*of_file, of_file[0], QUESTIONS[2]], 7, ASKS_SOLVER, metric='subem'
+    )
     metrics = ending.record_scores({'rubrics': {}}, '7', rows, 'subem')
     for name in ('em', 'subem'):
         assert metrics[f'{name}/nq/mean'] == 1.0 and metrics[f'{name}/hotpotqa/mean'] == 0.0
@@ -100,7 +102,7 @@ def test_each_of_several_files_has_a_metric():
 
 def test_a_further_metric_is_measured_beside_exact_match():
     questions = (Question('Where is it?', ('rom',), hops=2), *QUESTIONS[:3])
-    correct, rows = evaluate(Context(), questions, 7, metric='subem')
+    correct, rows = evaluate(Context(), questions, 7, ASKS_SOLVER, metric='subem')
     assert correct[2].tolist() == [False, True], 'the headline stays exact match'
     assert [row.parts for row in rows[:2]] == [
         {'exact_match': 0, 'subem': 1},

@@ -90,7 +90,7 @@ def episode(proposal=None, solver=WRONG, checker=(), judge=None, **changes):
         assert question.answers == ('Tarva',)
         assert [row.role for row in outcome.rows] == ['proposer', *['solver'] * 3]
     rewards = [round(row.reward, 3) for row in outcome.rows]
-    drops = {row.drop for row in outcome.rows}
+    drops = list(dict.fromkeys(row.drop for row in outcome.rows))
     solve_count = outcome.rows[0].info.solve_count
     return f'{asked}: rewards {rewards}, dropped {outcome.drop}, {drops}, solved {solve_count}'
 
