@@ -52,7 +52,8 @@ def _parser() -> Parser:
         'workdirs',
         nargs='*',
         metavar='WORKDIR',
-        help='workdir of a run, or gs://bucket/path; further runs are compared with the first',
+        help='workdir of a run, or gs://bucket/path; further runs are compared with the first; or ATIF documents: '
+        'a JSON file, or a folder with some',
     )
     parser.add_argument(
         '--out',

@@ -20,7 +20,7 @@ from typing import Any
 
 import jinja2
 
-from zeroplay_jax.evaluation import statistics
+from zeroplay_jax.evaluation import atif, statistics
 from zeroplay_jax.mini.world import World
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.runtime.disk import write_text
@@ -111,16 +111,20 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
       'trajectories': list of objects, whose segments are [source, index into 'texts'];
       'texts': list of distinct strings, because prompts and documents recur;
       'alarms': sentences about alarms of the run;
+      'documents': number of ATIF documents, if the place has those instead of a run;
       'notes': sentences about missing or damaged files.
 
     Raises:
       UserError: the folder does not exist or contains no file of a run, or files of several runs.
     """
-    if not workdir.is_dir():
+    if not workdir.exists():
         raise UserError(
             f'{workdir}: no such folder; pass the workdir of a run, for example runs/quickstart'
         )
     if not any((workdir / name).is_file() for name in RUN_FILES):
+        documents = atif.paths(workdir)
+        if documents:
+            return _read_documents(workdir, documents)
         fix = 'pass the workdir of a run'
         # The workdir of `make quickstart CORPUS=…` contains that of its run.
         if (workdir / 'run').is_dir():
@@ -143,22 +147,40 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
     alarms = workdir / 'alarms.jsonl'
     alarm_records = read_lines(alarms, notes) if alarms.is_file() else []
     _check_identity(workdir, recorded.get('run', ''), summary, metrics, trajectories)
-    text_ids: dict[str, int] = {}
-    for row in trajectories:
-        # The HTML file stores each text once, because rollouts of a group share the prompt, and some documents are
-        # retrieved often.
-        row['segments'] = [_intern_segment(segment, text_ids) for segment in row['segments']]
-        row['turns'] = _tool_calls(row.get('turns'))
+    texts = _intern_texts(trajectories)
     return {
         'name': workdir.resolve().name,
         'summary': summary,
         'config': recorded.get('config', {}),
         'metrics': metrics,
         'trajectories': trajectories,
-        'texts': list(text_ids),
+        'texts': texts,
         'alarms': alarm_notes(alarm_records),
         'notes': notes,
     }
+
+
+def _read_documents(place: Path, documents: Sequence[Path]) -> dict[str, Any]:
+    """Returns ATIF documents in the form of `read_run`: trajectories alone."""
+    trajectories = []
+    for path in documents:
+        trajectories += atif.read(path)
+    empty: dict[str, Any] = {'summary': {}, 'config': {}, 'metrics': [], 'alarms': [], 'notes': []}
+    texts = _intern_texts(trajectories)
+    described = {'name': place.resolve().name, 'documents': len(documents)}
+    return empty | described | {'trajectories': trajectories, 'texts': texts}
+
+
+def _intern_texts(trajectories: list[dict[str, Any]]) -> list[str]:
+    """Replaces texts of segments by indices in the returned list, and the turns by what the page shows of their calls.
+
+    The HTML file stores each text once: rollouts of a group share the prompt, and some documents are retrieved often.
+    """
+    text_ids: dict[str, int] = {}
+    for row in trajectories:
+        row['segments'] = [_intern_segment(segment, text_ids) for segment in row['segments']]
+        row['turns'] = _tool_calls(row.get('turns'))
+    return list(text_ids)
 
 
 def _check_identity(

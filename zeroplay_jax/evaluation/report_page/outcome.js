@@ -142,6 +142,13 @@ function drawHeader() {
   const title = runs.map(({ name }) => name).join(', ');
   $('name').textContent = title;
   $('kind').textContent = comparing ? `${runs.length} self-play runs` : 'Self-play run';
+  if (runs.every(({ documents }) => documents)) {
+    $('kind').textContent = 'ATIF documents';
+    for (const id of ['outcome', 'curves', 'config']) {
+      $(id).hidden = true;
+      document.querySelector(`nav a[href="#${id}"]`).hidden = true;
+    }
+  }
   document.title = `${title} – run report`;
   for (const run of runs) {
     const facts = factsOf(run);

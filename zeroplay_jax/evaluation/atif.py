@@ -1,0 +1,242 @@
+"""Rollouts as ATIF documents (Agent Trajectory Interchange Format, Harbor's RFC 0001), written and read.
+
+A step of the agent is one turn of the policy: the exact text, markup included, the tool call in it, and as observation
+what the environment inserted after it. The format has no field for rewards; ours stand in `extra`.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from zeroplay_jax.retrieval import json_text
+from zeroplay_jax.types import UserError
+
+# The oldest version that has all fields used here.
+VERSION = 'ATIF-v1.7'
+# Author of a step → author of its text in the report.
+_AUTHORS = {'system': 'prompt', 'user': 'prompt', 'agent': 'policy'}
+# Fields of a record that stand elsewhere in its document.
+_ELSEWHERE = ('segments', 'turns', 'turn_rewards', 'run', 'role')
+_DOCUMENT = ('id', 'title', 'score')
+# Also where keys are sorted, this one stands before the steps.
+_MARK = re.compile(rb'"schema_version"\s*:\s*"ATIF-')
+_MARK_WITHIN = 2**16  # bytes
+_QUESTION_LENGTH = 200  # characters of a task that the report shows in its list
+
+
+# ---- writing ---------------------------------------------------------------------------------------
+
+
+def to_document(
+    record: dict[str, Any], tools: dict[str, Any], number: int, version: str
+) -> dict[str, Any]:
+    """Returns the ATIF document of a line of trajectories.jsonl.
+
+    Args:
+      record: the line.
+      tools: name → recorded description of the tools of its role (run.json).
+      number: position of the line in the log.
+      version: of this package.
+    """
+    steps: list[dict[str, Any]] = []
+    # Logs of earlier versions have no `turns`.
+    calls = iter(record.get('turns') or ())
+    turn_rewards = iter(record.get('turn_rewards') or ())
+    call, call_id = None, ''
+    for segment in record['segments']:
+        source, text = segment['source'], segment['text']
+        if source == 'policy':
+            call = next(calls, None)
+            call_id = f'call_{len(steps) + 1}'
+            steps.append(_agent_step(text, call, call_id, next(turn_rewards, None)))
+        elif source == 'env' and steps and steps[-1]['source'] == 'agent':
+            steps[-1]['observation'] = {'results': [_result(text, call, call_id)]}
+        else:
+            steps.append({'source': 'user' if source == 'prompt' else 'system', 'message': text})
+    agent = {'name': record['role'], 'version': version}
+    if tools:
+        functions = [{'name': name} | _schema(tool) for name, tool in tools.items()]
+        agent['tool_definitions'] = [{'type': 'function', 'function': one} for one in functions]
+    return {
+        'schema_version': VERSION,
+        'session_id': record.get('run', ''),
+        'trajectory_id': f'{number:06}-step{record["step"]}-{record["role"]}',
+        'agent': agent,
+        'steps': [{'step_id': position} | step for position, step in enumerate(steps, 1)],
+        'final_metrics': {'total_steps': len(steps)},
+        'extra': {key: value for key, value in record.items() if key not in _ELSEWHERE},
+    }
+
+
+def _agent_step(
+    text: str, call: dict[str, Any] | None, call_id: str, turn_reward: float | None
+) -> dict[str, Any]:
+    """Returns a turn of the policy as a step, without its observation."""
+    step: dict[str, Any] = {'source': 'agent', 'message': text}
+    if call is not None:
+        # A call that could not be read has no arguments, or others than an object.
+        entry = {
+            'tool_call_id': call_id,
+            'function_name': call['tool'],
+            'arguments': _object(call['arguments']),
+        }
+        if call['error']:
+            entry['extra'] = {'error': call['error']}
+        step['tool_calls'] = [entry]
+    if turn_reward is not None:
+        step['extra'] = {'reward': turn_reward}
+    return step
+
+
+def _result(text: str, call: dict[str, Any] | None, call_id: str) -> dict[str, Any]:
+    """Returns what the environment inserted after a turn, with ids, titles and scores of the documents in it."""
+    result: dict[str, Any] = {'content': text}
+    if call is not None:
+        result['source_call_id'] = call_id
+        documents = []
+        for documents_of_query in call.get('documents') or ():
+            documents += [{key: one.get(key) for key in _DOCUMENT} for one in documents_of_query]
+        if documents:
+            result['extra'] = {'documents': documents}
+    return result
+
+
+def _schema(tool: dict[str, Any]) -> dict[str, Any]:
+    return {key: tool[key] for key in ('description', 'parameters') if key in tool}
+
+
+# ---- reading ---------------------------------------------------------------------------------------
+
+
+def paths(place: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the ATIF files of a place: the file itself, or all below a folder, such as a job of Harbor."""
+    files = [place] if place.is_file() else sorted(place.rglob('*.json'))
+    return [path for path in files if _is_document(path)]
+
+
+def _is_document(path: pathlib.Path) -> bool:
+    # The folder may be any, with large files of other kinds.
+    with path.open('rb') as file:
+        return _MARK.search(file.read(_MARK_WITHIN)) is not None
+
+
+def read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+    """Yields records as in trajectories.jsonl: of a document, then of the documents of subagents in it.
+
+    Raises:
+      UserError: the file is damaged, or a step is not as the format has it.
+    """
+    document = json_text.load_object(path, 'remove it or write it again', json_text.null)
+    # Where a job of Harbor keeps the reward of its trial.
+    verdict = path.parent.parent / 'verifier' / 'reward.txt'
+    reward = None
+    if path.parent.name == 'agent' and verdict.is_file():
+        reward = _number(verdict.read_text(errors='replace'))
+    yield from _records(document, path, reward)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _records(
+    document: dict[str, Any], path: pathlib.Path, reward: float | None
+) -> Iterator[dict[str, Any]]:
+    steps = document.get('steps')
+    if not isinstance(steps, list):
+        raise UserError(f'{path}: "steps" must be a list, as in the ATIF format')
+    segments: list[dict[str, str]] = []
+    turns: list[dict[str, Any] | None] = []
+    task = ''
+    for number, step in enumerate(steps, 1):
+        if not isinstance(step, dict) or step.get('source') not in _AUTHORS:
+            raise UserError(
+                f'{path}: step {number} must be an object whose "source" is one of {", ".join(_AUTHORS)}'
+            )
+        text = _text(step.get('message'))
+        task = task or (text if step['source'] == 'user' else '')
+        for segment, call in _segments(step, text):
+            segments.append(segment)
+            if segment['source'] == 'policy':
+                turns.append(call)
+    agent = _object(document.get('agent'))
+    kept = _object(document.get('extra'))
+    info: dict[str, Any] = {
+        'question': ' '.join(task.split())[:_QUESTION_LENGTH],
+        'file': str(path),
+    }
+    for name in ('version', 'model_name'):
+        info[f'agent_{name}'] = agent.get(name)
+    for name in ('session_id', 'trajectory_id', 'notes', 'continued_trajectory_ref'):
+        info[name] = document.get(name)
+    info |= _object(document.get('final_metrics'))
+    fields = {'step': 0, 'phase': 'rollouts', 'reward': reward, 'advantage': None, 'drop': None}
+    yield (
+        fields
+        | kept
+        | {
+            'role': str(agent.get('name', 'agent')),
+            'info': {name: value for name, value in info.items() if value is not None}
+            | _object(kept.get('info')),
+            'segments': segments,
+            'turns': turns,
+        }
+    )
+    for part in document.get('subagent_trajectories') or ():
+        yield from _records(_object(part), path, None)
+
+
+def _segments(
+    step: dict[str, Any], text: str
+) -> Iterator[tuple[dict[str, str], dict[str, Any] | None]]:
+    """Yields the segments of a step in order, each with the tool call that ended it or None."""
+    author = _AUTHORS[step['source']]
+    # The format says that such steps are context, not what the agent wrote here.
+    if step.get('is_copied_context'):
+        author = 'prompt'
+    if step.get('reasoning_content'):
+        text = f'<think>{step["reasoning_content"]}</think>{text}'
+    calls = [_call(call) for call in step.get('tool_calls') or () if isinstance(call, dict)]
+    yield {'source': author, 'text': text}, calls[0] if calls else None
+    # A step may have several calls; one stands behind each piece of the policy's text.
+    for call in calls[1:]:
+        yield {'source': author, 'text': ''}, call
+    for result in _object(step.get('observation')).get('results') or ():
+        content = _object(result)
+        found = _text(content.get('content'))
+        for reference in content.get('subagent_trajectory_ref') or ():
+            found += f' [subagent: {json.dumps(reference, ensure_ascii=False)}]'
+        yield {'source': 'env', 'text': found}, None
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    error = _object(call.get('extra')).get('error')
+    return {
+        'tool': str(call.get('function_name')),
+        'arguments': call.get('arguments'),
+        'error': error,
+    }
+
+
+def _text(message: Any) -> str:
+    """Returns a message, which is a text or a list of parts: texts, and images by their path."""
+    if not isinstance(message, list):
+        return '' if message is None else str(message)
+    parts = []
+    for part in map(_object, message):
+        image = _object(part.get('source')).get('path')
+        parts.append(
+            f'[image: {image}]' if part.get('type') == 'image' else str(part.get('text', ''))
+        )
+    return '\n'.join(parts)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
