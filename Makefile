@@ -26,7 +26,7 @@ TEST := $(RUN) -m pytest -q
 JOBS = $$($(RUN) -c 'import os; print(min(4, os.cpu_count() + 1))')
 
 .DEFAULT_GOAL := help
-.PHONY: help check quickstart test test-long lint bench docs clean
+.PHONY: help check quickstart test test-long lint bench release docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -80,6 +80,9 @@ lint: .venv/ready-test ## ruff, mypy and shellcheck
 bench: .venv/ready-test ## rollout and update speed, compared with other engines where they are installed
 	@echo '== rollout and update benchmark'
 	@$(RUN) -m benchmarks.rollout
+
+release: ## sdist and wheel in dist/, tried in an empty environment of every Python that is here
+	@launch/release.sh
 
 docs: .venv/ready-docs ## build the documentation site into site/
 	@echo '== building the documentation site into site/'

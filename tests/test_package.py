@@ -103,6 +103,7 @@ def test_the_installed_package_is_the_wheels_and_requires_what_the_project_does(
     file, version, distribution_version, top, requires = json.loads(out)
     assert pathlib.Path(file).is_relative_to(python.parents[1])
     assert version == distribution_version
+    assert f'\nversion: {version}\n' in (ROOT / 'CITATION.cff').read_text()
     assert top == [True, True]
     required = (ROOT / 'requirements.txt').read_text().splitlines()
     pins = {Requirement(line) for line in required if line and not line.startswith('#')}
@@ -110,8 +111,9 @@ def test_the_installed_package_is_the_wheels_and_requires_what_the_project_does(
     assert any(requirement.startswith('mcp==') for requirement in requires)
 
 
-def test_the_configs_of_the_project_are_found_without_a_checkout(python, tmp_path):
-    command = ('-m', 'zeroplay_jax.main', '--config=configs/quickstart.py')
+def test_the_installed_command_finds_the_configs_of_the_project(python, tmp_path):
+    script = python.parent / 'zeroplay'
+    command = (script, 'train', '--config=configs/quickstart.py')
     _, err = finish(start(python, tmp_path, *command), status=2)
     assert 'no folder for the run' in err
 

@@ -1,9 +1,13 @@
-"""`python -m zeroplay_jax` lists the commands of the package; each is a module of its own."""
+"""`python -m zeroplay_jax`, or `zeroplay` where the package is installed: lists the commands and runs one of them.
+
+Each command is a module of its own: `zeroplay report …` is `python -m zeroplay_jax.report …`.
+"""
 
 from __future__ import annotations
 
 import ast
 import pathlib
+import runpy
 import sys
 
 from zeroplay_jax.objectives.registry import did_you_mean
@@ -24,6 +28,11 @@ COMMANDS = (
     'retrieval.server',
     'mini.sample',
 )
+# The first word is a command, all others are completed as the shell does.
+COMPLETION = """_zeroplay() {{
+  [ "$COMP_CWORD" = 1 ] && COMPREPLY=($(compgen -W "{commands}" -- "${{COMP_WORDS[1]}}"))
+}}
+complete -o default -F _zeroplay zeroplay"""
 
 
 def summary(command: str) -> str:
@@ -33,21 +42,35 @@ def summary(command: str) -> str:
     return text.split('\n')[0]
 
 
-def main(words: list[str]) -> int:
-    """Prints the commands; returns the exit status: 2 if a command was given as a word, which has no meaning here."""
-    asks_for_help = not words or words[0] in ('-h', '--help')
-    if not asks_for_help:
+def main(words: list[str] | None = None) -> int:
+    """Runs a command, or lists all; returns the exit status: 2 for an unknown command.
+
+    Args:
+      words: name of the command and its arguments; None: those of the process.
+    """
+    words = sys.argv[1:] if words is None else words
+    if not words or words[0] in ('-h', '--help'):
+        width = max(map(len, COMMANDS))
+        for name in COMMANDS:
+            print(f'python -m zeroplay_jax.{name:{width}}  {summary(name)}')
+        print('\n--help behind a command shows its flags; docs/index.md says where to begin.')
+        print(
+            'Installed: `zeroplay COMMAND`; eval "$(zeroplay completion)" completes the names in bash.'
+        )
+        return 0
+    if words[0] == 'completion':
+        print(COMPLETION.format(commands=' '.join((*COMMANDS, 'train'))))
+        return 0
+    # `zeroplay train` reads better than `zeroplay main`.
+    command = 'main' if words[0] == 'train' else words[0]
+    if command not in COMMANDS:
         fix = did_you_mean(words[0], COMMANDS) or '; `python -m zeroplay_jax` lists the commands'
-        if words[0] in COMMANDS:
-            fix = f'; python -m zeroplay_jax.{words[0]} is the command'
-        print(f'zeroplay_jax: {words[0]!r} has no meaning here{fix}', file=sys.stderr)
+        print(f'zeroplay_jax: {words[0]!r} is no command{fix}', file=sys.stderr)
         return 2
-    width = max(map(len, COMMANDS))
-    for command in COMMANDS:
-        print(f'python -m zeroplay_jax.{command:{width}}  {summary(command)}')
-    print('\n--help behind a command shows its flags; docs/index.md says where to begin.')
+    sys.argv[1:] = words[1:]
+    runpy.run_module(f'zeroplay_jax.{command}', run_name='__main__', alter_sys=True)
     return 0
 
 
 if __name__ == '__main__':
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
