@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds sdist and wheel into dist/, checks them, and tries them in an empty environment of every Python that is here:
 # a small run trains and is reported by the wheel; the sdist installs and lists the commands.
-# Usage: launch/release.sh [python3.12 …]
+# Usage: launch/release.sh [PYTHON …], names or paths; by default those of the three versions that are on the path.
 # It installs 3.3 GB per Python below $TMPDIR and takes some minutes for each.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -34,7 +34,7 @@ for name in "${names[@]}"; do
     continue
   }
   echo "== $name: the wheel in an empty environment"
-  environment=$work/$name
+  environment=$work/environment
   "$python" -m venv "$environment"
   "$environment/bin/pip" install --quiet --disable-pip-version-check "$wheel"
   # In an empty folder nothing of the checkout can be imported.
