@@ -105,7 +105,8 @@ class Part:
       prompt, written: mean tokens of prompt and turn; None for those of the config.
       turns: number of turns; None for the config's distribution.
       trained: whether the step's update reads them.
-      scored: tokens per rollout that a reference or teacher reads beside the update, in tokens of the rollout.
+      scored: tokens per rollout that a reference, a teacher or `log_probs` reads beside the update, in tokens of the
+        rollout.
       extra_scored: further tokens that it reads per rollout.
       repeat: how often the rollouts are played; one play stands for all.
     """
@@ -168,6 +169,15 @@ UNITS = {
         (
             Part('answers, dropped by the filter', 256, 8),
             Part('answers', 256, 8, trained=True, scored=1.0),
+        ),
+    ),
+    # `log_probs` reads the answer, 8 tokens, behind question and hint, and per question once without a hint.
+    'examples.hint.recipe': Unit(
+        'a step',
+        200,
+        (
+            Part('hints', 256, 4, turns=1, trained=True, scored=1.0, extra_scored=138),
+            Part('answers', 256, 4, trained=True),
         ),
     ),
     # A task costs two gates, a list of rubrics and trial answers, eight in the challenger's steps and four in

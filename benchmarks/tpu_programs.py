@@ -250,13 +250,17 @@ def lower_sampler(
 
 
 def lower_score(name: str, mesh: Mesh, layers: int = 0) -> jax.stages.Lowered:
-    """Returns the traced program of `RolloutContext.log_probs` for a text that ends at the end of a slot."""
-    model = sized(name, layers, dtype='bfloat16', attention='splash')
-    rows = sharding.data_shards(mesh)
-    tokens = np.zeros((rows, TOKENS), np.int32)
-    ends = np.zeros(rows, np.int32)
-    program = scoring.program(model, mesh)
-    return program.lower(published(name, mesh, layers), tokens, ends, ends, None)
+    """Returns the traced program of `RolloutContext.log_probs`, with the passes of a full slot."""
+    model = sized(name, layers, dtype='bfloat16')
+    shards = sharding.data_shards(mesh)
+    programs = scoring.programs(model, TOKENS + CHUNK, mesh)
+    cache = jax.eval_shape(programs['empty'])
+    cache = with_shardings(cache, jax.tree.map(lambda _: sharding.cache(mesh), cache))
+    tokens = np.zeros((shards, TOKENS // CHUNK, CHUNK + 1), np.int32)
+    start = tokens[..., 0]
+    return programs['score'].lower(
+        published(name, mesh, layers), cache, tokens, start, start, start[:, 0], None
+    )
 
 
 # ---- rows of the compile tables ------------------------------------------------------------------------------------

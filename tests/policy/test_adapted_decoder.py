@@ -54,7 +54,7 @@ def decode_program(model):
 
     @jax.jit
     def run(params, adapter):
-        new = transformer.fill_cache(
+        _, new = transformer.hidden_chunk(
             model, params, ids[:, :chunk], at, 0 * at, cache, adapter=adapter
         )
         states, _ = transformer.hidden_step(

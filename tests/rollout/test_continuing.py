@@ -78,8 +78,16 @@ def test_a_rollout_that_stops_after_every_turn_and_goes_on_is_the_whole_one(
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
-def test_forks_begin_with_the_ids_of_the_rollout_and_train_their_own(policy, layout):
-    context, _ = make_context(policy, LAYOUTS[layout])
+def test_forks_begin_with_the_ids_of_the_rollout_and_train_their_own(policy, monkeypatch, layout):
+    context, pool = make_context(policy, LAYOUTS[layout])
+    prefilled = collections.Counter()
+    put = pool.sampler.put
+
+    def counted_put(rows):
+        prefilled.update(tuple(row.tokens) for row in rows if row.start == 0)
+        put(rows)
+
+    monkeypatch.setattr(pool.sampler, 'put', counted_put)
 
     async def episode(number):
         trunk = await whole(context, number)
@@ -97,6 +105,8 @@ def test_forks_begin_with_the_ids_of_the_rollout_and_train_their_own(policy, lay
             np.testing.assert_array_equal(fork.tokens[:first_end], trunk.tokens[:first_end])
             assert fork.prompt_tokens == first_end and not fork.earlier
             assert fork.starts[0] == fork.turns[0].start == first_end
+        # One prefill for the three.
+        assert prefilled[tuple(trunk.tokens[:first_end])] == 1
         assert len({fork.tokens.tobytes() for fork in forks}) > 1
     check_log_probs(policy, [fork for _, forks in results for fork in forks])
     # Neighbours and order change nothing.

@@ -1,7 +1,8 @@
 """Log-probs of given texts: those of the learner, the same bits whatever else runs."""
 
 import asyncio
-import dataclasses
+import collections
+import math
 
 import jax
 import jax.numpy as jnp
@@ -117,7 +118,8 @@ def test_they_are_those_of_the_version_that_plays_the_step_and_are_counted(polic
     ids = context.prompt_ids('whole', question='cab')
     np.testing.assert_allclose(old, by_learner(policy, ids, 'abc'), atol=1e-5)
     np.testing.assert_allclose(new, by_learner(policy, ids, 'abc', newer), atol=1e-5)
-    assert pinned.run.scored_tokens == len(ids) + 3 - 1  # 'ab' is one token
+    # 'ab' is one token.
+    assert (pinned.run.scored_texts, pinned.run.scored_tokens) == (1, len(ids) + 3 - 1)
     assert scheduler.stats['generated_tokens'] == 0
 
 
@@ -141,21 +143,53 @@ def test_adapters_have_their_own(policy):
     assert len({logp.tobytes() for logp in results}) == len(WEIGHTS)
 
 
-def test_a_program_per_length_and_rows_over_the_shards(policy):
-    context, pool = make_context(policy, dataclasses.replace(LONG, context=200))
-    scoring.program.cache_clear()
+@pytest.mark.parametrize('shards', [1, 2])
+def test_a_context_is_computed_once_and_any_number_of_texts_have_the_same_bits(
+    policy, monkeypatch, shards
+):
+    scoring.programs.cache_clear()
+    mesh = sharding.make_mesh(replica=shards)
+    context, pool = make_context(policy, mesh=mesh)
+    ids = context.prompt_ids('whole', question='cab')
+    chunk = pool.sampler.config.chunk
+    texts = [*TEXTS, 'ab' * 70, *(letter * 9 for letter in 'abcdefgh')]
+    calls = collections.defaultdict(list)
+    read = scoring.read
 
-    async def episode(count, number):
-        return await context.log_probs('whole', (number,), ['a' * count] * 2, question='cab')
+    def count(scores, logp):
+        for request, _, _ in scores.passes:
+            calls[request.identity].append(request)
+        assert len(scores.passes) <= shards * math.ceil(pool.context / chunk)
+        read(scores, logp)
 
-    lengths = (3, 20, 60, 90, 130, 180)
-    run(context, *(episode(count, number) for number, count in enumerate(lengths)))
-    compiled = scoring.program(pool.sampler.model, pool.sampler.mesh)
-    assert compiled._cache_size() == 3
+    monkeypatch.setattr(scoring, 'read', count)
+
+    async def episode(number, texts):
+        return await context.log_probs('whole', (number,), texts, question='cab')
+
+    alone = [run(context, episode(100 + n, [text]))[0][0] for n, text in enumerate(texts)]
+    # The second one takes more than one call.
+    few, many, none = run(context, episode(1, texts[2:4]), episode(2, texts * 4), episode(3, []))
+    assert not none
+    jax.tree.map(np.testing.assert_array_equal, few, alone[2:4])
+    jax.tree.map(np.testing.assert_array_equal, many, alone * 4)
+    for text, logp in zip(texts, alone, strict=True):
+        np.testing.assert_allclose(logp, by_learner(policy, ids, text), atol=1e-5)
+    of_context = math.ceil((len(ids) - 1) / chunk)
+    of_texts = sum(math.ceil(max(len(logp), 1) / chunk) for logp in many)
+    assert len(calls[2,]) == of_context + of_texts > pool.context / chunk
+    # One shape for all, and no memory when nothing waits.
+    positions = pool.context + chunk
+    compiled = scoring.programs(pool.sampler.model, positions, mesh)
+    assert compiled['score']._cache_size() == 1 and pool.scorer._cache is None
+
+
+def test_texts_that_do_not_fit_are_dropped(policy):
+    context, _ = make_context(policy)
 
     async def too_long():
         with pytest.raises(TaskDropped, match='prompt_too_long'):
-            await context.log_probs('whole', (9,), ['a' * 200], question='cab')
+            await context.log_probs('whole', (9,), ['a', 'a' * 240], question='cab')
 
     run(context, too_long())
 

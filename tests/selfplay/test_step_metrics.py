@@ -33,7 +33,7 @@ from zeroplay_jax.types import (
 )
 
 
-def make_context(hosts=1, pages=8, scored_tokens=0):
+def make_context(hosts=1, pages=8, **scored):
     config = types.SimpleNamespace(page_count=pages, slots=4, pages_per_slot=2)
     pool = types.SimpleNamespace(sampler=types.SimpleNamespace(config=config))
     workers = types.SimpleNamespace(seconds={'search': [1.0, 3.0]})
@@ -41,7 +41,7 @@ def make_context(hosts=1, pages=8, scored_tokens=0):
         stats=collections.Counter(), workers=workers, pools={'solver': pool}
     )
     processes = types.SimpleNamespace(count=hosts, index=0, seconds=0.0, gather=lambda x: [x])
-    run = StepRun(scored_tokens=scored_tokens)
+    run = StepRun(**scored)
     return types.SimpleNamespace(scheduler=scheduler, hosts=processes, run=run)
 
 
@@ -78,10 +78,11 @@ def test_evictions_are_a_column_wherever_pages_can_be_taken():
     assert enough['tool_seconds/search/p50'] == 2.0
     few = metrics.throughput(make_context(pages=7), before, 4, 2.0)
     assert few['evictions'] == few['refilled_tokens'] == 0.0
-    # And scored tokens where there are any.
+    # And what log_probs computed where there are any.
     assert 'scored_tokens' not in few
-    scored = metrics.throughput(make_context(scored_tokens=70), before, 4, 2.0)
-    assert scored['scored_tokens'] == 70.0
+    context = make_context(scored_texts=3, scored_tokens=70)
+    scored = metrics.throughput(context, before, 4, 2.0)
+    assert (scored['scored_texts'], scored['scored_tokens']) == (3.0, 70.0)
 
 
 def test_operations_of_a_sequence_by_hand():

@@ -79,7 +79,6 @@ def hidden(
     tokens: PackedInts,
     positions: PackedInts,
     segment: PackedInts,
-    adapter: Int[Array, ' batch'] | None = None,
 ) -> Float[Array, 'batch length hidden_size']:
     """Returns the final hidden states of packed rows, in `config.dtype`.
 
@@ -89,11 +88,10 @@ def hidden(
       tokens: token ids.
       positions: position of every token within its segment.
       segment: segment number of every token, 0 for padding.
-      adapter: adapter of every row, as of `hidden_step`.
     """
     attend = _packed_attend(config, segment)
     variables = {'params': params}
-    hidden_states, _ = Decoder(config).apply(variables, tokens, positions, attend, None, adapter)
+    hidden_states, _ = Decoder(config).apply(variables, tokens, positions, attend)
     return hidden_states
 
 
@@ -144,7 +142,7 @@ def hidden_step(
     return hidden_states[:, 0], buffer
 
 
-def fill_cache(
+def hidden_chunk(
     config: ModelConfig,
     params: Params,
     tokens: Int[Array, 'rows chunk'],
@@ -153,13 +151,13 @@ def fill_cache(
     cache: tuple[LayerCache, ...],
     reads_used: bool = False,
     adapter: Int[Array, ' rows'] | None = None,
-) -> tuple[LayerCache, ...]:
-    """Prefills a chunk of prompt tokens and returns the new cache.
+) -> tuple[Float[Array, 'rows chunk hidden_size'], tuple[LayerCache, ...]]:
+    """Returns the hidden states of a chunk of known tokens per row, and the cache with their keys and values.
 
     Args:
       config: of the model.
       params: weights.
-      tokens: token ids of the chunk.
+      tokens: token ids of the chunks.
       slots: slot of every row; a number beyond the last slot marks an idle row.
       start: position of the first token of every row.
       cache: keys and values of all slots.
@@ -173,10 +171,7 @@ def fill_cache(
     chunk = tokens.shape[1]
     positions = start[:, None] + jnp.arange(chunk)[None]
     variables = {'params': params}
-    # The hidden states are unused, and XLA removes what only they need: the first decode step feeds the last prompt
-    # token and samples from its hidden state.
-    _, cache = Decoder(config).apply(variables, tokens, positions, attend, cache, adapter)
-    return cache
+    return Decoder(config).apply(variables, tokens, positions, attend, cache, adapter)
 
 
 def hidden_tokens(
@@ -227,7 +222,6 @@ def score(
     temperature: float = 1.0,
     train_entropy: bool = False,
     wanted: Bool[AnyArray, 'batch length'] | None = None,
-    adapter: Int[Array, ' batch'] | None = None,
 ) -> tuple[PerToken, PerToken]:
     """Returns the log-probability of every token and the entropy of the distribution that predicts it.
 
@@ -240,14 +234,13 @@ def score(
       temperature: divides the logits, as in the sampler.
       train_entropy: whether the entropy has a gradient.
       wanted: True at tokens whose values are needed. The others are 0, and no logits are computed for them. None: all.
-      adapter: adapter of every row, as of `hidden_step`.
 
     Returns:
       (log-probabilities, entropy in nats), float32 [batch, length]; index t belongs to token t, predicted from token
       t − 1. The first token of a segment has no prediction: its values are 0 at the start of a row and otherwise
       computed from the previous segment; the caller must mask them.
     """
-    hidden_states = hidden(config, params, tokens, positions, segment, adapter)
+    hidden_states = hidden(config, params, tokens, positions, segment)
 
     def score_chunk(matrices, chunk_states, _, chunk_tokens):
         chunk_logits = logits(config, matrices, chunk_states) / temperature

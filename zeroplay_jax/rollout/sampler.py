@@ -126,7 +126,7 @@ def _extend(
     start = state.cached.at[slots].get(mode='clip')
     start = start + config.chunk * jnp.sum(is_earlier, -1, dtype=jnp.int32)
     position = start[:, None] + jnp.arange(config.chunk)[None]
-    # Idle rows read some slot's tokens; `fill_cache` drops their keys and values.
+    # Idle rows read some slot's tokens; `hidden_chunk` drops their keys and values.
     readable_slots = jnp.minimum(slots, config.slots - 1)
     tokens = state.tokens[readable_slots[:, None], position]
     # A chunk that runs past the last token writes garbage there. It is at or beyond `cached`, so
@@ -134,7 +134,9 @@ def _extend(
     if adapter is not None:
         adapter = adapter[readable_slots]
     reads_used = config.attention == 'used'
-    cache = transformer.fill_cache(
+    # The hidden states are unused, and XLA removes what only they need: the first decode step feeds the last prompt
+    # token and samples from its hidden state.
+    _, cache = transformer.hidden_chunk(
         model, params, tokens, slots, start, state.cache, reads_used, adapter
     )
     # The last token stays uncached: decode feeds it to predict the next one.

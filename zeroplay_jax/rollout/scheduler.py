@@ -146,8 +146,8 @@ class Scheduler:
         with self.weights.in_use(request.weights, request.version):
             return [await future for future in futures]
 
-    async def log_probs(self, request: ScoreRequest) -> Float[np.ndarray, ' tokens']:
-        """Returns the log-probs, float32, of a text behind a context, as soon as rounds have computed them."""
+    async def log_probs(self, request: ScoreRequest) -> list[Float[np.ndarray, ' tokens']]:
+        """Returns the log-probs, float32, of texts behind a context, as soon as rounds have computed them."""
         future = self.pools[request.weights].scorer.enqueue(request)
         self._wake()
         with self.weights.in_use(request.weights, request.version):

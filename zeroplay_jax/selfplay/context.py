@@ -76,7 +76,8 @@ class StepRun:
       outcomes: outcomes of the rounds that have ended.
       rollouts: rollouts that its episodes asked for in this process.
       replays: those that were played anew, because a tool failed.
-      scored_tokens: tokens that `log_probs` computed for them in this process, with those of contexts.
+      scored_texts, scored_tokens: texts whose log-probs they asked for in this process; their tokens, and those of the
+        contexts.
       continued: identities of rollouts of which another one is the continuation; they cannot be rows.
     """
 
@@ -92,6 +93,7 @@ class StepRun:
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
     rollouts: int = 0
     replays: int = 0
+    scored_texts: int = 0
     scored_tokens: int = 0
     continued: set[tuple[int, ...]] = dataclasses.field(default_factory=set)
 
@@ -283,8 +285,9 @@ class RolloutContext:
         read, the call is run and its result follows. One sample is that rollout, which goes on: it has the turns and
         the trained tokens of both, and `after` cannot be a row any more. Several samples are forks, for which the
         context is a prompt, so that each has and trains its own turns alone, and `after` stays a rollout by itself; so
-        does one sample of other weights. Limits count from here on. Tools keep what they stored, in forks up to the
-        last turn of their prompt.
+        does one sample of other weights. The prompt of forks is prefilled once for all of them, and anew: `after` has
+        given its slot and pages to another rollout when it ended. Limits count from here on. Tools keep what they
+        stored, in forks up to the last turn of their prompt.
 
         Args:
           identity: names the request within the run; all randomness derives from it, so it must be unique.
@@ -366,7 +369,7 @@ class RolloutContext:
 
         Each text follows a prompt directly, or the context of a rollout, cut and with a note as in `ask`. It is encoded
         as foreign text, without control tokens. The temperature is 1, whatever the role's. Nothing is sampled, so the
-        identity decides the order of service alone.
+        identity decides the order of service alone. The context is computed once for all texts.
 
         Args: those of `ask`.
 
@@ -388,19 +391,18 @@ class RolloutContext:
             context_ids = before.tokens
             if note:
                 context_ids = np.append(context_ids, continuing.note_ids(before, env, note))
+        text_ids = [np.asarray(env.codec.encode_plain(text), np.int32) for text in texts]
         scheduler = self.scheduler
+        longest = max(map(len, text_ids), default=0)
+        if not 0 < len(context_ids) <= scheduler.pools[weights].context - longest:
+            raise TaskDropped('prompt_too_long')
+        self.run.scored_texts += len(texts)
+        self.run.scored_tokens += len(context_ids) + sum(map(len, text_ids))
         newest = scheduler.weights.newest[weights]
         version = self.run.versions.get(weights, newest)
-        requests = []
-        for text in texts:
-            ids = np.append(context_ids, env.codec.encode_plain(text)).astype(np.int32)
-            if len(ids) > scheduler.pools[weights].context:
-                raise TaskDropped('prompt_too_long')
-            self.run.scored_tokens += len(ids)
-            requests.append(
-                ScoreRequest(weights, version, ids, len(context_ids), identity, self.run)
-            )
-        return await asyncio.gather(*map(scheduler.log_probs, requests))
+        return await scheduler.log_probs(
+            ScoreRequest(weights, version, context_ids, text_ids, identity, self.run)
+        )
 
     async def _going_on(self, request: Request, before: Trajectory, note: str) -> Request:
         """Returns a request of what follows a rollout in its context; arguments and errors are those of `ask`."""

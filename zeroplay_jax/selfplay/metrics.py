@@ -348,6 +348,7 @@ def throughput(
     counters = ('generated_tokens', 'evictions', 'refilled_tokens')
     local: dict[str, int] = {
         'rollouts': rollouts,
+        'scored_texts': context.run.scored_texts,
         'scored_tokens': context.run.scored_tokens,
         'replays': context.run.replays,
     }
@@ -360,7 +361,7 @@ def throughput(
         'tokens_per_second': total['generated_tokens'] / max(seconds, 1e-9),
     }
     if total['scored_tokens']:
-        metrics['scored_tokens'] = float(total['scored_tokens'])
+        metrics |= {name: float(total[name]) for name in ('scored_texts', 'scored_tokens')}
     if total['replays']:
         metrics['replayed_rollouts'] = float(total['replays'])
     # Wherever there are fewer pages than the slots can fill, whether a rollout was evicted or not.

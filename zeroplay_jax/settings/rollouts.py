@@ -24,7 +24,7 @@ class Sampler(Section):
     context: PositiveInt = 512
     """Tokens of a slot: prompt, turns and observations."""
     chunk: PositiveInt = 32
-    """Prefill: tokens of a chunk; not read with page."""
+    """Tokens of a chunk: prefill (not with page) and `log_probs`."""
     fill_rows: PositiveInt = 16
     """Prefill: chunks per call; not read with page."""
     burst: PositiveInt = 8
@@ -91,7 +91,8 @@ class SamplerConfig:
     Attributes:
       slots: rollouts in progress at the same time.
       context: tokens that a slot can hold.
-      chunk: tokens of a row that are prefilled together; not read over pages shorter than a slot.
+      chunk: tokens of a row that are prefilled together, not over pages shorter than a slot; tokens of a pass of
+        rollout/scoring.py.
       fill_rows: chunks of a prefill call, of which several can be of one row; not read over such pages either.
       burst: steps of a decode call.
       put_rows: rows of a put or clone call per data shard.
