@@ -39,18 +39,13 @@ def get_config(folder=''):
     config.sampler.update(context=1024, chunk=64, attention='used')
     config.micro.update(rows=6, tokens=1024)
 
-    config.proposer.learning_rate = 2e-4
-    config.proposer.steps = 2
-    config.proposer.batch = 32
+    config.proposer.update(learning_rate=2e-4, steps=2, batch=32)
     # So small a policy copies unreliably at 1.0; at lower temperatures it seldom begins a blank.
     config.proposer.temperature = 0.8
 
     config.pool.update(batch=64, batches=4, samples=1)
 
-    config.solver.learning_rate = 3e-4
-    config.solver.steps = 6
-    config.solver.batch = 32
-    config.solver.samples = 5
+    config.solver.update(learning_rate=3e-4, steps=6, batch=32, samples=5)
 
     config.eval.update(every=6, questions=240)
     config.checkpoint.every = 5

@@ -30,16 +30,11 @@ def get_config():
     # Longer chains than the start was shown; more than half of what comes back has two hops all the same.
     config.schedule.hop_ratio = (0, 0, 3, 1)
 
-    config.proposer.learning_rate = 2e-4
-    config.proposer.steps = 4
-    config.proposer.batch = 32
+    config.proposer.update(learning_rate=2e-4, steps=4, batch=32)
 
     config.pool.update(batch=64, batches=5, samples=1)
 
-    config.solver.learning_rate = 6e-4
-    config.solver.steps = 12
-    config.solver.batch = 32
-    config.solver.samples = 5
+    config.solver.update(learning_rate=6e-4, steps=12, batch=32, samples=5)
 
     # Other worlds than those of the trials in which these settings were chosen.
     config.world.evaluation = (12, 12)

@@ -1,52 +1,80 @@
-"""Writes docs/ablations.md from configs/ablations.py.
+"""Writes docs/ablations.md from docs/papers.toml and configs/ablations.py.
 
 PYTHONPATH=. .venv/bin/python docs/ablation_page.py > docs/ablations.md
 """
 
 import importlib
+import pathlib
+import tomllib
 
 from zeroplay_jax.configs import ablations
 from zeroplay_jax.configuration import fields
 
-TITLES = {
-    'ssp': 'SSP',
-    'drzero': 'Dr. Zero',
-    'piplay': 'π-Play',
-    'dspo': 'DSPO',
-    'scope': 'SCOPE',
-}
-INTRODUCTION = """# Ablations and baselines
+DATA = pathlib.Path(__file__).with_name('papers.toml')
+INTRODUCTION = """# Tables, figures and ablations
 
-The rows of the papers' tables, and baselines that are only settings. A row is a config:
+What makes every table and figure of the papers, or why nothing does. Commands are `python -m zeroplay_jax.…`; RUN is
+the workdir of a run, BASE.json of `evaluate --out`. A row of a table is a config:
 
 ```
 .venv/bin/python -m zeroplay_jax.main --config=configs/ablations.py:drzero/grpo:mini --workdir=runs/grpo
 ```
 
-`:mini` shrinks it to minutes on a laptop, with steps, batches, policy and call syntax of the small run. The tables give
-what differs from the system's config; reasons are in [configs/ablations.py](../configs/ablations.py), comparisons in
-[claims](claims.md), the command for every table and figure in [papers.toml](../tests/golden/papers.toml).
+`:mini` shrinks it to minutes on a laptop, with steps, batches, policy and call syntax of the small run. Behind a row is
+what differs from its system's config; reasons are in [configs/ablations.py](../configs/ablations.py), comparisons in
+[claims](claims.md).
 """
 
 
 def page() -> str:
     """Returns the page as Markdown."""
+    papers: dict[str, dict[str, dict]] = {}
+    for name, entry in tomllib.loads(DATA.read_text(encoding='utf-8')).items():
+        paper, _, place = name.partition(', ')
+        papers.setdefault(paper, {})[place] = entry
     lines = [INTRODUCTION]
-    for system, title in TITLES.items():
-        lines += [f'## {title}', '', '| row | what differs |', '|---|---|']
-        base = importlib.import_module(f'zeroplay_jax.configs.{system}').get_config()
-        for row in ablations.ROWS:
-            if row.startswith(f'{system}/'):
-                lines.append(f'| `{row}` | {_differences(base, ablations.get_config(row))} |')
-        lines.append('')
+    seen: set[str] = set()
+    for paper, places in papers.items():
+        lines += [f'## {paper}', '', *_commands(places), *_rows(places, seen), '']
     return '\n'.join(lines).rstrip() + '\n'
 
 
-def _differences(base, config) -> str:
-    """Returns the fields in which a config differs from that of its system, with their values in it."""
-    defaults = dict(fields.leaves(base))
+def _commands(places: dict[str, dict]) -> list[str]:
+    """Returns an item per command, with the places that it makes; the last one has those that nothing makes."""
+    made: dict[str, list[str]] = {}
+    for place, entry in places.items():
+        if 'report' in entry:
+            made.setdefault('report --figure=NAME RUN', []).append(f'{place} `{entry["report"]}`')
+        if 'command' in entry:
+            made.setdefault(entry['command'], []).append(place)
+    items = [f'- `{command}`: {"; ".join(of_command)}' for command, of_command in made.items()]
+    reasons = [f'{place}: {entry["not"]}' for place, entry in places.items() if 'not' in entry]
+    return [*items, f'- not here: {"; ".join(reasons)}'] if reasons else items
+
+
+def _rows(places: dict[str, dict], seen: set[str]) -> list[str]:
+    """Returns an item per row, under the places that have it; adds the rows to `seen`."""
+    places_of_row: dict[str, list[str]] = {}
+    for place, entry in places.items():
+        for row in entry.get('rows', ()):
+            places_of_row.setdefault(row, []).append(place)
+    lines: list[str] = []
+    before: list[str] = []
+    for row, of_row in places_of_row.items():
+        if of_row != before:
+            lines += ['', f'{"; ".join(of_row)}:', '']
+        before = of_row
+        lines.append(f'- `{row}`: {"as above" if row in seen else _differences(row)}')
+        seen.add(row)
+    return lines
+
+
+def _differences(row: str) -> str:
+    """Returns the fields in which the config of a row differs from that of its system, with their values in it."""
+    system = importlib.import_module(f'zeroplay_jax.configs.{row.partition("/")[0]}')
+    defaults = dict(fields.leaves(system.get_config()))
     texts = []
-    for name, value in fields.leaves(config):
+    for name, value in fields.leaves(ablations.get_config(row)):
         if value != defaults[name]:
             value = '(without search)' if name == 'prompts' else _text(value)
             texts.append(f'`{name}={value}`')

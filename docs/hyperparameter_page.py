@@ -38,10 +38,8 @@ def load() -> dict[str, dict[str, dict]]:
 
 def page() -> str:
     """Returns the page as Markdown."""
-    lines = [INTRODUCTION, '| kind | meaning |', '|---|---|']
-    for kind, meaning in KINDS.items():
-        if kind != 'paper':
-            lines.append(f'| {kind} | {meaning} |')
+    lines = [INTRODUCTION]
+    lines += [f'- {kind}: {meaning}' for kind, meaning in KINDS.items() if kind != 'paper']
     for system, entries in load().items():
         shared, others, silent = [], [], []
         for field, entry in entries.items():
@@ -50,19 +48,19 @@ def page() -> str:
             if entry['kind'] == 'paper':
                 shared.append((_joined(entry['source'], why, '; '), field, ours))
                 continue
-            kind = _joined(entry['kind'], why, ': ')
             if 'paper' in entry:
+                kind = _joined(entry['kind'], why, ': ')
                 values = entry['paper']
                 # A list has the values among which the paper leaves the choice.
                 paper = ' or '.join(map(str, values)) if isinstance(values, list) else str(values)
                 paper = _joined(paper, entry['source'], '; ')
                 others.append((field, paper, ours, kind))
             else:
-                silent.append((kind, field, ours))
+                silent.append((_joined(entry['kind'], why, ', '), field, ours))
         lines += ['', f'## {TITLES[system]}']
-        lines += _table('place in the paper | values of paper and config', _by_first_cell(shared))
+        lines += _list('The values of the paper', shared)
         lines += _table('field | paper | ours | kind', _by_last_cells(others))
-        lines += _table('kind | values where the paper is silent', _by_first_cell(silent))
+        lines += _list('Where the paper is silent', silent)
     return '\n'.join(lines) + '\n'
 
 
@@ -72,13 +70,14 @@ def _table(head: str, rows: list[str]) -> list[str]:
     return ['', f'| {head} |', rule, *rows] if rows else []
 
 
-def _by_first_cell(rows: list[tuple[str, str, str]]) -> list[str]:
-    """Returns the lines of a table of (first cell, field, value): one for each first cell, with all its values."""
+def _list(title: str, rows: list[tuple[str, str, str]]) -> list[str]:
+    """Returns the lines of a list of (heading, field, value): an item for each heading, with all its values."""
     values: dict[str, list[str]] = {}
-    for first_cell, field, value in rows:
+    for heading, field, value in rows:
         text = f'{field} {value}' if field.startswith('(') else f'`{field}={value}`'
-        values.setdefault(first_cell, []).append(text)
-    return [f'| {first_cell} | {", ".join(texts)} |' for first_cell, texts in values.items()]
+        values.setdefault(heading, []).append(text)
+    items = [f'- {heading}: {", ".join(texts)}' for heading, texts in values.items()]
+    return ['', f'{title}:', '', *items] if rows else []
 
 
 def _by_last_cells(rows: list[tuple[str, ...]]) -> list[str]:

@@ -8,6 +8,10 @@ import shutil
 import tomllib
 
 import pytest
+import test_readme
+import test_recipes
+from host_processes import RUN
+from judge_server import JudgeServer
 from python_process import ROOT, config_flags, run_python
 
 from zeroplay_jax.configs import ablations
@@ -17,7 +21,7 @@ from zeroplay_jax.mini.world import World, evaluation_questions, evaluation_task
 from zeroplay_jax.runtime import record
 
 GOLDEN = ROOT / 'tests' / 'golden'
-PAPERS = tomllib.loads((GOLDEN / 'papers.toml').read_text(encoding='utf-8'))
+PAPERS = tomllib.loads((ROOT / 'docs' / 'papers.toml').read_text(encoding='utf-8'))
 COMMANDS = sorted({row['command'] for row in PAPERS.values() if 'command' in row})
 SMALL = config_flags('world.train=(0,4) world.evaluation=(0,2) eval.questions=2 progress=False')
 CLEAN = ROOT / 'zeroplay_jax' / 'mini' / 'clean'
@@ -49,9 +53,8 @@ def test_every_figure_of_the_data_file_belongs_to_a_paper_and_every_row_is_a_con
     drawn = {row['report'] for row in PAPERS.values() if 'report' in row}
     # Beside those of papers: exact match by hops, and what two of theirs turn on.
     assert drawn == pictures.figures().keys() - {'em', 'piplay_divergence', 'scope_length'}
-    for name, row in PAPERS.items():
-        for config in row.get('rows', ()):
-            assert config in ablations.ROWS, name
+    named = [config for row in PAPERS.values() for config in row.get('rows', ())]
+    assert set(named) == ablations.ROWS.keys()
 
 
 def test_commands_of_the_page_have_the_flags_of_commands_that_are_run_here():
@@ -64,8 +67,19 @@ def test_commands_of_the_page_have_the_flags_of_commands_that_are_run_here():
         assert set(re.findall(r'--(\w+)', words)) <= run | {'out', 'figure'}, module
 
 
+def played_on_the_miniature():
+    """How the trainings begin that other tests play in every `make test`."""
+    pages = [param.values[0] for param in test_readme.played() if not param.marks]
+    systems = [param.values[0] for param in test_recipes.ALL_SYSTEMS if not param.marks]
+    commands = [shlex.split(command)[1:] for command in pages] + [['-m', 'zeroplay_jax.main', *RUN]]
+    return [words[:3] for words in [*commands, *map(test_recipes.command, systems)]]
+
+
 @pytest.mark.parametrize('line', commands_of('main'))
-def test_every_training_parses(line):
+def test_every_training_parses_and_is_played_on_the_miniature(line):
+    """Not here a second time, but in test_recipes.py, test_hosts.py (SSP) and test_readme.py (Dr. Zero)."""
+    module, config, _ = shlex.split(line)
+    assert ['-m', f'zeroplay_jax.{module}', f'{config}:mini'] in played_on_the_miniature()
     result = run_python('-c', PARSE, *shlex.split(line))
     assert result.returncode == 0, result.stderr[-2000:]
 
@@ -81,9 +95,14 @@ def test_reports_and_evolutions_are_written_from_a_recorded_run(line, tmp_path, 
         # Its questions are of the miniature world, whatever system asked them.
         words = ['--config=configs/drzero.py:mini' if '--config=' in w else w for w in words]
     module, *words = words
-    assert importlib.import_module(f'zeroplay_jax.{module}').main(words) == 0
+    with JudgeServer() as judge:
+        if '--metric=rating' in words:
+            words += config_flags(f'judge.kind=endpoint judge.url={judge.url}')
+        assert importlib.import_module(f'zeroplay_jax.{module}').main(words) == 0
     printed = capsys.readouterr().out
     assert 'report.html' in printed or 'near-duplicates' in printed
+    is_rated = bool(judge.prompts)
+    assert is_rated == ('rated 5' in printed) == (run / 'evolution' / 'rating.svg').exists()
 
 
 @pytest.fixture(scope='module')

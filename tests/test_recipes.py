@@ -38,10 +38,14 @@ SYSTEMS = {
 }
 
 
-def start(system, workdir):
+def command(system):
+    """The words of its run, but for the workdir."""
     flags = config_flags(SMALL + SYSTEMS[system][0])
-    config = f'--config=configs/{system}.py:mini'
-    return start_python('-m', 'zeroplay_jax.main', config, *flags, f'--workdir={workdir}')
+    return ['-m', 'zeroplay_jax.main', f'--config=configs/{system}.py:mini', *flags]
+
+
+def start(system, workdir):
+    return start_python(*command(system), f'--workdir={workdir}')
 
 
 # `cross` combines parts of the others, and other tests play whole runs of `drzero` and `ssp` (test_hosts.py).

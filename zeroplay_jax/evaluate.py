@@ -17,7 +17,8 @@ answering, of which all but search are baselines without training. --protocol=ss
 what that paper says about questions, searches, lengths, sampling, metric and the table, where no other flag does. --out
 keeps every question and answer (of several ways FILE-WAY.json), and `python -m zeroplay_jax.compare` compares such
 files. --metric=package.module:function scores answers with a function of your own, with the signature of
-`reward.answer` (zeroplay_jax/objectives/rewards.py).
+`reward.answer` (zeroplay_jax/objectives/rewards.py). --metric=rating asks for no answers: the judge of the config rates
+how hard the questions are, from 1 to 5, and the scores are 0, .25, .5, .75 and 1.
 
 Open-ended tasks (lines with "task" and "rubrics") are graded by the judge of the config, rubric by rubric. With
 --workdir every answer and every grade is written into that folder as soon as it is there, and the same command
@@ -72,7 +73,8 @@ _SETS = flags.DEFINE_list('sets', [], 'Question sets: files of JSON lines or pub
 _METRIC = flags.DEFINE_string(
     'metric',
     'em',
-    'How answers are scored: em, subem, f1, judge, rubrics or package.module:function.',
+    'How answers are scored: em, subem, f1, judge, rubrics or package.module:function; rating: how hard a judge calls '
+    'the questions, from 0 (1 of 5) to 1.',
 )
 _SAMPLES = flags.DEFINE_integer(
     'samples',
@@ -119,7 +121,7 @@ _DATE = flags.DEFINE_string(
 )
 
 # Metrics that ask the judge of the config.
-_JUDGED_METRICS = ('judge', 'rubrics')
+_JUDGED_METRICS = ('judge', 'rubrics', 'rating')
 # Name of the weights of --answerer, and of their slots.
 _ANSWERER_WEIGHTS = 'answerer'
 
@@ -220,12 +222,16 @@ def _check_flags(config: Config) -> None:
         raise UserError('config.distributed.mode: an evaluation runs in one process; set it to off')
     _check_metric(_METRIC.value)
     _check_answering(_ANSWERING.value, config.tools.names)
-    needs_judge = _METRIC.value in _JUDGED_METRICS
-    if needs_judge and config.judge.kind == 'rule' and config.retrieval.kind != 'world':
+    is_rating = _METRIC.value == 'rating'
+    is_beyond_rule = is_rating or config.retrieval.kind != 'world'
+    if _METRIC.value in _JUDGED_METRICS and config.judge.kind == 'rule' and is_beyond_rule:
         raise UserError(
-            f'--metric={_METRIC.value}: the rule (config.judge.kind) works in the miniature worlds only; '
-            'set it to policy or endpoint'
+            f'--metric={_METRIC.value}: the rule (config.judge.kind) works in the miniature worlds only, and does not '
+            'rate; set it to policy or endpoint'
         )
+    for flag in (_ANSWERING, _ANSWERER, _SAMPLES, _TEMPERATURE):
+        if is_rating and flag.present:
+            raise UserError(f'--{flag.name}: --metric=rating asks for no answers; leave one out')
     _check_workdir(config)
     # The average is a column beside those of the sets.
     names = {tables.AVERAGE, *(pathlib.Path(path).stem for path in _SETS.value)}
@@ -270,7 +276,8 @@ def _check_date(date: str) -> None:
 
 def _judgements(config: Config) -> tuple[str, ...]:
     """Returns what the evaluation asks of the judge (`Recipe.judgements`)."""
-    names = {'judge': 'correct', 'rubrics': 'grade'}
+    # A server that can say whether an answer is right is there, and can be read.
+    names = {'judge': 'correct', 'rubrics': 'grade', 'rating': 'correct'}
     metrics = [_METRIC.value]
     if not _SETS.value:
         metrics = [config.eval.metric, 'rubrics' if config.eval.tasks else '']
@@ -464,12 +471,14 @@ def _answer_set(
       UserError: too many searches or judgements failed.
       TrainingStopped: no search found a passage.
     """
-    from zeroplay_jax.evaluation import answering
+    from zeroplay_jax.evaluation import answering, rating
     from zeroplay_jax.training import outcome
 
     # The judge counts over all sets, but the limit applies to each set.
     context = run.evaluation.bound()
     with progress.bar(len(questions), 'questions', name) as bar:
+        if _METRIC.value == 'rating':
+            return rating.rate_all(context, config.judge, questions, number, bar.update)
         answered = answering.answer_all(
             context,
             questions,

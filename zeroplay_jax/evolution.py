@@ -3,11 +3,13 @@
     python -m zeroplay_jax.evolution runs/mine
     python -m zeroplay_jax.evolution runs/mine --parts=4 --topics=12
     python -m zeroplay_jax.evolution runs/mine --policy=zeroplay_jax/mini/clean --config=configs/drzero.py:mini
+    python -m zeroplay_jax.evolution runs/mine --policy=zeroplay_jax/mini/clean --config=configs/ssp.py --metric=rating
 
 Reads tasks.jsonl, prints a line per iteration (in a run of one: per range of steps) and writes the questions of each
 as RUN/evolution/NAME.jsonl, with pictures beside them. With --policy a fixed solver answers each set: the solve rate
 with its 95 % interval, and the searches of what it solved. Further flags are those of zeroplay_jax.evaluate, such as
---limit=2000. The solver searches what the run searched, unless they say otherwise.
+--limit=2000. The solver searches what the run searched, unless they say otherwise. With --metric=rating it answers
+nothing, and the judge of the config rates every question from 1 to 5.
 """
 
 from __future__ import annotations
@@ -101,8 +103,10 @@ def _show(arguments: argparse.Namespace, evaluate_flags: Sequence[str]) -> None:
     if arguments.policy:
         is_open = any(record.get('rubrics') for record in parts[0].questions)
         flags = [*_corpus_flags(workdir), *evaluate_flags]
-        for name, result in _answers(arguments, flags, sets, is_open).items():
-            figures[name] |= asked.solved(result['answered'])
+        result = _answers(arguments, flags, sets, is_open)
+        read = asked.rated if result['settings']['metric'] == 'rating' else asked.solved
+        for name, of_set in result['sets'].items():
+            figures[name] |= read(of_set['answered'])
     print(asked.table(figures))
     if shares:
         rows = {topic: dict(zip(figures, of_parts)) for topic, of_parts in shares.items()}
@@ -127,7 +131,7 @@ def _answers(
     sets: Sequence[pathlib.Path],
     is_open: bool,
 ) -> dict[str, Any]:
-    """Returns the result of `zeroplay_jax.evaluate` by set, which a process of its own writes beside the sets.
+    """Returns the result of `zeroplay_jax.evaluate`, which a process of its own writes beside the sets.
 
     Raises:
       UserError: it failed; its own line was printed.
@@ -143,7 +147,7 @@ def _answers(
     # Its table would stand above ours; its bar and errors are on stderr.
     if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
         raise UserError('--policy: zeroplay_jax.evaluate failed; its line above says why')
-    return json.loads(out.read_text(encoding='utf-8'))['sets']
+    return json.loads(out.read_text(encoding='utf-8'))
 
 
 if __name__ == '__main__':

@@ -170,10 +170,9 @@ def test_the_page_is_that_of_the_table():
     assert (DOCS / 'hyperparameters.md').read_text() == PAGE['page']()
 
 
-def test_the_page_of_the_rows_is_that_of_the_configs():
+def test_the_page_of_the_tables_is_that_of_the_checklist_and_the_configs():
     text = (DOCS / 'ablations.md').read_text()
     assert text == ROWS['page']()
-    assert all(f'| `{row}` |' in text for row in ablations.ROWS)
-    assert (
-        '| `drzero/grpo` | `drzero.group=prompt`, `proposer.samples=4`, `reward.solves=4` |' in text
-    )
+    assert all(f'\n- `{row}`: ' in text for row in ablations.ROWS)
+    row = '- `drzero/grpo`: `drzero.group=prompt`, `proposer.samples=4`, `reward.solves=4`\n'
+    assert f'\ntable 8:\n\n{row}' in text

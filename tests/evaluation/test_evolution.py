@@ -10,7 +10,7 @@ import pytest
 
 from zeroplay_jax import evolution as command
 from zeroplay_jax.data import files
-from zeroplay_jax.evaluation import asked
+from zeroplay_jax.evaluation import asked, rating
 from zeroplay_jax.runtime import record as run_record
 
 RUNS = pathlib.Path(__file__).parents[1] / 'golden' / 'runs'
@@ -152,6 +152,33 @@ def test_searches_are_those_of_solved_questions():
     assert figures['searches'] == 3 and figures['solve rate'] == 0.5
     assert figures['low'] < 0.5 < figures['high']
     assert 'searches' not in asked.solved(answered[1:])
+
+
+def test_ratings_are_counted_and_what_has_none_apart():
+    answered = [{'score': score} for score in (0.0, 1.0, 1.0, 0.25, None)]
+    figures = asked.rated(answered)
+    assert figures['rating'] == pytest.approx(1 + 4 * 2.25 / 4) and figures['unrated'] == 1
+    assert 1 <= figures['rating low'] < figures['rating'] < figures['rating high'] <= 5
+    assert [figures[f'rated {n}'] for n in range(1, 6)] == [0.25, 0.25, 0, 0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ('reply', 'number'),
+    [
+        ('<score>1</score>', 1),
+        ('Two searches.\n**<score> 5 </score>**.', 5),
+        ('<think>Is it <score>2</score>?</think>\n<score>4</score>', 4),
+        ('<score>0</score>', None),
+        ('<score>6</score>', None),
+        ('<score>3.5</score>', None),
+        ('<score>3</score> or <score>4</score>', None),
+        ('<score>3</score>, but it may be harder', None),
+        ('<think>So <score>3</score>', None),
+        ('3', None),
+    ],
+)
+def test_a_rating_is_one_whole_number_at_the_end(reply, number):
+    assert rating.parse(reply) == number
 
 
 def test_without_scikit_learn_the_rest_is_shown(run, monkeypatch, capsys):

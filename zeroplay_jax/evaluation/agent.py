@@ -217,8 +217,7 @@ class Agent:
             deterministic=False,
             tool_timeout=config.rollout.tool_timeout,
         )
-        published = transformer.published(model, params)
-        self._scheduler.weights.publish(_WEIGHTS, published)
+        self._scheduler.weights.publish(_WEIGHTS, transformer.published(model, params))
 
     def ask(
         self,

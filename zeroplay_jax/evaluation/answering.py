@@ -254,5 +254,5 @@ class _Baseline:
 
 def _first_sentence(trajectory: Trajectory) -> str:
     """Returns the first sentence of the last turn, without tags; '' without a turn."""
-    texts = [turn.text for turn in trajectory.turns]
-    return _SENTENCE_END.split(_TAG.sub('', ' '.join(texts)).strip(), 1)[0].strip()
+    text = ' '.join(turn.text for turn in trajectory.turns)
+    return _SENTENCE_END.split(_TAG.sub('', text).strip(), 1)[0].strip()

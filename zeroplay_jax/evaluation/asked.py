@@ -25,9 +25,11 @@ NEAR = 0.9
 _CORRECT = 0.5
 _TOPIC_WORDS = 3
 # What this module writes, but for the picture of the figures, which every call writes.
-_WRITTEN = re.compile(r'(iteration\d+|steps\d+to\d+)\.jsonl|topics\.(svg|png)')
+_WRITTEN = re.compile(r'(iteration\d+|steps\d+to\d+)\.jsonl|(topics|rating)\.(svg|png)')
+_RATING = ('rating', 'rating low', 'rating high')
 # A task has several proposals, of which one is enough.
 MADE = 'tasks with a question'
+_SHARES = (MADE, 'near-duplicates', 'solve rate then', 'solve rate', 'low', 'high')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,9 +195,20 @@ def solved(answered: Sequence[Json]) -> dict[str, float]:
     # An answer without a verdict counts as wrong, as in the means of an evaluation.
     scores = np.array([result['score'] or 0.0 for result in answered])
     searches = np.array([result['searches'] for result in answered])[scores >= _CORRECT]
-    interval = statistics.mean_interval(scores)
-    figures = dict(zip(('solve rate', 'low', 'high'), interval, strict=True))
+    figures = dict(zip(('solve rate', 'low', 'high'), statistics.mean_interval(scores)))
     return figures | ({'searches': float(searches.mean())} if searches.size else {})
+
+
+def rated(answered: Sequence[Json]) -> dict[str, float]:
+    """Returns a set's mean 'rating' with its 95 % interval, the share of each rating, and the number 'unrated'.
+
+    Args:
+      answered: the objects in a result of `zeroplay_jax.evaluate --metric=rating --out`.
+    """
+    scores = np.array([result['score'] for result in answered if result['score'] is not None])
+    figures = {name: 1 + 4 * end for name, end in zip(_RATING, statistics.mean_interval(scores))}
+    shares = {f'rated {n}': float(np.mean(1 + 4 * scores == n)) for n in range(1, 6)}
+    return figures | shares | {'unrated': len(answered) - len(scores)}
 
 
 def table(figures: Mapping[str, Json]) -> str:
@@ -211,19 +224,24 @@ def table(figures: Mapping[str, Json]) -> str:
 def write_pictures(
     figures: Mapping[str, Json], shares: Mapping[str, Sequence[float]], folder: Path
 ) -> list[Path]:
-    """Draws the shares among the figures, and the topics, over the parts; returns the paths of the files."""
-    drawing, axes = pictures.new_axes('What self-play asks', 'part', 'share')
-    parts = list(figures)
-    for name in (MADE, 'near-duplicates', 'solve rate then', 'solve rate', 'low', 'high'):
-        values = [of_part.get(name, math.nan) for of_part in figures.values()]
-        is_end = name in ('low', 'high')
-        label = f'solve rate: {name} end of 95 %' if is_end else name
-        if not np.isnan(values).all():
-            axes.plot(parts, values, ':' if is_end else 'o-', label=label)
-    axes.set_ylim(0, 1)
-    paths = pictures.save(drawing, axes, folder / 'asked.svg')
+    """Draws the shares among the figures, the rating, and the topics over the parts; returns the paths of the files."""
+    paths: list[Path] = []
+    for file, y, limits, names in (
+        ('asked', 'share', (0, 1), _SHARES),
+        ('rating', 'rating, 1 to 5', (1, 5), _RATING),
+    ):
+        drawing, axes = pictures.new_axes('What self-play asks', 'part', y)
+        for name in names:
+            values = [of_part.get(name, math.nan) for of_part in figures.values()]
+            label = f'solve rate: {name} end of 95 %' if name in ('low', 'high') else name
+            style = ':' if name.endswith(('low', 'high')) else 'o-'
+            if not np.isnan(values).all():
+                axes.plot(list(figures), values, style, label=label)
+        axes.set_ylim(*limits)
+        if axes.lines:
+            paths += pictures.save(drawing, axes, folder / f'{file}.svg')
     if shares:
         drawing, axes = pictures.new_axes('Topics', 'part', 'share of the questions')
-        axes.stackplot(parts, list(shares.values()), labels=list(shares))
+        axes.stackplot(list(figures), list(shares.values()), labels=list(shares))
         paths += pictures.save(drawing, axes, folder / 'topics.svg')
     return paths

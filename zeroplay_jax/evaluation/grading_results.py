@@ -135,9 +135,7 @@ def _task_score(task: RubricTask, key: str, record: GradingRecord) -> float | No
 def _summary(scores: Sequence[float | None]) -> dict[str, Any]:
     """Returns the mean score with its 95 % interval over tasks, and the number of tasks with a score."""
     known_scores = [score for score in scores if score is not None]
-    interval = None
-    if known_scores:
-        interval = _rounded(statistics.mean_interval(known_scores))
+    interval = _rounded(statistics.mean_interval(known_scores)) if known_scores else None
     return {'rubrics_met': interval, 'scored_tasks': len(known_scores)}
 
 

@@ -96,15 +96,14 @@ async def _answer_of(
 ) -> Outcome:
     """Returns the outcome of one question or open task, with one row; the randomness derives from `identity`."""
     # Exact match is used whatever `reward.answer` is, so that results of all recipes are compared by one metric.
-    metric, part_name = ('em', 'exact_match')
-    if question.is_open_task:
-        metric, part_name = ('rubrics', 'rubrics')
+    is_open = question.is_open_task
+    metric, part_name = ('rubrics', 'rubrics') if is_open else ('em', 'exact_match')
     (trajectory,) = await ask_question(context, recipe, identity, question)
     answer = final_answer(trajectory)
     value = await score(context, metric, identity, question, answer)
     reward = value or 0.0
     parts = {part_name: reward}
-    if further_metric != 'none' and not question.is_open_task:
+    if further_metric != 'none' and not is_open:
         # An answer without a verdict of the judge scores 0.
         parts[further_metric] = (
             await score(context, further_metric, identity, question, answer) or 0.0
@@ -261,11 +260,9 @@ def grade_tasks(
 
     async def grade_answers(task: RubricTask) -> None:
         """Has the recorded answers to one task graded by all judges."""
-        pending = []
-        for grader in graders:
-            pending.append(grader.grade(task, record.answers[task.id], on_grades))
         # Judges do not wait for each other.
-        await asyncio.gather(*pending)
+        answers = record.answers[task.id]
+        await asyncio.gather(*(grader.grade(task, answers, on_grades) for grader in graders))
 
     _run(context, graders, [play(task) for task in tasks])
     check_tools()
@@ -512,10 +509,7 @@ def _read_lines(path: pathlib.Path, parse: Any) -> Iterator[Any]:
 
 def _parse_answers(record: Json) -> dict[str, tuple[Answer, ...]]:
     """Returns {id: answers} of a line of `ANSWERS`."""
-    answers = []
-    for fields in record['answers']:
-        answers.append(Answer(**fields))
-    return {str(record['task']): tuple(answers)}
+    return {str(record['task']): tuple(Answer(**fields) for fields in record['answers'])}
 
 
 def _parse_grade(record: Json) -> dict[Judgement, Grade]:

@@ -183,10 +183,10 @@ async def ask_question(
 
 def at_temperature(roles: Mapping[str, Role], temperature: float) -> dict[str, Role]:
     """Returns roles of which the trained ones have this temperature; the others stay greedy."""
-    changed = {}
-    for name, role in roles.items():
-        changed[name] = dataclasses.replace(role, temperature=role.temperature and temperature)
-    return changed
+    return {
+        name: dataclasses.replace(role, temperature=role.temperature and temperature)
+        for name, role in roles.items()
+    }
 
 
 @contextlib.contextmanager
@@ -223,9 +223,7 @@ def search_queries(trajectory: Trajectory) -> list[str]:
     """Returns the search queries of a rollout in order."""
     queries: list[str] = []
     for call in trajectory.calls_of('search'):
-        # `calls_of` returns calls with arguments only; this test is for the type checker.
-        if call.arguments is not None:
-            queries += call.queries
+        queries += call.queries
     return queries
 
 
@@ -349,8 +347,7 @@ def _expected(question: Question) -> dict[str, Any]:
 def _fingerprint(questions: Sequence[Question]) -> str:
     """Returns a hash of the questions and of their accepted answers or rubrics."""
     records = [list(_expected(question).values()) for question in questions]
-    text = json.dumps(records, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(records, ensure_ascii=False).encode()).hexdigest()[:16]
 
 
 def kinds(result: Json) -> list[str]:

@@ -245,9 +245,7 @@ def rollout_text(trajectory: Trajectory) -> str:
 
     Of a rollout without observations, such as one of a run, the results are whole: how much was read is not known.
     """
-    observations: list[Observation] = []
-    if isinstance(trajectory, SampledRollout):
-        observations = list(trajectory.observations)
+    observations = list(getattr(trajectory, 'observations', ()))
     lines = []
     for turn in trajectory.turns:
         lines.append(turn.text.strip())

@@ -88,12 +88,9 @@ def write_report(
 
 def read_runs(workdirs: Sequence[Path], has_trajectories: bool = True) -> list[dict[str, Any]]:
     """Returns `read_run` of each workdir, with distinct names; errors are those of `write_report`."""
-    runs = []
-    for path, name in zip(workdirs, _unique_names(workdirs), strict=True):
-        run = read_run(path, has_trajectories)
-        run['name'] = name  # read_run knows only the last part of the path, which may not be unique
-        runs.append(run)
-    return runs
+    # `read_run` knows only the last part of the path, which may not be unique.
+    named = zip(workdirs, _unique_names(workdirs), strict=True)
+    return [read_run(path, has_trajectories) | {'name': name} for path, name in named]
 
 
 def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
@@ -214,9 +211,7 @@ def render(runs: list[dict[str, Any]]) -> str:
     style = '\n'.join(_asset(name) for name in STYLES)
     script = '\n'.join(_asset(name) for name in SCRIPTS)
     # The first run is the reference and has no difference from itself.
-    differences: list[dict[str, list[float]] | None] = [None]
-    for run in runs[1:]:
-        differences.append(_differences(runs[0], run))
+    differences = [None, *(_differences(runs[0], run) for run in runs[1:])]
     data = json.dumps(
         {'runs': runs, 'differences': differences}, allow_nan=False, separators=(',', ':')
     )
@@ -311,14 +306,8 @@ def _tool_calls(turns: Any) -> list[dict[str, Any] | None]:
         if not isinstance(turn, dict) or not isinstance(turn.get('tool'), str):
             calls.append(None)
             continue
-        calls.append(
-            {
-                'tool': turn['tool'],
-                'arguments': turn.get('arguments'),
-                'error': turn.get('error'),
-                'documents': _document_titles(turn.get('documents')),
-            }
-        )
+        call = {name: turn.get(name) for name in ('tool', 'arguments', 'error')}
+        calls.append(call | {'documents': _document_titles(turn.get('documents'))})
     return calls
 
 
@@ -376,12 +365,10 @@ def _read_object(path: Path, missing: str, notes: list[str]) -> dict[str, Any]:
 
 def _is_valid(row: dict[str, Any], required: dict[str, type]) -> bool:
     """Returns whether a row has the required fields with their types."""
-    for field, field_type in required.items():
-        if not isinstance(row.get(field), field_type):
-            return False
-    if 'segments' not in required:
-        return True
-    return all(isinstance(segment, dict) for segment in row['segments'])
+    if not all(isinstance(row.get(field), kind) for field, kind in required.items()):
+        return False
+    segments = row['segments'] if 'segments' in required else []
+    return all(isinstance(segment, dict) for segment in segments)
 
 
 def read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:

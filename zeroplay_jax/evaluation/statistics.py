@@ -47,10 +47,7 @@ def mean_interval(scores: Samples) -> Interval:
     Raises:
       ValueError: an array is empty, not one-dimensional or contains values that are not between 0 and 1.
     """
-    intervals = []
-    for checked in _scores_by_hop(scores).values():
-        intervals.append(_wilson(checked))
-    return _combine(intervals)
+    return _combine(list(map(_wilson, _scores_by_hop(scores).values())))
 
 
 def paired_difference(before: Samples, after: Samples) -> Interval:
@@ -68,10 +65,7 @@ def paired_difference(before: Samples, after: Samples) -> Interval:
       ValueError: as `mean_interval`, or the numbers of questions differ.
     """
     before_by_hop, after_by_hop = _paired_scores(before, after)
-    intervals = []
-    for hop, scores_before in before_by_hop.items():
-        intervals.append(_newcombe(scores_before, after_by_hop[hop]))
-    return _combine(intervals)
+    return _combine(list(map(_newcombe, before_by_hop.values(), after_by_hop.values())))
 
 
 def summarise(before: Samples, after: Samples) -> dict[str, Any]:

@@ -82,14 +82,8 @@ def write(rows: Rows, form: str = 'text') -> str:
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Returns a line per row, with columns of equal width."""
-    widths = []
-    for column in zip(*rows, strict=True):
-        widths.append(max(map(len, column)))
-    lines = []
-    for cells in rows:
-        padded = map(str.ljust, cells, widths)
-        lines.append('  '.join(padded).rstrip())
-    return lines
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ['  '.join(map(str.ljust, cells, widths)).rstrip() for cells in rows]
 
 
 def _csv(rows: Rows) -> str:

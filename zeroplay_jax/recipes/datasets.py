@@ -139,10 +139,9 @@ class DocumentSampler:
         self._types = tuple(config.inputs.types)
         self._documents = library.documents
         # Entry h − 1: indices of the documents from which a chain of h hops can start.
-        self._usable: list[Sequence[int]] = []
-        for hops, _ in enumerate(self._ratio, 1):
-            usable = documents_for(library.documents, hops)
-            self._usable.append(usable)
+        self._usable: list[Sequence[int]] = [
+            documents_for(library.documents, hops) for hops, _ in enumerate(self._ratio, 1)
+        ]
 
     def tasks(self, step: Step, size: int) -> list[Task]:
         """Returns tasks on `size` documents, a function of the arguments.
@@ -155,20 +154,17 @@ class DocumentSampler:
         """
         if self._from_file:
             return self._from_file.tasks(step, size)
-        # The ratio is exact in every batch. Dr. Zero's code draws hop counts independently, which
-        # in a small batch leaves rare hop counts with a single proposal and nothing to compare it to.
-        documents_per_hops = stratify(self._ratio, size)
         rng = identity_rng(self._seed, step.number)
         seeds: list[SeedDocument] = []
         types = itertools.cycle(self._types)
         used: set[int] = set()
+        # The ratio is exact in every batch. Dr. Zero's code draws hop counts independently, which
+        # in a small batch leaves rare hop counts with a single proposal and nothing to compare it to.
         # One generator draws the whole batch, so the order of the hop counts is part of the random stream.
-        for hops, count in enumerate(documents_per_hops, 1):
+        for hops, count in enumerate(stratify(self._ratio, size), 1):
             indices = self._draw(rng, hops, count, used)
             used.update(indices)
-            for index in indices:
-                seed = self._seed_document(index, hops, next(types))
-                seeds.append(seed)
+            seeds += [self._seed_document(index, hops, next(types)) for index in indices]
         return numbered_tasks(step, seeds)
 
     def _draw(self, rng: np.random.Generator, hops: int, count: int, used: set[int]) -> list[int]:
@@ -196,9 +192,7 @@ class DocumentSampler:
     def _seed_document(self, index: int, hops: int, task_type: str) -> SeedDocument:
         document = self._documents[index]
         # A document without an id has no provenance.
-        origin: dict[str, str] = {}
-        if document.id:
-            origin['document_id'] = document.id
+        origin = {'document_id': document.id} if document.id else {}
         return SeedDocument(document.title, document.text, hops, task_type, origin=origin)
 
 
@@ -238,12 +232,9 @@ class DocumentFile:
             cell = (seed.hops, seed.task_type)
             if not wanted_types or seed.task_type in wanted_types:
                 cells.setdefault(cell, []).append(seed)
-        found_types = {task_type for _, task_type in cells}
-        self._types = sorted(found_types)
+        self._types = sorted({task_type for _, task_type in cells})
         self._check(path, cells, wanted_types)
-        self._datasets: dict[Cell, EpochDataset[SeedDocument]] = {}
-        for cell, seeds in cells.items():
-            self._datasets[cell] = EpochDataset(seeds, config.seed)
+        self._datasets = {cell: EpochDataset(seeds, config.seed) for cell, seeds in cells.items()}
 
     def _check(self, path: str, cells, wanted_types: set[str]) -> None:
         """Raises UserError if a type, or a hop count of some type, that the config requires has no document."""
@@ -267,20 +258,15 @@ class DocumentFile:
         used_before = self._used_before(step)
         seeds: list[SeedDocument] = []
         for cell, count in self._cell_counts(size).items():
-            first = used_before[cell]
-            seeds += self._datasets[cell].take(first, count)
+            seeds += self._datasets[cell].take(used_before[cell], count)
         return numbered_tasks(step, seeds)
 
     def _cell_counts(self, size: int) -> collections.Counter[Cell]:
         """Returns how many documents of each (hops, type) a batch of `size` documents holds."""
-        cells: collections.Counter[Cell] = collections.Counter()
         # Types alternate over the batch and not within each hop count, where the first type would get the odd
         # document of every hop count.
         types = itertools.cycle(self._types)
-        for hops, task_type in zip(_stratified_hops(self._ratio, size), types):
-            cell = (int(hops), task_type)
-            cells[cell] += 1
-        return cells
+        return collections.Counter(zip(_stratified_hops(self._ratio, size).tolist(), types))
 
     def _used_before(self, step: Step) -> collections.Counter[Cell]:
         """Returns how many documents of each cell all earlier steps used."""
@@ -292,9 +278,7 @@ class DocumentFile:
             # Iteration and name identify a phase: `alternate` has each name once per iteration.
             same_iteration = phase.iteration == step.phase.iteration
             is_current = same_iteration and phase.name == step.phase.name
-            steps = phase.steps
-            if is_current:
-                steps = step.index
+            steps = step.index if is_current else phase.steps
             # The batch is 0 for solver phases, which use no documents.
             batch = self._batch_of_phase.get(phase.name, 0)
             for cell, count in self._cell_counts(batch).items():
@@ -338,8 +322,7 @@ def dataset_tasks(
 
     Every phase begins at the first question of the dataset's order again. The tasks count as external.
     """
-    count = _round_size(config.solver, cursor)
-    questions = dataset.take(cursor.phase, count)
+    questions = dataset.take(cursor.phase, _round_size(config.solver, cursor))
     return numbered_tasks(step, questions, first=cursor.step, external=True)
 
 
@@ -347,11 +330,10 @@ def numbered_tasks(
     step: Step, payloads: Sequence[Any], first: int = 0, external: bool = False
 ) -> list[Task]:
     """Returns one task per payload, with the identity (step number, index within the step); `first`: first index."""
-    tasks: list[Task] = []
-    for index, payload in enumerate(payloads, first):
-        identity = (step.number, index)
-        tasks.append(Task(identity, payload, external))
-    return tasks
+    return [
+        Task((step.number, index), payload, external)
+        for index, payload in enumerate(payloads, first)
+    ]
 
 
 def _round_size(settings, cursor: BatchCursor) -> int:
@@ -380,9 +362,7 @@ def _hops_with_share(ratio: Sequence[float]) -> list[int]:
 
 def _stratified_hops(ratio: Sequence[float], size: int) -> np.ndarray:
     """Returns the hop counts of `size` items in the exact ratio, ascending."""
-    hop_counts = np.arange(len(ratio)) + 1
-    items_per_hops = stratify(ratio, size)
-    return np.repeat(hop_counts, items_per_hops)
+    return np.repeat(np.arange(len(ratio)) + 1, stratify(ratio, size))
 
 
 def training_questions(config: Config, library: Library) -> list[Question]:
@@ -414,12 +394,9 @@ def hidden_answers(config: Config, library: Library) -> list[HiddenAnswer]:
     answers: list[tuple[str, Json]] = []
     if config.inputs.answers:
         for record in files.read_lines(config.inputs.answers):
-            answer = files.accepted_answers(record)[0]
-            origin = files.provenance(record)
-            answers.append((answer, origin))
+            answers.append((files.accepted_answers(record)[0], files.provenance(record)))
     elif library.worlds is not None:
-        for answer in library.worlds.answers():
-            answers.append((answer, {}))
+        answers = [(answer, {}) for answer in library.worlds.answers()]
     else:
         raise UserError(
             f'recipe {config.recipe} needs answers, and there are none; name a file in '
@@ -427,13 +404,8 @@ def hidden_answers(config: Config, library: Library) -> list[HiddenAnswer]:
         )
     # Hops are shuffled, because a file may be sorted: a topic must not always get the same hop count.
     hops = _stratified_hops(config.schedule.hop_ratio, len(answers))
-    rng = identity_rng(config.seed, 0)
-    shuffled_hops = rng.permutation(hops).tolist()
-    hidden: list[HiddenAnswer] = []
-    for (answer, answer_origin), answer_hops in zip(answers, shuffled_hops, strict=True):
-        hidden_answer = HiddenAnswer(answer, answer_hops, origin=answer_origin)
-        hidden.append(hidden_answer)
-    return hidden
+    pairs = zip(answers, identity_rng(config.seed, 0).permutation(hops).tolist(), strict=True)
+    return [HiddenAnswer(answer, hops, origin=origin) for (answer, origin), hops in pairs]
 
 
 # ---- phases ----------------------------------------------------------------------------------------
@@ -449,10 +421,10 @@ def is_trained(config: Config, role: str, iteration: int) -> bool:
 
 def generation_steps(config: Config) -> int:
     """Returns the number of generation steps of an iteration: `pool.batches` or, at 0, as many as the solver needs."""
-    questions_needed = config.solver.steps * config.solver.batch
     # A document gives at most one question. Rounded up, so that no question is trained on twice if none is rejected
     # or filtered.
-    return config.pool.batches or math.ceil(questions_needed / config.pool.batch)
+    solver, pool = config.solver, config.pool
+    return pool.batches or math.ceil(solver.steps * solver.batch / pool.batch)
 
 
 def check_target(config: Config) -> None:

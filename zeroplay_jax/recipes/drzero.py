@@ -180,9 +180,7 @@ class Recipe(RecipeBase):
           proposal: has a question and an answer, i.e. it was not rejected.
         """
         # `str` tells the type checker that neither is None.
-        answers: tuple[str, ...] = (str(proposal.answer),)
-        if self.config.drzero.labels == 'majority':
-            answers = ()
+        answers = () if self.config.drzero.labels == 'majority' else (str(proposal.answer),)
         return Question(str(proposal.question), answers)
 
     async def _measure(

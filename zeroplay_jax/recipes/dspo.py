@@ -35,8 +35,7 @@ class Recipe(RecipeBase):
 
     def __init__(self, config: Config, library):
         super().__init__(config, library)
-        questions = training_questions(config, library)
-        self._dataset = EpochDataset(questions, config.seed)
+        self._dataset = EpochDataset(training_questions(config, library), config.seed)
         # This is a warning and not an error: strictly on-policy DSPO is a valid baseline, in which the clip
         # settings have no effect.
         properties = BUILT_IN_LOSSES.get(config.solver.loss)
@@ -55,12 +54,10 @@ class Recipe(RecipeBase):
     def phases(self):
         """Returns one phase of solver steps per iteration; each begins at the first question of the dataset again."""
         steps = self.config.solver.steps
-        phases: list[Phase] = []
         # Several phases rather than one: surplus groups of the filter are discarded between them,
         # which bounds the age of the rollouts that are trained on.
-        for iteration in range(self.config.schedule.iterations):
-            phases.append(Phase('solver', steps, ('solver',), iteration))
-        return phases
+        iterations = range(self.config.schedule.iterations)
+        return [Phase('solver', steps, ('solver',), iteration) for iteration in iterations]
 
     def tasks(self, step, pool, cursor):
         """Returns tasks on the next questions of the dataset."""

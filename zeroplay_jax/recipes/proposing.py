@@ -41,21 +41,18 @@ def path_of(trajectory: Trajectory, seed: SeedDocument, question: str, answer: s
         # Calls that were not run returned nothing, so they are left out.
         if call is None or call.tool != 'search' or not call.is_valid:
             continue
-        queries = call.queries
         thought = rewards.extract_last(turn.text, 'think') or ''
         # A failed search has queries and no passages; its queries stay in the path, with nothing found.
-        for query, passages in itertools.zip_longest(queries, call.documents, fillvalue=()):
+        for query, passages in itertools.zip_longest(call.queries, call.documents, fillvalue=()):
             texts = [prompts.document_text(passage) for passage in passages]
             steps.append({'think': thought, 'query': query, 'found': texts})
-    document = ''
-    if seed.text:
-        document = prompts.document_text({'title': seed.title, 'text': seed.text})
+    shown = {'title': seed.title, 'text': seed.text}
     return {
         'title': seed.title,
         'hops': seed.hops,
         'question': question,
         'answer': answer,
-        'document': document,
+        'document': prompts.document_text(shown) if seed.text else '',
         'steps': steps,
     }
 
@@ -94,8 +91,7 @@ def _lines(path: Json) -> list[str]:
         if step['think']:
             lines.append(f'Thought: {step["think"]}')
         lines.append(f'Search: {step["query"]}')
-        for passage in step['found']:
-            lines.append(f'Found: {passage}')
+        lines += [f'Found: {passage}' for passage in step['found']]
     # The answer comes last, as in the proposer's own rollout.
     lines.append(f'Question: {path["question"]}')
     lines.append(f'Answer: {path["answer"]}')
@@ -104,10 +100,7 @@ def _lines(path: Json) -> list[str]:
 
 def _names(path: Json) -> list[str]:
     """Returns the names from the document to the answer."""
-    names = [path['title']]
-    for step in path['steps']:
-        names.append(step['query'])
-    names.append(path['answer'])
+    names = [path['title'], *(step['query'] for step in path['steps']), path['answer']]
     # Each name occurs once, because the last query may be the answer itself.
     return list(dict.fromkeys(filter(None, names)))
 
@@ -269,14 +262,10 @@ def _format_score(
     separate: bool,
 ) -> dict[str, float]:
     """Returns Dr. Zero's format score of a rollout and its parts, by its code or, if `separate`, by its paper."""
-    texts: list[str] = []
+    texts = [turn.text for turn in trajectory.turns]
     successful_searches = 0
     responses = 0
-    for turn in trajectory.turns:
-        texts.append(turn.text)
-        call = turn.call
-        if call is None:
-            continue
+    for call in trajectory.calls:
         # An error message counts as a response, because the policy can react to it.
         responses += bool(call.documents) or call.error is not None
         is_search = call.tool == 'search' and call.is_valid
@@ -309,11 +298,8 @@ def _is_grounded(
     searches = [call for call in trajectory.calls_of('search') if call.documents]
     if searches:
         # The last search is the last hop; an answer from an earlier passage would need fewer hops than requested.
-        texts = []
-        for query_passages in searches[-1].documents:
-            for passage in query_passages:
-                texts.append(passage['text'])
-        last_passages = ' '.join(texts)
+        passages = itertools.chain.from_iterable(searches[-1].documents)
+        last_passages = ' '.join(passage['text'] for passage in passages)
     # Compared without normalisation, which would accept answers by coincidence.
     return answer in last_passages and seed.title in question
 
@@ -321,9 +307,7 @@ def _is_grounded(
 def question_record(task: Task, proposal: Proposal) -> Question:
     """Returns the proposed question with its provenance, as it enters the pool and the log."""
     seed: SeedDocument = task.payload
-    answers: tuple[str, ...] = ()
-    if proposal.answer is not None:
-        answers = (proposal.answer,)
+    answers = () if proposal.answer is None else (proposal.answer,)
     # Document, task and version of the weights identify the rollouts that may have made a question.
     origin = {
         'document': seed.title,

@@ -74,8 +74,8 @@ async def attempts(
         elif has_label:
             # The sample's number is part of the identity, because each judgement needs its own random stream.
             answer = final_answer(trajectory)
-            metric = config.reward.answer
-            value = await score(context, metric, (*identity, number), question, answer)
+            sample = (*identity, number)
+            value = await score(context, config.reward.answer, sample, question, answer)
         scored.append((trajectory, value))
     return question, scored
 

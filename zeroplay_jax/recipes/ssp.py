@@ -114,9 +114,8 @@ class Recipe(RecipeBase):
         """Returns a schedule in which both roles are trained in every step."""
         settings = self.config.ssp
         # The solver is first, as in the paper (alg. 1); the released code updates the proposer first.
-        roles = ('solver', 'proposer')
-        if settings.first_update == 'proposer':
-            roles = ('proposer', 'solver')
+        is_proposer_first = settings.first_update == 'proposer'
+        roles = ('proposer', 'solver') if is_proposer_first else ('solver', 'proposer')
         period = settings.fill_period if settings.fill == 'replay_reset' else 0
         return simultaneous(self.config, self.config.solver.steps, roles, period)
 
@@ -251,7 +250,7 @@ class Recipe(RecipeBase):
         # Queries of failed searches do not count.
         queries: list[str] = []
         for call in trajectory.calls_of('search'):
-            if call.error is None and call.arguments is not None:
+            if call.error is None:
                 queries += call.queries
         thresholds = _CODE_GATE if self.config.ssp.code_gate else {}
         text = question.text or None
@@ -279,8 +278,7 @@ class Recipe(RecipeBase):
         while True:
             # Shuffled: the position of a passage must not show whether its proposer read it.
             material = read_passages + noise
-            order = rng.permutation(len(material))
-            shuffled = [material[index] for index in order]
+            shuffled = [material[index] for index in rng.permutation(len(material))]
             # The layout does not follow config.tools.syntax: the built-in checkpoint was trained on this prompt.
             documents = passages_text([shuffled], 'search_r1')
             fields = dict(documents=documents, question=question.text)
@@ -299,13 +297,11 @@ class Recipe(RecipeBase):
             # Temperature 0, because acceptance must not depend on a lucky sample.
             (reply,) = await context.ask('checker', identity, 1, 0.0, **fields)
             answer = final_answer(reply)
-        metric = self.config.reward.answer
         identity = (*task.identity, 3, number)
-        value = await score(context, metric, identity, question, answer)
+        value = await score(context, self.config.reward.answer, identity, question, answer)
         # A missing verdict rejects the question. SSP's code accepts one whose check raises an error, so a
         # failing judge admits unchecked questions.
-        is_answered = value is not None and value >= 0.5
-        return None if is_answered else 'unanswerable'
+        return None if value is not None and value >= 0.5 else 'unanswerable'
 
     async def _noise(self, context, hidden: HiddenAnswer, read_ids: set) -> list[Json]:
         """Waits for the passages of the episodes in `hidden.noise_from`; returns those not in `read_ids`."""
@@ -315,9 +311,7 @@ class Recipe(RecipeBase):
             if self.config.ssp.noise_unit == 'document':
                 passages = passages[:1]
             # A passage that both proposers read is evidence and not noise.
-            for passage in passages:
-                if passage['id'] not in read_ids:
-                    noise.append(passage)
+            noise += [passage for passage in passages if passage['id'] not in read_ids]
         return noise
 
     def _proposer_row(

@@ -203,7 +203,7 @@ class Judge(Section):
     rubrics: RubricCount = (3, 5)
     """Fewest and most items of a rubric list."""
     at_once: PositiveInt = 64
-    """`evaluate --workdir`: concurrent judgements of each judge."""
+    """`evaluate --workdir`, ratings: concurrent judgements of each judge."""
     prices: Prices = (0.0, 0.0)
     """endpoint: prices of a million prompt and reply tokens, for the estimate of `evaluate --workdir`."""
 

@@ -1,4 +1,4 @@
-"""A server that speaks the OpenAI protocol and grades by a hash of the prompt: the same request, the same reply."""
+"""A server that speaks the OpenAI protocol, grades and rates by a hash of the prompt: same request, same reply."""
 
 import hashlib
 import http.server
@@ -32,10 +32,12 @@ class JudgeServer(http.server.ThreadingHTTPServer):
 
 
 def reply(prompt):
-    """Three of four rubrics are met; one reply in eight has no verdict."""
+    """Three of four rubrics are met, questions rated from 1 to 5; one reply in eight has no verdict."""
     number = hashlib.sha256(prompt.encode()).digest()[0]
     if number % 8 == 0:
         return 'I would rather not say.'
+    if 'How much work' in prompt:
+        return f'<think>Hm.</think><score>{1 + number % 5}</score>'
     return f'<think>Hm.</think><score>{int(number % 4 > 0)}</score>'
 
 
@@ -45,7 +47,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         prompt = body['messages'][0]['content']
         if 'capital of France' in prompt:
             self.server.examples += 1
-            text = '<score>1</score>'
+            text = 'Correct' if 'single word Correct' in prompt else '<score>1</score>'
         else:
             self.server.prompts.append(prompt)
             self.server.pause(len(self.server.prompts))
