@@ -154,7 +154,7 @@ def test_a_program_per_length_and_rows_over_the_shards(policy):
     assert compiled._cache_size() == 3
 
     async def too_long():
-        with pytest.raises(TaskDropped, match='prompt_too_long'):
+        with pytest.raises(TaskDropped, match='context_full'):
             await context.log_probs('whole', (9,), ['a' * 200], question='cab')
 
     run(context, too_long())
