@@ -293,7 +293,7 @@ class RowInfo:
       valid: whether a proposal passed its recipe's checks (Dr. Zero, π-Play: format only; SCOPE: it
         also got a score); None for other roles.
       solve_count: how many solver rollouts answered a proposed question.
-      rejected: reason code of a proposal that was not asked or, in SCOPE, got no score ('ungraded').
+      rejected: reason code of a proposal that was not asked, or got no score.
       privileged_cut: 1.0 if the teacher's prompt was too long before any cut, else 0.0; None without distillation.
       details: further JSON-able values for the log; no code of the engine reads them.
     """

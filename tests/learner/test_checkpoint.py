@@ -63,12 +63,13 @@ def test_what_was_saved_is_not_touched_by_a_later_donation(tmp_path):
     np.testing.assert_array_equal(restored['r']['w'], np.arange(1 << 20, dtype=np.float32))
 
 
-def test_ctrl_c_waits_for_what_is_being_saved(tmp_path):
+@pytest.mark.parametrize('error', [KeyboardInterrupt, UserError])
+def test_ctrl_c_and_errors_wait_for_what_is_being_saved(tmp_path, error):
     state = {'r': {'w': jnp.arange(1 << 22, dtype=jnp.float32)}}
     checkpoints = Checkpointer(tmp_path, keep=1)
-    with pytest.raises(KeyboardInterrupt), checkpoints.saved_on_interrupt():
+    with pytest.raises(error), checkpoints.saved_on_error():
         checkpoints.save(1, state, {'cursor': 1})
-        raise KeyboardInterrupt
+        raise error
     restored, loop = Checkpointer(tmp_path, keep=1).restore(state)
     assert loop == {'cursor': 1}
     np.testing.assert_array_equal(restored['r']['w'], state['r']['w'])

@@ -139,5 +139,9 @@ def advantage_mean_statistic(table, settings):
     return table.reward, {'mean': table.reward.mean()}
 
 
+def advantage_nan_statistic(table, settings):
+    return np.where(table.valid, table.reward, 0.0), {'earned': (table.turn_reward.sum(), 1.0)}
+
+
 def advantage_one_argument(table):
     return table.reward, {}

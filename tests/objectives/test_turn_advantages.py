@@ -219,6 +219,7 @@ def test_functions_of_a_group_alone_are_taken(name, is_per_turn):
         ('of_tokens', r'returned shape \(24, 6\); return \(24,\), one per row, or \(24, 5\)'),
         ('bare', r'returned a ndarray; return \(advantages, \{name: \(sum, count\)\}\)'),
         ('mean_statistic', "statistic 'mean' is no pair"),
+        ('nan_statistic', r"statistic 'earned' is .*nan.*; return finite numbers"),
         ('absent', "has no 'advantage_absent'; define it there"),
         ('one_argument', r'too many positional arguments; it is called with \(table, settings\)'),
     ],

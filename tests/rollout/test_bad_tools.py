@@ -14,6 +14,7 @@ from zeroplay_jax.rollout.foreign_text import without_surrogates
 from zeroplay_jax.rollout.tool_workers import ToolWorkers
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult, string_parameter
 from zeroplay_jax.tools.registry import build_tools
+from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.types import ToolCall, UserError
 
 
@@ -188,10 +189,12 @@ def test_a_tool_that_fails_too_often_stops_the_run():
         workers.check_failure_rate(0.5)
     workers._count(Named(), bad * 6 + good * 6)
     workers.check_failure_rate(0.5)
-    # The limit of searches is that of the retrieval.
-    workers._count(Named(name='search'), bad * 3 + good * 17)
+    # The limit of the built-in search is that of the retrieval; a tool of another package may have its name.
+    workers._count(search := SearchTool(None), bad * 3 + good * 17)
     with pytest.raises(UserError, match=r'3 of 20 calls .*config.retrieval.max_failure_rate=0.1'):
-        workers.check_failure_rate(0.5, search_limit=0.1)
+        workers.check_failure_rate(0.5, search_limit=0.1, tools=[search])
+    workers._count(other := Named(name='search'), bad * 3 + good * 17)
+    workers.check_failure_rate(0.5, search_limit=0.1, tools=[other])
 
 
 def failing(call):
@@ -202,8 +205,10 @@ def test_a_broken_tool_does_not_flood_the_log(caplog):
     """The first failure with its reason, then the number whenever it has doubled."""
     results_of(failing, *(f'host {number}' for number in range(100)))
     lines = [record.getMessage() for record in caplog.records]
+    line = failing.__code__.co_firstlineno + 1
     assert lines[0] == (
-        "tool echo: a call failed: {'text': 'host 0'}: OSError('no route to host 0')"
+        "tool echo: a call failed: {'text': 'host 0'}: OSError('no route to host 0') at "
+        f'{__file__}:{line}'
     )
     assert [int(line.split()[2]) for line in lines[1:]] == [2, 4, 8, 16, 32, 64]
     assert all(line.startswith('tool echo: ') and 'no route to host' in line for line in lines)

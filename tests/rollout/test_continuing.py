@@ -13,7 +13,8 @@ from test_scheduler import test_sampler_log_probs_are_the_trainers as check_log_
 
 from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.rollout.prompts import Prompt
-from zeroplay_jax.selfplay.context import Role, RolloutContext
+from zeroplay_jax.selfplay.context import Role, RolloutContext, StepRun
+from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.types import ENV, POLICY, PROMPT, Row, TaskDropped, UserError
 
@@ -258,13 +259,17 @@ def test_what_cannot_go_on_is_refused_in_one_line(policy):
         assert not bound.run.continued
         return str(info.value)
 
-    missing, full = run(
+    missing, unread, full = run(
         context,
         refused(UserError, keep=[3]),
+        refused(UserError, question='abc'),
         refused(TaskDropped, note='a ' * 240),
     )
     assert 'cannot keep turn 3' in missing and '[0, 1, 2]' in missing
-    assert full == 'prompt_too_long'
+    assert (
+        unread == 'nothing reads question with after=ROLLOUT, which has no prompt; say it in a note'
+    )
+    assert full == 'context_full'
 
     async def twice():
         (first,) = await context.ask('short', (12,), question='abc')
@@ -286,6 +291,31 @@ def test_what_cannot_go_on_is_refused_in_one_line(policy):
                 await context.log_probs('short', (16,), ['a'], question='abc', **options)
 
     run(context, twice())
+
+
+def test_a_request_is_named_once_and_gives_its_prompt_the_fields_that_it_has(policy):
+    context, _ = make_context(policy)
+    context = context.bound(StepRun(step=Step(Phase('solver', 1), 0, 3)))
+
+    async def refused(identity, **fields):
+        with pytest.raises(UserError) as info:
+            await context.ask('short', identity, **fields)
+        return str(info.value)
+
+    async def play():
+        for role in ('short', 'whole'):
+            await context.ask(role, (3, 0), question='abc')
+        return [
+            await refused((3, 0), question='abc'),
+            await refused((3, 1), question='abc', topic='x'),
+            await refused((3, 1)),
+        ]
+
+    ((twice, unknown, missing),) = run(context, play())
+    assert 'role short is asked twice with the identity (3, 0)' in twice
+    fields = "role short: the prompt 'prompt' has the fields question, and the recipe gives "
+    assert unknown.startswith(f'{fields}question, topic; give these fields')
+    assert missing.startswith(f'{fields}none; ')
 
 
 def test_a_turn_that_a_limit_cut_goes_on_with_a_note_alone(policy):

@@ -188,7 +188,7 @@ def test_texts_that_do_not_fit_are_dropped(policy):
     context, _ = make_context(policy)
 
     async def too_long():
-        with pytest.raises(TaskDropped, match='prompt_too_long'):
+        with pytest.raises(TaskDropped, match='context_full'):
             await context.log_probs('whole', (9,), ['a', 'a' * 240], question='cab')
 
     run(context, too_long())

@@ -12,7 +12,7 @@ from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.sampler import SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
-from zeroplay_jax.selfplay.library import SearchableCorpus
+from zeroplay_jax.selfplay.library import SearchableCorpus, TrainingCorpus
 from zeroplay_jax.tools import registry
 from zeroplay_jax.tools.mcp import McpTool
 from zeroplay_jax.types import ToolCall
@@ -156,3 +156,11 @@ def test_an_index_of_this_process_gets_one_worker_and_a_server_its_connections()
 def test_a_slow_mcp_call_shares_no_batch():
     tool = McpTool(None, 'tool', 'tool', 'does it', {'type': 'object'}, 1.0)
     assert tool.max_batch == 1 and tool.workers > 1
+
+
+def test_a_text_in_place_of_queries_is_refused():
+    for corpus in (SearchableCorpus(None, 3, 100), TrainingCorpus(None, 3, 100, None, 9)):
+        with pytest.raises(
+            TypeError, match=r"list of queries, not the text 'Lomi'; put it in \[ \]"
+        ):
+            corpus.search('Lomi')

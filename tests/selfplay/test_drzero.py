@@ -11,7 +11,7 @@ from scripted import ScriptedContext, lost, search_call, trajectory
 
 from zeroplay_jax.configs import ablations, quickstart
 from zeroplay_jax.configs import drzero as drzero_config
-from zeroplay_jax.recipes import proposing
+from zeroplay_jax.recipes import proposing, solving
 from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.recipes.drzero import Recipe
 from zeroplay_jax.selfplay import answers as group_answers
@@ -138,6 +138,14 @@ def test_a_question_that_no_tool_that_worked_measured_has_no_value():
     assert (row.drop, row.info.solve_count) == ('tool_failed', None)
     (row,), _ = propose(solver=[lost()] * 5, rollout__failed='keep')
     assert (row.drop, row.info.solve_count) == (None, 5)
+
+
+def test_answers_that_the_judge_failed_at_are_not_counted():
+    drops = (None, 'judge_failed', 'ungraded')
+    scored = [solving.Attempt(None, 1.0 if drop is None else None, drop) for drop in drops]
+    assert solving.solve_count(scored) == (1, 2)
+    with pytest.raises(TaskDropped, match='judge_failed'):
+        solving.solve_count(scored[1:2])
 
 
 def test_a_proposer_sees_the_link_of_a_document():

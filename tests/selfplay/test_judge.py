@@ -16,7 +16,7 @@ from zeroplay_jax.recipes import ssp
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay.judge import RuleJudge, TextJudge
 from zeroplay_jax.selfplay.judge_endpoint import check_judge, endpoint_writer
-from zeroplay_jax.types import UserError
+from zeroplay_jax.types import TaskDropped, UserError
 
 # "right" replies say "Correct"; "odd" ones are not of the protocol; those "without verdict" enter a count and have a
 # reason; those "refused before rollouts" end a run with a line (null: there is no server).
@@ -145,6 +145,19 @@ def test_a_server_that_fails_gives_no_verdict_and_is_counted(judge_of):
     # In another loop with another connection.
     assert run(judge.gate((0,), 'relevance', 't', 'd')) == [None]
     assert judge.stats['failed'] == 2
+
+
+def test_what_a_server_fails_at_is_dropped_in_training_and_a_reply_cut_off_is_no_failure_of_it(
+    judge_of,
+):
+    cut_off = body(REPLIES['without verdict']['length'][0])
+    _, server = judge_of([500, b'a page', cut_off, 'Wrong'])
+    judge = server.judge(drops_failed=True)
+    for _ in range(2):
+        with pytest.raises(TaskDropped, match='judge_failed'):
+            verdict(judge)
+    assert [verdict(judge), verdict(judge)] == [None, False]
+    assert judge.stats == {'asked': 4, 'failed': 3}
 
 
 def test_no_reply_of_a_server_ends_the_run(judge_of, caplog):

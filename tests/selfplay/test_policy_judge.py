@@ -1,9 +1,11 @@
 """A policy as judge: scripted tokens through the real scheduler, prompts, tokenizer and parsers."""
 
+import asyncio
 import dataclasses
 import json
 
 import pytest
+import scripted
 from speaker import Speaker
 
 from zeroplay_jax.configs import scope
@@ -14,11 +16,14 @@ from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.selfplay import answers
-from zeroplay_jax.selfplay.context import Role, RolloutContext
+from zeroplay_jax.selfplay.collection import Collector
+from zeroplay_jax.selfplay.context import Role, RolloutContext, StepRun
 from zeroplay_jax.selfplay.judge import TextJudge, policy_writer
+from zeroplay_jax.selfplay.recipe import Recipe
+from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.training import build
-from zeroplay_jax.types import Question
+from zeroplay_jax.types import Question, Task, Turn
 
 RUBRICS = (
     '<think>the document names three</think><rubrics>'
@@ -40,6 +45,29 @@ def context_of(codec, says, tokens=200, prompt_tokens=900):
     scheduler = Scheduler({'initial': SlotPool(Speaker(codec, says), 0)})
     scheduler.weights.publish('initial', {})
     return RolloutContext(scheduler, {'judge': role}, prompts.select('mini'))
+
+
+@pytest.mark.parametrize('is_trained', [True, False])
+def test_a_role_that_the_step_trains_judges_by_the_majority_and_is_paid_for_it(is_trained):
+    """reward.answer=judge."""
+    said = ('Wrong', 'I am not sure', 'Correct', 'Correct')
+    replies = [scripted.trajectory(Turn(text), finish='eos') for text in said]
+    context = scripted.ScriptedContext(grader=replies)
+    phase = Phase('solver', 1, ('solver', 'grader') if is_trained else ('solver',))
+    context.run = StepRun(step=Step(phase, 0, 7), player=Recipe(None, None))
+    context.prompts = prompts.select('mini')
+    writer = policy_writer(0.6, {'judge.answer': 'grader'}, {'grader': 4})
+    context.judge = TextJudge(writer, (3, 5)).bound(context)
+    task = Task((7, 0), Question('q', ('a',)))
+    value = asyncio.run(answers.score(context, 'judge', (7, 0, 1), task.payload, 'b'))
+    rows = Collector._judge_rows(None, context, task)
+    if not is_trained:
+        assert (value, rows) == (0.0, [])
+        return
+    assert value == 1.0 and not context.run.judgements
+    assert [row.reward for row in rows] == [0.0, 0.0, 1.0, 1.0]
+    assert [row.info.details['verdict'] for row in rows] == [False, None, True, True]
+    assert len({row.group for row in rows}) == 1 and {row.role for row in rows} == {'grader'}
 
 
 def judge_of(context, **options):
@@ -143,7 +171,7 @@ def test_grades_come_from_a_role_whose_replies_may_fill_the_slot(codec):
     env = dataclasses.replace(context.roles['judge'].env, limits=Limits(1, 10_000, 0))
     role = dataclasses.replace(context.roles['judge'], name='judge_grader', env=env)
     context = dataclasses.replace(context, roles=context.roles | {'judge_grader': role})
-    grader = TextJudge(policy_writer(0.6, 'judge_grader'), (3, 5))
+    grader = TextJudge(policy_writer(0.6, {'judge.grade': 'judge_grader'}), (3, 5))
     short, long = judge_of(context), grader.bound(context)
     assert ask(context, short.grade((0,), 't', 'a', 'r'), long.grade((1,), 't', 'a', 'r')) == [
         None,

@@ -21,7 +21,7 @@ from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError
 from zeroplay_jax.tools.registry import build_tools
 from zeroplay_jax.training import build
-from zeroplay_jax.types import Question
+from zeroplay_jax.types import Question, UserError
 
 SHORT = Document('Gumu', 'Gumu lies in Lomi.')
 
@@ -105,6 +105,15 @@ def test_a_run_is_refused_before_its_weights_are_loaded(monkeypatch):
     monkeypatch.setattr(hf, 'load', load)
     with pytest.raises(ConfigError, match='config.rollout.prompt_tokens=96'):
         build.build(config, for_training=True)
+
+
+def test_a_field_that_no_prompt_has_is_refused_before_weights_are_loaded(monkeypatch):
+    async def episode(self, context, step, task):
+        await context.ask('solver', task.identity, qestion='Where?')
+
+    monkeypatch.setattr(recipe_class('drzero'), 'episode', episode)
+    with pytest.raises(UserError, match='has the fields question, and the recipe gives qestion'):
+        check_prompts(drzero.get_config('mini'), documents(0.0))
 
 
 @pytest.mark.fault('user-8', 'a tool of the user under the prompts of the miniature')

@@ -14,7 +14,7 @@ from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.recipes.scope import Recipe
 from zeroplay_jax.selfplay.library import Document
 from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool
-from zeroplay_jax.types import Question, Task
+from zeroplay_jax.types import Question, Task, TaskDropped
 
 LOMI = dict(id=1, title='Lomi', text='Lomi is a city in Tarva. It is led by Puto.')
 ITEM = SeedDocument('Gumu', 'Gumu was born in Lomi.', hops=2)
@@ -22,9 +22,13 @@ GOOD = 'Lomi is a city in Tarva. It is led by Puto.'
 
 
 class Judge:
-    """Gates, rubrics and grades as the test says; remembers the order of what it was asked."""
+    """Gates, rubrics and grades as the test says; remembers the order of what it was asked.
 
-    def __init__(self, entities=True, relevance=True, rubrics=3, is_graded=True):
+    It fails at judgements of the kind `down`, at grades of short answers alone.
+    """
+
+    def __init__(self, entities=True, relevance=True, rubrics=3, is_graded=True, down=None):
+        self.down = down
         self.gates = dict(entities=entities, relevance=relevance)
         self.count, self.is_graded = rubrics, is_graded
         self.asked, self.documents = [], []
@@ -32,16 +36,24 @@ class Judge:
     async def gate(self, identity, name, task, document):
         self.asked.append(name)
         self.documents.append(document)
+        self.fail(name)
         return self.gates[name]
+
+    def fail(self, name):
+        if name == self.down:
+            raise TaskDropped('judge_failed')
 
     async def rubrics(self, identity, task, document, kind):
         self.asked.append('rubrics')
+        self.fail('rubrics')
         self.documents.append(document)
         texts = ('Tarva', 'Puto', 'sea')[: self.count]
         return [{'text': text, 'priority': 'important'} for text in texts] or None
 
     async def grade(self, identity, task, answer, rubric):
         self.asked.append('grade')
+        if len(answer) < 100:
+            self.fail('grade')
         return rubric in answer if self.is_graded else None
 
 

@@ -65,6 +65,21 @@ class Speechless:
         return None
 
 
+class Down:
+    """A judge whose server fails at some of its judgements."""
+
+    def __init__(self, *failing):
+        self.failing, self.asked = failing, 0
+
+    async def correct(self, *_):
+        self.asked += 1
+        if self.asked in self.failing:
+            raise TaskDropped('judge_failed')
+        return self.asked == 1
+
+    answer = correct
+
+
 TARVA = final(answer='Tarva')
 WRONG = [final(answer='x')] * 3
 PENALTY = dict(ssp__invalid_reward=-0.1)

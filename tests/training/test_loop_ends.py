@@ -36,7 +36,7 @@ def train(tmp_path, monkeypatch):
     monkeypatch.setattr(loop.ending, '_export', lambda *_: None)
     config.log.writers = ()
     checkpoints = mock.Mock()
-    checkpoints.saved_on_interrupt = contextlib.nullcontext
+    checkpoints.saved_on_error = contextlib.nullcontext
     alarms = Alarms(config.alarms).state()
     state = {'identity': {}, 'cursor': 0, 'seconds': 0.0, 'alarms': alarms, 'stopped': None}
 

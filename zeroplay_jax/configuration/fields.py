@@ -25,6 +25,7 @@ from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.selfplay import recipe as recipes
+from zeroplay_jax.selfplay.judge import PROMPTS
 from zeroplay_jax.settings.kinds import (
     CONFIGS,
     IS_INPUT,
@@ -154,7 +155,7 @@ def _sections(
     """Returns the sections that depend on the recipe: its settings, shared ones, and the roles that it trains.
 
     Raises:
-      ConfigError: the name of a role is that of another section, for which it would be mistaken.
+      ConfigError: the name of a role is that of another section, for which it would be mistaken; a role cannot judge.
     """
     sections: dict[str, type[Section]] = {**recipe.settings, 'inputs': Inputs}
     if recipe.has_pool:
@@ -171,6 +172,13 @@ def _sections(
             )
         if specification.is_trained:
             sections[name] = TrainedRole
+    judges = [one.name for one in recipe.roles(config) if one.tools == one.terminal_tags == ()]
+    for prompt, name in recipe.judge_roles.items():
+        if prompt not in PROMPTS or name not in judges:
+            raise ConfigError(
+                f'{recipe.__module__}: judge_roles has {prompt!r}: {name!r}; give one of {", ".join(PROMPTS)} and a '
+                'role of the recipe with tools=() and terminal_tags=()'
+            )
     return sections
 
 

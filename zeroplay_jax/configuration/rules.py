@@ -222,16 +222,16 @@ def check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
     """Refuses a judge that cannot answer for this corpus."""
     judge = config.judge
     # The rule compares sentences of the worlds' plain form; on other text it would reject everything.
-    is_used = 'judge' in (config.reward.answer, config.eval.metric) or bool(config.eval.tasks)
-    if is_used and judge.kind == 'rule' and config.retrieval.kind != 'world':
-        problem = 'the rule works in miniature worlds only'
-        fail('judge.kind', 'rule', problem, 'give policy or endpoint')
+    is_rule_elsewhere = judge.kind == 'rule' and config.retrieval.kind != 'world'
+    if is_rule_elsewhere and recipe.judgements(config):
+        fix = 'give policy or endpoint'
+        fail('judge.kind', 'rule', 'the rule works in miniature worlds only', fix)
     if judge.kind == 'policy' and judge.tokens >= config.sampler.context:
-        problem = (
-            f'a reply leaves no room for a prompt in a slot of {config.sampler.context} '
-            '(sampler.context)'
-        )
+        slot = f'a slot of {config.sampler.context} (sampler.context)'
+        problem = f'a reply leaves no room for a prompt in {slot}'
         fail('judge.tokens', judge.tokens, problem, 'give less')
+    if recipe.judge_roles and judge.kind != 'policy':
+        fail('judge.kind', judge.kind, f'roles of recipe {config.recipe} judge', 'give policy')
 
 
 # ---- where metrics go ------------------------------------------------------------------------------

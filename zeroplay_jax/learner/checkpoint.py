@@ -438,14 +438,19 @@ class Checkpointer:
         self._manager.wait_until_finished()
 
     @contextlib.contextmanager
-    def saved_on_interrupt(self) -> Iterator[None]:
-        """Returns a context in which Ctrl-C first completes the save in progress, which would be lost otherwise."""
+    def saved_on_error(self) -> Iterator[None]:
+        """Returns a context in which an error, or Ctrl-C, first completes the save in progress.
+
+        It would be lost otherwise, and the threads of Orbax would end with pages of tracebacks.
+        """
         try:
             yield
-        except KeyboardInterrupt:
+        except BaseException:
             # With several processes a save needs all of them, and the others may never be interrupted.
             if jax.process_count() == 1:
-                self.close()
+                # The first error is the one to be read.
+                with contextlib.suppress(Exception):
+                    self.close()
             raise
 
     def close(self) -> None:

@@ -152,6 +152,11 @@ def evaluate(name: str, table: RewardTable, settings: Any) -> tuple[np.ndarray, 
             raise AdvantageError(
                 f'advantage {name!r}: statistic {statistic!r} is no pair; return (sum, count)'
             )
+        if not np.isfinite(pair).all():
+            raise AdvantageError(
+                f'advantage {name!r}: statistic {statistic!r} is {pair}; return finite numbers, such as those of valid '
+                'rows alone'
+            )
     return values, dict(result[1])
 
 

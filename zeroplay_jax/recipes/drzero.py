@@ -130,7 +130,7 @@ class Recipe(RecipeBase):
         pending = []
         for number, proposal in enumerate(proposals):
             identity = (*task.identity, number)
-            question = None if proposal.rejected else self._asked_question(proposal)
+            question = proposal.rejected or self._asked_question(proposal)
             pending.append(self._measure(context, identity, question, self.config.reward.solves))
         # All proposals are attempted concurrently, so that the slots stay busy.
         measured_questions = await asyncio.gather(*pending)
@@ -138,7 +138,7 @@ class Recipe(RecipeBase):
         return Outcome([self._proposal_row(task, *pair) for pair in pairs])
 
     def _proposal_row(
-        self, task: Task, proposal: Proposal, measured: tuple[Question, int, int] | None
+        self, task: Task, proposal: Proposal, measured: tuple[Question, int, int] | str
     ) -> Row:
         """Returns the row of a proposal with its reward.
 
@@ -152,20 +152,18 @@ class Recipe(RecipeBase):
         is_paid = proposal.rejected != 'ungrounded'
         row.parts['format'] = settings.format_weight * proposal.format['raw'] * is_paid
         row.parts['difficulty'] = 0.0
-        if proposal.rejected is None and measured is None:
-            row.info.rejected = 'prompt_too_long'
-        if measured is not None:
+        if isinstance(measured, str):
+            row.info.rejected = measured
+            row.drop = measured if measured in solving.LOST else None
+        else:
             question, solve_count, attempts = measured
             # What counted as right, for the logs; the proposer's own answer is in the text of its rollout.
             record = proposing.question_record(task, proposal)
             row.info.question = dataclasses.replace(record, answers=question.answers)
-            if attempts:
-                row.info.solve_count = solve_count
-                row.parts['difficulty'] = rewards.difficulty(
-                    solve_count, attempts, settings.difficulty, settings.target
-                )
-            else:
-                row.drop = 'tool_failed'
+            row.info.solve_count = solve_count
+            row.parts['difficulty'] = rewards.difficulty(
+                solve_count, attempts, settings.difficulty, settings.target
+            )
         # Dr. Zero eq. 4: difficulty, which is 0 if all or none of the rollouts solve the question, plus format.
         row.reward = row.parts['format'] + row.parts['difficulty']
         if self.config.drzero.group == 'hop':
@@ -184,16 +182,17 @@ class Recipe(RecipeBase):
         return Question(str(proposal.question), answers)
 
     async def _measure(
-        self, context, identity: tuple[int, ...], question: Question | None, attempts: int
-    ) -> tuple[Question, int, int] | None:
+        self, context, identity: tuple[int, ...], question: Question | str, attempts: int
+    ) -> tuple[Question, int, int] | str:
         """Returns a question with its label, and how many solver rollouts are right by it, of how many that count.
 
-        None if the question is None, or too long for the solver.
+        Or why nothing is known of it: it is a reason and no question, is too long for the solver, or all rollouts are
+        lost (`solving.LOST`).
         """
-        if question is None:
-            return None
+        if isinstance(question, str):
+            return question
         try:
-            return await solving.solve_count(
+            labelled, scored = await solving.attempts(
                 context,
                 self.config,
                 'solver',
@@ -202,9 +201,10 @@ class Recipe(RecipeBase):
                 attempts,
                 by_majority=not question.answers,
             )
-        except TaskDropped:
+            return labelled, *solving.solve_count(scored)
+        except TaskDropped as drop:
             # Caught here, because the other proposals on the document must stay.
-            return None
+            return drop.reason
 
     async def _generate(self, context, task: Task) -> Outcome:
         """Runs a task of the phase 'generate': returns at most one question for the pool.
@@ -227,11 +227,9 @@ class Recipe(RecipeBase):
         )
         if settings.measure:
             measured = await self._measure(context, task.identity, asked, settings.measure)
-            if measured is None:
-                return Outcome(rows, drop='prompt_too_long')
+            if isinstance(measured, str):
+                return Outcome(rows, drop=measured)
             labelled, solve_count, attempts = measured
-            if not attempts:
-                return Outcome(rows, drop='tool_failed')
             if not labelled.answers:
                 return Outcome(rows, drop='no_majority')
             solve_rate = solve_count / attempts

@@ -221,7 +221,7 @@ async def propose(
         # The proposer knows the hop count only (an ablation of Dr. Zero).
         form = f'{context.roles[role].prompt}.without_document'
         if form in context.prompts:
-            fields['prompt'] = form
+            fields = {'hops': seed.hops, 'prompt': form}
     # The last integer keeps proposals apart from the solver rollouts of the same task.
     identity = (*task.identity, 0)
     trajectories = await context.ask(role, identity, samples, **fields)

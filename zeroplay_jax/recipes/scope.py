@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -138,15 +139,12 @@ class Recipe(RecipeBase):
 
     @classmethod
     def check(cls, config: Config):
-        """Refuses crossed length limits, and the rule judge outside miniature worlds."""
+        """Refuses crossed length limits, and a rule that could not follow a task."""
         check_target(config)
         settings = config.scope
         if settings.soft_length >= settings.hard_length:
             problem = f'not below scope.hard_length={settings.hard_length}'
             fail('scope.soft_length', settings.soft_length, problem, 'give less')
-        if config.judge.kind == 'rule' and config.retrieval.kind != 'world':
-            problem = 'the rule works in miniature worlds only'
-            fail('judge.kind', 'rule', problem, 'give policy or endpoint')
         if config.judge.kind == 'rule' and settings.gates and settings.relevant_to == 'source':
             problem = (
                 'the rule (judge.kind) follows the facts from the source through the passages found'
@@ -244,7 +242,7 @@ class Recipe(RecipeBase):
     async def _judge_or_reject(
         self, context, identity, seed, challenge: Challenge, attempts: int
     ) -> None:
-        """Calls `_judge`; a prompt that is too long rejects this challenge and not the others on its document."""
+        """Calls `_judge`; what drops this challenge does not drop the others on its document."""
         try:
             await self._judge(context, identity, seed, challenge, attempts)
         except TaskDropped as drop:
@@ -278,7 +276,7 @@ class Recipe(RecipeBase):
           attempts: number of trial answers.
 
         Raises:
-          TaskDropped: a prompt is too long.
+          TaskDropped: a prompt is too long, or the judge failed.
         """
         # The cheapest checks come first. SCOPE's code writes rubrics before its gates, also for tasks that
         # the gates then reject.
@@ -307,26 +305,24 @@ class Recipe(RecipeBase):
             return
         open_task = Question(task_text, rubrics=tuple(challenge.rubrics))
         trajectories = await context.ask('solver', (*identity, 3), attempts, task=task_text)
-        grades = await self._grades(context, identity, open_task, trajectories)
+        graded = await self._graded(context, identity, open_task, trajectories)
         # An ungraded answer says nothing about the task and is left out; a missing answer has the grade 0.
-        challenge.scores = [value for value in grades if value is not None]
+        challenge.scores = [one.value for one in graded if one.value is not None]
         if not challenge.scores:
-            challenge.rejected = solving.drop_reason(self.config, trajectories[0], None)
+            challenge.rejected = graded[0].drop
 
-    async def _grades(
+    async def _graded(
         self, context, identity, open_task: Question, trajectories: Sequence[Trajectory]
-    ) -> list[float | None]:
-        """Returns the share of the rubrics that each rollout's answer meets; None for ungraded answers (`grade`).
-
-        None for lost rollouts, too (`solving.is_lost`).
-        """
+    ) -> list[solving.Attempt]:
+        """Returns rollouts with the share of the rubrics that each one's answer meets (`grade`)."""
         pending = []
         for number, trajectory in enumerate(trajectories):
-            answer = final_answer(trajectory)
             # The 4 separates these judgements from the other requests of this identity, which append 0 to 3.
-            pending.append(grade(context, (*identity, 4, number), open_task, answer))
-        grades = zip(trajectories, await asyncio.gather(*pending), strict=True)
-        return [None if solving.is_lost(self.config, one) else value for one, value in grades]
+            judgement = (*identity, 4, number)
+            answer = final_answer(trajectory)
+            scoring = functools.partial(grade, context, judgement, open_task, answer)
+            pending.append(solving.attempt(self.config, trajectory, scoring))
+        return await asyncio.gather(*pending)
 
     def _challenge_row(self, task: Task, challenge: Challenge) -> Row:
         """Returns the row of a challenge, judged or rejected before that, with its reward (SCOPE eq. 4)."""
@@ -358,7 +354,7 @@ class Recipe(RecipeBase):
             group=group_of(task.identity),
             parts=parts,
             # The value of a task is unknown if none of its answers was graded.
-            drop=challenge.rejected if challenge.rejected in ('ungraded', 'tool_failed') else None,
+            drop=challenge.rejected if challenge.rejected in ('ungraded', *solving.LOST) else None,
             info=info,
         )
 
@@ -392,13 +388,13 @@ class Recipe(RecipeBase):
         open_task: Question = task.payload
         samples = self.config.solver.samples
         trajectories = await context.ask('solver', task.identity, samples, task=open_task.text)
-        grades = await self._grades(context, task.identity, open_task, trajectories)
-        graded = zip(trajectories, grades, strict=True)
-        return Outcome([self._solver_row(context, task, *pair) for pair in graded])
+        graded = await self._graded(context, task.identity, open_task, trajectories)
+        return Outcome([self._solver_row(context, task, one) for one in graded])
 
-    def _solver_row(self, context, task: Task, trajectory: Trajectory, value: float | None) -> Row:
-        """Returns the row of an answer with its reward (SCOPE eq. 6); `value` is its grade, None if ungraded."""
+    def _solver_row(self, context, task: Task, graded: solving.Attempt) -> Row:
+        """Returns the row of an answer with its reward (SCOPE eq. 6)."""
         settings = self.config.scope
+        trajectory, value, drop = graded
         answer = final_answer(trajectory)
         codec = context.roles['solver'].env.codec
         # Only the tokens of the answer count (SCOPE eq. 7): thoughts and searches may be long.
@@ -436,7 +432,7 @@ class Recipe(RecipeBase):
             reward=reward,
             group=group_of(task.identity),
             parts=parts,
-            drop=solving.drop_reason(self.config, trajectory, value),
+            drop=drop,
             info=RowInfo(
                 question=task.payload, answer=answer, answer_tokens=answer_tokens, score=value
             ),

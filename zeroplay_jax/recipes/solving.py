@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.recipes.proposing import teacher_prompt
 from zeroplay_jax.selfplay.answers import final_answer, group_of, score
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.types import Question, Row, RowInfo, Task, Trajectory
+from zeroplay_jax.types import Question, Row, RowInfo, Task, TaskDropped, Trajectory
 
 if TYPE_CHECKING:
     from zeroplay_jax.selfplay.context import RolloutContext
 
 # Answer metric → name of its reward part; another metric names the part itself.
 _PART_NAMES = {'em': 'exact_match', 'subem': 'contains_answer', 'judge': 'judged_correct'}
+# Why a rollout says nothing about its question: what it needed failed (`rollout.failed`).
+LOST = ('tool_failed', 'judge_failed')
 
 
-def is_lost(config: Config, trajectory: Trajectory) -> bool:
-    """Returns whether a rollout says nothing about its question, because a tool failed (`rollout.failed`)."""
-    return config.rollout.failed != 'keep' and trajectory.has_tool_failure
+class Attempt(NamedTuple):
+    """A rollout on a question.
+
+    Attributes:
+      trajectory: the rollout.
+      value: its score in [0, 1]; None without one.
+      drop: why it is not trained on, one of `LOST` or 'ungraded'; None for others.
+    """
+
+    trajectory: Trajectory
+    value: float | None
+    drop: str | None
 
 
-def drop_reason(config: Config, trajectory: Trajectory, value: float | None) -> str | None:
-    """Returns why an answer with this score is not trained on ('tool_failed', 'ungraded'); None for others."""
-    if is_lost(config, trajectory):
-        return 'tool_failed'
+async def attempt(
+    config: Config, trajectory: Trajectory, scoring: Callable[[], Awaitable[float | None]]
+) -> Attempt:
+    """Returns a rollout with the score that `scoring` gives it; it is not called for one whose tool failed."""
+    if config.rollout.failed != 'keep' and trajectory.has_tool_failure:
+        return Attempt(trajectory, None, 'tool_failed')
+    try:
+        value = await scoring()
+    except TaskDropped as failure:
+        return Attempt(trajectory, None, failure.reason)
     # Without a verdict it is neither right nor wrong, and any reward would be noise.
-    return 'ungraded' if value is None else None
+    return Attempt(trajectory, value, 'ungraded' if value is None else None)
 
 
 async def attempts(
@@ -40,7 +59,7 @@ async def attempts(
     samples: int,
     *,
     by_majority: bool = False,
-) -> tuple[Question, list[tuple[Trajectory, float | None]]]:
+) -> tuple[Question, list[Attempt]]:
     """Returns a question as it was scored, and rollouts on it with their scores.
 
     Args:
@@ -52,8 +71,7 @@ async def attempts(
         accepted ones. If no rollout answers, the question has none, and all scores are 0.
 
     Returns:
-      The question with the accepted answers that were used; per rollout its score in [0, 1], None where the judge gave
-      no verdict, and of lost rollouts (`is_lost`), which have no vote either.
+      The question with the accepted answers that were used; the rollouts. Those whose tool failed have no vote.
 
     Raises:
       TaskDropped: the prompt is too long.
@@ -61,49 +79,37 @@ async def attempts(
     trajectories = await context.ask(role, identity, samples, question=question.text)
     has_label = True
     if by_majority:
-        votes = [final_answer(one) for one in trajectories if not is_lost(config, one)]
+        keeps = config.rollout.failed == 'keep'
+        votes = [final_answer(one) for one in trajectories if keeps or not one.has_tool_failure]
         majority = rewards.majority_answer(votes)
         has_label = majority is not None
         label = () if majority is None else (majority,)
         question = dataclasses.replace(question, answers=label)
-    scored: list[tuple[Trajectory, float | None]] = []
+    # Nothing is right without a label; the built-in metrics give 0.
+    metric = config.reward.answer if has_label else 'em'
+    scored = []
     for number, trajectory in enumerate(trajectories):
-        value: float | None = 0.0
-        if is_lost(config, trajectory):
-            value = None
-        elif has_label:
-            # The sample's number is part of the identity, because each judgement needs its own random stream.
-            answer = final_answer(trajectory)
-            sample = (*identity, number)
-            value = await score(context, config.reward.answer, sample, question, answer)
-        scored.append((trajectory, value))
+        # The sample's number is part of the identity, because each judgement needs its own random stream.
+        judgement, answer = (*identity, number), final_answer(trajectory)
+        scoring = functools.partial(score, context, metric, judgement, question, answer)
+        scored.append(await attempt(config, trajectory, scoring))
     return question, scored
 
 
-async def solve_count(
-    context: RolloutContext,
-    config: Config,
-    role: str,
-    identity: tuple[int, ...],
-    question: Question,
-    samples: int,
-    *,
-    by_majority: bool = False,
-) -> tuple[Question, int, int]:
-    """Returns a question as it was scored, how many rollouts answer it (score of at least one half), and of how many.
+def solve_count(scored: Sequence[Attempt]) -> tuple[int, int]:
+    """Returns how many of the rollouts of `attempts` are right (score of at least one half), and of how many.
 
-    Of `samples` rollouts the lost ones (`is_lost`) do not count.
+    The lost ones (`LOST`) do not count.
 
-    Arguments, the question that is returned, and errors are those of `attempts`.
+    Raises:
+      TaskDropped: all rollouts are lost; its reason is that of the first.
     """
-    scored_question, scored = await attempts(
-        context, config, role, identity, question, samples, by_majority=by_majority
-    )
-    # The threshold is for graded metrics (F1); exact match is 0 or 1. An answer without a verdict counts as
-    # not solved, so a failing judge makes questions look harder, never easier.
-    counted = [value for trajectory, value in scored if not is_lost(config, trajectory)]
-    solved = sum(value is not None and value >= 0.5 for value in counted)
-    return scored_question, solved, len(counted)
+    # The threshold is for graded metrics (F1); exact match is 0 or 1. A verdict that could not be read counts as not
+    # solved, so that a judge that fails makes questions look harder, never easier.
+    counted = [one.value for one in scored if one.drop not in LOST]
+    if not counted:
+        raise TaskDropped(str(scored[0].drop))
+    return sum(value is not None and value >= 0.5 for value in counted), len(counted)
 
 
 async def solver_rows(
@@ -148,7 +154,7 @@ async def solver_rows(
         by_majority=by_majority,
     )
     rows = []
-    for trajectory, value in scored:
+    for trajectory, value, drop in scored:
         if strict_format and not rewards.ssp_format([turn.text for turn in trajectory.turns]):
             value = 0.0
         parts = {_PART_NAMES.get(metric, metric): value or 0.0}
@@ -166,7 +172,7 @@ async def solver_rows(
             reward=sum(parts.values()),
             group=group_of(task.identity),
             parts=parts,
-            drop=drop_reason(config, trajectory, value),
+            drop=drop,
             info=info,
             teacher_prompt=ids_for_teacher,
         )

@@ -265,7 +265,7 @@ class Recipe(RecipeBase):
           None if it gives the accepted answer, else 'unanswerable'.
 
         Raises:
-          TaskDropped: the prompt is too long even without noise.
+          TaskDropped: the prompt is too long even without noise, or the judge failed.
         """
         hidden: HiddenAnswer = task.payload
         read_passages = retrieved_passages(trajectory)
@@ -333,7 +333,7 @@ class Recipe(RecipeBase):
         scores = [row.info.score or 0.0 for row in attempts if row.drop is None]
         info = RowInfo(question=question, valid=reason is None, rejected=reason)
         reward = self.config.ssp.invalid_reward
-        drop = None
+        drop = reason if reason in solving.LOST else None
         if reason is None:
             info.solve_count = sum(value >= 0.5 for value in scores)
             if scores:

@@ -34,7 +34,7 @@ _KEYS = ('user', 'system', 'tools', 'searched')
 # Fields that a role fills by itself.
 _OF_ROLE = ('tools', 'searches')
 # Fields that a prompt may leave out: a number or a kind may also be part of its text.
-_OPTIONAL = frozenset((*_OF_ROLE, 'hops', 'kind', 'task_type', 'low', 'high'))
+OPTIONAL_FIELDS = frozenset((*_OF_ROLE, 'hops', 'kind', 'task_type', 'low', 'high'))
 # Prompts of judges and of baselines, which every recipe may need.
 _OF_EVALUATIONS = ('judge.', 'answer.')
 # Braces in a template: a doubled one, a field, or a lone one, which is an unknown field.
@@ -196,7 +196,7 @@ def _check_fields(name: str, prompt: Prompt, ours: Prompt) -> None:
                 f'[{name}]: there is no field {{{field}}}; it has {", ".join(sorted(offered))}, and braces are written '
                 f'{{{{ and }}}}{did_you_mean(field, offered)}'
             )
-    for field in sorted(offered.difference(prompt.fields, _OPTIONAL)):
+    for field in sorted(offered.difference(prompt.fields, OPTIONAL_FIELDS)):
         raise ValueError(f'[{name}]: lacks {{{field}}}; write it where that text belongs')
 
 

@@ -8,7 +8,8 @@ What happens when a tool fails, in one place:
   their batch is submitted and includes the wait for a thread. The rollout continues; what the thread returns later is
   discarded.
 The policy reads the tool's text for the code, and the metrics count it. Too many failed calls stop the
-run before the update: of any tool above `tools.max_failure_rate`, of searches above `retrieval.max_failure_rate`.
+run before the update: of any tool above `tools.max_failure_rate`, of the built-in search above
+`retrieval.max_failure_rate`.
 The counts are those of the rollouts, so that no failure escapes them, whatever it was caused by.
 """
 
@@ -20,6 +21,7 @@ import copy
 import dataclasses
 import functools
 import time
+import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -27,6 +29,7 @@ from zeroplay_jax.rollout.requests import Rollout
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.runtime.hosts import DaemonPool
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
+from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.types import ToolCall, UserError
 
 # A tool with fewer calls since the last check does not stop a run: one failure of two calls is not evidence.
@@ -168,7 +171,8 @@ class ToolWorkers:
                     results += self._run(tool, [call])
                 return results
             arguments = str(dict(calls[0].arguments))[:_MAX_LOGGED_ARGUMENTS]
-            tool.failure_log.add(f'{arguments}: {error!r}')
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            tool.failure_log.add(f'{arguments}: {error!r} at {frame.filename}:{frame.lineno}')
             return [ToolResult(error='failed')]
         finally:
             self.seconds[tool.name].append(time.perf_counter() - started)
@@ -220,7 +224,7 @@ class ToolWorkers:
 
         Args:
           limit: largest allowed share of failed or timed-out calls of one tool (`tools.max_failure_rate`).
-          search_limit: that share of the tool 'search' (`retrieval.max_failure_rate`); None: `limit`.
+          search_limit: that share of the built-in search (`retrieval.max_failure_rate`); None: `limit`.
           tools: the tools of the run, whose calls that failed before they were run count too.
 
         Raises:
@@ -228,7 +232,10 @@ class ToolWorkers:
         """
         counts = self.counts
         self.counts = collections.Counter()
+        searches = set()
         for tool in tools:
+            if isinstance(tool, SearchTool):
+                searches.add(tool.name)
             failed_before_run = tool.failure_log.take_failed_before_run()
             counts[f'{tool.name}/calls'] += failed_before_run
             counts[f'{tool.name}/failed'] += failed_before_run
@@ -237,7 +244,7 @@ class ToolWorkers:
         for name in names:
             field = 'tools.max_failure_rate'
             tool_limit = limit
-            if name == 'search' and search_limit is not None:
+            if name in searches and search_limit is not None:
                 field = 'retrieval.max_failure_rate'
                 tool_limit = search_limit
             calls = counts[f'{name}/calls']

@@ -86,6 +86,9 @@ async def score(
         `objectives.rewards.resolve_answer_metric`.
       identity: names the judgement within the run; the judge's randomness derives from it.
       answer: None if the rollout gave none, which scores 0 with the built-in metrics.
+
+    Raises:
+      TaskDropped('judge_failed'): the judge failed (`judge.Judge`).
     """
     if metric == 'rubrics':
         return await grade(context, identity, question, answer)
@@ -117,6 +120,9 @@ async def grade(
 
     Args:
       identity: names the answer within the run; the number of the rubric is appended for each judgement.
+
+    Raises:
+      TaskDropped('judge_failed'): the judge failed at one of them (`judge.Judge`).
     """
     if not answer:
         return 0.0
@@ -127,7 +133,11 @@ async def grade(
     for number, rubric in enumerate(task.rubrics):
         judgement = (*identity, number)
         pending.append(context.judge.grade(judgement, task.text, answer, rubric['text']))
-    verdicts = await asyncio.gather(*pending)
+    # All are awaited before one that failed drops the answer.
+    verdicts: list[Any] = await asyncio.gather(*pending, return_exceptions=True)
+    for verdict in verdicts:
+        if isinstance(verdict, BaseException):
+            raise verdict
     return rewards.rubric_score(verdicts, [weight(rubric) for rubric in task.rubrics])
 
 

@@ -23,7 +23,16 @@ from zeroplay_jax.selfplay.recipe import Recipe, state_of, with_state
 from zeroplay_jax.selfplay.schedule import BatchCursor, Step, TaskPool
 from zeroplay_jax.selfplay.update import GroupFilter
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.types import Json, Outcome, Row, Task, TaskDropped, UserError
+from zeroplay_jax.types import (
+    Json,
+    Outcome,
+    Row,
+    RowInfo,
+    Task,
+    TaskDropped,
+    UserError,
+    identity_key,
+)
 
 
 def clears_pool(step: Step) -> bool:
@@ -257,6 +266,7 @@ class Collector:
             raise UserError(
                 f'recipe {self.config.recipe}: episode returned a {type(outcome).__name__}; return an Outcome'
             )
+        outcome.rows = [*outcome.rows, *self._judge_rows(context, task)]
         network = self.config.value_network
         for row in outcome.rows:
             where = (
@@ -284,6 +294,21 @@ class Collector:
                         'gae_lambda of value_network'
                     )
         return outcome
+
+    def _judge_rows(self, context: RolloutContext, task: Task) -> list[Row]:
+        """Returns the replies of roles that judged in the episode of a task as rows, with `Recipe.judge_reward`."""
+        run = context.run
+        rows = []
+        # In the order of their identities; that in which they ended depends on the clock.
+        judgements = run.judgements.pop(task.identity[:2], [])
+        for judgement in sorted(judgements, key=lambda each: each.identity):
+            # Several judgements of a task are several groups.
+            group = int(identity_key(0, judgement.identity).view(np.int64)[0])
+            for number, rollout in enumerate(judgement.rollouts):
+                reward = run.player.judge_reward(task, judgement, number)
+                info = RowInfo(details={'verdict': judgement.verdicts[number]})
+                rows.append(Row(judgement.role, rollout, reward, group, info=info))
+        return rows
 
     async def _episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
         """Returns the outcome of one task; a `TaskDropped` becomes an outcome with its reason."""

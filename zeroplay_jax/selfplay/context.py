@@ -13,12 +13,12 @@ from jaxtyping import Float, Int
 
 from zeroplay_jax.rollout import continuing
 from zeroplay_jax.rollout.environment import Environment
-from zeroplay_jax.rollout.prompts import Prompt
+from zeroplay_jax.rollout.prompts import OPTIONAL_FIELDS, Prompt
 from zeroplay_jax.rollout.requests import NEWEST, Request
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.scoring import ScoreRequest
 from zeroplay_jax.runtime.hosts import Hosts, sums
-from zeroplay_jax.selfplay.judge import Judge
+from zeroplay_jax.selfplay.judge import Judge, Judgement
 from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
 from zeroplay_jax.selfplay.schedule import BatchCursor, Step
 from zeroplay_jax.tools.base import Tool
@@ -79,6 +79,8 @@ class StepRun:
       scored_texts, scored_tokens: texts whose log-probs they asked for in this process; their tokens, and those of the
         contexts.
       continued: identities of rollouts of which another one is the continuation; they cannot be rows.
+      requests: role and identity of every request of its episodes in this process.
+      judgements: identity of a task that has not ended → its judgements by roles that the step trains.
     """
 
     versions: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -96,6 +98,8 @@ class StepRun:
     scored_texts: int = 0
     scored_tokens: int = 0
     continued: set[tuple[int, ...]] = dataclasses.field(default_factory=set)
+    requests: set[tuple[str, tuple[int, ...]]] = dataclasses.field(default_factory=set)
+    judgements: dict[tuple[int, ...], list[Judgement]] = dataclasses.field(default_factory=dict)
 
     @property
     def rows(self) -> list[Row]:
@@ -131,7 +135,9 @@ class StepRun:
         )
 
 
-def _check_options(after: object, keep: object, note: object, samples: int = 1) -> None:
+def _check_options(
+    after: object, keep: object, note: object, fields: Collection[str], samples: int = 1
+) -> None:
     """Raises UserError for options of `RolloutContext.ask` that nothing would read, or that would be read wrong."""
     if samples < 1 or not isinstance(note, str):
         raise UserError(
@@ -140,6 +146,10 @@ def _check_options(after: object, keep: object, note: object, samples: int = 1) 
     if after is None and (note or keep is not None):
         raise UserError(
             'keep and note are read with after=ROLLOUT alone; give it, or another name to a field of the prompt'
+        )
+    if after is not None and fields:
+        raise UserError(
+            f'nothing reads {", ".join(fields)} with after=ROLLOUT, which has no prompt; say it in a note'
         )
 
 
@@ -262,9 +272,19 @@ class RolloutContext:
         Args:
           prompt: name of the prompt; '': the role's own.
           fields: values of `Prompt.inputs`; they are encoded as untrusted text.
+
+        Raises:
+          UserError: the prompt lacks one of the fields, or has others.
         """
         asked_role = self.roles[role]
-        return asked_role.env.prompt_ids(self.prompts[prompt or asked_role.prompt], **fields)
+        name = prompt or asked_role.prompt
+        inputs = self.prompts[name].inputs
+        if not set(inputs) <= fields.keys() <= {*inputs, *OPTIONAL_FIELDS}:
+            raise UserError(
+                f'role {role}: the prompt {name!r} has the fields {", ".join(inputs) or "none"}, and the recipe gives '
+                f'{", ".join(fields) or "none"}; give these fields, or write the others into the prompt in braces'
+            )
+        return asked_role.env.prompt_ids(self.prompts[name], **fields)
 
     async def ask(
         self,
@@ -300,10 +320,12 @@ class RolloutContext:
           fields: as of `prompt_ids`; none of them can have the name of an argument.
 
         Raises:
-          TaskDropped('prompt_too_long'): the prompt is longer than `Role.prompt_tokens`, or the context fills a slot.
-          UserError: `after` cannot go on like this, or nothing reads `keep` or `note`.
+          TaskDropped('prompt_too_long'): the prompt is longer than `Role.prompt_tokens`.
+          TaskDropped('context_full'): the context, with its note, fills a slot.
+          UserError: `after` cannot go on like this, nothing reads `keep`, `note` or a field, or a second request of the
+            step has this role and identity.
         """
-        _check_options(after, keep, note, samples)
+        _check_options(after, keep, note, fields, samples)
         asked_role = self.roles[role]
         env = asked_role.env
         searched = self.prompts[prompt or asked_role.prompt].searched
@@ -329,6 +351,14 @@ class RolloutContext:
         # What follows is trained together with these turns; forks have none.
         if temperature is None and before is not None and before.turns:
             request = dataclasses.replace(request, temperature=before.turns[-1].temperature)
+        # Evaluations give the questions of every set the same numbers.
+        if self.run.step is not None:
+            if (role, identity) in self.run.requests:
+                raise UserError(
+                    f'role {role} is asked twice with the identity {identity}, so that both requests would sample the '
+                    "same numbers; put a number of its own behind the task's identity for each"
+                )
+            self.run.requests.add((role, identity))
         self.run.rollouts += samples
         rollouts = await self.scheduler.rollout(request)
         # A failure before the request cannot be played anew.
@@ -374,10 +404,10 @@ class RolloutContext:
         Args: those of `ask`.
 
         Raises:
-          TaskDropped('prompt_too_long'): prompt or context and the longest text do not fit into a slot.
+          TaskDropped('context_full'): prompt or context and the longest text do not fit into a slot.
           UserError: as in `ask`.
         """
-        _check_options(after, keep, note)
+        _check_options(after, keep, note, fields)
         if isinstance(texts, str):
             raise UserError(
                 f'log_probs takes a list of texts, not the text {texts!r}; put it in [ ]'
@@ -395,7 +425,7 @@ class RolloutContext:
         scheduler = self.scheduler
         longest = max(map(len, text_ids), default=0)
         if not 0 < len(context_ids) <= scheduler.pools[weights].context - longest:
-            raise TaskDropped('prompt_too_long')
+            raise TaskDropped('context_full')
         self.run.scored_texts += len(texts)
         self.run.scored_tokens += len(context_ids) + sum(map(len, text_ids))
         newest = scheduler.weights.newest[weights]
@@ -425,7 +455,7 @@ class RolloutContext:
             )
         before = continuing.replied(before, env, reply)
         if len(before.tokens) >= self.scheduler.pools[request.weights].context:
-            raise TaskDropped('prompt_too_long')
+            raise TaskDropped('context_full')
         version = request.version
         if version == NEWEST:
             version = self.scheduler.weights.newest[request.weights]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import collections
 import copy
+import dataclasses
 import functools
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from zeroplay_jax.mini import facts
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.answers import extract_last, normalize_answer
 from zeroplay_jax.tools.base import FailureLog
-from zeroplay_jax.types import TaskDropped, UserError
+from zeroplay_jax.types import TaskDropped, Trajectory, UserError
 
 # ---- verdicts --------------------------------------------------------------------------------------
 #
@@ -245,13 +246,23 @@ def _parse_verdict(text: str, meanings: dict[str, bool]) -> bool | None:
 
 Identity = tuple[int, ...]
 Rubric = dict[str, str]
-# (`Judge.context`, identity, prompt name, fields, temperature; None: the judge's) → the reply. Raises NoReply.
-Writer = Callable[[Any, Identity, str, Mapping[str, Any], float | None], Awaitable[str]]
+# (`Judge.context`, identity, prompt name, fields, temperature; None: the judge's) → the reply, or a `Judgement` without
+# verdicts. Raises NoReply.
+Writer = Callable[[Any, Identity, str, Mapping[str, Any], float | None], Awaitable[Any]]
 # Characters of a failure or of an unreadable reply that are logged.
 _QUOTED_CHARACTERS = 160
 # Names of the prompts that grade an answer by one rubric, and that write rubrics.
 GRADE_PROMPT = 'judge.grade'
 RUBRICS_PROMPT = 'judge.rubrics'
+# Names of all prompts of judgements.
+PROMPTS = (
+    'judge.answer',
+    'checker',
+    'judge.entities',
+    'judge.relevance',
+    RUBRICS_PROMPT,
+    GRADE_PROMPT,
+)
 
 
 class NoReply(Exception):
@@ -266,10 +277,38 @@ class NoReply(Exception):
         self.is_final = is_final
 
 
+class Outage(NoReply):
+    """The server of a judge was down, too slow or broken, which says nothing about what was to be judged."""
+
+
+@dataclasses.dataclass
+class Judgement:
+    """A judgement by a role that the step trains (`Recipe.judge_roles`).
+
+    Attributes:
+      role: the role.
+      identity: names it within the run, and begins with that of its task.
+      prompt, fields: name of the prompt, and values of its fields: 'question', 'answers' and 'given' of 'judge.answer',
+        'task', 'given' and 'rubric' of 'judge.grade'.
+      rollouts: its replies, `config.<role>.samples` of them.
+      verdicts: per reply its verdict; None: it could not be read.
+      verdict: the most frequent one, which counts; None without any.
+    """
+
+    role: str
+    identity: Identity
+    prompt: str
+    fields: Mapping[str, Any]
+    rollouts: Sequence[Trajectory]
+    verdicts: Sequence[Any] = ()
+    verdict: Any = None
+
+
 class Judge(abc.ABC):
     """Judgements that a recipe may request; `identity` names each of them within the run.
 
     Every method returns None if the judge gave no verdict that could be parsed. Every judgement is counted in `stats`.
+    In training, unless `rollout.failed` is keep, it raises TaskDropped('judge_failed') after an `Outage`.
 
     Attributes:
       context: the `RolloutContext` that the judge is bound to; None before. Not annotated, because its module imports
@@ -370,12 +409,20 @@ class TextJudge(Judge):
       write: returns the reply to a prompt (`policy_writer`, `endpoint_writer`).
       rubric_count: smallest and largest number of rubrics of a task.
       max_failure_rate: `config.judge.max_failure_rate`.
+      drops_failed: whether an `Outage` drops what was to be judged.
     """
 
-    def __init__(self, write: Writer, rubric_count: tuple[int, int], max_failure_rate: float = 1.0):
+    def __init__(
+        self,
+        write: Writer,
+        rubric_count: tuple[int, int],
+        max_failure_rate: float = 1.0,
+        drops_failed: bool = False,
+    ):
         super().__init__(max_failure_rate)
         self._write = write
         self._rubric_count = rubric_count
+        self._drops_failed = drops_failed
 
     async def _ask(
         self,
@@ -396,11 +443,24 @@ class TextJudge(Judge):
             reply = await self._write(self.context, identity, prompt, fields, temperature)
         except NoReply as error:
             self._add_failure('unread' if error.is_final else 'failed', str(error))
+            if self._drops_failed and isinstance(error, Outage):
+                raise TaskDropped('judge_failed') from None
             return None
         # The request is not repeated: sampling until a reply parses would favour verdicts that are easy to write.
-        verdict = parse(reply)
+        texts = [reply]
+        if isinstance(reply, Judgement):
+            # One that was cut off has no verdict.
+            texts = [one.turns[-1].text if one.finish == 'eos' else '' for one in reply.rollouts]
+        verdicts = [parse(text) for text in texts]
+        readable = [verdict for verdict in verdicts if verdict is not None]
+        # The first of equally frequent ones.
+        verdict = max(readable, key=readable.count, default=None)
         if verdict is None:
-            self._add_failure('unread', f'{prompt}: no verdict in {reply[-_QUOTED_CHARACTERS:]!r}')
+            reason = f'{prompt}: no verdict in {texts[-1][-_QUOTED_CHARACTERS:]!r}'
+            self._add_failure('unread', reason)
+        if isinstance(reply, Judgement):
+            reply.verdicts, reply.verdict = verdicts, verdict
+            self.context.run.judgements.setdefault(identity[:2], []).append(reply)
         return verdict
 
     async def correct(self, identity, question, answers, given):
@@ -513,29 +573,40 @@ def _titled_text(line: str) -> tuple[str, str]:
     return title, text
 
 
-def policy_writer(temperature: float, grader: str = 'judge') -> Writer:
+def policy_writer(
+    temperature: float, roles: Mapping[str, str] = {}, samples: Mapping[str, int] = {}
+) -> Writer:
     """Returns a writer whose replies are rollouts of the context's role 'judge', the frozen initial policy.
 
     Args:
       temperature: temperature of requests that do not set one.
-      grader: the role that grades answers by rubrics.
+      roles: prompt → another role that replies to it.
+      samples: role → number of its replies in steps that train it; of the roles in training alone.
     """
 
     async def write(context, identity, prompt, fields, asked_temperature=None):
         """A `Writer`."""
-        if asked_temperature is None:
+        role = roles.get(prompt, 'judge')
+        is_trained = role in samples and role in context.run.step.phase.trains
+        if is_trained:
+            # That of the role.
+            asked_temperature = None
+        elif asked_temperature is None:
             asked_temperature = temperature
-        role = grader if prompt == GRADE_PROMPT else 'judge'
+        # A prompt may leave out what a judgement could show it.
+        inputs = context.prompts[prompt].inputs
+        shown = {name: value for name, value in fields.items() if name in inputs}
         try:
-            (trajectory,) = await context.ask(
-                role, identity, 1, asked_temperature, prompt, **fields
-            )
+            count = samples[role] if is_trained else 1
+            rollouts = await context.ask(role, identity, count, asked_temperature, prompt, **shown)
         except TaskDropped as error:
             # The prompt is longer than a slot of the judge.
             raise NoReply(f'{prompt}: {error.reason}') from None
+        if is_trained:
+            return Judgement(role, identity, prompt, fields, rollouts)
         # A reply that was cut off could have continued with "but".
-        if trajectory.finish != 'eos':
-            raise NoReply(f'{prompt}: the reply did not end by itself ({trajectory.finish})')
-        return trajectory.turns[-1].text
+        if rollouts[0].finish != 'eos':
+            raise NoReply(f'{prompt}: the reply did not end by itself ({rollouts[0].finish})')
+        return rollouts[0].turns[-1].text
 
     return write

@@ -19,6 +19,7 @@ from zeroplay_jax.selfplay.judge import (
     RUBRICS_PROMPT,
     Judge,
     NoReply,
+    Outage,
     TextJudge,
     Writer,
 )
@@ -44,7 +45,7 @@ _EXAMPLE_TRIES = 3
 _QUOTED_BYTES = 400
 
 
-class _NotWhole(NoReply):
+class _NotWhole(Outage):
     """A reply that is no JSON; another attempt may bring a whole one."""
 
 
@@ -104,7 +105,7 @@ def endpoint_writer(config, templates: Mapping[str, Prompt], section: str = 'jud
         except NoReply:
             raise
         except Exception as error:
-            raise NoReply(_failure(error, config, model, section)) from None
+            raise Outage(_failure(error, config, model, section)) from None
 
     return write
 
@@ -147,7 +148,7 @@ def completion_text(body: bytes, section: str = 'judge') -> str:
       NoReply: the reply has none; names the reason.
     """
     if body.lstrip().startswith((b'data:', b'event:')):
-        raise NoReply(
+        raise Outage(
             'the server sends its reply in pieces (a stream); take one that answers at once'
         )
     try:
@@ -166,12 +167,12 @@ def completion_text(body: bytes, section: str = 'judge') -> str:
     if not isinstance(choices, list) or not choices:
         # Some servers report errors with status 200.
         if reply.get('error'):
-            raise NoReply(f'the server sent an error: {_json(reply["error"])}')
-        raise NoReply(f'the server sent no choices: {_json(reply)}')
+            raise Outage(f'the server sent an error: {_json(reply["error"])}')
+        raise Outage(f'the server sent no choices: {_json(reply)}')
     choice = choices[0]
     message = choice.get('message') if isinstance(choice, dict) else None
     if not isinstance(message, dict):
-        raise NoReply(f'the reply has no message: {_json(choice)}')
+        raise Outage(f'the reply has no message: {_json(choice)}')
     _check_ending(choice, section)
     if message.get('refusal'):
         raise NoReply(f'the model refused: {_json(message["refusal"])}', is_final=True)

@@ -35,6 +35,12 @@ class Document:
     id: str = ''
 
 
+def _check_list(queries: object) -> None:
+    """Raises TypeError for a text, each letter of which would be a query."""
+    if isinstance(queries, str):
+        raise TypeError(f'search takes a list of queries, not the text {queries!r}; put it in [ ]')
+
+
 class SearchableCorpus:
     """One corpus as tools read it (`tools.registry.DocumentSource`).
 
@@ -58,6 +64,7 @@ class SearchableCorpus:
 
     def search(self, queries: Sequence[str]) -> list:
         """Returns per query at most `top_k` passages (`tools.search.SearchFunction`); None for a failed query."""
+        _check_list(queries)
         return self.client.retrieve(queries, self._top_k)
 
     def open(self, references: Sequence[str], pages: Sequence[int]) -> list[Json | None]:
@@ -96,6 +103,7 @@ class TrainingCorpus(SearchableCorpus):
 
         Fewer than `top_k` are returned where nearly all of the first hundred are held out.
         """
+        _check_list(queries)
         results: list[Sequence[Json] | None] = [None] * len(queries)
         pending = list(range(len(queries)))
         # Few of the best passages are held out, so that further ones are fetched only for queries that lack some.

@@ -23,7 +23,7 @@ from zeroplay_jax.settings.kinds import HOPS_CHECKPOINT, OPEN_CHECKPOINT, fail, 
 from zeroplay_jax.settings.rollouts import written_tokens
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.registry import BUILT_IN
-from zeroplay_jax.types import Question, TaskDropped, Trajectory
+from zeroplay_jax.types import Question, TaskDropped, Trajectory, UserError
 
 if TYPE_CHECKING:
     from zeroplay_jax.selfplay.schedule import Step
@@ -109,6 +109,7 @@ def check_prompts(
 
     Raises:
       ConfigError: one line with the fields to change and the values that they need.
+      UserError: an episode asks for a prompt with other fields than it has.
     """
     refused = []
     warnings = _unexplained_tools(context)
@@ -204,7 +205,7 @@ def _training_prompts(recipe: Recipe, context: RolloutContext) -> list[_Measurem
 
 
 async def _run_episodes(recipe: Recipe, probe: _Probe, tasks: Sequence[tuple[Step, Task]]) -> None:
-    """Runs episodes up to their first request, which `probe` records; their errors are ignored."""
+    """Runs episodes up to their first request, which `probe` records; raises a UserError of one, no other error."""
     episodes = [asyncio.ensure_future(recipe.episode(probe, step, task)) for step, task in tasks]
     if not episodes:
         return
@@ -214,7 +215,9 @@ async def _run_episodes(recipe: Recipe, probe: _Probe, tasks: Sequence[tuple[Ste
     for episode in done:
         # The exception is retrieved, so that asyncio does not print it. A real error will occur again in the
         # run, which reports it with its step.
-        episode.exception()
+        error = episode.exception()
+        if isinstance(error, UserError):
+            raise error
 
 
 def _rounded_up(tokens: int) -> int:

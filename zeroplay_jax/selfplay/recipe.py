@@ -30,6 +30,7 @@ from zeroplay_jax.types import Json, Outcome, Question, Task, Trajectory, UserEr
 
 if TYPE_CHECKING:
     from zeroplay_jax.selfplay.context import RolloutContext
+    from zeroplay_jax.selfplay.judge import Judgement
     from zeroplay_jax.selfplay.library import Library
 
 # Name of the slot pool with the frozen weights of the start.
@@ -88,6 +89,8 @@ class Recipe:
       filterable_roles: roles for which `tasks` replaces groups without reward variance.
       distillable_roles: roles whose questions come with a construction path for a teacher.
       turn_reward_roles: roles whose rows have `Row.turn_rewards`.
+      judge_roles: prompt of a judgement (`judge.PROMPTS`) → role of the recipe that gives it in training, with
+        judge.kind=policy; the others, and those of evaluations, come from the frozen policy (`judge_reward`).
       evaluated_role: the role that held-out evaluations measure.
       has_open_tasks: whether its tasks are graded by rubrics; evaluations then grade open tasks as well.
 
@@ -105,6 +108,7 @@ class Recipe:
     filterable_roles: ClassVar[tuple[str, ...]] = ()
     distillable_roles: ClassVar[tuple[str, ...]] = ()
     turn_reward_roles: ClassVar[tuple[str, ...]] = ()
+    judge_roles: ClassVar[Mapping[str, str]] = {}
     evaluated_role: ClassVar[str] = 'solver'
     has_open_tasks: ClassVar[bool] = False
 
@@ -154,6 +158,15 @@ class Recipe:
     async def episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
         """Runs one task and returns its outcome. A `TaskDropped` that it raises becomes an outcome with its reason."""
         raise TypeError(f'{type(self).__module__}: Recipe.episode is not defined')
+
+    def judge_reward(self, task: Task, judgement: Judgement, reply: int) -> float:
+        """Returns the reward of reply number `reply` of a judgement; the default pays agreement with the majority.
+
+        Called at the end of the episode of `task`, for every judgement by a role of `judge_roles` that the step trains.
+        Such a judgement is `config.<role>.samples` replies at the role's temperature, which are rows of one group.
+        """
+        verdict = judgement.verdicts[reply]
+        return float(verdict is not None and verdict == judgement.verdict)
 
     async def answer(
         self, context: RolloutContext, question: Question, identity: tuple[int, ...]

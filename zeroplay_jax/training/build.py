@@ -28,6 +28,7 @@ from zeroplay_jax.selfplay import library_builder, prompt_check
 from zeroplay_jax.selfplay.context import REPLAYS, Role, RolloutContext
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.judge import (
+    GRADE_PROMPT,
     Judge,
     RuleJudge,
     TextJudge,
@@ -68,7 +69,7 @@ _COMPUTATION_FIELDS = (
 # The judge that config.judge.kind='policy' adds to the roles of any recipe.
 _JUDGE = RoleSpec('judge', 'judge.answer', terminal_tags=(), weights_from=INITIAL_WEIGHTS, tools=())
 # The same for grades, with `judge.grade_tokens`: a reply may have another length there.
-_GRADER = dataclasses.replace(_JUDGE, name='judge_grader', prompt='judge.grade')
+_GRADER = dataclasses.replace(_JUDGE, name='judge_grader', prompt=GRADE_PROMPT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,7 +261,7 @@ def _rollout_contexts(
 ) -> tuple[RolloutContext, RolloutContext]:
     """Returns the roles for training, and the same roles for evaluation, whose tools read the held-out corpus.
 
-    Both share slots, weights and judge. `extra_weights` is as in `build`, `uses_adapters` as in `rollout_context`.
+    Both share slots and weights. `extra_weights` is as in `build`, `uses_adapters` as in `rollout_context`.
     """
     specifications = list(recipe.roles(config))
     if config.judge.kind == 'policy':
@@ -286,12 +287,13 @@ def _rollout_contexts(
     for role in rollouts.roles.values():
         # Raises if the chat template cannot write the messages, or the schemas of the tools.
         rollouts.prompt_ids(role.name, **dict.fromkeys(templates[role.prompt].inputs, ''))
-    judge = _judge(config, library, templates)
+    judge = _judge(config, library, templates, for_training=True)
     rollouts = dataclasses.replace(rollouts, judge=judge).bound()
     held_out_roles = {
         name: role.with_tools(evaluation_tools) for name, role in rollouts.roles.items()
     }
-    return rollouts, dataclasses.replace(rollouts, roles=held_out_roles).bound()
+    judge = _judge(config, library, templates)
+    return rollouts, dataclasses.replace(rollouts, roles=held_out_roles, judge=judge).bound()
 
 
 def failure_check(
@@ -396,7 +398,8 @@ def _role(
 ) -> Role:
     """Returns a role at run time: its environment, weights, temperature and prompt limit; arguments as above."""
     reply_tokens = 0
-    if specification.name in (_JUDGE.name, _GRADER.name):
+    judge_roles = recipe_class(config.recipe).judge_roles
+    if specification.name in (_JUDGE.name, _GRADER.name, *judge_roles.values()):
         reply_tokens = config.judge.tokens
     env, prompt_tokens = role_environment(config, specification, codec, tools, reply_tokens)
     if specification.name == _GRADER.name:
@@ -420,8 +423,8 @@ def _role(
     )
 
 
-def _judge(config: Config, library: Library, templates) -> Judge:
-    """Returns the judge of `config.judge.kind`."""
+def _judge(config: Config, library: Library, templates, for_training: bool = False) -> Judge:
+    """Returns the judge of `config.judge.kind`, in training with the judges among the roles of the recipe."""
     settings = config.judge
     fewest, most = settings.rubrics
     if settings.kind == 'rule':
@@ -432,13 +435,18 @@ def _judge(config: Config, library: Library, templates) -> Judge:
             settings.max_failure_rate,
         )
     if settings.kind == 'policy':
-        grader = _GRADER.name if settings.grade_tokens else _JUDGE.name
-        writer = policy_writer(settings.temperature, grader)
+        roles = {GRADE_PROMPT: _GRADER.name} if settings.grade_tokens else {}
+        samples = {}
+        if for_training:
+            roles |= recipe_class(config.recipe).judge_roles
+            samples = {role: config[role].samples for role in trained_roles(config)}
+        writer = policy_writer(settings.temperature, roles, samples)
     else:
         from zeroplay_jax.selfplay.judge_endpoint import endpoint_writer
 
         writer = endpoint_writer(settings, templates)
-    return TextJudge(writer, (fewest, most), settings.max_failure_rate)
+    drops_failed = for_training and config.rollout.failed != 'keep'
+    return TextJudge(writer, (fewest, most), settings.max_failure_rate, drops_failed)
 
 
 def build_engine(config: ConfigDict | Config, run: RunContext) -> Engine:

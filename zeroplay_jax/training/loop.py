@@ -243,7 +243,7 @@ def _train(
     step_pairs = itertools.zip_longest(steps[first_step:], steps[first_step + 1 :])
     with (
         contextlib.closing(writer) if writer else contextlib.nullcontext(),
-        checkpoints.saved_on_interrupt(),
+        checkpoints.saved_on_error(),
         contextlib.closing(engine),
         contextlib.closing(saver),
         ProgressBar(config.progress and hosts.is_first, steps, first_step, planned_rollouts) as bar,

@@ -28,6 +28,8 @@ _INFORMATION = 'read why in tasks.jsonl, and the rollouts in report.html'
 # Reason code → advice on what to change. Recipes have further codes, which get `_INFORMATION`.
 _REMEDIES = {
     'prompt_too_long': 'raise config.rollout.prompt_tokens, and with it config.sampler.context',
+    'context_full': 'raise config.sampler.context, or write shorter notes and keep fewer turns',
+    'judge_failed': 'repair the judge (config.judge), or set config.rollout.failed=keep',
     EQUAL_REWARDS: (
         'all rollouts of a group earned the same (with baseline=value: what was expected of them): '
         'take easier or harder inputs, more rollouts per prompt '
