@@ -16,6 +16,7 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 import json
+import math
 import pathlib
 import statistics
 import subprocess
@@ -62,8 +63,11 @@ _SUPERVISED = (
 _CREDIT = (
     'recipe=examples.turn_credit.recipe',
     'schedule.iterations=1',
-    'solver.steps=8',
-    'inputs.world_questions=256',
+    'eval.hops=(3,4)',
+    'inputs.world_questions=160',
+    'solver.steps=10',
+    'solver.batch=16',
+    'solver.samples=4',
     'solver.baseline=loo',
     'solver.scale=none',
     'solver.aggregation=seq_mean_token_sum',
@@ -165,6 +169,8 @@ def play(folder: pathlib.Path, name: str, seed: int) -> dict[str, dict[str, floa
 
 
 def _cell(values: Sequence[float]) -> str:
+    if any(map(math.isnan, values)):
+        return ''
     mean = f'{statistics.mean(values):.2f}'
     if len(values) == 1:
         return mean
@@ -172,8 +178,8 @@ def _cell(values: Sequence[float]) -> str:
 
 
 def _scores(run: dict[str, float]) -> list[float]:
-    """Returns exact match by hops, and the mean of three and four: more is too easy or too hard to change."""
-    return [*(run[hop] for hop in HOPS), (run['3'] + run['4']) / 2]
+    """Returns exact match by hops, NaN where they were not measured, and the mean of three and four."""
+    return [*(run.get(hop, math.nan) for hop in HOPS), (run['3'] + run['4']) / 2]
 
 
 def draw(path: pathlib.Path, before: dict[str, float], after: Sequence[dict[str, float]]) -> None:
@@ -219,7 +225,7 @@ def main(argv=None) -> None:
                 futures[name, seed] = pool.submit(play, arguments.folder, name, seed)
         results = {key: future.result() for key, future in futures.items()}
     before = results[names[0], seeds[0]]['before']
-    rows.append(['start', *(f'{score:.2f}' for score in _scores(before))])
+    rows.append(['start', *(_cell([score]) for score in _scores(before))])
     # Arm → for each column the scores of its seeds.
     columns = {}
     for name in names:
@@ -229,7 +235,7 @@ def main(argv=None) -> None:
     for name in names[1:] if len(seeds) > 1 else []:
         pairs = zip(columns[names[0]], columns[name], strict=True)
         gains = [interval_text(difference(*pair, paired=True), sign='+') for pair in pairs]
-        rows.append([f'{name} - {names[0]}', *gains])
+        rows.append([f'{name} - {names[0]}', *('' if 'nan' in gain else gain for gain in gains)])
     if arguments.svg:
         draw(arguments.svg, before, [results[names[0], seed]['after'] for seed in seeds])
     print(table(['hops', *HOPS, '3 and 4'], rows))
