@@ -20,6 +20,7 @@ from benchmarks import pins as small_runs
 from benchmarks import rollout as bench
 from benchmarks.command import RESULTS
 from benchmarks.peers import workload
+from zeroplay_jax.evaluation.statistics import difference, interval_text
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.types import UserError
 
@@ -115,7 +116,7 @@ def test_the_page_has_the_figures_of_the_stored_runs():
     for line in lines[1:]:
         arm, _, *scores = line.split('\t')
         of_arm.setdefault(arm, []).append([float(scores[2]), float(scores[3])])
-    assert set(of_arm) <= {'start', *hops.ARMS}
+    assert {*of_arm, 'outcome_credit', 'turn_credit'} == {'start', *hops.ARMS}
     page = (ROOT / 'docs' / 'results.md').read_text().replace('**', '')
     for scores in of_arm.values():
         cells = []
@@ -125,6 +126,19 @@ def test_the_page_has_the_figures_of_the_stored_runs():
                 text = f'{np.mean(values):.2f} [{min(values):.2f}, {max(values):.2f}]'
             cells.append(text)
         assert f'| {" | ".join(cells)} |' in page
+
+
+def test_the_pages_say_what_credit_per_turn_has_shown():
+    # Two lines say how the runs were made.
+    lines = (RESULTS / 'turn_credit.tsv').read_text().splitlines()[2:]
+    means = {}
+    for line in lines:
+        arm, *_, mean = line.split('\t')
+        if arm in hops.ARMS:
+            means.setdefault(arm, []).append(float(mean))
+    gain = difference(means['outcome_credit'], means['turn_credit'], paired=True)
+    for page in ('docs/recipes.md', 'examples/turn_credit/README.md'):
+        assert interval_text(gain, sign='+') in (ROOT / page).read_text()
 
 
 def test_a_reward_for_form_is_for_any_answer():

@@ -120,15 +120,11 @@ def test_the_installed_command_finds_the_configs_of_the_project(python, tmp_path
     assert 'no folder for the run' in err
 
 
-def test_every_example_is_a_package_that_a_user_can_install(python, tmp_path):
-    names = sorted(path.parent.name for path in EXAMPLES.glob('*/recipe.py'))
-    assert len(names) == 4
-    (installed,) = python.parents[1].glob('lib/python*/site-packages/examples')
+def test_the_examples_are_packages_that_a_user_can_install(python, tmp_path):
+    configs = sorted(python.parents[1].glob('lib/python*/site-packages/examples/*/config.py'))
+    assert len(configs) >= 4
     words = ('-m', 'zeroplay_jax.main', '--check', '--workdir=run')
-    running = []
-    for name in names:
-        config = installed / name / 'config.py'
-        running.append(start(python, tmp_path, *words, f'--config={config}'))
+    running = [start(python, tmp_path, *words, f'--config={config}') for config in configs]
     for process in running:
         finish(process)
 
