@@ -3,10 +3,12 @@
     python -m benchmarks.hops --svg benchmarks/results/quickstart.svg
     python -m benchmarks.hops --arms random frozen two_hops --seeds 0 1
     python -m benchmarks.hops --arms form majority cloning supervised_two supervised_all --seeds 0 1 2
+    python -m benchmarks.hops --arms outcome_credit turn_credit --seeds 0 1 2 3 4 5 6 7
 
 Each arm is configs/quickstart.py with the settings of `ARMS`. The start was shown chains of at most two hops
 (tools/checkpoints/base_parts.py). Finished runs in --folder are not made again: give another one after a change of the
-code. Prints a table: means over seeds, with the lowest and the highest seed.
+code. Prints a table: means over seeds, with the lowest and the highest seed; and the differences of the other arms from
+the first, paired by seed, with Student's 95 % intervals.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 import json
+import math
 import pathlib
 import statistics
 import subprocess
@@ -22,6 +25,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks.command import one_line_errors, parser, table
+from zeroplay_jax.evaluation.statistics import difference, interval_text
 from zeroplay_jax.types import UserError
 
 HOPS = ('1', '2', '3', '4', '5', '6')
@@ -37,7 +41,7 @@ class Arm(NamedTuple):
     Attributes:
       text: what it is, in the table.
       flags: the settings, as on the command line.
-      support, contradiction: of self-play's result, written down before the first run of the arm; '' where nothing was.
+      support, contradiction: of a claim, written down before the first run of the arm; '' where nothing was.
     """
 
     text: str
@@ -52,6 +56,22 @@ _SUPERVISED = (
     'schedule.iterations=1',
     'solver.steps=24',
     'inputs.world_questions=400',
+)
+
+# The estimator of examples/turn_credit; the two arms differ in `advantage` alone, so their rollouts are as many. Turn
+# credit has rewards that outcome credit does not read: the comparison is of both, the rewards and their credit.
+_CREDIT = (
+    'recipe=examples.turn_credit.recipe',
+    'schedule.iterations=1',
+    'eval.hops=(3,4)',
+    'inputs.world_questions=160',
+    'solver.steps=10',
+    'solver.batch=16',
+    'solver.samples=4',
+    'solver.baseline=loo',
+    'solver.scale=none',
+    'solver.aggregation=seq_mean_token_sum',
+    'solver.dual_clip=0',
 )
 
 ARMS = {
@@ -96,6 +116,16 @@ ARMS = {
         'self-play is as good without questions: at most .05 above its means with three and four hops',
         'more than .05 above',
     ),
+    'outcome_credit': Arm(
+        'given questions, credit for the outcome', (*_CREDIT, 'solver.advantage=group')
+    ),
+    'turn_credit': Arm(
+        'given questions, credit per turn',
+        (*_CREDIT, 'solver.advantage=turn'),
+        'turn credit beats outcome credit: over 8 seeds the interval of the difference, mean of three and four hops, '
+        'is above 0',
+        'the interval is below 0',
+    ),
 }
 
 
@@ -139,10 +169,17 @@ def play(folder: pathlib.Path, name: str, seed: int) -> dict[str, dict[str, floa
 
 
 def _cell(values: Sequence[float]) -> str:
+    if any(map(math.isnan, values)):
+        return ''
     mean = f'{statistics.mean(values):.2f}'
     if len(values) == 1:
         return mean
     return f'{mean} [{min(values):.2f}, {max(values):.2f}]'
+
+
+def _scores(run: dict[str, float]) -> list[float]:
+    """Returns exact match by hops, NaN where they were not measured, and the mean of three and four."""
+    return [*(run.get(hop, math.nan) for hop in HOPS), (run['3'] + run['4']) / 2]
 
 
 def draw(path: pathlib.Path, before: dict[str, float], after: Sequence[dict[str, float]]) -> None:
@@ -188,13 +225,20 @@ def main(argv=None) -> None:
                 futures[name, seed] = pool.submit(play, arguments.folder, name, seed)
         results = {key: future.result() for key, future in futures.items()}
     before = results[names[0], seeds[0]]['before']
-    rows.append(['start', *(f'{before[hop]:.2f}' for hop in HOPS)])
+    rows.append(['start', *(_cell([score]) for score in _scores(before))])
+    # Arm → for each column the scores of its seeds.
+    columns = {}
     for name in names:
-        after = [results[name, seed]['after'] for seed in seeds]
-        rows.append([ARMS[name].text, *(_cell([run[hop] for run in after]) for hop in HOPS)])
+        after = [_scores(results[name, seed]['after']) for seed in seeds]
+        columns[name] = list(zip(*after, strict=True))
+        rows.append([ARMS[name].text, *map(_cell, columns[name])])
+    for name in names[1:] if len(seeds) > 1 else []:
+        pairs = zip(columns[names[0]], columns[name], strict=True)
+        gains = [interval_text(difference(*pair, paired=True), sign='+') for pair in pairs]
+        rows.append([f'{name} - {names[0]}', *('' if 'nan' in gain else gain for gain in gains)])
     if arguments.svg:
         draw(arguments.svg, before, [results[names[0], seed]['after'] for seed in seeds])
-    print(table(['hops', *HOPS], rows))
+    print(table(['hops', *HOPS, '3 and 4'], rows))
 
 
 if __name__ == '__main__':

@@ -7,8 +7,10 @@ import sys
 
 from python_process import ROOT, config_flags
 
-# SSP: a step of it has a proposal, a gate, a check that reads what other episodes found, solves and two updates.
+# SSP: a step of it has a proposal, a gate, a check that reads what other episodes found, solves and two updates. The
+# solver has rewards and advantages per turn.
 FIELDS = """
+    recipe=tests.turn_recipe solver.advantage=turn
     mesh.replica=2 micro.rows=2 world.train=(0,3) world.evaluation=(0,1) eval.questions=3 checkpoint.every=1
     checkpoint.keep=100 proposer.batch=5 log_trajectories=1000 log.writers=()
 """

@@ -20,6 +20,7 @@ from benchmarks import pins as small_runs
 from benchmarks import rollout as bench
 from benchmarks.command import RESULTS
 from benchmarks.peers import workload
+from zeroplay_jax.evaluation.statistics import difference, interval_text
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.types import UserError
 
@@ -90,9 +91,11 @@ def test_the_table_and_the_picture_of_self_play_and_a_control(tmp_path, capsys):
     picture = tmp_path / 'picture.svg'
     folder = ['--folder', str(tmp_path), '--seeds', '0', '1']
     hops.main([*folder, '--arms', 'selfplay', 'random', '--svg', str(picture)])
-    start, selfplay, control = capsys.readouterr().out.splitlines()[2:]
-    assert start == '| start | 0.25 | 0.25 | 0.25 | 0.25 | 0.25 | 0.25 |'
-    assert selfplay.count('0.62 [0.50, 0.75]') == control.count('0.12 [0.00, 0.25]') == 6
+    start, selfplay, control, gain = capsys.readouterr().out.splitlines()[2:]
+    assert start == '| start | 0.25 | 0.25 | 0.25 | 0.25 | 0.25 | 0.25 | 0.25 |'
+    assert selfplay.count('0.62 [0.50, 0.75]') == control.count('0.12 [0.00, 0.25]') == 7
+    # -1/2 ± 12.706 · 1/4: Student's t with one degree of freedom.
+    assert gain == '| random - selfplay |' + ' -0.500 [-3.677, +2.677] |' * 7
     assert 'shown to the start' in picture.read_text()
     with pytest.raises(SystemExit):
         hops.main([*folder, '--arms', 'selfplays'])
@@ -113,7 +116,7 @@ def test_the_page_has_the_figures_of_the_stored_runs():
     for line in lines[1:]:
         arm, _, *scores = line.split('\t')
         of_arm.setdefault(arm, []).append([float(scores[2]), float(scores[3])])
-    assert set(of_arm) == {'start', *hops.ARMS}
+    assert {*of_arm, 'outcome_credit', 'turn_credit'} == {'start', *hops.ARMS}
     page = (ROOT / 'docs' / 'results.md').read_text().replace('**', '')
     for scores in of_arm.values():
         cells = []
@@ -123,6 +126,19 @@ def test_the_page_has_the_figures_of_the_stored_runs():
                 text = f'{np.mean(values):.2f} [{min(values):.2f}, {max(values):.2f}]'
             cells.append(text)
         assert f'| {" | ".join(cells)} |' in page
+
+
+def test_the_pages_say_what_credit_per_turn_has_shown():
+    # Two lines say how the runs were made.
+    lines = (RESULTS / 'turn_credit.tsv').read_text().splitlines()[2:]
+    means = {}
+    for line in lines:
+        arm, *_, mean = line.split('\t')
+        if arm in hops.ARMS:
+            means.setdefault(arm, []).append(float(mean))
+    gain = difference(means['outcome_credit'], means['turn_credit'], paired=True)
+    for page in ('docs/recipes.md', 'examples/turn_credit/README.md'):
+        assert interval_text(gain, sign='+') in (ROOT / page).read_text()
 
 
 def test_a_reward_for_form_is_for_any_answer():

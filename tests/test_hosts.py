@@ -89,6 +89,7 @@ def test_two_processes_play_what_one_plays(one, two):
     assert read(two, 'trajectories.jsonl') == read(one, 'trajectories.jsonl')
     reasons = {row['info'].get('rejected') for row in lines(two, 'trajectories.jsonl')}
     assert reasons - {None}  # something was turned away, by both alike
+    check_turns(two)
     ours, theirs = metrics(two), metrics(one)
     assert [r['step'] for r in ours] == list(range(len(theirs)))
     for a, b in zip(ours, theirs, strict=True):
@@ -98,6 +99,13 @@ def test_two_processes_play_what_one_plays(one, two):
             if not isinstance(value, str):
                 value = pytest.approx(value, rel=2e-5, abs=1e-6)
             assert a[name] == value, (a['step'], name)
+
+
+def check_turns(workdir):
+    """Asserts that searches were paid, and that the turns of a rollout were worth different advantages."""
+    rows = [row for row in lines(workdir, 'trajectories.jsonl') if row.get('turn_rewards')]
+    assert any((row['turn_rewards'][0] or 0.0) > 0 for row in rows)
+    assert any(len(set(row['advantage'])) > 1 for row in rows if row['drop'] is None)
 
 
 def test_two_processes_learn_what_one_learns(one, two):

@@ -15,6 +15,7 @@ from python_process import start as start_command
 from run_files import check_same_run, lines
 
 OUTSIDE = ROOT / 'tests' / 'outside_package'
+EXAMPLES = ROOT / 'examples'
 SOURCES = ('pyproject.toml', 'MANIFEST.in', 'README.md', 'LICENSE', 'requirements.txt')
 FOLDERS = ('zeroplay_jax', 'retrieval', 'configs')
 
@@ -46,7 +47,7 @@ def distributions(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def python(distributions, tmp_path_factory):
-    """The interpreter of a new environment with the wheel and the outside package.
+    """The interpreter of a new environment with the wheel, the outside package and the examples.
 
     Their dependencies are those of this environment, by a path file. It comes after the environment's own packages.
     """
@@ -57,10 +58,11 @@ def python(distributions, tmp_path_factory):
     (site_packages,) = folder.glob('lib/python*/site-packages')
     dependencies = {sysconfig.get_path('purelib'), sysconfig.get_path('platlib')}
     (site_packages / 'dependencies.pth').write_text('\n'.join(dependencies) + '\n')
-    outside = shutil.copytree(OUTSIDE, folder / 'outside')
-    pip('install', '--no-deps', '--no-build-isolation', outside, python=interpreter)
+    sources = [shutil.copytree(source, folder / source.name) for source in (OUTSIDE, EXAMPLES)]
+    pip('install', '--no-deps', '--no-build-isolation', *sources, python=interpreter)
     # A leftover of the build must not stand in for what was installed.
-    shutil.rmtree(outside)
+    for source in sources:
+        shutil.rmtree(source)
     return interpreter
 
 
@@ -116,6 +118,15 @@ def test_the_installed_command_finds_the_configs_of_the_project(python, tmp_path
     command = (script, 'train', '--config=configs/quickstart.py')
     _, err = finish(start(python, tmp_path, *command), status=2)
     assert 'no folder for the run' in err
+
+
+def test_the_examples_are_packages_that_a_user_can_install(python, tmp_path):
+    configs = sorted(python.parents[1].glob('lib/python*/site-packages/examples/*/config.py'))
+    assert len(configs) >= 4
+    words = ('-m', 'zeroplay_jax.main', '--check', '--workdir=run')
+    running = [start(python, tmp_path, *words, f'--config={config}') for config in configs]
+    for process in running:
+        finish(process)
 
 
 def start_training(python, folder, workdir):

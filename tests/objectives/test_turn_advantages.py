@@ -209,7 +209,7 @@ def test_functions_of_a_group_alone_are_taken(name, is_per_turn):
     'name, problem',
     [
         ('above_batch', 'changes with other groups in the batch; compute it from the valid rows'),
-        ('first_of_batch', 'changes with other groups in the batch'),
+        ('first_of_batch', 'or whiten it in a loss with batch_means'),
         ('by_order', 'changes with the order of the rows'),
         ('by_width', 'changes with empty turns behind the last ones'),
         ('by_key', 'changes with the numbers that groups have'),

@@ -98,8 +98,7 @@ def make(policy, pays, ahead=0, **changes):
     weights = WeightStore({'solver': 1 + ahead})
     scheduler = Scheduler({'solver': SlotPool(sampler, 0)}, weights)
     context = RolloutContext(scheduler, {}, {}, RuleJudge(list, (1, 5)))
-    roles, options = {'solver': config.solver}, dict(keeps_views=bool(ahead))
-    learner = Learner(model, sharding.make_mesh(), roles, params, (2, 32), **options)
+    learner = Learner(model, sharding.make_mesh(), {'solver': config.solver}, params, (2, 32))
     game = Game(config, pays)
     specs = {'solver': RoleSpec('solver', 'solver')}
     return Engine(config, game, context, {'solver': learner}, {'solver': 'solver'}, specs), game

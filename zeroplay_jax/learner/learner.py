@@ -108,7 +108,6 @@ class Learner(Trained):
         teacher_tokens: int = 0,
         offload: bool = False,
         weights: str = 'masters',
-        keeps_views: bool = False,
         base: FrozenBase | None = None,
     ):
         """Builds the state and the update programs of all roles.
@@ -125,7 +124,6 @@ class Learner(Trained):
           offload: whether the state lies in host memory and each part is moved to the devices only while it is used.
           weights: what a micro-batch reads: 'masters', the float32 weights, gathered every time; or 'published', those
             that samplers read, gathered once per update. The gradients are the same.
-          keeps_views: whether `view` returns weights that updates leave valid, for rollouts in progress.
           base: frozen weights of which `params` is an adapter; None: `params` are whole weights.
 
         Raises:
@@ -139,7 +137,6 @@ class Learner(Trained):
         self._row_sharding = sharding.rows(mesh)
         self._view = WeightsView(model, mesh, params)
         self._reads_view = weights == 'published'
-        self._keeps_views = keeps_views
         # (weights, their view) where updates read the view and it is on the devices anyway, for a sampler.
         self._published: tuple[Params, Params] | None = None
         self.base = base
@@ -273,11 +270,11 @@ class Learner(Trained):
                 return view
         return self._readable(self.params)
 
-    def view(self) -> Params:
-        """Returns current weights as `WeightsView`; the next update may invalidate them, except with `keeps_views`."""
+    def view(self, is_kept: bool = False) -> Params:
+        """Returns current weights as `WeightsView`; the next update may invalidate them, unless they are to be kept."""
         params = self.params
         view = self._view.make(params)
-        if self._keeps_views and view is params:
+        if is_kept and view is params:
             # These are the buffers that an update donates.
             view = copy_tree(params)
         if self._reads_view and not self._offload:

@@ -15,6 +15,7 @@ import numpy as np
 from zeroplay_jax.objectives.advantages import AdvantageError, RewardTable, evaluate
 
 _GROUPS, _SAMPLES, _TURNS = 6, 4, 5
+_BESIDE = 'with other groups in the batch'
 # Sums of another order differ by less: of the value, and of the largest one.
 _RELATIVE, _OF_LARGEST = 1e-6, 1e-9
 
@@ -49,7 +50,7 @@ def check_advantage(name: str, settings: Any) -> bool:
     cases = {
         'when it is called again': _values(name, table, settings),
         'with the order of the rows': permuted,
-        'with other groups in the batch': alone,
+        _BESIDE: alone,
         'with empty turns behind the last ones': padded,
         'with the numbers that groups have': _values(name, renumbered, settings),
         'with the rewards of rows that are dropped (valid is False)': _values(
@@ -60,10 +61,11 @@ def check_advantage(name: str, settings: Any) -> bool:
     tolerance = _OF_LARGEST * np.abs(expected[used]).max(initial=0.0)
     for case, values in cases.items():
         if not np.allclose(values[used], expected[used], _RELATIVE, tolerance):
-            raise AdvantageError(
-                f'advantage {name!r}: an advantage changes {case}; compute it from the valid rows of the same '
-                'group alone'
-            )
+            fix = 'compute it from the valid rows of the same group alone'
+            if case == _BESIDE:
+                # The filter asks which groups teach before the batch is complete.
+                fix += ', or whiten it in a loss with batch_means (objectives/README.md)'
+            raise AdvantageError(f'advantage {name!r}: an advantage changes {case}; {fix}')
     return expected.ndim == 2
 
 

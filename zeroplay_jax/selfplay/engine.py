@@ -115,11 +115,12 @@ class Engine:
           view: a `Learner.view`; None: of the current weights.
         """
         learner = self.learners[weights.partition(MOMENT)[0]]
-        if view is None:
-            view = learner.view()
         # Only snapshots, and a step that is in progress when the checkpoint is saved, need older weights than the
         # learner's.
-        saved_view = view if self.config.rollout.ahead or MOMENT in weights else None
+        is_kept = bool(self.config.rollout.ahead) or MOMENT in weights
+        if view is None:
+            view = learner.view(is_kept)
+        saved_view = view if is_kept else None
         return self.weights.publish(weights, learner.sampler_weights(view), version, saved_view)
 
     def take_snapshots(self, moment: str = '') -> None:

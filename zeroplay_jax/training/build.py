@@ -563,8 +563,6 @@ def build_learners(
     micro_batch_shape = (config.micro.rows, config.micro.tokens)
     # One device needs no layout constraints, and the compiled program is simpler without them.
     model = dataclasses.replace(model, mesh=mesh if mesh.size > 1 else None)
-    roles_of_run = recipe_class(config.recipe).roles(config)
-    has_snapshots = any(MOMENT in role.weights_from for role in roles_of_run)
     # Each learner copies `params`, because an update donates the buffers of its weights.
     learners: dict[str, Learner] = {}
     for weights, roles in roles_of_weights.items():
@@ -581,7 +579,6 @@ def build_learners(
             teacher_tokens=config.privileged.tokens,
             offload=config.offload,
             weights=config.micro.weights,
-            keeps_views=bool(config.rollout.ahead) or has_snapshots,
             base=base,
         )
     return learners
