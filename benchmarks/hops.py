@@ -53,6 +53,8 @@ _SUPERVISED = (
     'solver.steps=24',
     'inputs.world_questions=400',
 )
+# Evaluations in between: after the steps of the shorter arm, and after twice as many.
+_CURVE = 'eval.every=24'
 
 ARMS = {
     'selfplay': Arm('self-play (Dr. Zero)'),
@@ -95,6 +97,18 @@ ARMS = {
         (*_SUPERVISED, 'schedule.hop_ratio=(1,1,1,1,1,1)'),
         'self-play is as good without questions: at most .05 above its means with three and four hops',
         'more than .05 above',
+    ),
+    'long': Arm(
+        'self-play, six iterations in place of two',
+        ('schedule.iterations=6', _CURVE),
+        'steps are what limits four hops: .40 or more',
+        '.32 or less (highest seed of two iterations)',
+    ),
+    'supervised_long': Arm(
+        'given questions of one to six hops, three times the steps',
+        (*_SUPERVISED, 'schedule.hop_ratio=(1,1,1,1,1,1)', 'solver.steps=72', _CURVE),
+        'this start can reach .85 with three and .70 with four hops in 72 steps',
+        '.45 or less with four hops (highest seed of 24 steps)',
     ),
 }
 
