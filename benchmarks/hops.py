@@ -104,6 +104,13 @@ ARMS = {
         'steps are what limits four hops: .40 or more',
         '.32 or less (highest seed of two iterations)',
     ),
+    # Added after 48 steps of the arm above: by then right questions of four hops had become fewer.
+    'long_frozen': Arm(
+        'the same, proposer not trained',
+        ('schedule.iterations=6', 'proposer.train_iterations=0', _CURVE),
+        'its training is what limits four hops: .40 or more',
+        '.32 or less',
+    ),
     'supervised_long': Arm(
         'given questions of one to six hops, three times the steps',
         (*_SUPERVISED, 'schedule.hop_ratio=(1,1,1,1,1,1)', 'solver.steps=72', _CURVE),
