@@ -50,6 +50,8 @@ class Arm(NamedTuple):
     contradiction: str = ''
 
 
+# Evaluations in between: after the steps of two iterations, and after twice as many.
+_CURVE = 'eval.every=24'
 # The solver's steps, groups and rollouts of two iterations of self-play, on new questions in every step.
 _SUPERVISED = (
     'recipe=dspo',
@@ -104,11 +106,23 @@ ARMS = {
         f'reinforcement learning is needed: {_HALF}',
         f'copying is enough: {_LOWEST}',
     ),
+    'long': Arm(
+        'self-play, six iterations in place of two',
+        ('schedule.iterations=6', _CURVE),
+        'steps are what limits four hops: .40 or more',
+        '.32 or less (highest seed of two iterations)',
+    ),
     'supervised_two': Arm(
         'given questions of one and two hops, no proposer',
         (*_SUPERVISED, 'schedule.hop_ratio=(1,1)'),
         'self-play is as good without questions: at most .05 above its means with three and four hops',
         'more than .05 above',
+    ),
+    'supervised_long': Arm(
+        'given questions of one to six hops, three times the steps',
+        (*_SUPERVISED, 'schedule.hop_ratio=(1,1,1,1,1,1)', 'solver.steps=72', _CURVE),
+        'this start can reach .85 with three and .70 with four hops in 72 steps',
+        '.45 or less with four hops (highest seed of 24 steps)',
     ),
     'supervised_all': Arm(
         'given questions of one to six hops, no proposer',
