@@ -297,15 +297,14 @@ class Collector:
 
     def _judge_rows(self, context: RolloutContext, task: Task) -> list[Row]:
         """Returns the replies of roles that judged in the episode of a task as rows, with `Recipe.judge_reward`."""
-        run = context.run
         rows = []
         # In the order of their identities; that in which they ended depends on the clock.
-        judgements = run.judgements.pop(task.identity[:2], [])
+        judgements = context.run.judgements.pop(task.identity[:2], [])
         for judgement in sorted(judgements, key=lambda each: each.identity):
             # Several judgements of a task are several groups.
             group = int(identity_key(0, judgement.identity).view(np.int64)[0])
             for number, rollout in enumerate(judgement.rollouts):
-                reward = run.player.judge_reward(task, judgement, number)
+                reward = context.run.player.judge_reward(task, judgement, number)
                 info = RowInfo(details={'verdict': judgement.verdicts[number]})
                 rows.append(Row(judgement.role, rollout, reward, group, info=info))
         return rows

@@ -456,8 +456,9 @@ class TextJudge(Judge):
         # The first of equally frequent ones.
         verdict = max(readable, key=readable.count, default=None)
         if verdict is None:
-            reason = f'{prompt}: no verdict in {texts[-1][-_QUOTED_CHARACTERS:]!r}'
-            self._add_failure('unread', reason)
+            self._add_failure(
+                'unread', f'{prompt}: no verdict in {texts[-1][-_QUOTED_CHARACTERS:]!r}'
+            )
         if isinstance(reply, Judgement):
             reply.verdicts, reply.verdict = verdicts, verdict
             self.context.run.judgements.setdefault(identity[:2], []).append(reply)
