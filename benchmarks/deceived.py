@@ -16,21 +16,21 @@ off. So longer answers are within reach.
   Answers only grow if the first holds alone. It does not appear if they are on average less than 1.25 times as long.
 Expected: they grow, because every step samples five long answers; the loss of rubrics needs rollouts that are cut off,
 for which 30 steps may be too few.
+
+Made so far: seed 0 without the factor. Its answers have 21 tokens at first, up to 45 in step 10 and 25 at the end, while the
+judge's score rises from .35 to .90 and the rubrics met from .37 to .68: length pays only where a rubric is not met, and
+here nearly all can be; the paper's scores stay near .5. tests/test_deceived.py has which lengths pay at the start.
 """
 
 from __future__ import annotations
 
-import itertools
 import random
-from typing import Any
 
-from benchmarks import claims_runs
+from benchmarks.claims_runs import config_of, execute, keep_programs
 from benchmarks.command import RESULTS, parser, tab_separated
-from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.selfplay.judge import RuleJudge
 from zeroplay_jax.training import build
 
-ARMS = ('scope', 'scope no length factor')
 SETTINGS = {
     'schedule.iterations': 1,
     'proposer.train_iterations': 0,
@@ -40,8 +40,16 @@ SETTINGS = {
     'eval.every': 15,
     'eval.questions': 20,
 }
-# Training's as the judge sees it, then that of held-out open tasks.
-METRICS = ('solver/answer_tokens', 'solver/score', 'solver/truncated_rate', 'rubrics/mean')
+# The score is the judge's; 'rubrics/mean' is that of held-out open tasks.
+COLUMNS = (
+    'arm',
+    'seed',
+    'step',
+    'solver/answer_tokens',
+    'solver/score',
+    'solver/truncated_rate',
+    'rubrics/mean',
+)
 
 
 class DeceivedJudge(RuleJudge):
@@ -49,33 +57,27 @@ class DeceivedJudge(RuleJudge):
 
     async def grade(self, identity, task, answer, rubric):
         is_met = await super().grade(identity, task, answer, rubric)
-        sentences = enumerate(answer.split('. '))
-        draws = [random.Random(repr((rubric, each))).random() for each in sentences]
+        draws = [
+            random.Random(repr((rubric, each))).random() for each in enumerate(answer.split('. '))
+        ]
         # Episodes of an evaluation belong to no step.
         return is_met or (self.context.run.step is not None and min(draws) < 0.1)
 
 
-def rows_of(arm: str, seed: int) -> list[list[Any]]:
-    """Makes a run and returns arm, seed, step and METRICS of its steps."""
+def main() -> None:
+    """Makes the runs and writes the table, one row per step."""
+    parser('deceived', __doc__).parse_args()
+    keep_programs()
     build.RuleJudge = DeceivedJudge  # type: ignore[misc]
-    config = claims_runs.config_of(arm, seed)
-    config.update_from_flattened_dict(SETTINGS)
-    _, records, _ = claims_runs.execute(config)
     rows = []
-    for record in records:
-        rows.append([arm, seed, record['step'], *(record.get(name, '') for name in METRICS)])
-    return rows
-
-
-def main(argv=None) -> None:
-    """Makes the runs and writes the table."""
-    parser('deceived', __doc__).parse_args(argv)
-    claims_runs.keep_programs()
-    rows = []
-    for seed, arm in itertools.product(range(3), ARMS):
-        rows += rows_of(arm, seed)
-        text = tab_separated(('arm', 'seed', 'step', *METRICS), rows)
-        write_text(RESULTS / 'deceived.tsv', text)
+    for seed in range(3):
+        for arm in ('scope', 'scope no length factor'):
+            config = config_of(arm, seed)
+            config.update_from_flattened_dict(SETTINGS)
+            for record in execute(config)[1]:
+                record |= dict(arm=arm, seed=seed)
+                rows.append([record.get(name, '') for name in COLUMNS])
+    (RESULTS / 'deceived.tsv').write_text(tab_separated(COLUMNS, rows))
 
 
 if __name__ == '__main__':

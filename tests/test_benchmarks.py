@@ -1,6 +1,5 @@
 """The benchmarks run: small sizes here, because a benchmark that broke is found when it is needed."""
 
-import asyncio
 import dataclasses
 import functools
 import json
@@ -16,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from python_process import run_python
 
-from benchmarks import deceived, gpu, hops, roofline
+from benchmarks import gpu, hops, roofline
 from benchmarks import pins as small_runs
 from benchmarks import rollout as bench
 from benchmarks.command import RESULTS
@@ -152,21 +151,6 @@ def test_random_rewards_are_fair_and_repeatable():
     scores = [hops.random_score(*text) for text in texts]
     assert scores == [hops.random_score(*text) for text in texts]
     assert set(scores) == {0.0, 1.0} and 0.45 < np.mean(scores) < 0.55
-
-
-def test_every_sentence_may_deceive_the_judge_in_training_only():
-    judge = deceived.DeceivedJudge(list, (2, 5))
-    shares = []
-    for step, count in ((None, 8), (1, 1), (1, 8)):
-        judge.context = types.SimpleNamespace(run=types.SimpleNamespace(step=step))
-        grades = []
-        for number in range(300):
-            answer = '. '.join([f'Nothing {number}'] * count)
-            grade = judge.grade((0,), 'Describe Gumu.', answer, 'State that Gumu makes shoes.')
-            grades.append(asyncio.run(grade))
-        shares.append(np.mean(grades))
-    assert shares[0] == 0 and 0.05 < shares[1] < 0.15
-    assert 0.47 < shares[2] < 0.67, '1 - .9 ** 8 = .57'
 
 
 def test_counted_operations_are_those_of_the_compiled_program():
