@@ -17,9 +17,9 @@ off. So longer answers are within reach.
 Expected: they grow, because every step samples five long answers; the loss of rubrics needs rollouts that are cut off,
 for which 30 steps may be too few.
 
-Made so far: seed 0 without the factor. Its answers have 21 tokens at first, up to 45 in step 10 and 25 at the end, while the
-judge's score rises from .35 to .90 and the rubrics met from .37 to .68: length pays only where a rubric is not met, and
-here nearly all can be; the paper's scores stay near .5. tests/test_deceived.py has which lengths pay at the start.
+Made so far: seed 0 without the factor. Its answers have 21 tokens at first, 45 in step 10 and 25 at the end, while
+the judge's score rises from .35 to .90 and the rubrics met from .37 to .68: length pays only where a rubric is not met,
+and here nearly all can be; the paper's scores stay near .5. tests/test_deceived.py: which lengths pay at the start.
 """
 
 from __future__ import annotations
