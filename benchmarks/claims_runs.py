@@ -218,11 +218,11 @@ def arm_differences(better: str, worse: str) -> dict[str, tuple[Any, Any]]:
         return {}
     better_fields = dict(fields.leaves(config_of(better, seed=0)))
     worse_fields = dict(fields.leaves(config_of(worse, seed=0)))
-    different = {}
-    for name, value in better_fields.items():
-        if value != worse_fields[name]:
-            different[name] = (value, worse_fields[name])
-    return different
+    return {
+        name: (value, worse_fields[name])
+        for name, value in better_fields.items()
+        if value != worse_fields[name]
+    }
 
 
 # ---- runs ----
