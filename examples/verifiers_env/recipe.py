@@ -247,7 +247,7 @@ class DescribedTool(Tool):
 
     def run(self, calls):
         """Never called: `Model.reply` has the results."""
-        raise NotImplementedError
+        raise RuntimeError('a call of the environment has its result already')
 
 
 def tools(config, source):
