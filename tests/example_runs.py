@@ -3,6 +3,7 @@
 import importlib
 
 from zeroplay_jax.configuration.rules import check
+from zeroplay_jax.selfplay.recipe import recipe_class
 
 
 def make_config(example, *roles):
@@ -11,7 +12,8 @@ def make_config(example, *roles):
     config.progress = False
     config.world.update(train=(0, 4), evaluation=(0, 2))
     config.eval.update(questions=1, hops=(1,))
-    config.inputs.world_questions = 16
+    if recipe_class(config.recipe).input_files:
+        config.inputs.world_questions = 16
     config.sampler.slots, config.micro.rows = 16, 2
     for role in ('solver', *roles):
         config[role].update(batch=4, samples=4, learning_rate=1e-3)

@@ -64,4 +64,4 @@ def test_the_advice_names_the_evaluated_policy_if_there_is_one(tmp_path, name):
     if name in ('solver', 'policy'):
         assert line.startswith('ask the trained policy: ') and line.endswith(f'/policy/{name}')
     else:
-        assert line.startswith('there is no trained policy to ask: role solver has the weights')
+        assert line.startswith('there is no trained policy to ask: the weights solver are those')

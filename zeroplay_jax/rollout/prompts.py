@@ -26,9 +26,6 @@ from zeroplay_jax.settings.kinds import (
 )
 from zeroplay_jax.types import Json
 
-# Name → one text for all sets, or set name → text.
-Prompts = Mapping[str, str | Mapping[str, str]]
-
 # Keys of a prompt in a file.
 _KEYS = ('user', 'system', 'tools', 'searched')
 # Fields that a role fills by itself.
@@ -70,6 +67,10 @@ class Prompt:
         return tuple(name for name in self.fields if name not in _OF_ROLE)
 
 
+# Name → what the user reads, or all messages, for all sets; or set name → that.
+Prompts = Mapping[str, str | Prompt | Mapping[str, str | Prompt]]
+
+
 def select(
     source: str, declared: Prompts | None = None, read: Collection[str] | None = None
 ) -> dict[str, Prompt]:
@@ -89,10 +90,10 @@ def select(
     for name in sets:
         selected |= _ours(name)
     for name, text in (declared or {}).items():
-        if not isinstance(text, str):
+        if isinstance(text, Mapping):
             known = [each for each in sets if each in text] or sets
             text = text[known[-1]]
-        selected[name] = Prompt(text)
+        selected[name] = text if isinstance(text, Prompt) else Prompt(text)
     if source in PROMPT_SETS:
         return selected
     names = [
@@ -255,6 +256,7 @@ def fill(prompt: Prompt, tools: Sequence[str] = (), **fields: object) -> list[Me
                 content.append(Untrusted(str(fields[part[1:-1]])))
             else:
                 content.append(part)
-        if text:
+        # A system message is left out where its fields are empty.
+        if role == 'user' or any(content):
             messages.append({'role': role, 'content': content})
     return messages

@@ -81,7 +81,7 @@ class Recipe:
 
     Attributes:
       settings: schemas of its additional config sections, by name: `config.<name>.FIELD`.
-      prompts: name → text, or name → {prompt set: text}; overrides prompts of ours of the same name.
+      prompts: name → text or `Prompt`, or name → {prompt set: that}; overrides prompts of ours of the same name.
       further_prompts: names of prompts that it and evaluations ask for beside those of its roles.
       input_files: fields of `config.inputs` that it reads; its config has no others.
       needed_file: that of them without which it cannot train on any corpus but miniature worlds; '': none.

@@ -86,7 +86,7 @@ def finish(
                 )
             print(f'the run stopped: {figures}')
         print(f'{summary["seconds"]:.0f} s; the report is {report_path}')
-        print(advice(workdir, engine.recipe.evaluated_role))
+        print(advice(workdir, context.rollouts.roles[engine.recipe.evaluated_role].weights))
     return summary
 
 
@@ -439,20 +439,20 @@ def rendering_check(context: RolloutContext, rows: Sequence[Row]) -> dict[str, f
 # It asks the trained policy a question which training taught it to answer.
 
 
-def advice(workdir: pathlib.Path, role: str) -> str:
+def advice(workdir: pathlib.Path, weights: str) -> str:
     """Returns the line about the next step: a command, or why there is no trained policy to ask.
 
     Args:
       workdir: of a finished run.
-      role: the evaluated one.
+      weights: name of the evaluated ones.
     """
     policies = workdir / 'policy'
     # Shared weights are not exported under the name of a role.
     policy = next(
-        (policies / name for name in (role, 'policy') if (policies / name).is_dir()), None
+        (policies / name for name in (weights, 'policy') if (policies / name).is_dir()), None
     )
     if policy is None:
-        return f'there is no trained policy to ask: role {role} has the weights of its start'
+        return f'there is no trained policy to ask: the weights {weights} are those of the start'
     question, is_learnt = taught_question(_evaluated(workdir / 'trajectories.jsonl'))
     python = pathlib.Path(sys.executable)
     # A relative path is easier to read if the environment lies in the current folder.
