@@ -31,14 +31,15 @@ from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import command_line, fields
 from zeroplay_jax.configuration.command_line import index_fields, policy_of_iteration
-from zeroplay_jax.configuration.places import fetch_addresses, fetch_model
+from zeroplay_jax.configuration.places import check_checkpoint, fetch_addresses, fetch_model
 from zeroplay_jax.data.cloze import only_fills_blanks
 from zeroplay_jax.evaluation.render import Printer
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.retrieval import downloads, progress
 from zeroplay_jax.retrieval.command import Parser, number_type, show_messages, similar_path
+from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings import schema
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, is_server
 from zeroplay_jax.tools import mcp_servers, registry
 from zeroplay_jax.training.policy_settings import settings
 from zeroplay_jax.types import UserError
@@ -92,7 +93,7 @@ def _tool_names(text: str) -> tuple[str, ...]:
 def _mcp_servers(text: str) -> str:
     """An argparse type: an address over HTTP, or a file of MCP servers."""
     try:
-        if not text.startswith(('http://', 'https://')):
+        if not is_server(text):
             mcp_servers.read_servers(text)
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error).removeprefix(f'{mcp_servers.FIELD}=')) from None
@@ -113,7 +114,7 @@ def _parser() -> Parser:
         metavar='PATH',
         action='append',
         help='Hugging Face folder, such as runs/quickstart/policy/solver, hf://owner/model, or gs://bucket/path; given '
-        'twice, both answer',
+        'twice, both answer; or http(s)://…/v1#MODEL, a model at a server',
     )
     parser.add_argument(
         '--index',
@@ -218,12 +219,14 @@ def _check_encoding(question: str) -> None:
 # ---- how a policy is asked -----------------------------------------------------------------------
 
 
-def _policy_folder(path: str | None) -> pathlib.Path:
-    """Returns the folder of --policy, or of the built-in checkpoint if `path` is None.
+def _policy_folder(path: str | None) -> pathlib.Path | str:
+    """Returns the folder of --policy, or of the built-in checkpoint if `path` is None; a server's address as it is.
 
     Raises:
       UserError: the folder is not a checkpoint; the error lists checkpoints inside it.
     """
+    if path is not None and is_server(path):
+        return path
     folder = BUILT_IN_CHECKPOINT
     if path is not None:
         folder = pathlib.Path(downloads.fetch_model(downloads.fetch(policy_of_iteration(path))))
@@ -272,6 +275,8 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
     if args.index is not None:
         fields.set_fields(config, index_fields(args.index))
     fields.set_fields(config, args.fields)
+    if is_server(config.policy.path):
+        check_checkpoint(config, recipe_class(config.recipe))
     # No other file of the policy's run is read.
     if config.retrieval.kind == 'folder':
         fetch_addresses(config, section_name='retrieval')
@@ -373,7 +378,7 @@ def _run_pipe(session: Session | SeveralSessions) -> int:
 
 
 def _load(
-    args: argparse.Namespace, configs: Mapping[pathlib.Path, ConfigDict]
+    args: argparse.Namespace, configs: Mapping[pathlib.Path | str, ConfigDict]
 ) -> Session | SeveralSessions:
     """Loads libraries, corpus and the weights in each folder, and returns the session."""
     command_line.prepare_process()
@@ -388,7 +393,7 @@ def _load(
             temperature=args.temperature,
             as_json=args.json,
             first_question=args.question,
-            fills_blanks=only_fills_blanks(folder),
+            fills_blanks=isinstance(folder, pathlib.Path) and only_fills_blanks(folder),
         )
         for folder, config in configs.items()
     ]

@@ -7,7 +7,8 @@
     python -m zeroplay_jax.evaluate --config=configs/scope.py --sets=tasks.jsonl --metric=rubrics --workdir=runs/graded
 
 --policy=FOLDER and --index=FOLDER or http://… are short for --config.policy.path and --config.retrieval, as in all
-commands; a policy may be a model of the Hugging Face Hub (--policy=hf://owner/model). Without --sets: exact match of
+commands; a policy may be a model of the Hugging Face Hub (--policy=hf://owner/model), or behind an OpenAI-compatible
+server, with tools as functions and config.prompts=full (--policy=https://…/v1#MODEL). Without --sets: exact match of
 greedy answers by hop count with 95 % intervals. With --sets (files of JSON lines, hf://owner/dataset/path/file.jsonl,
 or public names that are downloaded): a table with the sets and their average as columns, of mean scores with 95 %
 intervals, searches and repeated queries (--format: text, markdown, csv, latex). --samples=N draws N answers to each
@@ -59,6 +60,7 @@ from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import answering_recipe, recipe_class
+from zeroplay_jax.settings.kinds import is_server
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Question, UserError
 
@@ -168,7 +170,9 @@ def main(argv: list[str]) -> None:
     extra_weights = _ANSWERER_WEIGHTS if _ANSWERER.value else ''
     judgements = _judgements(config)
     run = build.build(config, extra_weights, date=_DATE.value, judgements=judgements)
-    run.publish_weights(run.rollouts.scheduler.pools)
+    model = run.evaluation.model
+    if model is None:
+        run.publish_weights(run.rollouts.scheduler.pools)
     # Until here Ctrl-C ended the process at once.
     signals.raise_again()
     # The slot pools have copies, so the loaded weights are dropped to free their memory.
@@ -177,6 +181,8 @@ def main(argv: list[str]) -> None:
         _evaluate_sets(config, run, sets)
     else:
         _evaluate_held_out(config, run)
+    if model is not None:
+        print(model.summary(), file=sys.stderr)
 
 
 def _put(config: ConfigDict, field: str, value: object) -> str:
@@ -222,6 +228,12 @@ def _check_flags(config: Config) -> None:
         raise UserError('config.distributed.mode: an evaluation runs in one process; set it to off')
     _check_metric(_METRIC.value)
     _check_answering(_ANSWERING.value, config.tools.names)
+    if is_server(config.policy.path):
+        for flag in (_ANSWERER, _WORKDIR, _DATE):
+            if flag.value:
+                raise UserError(
+                    f'--{flag.name}={flag.value}: is for a policy in a folder, not at a server; leave it out'
+                )
     is_rating = _METRIC.value == 'rating'
     is_beyond_rule = is_rating or config.retrieval.kind != 'world'
     if _METRIC.value in _JUDGED_METRICS and config.judge.kind == 'rule' and is_beyond_rule:
@@ -509,7 +521,7 @@ def _result_settings(config: Config, run: RunContext) -> Mapping[str, Any]:
         temperature = run.evaluation.roles[recipe_class(config.recipe).evaluated_role].temperature
     settings = question_sets.result_settings(
         config,
-        policy=str(run.folder),
+        policy=str(run.evaluation.model or run.folder),
         retrieval=run.library.about,
         template=run.template,
         metric=_METRIC.value,

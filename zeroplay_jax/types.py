@@ -200,8 +200,8 @@ class Trajectory:
       finish: why the rollout ended. 'answer': with a terminal tag of its role, whatever the tag's name; 'malformed':
         with such a tag inside an unclosed call; 'eos': with an end token; 'turn_tokens', 'turns', 'response_tokens' or
         'context': at the limit of a turn's tokens, of turns, of all tokens behind the prompt, or of the slot's tokens.
-        'continued': a context in `earlier`, which a cut ended.
-      weights: name of the weights that sampled it.
+        'continued': a context in `earlier`, which a cut ended. 'failed': the server of the policy gave no reply.
+      weights: name of the weights that sampled it, '' if it was dropped.
       version: version of those weights (`WeightStore.publish`).
       identity: the request's identity plus the sample index.
       earlier: the contexts before each cut (`rollout.drop_thinking`, `RolloutContext.ask(keep=…)`), as trajectories

@@ -29,7 +29,7 @@ from zeroplay_jax.retrieval.command import MessageFormatter, similar_path
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, CONFIGS, ConfigError, fail
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, CONFIGS, ConfigError, fail, is_server
 from zeroplay_jax.settings.renamed import OLD_FIELDS
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
 
@@ -133,7 +133,7 @@ def policy_of_iteration(path: str) -> str:
 
 def index_fields(index: str) -> list[str]:
     """Returns the fields, as flags, that choose an index folder, or a search server by its http(s) address."""
-    if index.startswith(('http://', 'https://')):
+    if is_server(index):
         return ['--config.retrieval.kind=http', f'--config.retrieval.url={index}']
     # Without the encoder of another index: an index names its own.
     return [

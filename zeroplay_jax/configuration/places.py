@@ -23,6 +23,7 @@ from zeroplay_jax.settings.kinds import (
     PROMPT_SETS,
     ConfigError,
     fail,
+    is_server,
     prompts_name,
 )
 from zeroplay_jax.tools.mcp_servers import read_servers
@@ -60,7 +61,10 @@ def check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def check_documents(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses a search server without an index folder for a training run that reads documents from one."""
+    """Refuses for training a policy at a server, and a search server without the folder of its documents."""
+    if is_server(config.policy.path):
+        problem = 'a server has no weights to train; it is for evaluate and ask'
+        fail('policy.path', config.policy.path, problem, 'name a checkpoint folder')
     retrieval = config.retrieval
     if retrieval.kind != 'http' or has_index(retrieval.path):
         return
@@ -122,11 +126,20 @@ _FILE_FIELDS = ('eval.file', 'eval.tasks', 'inputs.questions', 'inputs.answers',
 
 
 def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses a policy folder that is not a checkpoint.
+    """Refuses a policy folder that is not a checkpoint, and a server without a model's name.
 
     Raises:
       ConfigError: one line; what is missing.
     """
+    path = config.policy.path
+    if is_server(path):
+        example = 'http://127.0.0.1:8001/v1#model'
+        _check_address('policy.path', path, example, 'set OPENAI_API_KEY instead')
+        if not urllib.parse.urlsplit(path).fragment:
+            fail('policy.path', path, 'names no model', f'write it behind #, as in {example}')
+        return
+    if config.policy.request:
+        fail('policy.request', config.policy.request, 'only a server reads it', 'leave it out')
     if downloads.is_name(config.policy.path):
         with _named('config.policy.path'):
             downloads.check_name(config.policy.path, is_file=False)

@@ -45,7 +45,6 @@ from zeroplay_jax.retrieval.client import Client, Http, InProcess
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout.environment import Environment, TurnEnd
 from zeroplay_jax.rollout.prompts import Prompt, select
-from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
@@ -54,8 +53,10 @@ from zeroplay_jax.selfplay.answers import final_answer, prompt_and_field
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.library_builder import held_out_corpus_and_questions
+from zeroplay_jax.selfplay.policy_endpoint import ServedModel
 from zeroplay_jax.selfplay.recipe import Recipe, answering_recipe, asks_once, recipe_class
 from zeroplay_jax.selfplay.role_environment import print_template_notes, role_environment
+from zeroplay_jax.settings.kinds import ENGLISH_CHECKPOINT, is_server
 from zeroplay_jax.tools.registry import DocumentSource, build_tools
 from zeroplay_jax.types import Question, ToolCall, Trajectory, UserError
 
@@ -130,7 +131,11 @@ def build_role(config, codec: Codec, source: DocumentSource) -> AskedRole:
             )
     tools = build_tools(config, source)
     env, max_prompt_tokens = role_environment(config, specification, codec, tools)
-    asked_role = AskedRole(templates[prompt], field, env, max_prompt_tokens)
+    asked_prompt = templates[prompt]
+    if is_server(config.policy.path):
+        # The request has the schemas of the tools, whatever the prompt says.
+        asked_prompt = dataclasses.replace(asked_prompt, tools='')
+    asked_role = AskedRole(asked_prompt, field, env, max_prompt_tokens)
     answers = answering_recipe(config)
     if asks_once(answers):
         return asked_role
@@ -182,15 +187,28 @@ class Agent:
 
     Args:
       config: config of a run, of which policy.dtype, sampler, rollout.tool_timeout and seed are read.
-      folder: Hugging Face folder of the weights.
+      folder: Hugging Face folder of the weights; not read with a server's address in `policy.path`.
       role: prompt, tools and limits.
 
     Raises:
       UserError: a folder that cannot be loaded.
     """
 
-    def __init__(self, config, folder: pathlib.Path, role: AskedRole):
+    def __init__(self, config, folder: pathlib.Path | str, role: AskedRole):
         self._role = role
+        self._model: ServedModel | None = None
+        # Not deterministic: a tool call ends after the timeout, so that a user does not wait without end.
+        self._scheduler = Scheduler(
+            {}, deterministic=False, tool_timeout=config.rollout.tool_timeout
+        )
+        if is_server(config.policy.path):
+            # Every request that fails is reported.
+            self._model = ServedModel(config, most_failures=1)
+        else:
+            self._load(config, pathlib.Path(folder))
+
+    def _load(self, config, folder: pathlib.Path) -> None:
+        """Loads the weights into a slot of the scheduler."""
         # CPUs emulate bfloat16 slowly.
         dtype = 'float32' if jax.default_backend() == 'cpu' else config.policy.dtype
         model = hf.read_config(folder, dtype=dtype)
@@ -206,17 +224,12 @@ class Agent:
             fill_rows=1,
             burst=_DECODE_BURST,
             put_rows=1,
-            eos=role.env.codec.eos_ids,
+            eos=self._role.env.codec.eos_ids,
         )
         # No progress bar, because the command shows a clock while it loads.
         params = hf.load(folder, model, mesh, progress=False)
-        self._pool = SlotPool(Sampler(model, sampler_config, mesh), config.seed)
-        # Not deterministic: a tool call ends after the timeout, so that a user does not wait without end.
-        self._scheduler = Scheduler(
-            {_WEIGHTS: self._pool},
-            deterministic=False,
-            tool_timeout=config.rollout.tool_timeout,
-        )
+        pool = SlotPool(Sampler(model, sampler_config, mesh), config.seed)
+        self._scheduler.pools[_WEIGHTS] = pool
         self._scheduler.weights.publish(_WEIGHTS, transformer.published(model, params))
 
     def ask(
@@ -238,27 +251,26 @@ class Agent:
         Raises:
           UserError: the question is too long.
         """
-        prompt = self._role.prompt_ids(question)
+        self._role.prompt_ids(question)
         stream = TagStream(report, self._role.call_tags)
-        # A new environment per question, because its stream has the state of one rollout.
-        env = ReportingEnvironment(**vars(self._role.env), report=report, stream=stream)
-        request = Request(_WEIGHTS, prompt, (number,), env, samples=1, temperature=temperature)
+        pools = self._scheduler.pools.values()
 
         async def episode() -> Trajectory:
             with _cancelled_by_interrupt() if stoppable else contextlib.nullcontext():
-                if self._role.answerer is not None:
-                    return await self._answer(question, (number,), temperature, report, stream)
-                (trajectory,) = await self._scheduler.rollout(request)
-            return trajectory
+                return await self._answer(question, (number,), temperature, report, stream)
 
-        self._pool.on_tokens = _text_feeder(env.codec, stream)
+        for pool in pools:
+            pool.on_tokens = _text_feeder(self._role.env.codec, stream)
+        if self._model is not None:
+            self._model.on_text = stream.feed
         try:
             (trajectory,) = self._scheduler.run([episode()])
             return trajectory
         except asyncio.CancelledError:
             return None
         finally:
-            self._pool.on_tokens = None
+            for pool in pools:
+                pool.on_tokens = None
             # Reports the end of a turn that no stop string ended, or that was stopped.
             stream.close()
 
@@ -270,14 +282,22 @@ class Agent:
         report: Report,
         stream: TagStream,
     ) -> Trajectory:
-        """Returns the rollout with which the recipe answers; all its rollouts are reported."""
-        answerer = self._role.answerer
-        assert answerer is not None
-        roles = at_temperature(self._role.players, temperature)
+        """Returns the rollout with which the role or its recipe answers; all its rollouts are reported."""
+        asked_role = self._role
+        answerer = asked_role.answerer
+        roles = at_temperature(asked_role.players, temperature)
+        if answerer is None:
+            roles[''] = Role('', _WEIGHTS, '', asked_role.env, temperature)
         for name, role in roles.items():
+            # New environments per question, because their stream has the state of one rollout.
             env = ReportingEnvironment(**vars(role.env), report=report, stream=stream)
             roles[name] = dataclasses.replace(role, env=env)
-        context = RolloutContext(self._scheduler, roles, self._role.prompts)
+        prompts = {'': asked_role.prompt, **asked_role.prompts}
+        context = RolloutContext(self._scheduler, roles, prompts, model=self._model)
+        if answerer is None:
+            fields: dict[str, Any] = {asked_role.field: question}
+            (trajectory,) = await context.ask('', identity, **fields)
+            return trajectory
         # A user has no rubrics; with one, the recipe sees an open task.
         rubrics = ({'text': question},) if answerer.has_open_tasks else ()
         asked_question = Question(question, rubrics=rubrics)
@@ -362,7 +382,7 @@ class Session:
 
     Args:
       config: config of a run, with which the policy is asked; see `open_ask_corpus` for what is overwritten.
-      folder: Hugging Face folder of the policy.
+      folder: Hugging Face folder of the policy, or a server's address as a text.
       printer: prints the rollouts.
       temperature: 0 is greedy.
       as_json: write one JSON object per question to stdout instead of printing the rollout.
@@ -374,7 +394,7 @@ class Session:
     """
 
     config: Any
-    folder: pathlib.Path
+    folder: pathlib.Path | str
     printer: Printer
     _: dataclasses.KW_ONLY
     temperature: float = 0.0
@@ -384,7 +404,9 @@ class Session:
 
     def __post_init__(self) -> None:
         self._form_was_noted = False
-        self._codec = open_codec(self.folder)
+        # Texts for a server pass through that tokenizer.
+        folder = ENGLISH_CHECKPOINT if isinstance(self.folder, str) else self.folder
+        self._codec = open_codec(folder)
         print_template_notes(self.config, self._codec, 'zeroplay_jax.ask: ')
         self._corpus = open_ask_corpus(self.config)
         self._role = build_role(self.config, self._codec, self._corpus.source)

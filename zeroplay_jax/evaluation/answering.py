@@ -179,8 +179,10 @@ class _Baseline:
                 )
             self._weights = player.weights
             # Passages are part of the prompt, which the slot limits.
-            slot_tokens = context.scheduler.pools[player.weights].context
-            prompt_tokens = max(prompt_tokens, slot_tokens - env.limits.turn_tokens)
+            pool = context.scheduler.pools.get(player.weights)
+            # A policy at a server has none.
+            if pool is not None:
+                prompt_tokens = max(prompt_tokens, pool.context - env.limits.turn_tokens)
         one_turn = dataclasses.replace(
             env,
             tools={},
@@ -221,9 +223,8 @@ class _Baseline:
         call = await self._context.scheduler.call(request, ToolCall('search', arguments))
         if call.error:
             return []
-        codec = self._env.codec
-        ids = codec.encode_start(call.text, self._env.limits.observation_tokens)
-        return [codec.decode(codec.whole_characters(ids))]
+        env = self._env
+        return [env.syntax.start(env.codec, call.text, env.limits.observation_tokens)]
 
     async def _read(
         self,

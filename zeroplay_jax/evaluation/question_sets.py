@@ -27,11 +27,12 @@ from zeroplay_jax.evaluation.statistics import Samples
 from zeroplay_jax.evaluation.tables import AVERAGE, Figure
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval import downloads
+from zeroplay_jax.rollout.call_syntax import syntax_for
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.recipe import Recipe, asks_once
-from zeroplay_jax.settings.kinds import prompts_name
+from zeroplay_jax.settings.kinds import is_server, prompts_name
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import PROMPT, Json, Question, TaskDropped, Trajectory, UserError
 
@@ -280,9 +281,9 @@ def result_settings(
         None or 0.
     """
     # With search alone only the syntax is written, so that results of versions without other tools stay comparable.
-    tools: str = config.tools.syntax
+    tools = syntax_for(config).name
     if tuple(config.tools.names) != ('search',):
-        tools = ' '.join([config.tools.syntax, *config.tools.names])
+        tools = ' '.join([tools, *config.tools.names])
     rollout = config.rollout
     tokens = [rollout.max_turns, rollout.turn_tokens, rollout.observation_tokens]
     # Left out where there is none, as in files of earlier versions.
@@ -300,7 +301,8 @@ def result_settings(
         'prompts': prompts_name(config.prompts),
         'tools': tools,
         'tokens': tokens,
-        'context': config.sampler.context,
+        # That of a server's model is not known.
+        'context': 0 if is_server(config.policy.path) else config.sampler.context,
     }
     return (
         chosen | {'policy': policy, 'answerer': '', 'retrieval': retrieval} | of_config | measured

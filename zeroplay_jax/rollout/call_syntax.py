@@ -23,6 +23,7 @@ from zeroplay_jax.rollout.foreign_text import (
     without_surrogates,
 )
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.settings.kinds import is_server
 from zeroplay_jax.tools.base import (
     ERROR_TEXTS,
     MAX_RESULT_CHARACTERS,
@@ -35,6 +36,8 @@ from zeroplay_jax.types import Json, ToolCall
 Tools = Mapping[str, Tool]
 
 _MAX_UNKNOWN_NAME = 64  # characters
+# Of a policy at a server: about those of English text and a large vocabulary.
+CHARACTERS_PER_TOKEN = 4
 
 
 class CallSyntax(abc.ABC):
@@ -104,6 +107,10 @@ class CallSyntax(abc.ABC):
         Long text loses its end until there are at most `limit` ids. The tags around it are always
         complete, even where the limit is too small for them.
         """
+
+    def start(self, codec: Codec, text: str, limit: int) -> str:
+        """Returns the beginning of foreign text, at most `limit` tokens."""
+        return codec.decode(codec.encode_start(text, limit))
 
     def parse(self, text: str, tools: Tools) -> ToolCall:
         """Reads the call at the end of a turn and checks it against the tool's schema; never raises.
@@ -435,6 +442,26 @@ def _known_tool(name: Any, arguments: Any, tools: Tools) -> tuple[str, Any, str 
     return name, arguments, None
 
 
+class FunctionSyntax(QwenSyntax):
+    """Calls that an OpenAI-compatible server returns beside the text, which turns record as `QwenSyntax` writes them.
+
+    The model's tokenizer is not known: a result has four characters for each token of its limit.
+    """
+
+    name = 'functions'
+    writes_messages = False
+
+    def explain(self, tools: Tools) -> list[str]:
+        # The server gets their schemas.
+        return []
+
+    def start(self, codec: Codec, text: str, limit: int) -> str:
+        return text[: CHARACTERS_PER_TOKEN * limit]
+
+    def wrap(self, codec: Codec, text: str, limit: int) -> Int[np.ndarray, ' tokens']:
+        return np.asarray(codec.encode_plain(self.start(codec, text, limit)), np.int32)
+
+
 SYNTAXES: dict[str, CallSyntax] = {
     syntax.name: syntax for syntax in (TagSyntax(), RSearchSyntax(), QwenSyntax(), OlmoSyntax())
 }
@@ -449,6 +476,11 @@ def syntax_of(name: str) -> CallSyntax:
     if name not in SYNTAXES:
         raise ValueError(f'tools.syntax={name!r} is unknown; choose one of {", ".join(SYNTAXES)}')
     return SYNTAXES[name]
+
+
+def syntax_for(config) -> CallSyntax:
+    """Returns the call syntax of a config: of `tools.syntax`, or for a policy at a server its function calls."""
+    return FunctionSyntax() if is_server(config.policy.path) else syntax_of(config.tools.syntax)
 
 
 # ---- texts of calls --------------------------------------------------------------------------------

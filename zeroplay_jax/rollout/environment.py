@@ -16,7 +16,7 @@ from zeroplay_jax.rollout.foreign_text import Message, without_surrogates, witho
 from zeroplay_jax.rollout.prompts import Prompt, fill
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.tools.base import Tool, ToolResult
-from zeroplay_jax.types import ToolCall
+from zeroplay_jax.types import Json, ToolCall
 
 # Bytes, because turns are searched in the bytes of their tokens.
 _THOUGHT_END = b'</think>'
@@ -52,6 +52,23 @@ class TurnEnd:
     call: ToolCall | None = None
     done: bool = False
     malformed: bool = False
+
+    def outcome(self, is_last: bool) -> tuple[ToolCall | None, str]:
+        """Returns the call as the turn records it, and `Trajectory.finish`, '' if the rollout goes on.
+
+        Args:
+          is_last: whether the limits allow no further turn.
+        """
+        call = self.call
+        if self.malformed:
+            call = ToolCall('', None, error='malformed')
+        # A valid call in the last turn is neither run nor recorded: the policy could not read its result,
+        # and metrics and rewards would count a search that never happened.
+        if is_last and call is not None and call.error is None:
+            call = None
+        if self.done:
+            return call, 'malformed' if self.malformed else 'answer'
+        return call, 'turns' if is_last else ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +114,16 @@ class Environment:
         # Shown only if a tool takes them as arguments: ids would change the observations of all other runs.
         return any(tool.takes_document_ids for tool in self.tools.values())
 
+    @property
+    def schemas(self) -> list[Json]:
+        """The tools as chat templates and servers list them."""
+        schemas: list[Json] = []
+        for tool in self.tools.values():
+            names = 'name', 'description', 'parameters'
+            function = {name: getattr(tool, name) for name in names}
+            schemas.append({'type': 'function', 'function': function})
+        return schemas
+
     def messages(self, prompt: Prompt, **fields: object) -> list[Message]:
         """Returns the chat that opens a rollout; `fields` are values of `Prompt.inputs`, untrusted."""
         escaped = {name: self.escaped(str(value)) for name, value in fields.items()}
@@ -110,11 +137,7 @@ class Environment:
         Raises:
           UserError: the chat template cannot write such a chat, or the schemas of the tools (`Prompt.tools`).
         """
-        schemas = []
-        for tool in self.tools.values() if prompt.tools else ():
-            names = 'name', 'description', 'parameters'
-            function = {name: getattr(tool, name) for name in names}
-            schemas.append({'type': 'function', 'function': function})
+        schemas = self.schemas if prompt.tools else []
         return self.codec.render(self.messages(prompt, **fields), schemas)
 
     def escaped(self, text: str) -> str:

@@ -115,7 +115,9 @@ class Scheduler:
         self._unread: list[tuple[SlotPool, DecodeChunk]] = []
         self._unread_scores: list[Scores] = []
         # Calls of rollouts without a slot, which the next round submits.
-        self._calls: dict[SlotPool, list[tuple[Rollout, ToolCall]]] = collections.defaultdict(list)
+        self._calls: dict[SlotPool | None, list[tuple[Rollout, ToolCall]]] = (
+            collections.defaultdict(list)
+        )
         # Those that wait for their calls, submitted or not.
         self._callers: set[Rollout] = set()
 
@@ -183,7 +185,8 @@ class Scheduler:
 
     async def _call(self, rollout: Rollout, call: ToolCall) -> ToolCall:
         """Returns a call with its result; calls until the next round are batches together."""
-        self._calls[self.pools[rollout.request.weights]].append((rollout, call))
+        # Weights at a server have no pool.
+        self._calls[self.pools.get(rollout.request.weights)].append((rollout, call))
         self._callers.add(rollout)
         self._wake()
         try:
@@ -392,6 +395,7 @@ class Scheduler:
                 if not rollout.future.done():
                     rollout.future.set_result(call)
                 continue
+            assert pending.pool is not None
             # Its episode has ended without it (`SlotPool.abandon`).
             if pending.pool.rollouts[rollout.slot] is not rollout:
                 continue

@@ -339,23 +339,12 @@ class SlotPool:
         Args:
           text: the turn, cut after the stop string.
         """
-        end = rollout.env.end_turn(text)
-        is_last = rollout.is_last_turn
-        call = end.call
-        if end.malformed:
-            call = ToolCall('', None, error='malformed')
-        # A valid call in the last turn is neither run nor recorded: the policy could not read its result,
-        # and metrics and rewards would count a search that never happened.
-        if is_last and call is not None and call.error is None:
-            call = None
+        call, reason = rollout.env.end_turn(text).outcome(rollout.is_last_turn)
         rollout.end_turn(text, call)
-        if end.done:
-            self.finish(rollout, 'malformed' if end.malformed else 'answer')
-            return None
-        if is_last:
-            self.finish(rollout, 'turns')
-            return None
-        return call
+        if not reason:
+            return call
+        self.finish(rollout, reason)
+        return None
 
     def _end_turn_without_stop(self, rollout: Rollout) -> None:
         """Ends the rollout if its turn reached an end token or a limit of tokens; otherwise the turn continues."""

@@ -412,7 +412,8 @@ def text_spans(codec: Codec, trajectory: Trajectory) -> Iterator[dict[str, Any]]
             prompt_positions = np.flatnonzero(context.source == PROMPT)
             first_new = prompt_positions[-1] + 1
         for start, end in itertools.pairwise(edges):
-            if start < first_new:
+            # A rollout without tokens has no spans.
+            if start < first_new or start == end:
                 continue
             ids = context.tokens[start:end].tolist()
             source = SOURCES[context.source[start]]

@@ -40,9 +40,9 @@ _MAX_LOGGED_ARGUMENTS = 80
 
 @dataclasses.dataclass(frozen=True)
 class PendingCall:
-    """A call in progress: the pool and rollout that wait for it, and the copy of the tool state for its thread."""
+    """A call in progress: its rollout, the pool of that if there is one, and the tool state's copy for its thread."""
 
-    pool: SlotPool
+    pool: SlotPool | None
     rollout: Rollout
     call: ToolCall
     state: dict[str, Any]
@@ -107,7 +107,7 @@ class ToolWorkers:
         """Futures of the batches in progress."""
         return list(self._batches)
 
-    def submit(self, pool: SlotPool, calls: Sequence[tuple[Rollout, ToolCall]]) -> None:
+    def submit(self, pool: SlotPool | None, calls: Sequence[tuple[Rollout, ToolCall]]) -> None:
         """Starts the calls of one decode chunk, batched per tool; `finished` returns their results."""
         # Grouped by `id`: tools of two roles may share a name and be different objects.
         calls_of_tool: dict[int, list[PendingCall]] = collections.defaultdict(list)
@@ -224,7 +224,8 @@ class ToolWorkers:
 
         Args:
           limit: largest allowed share of failed or timed-out calls of one tool (`tools.max_failure_rate`).
-          search_limit: that share of the built-in search (`retrieval.max_failure_rate`); None: `limit`.
+          search_limit: that share of the built-in search, and of answers of a policy at a server, which are counted as
+            'policy' (`retrieval.max_failure_rate`); None: `limit`.
           tools: the tools of the run, whose calls that failed before they were run count too.
 
         Raises:
@@ -244,7 +245,7 @@ class ToolWorkers:
         for name in names:
             field = 'tools.max_failure_rate'
             tool_limit = limit
-            if name in searches and search_limit is not None:
+            if name in {*searches, 'policy'} and search_limit is not None:
                 field = 'retrieval.max_failure_rate'
                 tool_limit = search_limit
             calls = counts[f'{name}/calls']

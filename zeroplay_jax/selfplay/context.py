@@ -165,6 +165,7 @@ class RolloutContext:
       hosts: the processes that share the episodes of a step.
       run: the episodes that ask for rollouts here.
       replays: largest number of replays of a rollout whose tool failed.
+      model: at a server, plays all roles of an evaluation in place of the scheduler's weights; None: there is none.
     """
 
     scheduler: Scheduler
@@ -174,6 +175,8 @@ class RolloutContext:
     hosts: Hosts = dataclasses.field(default_factory=Hosts)
     run: StepRun = dataclasses.field(default_factory=StepRun)
     replays: int = 0
+    # A `ServedModel`, whose module comes after this one.
+    model: Any = None
 
     def bound(self, run: StepRun | None = None) -> RolloutContext:
         """Returns the context of other episodes, with a judge that counts their judgements; None: of an evaluation."""
@@ -267,7 +270,7 @@ class RolloutContext:
     def prompt_ids(
         self, role: str, prompt: str = '', **fields: object
     ) -> Int[np.ndarray, ' tokens']:
-        """Returns the ids, int32 [tokens], of a prompt for a role.
+        """Returns the ids, int32 [tokens], of a prompt for a role; none for a model at a server.
 
         Args:
           prompt: name of the prompt; '': the role's own.
@@ -284,6 +287,8 @@ class RolloutContext:
                 f'role {role}: the prompt {name!r} has the fields {", ".join(inputs) or "none"}, and the recipe gives '
                 f'{", ".join(fields) or "none"}; give these fields, or write the others into the prompt in braces'
             )
+        if self.model is not None:
+            return np.zeros(0, np.int32)
         return asked_role.env.prompt_ids(self.prompts[name], **fields)
 
     async def ask(
@@ -323,7 +328,7 @@ class RolloutContext:
           TaskDropped('prompt_too_long'): the prompt is longer than `Role.prompt_tokens`.
           TaskDropped('context_full'): the context, with its note, fills a slot.
           UserError: `after` cannot go on like this, nothing reads `keep`, `note` or a field, or a second request of the
-            step has this role and identity.
+            step has this role and identity; a server does not answer.
         """
         _check_options(after, keep, note, fields, samples)
         asked_role = self.roles[role]
@@ -342,6 +347,11 @@ class RolloutContext:
             version=self.run.versions.get(weights, NEWEST),
             run=self.run,
         )
+        if self.model is not None:
+            if after is not None:
+                raise UserError('a model at a server cannot go on after a rollout; leave it out')
+            messages = env.messages(self.prompts[prompt or asked_role.prompt], **fields)
+            return await self.model.play(self.scheduler, request, messages)
         if after is not None:
             request = await self._going_on(request, continuing.cut(after, keep), note)
         # Prompts are never truncated: cutting one from the left, as Search-R1 does, may remove the question.
@@ -351,6 +361,17 @@ class RolloutContext:
         # What follows is trained together with these turns; forks have none.
         if temperature is None and before is not None and before.turns:
             request = dataclasses.replace(request, temperature=before.turns[-1].temperature)
+        self._check_identity(role, identity)
+        self.run.rollouts += samples
+        rollouts = await self.scheduler.rollout(request)
+        # A failure before the request cannot be played anew.
+        if self.replays and not (before is not None and before.has_tool_failure):
+            pending = [self._replayed(request, number, one) for number, one in enumerate(rollouts)]
+            rollouts = await asyncio.gather(*pending)
+        return rollouts
+
+    def _check_identity(self, role: str, identity: tuple[int, ...]) -> None:
+        """Raises UserError if an earlier request of the step has this role and identity."""
         # Evaluations give the questions of every set the same numbers.
         if self.run.step is not None:
             if (role, identity) in self.run.requests:
@@ -359,13 +380,6 @@ class RolloutContext:
                     "same numbers; put a number of its own behind the task's identity for each"
                 )
             self.run.requests.add((role, identity))
-        self.run.rollouts += samples
-        rollouts = await self.scheduler.rollout(request)
-        # A failure before the request cannot be played anew.
-        if self.replays and not (before is not None and before.has_tool_failure):
-            pending = [self._replayed(request, number, one) for number, one in enumerate(rollouts)]
-            rollouts = await asyncio.gather(*pending)
-        return rollouts
 
     async def _replayed(self, request: Request, sample: int, rollout: Trajectory) -> Trajectory:
         """Returns a rollout, or the first replay of it whose tools worked; if there is none, the last one.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.types import short
-from zeroplay_jax.rollout.foreign_text import Untrusted, without_surrogates
+from zeroplay_jax.rollout.foreign_text import Message, Untrusted, without_surrogates
 from zeroplay_jax.rollout.prompts import Prompt, fill
 from zeroplay_jax.selfplay.judge import (
     GRADE_PROMPT,
@@ -23,7 +24,7 @@ from zeroplay_jax.selfplay.judge import (
     TextJudge,
     Writer,
 )
-from zeroplay_jax.types import UserError
+from zeroplay_jax.types import Json, UserError
 
 if TYPE_CHECKING:
     from zeroplay_jax.selfplay.context import RolloutContext
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _KEYS = {'judge': 'OPENAI_API_KEY', 'second_judge': 'SECOND_JUDGE_API_KEY'}
 # Values of finish_reason of a whole reply, in lower case; some servers give none.
 _WHOLE = frozenset(('stop', 'eos', 'eos_token', 'end_turn', 'stop_sequence', 'complete', 'none'))
-_CUT_OFF = frozenset(('length', 'max_tokens', 'max_output_tokens', 'model_length'))
+CUT_OFF = frozenset(('length', 'max_tokens', 'max_output_tokens', 'model_length'))
 # Why a server does not give the model's reply. To ask again would favour verdicts that are easy to give.
 _REFUSED = frozenset(('content_filter', 'refusal', 'safety', 'recitation', 'guardrail_intervened'))
 # Types of parts of a content that is a list.
@@ -49,65 +50,145 @@ class _NotWhole(Outage):
     """A reply that is no JSON; another attempt may bring a whole one."""
 
 
-def endpoint_writer(config, templates: Mapping[str, Prompt], section: str = 'judge') -> Writer:
-    """Returns a writer whose replies come from an OpenAI-compatible server.
+@dataclasses.dataclass(eq=False)
+class ChatClient:
+    """Sends chats to an OpenAI-compatible server.
 
     The key is read from the environment, never from the config, which every run writes to its workdir.
+
+    Args:
+      url: the server's address, with or without the name of the endpoint.
+      config: `config.judge`, or settings with the same fields: timeout and retries.
+      fields: which fields of the config advice in errors names for 'tokens', 'request' and 'model='.
+      key: environment variable with the key.
+      at_once: largest number of requests in progress.
+    """
+
+    url: str
+    config: Any
+    fields: Mapping[str, str]
+    key: str
+    at_once: int = sys.maxsize
+
+    def __post_init__(self) -> None:
+        self._of_loop: dict[asyncio.AbstractEventLoop, tuple[Any, asyncio.Semaphore]] = {}
+
+    def _open(self) -> tuple[Any, asyncio.Semaphore]:
+        """Returns client and limit of the running event loop; those of earlier loops are dropped."""
+        # Not imported at the top of this file: the import takes most of a second, and other judges do not need it.
+        import openai
+
+        loop = asyncio.get_running_loop()
+        if loop not in self._of_loop:
+            # A client's connections work only in the event loop that opened them, and the scheduler starts a new
+            # loop whenever no episode was in progress.
+            self._of_loop.clear()
+            client = openai.AsyncOpenAI(
+                # The client adds the name of the endpoint.
+                base_url=self.url.rstrip('/').removesuffix('/chat/completions'),
+                api_key=os.environ.get(self.key, 'none'),
+                timeout=self.config.timeout,
+                max_retries=self.config.retries,
+            )
+            self._of_loop[loop] = client, asyncio.Semaphore(self.at_once)
+        return self._of_loop[loop]
+
+    async def complete(
+        self, model: str, chat: Sequence[Json], body: Json, parse: Callable[[bytes], Any]
+    ) -> Any:
+        """Returns `parse` of the reply to a chat; a reply that is not whole JSON is asked for again, `retries` times.
+
+        Args:
+          body: fields of the request beside model and messages.
+          parse: reads the body of a reply; raises NoReply.
+
+        Raises:
+          NoReply: there is no reply, or `parse` refuses it.
+        """
+        client, limit = self._open()
+        try:
+            async with limit:
+                # The client itself repeats requests whose connection or status tells of a failure, but not these.
+                for attempt in range(self.config.retries + 1):
+                    reply = await client.chat.completions.with_raw_response.create(
+                        model=model, messages=chat, extra_body=body
+                    )
+                    try:
+                        return parse(reply.http_response.content)
+                    except _NotWhole:
+                        if attempt == self.config.retries:
+                            raise
+        except NoReply:
+            raise
+        except Exception as error:
+            raise Outage(self._failure(error, model)) from None
+        raise AssertionError('unreachable')
+
+    def _failure(self, error: Exception, model: str) -> str:
+        """Returns one line about an exception of the client, the advice first: long lines are cut."""
+        import openai
+
+        kind = type(error).__name__
+        if isinstance(error, openai.APITimeoutError):
+            return f'{kind}: no reply within config.judge.timeout={self.config.timeout:g} s'
+        if isinstance(error, openai.APIConnectionError):
+            cause = error.__cause__ or error
+            return f'{kind}: {type(cause).__name__}: {cause}'
+        if not isinstance(error, openai.APIStatusError):
+            return f'{kind}: {error}'
+        status = error.status_code
+        tokens, request = self.fields['tokens'], self.fields['request']
+        advice = {
+            400: f'lower config.{tokens}, or change the request by config.{request}, as it says',
+            401: f'check the key in {self.key}',
+            403: f'check the key in {self.key}',
+            404: f'check config.{self.fields["model="]}{model}, and whether the address must end with /v1',
+            422: f'config.{request} adds fields to the request or takes some away',
+            429: 'it asks for fewer requests',
+            503: 'it may still be loading',
+        }.get(status, 'the server failed')
+        return f'{kind} (status {status}), {advice}: {error.response.text}'
+
+
+def endpoint_writer(config, templates: Mapping[str, Prompt], section: str = 'judge') -> Writer:
+    """Returns a writer whose replies come from an OpenAI-compatible server.
 
     Args:
       config: `config.judge`, or settings with the same fields.
       templates: prompts by name.
       section: section of the config that the settings come from, 'judge' or 'second_judge'.
     """
-    # Not imported at the top of this file: the import takes most of a second, and other judges do not need it.
-    import openai
-
-    clients: dict[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = {}
+    names = {name: f'{section}.{name}' for name in ('tokens', 'request', 'model=')}
+    client = ChatClient(config.url, config, names, _KEYS[section])
     # SCOPE's ablation varies the rubric writer and the grader separately; '' selects `config.model`.
     model_of_prompt = {RUBRICS_PROMPT: config.rubric_model, GRADE_PROMPT: config.grade_model}
 
-    def client() -> openai.AsyncOpenAI:
-        """Returns the client of the running event loop; clients of earlier loops are dropped."""
-        loop = asyncio.get_running_loop()
-        if loop not in clients:
-            # A client's connections work only in the event loop that opened them, and the scheduler starts a new
-            # loop whenever no episode was in progress.
-            clients.clear()
-            clients[loop] = openai.AsyncOpenAI(
-                # The client adds the name of the endpoint.
-                base_url=config.url.rstrip('/').removesuffix('/chat/completions'),
-                api_key=os.environ.get(_KEYS[section], 'none'),
-                timeout=config.timeout,
-                max_retries=config.retries,
-            )
-        return clients[loop]
-
     async def write(context, identity, prompt, fields, temperature=None) -> str:
         """A `Writer`; the server draws its own samples, so `context` and `identity` are not used."""
-        chat: list[Any] = []
-        for message in fill(templates[prompt], **fields):
-            text = ''.join(map(_without_control_tokens, message['content']))
-            chat.append({'role': message['role'], 'content': text})
+        chat = chat_of(fill(templates[prompt], **fields))
         if temperature is None:
             temperature = config.temperature
         tokens = config.tokens
         if prompt == GRADE_PROMPT and config.grade_tokens:
             tokens = config.grade_tokens
         model = model_of_prompt.get(prompt) or config.model
-        request = functools.partial(
-            client().chat.completions.with_raw_response.create,
-            model=model,
-            messages=chat,
-            extra_body=request_fields(config.request, temperature, tokens),
+        body = request_fields(config.request, temperature, tokens)
+        return await client.complete(
+            model, chat, body, functools.partial(completion_text, section=section)
         )
-        try:
-            return await _reply_text(request, config.retries, section)
-        except NoReply:
-            raise
-        except Exception as error:
-            raise Outage(_failure(error, config, model, section)) from None
 
     return write
+
+
+def chat_of(messages: Iterable[Message]) -> list[Json]:
+    """Returns messages as a server reads them."""
+    return [
+        {
+            'role': message['role'],
+            'content': ''.join(map(without_control_tokens, message['content'])),
+        }
+        for message in messages
+    ]
 
 
 def request_fields(request: str, temperature: float, tokens: int) -> dict[str, Any]:
@@ -124,19 +205,6 @@ def request_fields(request: str, temperature: float, tokens: int) -> dict[str, A
     return {name: value for name, value in (fields | further).items() if value is not None}
 
 
-async def _reply_text(request: Callable[[], Awaitable[Any]], retries: int, section: str) -> str:
-    """Returns the text of the reply to a request, which is repeated up to `retries` times if it is not whole JSON."""
-    # The client itself repeats requests whose connection or status tells of a failure, but not these.
-    for attempt in range(retries + 1):
-        reply = await request()
-        try:
-            return completion_text(reply.http_response.content, section)
-        except _NotWhole:
-            if attempt == retries:
-                raise
-    raise AssertionError('unreachable')
-
-
 def completion_text(body: bytes, section: str = 'judge') -> str:
     """Returns the text of a chat completion.
 
@@ -146,6 +214,33 @@ def completion_text(body: bytes, section: str = 'judge') -> str:
 
     Raises:
       NoReply: the reply has none; names the reason.
+    """
+    choice = completion(body, f'{section}.url')['choices'][0]
+    message = choice['message']
+    _check_ending(choice, section)
+    if message.get('refusal'):
+        raise NoReply(f'the model refused: {_json(message["refusal"])}', is_final=True)
+    content = content_text(message)
+    if not content.strip():
+        reason = 'the reply is empty'
+        if message.get('reasoning_content') or message.get('reasoning'):
+            reason = (
+                f'the reply has thoughts but no text; raise config.{section}.tokens, or ask for shorter thoughts by '
+                f'config.{section}.request'
+            )
+        raise NoReply(reason, is_final=message.get('content') is not None)
+    return content
+
+
+def completion(body: bytes, url: str) -> Json:
+    """Returns a chat completion whose first choice has a message.
+
+    Args:
+      body: of a reply with status 200.
+      url: field of the config with the server's address, for advice.
+
+    Raises:
+      NoReply: the reply is none; names the reason.
     """
     if body.lstrip().startswith((b'data:', b'event:')):
         raise Outage(
@@ -158,9 +253,7 @@ def completion_text(body: bytes, section: str = 'judge') -> str:
         # Without the advice for files.
         reason = str(error).partition(';')[0]
         if body.lstrip().startswith(b'<'):
-            reason = (
-                f'a web page in HTML; config.{section}.url names the API and often ends with /v1'
-            )
+            reason = f'a web page in HTML; config.{url} names the API and often ends with /v1'
         text = short(body[:_QUOTED_BYTES].decode('utf-8', 'replace'))
         raise _NotWhole(f'no chat completion ({reason}): {text}') from None
     choices = reply.get('choices')
@@ -173,20 +266,7 @@ def completion_text(body: bytes, section: str = 'judge') -> str:
     message = choice.get('message') if isinstance(choice, dict) else None
     if not isinstance(message, dict):
         raise Outage(f'the reply has no message: {_json(choice)}')
-    _check_ending(choice, section)
-    if message.get('refusal'):
-        raise NoReply(f'the model refused: {_json(message["refusal"])}', is_final=True)
-    content = _content_text(message.get('content'))
-    if not content.strip():
-        reason = 'the reply is empty'
-        if message.get('reasoning_content') or message.get('reasoning'):
-            reason = (
-                f'the reply has thoughts but no text; raise config.{section}.tokens, or ask for shorter thoughts by '
-                f'config.{section}.request'
-            )
-        raise NoReply(reason, is_final=message.get('content') is not None)
-    # Rubrics are written into logs, which cannot hold half of a surrogate pair.
-    return without_surrogates(content)
+    return reply
 
 
 def _check_ending(choice: Mapping[str, Any], section: str) -> None:
@@ -195,7 +275,7 @@ def _check_ending(choice: Mapping[str, Any], section: str) -> None:
     if ending.lower() in _WHOLE:
         return
     # A reply that was cut off could have continued with "but".
-    if ending.lower() in _CUT_OFF:
+    if ending.lower() in CUT_OFF:
         raise NoReply(
             f'the reply was cut off (finish_reason {ending}); raise config.{section}.tokens (of grades: '
             'judge.grade_tokens)'
@@ -206,10 +286,12 @@ def _check_ending(choice: Mapping[str, Any], section: str) -> None:
     )
 
 
-def _content_text(content: Any) -> str:
-    """Returns the text of a message's content, a text or a list of parts; raises NoReply for another one."""
+def content_text(message: Json) -> str:
+    """Returns the text of a message, whose content is a text or a list of parts; raises NoReply for another one."""
+    content = message.get('content')
     if content is None or isinstance(content, str):
-        return content or ''
+        # Logs cannot hold half of a surrogate pair.
+        return without_surrogates(content or '')
     if not isinstance(content, list):
         raise NoReply(
             f'the content of the reply is a JSON {json_text.type_name(content)}, not a text'
@@ -221,36 +303,11 @@ def _content_text(content: Any) -> str:
             texts.append(part['text'])
         elif kind not in _THOUGHT_PARTS:
             raise NoReply(f'the content of the reply has a part that is no text: {_json(part)}')
-    return ''.join(texts)
+    return without_surrogates(''.join(texts))
 
 
 def _json(value: Any) -> str:
     return short(json.dumps(value, ensure_ascii=False))
-
-
-def _failure(error: Exception, config, model: str, section: str) -> str:
-    """Returns one line about an exception of the client, the advice first: long lines are cut."""
-    import openai
-
-    kind = type(error).__name__
-    if isinstance(error, openai.APITimeoutError):
-        return f'{kind}: no reply within config.judge.timeout={config.timeout:g} s'
-    if isinstance(error, openai.APIConnectionError):
-        cause = error.__cause__ or error
-        return f'{kind}: {type(cause).__name__}: {cause}'
-    if not isinstance(error, openai.APIStatusError):
-        return f'{kind}: {error}'
-    status = error.status_code
-    advice = {
-        400: f'lower config.{section}.tokens, or change the request by config.{section}.request, as it says',
-        401: f'check the key in {_KEYS[section]}',
-        403: f'check the key in {_KEYS[section]}',
-        404: f'check config.{section}.model={model}, and whether the address must end with /v1',
-        422: f'config.{section}.request adds fields to the request or takes some away',
-        429: 'it asks for fewer requests',
-        503: 'it may still be loading',
-    }.get(status, 'the server failed')
-    return f'{kind} (status {status}), {advice}: {error.response.text}'
 
 
 class _Lost(Exception):
@@ -323,7 +380,7 @@ async def _example_verdict(probe: _Probe, name: str, server: str) -> Any:
     )
 
 
-def _without_control_tokens(part: str) -> str:
+def without_control_tokens(part: str) -> str:
     """Returns a part of a prompt; in untrusted text a zero-width space follows every '<'."""
     # The server tokenises the prompt itself and would turn a tag in untrusted text into a control token.
     if isinstance(part, Untrusted):

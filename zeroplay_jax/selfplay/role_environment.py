@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from zeroplay_jax.rollout.call_syntax import CallSyntax, syntax_of
+from zeroplay_jax.rollout.call_syntax import CallSyntax, syntax_for, syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.selfplay.recipe import RoleSpec
@@ -34,7 +34,7 @@ def role_environment(
       UserError: the role names a tool that the run does not have, or a tool has the name of a tag of the role.
     """
     settings = config.rollout
-    syntax = syntax_of(config.tools.syntax)
+    syntax = syntax_for(config)
     role_tools = _tools_of_role(specification, tools)
     _check_tags(specification, role_tools, syntax)
     for tag in (*_TEXT_TAGS, *specification.terminal_tags, *syntax.tag_names(role_tools)):
@@ -134,7 +134,7 @@ def template_notes(config: Config, codec: Codec) -> list[str]:
     """Returns what a user should know about tokenizer and chat template, a line each."""
     template = codec.template
     lines = [*codec.notes, *template.notes]
-    if not syntax_of(config.tools.syntax).writes_messages:
+    if not syntax_for(config).writes_messages:
         return lines
     role = template_record(config, codec).get('role of results')
     if role:

@@ -368,6 +368,11 @@ def _has_same_content(path: str, local_path: pathlib.Path) -> bool:
     return sorted(equal_names) == names
 
 
+def is_server(address: str) -> bool:
+    """Returns whether a text is the address of a server over HTTP."""
+    return address.startswith(('http://', 'https://'))
+
+
 def is_policy_file(name: str) -> bool:
     """Returns whether training depends on a file of this name in a folder of a policy."""
     return name.endswith(POLICY_SUFFIXES) and name != DEMONSTRATIONS

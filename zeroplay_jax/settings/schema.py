@@ -262,7 +262,10 @@ class Policy(Section):
     """The model."""
 
     path: str = ''
-    """Hugging Face folder, hf://owner/model, or adapter folder, which is added to its base; '': the built-in policy."""
+    """Hugging Face folder, hf://owner/model, or adapter folder, which is added to its base; '': the built-in policy.
+    `evaluate`, `ask`: also http(s)://…/v1#MODEL."""
+    request: RequestFields = ''
+    """http(s): as judge.request."""
     adapters: Adapters = Adapters()
     dtype: Literal['float32', 'bfloat16'] = 'float32'
     """Dtype of activations; use bfloat16 on TPUs and GPUs."""

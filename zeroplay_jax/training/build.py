@@ -47,7 +47,13 @@ from zeroplay_jax.selfplay.role_environment import (
     role_environment,
     template_record,
 )
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, fail, warn
+from zeroplay_jax.settings.kinds import (
+    BUILT_IN_CHECKPOINT,
+    ENGLISH_CHECKPOINT,
+    fail,
+    is_server,
+    warn,
+)
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
@@ -149,6 +155,12 @@ def open_policy(config: Config, date: str = '') -> PolicyFolder:
     return PolicyFolder(folder, model, mesh, codec)
 
 
+def _open_served() -> PolicyFolder:
+    """Returns what stands in for a model at a server: texts pass through this tokenizer, and no limit depends on it."""
+    folder = ENGLISH_CHECKPOINT
+    return PolicyFolder(folder, hf.read_config(folder), sharding.make_mesh(), open_codec(folder))
+
+
 def _check_positions(config: Config, folder: pathlib.Path) -> None:
     """Raises UserError if sequences are longer than the model's positions; the first process warns of extended ones."""
     warning = families.check_context(folder, config.sampler.context, 'sampler.context')
@@ -194,7 +206,7 @@ def build(
     uses_adapters = for_training and config.policy.adapters.rank > 0
     if uses_adapters:
         check_base(config)
-    opened = open_policy(config, date)
+    opened = _open_served() if is_server(config.policy.path) else open_policy(config, date)
     recipe_type = recipe_class(config.recipe)
     # Raises at an unusable line in a file of the user.
     library = library_builder.build_library(config, recipe_type.has_open_tasks)
@@ -336,6 +348,8 @@ def rollout_context(
 ) -> RolloutContext:
     """Returns the roles with a new scheduler and one slot pool per set of weights or, with adapters, for all roles.
 
+    A model at a server has none.
+
     `judge` is None.
 
     The scheduler has no weights before `WeightStore.publish`.
@@ -347,6 +361,12 @@ def rollout_context(
       extra_weights: name of further weights that get slots of their own; '' for none.
       uses_adapters: whether the weights are adapters over one base (`policy.adapters`).
     """
+    model = None
+    if is_server(config.policy.path):
+        # Only an evaluation of such a policy loads this code.
+        from zeroplay_jax.selfplay.policy_endpoint import ServedModel
+
+        model = ServedModel(config)
     sampler_config = SamplerConfig(**dict(config.sampler), eos=opened.codec.eos_ids)
     sampler_mesh = sharding.local_mesh(opened.mesh)
     roles: dict[str, Role] = {}
@@ -366,7 +386,7 @@ def rollout_context(
             # A snapshot is replaced between phases, when no rollouts are in progress.
             capacity[role.weights] = 1
         # Roles of the same weights share slots, so that no role leaves slots idle for another.
-        if role.weights not in pools:
+        if role.weights not in pools and model is None:
             pools[role.weights] = shared_pool or make_pool()
     if extra_weights:
         pools[extra_weights] = make_pool()
@@ -378,7 +398,7 @@ def rollout_context(
         overlap=_overlaps(config.rollout.overlap),
     )
     replays = REPLAYS if config.rollout.failed == 'retry' else 0
-    return RolloutContext(scheduler, roles, templates, replays=replays)
+    return RolloutContext(scheduler, roles, templates, replays=replays, model=model)
 
 
 def _overlaps(setting: str) -> bool:
@@ -507,7 +527,9 @@ def load_weights(
     uses_adapters: bool,
     shows_progress: bool,
 ) -> tuple[Params, FrozenBase | None]:
-    """Returns (whole weights in the learner's layout, None) or, with adapters, ({}, the base)."""
+    """Returns (whole weights in the learner's layout, None) or, with adapters, ({}, the base); of a server nothing."""
+    if is_server(config.policy.path):
+        return {}, None
     if not uses_adapters:
         return hf.load(folder, model, mesh, training_layout=True, progress=shows_progress), None
     settings = config.policy.adapters

@@ -19,11 +19,12 @@ from zeroplay_jax.settings.kinds import (
 )
 
 
-def settings(folder: pathlib.Path) -> ConfigDict:
+def settings(folder: pathlib.Path | str) -> ConfigDict:
     """Returns the config with whose prompts, tools and lengths a policy is asked.
 
     It is that of the policy's run if the folder lies in one (RUN/policy/NAME). Otherwise the tokenizer decides: the
-    defaults, configs/quickstart.py or configs/english.py for our tokenizers, configs/drzero.py for any other.
+    defaults, configs/quickstart.py or configs/english.py for our tokenizers, configs/drzero.py for any other and
+    for the address of a server, a text.
 
     `policy.adapters` has its defaults, and no role starts from an adapter: a policy is loaded as whole weights, an
     adapter added to its base. Training on with this config is full fine-tuning of these weights.
@@ -31,11 +32,22 @@ def settings(folder: pathlib.Path) -> ConfigDict:
     Raises:
       UserError: the folder lies in a run of another version, or has an adapter that is not supported.
     """
+    if isinstance(folder, str):
+        config = _instructed()
+        config.policy.path = folder
+        return config
     config = _settings_of_origin(folder)
     config.policy.adapters.update(default_config().policy.adapters)
     # A config without a rank that names adapters to start from would be refused.
     for role in trained_roles(config):
         config[role].adapter = ''
+    return config
+
+
+def _instructed() -> ConfigDict:
+    """Returns the config of an instruction-tuned model, such as any other tokenizer belongs to: long prompts."""
+    config = drzero.get_config()
+    config.retrieval.update(kind='world', path='')
     return config
 
 
@@ -58,9 +70,7 @@ def _settings_of_origin(folder: pathlib.Path) -> ConfigDict:
     for checkpoint, get_config in ours.items():
         if tokenizer == (checkpoint / 'tokenizer.json').read_bytes():
             return get_config()
-    # Any other tokenizer belongs to an instruction-tuned model, which gets the long prompts of the paper.
-    config = drzero.get_config()
-    config.retrieval.update(kind='world', path='')
+    config = _instructed()
     positions, _ = families.longest_context(folder)
     config.sampler.context = min(config.sampler.context, positions)
     return config

@@ -1,0 +1,226 @@
+"""A model behind an OpenAI-compatible server as the policy of an evaluation.
+
+Its rollouts have the prompts, tools and limits of the role, one call per turn, and turns that end at the first stop
+string, as those of slots; but no tokens. Results of tools reach the server as messages of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from zeroplay_jax.rollout.call_syntax import CHARACTERS_PER_TOKEN, arguments_as_json
+from zeroplay_jax.rollout.foreign_text import Message, Untrusted
+from zeroplay_jax.rollout.requests import Request
+from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.selfplay.judge import NoReply
+from zeroplay_jax.selfplay.judge_endpoint import (
+    CUT_OFF,
+    ChatClient,
+    chat_of,
+    completion,
+    content_text,
+    request_fields,
+    without_control_tokens,
+)
+from zeroplay_jax.tools.base import FailureLog
+from zeroplay_jax.types import Json, Trajectory, Turn, UserError
+
+# What advice in errors names.
+_FIELDS = {'model=': 'policy.path=…#', 'tokens': 'rollout.turn_tokens', 'request': 'policy.request'}
+# Answers that fail one after the other before a command ends: a server that is down fails all.
+MOST_FAILURES = 20
+
+
+class ServedModel:
+    """The model of `config.policy.path`, http(s)://…#MODEL; `config.judge` has timeout, retries and requests at once.
+
+    The key is in OPENAI_API_KEY; in POLICY_API_KEY if that is a judge's at another address, which may belong to others.
+
+    Args:
+      most_failures: number of answers that fail one after the other, after the first reply, at which a command ends.
+
+    Attributes:
+      on_text: receives the text of every turn, with its call; None: nobody does.
+      stats: what was asked: requests, tokens as far as the server counts them, answers and what became of them.
+    """
+
+    def __init__(self, config, most_failures: int = MOST_FAILURES):
+        url, _, self._name = config.policy.path.partition('#')
+        judge = config.judge
+        is_shared = judge.kind != 'endpoint' or judge.url == url
+        key = 'OPENAI_API_KEY' if is_shared else 'POLICY_API_KEY'
+        self._client = ChatClient(url, judge, _FIELDS, key, judge.at_once)
+        self._request = config.policy.request
+        self._about = f'{config.policy.path} {self._request}'.rstrip()
+        self._most_failures = most_failures
+        self._failures = most_failures - 1
+        self._log = FailureLog('policy')
+        self.on_text: Callable[[str], None] | None = None
+        self.stats: collections.Counter[str] = collections.Counter()
+
+    def __str__(self) -> str:
+        return self._about
+
+    def summary(self) -> str:
+        """Returns `stats` in one line."""
+        return (
+            f'{self._name}: {", ".join(f"{count:,} {name}" for name, count in self.stats.items())}'
+        )
+
+    async def play(
+        self,
+        scheduler: Scheduler,
+        request: Request,
+        messages: Sequence[Message],
+    ) -> list[Trajectory]:
+        """Returns the rollouts of a request, without tokens; the server draws its own samples.
+
+        `Trajectory.finish` is 'failed', and `weights` '', where the server gave no reply.
+
+        Args:
+          scheduler: runs the tools.
+          messages: the chat in place of `Request.prompt`.
+
+        Raises:
+          UserError: the first request failed, or too many did.
+        """
+        chat = chat_of(messages)
+        rollouts = []
+        for sample in range(request.samples):
+            one = dataclasses.replace(request, identity=(*request.identity, sample))
+            rollouts.append(self._rollout(scheduler, one, list(chat)))
+        return await asyncio.gather(*rollouts)
+
+    async def _rollout(
+        self, scheduler: Scheduler, request: Request, chat: list[Json]
+    ) -> Trajectory:
+        """Returns a rollout from the chat that opens it; continues the chat in place."""
+        env = request.env
+        ids, source, logp = (np.zeros(0, dtype) for dtype in (np.int32, np.int8, np.float32))
+        rollout = Trajectory(ids, source, logp, (), '', self._name, 0, request.identity)
+        left = env.limits.response_tokens or sys.maxsize
+        counts = scheduler.workers.counts
+        counts['policy/calls'] += 1
+        finish = ''
+        while not finish:
+            is_last = len(rollout.turns) + 1 >= env.limits.max_turns
+            try:
+                message, turn, finish = await self._reply(chat, request, left, is_last)
+            except NoReply as error:
+                counts['policy/failed'] += 1
+                self.stats['failed answers'] += 1
+                self._failures += 1
+                self._log.add(str(error))
+                if self._failures >= self._most_failures:
+                    raise UserError(
+                        f'--policy={self}: the model does not answer ({error}); correct this and run the command again'
+                    ) from None
+                return dataclasses.replace(rollout, finish='failed', weights='')
+            rollout = dataclasses.replace(rollout, turns=(*rollout.turns, turn))
+            if finish or turn.call is None:
+                break
+            before = dataclasses.replace(request, before=rollout)
+            done, ids = await scheduler.reply(before, turn.call, turn.call.error is not None)
+            states = tuple(done.tool_states)
+            rollout = dataclasses.replace(rollout, turns=tuple(done.turns), tool_states=states)
+            observation = env.codec.decode(ids)
+            chat += _exchange(message, turn.text, observation)
+            left -= len(turn.text + observation) // CHARACTERS_PER_TOKEN
+            if left <= 0:
+                finish = 'response_tokens'
+        self.stats['answers'] += 1
+        self.stats['of them without tags, which count as no answers'] += finish == 'eos'
+        return dataclasses.replace(rollout, finish=finish)
+
+    async def _reply(
+        self, chat: Sequence[Json], request: Request, left: int, is_last: bool
+    ) -> tuple[Json, Turn, str]:
+        """Returns the message with which the model replies, and turn and `Trajectory.finish`, '' if it goes on.
+
+        Args:
+          left: tokens that are left of the response.
+          is_last: whether it may not call a tool.
+
+        Raises:
+          NoReply: there is no reply that can be read.
+        """
+        env = request.env
+        tokens = min(env.limits.turn_tokens, left)
+        body = request_fields(self._request, request.temperature, tokens)
+        if env.tools:
+            body['tools'] = env.schemas
+            if is_last:
+                body['tool_choice'] = 'none'
+        self.stats['requests'] += 1
+        message, text, is_whole = await self._client.complete(self._name, chat, body, self._read)
+        self._failures = 0
+        ends = [text.find(stop) + len(stop) for stop in env.stops if stop in text]
+        text = text[: min(ends, default=len(text))]
+        if self.on_text is not None:
+            self.on_text(text)
+        call, finish = None, 'eos' if is_whole else 'turn_tokens'
+        if ends:
+            call, finish = env.end_turn(text).outcome(is_last)
+        turn = Turn(text, call, bool(ends) or is_whole, temperature=request.temperature)
+        return message, turn, finish
+
+    def _read(self, body: bytes) -> tuple[Json, str, bool]:
+        """Returns the message in a reply, its text with its call, and whether it is whole.
+
+        Whatever a reply of another form raises makes it none (`ChatClient.complete`).
+        """
+        answer = completion(body, 'policy.path')
+        usage = answer.get('usage') or {}
+        for name in ('prompt', 'completion'):
+            self.stats[f'{name} tokens'] += usage.get(f'{name}_tokens') or 0
+        choice = answer['choices'][0]
+        message = choice['message']
+        text = content_text(message)
+        is_whole = str(choice.get('finish_reason')).lower() not in CUT_OFF
+        call = _first_call(message)
+        # A call that is cut off has no arguments yet.
+        if call and is_whole:
+            text += f'<tool_call>\n{arguments_as_json(_content(call))}\n</tool_call>'
+        return message, text, is_whole
+
+
+def _first_call(message: Json) -> Json:
+    """Returns the first call of a message, {} without one; a turn has one call, and the others are dropped."""
+    return (message.get('tool_calls') or [{}])[0]
+
+
+def _content(call: Json) -> Json:
+    """Returns {'name', 'arguments'} of a call; arguments that are no JSON stay a text, which no tool takes."""
+    arguments = call['function'].get('arguments')
+    # TypeError: some servers send an object.
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        arguments = json.loads(arguments)
+    return {'name': call['function'].get('name'), 'arguments': arguments}
+
+
+def _exchange(message: Json, text: str, observation: str) -> list[Json]:
+    """Returns the messages of a call and its result.
+
+    Args:
+      message: that of the server, which gets back what it sent, such as the signature of its thoughts.
+      text: the turn as recorded; it has the call if the model wrote one into its text.
+      observation: the result, foreign text.
+    """
+    result = without_control_tokens(Untrusted(observation))
+    call = _first_call(message)
+    if not call:
+        return [{'role': 'assistant', 'content': text}, {'role': 'user', 'content': result}]
+    function = dict(call['function'])
+    if not isinstance(_content(call)['arguments'], dict):
+        # Chat templates read them as JSON.
+        function['arguments'] = '{}'
+    sent = {**message, 'tool_calls': [{**call, 'function': function}]}
+    return [sent, {'role': 'tool', 'tool_call_id': call.get('id'), 'content': result}]
