@@ -71,15 +71,10 @@ class ServedModel:
 
     def summary(self) -> str:
         """Returns `stats` in one line."""
-        return (
-            f'{self._name}: {", ".join(f"{count:,} {name}" for name, count in self.stats.items())}'
-        )
+        return f'{self._name}: {", ".join(f"{n:,} {name}" for name, n in self.stats.items())}'
 
     async def play(
-        self,
-        scheduler: Scheduler,
-        request: Request,
-        messages: Sequence[Message],
+        self, scheduler: Scheduler, request: Request, messages: Sequence[Message]
     ) -> list[Trajectory]:
         """Returns the rollouts of a request, without tokens; the server draws its own samples.
 
@@ -153,8 +148,7 @@ class ServedModel:
           NoReply: there is no reply that can be read.
         """
         env = request.env
-        tokens = min(env.limits.turn_tokens, left)
-        body = request_fields(self._request, request.temperature, tokens)
+        body = request_fields(self._request, request.temperature, min(env.limits.turn_tokens, left))
         if env.tools:
             body['tools'] = env.schemas
             if is_last:
