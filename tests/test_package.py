@@ -1,5 +1,6 @@
 """The project as other people install it: complete distributions, and a package of theirs that trains with it."""
 
+import importlib.util
 import json
 import pathlib
 import shutil
@@ -16,6 +17,8 @@ from run_files import check_same_run, lines
 
 OUTSIDE = ROOT / 'tests' / 'outside_package'
 EXAMPLES = ROOT / 'examples'
+# Libraries that an example needs besides those of the project.
+LIBRARIES = {'openenv_env': 'openenv', 'verifiers_env': 'verifiers'}
 SOURCES = ('pyproject.toml', 'MANIFEST.in', 'README.md', 'LICENSE', 'requirements.txt')
 FOLDERS = ('zeroplay_jax', 'retrieval', 'configs')
 
@@ -122,11 +125,16 @@ def test_the_installed_command_finds_the_configs_of_the_project(python, tmp_path
 
 def test_the_examples_are_packages_that_a_user_can_install(python, tmp_path):
     configs = sorted(python.parents[1].glob('lib/python*/site-packages/examples/*/config.py'))
-    assert len(configs) >= 4
+    assert len(configs) >= 6
     words = ('-m', 'zeroplay_jax.main', '--check', '--workdir=run')
     running = [start(python, tmp_path, *words, f'--config={config}') for config in configs]
-    for process in running:
-        finish(process)
+    for config, process in zip(configs, running, strict=True):
+        library = LIBRARIES.get(config.parent.name)
+        if library is None or importlib.util.find_spec(library):
+            finish(process)
+        else:
+            _, err = finish(process, status=2)
+            assert f'it imports {library}, which is not installed' in err
 
 
 def start_training(python, folder, workdir):

@@ -167,6 +167,17 @@ def test_two_searches_and_an_answer(serve):
     assert context.model.summary().startswith(summary)
 
 
+def test_what_only_weights_can_do_is_refused_in_one_line(serve):
+    server = serve(lambda body: text('<answer>Bob</answer>'))
+    _, context, (rollout,) = play(server)
+    for asked in (
+        context.log_probs('solver', (1,), ['Bob'], question='Who?'),
+        context.ask('solver', (1,), after=rollout),
+    ):
+        with pytest.raises(UserError, match='is a model at a server, which cannot do this'):
+            context.scheduler.run([asked])
+
+
 def test_foreign_text_is_data_and_as_long_as_an_observation(serve):
     server = serve([search('Ann ' * 200), search('x'), text('<answer>Bob</answer>')])
     _, _, (rollout,) = play(server, observation=50)

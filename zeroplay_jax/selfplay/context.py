@@ -30,6 +30,7 @@ REPLAYS = 2
 _REPLAY = 1 << 20
 # Default of `Role.prompt_tokens`: no limit but that of the slot.
 _NO_LIMIT = 1 << 30
+_SERVED = 'the policy is a model at a server, which cannot do this; give a checkpoint folder'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,7 +350,7 @@ class RolloutContext:
         )
         if self.model is not None:
             if after is not None:
-                raise UserError('a model at a server cannot go on after a rollout; leave it out')
+                raise UserError(f'ask(after=…): {_SERVED}')
             messages = env.messages(self.prompts[prompt or asked_role.prompt], **fields)
             return await self.model.play(self.scheduler, request, messages)
         if after is not None:
@@ -426,6 +427,8 @@ class RolloutContext:
             raise UserError(
                 f'log_probs takes a list of texts, not the text {texts!r}; put it in [ ]'
             )
+        if self.model is not None:
+            raise UserError(f'log_probs: {_SERVED}')
         asked_role = self.roles[role]
         env, weights = asked_role.env, asked_role.weights
         if after is None:
