@@ -10,7 +10,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 echo '== sdist and wheel'
-python=$(launch/python.sh 2> /dev/null)
+python=$(launch/python.sh)
 "$python" -m venv "$work/tools"
 "$work/tools/bin/pip" install --quiet --disable-pip-version-check build==1.6.1 twine==7.0.0
 rm -rf dist

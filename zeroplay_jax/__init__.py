@@ -51,9 +51,11 @@ __all__ = [
 os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
 
 # Commands that load libraries for seconds, during which Ctrl-C should end them at once.
-_COMMANDS = ('ask', 'compare', 'evaluate', 'export', 'inputs', 'main', 'report')
+CTRL_C_WHILE_LOADING = ('ask', 'compare', 'evaluate', 'export', 'inputs', 'main', 'report')
 # While `python -m zeroplay_jax.main` imports this package, sys.argv begins with '-m'.
-if sys.argv[:1] == ['-m'] and {f'zeroplay_jax.{name}' for name in _COMMANDS} & set(sys.orig_argv):
+if sys.argv[:1] == ['-m'] and {f'zeroplay_jax.{name}' for name in CTRL_C_WHILE_LOADING} & set(
+    sys.orig_argv
+):
     from zeroplay_jax.runtime import signals
 
     signals.open_closed()

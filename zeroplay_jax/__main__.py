@@ -6,11 +6,14 @@ Each command is a module of its own: `zeroplay report …` is `python -m zeropla
 from __future__ import annotations
 
 import ast
+import os
 import pathlib
 import runpy
 import sys
 
+import zeroplay_jax
 from zeroplay_jax.objectives.registry import did_you_mean
+from zeroplay_jax.runtime import signals
 
 # In the order in which they are needed.
 COMMANDS = (
@@ -67,6 +70,13 @@ def main(words: list[str] | None = None) -> int:
         fix = did_you_mean(words[0], COMMANDS) or '; `python -m zeroplay_jax` lists the commands'
         print(f'zeroplay_jax: {words[0]!r} is no command{fix}', file=sys.stderr)
         return 2
+    # As `python -m` has it, for recipes, rewards and tools in the current folder.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    # What the package does for `python -m zeroplay_jax.…` while libraries load.
+    signals.open_closed()
+    if command in zeroplay_jax.CTRL_C_WHILE_LOADING:
+        signals.exit_while_loading()
     sys.argv[1:] = words[1:]
     runpy.run_module(f'zeroplay_jax.{command}', run_name='__main__', alter_sys=True)
     return 0

@@ -350,6 +350,12 @@ def _evaluate_held_out(config: Config, run: RunContext) -> None:
         correct, rows = play.evaluate(run.evaluation, items, 0, recipe, bar.update, metric)
     # Checked before anything is printed: figures of an evaluation with failed searches would mislead.
     outcome.raise_if_nothing_found(config, run.check_and_reset_failures())
+    failed = sum(row.drop == 'failed' for row in rows)
+    if failed:
+        raise UserError(
+            f'--policy={config.policy.path}: {failed} of {len(rows)} questions had no reply; run the command again, or '
+            'raise config.judge.retries'
+        )
     judge = run.evaluation.judge
     if judge is not None:
         judge.check_failure_rate(judge.stats)

@@ -189,11 +189,15 @@ def export_trajectories(workdir: pathlib.Path, out: pathlib.Path) -> int:
     tools = (recorded.tools if recorded else None) or {}
     with _output_errors(out):
         out.mkdir(parents=True)
-        for number, record in enumerate(records):
-            role_tools = tools.get(record['role'], {})
-            document = atif.to_document(record, role_tools, number, zeroplay_jax.__version__)
-            text = json.dumps(document, ensure_ascii=False, indent=1)
-            write_text(out / f'{document["trajectory_id"]}.json', f'{text}\n')
+        try:
+            for number, record in enumerate(records):
+                role_tools = tools.get(record['role'], {})
+                document = atif.to_document(record, role_tools, number, zeroplay_jax.__version__)
+                text = json.dumps(document, ensure_ascii=False, indent=1)
+                write_text(out / f'{document["trajectory_id"]}.json', f'{text}\n')
+        except BaseException:
+            shutil.rmtree(out, ignore_errors=True)
+            raise
     return len(records)
 
 

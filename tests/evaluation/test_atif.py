@@ -178,6 +178,35 @@ def test_a_damaged_document_is_one_line(job, capsys, changes, problem):
     assert re.search(problem, line) and str(path) in line
 
 
+def test_fields_of_others_with_our_names_do_no_harm(job, browser, open_run):
+    path = job / 'trial' / 'agent' / 'trajectory.json'
+    extra = {'drop': 3, 'finish': 1, 'is_proposal': True, 'parts': 5, 'step': 'x', 'phase': 7}
+    extra['info'] = {'question': 5, 'rejected': ['x'], 'hops': 'many'}
+    steps = [{'source': 'agent', 'tool_calls': 5, 'observation': {'results': 3}}]
+    document = json.loads(path.read_text()) | {'extra': extra, 'subagent_trajectories': 7}
+    path.write_text(json.dumps(document | {'steps': [*document['steps'], *steps]}))
+    (job / 'trial' / 'verifier' / 'reward.txt').write_text('nan')
+    (job / 'folder.json').mkdir()
+    open_run(job)
+    shown = browser.js('document.querySelector("#detail .question").innerText')
+    assert 'What is it?' in shown
+    assert browser.js('document.querySelector("#config").hidden') is True
+
+
+def test_results_of_one_turn_are_all_kept(run):
+    record = read_lines(run / 'trajectories.jsonl', [])[1]
+    texts = ('prompt', 'policy', 'env', 'env')
+    record['segments'] = [{'source': text, 'text': text} for text in texts]
+    document = atif.to_document(record, {}, 0, '1')
+    assert len(document['steps'][-1]['observation']['results']) == 2
+
+
+def test_a_single_file_gets_its_page_beside_it(job, capsys):
+    path = job / 'trial' / 'agent' / 'trajectory.json'
+    assert report.main([str(path)]) == 0
+    assert (path.parent / 'report.html').is_file()
+
+
 def test_half_a_document_is_one_line(job, capsys):
     path = job / 'trial' / 'agent' / 'trajectory.json'
     path.write_text(path.read_text()[:500])

@@ -267,6 +267,10 @@ def test_samples_and_ways_of_answering(serve):
         ((400, b'{"error": "tools?"}'), r'config.rollout.turn_tokens, or .* config.policy.request'),
         ((200, b'<html>'), 'a web page in HTML; config.policy.path names the API'),
         ((200, b'{"choices": []}'), 'no choices'),
+        (
+            text('', finish_reason='content_filter'),
+            r'did not end by itself \(finish_reason content_',
+        ),
         (text(None, tool_calls=['x']), 'TypeError'),
     ],
 )
@@ -292,6 +296,7 @@ def test_answers_that_fail_are_counted_and_stop_the_command(serve):
     results, context, rollouts = play(server, *[good] * 10, bad, changes=one_at_once)
     assert [rollout.finish for rollout in rollouts].count('failed') == 1
     assert results[-1].given is None and not rollouts[-1].weights
+    assert results[-1].score is None and question_sets.means(results)['score'] == 1.0
     workers = context.scheduler.workers
     assert workers.counts['policy/failed'] == context.model.stats['failed answers'] == 1
     workers.check_failure_rate(0.5, 0.1)

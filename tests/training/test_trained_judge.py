@@ -9,6 +9,7 @@ from run_files import check_same_run, lines
 from zeroplay_jax.configs import common, scope
 from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.selfplay import judge
+from zeroplay_jax.selfplay.schedule import Phase
 from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.training import loop
 
@@ -30,6 +31,8 @@ def make_config(folder):
     config.sampler.slots, config.micro.rows = 16, 2
     for role in (config.solver, config.grader):
         role.update(steps=2, batch=2, samples=3, learning_rate=1e-3)
+    # How many tasks a step has is the solver's.
+    config.grader.batch = 64
     return config
 
 
@@ -46,15 +49,27 @@ def test_it_learns_and_a_killed_run_ends_with_the_same_bits(tmp_path, monkeypatc
     # Each judgement is a group; the evaluations have the judge of the start.
     assert {row['phase'] for row in rows} == {'solver'}
     assert len(rows) == 3 * len({row['group'] for row in rows})
+    # Three answers to two tasks, and three replies about each answer and rubric.
+    assert all(step['rollouts'] == 2 * 3 * (1 + 2 * 3) for step in steps)
     killed_runs.run_until(2, monkeypatch, make_config(tmp_path), killed)
     loop.run(make_config(tmp_path), killed)
     check_same_run(whole, killed)
 
 
+def test_a_judge_draws_no_tasks_unless_it_is_trained_alone():
+    import judge_recipe
+
+    both, alone = (
+        Phase('solver', 1, trains=roles) for roles in (('solver', 'grader'), ('grader',))
+    )
+    assert judge_recipe.Recipe.roles_with_tasks(both) == ['solver']
+    assert judge_recipe.Recipe.roles_with_tasks(alone) == ['grader']
+
+
 def test_what_cannot_judge_is_refused(tmp_path, monkeypatch):
     config = make_config(tmp_path)
     config.judge.kind = 'rule'
-    with pytest.raises(ConfigError, match='judge.kind=rule: roles of recipe judge_recipe judge'):
+    with pytest.raises(ConfigError, match='judge.kind=rule: roles of judge_recipe judge'):
         check(config)
     config.judge.kind = 'policy'
     check(config)

@@ -174,9 +174,11 @@ def _sections(
             sections[name] = TrainedRole
     judges = [one.name for one in recipe.roles(config) if one.tools == one.terminal_tags == ()]
     for prompt, name in recipe.judge_roles.items():
-        if prompt not in PROMPTS or name not in judges:
+        # SSP gives its checker a prompt as long as that of the role 'judge' may be.
+        if prompt not in PROMPTS or prompt == 'checker' or name not in judges:
+            given = ', '.join(each for each in PROMPTS if each != 'checker')
             raise ConfigError(
-                f'{recipe.__module__}: judge_roles has {prompt!r}: {name!r}; give one of {", ".join(PROMPTS)} and a '
+                f'{recipe.__module__}: judge_roles has {prompt!r}: {name!r}; give one of {given} and a '
                 'role of the recipe with tools=() and terminal_tags=()'
             )
     return sections

@@ -230,8 +230,6 @@ def check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
         slot = f'a slot of {config.sampler.context} (sampler.context)'
         problem = f'a reply leaves no room for a prompt in {slot}'
         fail('judge.tokens', judge.tokens, problem, 'give less')
-    if recipe.judge_roles and judge.kind != 'policy':
-        fail('judge.kind', judge.kind, f'roles of recipe {config.recipe} judge', 'give policy')
 
 
 # ---- where metrics go ------------------------------------------------------------------------------
@@ -394,6 +392,9 @@ def check_training(config: ConfigDict, recipe: type[Recipe]) -> None:
     if config.micro.tokens < context:
         problem = f'a trajectory of {context} tokens (sampler.context) does not fit in a row'
         fail('micro.tokens', config.micro.tokens, problem, f'give {context} or more')
+    # Evaluations keep the judge of the config.
+    if recipe.judge_roles and config.judge.kind != 'policy':
+        fail('judge.kind', config.judge.kind, f'roles of {config.recipe} judge', 'give policy')
     needed = recipe.needed_file
     if config.retrieval.kind != 'world' and needed and not config.inputs[needed]:
         problem = f'{config.recipe} needs {needed}, and only miniature worlds have their own'

@@ -88,6 +88,10 @@ def answer_all(
         """Runs the rollouts of one question and returns its result."""
         identity = (number, index)
         answers = await ask(identity, question)
+        first = answers[0]
+        # That a server did not answer says nothing about its model.
+        if any(given.finish == 'failed' for given in answers):
+            return Answered(None, first.searches, first.redundancy, None)
         scores = []
         for sample, given in enumerate(answers):
             value = await score(context, metric, (*identity, sample), question, given.text)
@@ -96,7 +100,6 @@ def answer_all(
         # On ties the first sample is taken.
         best = int(np.argmax(scores))
         # Only the queries of the first sample count, so that their number does not grow with `samples`.
-        first = answers[0]
         result = Answered(scores[best], first.searches, first.redundancy, answers[best].text)
         if samples == 1:
             return result

@@ -7,6 +7,7 @@ what the environment inserted after it. The format has no field for rewards; our
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import re
 from collections.abc import Iterator
@@ -21,6 +22,22 @@ VERSION = 'ATIF-v1.7'
 _AUTHORS = {'system': 'prompt', 'user': 'prompt', 'agent': 'policy'}
 # Fields of a record that stand elsewhere in its document.
 _ELSEWHERE = ('segments', 'turns', 'turn_rewards', 'run', 'role')
+# Type of the fields of a record that a document keeps in its `extra`.
+_KEPT: dict[str, Any] = {
+    'system': str,
+    'step': int,
+    'iteration': int,
+    'phase': str,
+    'is_proposal': bool,
+    'weights': str,
+    'version': int,
+    'group': int,
+    'reward': int | float,
+    'parts': dict,
+    'advantage': int | float | list,
+    'drop': str,
+    'finish': str,
+}
 _DOCUMENT = ('id', 'title', 'score')
 # Also where keys are sorted, this one stands before the steps.
 _MARK = re.compile(rb'"schema_version"\s*:\s*"ATIF-')
@@ -54,7 +71,8 @@ def to_document(
             call_id = f'call_{len(steps) + 1}'
             steps.append(_agent_step(text, call, call_id, next(turn_rewards, None)))
         elif source == 'env' and steps and steps[-1]['source'] == 'agent':
-            steps[-1]['observation'] = {'results': [_result(text, call, call_id)]}
+            results = steps[-1].setdefault('observation', {'results': []})['results']
+            results.append(_result(text, call, call_id))
         else:
             steps.append({'source': 'user' if source == 'prompt' else 'system', 'message': text})
     agent = {'name': record['role'], 'version': version}
@@ -115,7 +133,7 @@ def _schema(tool: dict[str, Any]) -> dict[str, Any]:
 def paths(place: pathlib.Path) -> list[pathlib.Path]:
     """Returns the ATIF files of a place: the file itself, or all below a folder, such as a job of Harbor."""
     files = [place] if place.is_file() else sorted(place.rglob('*.json'))
-    return [path for path in files if _is_document(path)]
+    return [path for path in files if path.is_file() and _is_document(path)]
 
 
 def _is_document(path: pathlib.Path) -> bool:
@@ -141,9 +159,10 @@ def read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return None
+    return number if math.isfinite(number) else None
 
 
 def _records(
@@ -156,7 +175,7 @@ def _records(
     turns: list[dict[str, Any] | None] = []
     task = ''
     for number, step in enumerate(steps, 1):
-        if not isinstance(step, dict) or step.get('source') not in _AUTHORS:
+        if not isinstance(step, dict) or str(step.get('source')) not in _AUTHORS:
             raise UserError(
                 f'{path}: step {number} must be an object whose "source" is one of {", ".join(_AUTHORS)}'
             )
@@ -167,7 +186,13 @@ def _records(
             if segment['source'] == 'policy':
                 turns.append(call)
     agent = _object(document.get('agent'))
-    kept = _object(document.get('extra'))
+    extra = _object(document.get('extra'))
+    # Of others these names may have any meaning.
+    kept = {name: value for name, value in extra.items() if isinstance(value, _KEPT.get(name, ()))}
+    kept_info = _object(extra.get('info'))
+    for name in ('question', 'rejected'):
+        if not isinstance(kept_info.get(name, ''), str):
+            del kept_info[name]
     info: dict[str, Any] = {
         'question': ' '.join(task.split())[:_QUESTION_LENGTH],
         'file': str(path),
@@ -178,18 +203,19 @@ def _records(
         info[name] = document.get(name)
     info |= _object(document.get('final_metrics'))
     fields = {'step': 0, 'phase': 'rollouts', 'reward': reward, 'advantage': None, 'drop': None}
+    # Each is a task of its own.
+    fields['group'] = str(path)
     yield (
         fields
         | kept
         | {
             'role': str(agent.get('name', 'agent')),
-            'info': {name: value for name, value in info.items() if value is not None}
-            | _object(kept.get('info')),
+            'info': {name: value for name, value in info.items() if value is not None} | kept_info,
             'segments': segments,
             'turns': turns,
         }
     )
-    for part in document.get('subagent_trajectories') or ():
+    for part in _list(document.get('subagent_trajectories')):
         yield from _records(_object(part), path, None)
 
 
@@ -203,15 +229,15 @@ def _segments(
         author = 'prompt'
     if step.get('reasoning_content'):
         text = f'<think>{step["reasoning_content"]}</think>{text}'
-    calls = [_call(call) for call in step.get('tool_calls') or () if isinstance(call, dict)]
+    calls = [_call(call) for call in _list(step.get('tool_calls')) if isinstance(call, dict)]
     yield {'source': author, 'text': text}, calls[0] if calls else None
     # A step may have several calls; one stands behind each piece of the policy's text.
     for call in calls[1:]:
         yield {'source': author, 'text': ''}, call
-    for result in _object(step.get('observation')).get('results') or ():
+    for result in _list(_object(step.get('observation')).get('results')):
         content = _object(result)
         found = _text(content.get('content'))
-        for reference in content.get('subagent_trajectory_ref') or ():
+        for reference in _list(content.get('subagent_trajectory_ref')):
             found += f' [subagent: {json.dumps(reference, ensure_ascii=False)}]'
         yield {'source': 'env', 'text': found}, None
 
@@ -236,6 +262,10 @@ def _text(message: Any) -> str:
             f'[image: {image}]' if part.get('type') == 'image' else str(part.get('text', ''))
         )
     return '\n'.join(parts)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -82,7 +82,8 @@ class Answered:
     """Result of one question.
 
     Attributes:
-      score: best score of its samples; in a graded evaluation their mean, and None without any verdict.
+      score: best score of its samples; in a graded evaluation their mean. None without any verdict, or if a
+        server did not answer.
       searches: number of search queries of the first sample.
       redundancy: repetition among these queries, see the function `redundancy`.
       given: the answer with the best score; None if that sample has no answer.
@@ -261,8 +262,9 @@ def means(answered: Sequence[Answered]) -> dict[str, float]:
         known = [value for value in of_questions if value is not None]
         if known or name != 'vote':
             values[name] = float(np.mean(known))
-    if answered[0].samples:
-        of_samples = np.mean([result.samples for result in answered], axis=0)
+    sampled = [result.samples for result in answered if result.samples]
+    if sampled:
+        of_samples = np.mean(sampled, axis=0)
         values['samples'] = float(of_samples.mean())
         values['deviation'] = float(of_samples.std(ddof=1))
     return values

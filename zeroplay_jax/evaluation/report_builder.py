@@ -74,7 +74,8 @@ def write_report(
       UserError: a workdir does not exist, contains no run or is listed twice, or `out` cannot be written.
     """
     workdirs = list(map(Path, (workdir, *others)))
-    target = workdirs[0] / 'report.html'
+    folder = workdirs[0].parent if workdirs[0].is_file() else workdirs[0]
+    target = folder / 'report.html'
     if out is not None:
         target = Path(out)
         if not target.parent.is_dir():

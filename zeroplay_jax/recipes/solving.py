@@ -157,6 +157,8 @@ async def solver_rows(
     for trajectory, value, drop in scored:
         if strict_format and not rewards.ssp_format([turn.text for turn in trajectory.turns]):
             value = 0.0
+            # The format decides, whatever the judge said.
+            drop = None if drop == 'ungraded' else drop
         parts = {_PART_NAMES.get(metric, metric): value or 0.0}
         if config.reward.overlong_buffer:
             parts['overlong'] = overlong_part(config, trajectory)

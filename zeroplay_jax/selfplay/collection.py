@@ -117,7 +117,8 @@ class Collector:
         try:
             if next_step is not None and self._may_begin(step, next_step):
                 # Nothing is carried over with `rollout.ahead`, so a whole batch is missing.
-                batches = [self.config[role].batch for role in step.phase.trains]
+                roles = self.recipe.roles_with_tasks(step.phase)
+                batches = [self.config[role].batch for role in roles]
                 self.ahead = self._draw(next_step, max(batches))
             self._end(context, on_episode_end)
         except BaseException:
@@ -300,7 +301,7 @@ class Collector:
         rows = []
         # In the order of their identities; that in which they ended depends on the clock.
         judgements = context.run.judgements.pop(task.identity[:2], [])
-        for judgement in sorted(judgements, key=lambda each: each.identity):
+        for judgement in sorted(judgements, key=lambda each: (each.identity, each.role)):
             # Several judgements of a task are several groups.
             group = int(identity_key(0, judgement.identity).view(np.int64)[0])
             for number, rollout in enumerate(judgement.rollouts):
@@ -314,12 +315,15 @@ class Collector:
         try:
             return await context.run.player.episode(context, step, task)
         except TaskDropped as drop:
+            # Which judgements had ended, where others were still asked for, depends on the clock.
+            context.run.judgements.pop(task.identity[:2], None)
             return Outcome(drop=drop.reason)
 
     def _missing_groups(self, step: Step, rows: Sequence[Row]) -> int:
-        """Returns how many groups the batch lacks: the largest number over the trained roles; 0 without one."""
+        """Returns how many groups the batch lacks: the largest number over the roles with tasks; 0 without one."""
         # The maximum and not the sum is taken, because one task can yield a group of each role (SSP).
-        missing = [self.filter.missing_groups(role, rows) for role in step.phase.trains]
+        roles = self.recipe.roles_with_tasks(step.phase)
+        missing = [self.filter.missing_groups(role, rows) for role in roles]
         return max(missing, default=0)
 
     # ---- checkpoints -------------------------------------------------------------------------------

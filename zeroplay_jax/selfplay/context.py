@@ -331,10 +331,12 @@ class RolloutContext:
           UserError: `after` cannot go on like this, nothing reads `keep`, `note` or a field, or a second request of the
             step has this role and identity; a server does not answer.
         """
-        _check_options(after, keep, note, fields, samples)
         asked_role = self.roles[role]
         env = asked_role.env
         searched = self.prompts[prompt or asked_role.prompt].searched
+        # A message between searches counts them; a rollout that goes on needs it again.
+        read = {'hops'} if searched else set()
+        _check_options(after, keep, note, fields.keys() - read, samples)
         if searched and 'hops' in fields:
             env = dataclasses.replace(env, searched=(int(str(fields['hops'])), searched))
         weights = asked_role.weights

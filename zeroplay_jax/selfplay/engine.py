@@ -276,6 +276,11 @@ class Engine:
         for policy in untrained:
             roles = [role for role in step.phase.trains if self.weights_of[role] == policy]
             reasons[policy] = empty_step_reasons(outcomes, roles, policy in nonfinite)
+        # A judge whose replies agree learns nothing, and does not stop the run.
+        counted = {self.weights_of[role] for role in self.recipe.roles_with_tasks(step.phase)}
+        has_learnt = {
+            name: learnt for name, learnt in has_learnt.items() if learnt or name in counted
+        }
         self.learning.add_training_step(step, has_learnt, reasons)
         return stats
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # two may belong to different owners.
 _KEYS = {'judge': 'OPENAI_API_KEY', 'second_judge': 'SECOND_JUDGE_API_KEY'}
 # Values of finish_reason of a whole reply, in lower case; some servers give none.
-_WHOLE = frozenset(('stop', 'eos', 'eos_token', 'end_turn', 'stop_sequence', 'complete', 'none'))
+WHOLE = frozenset(('stop', 'eos', 'eos_token', 'end_turn', 'stop_sequence', 'complete', 'none'))
 CUT_OFF = frozenset(('length', 'max_tokens', 'max_output_tokens', 'model_length'))
 # Why a server does not give the model's reply. To ask again would favour verdicts that are easy to give.
 _REFUSED = frozenset(('content_filter', 'refusal', 'safety', 'recitation', 'guardrail_intervened'))
@@ -83,7 +83,11 @@ class ChatClient:
             # A client's connections work only in the event loop that opened them, and the scheduler starts a new
             # loop whenever no episode was in progress.
             self._of_loop.clear()
+            # The client reads these from the environment otherwise; they belong to the key of that name.
+            account = None if self.key == 'OPENAI_API_KEY' else ''
             client = openai.AsyncOpenAI(
+                organization=account,
+                project=account,
                 # The client adds the name of the endpoint.
                 base_url=self.url.rstrip('/').removesuffix('/chat/completions'),
                 api_key=os.environ.get(self.key, 'none'),
@@ -121,7 +125,9 @@ class ChatClient:
         except NoReply:
             raise
         except Exception as error:
-            raise Outage(self._failure(error, model)) from None
+            # These are about what was sent, for example a text that is too long.
+            kind = NoReply if getattr(error, 'status_code', 0) in (400, 413, 422) else Outage
+            raise kind(self._failure(error, model)) from None
         raise AssertionError('unreachable')
 
     def _failure(self, error: Exception, model: str) -> str:
@@ -272,7 +278,7 @@ def completion(body: bytes, url: str) -> Json:
 def _check_ending(choice: Mapping[str, Any], section: str) -> None:
     """Raises NoReply unless a reply ended by itself."""
     ending = str(choice.get('finish_reason') or 'none')
-    if ending.lower() in _WHOLE:
+    if ending.lower() in WHOLE:
         return
     # A reply that was cut off could have continued with "but".
     if ending.lower() in CUT_OFF:

@@ -23,6 +23,7 @@ from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.selfplay.judge import NoReply
 from zeroplay_jax.selfplay.judge_endpoint import (
     CUT_OFF,
+    WHOLE,
     ChatClient,
     chat_of,
     completion,
@@ -34,6 +35,8 @@ from zeroplay_jax.tools.base import FailureLog
 from zeroplay_jax.types import Json, Trajectory, Turn, UserError
 
 # What advice in errors names.
+# Endings of a reply that calls a tool.
+_CALLED = frozenset(('tool_calls', 'function_call'))
 _FIELDS = {'model=': 'policy.path=…#', 'tokens': 'rollout.turn_tokens', 'request': 'policy.request'}
 # Answers that fail one after the other before a command ends: a server that is down fails all.
 MOST_FAILURES = 20
@@ -55,7 +58,7 @@ class ServedModel:
     def __init__(self, config, most_failures: int = MOST_FAILURES):
         url, _, self._name = config.policy.path.partition('#')
         judge = config.judge
-        is_shared = judge.kind != 'endpoint' or judge.url == url
+        is_shared = judge.kind != 'endpoint' or judge.url.rstrip('/') == url.rstrip('/')
         key = 'OPENAI_API_KEY' if is_shared else 'POLICY_API_KEY'
         self._client = ChatClient(url, judge, _FIELDS, key, judge.at_once)
         self._request = config.policy.request
@@ -178,7 +181,10 @@ class ServedModel:
         choice = answer['choices'][0]
         message = choice['message']
         text = content_text(message)
-        is_whole = str(choice.get('finish_reason')).lower() not in CUT_OFF
+        ending = str(choice.get('finish_reason') or 'none').lower()
+        if ending not in WHOLE | CUT_OFF | _CALLED:
+            raise NoReply(f'the reply did not end by itself (finish_reason {ending})')
+        is_whole = ending not in CUT_OFF
         call = _first_call(message)
         # A call that is cut off has no arguments yet.
         if call and is_whole:

@@ -248,9 +248,18 @@ class Recipe:
         if not phase.trains:
             return self.config.pool.batch * self.config.pool.samples
         rollouts = 0
-        for role in phase.trains:
+        for role in self.roles_with_tasks(phase):
             rollouts += self.config[role].batch * self.config[role].samples
         return rollouts
+
+    @classmethod
+    def roles_with_tasks(cls, phase: Phase) -> list[str]:
+        """Returns the trained roles of a phase whose batches are drawn: all but judges, unless it trains these alone.
+
+        How much a judge is asked, and whether its replies differ, depends on the others.
+        """
+        others = [role for role in phase.trains if role not in cls.judge_roles.values()]
+        return others or list(phase.trains)
 
 
 def recipe_class(name: str) -> type[Recipe]:

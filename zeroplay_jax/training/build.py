@@ -422,7 +422,8 @@ def _role(
     if specification.name in (_JUDGE.name, _GRADER.name, *judge_roles.values()):
         reply_tokens = config.judge.tokens
     env, prompt_tokens = role_environment(config, specification, codec, tools, reply_tokens)
-    if specification.name == _GRADER.name:
+    grades = specification.name in (_GRADER.name, judge_roles.get(GRADE_PROMPT))
+    if grades and config.judge.grade_tokens:
         # The slot is shared by prompt and reply. The prompt may be as long as that of other judgements, so that a
         # longer limit of the reply does not refuse answers; a reply that fills the slot gives no verdict.
         limits = dataclasses.replace(env.limits, turn_tokens=config.judge.grade_tokens)
