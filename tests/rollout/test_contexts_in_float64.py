@@ -1,0 +1,96 @@
+"""Forks and folds against other code: transformers' model and NumPy, both in float64."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tiny
+import torch
+import transformers
+from test_continuing import QUESTIONS, fold, make_context, run, whole
+
+from zeroplay_jax.configs import common
+from zeroplay_jax.policy import hf
+from zeroplay_jax.rollout import continuing
+from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.selfplay.update import rows_loss
+from zeroplay_jax.types import POLICY, Row
+
+TEXTS = ('abc', '<answer>b</answer>', 'deaf head')
+CLIP = dict(clip_low=0.05, clip_high=0.1)
+
+
+@pytest.fixture(scope='module')
+def both(tmp_path_factory):
+    """((codec, model, weights), log-probs of all tokens but the first by the other model)."""
+    folder = tiny.make_folder(tmp_path_factory.mktemp('both') / 'policy', letters=tiny.LETTERS)
+    model = hf.read_config(folder)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).double().eval()
+
+    def log_probs(ids):
+        with torch.no_grad():
+            logits = theirs(torch.tensor([list(map(int, ids))])).logits[0].numpy()
+        assert logits.dtype == np.float64
+        # The last position predicts nothing that is there.
+        logits = logits[:-1] - logits[:-1].max(-1, keepdims=True)
+        chosen = np.take_along_axis(logits, np.asarray(ids)[1:, None], -1)[:, 0]
+        return chosen - np.log(np.sum(np.exp(logits), -1))
+
+    return (Codec(folder), model, hf.load(folder, model)), log_probs
+
+
+def test_log_probs_after_a_fork(both):
+    policy, log_probs = both
+    context, _ = make_context(policy)
+
+    async def episode(number):
+        trunk = await whole(context, number)
+        forks = await context.ask('whole', (4, number), 2, after=trunk, keep=[0], note='a')
+        options = dict(after=forks[1], keep=[0], note='bad')
+        return forks, await context.log_probs('whole', (5, number), TEXTS, **options)
+
+    # Their first turns are calls.
+    for forks, given in run(context, *(episode(number) for number in (0, 2))):
+        for fork in forks:
+            sampled = fork.source[1:] == POLICY
+            np.testing.assert_allclose(
+                fork.logp[1:][sampled], log_probs(fork.tokens)[sampled], atol=1e-5
+            )
+        # In front of a text: the fork up to the reply to its first turn, and the note as a message.
+        kept = continuing.cut(forks[1], [0])
+        before = [*kept.tokens, *continuing.note_ids(kept, context.roles['whole'].env, 'bad')]
+        for text, logp in zip(TEXTS, given, strict=True):
+            expected = log_probs([*before, *policy[0].encode_plain(text)])[len(before) - 1 :]
+            np.testing.assert_allclose(logp, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize('loss', ['token_pg', 'sequence_pg'])
+def test_the_loss_of_folded_rollouts(both, loss):
+    policy, log_probs = both
+    context, _ = make_context(policy)
+    folded = run(context, *(fold(context, number) for number in range(len(QUESTIONS))))
+    rows, losses = [], []
+    for number, (*_, rollout) in enumerate(folded):
+        # Other old log-probs than those of the weights, so that there are ratios to clip.
+        contexts = []
+        for each in rollout.contexts:
+            shift = 0.2 * np.sin(np.arange(len(each.logp)) + number) * (each.source == POLICY)
+            contexts.append(dataclasses.replace(each, logp=(each.logp + shift).astype(np.float32)))
+        *earlier, last = contexts
+        advantage = (-1.0) ** number * (1 + number)
+        trajectory = dataclasses.replace(last, earlier=tuple(earlier))
+        rows.append(Row('whole', trajectory, 1.0, number, advantage=advantage))
+        log_ratios = []
+        for each in contexts:
+            sampled = each.source[1:] == POLICY
+            log_ratios += list(log_probs(each.tokens)[sampled] - each.logp[1:][sampled])
+        if loss == 'sequence_pg':
+            log_ratios = [np.mean(log_ratios)]
+        ratio = np.exp(log_ratios)
+        clipped = np.clip(ratio, 1 - CLIP['clip_low'], 1 + CLIP['clip_high'])
+        losses.append(np.mean(np.maximum(-advantage * ratio, -advantage * clipped)))
+    assert any(len(row.trajectory.contexts) == 3 for row in rows)
+    settings = common.get_config().solver
+    settings.update(loss=loss, aggregation='seq_mean_token_mean', kl_coef=0.0, **CLIP)
+    value, _ = rows_loss(policy[1], policy[2], policy[2], rows, settings, (2, 240))
+    np.testing.assert_allclose(float(value), np.mean(losses), rtol=1e-4)
