@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from zeroplay_jax.rollout import token_steps
+from zeroplay_jax.rollout.environment import TurnEnd
 from zeroplay_jax.rollout.slot_state import DECODE, REST, DecodeChunk
 from zeroplay_jax.types import ToolCall
 
@@ -34,7 +35,7 @@ class CountedRole:
 
     def end_turn(self, text):
         assert text.endswith('!')
-        return types.SimpleNamespace(call=self.call(), malformed=False, done=False)
+        return TurnEnd(self.call())
 
 
 class CountedDevice:
