@@ -87,7 +87,7 @@ def wrapped(codec, syntax, text):
         return [*head, *codec.encode_plain(text), *tail]
     content = json.dumps({'result': text}, ensure_ascii=False) if syntax == 'qwen' else text
     head, tail = '<|im_end|>\n<|im_start|>user\n<tool_response>\n', '\n</tool_response><|im_end|>\n'
-    return codec._encode([head, Untrusted(content), tail + '<|im_start|>assistant\n'])
+    return codec.encode_spans([head, Untrusted(content), tail + '<|im_start|>assistant\n'])
 
 
 @pytest.mark.parametrize('syntax', SYNTAXES)

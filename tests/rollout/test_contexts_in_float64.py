@@ -60,7 +60,9 @@ def test_log_probs_after_a_fork(both):
         kept = continuing.cut(forks[1], [0])
         before = [*kept.tokens, *continuing.note_ids(kept, context.roles['whole'].env, 'bad')]
         for text, logp in zip(TEXTS, given, strict=True):
-            expected = log_probs([*before, *policy[0].encode_plain(text)])[len(before) - 1 :]
+            expected = log_probs([*before, *context.roles['whole'].env.turn_ids(text)])[
+                len(before) - 1 :
+            ]
             np.testing.assert_allclose(logp, expected, atol=1e-5)
 
 

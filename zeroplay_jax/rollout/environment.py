@@ -6,13 +6,19 @@ An environment knows text, tools and limits. It knows neither the sampler nor th
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Int
 
 from zeroplay_jax.rollout.call_syntax import CallSyntax
-from zeroplay_jax.rollout.foreign_text import Message, without_surrogates, without_tags
+from zeroplay_jax.rollout.foreign_text import (
+    Message,
+    Untrusted,
+    without_surrogates,
+    without_tags,
+)
 from zeroplay_jax.rollout.prompts import Prompt, fill
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.tools.base import Tool, ToolResult
@@ -142,8 +148,19 @@ class Environment:
 
     def escaped(self, text: str) -> str:
         """Returns foreign text in which no tag of calls, results, answers or thoughts can be taken for a real one."""
-        names = (*self.syntax.tag_names(self.tools), *self.terminal_tags, 'think')
-        return without_tags(text, names)
+        return without_tags(text, self._tag_names)
+
+    @property
+    def _tag_names(self) -> tuple[str, ...]:
+        return (*self.syntax.tag_names(self.tools), *self.terminal_tags, 'think')
+
+    def turn_ids(self, text: str) -> list[int]:
+        """Returns the ids of a text as a turn of the policy: tags are its tokens, all else is foreign text."""
+        pattern = '|'.join(f'</?{re.escape(name)}>' for name in self._tag_names)
+        # Every second piece is a tag.
+        pieces = re.split(f'({pattern})', text)
+        spans = [piece if index % 2 else Untrusted(piece) for index, piece in enumerate(pieces)]
+        return self.codec.encode_spans(spans)
 
     def end_turn(self, text: str) -> TurnEnd:
         """Returns how the episode continues after a turn, given its text cut after a stop string."""

@@ -191,7 +191,7 @@ class Codec:
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of trusted text, such as that of this code base: added tokens are recognised."""
-        return self._encode([text])
+        return self.encode_spans([text])
 
     def encode_plain(self, text: str) -> list[int]:
         """Returns the ids of foreign text, none of which is in the added vocabulary."""
@@ -211,7 +211,7 @@ class Codec:
                 return self.whole_characters(ids[:limit])
             characters *= 4
 
-    def _encode(self, spans: Iterable[str]) -> list[int]:
+    def encode_spans(self, spans: Iterable[str]) -> list[int]:
         """Returns the ids of consecutive spans; those of type `Untrusted` are foreign text.
 
         Text between two trusted added tokens is encoded as one piece across spans, as the tokenizer
@@ -294,7 +294,7 @@ class Codec:
                     )
         roles = tuple(message['role'] for message in messages)
         contents = [_parts(message) for message in messages]
-        ids = self._encode(self.template.opening(roles, schemas).spans(contents))
+        ids = self.encode_spans(self.template.opening(roles, schemas).spans(contents))
         return np.asarray(ids, np.int32)
 
     def suffix(self, message: Message) -> Int[np.ndarray, ' tokens']:
@@ -308,7 +308,7 @@ class Codec:
         # Of a short chat only the part behind the assistant turn is taken, so that the real turn is never tokenised
         # again. It begins with a user message, which some templates require.
         layout = self.template.layout(('user', 'assistant', message['role']))
-        ids = self._encode(layout.spans([_parts(message)], first=2))
+        ids = self.encode_spans(layout.spans([_parts(message)], first=2))
         return np.asarray(ids, np.int32)
 
 

@@ -415,8 +415,9 @@ class RolloutContext:
         """Returns the log-probs, float32 [tokens] in nats, that a role gives to the tokens of texts.
 
         Each text follows a prompt directly, or the context of a rollout, cut and with a note as in `ask`. It is encoded
-        as foreign text, without control tokens. The temperature is 1, whatever the role's. Nothing is sampled, so the
-        identity decides the order of service alone. The context is computed once for all texts.
+        as a turn: tags of the role are tokens of the policy, all else is foreign text, without control tokens. The
+        temperature is 1, whatever the role's. Nothing is sampled, so the identity decides the order of service alone.
+        The context is computed once for all texts.
 
         Args: those of `ask`.
 
@@ -440,7 +441,7 @@ class RolloutContext:
             context_ids = before.tokens
             if note:
                 context_ids = np.append(context_ids, continuing.note_ids(before, env, note))
-        text_ids = [np.asarray(env.codec.encode_plain(text), np.int32) for text in texts]
+        text_ids = [np.asarray(env.turn_ids(text), np.int32) for text in texts]
         scheduler = self.scheduler
         longest = max(map(len, text_ids), default=0)
         if not 0 < len(context_ids) <= scheduler.pools[weights].context - longest:
