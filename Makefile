@@ -70,12 +70,13 @@ test-long: .venv/ready-test ## the tests that take minutes
 	@echo '== long tests'
 	@$(TEST) -m long
 
-lint: .venv/ready-test ## ruff, mypy and shellcheck
+lint: .venv/ready-test ## ruff, mypy, shellcheck and hadolint
 	@echo '== lint, format, types, scripts'
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
-	@if command -v shellcheck > /dev/null; then shellcheck .ci/run launch/*.sh; else echo 'shellcheck is not installed: scripts not checked'; fi
+	@$(dir $(RUN))shellcheck .ci/run launch/*.sh
+	@$(dir $(RUN))hadolint Dockerfile
 
 bench: .venv/ready-test ## rollout and update speed, compared with other engines where they are installed
 	@echo '== rollout and update benchmark'
