@@ -63,7 +63,9 @@ def get_config(variant=''):
         return _mini(config)
 
     common.use_wikipedia(config, 'Qwen2.5-3B-Instruct', 'wiki18_e5')
-    config.checkpoint.iterations = True  # the paper prints every iteration
+    # The paper prints every iteration.
+    config.checkpoint.iterations = True
+    config.eval.every = config.solver.steps
     config.tools.syntax = 'qwen'  # figure 5; appendix A
     config.rollout.update(
         prompt_tokens=768, turn_tokens=256, observation_tokens=512, max_turns=5

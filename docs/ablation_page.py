@@ -74,11 +74,17 @@ def _differences(row: str) -> str:
     system = importlib.import_module(f'zeroplay_jax.configs.{row.partition("/")[0]}')
     defaults = dict(fields.leaves(system.get_config()))
     texts = []
+    # Most rows of SCOPE have the model of another row.
+    base = f'{row.partition("/")[0]}/qwen3_8b'
+    known = ablations.ROWS.get(base, {}).items()
+    if row != base and known and known <= ablations.ROWS[row].items():
+        texts.append(f'`{base}`')
+        defaults |= known
     for name, value in fields.leaves(ablations.get_config(row)):
         if value != defaults[name]:
             value = '(without search)' if name == 'prompts' else _text(value)
             texts.append(f'`{name}={value}`')
-    return ', '.join(texts) or "nothing: this is the config's value"
+    return ', '.join(texts) or 'the config itself'
 
 
 def _text(value) -> str:

@@ -40,9 +40,15 @@ def page() -> str:
     """Returns the page as Markdown."""
     lines = [INTRODUCTION]
     lines += [f'- {kind}: {meaning}' for kind, meaning in KINDS.items() if kind != 'paper']
-    for system, entries in load().items():
+    systems = load()
+    for system, entries in systems.items():
+        # π-Play has most of Dr. Zero's tables 5 and 6, and ours follows it where they leave a choice.
+        known = systems['drzero'] if system == 'piplay' else {}
+        same = [field for field in entries if _is_same(entries[field], known.get(field))]
         shared, others, silent = [], [], []
         for field, entry in entries.items():
+            if field in same:
+                continue
             why = entry.get('why')
             ours = _text(entry['ours'])
             if entry['kind'] == 'paper':
@@ -58,10 +64,19 @@ def page() -> str:
             else:
                 silent.append((_joined(entry['kind'], why, ', '), field, ours))
         lines += ['', f'## {TITLES[system]}']
+        if same:
+            values = [_assignment(field, _text(entries[field]['ours'])) for field in same]
+            lines += ['', f'As for Dr. Zero, from the same places: {", ".join(values)}.']
         lines += _list('The values of the paper', shared)
         lines += _table('field | paper | ours | kind', _by_last_cells(others))
         lines += _list('Where the paper is silent', silent)
     return '\n'.join(lines) + '\n'
+
+
+def _is_same(entry: dict, other: dict | None) -> bool:
+    """Returns whether two papers say the same in the same place, and our value is the same."""
+    names = ('paper', 'source', 'ours')
+    return bool(other) and 'paper' in entry and all(entry[n] == other.get(n) for n in names)
 
 
 def _table(head: str, rows: list[str]) -> list[str]:
@@ -74,10 +89,14 @@ def _list(title: str, rows: list[tuple[str, str, str]]) -> list[str]:
     """Returns the lines of a list of (heading, field, value): an item for each heading, with all its values."""
     values: dict[str, list[str]] = {}
     for heading, field, value in rows:
-        text = f'{field} {value}' if field.startswith('(') else f'`{field}={value}`'
-        values.setdefault(heading, []).append(text)
+        values.setdefault(heading, []).append(_assignment(field, value))
     items = [f'- {heading}: {", ".join(texts)}' for heading, texts in values.items()]
     return ['', f'{title}:', '', *items] if rows else []
+
+
+def _assignment(field: str, value: str) -> str:
+    """Returns a field with its value; a name in brackets is no field."""
+    return f'{field} {value}' if field.startswith('(') else f'`{field}={value}`'
 
 
 def _by_last_cells(rows: list[tuple[str, ...]]) -> list[str]:

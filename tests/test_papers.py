@@ -25,6 +25,15 @@ PAPERS = tomllib.loads((ROOT / 'docs' / 'papers.toml').read_text(encoding='utf-8
 COMMANDS = sorted({row['command'] for row in PAPERS.values() if 'command' in row})
 SMALL = config_flags('world.train=(0,4) world.evaluation=(0,2) eval.questions=2 progress=False')
 CLEAN = ROOT / 'zeroplay_jax' / 'mini' / 'clean'
+POLICIES = ('policy', 'answerer')
+# Numbers of tables and figures, appendices included. π-Play's first four tables have none in its text.
+NUMBERS = {
+    'SSP': {'table': range(1, 16), 'figure': range(1, 8)},
+    'π-Play': {'table': range(5, 12), 'figure': range(1, 11)},
+    'Dr. Zero': {'table': range(1, 10), 'figure': range(1, 15)},
+    'DSPO': {'table': range(1, 2), 'figure': range(1, 4)},
+    'SCOPE': {'table': range(1, 12), 'figure': range(1, 19)},
+}
 # One process each, because the flags of a config's fields are defined once.
 PARSE = """
 import importlib, sys
@@ -43,10 +52,25 @@ def test_every_table_and_figure_has_a_command_or_a_reason():
     for name, row in PAPERS.items():
         assert row.keys() <= {'command', 'report', 'rows', 'not'}, name
         assert row.keys() & {'command', 'report', 'not'}, name
-    papers = {name.split(',')[0] for name in PAPERS}
-    assert papers == {'SSP', 'π-Play', 'Dr. Zero', 'DSPO', 'SCOPE'}
+    assert {name.split(',')[0] for name in PAPERS} == NUMBERS.keys()
     modules = {line.split()[0] for line in COMMANDS}
     assert modules == {'main', 'report', 'evolution', 'evaluate', 'compare'}
+
+
+def numbers(kind, place):
+    """The numbers behind 'table' or 'figure' in the name of a place, such as 'table 5, figures 7 to 9'."""
+    numbers_there = set()
+    for listed in re.findall(rf'{kind}s? ((?:\d+[a-d]?(?:, | to )?)+)', place):
+        for first, last in re.findall(r'(\d+)[a-d]?(?: to (\d+))?', listed):
+            numbers_there |= set(range(int(first), int(last or first) + 1))
+    return numbers_there
+
+
+@pytest.mark.parametrize('paper', NUMBERS)
+def test_no_table_or_figure_of_a_paper_is_left_out(paper):
+    places = [name.partition(', ')[2] for name in PAPERS if name.startswith(f'{paper}, ')]
+    for kind, expected in NUMBERS[paper].items():
+        assert set().union(*(numbers(kind, place) for place in places)) >= set(expected), kind
 
 
 def test_every_figure_of_the_data_file_belongs_to_a_paper_and_every_row_is_a_config():
@@ -128,17 +152,15 @@ def miniature(flags, questions, run):
     run.mkdir()
     record.write(run, record.Record(record.plain_config(config.to_dict())))
     for role in ('solver', 'policy'):
-        for name in ('policy', 'iteration2', 'iteration3'):
+        for name in ('policy', 'iteration1', 'iteration2', 'iteration3'):
             (run / name).mkdir(exist_ok=True)
             (run / name / role).symlink_to(CLEAN)
     sets = ['TASKS'] if 'TASKS' in flags['sets'] else ['nq', 'hotpotqa']
-    changed = {
+    changed = {name: flags[name].replace('RUN', str(run)) for name in POLICIES if name in flags}
+    changed |= {
         'config': f'{flags["config"]}:mini',
-        'policy': flags['policy'].replace('RUN', str(run)),
         'sets': ','.join(str(questions / f'{name}.jsonl') for name in sets),
     }
-    if 'answerer' in flags:
-        changed['answerer'] = CLEAN
     lengths = dict(fields.leaves(config))
     for name in protocols.PROTOCOLS[flags['protocol']]:
         if name.startswith(('rollout.', 'sampler.')):

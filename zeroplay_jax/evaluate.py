@@ -95,7 +95,7 @@ _FORMAT = flags.DEFINE_enum(
 )
 _LIMIT = flags.DEFINE_integer('limit', 0, 'Questions drawn from each set; 0: all.', lower_bound=0)
 _ANSWERER = flags.DEFINE_string(
-    'answerer', '', 'Policy folder that writes the answers after the searches of the policy.'
+    'answerer', '', 'Policy that writes the answers after the searches of --policy.'
 )
 _ANSWERING = flags.DEFINE_list(
     'answering',
@@ -154,6 +154,7 @@ def main(argv: list[str]) -> None:
     if note := command_line.note_of_questions():
         print(note, file=sys.stderr)
     flags.FLAGS.sets = [fetch_file(path) for path in _SETS.value]
+    flags.FLAGS.answerer = command_line.policy_of_iteration(_ANSWERER.value)
     _check_flags(config)
     download(config)
     config = fields.frozen(config)

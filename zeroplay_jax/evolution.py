@@ -30,6 +30,10 @@ from zeroplay_jax.types import UserError
 
 # Flags of evaluate that this command sets itself, or whose results it could not read.
 _SET_HERE = ('answering', 'out', 'samples', 'sets', 'workdir')
+_RUN_WITH_QUESTIONS = (
+    'give the workdir of a run that makes some, such as RUN of '
+    'python -m zeroplay_jax.main --config=configs/drzero.py:mini --workdir=RUN'
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -80,8 +84,11 @@ def _show(arguments: argparse.Namespace, evaluate_flags: Sequence[str]) -> None:
     if arguments.policy and ',' in str(workdir):
         raise UserError(f'{workdir}: --policy needs a path without a comma; rename the folder')
     notes: list[str] = []
-    records = report_builder.read_lines(workdir / 'tasks.jsonl', notes)
-    parts = asked.parts_of(records, arguments.parts)
+    path = workdir / 'tasks.jsonl'
+    parts = asked.parts_of(report_builder.read_lines(path, notes), arguments.parts)
+    if not parts:
+        reason = f' ({" ".join(notes)})' if notes else ''
+        raise UserError(f'{path}: no question that a proposer made{reason}; {_RUN_WITH_QUESTIONS}')
     for note in notes:
         print(f'note: {note}', file=sys.stderr)
     figures: dict[str, dict[str, Any]] = {part.name: part.figures() for part in parts}

@@ -26,10 +26,10 @@ ROWS = runpy.run_path(str(DOCS / 'ablation_page.py'))
 PAGE = runpy.run_path(str(DOCS / 'hyperparameter_page.py'))
 ENTRIES = PAGE['load']()
 TABLE = {system: ENTRIES['all'] | ENTRIES[system] for system in ENTRIES if system != 'all'}
-# What a config says about the machine, or about files of the user, and not about the method.
+# What a config says about the machine, evaluations, or files of the user, and not about the method.
 MACHINE = """
-    mesh. micro. retrieval. eval.file eval.questions policy.remat policy.logits prompts sampler.slots sampler.chunk
-    sampler.burst inputs. checkpoint.
+    mesh. micro. retrieval. eval.file eval.questions eval.every policy.remat policy.logits prompts sampler.slots
+    sampler.chunk sampler.burst inputs. checkpoint.
 """
 
 

@@ -228,10 +228,24 @@ def test_a_folder_that_cannot_be_used_is_one_line(run, capsys):
     assert '--policy needs a path without a comma' in capsys.readouterr().err
 
 
-def test_a_run_without_questions_is_refused(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ('content', 'reason'),
+    [
+        (None, ' (There is no tasks.jsonl: the run has not written it yet.)'),
+        ('', ''),
+        # A set of questions; a rollout; a record without its role.
+        ('{"question": "Who?", "answers": ["a"]}\n' * 2, ' (2 damaged lines of tasks.jsonl'),
+        (json.dumps(record(1, 'Who?', rollout=[1])), ''),
+        (json.dumps(record(1, 'Who?')).replace('"role"', '"by"'), ''),
+    ],
+)
+def test_a_run_without_questions_is_refused(content, reason, tmp_path, capsys):
+    """The line names the file, what is wrong with it, and a command that makes a run with questions."""
+    path = tmp_path / 'tasks.jsonl'
+    if content is not None:
+        path.write_text(content)
     assert command.main([str(tmp_path)]) == 2
-    line = 'zeroplay_jax.evolution: no question that the run made in tasks.jsonl; give the workdir'
-    assert capsys.readouterr().err.startswith(line)
-    (tmp_path / 'tasks.jsonl').write_text('')
-    assert command.main([str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith(line)
+    line = capsys.readouterr().err
+    start = f'zeroplay_jax.evolution: {path}: no question that a proposer made{reason}'
+    assert line.startswith(start) and line.count('\n') == 1
+    assert line.endswith('zeroplay_jax.main --config=configs/drzero.py:mini --workdir=RUN\n')

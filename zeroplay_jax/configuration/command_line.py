@@ -115,7 +115,7 @@ def policy_of_iteration(path: str) -> str:
     workdir = local_run(match[1])
     config = fields.read_stored_config(workdir)
     if config is None:
-        raise ConfigError(f'--policy={path}: {workdir} is not the workdir of a run; name one')
+        raise ConfigError(f'{path}: {workdir} is not the workdir of a run; name one')
     name = 'policy'
     if config.weights == 'separate':
         name = recipe_class(config.recipe).evaluated_role
@@ -127,7 +127,7 @@ def policy_of_iteration(path: str) -> str:
         fix = (
             f'there is {", ".join(kept) or "none, train with --config.checkpoint.iterations=True"}'
         )
-        raise ConfigError(f'--policy={path}: the run keeps no {match[2]}; {fix}')
+        raise ConfigError(f'{path}: the run keeps no {match[2]}; {fix}')
     return str(folder)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import pictures, statistics, tables
 from zeroplay_jax.objectives.answers import normalize_answer
-from zeroplay_jax.types import Json, UserError
+from zeroplay_jax.types import Json
 
 # Cosine of two questions' character n-grams from which they count as one.
 NEAR = 0.9
@@ -27,6 +27,8 @@ _TOPIC_WORDS = 3
 # What this module writes, but for the picture of the figures, which every call writes.
 _WRITTEN = re.compile(r'(iteration\d+|steps\d+to\d+)\.jsonl|(topics|rating)\.(svg|png)')
 _RATING = ('rating', 'rating low', 'rating high')
+# What a record of a made question has, and of a rollout has not.
+_MADE_FIELDS = {'question', 'answers', 'version', 'role', 'task'}
 # A task has several proposals, of which one is enough.
 MADE = 'tasks with a question'
 _SHARES = (MADE, 'near-duplicates', 'solve rate then', 'solve rate', 'low', 'high')
@@ -65,20 +67,15 @@ class Part:
 
 
 def parts_of(records: Sequence[Json], count: int = 0) -> list[Part]:
-    """Returns the parts of a run that made questions, in order.
+    """Returns the parts of a run that made questions, in order; [] if no task made one.
 
     Args:
       records: the objects of tasks.jsonl.
       count: number of ranges of steps; 0: by iteration, five ranges if there is only one.
-
-    Raises:
-      UserError: no task made a question.
     """
     made = [record for record in records if _is_made(record)]
     if not made:
-        raise UserError(
-            'no question that the run made in tasks.jsonl; give the workdir of a run whose proposer is trained'
-        )
+        return []
     phases = {record['phase'] for record in made}
     roles = {None, *(record['role'] for record in made)}
     asked = [
@@ -114,7 +111,7 @@ def _tasks(records: Sequence[Json]) -> set[tuple[int, ...]]:
 def _is_made(record: Json) -> bool:
     """Returns whether a record of tasks.jsonl is of a question that was made, also of one that the pool refused."""
     # Records of rollouts name them; those of tasks that were dropped whole have no version.
-    is_question = 'answers' in record and 'version' in record and 'rollout' not in record
+    is_question = record.keys() >= _MADE_FIELDS and 'rollout' not in record
     return is_question and bool(record['question'])
 
 

@@ -77,7 +77,7 @@ def write_figure(name: str, runs: Sequence[Json], out: str | os.PathLike[str]) -
         if not lines:
             raise UserError(
                 f'{run["name"]}: has none of {", ".join(figure["metrics"])}, which --figure={name} draws; give a run '
-                'that trains these roles and logs by role'
+                'that trains these roles and logs by role, or measures this by config.eval'
             )
         prefix = f'{run["name"]}: ' if len(runs) > 1 else ''
         for metric, (x, y) in lines.items():
