@@ -30,11 +30,24 @@ MODEL_FILES = ('*.json', '*.jinja', '*.txt', '*.model', '*.safetensors')
 _PART = r'(?!\.{0,2}(?:/|$))[^/\\\x00-\x1f]+'
 _OWNER = r'(?!\.{1,2}(?:/|$))[\w.-]+'
 _MODEL = re.compile(rf'hf://{_OWNER}/{_OWNER}')
-_FILE = re.compile(rf'hf://{_OWNER}/{_OWNER}(?:/{_PART})+')
+# With `datasets/` as in the library's own addresses, or without.
+_FILE = re.compile(rf'hf://(?:datasets/)?+{_OWNER}/{_OWNER}(?:/{_PART})+')
 # Path of a snapshot in the library's cache, or of a file in it; the folder's name has the revision.
 _CACHED = re.compile(r'/(?:.*/)?(?:models|datasets)--([\w.-]+?)--([\w.-]+)/snapshots/[^/]+(/.+)?')
 # Path of what this process has fetched → its name.
 _names: dict[str, str] = {}
+# What the library raises → the reason, and what to do.
+_REFUSALS = {
+    'GatedRepoError': (
+        'its owner grants access',
+        'ask for it on its page, and set HF_TOKEN to your token',
+    ),
+    'RepositoryNotFoundError': (
+        'there is none of this name, or it is private',
+        'correct the name, or set HF_TOKEN to your token',
+    ),
+    'OfflineModeIsEnabled': ('HF_HUB_OFFLINE is set', 'unset it, or give the path of a copy'),
+}
 _UNITS = ((1 << 30, 'GiB'), (1 << 20, 'MiB'), (1 << 10, 'KiB'))
 
 
@@ -80,11 +93,11 @@ def fetch_file(name: str) -> str:
     if not is_name(name):
         return name
     check_name(name, is_file=True)
-    owner, dataset, path = name.removeprefix(PREFIX).split('/', 2)
+    owner, dataset, path = name.removeprefix(PREFIX).removeprefix('datasets/').split('/', 2)
     local = _fetch(name, f'{owner}/{dataset}', 'dataset', (path,)) / path
     if not local.is_file():
         raise RetrievalError(f'{name}: the dataset has no such file; look at its list of files')
-    _names[str(local)] = name
+    _names[str(local)] = f'{PREFIX}{owner}/{dataset}/{path}'
     return str(local)
 
 
@@ -128,9 +141,9 @@ def _fetch(name: str, repository: str, kind: str, patterns: Sequence[str]) -> pa
     except Exception as error:
         lines = str(error).strip().splitlines()
         reason = lines[0] if lines else type(error).__name__
-        raise RetrievalError(
-            f'{name} could not be fetched ({reason}); download it where there is a connection, and give its path'
-        ) from None
+        fix = 'download it where there is a connection, and give its path'
+        reason, fix = _REFUSALS.get(type(error).__name__, (reason, fix))
+        raise RetrievalError(f'{name} could not be fetched ({reason}); {fix}') from None
 
 
 def _cached(
@@ -140,7 +153,8 @@ def _cached(
     try:
         return pathlib.Path(library.snapshot_download(repository, local_files_only=True, **options))
     except Exception:
-        raise error from None
+        # The library tells the reason in what it raises from.
+        raise error.__cause__ or error from None
 
 
 def size_text(count: int) -> str:

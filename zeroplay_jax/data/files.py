@@ -37,6 +37,8 @@ PUBLIC = {
     'musique': 'dev',
     'bamboogle': 'test',
 }
+# Public name → the file that its publisher's script writes: the questions are published obfuscated.
+WRITTEN = {'browsecomp-plus': 'data/browsecomp_plus_decrypted.jsonl'}
 # Provenance fields of a line, which a run writes into its logs: name of the source file or corpus, line number there,
 # id of the passage.
 PROVENANCE = ('source', 'line', 'document_id')
@@ -44,6 +46,10 @@ PROVENANCE = ('source', 'line', 'document_id')
 _QUOTED_CHARACTERS = 60
 # Fields that a policy is asked.
 _ASKED = ('question', 'task')
+# Required field → its name in sets that lack it (BrowseComp-Plus).
+_OTHER_NAMES = {'question': 'query'}
+# Base64, as in the published form of BrowseComp-Plus.
+_OBFUSCATED = re.compile(r'[A-Za-z0-9+/]{40,}={0,2}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +121,8 @@ def _checked(row: Row, required: tuple[str, ...]) -> Json:
     for name in required:
         if name not in row and isinstance(extra, dict) and name in extra:
             row[name] = extra[name]
+        if name not in row and _OTHER_NAMES.get(name) in row:
+            row[name] = row[_OTHER_NAMES[name]]
         if name not in row:
             raise ValueError(
                 f'"{name}" is missing among {listed_fields(row) or "no fields"}; write it into a field of that name'
@@ -123,6 +131,10 @@ def _checked(row: Row, required: tuple[str, ...]) -> Json:
             raise ValueError(f'"{name}" is a JSON {type_name(row[name])}, not a text')
         if name in _ASKED and not _is_text(row[name]):
             raise ValueError(f'"{name}" is empty')
+        if 'query_id' in row and _OBFUSCATED.fullmatch(row[name]):
+            raise ValueError(
+                f'"{name}" is obfuscated; decrypt the file with its publisher\'s script'
+            )
     return row
 
 
@@ -222,6 +234,13 @@ def check_set(name: str, allow_public: bool = True) -> None:
     # A file takes precedence over a public set of the same name.
     if pathlib.Path(name).is_file():
         return
+    if allow_public and name in WRITTEN:
+        if not pathlib.Path(WRITTEN[name]).is_file():
+            raise UserError(
+                f'{name}: there is no {WRITTEN[name]}; write it with the decryption script of the set, or give the '
+                'path of the file'
+            )
+        return
     if downloads.is_name(name):
         try:
             downloads.check_name(name, is_file=True)
@@ -231,10 +250,10 @@ def check_set(name: str, allow_public: bool = True) -> None:
     if not allow_public:
         raise UserError(f'{name} is not a file; give a file of JSON lines{similar_path(name)}')
     if name not in PUBLIC:
-        public_names = ', '.join(PUBLIC)
+        public_names = ', '.join((*PUBLIC, *WRITTEN))
         raise UserError(
             f'{name} is not a file nor one of {public_names}; give a file of JSON lines'
-            f'{similar_path(name) or did_you_mean(name, PUBLIC)}'
+            f'{similar_path(name) or did_you_mean(name, [*PUBLIC, *WRITTEN])}'
         )
 
 

@@ -103,7 +103,7 @@ def load(name: str, limit: int = 0, seed: int = 0, rubrics: bool = False) -> lis
     """Returns the questions of a file or a public set, which is downloaded; with `rubrics` the open tasks of a file.
 
     Args:
-      name: path of a file, or a key of `files.PUBLIC`.
+      name: path of a file, or a key of `files.PUBLIC` or `files.WRITTEN`.
       limit: number of questions drawn from the set; 0: all.
       seed: seed of the draw.
       rubrics: whether the file holds open tasks.
@@ -125,6 +125,8 @@ def path_of(name: str) -> str:
     if pathlib.Path(name).is_file():
         return name
     files.check_set(name)
+    if name in files.WRITTEN:
+        return files.WRITTEN[name]
     if not downloads.is_name(name):
         name = f'{COLLECTION}/{name}/{files.PUBLIC[name]}.jsonl'
     return downloads.fetch_file(name)

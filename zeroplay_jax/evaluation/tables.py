@@ -1,4 +1,4 @@
-"""Tables as papers print them: sets as columns, a row per system; as text, Markdown, CSV or LaTeX."""
+"""Tables as papers print them: sets as columns, a row per system or run; as text, Markdown, CSV or LaTeX."""
 
 from __future__ import annotations
 
@@ -57,6 +57,11 @@ class Figure:
         return f'{value:{self.sign}.{self.digits}f}'
 
 
+# Characters that LaTeX would read as commands.
+_FOR_LATEX = str.maketrans(
+    {character: f'\\{character}' for character in '&%$#_{}'}
+    | {'\\': r'\textbackslash{}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}'}
+)
 # Text, or numbers that CSV writes into columns of their own.
 Cell = str | Figure
 Rows = Sequence[Sequence[Cell]]
@@ -67,7 +72,7 @@ def write(rows: Rows, form: str = 'text') -> str:
 
     Args:
       rows: the headings, and the rows below them, all of one length.
-      form: one of FORMATS. CSV has the numbers of a figure in columns of their own.
+      form: one of FORMATS. CSV has the numbers of figures in columns of their own.
     """
     if form == 'csv':
         return _csv(rows)
@@ -75,6 +80,7 @@ def write(rows: Rows, form: str = 'text') -> str:
     if form == 'latex':
         return _latex(texts)
     if form == 'markdown':
+        texts = [[cell.replace('|', r'\|') for cell in row] for row in texts]
         rule = ['---'] * len(texts[0])
         return '\n'.join(f'| {" | ".join(row)} |' for row in [texts[0], rule, *texts[1:]])
     return '\n'.join(aligned(texts))
@@ -89,11 +95,16 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def _csv(rows: Rows) -> str:
     output = io.StringIO()
     writer = csv.writer(output, lineterminator='\n')
+    has_figures = [
+        any(isinstance(cell, Figure) for cell in column) for column in zip(*rows, strict=True)
+    ]
     for row in rows:
-        cells: list[object] = [row[0]]
-        for cell in row[1:]:
+        cells: list[object] = []
+        for cell, is_split in zip(row, has_figures, strict=True):
             if isinstance(cell, Figure):
                 cells += [cell.mean, *(cell.ends or ('', '')), cell.deviation]
+            elif not is_split:
+                cells.append(cell)
             elif row is rows[0]:
                 cells += [cell, f'{cell} low', f'{cell} high', f'{cell} deviation']
             else:
@@ -105,9 +116,7 @@ def _csv(rows: Rows) -> str:
 def _latex(rows: Sequence[Sequence[str]]) -> str:
     lines = []
     for row in rows:
-        # None of the texts has a backslash: names of files and of functions, and numbers.
-        escaped = [re.sub(r'([&%$#_{}])', r'\\\1', cell) for cell in row]
-        line = ' & '.join(escaped).replace('±', r'$\pm$')
+        line = ' & '.join(cell.translate(_FOR_LATEX) for cell in row).replace('±', r'$\pm$')
         # A hyphen is no minus.
         lines.append(re.sub(r'(?<!\w)-(?=\d)', '$-$', line) + r' \\')
     columns = 'l' + 'r' * (len(rows[0]) - 1)
