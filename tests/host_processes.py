@@ -8,9 +8,10 @@ import sys
 from python_process import ROOT, config_flags
 
 # SSP: a step of it has a proposal, a gate, a check that reads what other episodes found, solves and two updates. The
-# solver has rewards and advantages per turn.
+# solver has rewards and advantages per turn. The replies of who checks are rows, too.
 FIELDS = """
     recipe=tests.turn_recipe solver.advantage=turn
+    ssp.checker=judge judge.kind=policy judge.tokens=64 reader.samples=3 solver.learning_rate=1e-5
     mesh.replica=2 micro.rows=2 world.train=(0,3) world.evaluation=(0,1) eval.questions=3 checkpoint.every=1
     checkpoint.keep=100 proposer.batch=5 log_trajectories=1000 log.writers=()
 """

@@ -81,7 +81,9 @@ def check_same_moments(workdir, other):
     assert ours.keys() == theirs.keys()
     for step in ours:
         for (name, a), (_, b) in zip(ours[step], theirs[step], strict=True):
-            assert np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(b), (step, name)
+            # After an update the weights differ by roundings. Tokens of the solver are nearly certain, so that its
+            # gradient, of norm 1e-8, differs by more than its own.
+            assert np.linalg.norm(a - b) <= 1e-4 * np.linalg.norm(b) + 1e-9, (step, name)
     assert any(np.any(moment) for step in theirs for _, moment in theirs[step])
 
 
@@ -90,6 +92,7 @@ def test_two_processes_play_what_one_plays(one, two):
     reasons = {row['info'].get('rejected') for row in lines(two, 'trajectories.jsonl')}
     assert reasons - {None}  # something was turned away, by both alike
     check_turns(two)
+    check_judge(two)
     ours, theirs = metrics(two), metrics(one)
     assert [r['step'] for r in ours] == list(range(len(theirs)))
     for a, b in zip(ours, theirs, strict=True):
@@ -106,6 +109,14 @@ def check_turns(workdir):
     rows = [row for row in lines(workdir, 'trajectories.jsonl') if row.get('turn_rewards')]
     assert any((row['turn_rewards'][0] or 0.0) > 0 for row in rows)
     assert any(len(set(row['advantage'])) > 1 for row in rows if row['drop'] is None)
+
+
+def check_judge(workdir):
+    """Asserts that replies of the role that judges earned by agreeing, and trained it."""
+    rows = [row for row in lines(workdir, 'trajectories.jsonl') if row['role'] == 'reader']
+    assert {row['reward'] for row in rows} == {0.0, 1.0}
+    assert all(row['info']['verdict'] for row in rows if row['reward'])
+    assert any(record.get('reader/gradient_norm', 0) > 0 for record in lines(workdir))
 
 
 def test_two_processes_learn_what_one_learns(one, two):
@@ -259,7 +270,7 @@ def test_two_processes_with_adapters_play_and_learn_what_one_does(tmp_path, weig
     adapters = f'policy.adapters.rank=4 proposer.steps=2 proposer.batch=12 weights={weights}'
     one, two = play_alone_and_together(tmp_path, *config_flags(adapters))
     files = sorted((one / 'policy').rglob('adapter_model.safetensors'))
-    assert len(files) == (1 if weights == 'shared' else 2)
+    assert len(files) == (1 if weights == 'shared' else 3)
     for path in files:
         ours, theirs = load_file(two / path.relative_to(one)), load_file(path)
         assert any(x.any() for name, x in theirs.items() if 'lora_B' in name)
@@ -270,7 +281,8 @@ def test_two_processes_with_adapters_play_and_learn_what_one_does(tmp_path, weig
 @pytest.mark.long
 def test_two_processes_whose_steps_begin_early_play_what_one_plays(tmp_path):
     # Proposals of later rounds, and passages that episodes of both steps wait for.
-    flags = [*AHEAD, *config_flags('ssp.fill=resample sampler.slots=8')]
+    judge = 'reader.old_logp=trainer reader.tis_cap=2'
+    flags = [*AHEAD, *config_flags(f'{judge} ssp.fill=resample sampler.slots=8')]
     one, two = play_alone_and_together(tmp_path, *flags)
     assert lines(one, 'tasks.jsonl') == lines(two, 'tasks.jsonl')
     check_same_moments(two, one)

@@ -102,7 +102,7 @@ class ScriptedContext:
 
 def run_episodes(recipe, context, step, tasks):
     """Outcomes of the tasks of a step, run together and guarded as the collector does."""
-    context.run = types.SimpleNamespace(player=recipe, judgements={})
+    context.run = types.SimpleNamespace(player=recipe)
 
     async def run_all():
         return await asyncio.gather(

@@ -18,7 +18,7 @@ from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.selfplay import answers
 from zeroplay_jax.selfplay.collection import Collector
 from zeroplay_jax.selfplay.context import Role, RolloutContext, StepRun
-from zeroplay_jax.selfplay.judge import TextJudge, policy_writer
+from zeroplay_jax.selfplay.judge import TextJudge, judgements_of_episode, policy_writer
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
@@ -59,12 +59,14 @@ def test_a_role_that_the_step_trains_judges_by_the_majority_and_is_paid_for_it(i
     writer = policy_writer(0.6, {'judge.answer': 'grader'}, {'grader': 4})
     context.judge = TextJudge(writer, (3, 5)).bound(context)
     task = Task((7, 0), Question('q', ('a',)))
-    value = asyncio.run(answers.score(context, 'judge', (7, 0, 1), task.payload, 'b'))
+    judgements_of_episode.set([])
+    # Whose episode asks decides whose row it is, whatever the identity begins with.
+    value = asyncio.run(answers.score(context, 'judge', (6, 9, 1), task.payload, 'b'))
     rows = Collector._judge_rows(None, context, task)
     if not is_trained:
         assert (value, rows) == (0.0, [])
         return
-    assert value == 1.0 and not context.run.judgements
+    assert value == 1.0
     assert [row.reward for row in rows] == [0.0, 0.0, 1.0, 1.0]
     assert [row.info.details['verdict'] for row in rows] == [False, None, True, True]
     assert len({row.group for row in rows}) == 1 and {row.role for row in rows} == {'grader'}

@@ -1,5 +1,6 @@
 """SCOPE with a judge among its roles: it learns from its replies; killed, it ends with the same bits."""
 
+import collections
 import json
 
 import killed_runs
@@ -7,11 +8,13 @@ import pytest
 from run_files import check_same_run, lines
 
 from zeroplay_jax.configs import common, scope
-from zeroplay_jax.configuration.rules import check
+from zeroplay_jax.configuration.rules import check, check_training
 from zeroplay_jax.selfplay import judge
+from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.selfplay.schedule import Phase
 from zeroplay_jax.settings.kinds import ConfigError
-from zeroplay_jax.training import loop
+from zeroplay_jax.training import build, loop
+from zeroplay_jax.types import UserError
 
 RUBRICS = ['Names its country.', 'Names its leader.']
 
@@ -75,7 +78,34 @@ def test_what_cannot_judge_is_refused(tmp_path, monkeypatch):
     check(config)
     import judge_recipe
 
-    for roles in ({'judge.grades': 'grader'}, {'judge.grade': 'solver'}):
+    # The last has another prompt than its judgements.
+    for roles in ({'judge.grades': 'grader'}, {'judge.grade': 'solver'}, {'checker': 'grader'}):
         monkeypatch.setattr(judge_recipe.Recipe, 'judge_roles', roles)
         with pytest.raises(ConfigError, match='judge_roles has .*; give one of judge.answer, '):
             check(config)
+
+
+def test_a_role_that_training_asks_for_no_judgement_is_refused():
+    class Judged(Recipe):
+        judge_roles = {'judge.answer': 'grader', 'judge.grade': 'grader'}
+
+        @classmethod
+        def roles(cls, config):
+            return ()
+
+    config = common.get_config('dspo')
+    config.judge.kind, config.eval.metric = 'policy', 'judge'
+    with pytest.raises(
+        ConfigError,
+        match="asks role grader for no judge.answer or judge.grade; .* add 'correct' to",
+    ):
+        check_training(config, Judged)
+    config.reward.answer = 'judge'
+    check_training(config, Judged)
+
+
+def test_without_verdicts_the_policy_is_to_be_changed_not_repaired(tmp_path):
+    policy = build._judge(make_config(tmp_path), None, {})
+    policy._max_failure_rate = 0.5
+    with pytest.raises(UserError, match=r'=0\.5; take a policy that writes verdicts, or raise'):
+        policy.check_failure_rate(collections.Counter(asked=2, unread=2))

@@ -134,7 +134,7 @@ def test_two_processes_learn_what_one_learns(tmp_path, monkeypatch):
     changes = ['solver.batch=4', 'solver.samples=2', 'inputs.world_questions=16', 'eval.hops=(1,)']
     changes += ['value_network.learning_rate=1e-3', 'solver.learning_rate=1e-3']
     command = ['--config=configs/ablations.py:dspo/search_r1_ppo:mini']
-    ssp_alone = re.compile('recipe|advantage|proposer')
+    ssp_alone = re.compile('recipe|advantage|proposer|ssp|judge|reader')
     command += [flag for flag in host_processes.RUN[1:] if not ssp_alone.search(flag)]
     monkeypatch.setattr(
         host_processes, 'RUN', command + [f'--config.{change}' for change in changes]

@@ -176,10 +176,13 @@ def _config_of(
 
 def _check_field(argument: str, schema: ConfigDict | None) -> None:
     """Refuses a flag --config.FIELD=VALUE with an unknown field, or a value of another type."""
-    if schema is None:
-        schema = fields.fields_of_all()
     flag, equals, _ = argument.lstrip('-').partition('=')
     name = flag.split('.', 1)[1]
+    if schema is None:
+        schema = fields.fields_of_all()
+        # The recipe that cannot be read may have this section.
+        if '.' in name and name.split('.')[0] not in schema:
+            return
     fields.check_name(name, schema)
     if equals:
         fields.assign(

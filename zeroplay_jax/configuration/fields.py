@@ -172,14 +172,16 @@ def _sections(
             )
         if specification.is_trained:
             sections[name] = TrainedRole
-    judges = [one.name for one in recipe.roles(config) if one.tools == one.terminal_tags == ()]
+    judges = []
+    for one in recipe.roles(config):
+        # It is asked with the prompts of judgements alone.
+        if one.tools == one.terminal_tags == () and recipe.judge_roles.get(one.prompt) == one.name:
+            judges.append(one.name)
     for prompt, name in recipe.judge_roles.items():
-        # SSP gives its checker a prompt as long as that of the role 'judge' may be.
-        if prompt not in PROMPTS or prompt == 'checker' or name not in judges:
-            given = ', '.join(each for each in PROMPTS if each != 'checker')
+        if prompt not in PROMPTS or name not in judges:
             raise ConfigError(
-                f'{recipe.__module__}: judge_roles has {prompt!r}: {name!r}; give one of {given} and a '
-                'role of the recipe with tools=() and terminal_tags=()'
+                f'{recipe.__module__}: judge_roles has {prompt!r}: {name!r}; give one of {", ".join(PROMPTS)} and a '
+                'role of the recipe with that prompt, tools=() and terminal_tags=()'
             )
     return sections
 

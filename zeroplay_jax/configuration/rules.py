@@ -392,9 +392,7 @@ def check_training(config: ConfigDict, recipe: type[Recipe]) -> None:
     if config.micro.tokens < context:
         problem = f'a trajectory of {context} tokens (sampler.context) does not fit in a row'
         fail('micro.tokens', config.micro.tokens, problem, f'give {context} or more')
-    # Evaluations keep the judge of the config.
-    if recipe.judge_roles and config.judge.kind != 'policy':
-        fail('judge.kind', config.judge.kind, f'roles of {config.recipe} judge', 'give policy')
+    recipe.check_judge_roles(config)
     needed = recipe.needed_file
     if config.retrieval.kind != 'world' and needed and not config.inputs[needed]:
         problem = f'{config.recipe} needs {needed}, and only miniature worlds have their own'

@@ -365,7 +365,7 @@ class _Grader:
             return
         last = self._judge.judge.last_failure
         reason = f' (the last: {last})' if last else ''
-        fix = 'repair the judge and run the same command again, which repeats failed requests'
+        fix = f'{self._judge.judge.remedy}; that repeats failed requests'
         if self._counts['unread']:
             fix += '; to repeat those whose replies could not be read, remove their lines from grades.jsonl'
         raise UserError(

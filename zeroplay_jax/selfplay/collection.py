@@ -18,6 +18,7 @@ import numpy as np
 
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.selfplay.context import RolloutContext, StepRun
+from zeroplay_jax.selfplay.judge import judgements_of_episode
 from zeroplay_jax.selfplay.metrics import invalid_reason
 from zeroplay_jax.selfplay.recipe import Recipe, state_of, with_state
 from zeroplay_jax.selfplay.schedule import BatchCursor, Step, TaskPool
@@ -300,7 +301,7 @@ class Collector:
         """Returns the replies of roles that judged in the episode of a task as rows, with `Recipe.judge_reward`."""
         rows = []
         # In the order of their identities; that in which they ended depends on the clock.
-        judgements = context.run.judgements.pop(task.identity[:2], [])
+        judgements = judgements_of_episode.get()
         for judgement in sorted(judgements, key=lambda each: (each.identity, each.role)):
             # Several judgements of a task are several groups.
             group = int(identity_key(0, judgement.identity).view(np.int64)[0])
@@ -312,11 +313,12 @@ class Collector:
 
     async def _episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
         """Returns the outcome of one task; a `TaskDropped` becomes an outcome with its reason."""
+        judgements_of_episode.set([])
         try:
             return await context.run.player.episode(context, step, task)
         except TaskDropped as drop:
             # Which judgements had ended, where others were still asked for, depends on the clock.
-            context.run.judgements.pop(task.identity[:2], None)
+            judgements_of_episode.set([])
             return Outcome(drop=drop.reason)
 
     def _missing_groups(self, step: Step, rows: Sequence[Row]) -> int:

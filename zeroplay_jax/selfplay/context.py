@@ -18,7 +18,7 @@ from zeroplay_jax.rollout.requests import NEWEST, Request
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.scoring import ScoreRequest
 from zeroplay_jax.runtime.hosts import Hosts, sums
-from zeroplay_jax.selfplay.judge import Judge, Judgement
+from zeroplay_jax.selfplay.judge import Judge
 from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
 from zeroplay_jax.selfplay.schedule import BatchCursor, Step
 from zeroplay_jax.tools.base import Tool
@@ -81,7 +81,6 @@ class StepRun:
         contexts.
       continued: identities of rollouts of which another one is the continuation; they cannot be rows.
       requests: role and identity of every request of its episodes in this process.
-      judgements: identity of a task that has not ended → its judgements by roles that the step trains.
     """
 
     versions: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -100,7 +99,6 @@ class StepRun:
     scored_tokens: int = 0
     continued: set[tuple[int, ...]] = dataclasses.field(default_factory=set)
     requests: set[tuple[str, tuple[int, ...]]] = dataclasses.field(default_factory=set)
-    judgements: dict[tuple[int, ...], list[Judgement]] = dataclasses.field(default_factory=dict)
 
     @property
     def rows(self) -> list[Row]:
@@ -422,7 +420,8 @@ class RolloutContext:
         Args: those of `ask`.
 
         Raises:
-          TaskDropped('context_full'): prompt or context and the longest text do not fit into a slot.
+          TaskDropped('context_full'): prompt or context and the longest text do not fit into a slot; what does not
+            catch it loses the whole episode.
           UserError: as in `ask`.
         """
         _check_options(after, keep, note, fields)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import collections
+import contextvars
 import copy
 import dataclasses
 import functools
@@ -254,15 +255,15 @@ _QUOTED_CHARACTERS = 160
 # Names of the prompts that grade an answer by one rubric, and that write rubrics.
 GRADE_PROMPT = 'judge.grade'
 RUBRICS_PROMPT = 'judge.rubrics'
-# Names of all prompts of judgements.
-PROMPTS = (
-    'judge.answer',
-    'checker',
-    'judge.entities',
-    'judge.relevance',
-    RUBRICS_PROMPT,
-    GRADE_PROMPT,
-)
+# Name of every prompt of a judgement → the method of `Judge` that asks with it.
+PROMPTS = {
+    'judge.answer': 'correct',
+    'checker': 'answer',
+    'judge.entities': 'gate',
+    'judge.relevance': 'gate',
+    RUBRICS_PROMPT: 'rubrics',
+    GRADE_PROMPT: 'grade',
+}
 
 
 class NoReply(Exception):
@@ -287,9 +288,9 @@ class Judgement:
 
     Attributes:
       role: the role.
-      identity: names it within the run, and begins with that of its task.
+      identity: names it within the run.
       prompt, fields: name of the prompt, and values of its fields: 'question', 'answers' and 'given' of 'judge.answer',
-        'task', 'given' and 'rubric' of 'judge.grade'.
+        'question' and 'documents' of 'checker', 'task', 'given' and 'rubric' of 'judge.grade'.
       rollouts: its replies, `config.<role>.samples` of them.
       verdicts: per reply its verdict; None: it could not be read.
       verdict: the most frequent one, which counts; None without any.
@@ -304,6 +305,12 @@ class Judgement:
     verdict: Any = None
 
 
+# Those that the episode to which the running task belongs has asked for.
+judgements_of_episode: contextvars.ContextVar[list[Judgement]] = contextvars.ContextVar(
+    'judgements'
+)
+
+
 class Judge(abc.ABC):
     """Judgements that a recipe may request; `identity` names each of them within the run.
 
@@ -315,9 +322,12 @@ class Judge(abc.ABC):
         this one.
       stats: counts of this process since then: 'asked' (all), 'unread' (reply could not be parsed), 'failed' (no
         reply), 'rubrics_…' (what was repaired in lists of rubrics, by kind: `rubrics`).
+      remedy: what the error of a run with too few verdicts advises.
       last_failure: why this process got no verdict the last time; '' if it always got one.
       last_lost: the count of `stats` for that judgement, 'failed' or 'unread'; '' if there was none.
     """
+
+    remedy = 'repair the judge and run the same command again'
 
     def __init__(self, max_failure_rate: float = 1.0) -> None:
         self.context: Any = None
@@ -362,8 +372,7 @@ class Judge(abc.ABC):
             raise UserError(
                 f'{lost} of {stats["asked"]} judgements failed ({stats["failed"]}) or could not be '
                 f'read ({stats["unread"]}), more than '
-                f'config.judge.max_failure_rate={self._max_failure_rate}{reason}; '
-                'repair the judge and run the same command again'
+                f'config.judge.max_failure_rate={self._max_failure_rate}{reason}; {self.remedy}'
             )
 
     @abc.abstractmethod
@@ -461,7 +470,7 @@ class TextJudge(Judge):
             )
         if isinstance(reply, Judgement):
             reply.verdicts, reply.verdict = verdicts, verdict
-            self.context.run.judgements.setdefault(identity[:2], []).append(reply)
+            judgements_of_episode.get().append(reply)
         return verdict
 
     async def correct(self, identity, question, answers, given):

@@ -24,13 +24,13 @@ import numpy as np
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.rollout.prompts import Prompts
 from zeroplay_jax.selfplay.answers import prompt_fields
+from zeroplay_jax.selfplay.judge import PROMPTS, Judgement
 from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool, all_steps
-from zeroplay_jax.settings.kinds import ConfigError, Section
+from zeroplay_jax.settings.kinds import ConfigError, Section, fail
 from zeroplay_jax.types import Json, Outcome, Question, Task, Trajectory, UserError
 
 if TYPE_CHECKING:
     from zeroplay_jax.selfplay.context import RolloutContext
-    from zeroplay_jax.selfplay.judge import Judgement
     from zeroplay_jax.selfplay.library import Library
 
 # Name of the slot pool with the frozen weights of the start.
@@ -89,7 +89,7 @@ class Recipe:
       filterable_roles: roles for which `tasks` replaces groups without reward variance.
       distillable_roles: roles whose questions come with a construction path for a teacher.
       turn_reward_roles: roles whose rows have `Row.turn_rewards`.
-      judge_roles: prompt of a judgement (`judge.PROMPTS`) → role of the recipe that gives it in training, with
+      judge_roles: prompt of a judgement (`judge.PROMPTS`) → role of this prompt that gives it in training, with
         judge.kind=policy; the others, and those of evaluations, come from the frozen policy (`judge_reward`).
       evaluated_role: the role that held-out evaluations measure.
       has_open_tasks: whether its tasks are graded by rubrics; evaluations then grade open tasks as well.
@@ -140,6 +140,26 @@ class Recipe:
         if config.eval.tasks:
             names.append('grade')
         return tuple(names)
+
+    @classmethod
+    def check_judge_roles(cls, config: Any) -> None:
+        """Refuses another judge beside roles that judge, and a role that training asks for no judgement."""
+        if not cls.judge_roles:
+            return
+        if config.judge.kind != 'policy':
+            fail('judge.kind', config.judge.kind, f'roles of {config.recipe} judge', 'give policy')
+        training = config.copy_and_resolve_references()
+        # Evaluations keep the judge of the config.
+        training.eval.update(metric='none', tasks='')
+        asked = cls.judgements(training)
+        for role in dict.fromkeys(cls.judge_roles.values()):
+            prompts = [prompt for prompt, name in cls.judge_roles.items() if name == role]
+            names = [PROMPTS[prompt] for prompt in prompts]
+            if not set(names) & set(asked):
+                raise ConfigError(
+                    f'config.recipe={config.recipe}: training asks role {role} for no {" or ".join(prompts)}; set '
+                    f'what asks the judge, such as reward.answer=judge, or add {names[0]!r} to Recipe.judgements'
+                )
 
     def phases(self) -> list[Phase]:
         """Returns the schedule without evaluations."""
@@ -229,7 +249,7 @@ class Recipe:
             count = tasks_of_phase.get(name, 0)
             if not is_first or count >= _MEASURED_TASKS:
                 continue
-            batches = [self.config[role].batch for role in step.phase.trains]
+            batches = [self.config[role].batch for role in self.roles_with_tasks(step.phase)]
             cursor = dataclasses.replace(cursor, missing=max(batches, default=0))
             tasks = self.tasks(step, TaskPool(), cursor)
             # Every n-th task is taken, because tasks may be sorted, for example by hop count.

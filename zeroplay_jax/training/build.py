@@ -467,7 +467,10 @@ def _judge(config: Config, library: Library, templates, for_training: bool = Fal
 
         writer = endpoint_writer(settings, templates)
     drops_failed = for_training and config.rollout.failed != 'keep'
-    return TextJudge(writer, (fewest, most), settings.max_failure_rate, drops_failed)
+    judge = TextJudge(writer, (fewest, most), settings.max_failure_rate, drops_failed)
+    if settings.kind == 'policy':
+        judge.remedy = 'take a policy that writes verdicts, or raise config.judge.tokens'
+    return judge
 
 
 def build_engine(config: ConfigDict | Config, run: RunContext) -> Engine:
