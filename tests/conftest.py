@@ -40,6 +40,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=place)
 
 
+def pytest_collection_finish():
+    """What the imports made stays: collections of garbage pass over it, and come less often."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 @pytest.fixture(scope='session', autouse=True)
 def no_lines_about_progress():
     """Tests count the lines of an error; a line about progress may come between, 30 seconds after the last one."""
