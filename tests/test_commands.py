@@ -14,6 +14,7 @@ import time
 import pytest
 from python_process import ROOT, finish, run_python, start, start_python, wait_for
 from test_refusals import run_in_fork
+from test_run import SMALL
 
 COMMANDS = sorted(
     '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__main__')
@@ -81,7 +82,8 @@ def start_interruptible(*words):
 
 
 def test_ctrl_c_is_one_line(tmp_path):
-    words = ['-m', 'zeroplay_jax.main', '--config=configs/quickstart.py']
+    # Of the size of another test's run, whose programs may be in the cache.
+    words = ['-m', 'zeroplay_jax.main', '--config=configs/quickstart.py', *SMALL]
     running = start_interruptible(*words, f'--workdir={tmp_path}/run')
     wait_for((tmp_path / 'run' / 'run.json').exists, running)
     time.sleep(1)
