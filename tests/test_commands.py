@@ -14,7 +14,6 @@ import time
 import pytest
 from python_process import ROOT, finish, run_python, start, start_python, wait_for
 from test_refusals import run_in_fork
-from test_run import SMALL
 
 COMMANDS = sorted(
     '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__main__')
@@ -82,7 +81,9 @@ def start_interruptible(*words):
 
 
 def test_ctrl_c_is_one_line(tmp_path):
-    # Of the size of another test's run, whose programs may be in the cache.
+    # Of the size of another test's run, whose programs may be in the cache. Here, because `helps` loads this file.
+    from test_run import SMALL
+
     words = ['-m', 'zeroplay_jax.main', '--config=configs/quickstart.py', *SMALL]
     running = start_interruptible(*words, f'--workdir={tmp_path}/run')
     wait_for((tmp_path / 'run' / 'run.json').exists, running)
