@@ -12,6 +12,7 @@ import tempfile
 import pytest
 from python_process import FLAGS
 
+gc.set_threshold(20_000, 20, 20)  # as commands do
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 if 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
@@ -38,6 +39,11 @@ def pytest_collection_modifyitems(items):
 
     # A stable sort keeps the order within a file, which fixtures of modules rely on.
     items.sort(key=place)
+
+
+def pytest_collection_finish():
+    """What the imports made stays: collections of garbage pass over it."""
+    gc.freeze()
 
 
 @pytest.fixture(scope='session', autouse=True)

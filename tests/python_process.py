@@ -9,8 +9,11 @@ import time
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Programs within the tests' process run a few times, so that they are compiled with little optimisation: the emitters
-# of fusions alone take half of XLA's time on CPUs.
-FLAGS = '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false'
+# of fusions alone take half of XLA's time on CPUs, and a program in one piece takes less of it than in up to 32.
+FLAGS = (
+    '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false'
+    ' --xla_cpu_parallel_codegen_split_count=1'
+)
 # Those of commands run hundreds of times: without optimisation a `:mini` run takes 60 seconds of CPU time, with it 44,
 # and 36 where an earlier command has compiled the same programs.
 FAST = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}

@@ -154,7 +154,7 @@ def test_results_from_a_checkpoint_that_was_trained_again_are_not_reused(
 
 SHRUNK = """
     world.train=(0,1) world.evaluation=(0,1) schedule.iterations=1 solver.steps=1 solver.batch=2 solver.samples=2
-    solver.minibatches=1 proposer.steps=1 proposer.batch=16 pool.batch=4 pool.batches=1 eval.questions=2
+    solver.minibatches=1 eval.questions=2
 """
 
 
@@ -169,8 +169,8 @@ def test_an_arm_runs_once_and_is_stored(monkeypatch, tmp_path):
     monkeypatch.setattr(claims_runs, 'config_of', shrunk)
 
     def run_arm():
-        path = claims_runs.stored_path('drzero', 0, tmp_path)
-        return claims_runs.stored_result(path, claims_runs.run_arm, 'drzero', 0)
+        path = claims_runs.stored_path('dspo', 0, tmp_path)
+        return claims_runs.stored_result(path, claims_runs.run_arm, 'dspo', 0)
 
     first = run_arm()
     assert first['curve'][0][0] == 0 and len(first['curve'][0][2]) == 8

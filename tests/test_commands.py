@@ -81,7 +81,10 @@ def start_interruptible(*words):
 
 
 def test_ctrl_c_is_one_line(tmp_path):
-    words = ['-m', 'zeroplay_jax.main', '--config=configs/quickstart.py']
+    # Of the size of another test's run, whose programs may be in the cache. Here, because `helps` loads this file.
+    from test_run import SMALL
+
+    words = ['-m', 'zeroplay_jax.main', '--config=configs/quickstart.py', *SMALL]
     running = start_interruptible(*words, f'--workdir={tmp_path}/run')
     wait_for((tmp_path / 'run' / 'run.json').exists, running)
     time.sleep(1)
