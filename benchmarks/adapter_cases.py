@@ -24,8 +24,8 @@ from jax.sharding import Mesh
 
 from benchmarks import command, tpu_programs, tpu_shapes
 from benchmarks.tpu_programs import Compiled, Row, bytes_per_chip
-from benchmarks.tpu_shapes import GIB
 from zeroplay_jax.configuration.fields import frozen
+from zeroplay_jax.configuration.machines import GIB
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.weights_view import FrozenBase
 from zeroplay_jax.policy import adapters, sharding, transformer

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from benchmarks import adapter_cases, command, tpu_programs, tpu_shapes
 from benchmarks.adapter_cases import CONFIGS, UNROLLED, Machine
 from benchmarks.tpu_programs import Row
-from benchmarks.tpu_shapes import ADAPTER_TOPOLOGIES, GIB
+from benchmarks.tpu_shapes import ADAPTER_TOPOLOGIES
+from zeroplay_jax.configuration.machines import GIB
 from zeroplay_jax.runtime.disk import write_text
 
 # The GPUs of `benchmarks.gpu_aot`, the smaller one first.
@@ -33,6 +34,8 @@ TYPES = {
 }
 
 
+# Beside the results: what `config_table` returns.
+CONFIGS_FILE = 'adapters_configs.tsv'
 SEVERAL = 'may be given several times (default: all)'
 
 
@@ -86,6 +89,7 @@ def compile_and_print(cases: list[tuple[str, Machine]], args: argparse.Namespace
     rows = adapter_cases.measure(cases, args.adapters, path, args.again, not args.unrolled)
     stored = adapter_cases.stored_rows(path)
     write_text(path.with_suffix('.tsv'), model_table(stored, command.tab_separated))
+    write_text(path.with_name(CONFIGS_FILE), config_table(stored, command.tab_separated))
     print(report(rows, stored))
     print(last_line(rows))
 
@@ -109,7 +113,7 @@ def report(rows: list[Row], stored: list[Row]) -> str:
     return '\n\n'.join([table(rows), model_table(stored), config_table(stored)])
 
 
-def config_table(rows: list[Row]) -> str:
+def config_table(rows: list[Row], form: Callable[..., str] = command.table) -> str:
     """Returns, for every paper's config, the smallest compiled slice and GPU on which all its programs fit."""
     columns = ['config', 'model', 'full fine-tuning', 'adapters', 'mesh', 'slots, rows']
     columns += ['GiB per chip: rollouts / updates', 'one GPU']
@@ -126,7 +130,7 @@ def config_table(rows: list[Row]) -> str:
             cells += ['–'] * 4
         cells.append(f'{gpu.upper()}: {setting(rows_that_fit(rows, work, gpu))}' if gpu else '–')
         lines.append(cells)
-    return command.table(columns, lines)
+    return form(columns, lines)
 
 
 def model_table(rows: list[Row], form: Callable[..., str] = command.table) -> str:

@@ -27,7 +27,7 @@ from benchmarks.adapter_cases import Machine
 from benchmarks.adapter_tables import SEVERAL, shared_parser
 from benchmarks.command import one_line_errors
 from benchmarks.tpu_programs import Compiled
-from benchmarks.tpu_shapes import GIB
+from zeroplay_jax.configuration.machines import CHIPS
 from zeroplay_jax.types import UserError
 
 
@@ -37,19 +37,15 @@ class Gpu(NamedTuple):
     Attributes:
       name: as the driver reports it.
       memory: bytes of its memory.
-      usable: bytes that programs may use; the rest is CUDA's.
-      bandwidth: bytes per second of its memory.
     """
 
     name: str
     memory: int
-    usable: float
-    bandwidth: int
 
 
 GPUS = {
-    'h100': Gpu('NVIDIA H100 80GB HBM3', 84929347584, 77 * GIB, 3352320000000),
-    'h200': Gpu('NVIDIA H200', 150754820096, 138 * GIB, 4800000000000),
+    'h100': Gpu('NVIDIA H100 80GB HBM3', 84929347584),
+    'h200': Gpu('NVIDIA H200', 150754820096),
 }
 # What XLA knows of a GPU that is not there: a text proto of GpuTargetConfigProto, figures of the data sheet.
 _DESCRIPTION = """
@@ -103,14 +99,15 @@ def prepare() -> None:
 def gpu_machine(name: str) -> Machine:
     """Returns one GPU."""
     gpu = GPUS[name]
-    description = _DESCRIPTION.format(**gpu._asdict())
+    bandwidth = int(CHIPS[name].bandwidth)
+    description = _DESCRIPTION.format(**gpu._asdict(), bandwidth=bandwidth)
     topology = topologies.get_topology_desc(
         platform='cuda', target_config=description, topology='1x1x1'
     )
     return Machine(
         name=name,
         host=name,
-        memory=gpu.usable,
+        memory=CHIPS[name].memory,
         devices=topology.devices,
         host_devices=topology.devices,
         attention='blocked',

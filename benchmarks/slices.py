@@ -24,6 +24,7 @@ from benchmarks.slices_engines import Settings
 from benchmarks.slices_play import CAUSES, ENGINES, Result, default_settings, play
 from benchmarks.slices_workload import Unit, Workload
 from zeroplay_jax.configuration.command_line import config_of_file
+from zeroplay_jax.configuration.memory import Memory
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import UserError
 
@@ -45,6 +46,8 @@ ALL_MODEL = 'qwen2.5-7b'
 SEED = 1
 # Steps that are played: with `ahead` the first and the last do not count.
 STEPS = {0: 1, 1: 4}
+# For a plan as many rollouts are played as fill all slots so often, which stand for the others.
+WAVES = 4
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -219,6 +222,47 @@ def one_machine(args: argparse.Namespace) -> dict:
         last['hours'] = round(sum(seconds.values()) * unit.count / 3600, 2)
     print('\n'.join(lines))
     return last
+
+
+def time_of_plan(config: Any, model: str, planned: Memory) -> str:
+    """Returns tokens per second and hours of a run with the fields of a plan, in a line."""
+    if 'solver' not in config:
+        return f'time: not simulated for recipe {config.recipe}'
+    machine = slices_costs.of_plan(planned, model)
+    workload, unit = slices_workload.from_config(config, Workload().latency)
+    sampler = planned.sampler
+    shards = planned.shards // machine.hosts
+    sizes = {name: getattr(sampler, name) for name in ('context', 'chunk', 'fill_rows', 'burst')}
+    sizes |= dict(slots=shards * sampler.slots, turn_tokens=config.rollout.turn_tokens)
+    engine = 'pages' if sampler.is_paged else 'slots'
+    settings = default_settings(machine, engine, **sizes)
+    if sampler.is_paged:
+        settings = dataclasses.replace(
+            settings,
+            slots=shards * sampler.slots,
+            page=sampler.page,
+            pages=shards * sampler.page_count,
+            token_budget=shards * sampler.token_budget,
+            decode_buckets=tuple(shards * bucket for bucket in sampler.decode_buckets),
+        )
+    most = WAVES * settings.slots * machine.hosts
+    groups = max(min(workload.groups, most // workload.samples), 1)
+    played = dataclasses.replace(workload, groups=groups)
+    result = play_workload(machine, engine, settings, played)
+    line = f'time, simulated: {result.tokens_per_second:,.0f} generated tokens/s in rollouts'
+    if unit:
+        parts = []
+        for part in unit.parts:
+            groups = max(min(part.groups, most // part.samples), 1)
+            repeat = part.repeat * part.groups / groups
+            parts.append(dataclasses.replace(part, groups=groups, repeat=repeat))
+        shorter = dataclasses.replace(unit, parts=tuple(parts))
+        seconds = sum(unit_seconds(machine, engine, settings, workload, shorter).values())
+        line += f', {seconds * unit.count / 3600:.0f} hours for {unit.count} times {unit.name}'
+    return (
+        f'{line}; seconds from: {machine.sources["sampler"]}, updates: {machine.sources["update"]}; without '
+        'checkpoints, evaluations, compilation'
+    )
 
 
 def all_row(name: str, engine: str) -> Result:

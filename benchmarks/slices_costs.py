@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import json
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,25 +24,11 @@ from benchmarks import (
 )
 from benchmarks.slices_engines import Settings
 from benchmarks.tpu_pages import Kernel
-from benchmarks.tpu_shapes import GIB
+from benchmarks.tpu_shapes import generation
+from zeroplay_jax.configuration.machines import CHIPS, GIB, GPUS
+from zeroplay_jax.configuration.memory import Memory
 from zeroplay_jax.types import UserError
 
-
-class Gpu(NamedTuple):
-    """Peak figures of a GPU, from its data sheet.
-
-    Attributes:
-      flops: operations per second of a dense bfloat16 product with float32 sums.
-      bandwidth: bytes per second of main memory.
-      memory: its bytes.
-    """
-
-    flops: float
-    bandwidth: float
-    memory: float
-
-
-GPUS = {'h100': Gpu(989e12, 3.35e12, 79 * GIB), 'h200': Gpu(989e12, 4.8e12, 140 * GIB)}
 MACHINES = (*tpu_shapes.TOPOLOGIES, *GPUS)
 # Places per slot of the compiled programs.
 POSITIONS = tpu_programs.TOKENS + tpu_programs.CHUNK
@@ -306,31 +292,59 @@ def _slice(machine: str, model: str, peak: bool, table: dict[str, Any]) -> Machi
 
 def _gpu(machine: str, model: str) -> MachineCosts:
     """Returns the costs on one GPU at its peak rates."""
-    device = GPUS[machine]
-    layers, head, place = _shape(model)
-    config = tpu_programs.sized(model)
     # In rollouts: the weights and slots of two roles; everything else is off the chip.
-    views = 2 * 2 * (layers + head * (1 if config.tied else 2))
-    left = device.memory - 1.25 * GIB - views
+    layers, head, place = _shape(model)
+    views = 2 * 2 * (layers + head * (1 if tpu_programs.sized(model).tied else 2))
+    left = CHIPS[machine].memory - 1.25 * GIB - views
     slots = 2 ** int(math.log2(max(left / (2 * POSITIONS * place), 1)))
-    slots = min(slots, 256)
+    return at_peak(machine, model, min(slots, 256))
+
+
+def at_peak(machine: str, model: str, slots: int, chips: int = 1, hosts: int = 1) -> MachineCosts:
+    """Returns the costs on data shards at the peak rates of their chips.
+
+    Args:
+      machine: kind of chip.
+      model: of `tpu_shapes.MODELS` or FURTHER_MODELS.
+      slots: of a data shard.
+      chips: of a data shard.
+      hosts: data shards.
+    """
+    chip = CHIPS[machine]
+    flops, bandwidth = chips * chip.flops, chips * chip.bandwidth
+    _, _, place = _shape(model)
+    config = tpu_programs.sized(model)
     # Attention of a token over all positions: two products of 2·d operations per head and place.
     attention = config.layers * 4 * config.heads * config.head_dim * POSITIONS
     passes = roofline.UPDATE_PASSES * roofline.forward(config, UPDATE_TOKENS, tpu_programs.TOKENS)
     return MachineCosts(
         machine=machine,
         model=model,
-        hosts=1,
+        hosts=hosts,
         slots=slots,
-        attention=attention / device.flops,
-        kernel=_plain_kernel(place / device.bandwidth),
+        attention=attention / flops,
+        kernel=_plain_kernel(place / bandwidth),
         pages={},
-        update=passes / device.flops,
+        update=passes / flops / hosts,
         sources=dict(
             sampler='peak rate',
-            update='peak rate; its state does not fit on one GPU',
+            update='peak rate; its state does not fit on one GPU'
+            if chips * hosts == 1
+            else 'peak rate',
             kernel='memory traffic',
             host='assumption',
         ),
-        **_peak_costs(model, device.flops, device.bandwidth),
+        **_peak_costs(model, flops, bandwidth),
     )
+
+
+def of_plan(planned: Memory, model: str) -> MachineCosts:
+    """Returns the costs on the machine of a plan: of the compile table, or at peak rates.
+
+    A host of the compile table has four chips; at peak rates it is a data shard.
+    """
+    target = planned.machine
+    slices = {generation(topology): topology for topology in reversed(tpu_shapes.TOPOLOGIES)}
+    if target.kind in slices and model in tpu_shapes.MODELS:
+        return machine_costs(slices[target.kind], model).on_hosts(target.devices // 4)
+    return at_peak(target.kind, model, planned.sampler.slots, planned.split, planned.shards)

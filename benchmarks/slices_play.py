@@ -16,6 +16,7 @@ from benchmarks.slices_costs import (
 from benchmarks.slices_engines import Engine, Group, Settings, SlotEngine, Tools
 from benchmarks.slices_pages import PagedEngine
 from benchmarks.tpu_shapes import generation
+from zeroplay_jax.configuration.planning import SHAPES
 
 ENGINES: dict[str, type[Engine]] = {'slots': SlotEngine, 'pages': PagedEngine}
 # Causes of a step's seconds, in the order in which they are printed.
@@ -30,9 +31,7 @@ CAUSES = (
     'update',
     'exchange',
 )
-# Settings of the paged engine on machines without compiled steps over pages: tokens of a step. And tool calls that run
-# beside each other.
-TOKEN_BUDGET = 512
+# Tool calls that run beside each other.
 TOOL_THREADS = 16
 # Steps of a decode call that the host reads while the next one runs.
 OVERLAPPED_BURST = 4
@@ -182,15 +181,15 @@ def default_settings(machine: MachineCosts, engine: str, **overrides) -> Setting
         return slots
     page = machine.kernel.page
     positions = slots.context + max(slots.chunk, slots.burst)
-    budget, buckets = tpu_pages.STEPS.get(generation(machine.machine), (TOKEN_BUDGET, ()))
+    shapes = SHAPES[generation(machine.machine)]
     return dataclasses.replace(
         slots,
         slots=min(tpu_pages.MORE_SLOTS * slots.slots, tpu_pages.MOST_SLOTS),
         page=page,
         pages=slots.slots * positions // page,
-        token_budget=budget,
+        token_budget=shapes.budget,
         # Without compiled smaller steps all have the budget's tokens.
-        decode_buckets=tuple(size for size in buckets if size in machine.pages),
+        decode_buckets=tuple(size for size in shapes.buckets if size in machine.pages),
         tool_threads=TOOL_THREADS,
         # Short calls, because the device does not wait for the host between them.
         overlap=True,

@@ -120,7 +120,7 @@ class Part:
     trained: bool = False
     scored: float = 0.0
     extra_scored: int = 0
-    repeat: int = 1
+    repeat: float = 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.util
+import itertools
 import json
 import os
 import pathlib
@@ -38,7 +39,7 @@ from benchmarks import (
 )
 from benchmarks.adapter_tables import SEVERAL, shared_parser
 from benchmarks.tpu_programs import Row
-from benchmarks.tpu_shapes import GIB
+from zeroplay_jax.configuration.machines import GIB
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import UserError
 
@@ -240,6 +241,21 @@ def table(rows: list[Row]) -> str:
     return command.table(columns, lines)
 
 
+def model_table(rows: list[Row]) -> str:
+    """Returns slots and rows of every model on every slice, as the text of a file."""
+    cells: dict[str, list[str]] = {name: [name] for name in tpu_shapes.MODELS}
+    for name, topology in itertools.product(cells, tpu_shapes.TOPOLOGIES):
+        programs = {row['program']: row for row in rows if _pair(row) == (name, topology)}
+        setting = '–'
+        if programs:
+            slots, micro_rows = programs['decode']['slots'], programs['update']['micro_rows']
+            setting = f'{slots} slots, {micro_rows} rows'
+            if not any(row['offloaded'] for row in programs.values()):
+                setting += '; all on the chip'
+        cells[name].append(setting)
+    return command.tab_separated(('model', *tpu_shapes.TOPOLOGIES), cells.values())
+
+
 def compiler_folder() -> pathlib.Path | None:
     """Returns the folder that contains libtpu, or None."""
     separate_folder = pathlib.Path(sys.prefix) / 'tpu-compiler'
@@ -353,7 +369,9 @@ def main(argv: list[str] | None = None) -> None:
     for topology in args.topology or tpu_shapes.TOPOLOGIES:
         for model in args.model or tpu_shapes.MODELS:
             pairs.append((model, topology))
-    rows = measure(pairs, args.out or RESULTS, args.again, args.estimate)
+    path = args.out or RESULTS
+    rows = measure(pairs, path, args.again, args.estimate)
+    write_text(path.with_suffix('.tsv'), model_table(json.loads(path.read_text())['rows']))
     print(table(rows))
     columns = ('model', 'topology', 'program', 'fits', 'hbm_bytes', 'flops_ratio')
     print(json.dumps({'rows': [{name: row[name] for name in columns} for row in rows]}))

@@ -34,7 +34,9 @@ from jax.experimental import topologies
 
 from benchmarks import command, tpu_aot, tpu_estimates, tpu_programs, tpu_shapes
 from benchmarks.tpu_estimates import Cycles, Program
-from benchmarks.tpu_shapes import GIB, generation
+from benchmarks.tpu_shapes import generation
+from zeroplay_jax.configuration.machines import GIB
+from zeroplay_jax.configuration.planning import SHAPES
 from zeroplay_jax.policy import ragged_tpu, sharding
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.rollout import sampler, token_steps
@@ -44,8 +46,8 @@ from zeroplay_jax.types import UserError
 # Slots per slot of the compile table, of which only the used places take memory, and the most of them.
 MORE_SLOTS = 3
 MOST_SLOTS = 256
-# Generation → slice, places of a page of the kernel.
-CHOICES = {'v5e': ('v5e:4x4', 64), 'v5p': ('v5p:2x2x4', 128), 'v6e': ('v6e:4x4', 64)}
+# Generation → slice. Pages and steps are those that a plan chooses.
+CHOICES = {'v5e': 'v5e:4x4', 'v5p': 'v5p:2x2x4', 'v6e': 'v6e:4x4'}
 # Queries of a block.
 QUERIES = {'decode': ragged_tpu.SINGLE_QUERIES, 'prefill': ragged_tpu.CHUNK_QUERIES}
 # Rows and pages of the compiled kernel. They change the length of loops only.
@@ -71,21 +73,16 @@ class Sizes:
     buckets: tuple[int, ...]
 
 
-# Tokens of a step that prefills, and of smaller steps, by generation.
-STEPS = {'v5e': (256, (32,)), 'v5p': (1024, (64, 128, 256)), 'v6e': (512, (64,))}
-
-
 def sizes(topology: str, table_slots: int) -> Sizes:
     """Returns the sizes for a slice on which the compile table has `table_slots` slots."""
-    _, page = CHOICES[generation(topology)]
+    shapes = SHAPES[generation(topology)]
     positions = tpu_programs.TOKENS + tpu_programs.CHUNK
-    budget, buckets = STEPS[generation(topology)]
     return Sizes(
         slots=min(MORE_SLOTS * table_slots, MOST_SLOTS),
-        page=page,
-        pages=table_slots * positions // page,
-        budget=budget,
-        buckets=buckets,
+        page=shapes.page,
+        pages=table_slots * positions // shapes.page,
+        budget=shapes.budget,
+        buckets=shapes.buckets,
     )
 
 
@@ -313,7 +310,7 @@ def compile_kernel(name: str, chips: str, queries: int) -> None:
     tpu_aot.prepare()
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
-    topology, page = CHOICES[chips]
+    topology, page = CHOICES[chips], SHAPES[chips].page
     block_pages = ragged_tpu.BLOCK // page
     model = tpu_programs.sized(name)
     split = tpu_programs.host_mesh(name, topology).shape['model']
@@ -360,7 +357,7 @@ def compile_kernel(name: str, chips: str, queries: int) -> None:
 
 def measure_kernel(name: str, chips: str) -> dict[str, Any]:
     """Returns the figures of the kernel: page, places of a block, and bundles with few and with many queries."""
-    _, page = CHOICES[chips]
+    page = SHAPES[chips].page
     figures: dict[str, Any] = dict(page=page, block=ragged_tpu.BLOCK)
     for kind, queries in QUERIES.items():
         with tempfile.TemporaryDirectory() as folder:

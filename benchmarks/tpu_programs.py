@@ -22,8 +22,8 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from benchmarks import tpu_shapes
-from benchmarks.tpu_shapes import GIB
 from zeroplay_jax.configs import common
+from zeroplay_jax.configuration.machines import GIB
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import attention, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig

@@ -1,7 +1,7 @@
 """Models and TPU slices for `benchmarks.tpu_aot`.
 
 Models are given by their published config.json. The figures of a chip are the vendor's published peaks
-(cloud.google.com/tpu/docs, pages of v5e, v5p and v6e).
+(cloud.google.com/tpu/docs, pages of v5e, v5p and v6e); those that a plan needs too are in configuration/machines.py.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import pathlib
 import tempfile
 from typing import Any, NamedTuple
 
+from zeroplay_jax.configuration.machines import CHIPS
 from zeroplay_jax.policy import families
 from zeroplay_jax.policy.transformer import ModelConfig
 
-GIB = 2**30
 # Rotary position scaling of Llama 3.1, and YaRN (Peng et al. 2023) as in OLMo 3.
 _LLAMA3 = dict(
     rope_type='llama3',
@@ -77,8 +77,12 @@ MODELS: dict[str, dict[str, Any]] = {
         sliding_window=4096,
     ),
 }
-# Models of `benchmarks.tpu_aot --adapters` beside these.
+# Models of `benchmarks.tpu_aot --adapters` and of plans beside these.
 FURTHER_MODELS: dict[str, dict[str, Any]] = {
+    'qwen2.5-0.5b': _config('Qwen2ForCausalLM', 896, 4864, 24, 14, 2, 151936, 1e6, 1e-6, tied=True),
+    'qwen2.5-1.5b': _config(
+        'Qwen2ForCausalLM', 1536, 8960, 28, 12, 2, 151936, 1e6, 1e-6, tied=True
+    ),
     # Qwen3-4B-Instruct-2507, the model of configs/piplay.py.
     'qwen3-4b': _config(
         'Qwen3ForCausalLM', 2560, 9728, 36, 32, 8, 151936, 5e6, 1e-6, tied=True, head_dim=128
@@ -123,9 +127,9 @@ class Slice(NamedTuple):
 
 # Generation → its slices. A sampler runs within one host, a learner over the whole slice.
 _SLICES = {
-    'v5e': Slice(Chip(197e12, 819e9, 15.75 * GIB, 200e9, 1.5e9), 'v5e:2x2'),
-    'v5p': Slice(Chip(459e12, 2765e9, 95.0 * GIB, 600e9, 1.75e9), 'v5p:2x2x1'),
-    'v6e': Slice(Chip(918e12, 1640e9, 31.25 * GIB, 448e9, 1.75e9), 'v6e:2x2'),
+    'v5e': Slice(Chip(*CHIPS['v5e'][:3], 200e9, 1.5e9), 'v5e:2x2'),
+    'v5p': Slice(Chip(*CHIPS['v5p'][:3], 600e9, 1.75e9), 'v5p:2x2x1'),
+    'v6e': Slice(Chip(*CHIPS['v6e'][:3], 448e9, 1.75e9), 'v6e:2x2'),
 }
 
 

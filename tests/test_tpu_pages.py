@@ -9,6 +9,7 @@ import slice_compiler
 from benchmarks import slices_costs, tpu_aot, tpu_pages, tpu_shapes
 from benchmarks.slices_engines import Episode, Group, Settings, Tools
 from benchmarks.slices_pages import PagedEngine
+from zeroplay_jax.configuration.planning import SHAPES
 
 NAME = 'qwen2.5-7b'
 SLICES = ('v5e:4x4', 'v5p:2x2x4')
@@ -31,8 +32,8 @@ def test_pages_take_the_memory_of_the_slots(topology):
 def test_the_table_of_the_page_is_what_was_found():
     pairs = [(NAME, topology) for topology in SLICES]
     lines = tpu_pages.table(stored(), pairs).split('\n')
-    sizes = [tpu_pages.STEPS[topology.partition(':')[0]] for topology in SLICES]
-    assert len(lines) == 2 + sum(1 + len(buckets) for _, buckets in sizes)
+    shapes = [SHAPES[topology.partition(':')[0]] for topology in SLICES]
+    assert len(lines) == 2 + sum(1 + len(shape.buckets) for shape in shapes)
     rows = ['\t'.join(line.strip('| ').split(' | ')) for line in lines if '---' not in line]
     assert set(rows) <= set((tpu_aot.RESULTS.parent / 'tpu_pages.tsv').read_text().split('\n'))
 
@@ -43,8 +44,8 @@ def test_compiled_steps_take_no_less_than_their_least_time_and_fit(topology):
     chip = tpu_shapes.TOPOLOGIES[topology].chip
     machine = slices_costs.machine_costs(topology, NAME)
     peak = slices_costs.machine_costs(topology, NAME, peak=True)
-    budget, buckets = tpu_pages.STEPS[topology.partition(':')[0]]
-    assert set(machine.pages) == {budget, *buckets} and not peak.pages
+    shape = SHAPES[topology.partition(':')[0]]
+    assert set(machine.pages) == {shape.budget, *shape.buckets} and not peak.pages
     for tokens, seconds in machine.pages.items():
         assert seconds >= max(peak.step + peak.head, tokens * peak.token)
         slots = tpu_pages.table_slots(table, NAME, topology)
@@ -52,7 +53,7 @@ def test_compiled_steps_take_no_less_than_their_least_time_and_fit(topology):
         step = table['pages'][tpu_pages.key(NAME, topology, size, tokens)]
         assert step['arguments'] + step['temporaries'] < chip.memory
         # A call per layer for rows of one token; in a step that prefills another one for chunks.
-        assert step['kernels'] == 28 * (2 if tokens == budget else 1)
+        assert step['kernels'] == 28 * (2 if tokens == shape.budget else 1)
         kernel, limit = tpu_pages.kernel_seconds(machine.kernel, size, tokens)
         assert 0 < kernel < 1 and limit in ('traffic', 'instructions')
 

@@ -18,6 +18,7 @@ from zeroplay_jax.runtime import signals
 # In the order in which they are needed.
 COMMANDS = (
     'quickstart',
+    'plan',
     'main',
     'report',
     'ask',

@@ -8,7 +8,6 @@ asked over the network.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import pathlib
 import re
@@ -19,6 +18,8 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import command_line, fields, rules
+from zeroplay_jax.configuration.machines import CHIPS, GIB, Machine, machine
+from zeroplay_jax.configuration.memory import ERROR
 from zeroplay_jax.configuration.places import (
     check_checkpoint,
     check_documents,
@@ -27,13 +28,20 @@ from zeroplay_jax.configuration.places import (
     fetch_addresses,
     keep_prompts,
 )
+from zeroplay_jax.configuration.planning import estimate
 from zeroplay_jax.configuration.rules import check_adapters, check_held_out
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import downloads, objects
 from zeroplay_jax.runtime.record import FILE_NAME
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.settings.kinds import PACKAGE, PROMPT_SETS, ConfigError, Mistakes
+from zeroplay_jax.settings.kinds import (
+    PACKAGE,
+    PROMPT_SETS,
+    ConfigError,
+    Mistakes,
+)
+from zeroplay_jax.types import UserError
 
 _NAME = 'zeroplay_jax'
 # Rules about what lies on a disk.
@@ -64,8 +72,9 @@ def main(argv: Sequence[str]) -> int:
         given['nofiles'] = ''
     config = _loaded(arguments, mistakes)
     _check_folders(given, mistakes)
+    memory = ''
     if config is not None:
-        _check_config(config, given, mistakes)
+        memory = _check_config(config, given, mistakes)
     elif 'on' in given:
         mistakes.of(machine, given['on'])
     for line in mistakes.lines:
@@ -80,8 +89,8 @@ def main(argv: Sequence[str]) -> int:
     if config is not None and (note := command_line.note_of_questions()):
         print(note, file=sys.stderr)
     print(
-        'the command is sound; not checked: memory, servers, tools of packages, lengths of prompts and ids of '
-        'retrieval.held_out'
+        f'the command is sound; {memory or "not checked: memory, "}servers, tools of packages, lengths of prompts and '
+        'ids of retrieval.held_out'
     )
     if config is not None and 'nofiles' in given:
         paths = [f'{name}={path}' for name, path in _paths(config).items()]
@@ -216,8 +225,8 @@ def _check_folders(given: Mapping[str, str], mistakes: Mistakes) -> None:
         mistakes.note(f'--from={source}: not the workdir of a run; it has no {FILE_NAME}')
 
 
-def _check_config(config: ConfigDict, given: Mapping[str, str], mistakes: Mistakes) -> None:
-    """Notes the mistakes of a config, also on the machine of --on."""
+def _check_config(config: ConfigDict, given: Mapping[str, str], mistakes: Mistakes) -> str:
+    """Notes the mistakes of a config, also on the machine of --on; returns what is to be said of its memory, or ''."""
     has_files = 'nofiles' not in given
     # What lies in a bucket is read when the run starts.
     mistakes.fields |= {name for name, path in _paths(config).items() if objects.is_address(path)}
@@ -234,8 +243,11 @@ def _check_config(config: ConfigDict, given: Mapping[str, str], mistakes: Mistak
     on_machine = config.copy_and_resolve_references()
     if not has_files and config.prompts not in PROMPT_SETS:
         on_machine.prompts = 'full'
+    target = None
     if 'on' in given:
+        count = len(mistakes.lines)
         mistakes.of(lambda: resolve_mesh(on_machine, machine(given['on'])))
+        target = machine(given['on']) if len(mistakes.lines) == count else None
     recipe = recipe_class(config.recipe)
     for rule in rules.RULES:
         # It downloads what lies in a bucket.
@@ -252,6 +264,23 @@ def _check_config(config: ConfigDict, given: Mapping[str, str], mistakes: Mistak
         mistakes.of(command_line.check_heads, on_machine)
     if workdir and has_files and not mistakes.lines and not objects.is_address(workdir):
         mistakes.of(fields.check, workdir, config)
+    return _memory(on_machine, target, mistakes) if target and not mistakes.lines else ''
+
+
+def _memory(config: ConfigDict, target: Machine, mistakes: Mistakes) -> str:
+    """Notes a mesh, slots and rows that a machine has no memory for; returns how much they take, '' if not known."""
+    if target.kind not in CHIPS:
+        return ''
+    try:
+        memory = estimate(config, target)
+    except UserError:
+        # A model of the Hub, or what another rule refuses.
+        return ''
+    limit = CHIPS[target.kind].memory
+    text = f'memory: about {memory.peak / GIB:.1f} GiB of {limit / GIB:.1f} a device'
+    if memory.peak > (1 + ERROR) * limit:
+        mistakes.note(f'--on={target.name}: {text}; python -m zeroplay_jax.plan chooses what fits')
+    return f'{text}; not checked: '
 
 
 def _check_values(config: ConfigDict, mistakes: Mistakes) -> None:
@@ -275,61 +304,6 @@ def _paths(config: ConfigDict) -> dict[str, str]:
 
 
 # ---- machines --------------------------------------------------------------------------------------
-#
-# Devices of a machine by its name, and whether a mesh fits them, before there is such a machine.
-
-
-# Chips of a TPU host, by generation, in slices of several hosts; the largest slice with a single host; and how many
-# units of the name (chips, or cores of which two are a chip) a device has.
-_TPUS = {
-    'v2': (8, 8, 1),
-    'v3': (8, 8, 1),
-    'v4': (4, 4, 2),
-    'v5p': (4, 4, 2),
-    'v5litepod': (4, 8, 1),
-    'v6e': (4, 8, 1),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """Devices on which a run is to start.
-
-    Attributes:
-      name: as the user gave it.
-      devices: number of devices as JAX counts them, of all hosts.
-      hosts: number of hosts, each with one process.
-    """
-
-    name: str
-    devices: int
-    hosts: int
-
-
-def machine(name: str) -> Machine:
-    """Returns a machine by its name: 'v5litepod-16', '2*v5litepod-16', '8' devices or '2*8' devices on two hosts.
-
-    Raises:
-      ConfigError: there is no such machine.
-    """
-    match = re.fullmatch(r'(?:(\d{1,4})\*)?(?:(v\d\w*)-)?(\d{1,5})', name)
-    count = int(match[1] or 1) if match else 0
-    size = int(match[3]) if match else 0
-    if not match or not count or not size or (match[2] and match[2] not in _TPUS):
-        raise ConfigError(
-            f'--on={name}: no such machine; give an accelerator type such as v5litepod-16 or v5p-32, a number of '
-            'devices, or HOSTS*DEVICES such as 2*8'
-        )
-    if not match[2]:
-        return Machine(name, count * size, count)
-    devices_per_host, largest_host, units = _TPUS[match[2]]
-    devices = size // units
-    hosts = 1 if devices <= largest_host else devices // devices_per_host
-    if size % units or not devices or (hosts > 1 and devices % devices_per_host):
-        raise ConfigError(
-            f'--on={name}: there is no slice of this size; give one such as v5litepod-16'
-        )
-    return Machine(name, count * devices, count * hosts)
 
 
 def resolve_mesh(config: ConfigDict, target: Machine) -> None:

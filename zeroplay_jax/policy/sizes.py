@@ -1,0 +1,91 @@
+"""The sizes of a model, which determine its memory: of a config.json, or of a published model by its name.
+
+Imports no JAX, so that memory is known before libraries are loaded.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import NamedTuple
+
+from zeroplay_jax.policy.adapter_config import base_folder
+from zeroplay_jax.policy.config_fields import FAMILIES, family_fields
+from zeroplay_jax.types import UserError
+
+
+class Sizes(NamedTuple):
+    """Sizes of a decoder, with the names of ModelConfig; `tied` as config.json says. Biases and norms are left out."""
+
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tied: int
+
+    @property
+    def layer_weights(self) -> int:
+        """Matrix weights of all layers."""
+        projections = 2 * (self.heads + self.kv_heads) * self.head_dim
+        return self.layers * self.hidden_size * (projections + 3 * self.intermediate_size)
+
+    @property
+    def weights(self) -> int:
+        """Matrix weights of the model."""
+        return self.layer_weights + (2 - self.tied) * self.hidden_size * self.vocab_size
+
+
+# Published models by the beginning of their names: the numbers of `Sizes`, where 1 is tied.
+_TABLE = """
+qwen2.5-0.5b  896  4864 24 14  2  64 151936 1
+qwen2.5-1.5b 1536  8960 28 12  2 128 151936 1
+qwen2.5-3b   2048 11008 36 16  2 128 151936 1
+qwen2.5-7b   3584 18944 28 28  4 128 152064 0
+qwen3-4b     2560  9728 36 32  8 128 151936 1
+qwen3-8b     4096 12288 36 32  8 128 151936 0
+llama-3.1-8b 4096 14336 32 32  8 128 128256 0
+olmo-3-7b    4096 11008 32 32 32 128 100278 0
+"""
+KNOWN = {
+    name: Sizes(*map(int, numbers)) for name, *numbers in map(str.split, _TABLE.split('\n')[1:-1])
+}
+
+
+def sizes_of(path: str) -> Sizes:
+    """Returns the sizes of a folder with a config.json, or of a known model that a path or a name of the Hub ends with.
+
+    Raises:
+      CheckpointError: a config.json that cannot be used.
+      UserError: neither there nor known.
+    """
+    if not pathlib.Path(path).is_dir():
+        name = known_name(path)
+        if not name:
+            raise UserError(
+                f'{path}: neither a folder with a config.json nor a model whose sizes are known; download it, or give '
+                f'a name that begins with one of {", ".join(KNOWN)}'
+            )
+        return KNOWN[name]
+    folder = base_folder(path)
+    family, fields = family_fields(folder)
+    hidden_size = fields.positive_int('hidden_size')
+    heads = fields.positive_int('num_attention_heads')
+    head_dim = FAMILIES[family].head_dim or hidden_size // heads
+    return Sizes(
+        hidden_size,
+        fields.positive_int('intermediate_size'),
+        fields.positive_int('num_hidden_layers'),
+        heads,
+        fields.positive_int('num_key_value_heads', heads),
+        fields.positive_int('head_dim', head_dim),
+        fields.positive_int('vocab_size'),
+        fields.boolean('tie_word_embeddings', False),
+    )
+
+
+def known_name(path: str) -> str:
+    """Returns the key in KNOWN of the model that the last part of a path names, '' for none."""
+    given = path.rstrip('/').rpartition('/')[2].lower() + '-'
+    return next((name for name in KNOWN if given.startswith(f'{name}-')), '')
