@@ -55,7 +55,7 @@ function outcomeRow(run, hop, isFirst) {
   return el(
     'tr',
     { class: hop === 'mean' ? 'mean' : remark && 'demonstrated' },
-    el('td', { class: isFirst ? null : 'again' }, isFirst ? [hopLabel, remark] : ''),
+    el('td', {}, isFirst ? [hopLabel, remark] : ''),
     comparing ? el('td', { class: 'run' }, swatch(run.colour, run.name)) : null,
     el('td', { class: 'num questions' }, format(questions)),
     sides.map(([, value, range]) => numberCell(value, range)),
