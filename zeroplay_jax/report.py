@@ -1,17 +1,18 @@
-"""Writes the HTML report of a run, one report that compares several runs, or a named figure of a paper."""
+"""Writes or serves the HTML report of a run, or of several runs compared; or writes a named figure of a paper."""
 
 import argparse
 import pathlib
 import sys
 
-from zeroplay_jax.evaluation import pictures, report_builder
-from zeroplay_jax.retrieval.command import Parser
+from zeroplay_jax.evaluation import pictures, report_builder, report_server
+from zeroplay_jax.retrieval.command import Parser, number_type
 from zeroplay_jax.runtime.remote_workdir import local_run
 from zeroplay_jax.types import UserError
 
 EXAMPLES = """examples:
   python -m zeroplay_jax.report runs/quickstart
   python -m zeroplay_jax.report runs/a runs/b --out comparison.html
+  python -m zeroplay_jax.report --serve runs/quickstart
   python -m zeroplay_jax.report --figure=em runs/quickstart --out curve.svg
   python -m zeroplay_jax.report --figure=ssp5a runs/a runs/b
   python -m zeroplay_jax.report --figure=list
@@ -26,7 +27,10 @@ def main(argv: list[str] | None = None) -> int:
         arguments = parser.parse_args(argv)
         if not arguments.workdirs and arguments.figure != 'list':
             parser.error('the following arguments are required: WORKDIR')
-        print(_written(arguments))
+        if arguments.serve:
+            report_server.serve(arguments.workdirs, arguments.port)
+        else:
+            print(_written(arguments))
     except UserError as error:
         print(f'zeroplay_jax.report: {error}', file=sys.stderr)
         return 2
@@ -62,6 +66,18 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         '--figure', metavar='NAME', help='write a figure as SVG and PNG instead; list: names all'
+    )
+    parser.add_argument(
+        '--serve',
+        action='store_true',
+        help='serve the report on this machine instead; the page follows runs that are going on',
+    )
+    parser.add_argument(
+        '--port',
+        type=number_type(int, 0, 65535),
+        default=8765,
+        metavar='N',
+        help='of --serve; 0: any free one (default: %(default)s)',
     )
     return parser
 

@@ -40,9 +40,10 @@ def test_a_run_that_trained_nothing_opens_with_a_banner(page, browser, tmp_path,
     warning = f'Nothing was trained in solver. {sample_run.ATTACK}'
     (folder / 'summary.json').write_text(json.dumps(summary | {'warning': warning}))
     open_run(folder)
-    # The first element of the page that shows anything, and its text stays text.
-    assert browser.js('document.body.firstElementChild.innerText').startswith('Nothing was trained')
-    assert browser.js('document.title') == 'untrained – run report'
+    # It stands before all results, and its text stays text.
+    banner = 'document.getElementById("banner")'
+    assert browser.js(f'{banner}.innerText').startswith('Nothing was trained')
+    assert browser.js(f'{banner}.compareDocumentPosition($("outcome"))') == 4
 
 
 def test_what_was_demonstrated_is_marked_and_proposals_are_counted_by_true_hops(
@@ -90,6 +91,42 @@ def test_turns_show_their_rewards_and_advantages(tmp_path, browser, open_run):
     assert 'one per turn' in browser.js(DETAIL)
 
 
+def test_a_question_stands_beside_itself_before_and_after(tmp_path, browser, open_run):
+    folder = sample_run.write_run(tmp_path / 'pairs', count=4)
+    rows = []
+    for step, rewards in ((0, (0.0, 1.0, 1.0)), (41, (1.0, 0.0, 1.0))):
+        for i, reward in enumerate(rewards):
+            row = sample_run.trajectory(1) | {'phase': 'evaluation', 'step': step, 'role': 'solver'}
+            row['info'] = row['info'] | {
+                'question': f'question {i}?',
+                'answer_given': f'from {step}',
+            }
+            # Numbers of groups of an evaluation are hop counts.
+            rows.append(row | {'reward': reward, 'group': 3})
+    sample_run.write_lines(folder / 'trajectories.jsonl', rows)
+    open_run(folder)
+    assert browser.js('$("pair-count").textContent') == '3 logged questions: 1 better, 1 worse'
+    groups = '[...document.querySelectorAll("#pair optgroup")].map((x) => x.label)'
+    assert browser.js(groups) == ['Better (1)', 'Worse (1)', 'Equal, right (1)']
+    verdicts = '[...document.querySelectorAll(".verdict")].map((x) => x.innerText)'
+    assert browser.js(verdicts) == ['from 0 wrong', 'from 41 right']
+    browser.js('$("pair-next").click()')
+    assert browser.js(verdicts) == ['from 0 right', 'from 41 wrong']
+    browser.js('document.querySelectorAll(".pair button")[1].click()')
+    assert 'question 1?' in browser.js(DETAIL) and 'open=4' in browser.js('location.hash')
+    siblings = '[...document.querySelectorAll(".siblings button")].map((x) => x.textContent)'
+    assert browser.js(siblings) == ['step 0: 1', 'step 41: 0']
+
+
+def test_passages_are_folded_until_a_key_or_a_search_opens_them(page, browser):
+    browser.open(page + '#open=1')
+    assert browser.js('document.querySelector("#detail .passages").open') is False
+    browser.key('x')
+    assert browser.js('document.querySelector("#detail .passages").open') is True
+    browser.open(page + '#text=page%20122:')
+    assert browser.js('document.querySelector("#detail .passages").open') is True
+
+
 @pytest.mark.parametrize('width', [1400, 1000, 420])
 def test_nothing_overflows(page, both, browser, width):
     browser.resize(width)
@@ -128,17 +165,17 @@ def test_values_that_are_not_finite_are_gaps_and_absent_ones_are_not(tmp_path, b
 def test_arrow_keys_move_the_cursor(page, browser):
     browser.open(page)
     title = 'document.querySelector(".chart .at").textContent'
-    assert browser.js(title) == 'step 41, iteration 2'  # the last step, without a cursor
+    assert browser.js(title) == 'step 41, iteration 3'  # the last step, without a cursor
     browser.js('document.querySelectorAll(".plot")[1].focus()')
     title = title.replace('querySelector(".chart .at")', 'querySelectorAll(".chart .at")[1]')
     browser.key('Home')
-    browser.until(f'{title} === "step 1, iteration 0"')
+    browser.until(f'{title} === "step 1, iteration 1"')
     assert browser.js(LEGENDS.format('#charts'))[1] == [['mean reward', '0.02'], ['format', '0.01']]
     browser.key('ArrowRight')
-    browser.until(f'{title} === "step 5, iteration 0"')
+    browser.until(f'{title} === "step 5, iteration 1"')
     assert browser.js(LEGENDS.format('#charts'))[1] == [['mean reward', '0.1'], ['format', '0.05']]
     browser.js('document.activeElement.blur()')
-    browser.until(f'{title} === "step 37, iteration 1"')
+    browser.until(f'{title} === "step 37, iteration 2"')
 
 
 def test_the_pointer_shows_values_and_the_legend_hides_series(page, browser):
@@ -147,7 +184,7 @@ def test_the_pointer_shows_values_and_the_legend_hides_series(page, browser):
     x, y = browser.js(f'(({{ x, y }}) => [x + 12, y + 20])({over})')
     browser.call('Input.dispatchMouseEvent', type='mouseMoved', x=x, y=y)
     browser.until(
-        'document.querySelectorAll(".chart .at")[1].textContent === "step 1, iteration 0"'
+        'document.querySelectorAll(".chart .at")[1].textContent === "step 1, iteration 1"'
     )
     browser.js('document.querySelectorAll("#charts .u-legend")[1].rows[1].cells[0].click()')
     assert browser.js('plots[1].series.map((series) => series.show)') == [True, False, True]
@@ -249,7 +286,8 @@ def test_all_text_is_readable_in_both_themes(page, both, browser, theme):
 
 def test_text_of_documents_and_models_is_never_run(run, page, browser):
     browser.open(page + '#open=1')
-    assert browser.js('document.title') == f'{run.name} – run report'
+    title = browser.js('document.title')
+    assert title.startswith(f'{run.name} – drzero – 20') and title.endswith(' – run report')
     assert browser.js('document.querySelectorAll("img").length') == 0
     assert browser.js('document.scripts.length') == 2
     assert sample_run.ATTACK in browser.js('document.querySelector(".block.env .text").textContent')

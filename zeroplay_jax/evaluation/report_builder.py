@@ -11,6 +11,7 @@ are part of it, whatever text a document or a model contains.
 from __future__ import annotations
 
 import base64
+import datetime
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ import jinja2
 
 from zeroplay_jax.evaluation import atif, statistics
 from zeroplay_jax.mini.world import World
-from zeroplay_jax.retrieval import json_text
+from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.runtime.record import FILE_NAME, HASH_FIELD, check_hash, is_of_earlier_version
 from zeroplay_jax.types import UserError
@@ -40,7 +41,9 @@ SCRIPTS = (
     'curves.js',
     'trajectory.js',
     'reader.js',
+    'pairs.js',
     'config.js',
+    'live.js',
 )
 REQUIRED_FIELDS = {
     'metrics.jsonl': {'step': int, 'phase': str},
@@ -110,7 +113,8 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
       'texts': list of distinct strings, because prompts and documents recur;
       'alarms': sentences about alarms of the run;
       'documents': number of ATIF documents, if the place has those instead of a run;
-      'notes': sentences about missing or damaged files.
+      'notes': sentences about missing or damaged files;
+      'written': day of the last metrics, or ''.
 
     Raises:
       UserError: the folder does not exist or contains no file of a run, or files of several runs.
@@ -155,7 +159,16 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
         'texts': texts,
         'alarms': alarm_notes(alarm_records),
         'notes': notes,
+        'written': _day_written(workdir),
     }
+
+
+def _day_written(workdir: Path) -> str:
+    """Returns the day of the last metrics, such as 2026-03-31; '' without, and for a copy, whose files are younger."""
+    path = workdir / 'metrics.jsonl'
+    if not path.is_file() or downloads.address_of(str(workdir)) != str(workdir):
+        return ''
+    return datetime.date.fromtimestamp(path.stat().st_mtime).isoformat()
 
 
 def _read_documents(place: Path, documents: Sequence[Path]) -> dict[str, Any]:
@@ -202,19 +215,22 @@ def _check_identity(
             check_hash(workdir / name, there, here)
 
 
-def render(runs: list[dict[str, Any]]) -> str:
+def render(runs: list[dict[str, Any]], version: str = '') -> str:
     """Returns the HTML text of the report.
 
     Args:
       runs: results of `read_run`. The first one is the reference of the others; notes about differences that there are
         not are added to theirs.
+      version: of the files, for a served page, which loads itself again when the server names another one.
     """
     style = '\n'.join(_asset(name) for name in STYLES)
     script = '\n'.join(_asset(name) for name in SCRIPTS)
     # The first run is the reference and has no difference from itself.
     differences = [None, *(_differences(runs[0], run) for run in runs[1:])]
     data = json.dumps(
-        {'runs': runs, 'differences': differences}, allow_nan=False, separators=(',', ':')
+        {'runs': runs, 'differences': differences, 'live': version},
+        allow_nan=False,
+        separators=(',', ':'),
     )
     # In JSON, '<' occurs only inside strings, where the escape is equivalent. No text can close the script element.
     data = data.replace('<', '\\u003c')
@@ -223,6 +239,8 @@ def render(runs: list[dict[str, Any]]) -> str:
         f"default-src 'none'; style-src {_csp_hash(style)}; script-src {_csp_hash(script)}; "
         "base-uri 'none'; form-action 'none'"
     )
+    if version:
+        policy += "; connect-src 'self'"
     page = jinja2.Template(_asset('page.html'), keep_trailing_newline=True)
     return page.render(policy=policy, style=style, script=script, data=data)
 

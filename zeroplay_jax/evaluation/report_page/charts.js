@@ -2,6 +2,8 @@
 // series of {run, name, phase, label, colour}.
 const MAX_COLUMNS = 360; // the steps of longer runs are averaged into at most so many columns
 const CHART_HEIGHT = 176;
+const MAX_BAR = 36; // pixels
+const MAX_STRETCHES = 200; // shaded stretches of one phase
 const STEP_INCREMENTS = [0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((m) => m * 10 ** power));
 const plots = []; // all drawn charts
 
@@ -16,6 +18,18 @@ function columnValue(values) {
   const numbers = values.filter(isNumber);
   if (numbers.length) return mean(numbers);
   return values.includes(null) ? null : undefined;
+}
+
+// The first row of every step, and stretches of consecutive steps of one phase: {phase, iteration, from, to}.
+const firstRows = new Map();
+for (const row of runs.flatMap((run) => run.metrics)) if (!firstRows.has(row.step)) firstRows.set(row.step, row);
+const allSteps = [...firstRows.keys()].sort((a, b) => a - b);
+const stretches = [];
+for (const step of allSteps) {
+  const { phase, iteration } = firstRows.get(step);
+  const last = stretches.at(-1);
+  if (last?.phase === phase && last.iteration === iteration) last.to = step;
+  else stretches.push({ phase, iteration, from: step, to: step });
 }
 
 // Adds columns to a card (a step, or consecutive steps of one phase and iteration) and to each series its value per
@@ -58,21 +72,35 @@ function plotData({ kind, columns, series }) {
   return [steps, ...stacked];
 }
 
-// A margin on both sides, so that points, and in a stack half a bar, are not cut off.
-function stepRange(kind, steps) {
-  if (steps.length < 2) return [steps[0] - 1, steps[0] + 1];
-  const distances = steps.slice(1).map((step, i) => step - steps[i]);
-  const halfColumn = Math.min(...distances) / 2;
-  const margin = kind === 'stack' ? halfColumn : Math.min(halfColumn, 0.03 * (steps.at(-1) - steps[0]));
-  return [steps[0] - margin, steps.at(-1) + margin];
+// The steps of the runs are the axis of every chart, so that neighbours agree. The margin keeps points and bars whole.
+function stepRange() {
+  const [first, last] = [allSteps[0] ?? 0, allSteps.at(-1) ?? 0];
+  const margin = Math.max(0.5, 0.02 * (last - first));
+  return [first - margin, last + margin];
 }
 
-function valueRange(kind, low, high) {
-  // low and high are null while all series are switched off in the legend.
-  if (kind === 'share' || low === null) return [0, 1];
+// Only charts of details zoom in on values far from 0.
+function valueRange(kind, group, low, high) {
+  if (kind === 'share' || !Number.isFinite(low)) return [0, 1];
   if (kind === 'stack') return [0, high > 0 ? high : 1];
-  if (low < 0 || low >= 0.6 * high) return uPlot.rangeNum(low, high, 0.1, true);
+  const isDetail = FOLDED.includes(group);
+  if (low < 0 || (isDetail && low >= 0.6 * high)) return uPlot.rangeNum(low, high, 0.1, true);
   return [0, uPlot.rangeNum(0, high, 0.05, true)[1]];
+}
+
+// Charts of one family have one axis of values.
+function shareRanges(cards) {
+  const rangeOf = new Map();
+  for (const card of cards) {
+    const key = `${card.base}/${card.kind}/${card.group}`;
+    if (!rangeOf.has(key)) rangeOf.set(key, [Infinity, -Infinity]);
+    card.range = rangeOf.get(key);
+    for (const value of plotData(card).slice(1).flat()) {
+      if (!isNumber(value)) continue;
+      card.range[0] = Math.min(card.range[0], value);
+      card.range[1] = Math.max(card.range[1], value);
+    }
+  }
 }
 
 // The canvas needs resolved colours: it knows neither var() nor light-dark().
@@ -82,59 +110,76 @@ function resolved(colour) {
   return getComputedStyle(colourProbe).color;
 }
 
-// An isolated point between two gaps has no line; without this it would be invisible in a dense chart.
-function isolatedPoints(values) {
+// Where a series pauses while other phases go on: pairs of logged columns, more than twice the usual distance apart.
+function pausesOf(values, steps) {
   const logged = values.flatMap((value, c) => (value === undefined ? [] : [c]));
+  const pairs = logged.slice(1).map((c, i) => [logged[i], c]);
+  const distance = ([a, b]) => steps[b] - steps[a];
+  const sorted = pairs.map(distance).sort((a, b) => a - b);
+  const usual = sorted[sorted.length >> 1];
+  return pairs.filter((pair) => distance(pair) > 2 * usual);
+}
+
+// A point between two gaps has no line; without this it would be invisible in a dense chart.
+function isolatedPoints(values, pauses) {
+  const logged = values.flatMap((value, c) => (value === undefined ? [] : [c]));
+  const ends = new Set(pauses.map(([a]) => a));
+  const isJoined = (a, b) => isNumber(values[a]) && isNumber(values[b]) && !ends.has(a);
   return logged.filter(
-    (c, i) => isNumber(values[c]) && !isNumber(values[logged[i - 1]]) && !isNumber(values[logged[i + 1]]),
+    (c, i) => isNumber(values[c]) && !isJoined(logged[i - 1], c) && !isJoined(c, logged[i + 1]),
   );
 }
 
-function seriesOptions({ label, values, colour }, kind) {
+function seriesOptions({ label, values, colour }, kind, steps) {
   const stroke = () => resolved(colour);
   // The cursor's index is null while no column is chosen: then the legend shows the last value.
   const value = (_, __, ___, index) => format(index === null ? values.findLast(isNumber) : values[index]);
   if (kind === 'stack') {
-    const paths = uPlot.paths.bars({ size: [0.85, Infinity] });
+    const paths = uPlot.paths.bars({ size: [0.85, MAX_BAR] });
     return { label, value, fill: stroke, stroke, width: 0, paths, points: { show: false } };
   }
-  const isolated = isolatedPoints(values);
+  const pauses = pausesOf(values, steps);
+  const isolated = isolatedPoints(values, pauses);
   const filter = (_, __, show) => (show ? null : isolated);
+  const gaps = (plot, _, __, ___, others) => {
+    const positions = pauses.map((pair) => pair.map((c) => plot.valToPos(steps[c], 'x', true)));
+    return [...others, ...positions].sort(([a], [b]) => a - b);
+  };
   // An odd or fractional width would shift the line against its points by part of a pixel.
-  return { label, value, stroke, width: 2, points: { size: 5, fill: stroke, stroke, width: 0, filter } };
+  return { label, value, stroke, width: 2, gaps, points: { size: 5, fill: stroke, stroke, width: 0, filter } };
 }
 
-// Shades the steps of each phase and iteration, with a strip of the phase's colour on top.
-function drawIterations(plot, { columns }) {
+// Shades the steps in which the phases of a card ran, with a strip of all phases on top. Runs have phases of their own.
+function drawIterations(plot, { series }) {
+  if (comparing || stretches.length > MAX_STRETCHES) return;
   const { ctx } = plot;
   const { left, top, width, height } = plot.bbox;
-  const steps = plot.data[0];
   const position = (step) => Math.min(left + width, Math.max(left, plot.valToPos(step, 'x', true)));
   const strip = 3 * devicePixelRatio;
-  let first = 0;
+  const shown = new Set(series.map(({ phase }) => phase));
   ctx.save();
-  columns.forEach(({ phase, iteration }, c) => {
-    const next = columns[c + 1];
-    if (next && next.phase === phase && next.iteration === iteration) return;
-    const from = first === 0 ? left : position((steps[first - 1] + steps[first]) / 2);
-    const to = next ? position((steps[c] + steps[c + 1]) / 2) - devicePixelRatio : left + width;
-    ctx.fillStyle = resolved(comparing ? 'var(--muted)' : phaseColour(phase));
-    ctx.globalAlpha = 0.06;
-    ctx.fillRect(from, top, to - from, height);
-    ctx.globalAlpha = 0.9;
-    ctx.fillRect(from, top - 2 * strip, to - from, strip);
-    first = c + 1;
+  stretches.forEach(({ phase, from, to }, i) => {
+    const [start, end] = [
+      i ? position((stretches[i - 1].to + from) / 2) : left,
+      i + 1 < stretches.length ? position((to + stretches[i + 1].from) / 2) - devicePixelRatio : left + width,
+    ];
+    ctx.fillStyle = resolved(phaseColour(phase));
+    ctx.globalAlpha = 0.07;
+    if (shown.has(phase)) ctx.fillRect(start, top, end - start, height);
+    ctx.globalAlpha = shown.has(phase) ? 0.9 : 0.3;
+    ctx.fillRect(start, top - 2 * strip, end - start, strip);
   });
   ctx.restore();
 }
 
 function columnTitle({ steps, iteration }) {
   const range = steps.length > 1 ? `steps ${steps[0]}–${steps.at(-1)}` : `step ${steps[0]}`;
-  return isNumber(iteration) ? `${range}, iteration ${iteration}` : range;
+  return isNumber(iteration) ? `${range}, iteration ${iteration + 1}` : range;
 }
 
 function plotOptions(card, width) {
-  const { kind, columns, series } = card;
+  const { kind, group, columns, series } = card;
+  const steps = plotData(card)[0];
   const axis = {
     font: '11px system-ui, sans-serif',
     stroke: () => resolved('var(--muted)'),
@@ -147,8 +192,8 @@ function plotOptions(card, width) {
     height: CHART_HEIGHT,
     padding: [12, 8, 0, 0],
     scales: {
-      x: { time: false, range: (plot) => stepRange(kind, plot.data[0]) },
-      y: { range: (_, low, high) => valueRange(kind, low, high) },
+      x: { time: false, range: stepRange },
+      y: { range: () => valueRange(kind, group, ...card.range) },
     },
     axes: [
       { ...axis, grid: { show: false }, incrs: STEP_INCREMENTS, size: 24, gap: 4 },
@@ -160,7 +205,7 @@ function plotOptions(card, width) {
         values: (_, ticks) => ticks.map((tick) => format(Number(tick.toPrecision(12)))),
       },
     ],
-    series: [{}, ...series.map((one) => seriesOptions(one, kind))],
+    series: [{}, ...series.map((one) => seriesOptions(one, kind, steps))],
     bands: kind === 'stack' ? series.slice(1).map((_, i) => ({ series: [i + 2, i + 1] })) : [],
     cursor: {
       y: false,

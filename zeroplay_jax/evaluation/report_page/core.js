@@ -1,7 +1,7 @@
 'use strict';
 // Helpers of all scripts. Data enters the document only through textContent and setAttribute: no text is parsed as HTML.
 const $ = (id) => document.getElementById(id);
-const { runs, differences } = JSON.parse($('data').textContent);
+const { runs, differences, live } = JSON.parse($('data').textContent);
 const comparing = runs.length > 1; // with several runs a colour stands for a run, otherwise for a phase
 
 function build(node, attributes, children) {
@@ -44,6 +44,7 @@ function formatSigned(value) {
 const PHASES = ['evaluation', 'proposer', 'generate', 'solver'];
 const phaseColour = (phase) => (PHASES.includes(phase) ? `var(--${phase})` : 'var(--other)');
 const phaseOrder = (a, b) => PHASES.indexOf(a) - PHASES.indexOf(b) || naturalOrder(a, b);
+const isEvaluation = (row) => row.phase === 'evaluation' && row.info?.question;
 // What stands below a hop count that the start of a run was shown; null: it was not, or that is not known.
 const demonstrated = ({ summary }, hops) =>
   hops > 0 && hops <= summary.demonstrated_hops ? el('small', {}, 'demonstrated') : null;

@@ -1,5 +1,5 @@
 // Which charts there are: one per metric family and phase; with several runs one per metric and phase, runs overlaid.
-const NUMBERED = /(\/|\bhop)\d/; // metrics with a number in their name get shades of one colour
+const NUMBERED = /(\/|\bhop)\d/; // metrics with a number in their name get the colours of a ramp
 const NOT_METRICS = ['step', 'iteration', 'phase'];
 
 // Metric name → set of phases in which the run logged a number.
@@ -18,7 +18,7 @@ const isLogged = (run, name, phase) => run.phasesOf.get(name)?.has(phase);
 
 // Families with at least one logged metric, in the order of FAMILIES; a metric without a family is its own.
 function loggedFamilies() {
-  const families = new Map(FAMILIES.map((family) => [family.title, { ...family, metrics: [] }]));
+  const families = new Map();
   for (const run of runs) run.phasesOf = phasesOfMetrics(run);
   const names = new Set(runs.flatMap((run) => [...run.phasesOf.keys()]));
   for (const name of names) {
@@ -28,23 +28,25 @@ function loggedFamilies() {
     families.get(family.title).metrics.push({ name, phases });
   }
   const logged = [...families.values()].filter((family) => family.metrics.length);
+  // Roles beside each other, in the order of FAMILIES; what is its own family comes last.
+  const rankOf = ({ base }) => FAMILIES.findIndex(({ title }) => title === base) + 1 || FAMILIES.length + 1;
+  logged.sort((a, b) => rankOf(a) - rankOf(b));
   for (const family of logged) family.metrics.sort((a, b) => naturalOrder(a.name, b.name));
   return logged;
 }
 
-// Shade i of n of a colour, from pale to dark.
-function shade(colour, i, n) {
-  const place = n > 1 ? i / (n - 1) : 0.6;
-  if (place <= 0.6)
-    return `color-mix(in oklab, ${colour} ${Math.round(42 + (58 * place) / 0.6)}%, var(--card))`;
-  return `color-mix(in oklab, ${colour} ${Math.round(100 - (50 * (place - 0.6)) / 0.4)}%, var(--ink))`;
+// Colour i of n of a ramp that differs in hue and in lightness, so that neighbours can be told apart.
+function rampColour(i, n) {
+  const place = n > 1 ? (3 * i) / (n - 1) : 1;
+  const stop = Math.min(2, Math.floor(place));
+  return `color-mix(in oklab, var(--ramp${stop + 1}) ${Math.round(100 * (place - stop))}%, var(--ramp${stop}))`;
 }
 
 function metricColour({ lead, metrics }, name, phase) {
   const names = metrics.map((metric) => metric.name);
   const numbered = names.filter((one) => NUMBERED.test(one));
   const [, role] = splitRole(name);
-  if (numbered.includes(name)) return shade(phaseColour(phase), numbered.indexOf(name), numbered.length);
+  if (numbered.includes(name)) return rampColour(numbered.indexOf(name), numbered.length);
   if (role && metricOf(name)) return phaseColour(role);
   if (splitRole(name)[0] === lead) return numbered.length ? 'var(--ink)' : phaseColour(phase);
   return `var(--c${names.indexOf(name) % 8})`;
@@ -62,7 +64,9 @@ function roleSeries(name, phase, phases) {
   return seriesOf(runs[0], name, phase, label, phaseColour(PHASES.includes(phase) || !role ? phase : role));
 }
 
-const joinTitle = (...parts) => parts.filter(Boolean).join(' · ');
+const JOINT = ' · ';
+// A phase often has the name of its role.
+const joinTitle = (...parts) => [...new Set(parts.filter(Boolean).flatMap((part) => part.split(JOINT)))].join(JOINT);
 
 // Several runs: a card per metric and phase with a series per run.
 function cardsByMetric(family, phases) {
@@ -129,6 +133,23 @@ function mergeIdentical(card) {
   return { ...card, series: distinct };
 }
 
+// A chart whose lines all stand in another one is left out; the other names them.
+function withoutRepetitions(cards) {
+  const seen = new Map();
+  return cards.filter(({ series, title, kind }) => {
+    if (comparing || kind === 'stack') return true;
+    const twins = series.map((one) => {
+      const key = JSON.stringify([runs.indexOf(one.run), one.phase, one.values]);
+      const twin = seen.get(key);
+      if (!twin) seen.set(key, one);
+      return twin;
+    });
+    if (!twins.every(Boolean)) return true;
+    for (const twin of new Set(twins)) twin.label += ` = ${title.toLowerCase()}`;
+    return false;
+  });
+}
+
 function isConstant({ values, name }) {
   const numbers = values.filter(isNumber);
   const [low, high] = [Math.min(...numbers), Math.max(...numbers)];
@@ -158,7 +179,7 @@ function addNode(card) {
     'figure',
     { class: 'card chart' },
     el('div', { class: 'heading' }, el('h3', {}, card.title), card.heading),
-    card.help ? el('p', { class: 'help' }, card.help) : null,
+    el('p', { class: 'help' }, card.help ?? ''),
     card.frame,
     card.legend,
   );
@@ -230,7 +251,10 @@ function drawCurves() {
     if (card) group.cards.push(card);
     group.constants.push(...constants);
   }
-  addCards($('charts'), groups.get(MAIN).cards)();
+  const main = groups.get(MAIN);
+  main.cards = withoutRepetitions(main.cards);
+  shareRanges([...groups.values()].flatMap(({ cards }) => cards));
+  addCards($('charts'), main.cards)();
   addCards($('question-charts'), groups.get(QUESTIONS).cards)();
   for (const title of FOLDED) {
     const { cards, constants } = groups.get(title);

@@ -392,10 +392,10 @@ const metricOf = (fullName) => METRICS[splitRole(fullName)[0]];
 function familyOf(fullName) {
   const [name, role] = splitRole(fullName);
   const family = FAMILIES.find(({ names }) => names.test(name));
-  if (family) return role ? { ...family, title: `${family.title} · ${role}` } : family;
+  if (family) return { ...family, base: family.title, title: role ? `${family.title} · ${role}` : family.title };
   const unknown = [OTHER, readable(name.split('/')[0])];
   const [group, title, help, kind, tolerance] = METRICS[name] ?? unknown;
-  return { group, title: capitalised(title), help, kind, tolerance };
+  return { group, base: title, title: capitalised(title), help, kind, tolerance };
 }
 
 function labelOf(fullName) {

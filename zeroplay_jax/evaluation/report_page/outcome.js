@@ -7,23 +7,18 @@ function interval(range, formatValue = formatShare) {
 const numberCell = (value, range, formatValue = formatShare) =>
   el('td', { class: 'num' }, formatValue(value), interval(range, formatValue));
 
-// Before and after on an axis from 0 to 1, each as a dot with its interval.
+// Before (a ring) and after (a dot) on an axis from 0 to 1, each on the band of its interval.
 function intervalPlot(sides, colour) {
   const label = sides.map(([name, value]) => `${name} ${formatShare(value)}`).join(', ');
-  const axis = svg('line', { class: 'axis', x1: '0%', x2: '100%', y1: 10, y2: 10 });
-  const node = svg('svg', { role: 'img', colour, 'aria-label': label }, axis);
+  const line = (attributes) => svg('line', { y1: 10, y2: 10, ...attributes });
+  const node = svg('svg', { role: 'img', colour, 'aria-label': label });
   const percent = (x) => `${100 * x}%`;
-  for (const [name, value, range] of sides) {
-    if (!isNumber(value)) continue;
-    const group = svg('g', { class: name });
-    const y = name === 'before' ? 7 : 13;
-    if (Array.isArray(range)) {
-      const ends = { x1: percent(range[0]), x2: percent(range[1]), y1: y, y2: y };
-      group.append(svg('line', { class: 'whisker', ...ends }));
-    }
-    group.append(svg('circle', { class: 'dot', cx: percent(value), cy: y, r: 4.5 }));
-    node.append(group);
-  }
+  node.append(line({ class: 'axis', x1: '0%', x2: '100%' }));
+  const known = sides.filter(([, value]) => isNumber(value));
+  for (const [name, , range] of known)
+    if (range) node.append(line({ class: `band ${name}`, x1: percent(range[0]), x2: percent(range[1]) }));
+  for (const [name, value] of known)
+    node.append(svg('circle', { class: `dot ${name}`, cx: percent(value), cy: 10, r: name === 'before' ? 6 : 4 }));
   return node;
 }
 
@@ -60,9 +55,9 @@ function outcomeRow(run, hop, isFirst) {
   return el(
     'tr',
     { class: hop === 'mean' ? 'mean' : remark && 'demonstrated' },
-    el('td', {}, isFirst ? hopLabel : '', remark),
-    comparing ? el('td', {}, swatch(run.colour, run.name)) : null,
-    el('td', { class: 'num' }, format(questions)),
+    el('td', {}, isFirst ? [hopLabel, remark] : ''),
+    comparing ? el('td', { class: 'run' }, swatch(run.colour, run.name)) : null,
+    el('td', { class: 'num questions' }, format(questions)),
     sides.map(([, value, range]) => numberCell(value, range)),
     numberCell(change[0], change.length === 3 ? change.slice(1) : null, formatSigned),
     comparing ? comparisonCell(run, hop) : null,
@@ -70,17 +65,22 @@ function outcomeRow(run, hop, isFirst) {
   );
 }
 
+const HEAD_CLASSES = { Run: 'run', Questions: 'questions' };
+
 function outcomeTable(evaluated) {
   const hops = [...new Set(evaluated.flatMap(({ summary }) => Object.keys(summary.em_by_hop?.after ?? {})))];
   hops.sort(naturalOrder);
   // Questions of a file may have no hop count: then the mean is the only line.
   const hasHops = hops.some((hop) => hop !== '0');
-  const heads = [hasHops ? 'Hops' : '', 'Questions', 'Before', 'After', 'Change', '0 to 1'];
+  const marks = ['0', '0.5', '1'].map((at) => el('span', {}, at));
+  const scale = el('span', { class: 'scale' }, ...marks);
+  const heads = [hasHops ? 'Hops' : '', 'Questions', 'Before', 'After', 'Change', scale];
   if (!hasHops) hops.length = 0;
   if (comparing) {
     heads.splice(1, 0, 'Run');
-    heads.splice(-1, 0, `After, difference from ${runs[0].name}`);
+    heads.splice(-1, 0, `After, from ${runs[0].name}`);
   }
+  const headCells = heads.map((head) => el('th', { scope: 'col', class: HEAD_CLASSES[head] }, head));
   const order = comparing ? ['mean', ...hops] : [...hops, 'mean'];
   const bodies = order.map((hop) =>
     el('tbody', {}, ...evaluated.map((run, i) => outcomeRow(run, hop, i === 0))),
@@ -91,15 +91,37 @@ function outcomeTable(evaluated) {
     el(
       'table',
       {},
-      el('thead', {}, el('tr', {}, ...heads.map((text) => el('th', { scope: 'col' }, text)))),
+      el('thead', {}, el('tr', {}, ...headCells)),
       ...bodies,
     ),
   );
 }
 
+// What changed by more than its interval, in a sentence per direction.
+function learntTexts(run) {
+  const hops = Object.keys(run.summary.difference_by_hop ?? {}).sort(naturalOrder);
+  const texts = [];
+  for (const [word, isSure] of [
+    ['Better', ([, low]) => low > 0],
+    ['Worse', ([, , high]) => high < 0],
+  ]) {
+    const sure = hops.filter((hop) => hop !== '0' && isSure(figuresOf(run, hop).change));
+    const parts = sure.map((hop) => {
+      const [before, after] = figuresOf(run, hop).sides.map(([, value]) => value?.toFixed(2));
+      return `${count(Number(hop), 'hop')} (${before} → ${after})`;
+    });
+    if (parts.length) texts.push(`${word} with ${parts.join(', ')}.`);
+  }
+  if (hops.some((hop) => hop !== '0') && !texts.length)
+    texts.push('No hop count changed by more than its interval.');
+  return texts;
+}
+
 function headlineCard(run) {
-  const { questions, sides } = figuresOf(run, 'mean');
+  const { questions, sides, change } = figuresOf(run, 'mean');
   const [before, after] = sides.map(([, value]) => value?.toFixed(2) ?? '–');
+  const [, low, high] = change;
+  const trend = low > 0 ? 'better' : high < 0 ? 'worse' : '';
   return el(
     'div',
     { class: 'card headline' },
@@ -108,14 +130,28 @@ function headlineCard(run) {
       { class: 'figures num' },
       el('span', { class: 'from' }, before),
       el('span', { class: 'arrow', 'aria-label': 'to' }, '→'),
-      el('span', { class: 'to' }, after),
+      el('span', { class: `to ${trend}` }, after),
     ),
     el('p', {}, `exact match on ${format(questions)} held-out questions`),
-    ...sides.map(([name, , range]) =>
-      range ? el('p', { class: 'muted num' }, `${name} `, interval(range)) : null,
-    ),
+    ...sides.map(([name, , range]) => range && el('p', { class: 'muted num' }, `${name} `, interval(range))),
+    low === undefined ? null : el('p', { class: 'muted num' }, 'change ', interval([low, high], formatSigned)),
+    ...learntTexts(run).map((text) => el('p', { class: 'learnt' }, text)),
     el('p', { class: 'muted' }, 'Brackets: 95 % confidence intervals over the choice of questions, for this one run.'),
   );
+}
+
+const lastParts = (path) => path.split('/').filter(Boolean).slice(-3).join('/');
+
+// Recipe, policy, corpus and date, as far as the files say them.
+function originOf({ config, written }) {
+  const { path, url, kind } = config.retrieval ?? {};
+  const corpora = { world: 'miniature encyclopedia', folder: path && lastParts(path), http: url };
+  return [
+    config.recipe,
+    config.policy?.path && `policy ${lastParts(config.policy.path)}`,
+    corpora[kind] && `corpus ${corpora[kind]}`,
+    written,
+  ].filter(Boolean);
 }
 
 function factsOf({ summary, metrics }) {
@@ -149,14 +185,19 @@ function drawHeader() {
       document.querySelector(`nav a[href="#${id}"]`).hidden = true;
     }
   }
-  document.title = `${title} – run report`;
+  const origins = runs.map(originOf);
+  const shared = origins[0].filter((part) => origins.every((parts) => parts.includes(part)));
+  document.title = [title, ...shared, 'run report'].join(' – ');
+  $('origin').textContent = shared.join('  ·  ');
   for (const run of runs) {
-    const facts = factsOf(run);
+    const differing = originOf(run).filter((part) => !shared.includes(part));
+    const facts = [...differing, factsOf(run)].join('  ·  ');
     $('facts').append(el('p', {}, comparing ? swatch(run.colour, `${run.name}  ·  ${facts}`) : facts));
     // Written by runs that trained nothing, or that stopped because of that.
     if (run.summary.warning) {
       const warning = run.summary.warning;
-      $('banner').append(el('p', { class: 'banner' }, comparing ? `${run.name}: ${warning}` : warning));
+      const [, first, rest] = warning.match(/^(.*?\.(?=\s|$)|.*)(.*)$/s);
+      $('banner').append(el('p', { class: 'banner' }, comparing ? `${run.name}: ` : '', el('b', {}, first), rest));
     }
     for (const alarm of run.alarms)
       $('notes').append(el('p', { class: 'note' }, comparing ? `${run.name}: ${alarm}` : alarm));

@@ -9,7 +9,11 @@ let filtered = []; // indices of the trajectories that pass the filters
 let opened = null; // index of the open trajectory
 let groups = null; // group key → indices; built on first use
 
-const groupKey = ({ run, step, role, group }) => `${runs.indexOf(run)}/${step}/${role}/${group}`;
+// In an evaluation, numbers of groups stand for hop counts: what belongs together is the question over the steps.
+const groupKey = (row) => {
+  const { run, step, role, group, info } = row;
+  return [runs.indexOf(run), ...(isEvaluation(row) ? [info.question] : [step, role, group])].join('/');
+};
 
 function groupOf(row) {
   if (!groups) {
@@ -65,15 +69,23 @@ function isWithin(value, least, most) {
   return most === '' || (isNumber(value) && value <= Number(most));
 }
 
-function matchesDrop(reason, choice) {
+// Why a rollout is excluded, how it ended without an answer, and what its calls failed with.
+const failuresOf = (row) => [
+  dropReason(row),
+  row.finish && row.finish !== 'answer' ? `ended: ${row.finish}` : null,
+  ...row.turns.map((turn) => (turn?.error ? `call: ${asText(turn.error)}` : null)),
+];
+const toolsOf = (row) => row.turns.map((turn) => turn?.tool);
+
+function matchesFailure(row, choice) {
   if (choice === '') return true;
-  if (choice === '(none)') return reason === null;
-  if (choice === '(some)') return reason !== null;
-  return reason === choice;
+  if (choice === '(none)') return dropReason(row) === null;
+  if (choice === '(some)') return dropReason(row) !== null;
+  return failuresOf(row).includes(choice);
 }
 
 function filter(updateAddress = true) {
-  const { run, from, to, phase, role, low, high, drop, text } = Object.fromEntries(new FormData(filters));
+  const { run, from, to, phase, role, hops, tool, low, high, drop, text } = Object.fromEntries(new FormData(filters));
   const words = text.trim().toLowerCase();
   const contains = words ? containsText(words) : () => true;
   filtered = [];
@@ -84,7 +96,9 @@ function filter(updateAddress = true) {
       (!role || row.role === role) &&
       isWithin(row.step, from, to) &&
       isWithin(row.reward, low, high) &&
-      matchesDrop(dropReason(row), drop) &&
+      (!hops || String(row.info?.hops) === hops) &&
+      (!tool || toolsOf(row).includes(tool)) &&
+      matchesFailure(row, drop) &&
       contains(row);
     if (passes) filtered.push(i);
   });
@@ -187,6 +201,7 @@ function onShortcut(event) {
     j: () => move(1),
     k: () => move(-1),
     t: () => goTo('trajectories'),
+    x: toggleUnfolded,
     '/': () => filters.elements.text.focus(),
   };
   const action = actions[event.key];
@@ -218,9 +233,18 @@ for (const name of ['phase', 'role'])
     name,
     trajectories.map((row) => row[name]),
   );
-addOptions('drop', trajectories.map(dropReason), [
-  ['(none)', 'no'],
-  ['(some)', 'yes, any reason'],
+const hopsOf = ({ info }) => info?.hops;
+for (const [name, valuesOf] of [
+  ['hops', hopsOf],
+  ['tool', toolsOf],
+]) {
+  addOptions(name, trajectories.flatMap(valuesOf));
+  // One choice is none.
+  filters.elements[name].parentElement.hidden = filters.elements[name].length < 3;
+}
+addOptions('drop', trajectories.flatMap(failuresOf), [
+  ['(none)', 'not excluded'],
+  ['(some)', 'excluded, any reason'],
 ]);
 addListeners();
 readAddress();

@@ -9,6 +9,7 @@ const TAG_LABELS = {
 };
 const OPENING_TAG = new RegExp(`<(${Object.keys(TAG_LABELS).join('|')})>`);
 const LONG_PROMPT = 280; // characters; longer prompts are folded
+let unfolds = false; // whether passages are shown; a reader who unfolded them wants the next ones, too
 
 const segmentsOf = (row) => row.segments.map(([source, i]) => ({ source, text: row.run.texts[i] }));
 const asText = (value) => (typeof value === 'string' ? value : JSON.stringify(value, null, 1));
@@ -62,6 +63,23 @@ function promptBlock(text) {
   return block;
 }
 
+// A folded text of the environment.
+const passages = (summary, text) => el('details', { class: 'passages' }, el('summary', {}, summary), text.trim());
+
+function resultBlock(text) {
+  const block = textBlock('env', { label: 'tool result', text: '' });
+  const folded = passages(count(text.trim().length, 'character'), text);
+  const words = filters.elements.text.value.trim().toLowerCase();
+  folded.open = unfolds || Boolean(words && text.toLowerCase().includes(words));
+  block.querySelector('.text').append(folded);
+  return block;
+}
+
+function toggleUnfolded() {
+  unfolds = !unfolds;
+  for (const node of $('detail').querySelectorAll('.passages')) node.open = unfolds;
+}
+
 // Name and arguments of a tool call, its error code, and the titles and scores of the returned documents.
 function callBlock({ tool, arguments: values, error, documents }) {
   const named = values && typeof values === 'object' ? Object.entries(values) : [];
@@ -94,7 +112,7 @@ function turnBlock(row, turn) {
     'div',
     { class: 'block call' },
     el('div', { class: 'label' }, `turn ${turn + 1}`),
-    el('div', { class: 'text' }, known.join(', ')),
+    el('div', { class: 'text earned' }, known.join(', ')),
   );
 }
 
@@ -103,7 +121,7 @@ function transcript(row) {
   const blocks = [];
   let turn = 0;
   for (const { source, text } of segmentsOf(row)) {
-    if (source === 'env') blocks.push(textBlock('env', { label: 'tool result', text: text.trim() }));
+    if (source === 'env') blocks.push(resultBlock(text));
     else if (source !== 'policy') blocks.push(promptBlock(text));
     else {
       for (const block of policyBlocks(text))
@@ -158,16 +176,17 @@ function sourceLegend(row) {
 function groupButtons(row) {
   const group = groupOf(row);
   if (group.length < 2) return null;
+  const labelOf = ({ step, reward }) => (isEvaluation(row) ? `step ${step}: ${format(reward)}` : format(reward));
   const buttons = group.slice(0, 40).map((member) =>
     el(
       'button',
       {
         type: 'button',
-        title: 'reward; opens this rollout of the group',
+        title: 'reward; opens this rollout',
         'aria-current': trajectories[member] === row ? 'true' : null,
         onclick: () => open(member),
       },
-      format(trajectories[member].reward),
+      labelOf(trajectories[member]),
     ),
   );
   return el('span', { class: 'siblings' }, ...buttons);
@@ -179,7 +198,7 @@ function topBar(row, index) {
     const disabled = filtered[position + by] === undefined && 'disabled';
     return el('button', { type: 'button', disabled, onclick: () => move(by) }, label);
   };
-  const location = [comparing ? row.run.name : '', `step ${row.step}`, `iteration ${format(row.iteration)}`];
+  const location = [comparing ? row.run.name : '', `step ${row.step}`, `iteration ${format(row.iteration + 1)}`];
   return el(
     'div',
     { class: 'bar-top' },
@@ -190,7 +209,15 @@ function topBar(row, index) {
       el('span', { class: 'phase', colour: colourOf(row) }, `${row.phase} phase`),
       `  ·  ${row.role}`,
     ),
-    el('span', {}, stepButton(-1, '← Previous'), ' ', stepButton(1, 'Next →')),
+    el(
+      'span',
+      {},
+      el('button', { type: 'button', onclick: toggleUnfolded }, 'Passages ', el('kbd', {}, 'x')),
+      ' ',
+      stepButton(-1, '← Previous'),
+      ' ',
+      stepButton(1, 'Next →'),
+    ),
   );
 }
 
@@ -224,7 +251,7 @@ function describe(index) {
       ['Excluded', row.drop ? readable(row.drop) : ''],
       ['Rejected', info.rejected ? readable(info.rejected) : ''],
       ['Finish reason', row.finish ? readable(row.finish) : ''],
-      ['Group rewards', groupButtons(row)],
+      [isEvaluation(row) ? 'Same question' : 'Group rewards', groupButtons(row)],
     ]),
     sourceLegend(row),
     el('div', { colour: colourOf(row) }, transcript(row)),
