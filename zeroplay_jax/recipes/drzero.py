@@ -113,7 +113,7 @@ class Recipe(RecipeBase):
         )
         return Outcome(rows)
 
-    async def _proposals(self, context, task: Task, samples: int) -> list[Proposal]:
+    async def proposals(self, context, task: Task, samples: int) -> list[Proposal]:
         """Returns `samples` proposals on the document of a task, with the recipe's settings."""
         return await proposing.propose(
             context,
@@ -126,7 +126,7 @@ class Recipe(RecipeBase):
 
     async def _propose(self, context, task: Task) -> Outcome:
         """Runs a task of the phase 'proposer': returns proposals with rewards for difficulty and form."""
-        proposals = await self._proposals(context, task, self.config.proposer.samples)
+        proposals = await self.proposals(context, task, self.config.proposer.samples)
         pending = []
         for number, proposal in enumerate(proposals):
             identity = (*task.identity, number)
@@ -212,7 +212,7 @@ class Recipe(RecipeBase):
         With `pool.measure`, the question's solve rate must lie in `pool.window`.
         """
         settings = self.config.pool
-        proposals = await self._proposals(context, task, settings.samples)
+        proposals = await self.proposals(context, task, settings.samples)
         rows = [proposing.proposal_row('proposer', task, proposal) for proposal in proposals]
         # Chosen by form and not by difficulty, as in Dr. Zero's code: difficulty would cost rollouts for every
         # proposal. Those that can be asked are better, then those with a better form. On ties the first is taken.
