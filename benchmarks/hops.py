@@ -3,6 +3,7 @@
     python -m benchmarks.hops --svg benchmarks/results/quickstart.svg
     python -m benchmarks.hops --arms random frozen two_hops --seeds 0 1
     python -m benchmarks.hops --arms form majority cloning supervised_two supervised_all --seeds 0 1 2
+    python -m benchmarks.hops --arms composed --seeds 0 1 2 3 4
     python -m benchmarks.hops --arms outcome_credit turn_credit --seeds 0 1 2 3 4 5 6 7
 
 Each arm is configs/quickstart.py with the settings of `ARMS`. The start was shown chains of at most two hops
@@ -76,6 +77,14 @@ _CREDIT = (
     'solver.dual_clip=0',
 )
 
+# Half of the facts at a time; two attempts per document, because the first answer needs a document of its own.
+_COMPOSED = (
+    'recipe=examples.composing.recipe',
+    'proposer.train_iterations=0',
+    'schedule.hop_ratio=(0,0,1,1)',
+    'pool.samples=2',
+)
+
 ARMS = {
     'selfplay': Arm('self-play (Dr. Zero)'),
     'random': Arm(
@@ -111,6 +120,18 @@ ARMS = {
         ('schedule.iterations=6', _CURVE),
         'steps are what limits four hops: .40 or more',
         '.32 or less (highest seed of two iterations)',
+    ),
+    'composed': Arm(
+        'questions of three and four hops composed of shorter ones; proposer not trained',
+        _COMPOSED,
+        'right questions of four hops are what was missing: .40 or more with four hops',
+        '.32 or less (highest seed of self-play)',
+    ),
+    'composed_long': Arm(
+        'composed questions, six iterations',
+        (*_COMPOSED, 'schedule.iterations=6', _CURVE),
+        'as good as labels of all lengths after as many steps: .60 or more with four hops',
+        '.45 or less (their highest seed after a third of the steps)',
     ),
     'supervised_two': Arm(
         'given questions of one and two hops, no proposer',

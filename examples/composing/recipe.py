@@ -1,27 +1,30 @@
-"""Dr. Zero with composed questions: one that needs three facts or more is made of two shorter ones.
+"""Dr. Zero with composed questions: one that needs three facts or more is made of parts of one or two.
 
-The proposer asks for the first half of the facts about a document, and for the others about the document of its own
-answer. In the second question that answer is replaced by what the first one asks for, as the start restates it:
-'What is the owner of Gumu?' and 'What is the author of Tira?', whose answer is Gumu, become 'What is the owner of the
-author of Tira?'. No role asks for more facts at once than its demonstrations had. Questions of one hop that share an
-entity are composed in the same way in MuSiQue (arXiv 2108.00573), from questions of annotators.
+The proposer asks about a document, and goes on with the document of its own answer. In the next question that answer
+is replaced by what the question before it asks for, as the start restates it: 'What is the author of Tira?', whose
+answer is Gumu, and 'What is the owner of Gumu?' become 'What is the owner of the author of Tira?'. No role asks for
+more facts at once than its demonstrations had. MuSiQue (arXiv 2108.00573) composes questions of annotators like this.
 """
 
 import asyncio
 import dataclasses
 
-from zeroplay_jax.objectives.rewards import extract_last
+from zeroplay_jax.objectives.answers import extract_last, normalize_answer
 from zeroplay_jax.recipes import drzero, proposing
 from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.selfplay.recipe import RoleSpec
 
-RESTATED = 'Restate.\nQuestion: {question}'
+RESTATE = {
+    # An exercise of the start of the quickstart, which thinks the phrase and writes nothing.
+    'mini': 'Restate.\nQuestion: {question}',
+    'full': 'Turn the question into a noun phrase for what it asks, in <phrase> </phrase>. Question: {question}',
+}
 
 
 class Recipe(drzero.Recipe):
     """Proposer and solver with separate weights, and the start, which restates questions."""
 
-    prompts = {**drzero.Recipe.prompts, 'restate': RESTATED}
+    prompts = {**drzero.Recipe.prompts, 'restate': RESTATE}
 
     def __init__(self, config, library):
         super().__init__(config, library)
@@ -30,7 +33,7 @@ class Recipe(drzero.Recipe):
     @classmethod
     def roles(cls, config):
         """Adds the role that turns a question into the phrase of what it asks for; it is not trained."""
-        restater = RoleSpec('restater', 'restate', (), weights_from='initial', tools=())
+        restater = RoleSpec('restater', 'restate', ('phrase',), weights_from='initial', tools=())
         return (*super().roles(config), restater)
 
     async def proposals(self, context, task, samples):
@@ -41,28 +44,26 @@ class Recipe(drzero.Recipe):
         return await asyncio.gather(*pending)
 
     async def _composed(self, context, task, number):
-        """Returns one proposal: the rollout of the second question, with the composed question in it."""
-        seed = task.payload
-        first_hops = seed.hops // 2
+        """Returns one proposal: the rollout of the last part, with the composed question in it."""
         identity = (*task.identity, number)
-        first = await self._asked(context, task, (*identity, 2), seed, first_hops)
-        if first.rejected:
-            return first
-        document = await self._document(first.answer)
-        if document is None:
-            return dataclasses.replace(first, rejected='no_document')
-        second = await self._asked(context, task, (*identity, 3), document, seed.hops - first_hops)
-        if second.rejected:
-            return second
-        (rollout,) = await context.ask('restater', (*identity, 4), question=first.question)
-        phrase = extract_last(rollout.turns[-1].text, 'think') or rollout.turns[-1].text
-        question = second.question.replace(first.answer, phrase.strip())
-        rejected = None
-        if question == second.question:
-            rejected = 'not_composed'
-        elif first.answer in question or second.answer in question:
-            rejected = 'leaks_answer'
-        return dataclasses.replace(second, question=question, rejected=rejected)
+        first, *others = _lengths(task.payload.hops)
+        proposal = await self._asked(context, task, (*identity, 2), task.payload, first)
+        for part, hops in enumerate(others, 3):
+            if proposal.rejected:
+                break
+            document = await self._document(proposal.answer)
+            if document is None:
+                return dataclasses.replace(proposal, rejected='no_document')
+            phrase = await self._phrase(context, (*identity, part), proposal.question)
+            following = await self._asked(context, task, (*identity, part), document, hops)
+            proposal = _replaced(following, proposal.answer, phrase)
+        return proposal
+
+    async def _phrase(self, context, identity, question):
+        """Returns what a question asks for as a phrase, '' if the reply has none."""
+        (rollout,) = await context.ask('restater', identity, question=question)
+        reply = rollout.turns[-1].text
+        return (extract_last(reply, 'phrase') or extract_last(reply, 'think') or '').strip()
 
     async def _asked(self, context, task, identity, seed, hops):
         """Returns a proposal about the document `seed`."""
@@ -78,6 +79,23 @@ class Recipe(drzero.Recipe):
         """Returns the document with this title as a start; None if a search does not find it."""
         (passages,) = await asyncio.to_thread(self.corpus.search, [title])
         for passage in passages or ():
-            if passage['title'] == title:
-                return SeedDocument(title, passage['text'], 1)
+            if normalize_answer(passage['title']) == normalize_answer(title):
+                return SeedDocument(passage['title'], passage['text'], 1)
         return None
+
+
+def _lengths(hops):
+    """Returns the hops of the parts: twos, behind a one where the number is odd."""
+    return [1] * (hops % 2) + [2] * (hops // 2)
+
+
+def _replaced(proposal, answer, phrase):
+    """Returns a proposal with `phrase` in place of the answer before it; rejected where that leaves no question."""
+    if proposal.rejected:
+        return proposal
+    question = proposal.question.replace(answer, phrase)
+    if not phrase or question == proposal.question:
+        return dataclasses.replace(proposal, rejected='not_composed')
+    if answer in question or proposal.answer in question:
+        return dataclasses.replace(proposal, rejected='leaks_answer')
+    return dataclasses.replace(proposal, question=question)

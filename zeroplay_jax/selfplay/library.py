@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from zeroplay_jax.data.files import HeldOutPassages
+from zeroplay_jax.settings.kinds import MAX_HOPS
 from zeroplay_jax.types import Json, Question, UserError
 
 if TYPE_CHECKING:
     from zeroplay_jax.retrieval.client import Client
 
 # Depth of documents whose links are not known. In an encyclopedia a chain of any length may start anywhere.
-UNLIMITED_DEPTH = 4
+UNLIMITED_DEPTH = MAX_HOPS
 # Largest number of passages that `TrainingCorpus` fetches per query: the limit of a search server.
 _MAX_FETCHED = 100
 

@@ -1,0 +1,17 @@
+"""The quickstart with composed questions of three and four facts, some minutes on two CPU cores.
+
+python -m zeroplay_jax.main --config=examples/composing/config.py --workdir=runs/composing
+"""
+
+from zeroplay_jax.configs import quickstart
+
+
+def get_config():
+    """Two attempts per document, because the first answer needs a document of its own."""
+    config = quickstart.get_config()
+    config.recipe = 'examples.composing.recipe'
+    # The start asks for two facts as well as it has to.
+    config.proposer.train_iterations = 0
+    config.schedule.hop_ratio = (0, 0, 1, 1)
+    config.pool.samples = 2
+    return config
