@@ -77,12 +77,13 @@ _CREDIT = (
     'solver.dual_clip=0',
 )
 
-# Half of the facts at a time; two attempts per document, because the first answer needs a document of its own.
+# One or two facts at a time. Four attempts per document, because every part has to be confirmed, and the answers of
+# all but the last need documents of their own.
 _COMPOSED = (
     'recipe=examples.composing.recipe',
     'proposer.train_iterations=0',
     'schedule.hop_ratio=(0,0,1,1)',
-    'pool.samples=2',
+    'pool.samples=4',
 )
 
 ARMS = {

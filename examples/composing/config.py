@@ -7,11 +7,11 @@ from zeroplay_jax.configs import quickstart
 
 
 def get_config():
-    """Two attempts per document, because the first answer needs a document of its own."""
+    """Four attempts per document: parts have to be confirmed, and answers need documents of their own."""
     config = quickstart.get_config()
     config.recipe = 'examples.composing.recipe'
     # The start asks for two facts as well as it has to.
     config.proposer.train_iterations = 0
     config.schedule.hop_ratio = (0, 0, 1, 1)
-    config.pool.samples = 2
+    config.pool.samples = 4
     return config

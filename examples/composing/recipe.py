@@ -3,16 +3,18 @@
 The proposer asks about a document, and goes on with the document of its own answer. In the next question that answer
 is replaced by what the question before it asks for, as the start restates it: 'What is the author of Tira?', whose
 answer is Gumu, and 'What is the owner of Gumu?' become 'What is the owner of the author of Tira?'. No role asks for
-more facts at once than its demonstrations had. MuSiQue (arXiv 2108.00573) composes questions of annotators like this.
+more facts at once than its demonstrations had, and the solver confirms every part. MuSiQue (arXiv 2108.00573) composes
+questions of annotators like this.
 """
 
 import asyncio
 import dataclasses
 
 from zeroplay_jax.objectives.answers import extract_last, normalize_answer
-from zeroplay_jax.recipes import drzero, proposing
+from zeroplay_jax.recipes import drzero, proposing, solving
 from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.selfplay.recipe import RoleSpec
+from zeroplay_jax.types import Question
 
 RESTATE = {
     # An exercise of the start of the quickstart, which thinks the phrase and writes nothing.
@@ -66,13 +68,23 @@ class Recipe(drzero.Recipe):
         return (extract_last(reply, 'phrase') or extract_last(reply, 'think') or '').strip()
 
     async def _asked(self, context, task, identity, seed, hops):
-        """Returns a proposal about the document `seed`."""
+        """Returns a proposal about the document `seed`, rejected unless the solver gives the same answer."""
         part = dataclasses.replace(
             task, identity=identity, payload=dataclasses.replace(seed, hops=hops)
         )
         (proposal,) = await proposing.propose(
             context, 'proposer', part, 1, show_document=self.config.schedule.initial_document
         )
+        if proposal.rejected:
+            return proposal
+        # A part asks for no more facts than the solver was shown, so it mostly knows; a composed question may be beyond
+        # it.
+        question = Question(proposal.question, (proposal.answer,))
+        _, (attempt,) = await solving.attempts(
+            context, self.config, 'solver', identity, question, 1
+        )
+        if attempt.value < 0.5:
+            return dataclasses.replace(proposal, rejected='unconfirmed')
         return proposal
 
     async def _document(self, title):

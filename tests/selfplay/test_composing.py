@@ -1,4 +1,4 @@
-"""The example that composes questions: what it asks whom, what the pool gets, and which parts are given up."""
+"""The example that composes questions: what it asks whom, what the pool gets, and which parts end it."""
 
 import dataclasses
 import types
@@ -37,6 +37,16 @@ def propose(fields):
     return scripted.final(question=f'What is {phrase}?', answer=title)
 
 
+def solve(fields):
+    """The right answer."""
+    *relations, title = (
+        fields['question'].removeprefix('What is the ').removesuffix('?').split(' of ')
+    )
+    for _ in relations:
+        title = FACTS[title][1]
+    return scripted.final(answer=title)
+
+
 def restate(fields):
     phrase = fields['question'].removeprefix('What is ').removesuffix('?')
     return make_trajectory(Turn(f'<think> {phrase}</think>'))
@@ -49,12 +59,12 @@ def search(queries):
     ]
 
 
-def generate(hops, title='Gumu', proposer=propose, restater=restate):
+def generate(hops, title='Gumu', proposer=propose, restater=restate, solver=solve):
     corpus = types.SimpleNamespace(search=search)
     game = recipe.Recipe(
         config.get_config(), dataclasses.replace(scripted.library(), training=corpus)
     )
-    context = scripted.ScriptedContext(proposer=proposer, restater=restater)
+    context = scripted.ScriptedContext(proposer=proposer, restater=restater, solver=solver)
     task = Task((7, 0), SeedDocument(title, TEXTS[title], hops))
     step = Step(Phase('generate', 1), 0, 7)
     (outcome,) = scripted.run_episodes(game, context, step, [task])
@@ -79,8 +89,8 @@ def test_a_long_question_is_made_of_parts_of_one_or_two_hops(hops, asked, questi
     (made,) = outcome.questions
     assert (made.text, made.answers, made.hops) == (question, (answer,), hops)
     proposer = [fields['hops'] for role, _, _, fields in requests if role == 'proposer']
-    # Two attempts per document, or one request of two samples.
-    assert proposer in (asked, [hops for hops in asked for _ in range(2)])
+    # Four attempts per document, which take turns; or one request of four samples.
+    assert proposer in (asked, [hops for hops in asked for _ in range(4)])
     names = [(role, identity) for role, identity, _, _ in requests]
     assert len(set(names)) == len(names)
 
@@ -99,6 +109,7 @@ def test_a_long_question_is_made_of_parts_of_one_or_two_hops(hops, asked, questi
             'leaks_answer',
         ),
         ({'proposer': lambda fields: scripted.final(answer='Tira')}, 'no_question'),
+        ({'solver': lambda fields: scripted.final(answer='Lomi')}, 'unconfirmed'),
     ],
 )
 def test_parts_that_do_not_join_are_dropped_with_a_reason(changes, reason):
