@@ -82,7 +82,7 @@ _CREDIT = (
 _COMPOSED = (
     'recipe=examples.composing.recipe',
     'proposer.train_iterations=0',
-    'schedule.hop_ratio=(0,0,1,1)',
+    'schedule.hop_ratio=(0,1,2,2)',
     'pool.samples=4',
 )
 
@@ -123,13 +123,13 @@ ARMS = {
         '.32 or less (highest seed of two iterations)',
     ),
     'composed': Arm(
-        'questions of three and four hops composed of shorter ones; proposer not trained',
+        'questions of two hops, and of three and four composed of shorter ones; proposer not trained',
         _COMPOSED,
         'right questions of four hops are what was missing: .40 or more with four hops',
         '.32 or less (highest seed of self-play)',
     ),
     'composed_long': Arm(
-        'composed questions, six iterations',
+        'composed questions, six iterations in place of two',
         (*_COMPOSED, 'schedule.iterations=6', _CURVE),
         'as good as labels of all lengths after as many steps: .60 or more with four hops',
         '.45 or less (their highest seed after a third of the steps)',

@@ -1,4 +1,4 @@
-"""The quickstart with composed questions of three and four facts, some minutes on two CPU cores.
+"""The quickstart with questions of two facts and composed ones of three and four, some minutes on two CPU cores.
 
 python -m zeroplay_jax.main --config=examples/composing/config.py --workdir=runs/composing
 """
@@ -12,6 +12,6 @@ def get_config():
     config.recipe = 'examples.composing.recipe'
     # The start asks for two facts as well as it has to.
     config.proposer.train_iterations = 0
-    config.schedule.hop_ratio = (0, 0, 1, 1)
+    config.schedule.hop_ratio = (0, 1, 2, 2)
     config.pool.samples = 4
     return config
