@@ -250,7 +250,9 @@ def time_of_plan(config: Any, model: str, planned: Memory) -> str:
     played = dataclasses.replace(workload, groups=groups)
     result = play_workload(machine, engine, settings, played)
     line = f'time, simulated: {result.tokens_per_second:,.0f} generated tokens/s in rollouts'
-    if unit:
+    answers = (config.solver.batch, config.solver.samples)
+    # The unit is that of the paper's batches.
+    if unit and answers in [(part.groups, part.samples) for part in unit.parts]:
         parts = []
         for part in unit.parts:
             groups = max(min(part.groups, most // part.samples), 1)
@@ -261,7 +263,7 @@ def time_of_plan(config: Any, model: str, planned: Memory) -> str:
         line += f', {seconds * unit.count / 3600:.0f} hours for {unit.count} times {unit.name}'
     return (
         f'{line}; seconds from: {machine.sources["sampler"]}, updates: {machine.sources["update"]}; without '
-        'checkpoints, evaluations, compilation'
+        'transfers of offload, remote judges, checkpoints, evaluations, compilation'
     )
 
 

@@ -345,6 +345,8 @@ def of_plan(planned: Memory, model: str) -> MachineCosts:
     """
     target = planned.machine
     slices = {generation(topology): topology for topology in reversed(tpu_shapes.TOPOLOGIES)}
-    if target.kind in slices and model in tpu_shapes.MODELS:
+    if target.kind in slices and model in tpu_shapes.MODELS and target.devices >= 4:
         return machine_costs(slices[target.kind], model).on_hosts(target.devices // 4)
-    return at_peak(target.kind, model, planned.sampler.slots, planned.split, planned.shards)
+    costs = at_peak(target.kind, model, planned.sampler.slots, planned.split, planned.shards)
+    # The plan fits, whatever whole weights in slots would take.
+    return dataclasses.replace(costs, sources=costs.sources | {'update': 'peak rate'})

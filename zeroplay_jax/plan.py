@@ -5,7 +5,8 @@
     python -m zeroplay_jax.plan --config=configs/dspo.py --machine=h100x8 --policy=hf://Qwen/Qwen2.5-3B-Instruct
 
 Prints memory by part, time, the cheapest machine that fits and what a smaller one takes to stderr, and to stdout the
-flags that the run needs beside those given: copy them, or write $(python -m zeroplay_jax.plan …) into its command.
+flags that the run needs beside those given: copy them, or write $(python -m zeroplay_jax.plan …) into its command once
+the plan was not refused, because a shell goes on without the flags.
 
 Nothing is downloaded or compiled: of a policy only config.json is read, or its name is known. Machines: v5litepod-4,
 v6e-8, v5p-32, h100x8 (GPUs of a host), 2*h100x8 (hosts), cpu:2 (devices).
@@ -41,6 +42,8 @@ def main(argv: list[str]) -> None:
         raise UserError(f'{argv[1]!r} is not a flag; settings are given as --config.FIELD=VALUE')
     if config is None:
         raise UserError(command_line.no_config())
+    if not _MACHINE.value:
+        raise UserError('--machine is missing; give one such as v5litepod-4, h100x8 or cpu:2')
     target = machine(_MACHINE.value, '--machine')
     if not target.kind:
         kinds = ', '.join(CHIPS).replace('v5e', 'v5litepod')
@@ -97,8 +100,10 @@ def table(planned: Memory) -> list[str]:
 def _time(config: Any, planned: Memory) -> str:
     """Returns tokens per second and hours by the simulator, which a checkout has."""
     model = known_name(policy_of(config))
-    if planned.machine.kind == 'cpu' or not model:
-        return 'time: not simulated for this machine or model'
+    if planned.machine.kind == 'cpu':
+        return 'time: not simulated for CPUs'
+    if not model:
+        return 'time: simulated for models that are known by name only'
     if importlib.util.find_spec('benchmarks') is None:
         return 'time: simulated in a checkout of the project only'
     from benchmarks import slices

@@ -149,6 +149,15 @@ def test_runs_are_rows_with_what_differs_and_their_last_evaluation(runs, capsys)
     names = dict(zip(header, zip(ended, running, strict=True), strict=True))
     assert names['f1/nq/mean'] == ('0.75', '0.75') and names['difference'] == ('0.5', '')
     assert 'note: running: There is no summary.json' in captured.err
+    # The run that has ended goes on: its summary speaks of an earlier evaluation.
+    metrics = pathlib.Path(runs[0], 'metrics.jsonl')
+    before = metrics.read_text()
+    metrics.write_text(
+        before + '\n' + json.dumps({'step': 20, 'phase': 'evaluation', 'em/mean': 0.9})
+    )
+    assert compare.main([*runs, '--format=csv']) == 0
+    assert '0.9' in capsys.readouterr().out.splitlines()[1].split(',')
+    metrics.write_text(before)
     forms = {}
     for form in tables.FORMATS:
         assert compare.main([*runs, f'--format={form}']) == 0

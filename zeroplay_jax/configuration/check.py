@@ -89,8 +89,8 @@ def main(argv: Sequence[str]) -> int:
     if config is not None and (note := command_line.note_of_questions()):
         print(note, file=sys.stderr)
     print(
-        f'the command is sound; {memory or "not checked: memory, "}servers, tools of packages, lengths of prompts and '
-        'ids of retrieval.held_out'
+        f'the command is sound; {memory or "not checked: memory, "}servers, tools of packages, '
+        'fields and tokenizer of the policy, lengths of prompts and ids of retrieval.held_out'
     )
     if config is not None and 'nofiles' in given:
         paths = [f'{name}={path}' for name, path in _paths(config).items()]

@@ -48,8 +48,8 @@ _TPUS = {
 }
 # Machines to choose from.
 _CATALOG = """
-v5litepod-4 v5litepod-8 v5litepod-16 v5litepod-32 v5litepod-64 v5litepod-128 v5litepod-256
-v6e-4 v6e-8 v6e-16 v6e-32 v6e-64 v6e-128 v6e-256 v5p-8 v5p-16 v5p-32 v5p-64 v5p-128 v5p-256
+v5litepod-1 v5litepod-4 v5litepod-8 v5litepod-16 v5litepod-32 v5litepod-64 v5litepod-128 v5litepod-256
+v6e-1 v6e-4 v6e-8 v6e-16 v6e-32 v6e-64 v6e-128 v6e-256 v5p-8 v5p-16 v5p-32 v5p-64 v5p-128 v5p-256
 h100x1 h100x2 h100x4 h100x8 h200x1 h200x2 h200x4 h200x8
 """
 

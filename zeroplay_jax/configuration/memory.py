@@ -140,7 +140,9 @@ def memory_of(sizes: Sizes, roles: Roles, fields: Mapping[str, Any], machine: Ma
 
     is_int8 = fields['policy.adapters.quantize'] == 'int8'
     view = (item * sizes.weights - is_int8 * (item - 1) * sizes.layer_weights) / split
-    masters = 4 * (adapter(shards) if roles.rank else sizes.weights / split / shards)
+    # As policy/sharding.py splits the state: over all shards, or not over replicas.
+    parts = fsdp if sizes.hidden_size % shards else shards
+    masters = 4 * (adapter(parts) if roles.rank else sizes.weights / split / parts)
     # An average of adapters has twice their rank.
     teacher = masters * (2 if roles.rank else 1)
     device = 'gpu' if machine.kind in (*GPUS, 'cpu') else 'tpu'
