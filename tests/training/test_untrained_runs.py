@@ -61,7 +61,7 @@ def test_nothing_is_lost_and_nothing_is_called_trained(stopped):
     assert not (workdir / 'policy').exists() and 'is not exported' in result.stdout
     assert (workdir / 'checkpoints' / '3').is_dir()
     page = (workdir / 'report.html').read_text()
-    assert page.index('id="banner"') < page.index('<header')
+    assert page.index('id="banner"') < page.index('<nav')
     assert 'Nothing was trained in proposer, solver.' in page
 
 
