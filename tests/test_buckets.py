@@ -306,7 +306,7 @@ def test_reports_and_comparisons_read_a_bucket(bucket, config, tmp_path, capsys)
     (local / 'metrics.jsonl').unlink()
     assert (remote_workdir.local_run(ADDRESS) / 'metrics.jsonl').read_bytes() == line
     assert report.main(['gs://bucket/none']) == 2
-    assert compare.main([f'{ADDRESS}/none', f'{ADDRESS}/run.json']) == 2
+    assert compare.main([f'{ADDRESS}/none.json', f'{ADDRESS}/run.json']) == 2
     assert 'no such file or folder in the bucket' in capsys.readouterr().err
 
 
@@ -316,8 +316,12 @@ def test_a_folder_in_a_bucket_is_no_result_and_is_not_downloaded(bucket, capsys)
     bucket.download = lambda name, path: pytest.fail(f'downloads {name}')
     for folder in (ADDRESS, f'{ADDRESS}/policy', f'{ADDRESS}/policy/solver'):
         assert compare.main([folder, 'x.json']) == 2
-        line = f'zeroplay_jax.compare: {folder}: is a folder; name a file\n'
-        assert capsys.readouterr().err == line
+        assert 'x.json: is no workdir; give workdirs alone' in capsys.readouterr().err
+    bucket.write('runs/folder.json/run.json', b'{}')
+    folder = ADDRESS.replace('runs/a', 'runs/folder.json')
+    assert compare.main([folder, 'x.json']) == 2
+    line = f'zeroplay_jax.compare: {folder}: is a folder; name a file\n'
+    assert capsys.readouterr().err == line
 
 
 # ---- with the library of the service and an emulator -----------------------------------------------------
