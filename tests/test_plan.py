@@ -8,8 +8,7 @@ import pytest
 from python_process import ROOT, run_python
 
 from benchmarks import adapter_cases, adapter_tables, tpu_aot, tpu_shapes
-from zeroplay_jax import plan
-from zeroplay_jax.configuration import check, fields, rules
+from zeroplay_jax.configuration import check, fields, planning, rules
 from zeroplay_jax.configuration.fields import config as packaged_config
 from zeroplay_jax.configuration.machines import CHIPS, GIB, GPUS, catalog, machine
 from zeroplay_jax.configuration.memory import ERROR, Roles, memory_of, roles_of
@@ -133,12 +132,12 @@ def test_what_is_chosen_fits_and_is_accepted_by_a_run(name, rank):
         planned = choose(config, target)
         assert planned.peak < CHIPS[target.kind].memory
         chosen = config.copy_and_resolve_references()
-        fields.set_fields(chosen, plan.flags_of(config, planned))
+        fields.set_fields(chosen, planning.flags_of(config, planned))
         assert dict(fields.leaves(chosen)) == planned.fields
         check.resolve_mesh(chosen, target)
         shards = planned.shards
         rules.check_shards(chosen, shards, shards // target.hosts)
-        assert not plan.flags_of(chosen, planned)
+        assert not planning.flags_of(chosen, planned)
         assert choose(chosen, target).fields == planned.fields
 
 
@@ -174,7 +173,7 @@ def test_the_flags_are_all_of_standard_output():
 
 def test_on_a_cpu_every_core_is_a_device():
     config = packaged_config('drzero', 'mini')
-    flags = plan.flags_of(config, choose(config, machine('cpu:2')))
+    flags = planning.flags_of(config, choose(config, machine('cpu:2')))
     assert flags == [
         '--config.cpu_devices=2',
         '--config.mesh.replica=2',

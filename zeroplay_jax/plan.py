@@ -22,17 +22,14 @@ from absl import flags
 from ml_collections import config_flags
 
 from zeroplay_jax.configuration import command_line, fields
-from zeroplay_jax.configuration.machines import CHIPS, GIB, Machine, catalog, machine
-from zeroplay_jax.configuration.memory import ERROR, Memory
-from zeroplay_jax.configuration.planning import choose, policy_of
+from zeroplay_jax.configuration.machines import CHIPS, machine
+from zeroplay_jax.configuration.memory import Memory
+from zeroplay_jax.configuration.planning import cheapest, choose, flags_of, policy_of, table
 from zeroplay_jax.policy.sizes import known_name
 from zeroplay_jax.types import UserError
 
 _CONFIG = config_flags.DEFINE_config_file('config', None, 'The run: a Python file.')
 _MACHINE = flags.DEFINE_string('machine', '', 'Where it is to run: v5litepod-4, h100x8, cpu:2.')
-
-# What makes a run smaller, each with those before it: a field and its value.
-_CHANGES = (('policy.adapters.rank', 32), ('policy.adapters.quantize', 'int8'))
 
 
 def main(argv: list[str]) -> None:
@@ -63,40 +60,6 @@ def main(argv: list[str]) -> None:
     print(' '.join(flags_of(config, planned)))
 
 
-def flags_of(config: Any, planned: Memory) -> list[str]:
-    """Returns the flags with which a config gets the fields of a plan; a shell needs no quotes for them."""
-    words = []
-    for name, value in fields.leaves(config):
-        chosen = planned.fields[name]
-        if chosen != value:
-            # A list of one value ends in a comma.
-            text = ','.join(map(str, (*chosen, ''))) if isinstance(chosen, tuple) else chosen
-            words.append(f'--config.{name}={text}')
-    return words
-
-
-def table(planned: Memory) -> list[str]:
-    """Returns the lines of the table of memory."""
-    target, rollouts, updates = planned.machine, planned.rollouts, planned.updates
-    hosts = f'{target.hosts} host{"s" if target.hosts > 1 else ""}'
-    lines = [f'{target.name}: {target.devices} devices on {hosts}', '']
-    lines.append(f'{"GiB per device":20} rollouts  updates')
-    for part in dict.fromkeys((*rollouts, *updates)):
-        pair = [parts.get(part, 0) / GIB for parts in (rollouts, updates)]
-        if any(pair):
-            lines.append(f'{part:20} {pair[0]:8.2f} {pair[1]:8.2f}')
-    limit = 'not compared with compiled programs'
-    if target.kind in CHIPS:
-        memory = CHIPS[target.kind].memory / GIB
-        limit = f'of {memory:.2f}; {ERROR:.0%} stay free, because these sums are estimates'
-    sums = [sum(parts.values()) / GIB for parts in (rollouts, updates)]
-    lines.append(f'{"together":20} {sums[0]:8.2f} {sums[1]:8.2f}  {limit}')
-    if planned.fields['offload']:
-        state = planned.one['state'] * target.devices / target.hosts / GIB
-        lines.append(f'offload: the state of the learners takes {state:.0f} GiB of a host')
-    return [*lines, '']
-
-
 def _time(config: Any, planned: Memory) -> str:
     """Returns tokens per second and hours by the simulator, which a checkout has."""
     model = known_name(policy_of(config))
@@ -109,32 +72,6 @@ def _time(config: Any, planned: Memory) -> str:
     from benchmarks import slices
 
     return slices.time_of_plan(config, model, planned)
-
-
-def cheapest(config: Any, target: Machine) -> str:
-    """Returns the cheapest machine that fits, the smallest of the kind of `target`, and what fits with less memory."""
-    fitting = [choice for choice in catalog() if choose(config, choice)]
-    named = {choice.name: ('the cheapest machine that fits', choice) for choice in fitting[:1]}
-    for choice in [choice for choice in fitting if choice.kind == target.kind][:1]:
-        named.setdefault(choice.name, (f'the smallest {target.kind}', choice))
-    changed = config.copy_and_resolve_references()
-    given = 'with'
-    for name, value in _CHANGES:
-        if dict(fields.leaves(config))[name] in (0, 'none'):
-            changed.update_from_flattened_dict({name: value})
-            given += f' --config.{name}={value}'
-            # The machine that was asked for, if this is what makes it large enough.
-            choices = [] if choose(config, target) else [target]
-            choices += [
-                other for other in catalog() if not fitting or other.dollars < fitting[0].dollars
-            ]
-            for choice in [choice for choice in choices if choose(changed, choice)][:1]:
-                named.setdefault(choice.name, (given, choice))
-    texts = [
-        f'{what}: {choice.name} (about ${choice.dollars:.2f} an hour)'
-        for what, choice in named.values()
-    ]
-    return '; '.join(texts) or 'no machine that is known fits'
 
 
 if __name__ == '__main__':

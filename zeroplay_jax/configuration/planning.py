@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from zeroplay_jax.configuration.fields import leaves
-from zeroplay_jax.configuration.machines import CHIPS, GPUS, Machine
+from zeroplay_jax.configuration.machines import CHIPS, GIB, GPUS, Machine, catalog
 from zeroplay_jax.configuration.memory import ERROR, Memory, Roles, memory_of, roles_of
 from zeroplay_jax.policy.sizes import Sizes, sizes_of
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
@@ -20,6 +20,9 @@ _ENOUGH = (256, 224, 192, 160, 128, 112, 96, 80, 64, 56, 48, 40, 32, 28, 24, 20,
 _FEW = (14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
 # Slots per rollout of full length that the pages hold: rollouts are shorter. And the most slots of a data shard.
 _SLOTS_PER_ROLLOUT, _MOST_SLOTS = 3, 256
+
+# What makes a run smaller, each with those before it: a field and its value.
+_CHANGES = (('policy.adapters.rank', 32), ('policy.adapters.quantize', 'int8'))
 
 
 class Shapes(NamedTuple):
@@ -146,3 +149,66 @@ def _slots(values: dict[str, Any], target: Machine, full: int) -> dict[str, Any]
         'sampler.token_budget': shapes.budget * shards,
         'sampler.decode_buckets': tuple(bucket * shards for bucket in shapes.buckets),
     }
+
+
+# ---- what is printed ---------------------------------------------------------------------------------
+
+
+def flags_of(config: Any, planned: Memory) -> list[str]:
+    """Returns the flags with which a config gets the fields of a plan; a shell needs no quotes for them."""
+    words = []
+    for name, value in leaves(config):
+        chosen = planned.fields[name]
+        if chosen != value:
+            # A list of one value ends in a comma.
+            text = ','.join(map(str, (*chosen, ''))) if isinstance(chosen, tuple) else chosen
+            words.append(f'--config.{name}={text}')
+    return words
+
+
+def table(planned: Memory) -> list[str]:
+    """Returns the lines of the table of memory."""
+    target, rollouts, updates = planned.machine, planned.rollouts, planned.updates
+    hosts = f'{target.hosts} host{"s" if target.hosts > 1 else ""}'
+    lines = [f'{target.name}: {target.devices} devices on {hosts}', '']
+    lines.append(f'{"GiB per device":20} rollouts  updates')
+    for part in dict.fromkeys((*rollouts, *updates)):
+        pair = [parts.get(part, 0) / GIB for parts in (rollouts, updates)]
+        if any(pair):
+            lines.append(f'{part:20} {pair[0]:8.2f} {pair[1]:8.2f}')
+    limit = 'not compared with compiled programs'
+    if target.kind in CHIPS:
+        memory = CHIPS[target.kind].memory / GIB
+        limit = f'of {memory:.2f}; {ERROR:.0%} stay free, because these sums are estimates'
+    sums = [sum(parts.values()) / GIB for parts in (rollouts, updates)]
+    lines.append(f'{"together":20} {sums[0]:8.2f} {sums[1]:8.2f}  {limit}')
+    if planned.fields['offload']:
+        state = planned.one['state'] * target.devices / target.hosts / GIB
+        lines.append(f'offload: the state of the learners takes {state:.0f} GiB of a host')
+    return [*lines, '']
+
+
+def cheapest(config: Any, target: Machine) -> str:
+    """Returns the cheapest machine that fits, the smallest of the kind of `target`, and what fits with less memory."""
+    fitting = [choice for choice in catalog() if choose(config, choice)]
+    named = {choice.name: ('the cheapest machine that fits', choice) for choice in fitting[:1]}
+    for choice in [choice for choice in fitting if choice.kind == target.kind][:1]:
+        named.setdefault(choice.name, (f'the smallest {target.kind}', choice))
+    changed = config.copy_and_resolve_references()
+    given = 'with'
+    for name, value in _CHANGES:
+        if dict(leaves(config))[name] in (0, 'none'):
+            changed.update_from_flattened_dict({name: value})
+            given += f' --config.{name}={value}'
+            # The machine that was asked for, if this is what makes it large enough.
+            choices = [] if choose(config, target) else [target]
+            choices += [
+                other for other in catalog() if not fitting or other.dollars < fitting[0].dollars
+            ]
+            for choice in [choice for choice in choices if choose(changed, choice)][:1]:
+                named.setdefault(choice.name, (given, choice))
+    texts = [
+        f'{what}: {choice.name} (about ${choice.dollars:.2f} an hour)'
+        for what, choice in named.values()
+    ]
+    return '; '.join(texts) or 'no machine that is known fits'
