@@ -9,6 +9,7 @@ questions of annotators like this.
 
 import asyncio
 import dataclasses
+import re
 
 from zeroplay_jax.objectives.answers import extract_last, normalize_answer
 from zeroplay_jax.recipes import drzero, proposing, solving
@@ -105,7 +106,9 @@ def _replaced(proposal, answer, phrase):
     """Returns a proposal with `phrase` in place of the answer before it; rejected where that leaves no question."""
     if proposal.rejected:
         return proposal
-    question = proposal.question.replace(answer, phrase)
+    # Not within a longer name.
+    name = rf'(?<!\w){re.escape(answer)}(?!\w)'
+    question = re.sub(name, lambda match: phrase, proposal.question)
     if not phrase or question == proposal.question:
         return dataclasses.replace(proposal, rejected='not_composed')
     if answer in question or proposal.answer in question:

@@ -8,6 +8,7 @@ import scripted
 from trajectories import make_trajectory
 
 from examples.composing import config, recipe
+from zeroplay_jax.recipes import proposing
 from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.types import Task, Turn
@@ -93,6 +94,21 @@ def test_a_long_question_is_made_of_parts_of_one_or_two_hops(hops, asked, questi
     assert proposer in (asked, [hops for hops in asked for _ in range(4)])
     names = [(role, identity) for role, identity, _, _ in requests]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    'asked, question, rejected',
+    [
+        ('What is the mayor of Lomi?', r'What is the mayor of the birthplace \1 of Tira?', None),
+        ('What is the mayor of Lomian?', 'What is the mayor of Lomian?', 'not_composed'),
+        ('Is Lomi in Lomian?', 'Is Lomi in Lomian?', 'leaks_answer'),
+    ],
+)
+def test_a_name_is_replaced_whole(asked, question, rejected):
+    rollout = scripted.final(question=asked, answer='Puto')
+    proposal = proposing.read_proposal(rollout, SeedDocument('Lomi', TEXTS['Lomi'], 1))
+    replaced = recipe._replaced(proposal, 'Lomi', r'the birthplace \1 of Tira')
+    assert (replaced.question, replaced.rejected) == (question, rejected)
 
 
 @pytest.mark.parametrize(

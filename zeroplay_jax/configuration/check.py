@@ -35,12 +35,7 @@ from zeroplay_jax.retrieval import downloads, objects
 from zeroplay_jax.runtime.record import FILE_NAME
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.settings.kinds import (
-    PACKAGE,
-    PROMPT_SETS,
-    ConfigError,
-    Mistakes,
-)
+from zeroplay_jax.settings.kinds import PACKAGE, PROMPT_SETS, ConfigError, Mistakes
 from zeroplay_jax.types import UserError
 
 _NAME = 'zeroplay_jax'

@@ -174,7 +174,7 @@ def _sections(
             sections[name] = TrainedRole
     judges = []
     for one in recipe.roles(config):
-        # It is asked with the prompts of judgements alone.
+        # A judge is asked with the prompts of its judgements alone.
         if one.tools == one.terminal_tags == () and recipe.judge_roles.get(one.prompt) == one.name:
             judges.append(one.name)
     for prompt, name in recipe.judge_roles.items():

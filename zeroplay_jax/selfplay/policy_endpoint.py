@@ -34,9 +34,9 @@ from zeroplay_jax.selfplay.judge_endpoint import (
 from zeroplay_jax.tools.base import FailureLog
 from zeroplay_jax.types import Json, Trajectory, Turn, UserError
 
-# What advice in errors names.
 # Endings of a reply that calls a tool.
 _CALLED = frozenset(('tool_calls', 'function_call'))
+# What advice in errors names.
 _FIELDS = {'model=': 'policy.path=…#', 'tokens': 'rollout.turn_tokens', 'request': 'policy.request'}
 # Answers that fail one after the other before a command ends: a server that is down fails all.
 MOST_FAILURES = 20
