@@ -17,10 +17,10 @@ off. So longer answers are within reach.
 Expected: they grow, because every step samples five long answers; the loss of rubrics needs rollouts that are cut off,
 for which 30 steps may be too few.
 
-Made so far: seed 0. Without the factor the answers have 21 tokens at first, 45 in step 10 and 25 at the end, while the
-judge's score rises from .35 to .90 and the rubrics met from .37 to .68; with it, 21 at the end and .74. So the collapse
-does not appear in this seed: length pays only where a rubric is not met,
-and here nearly all can be; the paper's scores stay near .5. tests/test_deceived.py: which lengths pay at the start.
+Found: neither. Without the factor the answers have 21 tokens at first, at most 45, 33 and 35, and at the end 25, 32 and
+30, with it 21, 22 and 22: 1.35 times as long on average. The rubrics met at the end are lower by .05, .02 and .08 (of
+.73, .73, .74). Length pays only where a rubric is not met, and here nearly all can be: the judge's score rises to .83
+and more, while the paper's stays near .5. tests/test_deceived.py: which lengths pay at the start.
 """
 
 from __future__ import annotations

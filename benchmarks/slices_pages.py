@@ -44,7 +44,7 @@ class _Row(Rollout):
 
     Attributes:
       order: older rollouts have smaller ones.
-      age: number in the order of admission.
+      age: number of its turn in the order in which turns began.
       cached: tokens with keys and values.
       start: position from which the tokens of the next turn are new.
       is_running: whether it is within a turn.
@@ -99,7 +99,7 @@ class PagedEngine(Engine):
         self._open: list[_Request] = []
         self._ready: list[_Row] = []
         self._requests = 0
-        self._admitted = 0
+        self._turns = 0
         # With `overlap`: what the call in progress does.
         self._unread: list[_Written] = []
 
@@ -234,10 +234,8 @@ class PagedEngine(Engine):
                 return False
         request.waiting.popleft()
         row.pages = pages
-        row.age = self._admitted
-        self._admitted += 1
         row.slot = min(self._free_slots)
-        row.is_running = True
+        self._run_turn(row)
         self._free_slots.remove(row.slot)
         self.rows[row.slot] = row
         return True
@@ -274,9 +272,14 @@ class PagedEngine(Engine):
         if row.is_evicted:
             row.start = 0
             row.is_evicted = False
-        row.is_running = True
+        self._run_turn(row)
         row.put()
         return True
+
+    def _run_turn(self, row: _Row) -> None:
+        row.is_running = True
+        row.age = self._turns
+        self._turns += 1
 
     def _reserve(self, row: _Row) -> bool:
         """Reserves the pages of a turn; evicts younger waiting rollouts if their pages suffice."""
@@ -317,7 +320,7 @@ class PagedEngine(Engine):
         for row in running:
             most = row.length + calls_in_progress * settings.burst
             self.allocator.grow(row.pages, min(most, row.limit))
-        # The oldest rollouts are served first (`token_steps.tokens_of_budget`).
+        # The turns that began first are served first (`token_steps.tokens_of_budget`).
         running = sorted(running, key=lambda row: row.age)
         # `row.length` is the host's; on the device a row writes on until the call ends.
         first_length, cached = self._on_device(running)

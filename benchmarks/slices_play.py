@@ -188,8 +188,10 @@ def default_settings(machine: MachineCosts, engine: str, **overrides) -> Setting
         page=page,
         pages=slots.slots * positions // page,
         token_budget=shapes.budget,
-        # Without compiled smaller steps all have the budget's tokens.
-        decode_buckets=tuple(size for size in shapes.buckets if size in machine.pages),
+        # Where steps were compiled, only those; elsewhere a step takes its tokens or its weights at the peak rate.
+        decode_buckets=tuple(
+            size for size in shapes.buckets if not machine.pages or size in machine.pages
+        ),
         tool_threads=TOOL_THREADS,
         # Short calls, because the device does not wait for the host between them.
         overlap=True,

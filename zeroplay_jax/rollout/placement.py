@@ -58,7 +58,7 @@ class Placement:
       config: shape of the slots of all shards.
       shards: number of data shards.
       table: page table that the device programs read, see `Sampler`; None where pages are as long as slots.
-      age: order of admission, see `Sampler`.
+      age: order in which turns began, see `Sampler`.
 
     Attributes:
       rollouts: the rollout in every slot.
@@ -73,7 +73,7 @@ class Placement:
         self.config = config
         self.table = table
         self.age = age
-        self._admitted = 0
+        self._turns = 0
         shard_config = config.of_shard(shards)
         self.shards = [Shard(number, shard_config) for number in range(shards)]
         self.rollouts: list[Rollout | None] = [None] * config.slots
@@ -172,8 +172,6 @@ class Placement:
         rollout = prefix.waiting.popleft()
         rollout.enter(shard.take_slot(pages), pages)
         self.rollouts[rollout.slot] = rollout
-        self.age[rollout.slot] = self._admitted
-        self._admitted += 1
         self._run_turn(rollout)
         return rollout
 
@@ -181,6 +179,8 @@ class Placement:
         """Records that a turn begins, whose pages the rollout has."""
         rollout.is_running = True
         self.turn[rollout.slot] += 1
+        self.age[rollout.slot] = self._turns
+        self._turns += 1
         self._write_table(rollout)
 
     def end_page(self, prefix: Prefix) -> int:

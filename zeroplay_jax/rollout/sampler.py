@@ -467,8 +467,8 @@ class Sampler:
       shards: number of data shards.
       table: int32 [slots, pages per slot], pages of every slot, numbered within its shard; None where a page is as long
         as a slot. The owner of the sampler sets and changes it.
-      age: int32 [slots], number of every slot's rollout in the order of admission; the owner sets it too. Over pages
-        shorter than a slot older rollouts are served first.
+      age: int32 [slots], number of every slot's turn in the order in which turns began; the owner sets it too. Over
+        pages shorter than a slot older turns are served first.
     """
 
     def __init__(self, model: ModelConfig, config: SamplerConfig, mesh: Mesh):

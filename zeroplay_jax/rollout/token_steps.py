@@ -84,7 +84,7 @@ def tokens_of_budget(
     Args:
       config: shape of the slots.
       state: the slots.
-      age: ascending numbers in the order in which rollouts were admitted; None: the order of the slots.
+      age: ascending numbers in the order in which turns began; None: the order of the slots.
       rows: slots that may be fed; None: all.
     """
     budget = config.token_budget
@@ -92,8 +92,9 @@ def tokens_of_budget(
     pending = jnp.where(live, state.length - state.cached, 0)
     is_decoding = pending == 1
     prefill_pending = jnp.where(is_decoding, 0, pending)
-    # The oldest rows come first, in either kind. In the order of the slots newcomers, which take the slots that are
-    # free, could pass the others for ever.
+    # The turns that began first come first, in either kind. In the order of the slots newcomers, which take the slots
+    # that are free, could pass the others for ever; behind all older rollouts their prompts, for which their siblings
+    # wait, would be prefilled last, and the step would end with them.
     oldest_first = jnp.arange(config.slots) if age is None else jnp.argsort(age)
 
     def running_sum(tokens):
