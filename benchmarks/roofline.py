@@ -24,10 +24,16 @@ _CHANNEL = re.compile(r'channel_id=(\d+)')
 
 
 def matrix_weights(model: ModelConfig) -> tuple[int, int, int]:
-    """Returns the matrix weights of one layer, of its key and value projections alone, and of the head."""
+    """Returns the matrix weights of one layer, of its key and value projections alone, and of the head.
+
+    Of the experts of a mixture those that a token passes through count.
+    """
     key_value_weights = model.hidden_size * 2 * model.kv_heads * model.head_dim
     query_output_weights = model.hidden_size * 2 * model.heads * model.head_dim
-    mlp_weights = model.hidden_size * 3 * model.intermediate_size
+    width = model.intermediate_size
+    if model.experts:
+        width = model.experts.per_token * model.experts.size
+    mlp_weights = model.hidden_size * 3 * width
     layer_weights = key_value_weights + query_output_weights + mlp_weights
     return layer_weights, key_value_weights, model.hidden_size * model.vocab_size
 

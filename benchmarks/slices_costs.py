@@ -197,17 +197,29 @@ def machine_costs(machine: str, model: str, peak: bool = False) -> MachineCosts:
 
 
 def _shape(model: str) -> tuple[float, float, float]:
-    """Returns the weights of all layers and of the head, and the bytes of one place in all layers."""
+    """Returns the weights of all layers and of the head, and the bytes of one place in all layers.
+
+    Of experts those that a token passes through count, see `_idle_experts`.
+    """
     config = tpu_programs.sized(model)
     layer, _, head = roofline.matrix_weights(config)
     return float(config.layers * layer), float(head), float(tpu_pages.place_bytes(config))
+
+
+def _idle_experts(model: str) -> float:
+    """Returns the weights that a step reads and that a token does not pass through: steps have many tokens."""
+    config = tpu_programs.sized(model)
+    if config.experts is None:
+        return 0.0
+    idle = config.experts.count - config.experts.per_token
+    return float(config.layers * idle * 3 * config.hidden_size * config.experts.size)
 
 
 def _peak_costs(model: str, flops: float, bandwidth: float) -> dict[str, float]:
     """Returns the costs that weights and places have at the peak rates of a host."""
     layers, head, place = _shape(model)
     return dict(
-        step=layers * (2 / bandwidth),
+        step=(layers + _idle_experts(model)) * (2 / bandwidth),
         head=head * (2 / bandwidth),
         place=place / bandwidth,
         burst=0.0,

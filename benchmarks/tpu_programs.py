@@ -225,8 +225,8 @@ def slot_state(model: ModelConfig, config: sampler.SamplerConfig, mesh: Mesh):
     # Slots are split over the data axes; the caches also by key/value heads over 'model'.
     cache = sharding.pages(mesh) if config.is_paged else sharding.cache(mesh)
     shardings = jax.tree.map(lambda _: sharding.rows(mesh), state)
-    cache_shardings = jax.tree.map(lambda _: cache, state.cache)
-    shardings = dataclasses.replace(shardings, cache=cache_shardings)
+    layers = jax.tree.map(lambda _: cache, state.cache[: model.layers])
+    shardings = dataclasses.replace(shardings, cache=(*layers, *shardings.cache[model.layers :]))
     return programs, with_shardings(state, shardings)
 
 

@@ -87,6 +87,22 @@ FURTHER_MODELS: dict[str, dict[str, Any]] = {
     'qwen3-4b': _config(
         'Qwen3ForCausalLM', 2560, 9728, 36, 32, 8, 151936, 5e6, 1e-6, tied=True, head_dim=128
     ),
+    'qwen3-30b-a3b': _config(
+        'Qwen3MoeForCausalLM',
+        2048,
+        6144,
+        48,
+        32,
+        4,
+        151936,
+        1e6,
+        1e-6,
+        head_dim=128,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        norm_topk_prob=True,
+    ),
 }
 
 

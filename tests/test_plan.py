@@ -185,6 +185,8 @@ def test_on_a_cpu_every_core_is_a_device():
 def test_every_model_is_split_evenly(name):
     config = packaged_config('drzero')
     config.policy.path = name
+    # Whole weights of the largest one fit on none of them.
+    config.policy.adapters.rank = 32 if KNOWN[name].experts else 0
     for target in ('v5p-16', 'v6e-16', 'h200x8'):
         split = choose(config, machine(target)).split
         assert not KNOWN[name].kv_heads % split and not KNOWN[name].vocab_size % split

@@ -211,6 +211,8 @@ class Trajectory:
       tool_states: tool name → what the tool stores for this rollout, before each turn's call and at the end; a
         continuation needs them. In this process only.
       after_failure: whether a tool failed in the context of another rollout that is the prompt of this one.
+      experts: int8 or int16 [T, choices], the experts that computed every token (policy/experts.py), −1 where none is
+        recorded; None of a dense model. Complete when the episodes have ended.
     """
 
     tokens: np.ndarray
@@ -227,6 +229,7 @@ class Trajectory:
         default=({},), repr=False, compare=False
     )
     after_failure: bool = False
+    experts: np.ndarray | None = None
 
     def __post_init__(self):
         same_length = self.tokens.shape == self.source.shape == self.logp.shape

@@ -57,7 +57,8 @@ def change_tensors(path, change):
 def config_of(family, **fields):
     """config.json of a family as transformers 5 spells it."""
     config = tiny.make_torch_model(family, **fields).config.to_dict()
-    name = family.split('_')[0].replace('llama3', 'llama')
+    name = family.replace('llama3', 'llama')
+    name = name if name in FAMILIES else name.split('_')[0]
     return config | {'architectures': [FAMILIES[name].architecture]}
 
 

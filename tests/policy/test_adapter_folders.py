@@ -21,6 +21,7 @@ from zeroplay_jax.training import policies
 from zeroplay_jax.types import UserError
 
 CONFIG = dict(rank=3, alpha=6.0, linears=('down', 'q', 'v'))
+ATTENTION = LINEARS[:4]
 
 
 @pytest.fixture(scope='module')
@@ -59,9 +60,10 @@ def test_peft_computes_the_same_logits_with_every_family(family, tmp_path):
     theirs.save_pretrained(str(base))
     model = hf.read_config(base)
     params = hf.load(base, model)
-    trained = adapter_of(params)
+    linears = ATTENTION if model.experts else LINEARS
+    trained = adapter_of(params, linears)
     config = common.get_config()
-    config.policy.adapters.update(rank=3, alpha=6.0)
+    config.policy.adapters.update(rank=3, alpha=6.0, linears=linears)
     policies.write_adapter(config, base, model, trained, out)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         str(base), attn_implementation='eager'
@@ -74,7 +76,7 @@ def test_peft_computes_the_same_logits_with_every_family(family, tmp_path):
     np.testing.assert_allclose(ours, want, atol=2e-4)
     assert np.abs(ours - logits(model, params, ids)).max() > 0.1
     adapted = [name for name, _ in theirs.named_modules() if name.endswith('lora_A')]
-    assert len(adapted) == model.layers * len(LINEARS)
+    assert len(adapted) == model.layers * len(linears)
     # What peft writes is read back, too.
     theirs.save_pretrained(str(tmp_path / 'again'))
     equal(hf.load_adapter(tmp_path / 'again', model), trained)

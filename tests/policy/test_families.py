@@ -78,6 +78,11 @@ def without_attention_factor(config, params):
     return dataclasses.replace(config, rope_scaling=scaling), params
 
 
+def without_normalized(config, params):
+    mixture = dataclasses.replace(config.experts, normalized=False)
+    return dataclasses.replace(config, experts=mixture), params
+
+
 def without_field(**value):
     return lambda config, params: (dataclasses.replace(config, **value), params)
 
@@ -86,6 +91,7 @@ LEFT_OUT = {
     'bias': without_bias,
     'norms_after': without_norms_after,
     'attention_factor': without_attention_factor,
+    'normalized': without_normalized,
     'qk_norm': without_field(qk_norm='none'),
     'window': without_field(windows=()),
     'rope_scaling': without_field(rope_scaling=None),
@@ -101,6 +107,7 @@ FEATURES = {
     'qwen2': ('bias',),
     'qwen2_tied_sliding': ('bias', 'window'),
     'qwen3': ('qk_norm',),
+    'qwen3_moe': ('qk_norm', 'normalized'),
     'qwen3_yarn': ('qk_norm', 'rope_scaling', 'attention_factor'),
     'llama3': ('rope_scaling',),
     'olmo3': (

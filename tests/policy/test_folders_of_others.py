@@ -34,6 +34,7 @@ from zeroplay_jax.training import policy_settings
 CLASSES = {
     'qwen2': transformers.Qwen2Config,
     'qwen3': transformers.Qwen3Config,
+    'qwen3_moe': transformers.Qwen3MoeConfig,
     'llama': transformers.LlamaConfig,
     'olmo3': transformers.Olmo3Config,
     'gemma3': transformers.Gemma3TextConfig,
@@ -70,6 +71,8 @@ def test_every_field_of_a_config_class_is_read_without_effect_or_limited(name):
         assert config_fields.is_read(field, family.fields) or config_fields.is_known(field), field
     # The class accepts what is read beside its fields: older spellings.
     assert family.fields - fields <= {
+        'max_window_layers',
+        'num_local_experts',
         'original_max_position_embeddings',
         'rope_local_base_freq',
         'sliding_window_pattern',

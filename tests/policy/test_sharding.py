@@ -13,7 +13,7 @@ import pytest
 import tiny
 from small_policies import packed
 
-from zeroplay_jax.policy import adapters, head, rope, sharding, transformer
+from zeroplay_jax.policy import adapters, experts, head, rope, sharding, transformer
 from zeroplay_jax.settings.schema import LINEARS
 
 # Every switch on at once, so that every rule has a parameter.
@@ -168,7 +168,8 @@ def test_every_parameter_has_exactly_one_rule(setting, monkeypatch):
 def test_every_rule_is_used(setting):
     adapter = adapters.init(setting[0], LINEARS, rank=2, seed=0, name='solver')
     names = ['value/kernel', 'value/bias']
-    for tree in (setting[0], adapter):
+    mixture = dataclasses.replace(CONFIG, experts=experts.Experts(4, 2, 8, True))
+    for tree in (setting[0], adapter, tiny.random_params(mixture)):
         paths = jax.tree_util.tree_leaves_with_path(tree)
         names += [sharding.path_name(path) for path, _ in paths]
     names += [adapters.scale_path(name) for name in names if adapters.is_quantized(name)]

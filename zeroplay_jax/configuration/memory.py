@@ -131,12 +131,16 @@ def memory_of(sizes: Sizes, roles: Roles, fields: Mapping[str, Any], machine: Ma
     shape = {name: fields[f'sampler.{name}'] for name in Sampler.model_fields}
     sampler = SamplerConfig(**shape).of_shard(shards // machine.hosts)
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-    # A row of the activations of a layer that are split over 'model'.
+    # A row of the activations of a layer that are split over 'model'. Choices of experts lie on all of its devices.
     width = (sizes.intermediate_size + queries) / split
+    linears, adapted = 7, 2 * queries + 2 * keys + 3 * sizes.intermediate_size
+    if sizes.experts:
+        width = queries / split + sizes.per_token * sizes.expert_size
+        linears, adapted = 4, 2 * queries + 2 * keys
 
     def adapter(parts: int) -> float:
-        is_split = (2 * queries + 2 * keys + 3 * sizes.intermediate_size) / split
-        return sizes.layers * roles.rank * (7 * sizes.hidden_size / parts + is_split)
+        whole = linears * sizes.hidden_size / parts
+        return sizes.layers * roles.rank * (whole + adapted / split)
 
     is_int8 = fields['policy.adapters.quantize'] == 'int8'
     view = (item * sizes.weights - is_int8 * (item - 1) * sizes.layer_weights) / split

@@ -19,6 +19,7 @@ from jax.experimental import multihost_utils
 from zeroplay_jax.objectives import aggregation
 from zeroplay_jax.objectives.losses import LossError, PolicyLoss
 from zeroplay_jax.objectives.types import DeviceStats
+from zeroplay_jax.policy.experts import NOT_RECORDED
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.types import POLICY, Row, Trajectory, UserError
 
@@ -197,7 +198,10 @@ def _written(
     # The number is rounded up: micro-batches have one shape, so that one compiled program serves all of them.
     num_micro_batches = math.ceil((last_row + 1) / micro_rows)
     shape = (num_micro_batches * micro_rows, tokens)
-    whole = Batch.blank(shape, teacher_tokens)
+    records = [context.trajectory.experts for context in contexts]
+    known = next((record for record in records if record is not None), None)
+    choices = None if known is None else np.full_like(known[0], NOT_RECORDED)
+    whole = Batch.blank(shape, teacher_tokens, choices)
 
     # Segments are labelled per row; the weights need labels that are unique in the whole batch.
     sequence = np.full(shape, -1, np.int32)
@@ -226,6 +230,8 @@ def _write(whole: Batch, context: _Context, place: _Place) -> None:
     # Both arrays hold the sampler's log-probs at first; Learner.recompute_old_logp replaces `old_logp`.
     whole.sampler_logp[span] = trajectory.logp
     whole.advantage[span] = context.advantage
+    if whole.experts is not None and trajectory.experts is not None:
+        whole.experts[span] = trajectory.experts
     if whole.teacher is not None and context.row.teacher_prompt is not None:
         _write_teacher_view(whole.teacher, context, context.row.teacher_prompt, place)
 
@@ -328,6 +334,8 @@ class Batch:
       rollout: int32, number within the optimiser step of a rollout with several contexts; −1: of others, and where
         empty. Not copied to the devices (`with_rollout_means`).
       means: name → float32, the mean over the batch of the optimiser step at every token, where the loss declares any.
+      experts: [B, L, choices], experts that compute the token (`Trajectory.experts`); None: those that the routers
+        choose, as for references, teachers and value networks.
     """
 
     tokens: np.ndarray
@@ -341,14 +349,18 @@ class Batch:
     teacher: TeacherBatch | None = None
     rollout: Any = None
     means: dict[str, np.ndarray] | None = None
+    experts: np.ndarray | None = None
 
     @classmethod
-    def blank(cls, shape: tuple[int, int], teacher_tokens: int = 0) -> Batch:
+    def blank(
+        cls, shape: tuple[int, int], teacher_tokens: int = 0, choices: np.ndarray | None = None
+    ) -> Batch:
         """Returns a batch of zeros, to be filled in place.
 
         Args:
           shape: (B, L).
           teacher_tokens: M, tokens of a row of the teacher's batch; 0: without a teacher's batch.
+          choices: record of an empty place; None: of a dense model.
         """
         rows, tokens = shape
 
@@ -378,6 +390,7 @@ class Batch:
             weight=floats(),
             teacher=teacher,
             rollout=np.full(shape, -1, np.int32),
+            experts=None if choices is None else np.tile(choices, (*shape, 1)),
         )
 
 

@@ -35,7 +35,7 @@ from zeroplay_jax.learner.weights_view import (
     teacher_average,
 )
 from zeroplay_jax.objectives.types import Stats
-from zeroplay_jax.policy import adapters, sharding
+from zeroplay_jax.policy import adapters, experts, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.types import UserError
 
@@ -238,7 +238,8 @@ class Learner(Trained):
         teacher_tokens = 0
         if config.distills:
             teacher_tokens = self.teacher_tokens
-        batch = Batch.blank(self.micro_shape, teacher_tokens)
+        choices = experts.blank_choices(self.model.experts, self.model.layers)
+        batch = Batch.blank(self.micro_shape, teacher_tokens, choices)
         return with_blank_means(config.policy_loss, batch)
 
     @property
@@ -379,7 +380,9 @@ class Learner(Trained):
             if self.base is None:
                 reference = self._readable(self._to_device(self.reference))
             score = role_update.score_reference
-            ref_logps = [score(reference, batch, self._base_params) for batch in batches]
+            # Its routers choose for themselves.
+            routed = [dataclasses.replace(batch, experts=None) for batch in batches]
+            ref_logps = [score(reference, batch, self._base_params) for batch in routed]
             del reference
 
         gradients, device_stats = role_update.zero_gradients()

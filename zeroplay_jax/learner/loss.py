@@ -109,7 +109,9 @@ def loss(
       The loss, float32; and its statistics as (sum, count).
     """
     params = adapters.join(base, params)
-    states = transformer.hidden(model, params, batch.tokens, batch.positions, batch.segment)
+    states = transformer.hidden(
+        model, params, batch.tokens, batch.positions, batch.segment, batch.experts
+    )
     # The state of a token predicts the next one.
     predicted = {'tokens': batch.tokens[:, 1:]}
     teacher_matrices: Params = {}
@@ -121,7 +123,7 @@ def loss(
         predicted['teacher_states'] = teacher_states[:, :-1]
         teacher_matrices = head.frozen_matrices(model, teacher_params, states.dtype)
         teacher_weight = batch.teacher.weight
-    rows = (dataclasses.replace(batch, teacher=None), ref_logp, teacher_weight)
+    rows = (dataclasses.replace(batch, teacher=None, experts=None), ref_logp, teacher_weight)
     scores = functools.partial(_scores, model, config)
 
     def chunk_loss(matrices, states, shared, per_token):

@@ -214,6 +214,7 @@ def _score(model, config, weights, batch, base=None):
         batch.segment,
         config.temperature,
         wanted=wanted_tokens(model, batch),
+        record=batch.experts,
     )
     return logp
 

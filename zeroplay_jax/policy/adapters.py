@@ -238,22 +238,23 @@ def _average_product(rate: float, factors: tuple[Params, Params]) -> Params:
 
 # ---- int8 base -------------------------------------------------------------------------------------
 #
-# Kernels of frozen linear layers as int8 with a float32 scale per output channel.
+# Kernels of frozen linear layers and of experts as int8 with a float32 scale per output channel.
 #
 # A kernel W [in, out] becomes integers Q within ±127 and scales s [out] with W ≈ Q · s: s is the largest magnitude of a
 # channel over 127, so that no entry is off by more than s / 2. The product is computed as (x Q) · s. That equals
 # x (Q · s), because a scale belongs to a whole column, and rounds less: Q is exact in bfloat16, where Q · s would not
 # be, and no dequantised kernel is stored.
 #
-# Weights with such layers have 'kernel_scale' beside an int8 'kernel'. Only a frozen base under adapters is quantised:
-# gradients reach the inputs of a layer and not its kernel.
+# Weights with such layers have 'kernel_scale' beside an int8 'kernel', or 'gate_scale' beside 'gate' of experts. Only
+# a frozen base under adapters is quantised: gradients reach the inputs of a layer and not its kernel.
 
 
 # Name of the scales beside their kernel.
 KERNEL_SCALE = 'kernel_scale'
+_SCALE = '_scale'
 # Largest integer. −128 is not used, so that the range is symmetric.
 _LARGEST = 127
-_LINEAR_KERNEL = re.compile(r'layer_\d+/\w+/kernel')
+_LINEAR_KERNEL = re.compile(r'layer_\d+/(\w+/kernel|moe/(gate|up|down))')
 
 
 def is_quantized(path: str) -> bool:
@@ -263,17 +264,17 @@ def is_quantized(path: str) -> bool:
 
 def scale_path(path: str) -> str:
     """Returns the path of the scales of the kernel at `path`."""
-    return path.removesuffix('kernel') + KERNEL_SCALE
+    return path + _SCALE
 
 
 def quantize(
-    kernel: Float[AnyArray, 'in_features out_features'],
-) -> tuple[Int8[Array, 'in_features out_features'], Float[Array, ' out_features']]:
-    """Returns (integers, scales) of a kernel. A channel of zeros has scale 1."""
+    kernel: Float[AnyArray, '*experts in_features out_features'],
+) -> tuple[Int8[Array, '*experts in_features out_features'], Float[Array, '*experts out_features']]:
+    """Returns (integers, scales) of a kernel, or of those of experts. A channel of zeros has scale 1."""
     kernel = kernel.astype(jnp.float32)
-    largest = jnp.max(jnp.abs(kernel), 0)
+    largest = jnp.max(jnp.abs(kernel), -2)
     scale = jnp.where(largest > 0, largest / _LARGEST, 1.0)
-    values = jnp.round(kernel / scale)
+    values = jnp.round(kernel / scale[..., None, :])
     # The division may round up to a little more than the largest integer.
     values = jnp.clip(values, -_LARGEST, _LARGEST)
     return values.astype(jnp.int8), scale
@@ -303,7 +304,7 @@ def dequantized(params: Params) -> Params:
         if isinstance(value, dict):
             value = dequantized(value)
         result[name] = value
-    if KERNEL_SCALE in result:
-        scale = result.pop(KERNEL_SCALE)
-        result['kernel'] = result['kernel'].astype(jnp.float32) * scale
+    for name in [name for name in result if f'{name}{_SCALE}' in result]:
+        scale = result.pop(f'{name}{_SCALE}')
+        result[name] = result[name].astype(jnp.float32) * scale[..., None, :]
     return result

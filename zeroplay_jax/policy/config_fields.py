@@ -45,6 +45,7 @@ class Family(NamedTuple):
       sliding_theta: the same for layers with a sliding window; 0: that of the other layers.
       norm_eps: default of `rms_norm_eps`, as in transformers.
       head_dim: default size of a head; 0: hidden_size / num_attention_heads.
+      has_experts: whether every layer is a mixture of experts.
       defaults: values of fields that config.json leaves out.
     """
 
@@ -66,6 +67,7 @@ class Family(NamedTuple):
     sliding_theta: float = 0.0
     norm_eps: float = 1e-6
     head_dim: int = 0
+    has_experts: bool = False
     defaults: Mapping[str, Any] = {}
 
 
@@ -90,9 +92,22 @@ hidden_act layer_types max_window_layers original_max_position_embeddings slidin
 _GEMMA3_FIELDS = _words("""
 hidden_activation layer_types query_pre_attn_scalar rope_local_base_freq sliding_window sliding_window_pattern
 """)
+_QWEN_MOE_FIELDS = _words("""
+decoder_sparse_step hidden_act max_window_layers mlp_only_layers moe_intermediate_size norm_topk_prob num_experts
+num_experts_per_tok num_local_experts original_max_position_embeddings output_router_logits router_aux_loss_coef
+sliding_window use_sliding_window
+""")
 FAMILIES = {
     'qwen2': Family('Qwen2ForCausalLM', 'qwen2', 32768, _QWEN_FIELDS, qkv_bias=True),
     'qwen3': Family('Qwen3ForCausalLM', 'qwen3', 32768, _QWEN_FIELDS, qk_norm='head', head_dim=128),
+    'qwen3_moe': Family(
+        'Qwen3MoeForCausalLM',
+        'qwen3_moe',
+        32768,
+        _QWEN_MOE_FIELDS,
+        qk_norm='head',
+        has_experts=True,
+    ),
     'llama': Family(
         'LlamaForCausalLM',
         'llama',
@@ -291,6 +306,12 @@ class Fields:
     def get(self, name: str) -> Any:
         return self.values.get(name)
 
+    def check_value(self, name: str, supported: tuple) -> None:
+        """Raises CheckpointError unless a field has one of the values that the decoder implements, or none."""
+        value = self.get(name)
+        if value is not None and value not in supported:
+            raise self.error(self.prefix + refusal(name, value, supported), OTHER_CHECKPOINT)
+
     def section(self, name: str) -> Fields:
         """Returns a nested object; null and absent count as empty."""
         values = self.get(name) or {}
@@ -390,14 +411,14 @@ def family_fields(folder: Path) -> tuple[str, Fields]:
     known = family.fields
     if family.wrapper and family.wrapper in fields.get('architectures'):
         _check_type(fields, family.wrapper, family.wrapper_type)
-        _check_supported(fields)
+        _check_supported(fields, known)
         warn_of_unknown(fields.path, fields.values, WRAPPER_FIELDS)
         # The flag of the whole model decides, not that of the section.
         flag = fields.boolean('tie_word_embeddings', family.defaults['tie_word_embeddings'])
         section = fields.section('text_config')
         fields = dataclasses.replace(section, values=section.values | {'tie_word_embeddings': flag})
     _check_type(fields, family.architecture, family.model_type)
-    _check_supported(fields)
+    _check_supported(fields, known)
     warn_of_unknown(fields.path, fields.values, known)
     read = {field: value for field, value in fields.values.items() if is_read(field, known)}
     defaults = {'max_position_embeddings': family.max_positions, **family.defaults}
@@ -405,6 +426,30 @@ def family_fields(folder: Path) -> tuple[str, Fields]:
         if read.get(field) is None:
             read[field] = default
     return name, dataclasses.replace(fields, values=read)
+
+
+# Fields of a mixture of experts with which layers would differ → their values with which all are alike.
+_ALIKE = {'decoder_sparse_step': (1,), 'mlp_only_layers': ([],), 'use_sliding_window': (False,)}
+_MOST_EXPERTS = 1 << 15
+
+
+def expert_numbers(fields: Fields) -> tuple[int, int, int]:
+    """Returns experts per layer, experts per token and width of an expert of a mixture.
+
+    Raises:
+      CheckpointError: its layers differ, or the numbers contradict each other.
+    """
+    for name, supported in _ALIKE.items():
+        fields.check_value(name, supported)
+    # Newer versions of `transformers` write the second name.
+    name = 'num_experts' if fields.get('num_experts') is not None else 'num_local_experts'
+    count = fields.positive_int(name, 128)
+    per_token = fields.positive_int('num_experts_per_tok', 8)
+    if not per_token <= count <= _MOST_EXPERTS:
+        raise fields.error(
+            f'num_experts_per_tok={per_token} must be at most {name}={count}, and that at most {_MOST_EXPERTS}'
+        )
+    return count, per_token, fields.positive_int('moe_intermediate_size', 768)
 
 
 def _check_type(fields: Fields, architecture: str, model_type: str) -> None:
@@ -420,13 +465,11 @@ def _check_type(fields: Fields, architecture: str, model_type: str) -> None:
         )
 
 
-def _check_supported(fields: Fields) -> None:
-    """Raises CheckpointError for a field whose value the decoder does not implement."""
+def _check_supported(fields: Fields, known: frozenset[str]) -> None:
+    """Raises CheckpointError for a field, not one that the family reads, whose value the decoder does not implement."""
     for name, supported in _SUPPORTED_VALUES.items():
-        value = fields.get(name)
-        if value is not None and value not in supported:
-            reason = refusal(name, value, supported)
-            raise fields.error(fields.prefix + reason, OTHER_CHECKPOINT)
+        if name not in known:
+            fields.check_value(name, supported)
 
 
 def _family_name(fields: Fields) -> str:

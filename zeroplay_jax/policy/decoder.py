@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from zeroplay_jax.policy import adapters, rope, sharding
 from zeroplay_jax.policy.attention import AnyArray
+from zeroplay_jax.policy.experts import MODULE, Experts, Mixture
 
 # ---- layers ----------------------------------------------------------------------------------------
 #
@@ -162,6 +163,7 @@ class ModelConfig:
       norm_offset: added to the scale of every norm: with 1, a scale of 0 leaves the normalised input (Gemma 3).
       activation: of the feed-forward, 'silu' or 'gelu_tanh' (its tanh approximation).
       scale_embedding: whether embeddings are multiplied with sqrt(hidden_size) (Gemma 3).
+      experts: mixture of experts of every layer in place of a feed-forward network (Qwen3-MoE); None: no mixture.
       dtype: dtype of the activations; parameters keep their own.
       attention: attention of packed rows: 'dense', 'blocked' (policy/blocked_attention.py) or 'splash'
         (the same file; TPUs).
@@ -196,6 +198,7 @@ class ModelConfig:
     norm_offset: float = 0.0
     activation: str = 'silu'
     scale_embedding: bool = False
+    experts: Experts | None = None
     dtype: str = 'float32'
     attention: str = 'dense'
     scan: bool = False
@@ -284,10 +287,15 @@ class Block(nn.Module):
         x = x + out
         mlp_norm = _MLP_NORMS[config.norms]
         mlp_input = norm(mlp_norm, x) if mlp_norm else x
-        gate = Linear(config.intermediate_size, name='gate')(mlp_input, row_scale)
-        gate = _ACTIVATIONS[config.activation](gate)
-        up = Linear(config.intermediate_size, name='up')(mlp_input, row_scale)
-        out = Linear(config.hidden_size, name='down')(gate * up, row_scale)
+        activation = _ACTIVATIONS[config.activation]
+        if config.experts:
+            is_cached = cache is not None
+            mixture = Mixture(config.experts, activation, config.mesh, is_cached, name=MODULE)
+            out = mixture(mlp_input)
+        else:
+            gate = activation(Linear(config.intermediate_size, name='gate')(mlp_input, row_scale))
+            up = Linear(config.intermediate_size, name='up')(mlp_input, row_scale)
+            out = Linear(config.hidden_size, name='down')(gate * up, row_scale)
         if norms_after:
             out = norm('post_mlp_norm', out)
         return x + out, cache
@@ -359,19 +367,17 @@ class Decoder(nn.Module):
             row_scale = adapters.row_scale(scale, adapter, tokens.shape[0])
         new_cache = []
         if scanned:
-            params = self.variables['params']
-            layer_params = [params[f'layer_{i}'] for i in range(config.layers)]
+            layer_variables = [_of_layer(self.variables, i) for i in range(config.layers)]
 
-            def apply_layer(params, window, x):
-                # parent=None makes the module functional: it is applied to the parameters of many layers.
+            def apply_layer(variables, window, x):
+                # parent=None makes the module functional: it is applied to the variables of many layers.
                 layer = block(config, window, parent=None)
-                variables = {'params': params}
                 x, _ = layer.apply(variables, x, angles[window > 0], attend, None, row_scale)
                 return keep_rows(x)
 
             # Cast before they are stacked: the copy that the loop needs is then as small as the activations' dtype.
-            layer_params = cast_matrices(layer_params, config.dtype)
-            x = _scan_layers(layer_params, windows, apply_layer, x)
+            layer_variables = cast_matrices(layer_variables, config.dtype)
+            x = _scan_layers(layer_variables, windows, apply_layer, x)
         else:
             for i, window in enumerate(windows):
                 layer = block(config, window, name=f'layer_{i}')
@@ -383,6 +389,11 @@ class Decoder(nn.Module):
                 new_cache.append(layer_cache)
         x = RMSNorm(config.norm_eps, config.norm_offset, name='final_norm')(x)
         return x, tuple(new_cache)
+
+
+def _of_layer(variables: Any, number: int) -> dict[str, Any]:
+    """Returns the variables of a layer, of every kind: weights, and experts to replay."""
+    return {kind: tree[f'layer_{number}'] for kind, tree in variables.items()}
 
 
 def _embed(config: ModelConfig, embedding: AnyArray, tokens: AnyArray) -> Array:
@@ -409,28 +420,28 @@ def _rotary_angles(config: ModelConfig, positions, windows: tuple[int, ...]) -> 
     return angles
 
 
-def _scan_layers(layer_params: list, windows: tuple[int, ...], apply_layer: Callable, x):
+def _scan_layers(layer_variables: list, windows: tuple[int, ...], apply_layer: Callable, x):
     """Returns the hidden states after all layers, as a loop over the shortest repeating pattern of windows.
 
     The window of a layer is static, so one iteration runs a whole period: one layer where all windows are equal, four
     where every fourth layer has full attention.
 
     Args:
-      layer_params: parameters of every layer.
+      layer_variables: variables of every layer.
       windows: sliding window of every layer.
-      apply_layer: function (parameters, window, hidden states) → hidden states.
+      apply_layer: function (variables, window, hidden states) → hidden states.
       x: hidden states before the first layer.
     """
     period = _period(windows)
-    # One stack per layer of the period: [iterations, ...] for every parameter.
+    # One stack per layer of the period: [iterations, ...] for every variable.
     stacks = []
     for offset in range(period):
-        same_window = layer_params[offset::period]
+        same_window = layer_variables[offset::period]
         stacks.append(jax.tree.map(lambda *leaves: jnp.stack(leaves), *same_window))
 
-    def iteration(x, period_params):
-        for params, window in zip(period_params, windows):
-            x = apply_layer(params, window, x)
+    def iteration(x, period_variables):
+        for variables, window in zip(period_variables, windows):
+            x = apply_layer(variables, window, x)
         return x, None
 
     x, _ = jax.lax.scan(iteration, x, tuple(stacks))

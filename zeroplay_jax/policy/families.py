@@ -17,6 +17,7 @@ from zeroplay_jax.policy.config_fields import (
     family_fields,
 )
 from zeroplay_jax.policy.decoder import ModelConfig
+from zeroplay_jax.policy.experts import Experts
 from zeroplay_jax.policy.stored_tensors import has_other_head
 
 _DEFAULT_WINDOW = 4096
@@ -60,6 +61,10 @@ def read_config(folder, **overrides) -> ModelConfig:
         raise fields.error(f'head_dim={head_dim} must be even')
     rotary = _read_rope(fields, family)
     windows = _windows(fields, family, layers)
+    experts = None
+    if family.has_experts:
+        is_normalized = fields.boolean('norm_topk_prob', False)
+        experts = Experts(*config_fields.expert_numbers(fields), is_normalized)
     # None rather than an equal value, so that equal models have equal configurations.
     sliding_theta = None
     if windows and rotary.sliding_theta != rotary.theta:
@@ -87,6 +92,7 @@ def read_config(folder, **overrides) -> ModelConfig:
         norm_offset=family.norm_offset,
         activation=family.activation,
         scale_embedding=family.scale_embedding,
+        experts=experts,
         query_scale=(head_dim / fields.positive_float('query_pre_attn_scalar', head_dim)) ** 0.5,
         **overrides,
     )

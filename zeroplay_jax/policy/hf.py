@@ -37,6 +37,7 @@ from zeroplay_jax.policy.families import read_config as read_config
 from zeroplay_jax.policy.stored_tensors import (
     LARGEST_NUMBER,
     StoredTensor,
+    StoredTensors,
     Tensor,
     check_dtype,
     check_tensors,
@@ -107,7 +108,17 @@ def _read_slice(
     return result
 
 
-def _load_tensor(stored: StoredTensor, tensor: Tensor, target: Sharding, dtype) -> jax.Array:
+def _read_parts(
+    stored: StoredTensors, tensor: Tensor, index: tuple[slice, ...], dtype
+) -> np.ndarray:
+    """Returns one slice of a parameter, which the file may hold in parts; arguments and errors as of `_read_slice`."""
+    if not tensor.is_stacked:
+        return _read_slice(stored[tensor.name], tensor, index, dtype)
+    parts = tensor.parts[index[0]]
+    return np.stack([_read_slice(stored[part.name], part, index[1:], dtype) for part in parts])
+
+
+def _load_tensor(stored: StoredTensors, tensor: Tensor, target: Sharding, dtype) -> jax.Array:
     """Returns a tensor as an array with the sharding `target`. Reads each slice of this process once."""
     # Devices by slice: several devices may hold the same one. Slices cannot be hashed before Python 3.12.
     slices: dict[str, tuple[slice, ...]] = {}
@@ -119,7 +130,7 @@ def _load_tensor(stored: StoredTensor, tensor: Tensor, target: Sharding, dtype) 
         devices.setdefault(key, []).append(device)
     shards = []
     for key, index in slices.items():
-        host_slice = _read_slice(stored, tensor, index, dtype)
+        host_slice = _read_parts(stored, tensor, index, dtype)
         for device in devices[key]:
             shards.append(jax.device_put(host_slice, device))
         # Wait for the transfers, so that at most one slice is in host memory.
@@ -175,7 +186,7 @@ def load(
             if is_quantized:
                 # Scales and integers are those of the numbers in the file.
                 leaf_dtype = np.float32
-            array = _load_tensor(stored[tensor.name], tensor, shardings[path], leaf_dtype)
+            array = _load_tensor(stored, tensor, shardings[path], leaf_dtype)
             if is_quantized:
                 # One kernel at a time, so that the whole model never exists in another dtype.
                 array, scale = _quantize(path, array, mesh)
@@ -193,7 +204,8 @@ def _quantize(path: str, kernel: jax.Array, mesh: Mesh | None) -> tuple[jax.Arra
     scale_sharding = kernel.sharding
     if mesh is not None:
         scale_path = adapters.scale_path(path)
-        scale_sharding = sharding.parameter_sharding(scale_path, kernel.shape[1:], mesh)
+        scale_shape = (*kernel.shape[:-2], kernel.shape[-1])
+        scale_sharding = sharding.parameter_sharding(scale_path, scale_shape, mesh)
     return adapters.quantize_program(kernel.sharding, scale_sharding)(kernel)
 
 
@@ -227,10 +239,9 @@ def _gather_tensors(flat: dict[str, Any], selected: dict[str, Tensor]) -> dict[s
     gathered = {}
     for path, tensor in selected.items():
         value = sharding.to_numpy(flat[path])
-        if tensor.transposed:
-            value = value.T
-        # The file format has no strides.
-        gathered[tensor.name] = np.ascontiguousarray(value)
+        for part, array in zip(tensor.parts, value if tensor.is_stacked else [value]):
+            # The file format has no strides.
+            gathered[part.name] = np.ascontiguousarray(array.T if part.transposed else array)
     return gathered
 
 
@@ -403,6 +414,15 @@ _WRAPPED_DECODER = 'model.language_model.layers.'
 _OLDER_WRAPPED_DECODER = 'language_model.model.layers.'
 
 
+def check_linears(model: ModelConfig, linears: Sequence[str], name: str) -> None:
+    """Raises UserError for adapters of layers that the model does not have; `name`: of what lists the layers."""
+    feed_forward = sorted({'gate', 'up', 'down'} & set(linears))
+    if model.experts and feed_forward:
+        raise UserError(
+            f'{name}: {", ".join(feed_forward)} cannot have adapters in a mixture of experts; adapt some of q, k, v, o'
+        )
+
+
 def wrapped_modules(model: ModelConfig, linears: Sequence[str]) -> tuple[str, ...]:
     """Returns the names of the adapted modules in a model with an encoder of images.
 
@@ -466,6 +486,7 @@ def load_adapter(folder, model: ModelConfig) -> Params:
             f'{folder / CONFIG_FILE}: target_modules has {unknown[0]!r}; only the linear layers '
             f'{", ".join(LINEARS)} can have adapters'
         )
+    check_linears(model, config.linears, f'{folder / CONFIG_FILE}: target_modules')
     names = _adapter_names(model, config.linears, _decoder_of(stored))
     different = sorted(set(names.values()) ^ set(stored))
     if different:

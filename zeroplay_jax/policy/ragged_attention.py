@@ -13,7 +13,6 @@ import functools
 import types
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -101,17 +100,5 @@ def _merged(single_out, chunk_out, tokens: int, singles: Int[Array, '']):
 
 def _per_head(local: Callable, mesh: Mesh) -> Callable:
     """Returns a function that runs `local(q, cache, plan)` on every device with its own heads."""
-    if mesh.size == 1:
-        return local
-    # Within the sampler's programs of several data shards the data axes are mapped already: the mesh is that of the
-    # context, and only the axis of the heads is left.
-    context_mesh = jax.sharding.get_abstract_mesh()
-    is_mapped = not context_mesh.empty and bool(context_mesh.manual_axes)
-    return jax.shard_map(
-        local,
-        mesh=context_mesh if is_mapped else mesh,
-        in_specs=(P(None, 'model'), P(None, None, 'model'), P()),
-        out_specs=P(None, 'model'),
-        axis_names={'model'} if is_mapped else set(sharding.AXES),
-        check_vma=False,
-    )
+    in_specs = (P(None, 'model'), P(None, None, 'model'), P())
+    return sharding.per_model_shard(local, mesh, in_specs, P(None, 'model'))

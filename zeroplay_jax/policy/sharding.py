@@ -42,6 +42,12 @@ RULES = (
     (r'layer_\d+/(o|down)/lora_a', P('model', None)),
     (r'layer_\d+/(o|down)/lora_b', P(None, 'fsdp')),
     (r'adapter_scale', P()),
+    # Experts are whole on a device of the 'model' axis (policy/experts.py).
+    (r'layer_\d+/moe/router', P('fsdp', None)),
+    (r'layer_\d+/moe/(gate|up)', P('model', 'fsdp', None)),
+    (r'layer_\d+/moe/down', P('model', None, 'fsdp')),
+    (r'layer_\d+/moe/(gate|up)_scale', P('model', None)),
+    (r'layer_\d+/moe/down_scale', P('model', 'fsdp')),
     # The output of a value network (learner/value_network.py).
     (r'value/kernel', P('fsdp', None)),
     (r'value/bias', P()),
@@ -395,6 +401,30 @@ def on_data_shards(function: Callable, mesh: Mesh | None, in_specs, out_specs) -
         in_specs=in_specs,
         out_specs=out_specs,
         axis_names=set(ROW_AXES),
+        check_vma=False,
+    )
+
+
+def per_model_shard(function: Callable, mesh: Mesh, in_specs, out_specs) -> Callable:
+    """Returns a function that runs `function`, a part of a sampler's program, on every device of the 'model' axis.
+
+    Args:
+      function: of trees of arrays of a data shard.
+      mesh: the mesh.
+      in_specs, out_specs: partitions of arguments and results, over 'model' only.
+    """
+    if mesh.size == 1:
+        return function
+    # Within the programs of several data shards the data axes are mapped already: the mesh is that of the context, and
+    # only the axis 'model' is left.
+    context_mesh = jax.sharding.get_abstract_mesh()
+    is_mapped = not context_mesh.empty and bool(context_mesh.manual_axes)
+    return jax.shard_map(
+        function,
+        mesh=context_mesh if is_mapped else mesh,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        axis_names={'model'} if is_mapped else set(AXES),
         check_vma=False,
     )
 

@@ -9,12 +9,15 @@ import pathlib
 from typing import NamedTuple
 
 from zeroplay_jax.policy.adapter_config import base_folder
-from zeroplay_jax.policy.config_fields import FAMILIES, family_fields
+from zeroplay_jax.policy.config_fields import FAMILIES, expert_numbers, family_fields
 from zeroplay_jax.types import UserError
 
 
 class Sizes(NamedTuple):
-    """Sizes of a decoder, with the names of ModelConfig; `tied` as config.json says. Biases and norms are left out."""
+    """Sizes of a decoder, with the names of ModelConfig; `tied` as config.json says. Biases and norms are left out.
+
+    A mixture has so many experts per layer, of which `per_token` of the size `expert_size` compute a token.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -24,12 +27,18 @@ class Sizes(NamedTuple):
     head_dim: int
     vocab_size: int
     tied: int
+    experts: int = 0
+    per_token: int = 0
+    expert_size: int = 0
 
     @property
     def layer_weights(self) -> int:
         """Matrix weights of all layers."""
         projections = 2 * (self.heads + self.kv_heads) * self.head_dim
-        return self.layers * self.hidden_size * (projections + 3 * self.intermediate_size)
+        feed_forward = 3 * self.intermediate_size
+        if self.experts:
+            feed_forward = self.experts * (3 * self.expert_size + 1)
+        return self.layers * self.hidden_size * (projections + feed_forward)
 
     @property
     def weights(self) -> int:
@@ -45,6 +54,7 @@ qwen2.5-3b   2048 11008 36 16  2 128 151936 1
 qwen2.5-7b   3584 18944 28 28  4 128 152064 0
 qwen3-4b     2560  9728 36 32  8 128 151936 1
 qwen3-8b     4096 12288 36 32  8 128 151936 0
+qwen3-30b-a3b 2048 6144 48 32 4 128 151936 0 128 8 768
 llama-3.1-8b 4096 14336 32 32  8 128 128256 0
 olmo-3-7b    4096 11008 32 32 32 128 100278 0
 """
@@ -73,6 +83,7 @@ def sizes_of(path: str) -> Sizes:
     hidden_size = fields.positive_int('hidden_size')
     heads = fields.positive_int('num_attention_heads')
     head_dim = FAMILIES[family].head_dim or hidden_size // heads
+    experts = expert_numbers(fields) if FAMILIES[family].has_experts else ()
     return Sizes(
         hidden_size,
         fields.positive_int('intermediate_size'),
@@ -82,6 +93,7 @@ def sizes_of(path: str) -> Sizes:
         fields.positive_int('head_dim', head_dim),
         fields.positive_int('vocab_size'),
         fields.boolean('tie_word_embeddings', False),
+        *experts,
     )
 
 

@@ -28,12 +28,22 @@ class Tensor(NamedTuple):
       shape: shape of our parameter.
       dims: names of the sizes in `shape`, in terms of config.json.
       transposed: whether the file holds the transpose: PyTorch stores kernels as [out, in], ours are [in, out].
+      is_stacked: whether the file holds the parts of the first axis apart, named by their number in place of '*'.
     """
 
     name: str
     shape: tuple[int, ...]
     dims: tuple[str, ...]
     transposed: bool
+    is_stacked: bool = False
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """The tensors as the file holds them."""
+        if not self.is_stacked:
+            return [self]
+        names = [self.name.replace('*', str(number)) for number in range(self.shape[0])]
+        return [Tensor(name, self.shape[1:], self.dims[1:], self.transposed) for name in names]
 
 
 _QUERY_SIZE = 'num_attention_heads·head_dim'
@@ -63,6 +73,15 @@ _LAYER_TENSORS = {
     'up/kernel': ('mlp.up_proj.weight', ('hidden_size', 'intermediate_size')),
     'down/kernel': ('mlp.down_proj.weight', ('intermediate_size', 'hidden_size')),
     'post_mlp_norm/scale': ('post_feedforward_layernorm.weight', ('hidden_size',)),
+}
+# The same for a mixture of experts (policy/experts.py), in place of the feed-forward.
+_FEED_FORWARD = ('gate/kernel', 'up/kernel', 'down/kernel')
+_EXPERTS, _EXPERT_SIZE = 'num_experts', 'moe_intermediate_size'
+_MIXTURE_TENSORS = {
+    'moe/router': ('mlp.gate.weight', ('hidden_size', _EXPERTS)),
+    'moe/gate': ('mlp.experts.*.gate_proj.weight', (_EXPERTS, 'hidden_size', _EXPERT_SIZE)),
+    'moe/up': ('mlp.experts.*.up_proj.weight', (_EXPERTS, 'hidden_size', _EXPERT_SIZE)),
+    'moe/down': ('mlp.experts.*.down_proj.weight', (_EXPERTS, _EXPERT_SIZE, 'hidden_size')),
 }
 # Placement of the norms -> those that a layer does not have.
 _ABSENT_NORMS = {
@@ -107,12 +126,14 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
         _QUERY_SIZE: config.heads * config.head_dim,
         _KV_SIZE: config.kv_heads * config.head_dim,
     }
+    if config.experts:
+        sizes |= {_EXPERTS: config.experts.count, _EXPERT_SIZE: config.experts.size}
     result = {}
     for path, (name, dims) in rows.items():
         shape = tuple(sizes[dim] for dim in dims)
         # The embedding is a table [vocabulary, hidden] in both formats, not a kernel.
-        transposed = path.endswith('/kernel') or path == 'head'
-        result[path] = Tensor(name, shape, dims, transposed)
+        transposed = path.endswith('/kernel') or '/moe/' in path or path == 'head'
+        result[path] = Tensor(name, shape, dims, transposed, '*' in name)
     return result
 
 
@@ -131,6 +152,10 @@ def _layer_tensors(config: ModelConfig) -> dict[str, tuple[str, tuple[str, ...]]
             name, _ = _LAYER_TENSORS[f'{projection}_norm/scale']
             _, dims = _LAYER_TENSORS[f'{projection}/bias']
             layer_tensors[f'{projection}_norm/scale'] = (name, dims)
+    if config.experts:
+        for path in _FEED_FORWARD:
+            del layer_tensors[path]
+        layer_tensors |= _MIXTURE_TENSORS
     for name in _ABSENT_NORMS[config.norms]:
         del layer_tensors[f'{name}/scale']
     return layer_tensors
@@ -325,7 +350,9 @@ def check_tensors(folder: Path, config: ModelConfig, stored: StoredTensors) -> N
                 f'{folder}: tensor {name} is the head of a classifier, reward or value model; take the checkpoint of a '
                 'language model'
             )
-    expected = tensors(config).values()
+    expected: list[Tensor] = []
+    for parameter in tensors(config).values():
+        expected += parameter.parts
     for tensor in expected:
         if tensor.name not in stored:
             advice = ''

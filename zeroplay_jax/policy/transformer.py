@@ -7,22 +7,25 @@ function. Axis names as in policy/attention.py.
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from zeroplay_jax.policy import attention, head, paged_attention
-from zeroplay_jax.policy.attention import AnyArray, LayerBuffer, LayerCache
+from zeroplay_jax.policy import attention, experts, head, paged_attention
+from zeroplay_jax.policy.attention import AnyArray
 from zeroplay_jax.policy.decoder import Attend, Decoder, ModelConfig, Params, cast_matrices
 from zeroplay_jax.policy.head import logits as logits
-from zeroplay_jax.policy.paged_attention import LayerPages
 
 # Token ids, positions or segment numbers of packed rows.
 PackedInts: TypeAlias = Int[AnyArray, 'batch length']
 # Log-probabilities and other figures of every token of packed rows.
 PerToken: TypeAlias = Float[Array, 'batch length']
+# Experts of every token, as policy/experts.py records them.
+PackedRecord: TypeAlias = Int[AnyArray, 'batch length choices']
+# Keys and values of every layer, and after them the record of policy/experts.py if the model has experts.
+Cache: TypeAlias = tuple[Any, ...]
 
 
 def init(config: ModelConfig, key: jax.Array) -> Params:
@@ -79,6 +82,7 @@ def hidden(
     tokens: PackedInts,
     positions: PackedInts,
     segment: PackedInts,
+    record: PackedRecord | None = None,
 ) -> Float[Array, 'batch length hidden_size']:
     """Returns the final hidden states of packed rows, in `config.dtype`.
 
@@ -88,9 +92,10 @@ def hidden(
       tokens: token ids.
       positions: position of every token within its segment.
       segment: segment number of every token, 0 for padding.
+      record: experts that compute the tokens; None: those that the routers choose.
     """
     attend = _packed_attend(config, segment)
-    variables = {'params': params}
+    variables = {'params': params} | experts.replay(config.experts, record)
     hidden_states, _ = Decoder(config).apply(variables, tokens, positions, attend)
     return hidden_states
 
@@ -101,11 +106,11 @@ def hidden_step(
     tokens: Int[Array, ' slots'],
     base: Int[Array, ' slots'],
     step: Int[Array, ''],
-    cache: tuple[LayerCache, ...],
-    buffer: tuple[LayerBuffer, ...],
+    cache: Cache,
+    buffer: Cache,
     rows: attention.DecodingRows | None = None,
     adapter: Int[Array, ' slots'] | None = None,
-) -> tuple[Float[Array, 'slots hidden_size'], tuple[LayerBuffer, ...]]:
+) -> tuple[Float[Array, 'slots hidden_size'], Cache]:
     """Returns the hidden states of one decode step of a burst, for every slot.
 
     Args:
@@ -131,15 +136,15 @@ def hidden_step(
             )
         return attention.attend_step(q, k, v, layer_cache, layer_buffer, base, step, window)
 
-    variables = {'params': params}
-    layers = tuple(zip(cache, buffer))
+    layers = tuple(zip(cache, buffer))[: config.layers]
     # The decoder takes [batch, length]: one token per slot.
     tokens = tokens[:, None]
     positions = (base + step)[:, None]
-    hidden_states, buffer = Decoder(config).apply(
-        variables, tokens, positions, attend, layers, adapter
+    hidden_states, new_layers, chosen = _apply_cached(
+        config, params, tokens, positions, attend, layers, adapter
     )
-    return hidden_states[:, 0], buffer
+    records = [record.at[:, step].set(chosen[:, 0]) for record in buffer[config.layers :]]
+    return hidden_states[:, 0], (*new_layers, *records)
 
 
 def hidden_chunk(
@@ -148,10 +153,10 @@ def hidden_chunk(
     tokens: Int[Array, 'rows chunk'],
     slots: Int[Array, ' rows'],
     start: Int[Array, ' rows'],
-    cache: tuple[LayerCache, ...],
+    cache: Cache,
     reads_used: bool = False,
     adapter: Int[Array, ' rows'] | None = None,
-) -> tuple[Float[Array, 'rows chunk hidden_size'], tuple[LayerCache, ...]]:
+) -> tuple[Float[Array, 'rows chunk hidden_size'], Cache]:
     """Returns the hidden states of a chunk of known tokens per row, and the cache with their keys and values.
 
     Args:
@@ -170,8 +175,13 @@ def hidden_chunk(
 
     chunk = tokens.shape[1]
     positions = start[:, None] + jnp.arange(chunk)[None]
-    variables = {'params': params}
-    return Decoder(config).apply(variables, tokens, positions, attend, cache, adapter)
+    layers = cache[: config.layers]
+    hidden_states, new_layers, chosen = _apply_cached(
+        config, params, tokens, positions, attend, layers, adapter
+    )
+    place = slots[:, None], positions
+    records = [x.at[place].set(chosen, mode='drop') for x in cache[config.layers :]]
+    return hidden_states, (*new_layers, *records)
 
 
 def hidden_tokens(
@@ -181,10 +191,10 @@ def hidden_tokens(
     position: Int[Array, ' tokens'],
     page: Int[Array, ' tokens'],
     index: Int[Array, ' tokens'],
-    cache: tuple[LayerPages, ...],
+    cache: Cache,
     attend_tokens: paged_attention.AttendTokens,
     adapter: Int[Array, ' tokens'] | None = None,
-) -> tuple[Float[Array, 'tokens hidden_size'], tuple[LayerPages, ...]]:
+) -> tuple[Float[Array, 'tokens hidden_size'], Cache]:
     """Returns the hidden states of tokens of any rows, and the paged cache with their keys and values.
 
     Args:
@@ -204,13 +214,24 @@ def hidden_tokens(
         layer = paged_attention.write_tokens(layer, k[:, 0], v[:, 0], page, index)
         return attend_tokens(q[:, 0], layer, window)[:, None], layer
 
-    variables = {'params': params}
     # The decoder takes [batch, length]: one token per row of the batch. Idle tokens need a valid angle.
     positions = jnp.maximum(position, 0)[:, None]
-    hidden_states, cache = Decoder(config).apply(
-        variables, tokens[:, None], positions, attend, cache, adapter
+    layers = cache[: config.layers]
+    hidden_states, new_layers, chosen = _apply_cached(
+        config, params, tokens[:, None], positions, attend, layers, adapter
     )
-    return hidden_states[:, 0], cache
+    records = [x.at[page, index].set(chosen[:, 0], mode='drop') for x in cache[config.layers :]]
+    return hidden_states[:, 0], (*new_layers, *records)
+
+
+def _apply_cached(config, params, tokens, positions, attend, layers, adapter):
+    """Returns (hidden states, new cache of the layers, record [batch, length, choices] or None for a dense model)."""
+    decoder, variables = Decoder(config), {'params': params}
+    arguments = (tokens, positions, attend, layers, adapter)
+    if config.experts is None:
+        return *decoder.apply(variables, *arguments), None
+    (hidden_states, new_layers), chosen = experts.recorded(decoder, variables, *arguments)
+    return hidden_states, new_layers, chosen
 
 
 def score(
@@ -222,6 +243,7 @@ def score(
     temperature: float = 1.0,
     train_entropy: bool = False,
     wanted: Bool[AnyArray, 'batch length'] | None = None,
+    record: PackedRecord | None = None,
 ) -> tuple[PerToken, PerToken]:
     """Returns the log-probability of every token and the entropy of the distribution that predicts it.
 
@@ -234,13 +256,14 @@ def score(
       temperature: divides the logits, as in the sampler.
       train_entropy: whether the entropy has a gradient.
       wanted: True at tokens whose values are needed. The others are 0, and no logits are computed for them. None: all.
+      record: as of `hidden`.
 
     Returns:
       (log-probabilities, entropy in nats), float32 [batch, length]; index t belongs to token t, predicted from token
       t − 1. The first token of a segment has no prediction: its values are 0 at the start of a row and otherwise
       computed from the previous segment; the caller must mask them.
     """
-    hidden_states = hidden(config, params, tokens, positions, segment)
+    hidden_states = hidden(config, params, tokens, positions, segment, record)
 
     def score_chunk(matrices, chunk_states, _, chunk_tokens):
         chunk_logits = logits(config, matrices, chunk_states) / temperature
@@ -277,7 +300,11 @@ def forward_operations(model: ModelConfig, tokens: int, logits: int) -> float:
     query_size = model.heads * model.head_dim
     key_size = model.kv_heads * model.head_dim
     projections = model.hidden_size * (2 * query_size + 2 * key_size)
-    feed_forward = 3 * model.hidden_size * model.intermediate_size
+    width, router = model.intermediate_size, 0
+    if model.experts:
+        width = model.experts.per_token * model.experts.size
+        router = model.experts.count
+    feed_forward = model.hidden_size * (3 * width + router)
     matrices = model.layers * (projections + feed_forward) * tokens
     head = model.hidden_size * model.vocab_size * logits
     # Scores and weighted values: two products of a query size per pair of tokens.

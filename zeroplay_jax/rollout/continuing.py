@@ -77,6 +77,7 @@ def _in_new_context(
         logp=np.zeros(len(tokens), np.float32),
         earlier=earlier,
         starts=starts,
+        experts=None,
     )
 
 
@@ -140,6 +141,8 @@ def replied(rollout: Trajectory, env: Environment, ids: Sequence[int]) -> Trajec
         tokens=np.concatenate([rollout.tokens, np.asarray(ids, np.int32)]),
         source=np.concatenate([rollout.source, np.full(added, ENV, np.int8)]),
         logp=np.concatenate([rollout.logp, np.zeros(added, np.float32)]),
+        # Those of a context that goes on are recorded anew.
+        experts=None,
     )
 
 

@@ -65,6 +65,7 @@ class Placement:
       open_prefixes: prefixes of admitted requests with rollouts that still wait for a slot.
       turn: a number per slot that grows whenever a turn begins or ends in it.
       stats: 'evictions' and 'refilled_tokens' (prefilled once more because of them).
+      before_eviction: called with a rollout whose pages are about to be given away.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Placement:
         self.open_prefixes: list[Prefix] = []
         self.turn: Int[np.ndarray, ' slots'] = np.zeros(config.slots, int)
         self.stats: collections.Counter[str] = collections.Counter()
+        self.before_eviction: Callable[[Rollout], None] = lambda rollout: None
 
     def active(self) -> Iterator[Rollout]:
         """Yields the rollouts in slots."""
@@ -267,6 +269,7 @@ class Placement:
         return sorted(younger, key=lambda other: other.identity, reverse=True)
 
     def _evict(self, rollout: Rollout) -> None:
+        self.before_eviction(rollout)
         self._shard_of(rollout).allocator.release(rollout.pages)
         # All its tokens are put and prefilled again when its next turn begins.
         rollout.is_evicted = True

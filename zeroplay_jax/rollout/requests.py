@@ -105,6 +105,7 @@ class Rollout:
       old_turns: number of turns before this request.
       earlier: trajectories of the contexts before the current one, see `end_context`.
       tool_states: as of `Trajectory`.
+      experts: record of its tokens when its pages were given away; as of `Trajectory`.
     """
 
     def __init__(self, prefix: Prefix, sample: int, future: asyncio.Future):
@@ -120,6 +121,7 @@ class Rollout:
         self.turns: list[Turn] = []
         self.starts: list[int] = []
         self.earlier: list[Trajectory] = []
+        self.experts: np.ndarray | None = None
         self.tool_states: list[dict[str, Any]] = [{}]
         before = self.request.before
         if before is not None:
@@ -207,8 +209,8 @@ class Rollout:
         self.source = prefix_source + [PROMPT] * len(retained)
         self.logp = [0.0] * len(self.tokens)
 
-    def trajectory(self, finish: str) -> Trajectory:
-        """Returns the record of the current context alone, without turns; `finish` is `Trajectory.finish`."""
+    def trajectory(self, finish: str, experts: np.ndarray | None) -> Trajectory:
+        """Returns the record of the current context alone, without turns; arguments as of `Trajectory`."""
         return Trajectory(
             tokens=np.asarray(self.tokens, np.int32),
             source=np.asarray(self.source, np.int8),
@@ -218,4 +220,5 @@ class Rollout:
             weights=self.request.weights,
             version=self.request.version,
             identity=self.identity,
+            experts=experts,
         )

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from zeroplay_jax.policy import (
     attention,
+    experts,
     sharding,
     transformer,
 )
@@ -192,6 +193,7 @@ def _decode(
     buffer = attention.empty_buffer(
         model.layers, config.slots, config.burst, model.kv_heads, model.head_dim, model.dtype
     )
+    buffer += experts.empty_record(model.experts, model.layers, config.slots, config.burst)
     # The loop only reads the cache, so the cache is a constant of the loop and not part of its carry.
     state = dataclasses.replace(state, cache=())
 
@@ -235,10 +237,21 @@ def _decode(
     # Rows that did not decode have garbage in the buffer, which must not reach their cache.
     written_slots = jnp.where(live_at_start, slots, config.slots)
     written_layers = []
-    for layer_cache, layer_buffer in zip(cache, buffer):
+    for layer_cache, layer_buffer in zip(cache[: model.layers], buffer):
         written = attention.write_window(layer_cache, layer_buffer, written_slots, first_position)
         written_layers.append(written)
+    place = written_slots[:, None], first_position[:, None] + jnp.arange(config.burst)
+    for record, new_record in zip(cache[model.layers :], buffer[model.layers :]):
+        written_layers.append(record.at[place].set(new_record, mode='drop'))
     return dataclasses.replace(state, cache=tuple(written_layers)), chunk
+
+
+def _record(state: SlotState, slots: Int[Array, ' rows'], table: PageTable = None) -> Array:
+    """Returns the experts, [rows, positions, choices], of all positions of `slots`."""
+    *_, record = state.cache
+    pages = slots[:, None] if table is None else table.at[slots].get(mode='clip')
+    by_page = record.at[pages].get(mode='clip')
+    return by_page.reshape(slots.shape[0], -1, record.shape[-1])
 
 
 def _rewind(state: SlotState, slots: Int[Array, ' rows'], length: Int[Array, ' rows']) -> SlotState:
@@ -298,8 +311,8 @@ def _layout(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> SlotState:
     layout = jax.tree.map(lambda _: sharding.rows(mesh), shapes)
     # The cache is also split by heads, because it is by far the largest part of the state.
     cache_sharding = sharding.pages(mesh) if config.is_paged else sharding.cache(mesh)
-    cache_layout = jax.tree.map(lambda _: cache_sharding, shapes.cache)
-    return dataclasses.replace(layout, cache=cache_layout)
+    layers = jax.tree.map(lambda _: cache_sharding, shapes.cache[: model.layers])
+    return dataclasses.replace(layout, cache=(*layers, *layout.cache[model.layers :]))
 
 
 @functools.lru_cache
@@ -315,6 +328,7 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
       UserError: the devices do not have the kernel of `config.attention`.
     """
     shards = sharding.data_shards(mesh)
+    model = experts.on_mesh(model, mesh)
     # One shard's part of the slots: what every program below sees.
     local = config.of_shard(shards)
     head_dim = model.head_dim
@@ -359,6 +373,10 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
     )
     if not config.is_paged:
         compiled['extend'] = state_update(bind(_extend, model, local), has_params=True)
+    if model.experts:
+        # Does not donate the state.
+        record = sharding.per_data_shard(_record, mesh)
+        compiled['record'] = jax.jit(record, out_shardings=chunk_layout)
     return compiled
 
 
@@ -467,6 +485,7 @@ class Sampler:
       shards: number of data shards.
       table: int32 [slots, pages per slot], pages of every slot, numbered within its shard; None where a page is as long
         as a slot. The owner of the sampler sets and changes it.
+      choices: as of `experts.blank_choices`.
       age: int32 [slots], number of every slot's turn in the order in which turns began; the owner sets it too. Over
         pages shorter than a slot older turns are served first.
     """
@@ -478,6 +497,7 @@ class Sampler:
         self.programs = programs(model, config, mesh)
         self.shards = sharding.data_shards(mesh)
         self.shard_config = config.of_shard(self.shards)
+        self.choices = experts.blank_choices(model.experts, model.layers)
         self.table: np.ndarray | None = None
         self.age = np.zeros(config.slots, np.int32)
         if config.is_paged:
@@ -597,6 +617,11 @@ class Sampler:
             params, self.state, self._page_table(), age, rows, adapter
         )
         return chunk
+
+    def record(self, slot: int) -> tuple[jax.Array, int]:
+        """Returns the experts of a slot's tokens, [rows, positions, choices], and the row; does not wait for them."""
+        slots, (row,) = self._arrange([slot], 1)
+        return self.programs['record'](self.state, slots, self._page_table()), row
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
         """Cuts the rows of these slots to the given lengths and stops their decoding until the next `put`."""

@@ -25,7 +25,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from zeroplay_jax.policy import attention, head, sharding, transformer
+from zeroplay_jax.policy import attention, experts, head, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.weights import WeightStore
@@ -134,6 +134,7 @@ def _score(
 @functools.lru_cache
 def programs(model: ModelConfig, positions: int, mesh: Mesh) -> dict:
     """Returns the jitted programs: 'empty' makes the cache, with so many positions; 'score' is `_score`."""
+    model = experts.on_mesh(model, mesh)
     shape = (sharding.data_shards(mesh), positions, model.kv_heads, model.head_dim)
     empty = functools.partial(attention.empty_cache, model.layers, *shape, model.dtype)
     # Accelerators would compute one length after another.

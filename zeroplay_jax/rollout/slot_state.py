@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
-from zeroplay_jax.policy import attention, paged_attention
+from zeroplay_jax.policy import attention, experts, paged_attention
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.settings.rollouts import SamplerConfig
 
@@ -84,7 +84,8 @@ class SlotState:
     """All data of rollouts in progress on the device.
 
     Attributes:
-      cache: keys and values per layer; entries at or beyond `cached` are undefined and never read.
+      cache: keys and values per layer, then the record of policy/experts.py if the model has experts; entries at or
+        beyond `cached` are undefined and never read.
       tokens: int32, tokens of the episode exactly as the model sees them.
       length: int32, number of tokens.
       cached: int32, positions whose keys and values are valid, < length.
@@ -140,6 +141,9 @@ def empty_state(model: ModelConfig, config: SamplerConfig, head_dim: int = 0) ->
         cache = paged_attention.empty_pages(*cache_shape)
     else:
         cache = attention.empty_cache(*cache_shape)
+    cache += experts.empty_record(
+        model.experts, model.layers, config.page_count, config.page_tokens
+    )
 
     def zeros(*shape: int, dtype=jnp.int32) -> jax.Array:
         return jnp.zeros(shape, dtype)

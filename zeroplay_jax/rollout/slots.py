@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -35,6 +36,9 @@ class SlotPool:
         self.seed = seed
         self.scorer = Scorer(sampler)
         self.placement = Placement(sampler.config, sampler.shards, sampler.table, sampler.age)
+        self.placement.before_eviction = self._keep_experts
+        # Records that the device has been asked for: (where they go, rows of a device call, index of the row).
+        self._unread: list[tuple[np.ndarray, jax.Array, int]] = []
         # A heap of (identity, number, prefix). The number breaks ties, so that it never compares two prefixes.
         self.queue: list[tuple[tuple[int, ...], int, Prefix]] = []
         self._numbers = itertools.count()
@@ -237,7 +241,7 @@ class SlotPool:
                 self.finish(rollout, self._limit_reached(rollout, length))
                 continue
             if start < len(rollout.tokens):
-                ended = rollout.trajectory('continued')
+                ended = rollout.trajectory('continued', self._experts_of(rollout))
                 rollout.end_context(start, retained, ended)
             rollout.append(ids.tolist(), ENV, [0.0] * len(ids))
             rollout.begin_turn()
@@ -269,6 +273,7 @@ class SlotPool:
         Args:
           chunk: of `decode`, as NumPy arrays.
         """
+        self._read_experts()
         # The host may start a chunk before it has read the one before, in which some turns end. The device does not
         # know that, because the host searches the stop strings: it decodes such a row further, and the slot may have
         # another rollout by now.
@@ -368,6 +373,30 @@ class SlotPool:
             return 'response_tokens'
         return 'turn_tokens'
 
+    # ---- experts -------------------------------------------------------------------------------
+
+    def _experts_of(self, rollout: Rollout) -> np.ndarray | None:
+        """Returns the record of a rollout's tokens (policy/experts.py), which `_read_experts` fills; None: dense.
+
+        The device is not waited for: with `overlap` it decodes the next chunk.
+        """
+        if self.sampler.choices is None or rollout.is_evicted:
+            return rollout.experts
+        result = np.tile(self.sampler.choices, (len(rollout.tokens), 1))
+        self._unread.append((result, *self.sampler.record(rollout.slot)))
+        return result
+
+    def _keep_experts(self, rollout: Rollout) -> None:
+        """Asks for the record of a rollout whose pages will hold that of another one."""
+        rollout.experts = self._experts_of(rollout)
+
+    def _read_experts(self) -> None:
+        """Waits for the records that were asked for."""
+        for result, rows, index in self._unread:
+            # The last token was sampled and never computed.
+            result[:-1] = np.asarray(rows)[index, : len(result) - 1]
+        self._unread.clear()
+
     def finish(self, rollout: Rollout, reason: str) -> None:
         """Resolves the future of a rollout with its trajectory and frees the slot.
 
@@ -376,7 +405,7 @@ class SlotPool:
         """
         before = rollout.request.before
         trajectory = dataclasses.replace(
-            rollout.trajectory(reason),
+            rollout.trajectory(reason, self._experts_of(rollout)),
             turns=tuple(rollout.turns),
             earlier=tuple(rollout.earlier),
             starts=tuple(rollout.starts),
@@ -394,6 +423,7 @@ class SlotPool:
         def is_dropped(request: Request) -> bool:
             return run is None or request.run is run
 
+        self._read_experts()
         self.scorer.abandon(run)
         dropped = [rollout for rollout in self.unfinished() if is_dropped(rollout.request)]
         for rollout in dropped:

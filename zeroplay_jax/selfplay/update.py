@@ -581,7 +581,8 @@ def rows_loss(
         # Without a KL term the values are not used; any array of the shape will do.
         reference_logp: Any = batch.old_logp
         if settings.kl_coef:
-            reference_logp = _token_logp(model, reference, batch, settings.temperature)
+            routed = dataclasses.replace(batch, experts=None)
+            reference_logp = _token_logp(model, reference, routed, settings.temperature)
         batch_loss, batch_stats = _batch_loss(
             model, loss_config, params, batch, reference_logp, None, jnp.float32(0)
         )
@@ -607,5 +608,6 @@ def _token_logp(
         batch.segment,
         temperature,
         wanted=losses.wanted_tokens(model, batch),
+        record=batch.experts,
     )
     return logp

@@ -144,6 +144,8 @@ def open_policy(config: Config, date: str = '') -> PolicyFolder:
     computation = {name: config.policy[name] for name in _COMPUTATION_FIELDS}
     model = hf.read_config(folder, **computation)
     _check_positions(config, folder)
+    if config.policy.adapters.rank:
+        hf.check_linears(model, config.policy.adapters.linears, 'config.policy.adapters.linears')
     divide_cpu(config.cpu_devices)
     check_replicas(config, jax.process_count())
     mesh = sharding.make_mesh(**dict(config.mesh))

@@ -1,0 +1,170 @@
+"""Mixtures of experts: gradients of PyTorch, no influence of other tokens, replay, devices, int8, refusals."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+import torch
+from flax.traverse_util import flatten_dict
+from small_policies import adapter_of, packed
+
+from zeroplay_jax.policy import adapters, experts, hf, sharding, stored_tensors, transformer
+from zeroplay_jax.types import UserError
+
+ROUTED = ('layer_0/moe/router', 'layer_0/moe/gate', 'layer_1/moe/up', 'layer_1/moe/down')
+
+
+@pytest.fixture(scope='module')
+def case(tmp_path_factory):
+    """(PyTorch model, folder, ModelConfig, parameters)."""
+    model = tiny.make_torch_model('qwen3_moe')
+    folder = tmp_path_factory.mktemp('experts') / 'policy'
+    model.save_pretrained(str(folder))
+    config = hf.read_config(folder)
+    return model, folder, config, hf.load(folder, config)
+
+
+def loss(config, weight, params, *rows, record=None):
+    """A sum over the hidden states, which has a gradient everywhere."""
+    states = transformer.hidden(config, params, *rows, record)
+    return jnp.sum(states * weight)
+
+
+def weight_of(config, tokens):
+    return np.random.default_rng(1).normal(size=(*tokens.shape, config.hidden_size)).astype('f')
+
+
+def test_gradients_of_routers_and_experts_are_those_of_transformers(case, monkeypatch):
+    # Experts have several blocks of choices, whole and cut ones.
+    monkeypatch.setattr(experts, '_BLOCK', 8)
+    model, _, config, params = case
+    rows = packed(config, 2, 24)
+    weight = weight_of(config, rows[0])
+    ours = jax.jit(jax.grad(loss, 2), static_argnums=0)(config, weight, params, *rows)
+    states = model.model(torch.tensor(rows[0], dtype=torch.long)).last_hidden_state
+    (states * torch.tensor(weight)).sum().backward()
+    theirs = dict(model.named_parameters())
+    ours = flatten_dict(ours, sep='/')
+    tensors = stored_tensors.tensors(config)
+    for path in ROUTED:
+        gradient = np.asarray(ours[path])
+        layer = f'model.layers.{path[6]}.mlp.'
+        if path.endswith('router'):
+            expected = theirs[layer + 'gate.weight'].grad.numpy().T
+        elif path.endswith('down'):
+            expected = theirs[layer + 'experts.down_proj'].grad.numpy().swapaxes(1, 2)
+        else:
+            both = theirs[layer + 'experts.gate_up_proj'].grad.numpy().swapaxes(1, 2)
+            expected = np.split(both, 2, -1)[path.endswith('up')]
+        assert gradient.shape == tensors[path].shape
+        assert np.linalg.norm(expected) > 0 and tiny.gap(gradient, expected) <= 1e-4, path
+
+
+def test_other_tokens_and_their_order_change_no_bit(case):
+    _, _, config, params = case
+    tokens, positions, segment = packed(config, 6, 16)
+    hidden = jax.jit(transformer.hidden, static_argnums=0)
+    before = np.asarray(hidden(config, params, tokens, positions, segment))
+    order = np.array([3, 5, 0, 1, 4, 2])
+    moved = np.asarray(hidden(config, params, tokens[order], positions, segment))
+    np.testing.assert_array_equal(moved, before[order])
+    others = np.random.default_rng(9).integers(0, config.vocab_size, tokens.shape)
+    others[2] = tokens[2]
+    among_others = hidden(config, params, others.astype(np.int32), positions, segment)
+    np.testing.assert_array_equal(among_others[2], before[2])
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def chosen(config, params, rows):
+    """The record of the routers' own choices."""
+    tokens, positions, segment = rows
+    attend = transformer._packed_attend(config, segment)
+    decoder = transformer.Decoder(config)
+    _, record = experts.recorded(decoder, {'params': params}, tokens, positions, attend)
+    return record
+
+
+def test_replayed_choices_count_and_their_weights_are_computed_anew(case):
+    _, _, config, params = case
+    rows = packed(config, 2, 16)
+    record = chosen(config, params, rows)
+    config = dataclasses.replace(config, scan=True, remat=True)
+    assert record.shape == (2, 16, 4) and record.dtype == jnp.int8
+    weight = weight_of(config, rows[0])
+    both = jax.jit(jax.value_and_grad(loss, 2), static_argnums=0)
+    free = both(config, weight, params, *rows)
+    replayed = both(config, weight, params, *rows, record=record)
+    np.testing.assert_allclose(replayed[0], free[0], rtol=1e-6)
+    assert tiny.gap(replayed[1], free[1]) <= 1e-6
+    # Where nothing is recorded the routers choose.
+    partly = jnp.where(jnp.arange(16)[:, None] % 2, record, jnp.int8(experts.NOT_RECORDED))
+    np.testing.assert_allclose(
+        both(config, weight, params, *rows, record=partly)[0], free[0], rtol=1e-6
+    )
+    # Others have values and gradients of their own.
+    other = (record + 1) % config.experts.count
+    value, gradient = both(config, weight, params, *rows, record=other)
+    assert abs(value - free[0]) > 1 and tiny.gap(gradient, free[1]) > 0.1
+    router = gradient['layer_1']['moe']['router']
+    step = 1e-2 * router / jnp.linalg.norm(router)
+    moved = jax.tree.map(lambda x: x, params)
+    values = []
+    for sign in (1, -1):
+        mixture = params['layer_1']['moe'] | {
+            'router': params['layer_1']['moe']['router'] + sign * step
+        }
+        moved['layer_1'] = params['layer_1'] | {'moe': mixture}
+        values.append(float(both(config, weight, moved, *rows, record=other)[0]))
+    slope = (values[0] - values[1]) / 2
+    assert slope == pytest.approx(float(jnp.sum(router * step)), rel=0.02)
+
+
+def test_devices_share_the_experts(case):
+    _, folder, config, params = case
+    rows = packed(config, 4, 16)
+    weight = weight_of(config, rows[0])
+    both = jax.jit(jax.value_and_grad(loss, 2), static_argnums=0)
+    record = chosen(config, params, rows)
+    expected = both(config, weight, params, *rows, record=record)
+    mesh = sharding.make_mesh(2, 1, 2)
+    split = hf.load(folder, config, mesh)
+    kernel = split['layer_0']['moe']['gate']
+    assert kernel.addressable_shards[0].data.shape[0] == config.experts.count // 2
+    on_mesh = dataclasses.replace(config, mesh=mesh, scan=True, remat=True)
+    arrays = jax.device_put((weight, rows, record), sharding.rows(mesh))
+    value, gradient = both(on_mesh, arrays[0], split, *arrays[1], record=arrays[2])
+    np.testing.assert_allclose(value, expected[0], rtol=1e-5)
+    assert tiny.gap(jax.device_get(gradient), expected[1]) <= 1e-5
+
+
+def test_int8_experts_compute_what_the_dequantised_ones_do(case):
+    _, folder, config, params = case
+    quantized = hf.load(folder, config, quantized=True)
+    mixture = quantized['layer_0']['moe']
+    assert mixture['gate'].dtype == jnp.int8 and mixture['router'].dtype == jnp.float32
+    whole = adapters.dequantized(quantized)
+    assert tiny.gap(whole['layer_0']['moe'], params['layer_0']['moe']) < 0.01
+    mesh = sharding.make_mesh(1, 2, 2)
+    split = hf.load(folder, config, mesh, quantized=True)
+    np.testing.assert_array_equal(
+        split['layer_1']['moe']['down'], quantized['layer_1']['moe']['down']
+    )
+    rows = packed(config, 4, 16)
+    record = chosen(config, whole, rows)
+    hidden = jax.jit(transformer.hidden, static_argnums=0)
+    expected = hidden(config, whole, *rows, record)
+    np.testing.assert_allclose(hidden(config, quantized, *rows, record), expected, atol=2e-5)
+    config = dataclasses.replace(config, mesh=mesh)
+    arrays = jax.device_put((*rows, record), sharding.rows(mesh))
+    np.testing.assert_allclose(hidden(config, split, *arrays), expected, atol=2e-5)
+
+
+def test_adapters_of_experts_are_refused(case, tmp_path):
+    _, _, config, params = case
+    adapter_of(params, ('q', 'k', 'v', 'o'))
+    with pytest.raises(UserError, match='gate, up cannot have adapters in a mixture of experts'):
+        hf.check_linears(config, ('q', 'up', 'gate'), 'config.policy.adapters.linears')
