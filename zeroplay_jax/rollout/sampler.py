@@ -236,14 +236,19 @@ def _decode(
     _, state, chunk, buffer = jax.lax.while_loop(has_work, decode_step, carry)
     # Rows that did not decode have garbage in the buffer, which must not reach their cache.
     written_slots = jnp.where(live_at_start, slots, config.slots)
-    written_layers = []
+    cache = _write_burst(model, cache, buffer, written_slots, first_position)
+    return dataclasses.replace(state, cache=cache), chunk
+
+
+def _write_burst(model: ModelConfig, cache, buffer, slots, first_position) -> tuple:
+    """Returns the cache with what a burst computed, from `first_position` of `slots` on; idle entries as elsewhere."""
+    written = []
     for layer_cache, layer_buffer in zip(cache[: model.layers], buffer):
-        written = attention.write_window(layer_cache, layer_buffer, written_slots, first_position)
-        written_layers.append(written)
-    place = written_slots[:, None], first_position[:, None] + jnp.arange(config.burst)
+        written.append(attention.write_window(layer_cache, layer_buffer, slots, first_position))
     for record, new_record in zip(cache[model.layers :], buffer[model.layers :]):
-        written_layers.append(record.at[place].set(new_record, mode='drop'))
-    return dataclasses.replace(state, cache=tuple(written_layers)), chunk
+        place = slots[:, None], first_position[:, None] + jnp.arange(new_record.shape[1])
+        written.append(record.at[place].set(new_record, mode='drop'))
+    return tuple(written)
 
 
 def _record(state: SlotState, slots: Int[Array, ' rows'], table: PageTable = None) -> Array:
