@@ -259,7 +259,7 @@ def lower_score(name: str, mesh: Mesh, layers: int = 0) -> jax.stages.Lowered:
     tokens = np.zeros((shards, TOKENS // CHUNK, CHUNK + 1), np.int32)
     start = tokens[..., 0]
     return programs['score'].lower(
-        published(name, mesh, layers), cache, tokens, start, start, start[:, 0], None
+        published(name, mesh, layers), cache, tokens, start, start, start, start[:, 0], None
     )
 
 

@@ -103,6 +103,7 @@ FURTHER_MODELS: dict[str, dict[str, Any]] = {
         moe_intermediate_size=768,
         norm_topk_prob=True,
     ),
+    'qwen3.5-9b': _config('Qwen3_5ForCausalLM', 4096, 12288, 32, 16, 4, 248320, 1e7, 1e-6),
 }
 
 

@@ -29,6 +29,18 @@ TEMPLATE = (
     '{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}'
 )
 
+# Fields of a folder with a gated delta net before a layer of attention.
+DELTA = dict(
+    architectures=['Qwen3_5ForCausalLM'],
+    model_type='qwen3_5_text',
+    full_attention_interval=2,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=8,
+    linear_value_head_dim=8,
+    partial_rotary_factor=0.5,
+)
+
 
 def make_folder(path, *, letters=None, seed=0, **config):
     """A Qwen3 folder with a byte-level BPE tokenizer; `letters` None takes the whole byte alphabet."""
@@ -115,7 +127,9 @@ def make_torch_model(family, seed=0, **fields):
     uniform = lambda x, low, high: torch.rand(x.shape, generator=generator) * (high - low) + low
     with torch.no_grad():
         for path, x in model.named_parameters():
-            if x.ndim == 1:
+            if path.endswith('A_log'):
+                x.copy_(uniform(x, -3.0, -1.0))  # a memory of many tokens
+            elif x.ndim == 1:
                 x.copy_(uniform(x, -0.5, 0.5) if path.endswith('bias') else uniform(x, 0.5, 1.5))
             else:
                 x.copy_(

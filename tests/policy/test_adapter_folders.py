@@ -16,7 +16,7 @@ from zeroplay_jax.configs import common
 from zeroplay_jax.policy import adapter_config, adapters, hf, transformer
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
-from zeroplay_jax.settings.schema import LINEARS
+from zeroplay_jax.settings.schema import ALL_LINEARS, LINEARS
 from zeroplay_jax.training import policies
 from zeroplay_jax.types import UserError
 
@@ -61,6 +61,8 @@ def test_peft_computes_the_same_logits_with_every_family(family, tmp_path):
     model = hf.read_config(base)
     params = hf.load(base, model)
     linears = ATTENTION if model.experts else LINEARS
+    if model.delta:
+        linears = ALL_LINEARS
     trained = adapter_of(params, linears)
     config = common.get_config()
     config.policy.adapters.update(rank=3, alpha=6.0, linears=linears)
@@ -76,7 +78,7 @@ def test_peft_computes_the_same_logits_with_every_family(family, tmp_path):
     np.testing.assert_allclose(ours, want, atol=2e-4)
     assert np.abs(ours - logits(model, params, ids)).max() > 0.1
     adapted = [name for name, _ in theirs.named_modules() if name.endswith('lora_A')]
-    assert len(adapted) == model.layers * len(linears)
+    assert len(adapted) == sum(map(len, trained.values()))
     # What peft writes is read back, too.
     theirs.save_pretrained(str(tmp_path / 'again'))
     equal(hf.load_adapter(tmp_path / 'again', model), trained)

@@ -38,6 +38,7 @@ CLASSES = {
     'llama': transformers.LlamaConfig,
     'olmo3': transformers.Olmo3Config,
     'gemma3': transformers.Gemma3TextConfig,
+    'qwen35': transformers.Qwen3_5TextConfig,
 }
 WEIGHTS = 'model.safetensors'
 INDEX = 'model.safetensors.index.json'
@@ -76,12 +77,18 @@ def test_every_field_of_a_config_class_is_read_without_effect_or_limited(name):
         'original_max_position_embeddings',
         'rope_local_base_freq',
         'sliding_window_pattern',
+        'full_attention_interval',
+        'partial_rotary_factor',
     }
 
 
 def test_every_field_of_a_model_with_an_encoder_of_images_is_known():
-    assert Gemma3Config.model_type == FAMILIES['gemma3'].wrapper_type
-    for field in dataclasses.fields(Gemma3Config):
+    for name, wrapper in (('gemma3', Gemma3Config), ('qwen35', transformers.Qwen3_5Config)):
+        assert wrapper.model_type == FAMILIES[name].wrapper_type
+    for field in (
+        *dataclasses.fields(Gemma3Config),
+        *dataclasses.fields(transformers.Qwen3_5Config),
+    ):
         assert field.name in config_fields.WRAPPER_FIELDS or config_fields.is_known(field.name)
 
 

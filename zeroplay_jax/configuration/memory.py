@@ -143,18 +143,23 @@ def memory_of(sizes: Sizes, roles: Roles, fields: Mapping[str, Any], machine: Ma
         return sizes.layers * roles.rank * (whole + adapted / split)
 
     is_int8 = fields['policy.adapters.quantize'] == 'int8'
-    view = (item * sizes.weights - is_int8 * (item - 1) * sizes.layer_weights) / split
+    # Gated delta nets are not split over 'model'.
+    unsplit = (1 - 1 / split) * sizes.delta_layers * sizes.delta_weights
+    layer_weights = sizes.layer_weights / split + unsplit
+    weights_held = sizes.weights / split + unsplit
+    view = item * weights_held - is_int8 * (item - 1) * layer_weights
     # As policy/sharding.py splits the state: over all shards, or not over replicas.
     parts = fsdp if sizes.hidden_size % shards else shards
-    masters = 4 * (adapter(parts) if roles.rank else sizes.weights / split / parts)
+    masters = 4 * (adapter(parts) if roles.rank else weights_held / parts)
     # An average of adapters has twice their rank.
     teacher = masters * (2 if roles.rank else 1)
     device = 'gpu' if machine.kind in (*GPUS, 'cpu') else 'tpu'
     # The kernel for TPUs reads whole tiles of heads.
     is_padded = device == 'tpu' and sampler.attention == 'ragged'
     padded = -(-sizes.head_dim // 128) * 128 if is_padded else sizes.head_dim
-    place = sizes.layers * 2 * sizes.kv_heads * padded * item / split
-    cache = sampler.page_count * sampler.page_tokens * place
+    attention_layers = sizes.layers - sizes.delta_layers
+    place = attention_layers * 2 * sizes.kv_heads * padded * item / split
+    cache = sampler.page_count * sampler.page_tokens * place + 4 * sampler.slots * sizes.state
     state = {
         'masters': roles.trained * masters,
         'optimizer': roles.optimizers * 2 * masters,

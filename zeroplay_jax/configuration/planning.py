@@ -116,7 +116,7 @@ def _placements(
         heads = sizes.kv_heads // split
         # What the kernel for pages takes (policy/ragged_tpu.py).
         has_pages = is_gpu or heads in (1, 2, 4) or heads % 8 == 0
-        has_pages &= shapes.page < values['sampler.context']
+        has_pages &= shapes.page < values['sampler.context'] and not sizes.delta_layers
         yield {
             'policy.dtype': 'bfloat16',
             'policy.remat': True,

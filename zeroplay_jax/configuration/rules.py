@@ -40,7 +40,7 @@ from zeroplay_jax.settings.kinds import (
     prompts_text,
 )
 from zeroplay_jax.settings.rollouts import SamplerConfig, written_tokens
-from zeroplay_jax.settings.schema import LINEARS, Adapters, Config, ValueNetwork, reaches
+from zeroplay_jax.settings.schema import ALL_LINEARS, Adapters, Config, ValueNetwork, reaches
 from zeroplay_jax.tools.registry import check_name as check_tool_name
 from zeroplay_jax.types import UserError
 
@@ -76,9 +76,9 @@ def _check_folder(config: ConfigDict, role: str, folder: str) -> None:
     except UserError as error:
         raise ConfigError(f'config.{role}.adapter: {error}') from None
     for linear in stored.linears:
-        if linear not in LINEARS:
+        if linear not in ALL_LINEARS:
             problem = f'it adapts {linear}'
-            fix = f'train an adapter of some of {", ".join(LINEARS)}'
+            fix = f'train an adapter of some of {", ".join(ALL_LINEARS)}'
             fail(f'{role}.adapter', folder, problem, fix)
     pairs = (
         ('rank', settings.rank, stored.rank),

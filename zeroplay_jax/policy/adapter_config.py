@@ -53,7 +53,7 @@ _UNSET: tuple = (None, False, '', [], {})
 # Samples of a file of weights that are compared, and their length.
 _SAMPLES = 64
 _SAMPLE_BYTES = 1 << 16
-# Suffix of the names of linear layers in PEFT, and ours without it.
+# Suffix of the names of linear layers in PEFT, and ours without it. Some have it in the middle.
 _MODULE_SUFFIX = '_proj'
 # Prefix of the names of tensors in PEFT.
 ADAPTED = 'base_model.model.'
@@ -79,7 +79,10 @@ class AdapterConfig:
 
     def fields(self) -> dict[str, Any]:
         """Returns the content of adapter_config.json."""
-        modules = [linear + _MODULE_SUFFIX for linear in self.linears]
+        modules = [
+            linear if _MODULE_SUFFIX in linear else linear + _MODULE_SUFFIX
+            for linear in self.linears
+        ]
         return {
             'peft_type': 'LORA',
             'task_type': 'CAUSAL_LM',

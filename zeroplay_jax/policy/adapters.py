@@ -45,7 +45,7 @@ def init(base: Params, linears: Sequence[str], rank: int, seed: int, name: str) 
 
     Args:
       base: arrays or shapes of the base.
-      linears: names of the adapted linear layers, some of `settings.schema.LINEARS`.
+      linears: names of the adapted linear layers, some of `settings.schema.ALL_LINEARS`.
       rank: columns of A.
       seed: of the run.
       name: of the adapter.
@@ -56,6 +56,9 @@ def init(base: Params, linears: Sequence[str], rank: int, seed: int, name: str) 
             continue
         adapter[layer] = {}
         for linear in linears:
+            # Gated delta nets have no queries, keys and values of their own.
+            if linear not in modules:
+                continue
             fan_in, fan_out = modules[linear]['kernel'].shape
             identity = (zlib.crc32(name.encode()), zlib.crc32(f'{layer}/{linear}'.encode()))
             bound = fan_in**-0.5
@@ -206,12 +209,12 @@ def average_products(teacher: Params, student: Params, rate: float) -> Params:
     """
     average: Params = {layer: {} for layer in student}
     # The linear layers of one name have one shape in all layers, so one decomposition is compiled for all of them.
-    first_layer = next(iter(student))
-    for linear in student[first_layer]:
-        factors = [(teacher[layer][linear], student[layer][linear]) for layer in student]
+    for linear in dict.fromkeys(linear for linears in student.values() for linear in linears):
+        layers = [layer for layer in student if linear in student[layer]]
+        factors = [(teacher[layer][linear], student[layer][linear]) for layer in layers]
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *factors)
         result = jax.lax.map(functools.partial(_average_product, rate), stacked)
-        for index, layer in enumerate(student):
+        for index, layer in enumerate(layers):
             average[layer][linear] = jax.tree.map(lambda x, i=index: x[i], result)
     return average
 

@@ -41,6 +41,7 @@ class Family(NamedTuple):
       qkv_bias, qk_norm, norms, norm_offset, activation, scale_embedding, scale_sliding: as in ModelConfig.
       full_every: without the field `layer_types`, every n-th layer has full attention and the others a sliding window;
         0: all layers have full attention.
+      has_delta: whether layers of the type 'linear_attention' are gated delta nets; each attention has an output gate.
       rope_theta: default base of the rotary frequencies.
       sliding_theta: the same for layers with a sliding window; 0: that of the other layers.
       norm_eps: default of `rms_norm_eps`, as in transformers.
@@ -68,6 +69,7 @@ class Family(NamedTuple):
     norm_eps: float = 1e-6
     head_dim: int = 0
     has_experts: bool = False
+    has_delta: bool = False
     defaults: Mapping[str, Any] = {}
 
 
@@ -97,6 +99,20 @@ decoder_sparse_step hidden_act max_window_layers mlp_only_layers moe_intermediat
 num_experts_per_tok num_local_experts original_max_position_embeddings output_router_logits router_aux_loss_coef
 sliding_window use_sliding_window
 """)
+_QWEN3_5_FIELDS = _words("""
+full_attention_interval hidden_act layer_types linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads
+linear_num_value_heads linear_value_head_dim partial_rotary_factor
+""")
+_QWEN3_5_DEFAULTS = {
+    'full_attention_interval': 4,
+    'linear_conv_kernel_dim': 4,
+    'linear_key_head_dim': 128,
+    'linear_value_head_dim': 128,
+    'linear_num_key_heads': 16,
+    'linear_num_value_heads': 32,
+    'partial_rotary_factor': 0.25,
+    'tie_word_embeddings': False,
+}
 FAMILIES = {
     'qwen2': Family('Qwen2ForCausalLM', 'qwen2', 32768, _QWEN_FIELDS, qkv_bias=True),
     'qwen3': Family('Qwen3ForCausalLM', 'qwen3', 32768, _QWEN_FIELDS, qk_norm='head', head_dim=128),
@@ -144,6 +160,19 @@ FAMILIES = {
         sliding_theta=10000.0,
         defaults=_GEMMA3_DEFAULTS,
     ),
+    'qwen35': Family(
+        'Qwen3_5ForCausalLM',
+        'qwen3_5_text',
+        32768,
+        _QWEN3_5_FIELDS,
+        wrapper='Qwen3_5ForConditionalGeneration',
+        wrapper_type='qwen3_5',
+        qk_norm='head',
+        norm_offset=1.0,
+        head_dim=256,
+        has_delta=True,
+        defaults=_QWEN3_5_DEFAULTS,
+    ),
 }
 
 
@@ -153,8 +182,8 @@ _ARCHITECTURES += [family.wrapper for family in FAMILIES.values() if family.wrap
 SUPPORTED = f'supported: {", ".join(_ARCHITECTURES)}'
 # Beginning of the names of architectures that are refused with a reason of their own.
 REFUSED = {
-    'Qwen3_5': 'its gated delta-net layers (linear attention) keep a state that the key/value cache does not hold',
-    'Qwen3Next': 'its gated delta-net layers (linear attention) keep a state that the key/value cache does not hold',
+    'Qwen3_5Moe': 'its gated delta nets alternate with mixtures of experts; the dense models are supported',
+    'Qwen3Next': 'it mixes experts, and orders the projections of its gated delta nets in another way than Qwen3.5',
     'Gemma2': 'it caps its logits, which the decoder does not compute',
 }
 
@@ -181,16 +210,19 @@ _SUPPORTED_VALUES: dict[str, tuple] = {
     'attention_bias': (False,),
     'attention_multiplier': (),
     'attn_logit_softcapping': (),
+    'attn_output_gate': (True,),
     'clip_qkv': (),
     'embedding_multiplier': (1,),
     'final_logit_softcapping': (),
     'is_encoder_decoder': (False,),
     'logits_scaling': (1,),
+    'mamba_ssm_dtype': ('float32',),
     'mlp_bias': (False,),
     'n_routed_experts': (0,),
     'no_rope_layers': ([],),
     'num_experts': (0,),
     'num_local_experts': (0,),
+    'output_gate_type': ('swish',),
     'partial_rotary_factor': (1,),
     'per_layer_config': ({}, []),
     'pruned_heads': ({},),
@@ -207,6 +239,7 @@ architectures attention_dropout attn_implementation auto_map bad_words_ids begin
 cache_implementation chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample dtype early_stopping
 encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id
 forced_eos_token_id id2label initializer_range is_decoder label2id length_penalty max_length min_length model_type
+mtp_num_hidden_layers mtp_use_dedicated_embeddings
 name_or_path no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
 output_hidden_states output_scores pad_token_id prefix pretraining_tp problem_type remove_invalid_values
 repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature
@@ -215,7 +248,8 @@ use_bfloat16 use_cache
 """)
 # Fields beside the decoder's section in a model with an encoder of images.
 WRAPPER_FIELDS = _words("""
-boi_token_index eoi_token_index image_token_index mm_tokens_per_image text_config tie_word_embeddings vision_config
+boi_token_index eoi_token_index image_token_id image_token_index mm_tokens_per_image text_config tie_word_embeddings
+video_token_id vision_config vision_end_token_id vision_start_token_id
 """)
 _UNSET: tuple = (None, False, 0, '', [], {})
 _SHOWN_CHARACTERS = 60

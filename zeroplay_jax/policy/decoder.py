@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from zeroplay_jax.policy import adapters, rope, sharding
+from zeroplay_jax.policy import adapters, delta, rope, sharding
 from zeroplay_jax.policy.attention import AnyArray
 from zeroplay_jax.policy.experts import MODULE, Experts, Mixture
 
@@ -134,11 +134,14 @@ class Linear(nn.Module):
 
 
 Params = dict[str, Any]
-# attend(q, k, v, cache, window) -> (attention, new cache); `cache` holds the entries of one layer.
+# attend(q, k, v, cache, window) -> (attention, new cache); `cache` holds the entries of one layer. The window DELTA
+# stands for a gated delta net, with the arguments of `delta.Mix` before it.
 Attend = Callable[..., tuple[Array, Any]]
 
 # What a rematerialised layer saves for the backward pass: nothing, or the results of its projections.
 REMAT_POLICIES = ('nothing_saveable', 'dots_with_no_batch_dims_saveable')
+# Entry of `ModelConfig.windows` for a layer that is no attention but a gated delta net (policy/delta.py).
+DELTA = -1
 # Name of the norm before the feed-forward, by placement of the norms.
 _MLP_NORMS = {'before': 'post_norm', 'after': '', 'both': 'pre_mlp_norm'}
 # Flax computes the tanh approximation of GELU by default.
@@ -154,7 +157,12 @@ class ModelConfig:
       rope_scaling: extension of the rotary embedding to longer contexts.
       scale_sliding: whether `rope_scaling` applies to the layers with a sliding window (OLMo-3 and Gemma 3: no).
       sliding_theta: base of the rotary frequencies of the layers with a sliding window; None: `rope_theta`.
-      windows: sliding window of every layer, the query included; 0: full attention. (): full attention everywhere.
+      windows: sliding window of every layer, the query included; 0: full attention; DELTA: none. (): full attention
+        everywhere.
+      delta: heads of the gated delta nets, if there are any (Qwen3.5).
+      rotary_dim: channels of a head that are rotated, the first ones; 0: all.
+      output_gate: whether the result of every head is multiplied with a gate, which the layer of the queries computes
+        beside them (Qwen3.5).
       tied: whether the output head is the transposed embedding.
       qk_norm: norm of queries and keys before the rotation: 'none', 'head' (each head separately) or 'projection' (all
         heads as one vector).
@@ -189,6 +197,9 @@ class ModelConfig:
     scale_sliding: bool = True
     sliding_theta: float | None = None
     windows: tuple[int, ...] = ()
+    delta: delta.Shape | None = None
+    rotary_dim: int = 0
+    output_gate: bool = False
     norm_eps: float = 1e-6
     tied: bool = True
     qkv_bias: bool = False
@@ -228,6 +239,73 @@ class Block(nn.Module):
     config: ModelConfig
     window: int = 0
 
+    def _norm(self, name: str, x: Array) -> Array:
+        return RMSNorm(self.config.norm_eps, self.config.norm_offset, name=name)(x)
+
+    def _attention(self, attention_input, angles, attend: Attend, cache, row_scale):
+        """Returns the attention of normalised hidden states and the new cache."""
+        config = self.config
+        batch_shape = attention_input.shape[:2]
+        query_shape = (*batch_shape, config.heads, config.head_dim)
+        query_features = config.heads * config.head_dim
+        kv_shape = (*batch_shape, config.kv_heads, config.head_dim)
+        kv_features = config.kv_heads * config.head_dim
+        norm = self._norm
+        if config.output_gate:
+            query_features *= 2
+        # Only queries, keys and values can have biases (Qwen2).
+        q = Linear(query_features, config.qkv_bias, name='q')(attention_input, row_scale)
+        k = Linear(kv_features, config.qkv_bias, name='k')(attention_input, row_scale)
+        v = Linear(kv_features, config.qkv_bias, name='v')(attention_input, row_scale)
+        v = v.reshape(kv_shape)
+        # Both norms have the same name. One is applied before the heads are separated and covers all heads (OLMo-3),
+        # the other after it and covers each head (Qwen3).
+        if config.qk_norm == 'projection':
+            q = norm('q_norm', q)
+            k = norm('k_norm', k)
+        if config.output_gate:
+            # The gate of a head follows its query.
+            q, output_gate = jnp.split(q.reshape(*query_shape[:-1], -1), 2, -1)
+        q = q.reshape(query_shape)
+        k = k.reshape(kv_shape)
+        if config.qk_norm == 'head':
+            q = norm('q_norm', q)
+            k = norm('k_norm', k)
+        q = rope.rotate(q, angles)
+        k = rope.rotate(k, angles)
+        if config.query_scale != 1:
+            # In float32: a factor that is rounded to bfloat16 would change all scores by the same error.
+            q = (q.astype(jnp.float32) * config.query_scale).astype(q.dtype)
+        out, cache = attend(q, k, v, cache, self.window)
+        if config.output_gate:
+            out = out * nn.sigmoid(output_gate.reshape(out.shape))
+        return Linear(config.hidden_size, name='o')(out, row_scale), cache
+
+    def _delta_net(self, x, angles, attend: Attend, cache, row_scale):
+        """Returns what a gated delta net makes of normalised hidden states, and the new cache."""
+        del angles  # it has no positions
+        config = self.config
+        shape = config.delta
+        assert shape is not None
+        mixed = Linear(shape.channels, name='in_proj_qkv')(x, row_scale)
+        z = Linear(shape.values, name='in_proj_z')(x, row_scale)
+        rate = Linear(shape.value_heads, name='rate')(x, row_scale)
+        decay = Linear(shape.value_heads, name='decay')(x, row_scale)
+        filters = self.param(
+            'filters', nn.initializers.normal(0.5), (shape.channels, 1, shape.taps)
+        )
+        decay_bias = self.param('decay_bias', nn.initializers.ones, (shape.value_heads,))
+        decay_log = self.param('decay_log', _log_uniform, (shape.value_heads,))
+        # In float32 from here on: decays of many tokens are multiplied.
+        decay = nn.softplus(decay.astype(jnp.float32) + decay_bias)
+        log_decay = -jnp.exp(decay_log.astype(jnp.float32)) * decay
+        rate = nn.sigmoid(rate.astype(jnp.float32))
+        out, cache = attend(mixed, filters[:, 0], log_decay, rate, cache, DELTA)
+        out = RMSNorm(config.norm_eps, name='delta_norm')(out)
+        out = out * nn.silu(z.astype(jnp.float32)).reshape(out.shape)
+        out = out.astype(x.dtype).reshape(z.shape)
+        return Linear(config.hidden_size, name='out')(out, row_scale), cache
+
     @nn.compact
     def __call__(
         self,
@@ -247,46 +325,17 @@ class Block(nn.Module):
           row_scale: of the adapters, see policy/adapters.py; None without adapters.
         """
         config = self.config
-        batch_shape = x.shape[:2]
-        query_shape = (*batch_shape, config.heads, config.head_dim)
-        query_features = config.heads * config.head_dim
-        kv_shape = (*batch_shape, config.kv_heads, config.head_dim)
-        kv_features = config.kv_heads * config.head_dim
-
-        def norm(name, x):
-            return RMSNorm(config.norm_eps, config.norm_offset, name=name)(x)
-
-        attention_input = x if config.norms == 'after' else norm('input_norm', x)
-        # Only queries, keys and values can have biases (Qwen2).
-        q = Linear(query_features, config.qkv_bias, name='q')(attention_input, row_scale)
-        k = Linear(kv_features, config.qkv_bias, name='k')(attention_input, row_scale)
-        v = Linear(kv_features, config.qkv_bias, name='v')(attention_input, row_scale)
-        v = v.reshape(kv_shape)
-        # Both norms have the same name. One is applied before the heads are separated and covers all heads (OLMo-3),
-        # the other after it and covers each head (Qwen3).
-        if config.qk_norm == 'projection':
-            q = norm('q_norm', q)
-            k = norm('k_norm', k)
-        q = q.reshape(query_shape)
-        k = k.reshape(kv_shape)
-        if config.qk_norm == 'head':
-            q = norm('q_norm', q)
-            k = norm('k_norm', k)
-        q = rope.rotate(q, angles)
-        k = rope.rotate(k, angles)
-        if config.query_scale != 1:
-            # In float32: a factor that is rounded to bfloat16 would change all scores by the same error.
-            q = (q.astype(jnp.float32) * config.query_scale).astype(q.dtype)
-        out, cache = attend(q, k, v, cache, self.window)
-        out = Linear(config.hidden_size, name='o')(out, row_scale)
+        attention_input = x if config.norms == 'after' else self._norm('input_norm', x)
+        mixer = self._delta_net if self.window == DELTA else self._attention
+        out, cache = mixer(attention_input, angles, attend, cache, row_scale)
         # The name 'post_norm' means two things, as `post_attention_layernorm` does in the checkpoints: the norm of
         # the attention's output where there are norms after, else the norm of the feed-forward's input.
         norms_after = config.norms != 'before'
         if norms_after:
-            out = norm('post_norm', out)
+            out = self._norm('post_norm', out)
         x = x + out
         mlp_norm = _MLP_NORMS[config.norms]
-        mlp_input = norm(mlp_norm, x) if mlp_norm else x
+        mlp_input = self._norm(mlp_norm, x) if mlp_norm else x
         activation = _ACTIVATIONS[config.activation]
         if config.experts:
             is_cached = cache is not None
@@ -297,8 +346,13 @@ class Block(nn.Module):
             up = Linear(config.intermediate_size, name='up')(mlp_input, row_scale)
             out = Linear(config.hidden_size, name='down')(gate * up, row_scale)
         if norms_after:
-            out = norm('post_mlp_norm', out)
+            out = self._norm('post_mlp_norm', out)
         return x + out, cache
+
+
+def _log_uniform(key, shape):
+    """Returns the logarithms of numbers up to 16, as of fresh models in `transformers`."""
+    return jnp.log(jax.random.uniform(key, shape, minval=0.01, maxval=16.0))
 
 
 class Decoder(nn.Module):
@@ -416,7 +470,8 @@ def _rotary_angles(config: ModelConfig, positions, windows: tuple[int, ...]) -> 
             scaling = None
         if sliding and config.sliding_theta is not None:
             theta = config.sliding_theta
-        angles[sliding] = rope.cos_sin(positions, config.head_dim, theta, scaling)
+        rotary_dim = config.rotary_dim or config.head_dim
+        angles[sliding] = rope.cos_sin(positions, rotary_dim, theta, scaling)
     return angles
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from zeroplay_jax.policy import config_fields, rope
+from zeroplay_jax.policy import config_fields, delta, rope
 from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.policy.config_fields import (
     FAMILIES,
@@ -16,12 +16,15 @@ from zeroplay_jax.policy.config_fields import (
     Fields,
     family_fields,
 )
-from zeroplay_jax.policy.decoder import ModelConfig
+from zeroplay_jax.policy.decoder import DELTA, ModelConfig
 from zeroplay_jax.policy.experts import Experts
 from zeroplay_jax.policy.stored_tensors import has_other_head
 
 _DEFAULT_WINDOW = 4096
 _LAYER_TYPES = ('full_attention', 'sliding_attention')
+_DELTA_LAYER_TYPES = ('full_attention', 'linear_attention')
+# Which axes of images use which channels. Of a text all axes have the same positions.
+_IMAGE_FIELDS = {'mrope_section', 'mrope_interleaved'}
 # Names of the activation function in config.json, by ours; several are the same function.
 _ACTIVATIONS = {
     'silu': ('silu', 'swish'),
@@ -60,6 +63,11 @@ def read_config(folder, **overrides) -> ModelConfig:
     if head_dim % 2:
         raise fields.error(f'head_dim={head_dim} must be even')
     rotary = _read_rope(fields, family)
+    rotary_dim = int(head_dim * rotary.share)
+    if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
+        raise fields.error(
+            f'partial_rotary_factor={rotary.share} of head_dim={head_dim} must be an even number of channels'
+        )
     windows = _windows(fields, family, layers)
     experts = None
     if family.has_experts:
@@ -83,6 +91,9 @@ def read_config(folder, **overrides) -> ModelConfig:
         scale_sliding=rotary.scale_sliding,
         sliding_theta=sliding_theta,
         windows=windows,
+        delta=_delta_shape(fields) if DELTA in windows else None,
+        rotary_dim=0 if rotary_dim == head_dim else rotary_dim,
+        output_gate=family.has_delta,
         norm_eps=fields.positive_float('rms_norm_eps', family.norm_eps),
         # Flags are stale where a head was trained or merged apart.
         tied=fields.boolean('tie_word_embeddings', False) and not has_other_head(folder),
@@ -95,6 +106,23 @@ def read_config(folder, **overrides) -> ModelConfig:
         experts=experts,
         query_scale=(head_dim / fields.positive_float('query_pre_attn_scalar', head_dim)) ** 0.5,
         **overrides,
+    )
+
+
+def _delta_shape(fields: Fields) -> delta.Shape:
+    """Returns the heads of the gated delta nets."""
+    key_heads = fields.positive_int('linear_num_key_heads')
+    value_heads = fields.positive_int('linear_num_value_heads')
+    if value_heads % key_heads:
+        raise fields.error(
+            f'linear_num_value_heads={value_heads} is not a multiple of linear_num_key_heads={key_heads}'
+        )
+    return delta.Shape(
+        key_heads,
+        value_heads,
+        fields.positive_int('linear_key_head_dim'),
+        fields.positive_int('linear_value_head_dim'),
+        fields.positive_int('linear_conv_kernel_dim'),
     )
 
 
@@ -160,12 +188,15 @@ def _windows(fields: Fields, family: Family, layers: int) -> tuple[int, ...]:
         raise fields.error('layer_types must be a list of texts')
     if len(types) != layers:
         raise fields.error(f'layer_types has {len(types)} entries for num_hidden_layers={layers}')
-    unknown_types = set(types) - set(_LAYER_TYPES)
+    known_types = _DELTA_LAYER_TYPES if family.has_delta else _LAYER_TYPES
+    unknown_types = set(types) - set(known_types)
     if unknown_types:
         raise fields.error(
-            f'layer_types: {min(unknown_types)!r} is not supported (only {", ".join(_LAYER_TYPES)})',
+            f'layer_types: {min(unknown_types)!r} is not supported (only {", ".join(known_types)})',
             OTHER_CHECKPOINT,
         )
+    if 'linear_attention' in types:
+        return tuple(DELTA if layer_type == 'linear_attention' else 0 for layer_type in types)
     # () rather than zeros, so that equal models have equal configurations and share compiled functions.
     if 'sliding_attention' not in types:
         return ()
@@ -189,7 +220,12 @@ def _has_sliding_layers(fields: Fields, family: Family) -> bool:
 def _default_layer_types(fields: Fields, family: Family, layers: int) -> list[str]:
     """Returns the type of every layer where config.json has no `layer_types`, as transformers derives it."""
     types = ['full_attention'] * layers
-    if family.full_every:
+    if family.has_delta:
+        full_every = fields.positive_int('full_attention_interval')
+        for i in range(layers):
+            if (i + 1) % full_every:
+                types[i] = 'linear_attention'
+    elif family.full_every:
         full_every = fields.positive_int('sliding_window_pattern', family.full_every)
         for i in range(layers):
             if (i + 1) % full_every:
@@ -224,12 +260,14 @@ class _Rope:
       sliding_theta: the same for layers with a sliding window.
       scaling: extension to longer contexts, if any.
       scale_sliding: whether the scaling applies to layers with a sliding window.
+      share: part of the channels of a head that is rotated.
     """
 
     theta: float
     sliding_theta: float
     scaling: rope.Scaling | None
     scale_sliding: bool
+    share: float
 
 
 def _read_rope(fields: Fields, family: Family) -> _Rope:
@@ -240,6 +278,7 @@ def _read_rope(fields: Fields, family: Family) -> _Rope:
     Raises:
       CheckpointError: the decoder does not implement it.
     """
+    share = 1.0
     if family.full_every:
         full, sliding = _sections_by_layer_type(fields, family)
         default_sliding_theta = family.sliding_theta or family.rope_theta
@@ -250,6 +289,13 @@ def _read_rope(fields: Fields, family: Family) -> _Rope:
         original = fields.get(_ORIGINAL)
         if original is not None and _kind(full) in ('llama3', 'yarn'):
             full = dataclasses.replace(full, values=full.values | {_ORIGINAL: original})
+        if family.has_delta:
+            share = full.positive_float(
+                'partial_rotary_factor', fields.get('partial_rotary_factor')
+            )
+            read = {'partial_rotary_factor', *_IMAGE_FIELDS}
+            values = {name: value for name, value in full.values.items() if name not in read}
+            full = dataclasses.replace(full, values=values)
         sliding = full
         default_sliding_theta = fields.positive_float('rope_theta', family.rope_theta)
     theta = _theta(full, fields.positive_float('rope_theta', family.rope_theta))
@@ -265,7 +311,7 @@ def _read_rope(fields: Fields, family: Family) -> _Rope:
             'rope_parameters: sliding layers must be unscaled or scaled as the full ones'
         )
     scale_sliding = sliding_scaling is not None or scaling is None
-    return _Rope(theta, sliding_theta, scaling, scale_sliding)
+    return _Rope(theta, sliding_theta, scaling, scale_sliding, share)
 
 
 def _sections_by_layer_type(fields: Fields, family: Family) -> tuple[Fields, Fields]:

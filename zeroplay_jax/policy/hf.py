@@ -50,7 +50,7 @@ from zeroplay_jax.policy.stored_tensors import (
 )
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.progress import bar as progress_bar
-from zeroplay_jax.settings.schema import LINEARS
+from zeroplay_jax.settings.schema import ALL_LINEARS
 from zeroplay_jax.types import UserError
 
 # Bytes of float32 that are read from a file at a time.
@@ -421,6 +421,10 @@ def check_linears(model: ModelConfig, linears: Sequence[str], name: str) -> None
         raise UserError(
             f'{name}: {", ".join(feed_forward)} cannot have adapters in a mixture of experts; adapt some of q, k, v, o'
         )
+    kernels = [path for path in tensors(model) if path.endswith('/kernel')]
+    for linear in linears:
+        if not any(path.endswith(f'/{linear}/kernel') for path in kernels):
+            raise UserError(f'{name}: no layer of this model has {linear!r}; take it away')
 
 
 def wrapped_modules(model: ModelConfig, linears: Sequence[str]) -> tuple[str, ...]:
@@ -448,6 +452,9 @@ def _adapter_names(
     for number in range(model.layers):
         for linear in linears:
             layer = f'layer_{number}'
+            # Gated delta nets have no queries, keys and values of their own.
+            if f'{layer}/{linear}/kernel' not in whole:
+                continue
             kernel = whole[f'{layer}/{linear}/kernel'].name
             module_in_decoder = kernel.removesuffix('.weight').removeprefix(_DECODER)
             module = f'{ADAPTED}{decoder}{module_in_decoder}'
@@ -480,11 +487,11 @@ def load_adapter(folder, model: ModelConfig) -> Params:
             fix = 'load adapter_model.bin with peft and write it with save_pretrained'
         raise UserError(f'{folder}: has no {WEIGHTS_FILE}; {fix}')
     stored = file_headers(path)
-    unknown = sorted(set(config.linears) - set(LINEARS))
+    unknown = sorted(set(config.linears) - set(ALL_LINEARS))
     if unknown:
         raise UserError(
             f'{folder / CONFIG_FILE}: target_modules has {unknown[0]!r}; only the linear layers '
-            f'{", ".join(LINEARS)} can have adapters'
+            f'{", ".join(ALL_LINEARS)} can have adapters'
         )
     check_linears(model, config.linears, f'{folder / CONFIG_FILE}: target_modules')
     names = _adapter_names(model, config.linears, _decoder_of(stored))

@@ -116,7 +116,7 @@ def cos_sin(
 
     Args:
       positions: position of every token within its sequence.
-      head_dim: channels of a head.
+      head_dim: channels of a head that are rotated.
       theta: base of the frequencies.
       scaling: extension to longer contexts, if any.
     """
@@ -165,9 +165,13 @@ def rotate(
 
     Args:
       x: queries or keys before the rotation.
-      angles: result of `cos_sin`.
+      angles: result of `cos_sin`; channels beyond its pairs are not rotated.
     """
     cos, sin = angles
+    rotated_channels = 2 * cos.shape[-1]
+    if rotated_channels < x.shape[-1]:
+        parts = rotate(x[..., :rotated_channels], angles), x[..., rotated_channels:]
+        return jnp.concatenate(parts, -1)
     # A pair is (i, i + head_dim / 2), as in the Hugging Face checkpoints, not the paper's (2i, 2i + 1).
     first, second = jnp.split(x.astype(jnp.float32), 2, -1)
     rotated_first = first * cos - second * sin

@@ -41,6 +41,13 @@ RULES = (
     (r'layer_\d+/(q|k|v|gate|up)/lora_b', P(None, 'model')),
     (r'layer_\d+/(o|down)/lora_a', P('model', None)),
     (r'layer_\d+/(o|down)/lora_b', P(None, 'fsdp')),
+    # Gated delta nets are whole on the devices of 'model': the channels of their heads are not neighbours, and to
+    # exchange them would hold up other data shards, whose loops have other lengths.
+    (r'layer_\d+/(in_proj_qkv|in_proj_z|rate|decay)/(kernel|lora_a)', P('fsdp', None)),
+    (r'layer_\d+/out/(kernel|lora_b)', P(None, 'fsdp')),
+    (r'layer_\d+/(in_proj_qkv|in_proj_z|rate|decay)/(kernel_scale|lora_b)', P()),
+    (r'layer_\d+/out/(kernel_scale|lora_a)', P()),
+    (r'layer_\d+/(filters|decay_log|decay_bias)', P()),
     (r'adapter_scale', P()),
     # Experts are whole on a device of the 'model' axis (policy/experts.py).
     (r'layer_\d+/moe/router', P('fsdp', None)),

@@ -9,7 +9,7 @@ import pathlib
 from typing import NamedTuple
 
 from zeroplay_jax.policy.adapter_config import base_folder
-from zeroplay_jax.policy.config_fields import FAMILIES, expert_numbers, family_fields
+from zeroplay_jax.policy.config_fields import FAMILIES, Fields, expert_numbers, family_fields
 from zeroplay_jax.types import UserError
 
 
@@ -17,6 +17,8 @@ class Sizes(NamedTuple):
     """Sizes of a decoder, with the names of ModelConfig; `tied` as config.json says. Biases and norms are left out.
 
     A mixture has so many experts per layer, of which `per_token` of the size `expert_size` compute a token.
+    Of gated delta nets (policy/delta.py): `delta_layers` of them with `delta_weights` each, whose two states of a slot
+    take `state` float32 numbers together.
     """
 
     hidden_size: int
@@ -30,15 +32,22 @@ class Sizes(NamedTuple):
     experts: int = 0
     per_token: int = 0
     expert_size: int = 0
+    delta_layers: int = 0
+    delta_weights: int = 0
+    state: int = 0
+    output_gate: int = 0
 
     @property
     def layer_weights(self) -> int:
         """Matrix weights of all layers."""
-        projections = 2 * (self.heads + self.kv_heads) * self.head_dim
+        queries = (2 + self.output_gate) * self.heads
+        projections = self.hidden_size * (queries + 2 * self.kv_heads) * self.head_dim
         feed_forward = 3 * self.intermediate_size
         if self.experts:
             feed_forward = self.experts * (3 * self.expert_size + 1)
-        return self.layers * self.hidden_size * (projections + feed_forward)
+        attention_layers = self.layers - self.delta_layers
+        mixers = attention_layers * projections + self.delta_layers * self.delta_weights
+        return mixers + self.layers * self.hidden_size * feed_forward
 
     @property
     def weights(self) -> int:
@@ -57,6 +66,7 @@ qwen3-8b     4096 12288 36 32  8 128 151936 0
 qwen3-30b-a3b 2048 6144 48 32 4 128 151936 0 128 8 768
 llama-3.1-8b 4096 14336 32 32  8 128 128256 0
 olmo-3-7b    4096 11008 32 32 32 128 100278 0
+qwen3.5-9b   4096 12288 32 16  4 256 248320 0 0 0 0 24 67371008 25165824 1
 """
 KNOWN = {
     name: Sizes(*map(int, numbers)) for name, *numbers in map(str.split, _TABLE.split('\n')[1:-1])
@@ -84,7 +94,7 @@ def sizes_of(path: str) -> Sizes:
     heads = fields.positive_int('num_attention_heads')
     head_dim = FAMILIES[family].head_dim or hidden_size // heads
     experts = expert_numbers(fields) if FAMILIES[family].has_experts else ()
-    return Sizes(
+    sizes = Sizes(
         hidden_size,
         fields.positive_int('intermediate_size'),
         fields.positive_int('num_hidden_layers'),
@@ -94,6 +104,27 @@ def sizes_of(path: str) -> Sizes:
         fields.positive_int('vocab_size'),
         fields.boolean('tie_word_embeddings', False),
         *experts,
+    )
+    return _with_delta(sizes, fields) if FAMILIES[family].has_delta else sizes
+
+
+def _with_delta(sizes: Sizes, fields: Fields) -> Sizes:
+    """Returns the sizes with those of the gated delta nets that config.json describes."""
+    every = fields.positive_int('full_attention_interval')
+    types = fields.get('layer_types') or [
+        'linear_attention' if number % every else 'full_attention'
+        for number in range(1, sizes.layers + 1)
+    ]
+    heads = fields.positive_int('linear_num_value_heads')
+    keys = fields.positive_int('linear_num_key_heads') * fields.positive_int('linear_key_head_dim')
+    values = heads * fields.positive_int('linear_value_head_dim')
+    state = values * fields.positive_int('linear_key_head_dim')
+    delta_layers = types.count('linear_attention')
+    return sizes._replace(
+        delta_layers=delta_layers,
+        delta_weights=sizes.hidden_size * (2 * keys + 3 * values + 2 * heads),
+        state=2 * delta_layers * state,
+        output_gate=1,
     )
 
 

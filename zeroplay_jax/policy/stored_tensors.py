@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from zeroplay_jax.policy.config_fields import OTHER_CONFIG, CheckpointError, is_wrapped
-from zeroplay_jax.policy.decoder import ModelConfig
+from zeroplay_jax.policy.decoder import DELTA, ModelConfig
 from zeroplay_jax.retrieval import json_text
 
 # ---- tensor names ----------------------------------------------------------------------------------
@@ -48,6 +48,11 @@ class Tensor(NamedTuple):
 
 _QUERY_SIZE = 'num_attention_heads·head_dim'
 _KV_SIZE = 'num_key_value_heads·head_dim'
+_GATED_QUERY_SIZE = f'{_QUERY_SIZE}·2'
+_CHANNELS = (
+    'linear_num_key_heads·linear_key_head_dim·2+linear_num_value_heads·linear_value_head_dim'
+)
+_VALUES = 'linear_num_value_heads·linear_value_head_dim'
 
 # Parameter path -> (tensor name, names of its sizes in our axis order).
 _MODEL_TENSORS = {
@@ -83,6 +88,18 @@ _MIXTURE_TENSORS = {
     'moe/up': ('mlp.experts.*.up_proj.weight', (_EXPERTS, 'hidden_size', _EXPERT_SIZE)),
     'moe/down': ('mlp.experts.*.down_proj.weight', (_EXPERTS, _EXPERT_SIZE, 'hidden_size')),
 }
+# The same for what a gated delta net has in place of attention.
+_DELTA_TENSORS = {
+    'in_proj_qkv/kernel': ('linear_attn.in_proj_qkv.weight', ('hidden_size', _CHANNELS)),
+    'in_proj_z/kernel': ('linear_attn.in_proj_z.weight', ('hidden_size', _VALUES)),
+    'rate/kernel': ('linear_attn.in_proj_b.weight', ('hidden_size', 'linear_num_value_heads')),
+    'decay/kernel': ('linear_attn.in_proj_a.weight', ('hidden_size', 'linear_num_value_heads')),
+    'filters': ('linear_attn.conv1d.weight', (_CHANNELS, '1', 'linear_conv_kernel_dim')),
+    'decay_log': ('linear_attn.A_log', ('linear_num_value_heads',)),
+    'decay_bias': ('linear_attn.dt_bias', ('linear_num_value_heads',)),
+    'delta_norm/scale': ('linear_attn.norm.weight', ('linear_value_head_dim',)),
+    'out/kernel': ('linear_attn.out_proj.weight', (_VALUES, 'hidden_size')),
+}
 # Placement of the norms -> those that a layer does not have.
 _ABSENT_NORMS = {
     'before': ('pre_mlp_norm', 'post_mlp_norm'),
@@ -96,7 +113,7 @@ _DECODER_PREFIXES = {
     'model.language_model.': 'model.',
     'language_model.lm_head.': 'lm_head.',
 }
-_OTHER_PARTS = ('vision_tower.', 'multi_modal_projector.')
+_OTHER_PARTS = ('vision_tower.', 'multi_modal_projector.', 'visual.', 'mtp.')
 
 
 def decoder_name(name: str) -> str | None:
@@ -114,8 +131,13 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
     rows = dict(_MODEL_TENSORS)
     if config.tied:
         del rows['head']
-    layer_rows = _layer_tensors(config)
+    attention_rows = _layer_tensors(config)
+    delta_rows = _DELTA_TENSORS | {
+        path: row for path, row in attention_rows.items() if not row[0].startswith('self_attn.')
+    }
     for i in range(config.layers):
+        is_delta = bool(config.windows) and config.windows[i] == DELTA
+        layer_rows = delta_rows if is_delta else attention_rows
         for path, (name, dims) in layer_rows.items():
             rows[f'layer_{i}/{path}'] = (f'model.layers.{i}.{name}', dims)
     sizes = {
@@ -125,9 +147,19 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
         'head_dim': config.head_dim,
         _QUERY_SIZE: config.heads * config.head_dim,
         _KV_SIZE: config.kv_heads * config.head_dim,
+        _GATED_QUERY_SIZE: 2 * config.heads * config.head_dim,
     }
     if config.experts:
         sizes |= {_EXPERTS: config.experts.count, _EXPERT_SIZE: config.experts.size}
+    if config.delta is not None:
+        sizes |= {
+            _CHANNELS: config.delta.channels,
+            _VALUES: config.delta.values,
+            'linear_num_value_heads': config.delta.value_heads,
+            'linear_value_head_dim': config.delta.value_dim,
+            'linear_conv_kernel_dim': config.delta.taps,
+            '1': 1,
+        }
     result = {}
     for path, (name, dims) in rows.items():
         shape = tuple(sizes[dim] for dim in dims)
@@ -156,6 +188,9 @@ def _layer_tensors(config: ModelConfig) -> dict[str, tuple[str, tuple[str, ...]]
         for path in _FEED_FORWARD:
             del layer_tensors[path]
         layer_tensors |= _MIXTURE_TENSORS
+    if config.output_gate:
+        name, (inputs, _) = layer_tensors['q/kernel']
+        layer_tensors['q/kernel'] = (name, (inputs, _GATED_QUERY_SIZE))
     for name in _ABSENT_NORMS[config.norms]:
         del layer_tensors[f'{name}/scale']
     return layer_tensors
@@ -368,6 +403,9 @@ def check_tensors(folder: Path, config: ModelConfig, stored: StoredTensors) -> N
     unexpected = set(stored) - {tensor.name for tensor in expected}
     # Redundant tensors: the head of a tied model, and the rotary frequencies that old folders hold.
     unexpected.discard(_HEAD)
+    if config.delta is not None:
+        # Heads that predict further tokens, for speculative decoding; `transformers` ignores them, too.
+        unexpected = {name for name in unexpected if not name.startswith('mtp.')}
     for name in sorted(unexpected):
         if not name.endswith('rotary_emb.inv_freq'):
             model = f'{config.family} model of {config.layers} layers'

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from zeroplay_jax.policy import attention, experts, head, paged_attention
+from zeroplay_jax.policy import attention, delta, experts, head, paged_attention
 from zeroplay_jax.policy.attention import AnyArray
-from zeroplay_jax.policy.decoder import Attend, Decoder, ModelConfig, Params, cast_matrices
+from zeroplay_jax.policy.decoder import DELTA, Attend, Decoder, ModelConfig, Params, cast_matrices
 from zeroplay_jax.policy.head import logits as logits
 
 # Token ids, positions or segment numbers of packed rows.
@@ -24,7 +24,8 @@ PackedInts: TypeAlias = Int[AnyArray, 'batch length']
 PerToken: TypeAlias = Float[Array, 'batch length']
 # Experts of every token, as policy/experts.py records them.
 PackedRecord: TypeAlias = Int[AnyArray, 'batch length choices']
-# Keys and values of every layer, and after them the record of policy/experts.py if the model has experts.
+# Keys and values of every layer, or its states (policy/delta.py), and after them the record of policy/experts.py if the
+# model has experts.
 Cache: TypeAlias = tuple[Any, ...]
 
 
@@ -51,6 +52,7 @@ def published(config: ModelConfig, params: Params) -> Params:
 
 def _packed_attend(config: ModelConfig, segment) -> Attend:
     """Returns the attention function of packed rows. It passes the (absent) cache through."""
+    mix = None if config.delta is None else delta.packed(config.delta, segment)
     if config.attention != 'dense':
         # Imported here: most runs need neither.
         from zeroplay_jax.policy import blocked_attention
@@ -65,15 +67,27 @@ def _packed_attend(config: ModelConfig, segment) -> Attend:
             out = attend_packed(q, k, v, segment, window, config.mesh)
             return out, cache
 
-        return attend_linear
+        return _or_mix(attend_linear, mix)
     # One mask per window, shared by the layers that have it.
-    windows = {0, *config.windows}
+    windows = {0, *config.windows} - {DELTA}
     masks = {window: attention.packed_mask(segment, window) for window in windows}
 
     def attend_dense(q, k, v, cache, window):
         return attention.attend_packed(q, k, v, masks[window]), cache
 
-    return attend_dense
+    return _or_mix(attend_dense, mix)
+
+
+def _or_mix(attend: Attend, mix: delta.Mix | None) -> Attend:
+    """Returns the function of layers with attention and of gated delta nets; `mix` is that of the latter, if any."""
+    if mix is None:
+        return attend
+
+    def of_layer(*arguments):
+        *inputs, window = arguments
+        return mix(*inputs) if window == DELTA else attend(*inputs, window)
+
+    return of_layer
 
 
 def hidden(
@@ -100,6 +114,39 @@ def hidden(
     return hidden_states
 
 
+def empty_cache(config: ModelConfig, slots: int, length: int) -> Cache:
+    """Returns a zero cache of slots that hold `length` tokens."""
+    shape = (slots, length, config.kv_heads, config.head_dim, config.dtype)
+    cache: list[Any] = list(attention.empty_cache(config.layers, *shape))
+    for layer, window in enumerate(config.windows):
+        if window == DELTA and config.delta is not None:
+            cache[layer] = delta.empty_state(config.delta, slots, config.dtype)
+    return tuple(cache)
+
+
+def empty_buffer(config: ModelConfig, slots: int, burst: int, cache: Cache) -> Cache:
+    """Returns zero keys and values for the tokens of one decode burst, and the states of the cache."""
+    shape = (slots, burst, config.kv_heads, config.head_dim, config.dtype)
+    buffer: list[Any] = list(attention.empty_buffer(config.layers, *shape))
+    for number, layer in enumerate(cache):
+        if isinstance(layer, delta.State):
+            buffer[number] = layer.running
+    return tuple(buffer)
+
+
+def write_buffer(
+    cache: Cache, buffer: Cache, slots: Int[Array, ' slots'], base: Int[Array, ' slots']
+) -> Cache:
+    """Returns the cache after a burst; arguments as of `attention.write_window` and `hidden_step`."""
+    written: list[Any] = []
+    for layer, new in zip(cache, buffer):
+        if isinstance(layer, delta.State) and isinstance(new, delta.Running):
+            written.append(delta.State(new, layer.turn))
+        else:
+            written.append(attention.write_window(layer, new, slots, base))
+    return tuple(written)
+
+
 def hidden_step(
     config: ModelConfig,
     params: Params,
@@ -110,6 +157,7 @@ def hidden_step(
     buffer: Cache,
     rows: attention.DecodingRows | None = None,
     adapter: Int[Array, ' slots'] | None = None,
+    live: Bool[Array, ' slots'] | None = None,
 ) -> tuple[Float[Array, 'slots hidden_size'], Cache]:
     """Returns the hidden states of one decode step of a burst, for every slot.
 
@@ -120,9 +168,10 @@ def hidden_step(
       base: position at which the burst starts in every slot.
       step: number of the step within the burst, from 0.
       cache: keys and values of the positions before `base`.
-      buffer: keys and values of the burst so far.
+      buffer: keys and values of the burst so far, and states of gated delta nets.
       rows: the decoding slots, which then read their used places only; None: all slots read all places.
       adapter: adapter of every slot (policy/adapters.py); None: the only one, if the weights have adapters.
+      live: slots whose states change; None: all.
 
     Returns:
       Final hidden states and the buffer with this step in it.
@@ -136,12 +185,16 @@ def hidden_step(
             )
         return attention.attend_step(q, k, v, layer_cache, layer_buffer, base, step, window)
 
-    layers = tuple(zip(cache, buffer))[: config.layers]
+    mix = None if config.delta is None else delta.step(config.delta, base + step, live)
+    layers = tuple(
+        entries[1] if isinstance(entries[1], delta.Running) else entries
+        for entries in zip(cache, buffer)
+    )[: config.layers]
     # The decoder takes [batch, length]: one token per slot.
     tokens = tokens[:, None]
     positions = (base + step)[:, None]
     hidden_states, new_layers, chosen = _apply_cached(
-        config, params, tokens, positions, attend, layers, adapter
+        config, params, tokens, positions, _or_mix(attend, mix), layers, adapter
     )
     records = [record.at[:, step].set(chosen[:, 0]) for record in buffer[config.layers :]]
     return hidden_states[:, 0], (*new_layers, *records)
@@ -156,6 +209,7 @@ def hidden_chunk(
     cache: Cache,
     reads_used: bool = False,
     adapter: Int[Array, ' rows'] | None = None,
+    count: Int[Array, ' rows'] | None = None,
 ) -> tuple[Float[Array, 'rows chunk hidden_size'], Cache]:
     """Returns the hidden states of a chunk of known tokens per row, and the cache with their keys and values.
 
@@ -168,16 +222,21 @@ def hidden_chunk(
       cache: keys and values of all slots.
       reads_used: whether rows read their used places only.
       adapter: adapter of every row, as of `hidden_step`.
+      count: tokens of every row, which alone change states of gated delta nets; None: all.
     """
 
     def attend(q, k, v, layer, window):
         return attention.attend_chunk(q, k, v, layer, slots, start, window, reads_used)
 
     chunk = tokens.shape[1]
+    mix = None
+    if config.delta is not None:
+        count = jnp.full_like(start, chunk) if count is None else count
+        mix = delta.chunk_of_rows(config.delta, slots, start, count)
     positions = start[:, None] + jnp.arange(chunk)[None]
     layers = cache[: config.layers]
     hidden_states, new_layers, chosen = _apply_cached(
-        config, params, tokens, positions, attend, layers, adapter
+        config, params, tokens, positions, _or_mix(attend, mix), layers, adapter
     )
     place = slots[:, None], positions
     records = [x.at[place].set(chosen, mode='drop') for x in cache[config.layers :]]
@@ -299,19 +358,27 @@ def forward_operations(model: ModelConfig, tokens: int, logits: int) -> float:
     """
     query_size = model.heads * model.head_dim
     key_size = model.kv_heads * model.head_dim
-    projections = model.hidden_size * (2 * query_size + 2 * key_size)
+    projections = model.hidden_size * ((2 + model.output_gate) * query_size + 2 * key_size)
     width, router = model.intermediate_size, 0
     if model.experts:
         width = model.experts.per_token * model.experts.size
         router = model.experts.count
     feed_forward = model.hidden_size * (3 * width + router)
-    matrices = model.layers * (projections + feed_forward) * tokens
+    delta_layers = model.windows.count(DELTA)
+    matrices = (model.layers * feed_forward + (model.layers - delta_layers) * projections) * tokens
+    if model.delta is not None:
+        shape = model.delta
+        per_token = model.hidden_size * (shape.channels + 2 * shape.values + 2 * shape.value_heads)
+        # The memory is read for the key and the query, and written.
+        per_token += 3 * shape.values * shape.key_dim
+        matrices += delta_layers * per_token * tokens
     head = model.hidden_size * model.vocab_size * logits
     # Scores and weighted values: two products of a query size per pair of tokens.
     attention = 0.0
     for layer in range(model.layers):
         window = model.windows[layer] if model.windows else 0
-        attention += 2 * query_size * _pairs(tokens, window)
+        if window != DELTA:
+            attention += 2 * query_size * _pairs(tokens, window)
     return 2.0 * (matrices + head + attention)
 
 

@@ -325,6 +325,12 @@ class Placement:
             prefix.pages = None
             prefix.is_cached = False
 
+    def drop_prefix_in(self, rollout: Rollout) -> None:
+        """Frees the prefix whose state is in the slot of a rollout, which replaces it; further siblings prefill it."""
+        prefix = rollout.prefix
+        if prefix.pages is not None and prefix.pages.pages == rollout.pages.pages:
+            self._drop_pages(prefix)
+
     def _drop_prefixes(self, shard: Shard, keep: Prefix | None = None) -> None:
         for prefix in self.open_prefixes:
             if prefix.shard == shard.number and prefix is not keep:

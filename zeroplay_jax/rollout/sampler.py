@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from zeroplay_jax.policy import (
     attention,
+    delta,
     experts,
     sharding,
     transformer,
@@ -135,10 +136,15 @@ def _extend(
     if adapter is not None:
         adapter = adapter[readable_slots]
     reads_used = config.attention == 'used'
+    count = None
+    if model.delta is not None:
+        # States end before the last token, as what is cached does.
+        end = state.length.at[slots].get(mode='clip') - 1
+        count = jnp.clip(end - start, 0, config.chunk)
     # The hidden states are unused, and XLA removes what only they need: the first decode step feeds the last prompt
     # token and samples from its hidden state.
     _, cache = transformer.hidden_chunk(
-        model, params, tokens, slots, start, state.cache, reads_used, adapter
+        model, params, tokens, slots, start, state.cache, reads_used, adapter, count
     )
     # The last token stays uncached: decode feeds it to predict the next one.
     goal = state.length.at[slots].get(mode='clip') - 1
@@ -190,9 +196,7 @@ def _decode(
     cache = state.cache
     # The chunk's keys and values go to a small buffer, written to the cache once at the end: a
     # scatter into the whole cache at every step would dominate the time.
-    buffer = attention.empty_buffer(
-        model.layers, config.slots, config.burst, model.kv_heads, model.head_dim, model.dtype
-    )
+    buffer = transformer.empty_buffer(model, config.slots, config.burst, cache)
     buffer += experts.empty_record(model.experts, model.layers, config.slots, config.burst)
     # The loop only reads the cache, so the cache is a constant of the loop and not part of its carry.
     state = dataclasses.replace(state, cache=())
@@ -207,9 +211,9 @@ def _decode(
         # Rows that ended read positions beyond their end; their results are masked below.
         position = first_position + step
         last_token = state.tokens[slots, position]
-        decoding_rows = attention.decoding_rows(live) if reads_used else None
+        decoding = attention.decoding_rows(live) if reads_used else None
         hidden, buffer = transformer.hidden_step(
-            model, params, last_token, first_position, step, cache, buffer, decoding_rows, adapter
+            model, params, last_token, first_position, step, cache, buffer, decoding, adapter, live
         )
         next_logits = transformer.logits(model, params, hidden)
         token, logp = slot_state.sample(next_logits, state.temperature, state.key, state.length)
@@ -242,9 +246,7 @@ def _decode(
 
 def _write_burst(model: ModelConfig, cache, buffer, slots, first_position) -> tuple:
     """Returns the cache with what a burst computed, from `first_position` of `slots` on; idle entries as elsewhere."""
-    written = []
-    for layer_cache, layer_buffer in zip(cache[: model.layers], buffer):
-        written.append(attention.write_window(layer_cache, layer_buffer, slots, first_position))
+    written = list(transformer.write_buffer(cache[: model.layers], buffer, slots, first_position))
     for record, new_record in zip(cache[model.layers :], buffer[model.layers :]):
         place = slots[:, None], first_position[:, None] + jnp.arange(new_record.shape[1])
         written.append(record.at[place].set(new_record, mode='drop'))
@@ -292,15 +294,17 @@ def _clone(
       limit, temperature, key: of every row.
     """
 
-    def copy_page(field: Array) -> Array:
+    def copy_page(field: Array, copied: Array) -> Array:
         # The whole page is copied, because a copy of the prompt's part would need a shape that depends on data. The
         # rollout that prefilled it may have decoded further; `length` and `cached` hide its later tokens.
-        return _write_rows(field, pages, field[source])
+        return _write_rows(field, pages, copied[source])
+
+    copied = tuple(map(delta.at_turn, state.cache))
 
     return dataclasses.replace(
         state,
-        cache=jax.tree.map(copy_page, state.cache),
-        tokens=copy_page(state.tokens),
+        cache=jax.tree.map(copy_page, state.cache, copied),
+        tokens=copy_page(state.tokens, state.tokens),
         length=_write_rows(state.length, slots, length),
         cached=_write_rows(state.cached, slots, length - 1),
         limit=_write_rows(state.limit, slots, limit),
@@ -316,7 +320,7 @@ def _layout(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> SlotState:
     layout = jax.tree.map(lambda _: sharding.rows(mesh), shapes)
     # The cache is also split by heads, because it is by far the largest part of the state.
     cache_sharding = sharding.pages(mesh) if config.is_paged else sharding.cache(mesh)
-    layers = jax.tree.map(lambda _: cache_sharding, shapes.cache[: model.layers])
+    layers = delta.layout(shapes.cache[: model.layers], mesh, cache_sharding)
     return dataclasses.replace(layout, cache=(*layers, *layout.cache[model.layers :]))
 
 
@@ -395,7 +399,8 @@ class PutRow:
     Attributes:
       slot: number of the slot.
       tokens: int32, written from position `start`.
-      start: position; 0: the whole rollout.
+      start: position; 0: the whole rollout. A model with states (policy/delta.py) starts nowhere else than where the
+        turn before began to sample.
       limit: length at which the turn stops.
       temperature: 0 samples greedily.
       key: random stream, see `identity_key`.

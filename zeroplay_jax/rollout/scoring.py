@@ -17,7 +17,6 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,13 +24,10 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from zeroplay_jax.policy import attention, experts, head, sharding, transformer
+from zeroplay_jax.policy import delta, experts, head, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.weights import WeightStore
-
-# Keys and values of one slot per data shard.
-Cache: TypeAlias = tuple[attention.LayerCache, ...]
 
 
 @dataclasses.dataclass(eq=False)
@@ -57,20 +53,25 @@ class ScoreRequest:
     logp: list[float] = dataclasses.field(default_factory=list)
     future: asyncio.Future = dataclasses.field(default_factory=asyncio.Future)
 
-    def passes(self, chunk: int) -> Iterator[tuple]:
+    def passes(self, chunk: int, rereads: bool = False) -> Iterator[tuple]:
         """Yields (request, position, ids, number of wanted log-probs) of every pass.
+
+        With `rereads` the context is fed before every text, as a model needs whose state cannot be rewound.
 
         The first id has the position. All but the last one are fed, and each predicts the next one. Of the context no
         log-probs are wanted; its last token begins every text, so that it is fed with it.
         """
         end = len(self.context) - 1
         sequences = [(0, self.context)]
-        sequences += [(end, np.append(self.context[end:], text)) for text in self.texts]
-        for number, (first, ids) in enumerate(sequences):
+        for number, text in enumerate(self.texts):
+            if number and rereads:
+                sequences.append((0, self.context))
+            sequences.append((end, np.append(self.context[end:], text)))
+        for first, ids in sequences:
             # Without tokens there is a pass, too, so that every request has some.
             for offset in range(0, max(len(ids) - 1, 1), chunk):
                 part = ids[offset : offset + chunk + 1]
-                yield self, first + offset, part, len(part) - 1 if number else 0
+                yield self, first + offset, part, 0 if ids is self.context else len(part) - 1
 
     def add(self, logp: Float[np.ndarray, ' tokens']) -> None:
         """Adds the log-probs of a pass; resolves the future when all are there."""
@@ -99,17 +100,18 @@ def _score(
     model: ModelConfig,
     reads_used: bool,
     params: Params,
-    cache: Cache,
+    cache: transformer.Cache,
     tokens: Int[Array, '1 passes chunk+1'],
     start: Int[Array, '1 passes'],
     wanted: Int[Array, '1 passes'],
+    fed: Int[Array, '1 passes'],
     count: Int[Array, ' 1'],
     adapter: Int[Array, ' 1'] | None,
-) -> tuple[Cache, Float[Array, '1 passes chunk']]:
+) -> tuple[transformer.Cache, Float[Array, '1 passes chunk']]:
     """Returns the cache after the first `count` passes, and the log-probs, at temperature 1, of tokens[…, 1:].
 
-    Only those of passes with `wanted` log-probs are computed. What is in the cache behind the tokens of a pass and of
-    those before it in its sequence is never read.
+    Only those of passes with `wanted` log-probs are computed; `fed` are the tokens of a pass. What is in the cache
+    behind the tokens of a pass and of those before it in its sequence is never read.
     """
     slot = jnp.zeros(1, jnp.int32)
 
@@ -117,7 +119,7 @@ def _score(
         cache, logp = carry
         ids, first = tokens[:, number], start[:, number]
         states, cache = transformer.hidden_chunk(
-            model, params, ids[:, :-1], slot, first, cache, reads_used, adapter
+            model, params, ids[:, :-1], slot, first, cache, reads_used, adapter, fed[:, number]
         )
 
         def predicted():
@@ -135,14 +137,14 @@ def _score(
 def programs(model: ModelConfig, positions: int, mesh: Mesh) -> dict:
     """Returns the jitted programs: 'empty' makes the cache, with so many positions; 'score' is `_score`."""
     model = experts.on_mesh(model, mesh)
-    shape = (sharding.data_shards(mesh), positions, model.kv_heads, model.head_dim)
-    empty = functools.partial(attention.empty_cache, model.layers, *shape, model.dtype)
+    shards = sharding.data_shards(mesh)
+    empty = functools.partial(transformer.empty_cache, model, shards, positions)
     # Accelerators would compute one length after another.
     reads_used = mesh.devices.flat[0].platform == 'cpu'
     score = sharding.per_data_shard(
         functools.partial(_score, model, reads_used), mesh, has_params=True
     )
-    layout = sharding.cache(mesh)
+    layout = delta.layout(jax.eval_shape(empty), mesh, sharding.cache(mesh))
     layouts = (layout, sharding.replicated(mesh))
     return dict(
         empty=jax.jit(empty, out_shardings=layout),
@@ -160,7 +162,7 @@ class Scorer:
         # What every data shard computes next, of one version of some weights. Those of a request stay together.
         self._passes = [collections.deque[tuple]() for _ in range(sampler.shards)]
         self._version = ('', 0)
-        self._cache: Cache | None = None
+        self._cache: transformer.Cache | None = None
 
     @property
     def is_waiting(self) -> bool:
@@ -183,7 +185,7 @@ class Scorer:
         shards = len(self._passes)
         tokens = np.zeros((shards, most, config.chunk + 1), np.int32)
         start = np.zeros((shards, most), np.int32)
-        wanted = np.zeros_like(start)
+        wanted, fed = np.zeros_like(start), np.zeros_like(start)
         count = np.zeros(shards, np.int32)
         computed = []
         for shard, passes in enumerate(self._passes):
@@ -192,13 +194,14 @@ class Scorer:
                 index = shard, number
                 request, start[index], ids, wanted[index] = passes.popleft()
                 tokens[index][: len(ids)] = ids
+                fed[index] = len(ids) - 1
                 computed.append((request, index, wanted[index]))
         params, place = weights.of(*self._version)
         adapter = None if place is None else np.full(shards, place, np.int32)
         # A pass that begins near the end of a slot runs past it.
         compiled = programs(self._sampler.model, config.context + config.chunk, mesh)
         cache = compiled['empty']() if self._cache is None else self._cache
-        cache, logp = compiled['score'](params, cache, tokens, start, wanted, count, adapter)
+        cache, logp = compiled['score'](params, cache, tokens, start, wanted, fed, count, adapter)
         # The next passes may be of a text whose context is in it.
         self._cache = cache if any(self._passes) else None
         return [Scores(logp, computed)]
@@ -212,7 +215,8 @@ class Scorer:
             if len(passes) >= most or (any(self._passes) and version != self._version):
                 break
             self._version = version
-            passes += self._queue.pop(0).passes(self._sampler.config.chunk)
+            rereads = self._sampler.model.delta is not None
+            passes += self._queue.pop(0).passes(self._sampler.config.chunk, rereads)
 
     def abandon(self, run: object = None) -> None:
         """Drops the texts of these episodes, or with None all."""

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
-from zeroplay_jax.policy import attention, experts, paged_attention
+from zeroplay_jax.policy import experts, paged_attention, transformer
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.settings.rollouts import SamplerConfig
 
@@ -84,8 +84,8 @@ class SlotState:
     """All data of rollouts in progress on the device.
 
     Attributes:
-      cache: keys and values per layer, then the record of policy/experts.py if the model has experts; entries at or
-        beyond `cached` are undefined and never read.
+      cache: keys and values per layer, or states (policy/delta.py), then the record of policy/experts.py if the model
+        has experts; entries at or beyond `cached` are undefined and never read.
       tokens: int32, tokens of the episode exactly as the model sees them.
       length: int32, number of tokens.
       cached: int32, positions whose keys and values are valid, < length.
@@ -129,18 +129,12 @@ class DecodeChunk:
 def empty_state(model: ModelConfig, config: SamplerConfig, head_dim: int = 0) -> SlotState:
     """Returns the state of empty slots; `head_dim` is the size of a head in the cache, 0 for the model's."""
     slots = config.slots
-    cache_shape = (
-        model.layers,
-        config.page_count,
-        config.page_tokens,
-        model.kv_heads,
-        head_dim or model.head_dim,
-        model.dtype,
-    )
+    shape = (config.page_count, config.page_tokens)
     if config.is_paged:
-        cache = paged_attention.empty_pages(*cache_shape)
+        heads = (model.kv_heads, head_dim or model.head_dim)
+        cache = paged_attention.empty_pages(model.layers, *shape, *heads, model.dtype)
     else:
-        cache = attention.empty_cache(*cache_shape)
+        cache = transformer.empty_cache(model, *shape)
     cache += experts.empty_record(
         model.experts, model.layers, config.page_count, config.page_tokens
     )

@@ -244,6 +244,9 @@ class SlotPool:
                 ended = rollout.trajectory('continued', self._experts_of(rollout))
                 rollout.end_context(start, retained, ended)
             rollout.append(ids.tolist(), ENV, [0.0] * len(ids))
+            if self.sampler.model.delta is not None:
+                # The state is that with which the turn began, whose tokens are prefilled again.
+                start = rollout.turn_start
             rollout.begin_turn()
             rollout.put_start = start
             self.waiting_for_pages.append(rollout)
@@ -257,6 +260,8 @@ class SlotPool:
             shard = rollout.prefix.shard
             # No rollout overtakes an older one of its shard.
             if shard not in blocked_shards and self.placement.begin_turn(rollout):
+                if self.sampler.model.delta is not None:
+                    self.placement.drop_prefix_in(rollout)
                 rows.append(self._put_row(rollout, rollout.put_start))
             else:
                 blocked_shards.add(shard)

@@ -43,8 +43,10 @@ from zeroplay_jax.settings.rollouts import Rollout, Sampler
 # ---- adapters --------------------------------------------------------------------------------------
 
 
-# The linear layers of a decoder layer, all of which can have adapters.
+# The linear layers of a decoder layer, all of which can have adapters. Gated delta nets have other ones in place of
+# queries, keys, values and their output.
 LINEARS = ('q', 'k', 'v', 'o', 'gate', 'up', 'down')
+ALL_LINEARS = (*LINEARS, 'in_proj_qkv', 'in_proj_z', 'out')
 
 
 class Adapters(Section):
@@ -57,11 +59,11 @@ class Adapters(Section):
     linears: Annotated[
         tuple[str, ...],
         requires(
-            lambda x: x and set(x) <= set(LINEARS) and len(set(x)) == len(x),
-            f'give some of {", ".join(LINEARS)}, each once',
+            lambda x: x and set(x) <= set(ALL_LINEARS) and len(set(x)) == len(x),
+            f'give some of {", ".join(ALL_LINEARS)}, each once',
         ),
     ] = LINEARS
-    """Adapted linear layers."""
+    """Adapted linear layers. Gated delta nets (Qwen3.5) have `in_proj_qkv`, `in_proj_z` and `out` besides."""
     weight_decay: NonNegativeFloat = 0.0
     """In place of <role>.weight_decay; pulls the policy to the base."""
     quantize: Literal['none', 'int8'] = 'none'

@@ -146,6 +146,14 @@ def open_policy(config: Config, date: str = '') -> PolicyFolder:
     _check_positions(config, folder)
     if config.policy.adapters.rank:
         hf.check_linears(model, config.policy.adapters.linears, 'config.policy.adapters.linears')
+    if model.delta is not None and 0 < config.sampler.page < config.sampler.context:
+        problem = f'{folder} has gated delta nets, whose state belongs to a slot'
+        fail(
+            'sampler.page',
+            config.sampler.page,
+            problem,
+            'set sampler.page=0, and what needs pages to its default',
+        )
     divide_cpu(config.cpu_devices)
     check_replicas(config, jax.process_count())
     mesh = sharding.make_mesh(**dict(config.mesh))

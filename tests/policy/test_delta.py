@@ -1,0 +1,164 @@
+"""Gated delta nets: the chunked form against the recurrence, gradients against PyTorch, and folders."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+import torch
+import transformers
+from safetensors.numpy import load_file
+from small_policies import change_tensors, equal, torch_logits
+
+from zeroplay_jax.policy import delta, hf, sizes, stored_tensors, transformer
+from zeroplay_jax.policy.config_fields import CheckpointError
+
+
+def recurrence(q, k, v, log_decay, rate, segment):
+    """What the tokens of a row read, one after another in float64: every segment begins with a memory of zeros."""
+    read = np.zeros(v.shape)
+    for t in range(len(segment)):
+        if t == 0 or segment[t] != segment[t - 1]:
+            memory = np.zeros((*k.shape[1:], v.shape[-1]))
+        memory = memory * np.exp(log_decay[t])[:, None, None]
+        error = v[t] - np.einsum('hk,hkv->hv', k[t], memory)
+        memory = memory + np.einsum('hk,hv->hkv', k[t], rate[t][:, None] * error)
+        read[t] = np.einsum('hk,hkv->hv', q[t], memory)
+    return read, memory
+
+
+@pytest.mark.parametrize('scale', [0.01, 1.0, 30.0])
+def test_chunks_with_segments_are_the_recurrence(scale):
+    """Decays from almost none to almost all; segments end within chunks, at their ends, and after several."""
+    rng = np.random.default_rng(0)
+    rows, length, heads = 2, 150, 3
+    unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
+    q, k = (unit(rng.normal(size=(rows, length, heads, 8))) for _ in range(2))
+    # The same key again and again: what is written depends most on what was written before.
+    k[:, 20:60] = k[:, 20:21]
+    v = rng.normal(size=(rows, length, heads, 5))
+    log_decay = -scale * rng.uniform(size=(rows, length, heads))
+    rate = rng.uniform(size=(rows, length, heads))
+    segment = np.stack([np.repeat([1, 2, 3, 0], [64, 6, 70, 10]), np.repeat([1, 2], [130, 20])])
+    arrays = [jnp.asarray(x, jnp.float32) for x in (q, k, v, log_decay, rate)]
+    memory = jnp.zeros((rows, heads, 8, 5))
+    ours, last = jax.jit(delta.chunked)(*arrays, jnp.asarray(segment), memory)
+    for row in range(rows):
+        theirs, theirs_last = recurrence(
+            *(x[row] for x in (q, k, v, log_decay, rate)), segment[row]
+        )
+        assert np.abs(theirs).max() > 0.3
+        # Logarithms of decays add up to larger numbers.
+        tolerance = 3e-6 * max(1, scale / 5)
+        np.testing.assert_allclose(ours[row], theirs, atol=tolerance)
+        np.testing.assert_allclose(last[row], theirs_last, atol=tolerance)
+
+
+@pytest.fixture(scope='module')
+def case(tmp_path_factory):
+    """(PyTorch model, its folder, ModelConfig, parameters)."""
+    theirs = tiny.make_torch_model('qwen35')
+    folder = tmp_path_factory.mktemp('delta') / 'policy'
+    theirs.save_pretrained(str(folder))
+    model = hf.read_config(folder)
+    return theirs, folder, model, hf.load(folder, model)
+
+
+def test_gradients_of_packed_rows_are_those_of_pytorch(case):
+    theirs, _, model, params = case
+    model = dataclasses.replace(model, remat=True, scan=True)
+    rng = np.random.default_rng(1)
+    lengths = (70, 13)
+    tokens = rng.integers(0, 80, sum(lengths)).astype(np.int32)
+    weight = rng.normal(size=(len(tokens), 80)).astype('f') / len(tokens)
+    positions = np.concatenate([*map(np.arange, lengths)])[None]
+    segment = np.repeat([1, 2], lengths)[None]
+
+    def objective(params):
+        states = transformer.hidden(model, params, tokens[None], positions, segment)
+        return jnp.sum(transformer.logits(model, params, states[0]) * weight)
+
+    ours = jax.jit(jax.grad(objective))(params)
+    theirs.zero_grad()
+    for ids, part in zip(np.split(tokens, lengths[:1]), np.split(weight, lengths[:1])):
+        out = theirs(torch.tensor(ids[None], dtype=torch.long)).logits[0]
+        (out * torch.tensor(part)).sum().backward()
+    gradients = {name: x.grad.numpy() for name, x in theirs.named_parameters()}
+    for name, mine in tiny.to_tensors(model, ours).items():
+        assert tiny.gap(mine, gradients[name]) < 2e-3, name
+
+
+def wrapped(text, **fields):
+    """A model with an encoder of images around the weights of a decoder."""
+    config = transformers.Qwen3_5Config(
+        text_config=text.config.to_dict(),
+        vision_config=dict(
+            depth=1, hidden_size=8, intermediate_size=8, num_heads=1, out_hidden_size=48
+        ),
+        **fields,
+    )
+    whole = transformers.Qwen3_5ForConditionalGeneration(config).eval()
+    whole.model.language_model.load_state_dict(text.model.state_dict())
+    whole.lm_head.load_state_dict(text.lm_head.state_dict())
+    return whole
+
+
+def test_folders_with_images_and_further_heads_are_read_and_written_as_a_decoder(case, tmp_path):
+    theirs, folder, model, params = case
+    wrapped(theirs).save_pretrained(str(tmp_path / 'whole'))
+    # As in published folders: a head that predicts the token after the next one.
+    change_tensors(
+        tmp_path / 'whole' / 'model.safetensors',
+        lambda tensors: tensors.update({'mtp.fc.weight': np.ones((2, 2), 'f')}),
+    )
+    path = tmp_path / 'whole' / 'config.json'
+    fields = json.loads(path.read_text())
+    fields['text_config'] |= dict(
+        mtp_num_hidden_layers=1,
+        mtp_use_dedicated_embeddings=False,
+        attn_output_gate=True,
+        output_gate_type='swish',
+        mamba_ssm_dtype='float32',
+        full_attention_interval=4,
+        layer_types=None,
+        num_hidden_layers=3,
+    )
+    assert hf.read_config(tmp_path / 'whole') == model
+    equal(hf.load(tmp_path / 'whole', model), params)
+    hf.save(tmp_path / 'saved', model, params, tmp_path / 'whole')
+    saved = load_file(tmp_path / 'saved' / 'model.safetensors')
+    assert set(saved) == {tensor.name for tensor in stored_tensors.tensors(model).values()}
+    ids = np.arange(70)[None]
+    np.testing.assert_array_equal(torch_logits(tmp_path / 'saved', ids), torch_logits(theirs, ids))
+    loaded = transformers.AutoConfig.from_pretrained(str(tmp_path / 'saved'))
+    assert loaded.architectures == ['Qwen3_5ForCausalLM']
+    # The published spelling, with a layer of attention after every three others.
+    path.write_text(json.dumps(fields))
+    assert hf.read_config(tmp_path / 'whole').windows == (-1, -1, -1)
+
+
+def test_sizes_count_weights_and_states(case):
+    _, folder, model, params = case
+    counted = sizes.sizes_of(str(folder))
+    matrices = sum(x.size for x in jax.tree.leaves(params) if x.ndim == 2)
+    assert counted.weights == matrices
+    (state, *_) = delta.empty_state(model.delta, 1, 'float32')
+    assert counted.state == 2 * model.windows.count(-1) * state.memory.size
+
+
+@pytest.mark.parametrize(
+    'changes,text',
+    [
+        ({'linear_num_value_heads': 3}, 'linear_num_value_heads=3 is not a multiple'),
+        ({'output_gate_type': 'sigmoid'}, "output_gate_type='sigmoid' is not supported"),
+        ({'attn_output_gate': False}, 'attn_output_gate=False is not supported'),
+    ],
+)
+def test_what_is_not_computed_is_refused(case, tmp_path, changes, text):
+    fields = json.loads((case[1] / 'config.json').read_text()) | changes
+    (tmp_path / 'config.json').write_text(json.dumps(fields))
+    with pytest.raises(CheckpointError, match=text):
+        hf.read_config(tmp_path)
