@@ -292,15 +292,23 @@ def _clone(
       limit, temperature, key: of every row.
     """
 
-    def copy_page(field: Array) -> Array:
-        # The whole page is copied, because a copy of the prompt's part would need a shape that depends on data. The
-        # rollout that prefilled it may have decoded further; `length` and `cached` hide its later tokens.
-        return _write_rows(field, pages, field[source])
+    # One row after another: all of a call at once would take the memory of as many slots again. Idle entries come after
+    # the others, and no page that is read is also written.
+    def copy_row(row, fields):
+        def copy_page(field: Array) -> Array:
+            # The whole page is copied, because a copy of the prompt's part would need a shape that depends on data. The
+            # rollout that prefilled it may have decoded further; `length` and `cached` hide its later tokens.
+            page = jax.lax.dynamic_index_in_dim(field, source[row])
+            return jax.lax.dynamic_update_index_in_dim(field, page, pages[row], 0)
 
+        return jax.tree.map(copy_page, fields)
+
+    count = jnp.sum(pages < state.tokens.shape[0], dtype=jnp.int32)
+    cache, tokens = jax.lax.fori_loop(0, count, copy_row, (state.cache, state.tokens))
     return dataclasses.replace(
         state,
-        cache=jax.tree.map(copy_page, state.cache),
-        tokens=copy_page(state.tokens),
+        cache=cache,
+        tokens=tokens,
         length=_write_rows(state.length, slots, length),
         cached=_write_rows(state.cached, slots, length - 1),
         limit=_write_rows(state.limit, slots, limit),
