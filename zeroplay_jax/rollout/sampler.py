@@ -292,7 +292,7 @@ def _clone(
       limit, temperature, key: of every row.
     """
 
-    # One row after another: all of a call at once would take the memory of as many slots again. Idle entries come after
+    # One row after another: on CPUs, all of a call at once take the memory of as many slots. Idle entries come after
     # the others, and no page that is read is also written.
     def copy_row(row, fields):
         def copy_page(field: Array) -> Array:
