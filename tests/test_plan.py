@@ -181,6 +181,13 @@ def test_on_a_cpu_every_core_is_a_device():
     ]
 
 
+def test_on_a_cpu_a_large_policy_gets_shapes_that_take_little_memory():
+    config = packaged_config('drzero')
+    flags = planning.flags_of(config, choose(config, machine('cpu:1')))
+    for flag in ('dtype=float32', 'attention=blocked', 'scan=True', 'fill_rows=2'):
+        assert any(word.endswith(f'.{flag}') for word in flags)
+
+
 @pytest.mark.parametrize('name', KNOWN)
 def test_every_model_is_split_evenly(name):
     config = packaged_config('drzero')

@@ -131,6 +131,18 @@ def test_group_shares_one_prefill_and_equals_separate_ones(policy, baseline):
     same(baseline, separate)
 
 
+def test_clones_take_the_memory_of_one_slot(policy):
+    """All of a call at once would take that of as many slots again: at 4,096 tokens gibibytes."""
+    sampler = Sampler(policy[1], CONFIG, sharding.make_mesh())
+    state = jax.eval_shape(sampler.programs['empty'])
+    rows = jax.ShapeDtypeStruct((CONFIG.put_rows,), np.int32)
+    temperature = jax.ShapeDtypeStruct((CONFIG.put_rows,), np.float32)
+    keys = jax.ShapeDtypeStruct((CONFIG.put_rows, 2), np.uint32)
+    lowered = sampler.programs['clone'].lower(state, *[rows] * 5, temperature, keys)
+    of_slots = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.cache))
+    assert lowered.compile().memory_analysis().temp_size_in_bytes < 2 * of_slots / CONFIG.slots
+
+
 def test_group_members_are_distinct(baseline):
     for i in range(0, len(baseline), 3):
         # two members may both end at their first token; longer ones must differ

@@ -77,6 +77,8 @@ _UPDATE = {
 _ROLLOUT = {'tpu': (2.07, 2.4, 4.05, 5.3, 2.97), 'gpu': (1.36, 0.0, 38.4, 12.4, 0.0)}
 # Rows of a prefill call whose scores exist at the same time (policy/attention.py).
 _PREFILL_ROWS = 4
+# On CPUs, bytes per layer of compiled programs and of what their compiler leaves (benchmarks.true_shapes).
+_PROGRAMS = 42 * 2**20
 # Share of a chip by which the sums differ from compiled programs at most.
 ERROR = 0.06
 
@@ -187,6 +189,9 @@ def memory_of(sizes: Sizes, roles: Roles, fields: Mapping[str, Any], machine: Ma
         batch |= {'masters': 0, 'weights': view / fsdp}
     step = step | {'gradients': masters}
     batch = batch | gradients
+    if machine.kind == 'cpu':
+        programs = {'programs': _PROGRAMS * sizes.layers * machine.hosts / machine.devices}
+        rollouts, batch, step = rollouts | programs, batch | programs, step | programs
     return Memory(fields, machine, roles, sampler, shards, split, one, rollouts, batch, step)
 
 

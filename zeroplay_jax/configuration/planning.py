@@ -21,6 +21,9 @@ _FEW = (14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
 # Slots per rollout of full length that the pages hold: rollouts are shorter. And the most slots of a data shard.
 _SLOTS_PER_ROLLOUT, _MOST_SLOTS = 3, 256
 
+# On CPUs: tokens of a prefill call of a device, and of a row from which dense scores would take most of an update.
+_PREFILL_TOKENS, _LONG_ROW = 512, 1024
+
 # What makes a run smaller, each with those before it: a field and its value.
 _CHANGES = (('policy.adapters.rank', 32), ('policy.adapters.quantize', 'int8'))
 
@@ -88,7 +91,16 @@ def choose(config: Any, target: Machine) -> Memory | None:
 def _on_cpu(values: dict[str, Any], target: Machine) -> dict[str, Any]:
     """Returns the fields on a CPU: a device per core, and slots whose used positions alone are read."""
     devices = target.devices
-    chosen = {'mesh.replica': devices, 'mesh.fsdp': 1, 'mesh.model': 1}
+    chosen: dict[str, Any] = {'mesh.replica': devices, 'mesh.fsdp': 1, 'mesh.model': 1}
+    # Where rows of bfloat16 are few, XLA multiplies in float32, and keeps a copy of all weights for it during a call.
+    chosen['policy.dtype'] = 'float32'
+    # Only a loop keeps the backward pass from reading what the first pass computed: XLA's CPU backend merges both.
+    chosen['policy.scan'] = values['policy.scan'] or values['policy.remat']
+    if values['micro.tokens'] > _LONG_ROW:
+        chosen['policy.attention'] = 'blocked'
+    # A call computes all of its chunks, however few are there.
+    most = max(devices * _PREFILL_TOKENS // values['sampler.chunk'], devices)
+    chosen['sampler.fill_rows'] = min(values['sampler.fill_rows'], most)
     for name in ('sampler.slots', 'micro.rows'):
         chosen[name] = -(-values[name] // devices) * devices
     attention = values['sampler.attention'] if values['sampler.page'] else 'used'
@@ -176,7 +188,7 @@ def table(planned: Memory) -> list[str]:
         pair = [parts.get(part, 0) / GIB for parts in (rollouts, updates)]
         if any(pair):
             lines.append(f'{part:20} {pair[0]:8.2f} {pair[1]:8.2f}')
-    limit = 'not compared with compiled programs'
+    limit = 'beside libraries and index; within 15 % of a run (benchmarks.true_shapes)'
     if target.kind in CHIPS:
         memory = CHIPS[target.kind].memory / GIB
         limit = f'of {memory:.2f}; {ERROR:.0%} stay free, because these sums are estimates'

