@@ -301,10 +301,25 @@ def test_answers_that_fail_are_counted_and_stop_the_command(serve):
     assert workers.counts['policy/failed'] == context.model.stats['failed answers'] == 1
     workers.check_failure_rate(0.5, 0.1)
     _, context, _ = play(server, *[good] * 8, bad, bad, changes=one_at_once)
-    with pytest.raises(UserError, match="2 of 10 calls of the tool 'policy' .*retrieval.max_fail"):
+    with pytest.raises(UserError, match="2 of 10 answers of the policy .*retrieval.max_fail.*server"):
         context.scheduler.workers.check_failure_rate(0.5, 0.1)
     with pytest.raises(UserError, match='InternalServerError'):
         play(server, good, *[bad] * MOST_FAILURES, changes=one_at_once)
+
+
+def test_an_answer_is_one_call_of_the_policy_whatever_thoughts_it_has(serve):
+    def reply(body):
+        prompt = body['messages'][0]['content']
+        if 'Duvo' not in prompt:
+            return text('It lies in Duvo. More.')
+        return (500, b'{}') if 'This fails' in prompt else text('<answer>Bob</answer>')
+
+    questions = QUESTION, Question('This fails.', ('Bob',))
+    one_at_once = {'judge.at_once': 1}
+    results, context, _ = play(serve(reply), *questions, way='interleave', changes=one_at_once)
+    assert [(result.score, result.searches) for result in results] == [(1.0, 2), (None, 2)]
+    counts = context.scheduler.workers.counts
+    assert (counts['policy/calls'], counts['policy/failed']) == (2, 1)
 
 
 def test_keys_stay_with_their_servers(serve, monkeypatch):

@@ -89,8 +89,11 @@ def answer_all(
         identity = (number, index)
         answers = await ask(identity, question)
         first = answers[0]
+        failed = sum(given.finish == 'failed' for given in answers)
+        workers.counts['policy/calls'] += len(answers)
+        workers.counts['policy/failed'] += failed
         # That a server did not answer says nothing about its model.
-        if any(given.finish == 'failed' for given in answers):
+        if failed:
             return Answered(None, first.searches, first.redundancy, None)
         scores = []
         for sample, given in enumerate(answers):
@@ -107,9 +110,10 @@ def answer_all(
         vote = None if question.is_open_task else scores[voted]
         return dataclasses.replace(result, samples=tuple(scores), vote=vote)
 
+    workers = context.scheduler.workers
     pending = [answer(index, question) for index, question in enumerate(questions)]
     results = context.scheduler.run(pending, on_answer)
-    counts = context.scheduler.workers.counts
+    counts = workers.counts
     if baseline is not None and counts['search/failed']:
         line = '--answering=%s: %d of %d searches failed; the answers are without their passages'
         logging.warning(line, way, counts['search/failed'], counts['search/calls'])
@@ -211,7 +215,7 @@ class _Baseline:
             turn = await self._read(
                 'answer.interleave', step, question, passages, thoughts=thoughts
             )
-            if turn.finish == 'answer':
+            if turn.finish in ('answer', 'failed'):
                 return answer_of(turn, queries)
             query = _first_sentence(turn)
         prompt = 'answer.retrieve' if passages else 'answer.direct'

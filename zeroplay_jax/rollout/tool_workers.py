@@ -91,7 +91,8 @@ class ToolWorkers:
 
     Attributes:
       seconds: tool name → seconds of each `Tool.run`; the engine clears it at the beginning of a step.
-      counts: '<tool name>/calls' and '<tool name>/failed' since the last `check_failure_rate`.
+      counts: '<tool name>/calls' and '<tool name>/failed' since the last `check_failure_rate`; 'policy/…' counts answers
+        of the policy in evaluations.
     """
 
     def __init__(self, deterministic: bool, timeout: float):
@@ -224,8 +225,8 @@ class ToolWorkers:
 
         Args:
           limit: largest allowed share of failed or timed-out calls of one tool (`tools.max_failure_rate`).
-          search_limit: that share of the built-in search, and of answers of a policy at a server, which are counted as
-            'policy' (`retrieval.max_failure_rate`); None: `limit`.
+          search_limit: that share of the built-in search, and of answers of a policy at a server
+            (`retrieval.max_failure_rate`); None: `limit`.
           tools: the tools of the run, whose calls that failed before they were run count too.
 
         Raises:
@@ -250,10 +251,13 @@ class ToolWorkers:
                 tool_limit = search_limit
             calls = counts[f'{name}/calls']
             failed = counts[f'{name}/failed']
+            what, which = f'calls of the tool {name!r}', 'tool'
+            if name == 'policy':
+                what, which = 'answers of the policy', "policy's server"
             if calls >= _MIN_CALLS and failed > tool_limit * calls:
                 raise UserError(
-                    f'{failed} of {calls} calls of the tool {name!r} failed or timed out, more than '
-                    f'config.{field}={tool_limit}; repair the tool and run the same command again'
+                    f'{failed} of {calls} {what} failed or timed out, more than config.{field}={tool_limit}; repair the '
+                    f'{which} and run the same command again'
                 )
 
     def _is_overdue(self, batch: _Batch) -> bool:

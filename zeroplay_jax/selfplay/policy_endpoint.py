@@ -105,15 +105,12 @@ class ServedModel:
         ids, source, logp = (np.zeros(0, dtype) for dtype in (np.int32, np.int8, np.float32))
         rollout = Trajectory(ids, source, logp, (), '', self._name, 0, request.identity)
         left = env.limits.response_tokens or sys.maxsize
-        counts = scheduler.workers.counts
-        counts['policy/calls'] += 1
         finish = ''
         while not finish:
             is_last = len(rollout.turns) + 1 >= env.limits.max_turns
             try:
                 message, turn, finish = await self._reply(chat, request, left, is_last)
             except NoReply as error:
-                counts['policy/failed'] += 1
                 self.stats['failed answers'] += 1
                 self._failures += 1
                 self._log.add(str(error))
