@@ -8,8 +8,8 @@
 
 Each arm is configs/quickstart.py with the settings of `ARMS`. The start was shown chains of at most two hops
 (tools/checkpoints/base_parts.py). Finished runs in --folder are not made again: give another one after a change of the
-code. Prints a table: means over seeds, with the lowest and the highest seed; and the differences of the other arms from
-the first, paired by seed, with Student's 95 % intervals.
+code, whose hash stands beside each run as NAME.code. Prints a table: means over seeds, with the lowest and the highest
+seed; and the differences of the other arms from the first, paired by seed, with Student's 95 % intervals.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from benchmarks.claims_runs import code_hash
 from benchmarks.command import one_line_errors, parser, table
 from zeroplay_jax.evaluation.statistics import difference, interval_text
 from zeroplay_jax.types import UserError
@@ -196,11 +197,14 @@ def play(folder: pathlib.Path, name: str, seed: int) -> dict[str, dict[str, floa
     workdir = folder / f'{name}-{seed}'
     summary = workdir / 'summary.json'
     if not summary.is_file():
+        # Before the run, because files may be edited meanwhile.
+        code = code_hash()
         command = [sys.executable, *words(name, seed, workdir)]
         with workdir.with_suffix('.log').open('w') as log:
             status = subprocess.run(command, stdout=log, stderr=log).returncode
         if status:
             raise UserError(f'{name}, seed {seed} ended with status {status}; see {log.name}')
+        workdir.with_suffix('.code').write_text(code)
     return json.loads(summary.read_text())['em_by_hop']
 
 
@@ -275,6 +279,9 @@ def main(argv=None) -> None:
     if arguments.svg:
         draw(arguments.svg, before, [results[names[0], seed]['after'] for seed in seeds])
     print(table(['hops', *HOPS, '3 and 4'], rows))
+    files = [arguments.folder / f'{name}-{seed}.code' for name, seed in results]
+    codes = sorted({path.read_text() if path.is_file() else 'unknown' for path in files})
+    print(f'code of the runs: {", ".join(codes)}', file=sys.stderr)
 
 
 if __name__ == '__main__':

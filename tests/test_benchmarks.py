@@ -88,10 +88,13 @@ def test_the_table_and_the_picture_of_self_play_and_a_control(tmp_path, capsys):
                 'after': {h: score for h in hops.HOPS},
             }
             (run / 'summary.json').write_text(json.dumps({'em_by_hop': by_hop}))
+    (tmp_path / 'random-1.code').write_text('0123456789ab')
     picture = tmp_path / 'picture.svg'
     folder = ['--folder', str(tmp_path), '--seeds', '0', '1']
     hops.main([*folder, '--arms', 'selfplay', 'random', '--svg', str(picture)])
-    start, selfplay, control, gain = capsys.readouterr().out.splitlines()[2:]
+    printed = capsys.readouterr()
+    assert printed.err == 'code of the runs: 0123456789ab, unknown\n'
+    start, selfplay, control, gain = printed.out.splitlines()[2:]
     assert start == '| start | 0.25 | 0.25 | 0.25 | 0.25 | 0.25 | 0.25 | 0.25 |'
     assert selfplay.count('0.62 [0.50, 0.75]') == control.count('0.12 [0.00, 0.25]') == 7
     # -1/2 ± 12.706 · 1/4: Student's t with one degree of freedom.

@@ -58,7 +58,8 @@ def test_the_questions_of_each_iteration_are_told_apart(run, capsys):
 def test_files_of_a_former_call_are_removed_and_others_stay(run, monkeypatch):
     folder = run / 'evolution'
     assert command.main([str(run), '--parts=2']) == 0
-    former = {path.name for path in folder.glob('steps*.jsonl')}
+    former = {path.name for path in folder.glob('step*.jsonl')}
+    (folder / 'steps1to9.jsonl').write_text('')
     kept = folder / 'steps1to9_mine.jsonl'
     kept.write_text('')
     monkeypatch.setitem(sys.modules, 'sklearn.neighbors', None)
@@ -72,7 +73,7 @@ def test_a_run_of_one_iteration_is_divided_by_steps(tmp_path, capsys):
     run = pathlib.Path(shutil.copytree(RUNS / 'ssp', tmp_path / 'run'))
     assert command.main([str(run), '--parts=2']) == 0
     parts = list(cells(capsys.readouterr().out))
-    assert len(parts) == 2 and all(part.startswith('steps') for part in parts)
+    assert len(parts) == 2 and all(part.startswith('step') for part in parts)
 
 
 def record(step, question, **fields):
@@ -94,6 +95,7 @@ def test_records_of_other_kinds_are_no_questions():
         {'step': 2, 'iteration': 0, 'phase': 'play', 'role': 'answers', 'rollouts': [[1]]},
         record(4, 'A question to a solver', phase='solve', drop='truncated', rollout=[1]),
     ]
+    assert [one.name for one in asked.parts_of(records, 2)] == ['step1']
     (part,) = asked.parts_of(records, 1)
     assert part.name == 'steps1to2' and part.texts == [row['question'] for row in records[:2]]
     assert part.figures() == {
@@ -124,6 +126,8 @@ def test_topics_are_named_by_their_words_and_add_up_to_one():
     shares = asked.topics(parts, 2)
     (of_river,) = [values for name, values in shares.items() if 'mountain' in name]
     assert of_river[0] > 0.7 > 0.3 > of_river[1]
+    words = [word for name in shares for word in name.split()]
+    assert len(set(words)) == len(words)
     assert [sum(column) for column in zip(*shares.values())] == pytest.approx([1, 1])
     assert len(asked.topics([asked.Part('few', 1.0, rivers[:3])], 8)) == 3
     nothing = asked.Part('c', 1.0, [record(1, 'Who is it?')])

@@ -247,6 +247,8 @@ def test_other_endings_are_no_answers(serve, replies, finish, options):
     assert context.model.stats['of them without tags, which count as no answers'] == (
         finish == 'eos'
     )
+    # The defaults have the short prompts.
+    assert context.model.summary().endswith(', full does') == (finish == 'eos')
 
 
 def test_samples_and_ways_of_answering(serve):
@@ -301,7 +303,7 @@ def test_answers_that_fail_are_counted_and_stop_the_command(serve):
     assert workers.counts['policy/failed'] == context.model.stats['failed answers'] == 1
     workers.check_failure_rate(0.5, 0.1)
     _, context, _ = play(server, *[good] * 8, bad, bad, changes=one_at_once)
-    with pytest.raises(UserError, match="2 of 10 answers of the policy .*retrieval.max_fail.*server"):
+    with pytest.raises(UserError, match='2 of 10 answers of the policy .*retrieval.*server'):
         context.scheduler.workers.check_failure_rate(0.5, 0.1)
     with pytest.raises(UserError, match='InternalServerError'):
         play(server, good, *[bad] * MOST_FAILURES, changes=one_at_once)

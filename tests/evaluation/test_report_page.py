@@ -70,6 +70,9 @@ def test_what_was_demonstrated_is_marked_and_proposals_are_counted_by_true_hops(
     (folder / 'summary.json').write_text(json.dumps(summary | {'demonstrated_hops': 2}))
     open_run(folder)
     assert browser.js(marked) == ['1\ndemonstrated', '2\ndemonstrated']
+    learnt = browser.js('document.querySelector(".headline").innerText')
+    assert 'Shown to the policy before this run: up to 2 hops.' in learnt
+    assert 'held-out questions of 1, 2, 3 hops' in learnt
     labels, shares = zip(*(line.rsplit('\t', 1) for line in browser.js(counts)))
     expected = [
         '3 asked, none right',

@@ -57,11 +57,12 @@ def test_snapshots_stay_as_they_were_and_the_state_grows(played):
     versions = {row['step']: row['info']['versions']['solver@1'] for row in logged}
     # The first iteration plays against the start, the second against the end of the first.
     assert [versions[step] for step in steps] == [0, 0, 1, 1]
-    baselines = {row['step']: row['info']['baseline'] for row in logged}
+    baselines = {row['step']: row['info']['baselines'] for row in logged}
     # Steps that begin early see one outcome less; the first of an iteration does not begin early.
-    assert baselines[steps[0]] == baselines[steps[1]] == 0
+    assert baselines[steps[0]] == baselines[steps[1]] == {}
+    assert baselines[steps[2]] == baselines[steps[3]] != {}
     states, saved = final_states(workdir)
-    assert saved['engine']['recipe']['baseline']['steps'] == 4
+    assert saved['engine']['recipe']['baselines'] != baselines[steps[3]]
     assert saved['engine']['versions']['solver@1'] == 1
     solver = states['solver']
     trained, past = (
@@ -92,7 +93,7 @@ def test_another_run_begins_with_the_weights_as_snapshots(played, tmp_path, monk
     killed_runs.run_until(None, monkeypatch, config, tmp_path / 'next', str(whole))
     source = branch.newest_checkpoint(tmp_path / 'next')
     states, saved = final_states(tmp_path / 'next')
-    assert source.step == 0 and saved['engine']['recipe']['baseline']['steps'] == 0
+    assert source.step == 0 and saved['engine']['recipe']['baselines'] == {}
     for name in ('solver@1', 'solver@best'):
         for ours, start in zip(leaves(states['solver'][name]), leaves(states['solver']['params'])):
             np.testing.assert_array_equal(ours, start)
@@ -122,7 +123,7 @@ def test_two_processes_have_the_state_of_one(tmp_path, monkeypatch):
         states.append(json.loads((folder / 'loop' / 'metadata').read_text())['engine'])
     for name in ('recipe', 'versions'):
         assert states[0][name] == states[1][name]
-    assert states[0]['recipe']['baseline']['steps'] == 4
+    assert any(states[0]['recipe']['baselines'].values())
 
 
 @pytest.mark.parametrize('name', ['solver@', 'solver@0', 'solver@last', 'initial@2', 'past@1'])

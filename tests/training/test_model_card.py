@@ -94,6 +94,7 @@ def test_the_card_names_base_recipe_roles_prompt_and_stop_strings(export):
     for part in ('`drzero`, seed 0', 'solver', '`search_r1`', 'Question: {question}'):
         assert part in text
     assert '["</search>", "</answer>"]' in text and '<information>' in text
+    assert 'between `<answer>` and `</answer>`' in text
     assert 'stop_strings=stops, tokenizer=tokenizer' in text
     assert str(folder.parent) not in text
 

@@ -535,8 +535,8 @@ def read_stored_config(workdir: pathlib.Path) -> ConfigDict | None:
     on the Hub and addresses in a bucket stay as they are.
 
     Raises:
-      WorkdirError, ConfigError: one line; the record cannot be read, or has a field that this version does not have,
-        with its new name if it was renamed, or a value of another type.
+      WorkdirError, ConfigError: one line; the record cannot be read, its recipe cannot be imported, or it has a field
+        that this version does not have, with its new name if it was renamed, or a value of another type.
     """
     record = run_record.read(workdir)
     if record is None:
@@ -558,6 +558,11 @@ def read_stored_config(workdir: pathlib.Path) -> ConfigDict | None:
             if isinstance(value, list):
                 value = tuple(value)
             config.update_from_flattened_dict({name: value})
+    except recipes.NoSuchRecipe:
+        raise ConfigError(
+            f'{workdir / run_record.FILE_NAME}: its recipe {stored["recipe"]} cannot be imported from here; run the '
+            'command in the folder that has it, or name that folder in PYTHONPATH'
+        ) from None
     except (ConfigError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f'{workdir / run_record.FILE_NAME}: not a config of this version: {error}; correct it, or copy the policy '

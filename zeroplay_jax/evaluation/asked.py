@@ -25,7 +25,7 @@ NEAR = 0.9
 _CORRECT = 0.5
 _TOPIC_WORDS = 3
 # What this module writes, but for the picture of the figures, which every call writes.
-_WRITTEN = re.compile(r'(iteration\d+|steps\d+to\d+)\.jsonl|(topics|rating)\.(svg|png)')
+_WRITTEN = re.compile(r'(iteration\d+|steps?\d+(to\d+)?)\.jsonl|(topics|rating)\.(svg|png)')
 _RATING = ('rating', 'rating low', 'rating high')
 # What a record of a made question has, and of a rollout has not.
 _MADE_FIELDS = {'question', 'answers', 'version', 'role', 'task'}
@@ -39,7 +39,7 @@ class Part:
     """The questions of an iteration, or of a range of steps.
 
     Attributes:
-      name: 'iteration1', or 'steps1to40'.
+      name: 'iteration1', 'steps1to40', or 'step1'.
       valid: share of its tasks that made a question.
       questions: the records of tasks.jsonl with a question; those that the pool refused, such as copies, included.
     """
@@ -94,7 +94,9 @@ def parts_of(records: Sequence[Json], count: int = 0) -> list[Part]:
     parts: list[Part] = []
     for within in np.array_split(values, number):
         first, last = within[0], within[-1]
-        name = f'steps{first}to{last}' if field == 'step' else f'iteration{first + 1}'
+        name = f'iteration{first + 1}'
+        if field == 'step':
+            name = f'step{first}' if first == last else f'steps{first}to{last}'
         of_part = [record for record in asked if first <= record[field] <= last]
         questions = [record for record in of_part if _is_made(record)]
         if questions:
@@ -133,7 +135,8 @@ def near_duplicates(texts: Sequence[str]) -> float:
 def topics(parts: Sequence[Part], count: int) -> dict[str, list[float]]:
     """Returns the words of each topic → its share of each part's questions (latent Dirichlet allocation, SSP fig. 6d).
 
-    There are no more topics than questions and words; {} if the questions have no words but the commonest.
+    A word names the topic that has the largest part of it. There are no more topics than questions and words; {} if the
+    questions have no words but the commonest.
     """
     from sklearn.decomposition import LatentDirichletAllocation
     from sklearn.feature_extraction.text import CountVectorizer
@@ -149,10 +152,12 @@ def topics(parts: Sequence[Part], count: int) -> dict[str, list[float]]:
     ends = np.cumsum([len(part.texts) for part in parts])[:-1]
     shares = np.stack([part.mean(axis=0) for part in np.split(of_texts, ends)])
     words = counter.get_feature_names_out()
+    topic_of_word = model.components_.argmax(axis=0)
     named: dict[str, list[float]] = {}
     for number, weights in enumerate(model.components_):
-        largest = words[np.argsort(-weights)[:_TOPIC_WORDS]]
-        named[f'{number + 1} {" ".join(largest)}'] = shares[:, number].tolist()
+        members = np.flatnonzero(topic_of_word == number)
+        largest = members[np.argsort(-weights[members])][:_TOPIC_WORDS]
+        named[' '.join([str(number + 1), *words[largest]])] = shares[:, number].tolist()
     return named
 
 

@@ -91,8 +91,8 @@ class ToolWorkers:
 
     Attributes:
       seconds: tool name → seconds of each `Tool.run`; the engine clears it at the beginning of a step.
-      counts: '<tool name>/calls' and '<tool name>/failed' since the last `check_failure_rate`; 'policy/…' counts answers
-        of the policy in evaluations.
+      counts: '<tool name>/calls' and '<tool name>/failed' since the last `check_failure_rate`; 'policy/…' of answers in
+        evaluations.
     """
 
     def __init__(self, deterministic: bool, timeout: float):
@@ -256,8 +256,8 @@ class ToolWorkers:
                 what, which = 'answers of the policy', "policy's server"
             if calls >= _MIN_CALLS and failed > tool_limit * calls:
                 raise UserError(
-                    f'{failed} of {calls} {what} failed or timed out, more than config.{field}={tool_limit}; repair the '
-                    f'{which} and run the same command again'
+                    f'{failed} of {calls} {what} failed or timed out, more than '
+                    f'config.{field}={tool_limit}; repair the {which} and run the same command again'
                 )
 
     def _is_overdue(self, batch: _Batch) -> bool:

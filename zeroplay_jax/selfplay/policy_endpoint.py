@@ -36,6 +36,8 @@ from zeroplay_jax.types import Json, Trajectory, Turn, UserError
 
 # Endings of a reply that calls a tool.
 _CALLED = frozenset(('tool_calls', 'function_call'))
+# A name of `ServedModel.stats`.
+_UNTAGGED = 'of them without tags, which count as no answers'
 # What advice in errors names.
 _FIELDS = {'model=': 'policy.path=…#', 'tokens': 'rollout.turn_tokens', 'request': 'policy.request'}
 # Answers that fail one after the other before a command ends: a server that is down fails all.
@@ -61,6 +63,7 @@ class ServedModel:
         is_shared = judge.kind != 'endpoint' or judge.url.rstrip('/') == url.rstrip('/')
         key = 'OPENAI_API_KEY' if is_shared else 'POLICY_API_KEY'
         self._client = ChatClient(url, judge, _FIELDS, key, judge.at_once)
+        self._prompts = config.prompts
         self._request = config.policy.request
         self._about = f'{config.policy.path} {self._request}'.rstrip()
         self._most_failures = most_failures
@@ -73,8 +76,11 @@ class ServedModel:
         return self._about
 
     def summary(self) -> str:
-        """Returns `stats` in one line."""
-        return f'{self._name}: {", ".join(f"{n:,} {name}" for name, n in self.stats.items())}'
+        """Returns `stats` in one line; of answers without tags, which prompts ask for them."""
+        line = f'{self._name}: {", ".join(f"{n:,} {name}" for name, n in self.stats.items())}'
+        if self.stats[_UNTAGGED] and self._prompts != 'full':
+            line += f'; --config.prompts={self._prompts} may not ask for <answer>, full does'
+        return line
 
     async def play(
         self, scheduler: Scheduler, request: Request, messages: Sequence[Message]
@@ -132,7 +138,7 @@ class ServedModel:
             if left <= 0:
                 finish = 'response_tokens'
         self.stats['answers'] += 1
-        self.stats['of them without tags, which count as no answers'] += finish == 'eos'
+        self.stats[_UNTAGGED] += finish == 'eos'
         return dataclasses.replace(rollout, finish=finish)
 
     async def _reply(

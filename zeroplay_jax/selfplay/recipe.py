@@ -282,6 +282,10 @@ class Recipe:
         return others or list(phase.trains)
 
 
+class NoSuchRecipe(ConfigError):
+    """No module of that name can be imported."""
+
+
 def recipe_class(name: str) -> type[Recipe]:
     """Imports a recipe module and returns its class `Recipe`.
 
@@ -289,7 +293,8 @@ def recipe_class(name: str) -> type[Recipe]:
       name: value of `config.recipe`: a built-in name or an import path.
 
     Raises:
-      ConfigError: one line; there is no such module, it cannot be imported, or it has no `Recipe` of its own.
+      NoSuchRecipe, ConfigError: one line; there is no such module, it cannot be imported, or it has no `Recipe` of its
+        own.
     """
     path = name
     built_in_path = f'{BUILT_IN_PACKAGE}{name}'
@@ -304,7 +309,7 @@ def recipe_class(name: str) -> type[Recipe]:
             raise ConfigError(
                 f'config.recipe={name}: it imports {error.name}, which is not installed'
             ) from None
-        raise ConfigError(
+        raise NoSuchRecipe(
             f'config.recipe={name}: no such recipe; give one of {", ".join(BUILT_IN)}, or the import '
             'path of a module such as their_package.rzero, in the current folder or installed'
             f'{did_you_mean(name, BUILT_IN)}'

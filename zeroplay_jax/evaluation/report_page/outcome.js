@@ -42,6 +42,13 @@ function figuresOf({ summary }, hop) {
   };
 }
 
+// The hop counts of the headline mean, '' without any; as in evaluation/statistics.py.
+function headlineHops({ summary }) {
+  const hops = Object.keys(summary.em_by_hop?.after ?? {}).sort(naturalOrder);
+  const few = hops.filter((hop) => Number(hop) <= 3);
+  return (few.length ? few : hops).filter((hop) => hop !== '0').join(', ');
+}
+
 function comparisonCell(run, hop) {
   if (run === runs[0]) return el('td', { class: 'muted' }, 'reference');
   const [difference, ...range] = differences[runs.indexOf(run)]?.[hop] ?? [];
@@ -50,7 +57,8 @@ function comparisonCell(run, hop) {
 
 function outcomeRow(run, hop, isFirst) {
   const { questions, sides, change } = figuresOf(run, hop);
-  const hopLabel = hop === 'mean' ? 'headline mean' : hop === '0' ? 'none' : hop;
+  const labels = { mean: `mean of ${headlineHops(run) || 'all'}`, 0: 'none' };
+  const hopLabel = labels[hop] ?? hop;
   const remark = demonstrated(run, hop);
   return el(
     'tr',
@@ -113,7 +121,9 @@ function learntTexts(run) {
     if (parts.length) texts.push(`${word} with ${parts.join(', ')}.`);
   }
   if (hops.some((hop) => hop !== '0') && !texts.length)
-    texts.push('No hop count changed by more than its interval.');
+    texts.push('No hop count changed for sure: the interval of every change contains 0.');
+  const { demonstrated_hops: shown } = run.summary;
+  if (shown) texts.push(`Shown to the policy before this run: up to ${count(shown, 'hop')}.`);
   return texts;
 }
 
@@ -121,6 +131,8 @@ function headlineCard(run) {
   const { questions, sides, change } = figuresOf(run, 'mean');
   const [before, after] = sides.map(([, value]) => value?.toFixed(2) ?? '–');
   const [, low, high] = change;
+  const hops = headlineHops(run);
+  const of = hops && ` of ${hops} ${hops === '1' ? 'hop' : 'hops'}`;
   const trend = low > 0 ? 'better' : high < 0 ? 'worse' : '';
   return el(
     'div',
@@ -132,7 +144,7 @@ function headlineCard(run) {
       el('span', { class: 'arrow', 'aria-label': 'to' }, '→'),
       el('span', { class: `to ${trend}` }, after),
     ),
-    el('p', {}, `exact match on ${format(questions)} held-out questions`),
+    el('p', {}, `exact match on ${format(questions)} held-out questions${of}`),
     ...sides.map(([name, , range]) => range && el('p', { class: 'muted num' }, `${name} `, interval(range))),
     low === undefined ? null : el('p', { class: 'muted num' }, 'change ', interval([low, high], formatSigned)),
     ...learntTexts(run).map((text) => el('p', { class: 'learnt' }, text)),
@@ -159,8 +171,8 @@ function factsOf({ summary, metrics }) {
   const add = (name, value) => value !== undefined && facts.push(`${name} ${format(value)}`);
   add('seed', summary.seed);
   add('steps', summary.steps ?? metrics.at(-1)?.step);
-  // Runs of earlier versions call them outside questions.
-  add('outside questions', summary.outside_questions);
+  const outside = summary.outside_questions;
+  if (isNumber(outside)) facts.push(`trained on ${outside ? format(outside) : 'no'} questions from outside`);
   if (isNumber(summary.readable)) facts.push(`readable proposals ${format(summary.readable)}`);
   if (isNumber(summary.answerable)) facts.push(`answerable proposals ${format(summary.answerable)}`);
   if (summary.rubrics) {
