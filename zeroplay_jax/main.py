@@ -20,10 +20,11 @@ import sys
 from absl import flags
 from ml_collections import config_flags
 
-from zeroplay_jax.configuration import check, command_line, fields
+from zeroplay_jax.configuration import check, command_line, fields, machines, planning
 from zeroplay_jax.configuration.places import download, keep_prompts
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import signals
+from zeroplay_jax.types import Preempted
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'The run: a Python file.', lock_config=True
@@ -56,14 +57,20 @@ def main(argv: list[str]) -> None:
         print(note, file=sys.stderr)
     # The record of a run names the files that were downloaded.
     download(config)
+    kept = planning.keep(config, workdir, command_line.changed_fields())
     fields.check(workdir, config)
     command_line.connect(config)
-    command_line.check_devices(config)
+    command_line.check_devices(config, kept)
     with progress.clock('loading libraries', config.progress):
         # This import loads JAX and Flax, so it follows all checks.
         from zeroplay_jax.training import loop
 
-    loop.run(config, workdir, _FROM.value)
+    try:
+        loop.run(config, workdir, _FROM.value)
+    except Exception as error:
+        if line := planning.shrink(config, machines.here(), kept, workdir, error):
+            raise Preempted(line) from error
+        raise
 
 
 if __name__ == '__main__':
