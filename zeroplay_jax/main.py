@@ -18,13 +18,12 @@ machine, --nofiles that the files are there.
 import sys
 
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from zeroplay_jax.configuration import check, command_line, fields, machines, planning
 from zeroplay_jax.configuration.places import download, keep_prompts
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import signals
-from zeroplay_jax.types import Preempted
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'The run: a Python file.', lock_config=True
@@ -68,9 +67,22 @@ def main(argv: list[str]) -> None:
     try:
         loop.run(config, workdir, _FROM.value)
     except Exception as error:
-        if line := planning.shrink(config, machines.here(), kept, workdir, error):
-            raise Preempted(line) from error
+        # XLA's errors have one type.
+        if config.plan == 'auto' and 'RESOURCE_EXHAUSTED' in str(error):
+            _end_with_smaller_plan(config, kept, workdir)
         raise
+
+
+def _end_with_smaller_plan(config: ConfigDict, kept: planning.Kept, workdir: str) -> None:
+    """Exits as a run that was preempted if there is a smaller plan for it; returns otherwise."""
+    from zeroplay_jax.runtime import devices
+
+    line = planning.shrink(config, machines.here(), kept, workdir)
+    if line:
+        print(f'zeroplay_jax: {line}; the same command resumes the run', file=sys.stderr)
+        # Other hosts may have enough memory, and would wait for this one.
+        devices.leave(signals.PREEMPTED_STATUS)
+        sys.exit(signals.PREEMPTED_STATUS)
 
 
 if __name__ == '__main__':

@@ -302,23 +302,20 @@ def apply(config: ConfigDict, target: Machine, kept: Kept) -> list[str]:
     return _take(config, planned)
 
 
-def shrink(config: ConfigDict, target: Machine, kept: Kept, workdir: str, error: Exception) -> str:
-    """Takes the next smaller choice if a planned run has too little memory in its first steps; returns a line about it.
+def shrink(config: ConfigDict, target: Machine, kept: Kept, workdir: str) -> str:
+    """Takes the next smaller choice for a run that has too little memory in its first steps; returns a line about it.
 
-    The choice is written into the record in the workdir, from which `keep` reads it. '' if there is none: it is
-    another error, nothing was planned, the run has a checkpoint, or lies in a bucket.
+    The choice is written into the record in the workdir, from which `keep` reads it. '' if there is none: nothing was
+    planned, the run has a checkpoint, or lies in a bucket.
 
     Args:
       config: with the plan that was too large.
-      error: of a compiler or an allocator.
     """
     from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
 
     folder = pathlib.Path(workdir)
     planned = None
-    is_planned = config.plan == 'auto' and target.kind in CHIPS
-    # XLA's errors have one type.
-    if is_planned and 'RESOURCE_EXHAUSTED' in str(error) and not objects.is_address(workdir):
+    if target.kind in CHIPS and not objects.is_address(workdir):
         planned = choose(config, target, kept.given, (1 - ERROR) * estimate(config, target).peak)
     if planned is None or saved_steps(folder / FOLDER):
         return ''
