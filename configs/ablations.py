@@ -47,7 +47,6 @@ _JUDGE_CHECKER = {'ssp.checker': 'judge', 'judge.kind': 'endpoint'}
 _LONG = {
     'rollout.turn_tokens': 1024,
     'sampler.context': 8192,
-    'micro.rows': 4,
     'micro.tokens': 8192,
     'privileged.tokens': 12288,
 }

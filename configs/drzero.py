@@ -1,16 +1,14 @@
 """Dr. Zero with the hyperparameters of its paper, for Qwen2.5-3B-Instruct on a v5litepod-16 (four hosts of four chips).
 
     launch/tpu_vm.sh --name drzero --zone us-west4-a --type v5litepod-16 --setup "$MOUNT" -- \\
-        --config=configs/drzero.py --workdir=/mnt/share/runs/drzero --config.mesh.replica=4 --config.mesh.fsdp=2 \\
-        --config.mesh.model=2 --config.sampler.slots=32 --config.offload=True --config.policy.attention=splash \\
-        --config.policy.scan=True --config.checkpoint.every=10 --config.policy.path=/mnt/share/Qwen2.5-3B-Instruct \\
-        --config.retrieval.path=/mnt/share/wiki18_e5
+        --config=configs/drzero.py --workdir=/mnt/share/runs/drzero --config.checkpoint.every=10 \\
+        --policy=/mnt/share/Qwen2.5-3B-Instruct --index=/mnt/share/wiki18_e5
     python -m zeroplay_jax.main --config=configs/drzero.py:mini --workdir=runs/drzero_mini
 
-Memory (the compile table): 64 slots, 8 rows; 13.8 GiB of a chip's 15.75 in rollouts, 15.6 in updates, offloaded.
-Time: 30 h = 150 · 709 s, simulated on the compiler's estimates (benchmarks.slices) for rollouts of 512 prompt, 384
-written and 1,024 read tokens. This config has not been run.
-The paper: exact match 0.326 on average over seven sets (table 1), NQ 0.397. launch/README.md: MOUNT, derivations.
+The plan (zeroplay_jax.plan): 13.8 GiB of a chip's 15.75 in rollouts, 5.3 in updates, the learners' state in host
+memory; 4 h for 150 steps of each kind, simulated without its transfers, for rollouts of 512 prompt, 384 written and
+1,024 read tokens. This config has not been run.
+The paper: exact match 0.326 on average over seven sets (table 1), NQ 0.397. launch/README.md: MOUNT.
 
 Build the index of Wikipedia first (retrieval/README.md). The second command runs three steps per role with a
 built-in checkpoint, on two CPU cores: every stage runs, both roles are updated, almost nothing is learnt.
@@ -70,10 +68,8 @@ def get_config(variant=''):
     config.rollout.update(
         prompt_tokens=768, turn_tokens=256, observation_tokens=512, max_turns=5
     )  # turns: tables 5, 6
-    config.sampler.update(
-        slots=256, context=4096, chunk=256
-    )  # table 5: 768 + 5 · 256 + 4 · 512 = 4096
-    config.micro.update(rows=8, tokens=4096)
+    config.sampler.update(context=4096, chunk=256)  # table 5: 768 + 5 · 256 + 4 · 512 = 4096
+    config.micro.tokens = 4096
     return config
 
 

@@ -3,16 +3,14 @@
     python -m zeroplay_jax.inputs questions --sets nq_train.jsonl,hotpotqa_train.jsonl \\
         --out data/nq_hotpotqa_train.jsonl
     launch/tpu_vm.sh --name dspo --zone us-east5-a --type v5p-32 --setup "$MOUNT" -- --config=configs/dspo.py \\
-        --workdir=/mnt/share/runs/dspo --config.mesh.replica=4 --config.mesh.fsdp=1 --config.mesh.model=4 \\
-        --config.policy.attention=splash --config.policy.scan=True --config.checkpoint.every=10 \\
-        --config.policy.path=/mnt/share/Qwen2.5-7B-Instruct --config.retrieval.path=/mnt/share/wiki18_bm25
+        --workdir=/mnt/share/runs/dspo --config.checkpoint.every=10 --policy=/mnt/share/Qwen2.5-7B-Instruct \\
+        --index=/mnt/share/wiki18_bm25
     python -m zeroplay_jax.main --config=configs/dspo.py:mini --workdir=runs/dspo_mini
 
-Memory (the compile table): 256 slots, 8 rows, as set below; at most 51.3 GiB of a chip's 95 in rollouts and 59.8 in
-updates, nothing offloaded; counted there with a second role and a teacher, which DSPO does not have.
-Time: 14 h = 200 · 251 s, simulated on the compiler's estimates (benchmarks.slices) for rollouts of 512 prompt, 768
-written and 1,024 read tokens, half of the questions kept by the filter. This config has not been run.
-launch/README.md: MOUNT, derivations.
+The plan (zeroplay_jax.plan): 24.8 GiB of a chip's 95 in rollouts, 38.7 in updates; 6 h for 200 steps, simulated for
+rollouts of 512 prompt, 768 written and 1,024 read tokens, half of the questions kept by the filter. This config has not
+been run.
+launch/README.md: MOUNT.
 The paper: answer contained (subEM) 0.531 on average over seven sets (table 1), NQ 0.580.
 
 The first command builds the file for the second (`inputs.questions`: the training questions of NQ and HotpotQA,
@@ -55,8 +53,8 @@ def get_config(variant=''):
     config.inputs.questions = 'data/nq_hotpotqa_train.jsonl'
     config.tools.syntax = 'qwen'
     config.rollout.update(prompt_tokens=512, turn_tokens=512, observation_tokens=512, max_turns=4)
-    config.sampler.update(slots=256, context=4096, chunk=256)
-    config.micro.update(rows=8, tokens=4096, weights='published')
+    config.sampler.update(context=4096, chunk=256)
+    config.micro.update(tokens=4096, weights='published')
     return config
 
 

@@ -1,17 +1,13 @@
 """π-Play with the hyperparameters of its paper, for Qwen3-4B-Instruct-2507 on a v5p-32 (four hosts of four chips).
 
     launch/tpu_vm.sh --name piplay --zone us-east5-a --type v5p-32 --setup "$MOUNT" -- --config=configs/piplay.py \\
-        --workdir=/mnt/share/runs/piplay --config.mesh.replica=4 --config.mesh.fsdp=1 --config.mesh.model=4 \\
-        --config.sampler.slots=128 --config.policy.attention=splash --config.policy.scan=True \\
-        --config.checkpoint.every=10 --config.policy.path=/mnt/share/Qwen3-4B-Instruct-2507 \\
-        --config.retrieval.path=/mnt/share/wiki18_e5
+        --workdir=/mnt/share/runs/piplay --config.checkpoint.every=10 \\
+        --policy=/mnt/share/Qwen3-4B-Instruct-2507 --index=/mnt/share/wiki18_e5
     python -m zeroplay_jax.main --config=configs/piplay.py:mini --workdir=runs/piplay_mini
 
-Memory: the compile table has no 4B model; Qwen3-8B's row, with the same cache and twice the weights, fits 128 slots and
-8 rows in 61.7 GiB of 95 in rollouts and 70.7 in updates, nothing offloaded. It was compiled without teacher rows.
-Time: 12 h = 150 · 299 s, simulated on the compiler's estimates (benchmarks.slices) for rollouts of 512 prompt, 384
-written and 1,024 read tokens and teacher prompts of 2,048. This config has not been run. launch/README.md: MOUNT,
-derivations.
+The plan (zeroplay_jax.plan): 82.5 GiB of a chip's 95 in rollouts, 88.6 in updates; 2 h for 150 steps of each kind,
+simulated at the peak rate for rollouts of 512 prompt, 384 written and 1,024 read tokens and teacher prompts of 2,048.
+This config has not been run. launch/README.md: MOUNT.
 The paper: exact match summed over seven sets 277.2, 39.6 on average (main results), NQ 41.8.
 
 The second command runs three steps per role with the built-in checkpoint, on two CPU cores: every stage runs, next to

@@ -1,17 +1,14 @@
 """SCOPE with the hyperparameters of its paper, for Qwen2.5-7B-Instruct on a v5p-32 (four hosts of four chips).
 
     launch/tpu_vm.sh --name scope --zone us-east5-a --type v5p-32 --setup "$MOUNT" -- --config=configs/scope.py \\
-        --workdir=/mnt/share/runs/scope --config.mesh.replica=4 --config.mesh.fsdp=1 --config.mesh.model=4 \\
-        --config.sampler.slots=64 --config.policy.attention=splash --config.policy.scan=True \\
-        --config.checkpoint.every=10 --config.policy.path=/mnt/share/Qwen2.5-7B-Instruct \\
-        --config.retrieval.path=/mnt/share/wiki18_e5
+        --workdir=/mnt/share/runs/scope --config.checkpoint.every=10 --policy=/mnt/share/Qwen2.5-7B-Instruct \\
+        --index=/mnt/share/wiki18_e5
     python -m zeroplay_jax.main --config=configs/scope.py:mini --workdir=runs/scope_mini
 
-Memory: the compile table's row, of 4,096 tokens, scaled to 16,384 and not compiled so: 64 slots for each of three
-players (the judge is one), 4 rows, 70 GiB of 95 in rollouts, 82 in updates, nothing offloaded.
-Time: 235 h = 3 · 78 h, simulated on the compiler's estimates (benchmarks.slices) for rollouts of 512 prompt, 3,072
-written and 1,000 read tokens and replies of the judge of 256, no task turned away. This config has not been run.
-launch/README.md: MOUNT, derivations.
+The plan (zeroplay_jax.plan): 67.0 GiB of a chip's 95 in rollouts, 85.4 in updates, with three players (the judge is
+one). With 64 slots per player 235 h = 3 · 78 h were simulated, for rollouts of 512 prompt, 3,072 written and 1,000 read
+tokens and replies of the judge of 256, no task turned away. This config has not been run.
+launch/README.md: MOUNT.
 The paper: 34.8 on average over eight open-ended sets, 24.4 before (table 2); 59.7 over seven QA sets (table 3).
 
 The second command runs three steps per role on two CPU cores. Its judge is a rule (rubrics are the facts of the
@@ -82,8 +79,8 @@ def get_config(variant=''):
     # Table 9 limits the response and not a turn. Five turns: the code; figures 17 and 18 show four searches.
     config.rollout.update(prompt_tokens=2048, turn_tokens=8192, response_tokens=8192)
     config.rollout.update(observation_tokens=500, max_turns=5)
-    config.sampler.update(slots=128, context=16384, chunk=512)  # table 9
-    config.micro.update(rows=4, tokens=16384)
+    config.sampler.update(context=16384, chunk=512)  # table 9
+    config.micro.tokens = 16384
     return config
 
 

@@ -2,18 +2,13 @@
 
     python -m zeroplay_jax.inputs answers --sets nq_train.jsonl,hotpotqa_train.jsonl --out data/ssp_answers.jsonl
     launch/tpu_vm.sh --name ssp --zone us-east5-a --type v5p-32 --setup "$MOUNT" -- --config=configs/ssp.py \\
-        --workdir=/mnt/share/runs/ssp --config.mesh.replica=4 --config.mesh.fsdp=1 --config.mesh.model=4 \\
-        --config.micro.rows=4 --config.policy.attention=splash --config.policy.scan=True \\
-        --config.checkpoint.every=10 --config.policy.path=/mnt/share/Qwen2.5-7B-Instruct \\
-        --config.retrieval.path=/mnt/share/wiki18_e5 --config.judge.url=http://10.0.0.3:8001/v1
+        --workdir=/mnt/share/runs/ssp --config.checkpoint.every=10 --policy=/mnt/share/Qwen2.5-7B-Instruct \\
+        --index=/mnt/share/wiki18_e5 --config.judge.url=http://10.0.0.3:8001/v1
     python -m zeroplay_jax.main --config=configs/ssp.py:mini --workdir=runs/ssp_mini
 
-Memory: the compile table's row, of 4,096 tokens, scaled to 12,288 and not compiled so: 256 slots, 4 rows, 61 GiB of 95
-in rollouts, 70 in updates, nothing offloaded. The judge is a server elsewhere.
-Time: 23 h = 200 · 407 s, simulated on the compiler's estimates (benchmarks.slices) for rollouts of 512 prompt, 768
-written and 1,024 read tokens. This config has not been run.
-The paper: judged right 49.5 % on average over seven sets, 41.5 before (table 1). launch/README.md: MOUNT,
-derivations.
+The plan (zeroplay_jax.plan): 56.4 GiB of a chip's 95 in rollouts, 76.6 in updates; 4 h for 200 steps, simulated for
+rollouts of 512 prompt, 768 written and 1,024 read tokens. The judge is a server elsewhere. It has not been run.
+The paper: judged right 49.5 % on average over seven sets, 41.5 before (table 1). launch/README.md: MOUNT.
 
 The first command builds the file of answers (`inputs.answers`) for the second; with --corpus instead of --sets it takes
 them from a corpus. The third runs three steps on two CPU cores: every stage runs, almost nothing is learnt. Its
@@ -76,10 +71,8 @@ def get_config(variant=''):
         prompt_tokens=4096, turn_tokens=512, observation_tokens=512, max_turns=11
     )  # ten searches
     config.rollout.response_tokens = 8192  # table 4
-    config.sampler.update(
-        slots=256, context=12288, chunk=512
-    )  # table 4: 4096 prompt + 8192 response
-    config.micro.update(rows=8, tokens=12288, weights='published')
+    config.sampler.update(context=12288, chunk=512)  # table 4: 4096 prompt + 8192 response
+    config.micro.update(tokens=12288, weights='published')
     return config
 
 

@@ -24,8 +24,7 @@ the last checkpoint. Two minutes before its time limit a job saves and is queued
 
 Example, after launch/install.sh cuda13 on one of the nodes:
   launch/slurm.sh --nodes 2 --gpus 8 --time 24:00:00 -- --config=configs/drzero.py \
-    --config.policy.path=/share/Qwen2.5-3B-Instruct --workdir=/share/runs/zero \
-    --config.mesh.replica=2 --config.mesh.fsdp=4 --config.mesh.model=2
+    --workdir=/share/runs/zero --policy=/share/Qwen2.5-3B-Instruct --index=/share/wiki18_e5
 END
 }
 

@@ -28,10 +28,8 @@ same command resumes from the last checkpoint. Start the script on a machine tha
 Example, four hosts of four chips, with the files on a network share:
   launch/tpu_vm.sh --name zero --zone us-west4-a --type v5litepod-16 \
     --setup 'sudo mkdir -p /mnt/share && (mountpoint -q /mnt/share || sudo mount 10.0.0.2:/share /mnt/share)' \
-    -- --config=configs/drzero.py --workdir=/mnt/share/runs/zero --config.mesh.replica=4 --config.mesh.fsdp=2 \
-    --config.mesh.model=2 --config.sampler.slots=32 --config.offload=True --config.policy.attention=splash \
-    --config.policy.scan=True --config.checkpoint.every=10 --config.policy.path=/mnt/share/Qwen2.5-3B-Instruct \
-    --config.retrieval.path=/mnt/share/wiki18_e5
+    -- --config=configs/drzero.py --workdir=/mnt/share/runs/zero --config.checkpoint.every=10 \
+    --policy=/mnt/share/Qwen2.5-3B-Instruct --index=/mnt/share/wiki18_e5
 END
 }
 

@@ -29,10 +29,8 @@ same command, and the run resumes from the last checkpoint.
 
 Example, one slice of four hosts with four chips each:
   launch/xpk.sh --cluster tpus --name zero --zone us-west4-a --type v5litepod-16 \
-    -- --config=configs/drzero.py --workdir=/share/runs/zero --config.mesh.replica=4 --config.mesh.fsdp=2 \
-    --config.mesh.model=2 --config.sampler.slots=32 --config.offload=True --config.policy.attention=splash \
-    --config.policy.scan=True --config.checkpoint.every=10 --config.policy.path=/share/Qwen2.5-3B-Instruct \
-    --config.retrieval.path=/share/wiki18_e5
+    -- --config=configs/drzero.py --workdir=/share/runs/zero --config.checkpoint.every=10 \
+    --policy=/share/Qwen2.5-3B-Instruct --index=/share/wiki18_e5
 END
 }
 

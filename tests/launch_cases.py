@@ -8,8 +8,8 @@ import textwrap
 ROOT = pathlib.Path(__file__).parents[1]
 LAUNCH = ROOT / 'launch'
 RUN = ['--config=configs/drzero.py:mini', "--workdir=/mnt/my share/it's"]
-# As many replicas as the machine with the fewest devices has, and the others as shards of the model.
-RUN += ['--config.mesh.replica=4', '--config.mesh.fsdp=1', '--config.mesh.model=-1']
+# As many replicas as the machine with the fewest devices has, and the others as shards of them.
+RUN += ['--config.mesh.replica=4', '--config.mesh.fsdp=-1', '--config.micro.rows=32']
 OPTIONS = {
     'local_2proc': ['--devices', '2', '--port', '23456'],
     'tpu_vm': [

@@ -1,4 +1,4 @@
-"""Plans of runs: memory beside the compiled tables, what is chosen and refused, and the flags that are printed."""
+"""Plans of runs: memory beside the compiled tables, what is chosen, applied, kept and refused, and what is printed."""
 
 import dataclasses
 import itertools
@@ -6,14 +6,25 @@ import json
 
 import pytest
 from python_process import ROOT, run_python
+from run_records import stored_config, write_record
 
 from benchmarks import adapter_cases, adapter_tables, tpu_aot, tpu_shapes
-from zeroplay_jax.configuration import check, fields, planning, rules
+from zeroplay_jax.configuration import fields, planning, rules
 from zeroplay_jax.configuration.fields import config as packaged_config
-from zeroplay_jax.configuration.machines import CHIPS, GIB, GPUS, catalog, machine
+from zeroplay_jax.configuration.machines import CHIPS, GIB, GPUS, catalog, machine, machine_of
 from zeroplay_jax.configuration.memory import ERROR, Roles, memory_of, roles_of
-from zeroplay_jax.configuration.planning import choose
+from zeroplay_jax.configuration.planning import (
+    PLANNED,
+    Kept,
+    apply,
+    choose,
+    given_by_hand,
+    keep,
+    shrink,
+)
 from zeroplay_jax.policy.sizes import KNOWN, sizes_of
+from zeroplay_jax.settings.kinds import ConfigError
+from zeroplay_jax.training.policy_settings import settings
 from zeroplay_jax.types import UserError
 
 TYPES = adapter_tables.TYPES | {
@@ -134,11 +145,119 @@ def test_what_is_chosen_fits_and_is_accepted_by_a_run(name, rank):
         chosen = config.copy_and_resolve_references()
         fields.set_fields(chosen, planning.flags_of(config, planned))
         assert dict(fields.leaves(chosen)) == planned.fields
-        check.resolve_mesh(chosen, target)
+        planning.resolve_mesh(chosen, target)
         shards = planned.shards
         rules.check_shards(chosen, shards, shards // target.hosts)
         assert not planning.flags_of(chosen, planned)
         assert choose(chosen, target).fields == planned.fields
+
+
+DEVICES = {
+    'v5litepod-4': ('TPU v5 lite', 4, 1),
+    'v6e-16': ('TPU v6 lite', 16, 4),
+    'v5p-32': ('TPU v5', 16, 4),
+    'h100x1': ('NVIDIA H100 80GB HBM3', 1, 1),
+    '2*h200x8': ('NVIDIA H200', 16, 2),
+    '2*cpu:4': ('cpu', 8, 2),
+    '8': ('NVIDIA A100-SXM4-80GB', 8, 1),
+}
+
+
+@pytest.mark.parametrize('name', DEVICES)
+def test_the_machine_of_a_run_is_that_of_its_name(name):
+    assert machine_of(*DEVICES[name]) == machine(name)
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+@pytest.mark.parametrize('target', ['v5litepod-4', 'v5p-32', 'h100x1'])
+def test_every_config_starts_without_a_shape(name, target):
+    """With whole weights where they fit, else with adapters, as the line says."""
+    config, target = packaged_config(name), machine(target)
+    assert not {*PLANNED} & given_by_hand(config) - {'policy.dtype', 'policy.remat'}
+    if choose(config, target) is None:
+        with pytest.raises(ConfigError, match=f'too small.*rank=32: {target.name}'):
+            apply(config, target, keep(config, ''))
+        config.policy.adapters.rank = 32
+    first, second = apply(config, target, keep(config, ''))
+    assert first.startswith(f'plan for {target.name} and ') and ' GiB of a device' in second
+    assert config.sampler.attention == 'ragged' and config.policy.dtype == 'bfloat16'
+    assert choose(config, target).fields == dict(fields.leaves(config))
+
+
+def test_what_is_set_by_hand_stays():
+    config = packaged_config('drzero', changes={'sampler.slots': 64, 'mesh.replica': 4})
+    config.mesh.update(fsdp=-1, model=1)
+    kept = keep(config, '', ['policy.scan'])
+    assert kept.given >= {'sampler.slots', 'policy.scan', 'mesh.model'}
+    apply(config, machine('v5p-32'), kept)
+    assert config.mesh.to_dict() == {'replica': 4, 'fsdp': 4, 'model': 1}
+    assert (config.sampler.slots, config.sampler.pages) == (64, 64 * 4096 // 128)
+    assert config.micro.rows == 32 and not config.policy.scan
+    config.mesh.update(replica=3, fsdp=1)
+    with pytest.raises(ConfigError, match='v5p-32 has 16 on 4 hosts'):
+        apply(config, machine('v5p-32'), kept)
+
+
+def test_on_cpus_and_unknown_devices_nothing_changes():
+    config = packaged_config('drzero')
+    before = config.to_dict()
+    assert not apply(config, machine('cpu:2'), Kept())
+    (note,) = apply(config, machine('2*8'), Kept())
+    assert 'memory of 2*8 is not known' in note
+    config.plan = 'off'
+    assert not apply(config, machine('h100x1'), Kept())
+    assert config.to_dict() == before | {'plan': 'off'}
+
+
+def test_a_resumed_run_keeps_its_shapes(tmp_path):
+    config, target = packaged_config('drzero'), machine('h100x1')
+    apply(config, target, keep(config, ''))
+    write_record(tmp_path, config, machine=target.name)
+    again = packaged_config('drzero')
+    kept = keep(again, tmp_path)
+    assert again == config and kept.machine == 'h100x1'
+    # On a machine that would get others.
+    assert not apply(again, machine('h200x1'), kept) and again == config
+    # Asked on any machine.
+    asked = settings(tmp_path / 'policy' / 'solver')
+    assert asked.sampler == packaged_config('drzero').sampler and asked.policy.dtype == 'bfloat16'
+    for other in ('h100x8', 'v5litepod-1', 'cpu:1'):
+        with pytest.raises(ConfigError, match=f'planned for h100x1, and this is {other}; resume'):
+            apply(again, machine(other), kept)
+    with pytest.raises(UserError, match='sampler.slots'):
+        changed = packaged_config('drzero', changes={'sampler.slots': 8})
+        keep(changed, tmp_path)
+        fields.check(tmp_path, changed)
+    # Begun without a plan.
+    write_record(tmp_path, packaged_config('drzero', changes={'plan': 'off'}))
+    assert keep(again, tmp_path) == Kept() and again.plan == 'off'
+
+
+def test_too_little_memory_takes_the_next_smaller_choice(tmp_path):
+    config, target = packaged_config('drzero'), machine('h100x1')
+    kept = keep(config, tmp_path / 'run')
+    apply(config, target, kept)
+    large = planning.estimate(config, target).peak
+    line = shrink(config, target, kept, str(tmp_path / 'run'))
+    assert line.startswith('h100x1 has too little memory for the plan; the next smaller one: plan')
+    again = packaged_config('drzero')
+    assert keep(again, tmp_path / 'run').machine == 'h100x1' and again == config
+    assert planning.estimate(again, target).peak < (1 - ERROR) * large
+    assert stored_config(tmp_path / 'run')['sampler']['pages'] == config.sampler.pages
+    assert not shrink(config, machine('cpu:1'), kept, str(tmp_path / 'run'))
+    (tmp_path / 'run/checkpoints/2').mkdir(parents=True)
+    assert not shrink(config, target, kept, str(tmp_path / 'run'))
+
+
+def test_a_check_shows_the_plan_of_the_machine_that_is_named():
+    words = ['--config=configs/drzero.py', '--workdir=/mnt/run', '--index=/mnt/index', '--nofiles']
+    words += ['-m', 'zeroplay_jax.main', '--check']
+    words = [*words[4:], *words[:4]]
+    sound = run_python(*words, '--on=v5litepod-4', cwd=ROOT)
+    assert sound.returncode == 0 and 'plan for v5litepod-4' in sound.stdout, sound.stderr
+    assert 'the command is sound; memory: about 13.8 GiB of 15.8' in sound.stdout
+    result = run_python(*words, '--on=v5litepod-8', '--config.mesh.model=8', cwd=ROOT)
+    assert result.returncode == 2 and 'num_key_value_heads=2 is not divisible' in result.stderr
 
 
 def test_adapters_of_every_config_fit_where_they_were_compiled():
@@ -205,8 +324,9 @@ def test_known_sizes_are_those_of_the_config(name, tmp_path):
     stored = (tpu_shapes.MODELS | tpu_shapes.FURTHER_MODELS)[name]
     (tmp_path / 'config.json').write_text(json.dumps(stored))
     assert sizes_of(str(tmp_path)) == KNOWN[name]
-    with pytest.raises(UserError, match='neither a folder'):
-        sizes_of('hf://owner/another')
+    for other in ('another', f'{name}-Instruct-GPTQ-Int4', f'{name}-awq', f'{name}-bnb-4bit'):
+        with pytest.raises(UserError, match='neither a folder'):
+            sizes_of(f'hf://owner/{other}')
 
 
 def test_a_command_that_takes_too_much_memory_is_a_mistake():
@@ -217,9 +337,9 @@ def test_a_command_that_takes_too_much_memory_is_a_mistake():
         '--nofiles',
         '--on=v5litepod-4',
     ]
-    words += ['--config.mesh.fsdp=-1', '--config.micro.rows=4']
+    words += ['--config.plan=off', '--config.micro.rows=4']
     refused = run_python('-m', 'zeroplay_jax.main', *words, cwd=ROOT)
-    assert refused.returncode == 2 and 'zeroplay_jax.plan chooses what fits' in refused.stderr
+    assert refused.returncode == 2 and 'plan=auto chooses what fits' in refused.stderr
 
 
 def test_what_shards_do_not_divide_is_whole_on_each():

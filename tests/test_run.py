@@ -135,11 +135,12 @@ def test_every_item_is_told_with_where_it_comes_from(uninterrupted):
 
 
 def test_a_longer_schedule_killed_and_resumed_equals_an_uninterrupted_run(uninterrupted, tmp_path):
-    """A finished run of one iteration is continued to two (`--from`), and killed meanwhile."""
+    """A finished run of one iteration is continued to two (`--from`), and killed meanwhile. On CPUs a plan is none."""
     shorter = tmp_path / 'shorter'
     finish(start(shorter, '--config.schedule.iterations=1'))
     killed = tmp_path / 'killed'
-    _kill_and_compare(uninterrupted[0], killed, 1, random.Random(0), f'--from={shorter}')
+    extra = (f'--from={shorter}', '--config.plan=auto')
+    _kill_and_compare(uninterrupted[0], killed, 1, random.Random(0), *extra)
     # The evaluation at the end of the shorter schedule is no step of the longer one.
     steps = len(lines(shorter)) - 1
     # Its lines name the longer run.
@@ -147,7 +148,8 @@ def test_a_longer_schedule_killed_and_resumed_equals_an_uninterrupted_run(uninte
     for record in (*records[0], *records[1]):
         del record['run']
     assert records[0] == records[1]
-    assert json.loads((killed / 'run.json').read_text())['origin']['step'] == steps + 1
+    recorded = json.loads((killed / 'run.json').read_text())
+    assert recorded['origin']['step'] == steps + 1 and recorded['machine'] == 'cpu:2'
 
 
 @pytest.mark.long

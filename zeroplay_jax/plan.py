@@ -4,9 +4,8 @@
     python -m zeroplay_jax.plan --config=configs/ssp.py --machine=v5litepod-4 --config.policy.adapters.rank=32
     python -m zeroplay_jax.plan --config=configs/dspo.py --machine=h100x8 --policy=hf://Qwen/Qwen2.5-3B-Instruct
 
-Prints memory by part, time, the cheapest machine that fits and what a smaller one takes to stderr, and to stdout the
-flags that the run needs beside those given: copy them, or write $(python -m zeroplay_jax.plan …) into its command once
-the plan was not refused, because a shell goes on without the flags.
+Prints memory by part, time, the cheapest machine that fits and what a smaller one takes to stderr, and to stdout what
+is chosen, as flags beside those given. A run with config.plan=auto takes it without them.
 
 Nothing is downloaded or compiled: of a policy only config.json is read, or its name is known. Machines: v5litepod-4,
 v6e-8, v5p-32, h100x8 (GPUs of a host), 2*h100x8 (hosts), cpu:2 (devices).
@@ -24,7 +23,15 @@ from ml_collections import config_flags
 from zeroplay_jax.configuration import command_line, fields
 from zeroplay_jax.configuration.machines import CHIPS, machine
 from zeroplay_jax.configuration.memory import Memory
-from zeroplay_jax.configuration.planning import cheapest, choose, flags_of, policy_of, table
+from zeroplay_jax.configuration.planning import (
+    cheapest,
+    choose,
+    flags_of,
+    given_by_hand,
+    policy_of,
+    table,
+    too_small,
+)
 from zeroplay_jax.policy.sizes import known_name
 from zeroplay_jax.types import UserError
 
@@ -47,12 +54,9 @@ def main(argv: list[str]) -> None:
         raise UserError(f'--machine={target.name}: its memory is not known; give {kinds} or cpu')
     fields.fit_to_recipe(config)
     fields.check_values(config)
-    planned = choose(config, target)
+    planned = choose(config, target, given_by_hand(config, command_line.changed_fields()))
     if planned is None:
-        raise UserError(
-            f'--machine={target.name}: too small for {policy_of(config)} and the roles of this config; '
-            + cheapest(config, target)
-        )
+        raise UserError(f'--machine={too_small(config, target)}')
     lines = [*table(planned), _time(config, planned)]
     if target.kind != 'cpu':
         lines.append(cheapest(config, target))

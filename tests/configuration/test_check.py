@@ -5,9 +5,10 @@ from config_checks import ROOT
 from python_process import config_flags, run_python
 from run_records import write_record
 
-from zeroplay_jax.configuration import check
 from zeroplay_jax.configuration.check import is_asked_for
 from zeroplay_jax.configuration.fields import config as packaged_config
+from zeroplay_jax.configuration.machines import machine
+from zeroplay_jax.configuration.planning import resolve_mesh
 from zeroplay_jax.settings.kinds import ConfigError, Mistakes, fail
 
 
@@ -100,11 +101,11 @@ def test_questions_of_another_corpus_are_named(tmp_path, user_reads):
 def test_free_axes_of_a_mesh_are_resolved_and_replicas_do_not_span_hosts():
     config = packaged_config('drzero')
     config.mesh.update(replica=4, fsdp=-1, model=2)
-    check.resolve_mesh(config, check.machine('v5litepod-16'))
+    resolve_mesh(config, machine('v5litepod-16'))
     assert config.mesh.to_dict() == {'replica': 4, 'fsdp': 2, 'model': 2}
     config.mesh.update(replica=2, fsdp=4)
     with pytest.raises(ConfigError, match='multiple of 4'):
-        check.resolve_mesh(config, check.machine('v5litepod-16'))
+        resolve_mesh(config, machine('v5litepod-16'))
 
 
 def test_a_crash_is_hidden_behind_a_mistake_only():

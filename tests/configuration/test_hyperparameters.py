@@ -28,7 +28,7 @@ ENTRIES = PAGE['load']()
 TABLE = {system: ENTRIES['all'] | ENTRIES[system] for system in ENTRIES if system != 'all'}
 # What a config says about the machine, evaluations, or files of the user, and not about the method.
 MACHINE = """
-    mesh. micro. retrieval. eval.file eval.questions eval.every policy.remat policy.logits prompts sampler.slots
+    plan mesh. micro. retrieval. eval.file eval.questions eval.every policy.remat policy.logits prompts sampler.slots
     sampler.chunk sampler.burst inputs. checkpoint.
 """
 

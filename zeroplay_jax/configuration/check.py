@@ -8,7 +8,6 @@ asked over the network.
 
 from __future__ import annotations
 
-import math
 import pathlib
 import re
 import sys
@@ -17,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from absl import flags
 from ml_collections import ConfigDict
 
-from zeroplay_jax.configuration import command_line, fields, rules
+from zeroplay_jax.configuration import command_line, fields, planning, rules
 from zeroplay_jax.configuration.machines import CHIPS, GIB, Machine, machine
 from zeroplay_jax.configuration.memory import ERROR
 from zeroplay_jax.configuration.places import (
@@ -28,7 +27,6 @@ from zeroplay_jax.configuration.places import (
     fetch_addresses,
     keep_prompts,
 )
-from zeroplay_jax.configuration.planning import estimate
 from zeroplay_jax.configuration.rules import check_adapters, check_held_out
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import downloads, objects
@@ -36,7 +34,6 @@ from zeroplay_jax.runtime.record import FILE_NAME
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.kinds import PACKAGE, PROMPT_SETS, ConfigError, Mistakes
-from zeroplay_jax.types import UserError
 
 _NAME = 'zeroplay_jax'
 # Rules about what lies on a disk.
@@ -67,11 +64,10 @@ def main(argv: Sequence[str]) -> int:
         given['nofiles'] = ''
     config = _loaded(arguments, mistakes)
     _check_folders(given, mistakes)
+    target = _machine(given, mistakes)
     memory = ''
     if config is not None:
-        memory = _check_config(config, given, mistakes)
-    elif 'on' in given:
-        mistakes.of(machine, given['on'])
+        memory = _check_config(config, given, target, mistakes)
     for line in mistakes.lines:
         print(f'{_NAME}: {line}', file=sys.stderr)
     if mistakes.lines:
@@ -205,6 +201,15 @@ def _check_flag(argument: str) -> None:
         )
 
 
+def _machine(given: Mapping[str, str], mistakes: Mistakes) -> Machine | None:
+    """Returns the machine of --on; None without one, or if there is none of this name, which is noted."""
+    try:
+        return machine(given['on']) if 'on' in given else None
+    except ConfigError as error:
+        mistakes.note(str(error))
+        return None
+
+
 # ---- the config --------------------------------------------------------------------------------------
 
 
@@ -220,17 +225,21 @@ def _check_folders(given: Mapping[str, str], mistakes: Mistakes) -> None:
         mistakes.note(f'--from={source}: not the workdir of a run; it has no {FILE_NAME}')
 
 
-def _check_config(config: ConfigDict, given: Mapping[str, str], mistakes: Mistakes) -> str:
+def _check_config(
+    config: ConfigDict, given: Mapping[str, str], target: Machine | None, mistakes: Mistakes
+) -> str:
     """Notes the mistakes of a config, also on the machine of --on; returns what is to be said of its memory, or ''."""
     has_files = 'nofiles' not in given
     # What lies in a bucket is read when the run starts.
     mistakes.fields |= {name for name, path in _paths(config).items() if objects.is_address(path)}
     if not has_files and 'documents' in config.inputs:
         config.inputs.documents = ''
-    workdir = given.get('workdir')
-    if workdir and has_files and not objects.is_address(workdir):
+    workdir = given.get('workdir', '')
+    is_here = bool(workdir) and has_files and not objects.is_address(workdir)
+    if is_here:
         mistakes.of(keep_prompts, config, workdir)
     _check_values(config, mistakes)
+    kept = planning.keep(config, workdir if is_here else '', command_line.changed_fields())
     # What comes with the package is that of this installation.
     for name, path in _paths(config).items():
         config.update_from_flattened_dict({name: downloads.packaged(path)})
@@ -238,16 +247,13 @@ def _check_config(config: ConfigDict, given: Mapping[str, str], mistakes: Mistak
     on_machine = config.copy_and_resolve_references()
     if not has_files and config.prompts not in PROMPT_SETS:
         on_machine.prompts = 'full'
-    target = None
-    if 'on' in given:
-        count = len(mistakes.lines)
-        mistakes.of(lambda: resolve_mesh(on_machine, machine(given['on'])))
-        target = machine(given['on']) if len(mistakes.lines) == count else None
+    lines: list[str] = []
+    if target is not None:
+        mistakes.of(lambda: lines.extend(_fit(on_machine, target, kept)))
     recipe = recipe_class(config.recipe)
     for rule in rules.RULES:
         # It downloads what lies in a bucket.
-        is_here = rule is not fetch_addresses and (has_files or rule not in _FILE_RULES)
-        if is_here:
+        if rule is not fetch_addresses and (has_files or rule not in _FILE_RULES):
             mistakes.of(rule, on_machine, recipe)
     if has_files:
         mistakes.of(check_documents, on_machine, recipe)
@@ -256,25 +262,38 @@ def _check_config(config: ConfigDict, given: Mapping[str, str], mistakes: Mistak
     mistakes.of(recipe.check, on_machine)
     if has_files:
         mistakes.of(rules.check_evaluation, on_machine)
-        mistakes.of(command_line.check_heads, on_machine)
-    if workdir and has_files and not mistakes.lines and not objects.is_address(workdir):
+    mistakes.of(command_line.check_heads, on_machine)
+    if is_here and not mistakes.lines:
         mistakes.of(fields.check, workdir, config)
-    return _memory(on_machine, target, mistakes) if target and not mistakes.lines else ''
+    if mistakes.lines or target is None:
+        return ''
+    memory = _memory(on_machine, target, mistakes)
+    print('\n'.join([*lines, '']), end='')
+    return memory
+
+
+def _fit(config: ConfigDict, target: Machine, kept: planning.Kept) -> list[str]:
+    """Gives a config the shapes of a plan and the mesh on a machine, in place; returns the lines about the plan."""
+    lines: list[str] = []
+    if config.plan == 'auto':
+        if kept.machine or target.kind and planning.knows_policy(config):
+            lines = planning.apply(config, target, kept)
+        elif 'mesh.model' not in kept.given:
+            # It is planned where the run starts.
+            return []
+    planning.resolve_mesh(config, target)
+    return lines
 
 
 def _memory(config: ConfigDict, target: Machine, mistakes: Mistakes) -> str:
     """Notes a mesh, slots and rows that a machine has no memory for; returns how much they take, '' if not known."""
-    if target.kind not in CHIPS:
+    if target.kind not in CHIPS or not planning.knows_policy(config):
         return ''
-    try:
-        memory = estimate(config, target)
-    except UserError:
-        # A model of the Hub, or what another rule refuses.
-        return ''
+    memory = planning.estimate(config, target)
     limit = CHIPS[target.kind].memory
     text = f'memory: about {memory.peak / GIB:.1f} GiB of {limit / GIB:.1f} a device'
     if memory.peak > (1 + ERROR) * limit:
-        mistakes.note(f'--on={target.name}: {text}; python -m zeroplay_jax.plan chooses what fits')
+        mistakes.note(f'--on={target.name}: {text}; --config.plan=auto chooses what fits')
     return f'{text}; not checked: '
 
 
@@ -296,30 +315,3 @@ def _paths(config: ConfigDict) -> dict[str, str]:
     if config.prompts not in PROMPT_SETS:
         paths['prompts'] = config.prompts
     return paths | dict(fields.input_paths(config))
-
-
-# ---- machines --------------------------------------------------------------------------------------
-
-
-def resolve_mesh(config: ConfigDict, target: Machine) -> None:
-    """Replaces the -1 of a mesh by its size on a machine, in place.
-
-    Raises:
-      ConfigError: the mesh is not made of all devices, or a replica would span hosts.
-    """
-    axes = ('replica', 'fsdp', 'model')
-    fixed = math.prod(size for size in config.mesh.values() if size != -1)
-    # At least 1: too many devices are named below.
-    free = max(1, target.devices // fixed)
-    sizes = {axis: free if config.mesh[axis] == -1 else config.mesh[axis] for axis in axes}
-    text = ', '.join(f'{axis}={size}' for axis, size in sizes.items())
-    required = math.prod(sizes.values())
-    hosts = f'{target.hosts} host{"s" if target.hosts > 1 else ""}'
-    if required != target.devices:
-        raise ConfigError(
-            f'config.mesh: {text}: is made of {required} devices, and {target.name} has {target.devices} on '
-            f'{hosts}; give sizes whose product is {target.devices}, such as '
-            f'replica={target.hosts}, fsdp=1, model={target.devices // target.hosts}'
-        )
-    config.mesh.update(sizes)
-    rules.check_replicas(config, target.hosts)

@@ -24,13 +24,15 @@ from typing import Any
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from zeroplay_jax.configuration import fields, rules
-from zeroplay_jax.retrieval import json_text, objects
+from zeroplay_jax.configuration import fields, planning, rules
+from zeroplay_jax.configuration.machines import here
+from zeroplay_jax.policy.sizes import sizes_of
+from zeroplay_jax.retrieval import objects
 from zeroplay_jax.retrieval.command import MessageFormatter, similar_path
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, CONFIGS, ConfigError, fail, is_server
+from zeroplay_jax.settings.kinds import CONFIGS, ConfigError, fail, is_server
 from zeroplay_jax.settings.renamed import OLD_FIELDS
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
 
@@ -349,11 +351,16 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         raise ConfigError(f'the config could not be loaded: {reason}') from error
 
 
+def changed_fields() -> dict[str, Any]:
+    """Returns dotted name → value of the fields that flags set."""
+    return config_flags.get_override_values(flags.FLAGS['config'])
+
+
 def note_of_questions() -> str:
     """Returns a line if the flags name another corpus than the config, and not other questions; '' otherwise."""
     config_flag = flags.FLAGS['config']
     config = config_flag.value
-    changed = config_flags.get_override_values(config_flag)
+    changed = changed_fields()
     corpus = {'retrieval.path', 'retrieval.url'} & changed.keys()
     if not corpus or not config.eval.file or 'eval.file' in changed:
         return ''
@@ -529,6 +536,9 @@ def connect(config) -> None:
     Call it before JAX looks for devices.
     """
     prepare_process()
+    if config.plan == 'auto':
+        # A plan counts on nearly all memory of a GPU.
+        os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', '.97')
     # This import loads JAX, so the config must have been checked before.
     from zeroplay_jax.runtime.devices import connect as join_processes
     from zeroplay_jax.runtime.devices import divide_cpu
@@ -544,8 +554,14 @@ def connect(config) -> None:
     )
 
 
-def check_devices(config) -> None:
-    """Refuses a mesh that the devices or the model do not allow; call it after `connect`. Needs JAX alone.
+def check_devices(config, kept: planning.Kept) -> None:
+    """Plans what the config leaves to the plan, and refuses a mesh that the devices or the model do not allow.
+
+    Call it after `connect`. Needs JAX alone.
+
+    Args:
+      config: gets the fields that are chosen, in place.
+      kept: what the plan leaves as it is.
 
     Raises:
       UserError: one line.
@@ -554,6 +570,10 @@ def check_devices(config) -> None:
 
     from zeroplay_jax.policy import sharding
 
+    if config.plan == 'auto':
+        lines = planning.apply(config, here(), kept)
+        if jax.process_index() == 0:
+            print('\n'.join([*lines, '']), end='', file=sys.stderr)
     # Checked first: more devices would not help such a mesh.
     check_heads(config)
     mesh = sharding.make_mesh(**dict(config.mesh))
@@ -567,22 +587,11 @@ def check_devices(config) -> None:
 
 def check_heads(config) -> None:
     """Refuses a known size of the model axis of the mesh that would split a head of the policy; imports JAX."""
-    heads = _heads(config)
-    if heads and config.mesh.model != -1:
+    if config.mesh.model != -1 and planning.knows_policy(config):
         from zeroplay_jax.policy import sharding
 
-        sharding.check_heads(*heads, config.mesh.model)
-
-
-def _heads(config) -> tuple[int, int] | None:
-    """Returns the policy's numbers of attention heads and of key/value heads; None if they cannot be read."""
-    folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
-    try:
-        model = json_text.read_object(folder / 'config.json', float)
-        return int(model['num_attention_heads']), int(model['num_key_value_heads'])
-    except (OSError, ValueError, KeyError, TypeError):
-        # Reported when the policy is opened.
-        return None
+        sizes = sizes_of(planning.policy_of(config))
+        sharding.check_heads(sizes.heads, sizes.kv_heads, config.mesh.model)
 
 
 # ---- limits of the shell ---------------------------------------------------------------------------

@@ -36,6 +36,17 @@ CHIPS = {
     'h200': Chip(989e12, 4.8e12, 138 * GIB, 3.8),
 }
 GPUS = ('h100', 'h200')
+# Beginnings of the names that JAX gives devices → their kind; the longest one counts.
+_DEVICES = {
+    'TPU v5 lite': 'v5e',
+    'TPU v5e': 'v5e',
+    'TPU v5': 'v5p',
+    'TPU v6 lite': 'v6e',
+    'TPU v6e': 'v6e',
+    'NVIDIA H100': 'h100',
+    'NVIDIA H200': 'h200',
+    'cpu': 'cpu',
+}
 # Chips of a TPU host, by generation, in slices of several hosts; the largest slice with a single host; and how many
 # units of the name (chips, or cores of which two are a chip) a device has.
 _TPUS = {
@@ -105,6 +116,26 @@ def machine(name: str, flag: str = '--on') -> Machine:
         )
     kind = match[2].replace('litepod', 'e')
     return Machine(name, count * devices, count * hosts, kind if kind in CHIPS else '')
+
+
+def here() -> Machine:
+    """Returns the machine of this run; the processes must have met."""
+    import jax
+
+    return machine_of(jax.devices()[0].device_kind, jax.device_count(), jax.process_count())
+
+
+def machine_of(device: str, devices: int, hosts: int) -> Machine:
+    """Returns the machine with so many devices on all hosts; `device`: what JAX calls one of them."""
+    names = [name for name in _DEVICES if device.startswith(name)]
+    kind = _DEVICES[max(names, key=len)] if names else ''
+    tpu = kind.replace('v5e', 'v5litepod')
+    if tpu in _TPUS:
+        name = f'{tpu}-{devices * _TPUS[tpu][2]}'
+    else:
+        name = f'{hosts}*' if hosts > 1 else ''
+        name += {'cpu': 'cpu:', '': ''}.get(kind, f'{kind}x') + str(devices // hosts)
+    return Machine(name, devices, hosts, kind)
 
 
 def catalog() -> list[Machine]:

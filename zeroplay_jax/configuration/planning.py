@@ -1,17 +1,45 @@
-"""Chooses the fields of a config that depend on a machine: mesh, slots or pages, rows, kernels and placement."""
+"""Chooses the fields of a config that depend on a machine: mesh, slots or pages, rows, kernels and placement.
+
+`zeroplay_jax.plan` prints a plan; with `config.plan` a run applies it when it begins, and keeps it.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+import pathlib
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
+from ml_collections import ConfigDict
+
+from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.configuration.fields import leaves
-from zeroplay_jax.configuration.machines import CHIPS, GIB, GPUS, Machine, catalog
+from zeroplay_jax.configuration.machines import CHIPS, GIB, GPUS, Machine, catalog, machine
 from zeroplay_jax.configuration.memory import ERROR, Memory, Roles, memory_of, roles_of
 from zeroplay_jax.policy.sizes import Sizes, sizes_of
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
+from zeroplay_jax.retrieval import objects
+from zeroplay_jax.runtime import record as run_record
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError
+from zeroplay_jax.types import UserError
+
+_MESH = ('mesh.replica', 'mesh.fsdp', 'mesh.model')
+# The fields that are chosen.
+PLANNED = (
+    *_MESH,
+    'policy.dtype',
+    'policy.remat',
+    'policy.attention',
+    'policy.scan',
+    'micro.rows',
+    'offload',
+    'sampler.page',
+    'sampler.attention',
+    'sampler.slots',
+    'sampler.pages',
+    'sampler.token_budget',
+    'sampler.decode_buckets',
+)
 
 # Chips over which weights are split at most, on TPUs the chips of a host of a large slice.
 _MOST_SPLIT = 4
@@ -57,6 +85,15 @@ def policy_of(config: Any) -> str:
     return config.policy.path or str(BUILT_IN_CHECKPOINT)
 
 
+def knows_policy(config: Any) -> bool:
+    """Returns whether the sizes of the policy are known; if not, it is on the Hub, or cannot be used."""
+    try:
+        sizes_of(policy_of(config))
+    except UserError:
+        return False
+    return True
+
+
 def estimate(config: Any, target: Machine) -> Memory:
     """Returns the memory of a run as its config has it; its mesh is known.
 
@@ -66,22 +103,32 @@ def estimate(config: Any, target: Machine) -> Memory:
     return memory_of(sizes_of(policy_of(config)), roles_of(config), dict(leaves(config)), target)
 
 
-def choose(config: Any, target: Machine) -> Memory | None:
+def choose(
+    config: Any, target: Machine, given: Collection[str] = (), below: float = math.inf
+) -> Memory | None:
     """Returns the memory of a run with the fields that are chosen for a machine; None: it does not fit.
+
+    Args:
+      given: names of the fields that stay as they are (`given_by_hand`), but for a -1 of a mesh.
+      below: most bytes of a device, if less than it has.
 
     Raises:
       UserError: the sizes of the policy are not known.
     """
+    if 'mesh.model' in given:
+        config = config.copy_and_resolve_references()
+        resolve_mesh(config, target)
     sizes, roles, values = sizes_of(policy_of(config)), roles_of(config), dict(leaves(config))
     if target.kind == 'cpu':
         return memory_of(sizes, roles, values | _on_cpu(values, target), target)
-    limit = (1 - ERROR) * CHIPS[target.kind].memory
-    placements = list(_placements(sizes, roles, values, target))
+    limit = min((1 - ERROR) * CHIPS[target.kind].memory, below)
+    kept = {name: values[name] for name in given}
+    placements = list(_placements(sizes, roles, values, target, kept))
     tries = [*itertools.product(placements, _ENOUGH)]
     tries += [(placement, few) for few, placement in itertools.product(_FEW, placements)]
     for placement, full in tries:
         chosen = values | placement
-        chosen |= _slots(chosen, target, full)
+        chosen |= _slots(chosen, target, full, 'sampler.slots' in kept) | kept
         memory = memory_of(sizes, roles, chosen, target)
         if memory.peak <= limit:
             return memory
@@ -108,9 +155,9 @@ def _on_cpu(values: dict[str, Any], target: Machine) -> dict[str, Any]:
 
 
 def _placements(
-    sizes: Sizes, roles: Roles, values: dict[str, Any], target: Machine
+    sizes: Sizes, roles: Roles, values: dict[str, Any], target: Machine, kept: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yields fields of meshes, rows and placements, the fastest first."""
+    """Yields fields of meshes, rows and placements with those in `kept`, the fastest first."""
     is_gpu = target.kind in GPUS
     shapes = SHAPES[target.kind]
     per_host = target.devices // target.hosts
@@ -118,6 +165,7 @@ def _placements(
     most = math.gcd(most, sizes.kv_heads, sizes.vocab_size)
     # On TPUs as in the compiled tables.
     splits = [split for split in (1, 2, 4, 8) if most % split == 0] if is_gpu else [most]
+    splits = [kept['mesh.model']] if 'mesh.model' in kept else splits
     lengths = [values['micro.tokens'], values.get('privileged.tokens', 0) * roles.distills]
     is_splash = not is_gpu and not any(length % 128 for length in lengths)
     # Only adapters were compiled without a loop over the layers, which takes less memory.
@@ -140,13 +188,14 @@ def _placements(
             'micro.rows': rows * target.devices // split,
             'offload': offload,
             'sampler.page': shapes.page if has_pages else 0,
-            'sampler.attention': 'ragged' if has_pages else 'xla',
-        }
+            'sampler.attention': 'ragged' if kept.get('sampler.page', has_pages) else 'xla',
+        } | kept
 
 
-def _slots(values: dict[str, Any], target: Machine, full: int) -> dict[str, Any]:
+def _slots(values: dict[str, Any], target: Machine, full: int, are_given: bool) -> dict[str, Any]:
     """Returns slots or pages for so many rollouts of full length in a data shard, or for as many as there are."""
-    all_shards, page = values['mesh.replica'], values['sampler.page']
+    all_shards = values['mesh.replica'] * values['mesh.fsdp']
+    page = values['sampler.page']
     shards = all_shards // target.hosts
     shapes = SHAPES[target.kind] if page else Shapes(0, 0, ())
     # The most rollouts of a step.
@@ -154,6 +203,8 @@ def _slots(values: dict[str, Any], target: Machine, full: int) -> dict[str, Any]
     rollouts = max(values[f'{name}.batch'] * values.get(f'{name}.samples', 1) for name in sections)
     wanted = -(-rollouts // all_shards)
     slots = min(full * (_SLOTS_PER_ROLLOUT if page else 1), _MOST_SLOTS, wanted)
+    if are_given:
+        slots = values['sampler.slots'] // shards
     pages = min(full, slots) * -(-values['sampler.context'] // page) if page else 0
     return {
         'sampler.slots': slots * shards,
@@ -161,6 +212,158 @@ def _slots(values: dict[str, Any], target: Machine, full: int) -> dict[str, Any]
         'sampler.token_budget': shapes.budget * shards,
         'sampler.decode_buckets': tuple(bucket * shards for bucket in shapes.buckets),
     }
+
+
+# ---- plans of runs -----------------------------------------------------------------------------------
+
+
+def given_by_hand(config: Any, flags: Collection[str] = ()) -> frozenset[str]:
+    """Returns the names of the planned fields that a plan leaves as they are.
+
+    They are those that flags set, and those that the config sets to another value than the default. The axes of a mesh
+    stay together; -1 in a config leaves it to the plan.
+    """
+    values, defaults = dict(leaves(config)), dict(leaves(fields.default_config()))
+    given = [name for name in PLANNED if name in flags or values[name] not in (defaults[name], -1)]
+    return frozenset(given).union(_MESH if set(given) & {*_MESH} else ())
+
+
+class Kept(NamedTuple):
+    """What a plan leaves as it is.
+
+    Attributes:
+      given: fields that were set by hand.
+      machine: name of the one for which the run that is resumed was planned; '' for a new run.
+    """
+
+    given: frozenset[str] = frozenset()
+    machine: str = ''
+
+
+def keep(config: ConfigDict, workdir: str | pathlib.Path, flags: Collection[str] = ()) -> Kept:
+    """Gives a config the shapes with which the run in a workdir began, in place; returns what its plan must not change.
+
+    A run that began without a plan goes on without one.
+
+    Args:
+      config: checked.
+      workdir: folder or address of a run, or ''; without a record that can be read nothing changes.
+      flags: as of `given_by_hand`.
+    """
+    if config.plan == 'off':
+        return Kept()
+    given = given_by_hand(config, flags)
+    if not workdir:
+        return Kept(given)
+    # Only a run with a plan loads this code.
+    from zeroplay_jax.runtime.remote_workdir import local_run
+
+    try:
+        folder = local_run(workdir)
+        recorded, stored = run_record.read(folder), fields.read_stored_config(folder)
+    except UserError:
+        return Kept(given)
+    if recorded is None or stored is None:
+        return Kept(given)
+    if not recorded.machine:
+        config.plan = 'off'
+        return Kept()
+    values = dict(leaves(stored))
+    config.update_from_flattened_dict({name: values[name] for name in {*PLANNED} - given})
+    return Kept(given, recorded.machine)
+
+
+def apply(config: ConfigDict, target: Machine, kept: Kept) -> list[str]:
+    """Gives the config of a new run the fields that are chosen for its machine, in place; returns lines about them.
+
+    On CPUs, and without `config.plan`, nothing changes.
+
+    Raises:
+      ConfigError: the machine is too small, or cannot take the shapes of the run that is resumed.
+      UserError: the sizes of the policy are not known.
+    """
+    if config.plan == 'off':
+        return []
+    # An H200 takes the shapes of an H100.
+    if kept.machine and target.name not in (kept.machine, kept.machine.replace('h100', 'h200')):
+        raise ConfigError(
+            f'config.plan=auto: the run was planned for {kept.machine}, and this is {target.name}; resume it there, or '
+            'begin another run with --from=WORKDIR'
+        )
+    if kept.machine or target.kind == 'cpu':
+        return []
+    if not target.kind:
+        return [
+            f'note: config.plan=auto: the memory of {target.name} is not known, so all shapes are those of the config'
+        ]
+    planned = choose(config, target, kept.given)
+    if planned is None:
+        raise ConfigError(f'config.plan=auto: {too_small(config, target)}')
+    return _take(config, planned)
+
+
+def shrink(config: ConfigDict, target: Machine, kept: Kept, workdir: str) -> str:
+    """Takes the next smaller choice for a run that has too little memory in its first steps; returns a line about it.
+
+    The choice is written into the record in the workdir, from which `keep` reads it. '' if there is none: nothing was
+    planned, the run has a checkpoint, or lies in a bucket.
+
+    Args:
+      config: with the plan that was too large.
+    """
+    from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
+
+    folder = pathlib.Path(workdir)
+    planned = None
+    if target.kind in CHIPS and not objects.is_address(workdir):
+        planned = choose(config, target, kept.given, (1 - ERROR) * estimate(config, target).peak)
+    if planned is None or saved_steps(folder / FOLDER):
+        return ''
+    summary = '; '.join(_take(config, planned))
+    plain = run_record.plain_config(fields.frozen(config).to_dict())
+    folder.mkdir(parents=True, exist_ok=True)
+    if run_record.read(folder) is None:
+        run_record.write(folder, run_record.Record(plain))
+    run_record.update(folder, config=plain, machine=target.name)
+    return f'{target.name} has too little memory for the plan; the next smaller one: {summary}'
+
+
+def forget(config: ConfigDict, planned_for: str) -> None:
+    """Gives fields that were planned for a TPU or GPU their defaults, in place: a policy is asked on any machine."""
+    if planned_for and machine(planned_for).kind in CHIPS:
+        defaults = dict(leaves(fields.default_config()))
+        names = {*PLANNED} - {'policy.dtype'}
+        config.update_from_flattened_dict({name: defaults[name] for name in names})
+
+
+def too_small(config: Any, target: Machine) -> str:
+    """Returns the text about a machine for which nothing can be chosen."""
+    what = f'{target.name}: too small for {policy_of(config)} and the roles of this config'
+    return f'{what}; {cheapest(config, target)}'
+
+
+def resolve_mesh(config: ConfigDict, target: Machine) -> None:
+    """Replaces the -1 of a mesh by its size on a machine, in place.
+
+    Raises:
+      ConfigError: the mesh is not made of all devices, or a replica would span hosts.
+    """
+    axes = ('replica', 'fsdp', 'model')
+    fixed = math.prod(size for size in config.mesh.values() if size != -1)
+    # At least 1: too many devices are named below.
+    free = max(1, target.devices // fixed)
+    sizes = {axis: free if config.mesh[axis] == -1 else config.mesh[axis] for axis in axes}
+    text = ', '.join(f'{axis}={size}' for axis, size in sizes.items())
+    required = math.prod(sizes.values())
+    hosts = f'{target.hosts} host{"s" if target.hosts > 1 else ""}'
+    if required != target.devices:
+        raise ConfigError(
+            f'config.mesh: {text}: is made of {required} devices, and {target.name} has {target.devices} on '
+            f'{hosts}; give sizes whose product is {target.devices}, such as '
+            f'replica={target.hosts}, fsdp=1, model={target.devices // target.hosts}'
+        )
+    config.mesh.update(sizes)
+    rules.check_replicas(config, target.hosts)
 
 
 # ---- what is printed ---------------------------------------------------------------------------------
@@ -176,6 +379,27 @@ def flags_of(config: Any, planned: Memory) -> list[str]:
             text = ','.join(map(str, (*chosen, ''))) if isinstance(chosen, tuple) else chosen
             words.append(f'--config.{name}={text}')
     return words
+
+
+def _take(config: ConfigDict, planned: Memory) -> list[str]:
+    """Gives a config the fields of a plan, in place; returns lines that say what was chosen, and why."""
+    chosen, target = planned.fields, planned.machine
+    config.update_from_flattened_dict({name: chosen[name] for name in PLANNED})
+    slots = f'{chosen["sampler.slots"]} rollouts per host and set of weights'
+    if planned.sampler.is_paged:
+        slots += f' in {chosen["sampler.pages"]} pages of {chosen["sampler.page"]} tokens'
+    parts = [
+        'mesh ' + ' · '.join(f'{chosen[name]} {name[5:]}' for name in _MESH),
+        f'{slots} ({chosen["sampler.attention"]})',
+        f'updates of {chosen["micro.rows"]} rows ({chosen["policy.attention"]})',
+    ]
+    parts += ["the learners' state in host memory"] * chosen['offload']
+    sums = [sum(each.values()) / GIB for each in (planned.rollouts, planned.updates)]
+    return [
+        f'plan for {target.name} and {policy_of(config)}: {", ".join(parts)}',
+        f'the fastest known shapes that fit: {sums[0]:.1f} GiB of a device in rollouts, {sums[1]:.1f} in updates, of '
+        f'{CHIPS[target.kind].memory / GIB:.1f}',
+    ]
 
 
 def table(planned: Memory) -> list[str]:

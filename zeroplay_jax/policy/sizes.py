@@ -6,6 +6,7 @@ Imports no JAX, so that memory is known before libraries are loaded.
 from __future__ import annotations
 
 import pathlib
+import re
 from typing import NamedTuple
 
 from zeroplay_jax.policy.adapter_config import base_folder
@@ -131,4 +132,7 @@ def _with_delta(sizes: Sizes, fields: Fields) -> Sizes:
 def known_name(path: str) -> str:
     """Returns the key in KNOWN of the model that the last part of a path names, '' for none."""
     given = path.rstrip('/').rpartition('/')[2].lower() + '-'
+    # Not the weights of the model that they are made of.
+    if re.search(r'-(gptq|awq|gguf|fp8|bnb|mlx|nf4|w\d+a\d+|int\d|\d-?bit)', given):
+        return ''
     return next((name for name in KNOWN if given.startswith(f'{name}-')), '')

@@ -30,15 +30,15 @@ class Sampler(Section):
     burst: PositiveInt = 8
     """Decode steps per call."""
     page: NonNegativeInt = 0
-    """Tokens of a page of the cache; 0: as long as a slot (fastest on CPUs). Pages of 16 to 128 hold more rollouts and
-    share prompts ([slots and pages](concepts.md#slots-and-pages))."""
+    """Tokens of a [page](concepts.md#slots-and-pages) of the cache, 16 to 128; 0: as long as a slot (fastest on
+    CPUs)."""
     pages: NonNegativeInt = 0
     """Pages of a process; 0: as many as the slots can fill. With fewer, waiting rollouts may be evicted."""
     token_budget: NonNegativeInt = 0
     """Required with page: tokens of a step, prefill and decode together, per process."""
     decode_buckets: Sizes = ()
-    """With page: token counts of smaller steps without prefill. Log-probs then depend in the last digits on how many
-    rollouts decode together."""
+    """With page: token counts of smaller steps without prefill, which [change last
+    digits](concepts.md#slots-and-pages)."""
     attention: Literal['xla', 'used', 'ragged'] = 'xla'
     """xla: all slots at once. used: on CPUs, without page, used positions only. ragged: with page, a kernel for TPUs
     and GPUs."""

@@ -270,7 +270,7 @@ class Policy(Section):
     """http(s): as judge.request."""
     adapters: Adapters = Adapters()
     dtype: Literal['float32', 'bfloat16'] = 'float32'
-    """Dtype of activations; use bfloat16 on TPUs and GPUs."""
+    """Dtype of activations."""
     remat: bool = False
     """Recompute layers in the backward pass; on CPUs only with `scan`."""
     remat_policy: Literal['nothing_saveable', 'dots_with_no_batch_dims_saveable'] = (
@@ -615,6 +615,9 @@ class Run(Section):
     stop_after_empty_steps: NonNegativeInt = 2
     """Steps in a row that train nothing after which the run stops with [exit status
     3](learning-nothing.md#while-it-runs); 0: never."""
+    plan: Literal['off', 'auto'] = 'off'
+    """auto: on TPUs and GPUs a new run [chooses](tpu-gpu.md#what-fits) mesh, micro.rows, offload, kernels and slots or
+    pages where neither flags nor config set them."""
     policy: Policy = Policy()
     mesh: Mesh = Mesh()
     cpu_devices: PositiveInt = 1

@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from zeroplay_jax.configs import common, drzero, english, quickstart
 from zeroplay_jax.configuration.fields import default_config, read_stored_config
+from zeroplay_jax.configuration.planning import forget
 from zeroplay_jax.policy import families
 from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.runtime import record as run_record
@@ -55,8 +56,10 @@ def _settings_of_origin(folder: pathlib.Path) -> ConfigDict:
     """Returns the config of the policy's run, or the one that belongs to its tokenizer."""
     run_record.check_export(folder)
     # A run exports its policies to WORKDIR/policy/ROLE.
-    run_config = read_stored_config(folder.absolute().parent.parent)
-    if run_config is not None:
+    workdir = folder.absolute().parent.parent
+    run_config, recorded = read_stored_config(workdir), run_record.read(workdir)
+    if run_config is not None and recorded is not None:
+        forget(run_config, recorded.machine)
         return run_config
     # Tokenizer and architecture of an adapter are in the folder of its base.
     folder = base_folder(folder)

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from zeroplay_jax.configuration import fields
+from zeroplay_jax.configuration import fields, machines
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps, set_damaged_aside
 from zeroplay_jax.policy.adapter_config import base_folder, is_adapter
 from zeroplay_jax.runtime import record as run_record
@@ -172,6 +172,7 @@ def begin(
         identity = run_record.identity_of_checkpoint(workdir / FOLDER / str(newest)) or identity
     else:
         changes |= {'weights': weights, 'run': run_record.hash_of(identity)}
+        changes['machine'] = machines.here().name if config.plan == 'auto' else ''
     run_record.write(workdir, dataclasses.replace(recorded, **changes))
     return identity
 
