@@ -25,7 +25,7 @@ from benchmarks import tpu_shapes
 from zeroplay_jax.configs import common
 from zeroplay_jax.configuration.machines import GIB
 from zeroplay_jax.learner.learner import Learner
-from zeroplay_jax.policy import attention, sharding, transformer
+from zeroplay_jax.policy import attention, delta, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.rollout import sampler, scoring
 
@@ -225,7 +225,7 @@ def slot_state(model: ModelConfig, config: sampler.SamplerConfig, mesh: Mesh):
     # Slots are split over the data axes; the caches also by key/value heads over 'model'.
     cache = sharding.pages(mesh) if config.is_paged else sharding.cache(mesh)
     shardings = jax.tree.map(lambda _: sharding.rows(mesh), state)
-    layers = jax.tree.map(lambda _: cache, state.cache[: model.layers])
+    layers = delta.layout(state.cache[: model.layers], mesh, cache)
     shardings = dataclasses.replace(shardings, cache=(*layers, *shardings.cache[model.layers :]))
     return programs, with_shardings(state, shardings)
 
@@ -255,7 +255,7 @@ def lower_score(name: str, mesh: Mesh, layers: int = 0) -> jax.stages.Lowered:
     shards = sharding.data_shards(mesh)
     programs = scoring.programs(model, TOKENS + CHUNK, mesh)
     cache = jax.eval_shape(programs['empty'])
-    cache = with_shardings(cache, jax.tree.map(lambda _: sharding.cache(mesh), cache))
+    cache = with_shardings(cache, delta.layout(cache, mesh, sharding.cache(mesh)))
     tokens = np.zeros((shards, TOKENS // CHUNK, CHUNK + 1), np.int32)
     start = tokens[..., 0]
     return programs['score'].lower(
