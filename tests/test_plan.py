@@ -228,6 +228,17 @@ def test_a_resumed_run_keeps_its_shapes(tmp_path):
         changed = packaged_config('drzero', changes={'sampler.slots': 8})
         keep(changed, tmp_path)
         fields.check(tmp_path, changed)
+    # The same devices by another name, and by a -1.
+    write_record(tmp_path, config, machine='h100x1')
+    assert not apply(again, machine('1*h100x1'), kept)
+    flags = {'mesh.model': 2, 'mesh.fsdp': -1, 'mesh.replica': 4}
+    config, target = packaged_config('drzero', changes=flags), machine('h100x8')
+    apply(config, target, keep(config, '', ['mesh.model']))
+    assert config.mesh.fsdp == 1
+    write_record(tmp_path, config, machine=target.name)
+    again = packaged_config('drzero', changes=flags)
+    keep(again, tmp_path, ['mesh.model'])
+    assert again == config
     # Begun without a plan.
     write_record(tmp_path, packaged_config('drzero', changes={'plan': 'off'}))
     assert keep(again, tmp_path) == Kept() and again.plan == 'off'
@@ -253,9 +264,13 @@ def test_a_check_shows_the_plan_of_the_machine_that_is_named():
     words = ['--config=configs/drzero.py', '--workdir=/mnt/run', '--index=/mnt/index', '--nofiles']
     words += ['-m', 'zeroplay_jax.main', '--check']
     words = [*words[4:], *words[:4]]
-    sound = run_python(*words, '--on=v5litepod-4', cwd=ROOT)
-    assert sound.returncode == 0 and 'plan for v5litepod-4' in sound.stdout, sound.stderr
-    assert 'the command is sound; memory: about 13.8 GiB of 15.8' in sound.stdout
+    # More devices than default rows, whose number the plan changes; hosts that each have some of the slots.
+    shape = ('replica=16', 'fsdp=1', 'model=1')
+    sound = run_python(
+        *words, '--on=2*h100x8', *(f'--config.mesh.{axis}' for axis in shape), cwd=ROOT
+    )
+    assert sound.returncode == 0 and 'updates of 16 rows' in sound.stdout, sound.stderr
+    assert 'the command is sound; memory: about 46.4 GiB of 77.0' in sound.stdout
     result = run_python(*words, '--on=v5litepod-8', '--config.mesh.model=8', cwd=ROOT)
     assert result.returncode == 2 and 'num_key_value_heads=2 is not divisible' in result.stderr
 

@@ -67,8 +67,11 @@ def main(argv: list[str]) -> None:
     try:
         loop.run(config, workdir, _FROM.value)
     except Exception as error:
-        # XLA's errors have one type.
-        if config.plan == 'auto' and 'RESOURCE_EXHAUSTED' in str(error):
+        from jax.errors import JaxRuntimeError
+
+        # Servers of others use the same word. XLA's errors have one type.
+        is_of_device = isinstance(error, JaxRuntimeError)
+        if config.plan == 'auto' and is_of_device and 'RESOURCE_EXHAUSTED' in str(error):
             _end_with_smaller_plan(config, kept, workdir)
         raise
 

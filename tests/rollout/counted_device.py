@@ -44,6 +44,7 @@ class CountedDevice:
     def __init__(self, config, turn_lengths, shards=1):
         self.config, self.turn_lengths = config, turn_lengths
         self.shards, self.table, self.state, self.choices = shards, None, None, None
+        self.has_states = False
         self.age = np.zeros(config.slots, np.int32)
         if config.is_paged:
             self.table = np.zeros((config.slots, config.pages_per_slot), np.int32)

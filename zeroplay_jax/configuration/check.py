@@ -282,6 +282,9 @@ def _fit(config: ConfigDict, target: Machine, kept: planning.Kept) -> list[str]:
             # It is planned where the run starts.
             return []
     planning.resolve_mesh(config, target)
+    if config.plan == 'auto':
+        shards = config.mesh.replica * config.mesh.fsdp
+        rules.check_shards(config, shards, shards // target.hosts)
     return lines
 
 

@@ -26,6 +26,7 @@ from ml_collections import ConfigDict, config_flags
 
 from zeroplay_jax.configuration import fields, planning, rules
 from zeroplay_jax.configuration.machines import here
+from zeroplay_jax.policy.adapter_config import refuse_feed_forward
 from zeroplay_jax.policy.sizes import sizes_of
 from zeroplay_jax.retrieval import objects
 from zeroplay_jax.retrieval.command import MessageFormatter, similar_path
@@ -586,11 +587,15 @@ def check_devices(config, kept: planning.Kept) -> None:
 
 
 def check_heads(config) -> None:
-    """Refuses a known size of the model axis of the mesh that would split a head of the policy; imports JAX."""
-    if config.mesh.model != -1 and planning.knows_policy(config):
+    """Refuses a model axis of the mesh that would split a head of the policy, and adapters of experts; imports JAX."""
+    if not planning.knows_policy(config):
+        return
+    sizes = sizes_of(planning.policy_of(config))
+    if sizes.experts and config.policy.adapters.rank:
+        refuse_feed_forward(config.policy.adapters.linears, 'config.policy.adapters.linears')
+    if config.mesh.model != -1:
         from zeroplay_jax.policy import sharding
 
-        sizes = sizes_of(planning.policy_of(config))
         sharding.check_heads(sizes.heads, sizes.kv_heads, config.mesh.model)
 
 

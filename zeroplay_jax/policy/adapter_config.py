@@ -8,7 +8,7 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -236,3 +236,12 @@ def _modules_of_tensors(path: pathlib.Path) -> list[str]:
             if factor:
                 modules.append(module.removeprefix(ADAPTED))
     return modules
+
+
+def refuse_feed_forward(linears: Sequence[str], name: str) -> None:
+    """Raises UserError for adapters of the experts of a mixture; `name`: of what lists the layers."""
+    feed_forward = sorted({'gate', 'up', 'down'} & set(linears))
+    if feed_forward:
+        raise UserError(
+            f'{name}: {", ".join(feed_forward)} cannot have adapters in a mixture of experts; adapt some of q, k, v, o'
+        )

@@ -93,7 +93,8 @@ def split(params: Params) -> tuple[Params, Params]:
             continue
         base[layer] = dict(modules)
         for linear, arrays in modules.items():
-            if A in arrays:
+            # Gated delta nets have parameters that are no module.
+            if isinstance(arrays, dict) and A in arrays:
                 adapters.setdefault(layer, {})[linear] = {A: arrays[A], B: arrays[B]}
                 base[layer][linear] = {name: x for name, x in arrays.items() if name not in (A, B)}
     return base, adapters

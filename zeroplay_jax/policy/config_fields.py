@@ -100,9 +100,16 @@ num_experts_per_tok num_local_experts original_max_position_embeddings output_ro
 sliding_window use_sliding_window
 """)
 _QWEN3_5_FIELDS = _words("""
-full_attention_interval hidden_act layer_types linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads
-linear_num_value_heads linear_value_head_dim partial_rotary_factor
+attn_output_gate full_attention_interval hidden_act layer_types linear_conv_kernel_dim linear_key_head_dim
+linear_num_key_heads linear_num_value_heads linear_value_head_dim mamba_ssm_dtype output_gate_type
+partial_rotary_factor
 """)
+# Fields of gated delta nets and of the attention between them -> the values that the decoder implements.
+_DELTA_VALUES = {
+    'attn_output_gate': (True,),
+    'mamba_ssm_dtype': ('float32',),
+    'output_gate_type': ('swish',),
+}
 _QWEN3_5_DEFAULTS = {
     'full_attention_interval': 4,
     'linear_conv_kernel_dim': 4,
@@ -210,19 +217,16 @@ _SUPPORTED_VALUES: dict[str, tuple] = {
     'attention_bias': (False,),
     'attention_multiplier': (),
     'attn_logit_softcapping': (),
-    'attn_output_gate': (True,),
     'clip_qkv': (),
     'embedding_multiplier': (1,),
     'final_logit_softcapping': (),
     'is_encoder_decoder': (False,),
     'logits_scaling': (1,),
-    'mamba_ssm_dtype': ('float32',),
     'mlp_bias': (False,),
     'n_routed_experts': (0,),
     'no_rope_layers': ([],),
     'num_experts': (0,),
     'num_local_experts': (0,),
-    'output_gate_type': ('swish',),
     'partial_rotary_factor': (1,),
     'per_layer_config': ({}, []),
     'pruned_heads': ({},),
@@ -453,6 +457,8 @@ def family_fields(folder: Path) -> tuple[str, Fields]:
         fields = dataclasses.replace(section, values=section.values | {'tie_word_embeddings': flag})
     _check_type(fields, family.architecture, family.model_type)
     _check_supported(fields, known)
+    for field, supported in _DELTA_VALUES.items() if family.has_delta else ():
+        fields.check_value(field, supported)
     warn_of_unknown(fields.path, fields.values, known)
     read = {field: value for field, value in fields.values.items() if is_read(field, known)}
     defaults = {'max_position_embeddings': family.max_positions, **family.defaults}

@@ -28,6 +28,7 @@ from zeroplay_jax.policy.adapter_config import (
     WEIGHTS_FILE,
     AdapterConfig,
     base_folder,
+    refuse_feed_forward,
 )
 from zeroplay_jax.policy.adapter_config import read as read_adapter
 from zeroplay_jax.policy.adapters import A, B
@@ -416,11 +417,8 @@ _OLDER_WRAPPED_DECODER = 'language_model.model.layers.'
 
 def check_linears(model: ModelConfig, linears: Sequence[str], name: str) -> None:
     """Raises UserError for adapters of layers that the model does not have; `name`: of what lists the layers."""
-    feed_forward = sorted({'gate', 'up', 'down'} & set(linears))
-    if model.experts and feed_forward:
-        raise UserError(
-            f'{name}: {", ".join(feed_forward)} cannot have adapters in a mixture of experts; adapt some of q, k, v, o'
-        )
+    if model.experts:
+        refuse_feed_forward(linears, name)
     kernels = [path for path in tensors(model) if path.endswith('/kernel')]
     for linear in linears:
         if not any(path.endswith(f'/{linear}/kernel') for path in kernels):

@@ -120,6 +120,8 @@ def _with_delta(sizes: Sizes, fields: Fields) -> Sizes:
     keys = fields.positive_int('linear_num_key_heads') * fields.positive_int('linear_key_head_dim')
     values = heads * fields.positive_int('linear_value_head_dim')
     state = values * fields.positive_int('linear_key_head_dim')
+    if not isinstance(types, list):
+        raise fields.error('layer_types must be a list of texts')
     delta_layers = types.count('linear_attention')
     return sizes._replace(
         delta_layers=delta_layers,

@@ -504,6 +504,7 @@ class Sampler:
       table: int32 [slots, pages per slot], pages of every slot, numbered within its shard; None where a page is as long
         as a slot. The owner of the sampler sets and changes it.
       choices: as of `experts.blank_choices`.
+      has_states: whether layers have a state per slot (policy/delta.py), which cannot be rewound.
       age: int32 [slots], number of every slot's turn in the order in which turns began; the owner sets it too. Over
         pages shorter than a slot older turns are served first.
     """
@@ -516,6 +517,7 @@ class Sampler:
         self.shards = sharding.data_shards(mesh)
         self.shard_config = config.of_shard(self.shards)
         self.choices = experts.blank_choices(model.experts, model.layers)
+        self.has_states = model.delta is not None
         self.table: np.ndarray | None = None
         self.age = np.zeros(config.slots, np.int32)
         if config.is_paged:

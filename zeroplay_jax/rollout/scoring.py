@@ -215,8 +215,8 @@ class Scorer:
             if len(passes) >= most or (any(self._passes) and version != self._version):
                 break
             self._version = version
-            rereads = self._sampler.model.delta is not None
-            passes += self._queue.pop(0).passes(self._sampler.config.chunk, rereads)
+            sampler = self._sampler
+            passes += self._queue.pop(0).passes(sampler.config.chunk, sampler.has_states)
 
     def abandon(self, run: object = None) -> None:
         """Drops the texts of these episodes, or with None all."""

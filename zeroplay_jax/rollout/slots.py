@@ -244,7 +244,7 @@ class SlotPool:
                 ended = rollout.trajectory('continued', self._experts_of(rollout))
                 rollout.end_context(start, retained, ended)
             rollout.append(ids.tolist(), ENV, [0.0] * len(ids))
-            if self.sampler.model.delta is not None:
+            if self.sampler.has_states:
                 # The state is that with which the turn began, whose tokens are prefilled again.
                 start = rollout.turn_start
             rollout.begin_turn()
@@ -260,7 +260,7 @@ class SlotPool:
             shard = rollout.prefix.shard
             # No rollout overtakes an older one of its shard.
             if shard not in blocked_shards and self.placement.begin_turn(rollout):
-                if self.sampler.model.delta is not None:
+                if self.sampler.has_states:
                     self.placement.drop_prefix_in(rollout)
                 rows.append(self._put_row(rollout, rollout.put_start))
             else:
@@ -428,6 +428,9 @@ class SlotPool:
         def is_dropped(request: Request) -> bool:
             return run is None or request.run is run
 
+        if run is None:
+            # After an error of the device they could not be read, and nobody will.
+            self._unread.clear()
         self._read_experts()
         self.scorer.abandon(run)
         dropped = [rollout for rollout in self.unfinished() if is_dropped(rollout.request)]
