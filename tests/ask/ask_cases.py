@@ -35,6 +35,8 @@ def command(*arguments, **options):
 
 def finish(process, given=None):
     out, err = process.communicate(given, timeout=300)
+    # What takes longer than 30 seconds says so in a line (retrieval/progress.py).
+    err = re.sub(r'^(thinking|loading .*): \d+:\d\d.*\n', '', err, flags=re.M)
     return process.returncode, out, err
 
 

@@ -70,7 +70,7 @@ def test_every_field_of_a_config_class_is_read_without_effect_or_limited(name):
     fields = {field.name for field in dataclasses.fields(config_class)}
     for field in fields:
         assert config_fields.is_read(field, family.fields) or config_fields.is_known(field), field
-    # The class accepts what is read beside its fields: older spellings.
+    # The class accepts what is read beside its fields: older spellings, and what published folders have.
     assert family.fields - fields <= {
         'max_window_layers',
         'num_local_experts',
@@ -79,6 +79,9 @@ def test_every_field_of_a_config_class_is_read_without_effect_or_limited(name):
         'sliding_window_pattern',
         'full_attention_interval',
         'partial_rotary_factor',
+        'attn_output_gate',
+        'mamba_ssm_dtype',
+        'output_gate_type',
     }
 
 
