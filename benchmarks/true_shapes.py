@@ -171,7 +171,13 @@ class Watched:
         return self.samples
 
     def kill(self) -> None:
-        """Ends the process as kill -9 does."""
+        """Ends the process as kill -9 does.
+
+        Raises:
+          UserError: it has ended by itself, so that nothing would be tried.
+        """
+        if self.process.poll() is not None:
+            raise UserError(f'the command of {self._log} ended before it was killed')
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
         self._thread.join()

@@ -1,8 +1,10 @@
 """Plans of runs: memory beside the compiled tables, what is chosen, applied, kept and refused, and what is printed."""
 
+import ast
 import dataclasses
 import itertools
 import json
+import re
 
 import pytest
 from python_process import ROOT, run_python
@@ -292,6 +294,19 @@ def test_a_machine_that_is_too_small_is_refused_with_those_that_fit():
     assert result.returncode == 2 and not result.stdout and len(result.stderr.splitlines()) == 1
     for text in ('too small', 'cheapest machine that fits', 'policy.adapters.rank=32: v5litepod-4'):
         assert text in result.stderr
+
+
+def test_adapters_of_a_mixture_are_advised_as_a_run_takes_them():
+    policy = 'hf://Qwen/Qwen3-30B-A3B'
+    config = packaged_config('drzero', changes={'policy.path': policy, 'policy.adapters.rank': 32})
+    with pytest.raises(UserError, match='down, gate, up cannot have adapters'):
+        planning.check_adapters(config)
+    config.policy.adapters.rank = 0
+    advised = planning.too_small(config, machine('v5litepod-4'))
+    linears = re.search(r'--config\.policy\.adapters\.linears="(.*?)"', advised)
+    config.policy.adapters.update(rank=32, linears=ast.literal_eval(linears[1]))
+    fields.check_values(config)
+    planning.check_adapters(config)
 
 
 def test_the_flags_are_all_of_standard_output():

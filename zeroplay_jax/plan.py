@@ -25,6 +25,7 @@ from zeroplay_jax.configuration.machines import CHIPS, machine
 from zeroplay_jax.configuration.memory import Memory
 from zeroplay_jax.configuration.planning import (
     cheapest,
+    check_adapters,
     choose,
     flags_of,
     given_by_hand,
@@ -54,6 +55,7 @@ def main(argv: list[str]) -> None:
         raise UserError(f'--machine={target.name}: its memory is not known; give {kinds} or cpu')
     fields.fit_to_recipe(config)
     fields.check_values(config)
+    check_adapters(config)
     planned = choose(config, target, given_by_hand(config, command_line.changed_fields()))
     if planned is None:
         raise UserError(f'--machine={too_small(config, target)}')

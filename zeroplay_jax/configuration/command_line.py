@@ -26,7 +26,6 @@ from ml_collections import ConfigDict, config_flags
 
 from zeroplay_jax.configuration import fields, planning, rules
 from zeroplay_jax.configuration.machines import here
-from zeroplay_jax.policy.adapter_config import refuse_feed_forward
 from zeroplay_jax.policy.sizes import sizes_of
 from zeroplay_jax.retrieval import objects
 from zeroplay_jax.retrieval.command import MessageFormatter, similar_path
@@ -590,12 +589,11 @@ def check_heads(config) -> None:
     """Refuses a model axis of the mesh that would split a head of the policy, and adapters of experts; imports JAX."""
     if not planning.knows_policy(config):
         return
-    sizes = sizes_of(planning.policy_of(config))
-    if sizes.experts and config.policy.adapters.rank:
-        refuse_feed_forward(config.policy.adapters.linears, 'config.policy.adapters.linears')
+    planning.check_adapters(config)
     if config.mesh.model != -1:
         from zeroplay_jax.policy import sharding
 
+        sizes = sizes_of(planning.policy_of(config))
         sharding.check_heads(sizes.heads, sizes.kv_heads, config.mesh.model)
 
 

@@ -17,6 +17,7 @@ from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.configuration.fields import leaves
 from zeroplay_jax.configuration.machines import CHIPS, GIB, GPUS, Machine, catalog, machine
 from zeroplay_jax.configuration.memory import ERROR, Memory, Roles, memory_of, roles_of
+from zeroplay_jax.policy.adapter_config import refuse_feed_forward
 from zeroplay_jax.policy.sizes import Sizes, sizes_of
 from zeroplay_jax.retrieval import objects
 from zeroplay_jax.runtime import record as run_record
@@ -54,6 +55,8 @@ _PREFILL_TOKENS, _LONG_ROW = 512, 1024
 
 # What makes a run smaller, each with those before it: a field and its value.
 _CHANGES = (('policy.adapters.rank', 32), ('policy.adapters.quantize', 'int8'))
+# Flag without which adapters would be those of experts, too.
+_LINEARS_BESIDE_EXPERTS = "--config.policy.adapters.linears=\"('q','k','v','o')\""
 
 
 class Shapes(NamedTuple):
@@ -92,6 +95,12 @@ def knows_policy(config: Any) -> bool:
     except UserError:
         return False
     return True
+
+
+def check_adapters(config: Any) -> None:
+    """Refuses adapters of the experts of a policy whose sizes are known."""
+    if config.policy.adapters.rank and sizes_of(policy_of(config)).experts:
+        refuse_feed_forward(config.policy.adapters.linears, 'config.policy.adapters.linears')
 
 
 def estimate(config: Any, target: Machine) -> Memory:
@@ -452,8 +461,8 @@ def cheapest(config: Any, target: Machine) -> str:
         if dict(leaves(config))[name] in (0, 'none'):
             changed.update_from_flattened_dict({name: value})
             given += f' --config.{name}={value}'
-            if value == 32 and sizes_of(policy_of(config)).experts:
-                given += ' --config.policy.adapters.linears=q,k,v,o'
+            if name == 'policy.adapters.rank' and sizes_of(policy_of(config)).experts:
+                given += ' ' + _LINEARS_BESIDE_EXPERTS
             # The machine that was asked for, if this is what makes it large enough.
             choices = [] if choose(config, target) else [target]
             choices += [
