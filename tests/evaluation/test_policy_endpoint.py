@@ -62,8 +62,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def completion(message):
-    ending = message.pop('finish_reason', 'stop')
-    choice = {'index': 0, 'finish_reason': ending, 'message': {'role': 'assistant'} | message}
+    # The message itself stays as it is: several requests may be answered with it.
+    content = dict(message)
+    ending = content.pop('finish_reason', 'stop')
+    choice = {'index': 0, 'finish_reason': ending, 'message': {'role': 'assistant'} | content}
     usage = {'prompt_tokens': 10, 'completion_tokens': 3}
     return json.dumps({'choices': [choice], 'usage': usage}).encode()
 
