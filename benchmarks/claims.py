@@ -26,6 +26,9 @@ hold if it is below 0; `less than` if the one-sided upper 95 % limit is below it
 that is smaller; and is open otherwise. p, interval and limit are valid although several looks are taken
 (`claims_statistics.combine_looks`). With `--only` the table also has the claims of the other systems whose runs are
 stored.
+
+Rows of the papers' tables about which claims.toml claims nothing (`ablations`) are played with four seeds, after the
+claims, and compared without a verdict.
 """
 
 from __future__ import annotations
@@ -46,6 +49,8 @@ from typing import Any
 from benchmarks import claims_statistics as statistics
 from benchmarks import command
 from benchmarks.claims_runs import (
+    ABLATION_LOOK,
+    ABLATIONS,
     ARMS,
     CLAIMS,
     HISTORY,
@@ -94,6 +99,15 @@ _MEANINGS = {
     'earlier': 'earlier plays, difference and interval',
     'note': 'where the measures disagree',
 }
+_ABLATION_COLUMNS = (
+    'system',
+    'ablation',
+    'at the end',
+    'area',
+    'equal rollouts',
+    "paper's effect",
+    'rollouts of both arms',
+)
 # Kinds of verdicts that leave a claim open; in brackets: decided without correction.
 UNDECIDED = ('open', '(holds)', '(does not hold)')
 # Verdict → colour; each has a shape, too, for readers who do not tell the colours apart.
@@ -197,6 +211,16 @@ def play(
         for claim, row in rows.items():
             is_open[claim] = kind(row['measures'][claim.measure], claim.margin) in UNDECIDED
     return [rows[claim] for claim in all_claims if claim in rows]
+
+
+def compare_ablations(ablations: Sequence[Claim], runner: Runner) -> list[dict[str, Any]]:
+    """Returns a row, as `play` does, for every ablation whose runs exist or are made before the runner's deadline."""
+    looks = (ABLATION_LOOK,)
+    seeds = ABLATION_LOOK.seeds
+    results = runner.run(runs_of(ablations, seeds))
+    results |= runner.stored(runs_of(ABLATIONS, seeds))
+    complete = [row for row in ABLATIONS if set(runs_of([row], seeds)) <= set(results)]
+    return [_judge(row, results, looks) for row in complete]
 
 
 def _correct(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -364,11 +388,24 @@ def counts(rows: Sequence[Mapping[str, Any]]) -> str:
     return command.table(columns, lines)
 
 
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns counts and table in Markdown; `rows` are those of `play`."""
+def markdown(rows: Sequence[Mapping[str, Any]], ablations: Sequence[Mapping[str, Any]]) -> str:
+    """Returns counts and tables in Markdown; the rows are those of `play` and of `compare_ablations`."""
     title = "# The papers' claims by all measures"
     table = command.table(_COLUMNS, map(_cells, rows))
-    return f'{title}\n\n{counts(rows)}\n\n{table}\n'
+    about = (
+        f"## Rows of the papers' tables without a claim\n\nThe first {ABLATION_LOOK.seeds} seeds, with 95 % intervals "
+        'that are not corrected for their number.'
+    )
+    compared = command.table(_ABLATION_COLUMNS, map(_ablation_cells, ablations))
+    return f'{title}\n\n{counts(rows)}\n\n{table}\n\n{about}\n\n{compared}\n'
+
+
+def _ablation_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the cells of an ablation, one for each of `_ABLATION_COLUMNS`."""
+    measures = [_figures(row, name) if name in row['measures'] else '' for name in _BESIDE]
+    paper = f'{row["paper"][0]:+.3f}' if row['paper'] else ''
+    rollouts = f'{row["rollouts"][0]:,}, {row["rollouts"][1]:,}'
+    return row['system'], row['claim'], *measures, paper, rollouts
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -474,9 +511,10 @@ def main(argv: list[str] | None = None) -> None:
     """Executes the runs that are not stored, and prints the table."""
     args = parse_arguments(argv)
     claims = [claim for claim in CLAIMS if args.only in (None, claim.system)]
+    played = [row for row in ABLATIONS if args.only in (None, row.system)]
     if args.list:
         try:
-            _print_registration(claims)
+            _print_registration(claims + played)
             sys.stdout.flush()
         except BrokenPipeError:
             # The reader, such as `head`, has seen enough. The interpreter would report it again at its end.
@@ -486,6 +524,7 @@ def main(argv: list[str] | None = None) -> None:
     path_of = functools.partial(stored_path, folder=args.out / 'runs')
     with Runner(path_of, run_arm, args.processes, started + 60 * args.minutes) as runner:
         table = play(claims, runner, LOOKS, stored_claims=CLAIMS)
+        ablations = compare_ablations(played, runner)
     print(f'{time.monotonic() - started:.0f} s', file=sys.stderr)
     if len(table) < len(CLAIMS):
         missing = len(CLAIMS) - len(table)
@@ -498,14 +537,15 @@ def main(argv: list[str] | None = None) -> None:
             # The table of stored runs was asked for, and there is none.
             sys.exit(1)
         return
-    print(markdown(table))
-    codes = {code for row in table for code in row['codes']}
+    print(markdown(table, ablations))
+    codes = {code for row in table + ablations for code in row['codes']}
     if len(codes) > 1:
         print(f'note: the runs are of {len(codes)} versions of the code', file=sys.stderr)
-    write_text(args.out / 'claims.json', json.dumps({'claims': table}, indent=1))
-    write_text(args.out / 'claims.md', markdown(table))
+    results = {'claims': table, 'ablations': ablations}
+    write_text(args.out / 'claims.json', json.dumps(results, indent=1))
+    write_text(args.out / 'claims.md', markdown(table, ablations))
     write_forest_plot(table, args.out / 'claims.svg')
-    print(json.dumps({'claims': table}))
+    print(json.dumps(results))
 
 
 if __name__ == '__main__':

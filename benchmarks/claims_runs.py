@@ -135,22 +135,28 @@ def _registered() -> tuple[
     dict[str, dict[str, str]],
     dict[str, Arm],
     tuple[Claim, ...],
+    tuple[Claim, ...],
     tuple[Look, ...],
     dict[str, list[dict[str, Any]]],
 ]:
-    """Returns measures, arms, claims, looks and history of benchmarks/claims.toml."""
+    """Returns measures, arms, claims, ablations, looks and history of benchmarks/claims.toml."""
     data = tomllib.loads(REGISTRATION.read_text(encoding='utf-8'))
     arms = {name: Arm(**entry) for name, entry in data['arms'].items()}
-    claims = []
-    for entry in data['claims']:
-        lists = {name: tuple(entry.get(name, ())) for name in ('differs', 'paper')}
-        lists['earlier'] = tuple(map(tuple, entry.get('earlier', ())))
-        claims.append(Claim(**entry | lists))
+    claims = tuple(map(_comparison, data['claims']))
+    compared = tuple(map(_comparison, data['ablations']))
     looks = tuple(Look(**entry) for entry in data['looks'])
-    return data['measures'], arms, tuple(claims), looks, data['history']
+    return data['measures'], arms, claims, compared, looks, data['history']
 
 
-MEASURES, ARMS, CLAIMS, LOOKS, HISTORY = _registered()
+def _comparison(entry: dict[str, Any]) -> Claim:
+    lists = {name: tuple(entry.get(name, ())) for name in ('differs', 'paper')}
+    lists['earlier'] = tuple(map(tuple, entry.get('earlier', ())))
+    return Claim(**entry | lists)
+
+
+MEASURES, ARMS, CLAIMS, ABLATIONS, LOOKS, HISTORY = _registered()
+# The only look at an ablation.
+ABLATION_LOOK = Look(seeds=4, share=1.0)
 
 
 def config_of(arm: str, seed: int):

@@ -26,7 +26,8 @@ def test_every_arm_of_the_claims_is_a_sound_config(arm):
 
 
 def test_every_claim_has_arms_a_measure_and_a_reason():
-    named = {arm for claim in claims.CLAIMS for arm in (claim.better, claim.worse) if arm}
+    compared = claims.CLAIMS + claims.ABLATIONS
+    named = {arm for claim in compared for arm in (claim.better, claim.worse) if arm}
     assert named == set(claims_runs.ARMS)
     assert set(claims.MEASURES) == set(statistics.MEASURES)
     for claim in claims.CLAIMS:
@@ -45,7 +46,9 @@ def test_every_claim_has_arms_a_measure_and_a_reason():
     assert all(measure['text'] and measure['reason'] for measure in claims.MEASURES.values())
 
 
-@pytest.mark.parametrize('claim', claims.CLAIMS, ids=lambda claim: f'{claim.system}: {claim.text}')
+@pytest.mark.parametrize(
+    'claim', claims.CLAIMS + claims.ABLATIONS, ids=lambda claim: f'{claim.system}: {claim.text}'
+)
 def test_arms_differ_in_what_the_claim_names_and_in_nothing_else(claim):
     different = claims.arm_differences(claim.better, claim.worse)
     assert set(different) == set(claim.differs), different
