@@ -67,6 +67,7 @@ from benchmarks.claims_runs import (
 )
 from benchmarks.command import RESULTS
 from zeroplay_jax.evaluation.pictures import SETTINGS, TEXT_COLOUR
+from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.disk import write_text
 
 _COLUMNS = (
@@ -513,12 +514,8 @@ def main(argv: list[str] | None = None) -> None:
     claims = [claim for claim in CLAIMS if args.only in (None, claim.system)]
     played = [row for row in ABLATIONS if args.only in (None, row.system)]
     if args.list:
-        try:
-            _print_registration(claims + played)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # The reader, such as `head`, has seen enough. The interpreter would report it again at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        signals.end_with_readers()
+        _print_registration(claims + played)
         return
     started = time.monotonic()
     path_of = functools.partial(stored_path, folder=args.out / 'runs')

@@ -53,13 +53,13 @@ os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
 # Commands that load libraries for seconds, during which Ctrl-C should end them at once.
 CTRL_C_WHILE_LOADING = ('ask', 'compare', 'evaluate', 'export', 'inputs', 'main', 'report')
 # While `python -m zeroplay_jax.main` imports this package, sys.argv begins with '-m'.
-if sys.argv[:1] == ['-m'] and {f'zeroplay_jax.{name}' for name in CTRL_C_WHILE_LOADING} & set(
-    sys.orig_argv
-):
+if sys.argv[:1] == ['-m']:
     from zeroplay_jax.runtime import signals
 
     signals.open_closed()
-    signals.exit_while_loading()
+    signals.end_with_readers()
+    if {f'zeroplay_jax.{name}' for name in CTRL_C_WHILE_LOADING} & set(sys.orig_argv):
+        signals.exit_while_loading()
 
 
 def __getattr__(name: str) -> Any:

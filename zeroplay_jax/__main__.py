@@ -53,6 +53,9 @@ def main(words: list[str] | None = None) -> int:
       words: name of the command and its arguments; None: those of the process.
     """
     words = sys.argv[1:] if words is None else words
+    # What the package does for `python -m zeroplay_jax.…` while libraries load.
+    signals.open_closed()
+    signals.end_with_readers()
     if not words or words[0] in ('-h', '--help'):
         width = max(map(len, COMMANDS))
         for name in COMMANDS:
@@ -74,8 +77,6 @@ def main(words: list[str] | None = None) -> int:
     # As `python -m` has it, for recipes, rewards and tools in the current folder.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    # What the package does for `python -m zeroplay_jax.…` while libraries load.
-    signals.open_closed()
     if command in zeroplay_jax.CTRL_C_WHILE_LOADING:
         signals.exit_while_loading()
     sys.argv[1:] = words[1:]

@@ -60,6 +60,22 @@ def test_a_command_outlives_the_readers_of_its_output(tmp_path, redirection, gon
     user_reads('right: the command completes; ' + ''.join(lines))
 
 
+@pytest.mark.parametrize(
+    ('command', '_'),
+    [
+        sent('-m zeroplay_jax | true', ''),
+        sent('-m zeroplay_jax.report --figure=list | true', ''),
+        sent('-m zeroplay_jax.main --help | true', ''),
+        sent('-c "import zeroplay_jax.__main__ as z; z.main()" inputs 2>&1 | true', ''),
+    ],
+)
+def test_a_command_that_prints_ends_silently_with_its_reader(command, _, user_reads):
+    script = f'set -o pipefail; {sys.executable} {command}'
+    done = subprocess.run(['bash', '-c', script], cwd=ROOT, timeout=60, **PIPES)
+    assert (done.returncode, done.stdout + done.stderr) == (141, '')
+    user_reads('right: nothing; status 141, as after SIGPIPE')
+
+
 @pytest.mark.fault('new-pipe', 'python -u into a pipe')
 def test_an_unbuffered_stream_stays_so(user_reads):
     code = (

@@ -302,7 +302,7 @@ def test_answers_that_fail_are_counted_and_stop_the_command(serve):
     assert results[-1].given is None and not rollouts[-1].weights
     assert results[-1].score is None and question_sets.means(results)['score'] == 1.0
     workers = context.scheduler.workers
-    assert workers.counts['policy/failed'] == context.model.stats['failed answers'] == 1
+    assert workers.answers['failed'] == context.model.stats['failed answers'] == 1
     workers.check_failure_rate(0.5, 0.1)
     _, context, _ = play(server, *[good] * 8, bad, bad, changes=one_at_once)
     with pytest.raises(UserError, match='2 of 10 answers of the policy .*retrieval.*server'):
@@ -322,8 +322,7 @@ def test_an_answer_is_one_call_of_the_policy_whatever_thoughts_it_has(serve):
     one_at_once = {'judge.at_once': 1}
     results, context, _ = play(serve(reply), *questions, way='interleave', changes=one_at_once)
     assert [(result.score, result.searches) for result in results] == [(1.0, 2), (None, 2)]
-    counts = context.scheduler.workers.counts
-    assert (counts['policy/calls'], counts['policy/failed']) == (2, 1)
+    assert context.scheduler.workers.answers == {'calls': 2, 'failed': 1}
 
 
 def test_keys_stay_with_their_servers(serve, monkeypatch):

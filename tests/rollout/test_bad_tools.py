@@ -195,6 +195,10 @@ def test_a_tool_that_fails_too_often_stops_the_run():
         workers.check_failure_rate(0.5, search_limit=0.1, tools=[search])
     workers._count(other := Named(name='search'), bad * 3 + good * 17)
     workers.check_failure_rate(0.5, search_limit=0.1, tools=[other])
+    # So may one that is called as the roles' model is.
+    workers._count(Named(name='policy'), bad * 6 + good * 5)
+    with pytest.raises(UserError, match=r"calls of the tool 'policy' .*config.tools.max_failure"):
+        workers.check_failure_rate(0.5, search_limit=0.1)
 
 
 def failing(call):

@@ -91,7 +91,7 @@ def steep(solved, n, target):
 
 
 def first_letter(prediction, golds):
-    return 0.5 * (prediction[:1] == golds[0][:1])
+    return 0.5 * ((prediction or ' ')[0] == golds[0][0])
 """
 
 

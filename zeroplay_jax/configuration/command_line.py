@@ -437,7 +437,9 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
     nothing, an alarm) and 75 after `Preempted` (SIGTERM), each with its one line; 130 after Ctrl-C; 1 after a crash.
     """
     signals.open_closed()
-    signals.outlive_readers()
+    asks_for_help = bool({'--help', '-help', '--helpshort', '-h'} & set(sys.argv))
+    if not asks_for_help:
+        signals.outlive_readers()
     # Imports and traces make millions of objects that stay; looking at them every 700 takes an eighth of a small run.
     gc.set_threshold(20_000, 20, 20)
     sys.excepthook = _print_unless_late
@@ -466,7 +468,7 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
         sys.exit(130)
     except SystemExit:
         # absl exits with status 1 after --help.
-        if {'--help', '-help', '--helpshort', '-h'} & set(sys.argv):
+        if asks_for_help:
             sys.exit(0)
         raise
     except Exception as error:

@@ -90,8 +90,7 @@ def answer_all(
         answers = await ask(identity, question)
         first = answers[0]
         failed = sum(given.finish == 'failed' for given in answers)
-        workers.counts['policy/calls'] += len(answers)
-        workers.counts['policy/failed'] += failed
+        workers.answers.update(calls=len(answers), failed=failed)
         # That a server did not answer says nothing about its model.
         if failed:
             return Answered(None, first.searches, first.redundancy, None)

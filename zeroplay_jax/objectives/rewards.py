@@ -128,10 +128,12 @@ __all__ = [
     'exact_match',
     'extract_last',
     'f1',
+    'is_score',
     'length_factor',
     'majority_answer',
     'normalize_answer',
     'overlong_penalty',
+    'problem_of_metric',
     'resolve_answer_metric',
     'resolve_difficulty',
     'rubric_score',
@@ -243,6 +245,30 @@ def resolve_answer_metric(name: str | AnswerMetric) -> AnswerMetric:
       ValueError: there is no such metric; the message is one line.
     """
     return resolve('answer metric', name, ANSWER_METRICS, ('prediction', 'golds'))
+
+
+def is_score(value: object) -> bool:
+    """Returns whether a metric may return a value: a number in [0, 1]."""
+    # Bool, NumPy scalars and the like count as numbers; NaN fails the comparison.
+    try:
+        return not isinstance(value, str) and 0.0 <= float(value) <= 1.0  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+
+
+def problem_of_metric(metric: AnswerMetric) -> str:
+    """Returns what is wrong with an answer metric of another package, which is tried as a run calls it; '': nothing."""
+    golds = ('1',)
+    for prediction in ('1', None):
+        call = f'{prediction!r} for {golds}'
+        try:
+            value = metric(prediction, golds)
+        except Exception as error:
+            # Accepted answers may need a form of their own. A rollout without an answer depends on none.
+            return '' if prediction else f'raises {error!r} with the answer {call}'
+        if not is_score(value):
+            return f'returns {value!r} with the answer {call}'
+    return ''
 
 
 def triangle(score: float, target: float = 0.5) -> float:

@@ -79,6 +79,16 @@ def _check_result(result: ToolResult) -> None:
                 raise TypeError("a document must have the texts 'title' and 'text'")
 
 
+def _check_rate(calls: int, failed: int, rate: tuple[str, float], what: str, which: str) -> None:
+    """Raises UserError if more calls failed than a rate, (field, share), allows."""
+    field, limit = rate
+    if calls >= _MIN_CALLS and failed > limit * calls:
+        raise UserError(
+            f'{failed} of {calls} {what} failed or timed out, more than '
+            f'config.{field}={limit}; repair the {which} and run the same command again'
+        )
+
+
 class ToolWorkers:
     """Threads of all tools. Tools do not wait for one another.
 
@@ -91,8 +101,8 @@ class ToolWorkers:
 
     Attributes:
       seconds: tool name → seconds of each `Tool.run`; the engine clears it at the beginning of a step.
-      counts: '<tool name>/calls' and '<tool name>/failed' since the last `check_failure_rate`; 'policy/…' of answers in
-        evaluations.
+      counts: '<tool name>/calls' and '<tool name>/failed' since the last `check_failure_rate`.
+      answers: 'calls' and 'failed' of answers in evaluations, as `counts`.
     """
 
     def __init__(self, deterministic: bool, timeout: float):
@@ -100,6 +110,7 @@ class ToolWorkers:
         self.timeout = timeout
         self.seconds: dict[str, list[float]] = collections.defaultdict(list)
         self.counts: collections.Counter[str] = collections.Counter()
+        self.answers: collections.Counter[str] = collections.Counter()
         self._pools: dict[int, DaemonPool] = {}
         self._batches: dict[asyncio.Future, _Batch] = {}
 
@@ -232,8 +243,12 @@ class ToolWorkers:
         Raises:
           UserError: a tool with at least _MIN_CALLS calls exceeds its limit.
         """
-        counts = self.counts
-        self.counts = collections.Counter()
+        counts, answers = self.counts, self.answers
+        self.counts, self.answers = collections.Counter(), collections.Counter()
+        tool_rate = 'tools.max_failure_rate', limit
+        search_rate = tool_rate
+        if search_limit is not None:
+            search_rate = 'retrieval.max_failure_rate', search_limit
         searches = set()
         for tool in tools:
             if isinstance(tool, SearchTool):
@@ -242,23 +257,12 @@ class ToolWorkers:
             counts[f'{tool.name}/calls'] += failed_before_run
             counts[f'{tool.name}/failed'] += failed_before_run
         # Sorted, so that all processes name the same tool.
-        names = sorted({key.partition('/')[0] for key in counts})
-        for name in names:
-            field = 'tools.max_failure_rate'
-            tool_limit = limit
-            if name in {*searches, 'policy'} and search_limit is not None:
-                field = 'retrieval.max_failure_rate'
-                tool_limit = search_limit
-            calls = counts[f'{name}/calls']
-            failed = counts[f'{name}/failed']
-            what, which = f'calls of the tool {name!r}', 'tool'
-            if name == 'policy':
-                what, which = 'answers of the policy', "policy's server"
-            if calls >= _MIN_CALLS and failed > tool_limit * calls:
-                raise UserError(
-                    f'{failed} of {calls} {what} failed or timed out, more than '
-                    f'config.{field}={tool_limit}; repair the {which} and run the same command again'
-                )
+        for name in sorted({key.partition('/')[0] for key in counts}):
+            calls, failed = counts[f'{name}/calls'], counts[f'{name}/failed']
+            rate = search_rate if name in searches else tool_rate
+            _check_rate(calls, failed, rate, f'calls of the tool {name!r}', 'tool')
+        whose = 'answers of the policy', "policy's server"
+        _check_rate(answers['calls'], answers['failed'], search_rate, *whose)
 
     def _is_overdue(self, batch: _Batch) -> bool:
         if self.deterministic:

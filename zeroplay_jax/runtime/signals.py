@@ -22,6 +22,8 @@ from typing import Any, NoReturn, TextIO
 
 # The status of a process that SIGINT ended: 128 + 2.
 _INTERRUPTED_STATUS = 130
+# That of one that SIGPIPE ended: 128 + 13.
+_NO_READER_STATUS = 141
 # Status of a run that SIGTERM asked to end: EX_TEMPFAIL of sysexits.h, the same command may succeed later. No other end
 # of a run has it.
 PREEMPTED_STATUS = 75
@@ -211,24 +213,35 @@ def open_closed() -> None:
             setattr(sys, name, open(descriptor, mode, closefd=False))
 
 
-def outlive_readers() -> None:
-    """Makes standard output and error go nowhere once their reader is gone, instead of ending the command.
+def end_with_readers() -> None:
+    """Makes the process end silently, as SIGPIPE would, once the reader of its standard output or error is gone.
 
     Without effect on streams that the program has replaced, and on files and terminals.
     """
+    # SIGPIPE itself would also end a process whose server or tool closes a connection.
     for descriptor, name in ((1, 'stdout'), (2, 'stderr')):
         stream = getattr(sys, name)
         if stream is getattr(sys, f'__{name}__') and _has_reader(descriptor):
-            setattr(sys, name, _outliving(stream, descriptor))
+            setattr(sys, name, _watched_stream(stream, descriptor))
 
 
-class _OutlivingFile(io.FileIO):
-    """A stream of bytes that writes nowhere after its reader is gone, and says so on the other stream."""
+def outlive_readers() -> None:
+    """As `end_with_readers`, but the process writes nowhere and continues."""
+    _WatchedFile.outlives = True
+    end_with_readers()
+
+
+class _WatchedFile(io.FileIO):
+    """A stream of bytes that writes nowhere after its reader is gone, and says so on the other stream; or that ends."""
+
+    outlives = False
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data) or 0
         except BrokenPipeError:
+            if not self.outlives:
+                os._exit(_NO_READER_STATUS)
             descriptor = self.fileno()
             _point_nowhere(descriptor)
             line = f'{_NAMES[descriptor]} has no reader any more; the command continues without it'
@@ -240,10 +253,10 @@ class _OutlivingFile(io.FileIO):
             return memoryview(data).nbytes
 
 
-def _outliving(stream: io.TextIOWrapper, descriptor: int) -> TextIO:
-    """Returns a text stream like `stream` over an `_OutlivingFile`."""
+def _watched_stream(stream: io.TextIOWrapper, descriptor: int) -> TextIO:
+    """Returns a text stream like `stream` over a `_WatchedFile`."""
     stream.flush()
-    file = _OutlivingFile(descriptor, 'w', closefd=False)
+    file = _WatchedFile(descriptor, 'w', closefd=False)
     # `python -u` has no buffer.
     return io.TextIOWrapper(
         file if stream.write_through else io.BufferedWriter(file),

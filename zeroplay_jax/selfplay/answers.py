@@ -63,14 +63,6 @@ def prompt_and_field(
     return shared_prompt, field
 
 
-def _is_share(value: object) -> bool:
-    """Whether a value is a number from 0 to 1."""
-    try:
-        return 0.0 <= float(value) <= 1.0  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return False
-
-
 async def score(
     context: RolloutContext,
     metric: str,
@@ -95,8 +87,7 @@ async def score(
     if metric != 'judge':
         answer_metric = rewards.resolve_answer_metric(metric)
         value = answer_metric(answer, question.answers)
-        # Bool, NumPy scalars and the like count as numbers; NaN fails the comparison.
-        if isinstance(value, str) or not _is_share(value):
+        if not rewards.is_score(value):
             raise UserError(
                 f'{metric}: returned {value!r} for an answer; it must return a number from 0 to 1'
             )
