@@ -32,6 +32,25 @@ def test_the_page_shows_what_the_table_says(page, both, browser, tmp_path):
     check_table(pathlib.Path(__file__).parent / 'page.txt', names, tmp_path)
 
 
+def test_a_run_that_has_just_begun_has_no_empty_boxes(tmp_path, browser, open_run):
+    folder = sample_run.write_run(tmp_path / 'begun')
+    for name in ('summary.json', 'trajectories.jsonl'):
+        (folder / name).unlink()
+    open_run(folder)
+    assert browser.js('document.querySelector(".reader").offsetHeight') < 100
+    assert browser.js('document.querySelector("#filters").offsetHeight') == 0
+    shown = browser.js('document.querySelector("#outcome").innerText')
+    assert 'not been written yet' in shown and '○' not in shown
+
+
+def test_a_dot_stands_below_the_label_of_its_value(page, browser):
+    browser.open(page)
+    edge = 'document.querySelector("{}").getBoundingClientRect().{}'
+    for side in ('left', 'right'):
+        scale, plot = (browser.js(edge.format(of, side)) for of in ('.scale', '.range .axis'))
+        assert abs(scale - plot) < 2
+
+
 def test_a_run_that_trained_nothing_opens_with_a_banner(page, browser, tmp_path, open_run):
     browser.open(page)
     assert browser.js('document.getElementById("banner").children.length') == 0

@@ -210,11 +210,44 @@ def test_answers_that_no_policy_could_give_are_refused(fields, problem, tmp_path
 @pytest.mark.fault('user-x19', 'answers with references of HTML')
 def test_references_of_html_are_said_once(tmp_path, caplog, user_reads):
     texts = ('AT&amp;T', '&#39;Til', 'R&D; x', 'a')
-    path = write(tmp_path / 'q.jsonl', *({'question': 'Q', 'answer': text} for text in texts))
+    path = write(tmp_path / 'q.jsonl', *({'question': text, 'answer': text} for text in texts))
     assert [question.answers for question in files.questions(path)] == [(text,) for text in texts]
     (record,) = caplog.records
     assert f'{path}: answers have references of HTML such as &amp;' in record.message
     user_reads(record.message)
+
+
+@pytest.mark.parametrize('answer', ['Ã©tÃ©', 'l’Ã©', 'â€œyesâ€\x9d', 'ete\ufffd', 'nan'])
+@pytest.mark.fault('user-43', 'answers of a wrong encoding, or nan')
+def test_answers_that_a_conversion_damaged_are_said(answer, tmp_path, caplog, user_reads):
+    path = write(tmp_path / 'q.jsonl', {'question': 'Q', 'answer': answer})
+    files.questions(path)
+    (record,) = caplog.records
+    assert f'{path}: answers have' in record.message
+    user_reads(record.message)
+
+
+@pytest.mark.parametrize('answer', ['été', 'São Paulo', 'SÃO', 'Nan', 'Nan Goldin', '“yes”', 'Â'])
+def test_answers_that_look_damaged_and_are_not(answer, tmp_path, caplog):
+    files.questions(write(tmp_path / 'q.jsonl', {'question': 'Q', 'answer': answer}))
+    assert not caplog.records
+
+
+@pytest.mark.fault('user-43', 'one line for each answer of a question')
+def test_repeated_questions_are_counted(tmp_path, caplog, user_reads):
+    lines = [{'question': 'Who?', 'answer': name} for name in ('Ann', 'Anna', 'A.')]
+    path = write(tmp_path / 'q.jsonl', *lines, {'question': 'Where?', 'answer': 'here'})
+    assert len(files.questions(path)) == 4
+    (record,) = caplog.records
+    assert f'{path}: lines that repeat a question of another one: 2' in record.message
+    user_reads(record.message)
+
+
+def test_numbers_of_a_table_are_texts(tmp_path):
+    (tmp_path / 'q.tsv').write_text('question\tanswer\thops\nWhen?\t1912.0\t2\nWho?\t007\t\n')
+    when, who = files.questions(str(tmp_path / 'q.tsv'))
+    assert (when.answers, when.hops) == (('1912.0', '1912'), 2)
+    assert (who.answers, who.hops) == (('007',), 0)
 
 
 @pytest.mark.parametrize('answer', ['Puto', '3', 'A'])

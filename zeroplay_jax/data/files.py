@@ -93,9 +93,10 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
                 if answered and is_unanswerable(record):
                     unanswerable += 1
                     continue
-                if answered and any(map(_HTML_REFERENCE.search, accepted_answers(record))):
+                if answered and any(map(_DAMAGED.search, accepted_answers(record))):
                     warn_once(
-                        f'{path}: answers have references of HTML such as &amp;, which no policy writes; decode them'
+                        f'{path}: answers have references of HTML such as &amp;, characters of a wrong encoding such '
+                        'as Ã©, or nan for none, which no policy writes; repair them'
                     )
             except ValueError as error:
                 problem = _requirement(required, answered)
@@ -174,13 +175,19 @@ def questions(path: str) -> list[Question]:
     """
     loaded = []
     for number, record in numbered_lines(path, 'question'):
+        has_hops = record.get('hops') not in (None, '')
         loaded.append(
             Question(
                 text=record['question'],
                 answers=tuple(accepted_answers(record)),
-                hops=hops(path, number, record) if record.get('hops') is not None else 0,
+                hops=hops(path, number, record) if has_hops else 0,
                 origin=provenance(record),
             )
+        )
+    if repeated := len(loaded) - len({question.text for question in loaded}):
+        warn_once(
+            f'{path}: lines that repeat a question of another one: {repeated}; each is scored by its own answers; '
+            'join them if they are one question'
         )
     return loaded
 
@@ -331,6 +338,9 @@ def hops(path: str, number: int, record: Json) -> int:
       UserError: the number is missing or not a whole number from 1 on.
     """
     value = record.get('hops')
+    # A TSV has texts only.
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
     # isinstance would accept true, because bool is a subclass of int.
     if type(value) is not int or value < 1:
         description = 'missing' if value is None else repr(value)
@@ -379,7 +389,10 @@ _NAME_OF_CHOICE = re.compile(r'\(?(?:\d{1,2}|[A-Za-z])[).]?')
 _RESULT_MARK = '####'
 _TRUTH_VALUES = {'true': True, 'false': False, '1': True, '0': False, '1.0': True, '0.0': False}
 _YES_OR_NO = {'true': 'yes', 'false': 'no'}
-_HTML_REFERENCE = re.compile(r'&(?:[a-z]+|#\d+);')
+# References of HTML; UTF-8 read as Windows-1252, or as something else; what pandas writes where nothing was.
+_DAMAGED = re.compile(r'&(?:[a-z]+|#\d+);|[ÂÃ][\x80-\xbf]|â€|\ufffd|^nan$')
+# Tables turn whole numbers into 1912.0.
+_WHOLE = re.compile(r'-?\d+\.0')
 # First and last characters of a list or object that is written as a text.
 _ENCLOSED = re.compile(r'\[.*\]|\{.*\}|(?:array)?\(.*\)', re.DOTALL)
 # What Python and NumPy print otherwise than JSON. Nothing of it is executed.
@@ -531,7 +544,6 @@ def _texts_of(value: Any, name: str) -> list[str]:
     if isinstance(value, int):
         return [str(value)]
     if isinstance(value, float) and math.isfinite(value):
-        # Tables turn whole numbers into 1912.0.
         return [str(int(value)), str(value)] if value.is_integer() else [str(value)]
     # Tables have dates, decimals and NaN.
     kind = 'a JSON null' if value is None else f'the {type_name(value)} {str(value)[:60]}'
@@ -582,6 +594,8 @@ def _texts_in(text: str, name: str, is_item: bool = False) -> list[str]:
     if yes_or_no and not is_item:
         # A table has truth values as texts. The text is the main answer, since it may be a name.
         return [text, yes_or_no]
+    if _WHOLE.fullmatch(stripped):
+        return [text, stripped.removesuffix('.0')]
     if not _ENCLOSED.fullmatch(stripped):
         return [text]
     value = _read(stripped)

@@ -223,7 +223,7 @@ function drawOutcome() {
   const evaluated = runs.filter(({ summary }) => isNumber(summary.em_before) || isNumber(summary.em_after));
   if (!evaluated.length) {
     const sentence = 'The final evaluation has not been written yet; see the curves.';
-    body.replaceWith(el('p', { class: 'muted' }, sentence));
+    $('outcome').querySelector('.help').textContent = sentence;
     return;
   }
   body.classList.toggle('wide', comparing);

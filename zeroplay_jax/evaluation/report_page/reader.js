@@ -145,6 +145,7 @@ function drawRows() {
   const visible = Math.ceil(list.clientHeight / ROW_HEIGHT);
   const last = Math.min(filtered.length, first + visible + 2 * MARGIN_ROWS);
   const nodes = filtered.slice(first, last).map((index, i) => rowNode(index, first + i));
+  $('trajectories').classList.toggle('unlogged', !trajectories.length);
   if (!nodes.length) {
     const sentence = trajectories.length
       ? 'No trajectory passes the filters.'
