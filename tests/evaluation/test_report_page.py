@@ -10,6 +10,7 @@ import sample_run
 from page_queries import COUNT, DETAIL, LEGENDS, OPEN_GROUPS
 from refused_calls import check_table
 
+from zeroplay_jax.evaluation import report_builder
 from zeroplay_jax.mini.world import World, question
 
 
@@ -41,6 +42,18 @@ def test_a_run_that_has_just_begun_has_no_empty_boxes(tmp_path, browser, open_ru
     assert browser.js('document.querySelector("#filters").offsetHeight') == 0
     shown = browser.js('document.querySelector("#outcome").innerText')
     assert 'not been written yet' in shown and '○' not in shown
+
+
+def test_means_over_other_hop_counts_say_so(tmp_path, browser):
+    folders = [sample_run.write_run(tmp_path / name) for name in ('all', 'few')]
+    path = folders[1] / 'summary.json'
+    summary = json.loads(path.read_text())
+    for values in summary['em_by_hop'].values():
+        del values['3']
+    path.write_text(json.dumps(summary))
+    browser.open(report_builder.write_report(*folders, out=tmp_path / 'two.html').as_uri())
+    labels = '[...document.querySelectorAll("tr.mean td:first-child")].map((x) => x.innerText)'
+    assert browser.js(labels) == ['mean of 1, 2, 3', 'mean of 1, 2']
 
 
 def test_a_dot_stands_below_the_label_of_its_value(page, browser):

@@ -127,7 +127,7 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
         documents = atif.paths(workdir)
         if documents:
             return _read_documents(workdir, documents)
-        fix = 'pass the workdir of a run'
+        fix = 'pass the workdir of a run, or ATIF documents'
         # The workdir of `make quickstart CORPUS=…` contains that of its run.
         if (workdir / 'run').is_dir():
             fix += f', for example {workdir / "run"}'

@@ -133,7 +133,6 @@ __all__ = [
     'majority_answer',
     'normalize_answer',
     'overlong_penalty',
-    'problem_of_metric',
     'resolve_answer_metric',
     'resolve_difficulty',
     'rubric_score',
@@ -144,6 +143,7 @@ __all__ = [
     'ssp_gate',
     'sub_exact_match',
     'triangle',
+    'try_answer_metric',
 ]
 
 # (solved, n, target) as in `difficulty` → reward of a question to its proposer.
@@ -256,19 +256,29 @@ def is_score(value: object) -> bool:
         return False
 
 
-def problem_of_metric(metric: AnswerMetric) -> str:
-    """Returns what is wrong with an answer metric of another package, which is tried as a run calls it; '': nothing."""
-    golds = ('1',)
+def try_answer_metric(name: str) -> None:
+    """Calls an answer metric as a run does, also without an answer.
+
+    Raises:
+      ValueError: there is no such metric, or it raises without an answer, or returns no score; the message is one line.
+    """
+    metric = resolve_answer_metric(name)
     for prediction in ('1', None):
-        call = f'{prediction!r} for {golds}'
         try:
-            value = metric(prediction, golds)
+            value = metric(prediction, ('1',))
         except Exception as error:
             # Accepted answers may need a form of their own. A rollout without an answer depends on none.
-            return '' if prediction else f'raises {error!r} with the answer {call}'
-        if not is_score(value):
-            return f'returns {value!r} with the answer {call}'
-    return ''
+            if prediction:
+                return
+            problem = f'raises {error!r}'
+        else:
+            if is_score(value):
+                continue
+            problem = f'returns {value!r}'
+        raise ValueError(
+            f'answer metric {name!r}: {problem} for the answer {prediction!r}; return a number from 0 to 1, for None '
+            '(no answer) 0'
+        )
 
 
 def triangle(score: float, target: float = 0.5) -> float:

@@ -172,9 +172,11 @@ def text_of(reply: Any) -> str:
 def _says(texts: Sequence[str], structured: Any) -> bool:
     """Returns whether the texts of a result are its structured content: as JSON, or an entry of a list each."""
     values = [structured]
-    # The form in which servers wrap a result that is no object.
-    if isinstance(structured, dict) and list(structured) == ['result']:
-        values.append(structured['result'])
+    # The forms in which servers wrap a result that is no object.
+    if isinstance(structured, dict) and len(structured) == 1:
+        ((name, value),) = structured.items()
+        if name == 'result' or isinstance(value, list):
+            values.append(value)
     for value in values:
         if len(texts) == 1 and _is_text_of(texts[0], value):
             return True

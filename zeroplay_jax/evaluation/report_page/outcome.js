@@ -55,7 +55,7 @@ function comparisonCell(run, hop) {
   return numberCell(difference, range.length ? range : null, formatSigned);
 }
 
-function outcomeRow(run, hop, isFirst) {
+function outcomeRow(run, hop, hasLabel) {
   const { questions, sides, change } = figuresOf(run, hop);
   const labels = { mean: `mean of ${headlineHops(run) || 'all'}`, 0: 'none' };
   const hopLabel = labels[hop] ?? hop;
@@ -63,7 +63,7 @@ function outcomeRow(run, hop, isFirst) {
   return el(
     'tr',
     { class: hop === 'mean' ? 'mean' : remark && 'demonstrated' },
-    el('td', {}, isFirst ? [hopLabel, remark] : ''),
+    el('td', {}, hasLabel ? [hopLabel, remark] : ''),
     comparing ? el('td', { class: 'run' }, swatch(run.colour, run.name)) : null,
     el('td', { class: 'num questions' }, format(questions)),
     sides.map(([, value, range]) => numberCell(value, range)),
@@ -90,8 +90,11 @@ function outcomeTable(evaluated) {
   }
   const headCells = heads.map((head) => el('th', { scope: 'col', class: HEAD_CLASSES[head] }, head));
   const order = comparing ? ['mean', ...hops] : [...hops, 'mean'];
+  // The means of two runs may be of other hop counts.
+  const isLabelled = (run, hop) =>
+    run === evaluated[0] || (hop === 'mean' && headlineHops(run) !== headlineHops(evaluated[0]));
   const bodies = order.map((hop) =>
-    el('tbody', {}, ...evaluated.map((run, i) => outcomeRow(run, hop, i === 0))),
+    el('tbody', {}, ...evaluated.map((run) => outcomeRow(run, hop, isLabelled(run, hop)))),
   );
   return el(
     'div',
