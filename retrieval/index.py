@@ -524,6 +524,8 @@ def _import_bm25s() -> ModuleType:
     # settings could not be changed after an import of this package, even in a process without a BM25 index.
     import bm25s
 
+    # It shows its own messages down to those for debugging.
+    logging.getLogger('bm25s').setLevel(logging.WARNING)
     return bm25s
 
 

@@ -93,10 +93,8 @@ def read(
     Parquet, read by `rows.rows`; `rows.record_of` says which of their fields are a passage.
 
     In a folder, all .txt and .md files are read in the order of their paths, without front matter, and the number
-    counts files instead of lines. Without `passage_words` the first line of each is its title (of a longer line than
-    `TITLE_CHARACTERS` the name of the file) and the remainder is cut into passages of 100 words; with it see
-    `split_title`. A single .txt or .md file is read as a folder with one
-    file.
+    counts files instead of lines; `split_title` says what their titles are. A single .txt or .md file is read as a
+    folder with one file.
 
     Args:
       source: a file (.jsonl, .json, .tsv or .parquet, texts also .gz, .zst, .bz2 and .xz) or a folder.
@@ -227,21 +225,10 @@ def _read_texts(
             skipped.add(number, f'cannot be read as a text ({error})', path)
             continue
         name = text_name(source, path)
-        if passage_words:
-            title, text = split_title(whole_text, name)
-            passage_texts = split_text(text, passage_words)
-            if not passage_texts:
-                skipped.add(number, 'the file is empty', path)
-        else:
-            text = without_front_matter(whole_text).strip()
-            first_line, _, text_below = text.partition('\n')
-            # Markdown headings start with '#'.
-            title = first_line.lstrip('# ').strip()
-            if len(title) > TITLE_CHARACTERS:
-                title = pathlib.PurePath(name).stem
-            else:
-                text = text_below
-            passage_texts = _blocks_of_words(text)
+        title, text = split_title(whole_text, name)
+        passage_texts = split_text(text, passage_words) if passage_words else _blocks_of_words(text)
+        if not passage_texts:
+            skipped.add(number, 'the file is empty', path)
         for passage_number, passage_text in enumerate(passage_texts):
             passage_id = f'{name}#{passage_number}'
             record = Record(passage_id, contents(title, passage_text), document=name)
@@ -252,12 +239,9 @@ def _read_texts(
 
 
 def _blocks_of_words(text: str) -> list[str]:
-    """Returns a text in blocks of `WORDS` words; a text without words is one empty block."""
+    """Returns a text in blocks of `WORDS` words."""
     words = text.split()
-    blocks = []
-    for start in range(0, max(len(words), 1), WORDS):
-        blocks.append(' '.join(words[start : start + WORDS]))
-    return blocks
+    return [' '.join(words[start : start + WORDS]) for start in range(0, len(words), WORDS)]
 
 
 def _validated(record: Record) -> Record:

@@ -78,6 +78,11 @@ def test_saved_and_opened(index, tmp_path):
         Bm25Index(MemoryCorpus(['a'], ['b']), saved=tmp_path)
 
 
+def test_messages_for_debugging_are_not_shown(caplog):
+    Bm25Index(MemoryCorpus(TITLES, TEXTS))
+    assert not caplog.records
+
+
 def test_bad_input_is_named(index):
     with refused('no passage has a word that counts'):
         Bm25Index(MemoryCorpus(['a'], ['the']))

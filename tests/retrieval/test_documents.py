@@ -103,7 +103,7 @@ def test_a_folder_of_texts_has_one_document_per_file(tmp_path):
     words = [f'w{number}' for number in range(250)]
     (texts / 'a.md').write_text('# Same title\n' + ' '.join(words), encoding='utf-8')
     (texts / 'b.txt').write_text('Same title\nanother file', encoding='utf-8')
-    (texts / 'deep' / 'Ärger.txt').write_text('Only a title', encoding='utf-8')
+    (texts / 'deep' / 'Ärger.txt').write_text('It rained.\nNobody left.', encoding='utf-8')
     corpus_lib.write(texts, out)
     corpus = Corpus(out)
     documents = [corpus.document_rows(row) for row in range(5)]
@@ -114,8 +114,9 @@ def test_a_folder_of_texts_has_one_document_per_file(tmp_path):
     assert corpus.find_document('a.md') is None
     page = document_page(corpus, 'a.md#1', 3, words_per_page=100)
     assert page == DocumentPage('Same title', ' '.join(words[200:]), 3, 3, 'a.md#0')
-    page = document_page(corpus, 'Only a title')
-    assert page == DocumentPage('Only a title', '', 1, 1, 'deep/Ärger.txt#0')
+    # A first sentence is no title.
+    page = document_page(corpus, 'Ärger')
+    assert page == DocumentPage('Ärger', 'It rained. Nobody left.', 1, 1, 'deep/Ärger.txt#0')
 
 
 def long_passages():
