@@ -514,7 +514,7 @@ def main(argv: list[str] | None = None) -> None:
     claims = [claim for claim in CLAIMS if args.only in (None, claim.system)]
     played = [row for row in ABLATIONS if args.only in (None, row.system)]
     if args.list:
-        signals.end_with_readers()
+        signals.end_with_reader()
         _print_registration(claims + played)
         return
     started = time.monotonic()

@@ -57,7 +57,7 @@ if sys.argv[:1] == ['-m']:
     from zeroplay_jax.runtime import signals
 
     signals.open_closed()
-    signals.end_with_readers()
+    signals.end_with_reader()
     if {f'zeroplay_jax.{name}' for name in CTRL_C_WHILE_LOADING} & set(sys.orig_argv):
         signals.exit_while_loading()
 

@@ -55,7 +55,7 @@ def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     # What the package does for `python -m zeroplay_jax.…` while libraries load.
     signals.open_closed()
-    signals.end_with_readers()
+    signals.end_with_reader()
     if not words or words[0] in ('-h', '--help'):
         width = max(map(len, COMMANDS))
         for name in COMMANDS:

@@ -213,22 +213,26 @@ def open_closed() -> None:
             setattr(sys, name, open(descriptor, mode, closefd=False))
 
 
-def end_with_readers() -> None:
-    """Makes the process end silently, as SIGPIPE would, once the reader of its standard output or error is gone.
+def end_with_reader() -> None:
+    """Makes the process end silently, as SIGPIPE would, once the reader of its standard output is gone.
 
-    Without effect on streams that the program has replaced, and on files and terminals.
+    Without effect on a stream that the program has replaced, and on files and terminals.
     """
     # SIGPIPE itself would also end a process whose server or tool closes a connection.
-    for descriptor, name in ((1, 'stdout'), (2, 'stderr')):
-        stream = getattr(sys, name)
-        if stream is getattr(sys, f'__{name}__') and _has_reader(descriptor):
-            setattr(sys, name, _watched_stream(stream, descriptor))
+    _watch(1, 'stdout')
 
 
 def outlive_readers() -> None:
-    """As `end_with_readers`, but the process writes nowhere and continues."""
+    """Makes standard output and error go nowhere once their reader is gone; as `end_with_reader` otherwise."""
     _WatchedFile.outlives = True
-    end_with_readers()
+    _watch(1, 'stdout')
+    _watch(2, 'stderr')
+
+
+def _watch(descriptor: int, name: str) -> None:
+    stream = getattr(sys, name)
+    if stream is getattr(sys, f'__{name}__') and _has_reader(descriptor):
+        setattr(sys, name, _watched_stream(stream, descriptor))
 
 
 class _WatchedFile(io.FileIO):
