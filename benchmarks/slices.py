@@ -225,7 +225,7 @@ def one_machine(args: argparse.Namespace) -> dict:
 
 
 def time_of_plan(config: Any, model: str, planned: Memory) -> str:
-    """Returns tokens per second and hours of a run with the fields of a plan, in a line."""
+    """Returns tokens per second, hours and price of a run with the fields of a plan, in a line."""
     if 'solver' not in config:
         return f'time: not simulated for recipe {config.recipe}'
     machine = slices_costs.of_plan(planned, model)
@@ -260,10 +260,14 @@ def time_of_plan(config: Any, model: str, planned: Memory) -> str:
             parts.append(dataclasses.replace(part, groups=groups, repeat=repeat))
         shorter = dataclasses.replace(unit, parts=tuple(parts))
         seconds = sum(unit_seconds(machine, engine, settings, workload, shorter).values())
-        line += f', {seconds * unit.count / 3600:.0f} hours for {unit.count} times {unit.name}'
+        hours = seconds * unit.count / 3600
+        price = hours * planned.machine.dollars
+        line += f', {hours:.0f} hours (about ${price:.0f}) for {unit.count} times {unit.name}'
+    is_compiled = 'compiler' in machine.sources['sampler']
+    source = "the compiler's estimates" if is_compiled else 'peak rates'
     return (
-        f'{line}; seconds from: {machine.sources["sampler"]}, updates: {machine.sources["update"]}; without '
-        'transfers of offload, remote judges, checkpoints, evaluations, compilation'
+        f'{line}; seconds of rollouts from {source}, of updates from peak rates, none from a run; without transfers of '
+        'offload, remote judges, checkpoints, evaluations, compilation'
     )
 
 

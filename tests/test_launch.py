@@ -93,7 +93,7 @@ def test_every_page_has_the_same_flags_for_one_run_on_one_slice(user_reads):
 NONSENSE = {
     'tpu_vm': (
         '--config.mesh.replica=3',
-        'v5litepod-16 has 16 on 4 hosts; give sizes whose product is 16',
+        'v5litepod-16 has 16 on 4 hosts; give all three, with the product 16',
     ),
     'xpk': ('--config.nonsense=4', 'config.nonsense: no such field'),
     'slurm': ('--config.solver.batch=0', 'config.solver.batch=0: not possible; give 1 or more'),

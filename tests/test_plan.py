@@ -7,7 +7,8 @@ import json
 import re
 
 import pytest
-from python_process import ROOT, run_python
+from python_process import ROOT, config_flags, run_python
+from run_files import lines, summary_of
 from run_records import stored_config, write_record
 
 from benchmarks import adapter_cases, adapter_tables, tpu_aot, tpu_shapes
@@ -24,7 +25,9 @@ from zeroplay_jax.configuration.planning import (
     keep,
     shrink,
 )
+from zeroplay_jax.learner.checkpoint import saved_steps
 from zeroplay_jax.policy.sizes import KNOWN, sizes_of
+from zeroplay_jax.runtime import record
 from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.training.policy_settings import settings
 from zeroplay_jax.types import UserError
@@ -170,6 +173,20 @@ def test_the_machine_of_a_run_is_that_of_its_name(name):
     assert machine_of(*DEVICES[name]) == machine(name)
 
 
+@pytest.mark.parametrize(
+    ('name', 'similar'),
+    [
+        ('h100', 'h100x1'),
+        ('v5litpod-4', 'v5litepod-4'),
+        ('v5e-16', 'v5litepod-16'),
+        ('v6e8', 'v6e-8'),
+    ],
+)
+def test_a_misspelt_machine_gets_the_nearest_name(name, similar):
+    with pytest.raises(ConfigError, match=f'{name}: no such machine.*; did you mean {similar}'):
+        machine(name)
+
+
 @pytest.mark.parametrize('name', CONFIGS)
 @pytest.mark.parametrize('target', ['v5litepod-4', 'v5p-32', 'h100x1'])
 def test_every_config_starts_without_a_shape(name, target):
@@ -251,6 +268,8 @@ def test_too_little_memory_takes_the_next_smaller_choice(tmp_path):
     kept = keep(config, tmp_path / 'run')
     apply(config, target, kept)
     large = planning.estimate(config, target).peak
+    # Of the evaluation before training.
+    (tmp_path / 'run/checkpoints/1').mkdir(parents=True)
     line = shrink(config, target, kept, str(tmp_path / 'run'))
     assert line.startswith('h100x1 has too little memory for the plan; the next smaller one: plan')
     again = packaged_config('drzero')
@@ -292,7 +311,11 @@ def planned(*words):
 def test_a_machine_that_is_too_small_is_refused_with_those_that_fit():
     result = planned('--config=configs/ssp.py', '--machine=v5litepod-4')
     assert result.returncode == 2 and not result.stdout and len(result.stderr.splitlines()) == 1
-    for text in ('too small', 'cheapest machine that fits', 'policy.adapters.rank=32: v5litepod-4'):
+    for text in (
+        'too small',
+        'cheapest per hour that fits',
+        'policy.adapters.rank=32: v5litepod-4',
+    ):
         assert text in result.stderr
 
 
@@ -315,7 +338,7 @@ def test_the_flags_are_all_of_standard_output():
     assert result.returncode == 0, result.stderr
     (line,) = result.stdout.splitlines()
     assert all(word.startswith('--config.') for word in line.split())
-    for text in ('GiB per device', 'generated tokens/s', 'cheapest'):
+    for text in ('GiB per device', 'generated tokens/s', 'none from a run', 'cheapest per hour'):
         assert text in result.stderr
     assert ' hours for ' not in result.stderr
 
@@ -385,3 +408,48 @@ def test_a_context_of_a_page_gets_slots():
     for context, page in ((128, 0), (256, 128)):
         config.sampler.context = context
         assert choose(config, machine('v5p-8')).fields['sampler.page'] == page
+
+
+# main where an H100 is said to be, with an update that its memory is too small for.
+ON_H100 = """
+import runpy, sys
+import jax
+from zeroplay_jax.configuration import machines
+from zeroplay_jax.selfplay.update import RoleUpdates
+
+def run(*_):
+    raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.')
+
+machines.here = lambda: machines.machine('h100x1')
+if sys.argv.pop(1) == 'small':
+    RoleUpdates.run = run
+runpy.run_module('zeroplay_jax.main', run_name='__main__', alter_sys=True)
+"""
+# Slots, which a CPU has, and an evaluation that is saved before the first update.
+TINY = config_flags("""
+    plan=auto sampler.page=0 offload=False cpu_devices=1 checkpoint.every=1 checkpoint.keep=9 schedule.iterations=1
+    world.train=(0,4) world.evaluation=(0,2) eval.questions=2 eval.every=0 schedule.hop_ratio=(0,0,1) proposer.batch=8
+    proposer.steps=1 pool.batch=8 pool.batches=1 solver.batch=4 solver.steps=1 solver.samples=3 reward.solves=2
+    stop_after_empty_steps=0 log.writers=()
+""")
+
+
+def test_a_run_without_memory_for_its_first_update_ends_with_a_smaller_plan_and_goes_on(tmp_path):
+    words = ['--config=configs/quickstart.py', *TINY, f'--workdir={tmp_path}']
+    small = run_python('-c', ON_H100, 'small', *words)
+    assert small.returncode == 75, small.stderr[-2000:]
+    *_, line = small.stderr.splitlines()
+    assert 'h100x1 has too little memory for the plan; the next smaller one' in line
+    assert line.endswith('the same command resumes the run')
+    assert saved_steps(tmp_path / 'checkpoints') == [1]
+    config, run = stored_config(tmp_path), record.read(tmp_path).run
+    first, smaller = map(int, re.findall(r'(\d+) rollouts per host', small.stderr))
+    assert config['sampler']['slots'] == smaller < first
+    again = run_python('-c', ON_H100, 'large', *words)
+    assert again.returncode == 0, again.stderr[-2000:]
+    assert 'resumes at step 1 of ' in again.stderr
+    assert stored_config(tmp_path) == config
+    # The evaluation before the smaller plan stays, of the same run.
+    logged = lines(tmp_path)
+    assert [entry['step'] for entry in logged] == list(range(summary_of(tmp_path)['steps']))
+    assert {entry['run'] for entry in logged} == {run}

@@ -4,8 +4,8 @@
     python -m zeroplay_jax.plan --config=configs/ssp.py --machine=v5litepod-4 --config.policy.adapters.rank=32
     python -m zeroplay_jax.plan --config=configs/dspo.py --machine=h100x8 --policy=hf://Qwen/Qwen2.5-3B-Instruct
 
-Prints memory by part, time, the cheapest machine that fits and what a smaller one takes to stderr, and to stdout what
-is chosen, as flags beside those given. A run with config.plan=auto takes it without them.
+Prints memory by part, time and price, the machine that fits at the least price per hour and what a smaller one takes to
+stderr, and to stdout what is chosen, as flags beside those given. A run with config.plan=auto takes it without them.
 
 Nothing is downloaded or compiled: of a policy only config.json is read, or its name is known. Machines: v5litepod-4,
 v6e-8, v5p-32, h100x8 (GPUs of a host), 2*h100x8 (hosts), cpu:2 (devices).

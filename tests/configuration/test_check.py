@@ -1,5 +1,8 @@
 """main --check: all mistakes of a command at once, without devices, and nothing is created."""
 
+import json
+import shutil
+
 import pytest
 from config_checks import ROOT
 from python_process import config_flags, run_python
@@ -9,7 +12,7 @@ from zeroplay_jax.configuration.check import is_asked_for
 from zeroplay_jax.configuration.fields import config as packaged_config
 from zeroplay_jax.configuration.machines import machine
 from zeroplay_jax.configuration.planning import resolve_mesh
-from zeroplay_jax.settings.kinds import ConfigError, Mistakes, fail
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError, Mistakes, fail
 
 
 def checked(folder, *arguments, flag='--check'):
@@ -98,12 +101,74 @@ def test_questions_of_another_corpus_are_named(tmp_path, user_reads):
     user_reads(noted.stderr.strip())
 
 
+@pytest.fixture
+def policy(tmp_path):
+    return shutil.copytree(BUILT_IN_CHECKPOINT, tmp_path / 'policy')
+
+
+@pytest.mark.parametrize(
+    ('change', 'lines'),
+    [
+        (
+            {'architectures': ['MixtralForCausalLM']},
+            ["architectures=['MixtralForCausalLM'] is not"],
+        ),
+        (
+            {'layer_types': ['full_attention']},
+            ['num_key_value_heads=2 is not divisible', 'layer_types has 1 entries'],
+        ),
+        (
+            {'max_position_embeddings': 64},
+            ['num_key_value_heads=2 is not divisible', 'sampler.context=512 exceeds'],
+        ),
+    ],
+)
+def test_the_config_of_a_local_policy_is_read_as_a_run_reads_it(policy, change, lines):
+    path = policy / 'config.json'
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    words = (MINI, '--workdir=run', f'--policy={policy}', '--config.mesh.model=4')
+    refused = checked(policy.parent, *words, '--config.cpu_devices=4')
+    *mistakes, last = refused.stderr.splitlines()
+    assert len(mistakes) == len(lines) and 'nothing was started' in last, refused.stderr
+    for text in lines:
+        assert any(text in mistake for mistake in mistakes), refused.stderr
+
+
+def test_documents_that_are_missing_are_one_mistake_and_elsewhere_none(tmp_path):
+    words = (MINI, '--workdir=run', '--config.inputs.documents=none.jsonl')
+    words += ('--index=http://127.0.0.1:8000', '--config.retrieval.path=')
+    words += ('--config.eval.file=q.jsonl',)
+    (tmp_path / 'q.jsonl').write_text('{"question": "Who?", "answers": ["A"]}\n')
+    mistake, last = checked(tmp_path, *words).stderr.splitlines()
+    assert 'config.inputs.documents=none.jsonl: not possible' in mistake and '1 mistake' in last
+    elsewhere = checked(tmp_path, *words, '--nofiles')
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    assert 'on every machine: inputs.documents=none.jsonl, ' in elsewhere.stdout
+
+
+def test_a_model_of_unknown_sizes_is_said(tmp_path, policy):
+    words = (MINI, '--workdir=run', '--nofiles', '--on=v5litepod-4', '--config.mesh.replica=4')
+    words += ('--config.micro.rows=4',)
+    unknown = checked(tmp_path, *words, '--policy=hf://owner/another')
+    assert unknown.returncode == 0
+    assert unknown.stderr.startswith('warning: --on=v5litepod-4: neither shapes nor memory were')
+    # As the line says: a folder with its config.json alone.
+    (policy / 'model.safetensors').unlink()
+    known = checked(tmp_path, *words, f'--policy={policy}')
+    assert known.returncode == 0 and not known.stderr and 'memory: about' in known.stdout
+
+
 def test_free_axes_of_a_mesh_are_resolved_and_replicas_do_not_span_hosts():
     config = packaged_config('drzero')
     config.mesh.update(replica=4, fsdp=-1, model=2)
     resolve_mesh(config, machine('v5litepod-16'))
     assert config.mesh.to_dict() == {'replica': 4, 'fsdp': 2, 'model': 2}
-    config.mesh.update(replica=2, fsdp=4)
+    # What a message proposes keeps the axes that are possible.
+    for fsdp, proposed in ((2, 'replica=8, fsdp=2, model=1'), (3, 'replica=16, fsdp=1, model=1')):
+        config.mesh.update(replica=1, fsdp=fsdp, model=1)
+        with pytest.raises(ConfigError, match=f'give all three.*such as {proposed}$'):
+            resolve_mesh(config, machine('v5litepod-16'))
+    config.mesh.update(replica=2, fsdp=4, model=2)
     with pytest.raises(ConfigError, match='multiple of 4'):
         resolve_mesh(config, machine('v5litepod-16'))
 

@@ -26,6 +26,7 @@ from zeroplay_jax.configuration.places import (
     check_retrieval,
     fetch_addresses,
     keep_prompts,
+    read_policy,
 )
 from zeroplay_jax.configuration.rules import check_adapters, check_held_out
 from zeroplay_jax.objectives.registry import did_you_mean
@@ -33,7 +34,7 @@ from zeroplay_jax.retrieval import downloads, objects
 from zeroplay_jax.runtime.record import FILE_NAME
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.settings.kinds import PACKAGE, PROMPT_SETS, ConfigError, Mistakes
+from zeroplay_jax.settings.kinds import PACKAGE, PROMPT_SETS, ConfigError, Mistakes, warn
 
 _NAME = 'zeroplay_jax'
 # Rules about what lies on a disk.
@@ -80,8 +81,8 @@ def main(argv: Sequence[str]) -> int:
     if config is not None and (note := command_line.note_of_questions()):
         print(note, file=sys.stderr)
     print(
-        f'the command is sound; {memory or "not checked: memory, "}servers, tools of packages, '
-        'fields and tokenizer of the policy, lengths of prompts and ids of retrieval.held_out'
+        f'the command is sound; {memory or "not checked: memory, "}servers, tools of packages, fields of a policy '
+        'elsewhere, tokenizers, lengths of prompts and ids of retrieval.held_out'
     )
     if config is not None and 'nofiles' in given:
         paths = [f'{name}={path}' for name, path in _paths(config).items()]
@@ -232,8 +233,8 @@ def _check_config(
     has_files = 'nofiles' not in given
     # What lies in a bucket is read when the run starts.
     mistakes.fields |= {name for name, path in _paths(config).items() if objects.is_address(path)}
-    if not has_files and 'documents' in config.inputs:
-        config.inputs.documents = ''
+    if not has_files:
+        mistakes.fields.add('inputs.documents')
     workdir = given.get('workdir', '')
     is_here = bool(workdir) and has_files and not objects.is_address(workdir)
     if is_here:
@@ -263,6 +264,9 @@ def _check_config(
     if has_files:
         mistakes.of(rules.check_evaluation, on_machine)
     mistakes.of(command_line.check_heads, on_machine)
+    is_read = has_files and pathlib.Path(planning.policy_of(on_machine)).is_dir()
+    if is_read and 'policy.path' not in mistakes.fields:
+        mistakes.of(read_policy, on_machine)
     if is_here and not mistakes.lines:
         mistakes.of(fields.check, workdir, config)
     if mistakes.lines or target is None:
@@ -290,7 +294,14 @@ def _fit(config: ConfigDict, target: Machine, kept: planning.Kept) -> list[str]:
 
 def _memory(config: ConfigDict, target: Machine, mistakes: Mistakes) -> str:
     """Notes a mesh, slots and rows that a machine has no memory for; returns how much they take, '' if not known."""
-    if target.kind not in CHIPS or not planning.knows_policy(config):
+    if target.kind not in CHIPS:
+        return ''
+    if not planning.knows_policy(config):
+        warn(
+            f'--on={target.name}: neither shapes nor memory were checked, because the sizes of '
+            f'{planning.policy_of(config)} are not known; put its config.json into a folder and check with '
+            '--policy=FOLDER --nofiles'
+        )
         return ''
     memory = planning.estimate(config, target)
     limit = CHIPS[target.kind].memory
@@ -306,7 +317,8 @@ def _check_values(config: ConfigDict, mistakes: Mistakes) -> None:
     before = set(mistakes.fields)
     mistakes.of(fields.check_values, config)
     defaults = dict(fields.leaves(fields.default_config(config.recipe, config)))
-    for name in mistakes.fields - before:
+    # Without a file of documents there would be other mistakes.
+    for name in mistakes.fields - before - {'inputs.documents'}:
         if name in defaults:
             config.update_from_flattened_dict({name: defaults[name]})
 

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from typing import NamedTuple
 
+from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.settings.kinds import ConfigError
 
 GIB = 2**30
@@ -101,9 +102,13 @@ def machine(name: str, flag: str = '--on') -> Machine:
     count = int(match[1] or 1) if match else 0
     size = int(match[5]) if match else 0
     if not match or not count or not size or (match[2] and match[2] not in _TPUS):
+        # Of a number of devices no machine is meant.
+        names = _CATALOG.split() if name[:1].isalpha() else ()
+        similar = name.replace('v5e', 'v5litepod') + 'x1' * (name in GPUS)
         raise ConfigError(
             f'{flag}={name}: no such machine; give an accelerator type such as v5litepod-16 or v5p-32, GPUs of a host '
             'such as h100x8, cpu:2, a number of devices, or HOSTS*DEVICES such as 2*8'
+            f'{did_you_mean(similar, names)}'
         )
     if not match[2]:
         return Machine(name, count * size, count, match[3] or match[4] or '')

@@ -7,6 +7,7 @@ import pathlib
 import sys
 import urllib.parse
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
@@ -17,7 +18,7 @@ from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.library import has_index
-from zeroplay_jax.selfplay.recipe import Recipe
+from zeroplay_jax.selfplay.recipe import Recipe, trained_roles
 from zeroplay_jax.settings.kinds import (
     BUILT_IN_CHECKPOINT,
     PROMPT_SETS,
@@ -26,8 +27,12 @@ from zeroplay_jax.settings.kinds import (
     is_server,
     prompts_name,
 )
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.mcp_servers import read_servers
 from zeroplay_jax.types import UserError
+
+if TYPE_CHECKING:
+    from zeroplay_jax.policy.decoder import ModelConfig
 
 
 @contextlib.contextmanager
@@ -156,6 +161,32 @@ def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
     for pattern in ('config.json', 'tokenizer.json', '*.safetensors'):
         if not any(folder.glob(pattern)):
             fail('policy.path', path_text, f'the folder has no {pattern}', fix)
+
+
+def read_policy(config: ConfigDict | Config, **computation: Any) -> tuple[ModelConfig, str]:
+    """Returns the architecture in the folder of the policy, and a warning about long sequences or ''; imports JAX.
+
+    Args:
+      computation: as `overrides` of `families.read_config`.
+
+    Raises:
+      UserError: a field of its config.json is not supported, or a setting does not go with it.
+    """
+    from zeroplay_jax.policy import families
+
+    folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
+    model = families.read_config(folder, **computation)
+    context, page = config.sampler.context, config.sampler.page
+    warning = families.check_context(folder, context, 'sampler.context')
+    if any(config[role].get('distill_top_k') for role in trained_roles(config)):
+        tokens = config.privileged.prompt_tokens + context
+        name = 'privileged.prompt_tokens + sampler.context'
+        warning = families.check_context(folder, tokens, name)
+    if model.delta is not None and 0 < page < context:
+        problem = f'{folder} has gated delta nets, whose state belongs to a slot'
+        fix = 'set sampler.page=0, and what needs pages to its default'
+        fail('sampler.page', page, problem, fix)
+    return model, warning
 
 
 def file_exists(field: str, path: str) -> bool:

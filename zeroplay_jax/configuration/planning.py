@@ -331,7 +331,7 @@ def shrink(config: ConfigDict, target: Machine, kept: Kept, workdir: str) -> str
     """Takes the next smaller choice for a run that has too little memory in its first steps; returns a line about it.
 
     The choice is written into the record in the workdir, from which `keep` reads it. '' if there is none: nothing was
-    planned, the run has a checkpoint, or lies in a bucket.
+    planned, the run has a checkpoint of trained weights, or lies in a bucket.
 
     Args:
       config: with the plan that was too large.
@@ -342,7 +342,8 @@ def shrink(config: ConfigDict, target: Machine, kept: Kept, workdir: str) -> str
     planned = None
     if target.kind in CHIPS and not objects.is_address(workdir):
         planned = choose(config, target, kept.given, (1 - ERROR) * estimate(config, target).peak)
-    if planned is None or saved_steps(folder / FOLDER):
+    # Step 0 is an evaluation: the checkpoint before step 1 has the weights with which the run began.
+    if planned is None or max(saved_steps(folder / FOLDER), default=0) > 1:
         return ''
     summary = '; '.join(_take(config, planned))
     plain = run_record.plain_config(fields.frozen(config).to_dict())
@@ -382,10 +383,13 @@ def resolve_mesh(config: ConfigDict, target: Machine) -> None:
     required = math.prod(sizes.values())
     hosts = f'{target.hosts} host{"s" if target.hosts > 1 else ""}'
     if required != target.devices:
+        fsdp, model = sizes['fsdp'], sizes['model']
+        if target.devices % (target.hosts * fsdp * model):
+            fsdp = model = 1
         raise ConfigError(
             f'config.mesh: {text}: is made of {required} devices, and {target.name} has {target.devices} on '
-            f'{hosts}; give sizes whose product is {target.devices}, such as '
-            f'replica={target.hosts}, fsdp=1, model={target.devices // target.hosts}'
+            f'{hosts}; give all three, with the product {target.devices}, such as '
+            f'replica={target.devices // (fsdp * model)}, fsdp={fsdp}, model={model}'
         )
     config.mesh.update(sizes)
     rules.check_replicas(config, target.hosts)
@@ -452,7 +456,7 @@ def table(planned: Memory) -> list[str]:
 def cheapest(config: Any, target: Machine) -> str:
     """Returns the cheapest machine that fits, the smallest of the kind of `target`, and what fits with less memory."""
     fitting = [choice for choice in catalog() if choose(config, choice)]
-    named = {choice.name: ('the cheapest machine that fits', choice) for choice in fitting[:1]}
+    named = {choice.name: ('the cheapest per hour that fits', choice) for choice in fitting[:1]}
     for choice in [choice for choice in fitting if choice.kind == target.kind][:1]:
         named.setdefault(choice.name, (f'the smallest {target.kind}', choice))
     changed = config.copy_and_resolve_references()

@@ -668,7 +668,7 @@ def _check_processes(config: ConfigDict, recipe: type[Recipe]) -> None:
 def check_replicas(config: ConfigDict | Config, processes: int) -> None:
     """Refuses a known number of replicas that processes cannot share: each rolls out on whole ones of its own."""
     if config.mesh.replica != -1 and config.mesh.replica % processes:
-        problem = f'{processes} processes cannot hold whole replicas each'
+        problem = f'{processes} processes cannot hold whole replicas each, whatever the other axes'
         fail('mesh.replica', config.mesh.replica, problem, f'give a multiple of {processes}')
 
 

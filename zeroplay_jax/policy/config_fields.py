@@ -524,3 +524,63 @@ def _family_name(fields: Fields) -> str:
             if any(str(name).startswith(beginning) for name in architectures):
                 reason = f': {why}'
     raise fields.error(f'architectures={architectures} is not supported{reason}', fix=SUPPORTED)
+
+
+# ---- types of layers -------------------------------------------------------------------------------
+
+
+DEFAULT_WINDOW = 4096
+LAYER_TYPES = ('full_attention', 'sliding_attention')
+_DELTA_LAYER_TYPES = ('full_attention', 'linear_attention')
+
+
+def layer_types(fields: Fields, family: Family, layers: int) -> list[str]:
+    """Returns the type of every layer; CheckpointError for a list that does not fit the family."""
+    types = fields.get('layer_types')
+    # Older folders do not list the types; rules of the family determine them.
+    if types is None:
+        types = _default_layer_types(fields, family, layers)
+    if not isinstance(types, list) or not all(isinstance(kind, str) for kind in types):
+        raise fields.error('layer_types must be a list of texts')
+    if len(types) != layers:
+        raise fields.error(f'layer_types has {len(types)} entries for num_hidden_layers={layers}')
+    known_types = _DELTA_LAYER_TYPES if family.has_delta else LAYER_TYPES
+    unknown_types = set(types) - set(known_types)
+    if unknown_types:
+        raise fields.error(
+            f'layer_types: {min(unknown_types)!r} is not supported (only {", ".join(known_types)})',
+            OTHER_CHECKPOINT,
+        )
+    return types
+
+
+def has_sliding_layers(fields: Fields, family: Family) -> bool:
+    """Returns whether sliding windows are enabled: by a field for Qwen, always for families whose layers alternate."""
+    # Null and absent differ in this field: null is no window.
+    if fields.values.get('sliding_window', DEFAULT_WINDOW) is None:
+        return False
+    return bool(family.full_every) or fields.boolean('use_sliding_window', False)
+
+
+def _default_layer_types(fields: Fields, family: Family, layers: int) -> list[str]:
+    """Returns the type of every layer where config.json has no `layer_types`, as transformers derives it."""
+    types = ['full_attention'] * layers
+    if family.has_delta:
+        full_every = fields.positive_int('full_attention_interval')
+        for i in range(layers):
+            if (i + 1) % full_every:
+                types[i] = 'linear_attention'
+    elif family.full_every:
+        full_every = fields.positive_int('sliding_window_pattern', family.full_every)
+        for i in range(layers):
+            if (i + 1) % full_every:
+                types[i] = 'sliding_attention'
+    elif has_sliding_layers(fields, family):
+        # Despite its name, this field is the number of layers at the bottom that have no window.
+        first_sliding = fields.values.get('max_window_layers', 28)
+        if not isinstance(first_sliding, int) or isinstance(first_sliding, bool):
+            raise fields.error(f'max_window_layers={first_sliding!r} must be an int')
+        for i in range(layers):
+            if i >= first_sliding:
+                types[i] = 'sliding_attention'
+    return types

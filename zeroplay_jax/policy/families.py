@@ -10,6 +10,7 @@ from zeroplay_jax.policy import config_fields, delta, rope
 from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.policy.config_fields import (
     FAMILIES,
+    LAYER_TYPES,
     OTHER_CHECKPOINT,
     CheckpointError,
     Family,
@@ -20,9 +21,6 @@ from zeroplay_jax.policy.decoder import DELTA, ModelConfig
 from zeroplay_jax.policy.experts import Experts
 from zeroplay_jax.policy.stored_tensors import has_other_head
 
-_DEFAULT_WINDOW = 4096
-_LAYER_TYPES = ('full_attention', 'sliding_attention')
-_DELTA_LAYER_TYPES = ('full_attention', 'linear_attention')
 # Which axes of images use which channels. Of a text all axes have the same positions.
 _IMAGE_FIELDS = {'mrope_section', 'mrope_interleaved'}
 # Names of the activation function in config.json, by ours; several are the same function.
@@ -180,65 +178,19 @@ def _check_activation(fields: Fields, family: Family) -> None:
 
 def _windows(fields: Fields, family: Family, layers: int) -> tuple[int, ...]:
     """Returns the sliding window of every layer (0: full attention), or () if no layer has one."""
-    types = fields.get('layer_types')
-    # Older folders do not list the types; rules of the family determine them.
-    if types is None:
-        types = _default_layer_types(fields, family, layers)
-    if not isinstance(types, list) or not all(isinstance(kind, str) for kind in types):
-        raise fields.error('layer_types must be a list of texts')
-    if len(types) != layers:
-        raise fields.error(f'layer_types has {len(types)} entries for num_hidden_layers={layers}')
-    known_types = _DELTA_LAYER_TYPES if family.has_delta else _LAYER_TYPES
-    unknown_types = set(types) - set(known_types)
-    if unknown_types:
-        raise fields.error(
-            f'layer_types: {min(unknown_types)!r} is not supported (only {", ".join(known_types)})',
-            OTHER_CHECKPOINT,
-        )
+    types = config_fields.layer_types(fields, family, layers)
     if 'linear_attention' in types:
         return tuple(DELTA if layer_type == 'linear_attention' else 0 for layer_type in types)
     # () rather than zeros, so that equal models have equal configurations and share compiled functions.
     if 'sliding_attention' not in types:
         return ()
     # The fields contradict each other; a guess would change the computation silently.
-    if not _has_sliding_layers(fields, family):
+    if not config_fields.has_sliding_layers(fields, family):
         raise fields.error(
             'layer_types names sliding_attention, but use_sliding_window is not true, or sliding_window is null'
         )
-    window = fields.positive_int('sliding_window', _DEFAULT_WINDOW)
+    window = fields.positive_int('sliding_window', config_fields.DEFAULT_WINDOW)
     return tuple(window if layer_type == 'sliding_attention' else 0 for layer_type in types)
-
-
-def _has_sliding_layers(fields: Fields, family: Family) -> bool:
-    """Returns whether sliding windows are enabled: by a field for Qwen, always for families whose layers alternate."""
-    # Null and absent differ in this field: null is no window.
-    if fields.values.get('sliding_window', _DEFAULT_WINDOW) is None:
-        return False
-    return bool(family.full_every) or fields.boolean('use_sliding_window', False)
-
-
-def _default_layer_types(fields: Fields, family: Family, layers: int) -> list[str]:
-    """Returns the type of every layer where config.json has no `layer_types`, as transformers derives it."""
-    types = ['full_attention'] * layers
-    if family.has_delta:
-        full_every = fields.positive_int('full_attention_interval')
-        for i in range(layers):
-            if (i + 1) % full_every:
-                types[i] = 'linear_attention'
-    elif family.full_every:
-        full_every = fields.positive_int('sliding_window_pattern', family.full_every)
-        for i in range(layers):
-            if (i + 1) % full_every:
-                types[i] = 'sliding_attention'
-    elif _has_sliding_layers(fields, family):
-        # Despite its name, this field is the number of layers at the bottom that have no window.
-        first_sliding = fields.values.get('max_window_layers', 28)
-        if not isinstance(first_sliding, int) or isinstance(first_sliding, bool):
-            raise fields.error(f'max_window_layers={first_sliding!r} must be an int')
-        for i in range(layers):
-            if i >= first_sliding:
-                types[i] = 'sliding_attention'
-    return types
 
 
 # ---- rotary embedding ------------------------------------------------------------------------------
@@ -324,7 +276,7 @@ def _sections_by_layer_type(fields: Fields, family: Family) -> tuple[Fields, Fie
     """
     newer = fields.section('rope_parameters')
     for name in newer.values:
-        if name not in _LAYER_TYPES:
+        if name not in LAYER_TYPES:
             raise fields.error(
                 f'rope_parameters.{name} has no effect in {family.architecture}',
                 fix='write it into rope_parameters.full_attention or rope_parameters.sliding_attention',

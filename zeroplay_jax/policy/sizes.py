@@ -10,7 +10,14 @@ import re
 from typing import NamedTuple
 
 from zeroplay_jax.policy.adapter_config import base_folder
-from zeroplay_jax.policy.config_fields import FAMILIES, Fields, expert_numbers, family_fields
+from zeroplay_jax.policy.config_fields import (
+    FAMILIES,
+    Family,
+    Fields,
+    expert_numbers,
+    family_fields,
+    layer_types,
+)
 from zeroplay_jax.types import UserError
 
 
@@ -85,16 +92,17 @@ def sizes_of(path: str) -> Sizes:
         name = known_name(path)
         if not name:
             raise UserError(
-                f'{path}: neither a folder with a config.json nor a model whose sizes are known; download it, or give '
-                f'a name that begins with one of {", ".join(KNOWN)}'
+                f'{path}: neither a folder with a config.json nor a model whose sizes are known '
+                f'({", ".join(KNOWN)}); put its config.json into a folder and give --policy=FOLDER'
             )
         return KNOWN[name]
     folder = base_folder(path)
-    family, fields = family_fields(folder)
+    name, fields = family_fields(folder)
+    family = FAMILIES[name]
     hidden_size = fields.positive_int('hidden_size')
     heads = fields.positive_int('num_attention_heads')
-    head_dim = FAMILIES[family].head_dim or hidden_size // heads
-    experts = expert_numbers(fields) if FAMILIES[family].has_experts else ()
+    head_dim = family.head_dim or hidden_size // heads
+    experts = expert_numbers(fields) if family.has_experts else ()
     sizes = Sizes(
         hidden_size,
         fields.positive_int('intermediate_size'),
@@ -106,22 +114,16 @@ def sizes_of(path: str) -> Sizes:
         fields.boolean('tie_word_embeddings', False),
         *experts,
     )
-    return _with_delta(sizes, fields) if FAMILIES[family].has_delta else sizes
+    return _with_delta(sizes, fields, family) if family.has_delta else sizes
 
 
-def _with_delta(sizes: Sizes, fields: Fields) -> Sizes:
+def _with_delta(sizes: Sizes, fields: Fields, family: Family) -> Sizes:
     """Returns the sizes with those of the gated delta nets that config.json describes."""
-    every = fields.positive_int('full_attention_interval')
-    types = fields.get('layer_types') or [
-        'linear_attention' if number % every else 'full_attention'
-        for number in range(1, sizes.layers + 1)
-    ]
     heads = fields.positive_int('linear_num_value_heads')
     keys = fields.positive_int('linear_num_key_heads') * fields.positive_int('linear_key_head_dim')
     values = heads * fields.positive_int('linear_value_head_dim')
     state = values * fields.positive_int('linear_key_head_dim')
-    if not isinstance(types, list):
-        raise fields.error('layer_types must be a list of texts')
+    types = layer_types(fields, family, sizes.layers)
     delta_layers = types.count('linear_attention')
     return sizes._replace(
         delta_layers=delta_layers,

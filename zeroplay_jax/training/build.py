@@ -12,10 +12,11 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration.fields import frozen
+from zeroplay_jax.configuration.places import read_policy
 from zeroplay_jax.configuration.rules import check_replicas, check_shards
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.weights_view import FrozenBase, publisher
-from zeroplay_jax.policy import adapter_config, adapters, families, hf, sharding
+from zeroplay_jax.policy import adapter_config, adapters, hf, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout.prompts import Prompt, select
 from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
@@ -142,18 +143,11 @@ def open_policy(config: Config, date: str = '') -> PolicyFolder:
     """
     folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
     computation = {name: config.policy[name] for name in _COMPUTATION_FIELDS}
-    model = hf.read_config(folder, **computation)
-    _check_positions(config, folder)
+    model, warning = read_policy(config, **computation)
+    if warning and jax.process_index() == 0:
+        warn(warning)
     if config.policy.adapters.rank:
         hf.check_linears(model, config.policy.adapters.linears, 'config.policy.adapters.linears')
-    if model.delta is not None and 0 < config.sampler.page < config.sampler.context:
-        problem = f'{folder} has gated delta nets, whose state belongs to a slot'
-        fail(
-            'sampler.page',
-            config.sampler.page,
-            problem,
-            'set sampler.page=0, and what needs pages to its default',
-        )
     divide_cpu(config.cpu_devices)
     check_replicas(config, jax.process_count())
     mesh = sharding.make_mesh(**dict(config.mesh))
@@ -169,19 +163,6 @@ def _open_served() -> PolicyFolder:
     """Returns what stands in for a model at a server: texts pass through this tokenizer, and no limit depends on it."""
     folder = ENGLISH_CHECKPOINT
     return PolicyFolder(folder, hf.read_config(folder), sharding.make_mesh(), open_codec(folder))
-
-
-def _check_positions(config: Config, folder: pathlib.Path) -> None:
-    """Raises UserError if sequences are longer than the model's positions; the first process warns of extended ones."""
-    warning = families.check_context(folder, config.sampler.context, 'sampler.context')
-    has_teacher = any(config[role].get('distill_top_k') for role in trained_roles(config))
-    if has_teacher:
-        teacher_tokens = config.privileged.prompt_tokens + config.sampler.context
-        warning = families.check_context(
-            folder, teacher_tokens, 'privileged.prompt_tokens + sampler.context'
-        )
-    if warning and jax.process_index() == 0:
-        warn(warning)
 
 
 def build(
