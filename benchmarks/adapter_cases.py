@@ -56,6 +56,7 @@ CASES = {
     **dict.fromkeys(CONFIGS, ('v5e:2x2',)),
     'scope': ('v5e:2x2', 'v5e:2x4', 'v5p:2x2x1'),
     **dict.fromkeys(('qwen2.5-3b', 'qwen3-8b', 'llama-3.1-8b'), _SLICES_OF_MODELS),
+    **dict.fromkeys(('qwen3-30b-a3b', 'qwen3.5-9b'), ('v5p:2x2x1',)),
 }
 # Fields of config.policy that change a program.
 _COMPUTATION_FIELDS = ('dtype', 'remat', 'remat_policy', 'logits', 'logit_chunk')
@@ -113,12 +114,15 @@ def work_of(name: str, rank: int, scan: bool = True) -> Work:
     module = importlib.import_module(f'zeroplay_jax.configs.{config_name}')
     config = module.get_config()
     config.policy.adapters.rank = rank
+    model = CONFIGS.get(name, name)
+    if tpu_programs.sized(model).experts:
+        config.policy.adapters.linears = ('q', 'k', 'v', 'o')
     title = name
     if name in CONFIGS:
         title = f'configs/{name}.py'
     if not scan:
         title += UNROLLED
-    return Work(title, CONFIGS.get(name, name), rank, frozen(config), scan=scan)
+    return Work(title, model, rank, frozen(config), scan=scan)
 
 
 def adapter_mesh(model: ModelConfig, devices: list, per_host: int) -> Mesh:
@@ -144,6 +148,9 @@ def adapter_shapes(base: Params, linears: tuple[str, ...], rank: int) -> Params:
             continue
         shapes[layer] = {}
         for linear in linears:
+            # As in `adapters.init`.
+            if linear not in modules:
+                continue
             fan_in, fan_out = modules[linear]['kernel'].shape
             shapes[layer][linear] = {
                 adapters.A: jax.ShapeDtypeStruct((fan_in, rank), jnp.float32),

@@ -165,6 +165,17 @@ class CallCosts:
             seconds += machine.kernel.seconds(grid, chunk_rows, read, 'prefill')
         return seconds
 
+    def attention(self, start: int, read: int, end: int) -> float:
+        """Least seconds of attention of the places from `start` to `read`, which are prefilled, and on to `end`."""
+        kernel = self.machine.kernel
+        blocks = -(-np.arange(start + 1, end + 1) // kernel.block)
+        # Blocks of queries share what they read.
+        chunks = (read - start) / KERNEL_QUERIES
+        shared = float(blocks[: read - start].sum()) / KERNEL_QUERIES
+        alone = float(blocks[read - start :].sum())
+        seconds = kernel.seconds(0, chunks, shared, 'prefill')
+        return seconds + kernel.seconds(0, end - read, alone, 'decode')
+
     def host(self, rows: int) -> float:
         """The same for any number of rollouts."""
         del rows

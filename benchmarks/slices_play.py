@@ -5,7 +5,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from scipy import optimize
 
 from benchmarks import slices_workload, tpu_pages
 from benchmarks.slices_costs import (
@@ -13,8 +16,9 @@ from benchmarks.slices_costs import (
     CallCosts,
     MachineCosts,
 )
-from benchmarks.slices_engines import Engine, Group, Settings, SlotEngine, Tools
+from benchmarks.slices_engines import Engine, Episode, Group, Settings, SlotEngine, Tools
 from benchmarks.slices_pages import PagedEngine
+from benchmarks.slices_workload import Workload
 from benchmarks.tpu_shapes import generation
 from zeroplay_jax.configuration.planning import SHAPES
 
@@ -47,7 +51,7 @@ class Result:
       tokens_per_second: generated tokens per second of sampling, of all hosts.
       useful_rows: share of the steps of all rows of the decode programs whose token belongs to a rollout.
       useful_tokens: share of the tokens computed by prefill calls or paged steps that belong to a rollout.
-      bound: least seconds with the same costs, see `bound_seconds`.
+      bound: seconds below which no scheduler comes, see `bound_seconds`.
       concurrent: most rollouts in progress on a host.
       evictions: rollouts per step that lost their pages.
     """
@@ -204,7 +208,7 @@ def play(
     engine: str,
     settings: Settings,
     steps: Sequence[list[Group]],
-    latencies: Callable[[tuple[int, ...]], Callable[[], float]],
+    workload: Workload,
     ahead: int = 0,
     seed: int = 0,
 ) -> Result:
@@ -215,14 +219,14 @@ def play(
       engine: key of ENGINES.
       settings: of the engine.
       steps: groups of every step. With `ahead` the first and the last step are not counted.
-      latencies: see `Workload.latencies`.
+      workload: whose tools are called.
       ahead: steps that may begin before the current one has ended.
       seed: of the latencies.
     """
     costs = CallCosts(machine, settings, ROUND_SECONDS)
     hosts = []
     for index in range(machine.hosts):
-        tools = Tools(latencies((seed, index)), settings.tool_threads)
+        tools = Tools(workload.latencies((seed, index)), settings.tool_threads)
         # Episodes are dealt out in turn, see `runtime.hosts.Hosts.owns`.
         share = [step[index :: machine.hosts] for step in steps]
         hosts.append(_Host(ENGINES[engine](settings, costs, tools), share))
@@ -233,7 +237,12 @@ def play(
     begin, end = (game.ends[0], game.ends[-2]) if ahead else (0.0, game.ends[-1])
     rollout_seconds = (end - begin) / len(counted)
     written = sum(slices_workload.tokens(step)[1] for step in counted)
-    return _result(machine, hosts, steps, rollout_seconds, written / len(counted))
+    paged = settings if settings.pages else default_settings(machine, 'pages')
+    costs = CallCosts(machine, paged, ROUND_SECONDS)
+    bounds = []
+    for host in hosts:
+        bounds.append(bound_seconds(costs, paged, host.steps[0], workload.latency[0], ahead))
+    return _result(machine, hosts, steps, rollout_seconds, written / len(counted), max(bounds))
 
 
 def _result(
@@ -242,6 +251,7 @@ def _result(
     steps: Sequence[list[Group]],
     rollout_seconds: float,
     written: float,
+    bound: float,
 ) -> Result:
     """Returns the figures of a play from its hosts."""
     totals: collections.defaultdict[str, float] = collections.defaultdict(float)
@@ -266,35 +276,72 @@ def _result(
         tokens_per_second=written / rollout_seconds,
         useful_rows=sum(engine.generated for engine in engines) / row_steps,
         useful_tokens=sum(engine.wanted for engine in engines) / computed,
-        bound=bound_seconds(machine, steps[0]),
+        bound=bound,
         concurrent=max(host.concurrent for host in hosts),
         evictions=sum(engine.evictions for engine in engines) / len(steps),
     )
 
 
-def bound_seconds(machine: MachineCosts, groups: list[Group]) -> float:
-    """Returns the least seconds of a step's rollouts with the same costs.
+def bound_seconds(
+    costs: CallCosts,
+    settings: Settings,
+    groups: Sequence[Group],
+    latency: float = 0.0,
+    ahead: int = 0,
+) -> float:
+    """Returns seconds below which no scheduler, even one that knows all lengths, plays a host's rollouts over pages.
 
-    Every token is prefilled once at the full rate, and as many rollouts decode together as their used places allow.
-    Nobody waits.
+    The larger one of two bounds. (1) The steps of all rollouts: every token is computed once, prefilled ones in steps
+    of the whole budget, and a step samples at most one token of a rollout, so there are as many steps as the longest
+    rollout needs. The least seconds of so many steps with so much room, in which parts of steps count too, are a linear
+    program over the numbers of steps of every size. Attention is added. (2) A rollout alone: its own steps, the
+    smallest that do it, and its tools.
+
+    Args:
+      costs, settings: of a paged engine.
+      groups: of the host.
+      latency: least seconds of a tool call.
+      ahead: training steps that may begin before the current one has ended: a rollout lasts one period more for each.
     """
-    prefilled = 0
-    places = 0.0
-    written_tokens = 0
-    rollouts = 0
+    budget = settings.token_budget
+    sizes = np.array((*settings.decode_buckets, budget))
+    none = np.zeros(0, int)
+    seconds = []
+    for size in sizes:
+        seconds.append(costs.mixed(size, min(settings.slots, size), none, none, size == budget))
+    tokens = prefilled = sampled = most_steps = 0
+    attention = longest = 0.0
     for group in groups:
-        prefilled += group.prompt
-        for episode in group.episodes:
-            rollouts += 1
-            length = group.prompt
-            for written, observed in episode.turns:
-                places += written * (length + written / 2)
-                written_tokens += written
-                length += written + observed
-            prefilled += episode.read
-    mean = places / written_tokens
-    together = min(machine.places() / mean, rollouts / machine.hosts)
-    step = machine.step + machine.head * together / machine.slots
-    # Reads without rounding to blocks, at the memory's peak rate.
-    step += machine.kernel.traffic / machine.kernel.block * together * mean
-    return (prefilled * machine.token + written_tokens / together * step) / machine.hosts
+        for sample, episode in enumerate(group.episodes):
+            own_steps, own_seconds = 0, latency * (len(episode.turns) - 1)
+            for start, read, end in _turns(group.prompt, episode):
+                steps = -(-(read - start) // budget) + end - read
+                # The last token alone needs no step that prefills.
+                prefills = -(-(read - start - 1) // budget)
+                own_steps += steps
+                own_seconds += prefills * seconds[-1] + (steps - prefills) * min(seconds)
+                own_seconds += costs.attention(start, read, end)
+                # Samples share the prompt but for its last token.
+                new = read - 1 if sample and not start else start
+                tokens += end - new
+                prefilled += read - 1 - new
+                sampled += end - read + 1
+                attention += costs.attention(new, read, end)
+            most_steps = max(most_steps, own_steps)
+            longest = max(longest, own_seconds)
+    periods = 1 + ahead
+    room = np.stack([sizes, sizes * (sizes == budget), np.ones(len(sizes))])
+    needed = np.array([tokens, prefilled, max(most_steps / periods, sampled / settings.slots)])
+    # The constraints of linprog are upper bounds.
+    work = optimize.linprog(seconds, A_ub=-room, b_ub=-needed).fun
+    return max(float(work) + attention, longest / periods)
+
+
+def _turns(prompt: int, episode: Episode) -> Iterator[tuple[int, int, int]]:
+    """Yields three places of every turn: it reads from the first to the second, then computes a token at a time."""
+    start, read = 0, prompt
+    for written, observed in episode.turns:
+        # The last token of a turn is computed with the observation.
+        end = read + written - 1
+        yield start, read, end
+        start, read = end, end + 1 + observed

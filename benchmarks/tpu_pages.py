@@ -226,7 +226,7 @@ class Kernel:
     traffic: float
     instructions: dict[str, tuple[float, float, float]]
 
-    def seconds(self, grid: int, rows: int, blocks: int, kind: str) -> float:
+    def seconds(self, grid: int, rows: float, blocks: float, kind: str) -> float:
         """Returns the seconds of a call: the larger of instructions and traffic.
 
         Args:

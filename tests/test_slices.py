@@ -26,7 +26,7 @@ def machine(hosts=1):
 
 def play(name, hosts, ahead, groups, **changes):
     settings = dataclasses.replace(SETTINGS[name], **changes)
-    return slices_play.play(machine(hosts), name, settings, groups, SMALL.latencies, ahead)
+    return slices_play.play(machine(hosts), name, settings, groups, SMALL, ahead)
 
 
 def played(name, hosts=1, ahead=0, steps=1):
@@ -68,6 +68,56 @@ def test_every_token_is_generated_once_and_every_rollout_ends_once(name, hosts, 
         prompts, _, read = slices_workload.tokens(step)
         least += prompts // 3 - len(step) + read
     assert sum(engine.prefilled for engine in engines) >= least
+
+
+class TwoSizes:
+    """Steps of 4 tokens take 2 seconds and those of 16, which prefill, 5; attention takes none."""
+
+    def mixed(self, tokens, *_):
+        return {4: 2.0, 16: 5.0}[int(tokens)]
+
+    def attention(self, *_):
+        return 0.0
+
+
+# Groups of (prompt, turns of every sample), slots, training steps ahead → the bound, by hand.
+BOUNDS = [
+    # Alone: 5 tokens are prefilled in a large step and sample the first token, two small ones the others.
+    ([(5, [[(3, 0)]])], 8, 0, 5 + 2 * 2),
+    # A search of one second; the last token of the turn is prefilled with the observation.
+    ([(5, [[(3, 6), (2, 0)]])], 8, 0, 5 + 2 * 2 + 1 + 5 + 2),
+    # 16 prompts fill 16 large steps.
+    ([(16, [[(1, 0)]])] * 16, 8, 0, 16 * 5),
+    # Two samples: the prompt is prefilled once, its last token computed twice.
+    ([(16, [[(1, 0)]] * 2)], 8, 0, 17 / 16 * 5),
+    # 32 tokens in four steps or more: n small and m large ones with n + m = 4 and 4 n + 16 m = 32.
+    ([(1, [[(4, 0)]])] * 8, 8, 0, 8 / 3 * 2 + 4 / 3 * 5),
+    # A single slot: 32 steps.
+    ([(1, [[(4, 0)]])] * 8, 1, 0, 32 * 2),
+    # 42 tokens in ten steps: 4 n + 16 m = 42.
+    ([(1, [[(10, 0)]])] + [(1, [[(4, 0)]])] * 8, 8, 0, (10 - 1 / 6) * 2 + 1 / 6 * 5),
+    # Two periods for the ten steps: 4 n + 16 m = 42, n + m = 42 / 8.
+    ([(1, [[(10, 0)]])] + [(1, [[(4, 0)]])] * 8, 8, 1, 3.5 * 2 + 1.75 * 5),
+]
+
+
+@pytest.mark.parametrize(('groups', 'slots', 'ahead', 'seconds'), BOUNDS)
+def test_the_bound_of_few_rollouts_is_the_one_by_hand(groups, slots, ahead, seconds):
+    settings = Settings(slots=slots, token_budget=16, decode_buckets=(4,), pages=64)
+    drawn = []
+    for prompt, samples in groups:
+        drawn.append(Group(prompt, tuple(Episode(tuple(turns)) for turns in samples)))
+    bound = slices_play.bound_seconds(TwoSizes(), settings, drawn, 1.0, ahead)
+    assert bound == pytest.approx(seconds)
+
+
+def test_a_rollout_alone_takes_its_bound():
+    """But for the host between two calls."""
+    group = Group(250, (Episode(((320, 0),), end_token=True),))
+    sizes = dict(token_budget=256, decode_buckets=(32,), turn_tokens=512)
+    result = play('pages', 1, 0, [[group]], burst=64, **sizes)
+    without_host = result.rollout_seconds - 320 / 64 * slices_costs.ROUND_SECONDS
+    assert 1 < without_host / result.bound < 1.01
 
 
 def test_pages_come_back_and_some_rollouts_are_evicted():

@@ -133,8 +133,12 @@ def memory_of(sizes: Sizes, roles: Roles, fields: Mapping[str, Any], machine: Ma
     shape = {name: fields[f'sampler.{name}'] for name in Sampler.model_fields}
     sampler = SamplerConfig(**shape).of_shard(shards // machine.hosts)
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-    # A row of the activations of a layer that are split over 'model'. Choices of experts lie on all of its devices.
-    width = (sizes.intermediate_size + queries) / split
+    # A row of the activations of a layer that are split over 'model'. Choices of experts lie on all of its devices, and
+    # what a gated delta net reads and writes.
+    mixer = queries / split
+    if sizes.delta_layers:
+        mixer = max(mixer, sizes.delta_weights / sizes.hidden_size)
+    width = sizes.intermediate_size / split + mixer
     linears, adapted = 7, 2 * queries + 2 * keys + 3 * sizes.intermediate_size
     if sizes.experts:
         width = queries / split + sizes.per_token * sizes.expert_size
@@ -177,7 +181,8 @@ def memory_of(sizes: Sizes, roles: Roles, fields: Mapping[str, Any], machine: Ma
     rollouts = (
         weights | caches | {'activations': _rollout(sizes, sampler, device, width, item, split)}
     )
-    gradients = {'gradients': masters} | _update(sizes, roles, fields, device, width, item, masters)
+    temporaries = _update(sizes, roles, fields, device, width, item, masters, layer_weights)
+    gradients = {'gradients': masters} | temporaries
     batch = {'masters': masters, 'reference, teacher': roles.distills * teacher}
     step = {'masters': masters, 'optimizer': 2 * masters}
     if not fields['offload']:
@@ -209,7 +214,9 @@ def _rollout(
     prefill = scores * _PREFILL_ROWS * sampler.chunk * query
     row = activations * width + inputs * sizes.hidden_size
     prefill += item * sampler.fill_rows * sampler.chunk * row
-    return max(prefill, sampler.slots * decode_scores * query + decode_logits * logits)
+    # A decode step copies the states of one gated delta net.
+    state = 4 * sizes.state / max(sizes.delta_layers, 1)
+    return max(prefill, sampler.slots * (decode_scores * query + state) + decode_logits * logits)
 
 
 def _update(
@@ -220,6 +227,7 @@ def _update(
     width: float,
     item: int,
     masters: float,
+    layer_weights: float,
 ) -> dict[str, float]:
     """Returns the temporaries of a micro-batch."""
     split, adapts = fields['mesh.model'], roles.rank > 0
@@ -236,7 +244,7 @@ def _update(
     chunk = min(fields['policy.logit_chunk'], fields['micro.tokens'])
     head = logits + teacher * roles.distills
     return {
-        'copies of weights': copies * item * sizes.layer_weights / split + of_masters * masters,
+        'copies of weights': copies * item * layer_weights + of_masters * masters,
         'activations': item * tokens * row,
         'head': head * 4 * chunk * sizes.vocab_size / split,
     }
