@@ -187,6 +187,24 @@ print(jax.device_count())
         assert done.stdout.strip() == devices, done.stderr
 
 
+def test_temporaries_of_a_divided_cpu_stay_in_memory():
+    code = """import resource
+from zeroplay_jax.runtime.devices import divide_cpu
+divide_cpu(DEVICES)
+import jax, jax.numpy as jnp
+cumulate = jax.jit(lambda x: jnp.cumsum(jnp.sin(x[:, None] + jnp.arange(4096.0)), 0) @ jnp.ones(4096))
+faults = []
+for _ in range(6):
+    jax.block_until_ready(cumulate(jnp.ones(4096)))
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+print(faults[5] - faults[3])
+"""
+    # 64 MiB in pages of 4 KiB, at least once per call.
+    for devices, lowest, highest in ((2, 0, 2000), (1, 16000, 1e9)):
+        done = run_python('-c', code.replace('DEVICES', str(devices)), XLA_FLAGS='')
+        assert lowest <= int(done.stdout) <= highest, done.stdout + done.stderr
+
+
 def on_a_terminal(code):
     """What a program draws on a terminal of 24 lines and 80 columns."""
     ours, theirs = pty.openpty()
