@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from zeroplay_jax.rollout.sampler import DecodeChunk, SamplerConfig
+from zeroplay_jax.rollout.sampler import MOST_ENDS, DecodeChunk, SamplerConfig
 
 
 class Speaker:
@@ -15,6 +15,7 @@ class Speaker:
         self.state, self.slots = None, [[] for _ in range(slots)]
         self.choices, self.has_states = None, False
         self.shards, self.table, self.age = 1, None, np.zeros(slots, np.int32)
+        self.ends = np.zeros((slots, MOST_ENDS), np.int32)
 
     def put(self, rows):
         for row in rows:

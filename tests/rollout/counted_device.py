@@ -8,6 +8,7 @@ import numpy as np
 
 from zeroplay_jax.rollout import token_steps
 from zeroplay_jax.rollout.environment import TurnEnd
+from zeroplay_jax.rollout.sampler import MOST_ENDS
 from zeroplay_jax.rollout.slot_state import DECODE, REST, DecodeChunk
 from zeroplay_jax.types import ToolCall
 
@@ -19,12 +20,17 @@ def fed_tokens(config, length, cached, limit, status, age):
     return fed.single + fed.chunk
 
 
+class _Codec:
+    token_bytes = [b'x', b'!']
+    eos_ids = ()
+
+
 class CountedRole:
     """A role on such a device, whose turns end with a call."""
 
     stops = ('!',)
     tools = {}
-    codec = types.SimpleNamespace(token_bytes=[b'x', b'!'], eos_ids=())
+    codec = _Codec()
     limits = types.SimpleNamespace(max_turns=6, turn_tokens=256, response_tokens=0)
 
     def call(self):
@@ -46,6 +52,7 @@ class CountedDevice:
         self.shards, self.table, self.state, self.choices = shards, None, None, None
         self.has_states = False
         self.age = np.zeros(config.slots, np.int32)
+        self.ends = np.zeros((config.slots, MOST_ENDS), np.int32)
         if config.is_paged:
             self.table = np.zeros((config.slots, config.pages_per_slot), np.int32)
         self.length, self.cached, self.limit = np.zeros((3, config.slots), int)

@@ -83,6 +83,20 @@ def test_attention_to_used_places_changes_no_token(baseline, over_used):
     same(baseline, over_used, 1e-5)
 
 
+def test_a_turn_takes_no_step_behind_a_token_that_ends_it(policy, baseline, monkeypatch):
+    codec = policy[0]
+    assert b'h' in codec.token_bytes
+    scheduler, _ = make_scheduler(policy)
+    same(baseline, play(scheduler, requests(make_env(codec))))
+    kept = sum(turn.stop - turn.start for t in baseline for turn in t.turns)
+    assert scheduler.stats['generated_tokens'] == kept
+    # The host alone finds the same ends, some steps later.
+    monkeypatch.setattr('zeroplay_jax.rollout.slots.end_ids', lambda codec, stops: ())
+    scheduler, _ = make_scheduler(policy)
+    same(baseline, play(scheduler, requests(make_env(codec))))
+    assert scheduler.stats['generated_tokens'] > kept
+
+
 def test_tool_latency_changes_nothing_bitwise(policy, baseline):
     calls = []
 

@@ -54,6 +54,8 @@ from zeroplay_jax.settings.rollouts import SamplerConfig
 # With several data shards every shard runs the programs on its own slots and pages.
 
 
+# Tokens per slot that a decode call compares with; the host finds the ends of turns with others.
+MOST_ENDS = 8
 # Pages of every slot; None where page s belongs to slot s.
 PageTable: TypeAlias = Int[Array, 'slots pages_per_slot'] | None
 
@@ -175,6 +177,7 @@ def _decode(
     age: None = None,  # not used: all rows decode at the same time
     rows: Bool[Array, ' slots'] | None = None,
     adapter: Int[Array, ' slots'] | None = None,
+    ends: Int[Array, 'slots ends'] | None = None,
 ) -> tuple[SlotState, DecodeChunk]:
     """Decodes up to `burst` tokens of every DECODE row below its limit; ends early when no row can continue.
 
@@ -185,9 +188,10 @@ def _decode(
       table, age: None.
       rows: slots that these weights play; None: all. The others are left as they are.
       adapter: adapter of every slot (policy/adapters.py); None: the only one, if the weights have adapters.
+      ends: further tokens that end a turn of every slot, as of `Sampler`; None: those of the config only.
     """
     slots = jnp.arange(config.slots, dtype=jnp.int32)
-    eos = jnp.asarray(config.eos or (NO_TOKEN,), jnp.int32)
+    ends = slot_state.end_tokens(config, ends)
     out_of_range = config.positions
     reads_used = config.attention == 'used'
     first_chunk = empty_chunk(config)
@@ -218,15 +222,15 @@ def _decode(
         next_logits = transformer.logits(model, params, hidden)
         token, logp = slot_state.sample(next_logits, state.temperature, state.key, state.length)
         write_position = jnp.where(live, state.length, out_of_range)
-        is_end_token = jnp.any(token[:, None] == eos[None], -1)
+        is_end_token = jnp.any(token[:, None] == ends, -1)
         at_end_token = live & is_end_token
         chunk = DecodeChunk(
             tokens=chunk.tokens.at[:, step].set(jnp.where(live, token, 0)),
             logp=chunk.logp.at[:, step].set(jnp.where(live, logp, 0.0)),
             count=chunk.count + live,
         )
-        # The end token is part of the rollout, as in the chat template. Stop strings are matched by the
-        # host, which has the bytes of the tokens.
+        # The end token is part of the rollout, as in the chat template. Stop strings of several tokens are matched by
+        # the host, which has the bytes of the tokens.
         state = dataclasses.replace(
             state,
             tokens=state.tokens.at[slots, write_position].set(token, mode='drop'),
@@ -507,6 +511,8 @@ class Sampler:
       has_states: whether layers have a state per slot (policy/delta.py), which cannot be rewound.
       age: int32 [slots], number of every slot's turn in the order in which turns began; the owner sets it too. Over
         pages shorter than a slot older turns are served first.
+      ends: int32 [slots, MOST_ENDS], tokens with which a turn of every slot ends besides those of the config, then
+        NO_TOKEN; the owner may set it. A slot that has ended takes no more of a decode call.
     """
 
     def __init__(self, model: ModelConfig, config: SamplerConfig, mesh: Mesh):
@@ -520,6 +526,7 @@ class Sampler:
         self.has_states = model.delta is not None
         self.table: np.ndarray | None = None
         self.age = np.zeros(config.slots, np.int32)
+        self.ends = np.full((config.slots, MOST_ENDS), NO_TOKEN, np.int32)
         if config.is_paged:
             self.table = np.zeros((config.slots, config.pages_per_slot), np.int32)
         # The first `put` allocates it, so a sampler that never runs takes no device memory.
@@ -634,7 +641,7 @@ class Sampler:
         """
         age = self.age.copy() if self.config.is_paged else None
         self.state, chunk = self.programs['decode'](
-            params, self.state, self._page_table(), age, rows, adapter
+            params, self.state, self._page_table(), age, rows, adapter, self.ends.copy()
         )
         return chunk
 

@@ -164,6 +164,15 @@ def empty_chunk(config: SamplerConfig) -> DecodeChunk:
     )
 
 
+def end_tokens(
+    config: SamplerConfig, ends: Int[Array, 'slots ends'] | None
+) -> Int[Array, 'slots all_ends']:
+    """Returns the tokens that end a turn of every slot: those of the config, and `ends`."""
+    of_config = jnp.asarray(config.eos or (NO_TOKEN,), jnp.int32)
+    of_config = jnp.broadcast_to(of_config, (config.slots, of_config.shape[0]))
+    return of_config if ends is None else jnp.concatenate([of_config, ends], 1)
+
+
 def locate(
     config: SamplerConfig,
     table: Int[Array, 'slots pages_per_slot'] | None,

@@ -19,8 +19,10 @@ from jaxtyping import Float, Int
 
 from zeroplay_jax.rollout.placement import Placement
 from zeroplay_jax.rollout.requests import Prefix, Request, Rollout
-from zeroplay_jax.rollout.sampler import CloneRow, DecodeChunk, PutRow, Sampler
+from zeroplay_jax.rollout.sampler import MOST_ENDS, CloneRow, DecodeChunk, PutRow, Sampler
 from zeroplay_jax.rollout.scoring import Scorer
+from zeroplay_jax.rollout.slot_state import NO_TOKEN
+from zeroplay_jax.rollout.tokens import end_ids
 from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.types import ENV, POLICY, ToolCall, Trajectory, identity_key
 
@@ -137,6 +139,7 @@ class SlotPool:
         first_uncached = max(start - 1, 0)
         prefill_tokens = len(rollout.tokens) - 1 - first_uncached
         rollout.chunks_left = math.ceil(prefill_tokens / self.sampler.config.chunk)
+        self._set_ends(rollout)
         return PutRow(
             slot=rollout.slot,
             tokens=np.asarray(rollout.tokens[start:], np.int32),
@@ -145,6 +148,14 @@ class SlotPool:
             temperature=rollout.request.temperature,
             key=self._noise_key(rollout),
         )
+
+    def _set_ends(self, rollout: Rollout) -> None:
+        """Tells the sampler the tokens with which a turn of the rollout in a slot ends."""
+        env = rollout.env
+        ids = end_ids(env.codec, env.stops)[:MOST_ENDS]
+        ends = self.sampler.ends[rollout.slot]
+        ends[:] = NO_TOKEN
+        ends[: len(ids)] = ids
 
     def _noise_key(self, rollout: Rollout) -> np.ndarray:
         """Returns the key of the sampling noise in the rollout's current context."""
@@ -175,6 +186,7 @@ class SlotPool:
         self.placement.close_served()
 
     def _clone_row(self, sibling: Rollout, source: int) -> CloneRow:
+        self._set_ends(sibling)
         return CloneRow(
             slot=sibling.slot,
             source=source,

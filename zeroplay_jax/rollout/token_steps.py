@@ -22,7 +22,6 @@ from zeroplay_jax.policy.paged_attention import StepShape
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import slot_state
 from zeroplay_jax.rollout.slot_state import (
-    NO_TOKEN,
     REST,
     DecodeChunk,
     SlotState,
@@ -221,6 +220,7 @@ def decode(
     age: Int[Array, ' slots'] | None = None,
     rows: Bool[Array, ' slots'] | None = None,
     adapter: Int[Array, ' slots'] | None = None,
+    ends: Int[Array, 'slots ends'] | None = None,
 ) -> tuple[SlotState, DecodeChunk]:
     """Runs up to `burst` steps; ends early when no row has tokens.
 
@@ -232,12 +232,13 @@ def decode(
       age: as of `tokens_of_budget`.
       rows: slots that these weights play; None: all. The others are left as they are.
       adapter: adapter of every slot (policy/adapters.py); None: the only one, if the weights have adapters.
+      ends: further tokens that end a turn of every slot, as of `Sampler`; None: those of the config only.
     """
     compute = functools.partial(next_tokens, model, config, mesh, params, table, adapter)
     # Steps of fewer tokens that cannot prefill, and the whole step.
     buckets = [functools.partial(compute, tokens, False) for tokens in config.decode_buckets]
     whole_step = functools.partial(compute, config.token_budget, True)
-    return run_steps(config, (*buckets, whole_step), state, table, age, rows)
+    return run_steps(config, (*buckets, whole_step), state, table, age, rows, ends)
 
 
 def run_steps(
@@ -247,6 +248,7 @@ def run_steps(
     table: Int[Array, 'slots pages_per_slot'],
     age: Int[Array, ' slots'] | None = None,
     rows: Bool[Array, ' slots'] | None = None,
+    ends: Int[Array, 'slots ends'] | None = None,
 ) -> tuple[SlotState, DecodeChunk]:
     """Runs the steps of `decode`.
 
@@ -254,10 +256,10 @@ def run_steps(
       config: static shape.
       branches: `next_tokens` of every size of a step, as functions of state and `_Fed`: those of
         `config.decode_buckets`, then the whole step.
-      state, table, age, rows: as of `decode`.
+      state, table, age, rows, ends: as of `decode`.
     """
     slots = jnp.arange(config.slots, dtype=jnp.int32)
-    eos = jnp.asarray(config.eos or (NO_TOKEN,), jnp.int32)
+    ends = slot_state.end_tokens(config, ends)
     sizes = jnp.asarray(config.decode_buckets, jnp.int32)
 
     def has_work(carry):
@@ -280,7 +282,7 @@ def run_steps(
         )
         page, index = locate(config, table, slots, state.length)
         page = jnp.where(fed.samples, page, config.page_count)
-        is_end_token = jnp.any(token[:, None] == eos[None], -1)
+        is_end_token = jnp.any(token[:, None] == ends, -1)
         at_end_token = fed.samples & is_end_token
         state = dataclasses.replace(
             state,

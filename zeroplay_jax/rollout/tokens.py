@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import datetime
+import functools
 import itertools
 import json
 import pathlib
@@ -349,6 +350,17 @@ def open_codec(folder: pathlib.Path, date: str = '') -> Codec:
     if base != folder:
         tokenizer_rules.check_adapter(folder, base, codec.template.source)
     return codec
+
+
+@functools.lru_cache
+def end_ids(codec: Codec, stops: tuple[str, ...]) -> tuple[int, ...]:
+    """Returns the ids whose text contains one of the stop strings: a turn ends with the first of them."""
+    texts = [stop.encode() for stop in stops]
+    ids = []
+    for token, text in enumerate(codec.token_bytes):
+        if any(stop in text for stop in texts):
+            ids.append(token)
+    return tuple(ids)
 
 
 class StopMatcher:
