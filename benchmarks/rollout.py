@@ -306,7 +306,7 @@ def useful_operations(model: ModelConfig, rollouts: Rollouts) -> float:
     """Returns the operations of a batch that the bound counts: products with weight matrices only."""
     # The product with the cache is small and left out.
     tokens = sum(rollouts.length(row) for row in range(len(rollouts)))
-    layer, _, head = roofline.matrix_weights(model)
+    layer, head = roofline.matrix_weights(model)
     return 2.0 * (tokens * model.layers * layer + rollouts.generated * head)
 
 
@@ -315,7 +315,7 @@ def useful_bytes(model: ModelConfig, rollouts: Rollouts) -> float:
     turns = [rollouts.turns(row) for row in range(len(rollouts))]
     # All rollouts share the weights of a decoding step. The tokens of one rollout are decoded one after another.
     steps = max(turns) * rollouts.turn_tokens
-    layer, _, head = roofline.matrix_weights(model)
+    layer, head = roofline.matrix_weights(model)
     cached_tokens = 0
     for row in range(len(rollouts)):
         position = rollouts.prompt_tokens

@@ -10,6 +10,7 @@ import math
 import re
 
 from benchmarks.tpu_shapes import Chip
+from zeroplay_jax.policy import transformer
 from zeroplay_jax.policy.transformer import ModelConfig
 
 # Cost of an update in forward passes: a rematerialised layer runs forward twice, and a backward pass costs two.
@@ -23,34 +24,21 @@ _ARRAY = re.compile(r'[a-z]+(\d*)\[([\d,]*)\]')
 _CHANNEL = re.compile(r'channel_id=(\d+)')
 
 
-def matrix_weights(model: ModelConfig) -> tuple[int, int, int]:
-    """Returns the matrix weights of one layer, of its key and value projections alone, and of the head.
+def matrix_weights(model: ModelConfig) -> tuple[int, int]:
+    """Returns the matrix weights of one layer and of the head.
 
     Of the experts of a mixture those that a token passes through count.
     """
-    key_value_weights = model.hidden_size * 2 * model.kv_heads * model.head_dim
-    query_output_weights = model.hidden_size * 2 * model.heads * model.head_dim
+    attention_weights = model.hidden_size * 2 * (model.heads + model.kv_heads) * model.head_dim
     width = model.intermediate_size
     if model.experts:
         width = model.experts.per_token * model.experts.size
     mlp_weights = model.hidden_size * 3 * width
-    layer_weights = key_value_weights + query_output_weights + mlp_weights
-    return layer_weights, key_value_weights, model.hidden_size * model.vocab_size
-
-
-def attended_keys(model: ModelConfig, length: int) -> float:
-    """Returns how many keys a query attends to in a row of `length` tokens: mean over the row, sum over the layers."""
-    windows = model.windows or (0,) * model.layers
-    mean_keys = {}
-    for window in set(windows):
-        # Causal: query i sees i + 1 keys, at most the window's. Window 0 is full attention.
-        keys = sum(min(i + 1, window or length) for i in range(length))
-        mean_keys[window] = keys / length
-    return sum(mean_keys[window] for window in windows)
+    return attention_weights + mlp_weights, model.hidden_size * model.vocab_size
 
 
 def forward(model: ModelConfig, tokens: int, length: int, head: bool = True) -> float:
-    """Returns the operations of a forward pass: 2 per matrix weight and token, and the two products of attention.
+    """Returns the operations of a forward pass over the tokens of whole rows.
 
     Args:
       model: the model.
@@ -58,11 +46,7 @@ def forward(model: ModelConfig, tokens: int, length: int, head: bool = True) -> 
       length: tokens per row.
       head: whether the logits are computed.
     """
-    layer_weights, _, head_weights = matrix_weights(model)
-    weights = model.layers * layer_weights + head_weights * head
-    # Queries times keys and scores times values: 2·d operations each per head and pair.
-    attention = 4 * model.heads * model.head_dim * attended_keys(model, length)
-    return tokens * (2.0 * weights + attention)
+    return transformer.forward_operations(model, length, length * head) * tokens / length
 
 
 # ---- compiled programs ----

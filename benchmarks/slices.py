@@ -19,8 +19,7 @@ import pathlib
 from typing import Any
 
 from benchmarks import command, slices_costs, slices_workload, tpu_shapes
-from benchmarks.slices_costs import MachineCosts
-from benchmarks.slices_engines import Settings
+from benchmarks.slices_costs import MachineCosts, Settings
 from benchmarks.slices_play import CAUSES, ENGINES, Result, default_settings, play
 from benchmarks.slices_workload import Unit, Workload
 from zeroplay_jax.configuration.command_line import config_of_file
@@ -92,11 +91,11 @@ def read_config(name: str) -> Any:
 
 
 def play_workload(
-    machine: MachineCosts, engine: str, settings: Settings, workload: Workload, ahead: int = 0
+    machine: MachineCosts, settings: Settings, workload: Workload, ahead: int = 0
 ) -> Result:
     """Returns the figures of a step of a workload."""
     steps = [workload.draw(SEED + step, step) for step in range(STEPS[ahead])]
-    return play(machine, engine, settings, steps, workload, ahead, SEED)
+    return play(machine, settings, steps, workload, ahead, SEED)
 
 
 def workload_line(workload: Workload) -> str:
@@ -111,15 +110,14 @@ def workload_line(workload: Workload) -> str:
     )
 
 
-def report(machine: MachineCosts, engine: str, settings: Settings, result: Result) -> list[str]:
+def report(machine: MachineCosts, settings: Settings, result: Result) -> list[str]:
     """Returns the lines of one play."""
-    if engine == 'slots':
-        cache = f'{settings.slots} slots'
-    else:
+    cache = f'{settings.slots} slots'
+    if settings.is_paged:
         cache = f'{settings.pages} pages of {settings.page}'
     lines = [f'{machine.model} on {machine.machine}, {machine.hosts} hosts, {cache} each']
     for part, source in machine.sources.items():
-        if part != 'kernel' or engine == 'pages':
+        if part != 'kernel' or settings.is_paged:
             lines.append(f'  seconds of {part}: {source}')
     step = sum(result.seconds.values())
     lines.append('')
@@ -136,14 +134,14 @@ def report(machine: MachineCosts, engine: str, settings: Settings, result: Resul
     )
     lines.append(
         f'useful: {result.useful_rows:.0%} of the rows of decode steps, {result.useful_tokens:.0%} of the computed '
-        f'{"prefill tokens" if engine == "slots" else "tokens"}; at most {result.concurrent} rollouts on a host; '
+        f'{"tokens" if settings.is_paged else "prefill tokens"}; at most {result.concurrent} rollouts on a host; '
         f'{result.evictions:.0f} evictions'
     )
     return lines
 
 
 def unit_seconds(
-    machine: MachineCosts, engine: str, settings: Settings, workload: Workload, unit: Unit
+    machine: MachineCosts, settings: Settings, workload: Workload, unit: Unit
 ) -> dict[str, float]:
     """Returns the seconds of a unit's rollouts by part, of its updates and of its exchange."""
     seconds: dict[str, float] = {}
@@ -154,7 +152,7 @@ def unit_seconds(
         # A part's turns may be longer than the config's.
         turn_tokens = max(settings.turn_tokens, part_workload.turn_tokens)
         part_settings = dataclasses.replace(settings, turn_tokens=turn_tokens)
-        result = play(machine, engine, part_settings, steps, part_workload, 0, SEED)
+        result = play(machine, part_settings, steps, part_workload, 0, SEED)
         seconds[part.name] = result.rollout_seconds * part.repeat
         part_rollouts = part.groups * part.samples
         rollouts += part_rollouts * part.repeat
@@ -205,8 +203,8 @@ def one_machine(args: argparse.Namespace) -> dict:
     if args.slots:
         overrides['slots'] = args.slots
     settings = default_settings(machine, engine, **overrides)
-    result = play_workload(machine, engine, settings, workload, args.ahead)
-    lines = [workload_line(workload), *report(machine, engine, settings, result)]
+    result = play_workload(machine, settings, workload, args.ahead)
+    lines = [workload_line(workload), *report(machine, settings, result)]
     last: dict[str, Any] = dict(
         machine=machine.machine,
         model=machine.model,
@@ -215,7 +213,7 @@ def one_machine(args: argparse.Namespace) -> dict:
         seconds={cause: round(value, 3) for cause, value in result.seconds.items()},
     )
     if unit:
-        seconds = unit_seconds(machine, engine, settings, workload, unit)
+        seconds = unit_seconds(machine, settings, workload, unit)
         lines += unit_lines(unit, seconds)
         last['unit'] = {name: round(value, 1) for name, value in seconds.items()}
         last['hours'] = round(sum(seconds.values()) * unit.count / 3600, 2)
@@ -247,7 +245,7 @@ def time_of_plan(config: Any, model: str, planned: Memory) -> str:
     most = WAVES * settings.slots * machine.hosts
     groups = max(min(workload.groups, most // workload.samples), 1)
     played = dataclasses.replace(workload, groups=groups)
-    result = play_workload(machine, engine, settings, played)
+    result = play_workload(machine, settings, played)
     line = f'time, simulated: {result.tokens_per_second:,.0f} generated tokens/s in rollouts'
     answers = (config.solver.batch, config.solver.samples)
     # The unit is that of the paper's batches.
@@ -258,7 +256,7 @@ def time_of_plan(config: Any, model: str, planned: Memory) -> str:
             repeat = part.repeat * part.groups / groups
             parts.append(dataclasses.replace(part, groups=groups, repeat=repeat))
         shorter = dataclasses.replace(unit, parts=tuple(parts))
-        seconds = sum(unit_seconds(machine, engine, settings, workload, shorter).values())
+        seconds = sum(unit_seconds(machine, settings, workload, shorter).values())
         hours = seconds * unit.count / 3600
         price = hours * planned.machine.dollars
         line += f', {hours:.0f} hours (about ${price:.0f}) for {unit.count} times {unit.name}'
@@ -276,7 +274,7 @@ def all_row(name: str, engine: str) -> Result:
     machine = slices_costs.machine_costs(machine_name, ALL_MODEL)
     if hosts:
         machine = machine.on_hosts(hosts)
-    return play_workload(machine, engine, default_settings(machine, engine), Workload(), ahead)
+    return play_workload(machine, default_settings(machine, engine), Workload(), ahead)
 
 
 def every_machine() -> dict[str, Any]:

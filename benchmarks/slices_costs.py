@@ -22,11 +22,11 @@ from benchmarks import (
     tpu_programs,
     tpu_shapes,
 )
-from benchmarks.slices_engines import Settings
 from benchmarks.tpu_pages import Kernel
 from benchmarks.tpu_shapes import generation
 from zeroplay_jax.configuration.machines import CHIPS, GIB, GPUS
 from zeroplay_jax.configuration.memory import Memory
+from zeroplay_jax.settings.rollouts import SamplerConfig
 from zeroplay_jax.types import UserError
 
 MACHINES = (*tpu_shapes.TOPOLOGIES, *GPUS)
@@ -112,37 +112,65 @@ class MachineCosts:
         return rollouts * EXCHANGE_SECONDS if self.hosts > 1 else 0.0
 
 
-class CallCosts:
-    """Seconds of the calls of an engine with given settings on a machine."""
+@dataclasses.dataclass(frozen=True)
+class Settings(SamplerConfig):
+    """Settings of a host: its sampler, and the rollouts that it plays.
 
-    def __init__(self, machine: MachineCosts, settings: Settings, host_seconds: float):
+    Attributes:
+      turn_tokens: most written tokens of a turn.
+      tool_threads: tool calls in progress at the same time.
+      overlap: whether the host reads a decode call while the next one runs.
+    """
+
+    slots: int = 64
+    context: int = 4096
+    chunk: int = 256
+    fill_rows: int = 16
+    burst: int = 16
+    turn_tokens: int = 256
+    tool_threads: int = 1
+    overlap: bool = False
+
+
+class CallCosts:
+    """Seconds of the calls of a host with given settings on a machine.
+
+    Attributes:
+      host: seconds of the host between two calls.
+    """
+
+    def __init__(self, machine: MachineCosts, settings: Settings, host: float):
         self.machine = machine
         self.settings = settings
-        self.host_seconds = host_seconds
-        self.positions = settings.context + max(settings.chunk, settings.burst)
+        self.host = host
 
-    def extend(self, rows: int) -> float:
-        """A call computes all its rows, and attention covers all positions of a slot."""
+    def extend(self) -> float:
+        """Seconds of a prefill call. It computes all its rows, and attention covers all positions of a slot."""
         machine = self.machine
-        tokens = rows * self.settings.chunk
-        attention = machine.attention * self.positions / POSITIONS
+        tokens = self.settings.fill_rows * self.settings.chunk
+        attention = machine.attention * self.settings.positions / POSITIONS
         # A call with few rows still reads all weights.
         return max(tokens * machine.token, machine.step) + tokens * attention
 
     def decode(self, steps: int) -> tuple[float, float]:
-        """Every step reads all positions of all slots."""
+        """Seconds of the steps of a decode call over all positions of all slots, and of the write into the cache."""
         machine = self.machine
         slots = self.settings.slots
         head = machine.head * slots / machine.slots
-        attention = machine.place * slots * self.positions
+        attention = machine.place * slots * self.settings.positions
         write = machine.burst * slots / machine.slots * self.settings.burst / tpu_programs.BURST
         return steps * (machine.step + head + attention), write
 
-    def mixed(
-        self, tokens: int, rows: int, last: np.ndarray, fed: np.ndarray, has_chunks: bool
-    ) -> float:
-        """Products over the program's tokens, attention over used places in blocks, logits."""
+    def mixed(self, tokens: int, last: np.ndarray, fed: np.ndarray) -> float:
+        """Seconds of a step over pages: products, attention over used places in blocks, logits.
+
+        Args:
+          tokens: tokens that the program computes, padding included.
+          last: places of every row with tokens in this step.
+          fed: tokens of each of these rows.
+        """
         machine = self.machine
+        rows = min(self.settings.slots, tokens)
         # Writing into pages is part of a compiled step.
         seconds = machine.pages.get(tokens, 0.0)
         if not seconds:
@@ -154,9 +182,10 @@ class CallCosts:
         # one. The tokens before the chunks are a row of one place.
         singles = int(is_single.sum())
         read = int(blocks[is_single].sum())
-        grid = -(-min(rows, tokens) // tpu_pages.QUERIES['decode'])
+        grid = -(-rows // tpu_pages.QUERIES['decode'])
         seconds += machine.kernel.seconds(grid, singles, read, 'decode')
-        if has_chunks:
+        # The step of the budget has the calls for chunks also when there are none.
+        if tokens == self.settings.token_budget:
             queries = -(-fed[~is_single] // KERNEL_QUERIES)
             before = -(-singles // KERNEL_QUERIES)
             read = int((blocks[~is_single] * queries).sum()) + before
@@ -175,11 +204,6 @@ class CallCosts:
         alone = float(blocks[read - start :].sum())
         seconds = kernel.seconds(0, chunks, shared, 'prefill')
         return seconds + kernel.seconds(0, end - read, alone, 'decode')
-
-    def host(self, rows: int) -> float:
-        """The same for any number of rollouts."""
-        del rows
-        return self.host_seconds
 
 
 @functools.cache
@@ -213,7 +237,7 @@ def _shape(model: str) -> tuple[float, float, float]:
     Of experts those that a token passes through count, see `_idle_experts`.
     """
     config = tpu_programs.sized(model)
-    layer, _, head = roofline.matrix_weights(config)
+    layer, head = roofline.matrix_weights(config)
     return float(config.layers * layer), float(head), float(tpu_pages.place_bytes(config))
 
 
@@ -251,7 +275,7 @@ def _compiled_pages(
     """Returns the compiled steps over pages, tokens → seconds."""
     size = tpu_pages.sizes(machine, slots)
     seconds = {}
-    for tokens in (*size.buckets, size.budget):
+    for tokens in (*size.decode_buckets, size.token_budget):
         step = table.get('pages', {}).get(tpu_pages.key(model, machine, size, tokens))
         if step:
             seconds[tokens] = step['seconds']

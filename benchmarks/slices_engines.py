@@ -1,21 +1,30 @@
-"""The rules by which an engine serves rollouts, played without a device.
+"""Rollouts of known lengths, played without a device.
 
-An engine decides which call the device gets next: which rows are prefilled, which rows decode and for how many steps.
-The decisions depend on lengths only, so they can be played in milliseconds. What a call costs comes from
-`slices_costs`. `SlotEngine` has the rules of zeroplay_jax/rollout/slots.py and scheduler.py, call by call
-(tests/test_slices_rules.py compares the calls). `slices_pages` has those of a paged cache.
+What the device gets next (which rows are prefilled, which decode, which lose their pages) is decided by the real
+`rollout.slots.SlotPool`: its decisions depend on lengths only, so they can be played in milliseconds. In place of the
+sampler, `Device` counts tokens; what a call costs comes from `slices_costs`. tests/test_slices_rules.py compares the
+calls with those of a real sampler.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
+import heapq
+import itertools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-RolloutT = TypeVar('RolloutT', bound='Rollout')
+from benchmarks.slices_costs import CallCosts, Settings
+from zeroplay_jax.rollout.environment import Limits
+from zeroplay_jax.rollout.requests import Prefix, Request, Rollout
+from zeroplay_jax.rollout.sampler import MOST_ENDS, CloneRow, DecodeChunk, PutRow
+from zeroplay_jax.rollout.slots import SlotPool
+from zeroplay_jax.rollout.weights import WeightStore
+from zeroplay_jax.types import ENV, POLICY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,72 +66,6 @@ class Group:
     step: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """Settings of an engine; those of the sampler have the names of SamplerConfig.
-
-    Attributes:
-      slots: rollouts in progress on a host.
-      context: tokens of a slot.
-      chunk: tokens of a row in a prefill call, without pages.
-      fill_rows: rows of a prefill call, without pages.
-      burst: steps of a decode call.
-      turn_tokens: most written tokens of a turn.
-      tool_threads: tool calls in progress at the same time.
-      page, pages: places of a page and pages of a host.
-      token_budget: tokens of a step over pages that prefills and decodes.
-      decode_buckets: ascending tokens of smaller steps, which only decode.
-      overlap: whether the host reads a decode call while the next one runs.
-    """
-
-    slots: int = 64
-    context: int = 4096
-    chunk: int = 256
-    fill_rows: int = 16
-    burst: int = 16
-    turn_tokens: int = 256
-    tool_threads: int = 1
-    page: int = 64
-    pages: int = 0
-    token_budget: int = 512
-    decode_buckets: tuple[int, ...] = ()
-    overlap: bool = False
-
-
-class Costs(Protocol):
-    """Seconds of the calls of an engine."""
-
-    def extend(self, rows: int) -> float:
-        """Seconds of a prefill call whose program has `rows` rows."""
-
-    def decode(self, steps: int) -> tuple[float, float]:
-        """Seconds of the steps of a decode call over all slots, and of the write into the cache at its end."""
-
-    def mixed(
-        self, tokens: int, rows: int, last: np.ndarray, fed: np.ndarray, has_chunks: bool
-    ) -> float:
-        """Seconds of a step over pages.
-
-        Args:
-          tokens: tokens that the program computes, padding included.
-          rows: rows for which it computes logits.
-          last: places of every row with tokens in this step.
-          fed: tokens of each of these rows.
-          has_chunks: whether the program can prefill.
-        """
-
-    def host(self, rows: int) -> float:
-        """Seconds of the host between two calls, with `rows` rollouts in progress."""
-
-
-def rows_of_steps(rows: Sequence[RolloutT]) -> list[list[RolloutT]]:
-    """Returns the rollouts of every training step: each step is played by weights of its own (`rollout.ahead`)."""
-    rows_of_step: dict[int, list[RolloutT]] = {}
-    for row in rows:
-        rows_of_step.setdefault(row.group.step, []).append(row)
-    return [rows_of_step[step] for step in sorted(rows_of_step)]
-
-
 class Tools:
     """Tool calls in progress: calls of one device call are one batch, and threads take batches in order.
 
@@ -131,7 +74,7 @@ class Tools:
       threads: batches in progress at the same time.
     """
 
-    def __init__(self, latency, threads: int):
+    def __init__(self, latency: Callable[[], float], threads: int):
         self._latency = latency
         self._free = [0.0] * threads
         self._batches: list[tuple[float, list]] = []
@@ -163,254 +106,284 @@ class Tools:
         return min((end for end, _ in self._batches), default=None)
 
 
-class Rollout:
-    """A rollout in progress."""
+class NoTokens:
+    """In place of a codec."""
 
-    def __init__(self, group: Group, episode: Episode, settings: Settings):
-        self.group = group
-        self.episode = episode
-        self.context = settings.context
-        self.turn_tokens = settings.turn_tokens
-        self.length = group.prompt
-        self.turn = 0
-        self.waiting = False
-        self.begin_turn()
+    token_bytes = ()
+
+
+class PlayedRollout(Rollout):
+    """A rollout whose tokens have no values.
+
+    Attributes:
+      observed: tokens of the observation after the turn in progress.
+      end: length at which the turn in progress ends.
+    """
+
+    def __init__(self, prefix: Prefix, sample: int, episode: Episode):
+        nobody: Any = None
+        super().__init__(prefix, sample, nobody)
+        self._later_turns = collections.deque(episode.turns)
+        self._end_token = episode.end_token
 
     def begin_turn(self) -> None:
-        """Sets what the turn in progress may still write."""
-        self.remaining = self.episode.turns[self.turn][0]
-        self.limit = min(self.length + self.turn_tokens, self.context)
+        """Starts the next turn of the episode."""
+        self.turn_start = len(self.tokens)
+        written, self.observed = self._later_turns.popleft()
+        self.end = self.turn_start + written
 
     @property
     def is_last_turn(self) -> bool:
         """Whether no observation follows."""
-        return self.turn + 1 == len(self.episode.turns)
+        return not self._later_turns
 
-    def device_steps(self, steps: int) -> int:
-        """Returns how many of `steps` steps write a token on the device."""
-        possible = min(steps, self.limit - self.length)
-        if self.is_last_turn and self.episode.end_token:
-            return min(possible, self.remaining)
-        return possible
+    def device_limit(self, limit: int) -> int:
+        """Returns the length at which the device stops, at most `limit`: it sees end tokens, and no stop strings."""
+        return min(limit, self.end) if self.is_last_turn and self._end_token else limit
 
-    def write(self, tokens: int) -> tuple[int, str]:
-        """Takes the tokens of a call; returns those that count and what follows: '', 'tool' or 'end'."""
-        accepted = min(tokens, self.remaining)
-        self.length += accepted
-        self.remaining -= accepted
-        if self.remaining:
-            # The limit ends a turn that the stop string did not.
-            return accepted, 'end' if self.length >= self.limit else ''
-        if self.is_last_turn:
-            return accepted, 'end'
-        self.waiting = True
-        return accepted, 'tool'
-
-    def read(self) -> int:
-        """Appends the observation; returns its tokens, 0 if the slot cannot hold it and one further token."""
-        observed = self.episode.turns[self.turn][1]
-        self.waiting = False
-        if self.length + observed >= self.context:
-            return 0
-        self.length += observed
-        self.turn += 1
-        self.begin_turn()
-        return observed
+    def add(self, tokens: int, source: int) -> None:
+        """Adds so many tokens of one author."""
+        self.append([0] * tokens, source, [0.0] * tokens)
 
 
-class Engine:
-    """What all engines count.
+class Device:
+    """Counts the tokens of all slots and the seconds of all calls, in place of `rollout.sampler.Sampler`.
 
     Attributes:
-      queue: groups that wait, in the order in which they are served.
+      rollouts: the rollout in every slot.
       seconds: seconds by cause.
-      generated: tokens that belong to rollouts.
-      row_steps: steps × rows of the decode programs; `generated` of them were useful.
+      busy: seconds of the calls since it was set to 0.
+      row_steps: steps × rows of the decode programs.
       prefilled: tokens that were prefilled.
       computed: tokens that the programs of prefill or of paged steps computed.
       wanted: those of them that belong to a rollout.
-      ended: training steps of the rollouts that ended in the last round.
-      evictions: rollouts whose pages were taken.
-      trace: calls in order, if it is a list.
     """
 
-    def __init__(self, settings: Settings, costs: Costs, tools: Tools):
-        self.settings = settings
+    shards = 1
+    has_states = False
+    choices = None
+
+    def __init__(self, config: Settings, costs: CallCosts):
+        self.config = config
         self.costs = costs
-        self.tools = tools
-        self.queue: collections.deque[Group] = collections.deque()
+        self.table: np.ndarray | None = None
+        if config.is_paged:
+            self.table = np.zeros((config.slots, config.pages_per_slot), int)
+        self.age = np.zeros(config.slots, int)
+        # Not read: a rollout knows whether the device sees the end of its turn.
+        self.ends = np.zeros((config.slots, MOST_ENDS), int)
+        self.rollouts: Sequence[Rollout | None] = []
+        self._length = np.zeros(config.slots, int)
+        self._cached = np.zeros(config.slots, int)
+        self._limit = np.zeros(config.slots, int)
         self.seconds: collections.defaultdict[str, float] = collections.defaultdict(float)
-        self.generated = 0
+        self.busy = 0.0
         self.row_steps = 0
         self.prefilled = 0
         self.computed = 0
         self.wanted = 0
-        self.ended: list[int] = []
-        self.evictions = 0
-        self.trace: list | None = None
 
-    @property
-    def active(self) -> int:
-        """Rollouts in progress."""
-        raise AttributeError
+    def _spend(self, cause: str, seconds: float) -> None:
+        self.seconds[cause] += seconds
+        self.busy += seconds
+
+    def put(self, rows: Sequence[PutRow]) -> None:
+        """Starts turns: the token before `start` is prefilled again, the last one is decoded."""
+        for row in rows:
+            length, cached = row.start + len(row.tokens), max(row.start - 1, 0)
+            self._start(row, length, cached)
+            if not self.config.is_paged:
+                self.prefilled += length - 1 - cached
+                self.wanted += length - 1 - cached
+
+    def clone(self, rows: Sequence[CloneRow]) -> None:
+        """Starts turns after prefilled prompts."""
+        for row in rows:
+            self._start(row, row.length, row.length - 1)
+
+    def _start(self, row: PutRow | CloneRow, length: int, cached: int) -> None:
+        rollout = self.rollouts[row.slot]
+        assert isinstance(rollout, PlayedRollout)
+        self._length[row.slot] = length
+        self._cached[row.slot] = cached
+        self._limit[row.slot] = rollout.device_limit(row.limit)
+
+    def rewind(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
+        """Cuts rows and stops their decoding."""
+        for slot, length in zip(slots, lengths):
+            self._length[slot] = self._limit[slot] = length
+            self._cached[slot] = min(self._cached[slot], length - 1)
+
+    def extend(self, params: Any, slots: Sequence[int], adapter: None) -> None:
+        """A prefill call computes all its rows."""
+        self._spend('prefill', self.costs.extend())
+        self.computed += self.config.fill_rows * self.config.chunk
+
+    def decode(self, params: Any, rows: np.ndarray, adapter: None) -> DecodeChunk:
+        """A decode call, which ends early when no row can continue."""
+        before = self._length.copy()
+        if self.config.is_paged:
+            self._decode_pages(rows)
+        else:
+            self._length += np.where(rows, np.minimum(self._limit - before, self.config.burst), 0)
+            steps = int((self._length - before).max())
+            self.row_steps += steps * self.config.slots
+            decode_seconds, write_seconds = self.costs.decode(steps)
+            self._spend('decode', decode_seconds)
+            self._spend('cache write', write_seconds)
+        no_values: Any = None
+        cached = self._cached.copy() if self.config.is_paged else None
+        return DecodeChunk(no_values, no_values, self._length - before, cached)
+
+    def _decode_pages(self, rows: np.ndarray) -> None:
+        """The steps of `rollout.token_steps`: every one feeds up to `token_budget` tokens."""
+        budget = self.config.token_budget
+        # The turns that began first are served first (`token_steps.tokens_of_budget`).
+        slots = np.flatnonzero(rows)
+        slots = slots[np.argsort(self.age[slots])]
+        length, cached, limit = self._length[slots], self._cached[slots], self._limit[slots]
+        for _ in range(self.config.burst):
+            pending = np.where(length < limit, length - cached, 0)
+            if not pending.any():
+                break
+            decoding = pending == 1
+            fed = decoding.astype(int)
+            prefill = np.where(decoding, 0, pending)
+            reserved = min(prefill.sum(), budget // 4)
+            fed *= np.cumsum(fed) <= budget - reserved
+            earlier = np.cumsum(prefill) - prefill
+            fed += np.clip(budget - fed.sum() - earlier, 0, prefill)
+            samples = (fed > 0) & (fed == pending)
+            has_prefill = bool((fed[pending != 1] > 0).any())
+            cached = cached + fed
+            self._step(fed, samples, cached, has_prefill)
+            length = length + samples
+        self._length[slots], self._cached[slots] = length, cached
+
+    def _step(
+        self, fed: np.ndarray, samples: np.ndarray, cached: np.ndarray, has_prefill: bool
+    ) -> None:
+        """A step that feeds these tokens, after which so many are cached."""
+        config = self.config
+        tokens = config.token_budget
+        if not has_prefill:
+            # The first bucket that holds all tokens.
+            fitting = [size for size in config.decode_buckets if size >= fed.sum()]
+            tokens = min(fitting, default=tokens)
+        cost = self.costs.mixed(tokens, cached[fed > 0], fed[fed > 0])
+        wanted = int(fed.sum())
+        prefilled = int((fed - samples).sum())
+        share = prefilled / wanted
+        self._spend('prefill', cost * share)
+        self._spend('decode', cost * (1 - share))
+        self.computed += tokens
+        self.wanted += wanted
+        self.prefilled += prefilled
+        self.row_steps += config.slots
+
+
+class Engine:
+    """A host: the slots of its device, and the tool calls of their rollouts.
+
+    Args:
+      device: the device.
+      tools: the tool calls.
+
+    Attributes:
+      pool: requests and slots.
+      generated: tokens that belong to rollouts; the others of `Device.row_steps` were written in vain.
+      ended: training steps of the rollouts that ended in the last round.
+    """
+
+    def __init__(self, device: Device, tools: Tools):
+        self.device = device
+        self.tools = tools
+        sampler: Any = device
+        self.pool = SlotPool(sampler, seed=0)
+        device.rollouts = self.pool.rollouts
+        self.generated = 0
+        self.ended: list[int] = []
+        # Every training step is played by weights of its own (`rollout.ahead`).
+        self._weights = WeightStore({'policy': 2})
+        self._weights.params = collections.defaultdict(dict)
+        limits = Limits(0, device.config.turn_tokens, observation_tokens=0)
+        self._env: Any = types.SimpleNamespace(limits=limits, codec=NoTokens(), stops=())
+        self._numbers = itertools.count()
+        # With `overlap`: what the calls in progress do.
+        self._unread: list[DecodeChunk] = []
+
+    def add(self, group: Group) -> None:
+        """Queues rollouts."""
+        number = next(self._numbers)
+        prompt = np.zeros(group.prompt, np.int32)
+        identity = (group.step, number)
+        prefix = Prefix(Request('policy', prompt, identity, self._env, version=group.step))
+        for sample, episode in enumerate(group.episodes):
+            prefix.waiting.append(PlayedRollout(prefix, sample, episode))
+        heapq.heappush(self.pool.queue, (identity, number, prefix))
 
     def round(self, now: float) -> float:
         """Plays one round that begins at `now`; returns its seconds, 0 if there was nothing to compute."""
-        raise AttributeError
-
-    def _spend(self, cause: str, seconds: float) -> float:
-        self.seconds[cause] += seconds
-        return seconds
-
-
-class _Open:
-    """A request.
-
-    Attributes:
-      waiting: samples without a slot.
-      source: slot of the first sample, which keeps the prompt for the others.
-      holder: rollout of the first sample.
-    """
-
-    def __init__(self, group: Group):
-        self.group = group
-        self.waiting = collections.deque(group.episodes)
-        self.source = -1
-        self.holder: Rollout | None = None
-
-
-class SlotEngine(Engine):
-    """Slots of fixed length: prefill everything that waits, then a burst of decode steps of all slots."""
-
-    def __init__(self, settings: Settings, costs: Costs, tools: Tools):
-        super().__init__(settings, costs, tools)
-        self.rollouts: list[Rollout | None] = [None] * settings.slots
-        self._chunks_left: dict[Rollout, int] = {}
-        self._pieces: dict[Rollout, int] = {}
-        self._slot_of: dict[Rollout, int] = {}
-        self._open: list[_Open] = []
-
-    @property
-    def active(self) -> int:
-        """Rollouts in slots."""
-        return len(self._chunks_left)
-
-    def round(self, now: float) -> float:
-        """One round of `Scheduler._round`."""
         self.ended = []
+        self.device.busy = 0.0
         for rollout in self.tools.finished(now):
-            observed = rollout.read()
-            if observed:
-                self._start_prefill(rollout, observed)
-            else:
-                self._finish(rollout)
-        self._admit()
-        seconds = self._prefill()
-        self._clone()
-        decoding = [rollout for rollout in self.rollouts if rollout and not rollout.waiting]
-        if decoding:
-            for rollouts in rows_of_steps(decoding):
-                seconds += self._decode(rollouts)
-            seconds += self._spend('host', self.costs.host(self.active))
-            self.tools.submit(now + seconds, [r for r in decoding if r.waiting])
-        return seconds
+            self._observe(rollout)
+        # As `Scheduler` does.
+        self.pool.admit()
+        self.pool.prefill(self._weights)
+        self.pool.clone_siblings()
+        readable = chunks = self.pool.decode(self._weights, bool(self._unread))
+        if not chunks and not self._unread:
+            return 0.0
+        busy = self.device.busy
+        host = self.device.costs.host
+        read_at = now + busy + host
+        if self.device.config.overlap:
+            readable, self._unread = self._unread, chunks
+            # The host works while the device decodes.
+            read_at = now + host
+            host = max(host - busy, 0.0)
+        self.device.seconds['host'] += host
+        self.tools.submit(read_at, list(itertools.chain(*map(self._read, readable))))
+        return busy + host
 
-    def _start_prefill(self, rollout: Rollout, tokens: int) -> None:
-        self._chunks_left[rollout] = -(-tokens // self.settings.chunk)
-        self._pieces[rollout] = tokens
+    def _observe(self, rollout: PlayedRollout) -> None:
+        """Appends an observation; one that the slot cannot hold ends the rollout."""
+        rollout.put_start = len(rollout.tokens)
+        if rollout.put_start + rollout.observed >= self.pool.context:
+            self._finish(rollout)
+            return
+        rollout.add(rollout.observed, ENV)
+        rollout.begin_turn()
+        self.pool.waiting_for_pages.append(rollout)
 
-    def _finish(self, rollout: Rollout) -> None:
-        self.rollouts[self._slot_of.pop(rollout)] = None
-        del self._chunks_left[rollout]
-        self.ended.append(rollout.group.step)
-
-    def _enter(self, request: _Open, slot: int) -> Rollout:
-        rollout = Rollout(request.group, request.waiting.popleft(), self.settings)
-        self.rollouts[slot] = rollout
-        self._slot_of[rollout] = slot
-        self._chunks_left[rollout] = 0
-        return rollout
-
-    def _admit(self) -> None:
-        """`SlotPool.admit`: siblings of prefilled prompts first, then groups whose first sample fits."""
-        self._clone()
-        while self.queue:
-            free = self._free_slots()
-            if len(free) <= sum(len(request.waiting) for request in self._open):
-                break
-            request = _Open(self.queue.popleft())
-            request.source = free[0]
-            request.holder = self._enter(request, request.source)
-            self._start_prefill(request.holder, request.group.prompt - 1)
-            if request.waiting:
-                self._open.append(request)
-
-    def _clone(self) -> None:
-        """`SlotPool.clone_siblings`."""
-        for request in self._open:
-            if not self._is_prefilled(request):
+    def _read(self, chunk: DecodeChunk) -> list[PlayedRollout]:
+        """Ends turns after a decode call; returns the rollouts that call a tool."""
+        # A turn that ended in the call before is over: what the device wrote since is dropped.
+        is_current = chunk.turn == self.pool.placement.turn
+        if chunk.cached is not None:
+            self.pool.record_prefill(np.where(is_current, chunk.cached, 0))
+        callers = []
+        counts = np.where(is_current, chunk.count, 0).tolist()
+        for slot, (rollout, count) in enumerate(zip(self.pool.rollouts, counts)):
+            if not count:
                 continue
-            free = self._free_slots()
-            # The first sibling takes the slot that keeps the prompt, if its rollout has ended.
-            if self.rollouts[request.source] is None:
-                free.insert(0, request.source)
-            slots = free[: len(request.waiting)]
-            for slot in slots:
-                self._enter(request, slot)
-            if slots:
-                self._record('clone', request.source, slots)
-        self._open = [request for request in self._open if request.waiting]
-
-    def _free_slots(self) -> list[int]:
-        """Slots without a rollout that keep no prompt."""
-        kept = {request.source for request in self._open}
-        empty = [slot for slot, rollout in enumerate(self.rollouts) if rollout is None]
-        return [slot for slot in empty if slot not in kept]
-
-    def _is_prefilled(self, request: _Open) -> bool:
-        holder = request.holder
-        assert holder is not None
-        # After its first turn a rollout's pending prefill is an observation: the prompt is complete.
-        return not self._chunks_left.get(holder) or holder.turn > 0 or holder.waiting
-
-    def _prefill(self) -> float:
-        """`SlotPool.prefill`: all chunks that wait, in calls of `fill_rows` chunks in the order of the slots."""
-        settings = self.settings
-        seconds = 0.0
-        while True:
-            pending = [r for r in self.rollouts if r is not None and self._chunks_left[r]]
-            if not pending:
-                return seconds
-            batch: list[Rollout] = []
-            for rollout in pending:
-                # A call has one version of the weights.
-                if rollout.group.step == pending[0].group.step:
-                    free_rows = settings.fill_rows - len(batch)
-                    batch += [rollout] * min(self._chunks_left[rollout], free_rows)
-            seconds += self._spend('prefill', self.costs.extend(settings.fill_rows))
-            self.computed += settings.fill_rows * settings.chunk
-            for rollout in batch:
-                self._chunks_left[rollout] -= 1
-                tokens = min(self._pieces[rollout], settings.chunk)
-                self._pieces[rollout] -= tokens
-                self.prefilled += tokens
-                self.wanted += tokens
-            self._record('extend', [self._slot_of[rollout] for rollout in batch])
-
-    def _decode(self, decoding: list[Rollout]) -> float:
-        """A decode call, which ends early when no row can continue; returns its seconds."""
-        steps_of = [rollout.device_steps(self.settings.burst) for rollout in decoding]
-        steps = max(steps_of)
-        self._record('decode', [(self._slot_of[r], n) for r, n in zip(decoding, steps_of)])
-        for rollout, device_steps in zip(decoding, steps_of):
-            accepted, follows = rollout.write(device_steps)
-            self.generated += accepted
-            if follows == 'end':
+            assert isinstance(rollout, PlayedRollout)
+            tokens = min(count, rollout.end - len(rollout.tokens))
+            rollout.add(tokens, POLICY)
+            self.generated += tokens
+            length = len(rollout.tokens)
+            has_ended = length == rollout.end
+            if has_ended and not rollout.is_last_turn:
+                self.device.rewind([slot], [length])
+                self.pool.placement.end_turn(rollout)
+                callers.append(rollout)
+            # The limit ends a turn that the stop string did not.
+            elif has_ended or length >= rollout.turn_limit(self.pool.context):
                 self._finish(rollout)
-        self.row_steps += steps * self.settings.slots
-        decode_seconds, write_seconds = self.costs.decode(steps)
-        return self._spend('decode', decode_seconds) + self._spend('cache write', write_seconds)
+        return callers
 
-    def _record(self, *call) -> None:
-        if self.trace is not None:
-            self.trace.append(call)
+    def _finish(self, rollout: PlayedRollout) -> None:
+        self.device.rewind([rollout.slot], [len(rollout.tokens)])
+        self.pool.placement.close(rollout)
+        self.ended.append(rollout.request.version)

@@ -11,18 +11,12 @@ import numpy as np
 from scipy import optimize
 
 from benchmarks import slices_workload, tpu_pages
-from benchmarks.slices_costs import (
-    ROUND_SECONDS,
-    CallCosts,
-    MachineCosts,
-)
-from benchmarks.slices_engines import Engine, Episode, Group, Settings, SlotEngine, Tools
-from benchmarks.slices_pages import PagedEngine
+from benchmarks.slices_costs import ROUND_SECONDS, CallCosts, MachineCosts, Settings
+from benchmarks.slices_engines import Device, Engine, Episode, Group, Tools
 from benchmarks.slices_workload import Workload
 from benchmarks.tpu_shapes import generation
-from zeroplay_jax.configuration.planning import SHAPES
 
-ENGINES: dict[str, type[Engine]] = {'slots': SlotEngine, 'pages': PagedEngine}
+ENGINES = ('slots', 'pages')
 # Causes of a step's seconds, in the order in which they are printed.
 CAUSES = (
     'prefill',
@@ -80,24 +74,26 @@ class _Host:
 
     def release(self, step: int) -> None:
         """Queues the groups of a step."""
-        self.engine.queue.extend(self.steps[step])
+        for group in self.steps[step]:
+            self.engine.add(group)
         self.released = step + 1
         self.peak = 0
 
     @property
     def is_in_tail(self) -> bool:
         """Whether nothing is left to admit, and fewer than half of the rollouts are left."""
-        return not self.engine.queue and 2 * self.engine.active < self.peak
+        return not self.engine.pool.queue and 2 * self.engine.pool.active < self.peak
 
     def round(self) -> float:
         """Plays one round; returns its seconds."""
         engine = self.engine
-        before = engine.seconds.copy()
+        before = engine.device.seconds.copy()
         seconds = engine.round(self.now)
-        self.peak = max(self.peak, engine.active)
-        self.concurrent = max(self.concurrent, engine.active)
+        active = engine.pool.active
+        self.peak = max(self.peak, active)
+        self.concurrent = max(self.concurrent, active)
         is_in_tail = self.is_in_tail
-        for cause, total in engine.seconds.items():
+        for cause, total in engine.device.seconds.items():
             self.seconds['tail' if is_in_tail else cause] += total - before[cause]
         self.now += seconds
         return seconds
@@ -105,7 +101,7 @@ class _Host:
     def idle(self, until: float) -> None:
         """Waits for a tool or for other hosts."""
         cause = 'other hosts'
-        if self.engine.active:
+        if self.engine.pool.active:
             cause = 'tail' if self.is_in_tail else 'tool wait'
         self.seconds[cause] += until - self.now
         self.now = until
@@ -183,18 +179,12 @@ def default_settings(machine: MachineCosts, engine: str, **overrides) -> Setting
     slots = Settings(**(dict(slots=machine.slots) | overrides))
     if engine == 'slots':
         return slots
-    page = machine.kernel.page
-    positions = slots.context + max(slots.chunk, slots.burst)
-    shapes = SHAPES[generation(machine.machine)]
+    pages = tpu_pages.paged(slots, generation(machine.machine))
     return dataclasses.replace(
-        slots,
-        slots=min(tpu_pages.MORE_SLOTS * slots.slots, tpu_pages.MOST_SLOTS),
-        page=page,
-        pages=slots.slots * positions // page,
-        token_budget=shapes.budget,
+        pages,
         # Where steps were compiled, only those; elsewhere a step takes its tokens or its weights at the peak rate.
         decode_buckets=tuple(
-            size for size in shapes.buckets if not machine.pages or size in machine.pages
+            size for size in pages.decode_buckets if not machine.pages or size in machine.pages
         ),
         tool_threads=TOOL_THREADS,
         # Short calls, because the device does not wait for the host between them.
@@ -205,7 +195,6 @@ def default_settings(machine: MachineCosts, engine: str, **overrides) -> Setting
 
 def play(
     machine: MachineCosts,
-    engine: str,
     settings: Settings,
     steps: Sequence[list[Group]],
     workload: Workload,
@@ -216,8 +205,7 @@ def play(
 
     Args:
       machine: costs.
-      engine: key of ENGINES.
-      settings: of the engine.
+      settings: of every host.
       steps: groups of every step. With `ahead` the first and the last step are not counted.
       workload: whose tools are called.
       ahead: steps that may begin before the current one has ended.
@@ -229,7 +217,7 @@ def play(
         tools = Tools(workload.latencies((seed, index)), settings.tool_threads)
         # Episodes are dealt out in turn, see `runtime.hosts.Hosts.owns`.
         share = [step[index :: machine.hosts] for step in steps]
-        hosts.append(_Host(ENGINES[engine](settings, costs, tools), share))
+        hosts.append(_Host(Engine(Device(settings, costs), tools), share))
     game = _Play(hosts, steps, ahead)
     game.run()
     # Between the first and the last step all hosts have work of two steps.
@@ -237,7 +225,7 @@ def play(
     begin, end = (game.ends[0], game.ends[-2]) if ahead else (0.0, game.ends[-1])
     rollout_seconds = (end - begin) / len(counted)
     written = sum(slices_workload.tokens(step)[1] for step in counted)
-    paged = settings if settings.pages else default_settings(machine, 'pages')
+    paged = settings if settings.is_paged else default_settings(machine, 'pages')
     costs = CallCosts(machine, paged, ROUND_SECONDS)
     bounds = []
     for host in hosts:
@@ -268,17 +256,19 @@ def _result(
     seconds['update'] = machine.update_seconds(prompts + wrote + read)
     seconds['exchange'] = machine.exchange_seconds(rollouts)
     engines = [host.engine for host in hosts]
-    row_steps = sum(engine.row_steps for engine in engines)
-    computed = sum(engine.computed for engine in engines)
+    devices = [engine.device for engine in engines]
+    row_steps = sum(device.row_steps for device in devices)
+    computed = sum(device.computed for device in devices)
+    evictions = sum(engine.pool.placement.stats['evictions'] for engine in engines)
     return Result(
         seconds=seconds,
         rollout_seconds=rollout_seconds,
         tokens_per_second=written / rollout_seconds,
         useful_rows=sum(engine.generated for engine in engines) / row_steps,
-        useful_tokens=sum(engine.wanted for engine in engines) / computed,
+        useful_tokens=sum(device.wanted for device in devices) / computed,
         bound=bound,
         concurrent=max(host.concurrent for host in hosts),
-        evictions=sum(engine.evictions for engine in engines) / len(steps),
+        evictions=evictions / len(steps),
     )
 
 
@@ -308,7 +298,7 @@ def bound_seconds(
     none = np.zeros(0, int)
     seconds = []
     for size in sizes:
-        seconds.append(costs.mixed(size, min(settings.slots, size), none, none, size == budget))
+        seconds.append(costs.mixed(size, none, none))
     tokens = prefilled = sampled = most_steps = 0
     attention = longest = 0.0
     for group in groups:

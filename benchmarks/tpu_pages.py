@@ -24,7 +24,7 @@ import os
 import pathlib
 import re
 import tempfile
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import jax
@@ -41,7 +41,10 @@ from zeroplay_jax.policy import ragged_tpu, sharding
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.rollout import sampler, token_steps
 from zeroplay_jax.runtime.disk import write_text
+from zeroplay_jax.settings.rollouts import SamplerConfig
 from zeroplay_jax.types import UserError
+
+ConfigT = TypeVar('ConfigT', bound=SamplerConfig)
 
 # Slots per slot of the compile table, of which only the used places take memory, and the most of them.
 MORE_SLOTS = 3
@@ -56,58 +59,46 @@ KERNEL_ROWS, KERNEL_PAGES = 256, 2048
 _BUNDLE = re.compile(r'^\s*(?:0x[0-9a-f]+|\d+)\s+(?:[A-Z]{2})?\s*:\s*(>*)\s*\{')
 
 
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """Settings of a paged sampler on a host.
-
-    Attributes:
-      slots, page, pages: as of SamplerConfig.
-      budget: tokens of a step that prefills.
-      buckets: tokens of smaller steps.
-    """
-
-    slots: int
-    page: int
-    pages: int
-    budget: int
-    buckets: tuple[int, ...]
-
-
-def sizes(topology: str, table_slots: int) -> Sizes:
-    """Returns the sizes for a slice on which the compile table has `table_slots` slots."""
-    shapes = SHAPES[generation(topology)]
-    positions = tpu_programs.TOKENS + tpu_programs.CHUNK
-    return Sizes(
-        slots=min(MORE_SLOTS * table_slots, MOST_SLOTS),
+def paged(config: ConfigT, chips: str) -> ConfigT:
+    """Returns a sampler whose pages take the memory that the slots of `config` take; `chips`: 'v5e', 'h100'."""
+    shapes = SHAPES[chips]
+    return dataclasses.replace(
+        config,
+        slots=min(MORE_SLOTS * config.slots, MOST_SLOTS),
         page=shapes.page,
-        pages=table_slots * positions // shapes.page,
-        budget=shapes.budget,
-        buckets=shapes.buckets,
+        pages=config.slots * config.positions // shapes.page,
+        token_budget=shapes.budget,
+        decode_buckets=shapes.buckets,
     )
 
 
-def key(name: str, topology: str, size: Sizes, tokens: int) -> str:
+def sizes(topology: str, table_slots: int) -> SamplerConfig:
+    """Returns the paged sampler of a host of a slice on which the compile table has `table_slots` slots."""
+    return paged(tpu_programs.sampler_config(table_slots), generation(topology))
+
+
+def key(name: str, topology: str, size: SamplerConfig, tokens: int) -> str:
     """Returns the name under which a step is stored. Slices with the same hosts share it."""
     host = tpu_shapes.TOPOLOGIES[topology].host
-    if tokens < size.budget:
+    if tokens < size.token_budget:
         # Its slots have no influence: it computes the logits of all its tokens.
         return f'{name} {host} {tokens} tokens, decode'
     return f'{name} {host} {tokens} tokens of {size.slots} slots'
 
 
 def lower(
-    name: str, topology: str, size: Sizes, tokens: int, layers: int
+    name: str, topology: str, size: SamplerConfig, tokens: int, layers: int
 ) -> tuple[jax.stages.Lowered, int]:
     """Returns the traced program 'decode' whose steps have `tokens` tokens, and the bytes of its arguments per chip."""
     mesh = tpu_programs.host_mesh(name, topology)
     model = tpu_programs.sized(name, layers, dtype='bfloat16')
-    has_chunks = tokens == size.budget
-    config = tpu_programs.sampler_config(
+    has_chunks = tokens == size.token_budget
+    config = dataclasses.replace(
+        size,
         # Without chunks fewer slots can have a token.
-        size.slots if has_chunks else tokens,
-        page=size.page,
-        pages=size.pages,
+        slots=size.slots if has_chunks else tokens,
         token_budget=tokens,
+        decode_buckets=(),
         attention='ragged',
     )
     programs, state = tpu_programs.slot_state(model, config, mesh)
@@ -123,7 +114,7 @@ def lower(
 
 def _decode_only(
     model: ModelConfig,
-    config: sampler.SamplerConfig,
+    config: SamplerConfig,
     mesh: jax.sharding.Mesh,
     slots: sampler.SlotState,
 ):
@@ -149,7 +140,7 @@ def _decode_only(
     return jax.jit(whole_decode, donate_argnums=1, out_shardings=(layout, sharding.rows(mesh)))
 
 
-def compile_step(name: str, topology: str, size: Sizes, tokens: int) -> dict[str, Any]:
+def compile_step(name: str, topology: str, size: SamplerConfig, tokens: int) -> dict[str, Any]:
     """Returns the figures of a step: seconds without the kernel, calls of the kernel, bytes per chip."""
     chip = tpu_shapes.TOPOLOGIES[topology].chip
     layers = tpu_programs.sized(name).layers
@@ -174,7 +165,7 @@ def compile_step(name: str, topology: str, size: Sizes, tokens: int) -> dict[str
 def add_missing(stored: dict[str, Any], path: pathlib.Path, name: str, topology: str) -> None:
     """Compiles the steps of a model on a slice that are not stored, and stores each at once."""
     size = sizes(topology, table_slots(stored, name, topology))
-    for tokens in (size.budget, *size.buckets):
+    for tokens in (size.token_budget, *size.decode_buckets):
         step = key(name, topology, size, tokens)
         steps = stored.setdefault('pages', {})
         if step not in steps:
@@ -263,7 +254,7 @@ def compiled_kernel(stored: dict[str, Any], name: str, topology: str) -> Kernel 
     return Kernel(figures['page'], block, block * place_seconds, instructions)
 
 
-def kernel_seconds(kernel: Kernel, size: Sizes, tokens: int) -> tuple[float, str]:
+def kernel_seconds(kernel: Kernel, size: SamplerConfig, tokens: int) -> tuple[float, str]:
     """Returns the kernel's seconds of a step whose rows all have one token, and what limits it.
 
     The rows are at the workload's mean length while they decode, `tpu_aot.USED_PLACES`.
@@ -384,7 +375,7 @@ def table(stored: dict[str, Any], pairs: list[tuple[str, str]]) -> str:
         kernel = compiled_kernel(stored, name, topology)
         if not kernel:
             raise UserError(f'no kernel of {name} on {topology}: give --kernels, too')
-        for tokens in (*size.buckets, size.budget):
+        for tokens in (*size.decode_buckets, size.token_budget):
             step = stored.get('pages', {}).get(key(name, topology, size, tokens))
             if not step:
                 continue

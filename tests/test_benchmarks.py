@@ -172,7 +172,7 @@ def test_the_bound_reads_weights_keys_and_values_once():
     # One rollout of two turns of two tokens: positions 3, 4 and, behind an observation of 5 tokens, 10, 11.
     rollouts = workload.Rollouts('', 99, ((5,),), prompt_tokens=3, turn_tokens=2)
     m = SMALL
-    layer, _, head = roofline.matrix_weights(m)
+    layer, head = roofline.matrix_weights(m)
     layers = m.layers * layer
     matrices = layers + head
     values_per_token = 2 * m.layers * m.kv_heads * m.head_dim

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks import slices, slices_costs, slices_play, slices_workload, tpu_pages
-from benchmarks.slices_engines import Episode, Group, Settings
+from benchmarks.slices_costs import Settings
+from benchmarks.slices_engines import Engine, Episode, Group
 from benchmarks.slices_workload import Workload
 from benchmarks.tpu_estimates import Program
 
@@ -26,14 +27,14 @@ def machine(hosts=1):
 
 def play(name, hosts, ahead, groups, **changes):
     settings = dataclasses.replace(SETTINGS[name], **changes)
-    return slices_play.play(machine(hosts), name, settings, groups, SMALL, ahead)
+    return slices_play.play(machine(hosts), settings, groups, SMALL, ahead)
 
 
 def played(name, hosts=1, ahead=0, steps=1):
     """The engines of a play, and its result."""
     engines = []
 
-    class Spy(slices_play.ENGINES[name]):
+    class Spy(Engine):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             self.all_ended = collections.Counter()
@@ -46,7 +47,7 @@ def played(name, hosts=1, ahead=0, steps=1):
 
     groups = [SMALL.draw(step, step) for step in range(steps)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(slices_play.ENGINES, name, Spy)
+        patch.setattr(slices_play, 'Engine', Spy)
         result = play(name, hosts, ahead, groups)
     return engines, groups, result
 
@@ -67,7 +68,7 @@ def test_every_token_is_generated_once_and_every_rollout_ends_once(name, hosts, 
     for step in groups:
         prompts, _, read = slices_workload.tokens(step)
         least += prompts // 3 - len(step) + read
-    assert sum(engine.prefilled for engine in engines) >= least
+    assert sum(engine.device.prefilled for engine in engines) >= least
 
 
 class TwoSizes:
@@ -123,8 +124,9 @@ def test_a_rollout_alone_takes_its_bound():
 def test_pages_come_back_and_some_rollouts_are_evicted():
     engines, _, result = played('pages')
     (engine,) = engines
-    assert len(engine.allocator.free) == SETTINGS['pages'].pages and engine.allocator.promised == 0
-    assert result.evictions > 0 and engine.active == 0
+    (shard,) = engine.pool.placement.shards
+    assert len(shard.allocator.free) == SETTINGS['pages'].pages and shard.allocator.promised == 0
+    assert result.evictions > 0 and engine.pool.active == 0
 
 
 def test_a_cache_that_no_rollout_fits_is_refused():
@@ -136,10 +138,10 @@ def test_a_cache_that_no_rollout_fits_is_refused():
 def test_a_step_begins_when_the_one_before_the_last_has_ended(ahead):
     begun, ended = {}, collections.defaultdict(float)
 
-    class Spy(slices_play.ENGINES['slots']):
+    class Spy(Engine):
         def round(self, now):
-            for group in self.queue:
-                begun.setdefault(group.step, now)
+            for _, _, prefix in self.pool.queue:
+                begun.setdefault(prefix.request.version, now)
             seconds = super().round(now)
             for step in self.ended:
                 ended[step] = max(ended[step], now + seconds)
@@ -147,7 +149,7 @@ def test_a_step_begins_when_the_one_before_the_last_has_ended(ahead):
 
     groups = [SMALL.draw(step, step) for step in range(4)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(slices_play.ENGINES, 'slots', Spy)
+        patch.setattr(slices_play, 'Engine', Spy)
         play('slots', 2, ahead, groups)
     for step in range(1 + ahead, 4):
         assert begun[step] >= ended[step - 1 - ahead]

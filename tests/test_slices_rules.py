@@ -9,8 +9,8 @@ import pytest
 import scripted_rollouts
 from scripted_rollouts import ScriptedSampler, scripted_policy
 
-from benchmarks.slices_engines import Episode, Group, Settings, SlotEngine, Tools
-from benchmarks.slices_pages import PagedEngine
+from benchmarks.slices_costs import Settings
+from benchmarks.slices_engines import Device, Engine, Episode, Group, Tools
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
@@ -42,8 +42,8 @@ def policy(tmp_path_factory):
         yield parts
 
 
-class RecordingSampler(ScriptedSampler):
-    """Notes its calls in `trace`."""
+class Recording:
+    """Notes the calls of a sampler in `trace`."""
 
     def extend(self, params, slots, adapter):
         self.trace.append(('extend', list(slots)))
@@ -59,6 +59,14 @@ class RecordingSampler(ScriptedSampler):
         counts = np.asarray(chunk.count)
         self.trace.append(('decode', [(slot, int(n)) for slot, n in enumerate(counts) if n]))
         return chunk
+
+
+class RecordingSampler(Recording, ScriptedSampler):
+    pass
+
+
+class RecordingDevice(Recording, Device):
+    pass
 
 
 class CountedScheduler(Scheduler):
@@ -180,7 +188,9 @@ def play_for_real(policy, shape, seed, overlap=False, **pages):
 class CountedCosts:
     """The host takes one unit of time in a round with a decode call, everything else none."""
 
-    def extend(self, rows):
+    host = 1.0
+
+    def extend(self):
         return 0.0
 
     def decode(self, steps):
@@ -188,9 +198,6 @@ class CountedCosts:
 
     def mixed(self, *arguments):
         return 0.0
-
-    def host(self, rows):
-        return 1.0
 
 
 def lengths_of(results, codec):
@@ -210,17 +217,18 @@ def lengths_of(results, codec):
     return groups
 
 
-def simulated(groups, shape, seed, engine_class=SlotEngine, **options):
+def simulated(groups, shape, seed, **options):
     slots, context, chunk, fill_rows, burst, _, threads = shape
     sizes = dict(slots=slots, context=context, chunk=chunk, fill_rows=fill_rows, burst=burst)
     settings = Settings(turn_tokens=TURN_TOKENS, **sizes, **options)
-    engine = engine_class(settings, CountedCosts(), Tools(latencies(seed), threads))
-    engine.trace = []
+    device = RecordingDevice(settings, CountedCosts())
+    device.trace = []
+    engine = Engine(device, Tools(latencies(seed), threads))
     for prompt, episodes in groups:
         rollouts = tuple(Episode(turns, finish == 'eos') for turns, finish in episodes)
-        engine.queue.append(Group(prompt, rollouts))
+        engine.add(Group(prompt, rollouts))
     now = 0.0
-    while engine.active or engine.queue:
+    while engine.pool.active or engine.pool.queue:
         seconds = engine.round(now)
         # Nothing decodes: the next event is the end of a call.
         now = now + seconds if seconds else max(now, engine.tools.next_end or now)
@@ -233,7 +241,7 @@ def test_same_lengths_give_the_calls_of_the_real_scheduler(policy, shape, seed):
     trace, results, _ = play_for_real(policy, shape, seed)
     groups = lengths_of(results, policy[0])
     engine = simulated(groups, shape, seed)
-    assert trace == engine.trace
+    assert trace == engine.device.trace
     assert {call[0] for call in trace} == {'extend', 'clone', 'decode'}
     assert engine.generated == written_tokens(results)
 
@@ -254,8 +262,9 @@ def test_same_lengths_give_the_decode_calls_of_the_real_pages(policy, layout, ov
     trace, results, stats = play_for_real(policy, PAGED_SHAPE, 3, overlap, **options)
     groups = lengths_of(results, policy[0])
     pages = dict(pages=slots * context // options['page']) | options
-    engine = simulated(groups, PAGED_SHAPE, 3, PagedEngine, overlap=overlap, **pages)
-    assert without_empty_calls(trace) == without_empty_calls(engine.trace)
+    engine = simulated(groups, PAGED_SHAPE, 3, overlap=overlap, **pages)
+    assert without_empty_calls(trace) == without_empty_calls(engine.device.trace)
     assert engine.generated == written_tokens(results)
-    assert engine.evictions == stats['evictions']
-    assert bool(engine.evictions) == (layout == 'few pages')
+    evictions = engine.pool.placement.stats['evictions']
+    assert evictions == stats['evictions']
+    assert bool(evictions) == (layout == 'few pages')

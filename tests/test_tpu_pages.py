@@ -7,8 +7,8 @@ import pytest
 import slice_compiler
 
 from benchmarks import slices_costs, tpu_aot, tpu_pages, tpu_shapes
-from benchmarks.slices_engines import Episode, Group, Settings, Tools
-from benchmarks.slices_pages import PagedEngine
+from benchmarks.slices_costs import Settings
+from benchmarks.slices_engines import Device, Engine, Episode, Group, Tools
 from zeroplay_jax.configuration.planning import SHAPES
 
 NAME = 'qwen2.5-7b'
@@ -61,15 +61,14 @@ def test_compiled_steps_take_no_less_than_their_least_time_and_fit(topology):
 class CountedCosts:
     """Costs 1 per token of a step's program, and notes the programs."""
 
+    host = 0.0
+
     def __init__(self):
         self.programs = []
 
-    def mixed(self, tokens, rows, last, fed, has_chunks):
-        self.programs.append((tokens, int(np.sum(fed)), has_chunks))
+    def mixed(self, tokens, last, fed):
+        self.programs.append((tokens, int(np.sum(fed))))
         return float(tokens)
-
-    def host(self, rows):
-        return 0.0
 
 
 def test_a_step_without_prefill_takes_the_smallest_program_that_suffices():
@@ -77,27 +76,27 @@ def test_a_step_without_prefill_takes_the_smallest_program_that_suffices():
         slots=6, context=200, page=16, pages=99, token_budget=32, decode_buckets=(2, 4), burst=4
     )
     costs = CountedCosts()
-    engine = PagedEngine(settings, costs, Tools(lambda: 1.0, 1))
+    engine = Engine(Device(settings, costs), Tools(lambda: 1.0, 1))
     episodes = tuple(Episode(((length, 0),), end_token=True) for length in (3, 9, 17, 26, 30))
-    engine.queue.append(Group(20, episodes))
+    engine.add(Group(20, episodes))
     for number in range(60):
         engine.round(float(number))
     assert engine.generated == sum(episode.written for episode in episodes)
-    for tokens, fed, has_chunks in costs.programs:
-        assert fed <= tokens and has_chunks == (tokens == 32)
-        if not has_chunks:
+    for tokens, fed in costs.programs:
+        assert fed <= tokens
+        if tokens < 32:
             assert tokens == (2 if fed <= 2 else 4)
-    used = [tokens for tokens, _, _ in costs.programs]
+    used = [tokens for tokens, _ in costs.programs]
     assert set(used) == {2, 4, 32}
     # Five rows are more than the largest bucket, fewer never take the whole step again.
-    assert all(fed >= 5 for tokens, fed, _ in costs.programs if tokens == 32)
+    assert all(fed >= 5 for tokens, fed in costs.programs if tokens == 32)
 
 
 SMALL = """
 import json
 from benchmarks import tpu_aot, tpu_pages, tpu_programs
 tpu_aot.prepare()
-size = tpu_pages.Sizes(slots=16, page=64, pages=256, budget=64, buckets=(8,))
+size = tpu_programs.sampler_config(16, page=64, pages=256, token_budget=64, decode_buckets=(8,))
 out = {}
 for tokens in (8, 64):
     lowered, arguments = tpu_pages.lower('qwen2.5-3b', 'v5e:4x4', size, tokens, 1)

@@ -298,7 +298,7 @@ class SlotPool:
         count = np.where(is_current, chunk.count, 0)
         self.placement.stats['generated_tokens'] += int(count.sum())
         if chunk.cached is not None:
-            self._record_prefill(np.where(is_current, chunk.cached, 0))
+            self.record_prefill(np.where(is_current, chunk.cached, 0))
         calls: list[tuple[Rollout, ToolCall]] = []
         refused: list[tuple[Rollout, np.ndarray]] = []
         rewound_slots: list[int] = []
@@ -336,7 +336,7 @@ class SlotPool:
             self.add_observations(refused)
         return calls
 
-    def _record_prefill(self, cached: Int[np.ndarray, ' slots']) -> None:
+    def record_prefill(self, cached: Int[np.ndarray, ' slots']) -> None:
         """Marks the prefixes that decode calls have prefilled, so that siblings can be cloned from them."""
         for prefix in self.placement.open_prefixes:
             prefill_tokens = len(prefix.tokens) - 1
