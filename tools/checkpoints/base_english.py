@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 
 import jax.numpy as jnp
 
-from tools.checkpoints import english_demos, supervised, tokenizer
+from tools.checkpoints import base_model, english_demos, supervised, tokenizer
 from tools.checkpoints.english_demos import EnglishSetting
 from tools.checkpoints.english_texts import Texts
 from tools.checkpoints.stages import Stage
@@ -31,27 +31,12 @@ from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import UserError
 
-MINI = pathlib.Path(__file__).parents[2] / 'zeroplay_jax' / 'mini'
 VOCABULARY = 4096
-ARCHITECTURE = {
-    'architectures': ['Qwen3ForCausalLM'],
-    'model_type': 'qwen3',
+ARCHITECTURE = base_model.ARCHITECTURE | {
     'hidden_size': 192,
     'intermediate_size': 512,
     'num_hidden_layers': 5,
     'num_attention_heads': 6,
-    'num_key_value_heads': 2,
-    'head_dim': 32,
-    'hidden_act': 'silu',
-    'rms_norm_eps': 1e-6,
-    'rope_theta': 10000.0,
-    'max_position_embeddings': 4096,
-    'attention_bias': False,
-    'attention_dropout': 0.0,
-    'use_sliding_window': False,
-    'tie_word_embeddings': True,
-    'initializer_range': 0.1,
-    'torch_dtype': 'float32',
 }
 # Three passages of 75 words.
 OBSERVATION_TOKENS = 480
@@ -220,13 +205,7 @@ def write_config_and_tokenizer(folder: pathlib.Path, passages: Sequence[Passage]
     marks = [' ____,', ' [ ', ' ]'] * 100
     trained_tokenizer = tokenizer.train_on([*texts, *marks], VOCABULARY)
     tokenizer.write(folder, trained_tokenizer)
-    config = {
-        **ARCHITECTURE,
-        'vocab_size': VOCABULARY,
-        'eos_token_id': trained_tokenizer.token_to_id(tokenizer.END),
-        'pad_token_id': trained_tokenizer.token_to_id(tokenizer.PAD),
-    }
-    (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
+    tokenizer.write_config(folder, trained_tokenizer, ARCHITECTURE | {'vocab_size': VOCABULARY})
 
 
 def diagnose(
@@ -372,7 +351,7 @@ def main() -> None:
     parser.add_argument(
         '--out',
         type=pathlib.Path,
-        default=MINI / 'english',
+        default=base_model.MINI / 'english',
         help='folder for one_hop/, clean/ and base/; by default the ones of the repository are replaced',
     )
     parser.add_argument(

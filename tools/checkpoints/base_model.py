@@ -126,14 +126,8 @@ def write_config_and_tokenizer(
     tokenizer.write(folder, trained_tokenizer)
     # A multiple of 64 divides over devices. Like large models, it has more rows than the tokenizer has tokens.
     vocab_size = -(-trained_tokenizer.get_vocab_size() // 64) * 64
-    config = {
-        **ARCHITECTURE,
-        'num_hidden_layers': layers,
-        'vocab_size': vocab_size,
-        'eos_token_id': trained_tokenizer.token_to_id(tokenizer.END),
-        'pad_token_id': trained_tokenizer.token_to_id(tokenizer.PAD),
-    }
-    (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
+    sizes = {'num_hidden_layers': layers, 'vocab_size': vocab_size}
+    tokenizer.write_config(folder, trained_tokenizer, ARCHITECTURE | sizes)
     if hops is not None:
         (folder / DEMONSTRATIONS).write_text(json.dumps({'hops': hops}) + '\n')
 

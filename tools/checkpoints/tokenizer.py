@@ -121,6 +121,12 @@ def _write_json(path: pathlib.Path, value: dict) -> None:
     path.write_text(json.dumps(value, indent=2) + '\n')
 
 
+def write_config(folder: pathlib.Path, tokenizer: Tokenizer, fields: dict) -> None:
+    """Writes config.json: the fields of a model, and the ids of the tokens with which turns and rows end."""
+    ids = {'eos_token_id': tokenizer.token_to_id(END), 'pad_token_id': tokenizer.token_to_id(PAD)}
+    _write_json(folder / 'config.json', fields | ids)
+
+
 def write(folder: str | pathlib.Path, tokenizer: Tokenizer) -> None:
     """Writes tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json."""
     folder = pathlib.Path(folder)
