@@ -11,8 +11,8 @@ nothing else differs.
 
 Every result is stored in benchmarks/results/adapters, named by arm, rank, factor and seed, with the hash of the code
 that it ran; the runs there are those of commit 2184f7c4 and of the two days before it. A run whose file is removed is
-executed again. The table of all stored runs is written to benchmarks/results/adapters.json and adapters.tsv, and
-printed. Its columns are means over seeds:
+executed again. The table of all stored runs is written to benchmarks/results/adapters.tsv, and printed. Its columns are
+means over seeds:
 
 - final: exact match on held-out questions after the last step, the mean over numbers of hops, and its range over seeds
 - area: area under the curve of exact match over solver steps, divided by their number
@@ -58,6 +58,7 @@ STORED = {
     'eval.questions': 100,
     'eval.hops': (1, 2, 3, 4),
 }
+COLUMNS = ('run', 'weights', 'learning rate', 'seeds', 'before', 'final (range)', 'area')
 # Phases whose steps train the solver.
 SOLVER_PHASES = ('solver', 'selfplay')
 
@@ -130,50 +131,33 @@ def stored_path(
     return folder / f'{arm}-{rank}{rates}-{seed}.json'
 
 
-def table_row(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the means over the runs of one arm and rank, which differ in their seeds."""
+def table_row(runs: list[dict[str, Any]]) -> tuple[Any, ...]:
+    """Returns the cells of the runs of one arm and rank, which differ in their seeds: means over these."""
     # All of them are evaluated after the same steps.
     steps, values = np.moveaxis(np.array([run['curve'] for run in runs]), 2, 0)
     finals = values[:, -1]
     areas = np.trapezoid(values, steps, axis=1) / (steps[:, -1] - steps[:, 0])
     first = runs[0]
-    return dict(
-        arm=first['arm'],
-        rank=first['rank'],
-        factor=first['factor'],
-        seeds=len(runs),
-        before=_rounded(values[:, 0].mean()),
-        final=_rounded(finals.mean()),
-        final_range=[_rounded(finals.min()), _rounded(finals.max())],
-        area=_rounded(areas.mean()),
+    return (
+        first['arm'],
+        f'rank {first["rank"]}' if first['rank'] else 'whole',
+        f'× {first["factor"]:g}',
+        len(runs),
+        f'{values[:, 0].mean():.3f}',
+        f'{finals.mean():.3f} ({finals.min():.3f} to {finals.max():.3f})',
+        f'{areas.mean():.3f}',
     )
 
 
-def _rounded(value: np.floating) -> float:
-    return round(float(value), 3)
-
-
-def table(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns a row per arm, rank and factor of the runs in the folder."""
+def table(folder: pathlib.Path) -> str:
+    """Returns the text of adapters.tsv: a row per arm, rank and factor of the runs in the folder."""
     runs_of_row: dict[tuple[int, int, float], list[dict[str, Any]]] = {}
     for path in sorted(folder.glob('*.json')):
         run = json.loads(path.read_text())
         row_key = (ARMS.index(run['arm']), run['rank'], run['factor'])
         runs_of_row.setdefault(row_key, []).append(run)
-    return [table_row(runs_of_row[row_key]) for row_key in sorted(runs_of_row)]
-
-
-def tab_separated(rows: list[dict[str, Any]]) -> str:
-    """Returns the text of adapters.tsv."""
-    columns = ('run', 'weights', 'learning rate', 'seeds', 'before', 'final (range)', 'area')
-    cells = []
-    for row in rows:
-        weights = f'rank {row["rank"]}' if row['rank'] else 'whole'
-        low, high = row['final_range']
-        final = f'{row["final"]:.3f} ({low:.3f} to {high:.3f})'
-        rates = (f'× {row["factor"]:g}', row['seeds'], f'{row["before"]:.3f}')
-        cells.append((row['arm'], weights, *rates, final, f'{row["area"]:.3f}'))
-    return command.tab_separated(columns, cells)
+    rows = [table_row(runs_of_row[row_key]) for row_key in sorted(runs_of_row)]
+    return command.tab_separated(COLUMNS, rows)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -195,11 +179,9 @@ def main(argv: list[str] | None = None) -> None:
     path_of = functools.partial(stored_path, folder=folder)
     with claims_runs.Runner(path_of, run_arm, processes=1) as runner:
         runner.run(runs)
-    rows = table(folder)
     args.out.mkdir(parents=True, exist_ok=True)
-    write_text(args.out / 'adapters.json', json.dumps({'rows': rows}, indent=1))
-    write_text(args.out / 'adapters.tsv', tab_separated(rows))
-    print(tab_separated(rows), end='')
+    write_text(args.out / 'adapters.tsv', table(folder))
+    print(table(folder), end='')
 
 
 if __name__ == '__main__':

@@ -27,7 +27,7 @@ from zeroplay_jax.configuration.machines import GIB
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import attention, delta, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig
-from zeroplay_jax.rollout import sampler, scoring
+from zeroplay_jax.rollout import sampler
 
 # Rows of a batch and tokens of a row.
 ROWS, TOKENS = 256, 4096
@@ -247,20 +247,6 @@ def lower_sampler(
     with unrolled:
         extend = programs['extend'].lower(params, state, np.zeros(FILL_ROWS, np.int32))
     return dict(extend=extend, decode=programs['decode'].lower(params, state))
-
-
-def lower_score(name: str, mesh: Mesh, layers: int = 0) -> jax.stages.Lowered:
-    """Returns the traced program of `RolloutContext.log_probs`, with the passes of a full slot."""
-    model = sized(name, layers, dtype='bfloat16')
-    shards = sharding.data_shards(mesh)
-    programs = scoring.programs(model, TOKENS + CHUNK, mesh)
-    cache = jax.eval_shape(programs['empty'])
-    cache = with_shardings(cache, delta.layout(cache, mesh, sharding.cache(mesh)))
-    tokens = np.zeros((shards, TOKENS // CHUNK, CHUNK + 1), np.int32)
-    start = tokens[..., 0]
-    return programs['score'].lower(
-        published(name, mesh, layers), cache, tokens, start, start, start, start[:, 0], None
-    )
 
 
 # ---- rows of the compile tables ------------------------------------------------------------------------------------

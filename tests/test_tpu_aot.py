@@ -40,12 +40,11 @@ def test_least_operations_of_a_model_are_counted_by_hand():
         windows=(2, 0),
     )
     layer = 4 * 4 + 2 * 4 * 2 + 4 * 4 + 3 * 4 * 6
-    matrices, _, head = roofline.matrix_weights(model)
+    matrices, head = roofline.matrix_weights(model)
     assert (matrices, head) == (layer, 40)
     stored = jax.tree.leaves(tpu_programs.parameters(model))
     assert sum(x.size for x in stored if x.ndim > 1) == 2 * layer + 40
     # A row of 3: with a window of 2 its places see 1, 2, 2 places, else 1, 2, 3.
-    assert roofline.attended_keys(model, 3) == pytest.approx(5 / 3 + 2)
     products = 4 * 2 * 2 * (5 / 3 + 2)
     assert roofline.forward(model, 9, 3) == pytest.approx(9 * (2 * (2 * layer + 40) + products))
 
@@ -85,19 +84,28 @@ def test_state_on_a_chip_is_its_share():
 
 
 SMALL = """
-import json, sys
-from benchmarks import tpu_aot, tpu_programs
+import json, jax, numpy as np
+from benchmarks import tpu_aot, tpu_programs as tp
+from zeroplay_jax.policy import delta, sharding
+from zeroplay_jax.rollout import scoring
 tpu_aot.prepare()
 name, topology = 'qwen2.5-3b', 'v5e:4x4'
-mesh, host = tpu_programs.mesh_of(name, topology), tpu_programs.host_mesh(name, topology)
-lowered = tpu_programs.learner(name, mesh, 8, layers=1).lower('solver')
-lowered |= tpu_programs.lower_sampler(name, host, 16, layers=2)
-lowered['score'] = tpu_programs.lower_score(name, host, layers=2)
-out = {k: tpu_programs.compile_program(low) for k, low in lowered.items()}
+mesh, host = tp.mesh_of(name, topology), tp.host_mesh(name, topology)
+lowered = tp.learner(name, mesh, 8, layers=1).lower('solver')
+lowered |= tp.lower_sampler(name, host, 16, layers=2)
+# The passes of `log_probs` over a full slot.
+programs = scoring.programs(tp.sized(name, 2, dtype='bfloat16'), tp.TOKENS + tp.CHUNK, host)
+cache = jax.eval_shape(programs['empty'])
+cache = tp.with_shardings(cache, delta.layout(cache, host, sharding.cache(host)))
+tokens = np.zeros((sharding.data_shards(host), tp.TOKENS // tp.CHUNK, tp.CHUNK + 1), np.int32)
+start = tokens[..., 0]
+arguments = (tp.published(name, host, 2), cache, tokens, start, start, start, start[:, 0], None)
+lowered['score'] = programs['score'].lower(*arguments)
+out = {k: tp.compile_program(low) for k, low in lowered.items()}
 kernels = out['accumulate'].text.count('tpu_custom_call')
 try:
-    tpu_programs.compile_program(tpu_programs.lower_sampler(name, host, 16384, layers=2)['decode'])
-except tpu_programs.OutOfMemory as error:
+    tp.compile_program(tp.lower_sampler(name, host, 16384, layers=2)['decode'])
+except tp.OutOfMemory as error:
     print(json.dumps([{k: [c.arguments, c.temporaries, c.flops] for k, c in out.items()}, kernels, str(error)]))
 """
 
