@@ -78,7 +78,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog='python -m zeroplay_jax.retrieval.build',
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     corpus_help = (

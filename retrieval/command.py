@@ -34,6 +34,11 @@ LOCAL_RESULTS = (
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises RetrievalError instead of printing its usage and exiting."""
 
+    def __init__(self, **settings: Any):
+        # Descriptions and examples are printed as they are.
+        form = argparse.RawDescriptionHelpFormatter
+        super().__init__(**({'formatter_class': form} | settings))
+
     def error(self, message: str) -> NoReturn:
         # argparse prints its usage over many lines, which hides the error.
         raise RetrievalError(f'{message}; {self.prog} --help shows how to call it')

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 from jaxtyping import Array, Float, Float32, Int32, Int64
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from . import json_text
 from .command import import_tensorflow
@@ -612,13 +612,10 @@ def load_params(folder: pathlib.Path, config: BertConfig, dtype: str = 'float32'
         raise RetrievalError(
             f'{path}: cannot be read ({error}); give a folder with safetensors'
         ) from error
-    except Exception as error:
-        # SafetensorError is private to the library's compiled module and cannot be imported reliably.
-        if type(error).__name__ == 'SafetensorError':
-            raise RetrievalError(
-                f'{path}: damaged or not safetensors ({error}); download it again'
-            ) from error
-        raise
+    except SafetensorError as error:
+        raise RetrievalError(
+            f'{path}: damaged or not safetensors ({error}); download it again'
+        ) from error
 
 
 @functools.partial(jax.jit, static_argnums=0)

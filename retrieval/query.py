@@ -29,7 +29,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog='python -m zeroplay_jax.retrieval.query',
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add('queries', nargs='*', metavar='QUERY', help='text to search for, each in quotes')

@@ -333,7 +333,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog='python -m zeroplay_jax.retrieval.server',
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add('--index', type=pathlib.Path, required=True, help='folder that retrieval.build wrote')

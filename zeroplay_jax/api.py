@@ -109,7 +109,7 @@ class Index:
         Raises:
           UserError: the query is not a text, or the search failed.
         """
-        check_query(query)
+        check_type('search: the query', query, str, 'give one text')
         (passages,) = self.corpus.search([query])
         if passages is None:
             reason = self.corpus.client.last_failure
@@ -209,8 +209,8 @@ def sample_rollouts(
         `rollout.prompt_tokens`.
     """
     function = 'sample_rollouts'
-    check_instance(function, 'policy', policy, Policy, 'zp.load_policy()')
-    check_instance(function, 'index', index, Index, 'zp.open_index()')
+    check_policy(function, policy)
+    check_type(f'{function}: index', index, Index, 'give what zp.open_index() returns')
     check_questions(questions)
     check_sampling(temperature, samples=samples, seed=seed, step=step)
     check_tools(tools)
@@ -336,7 +336,7 @@ def policy_loss(
         `micro.tokens`.
     """
     function = 'policy_loss'
-    check_instance(function, 'policy', policy, Policy, 'zp.load_policy()')
+    check_policy(function, policy)
     check_rollouts(function, rollouts)
     rewards_of_rollouts = reward_table(rewards, rollouts)
     role = role_settings(loss, settings)
@@ -376,7 +376,7 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
         written. Or an update made weights that are not finite.
     """
     check_settings('train', settings)
-    check_path(workdir)
+    check_type('train: workdir', workdir, str | pathlib.Path, "give a path, such as 'runs/first'")
     check_is_folder(workdir, allows_bucket=True)
     # Copied before: addresses in a bucket are replaced by the paths of their copies.
     settings = _copy('train', settings)
@@ -443,46 +443,38 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
-def check_settings(function: str, settings: Any) -> None:
-    """Refuses settings that are not a config.
+def check_type(argument: str, value: Any, kind: Any, fix: str) -> None:
+    """Refuses an argument of another type.
 
-    Raises:
-      UserError: one line.
-    """
-    if not isinstance(settings, ConfigDict):
-        raise UserError(
-            f"{function}: settings is a {_kind(settings)}; give a config, such as zp.config('drzero', 'mini')"
-        )
-
-
-def check_instance(function: str, name: str, value: Any, kind: type, source: str) -> None:
-    """Refuses an argument of another type; `source` says where the right one comes from.
+    Args:
+      argument: 'function: name', for the error.
+      value: of the argument.
+      kind: as `isinstance` takes it.
+      fix: what to give.
 
     Raises:
       UserError: one line.
     """
     if not isinstance(value, kind):
-        raise UserError(f'{function}: {name} is a {_kind(value)}; give what {source} returns')
+        raise UserError(f'{argument} is a {_kind(value)}; {fix}')
 
 
-def check_path(workdir: Any) -> None:
-    """Refuses what is neither a text nor a path.
-
-    Raises:
-      UserError: one line.
-    """
-    if not isinstance(workdir, str | pathlib.Path):
-        raise UserError(f"train: workdir is a {_kind(workdir)}; give a path, such as 'runs/first'")
+def check_list(argument: str, value: Any, fix: str) -> None:
+    """Refuses an argument that is no list, as `check_type`: a text is none."""
+    check_type(argument, value, Sequence, fix)
+    if isinstance(value, str):
+        raise UserError(f'{argument} is a str; {fix}')
 
 
-def check_query(query: Any) -> None:
-    """Refuses a search query that is not a text.
+def check_settings(function: str, settings: Any) -> None:
+    """Refuses settings that are not a config, as `check_type`."""
+    fix = "give a config, such as zp.config('drzero', 'mini')"
+    check_type(f'{function}: settings', settings, ConfigDict, fix)
 
-    Raises:
-      UserError: one line.
-    """
-    if not isinstance(query, str):
-        raise UserError(f'search: the query is a {_kind(query)}; give one text')
+
+def check_policy(function: str, policy: Any) -> None:
+    """Refuses what is no policy, as `check_type`."""
+    check_type(f'{function}: policy', policy, Policy, 'give what zp.load_policy() returns')
 
 
 def check_questions(questions: Any) -> None:
@@ -491,17 +483,12 @@ def check_questions(questions: Any) -> None:
     Raises:
       UserError: one line.
     """
-    if isinstance(questions, str) or not isinstance(questions, Sequence):
-        raise UserError(f'sample_rollouts: questions is a {_kind(questions)}; give a list of texts')
+    check_list('sample_rollouts: questions', questions, 'give a list of texts')
     for number, question in enumerate(questions):
-        if not isinstance(question, str):
-            raise UserError(
-                f'sample_rollouts: questions[{number}] is a {_kind(question)}; give texts, such as question.text'
-            )
+        argument = f'sample_rollouts: questions[{number}]'
+        check_type(argument, question, str, 'give texts, such as question.text')
         if not question.strip():
-            raise UserError(
-                f'sample_rollouts: questions[{number}] is empty; write one, or leave it out'
-            )
+            raise UserError(f'{argument} is empty; write one, or leave it out')
 
 
 def check_sampling(temperature: Any, **whole_numbers: Any) -> None:
@@ -529,19 +516,14 @@ def check_tools(tools: Any) -> None:
     Raises:
       UserError: one line.
     """
-    if isinstance(tools, str) or not isinstance(tools, Sequence):
-        raise UserError(
-            f"sample_rollouts: tools is a {_kind(tools)}; give a list, such as ['search']"
-        )
+    check_list('sample_rollouts: tools', tools, "give a list, such as ['search']")
     for tool in tools:
         if isinstance(tool, type) and issubclass(tool, Tool):
             raise UserError(
                 f'sample_rollouts: the tool {tool.__name__} is a class; give an object, {tool.__name__}(…)'
             )
-        if not isinstance(tool, str | Tool):
-            raise UserError(
-                f'sample_rollouts: a tool is a {_kind(tool)}; give names and objects of zeroplay_jax.tools.base.Tool'
-            )
+        fix = 'give names and objects of zeroplay_jax.tools.base.Tool'
+        check_type('sample_rollouts: a tool', tool, str | Tool, fix)
         if isinstance(tool, Tool):
             try:
                 tool.check()
@@ -555,8 +537,7 @@ def check_rollouts(function: str, rollouts: Any) -> None:
     Raises:
       UserError: one line.
     """
-    if isinstance(rollouts, Trajectory | str) or not isinstance(rollouts, Sequence):
-        raise UserError(f'{function}: rollouts is a {_kind(rollouts)}; {_FLAT_ROLLOUTS}')
+    check_list(f'{function}: rollouts', rollouts, _FLAT_ROLLOUTS)
     for number, samples in enumerate(rollouts):
         is_list = isinstance(samples, Sequence) and not isinstance(samples, str)
         if not is_list or not all(isinstance(sample, Trajectory) for sample in samples):
@@ -571,10 +552,8 @@ def answer_texts(answers: Any, rollouts: Sequence[Sequence[Trajectory]]) -> list
     Raises:
       UserError: one line; not one entry per question, or an entry without an answer or of another type.
     """
-    if isinstance(answers, str) or not isinstance(answers, Sequence):
-        raise UserError(
-            f'score: answers is a {_kind(answers)}; give a list with the accepted answers of each question'
-        )
+    fix = 'give a list with the accepted answers of each question'
+    check_list('score: answers', answers, fix)
     if len(answers) != len(rollouts):
         raise UserError(
             f'score: {len(answers)} entries of answers for {len(rollouts)} questions; give one per question'

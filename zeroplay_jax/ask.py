@@ -106,7 +106,6 @@ def _parser() -> Parser:
         prog='python -m zeroplay_jax.ask',
         description=__doc__,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument('question', nargs='?', help='in quotes; without it, a prompt')
     parser.add_argument(

@@ -63,7 +63,6 @@ def _parser() -> Parser:
     parser = Parser(
         prog='python -m zeroplay_jax.compare',
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         'sides',

@@ -56,7 +56,6 @@ def _parser() -> Parser:
     parser = Parser(
         prog='python -m zeroplay_jax.evolution',
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument('workdir', metavar='RUN', help='workdir of a run, or gs://bucket/path')

@@ -12,7 +12,6 @@ With --trajectories: the logged rollouts as ATIF documents, a JSON file each.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -85,7 +84,6 @@ def _parser() -> Parser:
         prog='python -m zeroplay_jax.export',
         description=__doc__,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         'workdir', metavar='WORKDIR', help='workdir of the run, or gs://bucket/path'

@@ -12,7 +12,7 @@ import logging
 import pathlib
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from zeroplay_jax.data import builders, cloze_files, files
@@ -20,6 +20,7 @@ from zeroplay_jax.retrieval import cleaning, progress, rows
 from zeroplay_jax.retrieval.command import (
     FIELDS_HELP,
     Parser,
+    number_type,
     passage_fields,
     passage_words,
     path_or_packaged,
@@ -34,17 +35,6 @@ T = TypeVar('T')
 
 
 # ---- command line -----------------------------------------------------------------------------------
-
-
-def _whole_number(minimum: int) -> Callable[[str], int]:
-    """Returns an argparse type that accepts whole numbers of at least `minimum`."""
-
-    def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < minimum:
-            raise argparse.ArgumentTypeError(f'{text!r} is not a whole number of {minimum} or more')
-        return int(text)
-
-    return parse
 
 
 def _names(text: str) -> list[str]:
@@ -90,7 +80,6 @@ def _parser() -> Parser:
         prog='python -m zeroplay_jax.inputs',
         description=__doc__,
         epilog=builders.EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(
         dest='kind', required=True, metavar='{answers,questions,documents,cloze}'
@@ -109,7 +98,6 @@ def _add_command(commands, name: str, summary: str, description: str, examples: 
         help=summary,
         description=description,
         epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         '--out',
@@ -119,7 +107,7 @@ def _add_command(commands, name: str, summary: str, description: str, examples: 
         help='an existing file is replaced; a missing folder is created',
     )
     parser.add_argument(
-        '--seed', metavar='N', type=_whole_number(0), default=0, help='seed of the sample (0)'
+        '--seed', metavar='N', type=number_type(int, 0), default=0, help='seed of the sample (0)'
     )
     return parser
 
@@ -156,7 +144,7 @@ def _add_answers(commands) -> None:
     parser.add_argument(
         '--count',
         metavar='N',
-        type=_whole_number(1),
+        type=number_type(int, 1),
         default=50_000,
         help='number of answers (50000, as in the paper)',
     )
@@ -169,7 +157,7 @@ def _add_answers(commands) -> None:
     parser.add_argument(
         '--most-words',
         metavar='N',
-        type=_whole_number(1),
+        type=number_type(int, 1),
         default=10,
         help='longer answers are left out (10)',
     )
@@ -194,7 +182,7 @@ def _add_questions(commands) -> None:
     parser.add_argument(
         '--count',
         metavar='N',
-        type=_whole_number(0),
+        type=number_type(int, 0),
         default=0,
         help='questions of each set (0: all)',
     )
@@ -216,7 +204,7 @@ def _add_documents(commands) -> None:
     _add_corpus(parser, required=True)
     _add_fields(parser)
     parser.add_argument(
-        '--count', metavar='N', type=_whole_number(1), required=True, help='number of documents'
+        '--count', metavar='N', type=number_type(int, 1), required=True, help='number of documents'
     )
     parser.add_argument(
         '--hops',
@@ -231,7 +219,7 @@ def _add_documents(commands) -> None:
     parser.add_argument(
         '--least-words',
         metavar='N',
-        type=_whole_number(1),
+        type=number_type(int, 1),
         default=20,
         help='shorter passages are left out (20)',
     )
@@ -257,12 +245,12 @@ def _add_cloze(commands) -> None:
         help='where the ids of the held-out passages are written (OUT with _passages before its suffix)',
     )
     parser.add_argument(
-        '--count', metavar='N', type=_whole_number(1), default=240, help='questions (240)'
+        '--count', metavar='N', type=number_type(int, 1), default=240, help='questions (240)'
     )
     parser.add_argument(
         '--most-documents',
         metavar='N',
-        type=_whole_number(1),
+        type=number_type(int, 1),
         default=20_000,
         help='a larger corpus is sampled (20000)',
     )

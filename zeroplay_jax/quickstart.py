@@ -61,7 +61,6 @@ def _parser() -> Parser:
     parser = Parser(
         prog='python -m zeroplay_jax.quickstart',
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         '--corpus',

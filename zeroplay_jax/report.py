@@ -50,7 +50,6 @@ def _parser() -> Parser:
         prog='python -m zeroplay_jax.report',
         description=__doc__,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         'workdirs',

@@ -11,7 +11,7 @@ import math
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
@@ -31,7 +31,7 @@ from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.policy.adapter_config import holds_other_weights
 from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.rollout.prompts import select
-from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, RoleSpec, recipe_class
+from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, recipe_class, trained_roles
 from zeroplay_jax.settings.kinds import (
     BUILT_IN_CHECKPOINT,
     ConfigError,
@@ -50,7 +50,7 @@ from zeroplay_jax.types import UserError
 def check_adapters(config: ConfigDict, recipe: type[Recipe]) -> None:
     """Refuses settings of adapters without a rank, and folders that do not fit the settings."""
     settings = config.policy.adapters
-    trained = [role.name for role in recipe.roles(config) if role.is_trained]
+    trained = trained_roles(config)
     folders = {role: config[role].adapter for role in trained if config[role].adapter}
     if not settings.rank:
         for role, folder in folders.items():
@@ -120,11 +120,7 @@ def check_ahead(config: ConfigDict, recipe: type[Recipe]) -> None:
     if config.offload:
         problem = 'rollouts are in progress during an update, which frees their cache'
         fail('offload', True, problem, 'set it to false, or rollout.ahead to 0')
-    for specification in recipe.roles(config):
-        if not specification.is_trained:
-            continue
-        role = specification.name
-        settings = config[role]
+    for role, settings in _trained(config):
         # With old_logp=sampler the ratio would contain the age of the rollouts: the clip range would be spent on it,
         # and losses without a ratio would ignore it. With old_logp=trainer the ratio begins at 1, and the truncated
         # importance weight corrects the age alone.
@@ -139,8 +135,7 @@ def check_ahead(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 def check_advantages(config: ConfigDict, recipe: type[Recipe]) -> None:
     """Refuses functions that are no advantages, and settings that do not go with an advantage per turn."""
-    for specification, settings in _trained(config, recipe):
-        role = specification.name
+    for role, settings in _trained(config):
         name = settings.advantage
         if name == 'group':
             continue
@@ -179,8 +174,7 @@ def _is_per_turn(name: str, settings: ConfigDict) -> bool:
 
 def check_value_networks(config: ConfigDict, recipe: type[Recipe]) -> None:
     """Refuses settings that do not go with a value network, and a section `value_network` that nothing reads."""
-    trained = [role.name for role in recipe.roles(config) if role.is_trained]
-    roles = [role for role in trained if config[role].baseline == 'value']
+    roles = [role for role, settings in _trained(config) if settings.baseline == 'value']
     for role in roles:
         settings = config[role]
         if settings.scale == 'std':
@@ -343,11 +337,9 @@ def check_evaluation(config: ConfigDict) -> None:
         fail('eval.file', '', 'a corpus of your own has no questions yet', fix)
 
 
-def _trained(config: ConfigDict, recipe: type[Recipe]) -> Iterator[tuple[RoleSpec, ConfigDict]]:
-    """Yields the trained roles with their settings."""
-    for specification in recipe.roles(config):
-        if specification.is_trained:
-            yield specification, config[specification.name]
+def _trained(config: ConfigDict) -> list[tuple[str, ConfigDict]]:
+    """Returns the trained roles with their settings."""
+    return [(role, config[role]) for role in trained_roles(config)]
 
 
 # ---- rollouts ----------------------------------------------------------------------------------------
@@ -370,11 +362,10 @@ def _check_lengths(config: ConfigDict, recipe: type[Recipe]) -> None:
         problem = f'a turn may have {rollout.turn_tokens} (rollout.turn_tokens)'
         fix = f'give {rollout.turn_tokens} or more, or 0 for no limit but the slot'
         fail('rollout.response_tokens', rollout.response_tokens, problem, fix)
-    for specification, settings in _trained(config, recipe):
+    for role, settings in _trained(config):
         if settings.prompt_tokens > rollout.prompt_tokens:
             problem = f'more than rollout.prompt_tokens={rollout.prompt_tokens} of all roles'
-            name = f'{specification.name}.prompt_tokens'
-            fail(name, settings.prompt_tokens, problem, 'raise that too')
+            fail(f'{role}.prompt_tokens', settings.prompt_tokens, problem, 'raise that too')
     # A prefill writes a whole chunk into the cache of a slot.
     if config.sampler.chunk > context:
         fix = f'give at most {context} (sampler.context)'
@@ -501,15 +492,15 @@ def _check_worlds(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 def _check_groups(config: ConfigDict, recipe: type[Recipe]) -> None:
     """Refuses group settings of a trained role that give meaningless advantages."""
-    for specification, settings in _trained(config, recipe):
-        role = specification.name
+    span_prompts = {role.name for role in recipe.roles(config) if role.groups_span_prompts}
+    for role, settings in _trained(config):
         # A group of equal rewards has deviation 0: without a baseline its advantages are the reward
         # divided by the epsilon.
         if settings.baseline == 'none' and settings.scale == 'std':
             problem = 'without a baseline, dividing by the deviation inflates equal rewards'
             fail(f'{role}.baseline', 'none', problem, f'set {role}.scale=none too')
         is_relative = settings.baseline in ('mean', 'loo') or settings.scale == 'std'
-        is_alone = settings.samples < 2 and not specification.groups_span_prompts
+        is_alone = settings.samples < 2 and role not in span_prompts
         # A role that is never trained may have one sample.
         if is_relative and is_alone and settings.train_iterations != 0:
             problem = 'a rollout is compared with the others of the same prompt'
@@ -523,8 +514,7 @@ def _check_groups(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
     """Refuses losses, minibatches and corrections of a trained role that contradict each other."""
-    for specification, settings in _trained(config, recipe):
-        role = specification.name
+    for role, settings in _trained(config):
         if ':' in settings.loss:
             # A missing function is reported now, not after the weights were loaded.
             imported_loss(settings.loss)
@@ -567,8 +557,7 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 def _check_distillation(config: ConfigDict, recipe: type[Recipe]) -> None:
     """Refuses a teacher without weight or without enough tokens."""
-    for specification, settings in _trained(config, recipe):
-        role = specification.name
+    for role, settings in _trained(config):
         if not settings.get('distill_top_k'):
             continue
         # The teacher would cost a forward pass per step and change nothing.
@@ -603,7 +592,7 @@ def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
     # Block size of the TPU kernel.
     if config.policy.attention == 'splash':
         lengths = ['micro.tokens']
-        if any(settings.get('distill_top_k') for _, settings in _trained(config, recipe)):
+        if any(settings.get('distill_top_k') for _, settings in _trained(config)):
             lengths.append('privileged.tokens')
         for name in lengths:
             section, field = name.split('.')

@@ -8,12 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from zeroplay_jax.learner.batch import Batch, TeacherBatch
 from zeroplay_jax.objectives import aggregation, corrections, distillation, masking
 from zeroplay_jax.objectives.losses import POLICY_LOSSES, LossError, PolicyLoss, resolve_loss
-from zeroplay_jax.objectives.types import AnyArray, DeviceStats
+from zeroplay_jax.objectives.types import AnyArray, DevicePerToken, DeviceStats, PerToken, TokenMask
 from zeroplay_jax.policy import adapters, head, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.types import UserError
@@ -84,7 +84,7 @@ def loss(
     config: LossConfig,
     params: Params,
     batch: Batch,
-    ref_logp: Float[AnyArray, 'batch length'],
+    ref_logp: PerToken,
     teacher_params: Params | None,
     distill_coef: Float[AnyArray, ''] | float,
     base: Params | None = None,
@@ -222,7 +222,7 @@ def _terms(config, scores, rows, distill_coef):
     return total_loss, stats
 
 
-def wanted_tokens(model: ModelConfig, batch: Batch) -> Bool[AnyArray, 'batch length'] | None:
+def wanted_tokens(model: ModelConfig, batch: Batch) -> TokenMask | None:
     """Returns the tokens of which the loss reads log-probs, or None where all are computed (`ModelConfig.logits`)."""
     return batch.mask if model.logits == 'trained' else None
 
@@ -230,10 +230,10 @@ def wanted_tokens(model: ModelConfig, batch: Batch) -> Bool[AnyArray, 'batch len
 def policy_terms(
     config: LossConfig,
     batch: Batch,
-    logp: Float[Array, 'batch length'],
-    entropy: Float[Array, 'batch length'],
-    ref_logp: Float[AnyArray, 'batch length'],
-) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+    logp: DevicePerToken,
+    entropy: DevicePerToken,
+    ref_logp: PerToken,
+) -> tuple[DevicePerToken, DeviceStats]:
     """Returns the per-token sum of policy loss, KL penalty and entropy bonus, and their statistics.
 
     Args:

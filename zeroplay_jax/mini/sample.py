@@ -8,7 +8,6 @@ and `more_questions.jsonl`, with other questions, for training.
 
 from __future__ import annotations
 
-import argparse
 import json
 import pathlib
 import sys
@@ -79,7 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog='python -m zeroplay_jax.mini.sample',
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         '--out',

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from zeroplay_jax.objectives.masking import masked
-from zeroplay_jax.objectives.types import AnyArray
+from zeroplay_jax.objectives.types import PerToken
 
 MODES = ('token', 'seq_mean_token_mean', 'seq_mean_token_sum', 'constant')
 
@@ -20,9 +20,7 @@ MODES = ('token', 'seq_mean_token_mean', 'seq_mean_token_sum', 'constant')
 _MODES_WITH_DENOMINATOR = MODES[:3]
 
 
-def aggregate(
-    per_token: Float[AnyArray, 'batch length'], weights: Float[AnyArray, 'batch length']
-) -> Float[Array, '']:
+def aggregate(per_token: PerToken, weights: PerToken) -> Float[Array, '']:
     """Returns the loss: Σ per_token · weights over the positions whose weight is not 0.
 
     Args:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
 
 from zeroplay_jax.objectives.masking import (
     check_shapes,
@@ -17,7 +16,13 @@ from zeroplay_jax.objectives.masking import (
     spread,
     total,
 )
-from zeroplay_jax.objectives.types import AnyArray, DeviceStats
+from zeroplay_jax.objectives.types import (
+    DevicePerToken,
+    DeviceStats,
+    PerToken,
+    Segments,
+    TokenMask,
+)
 
 KL_KINDS = ('k1', 'k2', 'k3', 'k1+', 'k3+')
 LEVELS = ('token', 'sequence')
@@ -27,11 +32,11 @@ _K3_LIMIT = 10.0
 
 
 def kl(
-    logp: Float[AnyArray, 'batch length'],
-    ref_logp: Float[AnyArray, 'batch length'],
-    mask: Bool[AnyArray, 'batch length'],
+    logp: PerToken,
+    ref_logp: PerToken,
+    mask: TokenMask,
     kind: str = 'k3',
-) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+) -> tuple[DevicePerToken, DeviceStats]:
     """Estimates KL(policy ‖ reference) at the sampled tokens (Schulman 2020, "Approximating KL divergence").
 
     With d = logp − ref_logp:
@@ -76,9 +81,7 @@ def kl(
     return estimate, {'kl': total(estimate, mask)}
 
 
-def entropy_bonus(
-    entropy: Float[AnyArray, 'batch length'], mask: Bool[AnyArray, 'batch length']
-) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+def entropy_bonus(entropy: PerToken, mask: TokenMask) -> tuple[DevicePerToken, DeviceStats]:
     """Returns the negated entropy of each token's distribution, a term to minimise.
 
     Args:
@@ -97,9 +100,9 @@ def entropy_bonus(
 
 
 def agreement(
-    logp: Float[AnyArray, 'batch length'],
-    old_logp: Float[AnyArray, 'batch length'],
-    mask: Bool[AnyArray, 'batch length'],
+    logp: PerToken,
+    old_logp: PerToken,
+    mask: TokenMask,
 ) -> DeviceStats:
     """Measures the distance between the trained weights and the weights that sampled the tokens.
 
@@ -126,13 +129,13 @@ def agreement(
 
 
 def truncated_importance(
-    trainer_logp: Float[AnyArray, 'batch length'],
-    sampler_logp: Float[AnyArray, 'batch length'],
-    mask: Bool[AnyArray, 'batch length'],
+    trainer_logp: PerToken,
+    sampler_logp: PerToken,
+    mask: TokenMask,
     cap: float = 2.0,
     level: str = 'token',
-    segment: Int[AnyArray, 'batch length'] | None = None,
-) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+    segment: Segments | None = None,
+) -> tuple[DevicePerToken, DeviceStats]:
     """Computes importance weights, truncated from above, for a sampler whose probabilities differ from the trainer's.
 
     w = min(exp(clip(trainer_logp − sampler_logp, ±20)), cap) per token or, with the sum of the differences over a

@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
 
 from zeroplay_jax.objectives import masking, policy_gradient
 from zeroplay_jax.objectives.registry import (
@@ -27,7 +26,13 @@ from zeroplay_jax.objectives.registry import (
     LossProperties,
     resolve,
 )
-from zeroplay_jax.objectives.types import AnyArray, DeviceStats
+from zeroplay_jax.objectives.types import (
+    DevicePerToken,
+    DeviceStats,
+    PerToken,
+    Segments,
+    TokenMask,
+)
 
 
 class LossError(ValueError):
@@ -40,16 +45,16 @@ class LossFunction(Protocol):
 
     def __call__(
         self,
-        logp: Float[AnyArray, 'batch length'],
-        old_logp: Float[AnyArray, 'batch length'],
-        advantage: Float[AnyArray, 'batch length'],
-        mask: Bool[AnyArray, 'batch length'],
-        segment: Int[AnyArray, 'batch length'],
+        logp: PerToken,
+        old_logp: PerToken,
+        advantage: PerToken,
+        mask: TokenMask,
+        segment: Segments,
         *,
         clip_low: float,
         clip_high: float,
         dual_clip: float | None,
-    ) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+    ) -> tuple[DevicePerToken, DeviceStats]:
         """Computes the per-token loss of one micro-batch of packed rows; pure and traceable by jax.jit.
 
         Args:
@@ -98,17 +103,17 @@ class PolicyLoss(LossProperties):
 
     def __call__(
         self,
-        logp: Float[AnyArray, 'batch length'],
-        old_logp: Float[AnyArray, 'batch length'],
-        advantage: Float[AnyArray, 'batch length'],
-        mask: Bool[AnyArray, 'batch length'],
-        segment: Int[AnyArray, 'batch length'],
+        logp: PerToken,
+        old_logp: PerToken,
+        advantage: PerToken,
+        mask: TokenMask,
+        segment: Segments,
         *,
         clip_low: float,
         clip_high: float,
         dual_clip: float | None,
-        means: Mapping[str, Float[AnyArray, 'batch length']] | None = None,
-    ) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+        means: Mapping[str, PerToken] | None = None,
+    ) -> tuple[DevicePerToken, DeviceStats]:
         """Calls the function and checks its results.
 
         Raises:
@@ -160,11 +165,11 @@ class PolicyLoss(LossProperties):
 
     def batch_sums(
         self,
-        logp: Float[AnyArray, 'batch length'],
-        old_logp: Float[AnyArray, 'batch length'],
-        advantage: Float[AnyArray, 'batch length'],
-        mask: Bool[AnyArray, 'batch length'],
-        segment: Int[AnyArray, 'batch length'],
+        logp: PerToken,
+        old_logp: PerToken,
+        advantage: PerToken,
+        mask: TokenMask,
+        segment: Segments,
     ) -> DeviceStats:
         """Returns name → (Σ values, Σ weights) of the declared means, over the trained tokens of one micro-batch.
 

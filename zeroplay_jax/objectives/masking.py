@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Shaped
 
-from zeroplay_jax.objectives.types import AnyArray
+from zeroplay_jax.objectives.types import AnyArray, DevicePerToken, Segments
 
 # exp(20) is 5e8: far beyond any useful ratio, and still finite when multiplied by an advantage.
 _LOG_RATIO_LIMIT = 20.0
@@ -77,7 +77,7 @@ def total(
 
 
 def segment_sum(
-    values: Shaped[AnyArray, 'batch length'], segment: Int[AnyArray, 'batch length']
+    values: Shaped[AnyArray, 'batch length'], segment: Segments
 ) -> Float[Array, 'batch segments']:
     """Sums values within each segment of each row.
 
@@ -97,8 +97,6 @@ def segment_sum(
     return jax.vmap(sum_row)(values.astype(jnp.float32), segment)
 
 
-def spread(
-    sums: Float[Array, 'batch segments'], segment: Int[AnyArray, 'batch length']
-) -> Float[Array, 'batch length']:
+def spread(sums: Float[Array, 'batch segments'], segment: Segments) -> DevicePerToken:
     """Returns for every position the entry of its segment in `sums` [B, T + 1]; the inverse of `segment_sum`."""
     return jnp.take_along_axis(sums, segment, axis=1)

@@ -20,7 +20,6 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
 
 from zeroplay_jax.objectives.corrections import agreement
 from zeroplay_jax.objectives.masking import (
@@ -31,23 +30,29 @@ from zeroplay_jax.objectives.masking import (
     spread,
     total,
 )
-from zeroplay_jax.objectives.types import AnyArray, DeviceStats
+from zeroplay_jax.objectives.types import (
+    DevicePerToken,
+    DeviceStats,
+    PerToken,
+    Segments,
+    TokenMask,
+)
 
 # Bound of a rollout's log-ratio, as in verl: a ratio of exp(10) is the largest that enters a loss.
 _SEQUENCE_LOG_RATIO_LIMIT = 10.0
 
 
 def reinforce(
-    logp: Float[AnyArray, 'batch length'],
-    old_logp: Float[AnyArray, 'batch length'],
-    advantage: Float[AnyArray, 'batch length'],
-    mask: Bool[AnyArray, 'batch length'],
-    segment: Int[AnyArray, 'batch length'] | None = None,
+    logp: PerToken,
+    old_logp: PerToken,
+    advantage: PerToken,
+    mask: TokenMask,
+    segment: Segments | None = None,
     *,
     clip_low: float = 0.0,
     clip_high: float = 0.0,
     dual_clip: float | None = None,
-) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+) -> tuple[DevicePerToken, DeviceStats]:
     """REINFORCE: L = −A·logp, no ratio and no clip (Dr. Zero eq. 2, SSP eq. 5).
 
     Both formulas sum over tokens and average over rollouts: mode 'seq_mean_token_sum'. Dr. Zero's code takes the token
@@ -75,16 +80,16 @@ def reinforce(
 
 
 def token_pg(
-    logp: Float[AnyArray, 'batch length'],
-    old_logp: Float[AnyArray, 'batch length'],
-    advantage: Float[AnyArray, 'batch length'],
-    mask: Bool[AnyArray, 'batch length'],
-    segment: Int[AnyArray, 'batch length'] | None = None,
+    logp: PerToken,
+    old_logp: PerToken,
+    advantage: PerToken,
+    mask: TokenMask,
+    segment: Segments | None = None,
     *,
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
-) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+) -> tuple[DevicePerToken, DeviceStats]:
     """Clipped policy gradient with one ratio per token (PPO; GRPO; Dr. Zero eq. 5 in the form of its code).
 
     r = exp(clip(logp − old_logp, ±20)) and L = max(−A·r, −A·clip(r, 1 − clip_low, 1 + clip_high)). Where A < 0, dual
@@ -129,17 +134,17 @@ def token_pg(
 
 
 def sequence_pg(
-    logp: Float[AnyArray, 'batch length'],
-    old_logp: Float[AnyArray, 'batch length'],
-    advantage: Float[AnyArray, 'batch length'],
-    mask: Bool[AnyArray, 'batch length'],
-    segment: Int[AnyArray, 'batch length'],
+    logp: PerToken,
+    old_logp: PerToken,
+    advantage: PerToken,
+    mask: TokenMask,
+    segment: Segments,
     *,
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
-    means: Mapping[str, Float[AnyArray, 'batch length']] | None = None,
-) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+    means: Mapping[str, PerToken] | None = None,
+) -> tuple[DevicePerToken, DeviceStats]:
     """Clipped policy gradient with one ratio per rollout (GSPO; DSPO eqs. 6 and 11).
 
     log s = Σ m·(logp − old_logp)/|y|, m the mask and |y| the rollout's trained tokens. Each of its tokens carries
@@ -184,17 +189,17 @@ def sequence_pg(
 
 
 def geometric_pg(
-    logp: Float[AnyArray, 'batch length'],
-    old_logp: Float[AnyArray, 'batch length'],
-    advantage: Float[AnyArray, 'batch length'],
-    mask: Bool[AnyArray, 'batch length'],
-    segment: Int[AnyArray, 'batch length'],
+    logp: PerToken,
+    old_logp: PerToken,
+    advantage: PerToken,
+    mask: TokenMask,
+    segment: Segments,
     *,
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
-    means: Mapping[str, Float[AnyArray, 'batch length']] | None = None,
-) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+    means: Mapping[str, PerToken] | None = None,
+) -> tuple[DevicePerToken, DeviceStats]:
     """Policy gradient with the geometric mean of clipped token ratios (GMPO, Zhao et al. 2025, arXiv:2507.20673).
 
     Each log-ratio l = logp − old_logp is bounded on the side where the bound raises the loss: from above by clip_high
@@ -243,16 +248,16 @@ def geometric_pg(
 
 
 def cispo(
-    logp: Float[AnyArray, 'batch length'],
-    old_logp: Float[AnyArray, 'batch length'],
-    advantage: Float[AnyArray, 'batch length'],
-    mask: Bool[AnyArray, 'batch length'],
-    segment: Int[AnyArray, 'batch length'] | None = None,
+    logp: PerToken,
+    old_logp: PerToken,
+    advantage: PerToken,
+    mask: TokenMask,
+    segment: Segments | None = None,
     *,
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
-) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+) -> tuple[DevicePerToken, DeviceStats]:
     """CISPO: REINFORCE with a clipped importance weight per token (MiniMax-M1, arXiv:2506.13585, eq. 4).
 
     w = stop_gradient(clip(r, 1 − clip_low, 1 + clip_high)) with r = exp(clip(logp − old_logp, ±20)), and

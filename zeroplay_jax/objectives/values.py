@@ -9,10 +9,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Real
+from jaxtyping import Bool, Float, Int, Real
 
 from zeroplay_jax.objectives.masking import masked, total
-from zeroplay_jax.objectives.types import AnyArray, DeviceStats
+from zeroplay_jax.objectives.types import DevicePerToken, DeviceStats, PerToken, TokenMask
 
 
 def token_rewards(
@@ -103,12 +103,12 @@ def gae(
 
 
 def value_loss(
-    values: Float[AnyArray, 'batch length'],
-    old_values: Float[AnyArray, 'batch length'],
-    returns: Float[AnyArray, 'batch length'],
-    mask: Bool[AnyArray, 'batch length'],
+    values: PerToken,
+    old_values: PerToken,
+    returns: PerToken,
+    mask: TokenMask,
     clip: float = 0.0,
-) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+) -> tuple[DevicePerToken, DeviceStats]:
     """Computes L = ½·max((V − R)², (V° + clip(V − V°, ±clip) − R)²), as in verl; without a clip ½·(V − R)².
 
     Args:

@@ -233,9 +233,6 @@ class SecondJudge(Section):
 # ---- logs and traces -------------------------------------------------------------------------------
 
 
-WRITERS = ('tensorboard', 'wandb', 'mlflow')
-
-
 class Log(Section):
     """Terminal output and destinations of metrics."""
 
