@@ -280,7 +280,9 @@ def all_row(name: str, engine: str) -> Result:
 def every_machine() -> dict[str, Any]:
     """Plays the workload on every machine with every engine; prints a table and returns the results."""
     print(workload_line(Workload()))
-    print(f'{ALL_MODEL}; generated tokens/s while sampling, and the bound of every scheduler\n')
+    print(
+        f'{ALL_MODEL}; generated tokens/s while sampling, and the bound of schedulers with these steps and slots\n'
+    )
     results: dict[str, Any] = {engine: {} for engine in ENGINES}
     rows = []
     for name, (machine_name, _, _) in ALL.items():

@@ -229,7 +229,11 @@ def play(
     costs = CallCosts(machine, paged, ROUND_SECONDS)
     bounds = []
     for host in hosts:
-        bounds.append(bound_seconds(costs, paged, host.steps[0], workload.latency[0], ahead))
+        share = host.steps[1:-1] if ahead else host.steps
+        of_steps = [
+            bound_seconds(costs, paged, groups, workload.latency[0], ahead) for groups in share
+        ]
+        bounds.append(sum(of_steps) / len(of_steps))
     return _result(machine, hosts, steps, rollout_seconds, written / len(counted), max(bounds))
 
 

@@ -18,7 +18,8 @@ RESULTS = ROOT / 'benchmarks' / 'results'
 REGISTRATION = tomllib.loads((ROOT / 'benchmarks' / 'claims.toml').read_text())
 CLAIMS = REGISTRATION['claims']
 LOOKS = [(look['seeds'], look['share']) for look in REGISTRATION['looks']]
-ROWS = json.loads((RESULTS / 'claims.json').read_text())['claims']
+TABLES = json.loads((RESULTS / 'claims.json').read_text())
+ROWS = TABLES['claims']
 PAGE = ' '.join((ROOT / 'docs' / 'claims.md').read_text().split())
 STEPS, ROLLOUTS, CORRECT, RUBRICS = range(4)
 CASES = []
@@ -29,9 +30,9 @@ for claim, row in zip(CLAIMS, ROWS, strict=True):
         )
 
 
-def stored_runs():
-    """(arm, seed) → curve; of two runs of an arm and seed, the one whose code the table names."""
-    codes = {code for row in ROWS for code in row['codes']}
+def stored_runs(rows):
+    """(arm, seed) → curve; of two runs of an arm and seed, the one whose code the rows name."""
+    codes = {code for row in rows for code in row['codes']}
     curves = {}
     for path in (RESULTS / 'runs').glob('*.json'):
         run = json.loads(path.read_text())
@@ -41,7 +42,7 @@ def stored_runs():
     return curves
 
 
-CURVES = stored_runs()
+CURVES = stored_runs(ROWS + TABLES['ablations'])
 
 
 def at(curve, axis, position, column):
@@ -140,7 +141,7 @@ def judged(values, plays):
 
 
 def test_every_stored_run_of_the_claims_is_there():
-    assert len(CURVES) == 507
+    assert len(stored_runs(ROWS)) == 507
 
 
 @pytest.mark.parametrize(('claim', 'row', 'measure'), CASES)
@@ -160,6 +161,19 @@ def test_differences_intervals_and_p_values(claim, row, measure):
         means.append(values[np.ix_(seeds, items)].mean())
     error = max(error for error, _ in standard_errors(values))
     assert 0.7 < np.std(means) / error < 1.4
+
+
+def test_differences_of_ablations():
+    arms = {entry['text']: (entry['better'], entry['worse']) for entry in REGISTRATION['ablations']}
+    for row in TABLES['ablations']:
+        for measure, result in row['measures'].items():
+            values = table_of(*arms[row['claim']], measure, CORRECT, row['seeds'])
+            assert result['difference'] == pytest.approx(values.mean(), abs=6e-5)
+            half = max(
+                error * stats.t.isf(0.025, count) for error, count in standard_errors(values)
+            )
+            interval = [values.mean() - half, values.mean() + half]
+            assert result['interval'] == pytest.approx(interval, abs=1.1e-4)
 
 
 def verdicts(measure):
@@ -258,6 +272,8 @@ def test_the_page_has_these_means():
     assert f'{share(mean("piplay", 1))} against {share(mean("drzero", 1))} after three' in PAGE
     high = [share(mean(f'dspo{arm} at a high rate', -1, seeds=12)) for arm in (' grpo', '')]
     assert f'GRPO collapses to {high[0]} and DSPO ends at {high[1]}' in PAGE
+    no_filter = share(mean('dspo no filter at a high rate', -1, seeds=4))
+    assert f'its ratio without the filter at {no_filter} (four seeds)' in PAGE
     for arm, title in {'no filter': 'no filter', 'grpo': 'GRPO', 'ppo': 'PPO'}.items():
         values = table_of('dspo', f'dspo {arm}', 'at_rollouts', CORRECT, 16)
         (shown,) = re.findall(rf'−(\.\d+) against {title}', PAGE)

@@ -1,6 +1,7 @@
 """What every command has in common: a help with an example, and progress for people alone."""
 
 import argparse
+import ctypes
 import json
 import os
 import pathlib
@@ -199,10 +200,15 @@ for _ in range(8):
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
 print(min(after - before for before, after in itertools.pairwise(faults)))
 """
-    # 64 MiB in pages of 4 KiB: in every call, or only while the heap grows.
-    for devices, lowest, highest in ((2, 0, 2000), (1, 16000, 1e9)):
+    if not hasattr(ctypes.CDLL(None), 'mallopt'):
+        pytest.skip('this C library has no mallopt')
+    faults = []
+    for devices in (2, 1):
         done = run_python('-c', code.replace('DEVICES', str(devices)), XLA_FLAGS='')
-        assert lowest <= int(done.stdout) <= highest, done.stdout + done.stderr
+        faults.append(int(done.stdout))
+    # 64 MiB, only while the heap grows or in every call. How many faults that are depends on the size of pages.
+    divided, whole = faults
+    assert divided < whole / 4
 
 
 def on_a_terminal(code):

@@ -395,6 +395,15 @@ def test_a_command_that_takes_too_much_memory_is_a_mistake():
     assert refused.returncode == 2 and 'plan=auto chooses what fits' in refused.stderr
 
 
+def test_a_folder_that_no_run_takes_has_no_plan(tmp_path):
+    stored = tpu_shapes.MODELS['qwen2.5-3b'] | {'num_attention_heads': 15}
+    (tmp_path / 'config.json').write_text(json.dumps(stored))
+    words = ['--config=configs/drzero.py', '--machine=h100x1', f'--policy={tmp_path}']
+    refused = run_python('-m', 'zeroplay_jax.plan', *words, cwd=ROOT)
+    assert refused.returncode == 2 and not refused.stdout
+    assert 'num_attention_heads=15 is not a multiple of num_key_value_heads=2' in refused.stderr
+
+
 def test_what_shards_do_not_divide_is_whole_on_each():
     config = packaged_config('drzero')
     config.mesh.update(replica=24, fsdp=1, model=1)

@@ -14,6 +14,7 @@ v6e-8, v5p-32, h100x8 (GPUs of a host), 2*h100x8 (hosts), cpu:2 (devices).
 from __future__ import annotations
 
 import importlib.util
+import pathlib
 import sys
 from typing import Any
 
@@ -23,6 +24,7 @@ from ml_collections import config_flags
 from zeroplay_jax.configuration import command_line, fields
 from zeroplay_jax.configuration.machines import CHIPS, machine
 from zeroplay_jax.configuration.memory import Memory
+from zeroplay_jax.configuration.places import read_policy
 from zeroplay_jax.configuration.planning import (
     cheapest,
     check_adapters,
@@ -56,6 +58,8 @@ def main(argv: list[str]) -> None:
     fields.fit_to_recipe(config)
     fields.check_values(config)
     check_adapters(config)
+    if pathlib.Path(policy_of(config)).is_dir():
+        read_policy(config)
     planned = choose(config, target, given_by_hand(config, command_line.changed_fields()))
     if planned is None:
         raise UserError(f'--machine={too_small(config, target)}')

@@ -70,6 +70,10 @@ def nothing(prediction, golds):
     return None
 
 
+def failing(prediction, golds):
+    raise KeyError(prediction)
+
+
 # ---- advantages ------------------------------------------------------------------------------------
 
 

@@ -239,7 +239,7 @@ def test_repeated_questions_are_counted(tmp_path, caplog, user_reads):
     path = write(tmp_path / 'q.jsonl', *lines, {'question': 'Where?', 'answer': 'here'})
     assert len(files.questions(path)) == 4
     (record,) = caplog.records
-    assert f'{path}: lines that repeat a question of another one: 2' in record.message
+    assert f'{path}: 2 lines repeat an earlier question' in record.message
     user_reads(record.message)
 
 

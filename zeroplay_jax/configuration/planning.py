@@ -42,6 +42,9 @@ PLANNED = (
     'sampler.decode_buckets',
 )
 
+# Those that a smaller plan, or another machine, may choose otherwise: the dtype of the weights is the policy's.
+RESHAPED = tuple(name for name in PLANNED if name != 'policy.dtype')
+
 # Chips over which weights are split at most, on TPUs the chips of a host of a large slice.
 _MOST_SPLIT = 4
 # Rollouts of full length per data shard that are tried: enough of them in the fastest placement, else the most.
@@ -358,8 +361,7 @@ def forget(config: ConfigDict, planned_for: str) -> None:
     """Gives fields that were planned for a TPU or GPU their defaults, in place: a policy is asked on any machine."""
     if planned_for and machine(planned_for).kind in CHIPS:
         defaults = dict(leaves(fields.default_config()))
-        names = {*PLANNED} - {'policy.dtype'}
-        config.update_from_flattened_dict({name: defaults[name] for name in names})
+        config.update_from_flattened_dict({name: defaults[name] for name in RESHAPED})
 
 
 def too_small(config: Any, target: Machine) -> str:

@@ -93,7 +93,7 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
                 if answered and is_unanswerable(record):
                     unanswerable += 1
                     continue
-                if answered and any(map(_DAMAGED.search, accepted_answers(record))):
+                if answered and any(map(_is_damaged, accepted_answers(record))):
                     warn_once(
                         f'{path}: answers have references of HTML such as &amp;, characters of a wrong encoding such '
                         'as Ã©, or nan for none, which no policy writes; repair them'
@@ -186,7 +186,7 @@ def questions(path: str) -> list[Question]:
         )
     if repeated := len(loaded) - len({question.text for question in loaded}):
         warn_once(
-            f'{path}: lines that repeat a question of another one: {repeated}; each is scored by its own answers; '
+            f'{path}: {repeated} lines repeat an earlier question; each is scored by its own answers; '
             'join them if they are one question'
         )
     return loaded
@@ -389,7 +389,7 @@ _NAME_OF_CHOICE = re.compile(r'\(?(?:\d{1,2}|[A-Za-z])[).]?')
 _RESULT_MARK = '####'
 _TRUTH_VALUES = {'true': True, 'false': False, '1': True, '0': False, '1.0': True, '0.0': False}
 _YES_OR_NO = {'true': 'yes', 'false': 'no'}
-# References of HTML; UTF-8 read as Windows-1252, or as something else; what pandas writes where nothing was.
+# References of HTML; UTF-8 read as Latin-1 or as something else; what pandas writes where nothing was.
 _DAMAGED = re.compile(r'&(?:[a-z]+|#\d+);|[ÂÃ][\x80-\xbf]|â€|\ufffd|^nan$')
 # Tables turn whole numbers into 1912.0.
 _WHOLE = re.compile(r'-?\d+\.0')
@@ -407,6 +407,16 @@ _PYTHON_PART = re.compile(
 _IN_JSON = {'(': '[', ')': ']', 'None': 'null', 'True': 'true', 'False': 'false'}
 _PYTHON_ESCAPE = re.compile(r'\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[\'"\\nt])')
 _ESCAPED = {'n': '\n', 't': '\t'}
+
+
+def _is_damaged(text: str) -> bool:
+    if _DAMAGED.search(text):
+        return True
+    try:
+        # UTF-8 that was read as Windows-1252.
+        return text.encode('cp1252').decode() != text
+    except UnicodeError:
+        return False
 
 
 def is_unanswerable(record: Json) -> bool:

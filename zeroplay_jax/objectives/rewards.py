@@ -252,7 +252,7 @@ def is_score(value: object) -> bool:
     # Bool, NumPy scalars and the like count as numbers; NaN fails the comparison.
     try:
         return not isinstance(value, str) and 0.0 <= float(value) <= 1.0  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
 
 
@@ -268,8 +268,8 @@ def try_answer_metric(name: str) -> None:
             value = metric(prediction, ('1',))
         except Exception as error:
             # Accepted answers may need a form of their own. A rollout without an answer depends on none.
-            if prediction:
-                return
+            if prediction and not isinstance(error, (NameError, ImportError)):
+                continue
             problem = f'raises {error!r}'
         else:
             if is_score(value):

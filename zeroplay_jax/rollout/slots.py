@@ -292,8 +292,8 @@ class SlotPool:
         """
         self._read_experts()
         # The host may start a chunk before it has read the one before, in which some turns end. The device does not
-        # know that, because the host searches the stop strings: it decodes such a row further, and the slot may have
-        # another rollout by now.
+        # know all of them, because the host searches stop strings of several tokens: it decodes such a row further,
+        # and the slot may have another rollout by now.
         is_current = chunk.turn == self.placement.turn
         count = np.where(is_current, chunk.count, 0)
         self.placement.stats['generated_tokens'] += int(count.sum())

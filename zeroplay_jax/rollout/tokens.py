@@ -352,7 +352,8 @@ def open_codec(folder: pathlib.Path, date: str = '') -> Codec:
     return codec
 
 
-@functools.lru_cache
+# Few, because each keeps its codec.
+@functools.lru_cache(maxsize=8)
 def end_ids(codec: Codec, stops: tuple[str, ...]) -> tuple[int, ...]:
     """Returns the ids whose text contains one of the stop strings: a turn ends with the first of them."""
     texts = [stop.encode() for stop in stops]

@@ -24,7 +24,7 @@ _MALLOC_OPTIONS = {-1: -1, -4: 0, -8: 1}
 
 
 def divide_cpu(devices: int) -> None:
-    """Makes JAX divide the CPU into `devices` devices; without effect on GPUs and TPUs.
+    """Makes JAX divide the CPU into `devices` devices; GPUs and TPUs have their own.
 
     A number in XLA_FLAGS has priority. Where JAX has its devices already, as in a notebook, they stay as they are.
     """

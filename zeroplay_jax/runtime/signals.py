@@ -223,7 +223,7 @@ def end_with_reader() -> None:
 
 
 def outlive_readers() -> None:
-    """Makes standard output and error go nowhere once their reader is gone; as `end_with_reader` otherwise."""
+    """Makes standard output and error, also watched ones, go nowhere once their reader is gone; `end_with_reader`."""
     _WatchedFile.outlives = True
     _watch(1, 'stdout')
     _watch(2, 'stderr')

@@ -86,7 +86,13 @@ async def score(
         return await grade(context, identity, question, answer)
     if metric != 'judge':
         answer_metric = rewards.resolve_answer_metric(metric)
-        value = answer_metric(answer, question.answers)
+        try:
+            value = answer_metric(answer, question.answers)
+        except Exception as error:
+            raise UserError(
+                f'{metric}: raised {error!r} for the answer {answer!r} and the answers {question.answers}; correct '
+                'it and run the command again'
+            ) from error
         if not rewards.is_score(value):
             raise UserError(
                 f'{metric}: returned {value!r} for an answer; it must return a number from 0 to 1'
