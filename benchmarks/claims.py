@@ -528,6 +528,10 @@ def main(argv: list[str] | None = None) -> None:
         print(
             f'{missing} of {len(CLAIMS)} claims have too few runs in {args.out / "runs"} for a first look'
         )
+    if len(ablations) < len(ABLATIONS):
+        print(
+            f'{len(ABLATIONS) - len(ablations)} of {len(ABLATIONS)} ablations have fewer than {ABLATION_LOOK.seeds} seeds'
+        )
     if not table:
         print(json.dumps({'claims': table}))
         if not args.minutes:

@@ -34,7 +34,7 @@ class Episode:
     Attributes:
       turns: per turn its written tokens, and the tokens of the observation after it. The last observation is not read.
       end_token: whether the last turn ends with an end token, at which the device stops. All other turns end with a
-        stop string: the host finds it after the call, so the device writes on until the call ends.
+        stop string of several tokens: the host finds it after the call, so the device writes on until the call ends.
     """
 
     turns: tuple[tuple[int, int], ...]
@@ -138,7 +138,7 @@ class PlayedRollout(Rollout):
         return not self._later_turns
 
     def device_limit(self, limit: int) -> int:
-        """Returns the length at which the device stops, at most `limit`: it sees end tokens, and no stop strings."""
+        """Returns the length at which the device stops, at most `limit`: it sees end tokens, and no stop strings of several tokens."""
         return min(limit, self.end) if self.is_last_turn and self._end_token else limit
 
     def add(self, tokens: int, source: int) -> None:
