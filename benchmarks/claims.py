@@ -529,8 +529,9 @@ def main(argv: list[str] | None = None) -> None:
             f'{missing} of {len(CLAIMS)} claims have too few runs in {args.out / "runs"} for a first look'
         )
     if len(ablations) < len(ABLATIONS):
+        missing = len(ABLATIONS) - len(ablations)
         print(
-            f'{len(ABLATIONS) - len(ablations)} of {len(ABLATIONS)} ablations have fewer than {ABLATION_LOOK.seeds} seeds'
+            f'{missing} of {len(ABLATIONS)} ablations have fewer than {ABLATION_LOOK.seeds} seeds'
         )
     if not table:
         print(json.dumps({'claims': table}))

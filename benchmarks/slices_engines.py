@@ -138,7 +138,7 @@ class PlayedRollout(Rollout):
         return not self._later_turns
 
     def device_limit(self, limit: int) -> int:
-        """Returns the length at which the device stops, at most `limit`: it sees end tokens, and no stop strings of several tokens."""
+        """Returns the length at which the device stops, at most `limit`: it sees no stop strings of several tokens."""
         return min(limit, self.end) if self.is_last_turn and self._end_token else limit
 
     def add(self, tokens: int, source: int) -> None:
