@@ -176,7 +176,7 @@ def test_the_machine_of_a_run_is_that_of_its_name(name):
 @pytest.mark.parametrize(
     ('name', 'similar'),
     [
-        ('h100', 'h100x1'),
+        ('h10x1', 'h100x1'),
         ('v5litpod-4', 'v5litepod-4'),
         ('v5e-16', 'v5litepod-16'),
         ('v6e8', 'v6e-8'),

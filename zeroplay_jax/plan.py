@@ -22,7 +22,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from zeroplay_jax.configuration import command_line, fields
-from zeroplay_jax.configuration.machines import CHIPS, machine
+from zeroplay_jax.configuration.machines import machine
 from zeroplay_jax.configuration.memory import Memory
 from zeroplay_jax.configuration.places import read_policy
 from zeroplay_jax.configuration.planning import (
@@ -53,8 +53,10 @@ def main(argv: list[str]) -> None:
         raise UserError('--machine is missing; give one such as v5litepod-4, h100x8 or cpu:2')
     target = machine(_MACHINE.value, '--machine')
     if not target.kind:
-        kinds = ', '.join(CHIPS).replace('v5e', 'v5litepod')
-        raise UserError(f'--machine={target.name}: its memory is not known; give {kinds} or cpu')
+        raise UserError(
+            f'--machine={target.name}: its memory is not known; give one such as v5litepod-8, v6e-8, v5p-16, h100x8, '
+            'h200x8 or cpu:8'
+        )
     fields.fit_to_recipe(config)
     fields.check_values(config)
     check_adapters(config)

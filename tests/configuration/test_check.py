@@ -118,6 +118,15 @@ def policy(tmp_path):
             ['num_key_value_heads=2 is not divisible', 'layer_types has 1 entries'],
         ),
         (
+            {'hidden_size': 64},
+            [
+                'num_key_value_heads=2 is not divisible',
+                'has shape (960, 128), config.json asks for',
+            ],
+        ),
+        # The mesh is not judged by heads that are wrong.
+        ({'num_key_value_heads': 3}, ['num_attention_heads=4 is not a multiple of']),
+        (
             {'max_position_embeddings': 64},
             ['num_key_value_heads=2 is not divisible', 'sampler.context=512 exceeds'],
         ),
@@ -132,6 +141,19 @@ def test_the_config_of_a_local_policy_is_read_as_a_run_reads_it(policy, change, 
     assert len(mistakes) == len(lines) and 'nothing was started' in last, refused.stderr
     for text in lines:
         assert any(text in mistake for mistake in mistakes), refused.stderr
+
+
+def test_a_folder_without_a_tokenizer_is_read_all_the_same(policy):
+    (policy / 'tokenizer.json').unlink()
+    change = {'max_position_embeddings': 64, 'intermediate_size': 100}
+    path = policy / 'config.json'
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    refused = checked(policy.parent, MINI, '--workdir=run', f'--policy={policy}')
+    tokenizer, positions, shape, last = refused.stderr.splitlines()
+    assert 'the folder has no tokenizer.json;' in tokenizer and 'exceeds max_position' in positions
+    file = policy / 'model.safetensors'
+    assert f'{file}: tensor model.layers.0.mlp.gate_proj.weight has shape (384, 128)' in shape
+    assert '3 mistakes' in last
 
 
 def test_documents_that_are_missing_are_one_mistake_and_elsewhere_none(tmp_path):

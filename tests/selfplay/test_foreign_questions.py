@@ -246,8 +246,15 @@ def test_repeated_questions_are_counted(tmp_path, caplog, user_reads):
 def test_numbers_of_a_table_are_texts(tmp_path):
     (tmp_path / 'q.tsv').write_text('question\tanswer\thops\nWhen?\t1912.0\t2\nWho?\t007\t\n')
     when, who = files.questions(str(tmp_path / 'q.tsv'))
-    assert (when.answers, when.hops) == (('1912.0', '1912'), 2)
+    assert (when.answers, when.hops) == (('1912', '1912.0'), 2)
     assert (who.answers, who.hops) == (('007',), 0)
+
+
+def test_a_text_of_json_is_the_answer_as_it_is_written(tmp_path):
+    """Exact match after SQuAD does not hold "4" equal to "4.0"."""
+    lines = [{'question': 'Which?', 'answer': answer} for answer in ('4.0', ['4.0'], 4.0)]
+    loaded = files.questions(write(tmp_path / 'q.jsonl', *lines))
+    assert [question.answers for question in loaded] == [('4.0',), ('4.0',), ('4', '4.0')]
 
 
 @pytest.mark.parametrize('answer', ['Puto', '3', 'A'])

@@ -67,6 +67,16 @@ def test_a_byte_order_mark_is_skipped_and_other_encodings_are_refused(tmp_path):
             files.read_lines(str(path), 'question')
 
 
+def test_several_unusable_lines_are_counted_and_the_first_ones_named(tmp_path):
+    lines = ['{"question": "Who?", "answer": "A"}', '?', '[]', '{"question": 1, "answer": "A"}', '']
+    path = tmp_path / 'q.jsonl'
+    path.write_text('\n'.join([*lines, '{"question": "Who?"}']))
+    named = r'4 lines cannot be read: line 2: .*; line 3: .*; line 4: .*; …; every line must be'
+    with pytest.raises(UserError, match=named) as caught:
+        files.questions(str(path))
+    assert 'line 6' not in str(caught.value)
+
+
 def test_an_empty_or_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match='holds no line'):
         files.read_lines(write(tmp_path / 'q.jsonl', ''), 'question')

@@ -24,7 +24,9 @@ from zeroplay_jax.configuration.places import (
     check_documents,
     check_files,
     check_retrieval,
+    check_weights,
     fetch_addresses,
+    has_architecture,
     keep_prompts,
     read_policy,
 )
@@ -264,9 +266,9 @@ def _check_config(
     if has_files:
         mistakes.of(rules.check_evaluation, on_machine)
     mistakes.of(command_line.check_heads, on_machine)
-    is_read = has_files and pathlib.Path(planning.policy_of(on_machine)).is_dir()
-    if is_read and 'policy.path' not in mistakes.fields:
+    if has_files and has_architecture(on_machine):
         mistakes.of(read_policy, on_machine)
+        mistakes.of(check_weights, on_machine)
     if is_here and not mistakes.lines:
         mistakes.of(fields.check, workdir, config)
     if mistakes.lines or target is None:

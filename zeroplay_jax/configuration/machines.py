@@ -89,7 +89,7 @@ class Machine:
 
 
 def machine(name: str, flag: str = '--on') -> Machine:
-    """Returns a machine by its name: 'v5litepod-16', '2*v5litepod-16', 'h100x8', 'cpu:2', '8' or '2*8' devices.
+    """Returns a machine by its name: 'v5litepod-16', '2*v5litepod-16', 'h100x8', 'h100', 'cpu:2', '8' or '2*8' devices.
 
     Args:
       flag: which gave the name, for the error.
@@ -97,6 +97,8 @@ def machine(name: str, flag: str = '--on') -> Machine:
     Raises:
       ConfigError: there is no such machine.
     """
+    if name.rpartition('*')[2] in GPUS:
+        name += 'x1'
     gpus = '|'.join(GPUS)
     match = re.fullmatch(rf'(?:(\d{{1,4}})\*)?(?:(v\d\w*)-|(cpu):|({gpus})x)?(\d{{1,5}})', name)
     count = int(match[1] or 1) if match else 0
@@ -104,11 +106,15 @@ def machine(name: str, flag: str = '--on') -> Machine:
     if not match or not count or not size or (match[2] and match[2] not in _TPUS):
         # Of a number of devices no machine is meant.
         names = _CATALOG.split() if name[:1].isalpha() else ()
-        similar = name.replace('v5e', 'v5litepod') + 'x1' * (name in GPUS)
+        similar = name.replace('v5e', 'v5litepod')
+        sizes = [each for each in names if each.startswith(f'{similar}-')]
+        proposed = (
+            f'; of {name} there are {", ".join(sizes)}' if sizes else did_you_mean(similar, names)
+        )
         raise ConfigError(
             f'{flag}={name}: no such machine; give an accelerator type such as v5litepod-16 or v5p-32, GPUs of a host '
             'such as h100x8, cpu:2, a number of devices, or HOSTS*DEVICES such as 2*8'
-            f'{did_you_mean(similar, names)}'
+            f'{proposed}'
         )
     if not match[2]:
         return Machine(name, count * size, count, match[3] or match[4] or '')

@@ -158,9 +158,9 @@ def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
         fix = 'train it with python -m tools.checkpoints.base_model'
     if not folder.is_dir():
         fail('policy.path', path_text, 'no such folder', fix + similar_path(folder))
-    for pattern in ('config.json', 'tokenizer.json', '*.safetensors'):
-        if not any(folder.glob(pattern)):
-            fail('policy.path', path_text, f'the folder has no {pattern}', fix)
+    needed = ('config.json', 'tokenizer.json', '*.safetensors')
+    if missing := [pattern for pattern in needed if not any(folder.glob(pattern))]:
+        fail('policy.path', path_text, f'the folder has no {", ".join(missing)}', fix)
 
 
 def read_policy(config: ConfigDict | Config, **computation: Any) -> tuple[ModelConfig, str]:
@@ -187,6 +187,27 @@ def read_policy(config: ConfigDict | Config, **computation: Any) -> tuple[ModelC
         fix = 'set sampler.page=0, and what needs pages to its default'
         fail('sampler.page', page, problem, fix)
     return model, warning
+
+
+def check_weights(config: ConfigDict) -> None:
+    """Refuses weights that are not those which the config.json beside them describes; imports JAX.
+
+    Raises:
+      UserError: one line; a tensor is missing, or has another shape.
+    """
+    from zeroplay_jax.policy import families, stored_tensors
+
+    folder = base_folder(config.policy.path or BUILT_IN_CHECKPOINT)
+    if any(folder.glob('*.safetensors')):
+        stored_tensors.checked_headers(folder, families.read_config(folder))
+
+
+def has_architecture(config: ConfigDict) -> bool:
+    """Returns whether the config.json of the policy is here."""
+    try:
+        return (base_folder(config.policy.path or BUILT_IN_CHECKPOINT) / 'config.json').is_file()
+    except UserError:
+        return False
 
 
 def file_exists(field: str, path: str) -> bool:

@@ -18,7 +18,7 @@ from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.retrieval.json_text import Unusable, type_name
-from zeroplay_jax.retrieval.rows import Row, listed_fields, rows
+from zeroplay_jax.retrieval.rows import Row, listed_fields, rows, suffix_of
 from zeroplay_jax.retrieval.sources import warn_once
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout import prompts
@@ -44,6 +44,8 @@ WRITTEN = {'browsecomp-plus': 'data/browsecomp_plus_decrypted.jsonl'}
 PROVENANCE = ('source', 'line', 'document_id')
 # Characters of a wrong value that an error quotes.
 _QUOTED_CHARACTERS = 60
+# Unusable lines that an error names.
+_SHOWN_LINES = 3
 # Fields that a policy is asked.
 _ASKED = ('question', 'task')
 # Required field → its name in sets that lack it (BrowseComp-Plus).
@@ -81,14 +83,22 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
         with a warning that counts them.
 
     Raises:
-      UserError: the file does not exist or has no line, or a line is unusable; the message has its number.
+      UserError: the file does not exist or has no line; or, behind the last one, lines are unusable: the message has
+        their count and the numbers of the first ones.
     """
     count = 0
     unanswerable = 0
+    unusable = 0
+    # All of its cells are texts.
+    is_table = suffix_of(pathlib.Path(path)) == '.tsv'
+    first: list[tuple[int, str]] = []
     try:
         for number, row in rows(pathlib.Path(path)):
             try:
                 record = _checked(row, required)
+                if is_table:
+                    cells = {name: record.get(name, '') for name in ANSWER_FIELDS}
+                    record |= {n: float(cell) for n, cell in cells.items() if _WHOLE.match(cell)}
                 # The answers are read for their errors alone; callers read them themselves.
                 if answered and is_unanswerable(record):
                     unanswerable += 1
@@ -99,22 +109,34 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
                         'as Ã©, or nan for none, which no policy writes; repair them'
                     )
             except ValueError as error:
-                problem = _requirement(required, answered)
-                raise UserError(f'{path}, line {number}: {problem} ({error})') from None
+                unusable += 1
+                if unusable <= _SHOWN_LINES:
+                    first.append((number, str(error)))
+                continue
             count += 1
             yield number, record
     except RetrievalError as error:
         raise UserError(str(error)) from None
+    requirement = _requirement(required, answered)
+    if unusable == 1:
+        ((number, problem),) = first
+        raise UserError(f'{path}, line {number}: {requirement} ({problem})')
+    if unusable:
+        lines = [f'line {number}: {problem}' for number, problem in first]
+        lines += ['…'] * (unusable > len(first))
+        raise UserError(
+            f'{path}: {unusable} lines cannot be read: {"; ".join(lines)}; {requirement}'
+        )
     if not count:
         holds = 'holds no line'
         if unanswerable:
             holds = f'holds {unanswerable} questions without an answer and no other'
-        raise UserError(f'{path}: {holds}; {_requirement(required, answered)}')
+        raise UserError(f'{path}: {holds}; {requirement}')
     if unanswerable:
         warn_once(f'{path}: left out questions that have no answer: {unanswerable}')
 
 
-def _checked(row: Row, required: tuple[str, ...]) -> Json:
+def _checked(row: Row, required: tuple[str, ...]) -> dict[str, Any]:
     """Returns a row with the required texts at its top; ValueError if it has not all of them."""
     if isinstance(row, Unusable):
         raise row
@@ -391,8 +413,8 @@ _TRUTH_VALUES = {'true': True, 'false': False, '1': True, '0': False, '1.0': Tru
 _YES_OR_NO = {'true': 'yes', 'false': 'no'}
 # References of HTML; UTF-8 read as Latin-1 or as something else; what pandas writes where nothing was.
 _DAMAGED = re.compile(r'&(?:[a-z]+|#\d+);|[ÂÃ][\x80-\xbf]|â€|\ufffd|^nan$')
-# Tables turn whole numbers into 1912.0.
-_WHOLE = re.compile(r'-?\d+\.0')
+# What a program of tables makes of whole numbers.
+_WHOLE = re.compile(r'\s*-?\d+\.0\s*$')
 # First and last characters of a list or object that is written as a text.
 _ENCLOSED = re.compile(r'\[.*\]|\{.*\}|(?:array)?\(.*\)', re.DOTALL)
 # What Python and NumPy print otherwise than JSON. Nothing of it is executed.
@@ -458,6 +480,8 @@ def accepted_answers(record: Json) -> list[str]:
 
     A field of `ANSWER_FIELDS` has them as a text, number or truth value, as a list of these, as an object of SQuAD,
     TriviaQA or verl, or as a text with such a list or object in it. Of several fields the first is read.
+
+    The number 4.0 is accepted as '4' and '4.0'; the text "4.0" only as it is written: SQuAD's normal form is another.
 
     Raises:
       ValueError: there is no answer, one is empty or of another type, or another field has other answers.
@@ -604,8 +628,6 @@ def _texts_in(text: str, name: str, is_item: bool = False) -> list[str]:
     if yes_or_no and not is_item:
         # A table has truth values as texts. The text is the main answer, since it may be a name.
         return [text, yes_or_no]
-    if _WHOLE.fullmatch(stripped):
-        return [text, stripped.removesuffix('.0')]
     if not _ENCLOSED.fullmatch(stripped):
         return [text]
     value = _read(stripped)

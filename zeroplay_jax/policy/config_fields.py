@@ -468,6 +468,17 @@ def family_fields(folder: Path) -> tuple[str, Fields]:
     return name, dataclasses.replace(fields, values=read)
 
 
+def head_counts(fields: Fields) -> tuple[int, int]:
+    """Returns the heads of queries, and those of keys and values; CheckpointError if they do not form groups."""
+    heads = fields.positive_int('num_attention_heads')
+    kv_heads = fields.positive_int('num_key_value_heads', heads)
+    if heads % kv_heads:
+        raise fields.error(
+            f'num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}'
+        )
+    return heads, kv_heads
+
+
 # Fields of a mixture of experts with which layers would differ → their values with which all are alike.
 _ALIKE = {'decoder_sparse_step': (1,), 'mlp_only_layers': ([],), 'use_sliding_window': (False,)}
 _MOST_EXPERTS = 1 << 15

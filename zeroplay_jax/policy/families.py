@@ -48,12 +48,7 @@ def read_config(folder, **overrides) -> ModelConfig:
     name, fields = family_fields(folder)
     family = FAMILIES[name]
     _check_activation(fields, family)
-    heads = fields.positive_int('num_attention_heads')
-    kv_heads = fields.positive_int('num_key_value_heads', heads)
-    if heads % kv_heads:
-        raise fields.error(
-            f'num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}'
-        )
+    heads, kv_heads = config_fields.head_counts(fields)
     layers = fields.positive_int('num_hidden_layers')
     hidden_size = fields.positive_int('hidden_size')
     head_dim = fields.positive_int('head_dim', family.head_dim or hidden_size // heads)

@@ -32,7 +32,7 @@ from zeroplay_jax.policy.adapter_config import (
 )
 from zeroplay_jax.policy.adapter_config import read as read_adapter
 from zeroplay_jax.policy.adapters import A, B
-from zeroplay_jax.policy.config_fields import FAMILIES, CheckpointError, decoder_config, is_wrapped
+from zeroplay_jax.policy.config_fields import FAMILIES, CheckpointError, decoder_config
 from zeroplay_jax.policy.decoder import ModelConfig, Params
 from zeroplay_jax.policy.families import read_config as read_config
 from zeroplay_jax.policy.stored_tensors import (
@@ -41,12 +41,10 @@ from zeroplay_jax.policy.stored_tensors import (
     StoredTensors,
     Tensor,
     check_dtype,
-    check_tensors,
-    decoder_tensors,
+    checked_headers,
     file_headers,
     number_fault,
     open_file,
-    read_headers,
     tensors,
 )
 from zeroplay_jax.retrieval import json_text
@@ -173,10 +171,7 @@ def load(
     folder = base_folder(given_folder)
     config = config or read_config(folder)
     tensor_of_path = tensors(config)
-    stored = read_headers(folder)
-    if is_wrapped(folder):
-        stored = decoder_tensors(stored)
-    check_tensors(folder, config, stored)
+    stored = checked_headers(folder, config)
     # Computed before the first tensor is read, so that a mesh that does not divide the shapes raises early.
     shardings = _tensor_shardings(config, tensor_of_path, mesh, training_layout)
     flat: dict[str, jax.Array] = {}

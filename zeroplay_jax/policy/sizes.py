@@ -16,6 +16,7 @@ from zeroplay_jax.policy.config_fields import (
     Fields,
     expert_numbers,
     family_fields,
+    head_counts,
     layer_types,
 )
 from zeroplay_jax.types import UserError
@@ -100,7 +101,7 @@ def sizes_of(path: str) -> Sizes:
     name, fields = family_fields(folder)
     family = FAMILIES[name]
     hidden_size = fields.positive_int('hidden_size')
-    heads = fields.positive_int('num_attention_heads')
+    heads, kv_heads = head_counts(fields)
     head_dim = family.head_dim or hidden_size // heads
     experts = expert_numbers(fields) if family.has_experts else ()
     sizes = Sizes(
@@ -108,7 +109,7 @@ def sizes_of(path: str) -> Sizes:
         fields.positive_int('intermediate_size'),
         fields.positive_int('num_hidden_layers'),
         heads,
-        fields.positive_int('num_key_value_heads', heads),
+        kv_heads,
         fields.positive_int('head_dim', head_dim),
         fields.positive_int('vocab_size'),
         fields.boolean('tie_word_embeddings', False),

@@ -345,9 +345,7 @@ def has_other_head(folder: Path) -> bool:
     # A folder with a config alone.
     if not any(folder.glob('*.safetensors*')):
         return False
-    stored = read_headers(folder)
-    if is_wrapped(folder):
-        stored = decoder_tensors(stored)
+    stored = decoder_headers(folder)
     if _HEAD not in stored or _EMBEDDING not in stored:
         return False
     embedding, head = stored[_EMBEDDING], stored[_HEAD]
@@ -367,8 +365,11 @@ def has_other_head(folder: Path) -> bool:
     return False
 
 
-def decoder_tensors(stored: StoredTensors) -> StoredTensors:
-    """Returns the tensors of the decoder of a model with other parts, by the names of a decoder alone."""
+def decoder_headers(folder: Path) -> StoredTensors:
+    """Returns the tensors of the decoder of a folder, named as in a model that has no other parts."""
+    stored = read_headers(folder)
+    if not is_wrapped(folder):
+        return stored
     selected = {}
     for name, tensor in stored.items():
         name_in_decoder = decoder_name(name)
@@ -377,8 +378,9 @@ def decoder_tensors(stored: StoredTensors) -> StoredTensors:
     return selected
 
 
-def check_tensors(folder: Path, config: ModelConfig, stored: StoredTensors) -> None:
-    """Raises CheckpointError unless the tensors of a folder are those that its config.json requires."""
+def checked_headers(folder: Path, config: ModelConfig) -> StoredTensors:
+    """Returns `decoder_headers`; CheckpointError unless they are those that config.json requires."""
+    stored = decoder_headers(folder)
     for name in stored:
         if name.startswith(_OTHER_HEADS):
             raise CheckpointError(
@@ -399,7 +401,7 @@ def check_tensors(folder: Path, config: ModelConfig, stored: StoredTensors) -> N
                     'write the original with AutoModelForCausalLM'
                 )
             raise CheckpointError(f'{folder}: tensor {tensor.name} is missing{advice}')
-        _check_tensor(folder, tensor, stored[tensor.name])
+        _check_tensor(tensor, stored[tensor.name])
     unexpected = set(stored) - {tensor.name for tensor in expected}
     # Redundant tensors: the head of a tied model, and the rotary frequencies that old folders hold.
     unexpected.discard(_HEAD)
@@ -412,9 +414,10 @@ def check_tensors(folder: Path, config: ModelConfig, stored: StoredTensors) -> N
             raise CheckpointError(
                 f'{folder}: tensor {name} has no place in a {model}; {OTHER_CONFIG}'
             )
+    return stored
 
 
-def _check_tensor(folder: Path, tensor: Tensor, stored: StoredTensor) -> None:
+def _check_tensor(tensor: Tensor, stored: StoredTensor) -> None:
     """Raises CheckpointError unless a stored tensor has the expected shape and a supported dtype."""
     shape = tensor.shape
     dims = tensor.dims
@@ -423,7 +426,7 @@ def _check_tensor(folder: Path, tensor: Tensor, stored: StoredTensor) -> None:
         dims = dims[::-1]
     if stored.shape != shape:
         raise CheckpointError(
-            f'{folder}: tensor {tensor.name} has shape {stored.shape}, config.json asks for {shape} '
+            f'{stored.file}: tensor {tensor.name} has shape {stored.shape}, config.json asks for {shape} '
             f'({", ".join(dims)}); {OTHER_CONFIG}'
         )
     check_dtype(stored)

@@ -17,6 +17,7 @@ from zeroplay_jax.configuration.rules import check_replicas, check_shards
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.weights_view import FrozenBase, publisher
 from zeroplay_jax.policy import adapter_config, adapters, hf, sharding
+from zeroplay_jax.policy.stored_tensors import checked_headers
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout.prompts import Prompt, select
 from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
@@ -146,6 +147,8 @@ def open_policy(config: Config, date: str = '') -> PolicyFolder:
     model, warning = read_policy(config, **computation)
     if warning and jax.process_index() == 0:
         warn(warning)
+    # Before the documents are read; the weights themselves come last.
+    checked_headers(adapter_config.base_folder(folder), model)
     if config.policy.adapters.rank:
         hf.check_linears(model, config.policy.adapters.linears, 'config.policy.adapters.linears')
     divide_cpu(config.cpu_devices)
