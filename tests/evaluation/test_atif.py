@@ -158,6 +158,7 @@ def test_the_page_shows_documents_of_others_without_empty_sections(job, browser,
     assert browser.js('document.title') == 'job – run report'
     shown = '[...document.querySelectorAll("nav a")].filter((x) => !x.hidden).map((x) => x.hash)'
     assert browser.js(shown) == ['#trajectories', '#questions']
+    assert browser.js('$("topics").innerText') == 'None of these rollouts proposes a question.'
     assert browser.js('document.querySelectorAll(".block.call").length') == 2
     assert 'What is it?' in browser.js('document.querySelector("#detail .question").innerText')
 

@@ -1,7 +1,9 @@
 """The page, read and driven in a headless Chromium."""
 
+import itertools
 import json
 import pathlib
+import re
 
 import numpy as np
 import page_queries
@@ -104,7 +106,8 @@ def test_what_was_demonstrated_is_marked_and_proposals_are_counted_by_true_hops(
     assert browser.js(marked) == ['1\ndemonstrated', '2\ndemonstrated']
     learnt = browser.js('document.querySelector(".headline").innerText')
     assert 'Shown to the policy before this run: up to 2 hops.' in learnt
-    assert 'held-out questions of 1, 2, 3 hops' in learnt
+    # The first hop count beyond them leads, not the mean with them.
+    assert re.search(r'held-out questions of 3 hops?\n', learnt)
     labels, shares = zip(*(line.rsplit('\t', 1) for line in browser.js(counts)))
     expected = [
         '3 asked, none right',
@@ -140,7 +143,8 @@ def test_a_question_stands_beside_itself_before_and_after(tmp_path, browser, ope
             rows.append(row | {'reward': reward, 'group': 3})
     sample_run.write_lines(folder / 'trajectories.jsonl', rows)
     open_run(folder)
-    assert browser.js('$("pair-count").textContent') == '3 logged questions: 1 better, 1 worse'
+    counts = '3 of 80 held-out questions are in the log: 1 better, 1 worse'
+    assert browser.js('$("pair-count").textContent') == f'Rollouts of {counts}'
     groups = '[...document.querySelectorAll("#pair optgroup")].map((x) => x.label)'
     assert browser.js(groups) == ['Better (1)', 'Worse (1)', 'Equal, right (1)']
     verdicts = '[...document.querySelectorAll(".verdict")].map((x) => x.innerText)'
@@ -151,6 +155,29 @@ def test_a_question_stands_beside_itself_before_and_after(tmp_path, browser, ope
     assert 'question 1?' in browser.js(DETAIL) and 'open=4' in browser.js('location.hash')
     siblings = '[...document.querySelectorAll(".siblings button")].map((x) => x.textContent)'
     assert browser.js(siblings) == ['step 0: 1', 'step 41: 0']
+
+
+def test_the_questions_open_with_more_hops_than_were_demonstrated(tmp_path, browser, open_run):
+    folder = sample_run.write_run(tmp_path / 'pairs', count=4)
+    summary = json.loads((folder / 'summary.json').read_text())
+    (folder / 'summary.json').write_text(json.dumps(summary | {'demonstrated_hops': 2}))
+    rows = []
+    for step, hops in itertools.product((0, 41), (1, 2, 3)):
+        row = sample_run.trajectory(1) | {'phase': 'evaluation', 'step': step, 'role': 'solver'}
+        row['info'] = row['info'] | {'question': f'{hops} hops?', 'hops': hops}
+        rows.append(row | {'reward': float(step > 0)})
+    sample_run.write_lines(folder / 'trajectories.jsonl', rows)
+    open_run(folder)
+    assert browser.js('$("pair-question").textContent') == '3 hops?'
+
+
+def test_one_run_is_titled_by_what_it_trained(page, both, browser):
+    browser.open(page)
+    title = browser.js('$("name").textContent')
+    assert title.startswith('drzero') and browser.js('document.title').startswith('drzero · ')
+    folder = browser.js('$("origin").textContent')
+    browser.open(both)
+    assert browser.js('$("name").textContent').startswith(f'{folder}, ')
 
 
 def test_passages_are_folded_until_a_key_or_a_search_opens_them(page, browser):
@@ -322,7 +349,11 @@ def test_all_text_is_readable_in_both_themes(page, both, browser, theme):
 def test_text_of_documents_and_models_is_never_run(run, page, browser):
     browser.open(page + '#open=1')
     title = browser.js('document.title')
-    assert title.startswith(f'{run.name} – drzero – 20') and title.endswith(' – run report')
+    assert (
+        title.startswith('drzero · 20')
+        and f' – {run.name} – ' in title
+        and title.endswith(' – run report')
+    )
     assert browser.js('document.querySelectorAll("img").length') == 0
     assert browser.js('document.scripts.length') == 2
     assert sample_run.ATTACK in browser.js('document.querySelector(".block.env .text").textContent')

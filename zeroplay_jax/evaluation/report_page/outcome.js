@@ -130,11 +130,18 @@ function learntTexts(run) {
   return texts;
 }
 
+// The first hop count that the start of a run was not shown; without one that was evaluated, the headline mean.
+function leadOf({ summary }) {
+  const next = String(summary.demonstrated_hops + 1);
+  return next in (summary.em_by_hop?.after ?? {}) ? next : 'mean';
+}
+
 function headlineCard(run) {
-  const { questions, sides, change } = figuresOf(run, 'mean');
+  const lead = leadOf(run);
+  const { questions, sides, change } = figuresOf(run, lead);
   const [before, after] = sides.map(([, value]) => value?.toFixed(2) ?? '–');
   const [, low, high] = change;
-  const hops = headlineHops(run);
+  const hops = lead === 'mean' ? headlineHops(run) : lead;
   const of = hops && ` of ${hops} ${hops === '1' ? 'hop' : 'hops'}`;
   const trend = low > 0 ? 'better' : high < 0 ? 'worse' : '';
   return el(
@@ -190,8 +197,7 @@ function factsOf({ summary, metrics }) {
 }
 
 function drawHeader() {
-  const title = runs.map(({ name }) => name).join(', ');
-  $('name').textContent = title;
+  const names = runs.map(({ name }) => name).join(', ');
   $('kind').textContent = comparing ? `${runs.length} self-play runs` : 'Self-play run';
   if (runs.every(({ documents }) => documents)) {
     $('kind').textContent = 'ATIF documents';
@@ -202,8 +208,11 @@ function drawHeader() {
   }
   const origins = runs.map(originOf);
   const shared = origins[0].filter((part) => origins.every((parts) => parts.includes(part)));
-  document.title = [title, ...shared, 'run report'].join(' – ');
-  $('origin').textContent = shared.join('  ·  ');
+  // Several runs differ by their names; one is known by what it trained.
+  const lines = [names, shared.join(' · ')];
+  if (!comparing && shared.length) lines.reverse();
+  [$('name').textContent, $('origin').textContent] = lines;
+  document.title = [...lines.filter(Boolean), 'run report'].join(' – ');
   for (const run of runs) {
     const differing = originOf(run).filter((part) => !shared.includes(part));
     const facts = [...differing, factsOf(run)].join('  ·  ');

@@ -85,17 +85,23 @@ function drawPairs() {
     return;
   }
   const choice = $('pair');
+  const hopsOf = (question) => rowsOf(question)[0].info.hops;
+  // What the start was not shown comes first.
+  const wasShown = (question) => Number(demonstrated(runs[0], hopsOf(question)) !== null);
+  questions.sort((a, b) => wasShown(a) - wasShown(b));
   const membersOf = (name) => questions.filter((question) => outcomeOf(rowsOf(question)) === name);
   const outcomes = new Map(OUTCOMES.map((name) => [name, membersOf(name)]));
   for (const [name, members] of outcomes) {
     const options = members.map((question) => {
-      const { hops } = rowsOf(question)[0].info;
+      const hops = hopsOf(question);
       return el('option', { value: question }, isNumber(hops) ? `${count(hops, 'hop')}: ${question}` : question);
     });
     if (options.length) choice.append(el('optgroup', { label: `${name} (${options.length})` }, ...options));
   }
   const [better, worse] = OUTCOMES.map((name) => outcomes.get(name).length);
-  $('pair-count').textContent = `${count(questions.length, 'logged question')}: ${better} better, ${worse} worse`;
+  const total = sum(Object.values(runs[0].summary.questions_by_hop ?? {}));
+  const logged = total ? `${questions.length} of ${count(total, 'held-out question')}` : count(questions.length, 'question');
+  $('pair-count').textContent = `Rollouts of ${logged} are in the log: ${better} better, ${worse} worse`;
   const draw = () => {
     const rows = rowsOf(choice.value);
     const answers = [rows[0].info.answers ?? rows[0].info.answer ?? []].flat().join('  |  ');

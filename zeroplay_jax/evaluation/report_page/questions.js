@@ -159,7 +159,10 @@ function hopTable(run) {
 
 function drawTopics() {
   const tables = [...runs.map(hopTable), ...runs.map(topicTable)].filter(Boolean);
-  const empty = el('p', { class: 'muted' }, 'No questions have been logged yet.');
+  const sentence = runs.every(({ documents }) => documents)
+    ? 'None of these rollouts proposes a question.'
+    : 'No questions have been logged yet.';
+  const empty = el('p', { class: 'muted' }, sentence);
   $('topics').append(...(tables.length ? tables : [empty]));
 }
 
