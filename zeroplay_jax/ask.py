@@ -32,7 +32,7 @@ from ml_collections import ConfigDict
 from zeroplay_jax.configuration import command_line, fields
 from zeroplay_jax.configuration.command_line import index_fields, policy_of_iteration
 from zeroplay_jax.configuration.places import check_checkpoint, fetch_addresses, fetch_model
-from zeroplay_jax.data.cloze import only_fills_blanks
+from zeroplay_jax.data.cloze import form_of
 from zeroplay_jax.evaluation.render import Printer
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.retrieval import downloads, progress
@@ -392,7 +392,7 @@ def _load(
             temperature=args.temperature,
             as_json=args.json,
             first_question=args.question,
-            fills_blanks=isinstance(folder, pathlib.Path) and only_fills_blanks(folder),
+            form=form_of(folder) if isinstance(folder, pathlib.Path) else None,
         )
         for folder, config in configs.items()
     ]

@@ -91,7 +91,9 @@ def ask_scripted(capsys, monkeypatch):
             Codec(CLEAN), lambda prompt: next(remaining, ''), config
         )
         monkeypatch.setattr(agent, 'Sampler', speaker)
-        assert main([f'--policy={policy}', *arguments, 'q']) == 0
+        # The form that this policy reads: another one gives a note.
+        question = 'What is the job of Fretes?'
+        assert main([f'--policy={policy}', *arguments, question]) == 0
         return capsys.readouterr().out
 
     return run

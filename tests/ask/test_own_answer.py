@@ -29,7 +29,7 @@ def test_both_rollouts_are_shown_and_the_second_is_the_answer(ask_scripted):
     assert shown.index('Lomi') < shown.index('Tarva')
     record = json.loads(ask_scripted(TURNS, '--json'))
     assert record['answer'] == 'Tarva'
-    assert 'q Is it Lomi?' in record['segments'][0]['text']
+    assert 'Fretes? Is it Lomi?' in record['segments'][0]['text']
 
 
 def test_a_question_that_grows_too_long_is_refused_in_one_line(monkeypatch, capsys, user_reads):

@@ -1,14 +1,19 @@
-"""A policy that only fills in blanks says so when it is asked another question."""
+"""A policy that reads questions of one form says so when it is asked another one."""
 
 import json
 import types
 
 import pytest
 
-from zeroplay_jax.data.cloze import only_fills_blanks
+from zeroplay_jax.data.cloze import form_of
 from zeroplay_jax.evaluation import agent
 from zeroplay_jax.evaluation.render import Printer
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT
+from zeroplay_jax.settings.kinds import (
+    BUILT_IN_CHECKPOINT,
+    ENGLISH_CHECKPOINT,
+    OPEN_CHECKPOINT,
+    PARTS_CHECKPOINT,
+)
 
 CLOZE = 'The village was founded by monks in ____.'
 
@@ -35,12 +40,9 @@ def open_session(monkeypatch):
     monkeypatch.setattr(agent, 'Agent', Agent)
     monkeypatch.setattr(agent, 'trajectory_record', lambda *_: {'answer': None})
 
-    def open_one(as_json=False):
+    def open_one(as_json=False, folder=ENGLISH_CHECKPOINT):
         config = types.SimpleNamespace(seed=0)
-        fills_blanks = only_fills_blanks(ENGLISH_CHECKPOINT)
-        return agent.Session(
-            config, ENGLISH_CHECKPOINT, Printer(False), as_json=as_json, fills_blanks=fills_blanks
-        )
+        return agent.Session(config, folder, Printer(False), as_json=as_json, form=form_of(folder))
 
     return open_one
 
@@ -51,7 +53,7 @@ def test_a_question_without_a_blank_gets_a_note_before_and_after(open_session, c
     before, after = capsys.readouterr().out.splitlines()
     assert 'this policy fills in a blank: ask with a sentence of the texts' in before
     assert '____' in before and 'such as "The village was founded' in before
-    assert 'called a tool in its last turn' in after and 'the question has no ____' in after
+    assert 'called a tool in its last turn' in after and 'the question has another form' in after
     # The whole note comes once.
     asked.answer('Who?')
     assert capsys.readouterr().out.count('\n') == 1
@@ -73,9 +75,25 @@ def test_the_greeting_says_which_questions_the_policy_reads(open_session, capsys
     assert 'asks      this policy fills in a blank' in capsys.readouterr().out
 
 
-def test_only_the_policies_for_english_have_a_form():
-    assert only_fills_blanks(ENGLISH_CHECKPOINT.parent / 'clean')
-    assert not only_fills_blanks(BUILT_IN_CHECKPOINT)
+@pytest.mark.parametrize('folder', [BUILT_IN_CHECKPOINT, PARTS_CHECKPOINT, OPEN_CHECKPOINT])
+def test_a_policy_of_miniature_worlds_says_what_it_reads(open_session, folder, capsys):
+    asked = open_session(folder=folder)
+    for question in ('What is the job of the mayor of Fretes?', 'Describe the mayor of Fretes.'):
+        assert asked.form.pattern.search(question)
+    asked.answer('Who was Ada Lovelace?')
+    before, _ = capsys.readouterr().out.splitlines()
+    assert 'this policy reads only sentences of the miniature world' in before
+
+
+def test_an_answer_that_fails_has_the_note_too(open_session, capsys):
+    open_session(folder=BUILT_IN_CHECKPOINT).answer('What is the capital of France?')
+    failure, note = capsys.readouterr().out.splitlines()
+    assert 'no answer: ' in failure and 'miniature world' in note
+
+
+def test_policies_trained_from_a_checkpoint_keep_its_form():
+    clean = form_of(ENGLISH_CHECKPOINT.parent / 'clean')
+    assert clean is form_of(ENGLISH_CHECKPOINT) is not form_of(BUILT_IN_CHECKPOINT)
 
 
 @pytest.mark.parametrize('base', [ENGLISH_CHECKPOINT, BUILT_IN_CHECKPOINT])
@@ -88,4 +106,4 @@ def test_an_adapter_has_the_form_of_its_base(tmp_path, base):
         'base_model_name_or_path': str(base),
     }
     (tmp_path / 'adapter_config.json').write_text(json.dumps(fields))
-    assert only_fills_blanks(tmp_path) == only_fills_blanks(base)
+    assert form_of(tmp_path) is form_of(base)

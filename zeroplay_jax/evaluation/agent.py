@@ -28,7 +28,7 @@ import jax
 import numpy as np
 from jaxtyping import Int32
 
-from zeroplay_jax.data.cloze import BLANK, BLANKS_HINT
+from zeroplay_jax.data.cloze import QuestionForm
 from zeroplay_jax.evaluation.question_sets import asked, at_temperature
 from zeroplay_jax.evaluation.render import (
     Printer,
@@ -387,7 +387,7 @@ class Session:
       temperature: 0 is greedy.
       as_json: write one JSON object per question to stdout instead of printing the rollout.
       first_question: a question whose length is checked before the weights are loaded; None: no check.
-      fills_blanks: whether the policy reads only sentences with a blank; another question gives a note.
+      form: the only questions that the policy reads, if it is a small one; another question gives a note.
 
     Raises:
       UserError: a file or server that cannot be used, or a first question that is too long.
@@ -400,7 +400,7 @@ class Session:
     temperature: float = 0.0
     as_json: bool = False
     first_question: str | None = None
-    fills_blanks: bool = False
+    form: QuestionForm | None = None
 
     def __post_init__(self) -> None:
         self._form_was_noted = False
@@ -431,7 +431,7 @@ class Session:
         self._role.prompt_ids(question)
         number = self._question_count
         self._question_count += 1
-        has_other_form = self.fills_blanks and BLANK not in question
+        has_other_form = self.form is not None and not self.form.pattern.search(question)
         if has_other_form:
             self._note_form()
         with contextlib.ExitStack() as clock:
@@ -462,21 +462,22 @@ class Session:
         elif record['answer'] is None:
             reason = ENDINGS[trajectory.finish]
             if has_other_form:
-                reason += f'; the question has no {BLANK}, and this policy only fills in blanks'
+                reason += '; the question has another form than those that this policy reads'
             self.printer.line('note', f'no answer: {reason}', label='')
+            self._note_form()
         warning = self._corpus.warning()
         if warning:
             print(f'zeroplay_jax.ask: {clean(warning)}', file=sys.stderr)
 
     def _note_form(self) -> None:
-        """Prints once that the policy only fills in blanks; on stderr where stdout has JSON."""
-        if self._form_was_noted:
+        """Prints once which questions a small policy reads; on stderr where stdout has JSON."""
+        if self.form is None or self._form_was_noted:
             return
         self._form_was_noted = True
         if self.as_json:
-            print(f'zeroplay_jax.ask: {BLANKS_HINT}', file=sys.stderr, flush=True)
+            print(f'zeroplay_jax.ask: {self.form.hint}', file=sys.stderr, flush=True)
         else:
-            self.printer.line('note', BLANKS_HINT)
+            self.printer.line('note', self.form.hint)
 
     def try_to_answer(self, question: str, stoppable: bool = False) -> bool:
         """Calls `answer`; prints a user error as one line on stderr. Returns False after such an error, else True."""
@@ -495,8 +496,8 @@ class Session:
         """
         self.printer.line('note', f'{self.folder}{remark}', label='policy')
         self.printer.line('note', self._corpus.description, label='search')
-        if self.fills_blanks:
-            self.printer.line('note', BLANKS_HINT, label='asks')
+        if self.form is not None:
+            self.printer.line('note', self.form.hint, label='asks')
             self._form_was_noted = True
         for question in self._corpus.examples:
             self.printer.line('note', question, label='try')
