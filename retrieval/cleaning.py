@@ -17,6 +17,7 @@ import numpy as np
 from . import progress
 from .command import similar_path
 from .json_text import Unusable
+from .rows import COMPRESSED
 from .sources import (
     BadLines,
     conversion,
@@ -256,6 +257,8 @@ def _count_other_files(
     ordered = sorted(suffixes.items(), key=_by_count)
     for number, (suffix, count) in enumerate(ordered):
         name = suffix if number < _NAMED_SUFFIXES else 'of other formats'
+        if suffix in COMPRESSED:
+            name = f'{suffix} (unpack them)'
         inventory.problems[name] += count
 
 

@@ -52,8 +52,9 @@ os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
 
 # Commands that load libraries for seconds, during which Ctrl-C should end them at once.
 CTRL_C_WHILE_LOADING = ('ask', 'compare', 'evaluate', 'export', 'inputs', 'main', 'report')
-# While `python -m zeroplay_jax.main` imports this package, sys.argv begins with '-m'.
-if sys.argv[:1] == ['-m']:
+# While `python -m zeroplay_jax.main` imports this package, sys.argv begins with '-m'. So it does while a package of a
+# user imports this one, which may write files that the end of a reader must not cut off.
+if sys.argv[:1] == ['-m'] and any(word.startswith('zeroplay_jax') for word in sys.orig_argv):
     from zeroplay_jax.runtime import signals
 
     signals.open_closed()

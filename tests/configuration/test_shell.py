@@ -76,6 +76,17 @@ def test_a_command_that_prints_ends_silently_with_its_reader(command, _, user_re
     user_reads('right: nothing; status 141, as after SIGPIPE')
 
 
+def test_a_package_that_imports_this_one_is_not_cut_off(tmp_path):
+    (tmp_path / 'package').mkdir()
+    (tmp_path / 'package' / '__init__.py').write_text('import zeroplay_jax\n')
+    code = "import sys\ntry:\n    print('line', flush=True)\nfinally:\n    open('ended', 'w')\n"
+    (tmp_path / 'package' / 'program.py').write_text(code)
+    script = f'set -o pipefail; (sleep 1; {sys.executable} -m package.program) | true'
+    environment = os.environ | {'PYTHONPATH': str(ROOT)}
+    subprocess.run(['bash', '-c', script], cwd=tmp_path, env=environment, timeout=60, **PIPES)
+    assert (tmp_path / 'ended').exists()
+
+
 @pytest.mark.fault('new-pipe', 'python -u into a pipe')
 def test_an_unbuffered_stream_stays_so(user_reads):
     code = (

@@ -70,6 +70,10 @@ def nothing(prediction, golds):
     return None
 
 
+async def awaited(prediction, golds):
+    return 1.0
+
+
 def failing(prediction, golds):
     raise KeyError(prediction)
 

@@ -38,6 +38,19 @@ def towns(count, sentences=3):
     return records
 
 
+def test_what_is_left_out_is_counted():
+    records = towns(100)
+    records.append(Record('short', contents('Short', 'Too short.')))
+    records.append(
+        Record('none', contents('None', 'A' + ' so we say that it is so very good' * 2 + '.'))
+    )
+    built = build(records, count=40, max_documents=30)
+    left_out = built.left_out.values()
+    assert list(left_out)[:2] == [1, 1]
+    assert sum(left_out) + len(built.documents) + len(built.held_out_passages) == len(records)
+    assert '; left out: 1 passages without an English sentence of 8 to 30 words, ' in str(built)
+
+
 def check(built, records):
     """What holds for every split."""
     texts = {record.id: split(record.contents) for record in records}

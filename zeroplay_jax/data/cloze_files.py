@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from zeroplay_jax.data import chains
@@ -60,6 +60,7 @@ class ClozeFiles:
       unit: what was split: 'documents', or 'passages' of a corpus with few documents.
       divided: number of documents that may have passages both held out and trained on.
       one_hop_reason: why all questions have one hop; '' if some have two.
+      left_out: numbers of passages that are neither held out nor trained on, by the reason.
     """
 
     questions: list[dict[str, Any]]
@@ -70,6 +71,7 @@ class ClozeFiles:
     unit: str = 'documents'
     divided: int = 0
     one_hop_reason: str = ''
+    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def warning(self) -> str:
@@ -92,6 +94,9 @@ class ClozeFiles:
             )
         elif self.one_hop_reason:
             ending = f'; all of one hop: {self.one_hop_reason}'
+        counts = [f'{count} passages {reason}' for reason, count in self.left_out.items() if count]
+        if counts:
+            ending += f'; left out: {", ".join(counts)}'
         return (
             f'{len(self.questions)} questions{of_two_hops} of {self.held_out} held-out {self.unit} (of {self.total}), '
             f'{len(self.documents) - two_hop_documents} passages of the others, with a sentence to ask about, to train '
@@ -315,19 +320,31 @@ def _add_passages(
     """
     sample: BottomK[dict[str, Any]] = BottomK(max_documents)
     files.held_out_passages = []
+    others = no_sentence = no_blank = 0
     for line, record in passages:
         title, _ = split(record.contents)
         if unit_of(record) in held_out:
             files.held_out_passages.append({'document_id': record.id, 'title': title})
             continue
+        others += 1
         key = hash_key(seed, record.id)
         # The cheap test comes first, because splitting into sentences takes most of the time.
         if not sample.admits(key):
             continue
         passage = parse(line, record)
-        if passage and any(_best_cloze(text, title, seed) for text in passage.sentences):
+        if passage is None:
+            no_sentence += 1
+        elif any(_best_cloze(text, title, seed) for text in passage.sentences):
             sample.put(key, passage.document_line(source))
+        else:
+            no_blank += 1
     files.documents = sample.ordered()
+    shortest, longest = SENTENCE_WORDS
+    files.left_out = {
+        f'without an English sentence of {shortest} to {longest} words': no_sentence,
+        'without a word to leave out': no_blank,
+        'beyond the number to train on': others - no_sentence - no_blank - len(files.documents),
+    }
 
 
 # ---- questions -----------------------------------------------------------------------------------------

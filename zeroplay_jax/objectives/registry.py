@@ -78,7 +78,9 @@ def resolve(
 def check_signature(
     name: str, function: Callable, positional: Sequence[str], keywords: Sequence[str]
 ) -> None:
-    """Raises ValueError, whose line begins with `name`, unless the function takes these arguments."""
+    """Raises ValueError, whose line begins with `name`, for an async function or one that takes other arguments."""
+    if inspect.iscoroutinefunction(function):
+        raise ValueError(f'{name}: nothing awaits its result; define it with def, not async def')
     try:
         # A decorator with functools.wraps may take other arguments than the function that it wraps.
         signature = inspect.signature(function, follow_wrapped=False)
