@@ -20,8 +20,8 @@ import os
 import pathlib
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 from safetensors import SafetensorError
@@ -42,6 +42,7 @@ from zeroplay_jax.types import UserError
 if TYPE_CHECKING:
     # It imports JAX, whose devices are chosen first.
     from zeroplay_jax.learner.weights_view import FrozenBase
+    from zeroplay_jax.training.policies import Texts
 
 EXAMPLES = """examples:
   python -m zeroplay_jax.export runs/mini --out exported
@@ -128,7 +129,7 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     # The devices of the run may be in use by it. Read when JAX is imported.
     os.environ['JAX_PLATFORMS'] = 'cpu'
     from zeroplay_jax.policy import hf
-    from zeroplay_jax.training import branch, run_folder
+    from zeroplay_jax.training import branch, policies, run_folder
 
     start = pathlib.Path(
         fetch_model('config.policy.path', config.policy.path) or BUILT_IN_CHECKPOINT
@@ -142,23 +143,22 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
         names = branch.policy_names(source)
         folders[:] = [out / name for name in names]
         if config.policy.adapters.merge:
-            folders.extend([out / f'{name}-merged' for name in names])
+            folders.extend(map(policies.merged_folder, folders[:]))
         with _output_errors(out):
             for folder in folders:
                 if folder.exists():
                     raise UserError(f'{folder}: exists already; choose another --out or remove it')
-        cards = _cards(config, workdir, start, source.step)
         exporter = run_record.export_texts(run_record.identity_of_checkpoint(source.folder))
-        texts = {folder.name: cards.get(folder.name, {}) | exporter for folder in folders}
+        texts = _texts(config, workdir, start, exporter, source.step)
         base = _load_base(config, start) if config.policy.adapters.merge else None
         try:
             for name in names:
                 params = branch.read_params(source, name)
+                texts_of_name = texts.get(name, policies.Texts(exporter, exporter))
                 with _output_errors(out):
-                    if config.policy.adapters.rank:
-                        _write_adapter(config, start, base, params, out / name, texts)
-                    else:
-                        hf.save(out / name, model, params, like=start, texts=texts[name])
+                    policies.write_policy(
+                        config, start, model, base, params, texts_of_name, out / name
+                    )
         except BaseException:
             # The run may have removed the checkpoint: all folders are written again, from its next one.
             for folder in folders:
@@ -211,34 +211,6 @@ def _load_base(config: ConfigDict, start: pathlib.Path) -> FrozenBase:
     return base
 
 
-def _write_adapter(
-    config: ConfigDict,
-    start: pathlib.Path,
-    base: FrozenBase | None,
-    adapter: dict[str, Any],
-    folder: pathlib.Path,
-    texts: Mapping[str, dict[str, str]],
-) -> None:
-    """Writes an adapter and, if the base is given, whole weights beside it.
-
-    Args:
-      config: config of the run.
-      start: folder of the base.
-      base: the base as the run read it.
-      adapter: weights of the adapter.
-      folder: to create, for the adapter.
-      texts: further files by the name of their folder.
-    """
-    from zeroplay_jax.policy import hf
-    from zeroplay_jax.training.policies import write_adapter, write_merged
-
-    model = hf.read_config(start)
-    write_adapter(config, start, model, adapter, folder, texts[folder.name])
-    if base is not None:
-        merged = folder.with_name(f'{folder.name}-merged')
-        write_merged(start, model, base, adapter, merged, texts[merged.name])
-
-
 @contextlib.contextmanager
 def _output_errors(out: pathlib.Path) -> Iterator[None]:
     """Turns errors of the disk while the output folder is written into one line."""
@@ -250,15 +222,19 @@ def _output_errors(out: pathlib.Path) -> Iterator[None]:
         raise UserError(f'{out}: {reason}; choose another --out') from None
 
 
-def _cards(
-    config: ConfigDict, workdir: pathlib.Path, start: pathlib.Path, step: int
-) -> dict[str, dict[str, str]]:
-    """Returns name of a folder → the files that describe its weights, as at the end of a run.
+def _texts(
+    config: ConfigDict,
+    workdir: pathlib.Path,
+    start: pathlib.Path,
+    exporter: dict[str, str],
+    step: int,
+) -> dict[str, Texts]:
+    """Returns name of weights → the files that describe them, as at the end of a run.
 
     Without a record of the run's tools that this version can use, it prints a warning and returns {}.
 
     Args:
-      start: folder of the checkpoint that the run started from.
+      start, exporter: as of `policies.export_texts`.
       step: number of the checkpoint that is exported.
     """
     from zeroplay_jax.rollout.prompts import select
@@ -271,16 +247,10 @@ def _cards(
         if recorded is not None and recorded.tools is not None:
             templates = select(config.prompts, recipe_class(config.recipe).prompts)
             roles_of_weights = policies.roles_of_weights(config, recorded.tools, open_codec(start))
-            cards = {}
-            for name, roles in roles_of_weights.items():
-                arguments = (config, start, roles, templates, name)
-                if config.policy.adapters.rank:
-                    card = policies.model_card(*arguments, is_adapter=True, step=step)
-                    cards[name] = {'README.md': card}
-                    cards[f'{name}-merged'] = policies.export_texts(*arguments, step=step)
-                else:
-                    cards[name] = policies.export_texts(*arguments, step=step)
-            return cards
+            return {
+                name: policies.export_texts(config, start, roles, templates, name, exporter, step)
+                for name, roles in roles_of_weights.items()
+            }
     # A run of another version may have a prompt, a recipe or an entry that this version cannot explain.
     except (UserError, KeyError, ValueError) as error:
         problem = f'cannot be described ({error})'

@@ -38,7 +38,7 @@ def export(tmp_path_factory):
     config = common.get_config()
     templates = prompts.select('mini')
     role = solver(config, open_codec(CLEAN))
-    texts = export_texts(config, CLEAN, [role], templates, 'solver')
+    texts = export_texts(config, CLEAN, [role], templates, 'solver', {}).whole
     hf.save(folder, model, hf.load(CLEAN, model), like=CLEAN, texts=texts)
     return folder, role, templates
 
@@ -79,9 +79,8 @@ def test_this_package_reads_the_end_tokens_that_a_turn_had_before(export):
     assert set(fields['eos_token_id']) > set(open_codec(CLEAN).eos_ids)
     # Exported again from an export, the file is the same.
     config = common.get_config()
-    again = export_texts(
-        config, folder, [solver(config, open_codec(folder))], prompts.select('mini'), 'x'
-    )
+    roles, templates = [solver(config, open_codec(folder))], prompts.select('mini')
+    again = export_texts(config, folder, roles, templates, 'x', {}).whole
     assert json.loads(again['generation_config.json']) == fields
 
 
@@ -118,7 +117,10 @@ def test_a_card_from_the_records_of_a_run_is_that_of_the_run(recipe, syntax):
     for weights, ours in recorded.items():
         theirs = [roles[role.name] for role in ours]
         assert [role.name for role in ours][:1] == (['solver'] if recipe == 'ssp' else [weights])
-        texts = [export_texts(config, CLEAN, x, templates, weights, step=3) for x in (ours, theirs)]
+        texts = [
+            export_texts(config, CLEAN, x, templates, weights, {}, step=3).whole
+            for x in (ours, theirs)
+        ]
         assert texts[0] == texts[1] and 'checkpoint 3 of its run' in texts[0]['README.md']
 
 

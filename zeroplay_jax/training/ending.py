@@ -30,7 +30,7 @@ from zeroplay_jax.training.outcome import current_stop, learning_summary
 from zeroplay_jax.training.policies import (
     export_texts,
     fingerprints,
-    model_card,
+    merged_folder,
     roles_by_weights,
     write_policy,
 )
@@ -168,12 +168,13 @@ def _export(
         if exists:
             continue
         with progress.clock(f'export {name}', shows_progress):
-            card_arguments = (config, context.folder, players[name], context.rollouts.prompts, name)
-            texts = export_texts(*card_arguments, step=checkpoint) | exporter
-            card = model_card(*card_arguments, is_adapter=True, step=checkpoint)
-            adapter_texts = {'README.md': card} | exporter
+            start, prompts = context.folder, context.rollouts.prompts
+            texts = export_texts(config, start, players[name], prompts, name, exporter, checkpoint)
+            base = context.base if config.policy.adapters.merge else None
+            if base is not None and hosts.gather(merged_folder(folder).exists())[0]:
+                base = None
             dtype = '' if checkpoint is None else str(config.policy.dtype)
-            write_policy(config, context, learner, texts, adapter_texts, folder, dtype)
+            write_policy(config, start, context.model, base, learner.params, texts, folder, dtype)
 
 
 def _start_of(workdir: pathlib.Path) -> tuple[Json | None, dict[str, list[int]]]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jinja2
 
-from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.weights_view import FrozenBase, weights_fingerprint
 from zeroplay_jax.policy import adapters, hf, sharding
 from zeroplay_jax.policy.adapter_config import AdapterConfig
@@ -28,42 +27,45 @@ from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.settings.kinds import built_in_name, prompts_name
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
-from zeroplay_jax.training import build
 from zeroplay_jax.training.build import weights_of_roles
 from zeroplay_jax.training.run_folder import ATTRIBUTES
 
 
 def write_policy(
     config: Config,
-    context: build.RunContext,
-    learner: Learner,
-    texts: dict[str, str],
-    adapter_texts: dict[str, str],
+    start: pathlib.Path,
+    model: ModelConfig,
+    base: FrozenBase | None,
+    params: Params,
+    texts: Texts,
     folder: pathlib.Path,
     dtype: str = '',
 ) -> None:
-    """Writes the weights of a learner to a folder; all processes must call it.
+    """Writes trained weights to a folder; all processes must call it.
 
-    It is a folder of Hugging Face with whole weights; with `policy.adapters` one of PEFT, and with
-    `policy.adapters.merge` there is a folder of whole weights beside it, with '-merged' behind its name.
+    It is a folder of Hugging Face with whole weights; with `policy.adapters` one of PEFT.
 
     Args:
-      texts: further files of a folder with whole weights.
-      adapter_texts: the same of a folder with an adapter.
-      folder: must not exist. A folder beside it that exists is left as it is.
+      start: folder of the checkpoint that the run started from.
+      model: its architecture.
+      base: of an adapter, for a folder of whole weights beside it, with '-merged' behind its name; None: none.
+      params: whole weights or an adapter.
+      texts: further files (`export_texts`).
+      folder: must not exist.
       dtype: of whole weights without adapters; '': float32.
     """
-    if context.base is None:
-        hf.save(folder, context.model, learner.params, context.folder, texts, dtype)
+    if not config.policy.adapters.rank:
+        hf.save(folder, model, params, start, texts.whole, dtype)
         return
-    merged_folder = folder.with_name(f'{folder.name}-merged')
-    hosts = context.rollouts.hosts
-    # Written first, so that both are there when the other one is. The first process decides for all.
-    if config.policy.adapters.merge and not hosts.gather(merged_folder.exists())[0]:
-        write_merged(
-            context.folder, context.model, context.base, learner.params, merged_folder, texts
-        )
-    write_adapter(config, context.folder, context.model, learner.params, folder, adapter_texts)
+    # Written first, so that both are there when the other one is.
+    if base is not None:
+        write_merged(start, model, base, params, merged_folder(folder), texts.whole)
+    write_adapter(config, start, model, params, folder, texts.adapter)
+
+
+def merged_folder(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of the whole weights of an adapter."""
+    return folder.with_name(f'{folder.name}-merged')
 
 
 def write_adapter(
@@ -102,7 +104,7 @@ def write_merged(
     base: FrozenBase,
     adapter: Params,
     folder: pathlib.Path,
-    texts: dict[str, str] | None = None,
+    texts: dict[str, str],
 ) -> None:
     """Writes the weights of a base with an adapter, float32, as a folder of Hugging Face.
 
@@ -135,14 +137,22 @@ def fingerprints(engine: Engine) -> dict[str, list[int]]:
 _GENERATION_FILE = 'generation_config.json'
 
 
+class Texts(NamedTuple):
+    """Files of an exported policy beside its weights, name → text: of whole weights, and of an adapter."""
+
+    whole: dict[str, str]
+    adapter: dict[str, str]
+
+
 def export_texts(
     config: Config,
     folder: pathlib.Path,
     roles: Sequence[Role],
     templates: Mapping[str, Prompt],
     weights: str,
+    exporter: dict[str, str],
     step: int | None = None,
-) -> dict[str, str]:
+) -> Texts:
     """Returns the texts of README.md and generation_config.json for an exported policy.
 
     Args:
@@ -151,12 +161,16 @@ def export_texts(
       roles: roles that the policy plays, at least one; the evaluated one first.
       templates: prompts by name.
       weights: name of the policy.
+      exporter: a file that names the run (`run_record.export_texts`).
       step: number of the checkpoint, if the folder is not that of the end of the run in its workdir.
     """
-    return {
-        'README.md': model_card(config, folder, roles, templates, weights, step=step),
+    arguments = (config, folder, roles, templates, weights)
+    whole = {
+        'README.md': model_card(*arguments, step=step),
         _GENERATION_FILE: generation_config(folder, [role.env for role in roles]),
     }
+    adapter = {'README.md': model_card(*arguments, is_adapter=True, step=step)}
+    return Texts(whole | exporter, adapter | exporter)
 
 
 def generation_config(folder: pathlib.Path, environments: Sequence[Environment]) -> str:
