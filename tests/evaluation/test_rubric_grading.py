@@ -81,7 +81,7 @@ class StrictJudge(RuleJudge):
     """Grades as the rule does, but for some answers: it refuses one of 29 and says no to one of 5."""
 
     def __init__(self):
-        super().__init__(list, (1, 5))
+        super().__init__(list, (1, 5), 0.5)
         self.asked = collections.Counter()
 
     async def grade(self, identity, task, answer, rubric):
@@ -95,8 +95,8 @@ class StrictJudge(RuleJudge):
         return met and number % 5 > 0
 
 
-def named(name, judge, max_lost=0.5):
-    return play.NamedJudge(name, f'{name} key', judge, at_once=16, max_lost=max_lost)
+def named(name, judge):
+    return play.NamedJudge(name, f'{name} key', judge.bound(None))
 
 
 def play_all(folder, tasks, context, judges, on_grades=lambda number: None, **options):
@@ -104,7 +104,7 @@ def play_all(folder, tasks, context, judges, on_grades=lambda number: None, **op
     with GradingRecord(folder) as record:
         judges = [named(name, judge) for name, judge in judges.items()]
         play.grade_tasks(
-            context, ASKS_SOLVER, tasks, judges, record, on_grades=on_grades, **options
+            context, ASKS_SOLVER, tasks, judges, record, at_once=16, on_grades=on_grades, **options
         )
     with GradingRecord(folder) as record:
         keys = {judge.name: judge.key for judge in judges}
@@ -147,8 +147,9 @@ def test_500_tasks_killed_twice_give_what_an_uninterrupted_evaluation_gives(tmp_
     assert context.played.total() <= 500 + 2 * 16 and set(context.played) == {
         t.question.text for t in tasks
     }
-    again = play_all(folder, tasks, Context(), {'judge': None, 'second_judge': None})
-    assert again == whole, 'a finished evaluation asks nothing'
+    fresh = make_judges()
+    again = play_all(folder, tasks, Context(), fresh)
+    assert again == whole and not fresh['second_judge'].asked, 'a finished evaluation asks nothing'
 
     # 10 of 500 say nothing; the others know the mayor, 1/3 the river, 1/2 the country.
     assert whole['answers'] == {'given': 490, 'missing': 10, 'finish': {'answer': 500}}
@@ -214,12 +215,13 @@ class BrokenJudge(RuleJudge):
     """Gives no verdict; `kind` is how it is lost."""
 
     def __init__(self, kind):
-        super().__init__(list, (1, 5))
-        self.kind, self.asked = kind, 0
+        super().__init__(list, (1, 5), 0.5)
+        self.kind, self.asked = kind, collections.Counter()
 
     async def grade(self, identity, task, answer, rubric):
         await asyncio.sleep(0)
-        self.asked += 1
+        self.asked['all'] += 1
+        self.stats['asked'] += 1
         self._add_failure(self.kind, 'Sorry \ud83d.')
 
 
@@ -233,7 +235,7 @@ def test_a_judge_without_verdicts_stops_the_evaluation_early(tmp_path, kind, fix
         UserError, match=f'config.judge: 20 of 20 judgements.*Sorry.*{fix}'
     ) as error:
         play_all(tmp_path / 'run', tasks, Context(), {'judge': judge})
-    assert '\n' not in str(error.value) and judge.asked < 100
+    assert '\n' not in str(error.value) and judge.asked['all'] < 100
     repaired = StrictJudge()
     if kind == 'failed':
         result = play_all(tmp_path / 'run', tasks, Context(), {'judge': repaired})

@@ -137,23 +137,18 @@ _FIRST_LOOK = 20
 _NUMBER = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class NamedJudge:
+class NamedJudge(NamedTuple):
     """A judge of a graded evaluation.
 
     Attributes:
       name: its section of the config, 'judge' or 'second_judge'.
       key: its name in the record of grades, which changes with its model, limits, temperature and prompt.
       judge: the judge.
-      at_once: largest number of its judgements in progress.
-      max_lost: largest share of judgements without a verdict.
     """
 
     name: str
     key: str
     judge: Judge
-    at_once: int
-    max_lost: float
 
 
 def check_prompts(
@@ -220,6 +215,7 @@ def grade_tasks(
     judges: Sequence[NamedJudge],
     record: GradingRecord,
     *,
+    at_once: int,
     samples: int = 1,
     temperature: float | None = None,
     check_tools: Callable[[], None] = do_nothing,
@@ -230,6 +226,7 @@ def grade_tasks(
     Args:
       context: roles, scheduler and prompts.
       recipe: answers.
+      at_once: largest number of judgements of one judge in progress.
       samples, temperature: of the answers to a task, as of `question_sets.ask_question`.
       check_tools: raises if too many tool calls failed, or no search found a passage, since its last call.
       on_grades: called with the number of judgements that are done, or that a missing answer makes superfluous.
@@ -238,7 +235,7 @@ def grade_tasks(
       UserError: too many judgements of a judge have no verdict, or too many tool calls failed. What was recorded until
         then stays.
     """
-    graders = [_Grader(judge, record, tasks, samples) for judge in judges]
+    graders = [_Grader(judge, record, tasks, samples, at_once) for judge in judges]
     # Answers after a failed tool call, or after searches that found nothing, which measure the policy only if these are
     # rare. They are recorded when this is known, so that a search server that is down or empty leaves nothing behind
     # that would be resumed.
@@ -299,32 +296,28 @@ class _Grader:
         record: GradingRecord,
         tasks: Sequence[RubricTask],
         samples: int,
+        at_once: int,
     ):
-        self._judge = judge
+        self._name, self._key, self._judge = judge
         self._record = record
+        self._at_once = at_once
         self.begin()
         # Replies without a verdict of an earlier start count, too: they are not asked again.
-        self._counts = {'asked': 0, 'failed': 0, 'unread': 0}
-        for judgement in judgements(tasks, judge.key, samples):
+        for judgement in judgements(tasks, self._key, samples):
             if record.is_graded(judgement):
-                self._count(record.grades[judgement])
+                self._judge.stats.update(filter(None, ['asked', record.grades[judgement].lost]))
 
     def begin(self) -> None:
         """Prepares for another event loop."""
         # A semaphore belongs to the loop in which somebody first waited for it.
-        self._limit = asyncio.Semaphore(self._judge.at_once)
-
-    def _count(self, grade: Grade) -> None:
-        self._counts['asked'] += 1
-        if grade.lost:
-            self._counts[grade.lost] += 1
+        self._limit = asyncio.Semaphore(self._at_once)
 
     async def grade(
         self, task: RubricTask, answers: Sequence[Answer], on_grades: Callable[[int], None]
     ) -> None:
         """Has all answers to a task graded by all rubrics that are not graded yet."""
         pending = []
-        for judgement in judgements([task], self._judge.key, len(answers)):
+        for judgement in judgements([task], self._key, len(answers)):
             answer = answers[judgement.sample].text
             if self._record.is_graded(judgement):
                 continue
@@ -343,7 +336,7 @@ class _Grader:
         on_grades: Callable[[int], None],
     ) -> None:
         """Asks for one grade and records it."""
-        judge = self._judge.judge
+        judge = self._judge
         identity = (_NUMBER, task.index, judgement.sample, judgement.rubric)
         rubric = task.rubrics[judgement.rubric]
         async with self._limit:
@@ -353,26 +346,20 @@ class _Grader:
                 # These are of this very judgement: no other coroutine runs between the judge's return and this line.
                 grade = Grade(None, judge.last_lost, judge.last_failure)
         self._record.add_grade(judgement, grade)
-        self._count(grade)
-        if self._counts['asked'] >= _FIRST_LOOK:
+        if judge.stats['asked'] >= _FIRST_LOOK:
             self.check_lost()
         on_grades(1)
 
     def check_lost(self) -> None:
         """Raises UserError if too many judgements have no verdict."""
-        lost = self._counts['failed'] + self._counts['unread']
-        if lost <= self._judge.max_lost * self._counts['asked']:
-            return
-        last = self._judge.judge.last_failure
-        reason = f' (the last: {last})' if last else ''
-        fix = f'{self._judge.judge.remedy}; that repeats failed requests'
-        if self._counts['unread']:
-            fix += '; to repeat those whose replies could not be read, remove their lines from grades.jsonl'
-        raise UserError(
-            f'config.{self._judge.name}: {lost} of {self._counts["asked"]} judgements failed '
-            f'({self._counts["failed"]}) or could not be read ({self._counts["unread"]}), more than '
-            f'config.judge.max_failure_rate={self._judge.max_lost}{reason}; {fix}'
-        )
+        stats = self._judge.stats
+        try:
+            self._judge.check_failure_rate(stats)
+        except UserError as error:
+            fix = 'that repeats failed requests'
+            if stats['unread']:
+                fix += '; to repeat those whose replies could not be read, remove their lines from grades.jsonl'
+            raise UserError(f'config.{self._name}: {error}; {fix}') from None
 
 
 # ---- record of a graded evaluation -----------------------------------------------------------------

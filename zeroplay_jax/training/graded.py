@@ -264,11 +264,11 @@ def _templates(config: Config) -> dict[str, Prompt]:
 def _second_judge(config: Config) -> Judge:
     """Returns the second judge of a config that has one."""
     settings = _settings_of(config, 'second_judge')
+    limits = settings.rubrics, settings.max_failure_rate
     if settings.kind == 'rule':
         # Titles matter for gates only, which are not asked here.
-        return RuleJudge(list, settings.rubrics)
-    writer = endpoint_writer(settings, _templates(config), 'second_judge')
-    return TextJudge(writer, settings.rubrics)
+        return RuleJudge(list, *limits)
+    return TextJudge(endpoint_writer(settings, _templates(config), 'second_judge'), *limits)
 
 
 # ---- estimate and grading ----------------------------------------------------------------------------
@@ -285,13 +285,8 @@ def _estimate(
     """Prints the estimate and returns its part of each judge."""
     env = context.roles[role].env
     answer_tokens = env.limits.turn_tokens
-    estimates = []
-    for cost in costs:
-        estimates.append(
-            estimate_judge(
-                cost, tasks, record, plan.samples, env.codec, context.prompts, answer_tokens
-            )
-        )
+    measured = (tasks, record, plan.samples, env.codec, context.prompts, answer_tokens)
+    estimates = [estimate_judge(cost, *measured) for cost in costs]
     print(estimate_text(tasks, record, plan.samples, answer_tokens, estimates), flush=True)
     return estimates
 
@@ -330,15 +325,7 @@ def _grade(
     total = 0
     pending = 0
     for cost in costs:
-        judges.append(
-            NamedJudge(
-                name=cost.name,
-                key=cost.key,
-                judge=of_name[cost.name],
-                at_once=config.judge.at_once,
-                max_lost=config.judge.max_failure_rate,
-            )
-        )
+        judges.append(NamedJudge(cost.name, cost.key, of_name[cost.name]))
         named = play.judgements(tasks, cost.key, plan.samples)
         total += len(named)
         pending += sum(not record.is_graded(judgement) for judgement in named)
@@ -364,6 +351,7 @@ def _grade(
             tasks,
             judges,
             record,
+            at_once=config.judge.at_once,
             **plan.sampling,
             check_tools=check_tools,
             on_grades=bar.update,
