@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from . import downloads
-from .types import RetrievalError
+from .types import RetrievalError, UserError
 
 _USER_ERROR = 2
 # The status of a process that SIGINT ended: 128 + 2.
@@ -119,28 +119,43 @@ def show_messages(level: int = logging.INFO) -> None:
     logging.getLogger('jax').setLevel(logging.WARNING)
 
 
-def one_line(run: Callable[[], None]) -> None:
-    """Runs a command; a user error ends the process with one line and status 2, Ctrl-C with one line and status 130."""
+def exit_status(
+    name: str,
+    run: Callable[[], object],
+    disk_fix: str = 'correct this and run the same command again',
+    stopped: str = 'stopped; the same command resumes the work',
+) -> int:
+    """Runs a command; returns its exit status: 0, or after one line 2 for a user error and 130 for Ctrl-C.
+
+    Args:
+      name: of the command, which begins the line.
+      run: the command, the parsing of its arguments included.
+      disk_fix: what to do about a full disk, or a missing file or permission.
+      stopped: the line after Ctrl-C.
+    """
+    status = _USER_ERROR
     try:
         run()
-    except RetrievalError as error:
-        _end(_USER_ERROR, str(error))
+        return 0
+    except UserError as error:
+        line = str(error)
     except OSError as error:
-        # A full disk or a missing permission; an index folder is renamed into place only when it is complete.
-        reason = f'{error.filename or "writing"}: {error.strerror or error}'
-        _end(
-            _USER_ERROR,
-            f'{reason}; no incomplete index was left behind: correct this and repeat the command',
-        )
+        problem = f'{error.filename}: {error.strerror}' if error.filename else str(error)
+        line = f'{problem}; {disk_fix}'
     except KeyboardInterrupt:
-        _end(_INTERRUPTED, 'stopped; the same command resumes the work')
-
-
-def _end(status: int, line: str) -> NoReturn:
-    """Prints one error line and exits."""
+        status, line = _INTERRUPTED, stopped
     # stdout may be piped into another program.
-    print(f'retrieval: {line}', file=sys.stderr)
-    sys.exit(status)
+    print(f'{name}: {line}', file=sys.stderr)
+    return status
+
+
+def one_line(run: Callable[[], None]) -> None:
+    """Runs a command of this package as `exit_status`; an error ends the process."""
+    # An index folder is renamed into place only when it is complete.
+    fix = 'no incomplete index was left behind: correct this and repeat the command'
+    status = exit_status('retrieval', run, fix)
+    if status:
+        sys.exit(status)
 
 
 # ---- suggested paths -------------------------------------------------------------------------------

@@ -141,7 +141,7 @@ def texts(tmp_path):
 def prepare(texts, workdir, *arguments):
     """What `main` does before the run; returns the run's command line."""
     flags = [f'--corpus={texts}', f'--workdir={workdir}', '--encoder=bm25', *arguments]
-    return quickstart._prepare(flags)[1]
+    return quickstart._prepare(flags)
 
 
 def contents(workdir):

@@ -32,7 +32,7 @@ import numpy as np
 
 from zeroplay_jax.evaluation import protocols, question_sets, report_builder, statistics, tables
 from zeroplay_jax.retrieval import downloads, json_text, objects
-from zeroplay_jax.retrieval.command import Parser
+from zeroplay_jax.retrieval.command import Parser, exit_status
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime.remote_workdir import local_run
 from zeroplay_jax.types import Json, UserError
@@ -265,17 +265,18 @@ def _figures(run: Json) -> dict[str, tables.Cell]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints the table and returns the exit status, 2 after an error of the user."""
-    try:
-        args = _parser().parse_args(argv)
-        if any(map(_is_workdir, args.sides)):
-            print(tables.write(_run_table(args), args.format))
-            return 0
-        sides = _read_sides(_sides(args))
-        rows = _rows(sides, args.paired)
-    except UserError as error:
-        print(f'zeroplay_jax.compare: {error}', file=sys.stderr)
-        return 2
+    """Prints the table; returns the exit status (`exit_status`)."""
+    return exit_status(
+        'zeroplay_jax.compare', lambda: _run(_parser().parse_args(argv)), stopped='stopped'
+    )
+
+
+def _run(args: argparse.Namespace) -> None:
+    if any(map(_is_workdir, args.sides)):
+        print(tables.write(_run_table(args), args.format))
+        return
+    sides = _read_sides(_sides(args))
+    rows = _rows(sides, args.paired)
     table: list[list[tables.Cell]] = []
     for heading, figures in rows.items():
         row = protocols.in_form(args.protocol, figures)
@@ -284,7 +285,6 @@ def main(argv: list[str] | None = None) -> int:
     # Beside the table, which may go into a file.
     output = sys.stdout if args.format == 'text' else sys.stderr
     print(f'The intervals of 95 % cover {_covered(sides, args.paired)}.', file=output)
-    return 0
 
 
 if __name__ == '__main__':

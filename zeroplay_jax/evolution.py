@@ -24,12 +24,13 @@ from typing import Any
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.evaluation import asked, report_builder
-from zeroplay_jax.retrieval.command import Parser, number_type
+from zeroplay_jax.retrieval.command import Parser, exit_status, number_type
 from zeroplay_jax.runtime.remote_workdir import local_run
 from zeroplay_jax.types import UserError
 
 # Flags of evaluate that this command sets itself, or whose results it could not read.
 _SET_HERE = ('answering', 'out', 'samples', 'sets', 'workdir')
+_DISK_FIX = 'give a copy of the run'
 _RUN_WITH_QUESTIONS = (
     'give the workdir of a run that makes some, such as RUN of '
     'python -m zeroplay_jax.main --config=configs/drzero.py:mini --workdir=RUN'
@@ -37,18 +38,10 @@ _RUN_WITH_QUESTIONS = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints the table and the paths of the files; a user error is one line on stderr and exit code 2."""
-    try:
-        # Parsed inside the `try`: `Parser` raises RetrievalError for mistakes on the command line.
-        arguments, evaluate_flags = _parser().parse_known_args(argv)
-        _show(arguments, evaluate_flags)
-    except UserError as error:
-        print(f'zeroplay_jax.evolution: {error}', file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f'zeroplay_jax.evolution: {error}; give a copy of the run', file=sys.stderr)
-        return 2
-    return 0
+    """Prints the table and the paths of the files; returns the exit status (`exit_status`)."""
+    return exit_status(
+        'zeroplay_jax.evolution', lambda: _show(*_parser().parse_known_args(argv)), _DISK_FIX
+    )
 
 
 def _parser() -> Parser:

@@ -31,7 +31,7 @@ from zeroplay_jax.configuration.fields import read_stored_config
 from zeroplay_jax.configuration.places import fetch_model
 from zeroplay_jax.evaluation import atif
 from zeroplay_jax.evaluation.report_builder import read_lines
-from zeroplay_jax.retrieval.command import Parser, show_messages
+from zeroplay_jax.retrieval.command import Parser, exit_status, show_messages
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.runtime.remote_workdir import local_run
@@ -52,31 +52,21 @@ EXAMPLES = """examples:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes the folders and prints their paths; a user error is one line on stderr and exit code 2."""
-    parser = _parser()
-    try:
-        # Parsed inside the `try`: `Parser` raises RetrievalError for mistakes on the command line.
-        arguments = parser.parse_args(argv)
-        if arguments.trajectories:
-            count = export_trajectories(local_run(arguments.workdir), arguments.out)
-            print(f'{arguments.out}: {count} rollouts')
-            return 0
-        checkpoints = 'best' if arguments.best else 'checkpoints'
-        workdir = local_run(arguments.workdir, checkpoints)
-        for path in export(workdir, arguments.out, arguments.best):
-            print(path)
-    except UserError as error:
-        print(f'zeroplay_jax.export: {error}', file=sys.stderr)
-        return 2
-    # A file of the run or of its starting checkpoint; `export` turns errors of --out into UserErrors.
-    except OSError as error:
-        place = f'{error.filename}: {error.strerror}' if error.filename else str(error)
-        print(
-            f'zeroplay_jax.export: {place}; correct this and run the same command again',
-            file=sys.stderr,
-        )
-        return 2
-    return 0
+    """Writes the folders and prints their paths; returns the exit status (`exit_status`)."""
+    # `export` turns errors of --out into UserErrors; others are of the run or its starting checkpoint.
+    return exit_status('zeroplay_jax.export', lambda: _run(argv), stopped='stopped')
+
+
+def _run(argv: list[str] | None) -> None:
+    arguments = _parser().parse_args(argv)
+    if arguments.trajectories:
+        count = export_trajectories(local_run(arguments.workdir), arguments.out)
+        print(f'{arguments.out}: {count} rollouts')
+        return
+    checkpoints = 'best' if arguments.best else 'checkpoints'
+    workdir = local_run(arguments.workdir, checkpoints)
+    for path in export(workdir, arguments.out, arguments.best):
+        print(path)
 
 
 def _parser() -> Parser:

@@ -20,6 +20,7 @@ from zeroplay_jax.retrieval import cleaning, progress, rows
 from zeroplay_jax.retrieval.command import (
     FIELDS_HELP,
     Parser,
+    exit_status,
     number_type,
     passage_fields,
     passage_words,
@@ -396,12 +397,16 @@ def _check_out(args: argparse.Namespace) -> None:
         raise UserError(f'--held-out {args.held_out} {problem}; choose another file')
 
 
-def _run(args: argparse.Namespace) -> str:
-    """Writes the file or files that the arguments ask for; returns the report line."""
+def _run(args: argparse.Namespace) -> None:
+    """Writes the file or files that the arguments ask for, and prints the report line."""
+    if args.kind == 'cloze' and args.held_out is None:
+        args.held_out = args.out.with_name(f'{args.out.stem}_passages{args.out.suffix}')
+    _check_out(args)
     if args.kind != 'cloze':
         built = build(args)
         files.write_lines(args.out, built.lines)
-        return _report(args, built)
+        print(_report(args, built))
+        return
     source = str(args.corpus)
     cleaning.warn_of_other_files(args.corpus)
 
@@ -416,30 +421,14 @@ def _run(args: argparse.Namespace) -> str:
     files.write_lines(args.out, split_corpus.questions)
     if split_corpus.warning:
         print(f'zeroplay_jax.inputs: warning: {source}: {split_corpus.warning}', file=sys.stderr)
-    return _report_cloze(args, split_corpus)
+    print(_report_cloze(args, split_corpus))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the files of one kind; returns the exit status, 2 after a user error, which is one line."""
+    """Writes the files of one kind; returns the exit status (`exit_status`)."""
     signals.raise_again()
-    try:
-        args = _parser().parse_args(argv)
-        if args.kind == 'cloze' and args.held_out is None:
-            args.held_out = args.out.with_name(f'{args.out.stem}_passages{args.out.suffix}')
-        _check_out(args)
-        report = _run(args)
-    except UserError as error:
-        print(f'zeroplay_jax.inputs: {error}', file=sys.stderr)
-        return 2
-    except OSError as error:
-        # No space, or no permission to write.
-        print(f'zeroplay_jax.inputs: {error}; choose another file with --out', file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print('zeroplay_jax.inputs: stopped; nothing was written', file=sys.stderr)
-        return 130
-    print(report)
-    return 0
+    advice = 'choose another file with --out', 'stopped; nothing was written'
+    return exit_status('zeroplay_jax.inputs', lambda: _run(_parser().parse_args(argv)), *advice)
 
 
 if __name__ == '__main__':

@@ -27,7 +27,7 @@ from zeroplay_jax.configuration.fields import config as packaged_config
 from zeroplay_jax.data import cloze_files, files
 from zeroplay_jax.data.cloze import BLANK
 from zeroplay_jax.retrieval import cleaning, downloads, json_text, progress
-from zeroplay_jax.retrieval.command import Parser, path_or_packaged, similar_path
+from zeroplay_jax.retrieval.command import Parser, exit_status, path_or_packaged, similar_path
 from zeroplay_jax.retrieval.rows import COMPRESSED
 from zeroplay_jax.retrieval.sources import files_of, read, text_name
 from zeroplay_jax.retrieval.types import RetrievalError
@@ -320,8 +320,8 @@ def _remove_refused(workdir: pathlib.Path) -> None:
         workdir.rmdir()
 
 
-def _prepare(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Makes all files that the run reads; returns the arguments and the command line of the run."""
+def _prepare(argv: Sequence[str] | None) -> list[str]:
+    """Makes all files that the run reads; returns the command line of the run."""
     args, run_flags = _arguments(argv)
     origin = _origin(args)
     _check_origin(args.workdir, origin)
@@ -341,32 +341,21 @@ def _prepare(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]
     ]
     if args.eval is not None:
         command.append(f'--config.eval.file={args.eval}')
-    return args, [*command, *run_flags]
+    text = f'{args.workdir}; it can be stopped at any time, the same command resumes'
+    _report('self-play', text)
+    return [*command, *run_flags]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs all steps and replaces sys.argv; exits with status 2 after a user error (one line), 130 after Ctrl-C."""
     signals.raise_again()
-    try:
-        args, command = _prepare(argv)
-    except UserError as error:
-        sys.exit(_fail(2, error))
-    except OSError as error:
-        reason = f'{error.filename or "writing"}: {error.strerror or error}'
-        sys.exit(_fail(2, f'{reason}; correct this and repeat the command'))
-    except KeyboardInterrupt:
-        sys.exit(_fail(130, 'stopped; the same command resumes the work'))
-    _report('self-play', f'{args.workdir}; it can be stopped at any time, the same command resumes')
-
+    command: list[str] = []
+    status = exit_status(_NAME, lambda: command.extend(_prepare(argv)))
+    if status:
+        sys.exit(status)
     # absl and ml_collections read the flags of the run from here.
     sys.argv = command
     command_line.run_command(_NAME, training.main)
-
-
-def _fail(status: int, reason: object) -> int:
-    """Prints one error line; returns `status`."""
-    print(f'{_NAME}: {reason}', file=sys.stderr)
-    return status
 
 
 if __name__ == '__main__':

@@ -5,7 +5,7 @@ import pathlib
 import sys
 
 from zeroplay_jax.evaluation import pictures, report_builder, report_server
-from zeroplay_jax.retrieval.command import Parser, number_type
+from zeroplay_jax.retrieval.command import Parser, exit_status, number_type
 from zeroplay_jax.runtime.remote_workdir import local_run
 from zeroplay_jax.types import UserError
 
@@ -20,28 +20,19 @@ EXAMPLES = """examples:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes the file and prints its path; a user error is one line on stderr and exit code 2."""
+    """Writes the file and prints its path; returns the exit status (`exit_status`)."""
+    return exit_status('zeroplay_jax.report', lambda: _run(argv), 'choose another file', 'stopped')
+
+
+def _run(argv: list[str] | None) -> None:
     parser = _parser()
-    try:
-        # Parsed inside the `try`: `Parser` raises RetrievalError for mistakes on the command line.
-        arguments = parser.parse_args(argv)
-        if not arguments.workdirs and arguments.figure != 'list':
-            parser.error('the following arguments are required: WORKDIR')
-        if arguments.serve:
-            report_server.serve(arguments.workdirs, arguments.port)
-        else:
-            print(_written(arguments))
-    except UserError as error:
-        print(f'zeroplay_jax.report: {error}', file=sys.stderr)
-        return 2
-    except OSError as error:
-        # No space, or no permission to write.
-        problem = str(error)
-        if error.filename:
-            problem = f'{error.filename}: cannot be written ({error.strerror})'
-        print(f'zeroplay_jax.report: {problem}; choose another file', file=sys.stderr)
-        return 2
-    return 0
+    arguments = parser.parse_args(argv)
+    if not arguments.workdirs and arguments.figure != 'list':
+        parser.error('the following arguments are required: WORKDIR')
+    if arguments.serve:
+        report_server.serve(arguments.workdirs, arguments.port)
+    else:
+        print(_written(arguments))
 
 
 def _parser() -> Parser:

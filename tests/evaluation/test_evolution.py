@@ -226,7 +226,7 @@ def test_wrong_arguments_are_refused(run, arguments, line, capsys):
 def test_a_folder_that_cannot_be_used_is_one_line(run, capsys):
     (run / 'evolution').write_text('')
     assert command.main([str(run)]) == 2
-    assert "evolution'; give a copy of the run" in capsys.readouterr().err
+    assert 'evolution: File exists; give a copy of the run' in capsys.readouterr().err
     there = str(run.rename(run.with_name('a,b')))
     assert command.main([there, '--policy=x', '--config=y']) == 2
     assert '--policy needs a path without a comma' in capsys.readouterr().err

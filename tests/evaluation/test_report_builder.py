@@ -154,7 +154,7 @@ def test_a_file_that_cannot_be_written_is_named_and_not_its_draft(run, capsys, u
     assert command.main([str(run), '--out', '/proc/x.html']) == 2
     (line,) = capsys.readouterr().err.splitlines()
     user_reads(line)
-    assert 'report: /proc/x.html: cannot be written (No such file or directory); choose' in line
+    assert 'report: /proc/x.html: No such file or directory; choose' in line
 
 
 @pytest.mark.fault('user-3', 'report --figure=em --out curve.bmp')
