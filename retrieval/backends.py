@@ -645,7 +645,7 @@ def page(result: Any) -> DocumentPage | None:
     if not isinstance(result, Mapping):
         raise MalformedReply(f'a page is {_kind(result)}, not an object')
     # The types are checked here, so that a policy never sees a value of another type.
-    numbers: dict[str, int] = {}
+    numbers = {}
     for field in ('page', 'pages'):
         number = result.get(field)
         if not isinstance(number, int):

@@ -178,7 +178,7 @@ class Batcher:
 
     async def _answer(self, batch: dict[_Job, list[str]]) -> None:
         """Searches for queries of some jobs together; adds their results, or sets the exception of the futures."""
-        queries: list[str] = []
+        queries = []
         for taken in batch.values():
             queries.extend(taken)
         # All jobs have one k (see `_next_batch`), because the index takes one k per call.

@@ -89,7 +89,7 @@ def passage_words(text: str) -> int:
 
 def passage_fields(text: str) -> dict[str, str]:
     """Returns {'id', 'text' or 'title': name of the field} of the text of an option. For argparse's `type`."""
-    names: dict[str, str] = {}
+    names = {}
     for pair in text.split(','):
         field, _, name = pair.partition('=')
         if field not in ('id', 'text', 'title') or not name or field in names:

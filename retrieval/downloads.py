@@ -21,7 +21,7 @@ from typing import Any
 
 from . import objects, progress
 from .objects import Bucket, StoredObject
-from .types import RetrievalError
+from .types import RetrievalError, first_line
 
 PREFIX = 'hf://'
 # Files of a model: no weights in other formats, which many repositories hold as well.
@@ -139,10 +139,8 @@ def _fetch(name: str, repository: str, kind: str, patterns: Sequence[str]) -> pa
             return pathlib.Path(huggingface_hub.snapshot_download(repository, **options))
     # Connection, cache and permission errors have many types.
     except Exception as error:
-        lines = str(error).strip().splitlines()
-        reason = lines[0] if lines else type(error).__name__
         fix = 'download it where there is a connection, and give its path'
-        reason, fix = _REFUSALS.get(type(error).__name__, (reason, fix))
+        reason, fix = _REFUSALS.get(type(error).__name__, (first_line(error), fix))
         raise RetrievalError(f'{name} could not be fetched ({reason}); {fix}') from None
 
 

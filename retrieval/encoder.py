@@ -324,7 +324,7 @@ class WordPiece:
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the token ids of each text between [CLS] and [SEP], at most `max_tokens`."""
         tf = self._tf
-        words: list[str] = []
+        words = []
         num_words = []
         for text in texts:
             words_of_text = self._words(text)
@@ -346,7 +346,7 @@ class WordPiece:
 
 def _read_vocabulary(folder: pathlib.Path) -> tuple[list[str], dict[str, Any]]:
     """Returns (tokens by id, tokenizer settings) of a checkpoint folder."""
-    config: dict[str, Any] = {}
+    config = {}
     config_path = folder / 'tokenizer_config.json'
     try:
         text = (folder / 'vocab.txt').read_text(encoding='utf-8')

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from .types import RetrievalError
+from .types import RetrievalError, first_line
 
 PREFIX = 'gs://'
 # Name of a bucket, then the path; an address needs no path.
@@ -210,18 +210,18 @@ def _translated(place: str) -> Iterator[None]:
     except RetrievalError:
         raise
     except exceptions.PreconditionFailed as error:
-        raise Conflict(f'{place}: {_first_line(error)}') from None
+        raise Conflict(f'{place}: {first_line(error)}') from None
     except (auth.GoogleAuthError, exceptions.Unauthorized) as error:
         # A failed renewal of a token may pass.
         if getattr(error, 'retryable', False):
-            raise Unavailable(f'{place}: {_first_line(error)}') from None
+            raise Unavailable(f'{place}: {first_line(error)}') from None
         raise RetrievalError(
-            f'{place}: no valid credentials ({_first_line(error)}); run gcloud auth application-default login, or give '
+            f'{place}: no valid credentials ({first_line(error)}); run gcloud auth application-default login, or give '
             'the machine a service account'
         ) from None
     except exceptions.Forbidden as error:
         raise RetrievalError(
-            f'{place}: not allowed ({_first_line(error)}); grant the account the role Storage Object Admin on the '
+            f'{place}: not allowed ({first_line(error)}); grant the account the role Storage Object Admin on the '
             'bucket'
         ) from None
     except (exceptions.NotFound, exceptions.BadRequest) as error:
@@ -229,7 +229,7 @@ def _translated(place: str) -> Iterator[None]:
         if isinstance(error, exceptions.NotFound) and not is_bucket:
             raise Removed(f'{place}: was removed meanwhile; run the command again') from None
         raise RetrievalError(
-            f'{place}: {_first_line(error)}; create the bucket, or give another address'
+            f'{place}: {first_line(error)}; create the bucket, or give another address'
         ) from None
     # Connections, time limits, checksums and answers that cannot be read have many types. A full disk is none of them.
     except Exception as error:
@@ -237,9 +237,4 @@ def _translated(place: str) -> Iterator[None]:
             error.filename is not None or error.errno in _DISK_ERRORS
         ):
             raise
-        raise Unavailable(f'{place}: {_first_line(error)}') from None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
+        raise Unavailable(f'{place}: {first_line(error)}') from None

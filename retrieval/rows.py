@@ -20,7 +20,7 @@ import zstandard
 from . import json_text
 from .command import similar_path
 from .json_text import Unusable, type_name
-from .types import Record, RetrievalError, contents, split
+from .types import Record, RetrievalError, contents, first_line, split
 
 # No line is longer; the limit bounds the memory that a file of another kind can take. Questions of BrowseComp-Plus with
 # all their documents have up to 16 MiB.
@@ -170,9 +170,9 @@ def _parquet_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
                     yield number, row
     except (ArrowException, ValueError) as error:
         # pyarrow raises ValueError for a text that is no UTF-8, and for two fields of one name inside a column.
-        reason, *_ = str(error).splitlines() or [type(error).__name__]
         raise RetrievalError(
-            f'{source}: cannot be read as Parquet ({reason}); write it again without that, or write JSON lines'
+            f'{source}: cannot be read as Parquet ({first_line(error)}); write it again without that, or write JSON '
+            'lines'
         ) from None
 
 

@@ -17,10 +17,18 @@ Passage = dict[str, Any]
 
 # An error line quotes at most this many characters of a user's text.
 _QUOTED_CHARACTERS = 60
+# An error line quotes at most this many characters of the error of a library.
+_MOST_CHARACTERS = 300
 
 
 class UserError(ValueError):
     """User error: commands print its one line without a traceback and exit with status 2."""
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an exception's text, or the name of its type if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:_MOST_CHARACTERS] if lines else type(error).__name__
 
 
 class RetrievalError(UserError):

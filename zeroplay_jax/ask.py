@@ -231,7 +231,7 @@ def _policy_folder(path: str | None) -> pathlib.Path | str:
         folder = pathlib.Path(downloads.fetch_model(downloads.fetch(policy_of_iteration(path))))
     fix = 'name a Hugging Face folder (config.json, tokenizer.json, *.safetensors)'
     # A likely mistake: the folder of a run, or of `make quickstart CORPUS=…`, instead of a policy in it.
-    files_inside: list[pathlib.Path] = []
+    files_inside = []
     for pattern in ('*', 'policy/*', 'run/policy/*'):
         for name in ('tokenizer.json', adapter_config.CONFIG_FILE):
             files_inside += sorted(folder.glob(f'{pattern}/{name}'))

@@ -349,7 +349,7 @@ def _prepare(argv: Sequence[str] | None) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs all steps and replaces sys.argv; exits with status 2 after a user error (one line), 130 after Ctrl-C."""
     signals.raise_again()
-    command: list[str] = []
+    command = []
     status = exit_status(_NAME, lambda: command.extend(_prepare(argv)))
     if status:
         sys.exit(status)

@@ -14,6 +14,7 @@ import numpy as np
 
 # Of `retrieval`, which stands alone, so that its errors are user errors.
 from zeroplay_jax.retrieval.types import UserError as UserError
+from zeroplay_jax.retrieval.types import first_line as first_line
 
 # Labels of the author of a token. Loss masks and metrics derive from this label alone.
 PROMPT, POLICY, ENV = 0, 1, 2
@@ -318,7 +319,7 @@ class RowInfo:
 
     def to_json(self) -> dict[str, Any]:
         """The record of the trajectory log; unset fields are left out."""
-        record: dict[str, Any] = {}
+        record = {}
         if self.question is not None:
             record = self.question.to_json()
             # A proposal without a question has none in the log, rather than an empty one.

@@ -98,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _arguments(argv: Sequence[str], mistakes: Mistakes) -> list[str]:
     """Returns the arguments behind the program's name, expanded and joined; notes short flags that name nothing."""
-    arguments: list[str] = []
+    arguments = []
     mistakes.of(lambda: arguments.extend(_joined(command_line.expanded(argv[1:]))))
     if mistakes.lines:
         # The other flags are read without them.
@@ -250,7 +250,7 @@ def _check_config(
     on_machine = config.copy_and_resolve_references()
     if not has_files and config.prompts not in PROMPT_SETS:
         on_machine.prompts = 'full'
-    lines: list[str] = []
+    lines = []
     if target is not None:
         mistakes.of(lambda: lines.extend(_fit(on_machine, target, kept)))
     recipe = recipe_class(config.recipe)
@@ -280,7 +280,7 @@ def _check_config(
 
 def _fit(config: ConfigDict, target: Machine, kept: planning.Kept) -> list[str]:
     """Gives a config the shapes of a plan and the mesh on a machine, in place; returns the lines about the plan."""
-    lines: list[str] = []
+    lines = []
     if config.plan == 'auto':
         if kept.machine or target.kind and planning.knows_policy(config):
             lines = planning.apply(config, target, kept)

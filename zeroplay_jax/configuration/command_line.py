@@ -80,7 +80,7 @@ def with_short_flags(argv: Sequence[str]) -> list[str]:
     Raises:
       ConfigError: such a flag without a value.
     """
-    expanded: list[str] = []
+    expanded = []
     remaining = list(argv)
     while remaining:
         argument = remaining.pop(0)

@@ -30,8 +30,8 @@ one line before anything is loaded. This page is generated from the schema
 
 def reference() -> str:
     """Returns docs/configuration.md as Markdown."""
-    sections: list[str] = [_INTRODUCTION]
-    top_fields: list[str] = []
+    sections = [_INTRODUCTION]
+    top_fields = []
     # The class is read and not an instance, because only the class has the descriptions.
     for name, field in Run.model_fields.items():
         default = field.default

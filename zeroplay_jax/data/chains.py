@@ -248,7 +248,7 @@ def find(passages: Passages, seed: int, max_passages: int, unit_of: UnitOf) -> l
         for sentence in passage.sentences:
             bridges.update(case.answer for case in described(sentence))
     statements = _statements(passages(), seed, bridges, unit_of)
-    corpus_chains: list[CorpusChain] = []
+    corpus_chains = []
     for passage, document in starts:
         start_chains = []
         for sentence in passage.sentences:
@@ -403,7 +403,7 @@ def choose(
       repeats: sentences, in lower case, that are not asked about.
     """
     chosen: list[CorpusChain] = []
-    used_sentences: set[str] = set(repeats)
+    used_sentences = set(repeats)
     documents: set[str] = set()
     for each in corpus_chains:
         if len(chosen) == count:

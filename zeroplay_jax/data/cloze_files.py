@@ -132,7 +132,7 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
         candidates = dict(itertools.islice(candidates.items(), max_held_out))
     found_chains = chains.find(passages, seed, max_documents, unit_of)
     chains.add_searches(passages, found_chains, seed)
-    repeats: set[str] = set()
+    repeats = set()
     if count:
         repeats = _repeated_sentences(passages(), _sentences_of(candidates, found_chains))
     held_out = _hold_out(files, candidates, found_chains, repeats, source, count, seed)
@@ -224,7 +224,7 @@ def _hold_out(
     # A question that one search answers would have one hop.
     candidate_chains = [each for each in found_chains if each.needs_bridge]
     two_hops = chains.choose(candidate_chains, max_two_hops, max_documents, repeats)
-    held_out: set[str] = set()
+    held_out = set()
     used_sentences = set(repeats)
     for each in two_hops:
         held_out |= each.documents
@@ -249,7 +249,7 @@ def _affordable(candidates: Iterable[str], held_out: Collection[str], limit: int
     Documents are held out in the order of their hashes, so that a larger number of questions adds documents and removes
     none.
     """
-    affordable: list[str] = []
+    affordable = []
     num_held_out = len(held_out)
     for name in candidates:
         num_held_out += name not in held_out

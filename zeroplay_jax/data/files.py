@@ -340,8 +340,8 @@ def held_out_passages(path: str) -> HeldOutPassages:
     Raises:
       UserError: an unusable line.
     """
-    ids: set[str] = set()
-    titles: set[str] = set()
+    ids = set()
+    titles = set()
     for _, record in numbered_lines(path, 'document_id', answered=False):
         ids.add(record['document_id'])
         title = record.get('title')
@@ -515,7 +515,7 @@ def accepted_answers(record: Json) -> list[str]:
 
 def _check_agreement(record: Json, answers: list[str], name: str, other: str) -> None:
     """Raises ValueError if the answers of another field can be read and none of them is among those of the first."""
-    others: list[str] = []
+    others = []
     # The objects of some sets have no answer in such a field.
     with contextlib.suppress(ValueError):
         others = _texts_of(record[other], other)

@@ -201,7 +201,7 @@ class _Baseline:
     async def answer(self, identity: tuple[int, ...], question: Question) -> Answer:
         """Returns an answer, after at most as many searches as the policy may call."""
         queries: list[str] = []
-        passages: list[str] = []
+        passages = []
         query = question.text
         while query and len(queries) < self._most_searches:
             queries.append(query)

@@ -91,7 +91,7 @@ def parts_of(records: Sequence[Json], count: int = 0) -> list[Part]:
     field = 'step' if count or len(iterations) == 1 else 'iteration'
     values = sorted({record[field] for record in asked})
     number = len(values) if field == 'iteration' else min(count or 5, len(values))
-    parts: list[Part] = []
+    parts = []
     for within in np.array_split(values, number):
         first, last = within[0], within[-1]
         name = f'iteration{first + 1}'
@@ -170,7 +170,7 @@ def write_sets(parts: Sequence[Part], folder: Path) -> list[Path]:
     for path in folder.iterdir():
         if _WRITTEN.fullmatch(path.name):
             path.unlink()
-    paths: list[Path] = []
+    paths = []
     for part in parts:
         # Without a label (drzero.labels=majority) there is nothing to compare an answer with.
         lines = list(filter(None, map(_line, part.questions)))
@@ -227,7 +227,7 @@ def write_pictures(
     figures: Mapping[str, Json], shares: Mapping[str, Sequence[float]], folder: Path
 ) -> list[Path]:
     """Draws the shares among the figures, the rating, and the topics over the parts; returns the paths of the files."""
-    paths: list[Path] = []
+    paths = []
     for file, y, limits, names in (
         ('asked', 'share', (0, 1), _SHARES),
         ('rating', 'rating, 1 to 5', (1, 5), _RATING),

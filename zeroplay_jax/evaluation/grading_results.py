@@ -66,7 +66,7 @@ def results(
         result_of_judge[name]['judgements'] = _count_grades(tasks, key, record, samples)
     task_scores = []
     for number, task in enumerate(tasks):
-        entry: dict[str, Any] = {'task': task.id}
+        entry = {'task': task.id}
         for name, scores in scores_of_judge.items():
             entry[name] = _rounded(scores[number])
         task_scores.append(entry)

@@ -225,7 +225,7 @@ def answer_of(trajectory: Trajectory, queries: Sequence[str] | None = None) -> A
 
 def search_queries(trajectory: Trajectory) -> list[str]:
     """Returns the search queries of a rollout in order."""
-    queries: list[str] = []
+    queries = []
     for call in trajectory.calls_of('search'):
         queries += call.queries
     return queries
@@ -238,7 +238,7 @@ def redundancy(queries: Sequence[str]) -> float:
     fewer than two queries. π-Play reports such a number without defining it.
     """
     earlier_words: list[set[str]] = []
-    overlaps: list[float] = []
+    overlaps = []
     for query in queries:
         words = set(normalize_answer(query).split())
         # The first query has nothing to repeat and does not count in the mean.
@@ -258,7 +258,7 @@ def means(answered: Sequence[Answered]) -> dict[str, float]:
     Of several samples also that of all their scores ('samples'), its standard deviation over samples ('deviation'), and
     that of the majority's ('vote').
     """
-    values: dict[str, float] = {}
+    values = {}
     for name in ('score', 'searches', 'redundancy', 'vote'):
         of_questions = [getattr(result, name) for result in answered]
         known = [value for value in of_questions if value is not None]
@@ -326,7 +326,7 @@ def results(
       {'settings', 'sets': {name: {'questions': fingerprint, 'mean': see `means`, 'answered': per question
       {'question', 'answers' or 'rubrics'} and the fields of its `Answered`}}}.
     """
-    result_of_set: dict[str, Any] = {}
+    result_of_set = {}
     for name, (questions, answered) in sets.items():
         # Stored per question, so that two results can be compared question by question.
         records = []

@@ -165,7 +165,7 @@ class ValueNetwork(Trained):
         errors = given_returns - old_values
         moments = _moments(hosts, mask, [old_values, advantages, given_returns, errors])
         of_values, of_advantages, of_rewards, of_errors = moments
-        stats: Stats = {'value_network/value': (of_values.mean, 1.0)}
+        stats = {'value_network/value': (of_values.mean, 1.0)}
         # Equal rewards have no variance to explain; rounding would give them a little.
         if of_rewards.variance > _EQUAL:
             unexplained = of_errors.variance / of_rewards.variance

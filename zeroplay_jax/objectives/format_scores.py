@@ -240,7 +240,7 @@ def _is_formatted(turn: str) -> bool:
         return False
     # One pass, because a pattern would try every way to pair the tags of a turn that repeats them. An element may hold
     # tags of its own name: it ends with any of the later closing ones.
-    opened: set[str] = set()
+    opened = set()
     end, name = 0, ''
     for tag in _TAG.finditer(turn, len('<think>')):
         closing, name = tag.groups()

@@ -174,7 +174,7 @@ def load(
     stored = checked_headers(folder, config)
     # Computed before the first tensor is read, so that a mesh that does not divide the shapes raises early.
     shardings = _tensor_shardings(config, tensor_of_path, mesh, training_layout)
-    flat: dict[str, jax.Array] = {}
+    flat = {}
     with progress_bar(len(tensor_of_path), 'tensors', 'load', shown=progress) as bar:
         for path, tensor in tensor_of_path.items():
             is_quantized = quantized and adapters.is_quantized(path)

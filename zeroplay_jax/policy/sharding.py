@@ -192,7 +192,7 @@ def held_rows(tree, target: NamedSharding):
     if jax.process_count() == 1:
         return tree
     num_rows = len(jax.tree.leaves(tree)[0])
-    rows: set[int] = set()
+    rows = set()
     for index in target.addressable_devices_indices_map((num_rows,)).values():
         rows.update(range(num_rows)[index[0]])
     return jax.tree.map(lambda array: array[sorted(rows)], tree)

@@ -387,7 +387,7 @@ def checked_headers(folder: Path, config: ModelConfig) -> StoredTensors:
                 f'{folder}: tensor {name} is the head of a classifier, reward or value model; take the checkpoint of a '
                 'language model'
             )
-    expected: list[Tensor] = []
+    expected = []
     for parameter in tensors(config).values():
         expected += parameter.parts
     for tensor in expected:

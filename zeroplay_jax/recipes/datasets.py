@@ -45,7 +45,7 @@ class SeedDocument:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the record of the task log."""
-        record: dict[str, Any] = {
+        record = {
             'title': self.title,
             'text': self.text,
             'hops': self.hops,
@@ -155,7 +155,7 @@ class DocumentSampler:
         if self._from_file:
             return self._from_file.tasks(step, size)
         rng = identity_rng(self._seed, step.number)
-        seeds: list[SeedDocument] = []
+        seeds = []
         types = itertools.cycle(self._types)
         used: set[int] = set()
         # The ratio is exact in every batch. Dr. Zero's code draws hop counts independently, which
@@ -256,7 +256,7 @@ class DocumentFile:
     def tasks(self, step: Step, size: int) -> list[Task]:
         """Returns tasks on the next `size` documents, a function of the arguments; UserError for an unknown phase."""
         used_before = self._used_before(step)
-        seeds: list[SeedDocument] = []
+        seeds = []
         for cell, count in self._cell_counts(size).items():
             seeds += self._datasets[cell].take(used_before[cell], count)
         return numbered_tasks(step, seeds)
@@ -446,7 +446,7 @@ def alternate(config: Config) -> list[Phase]:
     After its `train_iterations` a role has no phase of its own; questions are generated all the same.
     """
     steps = generation_steps(config)
-    phases: list[Phase] = []
+    phases = []
     for iteration in range(config.schedule.iterations):
         iteration_phases = (
             Phase('proposer', config.proposer.steps, ('proposer',)),
@@ -473,7 +473,7 @@ def simultaneous(
       steps: steps per phase.
       clear_pool_every: see `Phase`.
     """
-    phases: list[Phase] = []
+    phases = []
     for iteration in range(config.schedule.iterations):
         # A role that is no longer trained still makes rollouts (SSP's ablations with a fixed proposer or solver).
         trained = tuple(role for role in roles if is_trained(config, role, iteration))

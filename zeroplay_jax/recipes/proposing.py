@@ -35,7 +35,7 @@ def path_of(trajectory: Trajectory, seed: SeedDocument, question: str, answer: s
 
     It has one step {'think', 'query', 'found'} per query, in order; 'found' lists the passages as texts.
     """
-    steps: list[Json] = []
+    steps = []
     for turn in trajectory.turns:
         call = turn.call
         # Calls that were not run returned nothing, so they are left out.
@@ -84,7 +84,7 @@ def path_text(kind: str, path: Json, style: str, rng: np.random.Generator) -> st
 
 def _lines(path: Json) -> list[str]:
     """Returns the lines of a path: the document, per step thought, query and passages, the question, the answer."""
-    lines: list[str] = []
+    lines = []
     if path['document']:
         lines.append(f'Document: {path["document"]}')
     for step in path['steps']:
@@ -270,7 +270,7 @@ def _format_score(
         responses += bool(call.documents) or call.error is not None
         is_search = call.tool == 'search' and call.is_valid
         successful_searches += is_search and call.error is None
-    counts: dict[str, Any] = dict(calls=successful_searches, responses=responses, hops=seed.hops)
+    counts = dict(calls=successful_searches, responses=responses, hops=seed.hops)
     if separate:
         return rewards.drzero_separate_format(texts, question=question, answer=answer, **counts)
     passages = retrieved_passages(trajectory)

@@ -161,7 +161,7 @@ class CallSyntax(abc.ABC):
 
     def call_body(self, text: str, tools: Tools) -> tuple[str, str] | None:
         """Returns (opening tag, text inside) of the turn's only call; None without a call or with more than one."""
-        openings: list[str] = []
+        openings = []
         for tag in self.opening_tags(tools):
             openings += [tag] * text.count(tag)
         # A second opening makes the call ambiguous. Running the last one would reward a policy for
@@ -521,7 +521,7 @@ def _keyword_arguments(text: str) -> dict[str, Any] | None:
     # Values are read by a JSON decoder and never evaluated as Python, because the text comes from a model.
     # strict=False accepts line feeds in texts.
     decoder = json.JSONDecoder(strict=False)
-    arguments: dict[str, Any] = {}
+    arguments = {}
     position = 0
     while text.strip():
         equals = text.find('=', position)

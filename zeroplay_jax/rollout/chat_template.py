@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from transformers.utils import chat_template_utils
 
-from zeroplay_jax.types import Json, UserError
+from zeroplay_jax.types import Json, UserError, first_line
 
 T = TypeVar('T')
 Roles = tuple[str, ...]
@@ -229,8 +229,7 @@ class ChatTemplate:
             return function()
         except Exception as error:
             # Templates raise exceptions of many types.
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise self._error(f'cannot be used ({reason[:200]})') from None
+            raise self._error(f'cannot be used ({first_line(error)[:200]})') from None
 
     def _error(self, problem: str) -> TemplateError:
         return TemplateError(
@@ -319,7 +318,7 @@ class ChatTemplate:
     def _find_end_texts(self) -> tuple[str, ...]:
         texts = []
         # Some templates end the last turn of a chat with another token than earlier ones.
-        followers: list[Roles] = [(), ('user',)]
+        followers = [(), ('user',)]
         if self.tool_role:
             followers.append((self.tool_role,))
         for roles in followers:

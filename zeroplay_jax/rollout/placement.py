@@ -199,7 +199,7 @@ class Placement:
           rows_per_shard: most entries of a data shard.
           rows: slots that can be in this call; None: all.
         """
-        slots: list[int] = []
+        slots = []
         rows_of_shard = [0] * len(self.shards)
         for rollout in self.active():
             if rows is not None and not rows[rollout.slot]:

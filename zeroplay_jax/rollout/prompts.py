@@ -241,11 +241,11 @@ def fill(prompt: Prompt, tools: Sequence[str] = (), **fields: object) -> list[Me
     Raises:
       KeyError: the prompt has a field without a value.
     """
-    messages: list[Message] = []
+    messages = []
     for role, text in (('system', prompt.system), ('user', prompt.user)):
         # Split and not formatted, so that every value stays a part of its own, which the codec encodes as untrusted
         # text, and braces in a value have no meaning.
-        content: list[str] = []
+        content = []
         for part in _BRACES.split(text):
             if part in _DOUBLED:
                 content.append(part[0])

@@ -568,7 +568,7 @@ class Sampler:
         within the shard. Idle entries have the number of a slot that does not exist.
         """
         numbers = np.full(self.shards * rows_per_shard, self.shard_config.slots, np.int32)
-        indices: list[int] = []
+        indices = []
         rows_of_shard = [0] * self.shards
         for slot in slots:
             shard, number = divmod(slot, self.shard_config.slots)

@@ -353,7 +353,7 @@ class Scheduler:
             self.workers.submit(pool, calls)
         self._calls.clear()
         started_chunks: list[tuple[SlotPool, DecodeChunk]] = []
-        started_scores: list[Scores] = []
+        started_scores = []
         for pool in self._distinct_pools():
             pool.admit()
             pool.prefill(self.weights)

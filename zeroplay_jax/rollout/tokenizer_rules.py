@@ -12,7 +12,7 @@ import tokenizers
 import transformers
 
 from zeroplay_jax.retrieval import json_text
-from zeroplay_jax.types import UserError
+from zeroplay_jax.types import UserError, first_line
 
 # Characters that a normaliser may make of one.
 _MOST_GROWTH = 64
@@ -241,7 +241,7 @@ def _tokenizer_difference(path: pathlib.Path, base_path: pathlib.Path) -> str:
             tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:
             # The library raises exceptions of many types.
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise UserError(f'{file}: cannot be read ({reason}); copy the folder again') from None
         # Settings of the last use, which change no id of a prompt.
         tokenizer.no_padding()

@@ -35,7 +35,7 @@ from zeroplay_jax.rollout.tokenizer_rules import (
     missing_bytes,
     outside_error,
 )
-from zeroplay_jax.types import PROMPT, Json, Trajectory, UserError
+from zeroplay_jax.types import PROMPT, Json, Trajectory, UserError, first_line
 
 # Characters of a library's error that are quoted.
 _MAX_REASON_CHARACTERS = 200
@@ -219,7 +219,7 @@ class Codec:
         itself would. A prompt whose untrusted parts contain no added token therefore has exactly the ids of
         `apply_chat_template`.
         """
-        ids: list[int] = []
+        ids = []
         pending: list[str] = []
         # Whether the last added token takes the white space behind it.
         takes_space = False
@@ -340,10 +340,7 @@ def open_codec(folder: pathlib.Path, date: str = '') -> Codec:
         raise
     except Exception as error:
         # The libraries tokenizers and transformers raise exceptions of many types.
-        lines = str(error).strip().splitlines()
-        reason = ''
-        if lines:
-            reason = lines[0][:_MAX_REASON_CHARACTERS]
+        reason = first_line(error)[:_MAX_REASON_CHARACTERS]
         raise UserError(
             f'{base}: its tokenizer cannot be used ({reason}); copy the folder again'
         ) from None

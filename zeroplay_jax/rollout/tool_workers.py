@@ -123,7 +123,7 @@ class ToolWorkers:
         """Starts the calls of one decode chunk, batched per tool; `finished` returns their results."""
         # Grouped by `id`: tools of two roles may share a name and be different objects.
         calls_of_tool: dict[int, list[PendingCall]] = collections.defaultdict(list)
-        tools: dict[int, Tool] = {}
+        tools = {}
         for rollout, call in calls:
             tool = rollout.env.tools[call.tool]
             # The thread gets a copy, because a call that fails or times out must not change the state.

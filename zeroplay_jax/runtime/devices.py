@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from zeroplay_jax.types import UserError
+from zeroplay_jax.types import UserError, first_line
 
 # The hosts of a TPU slice start minutes apart. This is also JAX's own default timeout.
 JOIN_SECONDS = 300.0
@@ -98,8 +98,8 @@ def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat
             hint = f'is process 0 up at {coordinator}?'
         else:
             hint = 'set config.distributed.mode to off on one machine, or to coordinator'
-        first_line = str(error).splitlines()[0]
-        raise UserError(f'config.distributed.mode={mode}: {first_line}; {hint}') from error
+        problem = f'config.distributed.mode={mode}: {first_line(error)}'
+        raise UserError(f'{problem}; {hint}') from error
     finally:
         join_timer.cancel()
 

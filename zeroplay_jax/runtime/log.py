@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from zeroplay_jax.retrieval.command import import_tensorflow
 from zeroplay_jax.runtime import record as run_record
-from zeroplay_jax.types import Json, UserError
+from zeroplay_jax.types import Json, UserError, first_line
 
 
 class JsonLines:
@@ -138,7 +138,7 @@ class MetricsWriter:
           values: metric name → value. A value that is not finite is absent from the curves and null in the file.
         """
         curves = {}
-        record: dict[str, object] = {'step': step, 'iteration': iteration, 'phase': phase}
+        record = {'step': step, 'iteration': iteration, 'phase': phase}
         for name, value in values.items():
             # JSON has no NaN or infinity, and curves break at them.
             if math.isfinite(value):
@@ -391,7 +391,7 @@ class GuardedWriter:
         except Exception as error:
             self._writer = None
             print(
-                f'warning: {self._name} gets no metrics from step {step} on ({_first_line(error)}); '
+                f'warning: {self._name} gets no metrics from step {step} on ({first_line(error)}); '
                 'metrics.jsonl has them all',
                 file=sys.stderr,
             )
@@ -404,7 +404,7 @@ class GuardedWriter:
         # As in `write`.
         except Exception as error:
             print(
-                f'warning: {self._name} could not be closed ({_first_line(error)}); metrics.jsonl has all metrics',
+                f'warning: {self._name} could not be closed ({first_line(error)}); metrics.jsonl has all metrics',
                 file=sys.stderr,
             )
         self._writer = None
@@ -431,13 +431,8 @@ def open_writers(
             writer = _WRITERS[name](workdir, first_step)
         except Exception as error:
             raise UserError(
-                f'config.log.writers: {name} cannot be opened ({_first_line(error)}); set it up by its environment '
+                f'config.log.writers: {name} cannot be opened ({first_line(error)}); set it up by its environment '
                 'variables (WANDB_MODE=offline, MLFLOW_TRACKING_URI), or leave it out'
             ) from None
         writers.append(GuardedWriter(name, writer))
     return writers
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -226,16 +226,17 @@ def identity_of(config: Json, changeable: Iterable[str], inputs: Mapping[str, An
     for name in (*changeable, *inputs):
         identity.pop(name, None)
     for name, files in inputs.items():
-        identity[_CONTENT + name] = _digest(files)
+        identity[_CONTENT + name] = digest(files)
     return identity
 
 
 def hash_of(identity: Identity) -> str:
     """Returns the hash of an identity, 16 hexadecimal digits; '' of an empty one."""
-    return _digest(identity) if identity else ''
+    return digest(identity) if identity else ''
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
+    """Returns the hash of a JSON value, 16 hexadecimal digits; the order of the fields does not matter."""
     text = json.dumps(value, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 

@@ -217,7 +217,7 @@ class Engine:
 
         Returns the carried-over rows of the filter that the first step of a phase discards; [] in other steps.
         """
-        discarded_rows: list[Row] = []
+        discarded_rows = []
         if step.index == 0:
             discarded_rows = self.filter.discard_carried_over()
             self.collector.begin_phase()
@@ -253,10 +253,10 @@ class Engine:
 
     def _update_roles(self, step: Step, rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
         """Updates all roles that the step trains and records what they learnt; returns statistics."""
-        stats: Stats = {}
+        stats = {}
         has_learnt: dict[str, bool] = {}
         # Names of weights with an update that was skipped because its gradient was not finite.
-        nonfinite: set[str] = set()
+        nonfinite = set()
         with signals.completing(f'this update of {", ".join(step.phase.trains)}'):
             plans = self.updates.run(step, rows)
         self.task_log += self.updates.task_log
@@ -292,7 +292,7 @@ class Engine:
         With `rollout.ahead` also 'ahead', the weights that play the next step, whether it has begun or not. Snapshots
         are with the weights that they are of, under their name.
         """
-        states: dict[str, Any] = {}
+        states = {}
         for name, learner in self.learners.items():
             states[name] = learner.state
             if self.config.rollout.ahead:
@@ -329,7 +329,7 @@ class Engine:
         Episodes in progress are ended.
         """
         self.close()
-        views: dict[str, Params] = {}
+        views = {}
         for name, learner in self.learners.items():
             learner_state = dict(device_state[name])
             if 'ahead' in learner_state:

@@ -205,7 +205,7 @@ def request_fields(request: str, temperature: float, tokens: int) -> dict[str, A
         takes the place of 'max_tokens', which servers of reasoning models refuse.
     """
     further = json_text.parse_object(request) if request else {}
-    fields: dict[str, Any] = {'temperature': temperature, 'max_tokens': tokens}
+    fields = {'temperature': temperature, 'max_tokens': tokens}
     if 'max_completion_tokens' in further:
         del fields['max_tokens']
     return {name: value for name, value in (fields | further).items() if value is not None}

@@ -90,7 +90,7 @@ def build_library(config: Config, with_open_tasks: bool = False) -> Library:
         training = TrainingCorpus(
             corpus.client, top_k, config.tools.page_words, held_out, len(documents)
         )
-    open_tasks: list[Question] = []
+    open_tasks = []
     if config.eval.tasks:
         open_tasks = files.open_tasks(config.eval.tasks)
     sampled_tasks = files.sample(open_tasks, config.eval.questions, seed=0)
@@ -107,7 +107,7 @@ def build_library(config: Config, with_open_tasks: bool = False) -> Library:
 def _evaluation_questions(config: Config) -> list[Question]:
     """Returns a sample of the questions of every file of `eval.file`; of several each names its file."""
     paths = config.eval.file.split(',') if config.eval.file else []
-    questions: list[Question] = []
+    questions = []
     for path in paths:
         # The seed is fixed, so that runs with different seeds are compared on the same questions.
         sampled = files.sample(files.questions(path), config.eval.questions, seed=0)
@@ -228,7 +228,7 @@ def _world_library(config: Config, with_open_tasks: bool) -> Library:
     for world in training_worlds:
         for passage in world.passages:
             passages.append((passage.title, passage.text))
-    open_tasks: list[Question] = []
+    open_tasks = []
     if with_open_tasks:
         count = min(config.eval.questions, _MAX_WORLD_TASKS)
         worlds = _worlds(config, 'evaluation')
@@ -252,8 +252,8 @@ def _world_library(config: Config, with_open_tasks: bool) -> Library:
 
 def _world_corpus(config: Config, worlds: Sequence[World]) -> SearchableCorpus:
     """Returns a corpus of the passages of these worlds, with an index and a client of its own."""
-    titles: list[str] = []
-    texts: list[str] = []
+    titles = []
+    texts = []
     for world in worlds:
         for passage in world.passages:
             titles.append(passage.title)
@@ -292,7 +292,7 @@ def linked_documents(passages: Sequence[tuple[str, str]]) -> tuple[Document, ...
                 longest = max(longest, longest_chain(target, visited | {target}))
         return longest
 
-    documents: list[Document] = []
+    documents = []
     for title, text in passages:
         depth = longest_chain(title, frozenset([title]))
         documents.append(Document(title, text, depth, id=title))

@@ -346,7 +346,7 @@ def throughput(
     """
     scheduler = context.scheduler
     counters = ('generated_tokens', 'evictions', 'refilled_tokens')
-    local: dict[str, int] = {
+    local = {
         'rollouts': rollouts,
         'scored_texts': context.run.scored_texts,
         'scored_tokens': context.run.scored_tokens,
@@ -506,7 +506,7 @@ def health(
         _EMPTY_SEARCHES: _empty_searches(rows),
         'judge_lost_share': (lost_judgements, judge_counts.get('asked', 0)),
     }
-    stats: Stats = {}
+    stats = {}
     for name, (total, cases) in counts.items():
         # Searches of which all find nothing are an empty index, also in small steps.
         is_empty_index = name == _EMPTY_SEARCHES and total == cases >= _MIN_ALL_EMPTY
@@ -579,7 +579,7 @@ def _answers_without_evidence(rows: Sequence[Row]) -> tuple[int, int]:
     correct = 0
     without_evidence = 0
     # Rollouts of a group find the same passages.
-    normalised: dict[str, str] = {}
+    normalised = {}
     for row in rows:
         if not _is_correct(row):
             continue

@@ -27,7 +27,7 @@ from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.judge import PROMPTS, Judgement
 from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool, all_steps
 from zeroplay_jax.settings.kinds import ConfigError, Section, fail
-from zeroplay_jax.types import Json, Outcome, Question, Task, Trajectory, UserError
+from zeroplay_jax.types import Json, Outcome, Question, Task, Trajectory, UserError, first_line
 
 if TYPE_CHECKING:
     from zeroplay_jax.selfplay.context import RolloutContext
@@ -316,10 +316,8 @@ def recipe_class(name: str) -> type[Recipe]:
         ) from None
     except Exception as error:
         # The module is code of the user and may raise any exception.
-        lines = str(error).strip().splitlines() or ['']
-        raise ConfigError(
-            f'config.recipe={name}: {path} cannot be imported ({type(error).__name__}: {lines[0]})'
-        ) from error
+        reason = f'{type(error).__name__}: {first_line(error)}'
+        raise ConfigError(f'config.recipe={name}: {path} cannot be imported ({reason})') from error
     recipe_type = getattr(module, 'Recipe', None)
     if isinstance(recipe_type, type) and issubclass(recipe_type, Recipe):
         # A module that only imports the base class also has an attribute `Recipe`.

@@ -413,7 +413,7 @@ def task_log(
       outcomes: the outcomes of `tasks`, in the same order.
       pool_refusals: per outcome and question, the reason code why the pool refused it, or None.
     """
-    records: list[Json] = []
+    records = []
     for task, outcome, refusals in zip(tasks, outcomes, pool_refusals, strict=True):
         task_fields = _task_fields(task)
         dropped_rollouts = _dropped_rollouts(task_fields, outcome.rows)
@@ -438,7 +438,7 @@ def task_log(
 def _task_fields(task: Task) -> dict[str, Any]:
     """Returns the identity of a task and the logged fields of its payload."""
     payload_fields = _payload(task)
-    fields: dict[str, Any] = {'task': list(task.identity)}
+    fields = {'task': list(task.identity)}
     for name in _PAYLOAD_FIELDS:
         if name in payload_fields:
             fields[name] = payload_fields[name]

@@ -7,8 +7,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-import numpy as np
-
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.types import Json, Question, identity_rng
 
@@ -94,8 +92,8 @@ def in_epochs(items: Sequence[T], begin: int, count: int, seed: int, *identity: 
     Args:
       items: at least one.
     """
-    orders: dict[int, np.ndarray] = {}
-    taken: list[T] = []
+    orders = {}
+    taken = []
     for index in range(begin, begin + count):
         epoch, position = divmod(index, len(items))
         if epoch not in orders:

@@ -141,7 +141,7 @@ def referenced(root: Json, reference: str) -> Any:
 def _subschemas(root: Json) -> Iterator[tuple[str, Json]]:
     """Yields the schema and all schemas within it or referred to by it, with their paths; truth values are left out."""
     pending: list[tuple[str, Any, int]] = [('', root, 0)]
-    visited: set[int] = set()
+    visited = set()
     while pending:
         path, schema, depth = pending.pop()
         if not isinstance(schema, dict) or id(schema) in visited:
@@ -350,7 +350,7 @@ def explain_arguments(schema: Json) -> str:
 def _entries(root: Json, schema: Json, depth: int, separator: str) -> str:
     """Returns the entries of an object in words."""
     required = schema.get('required', [])
-    entries: list[str] = []
+    entries = []
     length = 0
     for name, child in schema.get('properties', {}).items():
         entry = f'{name}: {_cut(_type(root, child, depth), _MAX_TYPE)}'

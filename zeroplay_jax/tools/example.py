@@ -179,7 +179,7 @@ class _Example:
         required = schema.get('required', [])
         # Draft 4 had a truth value here.
         required = required if isinstance(required, list) else []
-        entries: dict[str, Any] = {}
+        entries = {}
         for name in required:
             child = _entry_schema(schema, name)
             # At the top, the hint stands for whatever text is required.
@@ -221,7 +221,7 @@ class _Example:
             wanted = self._valid(schema['contains'], hint, f'{path}/contains')
             entries += itertools.islice(wanted, schema.get('minContains', 1))
         missing = max(fewest, 1) - len(entries)
-        values: list[Any] = []
+        values = []
         if missing > 0:
             candidates = self._valid(items, hint, f'{path}/items')
             if schema.get('uniqueItems'):
@@ -237,7 +237,7 @@ class _Example:
 
 
 def _without_repeats(values: Iterator[Any]) -> Iterator[Any]:
-    seen: list[Any] = []
+    seen = []
     for value in values:
         if value not in seen:
             seen.append(value)

@@ -69,7 +69,7 @@ class SearchTool(Tool):
     def run(self, calls: Sequence[Invocation]) -> list[ToolResult]:
         """Returns the passages of all queries of each call; a call fails if one of its queries does."""
         # One request serves the calls of all rollouts, because encoders and ScaNN work on batches.
-        queries: list[str] = []
+        queries = []
         for call in calls:
             queries += call.arguments['query_list']
         passages_per_query = self._search(queries)

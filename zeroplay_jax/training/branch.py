@@ -388,7 +388,7 @@ def _copy_checkpoint(
     if damage:
         raise OSError(f'{folder}: {damage}')
     path = staged / 'loop' / 'metadata'
-    state: dict[str, Any] = json.loads(path.read_text(encoding='utf-8'))
+    state = json.loads(path.read_text(encoding='utf-8'))
     number = str(state['cursor'] - 1)
     # The evaluation that ends the shorter schedule is no step of the longer one. It changes nothing but its results.
     if number in state['evaluations'] and steps[int(number)].phase.name != 'evaluation':

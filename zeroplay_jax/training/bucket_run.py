@@ -100,7 +100,7 @@ def opened(hosts: Hosts, workdir: str, config: Config) -> Iterator[RemotePlace]:
       WorkdirError: another process has the lease, or a local folder for longer than processes of a killed run live.
     """
     with contextlib.ExitStack() as stack:
-        leases: list[Lease] = []
+        leases = []
 
         def open_in_first() -> _Shared:
             lease, shared = stack.enter_context(_opened(hosts, workdir, config))
@@ -216,7 +216,7 @@ def _place(
       config: of the run.
     """
     _, lease_id, texts = shared
-    manifests: dict[int, Manifest] = {}
+    manifests = {}
     for text in texts:
         step, files = manifest_of(text.encode())
         assert files is not None
@@ -276,7 +276,7 @@ def bring_down(
       UserError: one line; there are steps, and all of them are damaged, or the bucket cannot be read or the folder of
         a process cannot be written.
     """
-    lines: list[str] = []
+    lines = []
     local_steps = saved_steps(folder / FOLDER) if hosts.count == 1 else []
     candidates = sorted({*local_steps, *manifests}, reverse=True)
     for step in candidates:

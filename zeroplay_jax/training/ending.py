@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import hashlib
 import itertools
 import json
 import pathlib
@@ -203,7 +202,7 @@ def record_scores(
       rows: its rollouts, in the order of questions and tasks.
       metric: `config.eval.metric`.
     """
-    metrics: dict[str, float] = {}
+    metrics = {}
     drops = collections.Counter(row.drop for row in rows)
     for reason in drops.keys() - {None, 'ungraded'}:
         metrics[f'{rows[0].role}/row_drop/{reason}'] = drops[reason] / len(rows)
@@ -261,7 +260,7 @@ def summarise_run(
     before = statistics.flags_of(evaluations[0])
     after = statistics.flags_of(evaluations[-1])
     # Results are stored per question, with a fingerprint of the questions, for paired comparisons of runs.
-    results: dict[str, Any] = {
+    results = {
         'questions': _fingerprint(library.questions),
         'before': evaluations[0],
         'after': evaluations[-1],
@@ -308,10 +307,7 @@ def summary_json(summary: Json) -> str:
 
 def _fingerprint(questions: Sequence[Question]) -> str:
     """Returns a hash of the questions with all fields, by which paired comparisons recognise equal sets."""
-    records = [question.to_json() for question in questions]
-    # Keys are sorted, so that the order of the fields does not matter.
-    text = json.dumps(records, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return run_record.digest([question.to_json() for question in questions])
 
 
 # ---- trajectories.jsonl ----------------------------------------------------------------------------

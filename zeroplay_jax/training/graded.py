@@ -94,7 +94,7 @@ def evaluate(config: Config, plan: Plan) -> dict[str, Any]:
         inputs = _inputs(config, path)
         _check_inputs(plan.folder, inputs)
         with GradingRecord(plan.folder) as grading:
-            estimates: list[JudgeEstimate] = []
+            estimates = []
 
             def before_weights(context: RolloutContext) -> None:
                 """Prints the estimate; refuses long prompts, rubrics that no rule reads, judges without verdicts."""
@@ -318,7 +318,7 @@ def _grade(
     """Plays and grades what is not recorded, with a progress bar."""
     context = run.evaluation
     assert context.judge is not None
-    of_name: dict[str, Judge] = {'judge': context.judge}
+    of_name = {'judge': context.judge}
     if len(costs) > 1:
         of_name['second_judge'] = _second_judge(config)
     judges = []

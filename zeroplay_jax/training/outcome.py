@@ -442,7 +442,7 @@ class Alarms:
           metrics: its metrics.
         """
         watched = dict(metrics) | self._length_growth(step, metrics)
-        alarms: list[Alarm] = []
+        alarms = []
         for name, figure in FIGURES.items():
             for metric, value in _values(watched, figure.metrics):
                 alarm = self._check_value(step, name, metric, value)
@@ -452,7 +452,7 @@ class Alarms:
 
     def _length_growth(self, step: Step, metrics: Mapping[str, float]) -> dict[str, float]:
         """Returns the growth of a role's rollouts, as metrics, once the first steps of the phase are known; else {}."""
-        growth: dict[str, float] = {}
+        growth = {}
         for metric, length in _values(metrics, ('policy_tokens',)):
             role = metric.removesuffix('policy_tokens')
             # Phases of one name recur in every iteration; roles, and phases of other names, write different things.

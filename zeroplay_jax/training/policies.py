@@ -181,7 +181,7 @@ def generation_config(folder: pathlib.Path, environments: Sequence[Environment])
     """
     codec = environments[0].codec
     path = folder / _GENERATION_FILE
-    fields: dict[str, object] = {}
+    fields = {}
     if path.is_file():
         fields = json_text.read_object(path, float)
     end_ids = list(codec.eos_ids)
@@ -197,7 +197,7 @@ def generation_config(folder: pathlib.Path, environments: Sequence[Environment])
 def stop_strings(environments: Sequence[Environment]) -> list[str]:
     """Returns the strings that end a turn of any of the environments, each once."""
     # A dict keeps the order.
-    stops: dict[str, None] = {}
+    stops = {}
     for environment in environments:
         stops.update(dict.fromkeys(environment.stops))
     return list(stops)

@@ -203,7 +203,7 @@ def _shown_metrics(metrics: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
 
 def _reward_texts(metrics: Mapping[str, float]) -> tuple[str, ...]:
     """Returns texts of the mean reward of each trained role, the longest first; without the name of a single one."""
-    rewards: dict[str, float] = {}
+    rewards = {}
     for name, value in metrics.items():
         role, _, metric = name.rpartition('/')
         if metric == 'reward_mean':
@@ -301,7 +301,7 @@ class TimeLeft:
             return Prediction(0.0, 0.0)
         # Steps are counted per phase, because there are few kinds of phases but thousands of steps.
         count_of_phase: collections.Counter[str] = collections.Counter()
-        phases: dict[str, Phase] = {}
+        phases = {}
         for step in remaining_steps:
             count_of_phase[step.phase.name] += 1
             phases[step.phase.name] = step.phase
@@ -420,7 +420,7 @@ def rollout_text(step: Step, row: Row) -> str:
     lines = [f'── {step_name(step)}, a rollout of role {row.role} '.ljust(COLUMNS, '─')]
     # A proposal's question is its result, so it follows the searches.
     is_proposal = row.info.is_proposal
-    question_lines: list[str] = []
+    question_lines = []
     if question is not None:
         question_lines = _labelled('task' if question.is_open_task else 'question', question.text)
     if not is_proposal:
