@@ -222,8 +222,8 @@ def arm_differences(better: str, worse: str) -> dict[str, tuple[Any, Any]]:
     """Returns field → (value of `better`, value of `worse`) of all config fields in which two arms differ."""
     if not worse:
         return {}
-    better_fields = dict(fields.leaves(config_of(better, seed=0)))
-    worse_fields = dict(fields.leaves(config_of(worse, seed=0)))
+    better_fields = fields.leaves(config_of(better, seed=0))
+    worse_fields = fields.leaves(config_of(worse, seed=0))
     return {
         name: (value, worse_fields[name])
         for name, value in better_fields.items()
@@ -283,10 +283,10 @@ def config_hash(config: Any) -> str:
     """Returns 16 hexadecimal digits that name the results of a config and of CODE."""
     # Of the changed fields only, so stored results stay valid if a config gets a new field.
     whole = copy.deepcopy(_fields_of_all())
-    defaults = dict(fields.leaves(whole))
+    defaults = fields.leaves(whole)
     whole.update(_SET_IN_ALL)
     whole.update(config)
-    changes = {k: v for k, v in fields.leaves(whole) if v != defaults[k]}
+    changes = {k: v for k, v in fields.leaves(whole).items() if v != defaults[k]}
     # This field is not a property of an arm, and results of versions without it keep their names.
     changes.pop('stop_after_empty_steps', None)
     # The only form of this gate in versions without the field.

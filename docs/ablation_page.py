@@ -72,7 +72,7 @@ def _rows(places: dict[str, dict], seen: set[str]) -> list[str]:
 def _differences(row: str) -> str:
     """Returns the fields in which the config of a row differs from that of its system, with their values in it."""
     system = importlib.import_module(f'zeroplay_jax.configs.{row.partition("/")[0]}')
-    defaults = dict(fields.leaves(system.get_config()))
+    defaults = fields.leaves(system.get_config())
     texts = []
     # Most rows of SCOPE have the model of another row.
     base = f'{row.partition("/")[0]}/qwen3_8b'
@@ -80,7 +80,7 @@ def _differences(row: str) -> str:
     if row != base and known and known <= ablations.ROWS[row].items():
         texts.append(f'`{base}`')
         defaults |= known
-    for name, value in fields.leaves(ablations.get_config(row)):
+    for name, value in fields.leaves(ablations.get_config(row)).items():
         if value != defaults[name]:
             value = '(without search)' if name == 'prompts' else _text(value)
             texts.append(f'`{name}={value}`')

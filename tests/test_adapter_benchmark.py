@@ -11,14 +11,14 @@ from zeroplay_jax.selfplay.recipe import trained_roles
 
 @pytest.mark.parametrize('arm', adapters.ARMS)
 def test_runs_differ_in_rank_and_learning_rates_only(arm):
-    whole = dict(fields.leaves(adapters.config_of(arm, 0, 10.0, 1)))
+    whole = fields.leaves(adapters.config_of(arm, 0, 10.0, 1))
     config = adapters.config_of(arm, 16, 10.0, 1)
     rules.check(config)
-    different = {name for name, value in fields.leaves(config) if value != whole[name]}
+    different = {name for name, value in fields.leaves(config).items() if value != whole[name]}
     rates = {f'{role}.learning_rate' for role in trained_roles(config)}
     assert different == rates | {'policy.adapters.rank'}
     for name in rates:
-        assert dict(fields.leaves(config))[name] == pytest.approx(10 * whole[name])
+        assert fields.leaves(config)[name] == pytest.approx(10 * whole[name])
 
 
 def test_the_curve_counts_steps_of_the_solver():

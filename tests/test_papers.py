@@ -161,7 +161,7 @@ def miniature(flags, questions, run):
         'config': f'{flags["config"]}:mini',
         'sets': ','.join(str(questions / f'{name}.jsonl') for name in sets),
     }
-    lengths = dict(fields.leaves(config))
+    lengths = fields.leaves(config)
     for name in protocols.PROTOCOLS[flags['protocol']]:
         if name.startswith(('rollout.', 'sampler.')):
             changed[f'config.{name}'] = lengths[name]

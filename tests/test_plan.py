@@ -68,9 +68,7 @@ def planned_memory(row, config, roles, slots, hosts, **values):
     target = dataclasses.replace(machine(machine_name), hosts=hosts)
     values = {name.replace('__', '.'): value for name, value in values.items()}
     values |= {'sampler.slots': slots, 'micro.rows': row.get('micro_rows', 8), 'offload': False}
-    return memory_of(
-        sizes_of(row['model']), roles, dict(fields.leaves(config)) | mesh | values, target
-    )
+    return memory_of(sizes_of(row['model']), roles, fields.leaves(config) | mesh | values, target)
 
 
 def whole_weights():
@@ -149,7 +147,7 @@ def test_what_is_chosen_fits_and_is_accepted_by_a_run(name, rank):
         assert planned.peak < CHIPS[target.kind].memory
         chosen = config.copy_and_resolve_references()
         fields.set_fields(chosen, planning.flags_of(config, planned))
-        assert dict(fields.leaves(chosen)) == planned.fields
+        assert fields.leaves(chosen) == planned.fields
         planning.resolve_mesh(chosen, target)
         shards = planned.shards
         rules.check_shards(chosen, shards, shards // target.hosts)
@@ -200,7 +198,7 @@ def test_every_config_starts_without_a_shape(name, target):
     first, second = apply(config, target, keep(config, ''))
     assert first.startswith(f'plan for {target.name} and ') and ' GiB of a device' in second
     assert config.sampler.attention == 'ragged' and config.policy.dtype == 'bfloat16'
-    assert choose(config, target).fields == dict(fields.leaves(config))
+    assert choose(config, target).fields == fields.leaves(config)
 
 
 def test_what_is_set_by_hand_stays():
@@ -408,7 +406,7 @@ def test_what_shards_do_not_divide_is_whole_on_each():
     config = packaged_config('drzero')
     config.mesh.update(replica=24, fsdp=1, model=1)
     sizes = sizes_of('qwen2.5-3b')
-    memory = memory_of(sizes, roles_of(config), dict(fields.leaves(config)), machine('3*h100x8'))
+    memory = memory_of(sizes, roles_of(config), fields.leaves(config), machine('3*h100x8'))
     assert sizes.hidden_size % 24 and memory.one['masters'] == 4 * sizes.weights
 
 

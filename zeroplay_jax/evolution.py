@@ -120,7 +120,7 @@ def _corpus_flags(workdir: pathlib.Path) -> list[str]:
     if config is None:
         return []
     names = ('retrieval.kind', 'retrieval.path', 'retrieval.url', 'world.train', 'world.evaluation')
-    values = dict(fields.leaves(config))
+    values = fields.leaves(config)
     return [f'--config.{name}={values[name]}' for name in names if name in values]
 
 

@@ -97,10 +97,7 @@ def test_a_config_that_a_flag_gives_to_another_recipe_has_the_fields_of_that(cap
     config = fields.config('drzero', 'mini')
     config.recipe = 'ssp'
     fields.fit_to_recipe(config)
-    assert (
-        dict(fields.leaves(config)).keys()
-        == dict(fields.leaves(fields.default_config('ssp'))).keys()
-    )
+    assert fields.leaves(config).keys() == fields.leaves(fields.default_config('ssp')).keys()
     # Of the file's own fields those of its own recipe go; one that the user sets is not dropped in silence.
     config = fields.config('dspo', 'mini', {'recipe': 'ssp'})
     fields.check_values(config)

@@ -93,9 +93,9 @@ def test_the_config_has_exactly_the_fields_of_the_schema_and_each_is_documented(
         if name.startswith('solver.')
         and name[7:] not in (*schema.FILTER_FIELDS, *schema.DISTILL_FIELDS)
     }
-    assert {name for name, _ in fields.leaves(config)} == {*names, *roles.values()}
+    assert {name for name in fields.leaves(config)} == {*names, *roles.values()}
     assert not [name for name, field in all_leaf_fields() if not field.description]
-    for name, value in fields.leaves(config):
+    for name, value in fields.leaves(config).items():
         assert not isinstance(value, float) or math.isfinite(value), name
 
 
@@ -106,7 +106,7 @@ def test_a_field_of_an_earlier_version_is_refused_with_its_new_name(sound, old):
         command_line.parse_flags(['main', f'--config.{old}=1'])
     line = str(caught.value)
     assert line == f'config.{old}: renamed; it is config.{new} now'
-    names = {name for name, _ in fields.leaves(fields.fields_of_all())}
+    names = {name for name in fields.leaves(fields.fields_of_all())}
     assert old not in names and new.split(' ')[0] in names
     section, _, field = old.partition('.')
     with sound.unlocked():
@@ -135,7 +135,7 @@ def _with_number(value, number):
 @pytest.mark.fault('D', 'inf, nan, 1e999 in every field that holds numbers, alone or in a list')
 @pytest.mark.parametrize('text', NOT_FINITE)
 def test_numbers_that_are_not_finite_are_refused_in_every_field(sound, text, user_reads):
-    for name, value in list(fields.leaves(sound)):
+    for name, value in list(fields.leaves(sound).items()):
         numbers = value if isinstance(value, tuple) else (value,)
         if not any(type(number) is float for number in numbers):
             continue
@@ -156,7 +156,7 @@ def test_shares_with_an_infinite_sum_are_refused(sound, user_reads):
 
 @pytest.mark.fault('kin-numbers', 'whole numbers beyond 32 bits in every field')
 def test_whole_numbers_that_no_accelerator_holds_are_refused(sound, user_reads):
-    for name, value in list(fields.leaves(sound)):
+    for name, value in list(fields.leaves(sound).items()):
         numbers = value if isinstance(value, tuple) else (value,)
         if not any(type(number) is int for number in numbers):
             continue
@@ -222,7 +222,7 @@ def test_a_frozen_config_reads_as_the_one_of_the_user():
     assert dict(frozen.rollout) == {**frozen.rollout} == config.rollout.to_dict()
     assert 'solver' in frozen and 'ssp' not in frozen and frozen.get('ssp') is None
     assert list(frozen.mesh) == list(frozen.mesh.keys()) and len(frozen.mesh) == 3
-    assert dict(fields.leaves(config)).items() <= dict(fields.leaves(frozen)).items()
+    assert fields.leaves(config).items() <= fields.leaves(frozen).items()
     with pytest.raises(KeyError):
         frozen['no_section']
     with pytest.raises(pydantic.ValidationError):

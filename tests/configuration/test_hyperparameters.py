@@ -36,7 +36,7 @@ MACHINE = """
 def values(system):
     """Field → value of a paper's config."""
     page = importlib.import_module(f'zeroplay_jax.configs.{system}')
-    return {name: plain(value) for name, value in fields.leaves(page.get_config())}
+    return {name: plain(value) for name, value in fields.leaves(page.get_config()).items()}
 
 
 def plain(value):
@@ -161,7 +161,9 @@ def test_what_an_entry_calls_itself_is_true(system):
 @pytest.mark.parametrize('system', BUILT_IN)
 def test_every_field_that_a_config_sets_for_its_method_is_in_the_table(system):
     listed = {field for name in TABLE[system] for field in fields_of(name)}
-    defaults = {name: plain(value) for name, value in fields.leaves(common.get_config(system))}
+    defaults = {
+        name: plain(value) for name, value in fields.leaves(common.get_config(system)).items()
+    }
     changed = {name for name, value in values(system).items() if value != defaults[name]}
     assert not {name for name in changed - listed if not name.startswith(tuple(MACHINE.split()))}
 

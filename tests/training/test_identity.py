@@ -186,7 +186,7 @@ def test_fields_that_may_change_and_the_place_do_not_change_the_identity(two_run
     run, _ = two_runs
     run_identity = identity_of(run)
     changed = config_of()
-    defaults = dict(fields.leaves(changed))
+    defaults = fields.leaves(changed)
     for name in fields.changeable_fields(changed):
         value = defaults[name]
         if isinstance(value, (int, float)) and not isinstance(value, bool):

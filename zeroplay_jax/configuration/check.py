@@ -126,7 +126,7 @@ def _loaded(arguments: Sequence[str], mistakes: Mistakes) -> ConfigDict | None:
     if schema is None:
         # Their values are judged all the same, where they are of fields that most recipes read.
         config = fields.default_config()
-        names = dict(fields.leaves(config))
+        names = fields.leaves(config)
         for flag in sound:
             field = re.match(r'--?config\.([\w.]+)', flag)
             if field and field[1] in names.keys() - {'recipe'}:
@@ -318,7 +318,7 @@ def _check_values(config: ConfigDict, mistakes: Mistakes) -> None:
     fields.fit_to_recipe(config)
     before = set(mistakes.fields)
     mistakes.of(fields.check_values, config)
-    defaults = dict(fields.leaves(fields.default_config(config.recipe, config)))
+    defaults = fields.leaves(fields.default_config(config.recipe, config))
     # Without a file of documents there would be other mistakes.
     for name in mistakes.fields - before - {'inputs.documents'}:
         if name in defaults:
@@ -327,7 +327,7 @@ def _check_values(config: ConfigDict, mistakes: Mistakes) -> None:
 
 def _paths(config: ConfigDict) -> dict[str, str]:
     """Returns the fields that name files or folders, with what they name."""
-    values = dict(fields.leaves(config))
+    values = fields.leaves(config)
     paths = {name: values[name] for name in _FOLDER_FIELDS if values.get(name)}
     if config.prompts not in PROMPT_SETS:
         paths['prompts'] = config.prompts

@@ -317,7 +317,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     except flags.IllegalFlagValueError as error:
         # The exception has only a text, so field and value are read from the text.
         field = re.match(r'flag --config\.([\w.]+)=(.*?): ', str(error), re.DOTALL)
-        defaults = dict(fields.leaves(fields.fields_of_all(chosen_recipe)))
+        defaults = fields.leaves(fields.fields_of_all(chosen_recipe))
         if field and field[1] in defaults:
             default = defaults[field[1]]
             problem = f'must be {fields.type_name(default)}'

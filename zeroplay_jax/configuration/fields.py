@@ -95,7 +95,7 @@ def fit_to_recipe(
     """
     _check_complete(config)
     recipe = recipes.recipe_class(config.recipe)
-    before = dict(leaves(config)) if is_switched else {}
+    before = leaves(config) if is_switched else {}
     with config.unlocked():
         # Roles may depend on the recipe's settings.
         for name, section in recipe.settings.items():
@@ -125,7 +125,7 @@ def fit_to_recipe(
             if is_role and not is_built_in and name != recipe.evaluated_role in config:
                 config[name].batch = config[recipe.evaluated_role].get_oneway_ref('batch')
     if is_switched:
-        defaults, left = dict(leaves(fields_of_all())), dict(leaves(config))
+        defaults, left = leaves(fields_of_all()), leaves(config)
         dropped = [name for name in before.keys() - left if before[name] != defaults.get(name)]
         if dropped:
             names = ', '.join(sorted(dropped))
@@ -211,7 +211,7 @@ def _model_with(*sections: tuple[str, type[Section]]) -> type[Config]:
 
 def input_paths(config: ConfigDict | Config) -> Iterator[tuple[str, str]]:
     """Yields (dotted name, value) of all fields of the type `kinds.InputPath` that are not empty."""
-    values = dict(leaves(config))
+    values = leaves(config)
     for name in _input_fields(_model_of(config), ''):
         if values.get(name):
             yield name, values[name]
@@ -362,12 +362,12 @@ def _check_complete(config: ConfigDict) -> None:
     """Raises ConfigError (one line) if a config lacks a field that all recipes have."""
     # Those of the other sections depend on the recipe, and get their defaults.
     common = Run().model_dump(exclude=set(_sections_of_built_in()))
-    missing = [name for name, _ in leaves(common) if not _has(config, name)]
+    missing = [name for name in leaves(common) if not _has(config, name)]
     if not missing:
         return
     # A renamed field is not reported as a missing one.
     schema = fields_of_all(config.get('recipe'))
-    for name, _ in leaves(config):
+    for name in leaves(config):
         check_name(name, schema)
     fix = 'start the config from zeroplay_jax.configs.common.get_config()'
     raise ConfigError(f'config.{missing[0]}: missing; {fix}')
@@ -380,9 +380,9 @@ def check_values(config: ConfigDict) -> None:
       ConfigError: the first problem.
     """
     schema = default_config(config.recipe, config)
-    for name, _ in leaves(config):
+    for name in leaves(config):
         check_name(name, schema)
-    for name, value in leaves(config):
+    for name, value in leaves(config).items():
         # In a list, too.
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int) and abs(number) > MAX_INT:
@@ -420,7 +420,7 @@ def _validated(section: type[Section], values: ConfigDict, prefix: str = '') -> 
     try:
         return section.model_validate(values.to_dict())
     except pydantic.ValidationError as error:
-        given, defaults = dict(leaves(values)), dict(leaves(section()))
+        given, defaults = leaves(values), leaves(section())
         for problem in error.errors():
             # Integers in the location are positions in a list; the field is the list as a whole.
             name = '.'.join(part for part in problem['loc'] if isinstance(part, str))
@@ -545,8 +545,8 @@ def read_stored_config(workdir: pathlib.Path) -> ConfigDict | None:
     # The values are written into the defaults, so that fields added since then have a value.
     try:
         config = default_config(stored['recipe'])
-        known = dict(leaves(_model_of(config)())) | dict(leaves(fields_of_all(stored['recipe'])))
-        for name, value in leaves(stored):
+        known = leaves(_model_of(config)()) | leaves(fields_of_all(stored['recipe']))
+        for name, value in leaves(stored).items():
             # What is gone concerned training, and the policy of such a run can still be asked and exported. A record
             # also has fields that its recipe does not read.
             if name in REMOVED_FIELDS or (name in known and not _has(config, name)):
@@ -611,7 +611,7 @@ def config(
     for name in others:
         # An empty dict has no fields, by which a misspelt section would be noticed.
         check_name(str(name), settings)
-    for field, value in leaves(others):
+    for field, value in leaves(others).items():
         set_field(settings, field, value)
     return settings
 
@@ -672,7 +672,7 @@ def changeable_fields(config: ConfigDict | Config) -> tuple[str, ...]:
     """Returns the fields that may change when a run of this config is resumed."""
     changeable = list(CHANGEABLE_FIELDS)
     # Levels of alarms.
-    changeable += [name for name, _ in leaves(config) if name.startswith('alarms.')]
+    changeable += [name for name in leaves(config) if name.startswith('alarms.')]
     if config.rollout.deterministic:
         # The limit has no effect in a deterministic run, which has no deadlines.
         changeable.append('rollout.tool_timeout')

@@ -83,6 +83,11 @@ class Machine:
     kind: str = ''
 
     @property
+    def hosts_text(self) -> str:
+        """The number of hosts in words."""
+        return f'{self.hosts} host{"s" if self.hosts > 1 else ""}'
+
+    @property
     def dollars(self) -> float:
         """Price of an hour; needs a chip that is known."""
         return self.devices * CHIPS[self.kind].dollars

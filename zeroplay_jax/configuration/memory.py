@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from zeroplay_jax.configuration.machines import GPUS, Machine
 from zeroplay_jax.policy.sizes import Sizes
-from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, recipe_class, trained_roles
+from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, recipe_class, weights_of_roles
 from zeroplay_jax.settings.rollouts import Sampler, SamplerConfig
 
 
@@ -40,8 +40,8 @@ class Roles(NamedTuple):
 
 def roles_of(config: Any) -> Roles:
     """Returns what the run of a config holds."""
-    trained = trained_roles(config)
-    sets = {role: role if config.weights == 'separate' else 'policy' for role in trained}
+    sets = weights_of_roles(config)
+    trained = tuple(sets)
     count = len({*sets.values()})
     values = sum(config[role].baseline == 'value' for role in trained)
     rank = config.policy.adapters.rank

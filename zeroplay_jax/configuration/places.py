@@ -96,7 +96,7 @@ def check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
             problem = 'the miniature world has its own questions'
             fix = 'leave it empty, or set retrieval.kind to folder or http'
             fail(f'eval.{name}', config.eval[name], problem, fix)
-    values = dict(fields.leaves(config))
+    values = fields.leaves(config)
     paths: list[tuple[str, str]] = []
     for field in _READERS:
         if values.get(field):
@@ -231,7 +231,7 @@ def download(config: ConfigDict) -> None:
     Raises:
       ConfigError: one line; what could not be fetched.
     """
-    values = dict(fields.leaves(config))
+    values = fields.leaves(config)
     for field in _MODEL_FIELDS:
         path = fetch_model(f'config.{field}', values[field])
         config.update_from_flattened_dict({field: path})
@@ -278,7 +278,7 @@ def fetch_addresses(
     Raises:
       ConfigError: one line; what could not be fetched.
     """
-    for name, value in fields.leaves(config):
+    for name, value in fields.leaves(config).items():
         if isinstance(value, str) and name.startswith(f'{section_name}.' if section_name else ''):
             with _named(f'config.{name}'):
                 fetched = ','.join(map(downloads.fetch, _paths(name, value)))

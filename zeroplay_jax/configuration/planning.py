@@ -112,7 +112,7 @@ def estimate(config: Any, target: Machine) -> Memory:
     Raises:
       UserError: the sizes of the policy are not known.
     """
-    return memory_of(sizes_of(policy_of(config)), roles_of(config), dict(leaves(config)), target)
+    return memory_of(sizes_of(policy_of(config)), roles_of(config), leaves(config), target)
 
 
 def choose(
@@ -130,7 +130,7 @@ def choose(
     if 'mesh.model' in given:
         config = config.copy_and_resolve_references()
         resolve_mesh(config, target)
-    sizes, roles, values = sizes_of(policy_of(config)), roles_of(config), dict(leaves(config))
+    sizes, roles, values = sizes_of(policy_of(config)), roles_of(config), leaves(config)
     if target.kind == 'cpu':
         return memory_of(sizes, roles, values | _on_cpu(values, target), target)
     limit = min((1 - ERROR) * CHIPS[target.kind].memory, below)
@@ -235,7 +235,7 @@ def given_by_hand(config: Any, flags: Collection[str] = ()) -> frozenset[str]:
     They are those that flags set, and those that the config sets to another value than the default. The axes of a mesh
     stay together; where no flag gives one, -1 leaves it to the plan.
     """
-    values, defaults = dict(leaves(config)), dict(leaves(fields.default_config()))
+    values, defaults = leaves(config), leaves(fields.default_config())
     given = [name for name in PLANNED if name in flags or values[name] not in (defaults[name], -1)]
     return frozenset(given).union(_MESH if set(given) & {*_MESH} else ())
 
@@ -280,7 +280,7 @@ def keep(config: ConfigDict, workdir: str | pathlib.Path, flags: Collection[str]
     if not recorded.machine:
         config.plan = 'off'
         return Kept()
-    values = dict(leaves(stored))
+    values = leaves(stored)
     # A -1 that was given stands for the size that it had.
     restored = {*PLANNED} - given | {
         f'mesh.{axis}' for axis, size in config.mesh.items() if size == -1
@@ -360,7 +360,7 @@ def shrink(config: ConfigDict, target: Machine, kept: Kept, workdir: str) -> str
 def forget(config: ConfigDict, planned_for: str) -> None:
     """Gives fields that were planned for a TPU or GPU their defaults, in place: a policy is asked on any machine."""
     if planned_for and machine(planned_for).kind in CHIPS:
-        defaults = dict(leaves(fields.default_config()))
+        defaults = leaves(fields.default_config())
         config.update_from_flattened_dict({name: defaults[name] for name in RESHAPED})
 
 
@@ -383,14 +383,13 @@ def resolve_mesh(config: ConfigDict, target: Machine) -> None:
     sizes = {axis: free if config.mesh[axis] == -1 else config.mesh[axis] for axis in axes}
     text = ', '.join(f'{axis}={size}' for axis, size in sizes.items())
     required = math.prod(sizes.values())
-    hosts = f'{target.hosts} host{"s" if target.hosts > 1 else ""}'
     if required != target.devices:
         fsdp, model = sizes['fsdp'], sizes['model']
         if target.devices % (target.hosts * fsdp * model):
             fsdp = model = 1
         raise ConfigError(
             f'config.mesh: {text}: is made of {required} devices, and {target.name} has {target.devices} on '
-            f'{hosts}; give all three, with the product {target.devices}, such as '
+            f'{target.hosts_text}; give all three, with the product {target.devices}, such as '
             f'replica={target.devices // (fsdp * model)}, fsdp={fsdp}, model={model}'
         )
     config.mesh.update(sizes)
@@ -403,7 +402,7 @@ def resolve_mesh(config: ConfigDict, target: Machine) -> None:
 def flags_of(config: Any, planned: Memory) -> list[str]:
     """Returns the flags with which a config gets the fields of a plan; a shell needs no quotes for them."""
     words = []
-    for name, value in leaves(config):
+    for name, value in leaves(config).items():
         chosen = planned.fields[name]
         if chosen != value:
             # A list of one value ends in a comma.
@@ -436,8 +435,7 @@ def _take(config: ConfigDict, planned: Memory) -> list[str]:
 def table(planned: Memory) -> list[str]:
     """Returns the lines of the table of memory."""
     target, rollouts, updates = planned.machine, planned.rollouts, planned.updates
-    hosts = f'{target.hosts} host{"s" if target.hosts > 1 else ""}'
-    lines = [f'{target.name}: {target.devices} devices on {hosts}', '']
+    lines = [f'{target.name}: {target.devices} devices on {target.hosts_text}', '']
     lines.append(f'{"GiB per device":20} rollouts  updates')
     for part in dict.fromkeys((*rollouts, *updates)):
         pair = [parts.get(part, 0) / GIB for parts in (rollouts, updates)]
@@ -464,7 +462,7 @@ def cheapest(config: Any, target: Machine) -> str:
     changed = config.copy_and_resolve_references()
     given = 'with'
     for name, value in _CHANGES:
-        if dict(leaves(config))[name] in (0, 'none'):
+        if leaves(config)[name] in (0, 'none'):
             changed.update_from_flattened_dict({name: value})
             given += f' --config.{name}={value}'
             if name == 'policy.adapters.rank' and sizes_of(policy_of(config)).experts:

@@ -75,18 +75,18 @@ class AskedRole:
       field: the field that the user's question fills.
       env: its tools and limits.
       max_prompt_tokens: length of its longest prompt.
-      answerer: the recipe, if it answers in a way of its own (`Recipe.answer`); None: the role is asked once.
-      players: then all roles of the recipe by name, which this policy plays.
-      prompts: then prompts by name.
+      answerer: the recipe, which answers (`Recipe.answer`).
+      players: the roles that it asks, by name, which this policy plays: all, if it does not ask this one once.
+      prompts: prompts by name.
     """
 
     prompt: Prompt
     field: str
     env: Environment
     max_prompt_tokens: int
-    answerer: Recipe | None = None
-    players: Mapping[str, Role] = dataclasses.field(default_factory=dict)
-    prompts: Mapping[str, Prompt] = dataclasses.field(default_factory=dict)
+    answerer: Recipe
+    players: Mapping[str, Role]
+    prompts: Mapping[str, Prompt]
 
     def prompt_ids(self, question: str) -> Int32[np.ndarray, ' length']:
         """Returns the token ids of the prompt with a question.
@@ -130,21 +130,20 @@ def build_role(config, codec: Codec, source: DocumentSource) -> AskedRole:
                 f'{prompt!r} needs {{{needed}}}; give it a prompt with {{{field}}} alone'
             )
     tools = build_tools(config, source)
-    env, max_prompt_tokens = role_environment(config, specification, codec, tools)
-    asked_prompt = templates[prompt]
     if is_server(config.policy.path):
         # The request has the schemas of the tools, whatever the prompt says.
-        asked_prompt = dataclasses.replace(asked_prompt, tools='')
-    asked_role = AskedRole(asked_prompt, field, env, max_prompt_tokens)
-    answers = answering_recipe(config)
-    if asks_once(answers):
-        return asked_role
+        templates = {**templates, prompt: dataclasses.replace(templates[prompt], tools='')}
+    answerer = answering_recipe(config)
     players = {}
-    for name, player in specifications.items():
+    for player in [specification] if asks_once(answerer) else specifications.values():
         env, limit = role_environment(config, player, codec, tools)
-        temperature = config[name].temperature if player.is_trained else 0.0
-        players[name] = Role(name, _WEIGHTS, player.prompt, env, temperature, limit)
-    return dataclasses.replace(asked_role, answerer=answers, players=players, prompts=templates)
+        # Roles that only check or judge are greedy; that of the others is the user's (`at_temperature`).
+        temperature = float(player.is_trained or player is specification)
+        players[player.name] = Role(player.name, _WEIGHTS, player.prompt, env, temperature, limit)
+    role = players[specification.name]
+    return AskedRole(
+        templates[prompt], field, role.env, role.prompt_tokens, answerer, players, templates
+    )
 
 
 def _ignore_event(kind: str, content: Any) -> None:
@@ -282,22 +281,14 @@ class Agent:
         report: Report,
         stream: TagStream,
     ) -> Trajectory:
-        """Returns the rollout with which the role or its recipe answers; all its rollouts are reported."""
-        asked_role = self._role
-        answerer = asked_role.answerer
-        roles = at_temperature(asked_role.players, temperature)
-        if answerer is None:
-            roles[''] = Role('', _WEIGHTS, '', asked_role.env, temperature)
+        """Returns the rollout with which the recipe answers; all its rollouts are reported."""
+        answerer = self._role.answerer
+        roles = at_temperature(self._role.players, temperature)
         for name, role in roles.items():
             # New environments per question, because their stream has the state of one rollout.
             env = ReportingEnvironment(**vars(role.env), report=report, stream=stream)
             roles[name] = dataclasses.replace(role, env=env)
-        prompts = {'': asked_role.prompt, **asked_role.prompts}
-        context = RolloutContext(self._scheduler, roles, prompts, model=self._model)
-        if answerer is None:
-            fields: dict[str, Any] = {asked_role.field: question}
-            (trajectory,) = await context.ask('', identity, **fields)
-            return trajectory
+        context = RolloutContext(self._scheduler, roles, self._role.prompts, model=self._model)
         # A user has no rubrics; with one, the recipe sees an open task.
         rubrics = ({'text': question},) if answerer.has_open_tasks else ()
         asked_question = Question(question, rubrics=rubrics)

@@ -158,9 +158,9 @@ def make_role_update(
 
 
 def _score_program(model, config, row_sharding, base_shardings, weight_shardings):
-    """Returns `_score`, jitted."""
+    """Returns `score`, jitted."""
     return jax.jit(
-        functools.partial(_score, model, config),
+        functools.partial(score, model, config.temperature),
         in_shardings=(weight_shardings, row_sharding, base_shardings),
         out_shardings=row_sharding,
     )
@@ -204,15 +204,15 @@ def _statistic_shapes(model, config, weight_shapes, teacher_shapes, base, batch)
     return stat_shapes
 
 
-def _score(model, config, weights, batch, base=None):
-    """Returns the log-probs of the tokens that the loss reads, float32 [B, L]."""
+def score(model, temperature, weights, batch, base=None):
+    """Returns the log-probs of the tokens that the loss reads, float32 [B, L]; without `base` of whole weights."""
     logp, _ = transformer.score(
         model,
         adapters.join(base, weights),
         batch.tokens,
         batch.positions,
         batch.segment,
-        config.temperature,
+        temperature,
         wanted=wanted_tokens(model, batch),
         record=batch.experts,
     )

@@ -133,7 +133,9 @@ def _file(name: str) -> Json:
 
 @functools.cache
 def _ours(name: str) -> dict[str, Prompt]:
-    return _of_leaves([leaf for leaf in leaves(_file(name)) if leaf[0] != 'over'])
+    keys = leaves(_file(name))
+    keys.pop('over', None)
+    return _of_leaves(keys)
 
 
 # ---- files -----------------------------------------------------------------------------------------
@@ -144,17 +146,17 @@ def _ours(name: str) -> dict[str, Prompt]:
 def _read(text: str) -> dict[str, Prompt]:
     """Returns name → prompt of the text of a file, in its order; of [solver.task] the name is solver.task."""
     try:
-        keys = list(leaves(tomllib.loads(text)))
+        keys = leaves(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f'not TOML ({error}); mend that place') from None
     return _of_leaves(keys)
 
 
-def _of_leaves(keys: Sequence[tuple[str, Any]]) -> dict[str, Prompt]:
+def _of_leaves(keys: Mapping[str, Any]) -> dict[str, Prompt]:
     if not keys:
         raise ValueError('has no prompt; write [ROLE] such as [solver], and below it user = "…"')
     tables: dict[str, dict[str, Any]] = {}
-    for path, value in keys:
+    for path, value in keys.items():
         name, _, key = path.rpartition('.')
         where = f'[{name}] {key}'
         if not name:

@@ -182,7 +182,7 @@ def flat_config(config: Json) -> dict[str, Any]:
     """Returns dotted name of a field → value, in the form in which configs of different places are compared."""
     # A run from hf://owner/model is resumed with any path of the model in a cache, because the Hub may have a newer
     # revision since. The inputs of the record compare the content.
-    flat = _map_texts(dict(leaves(plain_config(config))), downloads.name_in_path)
+    flat = _map_texts(leaves(plain_config(config)), downloads.name_in_path)
     if 'prompts' in flat:
         flat['prompts'] = prompts_name(flat['prompts'])
     return flat

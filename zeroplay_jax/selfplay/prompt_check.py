@@ -125,7 +125,7 @@ def check_prompts(
         worst = _worst_per_field(config, refused)
         problem = '; '.join(_problem(measurement) for measurement in worst)
         field = _field(config, worst[0].role)
-        limit = dict(leaves(config))[field]
+        limit = leaves(config)[field]
         # The error gives every field the largest value that any role requires, so that no second error follows.
         fail(field, limit, problem, _fix(config, worst))
     return warnings

@@ -348,6 +348,12 @@ def trained_roles(config: Any) -> tuple[str, ...]:
     return tuple(role.name for role in roles if role.is_trained)
 
 
+def weights_of_roles(config: Any) -> dict[str, str]:
+    """Returns trained role → name of its weights: the role's name, or 'policy' unless config.weights='separate'."""
+    is_separate = config.weights == 'separate'
+    return {role: role if is_separate else 'policy' for role in trained_roles(config)}
+
+
 # ---- state -----------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +14,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from zeroplay_jax.learner import loss as losses
+from zeroplay_jax.learner import role_update
 from zeroplay_jax.learner.batch import Batch, pack, with_means, with_rollout_means
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.weights_view import weights_are_finite
 from zeroplay_jax.objectives import advantages, aggregation, rewards
 from zeroplay_jax.objectives.types import Stats
-from zeroplay_jax.policy import sharding, transformer
+from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.selfplay import metrics
@@ -569,7 +569,7 @@ def rows_loss(
 
     def score(params: Params, batch: Batch, _: Any = None) -> Float[Array, 'batch length']:
         on_devices = dataclasses.replace(batch, rollout=None)
-        return _token_logp(model, params, on_devices, settings.temperature)
+        return _score(model, settings.temperature, params, on_devices)
 
     policy_loss = loss_config.policy_loss
     packed = pack_rows(rows, settings, micro_shape)
@@ -582,7 +582,7 @@ def rows_loss(
         reference_logp: Any = batch.old_logp
         if settings.kl_coef:
             routed = dataclasses.replace(batch, experts=None)
-            reference_logp = _token_logp(model, reference, routed, settings.temperature)
+            reference_logp = _score(model, settings.temperature, reference, routed)
         batch_loss, batch_stats = _batch_loss(
             model, loss_config, params, batch, reference_logp, None, jnp.float32(0)
         )
@@ -592,22 +592,6 @@ def rows_loss(
     return total_loss, stats | {'loss': (total_loss, 1.0)}
 
 
-# model and config are static: they select the compiled program.
+# Model, config and temperature are static: they select the compiled program.
 _batch_loss = jax.jit(losses.loss, static_argnums=(0, 1))
-
-
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def _token_logp(
-    model: ModelConfig, params: Params, batch: Batch, temperature: float
-) -> Float[Array, 'batch length']:
-    logp, _ = transformer.score(
-        model,
-        params,
-        batch.tokens,
-        batch.positions,
-        batch.segment,
-        temperature,
-        wanted=losses.wanted_tokens(model, batch),
-        record=batch.experts,
-    )
-    return logp
+_score = jax.jit(role_update.score, static_argnums=(0, 1))

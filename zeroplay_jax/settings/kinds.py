@@ -56,13 +56,15 @@ class Section(pydantic.BaseModel, Mapping):
         return self.model_dump()
 
 
-def leaves(config: Any, prefix: str = '') -> Iterator[tuple[str, Any]]:
-    """Yields all fields of a config, or of nested dicts, as (dotted name, value), in their order."""
+def leaves(config: Any, prefix: str = '') -> dict[str, Any]:
+    """Returns dotted name → value of all fields of a config, or of nested dicts, in their order."""
+    flat = {}
     for name, value in config.items():
         if hasattr(value, 'items'):
-            yield from leaves(value, f'{prefix}{name}.')
+            flat |= leaves(value, f'{prefix}{name}.')
         else:
-            yield f'{prefix}{name}', value
+            flat[f'{prefix}{name}'] = value
+    return flat
 
 
 def requires(is_allowed: Callable[[Any], Any], fix: str) -> AfterValidator:

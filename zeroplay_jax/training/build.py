@@ -43,6 +43,7 @@ from zeroplay_jax.selfplay.recipe import (
     RoleSpec,
     recipe_class,
     trained_roles,
+    weights_of_roles,
 )
 from zeroplay_jax.selfplay.role_environment import (
     print_template_notes,
@@ -499,13 +500,7 @@ def build_engine(config: ConfigDict | Config, run: RunContext) -> Engine:
 
 # ---- weights ---------------------------------------------------------------------------------------
 #
-# Which role has which weights, loading them, and the learners that train them.
-
-
-def weights_of_roles(config: Config) -> dict[str, str]:
-    """Returns trained role → name of its weights: the role's name, or 'policy' unless config.weights='separate'."""
-    is_separate = config.weights == 'separate'
-    return {role: role if is_separate else 'policy' for role in trained_roles(config)}
+# Loading them, and the learners that train them.
 
 
 def check_base(config: Config) -> None:

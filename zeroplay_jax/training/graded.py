@@ -174,7 +174,7 @@ def summary_text(result: Mapping[str, Any], folder: pathlib.Path) -> str:
 def _free_fields(config: Config) -> tuple[str, ...]:
     """Returns the fields that another start may change: answers do not depend on them, and grades are named by them."""
     free = list(fields.changeable_fields(config))
-    for name, _ in fields.leaves(config):
+    for name in fields.leaves(config):
         if name.startswith(('judge.', 'second_judge.')):
             free.append(name)
     return tuple(free)

@@ -33,7 +33,7 @@ from zeroplay_jax.runtime.hosts import Hosts, sums
 from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.runtime.record import STATE_FIELD, Identity, hash_of
 from zeroplay_jax.selfplay.engine import Engine
-from zeroplay_jax.selfplay.recipe import RecipeAttributes, answering_recipe
+from zeroplay_jax.selfplay.recipe import RecipeAttributes, answering_recipe, weights_of_roles
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
 from zeroplay_jax.settings.kinds import warn
 from zeroplay_jax.settings.schema import Config
@@ -107,7 +107,7 @@ def _run_at(place: Place, config: Config, source: str | None) -> dict:
         origin = branch.find(hosts, workdir, source, is_resumed)
         if origin is not None:
             hosts.run_on_first(branch.check_adapters, origin, config, inputs)
-            names = list(build.weights_of_roles(config).values())
+            names = list(weights_of_roles(config).values())
             hosts.run_on_first(branch.check_policies, origin, names)
         damage_lines = place.set_damaged_aside()
         if hosts.is_first:

@@ -22,12 +22,11 @@ from zeroplay_jax.rollout.tokens import END_OF_TURN_FIELD, Codec
 from zeroplay_jax.runtime.record import Entries
 from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.engine import Engine
-from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.selfplay.recipe import recipe_class, weights_of_roles
 from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.settings.kinds import built_in_name, prompts_name
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
-from zeroplay_jax.training.build import weights_of_roles
 from zeroplay_jax.training.run_folder import ATTRIBUTES
 
 
